@@ -1,0 +1,48 @@
+"""The command line: ``python -m mpdemo COMMAND``.
+
+Each command lives in a module of its own with ``add_arguments(parser)`` and ``main(args) -> exit status``;
+it is imported only when it is asked for, so ``python -m mpdemo env`` works where PyTorch does not.
+
+Exit status: 0 done, 1 failed, 2 bad input, 3 stopped with a checkpoint.
+"""
+
+import argparse
+import importlib
+import sys
+
+from mpdemo.errors import UserError
+
+COMMANDS = {
+    "demo": ("mpdemo.demo", "train up the whole ladder and print one table"),
+    "train": ("mpdemo.launch", "train one rung"),
+    "plan": ("mpdemo.plan.cli", "where to cut, which schedule, how many microbatches"),
+    "env": ("mpdemo.doctor", "check this machine, its PyTorch, Slurm and site"),
+    "cluster": ("mpdemo.jobs.cluster_cli", "a throw-away Slurm cluster on this machine"),
+    "bench": ("mpdemo.bench", "measure the speed figures of the README"),
+}
+
+
+def main(argv=None) -> int:
+    """Run one command; return its exit status."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    parser = argparse.ArgumentParser(prog="mpdemo", description="One PyTorch training, from one device to many.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    wanted = next((word for word in argv if not word.startswith("-")), None)
+    for name, (module_name, what) in COMMANDS.items():
+        sub = commands.add_parser(name, help=what)
+        if name == wanted:
+            module = importlib.import_module(module_name)
+            module.add_arguments(sub)
+    args = parser.parse_args(argv)
+    try:
+        return module.main(args)
+    except UserError as error:
+        print(f"mpdemo: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("mpdemo: interrupted", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())
