@@ -1,0 +1,163 @@
+"""Where am I: rank, local rank, world size and device of this process, whoever started it.
+
+torchrun sets RANK, LOCAL_RANK, WORLD_SIZE; Slurm's srun sets SLURM_PROCID, SLURM_LOCALID, SLURM_NTASKS; a plain
+``python`` sets neither and is a world of one. Taught in notebooks/00_start_here.ipynb.
+Sources: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables,
+https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES.
+"""
+
+import contextlib
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from mpdemo.errors import UserError
+
+
+@dataclass(frozen=True)
+class World:
+    """One process's place among all.
+
+    Attributes
+    ----------
+    rank, world_size : int
+        This process's number among all processes, and how many there are.
+    local_rank, local_world_size : int
+        The same, on this node only.
+    device : torch.device
+        What this process computes on: the GPU ``local_rank``, or the CPU (one core of it).
+    backend : str
+        ``nccl`` between GPUs (with gloo for what lies in CPU memory), ``gloo`` on CPUs.
+    launcher : str
+        ``torchrun``, ``slurm`` or ``none``.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    device: torch.device = torch.device("cpu")
+    backend: str = "gloo"
+    launcher: str = "none"
+
+
+def read_launcher(environ) -> dict:
+    """Return rank, world_size, local_rank, local_world_size and launcher from a launcher's variables.
+
+    Raises
+    ------
+    UserError
+        Variables that are there only in part, or are not whole numbers.
+    """
+    if "RANK" in environ:
+        launcher, rank, size, local = "torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK"
+    elif "SLURM_PROCID" in environ and "SLURM_STEP_ID" in environ and _is_task(environ):
+        launcher, rank, size, local = "slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"
+    else:
+        return {"rank": 0, "world_size": 1, "local_rank": 0, "local_world_size": 1, "launcher": "none"}
+    try:
+        values = {"rank": int(environ[rank]), "world_size": int(environ[size]), "local_rank": int(environ[local])}
+    except (KeyError, ValueError) as error:
+        raise UserError(f"{launcher} must set {rank}, {size} and {local} to whole numbers; wrong: {error}") from None
+    if not 0 <= values["rank"] < values["world_size"]:
+        raise UserError(f"{rank}={values['rank']} is not below {size}={values['world_size']}; check the launcher")
+    values["local_world_size"] = int(environ.get("LOCAL_WORLD_SIZE", 0)) or _tasks_on_node(environ, values)
+    return values | {"launcher": launcher}
+
+
+def _is_task(environ) -> bool:
+    """Tell a task started by srun from the batch script itself, which srun did not start."""
+    return environ["SLURM_STEP_ID"] != "4294967291" and environ.get("SLURM_STEP_NUM_TASKS", "1") != ""
+
+
+def _tasks_on_node(environ, values) -> int:
+    """How many of the processes are on this node. Slurm writes ``2(x3),1``: two on three nodes, one on the next."""
+    counts = []
+    for part in environ.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):
+        count, _, times = part.partition("(x")
+        counts += [int(count)] * int(times.rstrip(")") or 1) if count else []
+    node = int(environ.get("SLURM_NODEID", 0))
+    return counts[node] if node < len(counts) else values["world_size"]
+
+
+def where_am_i(environ=os.environ) -> World:
+    """Return this process's `World`; on a GPU node, make ``cuda:local_rank`` the current device.
+
+    Raises
+    ------
+    UserError
+        More processes on the node than it has GPUs, or contradictory variables.
+    """
+    values = read_launcher(environ)
+    if not torch.cuda.is_available():
+        return World(**values)
+    # srun --gpus-per-task shows each task its own GPU only: it is then number 0 for every one of them
+    visible, local_rank = torch.cuda.device_count(), values["local_rank"]
+    index = 0 if visible == 1 and values["launcher"] == "slurm" else local_rank
+    if index >= visible:
+        raise UserError(
+            f"local rank {local_rank} has no GPU of its own: {values['local_world_size']} processes on this node, "
+            f"{visible} GPUs visible; start at most {visible}, or set CUDA_VISIBLE_DEVICES= to compute on the CPU"
+        )
+    torch.cuda.set_device(index)
+    return World(**values, device=torch.device("cuda", index), backend="cpu:gloo,cuda:nccl")
+
+
+def claim_cores(world, count=1):
+    """Make `count` CPU cores the devices of this process: one thread each, pinned where there are enough cores.
+
+    Without this PyTorch would give a single process every core, and nothing could ever be faster than it. On a GPU
+    the device is elsewhere and nothing is pinned. DataLoader workers share their process's cores.
+    """
+    if world.device.type != "cpu":
+        return
+    torch.set_num_threads(1)
+    if not hasattr(os, "sched_setaffinity"):  # macOS, Windows
+        return
+    allowed = sorted(os.sched_getaffinity(0))
+    if len(allowed) >= count * world.local_world_size:
+        first = world.local_rank * count
+        os.sched_setaffinity(0, allowed[first : first + count])
+
+
+@contextlib.contextmanager
+def process_group(world, timeout=300.0):
+    """Join the process group of the world for the length of a ``with`` block; nothing to do in a world of one.
+
+    Parameters
+    ----------
+    timeout : float
+        Seconds after which a collective that some rank never joined fails, instead of waiting for ever.
+
+    Raises
+    ------
+    UserError
+        The port of rank 0 is in use, or no address is given.
+    """
+    if world.world_size == 1 and "MASTER_ADDR" not in os.environ:
+        yield
+        return
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if missing:
+        raise UserError(f"{' and '.join(missing)} not set: the job script must export the first node's name and a port")
+    address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    try:
+        dist.init_process_group(
+            world.backend,
+            init_method=f"tcp://{address}:{port}" if world.launcher == "slurm" else "env://",
+            rank=world.rank,
+            world_size=world.world_size,
+            timeout=timedelta(seconds=timeout),
+        )
+    except dist.DistNetworkError as error:
+        if "EADDRINUSE" not in str(error) and "in use" not in str(error):
+            raise
+        raise UserError(f"port {port} on {address} is in use; set MASTER_PORT to another one") from None
+    try:
+        yield
+        dist.barrier()  # without it torch aborts now and then: "terminate called without an active exception"
+    finally:
+        dist.destroy_process_group()
