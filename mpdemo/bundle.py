@@ -1,0 +1,35 @@
+"""What a notebook displays: one thing in several forms, and the front end picks the richest it knows."""
+
+
+class Bundle:
+    """A display object that carries its forms by MIME type.
+
+    Parameters
+    ----------
+    text : str
+        The plain form. It must not depend on timing, so that a test can compare it; it is also what a
+        terminal, a screen reader or a failed image shows.
+    **forms : str
+        Further forms, named ``markdown``, ``html`` or ``png`` (base64 text).
+    width : int, optional
+        Width of the picture on the page, in CSS pixels.
+
+    Examples
+    --------
+    >>> Bundle("one line", html="<b>one line</b>")
+    one line
+    """
+
+    MIME = {"markdown": "text/markdown", "html": "text/html", "png": "image/png"}
+
+    def __init__(self, text, *, width=None, **forms):
+        self.text = text
+        self.data = {"text/plain": text} | {self.MIME[name]: value for name, value in forms.items()}
+        self.metadata = {"image/png": {"width": width}} if width else {}
+
+    def __repr__(self):
+        return self.text
+
+    def _repr_mimebundle_(self, include=None, exclude=None):
+        """IPython calls this to display the object."""
+        return self.data, self.metadata
