@@ -1,0 +1,78 @@
+"""The bubble in closed form, for stages of equal cost and no communication.
+
+These are the formulas on a blackboard; `mpdemo.plan.simulate` needs none of them, and the tests hold the one against
+the other. P ranks, M microbatches, v stages a rank. Derived in notebooks/05_pipeline.ipynb.
+"""
+
+from mpdemo.errors import UserError
+from mpdemo.plan.check import check_schedule
+
+
+def idle_share(schedule, ranks, microbatches, stages_per_rank=None):
+    """Return the share of all ranks' time that is idle, for equal stages and no communication.
+
+    Parameters
+    ----------
+    schedule : str
+        A name in SCHEDULES.
+    ranks, microbatches : int
+        P and M.
+    stages_per_rank : int, optional
+        v; the schedule's usual number by default.
+
+    Returns
+    -------
+    float
+        gpipe and 1f1b: (P-1) / (M+P-1), whatever forward and backward cost. interleaved-1f1b: (P-1) / (vM+P-1).
+        The zero-bubble schedules, where forward, input gradient and weight gradient cost the same: (P-1) / (3vM+P-1),
+        which is only the time in which the first microbatch reaches the last rank.
+
+    Raises
+    ------
+    UserError
+        Where no closed form holds: interleaved schedules need M to be a multiple of P, zbv needs M >= 2P-1.
+    """
+    stages_per_rank = check_schedule(schedule, ranks, microbatches, stages_per_rank)
+    if schedule.startswith("interleaved") and microbatches % ranks:
+        raise UserError(
+            f"no closed form for {schedule} with {microbatches} microbatches on {ranks} ranks; "
+            f"allowed: multiples of {ranks} (simulate does the others)"
+        )
+    if schedule == "zbv" and microbatches < 2 * ranks - 1:
+        raise UserError(
+            f"no closed form for zbv with {microbatches} microbatches on {ranks} ranks; "
+            f"allowed: {2 * ranks - 1} or more (simulate does the others)"
+        )
+    slots = {"interleaved-1f1b": stages_per_rank, "interleaved-zero-bubble": 3 * stages_per_rank, "zbv": 6}
+    return (ranks - 1) / (slots.get(schedule, 1) * microbatches + ranks - 1)
+
+
+def speedup(schedule, ranks, microbatches, stages_per_rank=None):
+    """Return how many times faster than naive model parallelism (one rank busy at a time), for equal stages.
+
+    Raises
+    ------
+    UserError
+        As `idle_share`.
+    """
+    return ranks * (1 - idle_share(schedule, ranks, microbatches, stages_per_rank))
+
+
+def least_step_time(forward, backward, microbatches):
+    """Return a step time (s) that no schedule with one stage a rank and an unsplit backward can beat.
+
+    Every stage must compute all its microbatches; before it starts the first one has crossed the stages before, and
+    after it ends the last gradient has still to go back through them. Stages need not be equal.
+
+    Parameters
+    ----------
+    forward, backward : sequence of float
+        Seconds of one microbatch on each stage.
+    microbatches : int
+        M.
+    """
+    before, least = 0.0, 0.0
+    for ahead, back in zip(forward, backward, strict=True):
+        least = max(least, before + microbatches * (ahead + back))
+        before += ahead + back
+    return least
