@@ -3,7 +3,7 @@
 import pytest
 
 from mpdemo.errors import UserError
-from mpdemo.plan import SCHEDULES, check_schedule, place, rank_order
+from mpdemo.plan import SCHEDULES, check_schedule, placement, rank_order
 
 CASES = [
     (schedule, ranks, microbatches, stages)
@@ -47,7 +47,7 @@ def library():
         dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
         try:
             seen, sample = [], torch.zeros(2, 4, requires_grad=True)
-            owners = place(schedule, ranks, stages_per_rank)
+            owners = placement(schedule, ranks, stages_per_rank)
             stages = [
                 pipelining.PipelineStage(
                     torch.nn.Linear(4, 4),
@@ -106,7 +106,7 @@ def test_every_microbatch_passes_every_stage_once_each_way(schedule, ranks, micr
         orders = [rank_order(schedule, rank, ranks, microbatches, stages) for rank in range(ranks)]
     except UserError:
         return
-    owners = place(schedule, ranks, stages)
+    owners = placement(schedule, ranks, stages)
     kinds = "FIW" if SCHEDULES[schedule].splits_backward else "FB"
     expected = {(kind, s, m) for kind in kinds for s in range(ranks * stages) for m in range(microbatches)}
     assert sorted(op for order in orders for op in order) == sorted(expected)

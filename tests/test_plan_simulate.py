@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from mpdemo.errors import UserError
-from mpdemo.plan import SCHEDULES, bounds, place, simulate
+from mpdemo.plan import SCHEDULES, bounds, placement, simulate
 
 SHAPES = [
     ("gpipe", 2, 1, 1), ("gpipe", 3, 5, 1), ("gpipe", 4, 2, 1), ("1f1b", 2, 2, 1), ("1f1b", 4, 7, 1),
@@ -30,7 +30,7 @@ def uneven(schedule, ranks, microbatches, stages_per_rank):
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "-".join(map(str, shape)))
 def test_no_rank_does_two_things_at_once_and_nothing_starts_before_its_input_is_there(shape):
     result, communication = uneven(*shape)
-    stages, owners = shape[1] * shape[3], place(shape[0], shape[1], shape[3])
+    stages, owners = shape[1] * shape[3], placement(shape[0], shape[1], shape[3])
     end = {(row["kind"].replace("I", "B"), row["stage"], row["microbatch"]): row["end"] for row in result.events}
     previous = None
     for row in result.events:
@@ -54,7 +54,7 @@ def test_no_rank_does_two_things_at_once_and_nothing_starts_before_its_input_is_
 def test_nothing_starts_later_than_it_must(shape):
     """Event by event with a plain dictionary: slow, obvious, and the same times."""
     result, communication = uneven(*shape)
-    owners = place(shape[0], shape[1], shape[3])
+    owners = placement(shape[0], shape[1], shape[3])
     queues = [[row for row in result.events if row["rank"] == rank] for rank in range(shape[1])]
     free, end = [0.0] * shape[1], {}
     while any(queues):

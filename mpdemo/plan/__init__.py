@@ -7,7 +7,17 @@ that look at a model's blocks (``mpdemo.plan.cost``, ``mpdemo.plan.memory``) loa
 from mpdemo.plan import bounds
 from mpdemo.plan.check import check_schedule
 from mpdemo.plan.order import Op, rank_order
-from mpdemo.plan.schedule import SCHEDULES, place
+from mpdemo.plan.schedule import SCHEDULES, placement, stages_per_rank
 from mpdemo.plan.simulate import Simulation, simulate
 
-__all__ = ["SCHEDULES", "Op", "Simulation", "bounds", "check_schedule", "place", "rank_order", "simulate"]
+__all__ = [
+    "SCHEDULES",
+    "Op",
+    "Simulation",
+    "bounds",
+    "check_schedule",
+    "placement",
+    "rank_order",
+    "simulate",
+    "stages_per_rank",
+]

@@ -1,19 +1,10 @@
 """Refuse what a schedule cannot do before any process starts: each refusal is one line with the valid values."""
 
-import difflib
-
 from mpdemo.errors import UserError
 from mpdemo.plan.schedule import SCHEDULES
+from mpdemo.plan.schedule import stages_per_rank as usual_stages_per_rank
 
 MOST_LISTED = 12  # valid values named in a message
-
-
-def check_name(schedule):
-    """Raise UserError unless this is the name of a schedule."""
-    if schedule not in SCHEDULES:
-        close = difflib.get_close_matches(str(schedule).lower(), SCHEDULES, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise UserError(f"unknown schedule {schedule!r}; allowed: {', '.join(SCHEDULES)}{hint}")
 
 
 def check_schedule(schedule, ranks, microbatches, stages_per_rank=None, batch=None):
@@ -42,12 +33,12 @@ def check_schedule(schedule, ranks, microbatches, stages_per_rank=None, batch=No
     UserError
         One line: what is wrong, its value, the values allowed.
     """
-    check_name(schedule)
+    usual = usual_stages_per_rank(schedule)
     for what, value in (("ranks", ranks), ("microbatches", microbatches)):
         if not isinstance(value, int) or value < 1:
             raise UserError(f"{what} is {value!r}; allowed: whole numbers from 1")
     if stages_per_rank is None:
-        stages_per_rank = SCHEDULES[schedule].stages_per_rank
+        stages_per_rank = usual
     _check_stages_per_rank(schedule, stages_per_rank)
     if batch is not None and batch % microbatches:
         divisors = [m for m in range(1, batch + 1) if batch % m == 0 and _runs(schedule, ranks, m)]

@@ -3,7 +3,10 @@
 Taught in notebooks/05_pipeline.ipynb.
 """
 
+import difflib
 from dataclasses import dataclass
+
+from mpdemo.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -30,22 +33,44 @@ SCHEDULES = {
 }
 
 
-def place(schedule, ranks, stages_per_rank):
+def stages_per_rank(schedule):
+    """Return how many stages a rank holds with this schedule, unless told otherwise.
+
+    Raises
+    ------
+    UserError
+        Not the name of a schedule.
+    """
+    if schedule not in SCHEDULES:
+        close = difflib.get_close_matches(str(schedule).lower(), SCHEDULES, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise UserError(f"unknown schedule {schedule!r}; allowed: {', '.join(SCHEDULES)}{hint}")
+    return SCHEDULES[schedule].stages_per_rank
+
+
+def placement(schedule, ranks, per_rank=None):
     """Return the rank that holds each stage.
 
     Parameters
     ----------
     schedule : str
         A name in SCHEDULES.
-    ranks, stages_per_rank : int
-        P and v; the model is cut into P * v stages.
+    ranks : int
+        P.
+    per_rank : int, optional
+        Stages a rank, v; the schedule's usual number by default. The model is cut into P * v stages.
 
     Returns
     -------
     list of int
         Entry s is the rank of stage s.
+
+    Examples
+    --------
+    >>> placement("interleaved-1f1b", 2), placement("zbv", 2)
+    ([0, 1, 0, 1], [0, 1, 1, 0])
     """
-    stages = ranks * stages_per_rank
+    stages = ranks * (per_rank or stages_per_rank(schedule))
     if SCHEDULES[schedule].placement == "v":
         return [min(s, stages - 1 - s) for s in range(stages)]
     return [s % ranks for s in range(stages)]

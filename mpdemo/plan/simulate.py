@@ -13,7 +13,7 @@ import numpy as np
 from mpdemo.errors import UserError
 from mpdemo.plan.check import check_schedule
 from mpdemo.plan.order import KINDS, B, F, I, W, order_arrays
-from mpdemo.plan.schedule import SCHEDULES, place
+from mpdemo.plan.schedule import SCHEDULES, placement
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def _needs(kind, stage, microbatch, shape, communication):
     """
     schedule, ranks, microbatches, stages_per_rank = shape
     last = ranks * stages_per_rank - 1
-    rank_of = np.asarray(place(schedule, ranks, stages_per_rank))
+    rank_of = np.asarray(placement(schedule, ranks, stages_per_rank))
     border = np.zeros(last + 2)  # border s lies between stages s-1 and s
     border[1 : last + 1] = np.where(rank_of[1:] != rank_of[:-1], communication, 0.0)
     results = (last + 1) * microbatches
