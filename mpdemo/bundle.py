@@ -1,5 +1,8 @@
 """What a notebook displays: one thing in several forms, and the front end picks the richest it knows."""
 
+import base64
+from pathlib import Path
+
 
 class Bundle:
     """A display object that carries its forms by MIME type.
@@ -33,3 +36,7 @@ class Bundle:
     def _repr_mimebundle_(self, include=None, exclude=None):
         """IPython calls this to display the object."""
         return self.data, self.metadata
+
+    def save(self, path):
+        """Write the picture as a PNG file."""
+        Path(path).write_bytes(base64.b64decode(self.data["image/png"]))

@@ -1,0 +1,6 @@
+"""Figures for the notebooks, drawn from result rows; nothing here trains, and PyTorch is not imported."""
+
+from mpdemo.plots.pictures import picture
+from mpdemo.plots.training import bars, curves, ladder
+
+__all__ = ["bars", "curves", "ladder", "picture"]
