@@ -1,0 +1,33 @@
+"""Jobs: said once in a `JobSpec`, written as an sbatch file, submitted, followed; with Slurm or on this machine.
+
+    spec = JobSpec(name="ddp", command=train_command(rung="ddp", out="runs/ddp"), out="runs/ddp", processes_per_node=2)
+    print(render(spec, load_site()))
+    job = submit(spec)
+    job.wait(timeout=300)
+
+Imports neither PyTorch nor matplotlib, so it runs on a front end with little memory.
+"""
+
+from mpdemo.jobs.check import Problem, check
+from mpdemo.jobs.job import Job, JobFailed
+from mpdemo.jobs.render import render
+from mpdemo.jobs.site import Site, load_site, site_names
+from mpdemo.jobs.slurm import SlurmError
+from mpdemo.jobs.spec import JobSpec, train_command
+from mpdemo.jobs.submit import attach, submit
+
+__all__ = [
+    "Job",
+    "JobFailed",
+    "JobSpec",
+    "Problem",
+    "Site",
+    "SlurmError",
+    "attach",
+    "check",
+    "load_site",
+    "render",
+    "site_names",
+    "submit",
+    "train_command",
+]

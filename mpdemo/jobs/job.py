@@ -1,0 +1,203 @@
+"""One Job object, whether Slurm runs it or this machine."""
+
+import json
+import time
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+from mpdemo.errors import UserError
+from mpdemo.jobs import diagnose
+
+RECORD = "job.json"
+FINISHED = ("done", "failed", "stopped", "cancelled", "timeout", "out_of_memory", "node_failure", "unknown")
+
+
+class JobFailed(RuntimeError):
+    """A job did not end well: names the process, its exit status and its last lines.
+
+    Attributes
+    ----------
+    job : Job
+    failure : mpdemo.jobs.diagnose.Failure
+    """
+
+    def __init__(self, message, job, failure):
+        super().__init__(message)
+        self.job, self.failure = job, failure
+
+
+class Job(ABC):
+    """A submitted job. Made by `mpdemo.jobs.submit` or `mpdemo.jobs.attach`.
+
+    Attributes
+    ----------
+    id : str
+        Slurm's number, or this machine's process number.
+    where : str
+        ``"this machine"`` or ``"cluster NAME"``.
+    out : Path
+        The run's folder.
+    script : Path
+        The sbatch file (written on this machine too, though nothing reads it there).
+    """
+
+    def __init__(self, record, out):
+        self.record = record
+        self.id = str(record["id"])
+        self.where = record["where"]
+        self.name = record["spec"]["name"]
+        self.out = Path(out)
+        self.script = Path(record["script"])
+        self._seen = None  # the last answer, and when it was given
+        self._seen_at = 0.0
+
+    def __repr__(self):
+        return f"<Job {self.id} {self.name!r} on {self.where}: {self.state}>"
+
+    @abstractmethod
+    def _ask(self):
+        """Return a `mpdemo.jobs.slurm.Answer`: what is known of the job now."""
+
+    @abstractmethod
+    def cancel(self):
+        """End the job; its state becomes ``cancelled``. A finished job stays as it is."""
+
+    @property
+    def _answer(self):
+        """The newest answer; the source is asked at most once a second, and never again after the end."""
+        fresh = self._seen is not None and time.monotonic() - self._seen_at < self.patience
+        if self._seen is None or not (fresh or self._seen.state in FINISHED):
+            self._seen, self._seen_at = self._ask(), time.monotonic()
+        return self._seen
+
+    patience = 1.0  # seconds between two questions to the same source
+
+    @property
+    def state(self) -> str:
+        """pending, running, done, failed, stopped (with a checkpoint), cancelled, timeout, out_of_memory,
+        node_failure or unknown."""
+        return self._answer.state
+
+    @property
+    def reason(self) -> str:
+        """Why it waits or how it ended, in Slurm's words where Slurm says it."""
+        return self._answer.reason
+
+    @property
+    def run_time(self) -> float:
+        """Seconds since the start (until the end)."""
+        return self._answer.run_time
+
+    @property
+    def exit_status(self) -> int | None:
+        """The job's exit status; None while it runs, or where nobody knows it."""
+        return self._answer.exit_status if self.finished else None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the state will not change any more."""
+        return self.state in FINISHED
+
+    @property
+    def queue(self) -> int | None:
+        """Place in the queue, 1 for the next; None for a job that does not wait."""
+        return None
+
+    @property
+    def log_files(self) -> list[Path]:
+        """The files that hold what the job prints."""
+        return [Path(self.record["log"])]
+
+    def log(self) -> str:
+        """What the job has printed so far (a separate file of errors comes last)."""
+        return "".join(read_text(file) for file in self.log_files)
+
+    def metrics(self) -> list[dict]:
+        """The lines of metrics.jsonl so far; a line that is half written waits for the next call."""
+        complete = read_text(self.out / "metrics.jsonl").rpartition("\n")[0]
+        return [json.loads(line) for line in complete.splitlines() if line.strip()]
+
+    def wait(self, timeout=600.0) -> str:
+        """Wait for the end and return the final state.
+
+        Parameters
+        ----------
+        timeout : float
+            The longest wait, in seconds.
+
+        Raises
+        ------
+        TimeoutError
+            The job has not ended by then; it runs on.
+        """
+        end, pause = time.monotonic() + timeout, 0.1
+        while not self.finished:
+            left = end - time.monotonic()
+            if left <= 0:
+                waits = f" ({self.reason})" if self.reason else ""
+                raise TimeoutError(f"job {self.id} ({self.name}) is still {self.state}{waits} after {timeout:g} s")
+            time.sleep(min(pause, left))
+            pause = min(pause * 1.3, 1.0)
+        return self.state
+
+    def failure(self) -> diagnose.Failure | None:
+        """The process to blame and its last lines; None unless the job failed."""
+        if not self.finished or self.state == "done":
+            return None
+        return diagnose.failure(self.log(), self.exit_status)
+
+    def result(self, timeout=600.0) -> dict:
+        """Wait for the end and return the run's summary.json.
+
+        Raises
+        ------
+        JobFailed
+            The job ended otherwise: with the rank, its exit status and its last lines.
+        TimeoutError
+            It has not ended within `timeout` seconds.
+        """
+        state = self.wait(timeout)
+        if state != "done":
+            failure = self.failure()
+            words = {"failed": str(failure), "stopped": "stopped early, with a checkpoint"}.get(state, state)
+            reason = f" ({self.reason})" if self.reason and state != "failed" else ""
+            tail = "\n".join(f"  {line}" for line in failure.lines)
+            raise JobFailed(f"job {self.id} ({self.name}) on {self.where}: {words}{reason}\n{tail}", self, failure)
+        file = self.out / "summary.json"
+        if not file.exists():
+            raise JobFailed(f"job {self.id} ({self.name}) is done but wrote no {file.name} in its folder", self, None)
+        return json.loads(file.read_text())
+
+
+def read_text(file) -> str:
+    """A file's text, empty while there is none."""
+    try:
+        return Path(file).read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return ""
+
+
+def write_record(out, record):
+    """Write job.json in one step, so that nobody reads half of it."""
+    part = Path(out) / (RECORD + ".part")
+    part.write_text(json.dumps(record, indent=1) + "\n")
+    part.replace(Path(out) / RECORD)
+
+
+def read_record(out) -> dict | None:
+    """Read a run folder's job.json; None if there is none.
+
+    Raises
+    ------
+    UserError
+        The file is damaged.
+    """
+    text = read_text(Path(out) / RECORD)
+    if not text:
+        return None
+    try:
+        record = json.loads(text)
+        record["id"], record["where"], record["spec"]["name"]
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{out}/{RECORD} is damaged; remove it, or submit with resubmit=True") from None
+    return record

@@ -1,0 +1,130 @@
+"""How the nodes of a throw-away cluster are kept apart on one machine.
+
+Each node is a set of Linux namespaces: host name, ``/etc/hosts``, processes and, as root, a network of its own. Then
+mistakes fail as on a real cluster: with one shared network, ``MASTER_ADDR=localhost`` on two nodes passes wrongly.
+The network namespace belongs to the node's first process and vanishes with it; only the bridge must be removed.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+from mpdemo.errors import UserError
+
+PREFIX = "mpdemo"  # of the bridges' names, by which a later cluster finds what a dead one left
+UNSHARE = ["unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
+ROOTLESS = ["--user", "--map-current-user", "--keep-caps"]
+
+
+def choose() -> str:
+    """Return the most separate form that works here: "namespaces", "hosts" or "none"."""
+    root = os.getuid() == 0
+    if root and shutil.which("ip") and works([*UNSHARE, "--net", "true"]) and bridge_works():
+        return "namespaces"
+    return "hosts" if works([*UNSHARE, *([] if root else ROOTLESS), "true"]) else "none"
+
+
+def works(command) -> bool:
+    """Whether a command ends well within 10 s."""
+    try:
+        return subprocess.run(command, capture_output=True, timeout=10).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+def bridge_works() -> bool:
+    name = f"{PREFIX}t{os.getpid()}"[:15]
+    return works(["ip", "link", "add", name, "type", "bridge"]) and works(["ip", "link", "del", name])
+
+
+def command(network, folder, name) -> list[str]:
+    """Return the command that becomes the slurmd of node `name`, inside its namespaces."""
+    slurmd = ["slurmd", "-D", "-N", name]
+    if network == "none":
+        return slurmd
+    root = os.getuid() == 0
+    unshare = UNSHARE + ([] if root else ROOTLESS) + (["--net"] if network == "namespaces" else [])
+    # The node starts its daemon only when its network is there (at most 10 s).
+    script = (
+        f"mount --bind {folder}/hosts /etc/hosts && hostname {name} || exit 1\n"
+        f"for i in $(seq 500); do [ -e {folder}/spool/{name}/connected ] && break; sleep 0.02; done\n"
+        f"exec {'' if root else 'setpriv --ambient-caps -all --inh-caps -all '}{' '.join(slurmd)}"
+    )
+    return [*unshare, "sh", "-c", script]
+
+
+def free_bridge() -> tuple[str, str]:
+    """Return a name for a bridge and a subnet (10.N.0) that nobody on this machine uses."""
+    taken = subprocess.run(["ip", "-4", "-o", "addr"], capture_output=True, text=True, timeout=10).stdout
+    taken += subprocess.run(["ip", "-4", "route"], capture_output=True, text=True, timeout=10).stdout
+    for offset in range(200):
+        number = 30 + (os.getpid() + offset) % 200
+        if f" 10.{number}." not in taken and f"\n10.{number}." not in taken:
+            return f"{PREFIX}{number}", f"10.{number}.0"
+    raise UserError("no free 10.N.0.0/24 network on this machine; do: --network hosts")
+
+
+def make_bridge(bridge, subnet, folder):
+    """Make the switch between the nodes; this machine is host 1 on it."""
+    ip("link", "add", bridge, "type", "bridge")
+    ip("link", "set", bridge, "alias", str(folder))
+    ip("addr", "add", f"{subnet}.1/24", "dev", bridge)
+    ip("link", "set", bridge, "up")
+
+
+def remove_bridge(bridge):
+    """Remove the bridge and the cables of nodes that are gone (the kernel takes a moment for these itself)."""
+    for device in (*(f"{bridge}n{i}" for i in attached(bridge)), bridge):
+        subprocess.run(["ip", "link", "del", device], capture_output=True, timeout=10)
+
+
+def attached(bridge) -> list[str]:
+    """The numbers of the nodes whose cable still hangs on the bridge."""
+    with contextlib.suppress(OSError):
+        return [p.name.rsplit("n", 1)[1] for p in Path(f"/sys/class/net/{bridge}/brif").iterdir()]
+    return []
+
+
+def connect(bridge, subnet, index, pid):
+    """Lay a cable from the bridge to the network namespace of process `pid` and give it the node's address."""
+    cable = f"{bridge}n{index}"
+    ours = os.readlink("/proc/self/ns/net")
+    end = time.monotonic() + 10
+    while network_of(pid) in (ours, None):  # until unshare has made the namespace
+        if time.monotonic() > end:
+            raise UserError(f"node {index} got no network namespace within 10 s; do: --network hosts")
+        time.sleep(0.005)
+    subprocess.run(["ip", "link", "del", cable], capture_output=True, timeout=10)  # of the node's former life
+    ip("link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", str(pid))
+    ip("link", "set", cable, "master", bridge, "up")
+    inside = ["nsenter", f"--net=/proc/{pid}/ns/net", "ip"]
+    for words in (f"addr add {subnet}.{10 + index}/24 dev eth0", "link set eth0 up", "link set lo up"):
+        subprocess.run([*inside, *words.split()], check=True, capture_output=True, timeout=10)
+
+
+def network_of(pid):
+    with contextlib.suppress(OSError):
+        return os.readlink(f"/proc/{pid}/ns/net")
+    return None
+
+
+def sweep():
+    """Remove the bridges whose cluster's folder is gone (its owner was killed and its folder deleted by hand)."""
+    if os.getuid() or not shutil.which("ip"):
+        return
+    shown = subprocess.run(["ip", "-j", "link", "show", "type", "bridge"], capture_output=True, text=True, timeout=10)
+    for link in json.loads(shown.stdout or "[]"):
+        folder = link.get("ifalias", "")
+        if link["ifname"].startswith(PREFIX) and folder and not Path(folder).exists():
+            remove_bridge(link["ifname"])
+
+
+def ip(*words):
+    """Run ``ip``; a refusal becomes one readable line."""
+    done = subprocess.run(["ip", *words], capture_output=True, text=True, timeout=10)
+    if done.returncode:
+        raise UserError(f"ip {' '.join(words)}: {done.stderr.strip()}; do: --network hosts")

@@ -1,0 +1,180 @@
+"""The sbatch file of a job: one pure function from a spec and a site to text that a learner can read and keep."""
+
+import shlex
+from pathlib import PurePosixPath
+
+from mpdemo.jobs.site import Site
+from mpdemo.jobs.spec import JobSpec
+
+WIDTH = 40  # column of the directives' comments
+
+
+def render(spec: JobSpec, site: Site) -> str:
+    """Return the sbatch file of a job on a site.
+
+    Pure and deterministic: the same spec and site give the same text. All paths are relative to the project's root,
+    from where the file is submitted (``sbatch slurm/NAME.sbatch``).
+
+    Parameters
+    ----------
+    spec : JobSpec
+    site : Site
+        See `mpdemo.jobs.load_site`.
+
+    Returns
+    -------
+    str
+        The file, with its last line ended. Notebook 00 reads it line by line.
+    """
+    launcher = spec.launcher or site.launcher
+    parts = [
+        "#!/bin/bash",
+        *directives(spec, site, launcher),
+        "",
+        *environment(spec, site, launcher),
+        *launch(spec, site, launcher),
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def directives(spec, site, launcher) -> list[str]:
+    """The ``#SBATCH`` lines: what is asked of Slurm, each with its reason."""
+    tasks = spec.processes_per_node if launcher == "srun" else 1
+    cpus = spec.cpus_on(site)
+    log = PurePosixPath(spec.out)
+    rows = [
+        ("job-name", spec.name, "what the queue shows"),
+        ("nodes", spec.nodes, f"{spec.world_size} processes in all"),
+        ("ntasks-per-node", tasks, tasks_comment(spec, site, launcher)),
+        *gpu_rows(spec, site, launcher),
+        ("cpus-per-task", cpus * spec.processes_per_node // tasks, cpus_comment(spec, site, launcher)),
+        ("time", spec.time_limit, "the job is ended after this"),
+        ("hint", site.hint, "one CPU a physical core" if site.hint == "nomultithread" else "how cores are counted"),
+        ("mem", site.memory, "all of the node's memory" if site.memory == "0" else "memory of each node"),
+        ("partition", site.partition, "which part of the cluster"),
+        ("account", site.account, "whose hours are spent"),
+        ("qos", site.qos, "the queue's class: limits and priority"),
+        ("constraint", site.constraint, "the kind of node"),
+        ("reservation", site.reservation, "nodes set aside for a course"),
+        ("output", file_pattern(log / "slurm-%j.out"), "the log; Slurm does not make the folder"),
+        ("error", file_pattern(log / "slurm-%j.err") if site.separate_errors else "", "what goes to stderr"),
+        ("signal", spec.signal or "", "a warning to every process before the end"),
+    ]
+    lines = [directive(option, value, comment) for option, value, comment in rows if value != ""]
+    if spec.requeue:
+        lines += [directive("requeue", None, "it may start again from its checkpoint")]
+        lines += [directive("open-mode", "append", "and then goes on in the same log")]
+    else:
+        lines += [directive("no-requeue", None, "a job that lost its node is not started again")]
+    return lines
+
+
+def directive(option, value, comment) -> str:
+    text = f"#SBATCH --{option}" if value is None else f"#SBATCH --{option}={quote(value)}"
+    return f"{text:<{WIDTH}} # {comment}"
+
+
+def quote(value) -> str:
+    """Quote a value for sbatch's own reader of directives, which knows quotes and backslashes and no shell."""
+    text = str(value)
+    if text == shlex.quote(text):
+        return text
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def file_pattern(path) -> str:
+    """A path for ``--output``: ``%`` begins a pattern there, so one in the folder's name is doubled."""
+    return f"{str(path.parent).replace('%', '%%')}/{path.name}"
+
+
+def tasks_comment(spec, site, launcher) -> str:
+    if launcher == "torchrun":
+        return f"one torchrun a node, which starts {spec.processes_per_node}"
+    if site.gpus_per_node and spec.gpus_per_process == 1:
+        return "one task a process, one process a GPU"
+    return "one task a process"
+
+
+def cpus_comment(spec, site, launcher) -> str:
+    """The arithmetic behind the CPUs of a task."""
+    if spec.cpus_per_process is not None:
+        words = f"{spec.cpus_per_process} asked for"
+    elif site.gpus_per_node:
+        words = f"{site.cores_per_node} cores of a node / {site.gpus_per_node} GPUs"
+        words += f" x {spec.gpus_per_process} GPUs" * (spec.gpus_per_process > 1)
+    else:
+        words = f"{site.cores_per_node} cores of a node / {spec.processes_per_node} processes"
+    return words + f" x {spec.processes_per_node} processes" * (launcher == "torchrun" and spec.processes_per_node > 1)
+
+
+def gpu_rows(spec, site, launcher) -> list[tuple]:
+    """The line that asks for GPUs, in the site's syntax; none where neither the job nor the site has any."""
+    if site.gpus_per_node == 0 or spec.gpus_per_node == 0:
+        return []
+    kind = f"{site.gpu_type}:" if site.gpu_type else ""
+    comment = f"on each node: {spec.processes_per_node} processes x {spec.gpus_per_process}"
+    if site.gpu_syntax == "gpus-per-task":
+        gpus = spec.gpus_per_process if launcher == "srun" else spec.gpus_per_node
+        return [("gpus-per-task", f"{kind}{gpus}", "GPUs of each task")]
+    if site.gpu_syntax == "gpus-per-node":
+        return [("gpus-per-node", f"{kind}{spec.gpus_per_node}", comment)]
+    return [("gres", f"gpu:{kind}{spec.gpus_per_node}", comment)]
+
+
+def environment(spec, site, launcher) -> list[str]:
+    """What the processes need to find each other, and the marker of the job's end."""
+    suffix = site.master_suffix
+    marker = shlex.quote(f"{spec.out}/exit-status.txt")
+    lines = [
+        "# The job's number and exit status, for the day when Slurm has forgotten the job.",
+        f"marker={marker}",
+        'trap \'echo "$SLURM_JOB_ID $?" > "$marker"\' EXIT',
+        "",
+    ]
+    if site.setup:
+        lines += ["# The Python of this site.", *site.setup, ""]
+    lines += [
+        "# Where the processes meet: the job's first node, and a port that no other job of the node has.",
+        f'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1){suffix}',
+        "MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))",
+        "export MASTER_ADDR MASTER_PORT",
+        "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK  # srun does not inherit --cpus-per-task",
+        "export OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1     # one thread a process; lines appear as they are printed",
+    ]
+    if site.export_visible_devices and spec.gpus_per_node:
+        lines.append(f"export CUDA_VISIBLE_DEVICES={','.join(map(str, range(spec.gpus_per_node)))}")
+    if launcher == "torchrun" and spec.signal:
+        lines.append(
+            "export TORCHELASTIC_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIG" + spec.signal.split("@")[0]
+        )
+    return [*lines, ""]
+
+
+def launch(spec, site, launcher) -> list[str]:
+    """The one command that starts every process, and what follows it."""
+    words = " ".join(shlex.quote(word) for word in spec.command)
+    srun = "srun --kill-on-bad-exit=1 --label"
+    if launcher == "srun":
+        lines = ["# One process a task; when one fails, all end.", f"{srun} python -u {words}"]
+    else:
+        # Each node's number is known on that node only, so a shell there expands it.
+        lines = [
+            "# One torchrun a node; single quotes, since SLURM_NODEID is known on each node only.",
+            f"{srun} bash -c 'exec python -m torch.distributed.run \\",
+            f'  --nnodes="$SLURM_NNODES" --node-rank="$SLURM_NODEID" --nproc-per-node={spec.processes_per_node} \\',
+            '  --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" "$@"\' \\',
+            f"  torchrun {program(spec.command)}{words}",
+        ]
+    if spec.requeue:
+        lines += [
+            "status=$?",
+            "# 3: stopped with a checkpoint. Back into the queue, to go on from there.",
+            '[ "$status" -eq 3 ] && scontrol requeue "$SLURM_JOB_ID"',
+            'exit "$status"',
+        ]
+    return lines
+
+
+def program(command) -> str:
+    """What torchrun needs before a command that is neither a module nor a file."""
+    return "" if command[0] == "-m" or command[0].endswith(".py") else "--no-python python "

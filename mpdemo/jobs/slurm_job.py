@@ -1,0 +1,85 @@
+"""A job in Slurm's hands."""
+
+import time
+from pathlib import Path
+
+from mpdemo import paths
+from mpdemo.jobs import diagnose, slurm
+from mpdemo.jobs.job import Job, read_text, write_record
+
+GONE_GRACE = 30  # seconds that a shared file system may hide a file another node has written
+
+
+class SlurmJob(Job):
+    """A job that sbatch took. See `mpdemo.jobs.job.Job`."""
+
+    @property
+    def log_files(self) -> list[Path]:
+        files = [self.out / f"slurm-{self.id}.out", self.out / f"slurm-{self.id}.err"]
+        return [file for file in files if file.exists()]
+
+    @property
+    def queue(self) -> int | None:
+        return slurm.queue_position(self.id) if self.state == "pending" else None
+
+    def cancel(self):
+        if not self.finished:
+            slurm.scancel(self.id)
+            self._seen = None
+
+    def _ask(self):
+        """Ask the controller, then accounting; then the record of a former answer, the log, the script's marker."""
+        kept = self.record.get("final")
+        if kept:
+            return slurm.Answer(**kept)
+        answer = slurm.ask(self.id) if slurm_is_the_same(self.record) else None
+        answer = self._refine(answer) if answer else self._from_files()
+        if answer.state not in ("pending", "running", "unknown"):
+            self.record["final"] = vars(answer)
+            write_record(self.out, self.record)
+        return answer
+
+    def _refine(self, answer):
+        """Slurm's FAILED covers three ends that mean different things to a learner."""
+        if answer.state != "failed":
+            return answer
+        log = self.log()
+        state = answer.state
+        if diagnose.stopped_with_checkpoint(log, answer.exit_status):
+            state = "stopped"
+        elif diagnose.MEMORY.search(
+            "\n".join(line for line in log.splitlines() if "slurmstepd" in line or "srun:" in line)
+        ):
+            state = "out_of_memory"
+        return slurm.Answer(state, answer.reason, answer.exit_status, answer.run_time)
+
+    def _from_files(self):
+        """Slurm has forgotten the job: what its own log and its script's marker tell. Absence is not success."""
+        log = self.log()
+        verdict = diagnose.slurm_verdict(log)
+        if verdict:
+            return slurm.Answer(verdict, "from the job's log; Slurm has forgotten it")
+        words = read_text(self.out / "exit-status.txt").split()
+        if len(words) == 2 and words[0] == self.id:
+            status = int(words[1])
+            state = "done" if status == 0 else "stopped" if diagnose.stopped_with_checkpoint(log, status) else "failed"
+            return slurm.Answer(state, "from the script's marker; Slurm has forgotten the job", status)
+        return slurm.Answer("unknown", "Slurm has forgotten the job, and its script left no marker")
+
+
+def slurm_is_the_same(record) -> bool:
+    """Whether the cluster in reach is the one the job was given to: another one may have a job of the same number."""
+    return slurm.in_reach() and slurm.identity() == record["identity"]
+
+
+def start(spec, script, cluster, identity) -> dict:
+    """Submit a script from the project's root; return the job's record."""
+    job_id = slurm.sbatch(script, paths.root())
+    return {
+        "id": job_id,
+        "where": f"cluster {cluster}",
+        "identity": identity,
+        "script": str(script),
+        "spec": spec.as_dict(),
+        "submitted": time.time(),
+    }

@@ -1,0 +1,160 @@
+"""Hand a job in, once: to Slurm where one is in reach, else to this machine."""
+
+import json
+from pathlib import Path, PurePosixPath
+
+from mpdemo import paths
+from mpdemo.errors import UserError
+from mpdemo.jobs import local_job, slurm, slurm_job
+from mpdemo.jobs.check import check
+from mpdemo.jobs.job import Job, read_record, write_record
+from mpdemo.jobs.render import render
+from mpdemo.jobs.site import Site, load_site
+
+PLAIN_SITES = ("generic", "throwaway")  # they render the same text: the committed one
+STALE = ("exit-status.txt", "exit-status.json", "summary.json")
+
+
+def submit(spec, site=None, script=None, resubmit=False, debug=False) -> Job | None:
+    """Write a job's sbatch file and submit it; without a Slurm in reach, run the same command on this machine.
+
+    Running the cell again does not submit again: the run's folder knows its job.
+
+    Parameters
+    ----------
+    spec : JobSpec
+    site : Site or str, optional
+        Default: `mpdemo.jobs.load_site`'s choice.
+    script : str, optional
+        Where to write the sbatch file, as ``"slurm/03_ddp.sbatch"``; by default in the run's folder. For a site other
+        than the plain ones it goes to a folder with the site's name, so that the committed files stay as they are.
+    resubmit : bool
+        Submit although the run's folder already has such a job.
+    debug : bool
+        Print the file and submit nothing.
+
+    Returns
+    -------
+    Job or None
+        None with `debug`.
+
+    Raises
+    ------
+    UserError
+        The job cannot run on this site (see `check`), Slurm refused it (with its words), or the folder is busy.
+    """
+    site = site if isinstance(site, Site) else load_site(site)
+    text = render(spec, site)
+    if debug:
+        print(text, end="")
+        return None
+    problems = check(spec, site, ask_slurm=False)
+    if problems:
+        raise UserError(f"{spec.name} was not submitted: " + "; ".join(str(problem) for problem in problems))
+    on_slurm = slurm.in_reach()
+    identity = slurm.identity() if on_slurm else None
+    earlier = find_earlier(spec, identity, resubmit)
+    if earlier:
+        print(
+            f"found job {earlier.id} ({earlier.state}) in {spec.out}: not submitted again; resubmit=True runs it again"
+        )
+        return earlier
+    out = prepare(spec)
+    path = write_script(text, spec, site, script)
+    if on_slurm:
+        record, process = slurm_job.start(spec, path, identity.split()[0], identity), None
+    else:
+        record, process = local_job.start(spec, path)
+    write_record(out, record)
+    print(announce(spec, record))
+    return make_job(record, out, process)
+
+
+def attach(out) -> Job:
+    """Return the job of a run's folder, as after a restart of the kernel.
+
+    Parameters
+    ----------
+    out : str
+        The run's folder, relative to the project's root.
+
+    Raises
+    ------
+    UserError
+        No job was submitted from there.
+    """
+    folder = paths.root() / out
+    record = read_record(folder)
+    if record is None:
+        raise UserError(f"no job in {out}; submit one with out={str(out)!r}")
+    return make_job(record, folder)
+
+
+def make_job(record, out, process=None) -> Job:
+    if record["where"] == "this machine":
+        return local_job.LocalJob(record, out, process)
+    return slurm_job.SlurmJob(record, out)
+
+
+def find_earlier(spec, identity, resubmit) -> Job | None:
+    """Return the folder's job if it is this very one (same spec, same place); refuse a folder whose job still runs."""
+    folder = paths.root() / spec.out
+    try:
+        record = read_record(folder)
+    except UserError:
+        if not resubmit:
+            raise
+        return None
+    if record is None:
+        return None
+    job = make_job(record, folder)
+    same_place = (identity is None) == (record["where"] == "this machine") and identity in (None, record["identity"])
+    same = same_place and record["spec"] == json.loads(json.dumps(spec.as_dict()))
+    if same and not resubmit:
+        return job
+    if not job.finished:
+        raise UserError(
+            f"job {job.id} ({job.name}) on {job.where} is {job.state} and writes to {spec.out}; "
+            f"do: attach({spec.out!r}).cancel(), or give another out="
+        )
+    why = "resubmit=True" if same else "another place" if not same_place else "the spec has changed"
+    print(f"job {job.id} ({job.state}) was there before; submitting a new one: {why}")
+    return None
+
+
+def prepare(spec) -> Path:
+    """Make the run's folder (Slurm drops a log whose folder is missing) and clear the last run's results from it."""
+    out = paths.root() / spec.out
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the run's folder {spec.out}: {error.strerror}") from None
+    resumed = any(word.startswith("--resume") for word in spec.command)
+    for name in STALE if resumed else (*STALE, "metrics.jsonl"):
+        (out / name).unlink(missing_ok=True)
+    return out
+
+
+def write_script(text, spec, site, script) -> Path:
+    """Write the sbatch file and return its path relative to the project's root."""
+    if script is None:
+        path = PurePosixPath(spec.out) / "job.sbatch"
+    else:
+        path = PurePosixPath(script)
+        if path.is_absolute() or ".." in path.parts or path.suffix != ".sbatch":
+            raise UserError(f"script = {script!r}; it takes a name below the project's root, as slurm/03_ddp.sbatch")
+        if site.name not in PLAIN_SITES:
+            path = path.parent / site.name / path.name
+    file = paths.root() / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if not file.exists() or file.read_text(encoding="utf-8") != text:
+        file.write_text(text, encoding="utf-8")
+    return Path(path)
+
+
+def announce(spec, record) -> str:
+    """The one line that says where the job went."""
+    if record["where"] == "this machine":
+        how = f"{spec.world_size} processes under torchrun" if spec.world_size > 1 else "1 process"
+        return f"no Slurm in reach: {spec.name} runs on this machine, {how} (job {record['id']})"
+    return f"submitted {spec.name} to {record['where']}: job {record['id']} ({record['script']})"
