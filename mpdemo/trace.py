@@ -1,0 +1,158 @@
+"""Read recorded timelines: idle shares, the time each stage takes, the simulation beside them, an export to Perfetto.
+
+A step is a list of rows ``{"rank", "stage", "kind", "microbatch", "start", "end"}``; times in seconds since the
+earliest operation of any rank in that step. `kind` is F, B, I, W (computing), wait (for another rank) or send.
+PyTorch is not needed. Taught in notebooks/05_pipeline.ipynb.
+"""
+
+import json
+from pathlib import Path
+from statistics import median
+
+from mpdemo.errors import UserError
+from mpdemo.plan import SCHEDULES, simulate
+
+COMPUTES = ("F", "B", "I", "W")
+
+
+def load(folder):
+    """Return all steps recorded in a run's folder, each a list of rows sorted by rank and start.
+
+    Raises
+    ------
+    UserError
+        No timeline there, or one rank recorded fewer steps than another.
+    """
+    paths = sorted(Path(folder).glob("timeline-rank*.json"))
+    if not paths:
+        raise UserError(f"no timeline-rank*.json in {folder}; record one with: python -m mpdemo train --timeline ...")
+    ranks = [json.loads(path.read_text()) for path in paths]
+    counts = {rank["rank"]: len(rank["steps"]) for rank in ranks}
+    if len(set(counts.values())) > 1:
+        raise UserError(f"the ranks in {folder} recorded different numbers of steps: {counts}; run it again")
+    return [_step([rank["steps"][number] for rank in ranks]) for number in range(len(ranks[0]["steps"]))]
+
+
+def _step(parts):
+    """Join one step's recordings of all ranks, set its zero, and add the waits."""
+    rows = [row for part in parts for row in part["events"]]
+    computing = [row["start"] for row in rows if row["kind"] in COMPUTES]
+    if not computing:
+        return []
+    zero, last_stage = min(computing), max(row["stage"] for row in rows)
+    for row in rows:
+        row["start"], row["end"] = row["start"] - zero, row["end"] - zero
+    rows += _waits(rows, last_stage)
+    return sorted(rows, key=lambda row: (row["rank"], row["start"]))
+
+
+def _waits(rows, last_stage):
+    """Return a row for every gap before an operation that needs something from another stage."""
+    waits = []
+    for rank in sorted({row["rank"] for row in rows}):
+        busy_until = 0.0
+        lane = sorted((r for r in rows if r["rank"] == rank and r["kind"] in COMPUTES), key=lambda r: r["start"])
+        for row in lane:
+            needs = (row["kind"] == "F" and row["stage"] > 0) or (row["kind"] in "BI" and row["stage"] < last_stage)
+            if needs and row["start"] > busy_until:
+                waits.append({**row, "kind": "wait", "start": busy_until, "end": row["start"]})
+            busy_until = max(busy_until, row["end"])
+    return waits
+
+
+def step_time(rows):
+    """Return the seconds from the first operation of any rank to the last one's end."""
+    return max(row["end"] for row in rows if row["kind"] in COMPUTES)
+
+
+def idle_shares(rows):
+    """Return, for each rank, the share of the step in which it computes nothing."""
+    length, busy = step_time(rows), {}
+    for row in rows:
+        if row["kind"] in COMPUTES:
+            busy[row["rank"]] = busy.get(row["rank"], 0.0) + row["end"] - row["start"]
+    return [1 - busy[rank] / length for rank in sorted(busy)]
+
+
+def idle_share(rows):
+    """Return the share of all ranks' time in which nothing is computed: the measured bubble."""
+    shares = idle_shares(rows)
+    return sum(shares) / len(shares)
+
+
+def typical(steps):
+    """Return the step of median length: neither the first one's start-up nor a disturbed one."""
+    steps = sorted((step for step in steps if step), key=step_time)
+    return steps[(len(steps) - 1) // 2]
+
+
+def stage_times(steps):
+    """Return the median seconds of a microbatch on every stage.
+
+    Parameters
+    ----------
+    steps : list of list of dict
+        From `load`; leave out the first, in which PyTorch prepares itself.
+
+    Returns
+    -------
+    dict
+        `forward`, `backward` (I and W together where they are split) and `weight` (W's share of the backward):
+        the arguments of `mpdemo.plan.simulate`.
+    """
+    seconds = {}
+    for row in (row for step in steps for row in step if row["kind"] in COMPUTES):
+        seconds.setdefault((row["kind"], row["stage"]), []).append(row["end"] - row["start"])
+    times = {key: median(values) for key, values in seconds.items()}
+    stages = range(1 + max(stage for _, stage in times))
+    weight = [times.get(("W", s), 0.0) for s in stages]
+    backward = [times.get(("B", s), 0.0) or times.get(("I", s), 0.0) + weight[s] for s in stages]
+    share = [part / whole if whole else 0.0 for part, whole in zip(weight, backward, strict=True)]
+    return {"forward": [times["F", s] for s in stages], "backward": backward, "weight": share}
+
+
+def predict(steps, schedule, communication=0.0):
+    """Simulate the recorded pipeline with the stage times that were measured in it.
+
+    What is left between this and the measurement is what the schedule did not plan: communication, and operations
+    that took longer than the median.
+
+    Returns
+    -------
+    mpdemo.plan.Simulation
+    """
+    computing = [row for step in steps for row in step if row["kind"] in COMPUTES]
+    times = stage_times(steps)
+    return simulate(
+        schedule,
+        times["forward"],
+        times["backward"],
+        microbatches=1 + max(row["microbatch"] for row in computing),
+        ranks=1 + max(row["rank"] for row in computing),
+        weight=times["weight"] if SCHEDULES[schedule].splits_backward else None,
+        communication=communication,
+    )
+
+
+def export(steps, path):
+    """Write steps as a Chrome trace: open it at https://ui.perfetto.dev or chrome://tracing.
+
+    The steps follow each other; one process a rank, its operations named like ``1F0``: stage, kind, microbatch.
+    """
+    events, after = [], 0.0
+    for rows in steps:
+        for row in rows:
+            name = f"{row['stage']}{row['kind']}{row['microbatch']}" if row["kind"] in COMPUTES else row["kind"]
+            place = {"name": name, "cat": row["kind"], "pid": row["rank"], "tid": 0, "ts": (after + row["start"]) * 1e6}
+            where = {"stage": row["stage"], "microbatch": row["microbatch"]}
+            length = {"ph": "i", "s": "t"} if row["kind"] == "send" else {"ph": "X", "dur": _us(row)}
+            events.append({**place, **length, "args": where})
+        after += step_time(rows) * 1.05 if rows else 0.0  # a little air between two steps
+    for rank in sorted({event["pid"] for event in events}):
+        events.append({"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}"}})
+    Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+    return Path(path)
+
+
+def _us(row):
+    return (row["end"] - row["start"]) * 1e6
