@@ -188,5 +188,29 @@ def test_what_is_computed_outside_a_step_is_not_recorded():
     assert first["end"] - first["start"] >= 0.02
 
 
+def test_the_picture_has_a_lane_a_rank_numbers_idle_shares_and_a_line_without_measured_numbers(recorded):
+    from mpdemo import plots
+    from mpdemo.plots.timeline import figure
+
+    rows = trace.load(recorded / "gpipe")[-1]
+    ideal = simulate("gpipe", [1e-3] * RANKS, [2e-3] * RANKS, MICROBATCHES, RANKS)
+    shown = plots.timeline(rows, ideal)
+    assert repr(shown) == "timeline of 2 ranks, 4 microbatches: measured above ideal"
+    assert shown.data["image/png"]
+    measured, below = figure([("measured", rows), ("ideal", ideal.events)]).axes
+    assert [label.get_text() for label in measured.get_yticklabels()] == ["rank 0", "rank 1"]
+    assert f"idle {trace.idle_share(rows):.0%}" in measured.get_title(loc="left")
+    assert "step 15 ms, idle 20%" in below.get_title(loc="left")
+    alone = figure([("simulated", ideal.events)]).axes[0]
+    assert sorted(text.get_text() for text in alone.texts) == sorted("0123" * 2 * RANKS)
+
+
+def test_a_picture_of_nothing_is_refused():
+    from mpdemo import plots
+
+    with pytest.raises(UserError, match="no operations to draw"):
+        plots.timeline([])
+
+
 if __name__ == "__main__":
     one_rank(sys.argv[1], int(sys.argv[2]))
