@@ -19,6 +19,7 @@ from mpdemo.source import find
 
 REMOVED, ADDED = "rgba(220,60,60,.16)", "rgba(40,160,70,.18)"
 REMOVED_WORD, ADDED_WORD = "rgba(220,60,60,.38)", "rgba(40,160,70,.42)"
+ROW = '<tr style="background:transparent">'  # no zebra stripes under the colours
 SAME_LINE = 0.45  # two lines at least this alike (0 to 1) are shown as one changed line
 
 
@@ -117,26 +118,27 @@ def _pair(old, new, left, right):
 
 def _row(old, new, p, q) -> str:
     if p is None:
-        return f"<tr>{_cell('', '', '')}{_cell(f'{new[q][0]} +', html.escape(new[q][1]), ADDED)}</tr>"
+        return f"{ROW}{_cell('', '', '')}{_cell(f'{new[q][0]} +', html.escape(new[q][1]), ADDED)}</tr>"
     if q is None:
-        return f"<tr>{_cell(f'{old[p][0]} -', html.escape(old[p][1]), REMOVED)}{_cell('', '', '')}</tr>"
+        return f"{ROW}{_cell(f'{old[p][0]} -', html.escape(old[p][1]), REMOVED)}{_cell('', '', '')}</tr>"
     if old[p][1] == new[q][1]:
         text = html.escape(old[p][1])
-        return f"<tr>{_cell(old[p][0], text, '')}{_cell(new[q][0], text, '')}</tr>"
+        return f"{ROW}{_cell(old[p][0], text, '')}{_cell(new[q][0], text, '')}</tr>"
     a, b = _words(old[p][1], new[q][1])
-    return f"<tr>{_cell(f'{old[p][0]} -', a, REMOVED)}{_cell(f'{new[q][0]} +', b, ADDED)}</tr>"
+    return f"{ROW}{_cell(f'{old[p][0]} -', a, REMOVED)}{_cell(f'{new[q][0]} +', b, ADDED)}</tr>"
 
 
 def _cell(number, text, colour) -> str:
-    margin = "text-align:right;opacity:.55;font-family:monospace;font-size:11px;padding:0 4px;vertical-align:top"
-    code = "text-align:left;white-space:pre-wrap;vertical-align:top;font-family:monospace;font-size:12px;padding:0 6px"
+    both = "vertical-align:top;font-family:monospace"
+    margin = f"{both};text-align:right;white-space:nowrap;opacity:.55;font-size:11px;padding:0 4px"
+    code = f"{both};text-align:left;white-space:pre-wrap;font-size:12px;padding:0 6px"
     background = f";background:{colour}" if colour else ""
     return f'<td style="{margin}">{number}</td><td style="{code}{background}">{text}</td>'
 
 
 def _fold(count) -> str:
     lines = "1 equal line" if count == 1 else f"{count} equal lines"
-    return f'<tr><td colspan="4" style="text-align:center;opacity:.6;font-size:11px">{lines}</td></tr>'
+    return f'{ROW}<td colspan="4" style="text-align:center;opacity:.6;font-size:11px">{lines}</td></tr>'
 
 
 def _words(a, b):

@@ -97,7 +97,7 @@ def test_curves_draw_the_rows_that_were_given():
     axes = bundle.figure.axes[0]
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("time (s)", "loss (nats an image)")
     first, second = axes.get_lines()
-    assert list(first.get_xdata()) == [row["time"] for row in ROWS[:-1]]
+    assert list(first.get_xdata()) == [row["time"] - 0.5 for row in ROWS[:-1]]  # from the first row on
     assert list(second.get_ydata()) == [row["loss"] for row in ROWS[:10]]
     assert first.get_color() != second.get_color() and first.get_linestyle() != second.get_linestyle()
 

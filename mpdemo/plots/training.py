@@ -17,7 +17,7 @@ UNITS = {
 }
 
 
-def curves(runs, y="loss", x="step"):
+def curves(runs, y="loss", x="step", *, title=None):
     """Draw one curve a run, from the rows of its ``metrics.jsonl``.
 
     Parameters
@@ -26,7 +26,9 @@ def curves(runs, y="loss", x="step"):
         Label -> list of rows, as ``job.metrics()`` returns them. Runs that are the same training lie on each
         other: the first is drawn broad and pale, the next ones thin and dashed on top.
     y, x : str
-        Columns. Only the rows that have both are drawn.
+        Columns. Only the rows that have both are drawn. ``"time"`` counts from each run's first row.
+    title : str, optional
+        A headline.
 
     Returns
     -------
@@ -34,6 +36,8 @@ def curves(runs, y="loss", x="step"):
         The picture, and a line that names the curves and counts their points.
     """
     points = {label: [(row[x], row[y]) for row in rows if x in row and y in row] for label, rows in runs.items()}
+    if x == "time":
+        points = {label: [(t - found[0][0], v) for t, v in found] for label, found in points.items()}
     empty = [label for label, found in points.items() if not found]
     if empty or not points:
         raise UserError(f"no rows with {x!r} and {y!r} in {', '.join(empty) or 'an empty dict'}; did the run finish?")
@@ -44,6 +48,7 @@ def curves(runs, y="loss", x="step"):
             marker = {"marker": "o", "markersize": 4} if len(found) < 12 else {}
             axes.plot(*zip(*found, strict=True), label=label, **looks(index), **broad, **marker)
         axes.set(xlabel=UNITS.get(x, x), ylabel=UNITS.get(y, y))
+        axes.set_title(title or "", fontsize=10)
         if len(points) > 1:
             axes.legend()
 

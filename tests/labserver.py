@@ -1,0 +1,60 @@
+"""A private JupyterLab on a free port, for the browser tests."""
+
+import contextlib
+import json
+import secrets
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from project import environment
+
+START = 60.0  # s
+
+
+@contextlib.contextmanager
+def lab(folder):
+    """Serve `folder`; yield its address and token; stop the server and its kernels at the end."""
+    token = secrets.token_hex(16)
+    arguments = ["--no-browser", "--allow-root", "--ip=127.0.0.1", "--port=0", "--ServerApp.port_retries=0"]
+    quiet = ["--LabApp.extension_manager=readonly"]  # the other one asks the internet
+    env = environment(folder, JUPYTER_TOKEN=token)
+    with open(Path(folder) / ".lab.log", "w") as log:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "jupyterlab", *arguments, *quiet, f"--ServerApp.root_dir={folder}"],
+            cwd=folder,
+            env=env,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        yield _wait_until_it_answers(server, Path(env["JUPYTER_RUNTIME_DIR"]), token, Path(log.name)), token
+    finally:
+        _stop(server)
+
+
+def _wait_until_it_answers(server, runtime, token, log) -> str:
+    end = time.monotonic() + START
+    while time.monotonic() < end and server.poll() is None:
+        with contextlib.suppress(OSError, ValueError, StopIteration, urllib.error.URLError):
+            port = json.loads(next(runtime.glob("jpserver-*.json")).read_text())["port"]
+            url = f"http://127.0.0.1:{port}"
+            urllib.request.urlopen(f"{url}/api/status?token={token}", timeout=2).read()
+            return url
+        time.sleep(0.1)
+    raise RuntimeError(f"JupyterLab did not answer within {START:.0f} s:\n{log.read_text()[-2000:]}")
+
+
+def _stop(server):
+    """SIGINT asks the question on a terminal, SIGTERM stops server and kernels."""
+    server.send_signal(signal.SIGTERM)
+    try:
+        server.wait(15)
+    except subprocess.TimeoutExpired:
+        server.kill()
+        server.wait(5)

@@ -1,0 +1,40 @@
+"""The project's files as a new clone has them."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from mpdemo.paths import root
+
+
+def files() -> list:
+    """Return the project's files, relative to its root: what git tracks, and what it would take up."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(command, cwd=root(), check=True, capture_output=True, text=True).stdout.split("\0")
+    return sorted(Path(name) for name in set(names) if name and (root() / name).is_file())
+
+
+def fresh_copy(folder) -> Path:
+    """Copy the project's files to `folder`: no run folders, no caches, nothing from another day."""
+    folder = Path(folder)
+    for file in files():
+        (folder / file.parent).mkdir(parents=True, exist_ok=True)
+        shutil.copy2(root() / file, folder / file)
+    return folder
+
+
+def environment(folder, **more) -> dict:
+    """Return the environment for a child that works in the copy at `folder`: its package, its own Jupyter folders."""
+    private = {
+        "PYTHONPATH": str(folder),
+        "IPYTHONDIR": f"{folder}/.ipython",
+        "JUPYTER_CONFIG_DIR": f"{folder}/.jupyter/config",
+        "JUPYTER_DATA_DIR": f"{folder}/.jupyter/data",
+        "JUPYTER_RUNTIME_DIR": f"{folder}/.jupyter/runtime",
+        "TQDM_DISABLE": "1",
+        "NO_COLOR": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    dropped = {"PYTEST_CURRENT_TEST", "JPY_SESSION_NAME", "JPY_PARENT_PID"}
+    return {name: value for name, value in os.environ.items() if name not in dropped} | private | more
