@@ -151,6 +151,31 @@ def _folder(path, image_size, seed) -> Data:
     return Data(PerSample(train, seed), validation, classes, 3)
 
 
+class LabelsOnly(Dataset):
+    """The labels without the images, which are never decoded: for a rank that computes the loss of a cut model."""
+
+    def __init__(self, dataset):
+        self.labels = labels_of(dataset)
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitem__(self, index):
+        return torch.empty(0), self.labels[index]
+
+
+def labels_of(dataset) -> list[int]:
+    """All labels of a data set, in order."""
+    if isinstance(dataset, PerSample):
+        return labels_of(dataset.dataset)
+    if isinstance(dataset, Subset):
+        labels = labels_of(dataset.dataset)
+        return [labels[i] for i in dataset.indices]
+    if isinstance(dataset, TensorDataset):
+        return dataset.tensors[1].tolist()
+    return [int(label) for label in dataset.targets]  # torchvision's data sets
+
+
 class Sampler(DistributedSampler):
     """PyTorch's DistributedSampler, able to start an epoch where an interrupted run left it."""
 
@@ -176,6 +201,8 @@ class Loaders:
         How many copies of the model train side by side, and which of them this rank belongs to.
     seed, workers, pin_memory
         Of the order; loader processes; page-locked memory, for copies to a GPU that do not wait.
+    images : bool
+        False: labels only, in the same order.
 
     Raises
     ------
@@ -183,21 +210,24 @@ class Loaders:
         The batch does not divide by the replicas, or there are fewer training images than one batch.
     """
 
-    def __init__(self, data, batch_size, replicas=1, replica=0, seed=0, workers=0, pin_memory=False):
+    def __init__(self, data, batch_size, replicas=1, replica=0, seed=0, workers=0, pin_memory=False, images=True):
         if batch_size % replicas:
             raise UserError(f"batch of {batch_size} images does not divide by {replicas} replicas of the model")
         if len(data.train) < batch_size:
             raise UserError(
                 f"batch of {batch_size} images, but only {len(data.train)} to train on; allowed: up to that"
             )
+        train, validation = data.train, data.validation
+        if not images:
+            train, validation = LabelsOnly(train), LabelsOnly(validation)
         self.batch = batch_size // replicas
-        self.steps_per_epoch = len(data.train) // batch_size  # a last, smaller batch is left out
-        self.sampler = Sampler(data.train, replicas, replica, shuffle=True, seed=seed, drop_last=True)
+        self.steps_per_epoch = len(train) // batch_size  # a last, smaller batch is left out
+        self.sampler = Sampler(train, replicas, replica, shuffle=True, seed=seed, drop_last=True)
         self.train = DataLoader(
-            data.train, self.batch, sampler=self.sampler, num_workers=workers, pin_memory=pin_memory, drop_last=True
+            train, self.batch, sampler=self.sampler, num_workers=workers, pin_memory=pin_memory, drop_last=True
         )
         # every validation image exactly once over all replicas; DistributedSampler would repeat some to even out
-        mine = Subset(data.validation, range(replica, len(data.validation), replicas))
+        mine = Subset(validation, range(replica, len(validation), replicas))
         self.validation = DataLoader(mine, self.batch, num_workers=workers, pin_memory=pin_memory)
 
     def start_epoch(self, epoch, steps_done=0):

@@ -36,6 +36,7 @@ class Blocks(nn.Module):
         super().__init__()
         self.names = list(blocks)
         self.precision = None  # torch.dtype that autocast uses, None for plain float32
+        self.input_shape = None  # (C, S, S) of an image, for a whole model
         for name, block in blocks.items():
             *containers, leaf = name.split(".")
             parent = self
@@ -148,14 +149,18 @@ def build(name, *, classes=10, channels=1, image_size=28, norm="batch", seed=0) 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if name == "toy":
-            return Blocks(_toy(channels * image_size**2, classes))
-        if name == "convnet":
-            return Blocks(_convnet(classes, channels, image_size, norm))
-        if name == "convstack":
-            return Blocks(_convstack(classes, channels, norm))
-        if name == "transformer":
-            return Blocks(_transformer(classes, channels, image_size))
-        return Blocks(_resnet(name, classes, channels, norm))
+            blocks = _toy(channels * image_size**2, classes)
+        elif name == "convnet":
+            blocks = _convnet(classes, channels, image_size, norm)
+        elif name == "convstack":
+            blocks = _convstack(classes, channels, norm)
+        elif name == "transformer":
+            blocks = _transformer(classes, channels, image_size)
+        else:
+            blocks = _resnet(name, classes, channels, norm)
+    model = Blocks(blocks)
+    model.input_shape = (channels, image_size, image_size)
+    return model
 
 
 def normaliser(norm):

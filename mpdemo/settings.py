@@ -39,12 +39,13 @@ class Settings:
     batch_size: int = 128  # images a step, over all processes together
     epochs: int | None = None  # passes over the training images; None: 1
     steps: int | None = None  # stop after so many steps, whatever the epochs
-    lr: float = 0.05  # learning rate of SGD with momentum 0.9
+    lr: float = 0.01  # learning rate of SGD with momentum 0.9
     seed: int = 0  # of the initial weights and of the order of the images
     processes: int | None = None  # outside a launcher: how many to start; None: 2 where the form wants several
     devices: int | None = None  # one-process forms: how many devices that process drives; None: 2
     microbatches: int | None = None  # parts the batch is cut into; None: 1, and for pipelines 4 a stage
     schedule: str = "1f1b"  # of the pipeline rung, per-device form
+    stages_per_rank: int | None = None  # of the pipeline rung; None: what the schedule wants
     cut: str | None = None  # where to cut the model: names or numbers of blocks, comma between; None: equally many
     precision: str = "fp32"
     out: str = "runs/train"
@@ -90,6 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser):
     parser.add_argument("--devices", type=int, metavar="N", help="how many devices a one-process form drives")
     parser.add_argument("--microbatches", type=int, metavar="N", help="parts that the batch is cut into")
     parser.add_argument("--schedule", default=d.schedule, metavar="NAME", help="of the pipeline rung")
+    parser.add_argument("--stages-per-rank", type=int, metavar="N", help="for the interleaved schedules: 2 or more")
     parser.add_argument("--cut", metavar="A,B,...", help="last block of each stage but the last: names or numbers")
     parser.add_argument("--precision", default=d.precision, choices=PRECISIONS)
     parser.add_argument("--out", default=d.out, metavar="DIR", help="run folder: metrics, summary, checkpoints")
@@ -169,13 +171,7 @@ def _check_batch(s):
             f"allowed: a multiple of {s.devices}, such as {max(1, s.batch_size // s.devices) * s.devices}",
         )
     if s.rung == "pipeline":
-        from mpdemo.plan import check_schedule, stages_per_rank
-
-        per_rank = stages_per_rank(s.schedule) if s.form == "per-device" else 1
-        if s.microbatches is None:
-            s.microbatches = next((m for m in (4 * s.devices, 2 * s.devices) if s.batch_size % m == 0), s.devices)
-        name = s.schedule if s.form == "per-device" else "gpipe"
-        check_schedule(name, s.devices, s.microbatches, per_rank, s.batch_size)
+        _check_pipeline(s)
         return
     s.microbatches = s.microbatches or 1
     whole = s.rung == "single"
@@ -183,4 +179,21 @@ def _check_batch(s):
     _must(
         s.batch_size % s.microbatches == 0,
         f"--batch-size {s.batch_size} does not divide into {s.microbatches} microbatches",
+    )
+
+
+def _check_pipeline(s):
+    """Settle microbatches and stages of a pipeline."""
+    from mpdemo.plan import check_schedule
+
+    if s.form == "one-process":
+        s.schedule = "gpipe"  # its order is fixed: all forwards, then all backwards
+    if s.microbatches is None:
+        s.microbatches = next((m for m in (4 * s.devices, 2 * s.devices) if s.batch_size % m == 0), s.devices)
+        s.microbatches = 1 if s.schedule == "naive" else s.microbatches
+    s.stages_per_rank = check_schedule(s.schedule, s.devices, s.microbatches, s.stages_per_rank, s.batch_size)
+    _must(
+        s.schedule == "naive" or s.microbatches >= s.devices,
+        f"{s.microbatches} microbatches are fewer than the {s.devices} devices, so some would never work; "
+        f"allowed: {s.devices} or more, or --schedule naive",
     )

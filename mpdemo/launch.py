@@ -1,0 +1,177 @@
+"""``python -m mpdemo train``: start one training, with as many processes as its rung wants.
+
+Every rung on one machine (``--processes`` starts torchrun for you)::
+
+    python -m mpdemo train --rung single         --model convnet --epochs 4 --out runs/single
+    python -m mpdemo train --rung data_parallel  --model convnet --epochs 4 --devices 2
+    python -m mpdemo train --rung ddp            --model resnet50 --dataset folder --data PATH --processes 2
+    python -m mpdemo train --rung model_parallel --model resnet50 --cut layer2.3 --processes 2
+    python -m mpdemo train --rung model_parallel --model resnet50 --form one-process --devices 2
+    python -m mpdemo train --rung pipeline       --model transformer --microbatches 8 --schedule 1f1b --processes 2
+    python -m mpdemo train --rung pipeline       --model resnet50 --form one-process --microbatches 8 --devices 2
+
+The same by hand, and on several nodes of a cluster::
+
+    torchrun --standalone --nproc-per-node 2 -m mpdemo train --rung ddp --model convnet
+    srun --ntasks-per-node 4 python -m mpdemo train --rung ddp --model resnet50   # after exporting MASTER_ADDR, MASTER_PORT
+"""
+
+import argparse
+import logging
+import os
+import sys
+import traceback
+
+from mpdemo import settings as s
+from mpdemo.errors import UserError
+
+PARENT = "MPDEMO_STARTED_BY_PARENT"  # set for processes that `start` launched: it speaks for them
+
+
+def add_arguments(parser):
+    """Add the options of ``train``; the launch lines stand below them in the help."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = __doc__.split("\n\n", 1)[1]
+    s.add_arguments(parser)
+
+
+def main(args) -> int:
+    """Check the settings, then train here or start the processes that do."""
+    settings = s.from_args(args)
+    if "RANK" in os.environ or "SLURM_PROCID" in os.environ:
+        inside = world_size_of_launcher()
+        if inside is not None:
+            return work(s.checked(settings, inside))
+    settings = s.checked(settings)
+    if settings.form == "one-process":
+        return work(settings)
+    check_gpus(settings.processes)
+    return start(["-m", "mpdemo", "train", *without_processes(sys.argv[2:])], settings.processes)
+
+
+def world_size_of_launcher():
+    """The world size that torchrun or srun gave this process, None where neither started it."""
+    from mpdemo.env import read_launcher
+
+    values = read_launcher(os.environ)
+    return None if values["launcher"] == "none" else values["world_size"]
+
+
+def without_processes(words) -> list[str]:
+    """Drop ``--processes N``: the launcher's world counts from here on."""
+    kept, skip = [], False
+    for word in words:
+        if not skip and not word.startswith("--processes="):
+            skip = word == "--processes"
+            kept += [] if skip else [word]
+        else:
+            skip = False
+    return kept
+
+
+def check_gpus(processes):
+    """Refuse more processes than GPUs, where there are GPUs, before anything is started."""
+    import torch
+
+    visible = torch.cuda.device_count() if torch.cuda.is_available() else None
+    if visible is not None and processes > visible:
+        raise UserError(
+            f"{processes} processes need {processes} GPUs, {visible} visible; "
+            f"--processes {visible}, or CUDA_VISIBLE_DEVICES= to compute on the CPU"
+        )
+
+
+def work(settings) -> int:
+    """Train in this process; its error, if any, is reported with its rank."""
+    import_pytorch()
+    from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
+
+    from mpdemo.env import claim_cores, process_group, where_am_i
+    from mpdemo.train import train
+
+    world = None
+    try:
+        world = where_am_i()
+        claim_cores(world, 1 if settings.form == "per-device" else settings.devices)
+        with process_group(world):
+            return train(settings, world)
+    except Exception as error:
+        if "TORCHELASTIC_ERROR_FILE" in os.environ:  # torchrun reads it and names the rank
+            ErrorHandler().record_exception(error)
+        status = 2 if isinstance(error, UserError) else 1
+        if status == 2 and PARENT not in os.environ:
+            raise
+        if status == 1:
+            rank = f"rank {world.rank} of {world.world_size}" if world else "a rank"
+            traceback.print_exc()
+            print(f"mpdemo: {rank} failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        # not sys.exit: tearing down a broken process group may hang, and the others are waiting for this end
+        sys.stdout.flush()
+        os._exit(status)
+
+
+def import_pytorch():
+    """Import torch and torchvision; explain the error of two that do not fit together.
+
+    Raises
+    ------
+    UserError
+        With the remedy.
+    """
+    try:
+        import torch  # noqa: F401
+        import torchvision  # noqa: F401
+    except (RuntimeError, ImportError, OSError) as error:
+        first = str(error).splitlines()[0]
+        raise UserError(
+            f"torch and torchvision do not fit together or are not installed ({first}); "
+            "install both from the same index: pip install --force-reinstall torch torchvision"
+        ) from None
+
+
+def start(command, processes) -> int:
+    """Run ``python COMMAND`` in `processes` processes under torchrun on this machine; return the exit status.
+
+    When one of them fails, torchrun ends the others; the rank and its error are said in one line.
+    """
+    import_pytorch()
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import parse_args, run
+
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    signals = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"  # the last one is passed on, so that ranks write a checkpoint
+    os.environ |= {PARENT: "1", "OMP_NUM_THREADS": "1", "PET_SIGNALS_TO_HANDLE": signals}
+    try:
+        run(parse_args(["--standalone", "--nproc-per-node", str(processes), *command]))
+    except ChildFailedError as failed:
+        rank, failure = first_failure(failed.failures)
+        message = read_message(failure)
+        if failure.exitcode == 2:
+            raise UserError(message.removeprefix("UserError: ")) from None
+        if failure.exitcode == 3:
+            return 3
+        print(f"mpdemo: rank {rank} of {processes} failed: {message}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def first_failure(failures):
+    """The rank that failed of itself, not because a peer was gone: (rank, failure)."""
+
+    def after(item):
+        failure = item[1]
+        lost_peer = "Connection closed by peer" in str(failure.message) or "Connection reset" in str(failure.message)
+        return lost_peer, failure.exitcode == -15, failure.timestamp  # -15: ended by torchrun itself
+
+    return min(failures.items(), key=after)
+
+
+def read_message(failure) -> str:
+    """What a failed rank said, in one line."""
+    message = failure.message
+    if isinstance(message, dict):
+        message = message.get("message", "")
+    message = str(message).strip().splitlines()
+    if message and failure.exitcode > 0:
+        return message[0].rstrip(":")
+    return f"ended by signal {-failure.exitcode}" if failure.exitcode < 0 else f"exit status {failure.exitcode}"
