@@ -5,24 +5,26 @@ written to ``/etc``, no service is started, and root is not needed. ``down`` (or
 nothing behind: each node is a process namespace, so that its end takes every process of every job with it.
 """
 
-import contextlib
 import json
-import os
-import pwd
 import shutil
 import signal
-import socket
 import subprocess
-import tempfile
 import time
 from pathlib import Path
 
 from mpdemo.errors import UserError
 from mpdemo.jobs import nodes as node_network
-
-STATE_FILE = "cluster.json"
-PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "sinfo")
-SOCKET_PATH_LIMIT = 100  # bytes: the kernel allows 107 for a socket's path
+from mpdemo.jobs.cluster_config import (
+    STATE_FILE,
+    check_programs,
+    clean_environment,
+    free_ports,
+    port_answers,
+    prepare_folder,
+    user_name,
+    write_configuration,
+)
+from mpdemo.jobs.processes import end_processes, end_strays, start_time
 
 
 class Cluster:
@@ -88,50 +90,18 @@ class Cluster:
         state = {"nodes": names, "network": network, "pids": {}, "bridge": None, "subnet": "127.77.0", "owned": owned}
         if network == "namespaces":
             state["bridge"], state["subnet"] = node_network.free_bridge()
+        state["controller"] = f"{state['subnet']}.1" if state["bridge"] else "127.0.0.1"
+        state["port"] = free_ports(nodes + 1)
         (folder / STATE_FILE).write_text(json.dumps(state))
         cluster = cls(folder)
         try:
-            cluster._configure(cpus, gpus, memory, wanted or {})
+            write_configuration(folder, state, cpus, gpus, memory, wanted or {})
             cluster._start()
             cluster._reserve((wanted or {}).get("reservations", []))
         except BaseException:
             cluster.down()
             raise
         return cluster
-
-    def _configure(self, cpus, gpus, memory, wanted):
-        """Write slurm.conf, gres.conf, the key and the nodes' /etc/hosts."""
-        for name in ("state", "log", "spool", "gpu"):
-            (self.folder / name).mkdir()
-        for index in range(gpus):  # a GPU needs a device file: Slurm refuses a mere count
-            (self.folder / "gpu" / f"nvidia{index}").symlink_to("/dev/null")
-        count, last = len(self.nodes), max(gpus - 1, 0)
-        nodes = f"node[1-{count}]"
-        gres = f"NodeName={nodes} Name=gpu File={self.folder}/gpu/nvidia[0-{last}]\n" if gpus else ""
-        (self.folder / "gres.conf").write_text(gres)
-        (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
-        key = self.folder / "munge.key"
-        key.write_bytes(os.urandom(128))
-        key.chmod(0o400)
-
-        self._port = free_ports(count + 1)
-        subnet, host = self._state["subnet"], short_host_name()
-        controller = f"{subnet}.1" if self._state["bridge"] else "127.0.0.1"
-        settings = slurm_settings(self.folder, f"{host}({controller})", self._port, memory // cpus)
-        address = f"NodeHostname={host}" if self.network == "none" else f"NodeAddr={subnet}.[11-{10 + count}]"
-        features = ",".join(sorted(wanted.get("features", [])))
-        node = [f"NodeName={nodes}", address, f"Port=[{self._port + 1}-{self._port + count}]"]
-        node += [f"CPUs={cpus}", f"RealMemory={memory}", "State=UNKNOWN"]
-        node += [f"Gres=gpu:{gpus}"] * bool(gpus) + [f"Feature={features}"] * bool(features)
-        lines = [f"{name}={value}" for name, value in settings.items()] + [" ".join(node)]
-        lines += ["PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE DefaultTime=10 State=UP"]
-        others = sorted(set(wanted.get("partitions", [])) - {"debug"})
-        lines += [f"PartitionName={name} Nodes=ALL MaxTime=INFINITE DefaultTime=10 State=UP" for name in others]
-        (self.folder / "slurm.conf").write_text("\n".join(lines) + "\n")
-        # A second name with an "i": some sites reach the fast network under such a name.
-        table = [f"127.0.0.1 localhost\n{controller} {host}"]
-        table += [f"{subnet}.{10 + i} {name} {name}i" for i, name in enumerate(self.nodes, 1)]
-        (self.folder / "hosts").write_text("\n".join(table) + "\n")
 
     def _start(self):
         """Start munged, then the controller, then the nodes; each is waited for before the next."""
@@ -144,8 +114,7 @@ class Cluster:
         self._spawn("munged", ["munged", "-F", "--force", "--num-threads=4", "--group-update-time=-1", *files])
         self._wait("munged", socket_path.exists)
         self._spawn("slurmctld", ["slurmctld", "-D"])
-        controller = f"{self._state['subnet']}.1" if self._state["bridge"] else "127.0.0.1"
-        self._wait("slurmctld", lambda: port_answers(controller, self._port))
+        self._wait("slurmctld", lambda: port_answers(self._state["controller"], self._state["port"]))
         for index, name in enumerate(self.nodes, 1):
             self.start_node(name, index)
         self._wait(f"{len(self.nodes)} idle nodes", lambda: self._node_states() == ["idle"] * len(self.nodes))
@@ -243,171 +212,3 @@ class Cluster:
 
     def __exit__(self, *exception):
         self.down()
-
-
-def slurm_settings(folder, controller, port, memory_per_cpu) -> dict:
-    """The settings of slurm.conf that do not speak of nodes; `memory_per_cpu` in MiB."""
-    user = user_name()
-    return {
-        "ClusterName": "throwaway",
-        "SlurmctldHost": controller,
-        "SlurmctldPort": port,
-        "SlurmUser": user,
-        "SlurmdUser": user,
-        "AuthType": "auth/munge",
-        "CredType": "cred/munge",
-        "AuthInfo": f"socket={folder}/munge.sock",
-        "StateSaveLocation": f"{folder}/state",
-        "SlurmdSpoolDir": f"{folder}/spool/%n",
-        "SlurmctldPidFile": f"{folder}/slurmctld.pid",
-        "SlurmdPidFile": f"{folder}/slurmd-%n.pid",
-        "SlurmctldLogFile": f"{folder}/log/slurmctld.log",
-        "SlurmdLogFile": f"{folder}/log/%n.log",
-        "ProctrackType": "proctrack/linuxproc",
-        "TaskPlugin": "task/none",  # no binding: the processors are invented
-        "JobAcctGatherType": "jobacct_gather/linux",
-        "JobAcctGatherFrequency": "task=1",
-        "SelectType": "select/cons_tres",
-        "SelectTypeParameters": "CR_Core_Memory",
-        "DefMemPerCPU": memory_per_cpu,  # else every job takes a whole node's memory
-        "EnforcePartLimits": "ALL",
-        "MpiDefault": "none",
-        "GresTypes": "gpu",
-        "Licenses": "seat:1000",
-        "ReturnToService": 2,
-        "MailProg": "/bin/true",
-        "SlurmdParameters": "config_overrides",  # any number of processors, any memory
-        "SchedulerParameters": "batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1",
-        "KillWait": 2,
-        "MinJobAge": 3600,
-        "InactiveLimit": 0,
-        "OverTimeLimit": 0,
-        "SlurmctldTimeout": 10,
-        "SlurmdTimeout": 10,
-        "MessageTimeout": 10,
-        "JobCompType": "jobcomp/filetxt",
-        "JobCompLoc": f"{folder}/jobcomp.txt",
-        "JobRequeue": 1,
-        "UnkillableStepTimeout": 30,
-    }
-
-
-def check_programs():
-    """Raise `UserError` with the one line that installs what is missing."""
-    missing = [name for name in PROGRAMS if not which(name)]
-    if missing:
-        raise UserError(
-            f"no throw-away cluster without {', '.join(missing)}; do (Debian, Ubuntu): "
-            "apt-get install slurm-wlm munge iproute2"
-        )
-
-
-def which(program):
-    """Find a program, also in the system folders that are not on an ordinary user's PATH."""
-    return shutil.which(program, path=search_path())
-
-
-def search_path() -> str:
-    return os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
-
-
-def clean_environment() -> dict:
-    """This process's environment without what an enclosing Slurm job left in it."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SBATCH", "PMI"))}
-    return kept | {"PATH": search_path()}
-
-
-def prepare_folder(folder) -> Path:
-    """Make the cluster's folder; refuse one that is in use."""
-    folder = Path(folder or tempfile.mkdtemp(prefix="mpdemo-cluster-")).absolute()
-    if len(os.fsencode(folder / "munge.sock")) > SOCKET_PATH_LIMIT:
-        raise UserError(
-            f"the path {folder} is too long for a socket (at most {SOCKET_PATH_LIMIT} bytes); take a shorter one"
-        )
-    if any(c in str(folder) for c in " \t#,[]%"):
-        raise UserError(f"slurm.conf cannot hold the path {str(folder)!r}; take one without blanks and any of #,[]%")
-    if (folder / STATE_FILE).exists():
-        raise UserError(f"a cluster is already in {folder}; take it down first: python -m mpdemo cluster down {folder}")
-    if folder.exists() and any(folder.iterdir()):
-        raise UserError(f"{folder} is not empty; give a new folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    folder.chmod(0o755)  # munged insists on a folder that others may pass through
-    return folder
-
-
-def user_name() -> str:
-    return pwd.getpwuid(os.getuid()).pw_name
-
-
-def short_host_name() -> str:
-    return socket.gethostname().split(".")[0]
-
-
-def free_ports(count) -> int:
-    """Return the first of `count` free ports in a row, below the range that outgoing connections use."""
-    first = 20_000 + os.getpid() * 37 % 10_000
-    while True:
-        with contextlib.ExitStack() as held:
-            try:
-                for port in range(first, first + count):
-                    held.enter_context(socket.socket()).bind(("", port))
-                return first
-            except OSError:
-                first = 20_000 + (first + 131) % 10_000
-
-
-def port_answers(host, port) -> bool:
-    with socket.socket() as probe:
-        probe.settimeout(1)
-        return probe.connect_ex((host, port)) == 0
-
-
-def start_time(pid) -> str | None:
-    """When a process started, as the kernel counts; None if there is none. With the pid it names one process."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    except OSError:
-        return None
-    return None if fields[0] == "Z" else fields[19]
-
-
-def end_processes(pids, first_signal, seconds=5, inside=False):
-    """Signal each process, wait for all, and kill what is left; `pids` maps a name to (pid, start time).
-
-    With `inside`, the signal goes to the first process inside the namespaces: its end is the end of all others there,
-    and the waiting `unshare` outside then ends by itself, so that no zombie is left.
-    """
-
-    def living():
-        return [pid for pid, born in pids.values() if start_time(pid) == born]
-
-    for sign, wait, child in ((first_signal, seconds, inside), (signal.SIGKILL, 2, False)):
-        for pid in living():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(first_child(pid) or pid if child else pid, sign)
-        end = time.monotonic() + wait
-        while living() and time.monotonic() < end:
-            time.sleep(0.02)
-    for pid, _ in pids.values():
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(pid, os.WNOHANG)
-
-
-def first_child(pid) -> int | None:
-    with contextlib.suppress(OSError, IndexError):
-        return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
-    return None
-
-
-def end_strays(slurm_conf):
-    """Kill the job steps (and their programs) of the cluster that runs under this configuration file."""
-    mark = f"SLURM_CONF={slurm_conf}\0".encode()
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            name = (entry / "comm").read_text().strip()
-            stray = mark in (entry / "environ").read_bytes() and name in ("slurmstepd", "slurmd", "slurm_script")
-        except OSError:
-            continue
-        if stray:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(entry.name), signal.SIGKILL)

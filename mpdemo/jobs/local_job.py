@@ -14,9 +14,9 @@ from pathlib import Path
 from mpdemo import paths
 from mpdemo.errors import UserError
 from mpdemo.jobs import diagnose
+from mpdemo.jobs.answers import Answer
 from mpdemo.jobs.job import Job, read_text
 from mpdemo.jobs.site import seconds
-from mpdemo.jobs.slurm import Answer
 
 GRACE = 5.0  # seconds between the request to end and the kill
 STATUS = "exit-status.json"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from mpdemo import paths
 from mpdemo.jobs import diagnose, slurm
+from mpdemo.jobs.answers import Answer
 from mpdemo.jobs.job import Job, read_text, write_record
 
 GONE_GRACE = 30  # seconds that a shared file system may hide a file another node has written
@@ -31,7 +32,7 @@ class SlurmJob(Job):
         """Ask the controller, then accounting; then the record of a former answer, the log, the script's marker."""
         kept = self.record.get("final")
         if kept:
-            return slurm.Answer(**kept)
+            return Answer(**kept)
         answer = slurm.ask(self.id) if slurm_is_the_same(self.record) else None
         answer = self._refine(answer) if answer else self._from_files()
         if answer.state not in ("pending", "running", "unknown"):
@@ -51,20 +52,20 @@ class SlurmJob(Job):
             "\n".join(line for line in log.splitlines() if "slurmstepd" in line or "srun:" in line)
         ):
             state = "out_of_memory"
-        return slurm.Answer(state, answer.reason, answer.exit_status, answer.run_time)
+        return Answer(state, answer.reason, answer.exit_status, answer.run_time)
 
     def _from_files(self):
         """Slurm has forgotten the job: what its own log and its script's marker tell. Absence is not success."""
         log = self.log()
         verdict = diagnose.slurm_verdict(log)
         if verdict:
-            return slurm.Answer(verdict, "from the job's log; Slurm has forgotten it")
+            return Answer(verdict, "from the job's log; Slurm has forgotten it")
         words = read_text(self.out / "exit-status.txt").split()
         if len(words) == 2 and words[0] == self.id:
             status = int(words[1])
             state = "done" if status == 0 else "stopped" if diagnose.stopped_with_checkpoint(log, status) else "failed"
-            return slurm.Answer(state, "from the script's marker; Slurm has forgotten the job", status)
-        return slurm.Answer("unknown", "Slurm has forgotten the job, and its script left no marker")
+            return Answer(state, "from the script's marker; Slurm has forgotten the job", status)
+        return Answer("unknown", "Slurm has forgotten the job, and its script left no marker")
 
 
 def slurm_is_the_same(record) -> bool:

@@ -125,6 +125,8 @@ def check_text(what, text):
 def check_folder(out):
     """The run's folder lies inside the project."""
     path = PurePosixPath(out)
+    if "\\" in out:  # in a log's file name it switches off Slurm's %j
+        raise UserError(f"out = {out!r} holds a backslash; take it out")
     if path.is_absolute() or ".." in path.parts or out.startswith("~") or path == PurePosixPath("."):
         raise UserError(f"out = {out!r}; it takes a folder below the project's root, as in runs/03_ddp")
 

@@ -1,0 +1,80 @@
+"""What several test files share: a throw-away Slurm cluster, and a project folder of their own."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mpdemo import paths
+from mpdemo.jobs.cluster import Cluster
+from mpdemo.jobs.site import wanted_by_sites
+
+sys.path.insert(0, str(Path(__file__).parent))
+import setup_system  # noqa: E402
+
+
+def need(*packages):
+    """Skip the test, saying the line that enables it, if Debian packages are missing; in CI that is a failure."""
+    absent = setup_system.missing(*packages)
+    if absent:
+        line = f"missing {', '.join(absent)}; enable with: {setup_system.install_line(absent)}"
+        (pytest.fail if setup_system.in_ci() else pytest.skip)(line)
+
+
+@pytest.fixture(scope="session")
+def slurm_programs():
+    """Only where Debian's Slurm is installed."""
+    need("slurm-wlm", "munge")
+
+
+@pytest.fixture(scope="session")
+def shared_cluster(slurm_programs):
+    """Four nodes for the whole test run. Ask for `cluster` instead: it also points the clients at them."""
+    with Cluster.up(nodes=4, wanted=wanted_by_sites(), owned=True) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(shared_cluster, monkeypatch):
+    """A real Slurm in reach, with four nodes."""
+    for name, value in shared_cluster.environ.items():
+        monkeypatch.setenv(name, value)
+    return shared_cluster
+
+
+@pytest.fixture
+def no_slurm(monkeypatch):
+    """No Slurm in reach: sbatch is not to be found."""
+    folders = os.environ["PATH"].split(os.pathsep)
+    clean = [folder for folder in folders if not Path(folder, "sbatch").exists()]
+    if len(clean) < len(folders):  # sbatch shares its folder with everything else: make one with what jobs need
+        monkeypatch.setattr(
+            "mpdemo.jobs.slurm.shutil.which", lambda name: None if name == "sbatch" else shutil.which(name)
+        )
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """An empty project with the site files, in which a test's jobs and scripts are written."""
+    shutil.copytree(paths.root() / "slurm" / "sites", tmp_path / "slurm" / "sites")
+    monkeypatch.setattr(paths, "root", lambda: tmp_path)
+    monkeypatch.delenv("MPDEMO_SITE", raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def run_mpdemo():
+    """Run ``python -m mpdemo`` as a user does; returns the completed process."""
+    root = paths.root()
+
+    def run(*words, **environment):
+        env = os.environ | environment
+        return subprocess.run(
+            [sys.executable, "-m", "mpdemo", *words], cwd=root, env=env, capture_output=True, text=True, timeout=120
+        )
+
+    return run

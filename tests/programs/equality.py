@@ -1,0 +1,84 @@
+"""Run under torchrun: is every rung, in this world, the same training as the single device?
+
+Reads cases (a JSON list of settings) from the file in argv[1] and writes a result for each to argv[2]: the largest
+relative difference of loss, gradients (step 1) and weights (after three steps) from the single device that runs the
+same microbatches ("same") and from the single device that runs the whole batch ("full").
+"""
+
+import copy
+import json
+import sys
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+
+from mpdemo import data, models, parallel
+from mpdemo.env import World, claim_cores, process_group, where_am_i
+from mpdemo.measure import gather_objects, relative_difference, sum_over_ranks
+from mpdemo.settings import Settings, checked
+
+STEPS = 3
+
+
+def three_steps(settings, model, world, images, labels, replicas=1, replica=0):
+    """Losses, first gradients and final weights (by name) of what this process holds."""
+    rung = parallel.make(copy.deepcopy(model), world, settings)
+    optimizer = torch.optim.SGD(rung.named_parameters().values(), lr=settings.lr, momentum=0.9)
+    images, labels = images.chunk(rung.replicas)[rung.replica], labels.chunk(rung.replicas)[rung.replica]
+    losses, gradients = [], None
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss, _ = rung.step(images if rung.has_input else images.new_empty(len(images), 0), labels)
+        losses.append(loss.double() / rung.replicas)
+        gradients = gradients or {n: p.grad.clone() for n, p in rung.named_parameters().items()}
+        optimizer.step()
+    weights = {n: p.detach().clone() for n, p in rung.named_parameters().items()}
+    rung.train(False)
+    loss, correct = rung.evaluate(images if rung.has_input else images.new_empty(len(images), 0), labels)
+    return torch.stack(losses), gradients, weights, torch.stack([loss.double(), correct.double()])
+
+
+def compare(case, world):
+    """One case's differences, the worst over all ranks."""
+    settings = checked(Settings(**case), world.world_size if case.get("form") != "one-process" else None)
+    found = data.load("digits", image_size=settings.image_size)
+    images, labels = (torch.stack(t) for t in zip(*[found.train[i] for i in range(settings.batch_size)], strict=True))
+    model = models.build(settings.model, norm=settings.norm, image_size=settings.image_size, seed=3)
+    here = world if settings.form == "per-device" else World(device=world.device)
+    losses, gradients, weights, validation = three_steps(settings, model, here, images, labels)
+    if settings.form == "per-device":
+        sum_over_ranks(losses), sum_over_ranks(validation)
+    parts = settings.microbatches if settings.rung == "pipeline" else settings.devices
+    parts = 1 if settings.rung == "model_parallel" else parts
+    result = {}
+    for name, microbatches in {"same": parts, "full": 1}.items():
+        reference = replace(settings, rung="single", form="one-process", microbatches=microbatches)
+        wanted = three_steps(reference, model, World(device=world.device), images, labels)
+        result[name] = {
+            "loss": ((losses - wanted[0]).abs() / wanted[0]).max().item(),
+            "gradients": relative_difference(gradients, wanted[1]),
+            "weights": relative_difference(weights, wanted[2]),
+            "validation": ((validation - wanted[3]).abs() / wanted[3].abs().clamp(min=1)).max().item(),
+        }
+    ranks = gather_objects(result)
+    return {n: {k: max(r[n][k] for r in ranks) for k in result[n]} for n in result}
+
+
+def main():
+    world = where_am_i()
+    claim_cores(world)
+    with open(sys.argv[1]) as file:
+        cases = json.load(file)
+    with process_group(world, timeout=120):
+        results = []
+        for case in cases:
+            results.append(compare(case, world))
+            dist.barrier()
+    if world.rank == 0:
+        with open(sys.argv[2], "w") as file:
+            json.dump(results, file)
+
+
+if __name__ == "__main__":
+    main()

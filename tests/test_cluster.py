@@ -1,0 +1,180 @@
+"""The throw-away Slurm cluster: real daemons, real jobs, and nothing left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mpdemo import paths
+from mpdemo.errors import UserError
+from mpdemo.jobs import nodes
+from mpdemo.jobs.cluster import Cluster
+from mpdemo.jobs.processes import start_time
+
+
+def slurm(cluster, *words):
+    done = subprocess.run(words, env=os.environ | cluster.environ, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def daemons(folder):
+    """The living processes that know a cluster's configuration."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if str(folder).encode() in (entry / "environ").read_bytes() and start_time(entry.name):
+                found.append((entry.name, (entry / "comm").read_text().strip()))
+        except OSError:
+            pass
+    return found
+
+
+def test_nodes_have_what_was_asked(slurm_programs, tmp_path):
+    wanted = {"partitions": ["booster"], "features": ["v100-16g"], "reservations": ["course"]}
+    with Cluster.up(tmp_path / "c", nodes=2, cpus=8, gpus=2, wanted=wanted) as cluster:
+        rows = slurm(cluster, "sinfo", "-h", "-N", "-p", "booster", "-o", "%N %c %G %f %T").split("\n")
+        assert rows[:2] == ["node1 8 gpu:2 v100-16g idle", "node2 8 gpu:2 v100-16g idle"]
+        assert "ReservationName=course" in slurm(cluster, "scontrol", "show", "reservation")
+        words = ["srun", "-N2", "--gres=gpu:2", "--reservation=course", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES"]
+        assert slurm(cluster, *words).split() == ["0,1", "0,1"]
+        assert daemons(cluster.folder)
+    assert not cluster.folder.exists()
+    assert daemons(cluster.folder) == []
+
+
+def test_each_node_is_a_machine_of_its_own(cluster):
+    if cluster.network == "none":
+        pytest.skip("unshare is refused here")
+    names = slurm(cluster, "srun", "-N4", "sh", "-c", "hostname; getent hosts node3").split("\n")
+    assert sorted(name for name in names if name.startswith("node")) == ["node1", "node2", "node3", "node4"]
+    assert len({line for line in names if "node3 " in line + " " and not line.startswith("node")}) == 1
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="network namespaces are made by root")
+def test_localhost_is_not_shared_between_nodes(cluster):
+    if cluster.network != "namespaces":
+        pytest.skip(f"nodes share one network here ({cluster.network})")
+    listen = "import socket,time; s=socket.socket(); s.bind(('', 23456)); s.listen(); time.sleep(3)"
+    call = "import socket; s=socket.socket(); s.settimeout(1); print('answer', s.connect_ex(('{}', 23456)))"
+    server = subprocess.Popen(["srun", "-w", "node1", "python3", "-c", listen], env=os.environ | cluster.environ)
+    time.sleep(1)
+    assert "answer 0" in slurm(cluster, "srun", "-w", "node2", "python3", "-c", call.format("node1"))
+    assert "answer 111" in slurm(cluster, "srun", "-w", "node2", "python3", "-c", call.format("localhost"))
+    server.wait(20)
+
+
+@pytest.mark.parametrize("network", ["hosts", "none"])
+def test_lesser_forms_run_jobs_too(slurm_programs, tmp_path, network):
+    if network == "hosts" and nodes.choose() == "none":
+        pytest.skip("unshare is refused here")
+    with Cluster.up(tmp_path / "c", nodes=2, network=network) as cluster:
+        assert len(slurm(cluster, "srun", "-N2", "hostname").split()) == 2
+        background = subprocess.Popen(
+            ["srun", "sleep", "60"], env=os.environ | cluster.environ, stderr=subprocess.DEVNULL
+        )
+        time.sleep(0.5)
+    background.wait(20)
+    assert daemons(cluster.folder) == []
+
+
+def test_run_gives_the_commands_status_and_cleans_up(slurm_programs, run_mpdemo, tmp_path):
+    done = run_mpdemo("cluster", "run", "--nodes", "1", "--", "sh", "-c", "echo $SLURM_CONF; sinfo -h -p debug; exit 7")
+    conf, row = done.stdout.splitlines()
+    assert done.returncode == 7
+    assert "idle" in row
+    assert not Path(conf).exists()
+
+
+@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGKILL])
+def test_no_daemon_outlives_a_killed_run(slurm_programs, sign):
+    words = [
+        sys.executable,
+        "-m",
+        "mpdemo",
+        "cluster",
+        "run",
+        "--nodes",
+        "2",
+        "--",
+        "sh",
+        "-c",
+        "echo $SLURM_CONF; sleep 60",
+    ]
+    process = subprocess.Popen(words, cwd=paths.root(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    folder = Path(process.stdout.readline().strip()).parent
+    os.kill(process.pid, sign)
+    process.wait(20)
+    end = time.monotonic() + 10
+    while [name for _, name in daemons(folder) if name not in ("sh", "sleep")] and time.monotonic() < end:
+        time.sleep(0.05)
+    assert [name for _, name in daemons(folder) if name not in ("sh", "sleep")] == []
+    if sign == signal.SIGTERM:
+        assert not folder.exists()
+    else:  # nobody could tidy up: `down` does, on what a dead cluster left
+        for pid, _ in daemons(folder):
+            os.kill(int(pid), signal.SIGKILL)
+        Cluster(folder).down()
+        assert not folder.exists()
+    links = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True).stdout
+    assert str(folder) not in links
+
+
+def test_a_folder_in_use_is_refused(cluster):
+    with pytest.raises(UserError, match="already in .*cluster down"):
+        Cluster.up(cluster.folder)
+
+
+def test_a_full_folder_is_refused(slurm_programs, tmp_path):
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(UserError, match="not empty"):
+        Cluster.up(tmp_path)
+    assert (tmp_path / "thesis.tex").exists()
+
+
+def test_a_path_too_long_for_a_socket_is_refused(slurm_programs, tmp_path):
+    with pytest.raises(UserError, match="too long"):
+        Cluster.up(tmp_path / ("x" * 100))
+
+
+def test_down_without_a_cluster_is_a_users_mistake(run_mpdemo, tmp_path):
+    done = run_mpdemo("cluster", "down", str(tmp_path))
+    assert done.returncode == 2
+    assert "no cluster in" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("words", [["--nodes", "0"], ["--nodes", "two"], ["--gpus", "-1"]])
+def test_bad_numbers_are_refused(run_mpdemo, words):
+    done = run_mpdemo("cluster", "run", *words, "--", "true")
+    assert done.returncode == 2
+    assert "whole number" in done.stderr
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="to become an ordinary user takes root")
+def test_an_ordinary_user_can_have_a_cluster(slurm_programs, tmp_path_factory):
+    import tempfile
+
+    with tempfile.TemporaryDirectory(dir="/tmp") as home:
+        os.chmod(home, 0o777)
+        words = ["runuser", "-u", "nobody", "--", "python3", "-m", "mpdemo", "cluster", "run", "--nodes", "2"]
+        env = os.environ | {
+            "PYTHONPATH": str(paths.root()),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "HOME": home,
+            "TMPDIR": home,
+        }
+        probe = subprocess.run(
+            ["runuser", "-u", "nobody", "--", "python3", "-c", "import mpdemo.jobs"], env=env, cwd=home
+        )
+        if probe.returncode:
+            pytest.skip("an ordinary user cannot read this copy of the project")
+        done = subprocess.run(
+            [*words, "--", "srun", "-N2", "whoami"], env=env, cwd=home, capture_output=True, text=True, timeout=60
+        )
+        assert done.stdout.split() == ["nobody", "nobody"], done.stderr
+        assert os.listdir(home) == []

@@ -1,0 +1,281 @@
+"""The text of sbatch files: directives, quoting, sites; and what the checker finds in one."""
+
+import dataclasses
+import json
+import shlex
+import subprocess
+
+import pytest
+
+from mpdemo.errors import UserError
+from mpdemo.jobs import JobSpec, check, load_site, render, submit, train_command
+from mpdemo.jobs.check import Script
+from mpdemo.jobs.site import make_site, seconds
+
+WORKER = "tests/programs/worker.py"
+
+
+def spec(**changes):
+    values = {"name": "toy", "command": train_command(rung="ddp", out="runs/toy"), "out": "runs/toy"}
+    return JobSpec(**(values | changes))
+
+
+def options(text):
+    return {name: value for name, (value, _) in Script(text).options.items()}
+
+
+def test_generic_and_throwaway_render_the_same_text():
+    for changes in (
+        {},
+        {"launcher": "torchrun", "nodes": 2},
+        {"requeue": True, "signal": "USR1@60"},
+        {"gpus_per_process": 0},
+    ):
+        job = spec(processes_per_node=2, **changes)
+        assert render(job, load_site("generic")) == render(job, load_site("throwaway"))
+
+
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+@pytest.mark.parametrize("site", ["generic", "jeanzay", "juwels"])
+def test_every_script_is_valid_bash_and_has_a_comment_a_directive(site, launcher):
+    text = render(
+        spec(nodes=2, processes_per_node=2, launcher=launcher, requeue=True, signal="USR1@60"), load_site(site)
+    )
+    assert subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True).stderr == ""
+    directives = [line for line in text.splitlines() if line.startswith("#SBATCH")]
+    assert all(" # " in line for line in directives)
+    assert check(text.replace("runs/toy/", ""), load_site(site), ask_slurm=False) == []
+
+
+def test_jean_zay_has_the_directives_of_idris():
+    text = render(spec(name="save", gpus_per_process=2, time_limit="00:30:00"), load_site("jeanzay"))
+    given = options(text)
+    wanted = {"job-name": "save", "gres": "gpu:2", "nodes": "1", "ntasks-per-node": "1", "hint": "nomultithread"}
+    wanted |= {"time": "00:30:00", "qos": "qos_gpu-dev", "constraint": "v100-16g", "cpus-per-task": "20"}
+    assert wanted.items() <= given.items()
+    assert {"output", "error"} <= set(given)
+    assert "module purge\nmodule load pytorch-gpu/" in text
+
+
+@pytest.mark.parametrize("nodes, processes, cpus", [(1, 1, 96), (1, 4, None), (16, 4, None)])
+def test_juwels_has_the_directives_of_jsc(nodes, processes, cpus):
+    job = spec(nodes=nodes, processes_per_node=processes, cpus_per_process=cpus, time_limit="02:00:00")
+    text = render(job, load_site("juwels"))
+    given = options(text)
+    wanted = {"nodes": str(nodes), "gres": f"gpu:{processes}", "ntasks-per-node": str(processes), "mem": "0"}
+    wanted |= {"cpus-per-task": str(cpus or 24), "time": "02:00:00", "partition": "booster"}
+    wanted |= {"account": "training2324", "reservation": "ai_sc_day2"}
+    assert wanted.items() <= given.items()
+    assert f"export CUDA_VISIBLE_DEVICES={','.join(map(str, range(processes)))}\n" in text
+    assert "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK" in text
+
+
+def test_torchrun_asks_for_one_task_a_node_with_all_its_cpus():
+    given = options(render(spec(nodes=2, processes_per_node=4, launcher="torchrun"), load_site("generic")))
+    assert (given["ntasks-per-node"], given["cpus-per-task"], given["gres"]) == ("1", "40", "gpu:4")
+
+
+@pytest.mark.parametrize(
+    "syntax, kind, wanted",
+    [
+        ("gres", "", ("gres", "gpu:2")),
+        ("gres", "v100", ("gres", "gpu:v100:2")),
+        ("gpus-per-node", "", ("gpus-per-node", "2")),
+        ("gpus-per-node", "a100", ("gpus-per-node", "a100:2")),
+        ("gpus-per-task", "", ("gpus-per-task", "1")),
+    ],
+)
+def test_gpu_syntax(syntax, kind, wanted):
+    site = dataclasses.replace(load_site("generic"), gpu_syntax=syntax, gpu_type=kind)
+    assert wanted in options(render(spec(processes_per_node=2), site)).items()
+
+
+def test_no_gpus_are_asked_for_where_there_are_none():
+    site = dataclasses.replace(load_site("generic"), gpus_per_node=0)
+    text = render(spec(processes_per_node=4), site)
+    assert "gpu" not in text.split("MASTER")[0].replace("one process a GPU", "")
+    assert options(text)["cpus-per-task"] == "10"
+
+
+NASTY = ["a b", "it's", '"quoted"', "$(touch oops)", "`touch oops`", "50%j", "back\\slash", "a;b", "#hash # tag", "é✓"]
+
+
+@pytest.mark.parametrize(
+    "text, launcher", [*((text, "srun") for text in NASTY), ("a 'b' \"c\" $(touch oops) 50%j #d", "torchrun")]
+)
+def test_a_nasty_name_path_and_argument_arrive_as_they_are(cluster, project, text, launcher):
+    """On the real Slurm: sbatch, its file names, srun and the shell all meet the text."""
+    worker = __file__.replace("test_jobs_render.py", "programs/worker.py")
+    out = f"runs/{text}".replace("\\", "_")
+    job = submit(
+        spec(name=text, out=out, command=(worker, out, "echo", text, ""), launcher=launcher, gpus_per_process=0)
+    )
+    assert job.wait(60) == "done", job.log()
+    assert json.loads((project / out / "echo.json").read_text()) == [text, ""]
+    assert "rank 0 of 1" in job.log()
+    shown = subprocess.run(["squeue", "-h", "-t", "all", "-j", job.id, "-o", "%j"], capture_output=True, text=True)
+    assert shown.stdout.rstrip("\n") == text
+    assert not list(project.rglob("oops"))
+
+
+@pytest.mark.parametrize("field", ["name", "out", "command"])
+@pytest.mark.parametrize("text", ["two\nlines", "bell\a", "null\0"])
+def test_control_characters_are_refused(field, text):
+    value = ("-c", text) if field == "command" else text
+    with pytest.raises(UserError, match="control character"):
+        spec(**{field: value})
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"nodes": 0}, "nodes = 0"),
+        ({"nodes": True}, "nodes = True"),
+        ({"processes_per_node": 1.5}, "1.5"),
+        ({"gpus_per_process": -1}, "-1"),
+        ({"cpus_per_process": 0}, "cpus_per_process = 0"),
+        ({"time_limit": "ten minutes"}, "HH:MM:SS"),
+        ({"time_limit": "00:00:00"}, "no time at all"),
+        ({"launcher": "mpirun"}, "srun, torchrun"),
+        ({"signal": "KILL@10"}, "USR1@60"),
+        ({"signal": "USR1@600"}, "before the start"),
+        ({"out": "/tmp/x"}, "below the project"),
+        ({"out": "runs/a\\b"}, "backslash"),
+        ({"out": "../x"}, "below the project"),
+        ({"out": ""}, "out = ''"),
+        ({"name": ""}, "name = ''"),
+        ({"command": "python train.py"}, "arguments after"),
+        ({"command": ()}, "arguments after"),
+    ],
+)
+def test_impossible_specs_are_refused(changes, words):
+    with pytest.raises(UserError, match=words):
+        spec(**changes)
+
+
+def test_train_command():
+    words = train_command(rung="pipeline", batch_size=8, cut=[2, "layer1.0"], timeline=True, resume=None, lr=-1)
+    assert shlex.join(words) == "-m mpdemo train --rung pipeline --batch-size 8 --cut 2,layer1.0 --timeline --lr=-1"
+
+
+@pytest.mark.parametrize(
+    "text, wanted", [("10", 600), ("1:30", 90), ("2-0", 172800), ("1-02:03", 93780), ("00:00:05", 5)]
+)
+def test_time_is_read_as_slurm_reads_it(text, wanted):
+    assert seconds(text) == wanted
+
+
+# --- site files
+
+
+def test_no_such_site_lists_those_there_are():
+    with pytest.raises(UserError, match="no site 'nowhere'; there are: generic, jeanzay, juwels, throwaway"):
+        load_site("nowhere")
+
+
+@pytest.mark.parametrize(
+    "line, words",
+    [
+        ('partitoin = "gpu"', "unknown key 'partitoin'"),
+        ('gpus_per_node = "4"', "whole number"),
+        ("gpus_per_node = true", "whole number"),
+        ("cores_per_node = 0", "whole number"),
+        ("partition = 3", "text in quotes"),
+        ('setup = "module load x"', "a list of texts"),
+        ('gpu_syntax = "--gpus"', "allowed: gres"),
+        ('launcher = "mpirun"', "allowed: srun, torchrun"),
+        ('max_time = "long"', "HH:MM:SS"),
+        ('partition = "a\\nb"', "line break"),
+        ("partition = ", "not TOML"),
+    ],
+)
+def test_a_wrong_site_file_is_explained(tmp_path, line, words):
+    file = tmp_path / "mine.toml"
+    file.write_text(line + "\n")
+    with pytest.raises(UserError, match=words):
+        load_site(str(file))
+
+
+def test_a_new_site_is_one_file(project, monkeypatch):
+    (project / "slurm" / "sites" / "moon.toml").write_text(
+        'cores_per_node = 64\ngpus_per_node = 8\npartition = "dark side"\n'
+    )
+    monkeypatch.setenv("MPDEMO_SITE", "moon")
+    given = options(render(spec(processes_per_node=8), load_site()))
+    assert (given["partition"], given["cpus-per-task"], given["gres"]) == ("dark side", "8", "gpu:8")
+
+
+def test_the_site_is_found_by_the_clusters_name(cluster, project):
+    assert load_site().name == "throwaway"
+
+
+def test_without_a_cluster_the_site_is_generic(no_slurm, project):
+    assert load_site().name == "generic"
+
+
+# --- the checker
+
+
+def lines_of(problems):
+    return [(problem.line, problem.message) for problem in problems]
+
+
+def script(*lines):
+    return "\n".join(["#!/bin/bash", *lines, "srun python train.py"]) + "\n"
+
+
+@pytest.mark.parametrize(
+    "text, line, words",
+    [
+        (script("# SBATCH --nodes=2"), 2, "comment to Slurm"),
+        (script("##SBATCH --nodes=2"), 2, "comment to Slurm"),
+        (script("module purge", "#SBATCH --nodes=2"), 3, "after the first command"),
+        (script("#SBATCH --gres=gpu:8"), 2, "8 GPUs a node"),
+        (script("#SBATCH --gpus-per-node=v100:5"), 2, "5 GPUs a node"),
+        (script("#SBATCH --ntasks-per-node=8", "#SBATCH --gpus-per-task=1"), 3, "8 GPUs a node"),
+        (script("#SBATCH --ntasks-per-node=4", "#SBATCH --gres=gpu:2"), 2, "4 processes do not match 2 GPUs"),
+        (script("#SBATCH --ntasks-per-node=2", "#SBATCH -c 25 # a quarter"), 3, "2 tasks x 25 CPUs = 50"),
+        (script("#SBATCH --time=soon"), 2, "is no time"),
+        (script("#SBATCH --time=03:00:00"), 2, "over the limit"),
+        (script("#SBATCH -C v100-64g"), 2, "unknown constraint 'v100-64g'"),
+        (script("#SBATCH --output=nowhere/%j.out"), 2, "does not exist: nowhere"),
+        (script("#SBATCH --job-name='open"), 2, "quotes do not match"),
+        (script("#SBATCH --nodes=1").replace("\n", "\r\n"), 1, "DOS line breaks"),
+        ("#SBATCH --nodes=1\nsrun python\n", 1, "names no shell"),
+    ],
+)
+def test_the_checker_names_the_line_and_the_fix(project, text, line, words):
+    problems = check(text, "jeanzay", ask_slurm=False)
+    assert len(problems) == 1, problems
+    assert problems[0].line == line
+    assert words in problems[0].message
+    assert problems[0].fix
+
+
+def test_a_good_file_has_no_problems(project):
+    assert check(script("#SBATCH --ntasks-per-node=2 --gres=gpu:4", "#SBATCH -C 'v100-16g|v100-32g'"), "jeanzay") == []
+
+
+def test_a_spec_is_checked_before_it_is_submitted(project):
+    job = spec(processes_per_node=5)
+    assert "5 GPUs a node" in check(job, "generic", ask_slurm=False)[0].message
+    with pytest.raises(UserError, match="5 GPUs a node.*at most 4"):
+        submit(job, site="generic")
+    assert not (project / "runs").exists()
+
+
+def test_slurm_itself_is_asked_too(cluster, project):
+    problems = check(script("#SBATCH --partition=moon"), "generic")
+    assert "invalid partition specified: moon" in problems[0].message
+    assert "sinfo" in problems[0].message
+    assert check(spec(), "generic") == []
+
+
+def test_debug_prints_and_submits_nothing(project, capsys):
+    assert submit(spec(), site="generic", debug=True) is None
+    assert capsys.readouterr().out == render(spec(), load_site("generic"))
+    assert not (project / "runs").exists()
+
+
+def test_make_site_takes_every_key_of_the_generic_file():
+    assert make_site("x", {"gpus_per_node": 2}, "x.toml").gpus_per_node == 2
