@@ -1,0 +1,66 @@
+"""Repairs for nbval 0.11.0 (its last release is of March 2024), so that a green cell means what it says.
+
+Each is a few lines and is tried against the real nbval, with and without the repair, in tests/test_nbval_repairs.py.
+"""
+
+import os
+import time
+from queue import Empty
+
+import nbval.kernel
+import nbval.plugin
+
+start_new_kernel = nbval.kernel.start_new_kernel
+runtest = nbval.plugin.IPyNbCell.runtest
+
+POLL = 2.0  # s between two looks whether the kernel still lives
+
+
+def start_kernel_that_captures_children(*args, **options):
+    """A kernel that sees PYTEST_CURRENT_TEST stops capturing file descriptors: what child processes print is lost."""
+    quiet = {"NBVAL": "1", "NO_COLOR": "1", "TQDM_DISABLE": "1"}
+    options["env"] = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"} | quiet
+    return start_new_kernel(*args, **options)
+
+
+def execute_like_a_front_end(self, cell_input, allow_stdin=None):
+    """With store_history=False a trailing ';' does not hide the output, and `_` and `In` are missing."""
+    return self.kc.execute(cell_input, store_history=True, allow_stdin=allow_stdin, stop_on_error=False)
+
+
+def await_reply_of_a_live_kernel(self, msg_id, timeout=None):
+    """A dead kernel never replies: say so at once instead of waiting for the cell's whole time limit."""
+    end = time.monotonic() + (timeout or float("inf"))
+    while True:
+        left = end - time.monotonic()
+        if left <= 0:
+            raise Empty
+        try:
+            message = self.get_message(stream="shell", timeout=min(POLL, left))
+        except Empty:
+            if not self.is_alive():
+                raise RuntimeError("the kernel died while it ran this cell") from None
+            continue
+        if message["parent_header"].get("msg_id") == msg_id:
+            self.last_status = message["content"]["status"]
+            return
+
+
+def run_and_believe_the_reply(self):
+    """An unknown magic stops the cell with a message on stderr but sends no error: nbval lets it pass.
+
+    A cell tagged raises-exception that raises nothing passes too, if its output is not compared.
+    """
+    runtest(self)
+    status = getattr(self.parent.kernel, "last_status", "ok")
+    raised = any(output.output_type == "error" for output in self.test_outputs or [])
+    if self.options["check_exception"] and not raised:
+        self.raise_cell_error("the cell is tagged raises-exception, and raised nothing")
+    if status == "error" and not raised:
+        self.raise_cell_error("the cell stopped early without a traceback: an unknown magic?")
+
+
+nbval.kernel.start_new_kernel = start_kernel_that_captures_children
+nbval.kernel.RunningKernel.execute_cell_input = execute_like_a_front_end
+nbval.kernel.RunningKernel.await_reply = await_reply_of_a_live_kernel
+nbval.plugin.IPyNbCell.runtest = run_and_believe_the_reply
