@@ -15,6 +15,8 @@ from mpdemo.jobs.site import wanted_by_sites
 sys.path.insert(0, str(Path(__file__).parent))
 import setup_system  # noqa: E402
 
+pytest_plugins = ["skips"]
+
 
 def need(*packages):
     """Skip the test, saying the line that enables it, if Debian packages are missing; in CI that is a failure."""

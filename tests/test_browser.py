@@ -3,15 +3,14 @@
 Debian's Chromium is used (``apt-get install chromium``); nothing is downloaded, and no page may leave the machine.
 """
 
-import shutil
-
 import nbformat
 import pytest
 from labserver import lab
 from project import fresh_copy
+from setup_system import find, install_line
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no Chromium on this machine; apt-get install chromium")
+CHROMIUM = find("chromium")
+pytestmark = pytest.mark.skipif(not CHROMIUM, reason=f"no Chromium; {install_line(['chromium'])}")
 
 FLAGS = [
     "--no-sandbox",  # CI runs as root, where Chromium refuses its sandbox
