@@ -13,7 +13,7 @@ Every rung on one machine (``--processes`` starts torchrun for you)::
 The same by hand, and on several nodes of a cluster::
 
     torchrun --standalone --nproc-per-node 2 -m mpdemo train --rung ddp --model convnet
-    srun --ntasks-per-node 4 python -m mpdemo train --rung ddp --model resnet50   # after exporting MASTER_ADDR, MASTER_PORT
+    srun --ntasks-per-node 4 python -m mpdemo train --rung ddp --model resnet50   # MASTER_ADDR, MASTER_PORT exported
 """
 
 import argparse

@@ -54,7 +54,7 @@ class Blocks(nn.Module):
         with torch.autocast(x.device.type, self.precision, enabled=self.precision is not None):
             for name in self.names:
                 x = self.get_submodule(name)(x)
-        return x
+        return x.contiguous()  # what is sent to another rank must lie in memory in one piece
 
     def stage(self, start, stop) -> "Blocks":
         """Return blocks ``start`` to ``stop`` (excluded) as a model that shares these very parameters."""

@@ -66,6 +66,8 @@ def _check_stages_per_rank(schedule, stages_per_rank):
 
 def _runs(schedule, ranks, microbatches):
     """Return whether the library runs this many microbatches on this many ranks."""
+    if schedule == "naive":
+        return microbatches == 1
     if schedule == "1f1b":
         return microbatches >= ranks
     if schedule.startswith("interleaved"):
@@ -74,6 +76,8 @@ def _runs(schedule, ranks, microbatches):
 
 
 def _refuse_microbatches(schedule, ranks, microbatches):
+    if schedule == "naive":
+        raise UserError(f"naive runs the whole batch at once, not {microbatches} microbatches; allowed: 1")
     if schedule == "1f1b":
         raise UserError(
             f"1f1b needs at least as many microbatches as stages: {microbatches} microbatches on {ranks} stages; "

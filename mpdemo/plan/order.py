@@ -35,6 +35,7 @@ def order_arrays(schedule, rank, ranks, microbatches, stages_per_rank):
     a schedule is then only the *pattern* that says from which lane the next operation is taken.
     """
     build = {
+        "naive": _gpipe,
         "gpipe": _gpipe,
         "1f1b": _1f1b,
         "interleaved-1f1b": _interleaved_1f1b,

@@ -21,6 +21,7 @@ class Schedule:
 
 
 SCHEDULES = {
+    "naive": Schedule("ScheduleGPipe", 1, False, "loop", "one microbatch: one device busy at a time"),
     "gpipe": Schedule("ScheduleGPipe", 1, False, "loop", "all forwards, then all backwards (arXiv 1811.06965)"),
     "1f1b": Schedule("Schedule1F1B", 1, False, "loop", "one forward, one backward: less memory (arXiv 2104.04473)"),
     "interleaved-1f1b": Schedule(
