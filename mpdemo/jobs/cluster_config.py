@@ -83,6 +83,7 @@ def slurm_settings(folder, controller, port, memory_per_cpu) -> dict:
         "TaskPlugin": "task/none",  # no binding: the processors are invented
         "JobAcctGatherType": "jobacct_gather/linux",
         "JobAcctGatherFrequency": "task=1",
+        "JobAcctGatherParams": "OverMemoryKill",
         "SelectType": "select/cons_tres",
         "SelectTypeParameters": "CR_Core_Memory",
         "DefMemPerCPU": memory_per_cpu,  # else every job takes a whole node's memory

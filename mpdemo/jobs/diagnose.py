@@ -9,11 +9,13 @@ TORCHRUN = re.compile(
     r"^\s*(?:\d+: )?\s*rank\s*:\s*(\d+) \(local_rank: \d+\)\s*\n\s*(?:\d+: )?\s*exitcode\s*:\s*(-?\d+)", re.MULTILINE
 )
 ROOT_CAUSE = "Root Cause"
-SLURM_SAYS = re.compile(r"slurmstepd: error: \*\*\* (?:JOB|STEP) .*?CANCELLED AT \S+?(?: DUE TO ([A-Z ]+?))? \*\*\*")
-MEMORY = re.compile(r"out.of.memory|oom.kill|exceeded memory limit|Exceeded job memory limit", re.IGNORECASE)
-OWN_WORDS = re.compile(
-    r"^(srun|slurmstepd): |Sending process \d+ closing signal|torch/distributed/elastic|^\[rank\d+\]:\[W"
+STEPD = r"^(?:\s*\d+: )?slurmstepd(?:-\S+)?: error: "  # Slurm's own process beside each task
+SLURM_SAYS = re.compile(STEPD + r"\*\*\* JOB .*?CANCELLED AT \S+(?: DUE TO ([A-Z ]+?))? \*\*\*", re.MULTILINE)
+MEMORY = re.compile(
+    STEPD + r".*(?:oom.kill|exceeded memory limit)|^srun: error: .*: Out Of Memory", re.IGNORECASE | re.MULTILINE
 )
+OWN_WORDS = re.compile(r"^(srun|slurmstepd\S*): |^\[W\d+ .*socket\.cpp")
+TORCHRUN_REPORT = re.compile(r"torch/distributed/elastic/")  # where torchrun's own report of a failure begins
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,8 @@ def last_lines(log, task=None) -> tuple:
         lines = [text for number, text in labelled if number == task]
     elif labelled and task is None:
         lines = [m[2] if (m := label.match(line)) else line for line in lines]
-    lines = [line for line in lines if line.strip() and not OWN_WORDS.search(line)]
+    report = next((number for number, line in enumerate(lines) if TORCHRUN_REPORT.search(line)), len(lines))
+    lines = [line for line in lines[:report] if line.strip() and not OWN_WORDS.search(line)]
     return tuple(lines[-LAST_LINES:])
 
 
@@ -111,10 +114,14 @@ def stopped_with_checkpoint(log, exit_status) -> bool:
     return found == 3 or "got signal: 10" in log
 
 
+def out_of_memory(log) -> bool:
+    """Whether Slurm says in the log that it, or the kernel, ended a task for its memory."""
+    return bool(MEMORY.search(log))
+
+
 def slurm_verdict(log) -> str | None:
     """The state that Slurm wrote into the job's own log as it ended it; None if it wrote nothing."""
     match = SLURM_SAYS.search(log)
     if not match:
-        return "out_of_memory" if "Detected" in log and MEMORY.search(log) else None
-    reasons = {"TIME LIMIT": "timeout", "NODE FAILURE": "node_failure", "PREEMPTION": "cancelled", None: "cancelled"}
-    return reasons.get(match[1], "cancelled")
+        return "out_of_memory" if out_of_memory(log) else None
+    return {"TIME LIMIT": "timeout", "NODE FAILURE": "node_failure"}.get(match[1], "cancelled")

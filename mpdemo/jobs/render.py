@@ -122,15 +122,9 @@ def gpu_rows(spec, site, launcher) -> list[tuple]:
 
 
 def environment(spec, site, launcher) -> list[str]:
-    """What the processes need to find each other, and the marker of the job's end."""
+    """What the processes need to find each other."""
     suffix = site.master_suffix
-    marker = shlex.quote(f"{spec.out}/exit-status.txt")
-    lines = [
-        "# The job's number and exit status, for the day when Slurm has forgotten the job.",
-        f"marker={marker}",
-        'trap \'echo "$SLURM_JOB_ID $?" > "$marker"\' EXIT',
-        "",
-    ]
+    lines = []
     if site.setup:
         lines += ["# The Python of this site.", *site.setup, ""]
     lines += [
@@ -165,14 +159,19 @@ def launch(spec, site, launcher) -> list[str]:
             '  --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" "$@"\' \\',
             f"  torchrun {program(spec.command)}{words}",
         ]
+    marker = shlex.quote(f"{spec.out}/exit-status.txt")
+    lines += [
+        "status=$?",
+        "",
+        "# The job's number and exit status, for the day when Slurm has forgotten the job.",
+        f'echo "$SLURM_JOB_ID $status" > {marker}',
+    ]
     if spec.requeue:
         lines += [
-            "status=$?",
             "# 3: stopped with a checkpoint. Back into the queue, to go on from there.",
             '[ "$status" -eq 3 ] && scontrol requeue "$SLURM_JOB_ID"',
-            'exit "$status"',
         ]
-    return lines
+    return [*lines, 'exit "$status"']
 
 
 def program(command) -> str:

@@ -8,8 +8,6 @@ from mpdemo.jobs import diagnose, slurm
 from mpdemo.jobs.answers import Answer
 from mpdemo.jobs.job import Job, read_text, write_record
 
-GONE_GRACE = 30  # seconds that a shared file system may hide a file another node has written
-
 
 class SlurmJob(Job):
     """A job that sbatch took. See `mpdemo.jobs.job.Job`."""
@@ -48,9 +46,7 @@ class SlurmJob(Job):
         state = answer.state
         if diagnose.stopped_with_checkpoint(log, answer.exit_status):
             state = "stopped"
-        elif diagnose.MEMORY.search(
-            "\n".join(line for line in log.splitlines() if "slurmstepd" in line or "srun:" in line)
-        ):
+        elif diagnose.out_of_memory(log):
             state = "out_of_memory"
         return Answer(state, answer.reason, answer.exit_status, answer.run_time)
 

@@ -1,0 +1,286 @@
+"""Jobs on a real Slurm: submitted once, followed, and every way of ending caused for real."""
+
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from mpdemo import paths
+from mpdemo.jobs import JobFailed, JobSpec, SlurmError, attach, slurm, submit
+from mpdemo.jobs.cluster import Cluster
+from mpdemo.jobs.site import wanted_by_sites
+
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+def spec(*action, out="runs/toy", program="worker.py", **changes):
+    command = (str(PROGRAMS / program), out, *map(str, action))
+    return JobSpec(**({"name": "toy", "command": command, "out": out} | changes))
+
+
+def until(what, seconds=20):
+    """Wait for a condition, bounded."""
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def scontrol(*words):
+    subprocess.run(["scontrol", *words], check=True, capture_output=True, timeout=30)
+
+
+@pytest.fixture
+def own_cluster(slurm_programs, monkeypatch):
+    """A cluster to break things on."""
+    with Cluster.up(nodes=2, wanted=wanted_by_sites(), owned=True) as cluster:
+        for name, value in cluster.environ.items():
+            monkeypatch.setenv(name, value)
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def late_jobs(shared_cluster, tmp_path_factory):
+    """Two jobs whose time is nearly over: Slurm looks every 30 s only, so they end while the other tests run."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in shared_cluster.environ.items():
+            patch.setenv(name, value)
+        folder = tmp_path_factory.mktemp("late")
+        shutil.copytree(paths.root() / "slurm" / "sites", folder / "slurm" / "sites")
+        patch.setattr("mpdemo.paths.root", lambda: folder)
+        jobs = [
+            submit(spec("sleep", out="runs/late", time_limit="00:10:00")),
+            submit(spec("sleep", out="runs/warned", signal="USR1@60")),
+        ]
+        for job, left in zip(jobs, (5, 30), strict=True):
+            until(lambda job=job: job.state == "running")
+            scontrol("update", f"jobid={job.id}", f"EndTime=now+{left}")
+    yield folder
+
+
+# --- the ordinary life
+
+
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+def test_processes_on_two_nodes_meet(late_jobs, cluster, project, launcher):
+    if cluster.network == "none":
+        pytest.skip("node names do not resolve here")
+    job = submit(spec(program="allreduce.py", nodes=2, processes_per_node=2, launcher=launcher))
+    assert job.result(timeout=120) == {"sum": 6.0, "hosts": ["node1", "node2"]}
+    assert job.where == "cluster throwaway"
+    assert job.run_time > 0
+
+
+def test_a_jobs_metrics_and_log(cluster, project, capsys):
+    job = submit(spec(processes_per_node=2), script="slurm/toy.sbatch")
+    assert capsys.readouterr().out == f"submitted toy to cluster throwaway: job {job.id} (slurm/toy.sbatch)\n"
+    assert job.wait(60) == "done"
+    assert [row["step"] for row in job.metrics()] == [1, 2, 3]
+    assert sorted(line.split(" on ")[0] for line in job.log().splitlines()) == ["0: rank 0 of 2", "1: rank 1 of 2"]
+    assert job.result()["processes"] == 2
+    assert job.failure() is None
+    assert (project / "slurm" / "toy.sbatch").exists()
+
+
+def test_the_same_cell_again_finds_the_job(cluster, project, capsys):
+    first = submit(spec())
+    first.wait(60)
+    capsys.readouterr()
+    again = submit(spec())
+    assert again.id == first.id
+    assert "not submitted again; resubmit=True" in capsys.readouterr().out
+    assert attach("runs/toy").id == first.id
+    anew = submit(spec(), resubmit=True)
+    assert int(anew.id) > int(first.id)
+    assert "submitting a new one: resubmit=True" in capsys.readouterr().out
+    assert anew.wait(60) == "done"
+
+
+def test_a_changed_spec_is_a_new_job_but_not_while_the_old_one_runs(cluster, project):
+    first = submit(spec("sleep"))
+    until(lambda: first.state == "running")
+    with pytest.raises(Exception, match=f"job {first.id} .* is running and writes to runs/toy"):
+        submit(spec("train"))
+    first.cancel()
+    assert first.wait(30) == "cancelled"
+    second = submit(spec("train"))
+    assert (second.id != first.id, second.wait(60)) == (True, "done")
+
+
+def test_a_waiting_job_knows_its_place_and_reason(cluster, project):
+    blocker = submit(spec("sleep", out="runs/blocker", nodes=4, processes_per_node=4))
+    until(lambda: blocker.state == "running")
+    waiting = [submit(spec(out=f"runs/{i}", processes_per_node=4)) for i in range(2)]
+    until(lambda: all(job.reason in ("Resources", "Priority") for job in waiting))
+    assert [job.state for job in waiting] == ["pending", "pending"]
+    assert [job.queue for job in waiting] == [1, 2]
+    with pytest.raises(TimeoutError, match=r"still pending \(.*\) after 0.2 s"):
+        waiting[1].wait(0.2)
+    waiting[0].cancel()
+    assert waiting[0].wait(30) == "cancelled"
+    blocker.cancel()
+    assert blocker.wait(30) == "cancelled"
+    assert waiting[1].wait(60) == "done"
+    assert waiting[1].queue is None
+
+
+# --- the ways of ending
+
+
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+def test_a_failed_task_is_named_with_its_status_and_last_lines(cluster, project, launcher):
+    job = submit(spec("fail", 1, 7, processes_per_node=2, launcher=launcher))
+    with pytest.raises(JobFailed, match="rank 1 failed with exit status 7") as caught:
+        job.result(90)
+    assert job.state == "failed"
+    assert "ValueError: the digits are upside down" in caught.value.failure.lines
+    assert "rank 0 of 2" not in "".join(caught.value.failure.lines) or launcher == "torchrun"
+    assert "ValueError: the digits are upside down" in str(caught.value)
+
+
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+def test_status_3_is_a_stop_with_a_checkpoint(cluster, project, launcher):
+    job = submit(spec("fail", 0, 3, launcher=launcher))
+    assert job.wait(60) == "stopped"
+
+
+def test_a_missing_log_folder_is_the_failure_that_submit_prevents(cluster, project):
+    job = submit(spec())
+    job.wait(60)
+    text = (project / job.script).read_text().replace("runs/toy/slurm-", "nowhere/slurm-")
+    (project / "bad.sbatch").write_text(text)
+    job_id = slurm.sbatch("bad.sbatch", project)
+    until(lambda: slurm.ask(job_id).state == "failed")
+
+
+def test_out_of_memory(slurm_programs, project, monkeypatch):
+    with Cluster.up(nodes=1, cpus=10, memory=1000, owned=True) as small:
+        monkeypatch.setenv("SLURM_CONF", small.environ["SLURM_CONF"])
+        program = "data = b'x' * 1_500_000_000; import time; time.sleep(30)"
+        job = submit(JobSpec(name="big", command=("-c", program), out="runs/big", cpus_per_process=2))
+        assert job.wait(60) == "out_of_memory", job.log()
+
+
+def test_a_node_that_dies(own_cluster, project):
+    job = submit(spec("sleep"))
+    until(lambda: job.state == "running" and (project / "runs/toy/pids-0").exists())
+    own_cluster.kill_node("node1")
+    scontrol("update", "nodename=node1", "state=down", "reason=power")
+    assert job.wait(60) == "node_failure"
+    with pytest.raises(JobFailed, match="node_failure"):
+        job.result()
+
+
+def test_a_controller_that_does_not_answer_is_said_in_time(own_cluster, project):
+    job = submit(spec("sleep"))
+    until(lambda: job.state == "running")
+    own_cluster.stop_controller()
+    started = time.monotonic()
+    time.sleep(job.patience)
+    with pytest.raises(SlurmError, match="the controller does not answer"):
+        _ = job.state
+    with pytest.raises(SlurmError, match="Unable to contact slurm controller|no answer"):
+        submit(spec(out="runs/other"), site="generic")
+    assert time.monotonic() - started < 45
+    own_cluster.start_controller()
+    until(lambda: job.state == "running")
+    job.cancel()
+    assert job.wait(30) == "cancelled"
+
+
+def test_jobs_that_slurm_has_forgotten(own_cluster, project):
+    """Absence is not success: the log and the script's marker tell, else nobody knows."""
+    ends = {"good": ("train",), "bad": ("fail", 0, 9), "gone": ("train",), "ended": ("sleep",)}
+    jobs = {name: submit(spec(*action, out=f"runs/{name}", name=name)) for name, action in ends.items()}
+    until(lambda: (project / "runs/ended/pids-0").exists())
+    subprocess.run(["scancel", jobs["ended"].id], check=True)
+    until(lambda: all(slurm.ask(job.id).state not in ("pending", "running") for job in jobs.values()))
+    (project / "runs/gone/exit-status.txt").unlink()
+    own_cluster.stop_controller()
+    for file in ("job_state", "job_state.old"):
+        (own_cluster.folder / "state" / file).unlink(missing_ok=True)
+    (own_cluster.folder / "jobcomp.txt").unlink()
+    own_cluster.start_controller()
+    assert slurm.ask(jobs["good"].id) is None
+    found = {name: attach(f"runs/{name}") for name in ends}
+    assert {name: job.state for name, job in found.items()} == {
+        "good": "done",
+        "bad": "failed",
+        "gone": "unknown",
+        "ended": "cancelled",
+    }
+    assert found["bad"].failure().exit_status == 9
+    with pytest.raises(JobFailed, match="forgotten"):
+        found["gone"].result()
+
+
+def test_another_cluster_with_the_same_job_number_is_not_mixed_up(cluster, project, slurm_programs, monkeypatch):
+    job = submit(spec("fail", 0, 9))
+    job.wait(60)
+    with Cluster.up(nodes=1, wanted=wanted_by_sites(), owned=True) as other:
+        monkeypatch.setenv("SLURM_CONF", other.environ["SLURM_CONF"])
+        anew = submit(spec("fail", 0, 9))
+        assert anew.record["identity"] != job.record["identity"]
+        assert anew.wait(60) == "failed"
+    monkeypatch.setenv("SLURM_CONF", cluster.environ["SLURM_CONF"])
+    assert attach("runs/toy").state == "failed"
+
+
+# --- refusals
+
+
+@pytest.mark.parametrize(
+    "line, words",
+    [
+        ('partition = "moon"', "invalid partition specified: moon.*Likely cause: there is no such partition"),
+        ('constraint = "v1000"', "Invalid feature specification.*Likely cause: no node has that constraint"),
+        ('reservation = "yesterday"', "Requested reservation is invalid.*Likely cause"),
+        ('gpu_type = "tpu"', "(Invalid generic resource|Requested node configuration is not available).*Likely cause"),
+        ('memory = "9999G"', "Memory specification can not be satisfied.*Likely cause"),
+        ("cores_per_node = 9999", "More processors requested than permitted.*Likely cause"),
+    ],
+)
+def test_slurms_refusal_is_shown_in_its_words_with_the_likely_cause(cluster, project, line, words):
+    file = project / "mine.toml"
+    both = "" if line.startswith("cores") else "cores_per_node = 8\n"
+    file.write_text(f"{both}gpus_per_node = 4\n{line}\n")
+    with pytest.raises(SlurmError, match=words):
+        submit(spec(), site=str(file))
+    assert not (project / "runs/toy/job.json").exists()
+
+
+def test_a_configuration_that_is_missing_is_said_at_once(slurm_programs, project, monkeypatch):
+    monkeypatch.setenv("SLURM_CONF", "/nowhere/slurm.conf")
+    started = time.monotonic()
+    with pytest.raises(SlurmError, match="no such file"):
+        submit(spec())
+    assert time.monotonic() - started < 5
+
+
+def test_a_job_inside_a_job_is_not_confused_by_the_outer_one(cluster, project, monkeypatch):
+    monkeypatch.setenv("SLURM_NTASKS", "1000")
+    monkeypatch.setenv("SBATCH_PARTITION", "moon")
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    assert submit(spec(processes_per_node=2)).result(60)["processes"] == 2
+
+
+@pytest.mark.parametrize("site", ["jeanzay", "juwels"])
+def test_the_files_for_real_sites_are_accepted_and_run(cluster, project, site):
+    job = submit(spec(nodes=2, processes_per_node=2), site=site, script="slurm/toy.sbatch")
+    assert job.wait(60) == "done", job.log()
+    assert job.script == Path("slurm") / site / "toy.sbatch"
+    assert len(job.log_files) == 2
+    assert job.result()["processes"] == 4
+
+
+# --- last, since it takes Slurm half a minute
+
+
+def test_the_time_limit_and_the_warning_before_it(late_jobs, cluster, monkeypatch):
+    monkeypatch.setattr("mpdemo.paths.root", lambda: late_jobs)
+    late, warned = attach("runs/late"), attach("runs/warned")
+    assert late.wait(100) == "timeout"
+    assert warned.wait(100) == "stopped"
+    assert "DUE TO TIME LIMIT" in late.log()
