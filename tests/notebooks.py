@@ -1,0 +1,177 @@
+"""Refresh the saved outputs of the notebooks, or check that they are in order.
+
+    python tests/notebooks.py               execute all, save what changed (this is ``make notebooks``)
+    python tests/notebooks.py 03 04         only those whose names begin so
+    python tests/notebooks.py --all 03      save also where only measured numbers or pictures changed
+    python tests/notebooks.py --check       execute nothing: normal form and house rules
+
+Notebooks are executed in a fresh copy of the project, so that no run of another day is found; the job scripts
+they write (``slurm/*.sbatch``) are brought back too. Outputs that differ only in what tests/nbval.cfg lets differ
+stay as they are: a refresh without a change leaves no trace in git.
+"""
+
+import argparse
+import copy
+import difflib
+import re
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+from nbval.plugin import coalesce_streams, get_sanitize_patterns
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from notebook_rules import lint, skipped, tags
+from project import environment, fresh_copy
+
+from mpdemo.paths import root
+
+CELL_LIMIT = 300  # s
+KEPT_METADATA = ("tags", "jupyter")
+KERNEL = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
+
+
+def notebooks(prefixes=()) -> list:
+    """Return the paths of the course's notebooks, all or those whose names begin with one of `prefixes`."""
+    found = sorted((root() / "notebooks").glob("*.ipynb"))
+    return [path for path in found if not prefixes or path.name.startswith(tuple(prefixes))]
+
+
+def normalise(notebook):
+    """Bring a notebook into the form in which it is committed; return it.
+
+    No metadata but kernel, tags and collapsed cells; streams merged as a terminal would show them; a traceback cut
+    to its last line, since the rest names files of one machine; cells counted from 1.
+    """
+    notebook.metadata = nbformat.from_dict({"kernelspec": KERNEL, "language_info": {"name": "python"}})
+    notebook.nbformat, notebook.nbformat_minor = 4, 5
+    count = 0
+    for cell in notebook.cells:
+        cell.metadata = nbformat.from_dict({key: cell.metadata[key] for key in KEPT_METADATA if cell.metadata.get(key)})
+        if tags(cell):
+            cell.metadata["tags"] = sorted(tags(cell))
+        cell.source = cell.source.rstrip()
+        if cell.cell_type != "code":
+            continue
+        if skipped(cell):
+            cell.execution_count, cell.outputs = None, []
+            continue
+        count += 1
+        cell.execution_count = count
+        cell.outputs = [_normal_output(output, count) for output in coalesce_streams(cell.outputs)]
+    return notebook
+
+
+def _normal_output(output, count):
+    if output.output_type == "error":
+        output.traceback = [f"{output.ename}: {output.evalue}"]
+    if output.output_type == "execute_result":
+        output.execution_count = count
+    if "data" in output:
+        width = output.metadata.get("image/png", {}).get("width")
+        output.metadata = nbformat.from_dict({"image/png": {"width": width}} if width else {})
+    return output
+
+
+def text_of(notebook) -> str:
+    """Return the file's text."""
+    return nbformat.writes(notebook) + "\n"
+
+
+def compared(notebook) -> list:
+    """Return what nbval compares of a notebook, sanitised: equal lists mean that nothing but numbers changed."""
+    patterns = get_sanitize_patterns((root() / "tests" / "nbval.cfg").read_text())
+    found = []
+    for cell in notebook.cells:
+        found.append((cell.source.rstrip(), sorted(tags(cell)), cell.get("execution_count")))
+        if "nbval-ignore-output" in tags(cell) or cell.cell_type != "code":
+            continue
+        for output in coalesce_streams(copy.deepcopy(cell.outputs)):
+            forms = output.get("data") or {"text": output.get("text", ""), "error": output.get("ename", "")}
+            for form, text in sorted(forms.items()):
+                for pattern, replacement in patterns:
+                    text = re.sub(pattern, replacement, str(text))
+                found.append((form, "" if form.startswith("image/") else text))
+    return found
+
+
+def execute(notebook, folder):
+    """Run a notebook in the copy of the project at `folder`; its outputs are put into `notebook`."""
+    client = NotebookClient(
+        notebook,
+        timeout=CELL_LIMIT,
+        kernel_name="python3",
+        record_timing=False,
+        store_widget_state=False,
+        skip_cells_with_tag="nbval-skip",
+        resources={"metadata": {"path": str(folder / "notebooks")}},
+    )
+    client.execute(env=environment(folder, NBVAL="1"))
+
+
+def refresh(path, everything=False) -> str:
+    """Execute one notebook and save it if something changed; return what happened, in a word."""
+    saved = nbformat.read(path, as_version=4)
+    fresh = copy.deepcopy(saved)
+    with tempfile.TemporaryDirectory(prefix="mpdemo-") as name:
+        folder = fresh_copy(name)
+        execute(fresh, folder)
+        scripts = _take_scripts(folder)
+    normalise(fresh)
+    if not everything and compared(saved) == compared(fresh) and not scripts:
+        fresh = normalise(saved)
+    if text_of(fresh) == path.read_text():
+        return "same"
+    path.write_text(text_of(fresh))
+    return "changed" + (f", with {', '.join(scripts)}" if scripts else "")
+
+
+def _take_scripts(folder) -> list:
+    """Bring back the job scripts that the notebook wrote; return the names of those that changed."""
+    changed = []
+    for script in sorted((folder / "slurm").glob("*.sbatch")):
+        mine = root() / "slurm" / script.name
+        if not mine.exists() or mine.read_text() != script.read_text():
+            shutil.copy(script, mine)
+            changed.append(f"slurm/{script.name}")
+    return changed
+
+
+def check(path) -> list:
+    """Return what is wrong with a saved notebook: house rules and normal form."""
+    notebook = nbformat.read(path, as_version=4)
+    found = lint(notebook, path.parent)
+    wanted, text = text_of(normalise(notebook)), path.read_text()
+    if wanted != text:
+        changes = difflib.unified_diff(text.splitlines(), wanted.splitlines(), lineterm="", n=0)
+        first = "; ".join(line.strip()[:70] for line in list(changes)[3:6])
+        found.append(f"is not in normal form ({first}); run: python tests/notebooks.py {path.stem}")
+    return [f"{path.name}: {said}" for said in found]
+
+
+def main() -> int:
+    """Return 0 if all is in order, 1 if not."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("prefixes", nargs="*", help="beginnings of the names, such as 03; default: all")
+    parser.add_argument("--check", action="store_true", help="execute nothing")
+    parser.add_argument("--all", action="store_true", help="save also where only numbers and pictures changed")
+    args = parser.parse_args()
+    status = 0
+    for path in notebooks(args.prefixes):
+        try:
+            if not args.check:
+                print(f"{path.name}: {refresh(path, args.all)}", flush=True)
+            problems = check(path)
+        except CellExecutionError as error:
+            problems = [f"{path.name}: not saved, a cell failed:\n{error}"]
+        print("\n".join(problems), end="\n" if problems else "", flush=True)
+        status = status or bool(problems)
+    return int(status)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

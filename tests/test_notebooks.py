@@ -1,0 +1,84 @@
+"""Every notebook of the course: run from a fresh clone, with Slurm and without, and compared strictly.
+
+Each is executed by nbval in a copy of the project of its own, so no run, script or picture of another day helps it.
+Then the job scripts that it wrote must be the committed ones.
+"""
+
+import difflib
+import subprocess
+import sys
+
+import nbformat
+import pytest
+from project import environment, fresh_copy
+
+from mpdemo.paths import root
+from notebooks import CELL_LIMIT, check, notebooks
+
+NOTEBOOKS = [path.stem for path in notebooks()]
+LIMIT = 900  # s for one notebook
+
+
+@pytest.fixture(params=["this machine", "cluster"])
+def where(request, monkeypatch):
+    """Jobs run on this machine, or on a real Slurm with four nodes."""
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    return dict(request.getfixturevalue("shared_cluster").environ) if request.param == "cluster" else {}
+
+
+@pytest.mark.timeout(LIMIT + 60)
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_notebook_gives_the_saved_outputs(name, where, tmp_path):
+    project = fresh_copy(tmp_path / "project")
+    options = ["--nbval", "--nbval-current-env", f"--nbval-cell-timeout={CELL_LIMIT}", "-p", "no:cacheprovider", "-q"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, "--nbval-sanitize-with=tests/nbval.cfg", f"notebooks/{name}.ipynb"],
+        cwd=project,
+        env=environment(project, **where),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+    assert done.returncode == 0, f"{done.stdout[-8000:]}\n{done.stderr[-2000:]}"
+    problems = changed_scripts(project)
+    assert not problems, "\n".join(problems)
+
+
+def changed_scripts(project) -> list:
+    """Compare the scripts that the notebook wrote with the committed ones."""
+    found = []
+    for script in sorted((project / "slurm").glob("*.sbatch")):
+        mine = root() / "slurm" / script.name
+        accept = "if that is meant: python tests/notebooks.py, look at git diff slurm/, commit"
+        if not mine.exists():
+            found.append(f"slurm/{script.name} is written by the notebook and not committed; {accept}")
+            continue
+        before, after = (file.read_text().splitlines() for file in (mine, script))
+        lines = [line for line in difflib.unified_diff(before, after, "committed", "written now", lineterm="", n=0)]
+        if lines:
+            found.append("\n".join([f"slurm/{script.name} would change; {accept}", *lines]))
+    return found
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_notebook_is_in_order(name):
+    problems = check(root() / "notebooks" / f"{name}.ipynb")
+    assert not problems, "\n".join(problems)
+
+
+def test_every_committed_script_is_written_by_a_notebook():
+    sources = "".join(
+        cell.source
+        for path in notebooks()
+        for cell in nbformat.read(path, as_version=4).cells
+        if cell.cell_type == "code"
+    )
+    strangers = [s.name for s in (root() / "slurm").glob("*.sbatch") if s.name not in sources]
+    assert not strangers, f"no notebook writes {strangers}; delete them, or name them in a notebook's submit()"
+
+
+def test_a_changed_script_is_told_line_by_line(tmp_path):
+    (tmp_path / "slurm").mkdir()
+    assert changed_scripts(tmp_path) == []
+    (tmp_path / "slurm" / "99_new.sbatch").write_text("#!/bin/bash\n")
+    assert "slurm/99_new.sbatch is written by the notebook and not committed" in changed_scripts(tmp_path)[0]
