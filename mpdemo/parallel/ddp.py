@@ -24,7 +24,6 @@ class DDP(Rung):
             device_ids=[self.device.index] if self.device.type == "cuda" else None,
             gradient_as_bucket_view=True,  # the gradients live in the buckets: no copy before the all-reduce
             static_graph=True,  # every step uses the same parameters in the same order
-            broadcast_buffers=False,  # batch norm's statistics are made equal when needed, not every step
         )
 
     def step(self, images, labels):
@@ -40,6 +39,6 @@ class DDP(Rung):
         return self.model(images)
 
     def synchronise(self):
-        """Give every process rank 0's buffers."""
+        """Give every process rank 0's buffers, as the next training step would."""
         for buffer in self.model.buffers():
             dist.broadcast(buffer, 0)

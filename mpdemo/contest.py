@@ -1,0 +1,121 @@
+"""Time several trainings against each other in one world: in turn, round after round.
+
+A speed-up from two runs an hour apart compares what else the machine did. Here every round runs every variant once, and what is
+reported is the median over the rounds, with its spread. Used by ``demo`` and ``bench``.
+"""
+
+import os
+import statistics
+import time
+
+import torch
+import torch.distributed as dist
+
+from mpdemo.measure import gather_objects
+from mpdemo.parallel.rung import loss_fn
+from mpdemo.plan.cost import BlockCost, backward_cost
+
+
+class Contest:
+    """The variants of one comparison and the seconds each took, a number a round."""
+
+    def __init__(self, world):
+        self.world, self.variants, self.seconds = world, {}, {}
+
+    def add(self, name, step, *, alone=False, all_cores=False):
+        """Add a variant: `step` is called once a round by every rank, or by rank 0 `alone` while the others rest."""
+        self.variants[name] = (step, alone, all_cores)
+
+    def run(self, rounds, warmup=2, each_round=lambda done: None):
+        """Run all variants in turn, `rounds` times; call `each_round` with the number done."""
+        for number in range(-warmup, rounds):
+            for name, (step, alone, all_cores) in self.variants.items():
+                seconds = self._once(step, self.world.rank == 0 or not alone, all_cores)
+                if number >= 0:
+                    self.seconds.setdefault(name, []).append(seconds)
+            each_round(max(0, number + 1))
+
+    def _once(self, step, active, all_cores):
+        """Seconds from the moment all ranks are ready until all are done."""
+        cores = use_all_cores() if all_cores else None
+        dist.barrier()
+        begin = time.perf_counter()
+        if active:
+            step()
+        if self.world.device.type == "cuda":
+            torch.cuda.synchronize()
+        dist.barrier()
+        seconds = time.perf_counter() - begin
+        if cores:
+            os.sched_setaffinity(0, cores)
+        return seconds
+
+    def median(self, name) -> float:
+        """Median seconds a step."""
+        return statistics.median(self.seconds[name])
+
+    def ratio(self, slow, fast) -> tuple[float, float, float]:
+        """How many times faster `fast` is: median over the rounds of the ratio in each, and the middle half's edges."""
+        ratios = sorted(a / b for a, b in zip(self.seconds[slow], self.seconds[fast], strict=True))
+        return statistics.median(ratios), ratios[len(ratios) // 4], ratios[(3 * len(ratios)) // 4]
+
+
+def use_all_cores():
+    """Let this process use every core of the machine; return the cores it was pinned to."""
+    if not hasattr(os, "sched_setaffinity"):
+        return None
+    pinned = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, range(os.cpu_count()))
+    return pinned
+
+
+def training_step(rung, optimizer, images, labels):
+    """Return a function that does one step of the training loop on this batch: zero, gradients, update."""
+
+    def step():
+        optimizer.zero_grad()
+        rung.step(images, labels)
+        optimizer.step()
+
+    return step
+
+
+def stage_costs(rung, indices, repeats=5) -> dict[int, BlockCost]:
+    """Seconds that each stage of a process-a-device rung takes for one microbatch, measured by its rank.
+
+    All ranks measure at the same time, so that they share the machine's memory as they do in the pipeline. All ranks
+    must call this, and every rank gets all stages.
+
+    Parameters
+    ----------
+    rung : mpdemo.parallel.pipeline.PerDevice
+        Its stages are run, without communication.
+    indices : list of int
+        The numbers of this rank's stages in the whole model.
+    """
+    dist.barrier()
+    last, mine = len(rung.examples) - 1, {}
+    for stage, index in zip(rung.stages, indices, strict=True):
+        example = rung.examples[index][0]
+        runs = [time_stage(stage, example, rung.device, index == 0, index == last) for _ in range(repeats + 1)][1:]
+        names = ("forward", "backward", "input", "weight")
+        mine[index] = BlockCost(*(statistics.median(getattr(run, name) for run in runs) for name in names))
+        stage.zero_grad()
+    return {index: cost for part in gather_objects(mine) for index, cost in part.items()}
+
+
+def time_stage(stage, example, device, first, last) -> BlockCost:
+    """Run one stage forward and backward once on random input of the example's shape."""
+    x = torch.randn(example.shape, device=device).to(example.dtype).requires_grad_(not first)
+    clock = time.perf_counter
+    if device.type == "cuda":
+
+        def clock():
+            torch.cuda.synchronize(device)
+            return time.perf_counter()
+
+    begin = clock()
+    y = stage(x)
+    if last:
+        y = loss_fn(y, torch.zeros(len(y), dtype=torch.long, device=device))
+    return backward_cost(stage, x, y, first, clock, clock() - begin)
