@@ -1,7 +1,7 @@
 """Time several trainings against each other in one world: in turn, round after round.
 
-A speed-up from two runs an hour apart compares what else the machine did. Here every round runs every variant once, and what is
-reported is the median over the rounds, with its spread. Used by ``demo`` and ``bench``.
+A speed-up from two runs an hour apart compares what else the machine did. Here every round runs every variant once,
+and what is reported is the median over the rounds, with its spread. Used by ``demo`` and ``bench``.
 """
 
 import os

@@ -139,6 +139,8 @@ def checked(s: Settings, world_size: int | None = None) -> Settings:
     _must(s.checkpoint_every is None or s.checkpoint_every >= 1, "--checkpoint-every must be 1 step or more")
     _must(s.workers >= 0, f"--workers {s.workers} is not allowed; allowed: 0 or more")
     _must(s.lr > 0, f"--lr {s.lr} is not allowed; allowed: more than 0")
+    recorded = s.form == "per-device" and s.rung in ("model_parallel", "pipeline")
+    _must(recorded or not s.timeline, "--timeline records rungs model_parallel and pipeline in the form per-device")
     _check_processes(s, world_size)
     _check_batch(s)
     return s

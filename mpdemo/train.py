@@ -8,6 +8,7 @@ import os
 import platform
 import signal
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -117,7 +118,8 @@ class Run:
         with self.bar:
             while self.step < self.last_step and not stopped:
                 stopped = self._epoch()
-        self._save_timeline()
+        if self.rung.recorder:
+            self.rung.recorder.save(self.folder)
         self.log.finish(self._summary(time.time() - begin, stopped))
         return STOPPED if stopped else 0
 
@@ -129,7 +131,8 @@ class Run:
         self.steps, self.seen = Steps(self.rung.replicas), []
         for images, labels in self.loaders.train:
             self.optimizer.zero_grad()
-            loss, correct = self.rung.step(images, labels)
+            with self.rung.recorder.step() if self.rung.recorder else nullcontext():
+                loss, correct = self.rung.step(images, labels)
             self.rung.scaler.step(self.optimizer)
             self.rung.scaler.update()
             self.steps.add(loss, correct)
@@ -207,12 +210,6 @@ class Run:
         loss, correct, count = sum_over_ranks(sums).tolist()
         self.validation = loss / count, correct / count
         return self.validation
-
-    def _save_timeline(self):
-        """Write what this rank did when, where it was recorded."""
-        recorder = getattr(self.rung, "recorder", None)
-        if recorder is not None:
-            recorder.save(self.folder)
 
     def _summary(self, seconds, stopped) -> dict:
         """Everything worth keeping of the run, in one dictionary; all ranks must call this."""

@@ -11,7 +11,7 @@ from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 from mpdemo.models import resolve_cut
 from mpdemo.parallel.rung import Rung, count_correct, local_devices, loss_fn
-from mpdemo.parallel.stages import stage_examples, walk
+from mpdemo.parallel.stages import recorder_for, stage_examples, walk
 
 
 class OneProcess(Rung):
@@ -52,8 +52,10 @@ class PerDevice(Rung):
         self.pipeline_stages = [
             PipelineStage(self.stages[0], world.rank, count, self.device, *self.examples[world.rank])
         ]
+        self.recorder = recorder_for(settings, world, self.pipeline_stages)
+        loss = self.recorder.loss(loss_fn) if self.recorder else loss_fn
         self.has_input, self.has_output = world.rank == 0, world.rank == count - 1
-        self.schedule = ScheduleGPipe(self.pipeline_stages[0], n_microbatches=1, loss_fn=loss_fn)
+        self.schedule = ScheduleGPipe(self.pipeline_stages[0], n_microbatches=1, loss_fn=loss)
 
     def step(self, images, labels):
         """This stage's forward and backward. See `Rung.step`."""

@@ -11,7 +11,7 @@ from torch.distributed.pipelining import PipelineStage, schedules
 
 from mpdemo.models import resolve_cut
 from mpdemo.parallel.rung import Rung, count_correct, local_devices, loss_fn
-from mpdemo.parallel.stages import stage_examples, walk
+from mpdemo.parallel.stages import recorder_for, stage_examples, walk
 from mpdemo.plan import SCHEDULES, placement
 
 
@@ -58,10 +58,12 @@ class PerDevice(Rung):
             PipelineStage(stage, index, count, self.device, *self.examples[index])
             for stage, index in zip(self.stages, mine, strict=True)
         ]
+        self.recorder = recorder_for(settings, world, self.pipeline_stages)
+        loss = self.recorder.loss(loss_fn) if self.recorder else loss_fn
         self.has_input, self.has_output = 0 in mine, count - 1 in mine
         held = self.pipeline_stages if len(mine) > 1 else self.pipeline_stages[0]
         schedule = getattr(schedules, SCHEDULES[settings.schedule].library_class)
-        self.schedule = schedule(held, n_microbatches=settings.microbatches, loss_fn=loss_fn)
+        self.schedule = schedule(held, n_microbatches=settings.microbatches, loss_fn=loss)
 
     def step(self, images, labels):
         """This rank's part of the schedule. See `Rung.step`."""

@@ -37,10 +37,13 @@ class Rung:
         How many copies of the model share the batch, and which of them this process belongs to.
     has_input, has_output : bool
         Whether this process takes the images in, and whether it computes the loss.
+    recorder : Recorder or None
+        Notes what this rank does when (process-a-device forms of a cut model, where the settings ask for it).
     """
 
     replicas, replica = 1, 0
     has_input = has_output = True
+    recorder = None
 
     def __init__(self, world, settings):
         self.device = world.device

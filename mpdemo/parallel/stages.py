@@ -1,8 +1,10 @@
-"""What the process-a-device forms of a cut model share: the shapes between stages, and a plain forward walk."""
+"""What the process-a-device forms of a cut model share: shapes between stages, a timeline, a plain forward walk."""
 
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
+
+from mpdemo.timeline import Recorder
 
 
 def stage_examples(model, points, settings) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -36,6 +38,16 @@ def stage_examples(model, points, settings) -> list[tuple[torch.Tensor, torch.Te
 def _empty_like(tensor, needs_grad):
     """Shape and type of a tensor, without its memory; the library must know where gradients come back."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta", requires_grad=needs_grad)
+
+
+def recorder_for(settings, world, pipeline_stages):
+    """Return a recorder attached to this rank's stages where the settings ask for a timeline, else None."""
+    if not settings.timeline:
+        return None
+    recorder = Recorder(world.rank, world.device)
+    for stage in pipeline_stages:
+        recorder.attach(stage)
+    return recorder
 
 
 def walk(stages, owners, examples, images):
