@@ -143,7 +143,7 @@ def environment(spec, scratch) -> dict:
     env |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TMPDIR": scratch}
     if spec.signal:
         name = "SIG" + spec.signal.split("@")[0]
-        env["TORCHELASTIC_SIGNALS_TO_HANDLE"] = f"SIGTERM,SIGINT,SIGHUP,SIGQUIT,{name}"
+        env["PET_SIGNALS_TO_HANDLE"] = f"SIGTERM,SIGINT,SIGHUP,SIGQUIT,{name}"
     return env
 
 

@@ -138,9 +138,7 @@ def environment(spec, site, launcher) -> list[str]:
     if site.export_visible_devices and spec.gpus_per_node:
         lines.append(f"export CUDA_VISIBLE_DEVICES={','.join(map(str, range(spec.gpus_per_node)))}")
     if launcher == "torchrun" and spec.signal:
-        lines.append(
-            "export TORCHELASTIC_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIG" + spec.signal.split("@")[0]
-        )
+        lines.append("export PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIG" + spec.signal.split("@")[0])
     return [*lines, ""]
 
 

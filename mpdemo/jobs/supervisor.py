@@ -94,11 +94,11 @@ def watch(process, job, told) -> str:
 
 
 def end_tree(process, living, grace):
-    """Ask the job to end, wait, then kill whatever is left below this process."""
+    """Ask the job to end (torchrun ends its workers first), wait, then kill whatever is left below this process."""
     if process.returncode is None:
         send(process.pid, signal.SIGTERM)
         end = time.monotonic() + grace
-        while living() and time.monotonic() < end:
+        while process.returncode is None and time.monotonic() < end:
             reap(process)
             time.sleep(0.02)
     for _ in range(200):

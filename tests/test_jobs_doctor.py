@@ -1,0 +1,80 @@
+"""``python -m mpdemo env``: every trouble is named with its remedy, also where PyTorch cannot be imported."""
+
+import subprocess
+import sys
+
+import pytest
+import setup_system
+
+
+def test_a_sound_environment_is_all_ok(run_mpdemo):
+    done = run_mpdemo("env", "--site", "generic")
+    assert done.returncode == 0, done.stdout
+    assert "[FAIL]" not in done.stdout
+    for word in ("Python", "PyTorch", "devices", "Slurm", "site generic", "runs"):
+        assert word in done.stdout
+
+
+@pytest.mark.parametrize(
+    "module, error, remedy",
+    [
+        ("torchvision", "RuntimeError('operator torchvision::nms does not exist')", "install both from the same index"),
+        ("torch", "ModuleNotFoundError(\"No module named 'torch'\")", "pip install torch torchvision"),
+        ("torch", "OSError('libcudart.so.12: cannot open shared object file')", "CUDA libraries"),
+        ("torch", "ImportError('something new')", "reinstall both"),
+    ],
+)
+def test_a_broken_pytorch_is_named_with_its_remedy(run_mpdemo, tmp_path, module, error, remedy):
+    (tmp_path / module).mkdir()
+    (tmp_path / module / "__init__.py").write_text(f"raise {error}\n")
+    done = run_mpdemo("env", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 1
+    assert "[FAIL] PyTorch does not load" in done.stdout
+    assert remedy in done.stdout
+    assert "[OK]   runs are written" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_an_unknown_site_is_a_users_mistake(run_mpdemo):
+    done = run_mpdemo("env", "--site", "nowhere")
+    assert done.returncode == 2
+    assert "there are: generic, jeanzay, juwels, throwaway" in done.stderr
+
+
+def test_a_site_that_cannot_take_its_own_job(run_mpdemo, tmp_path):
+    file = tmp_path / "odd.toml"
+    file.write_text("gpus_per_node = 4\ncores_per_node = 2\n")
+    done = run_mpdemo("env", "--site", str(file))
+    assert done.returncode == 1
+    assert "4 tasks x 1 CPUs = 4" in done.stdout
+
+
+def test_on_the_cluster(run_mpdemo, cluster):
+    done = run_mpdemo("env", **cluster.environ)
+    assert done.returncode == 0, done.stdout
+    assert "cluster throwaway, 4 nodes" in done.stdout
+    assert "site throwaway" in done.stdout
+
+
+def test_a_controller_that_is_down(run_mpdemo, tmp_path):
+    conf = tmp_path / "slurm.conf"
+    conf.write_text("ClusterName=gone\nSlurmctldHost=localhost(127.0.0.1)\nSlurmctldPort=1\nNodeName=n1\n")
+    done = run_mpdemo("env", "--site", "generic", SLURM_CONF=str(conf))
+    assert done.returncode == 1
+    assert "[FAIL] Slurm:" in done.stdout
+
+
+def test_a_folder_of_data_that_is_not_there(run_mpdemo):
+    done = run_mpdemo("env", MPDEMO_DATA="/nowhere")
+    assert "[FAIL] data: MPDEMO_DATA=/nowhere" in done.stdout
+
+
+def test_missing_packages_are_named_with_the_line_that_installs_them(tmp_path):
+    code = "import setup_system, os; os.getuid = lambda: 1000; setup_system.find = lambda name: None; "
+    code += "raise SystemExit(setup_system.main())"
+    folder = setup_system.__file__.rsplit("/", 1)[0]
+    for ci, status in (("true", 1), ("", 0)):
+        env = {"CI": ci, "PATH": "/usr/bin:/bin"}
+        done = subprocess.run([sys.executable, "-c", code], cwd=folder, env=env, capture_output=True, text=True)
+        assert done.returncode == status
+        assert "apt-get install --no-install-recommends slurm-wlm munge iproute2 chromium" in done.stdout

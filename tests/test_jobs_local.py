@@ -1,0 +1,204 @@
+"""The same Job on this machine: torchrun under a supervisor that leaves nothing behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mpdemo import paths
+from mpdemo.errors import UserError
+from mpdemo.jobs import JobFailed, JobSpec, attach, submit
+from mpdemo.jobs.processes import start_time
+
+PROGRAMS = Path(__file__).parent / "programs"
+pytestmark = pytest.mark.usefixtures("no_slurm")
+
+
+def spec(*action, out="runs/toy", program="worker.py", **changes):
+    command = (str(PROGRAMS / program), out, *map(str, action))
+    return JobSpec(**({"name": "toy", "command": command, "out": out} | changes))
+
+
+def sleepers(folder, count, seconds=30):
+    """Wait until `count` workers sleep; return their process ids and their children's."""
+    end = time.monotonic() + seconds
+    while len(list(folder.glob("pids-*"))) < count or not all(f.read_text() for f in folder.glob("pids-*")):
+        assert time.monotonic() < end, "the workers did not start"
+        time.sleep(0.05)
+    return [int(pid) for file in folder.glob("pids-*") for pid in file.read_text().split()]
+
+
+def all_gone(pids, seconds=15):
+    end = time.monotonic() + seconds
+    while any(start_time(pid) for pid in pids) and time.monotonic() < end:
+        time.sleep(0.05)
+    return [pid for pid in pids if start_time(pid)] == []
+
+
+def test_processes_meet_under_torchrun(project, capsys):
+    job = submit(spec(program="allreduce.py", nodes=2, processes_per_node=2), script="slurm/toy.sbatch")
+    assert "no Slurm in reach: toy runs on this machine, 4 processes under torchrun" in capsys.readouterr().out
+    assert job.where == "this machine"
+    assert job.result(120)["sum"] == 6.0
+    assert "--nodes=2" in (project / "slurm" / "toy.sbatch").read_text()
+    assert job.queue is None
+    assert 0 < job.run_time < 120
+
+
+def test_one_process_needs_no_launcher(project, capsys):
+    job = submit(spec())
+    assert "1 process (job" in capsys.readouterr().out
+    assert job.result(60)["processes"] == 1
+    assert [row["step"] for row in job.metrics()] == [1, 2, 3]
+    assert job.log().startswith("rank 0 of 1")
+    assert job.exit_status == 0
+
+
+def test_half_a_line_of_metrics_waits(project):
+    job = submit(spec())
+    job.wait(60)
+    with open(project / "runs/toy/metrics.jsonl", "a") as file:
+        file.write('{"event": "st')
+    assert len(job.metrics()) == 3
+
+
+def test_the_same_cell_again_finds_the_job(project, capsys):
+    first = submit(spec())
+    first.wait(60)
+    again = submit(spec())
+    assert (again.id, again.state) == (first.id, "done")
+    assert "not submitted again" in capsys.readouterr().out
+    assert attach("runs/toy").result()["processes"] == 1
+    assert submit(spec(), resubmit=True).id != first.id
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_failed_process_is_named(project, processes):
+    job = submit(spec("fail", processes - 1, 7, processes_per_node=processes))
+    who = "the job" if processes == 1 else "rank 1"
+    with pytest.raises(JobFailed, match=f"{who} failed with exit status 7") as caught:
+        job.result(60)
+    assert job.state == "failed"
+    assert caught.value.failure.lines[-1] == "ValueError: the digits are upside down"
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_cancel_ends_the_whole_tree(project, processes):
+    job = submit(spec("sleep", processes_per_node=processes))
+    pids = sleepers(project / "runs/toy", processes)
+    assert job.state == "running"
+    job.cancel()
+    assert job.state == "cancelled"
+    assert all_gone(pids)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_the_time_limit_ends_it(project, processes):
+    job = submit(spec("sleep", processes_per_node=processes, time_limit=f"00:00:0{1 + 3 * processes}"))
+    assert job.wait(60) == "timeout"
+    assert all_gone(sleepers(project / "runs/toy", 0))
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_the_warning_before_the_limit_lets_it_stop(project, processes):
+    job = submit(spec("sleep", processes_per_node=processes, time_limit="00:00:40", signal="USR1@35"))
+    assert job.wait(60) == "stopped"
+    assert job.run_time < 30
+
+
+OWNER = """
+import sys; sys.path.insert(0, {root!r})
+from mpdemo import paths, jobs
+import pathlib, time
+paths.root = lambda: pathlib.Path({project!r})
+spec = jobs.JobSpec(name="toy", command=({worker!r}, "runs/toy", "sleep"), out="runs/toy", processes_per_node=2)
+job = jobs.submit(spec)
+time.sleep(60)
+"""
+
+
+def owner(project):
+    """A Python that submits a job and then waits, as a notebook's kernel does."""
+    code = OWNER.format(
+        root=str(paths.__file__.rsplit("/", 2)[0]), project=str(project), worker=str(PROGRAMS / "worker.py")
+    )
+    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM])
+def test_nothing_survives_the_kernel(project, sign):
+    kernel = owner(project)
+    pids = sleepers(project / "runs/toy", 2)
+    assert attach("runs/toy").state == "running"
+    os.kill(kernel.pid, sign)
+    kernel.wait(10)
+    assert all_gone(pids)
+    job = attach("runs/toy")
+    assert job.wait(20) == "cancelled"
+    assert "ended with the Python that had started it" in job.reason
+
+
+def test_a_job_of_another_kernel_can_be_cancelled(project):
+    kernel = owner(project)
+    pids = sleepers(project / "runs/toy", 2)
+    job = attach("runs/toy")
+    job.cancel()
+    assert job.wait(20) == "cancelled"
+    assert all_gone(pids)
+    kernel.kill()
+    kernel.wait(10)
+
+
+def test_a_killed_supervisor_is_told(project):
+    job = submit(spec("sleep"))
+    pids = sleepers(project / "runs/toy", 1)
+    os.kill(int(job.id), signal.SIGKILL)
+    assert job.wait(20) == "cancelled"
+    assert "supervisor was killed" in job.reason
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_no_files_are_left_in_the_temporary_folder(project, monkeypatch):
+    scratch = project / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(scratch))
+    job = submit(spec("sleep", processes_per_node=2))
+    sleepers(project / "runs/toy", 2)
+    assert list(scratch.iterdir())
+    job.cancel()
+    assert list(scratch.iterdir()) == []
+
+
+def test_waiting_is_bounded(project):
+    job = submit(spec("sleep"))
+    with pytest.raises(TimeoutError, match=r"job \d+ \(toy\) is still running after 0.3 s"):
+        job.wait(0.3)
+    job.cancel()
+
+
+def test_no_job_in_a_folder(project):
+    with pytest.raises(UserError, match="no job in runs/none"):
+        attach("runs/none")
+
+
+def test_a_damaged_record(project):
+    submit(spec()).wait(60)
+    (project / "runs/toy/job.json").write_text("{")
+    with pytest.raises(UserError, match="damaged"):
+        submit(spec())
+    assert submit(spec(), resubmit=True).wait(60) == "done"
+
+
+def test_a_script_outside_the_project_is_refused(project):
+    with pytest.raises(UserError, match="below the project's root"):
+        submit(spec(), script="/etc/toy.sbatch")
+
+
+def test_jobs_do_not_import_pytorch():
+    code = "import sys, mpdemo.jobs, mpdemo.doctor; sys.exit(bool({'torch', 'matplotlib', 'numpy'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=paths.root()).returncode == 0
