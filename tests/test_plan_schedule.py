@@ -87,7 +87,7 @@ def test_the_orders_are_those_that_the_library_runs(library, schedule):
             ours = [str(op) for op in rank_order(schedule, rank, ranks, microbatches, stages)]
             assert library(schedule, rank, ranks, microbatches, stages) == ours
             compared += 1
-    assert compared >= 20
+    assert compared >= (9 if schedule == "naive" else 20)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -96,6 +96,9 @@ def test_what_we_refuse_the_library_refuses_too(library, schedule):
         try:
             check_schedule(schedule, ranks, microbatches, stages)
         except UserError:
+            if schedule == "naive":  # our name for GPipe with one microbatch
+                assert microbatches > 1
+                continue
             with pytest.raises(ValueError, match="microbatches"):
                 library(schedule, 0, ranks, microbatches, stages)
 
@@ -125,7 +128,7 @@ def test_every_microbatch_passes_every_stage_once_each_way(schedule, ranks, micr
         (("interleaved-1f1b", 2, 5), "multiple of 2"),
         (("1f1b", 2, 3, 1, 8), "2, 4, 8"),
         (("1f1bb", 2, 4), "did you mean '1f1b'"),
-        (("zb-v", 2, 4), "gpipe, 1f1b, interleaved-1f1b, interleaved-zero-bubble, zbv"),
+        (("zb-v", 2, 4), "naive, gpipe, 1f1b, interleaved-1f1b, interleaved-zero-bubble, zbv"),
     ],
 )
 def test_bad_numbers_are_refused_in_one_line_with_the_valid_ones(arguments, told):

@@ -84,7 +84,7 @@ def test_nothing_starts_later_than_it_must(shape):
 def test_equal_stages_idle_as_the_closed_form_says(schedule, ranks):
     usual = SCHEDULES[schedule].stages_per_rank
     for stages_per_rank in (usual, 3) if "interleaved" in schedule else (usual,):
-        for microbatches in (2 * ranks, 4 * ranks, 10 * ranks):
+        for microbatches in (1,) if schedule == "naive" else (2 * ranks, 4 * ranks, 10 * ranks):
             stages = ranks * stages_per_rank
             result = simulate(schedule, [1.0] * stages, [2.0] * stages, microbatches, ranks, weight=0.5)
             expected = bounds.idle_share(schedule, ranks, microbatches, stages_per_rank)

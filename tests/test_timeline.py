@@ -18,6 +18,7 @@ from mpdemo.paths import root
 from mpdemo.plan import SCHEDULES, placement, rank_order, simulate, stages_per_rank
 
 RANKS, MICROBATCHES, STEPS = 2, 4, 3
+RECORDED = [schedule for schedule in SCHEDULES if schedule != "naive"]  # that is gpipe with one microbatch
 
 
 def one_rank(folder, rank):
@@ -30,7 +31,7 @@ def one_rank(folder, rank):
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=RANKS, timeout=timedelta(seconds=60))
-    for schedule, rule in SCHEDULES.items():
+    for schedule in RECORDED:
         recorder, owners = Recorder(rank, torch.device("cpu")), placement(schedule, RANKS)
         stages = [
             pipelining.PipelineStage(torch.nn.Linear(256, 256), s, len(owners), torch.device("cpu"))
@@ -39,7 +40,7 @@ def one_rank(folder, rank):
         ]
         for stage in stages:
             recorder.attach(stage)
-        runner = getattr(pipelining, rule.library_class)(
+        runner = getattr(pipelining, SCHEDULES[schedule].library_class)(
             stages if len(stages) > 1 else stages[0],
             n_microbatches=MICROBATCHES,
             loss_fn=recorder.loss(torch.nn.functional.mse_loss),
@@ -74,7 +75,7 @@ def recorded(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", RECORDED)
 def test_every_operation_is_recorded_once_in_the_order_of_the_schedule(recorded, schedule):
     steps = trace.load(recorded / schedule)
     assert len(steps) == STEPS
@@ -88,7 +89,7 @@ def test_every_operation_is_recorded_once_in_the_order_of_the_schedule(recorded,
             assert done == [str(op) for op in rank_order(schedule, rank, RANKS, MICROBATCHES)]
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", RECORDED)
 def test_the_clocks_agree_nothing_starts_before_the_other_rank_has_sent_it(recorded, schedule):
     last = RANKS * stages_per_rank(schedule) - 1
     for rows in trace.load(recorded / schedule):
@@ -104,7 +105,7 @@ def test_the_clocks_agree_nothing_starts_before_the_other_rank_has_sent_it(recor
         assert sends == 2 * borders * MICROBATCHES
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", RECORDED)
 def test_computing_and_waiting_never_overlap_and_fill_what_is_not_idle(recorded, schedule):
     for rows in trace.load(recorded / schedule):
         for rank in range(RANKS):

@@ -23,7 +23,8 @@ def idle_share(schedule, ranks, microbatches, stages_per_rank=None):
     Returns
     -------
     float
-        gpipe and 1f1b: (P-1) / (M+P-1), whatever forward and backward cost. interleaved-1f1b: (P-1) / (vM+P-1).
+        gpipe and 1f1b: (P-1) / (M+P-1), whatever forward and backward cost; naive is M = 1.
+        interleaved-1f1b: (P-1) / (vM+P-1).
         The zero-bubble schedules, where forward, input gradient and weight gradient cost the same: (P-1) / (3vM+P-1),
         which is only the time in which the first microbatch reaches the last rank.
 

@@ -1,0 +1,232 @@
+"""What every block of a model costs in time: measured on this machine, or estimated for a GPU that is not here.
+
+The cost depends on the microbatch: a small one uses the device badly. So it is measured at several sizes.
+Taught in notebooks/05_pipeline.ipynb.
+"""
+
+import time
+from dataclasses import dataclass, fields
+from statistics import median
+
+from mpdemo.errors import UserError
+
+REPEATS = 3
+ROOFS = {  # floating point operations and bytes a second (data sheets, float32), seconds to launch a kernel
+    "v100": (15.7e12, 0.9e12, 5e-6),
+    "a100": (19.5e12, 1.555e12, 5e-6),
+    "h100": (67e12, 3.35e12, 4e-6),
+}
+
+
+@dataclass(frozen=True)
+class BlockCost:
+    """Seconds that one block needs for one microbatch.
+
+    `backward` computes all gradients at once; `input` and `weight` are its two halves as zero-bubble schedules run
+    them, together a little more than `backward`.
+    """
+
+    forward: float
+    backward: float
+    input: float
+    weight: float
+
+    def __add__(self, other):
+        return BlockCost(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    def __mul__(self, factor):
+        return BlockCost(*(getattr(self, f.name) * factor for f in fields(self)))
+
+    @property
+    def both(self):
+        """Forward and backward."""
+        return self.forward + self.backward
+
+
+def measure(blocks, sample, sizes, *, repeats=REPEATS, budget=60.0, loss_fn=None):
+    """Measure every block at several microbatch sizes, on the device and with the threads that are set.
+
+    Parameters
+    ----------
+    blocks : mpdemo.models.Blocks
+        The uncut model, on its device, in training mode.
+    sample : torch.Tensor
+        Inputs (B, ...), at least as many as the largest size.
+    sizes : sequence of int
+        Samples of a microbatch.
+    repeats : int
+        Measurements of which the median counts; one more before them is thrown away.
+    budget : float
+        Seconds after which no larger size is begun; what is missing is extrapolated.
+    loss_fn : callable, optional
+        Loss of (outputs, labels); cross entropy by default.
+
+    Returns
+    -------
+    dict
+        Size -> list of BlockCost, one a block.
+    """
+    parts = [blocks.stage(i, i + 1) for i in range(len(blocks))]
+    began, measured, each = time.monotonic(), {}, 0.0
+    for size in sorted(set(sizes)):
+        spent = time.monotonic() - began
+        if len(measured) >= 2 and spent + each * size > budget:
+            break
+        x = sample[:size]
+        runs = [_once(parts, x, loss_fn) for _ in range(repeats + 1)][1:]
+        measured[size] = [
+            BlockCost(*(median(getattr(run[i], f.name) for run in runs) for f in fields(BlockCost)))
+            for i in range(len(parts))
+        ]
+        each = (time.monotonic() - began - spent) / size  # seconds a sample, for all repeats
+    for parameter in blocks.parameters():
+        parameter.grad = None
+    return {size: measured.get(size) or _extrapolate(measured, size) for size in sorted(set(sizes))}
+
+
+def _extrapolate(measured, size):
+    """Continue to a larger microbatch in a straight line from the largest two that were measured.
+
+    The line rises at least as the cost a sample of the largest one says: noise must not make large batches free.
+    """
+    small, large = sorted(measured)[-2:]
+    costs = []
+    for a, b in zip(measured[small], measured[large], strict=True):
+        at = {f.name: (getattr(a, f.name), getattr(b, f.name)) for f in fields(BlockCost)}
+        line = {
+            n: y1 + (size - large) * max((y1 - y0) / (large - small), 0.8 * y1 / large) for n, (y0, y1) in at.items()
+        }
+        costs.append(BlockCost(**line))
+    return costs
+
+
+def _once(parts, x, loss_fn):
+    """Run every block forward and backward once; return a BlockCost a block."""
+    import torch
+
+    loss_fn = loss_fn or torch.nn.functional.cross_entropy
+    clock, costs, inputs, outputs = _clock(x.device), [], [], []
+    forward = []
+    for number, part in enumerate(parts):
+        x = x.detach().requires_grad_(number > 0)
+        began = clock()
+        y = part(x)
+        if number == len(parts) - 1:
+            y = loss_fn(y, torch.zeros(len(y), dtype=torch.long, device=y.device))
+        forward.append(clock() - began)
+        inputs.append(x)
+        outputs.append(y)
+        x = y
+    for number, part in enumerate(parts):
+        costs.append(backward_cost(part, inputs[number], outputs[number], number == 0, clock, forward[number]))
+    return costs
+
+
+def backward_cost(part, x, y, first, clock, forward):
+    """Time the backward pass of one block, first in the library's two halves, then whole."""
+    import torch
+    from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
+
+    gradient = torch.ones_like(y)
+    began = clock()
+    torch.autograd.backward(y, gradient, retain_graph=not first)
+    whole = clock() - began
+    if first:  # the images need no gradient: all of it waits for the weight gradient's turn
+        return BlockCost(forward, whole, 0.0, whole)
+    x.grad = None
+    began = clock()
+    _, groups = stage_backward_input((y,), [gradient], [x], part.parameters())
+    halfway = clock()
+    stage_backward_weight(part.parameters(), groups)
+    return BlockCost(forward, whole, halfway - began, clock() - halfway)
+
+
+def _clock(device):
+    """Return a function that reads seconds: of this process's CPU time, or of the GPU once it has finished."""
+    if device.type != "cuda":
+        return time.process_time  # another process on the same core does not count
+    import torch
+
+    def synchronised():
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    return synchronised
+
+
+def estimate(model, sizes, image_size, gpu, *, classes=1000, channels=3, norm="batch"):
+    """Estimate every block's cost on a GPU that is not here, from its arithmetic and its memory traffic.
+
+    Each operation takes the longer of computing (operations / peak rate) and moving (bytes / bandwidth), and a
+    launch: the roofline model (https://doi.org/10.1145/1498765.1498785). Real kernels stay below the roof, so shares
+    and ratios are worth more than seconds.
+
+    Parameters
+    ----------
+    gpu : str
+        A key of ROOFS.
+
+    Returns
+    -------
+    dict
+        Size -> list of BlockCost.
+
+    Raises
+    ------
+    UserError
+        No figures for this GPU.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from mpdemo.models import build
+
+    if gpu not in ROOFS:
+        raise UserError(f"no figures for GPU {gpu!r}; allowed: {', '.join(ROOFS)}, or measure")
+    import torch
+
+    costs = {}
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        blocks = build(model, classes=classes, channels=channels, image_size=image_size, norm=norm)
+        parts = [blocks.stage(i, i + 1) for i in range(len(blocks))]
+        for size in sorted(set(sizes)):
+            x, row = torch.empty(size, channels, image_size, image_size), []
+            for number, part in enumerate(parts):
+                x = x.detach().requires_grad_(number > 0)
+                forward = _roof(lambda part=part, x=x: part(x), ROOFS[gpu])
+                y = forward.pop("result")
+                back = _roof(lambda y=y: y.backward(torch.empty_like(y)), ROOFS[gpu])["seconds"]
+                first = number == 0
+                row.append(BlockCost(forward["seconds"], back, 0.0 if first else back / 2, back if first else back / 2))
+                x = y
+            costs[size] = row
+    return costs
+
+
+def _roof(work, roof):
+    """Run `work` on fake tensors; return its result and the seconds that its operations would take."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+    from torch.utils.flop_counter import flop_registry
+
+    rate, bandwidth, launch = roof
+    total = {"seconds": 0.0}
+
+    class Count(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+            made = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
+            known = {t.untyped_storage() for t in given}
+            in_place = func._schema.name.endswith("_")
+            if not in_place and all(t.untyped_storage() in known for t in made):
+                return out  # a view moves nothing
+            count = flop_registry.get(func._overloadpacket)
+            operations = count(*args, **(kwargs or {}), out_val=out) if count else 0
+            moved = sum(t.numel() * t.element_size() for t in given + made)
+            total["seconds"] += max(operations / rate, moved / bandwidth) + launch
+            return out
+
+    with Count():
+        total["result"] = work()
+    return total

@@ -1,0 +1,129 @@
+"""The planner's choice, and ``python -m mpdemo plan`` as a user meets it."""
+
+import json
+from itertools import combinations
+
+import pytest
+
+from mpdemo.__main__ import main
+from mpdemo.plan import cost, planner
+from mpdemo.plan.footprint import footprints
+
+COMMAND = "plan --model resnet18 --batch 32 --image-size 64 --cost v100"
+
+
+@pytest.fixture(scope="module")
+def job():
+    sizes = (1, 2, 4, 8, 16, 32)
+    blocks, costs = footprints("resnet18", 64), cost.estimate("resnet18", sizes, 64, "v100")
+    return planner.Job(blocks, costs, ranks=2, batch=32)
+
+
+def run(capsys, words):
+    status = main(words.split())
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zbv"])
+def test_no_other_cut_is_faster(job, schedule):
+    stages = 2 if schedule != "zbv" else 4
+    every = [list(points) for points in combinations(range(1, len(job.blocks)), stages - 1)]
+    for microbatches in (4, 8):
+        found = planner.candidates(job, [schedule], [microbatches])[0]
+        best = min(planner.evaluate(job, schedule, microbatches, points).step_time for points in every)
+        assert found.step_time <= 1.03 * best
+
+
+def test_with_little_memory_the_plan_changes_and_still_fits(job):
+    free = planner.choose(planner.candidates(job), job.limit)
+    limit = 0.6 * max(free.peaks)
+    tight = planner.Job(job.blocks, job.costs, job.ranks, job.batch, limit)
+    chosen = planner.choose(planner.candidates(tight), limit)
+    assert max(chosen.peaks) <= limit < max(free.peaks)
+    assert chosen.step_time >= free.step_time / 1.01
+
+
+def test_three_and_four_devices(job):
+    for ranks in (3, 4):
+        more = planner.Job(job.blocks, job.costs, ranks, job.batch)
+        best = planner.choose(planner.candidates(more), more.limit)
+        assert best.simulation.ranks == ranks
+        assert best.step_time < planner.one_device_step_time(more)
+
+
+def test_the_command_prints_everything_and_writes_json(capsys, tmp_path):
+    path = tmp_path / "plan.json"
+    status, out, err = run(capsys, f"{COMMAND} --gpu-memory 16GiB --json {path}")
+    assert (status, err) == (0, "")
+    for word in (
+        "share of work",
+        "parameters",
+        "weights",
+        "gradients",
+        "optimizer",
+        "activations",
+        "usual cut (layer2.1)",
+    ):
+        assert word in out
+    plan = json.loads(path.read_text())
+    assert sum(stage["share"] for stage in plan["stages"]) == pytest.approx(1)
+    assert sum(stage["parameters"] for stage in plan["stages"]) == 11_689_512  # torchvision's ResNet-18
+    assert plan["step_time"] < plan["usual"]["step_time"]
+    assert all(device["peak"] < 16 * 2**30 for device in plan["devices"])
+    assert f"--schedule {plan['schedule']} --microbatches {plan['microbatches']} --cut {','.join(plan['cut'])}" in out
+
+
+def test_what_the_user_fixes_is_kept(capsys, tmp_path):
+    path = tmp_path / "plan.json"
+    fixed = "--schedule 1f1b --microbatches 4 --cut layer2.1 --optimizer momentum"
+    assert run(capsys, f"{COMMAND} {fixed} --json {path}")[0] == 0
+    plan = json.loads(path.read_text())
+    assert (plan["schedule"], plan["microbatches"], plan["cut"]) == ("1f1b", 4, ["layer2.1"])
+    assert all(device["optimizer"] > 0 for device in plan["devices"])
+
+
+def test_measuring_on_this_machine_in_one_process_form(capsys):
+    words = (
+        "plan --model convnet --channels 1 --classes 10 --image-size 28 --batch 8 --microbatches 2 --form one-process"
+    )
+    status, out, _ = run(capsys, words)
+    assert status == 0
+    assert "measured on this machine" in out and "--form one-process" in out
+
+
+def test_memory_that_nothing_fits_is_refused_saying_what_would(capsys):
+    words = "plan --model resnet101 --batch 128 --image-size 224 --gpu-memory 1500MiB --schedule gpipe --microbatches 2"
+    status, _, err = run(capsys, words)
+    assert status == 2
+    assert "no plan fits" in err and "--gpu-memory" in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words, told",
+    [
+        ("--model resnet19", "allowed: "),
+        ("--stages 0", "whole numbers from 1"),
+        ("--stages 50", "allowed: 1 to 10"),
+        ("--cut layer9", "cannot cut after 'layer9'"),
+        ("--cut 0", "allowed: a number from 1 to 9"),
+        ("--cut 10", "allowed: a number from 1 to 9"),
+        ("--schedule zbv --cut 5,3,8", "not increasing"),
+        ("--schedule zbv --cut 3,3,8", "leaves a stage empty"),
+        ("--stages 4 --schedule 1f1b --microbatches 2", "4 or more"),
+        ("--microbatches 5", "allowed: 1, 2, 4, 8, 16, 32"),
+        ("--batch 67 --stages 3 --schedule 1f1b", "a divisor from 3 to 64"),
+        ("--schedule 1f1", "did you mean '1f1b'"),
+        ("--gpu-memory 16", "such as 16GiB"),
+        ("--gpu-memory 512MiB", "allowed: 1GiB or more"),
+        ("--cost rtx", "allowed: measure, v100, a100, h100"),
+        ("--form both", "allowed: per-device, one-process"),
+        ("--form one-process --schedule zbv", "allowed: gpipe, naive"),
+        ("--optimizer adagrad", "allowed: sgd, momentum, adamw"),
+        ("--norm layer", "allowed: batch, group"),
+    ],
+)
+def test_bad_input_is_one_line_with_the_valid_values(capsys, words, told):
+    status, out, err = run(capsys, f"{COMMAND} {words}")
+    assert (status, out) == (2, "")
+    assert told in err and err.count("\n") == 1 and err.startswith("mpdemo: error: ")
