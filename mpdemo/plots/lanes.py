@@ -28,8 +28,10 @@ def lanes(simulation, *, width=880) -> str:
         for later in (False, True):  # a rank's later stages are paler
             boxes = [r for r in rows if r["kind"] == kind and (r["stage"] >= ranks) is later]
             path = "".join(_box(row, scale, pitch) for row in boxes)
-            opacity = 0.55 if later else 1
-            parts.append(f'<path d="{path}" fill="{colour}" fill-opacity="{opacity}" stroke="#555" stroke-width=".5"/>')
+            opacity, line = 0.55 if later else 1, 0.5 if len(rows) <= MOST_NUMBERS else 0
+            parts.append(
+                f'<path d="{path}" fill="{colour}" fill-opacity="{opacity}" stroke="#555" stroke-width="{line}"/>'
+            )
     if len(rows) <= MOST_NUMBERS and pitch >= LANE:
         parts += [_number(row, scale, pitch) for row in rows if (row["end"] - row["start"]) * scale > 13]
     parts += _legend(simulation, ranks * pitch + 24)
