@@ -98,7 +98,7 @@ def look_at_python() -> Finding:
     version = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info < OLDEST_PYTHON:
         return Finding(False, f"Python {version}", f"Python {'.'.join(map(str, OLDEST_PYTHON))} or newer is needed")
-    return Finding(True, f"Python {version} ({sys.executable})")
+    return Finding(True, f"Python {version}")
 
 
 def look_at_place() -> Finding:

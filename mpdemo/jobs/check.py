@@ -135,14 +135,12 @@ def geometry(script, site) -> list[Problem]:
     problems = []
     if gpus > site.gpus_per_node:
         fix = f"at most {site.gpus_per_node} GPUs a node; take more nodes for more processes"
-        problems.append(
-            Problem(gpu_line, f"{gpus} GPUs a node, but a node of {site.name} has {site.gpus_per_node}", fix)
-        )
+        problems.append(Problem(gpu_line, f"{gpus} GPUs a node, but a node has {site.gpus_per_node}", fix))
     if gpus and script.launcher == "srun" and gpus % tasks:
         fix = f"--ntasks-per-node={gpus} for one process a GPU, or a GPU count that is a multiple of {tasks}"
         problems.append(Problem(task_line, f"{tasks} processes do not match {gpus} GPUs on a node", fix))
     if tasks * cpus > site.cores_per_node:
-        message = f"{tasks} tasks x {cpus} CPUs = {tasks * cpus}, but a node of {site.name} has {site.cores_per_node}"
+        message = f"{tasks} tasks x {cpus} CPUs = {tasks * cpus}, but a node has {site.cores_per_node}"
         problems.append(
             Problem(
                 script.line("cpus-per-task", "ntasks-per-node"),
@@ -160,7 +158,7 @@ def names(script, site) -> list[Problem]:
     wrong = [word for word in re.split(r"[&|,*()\[\]]+", value) if word and not word.isdigit() and word not in known]
     if not known or not wrong:
         return []
-    return [Problem(line, f"unknown constraint {wrong[0]!r} on {site.name}", f"one of: {', '.join(sorted(known))}")]
+    return [Problem(line, f"unknown constraint {wrong[0]!r}", f"one of: {', '.join(sorted(known))}")]
 
 
 def time_limit(script, site) -> list[Problem]:
@@ -176,7 +174,7 @@ def time_limit(script, site) -> list[Problem]:
         return [
             Problem(
                 line,
-                f"time {value} is over the limit of {site.name}, {site.max_time}",
+                f"time {value} is over the limit here, {site.max_time}",
                 f"--time={site.max_time} or less",
             )
         ]

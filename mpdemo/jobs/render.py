@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 from mpdemo.jobs.site import Site
 from mpdemo.jobs.spec import JobSpec
 
-WIDTH = 40  # column of the directives' comments
+WIDTH = 48  # column of the directives' comments
 
 
 def render(spec: JobSpec, site: Site) -> str:
@@ -112,7 +112,7 @@ def gpu_rows(spec, site, launcher) -> list[tuple]:
     if site.gpus_per_node == 0 or spec.gpus_per_node == 0:
         return []
     kind = f"{site.gpu_type}:" if site.gpu_type else ""
-    comment = f"on each node: {spec.processes_per_node} processes x {spec.gpus_per_process}"
+    comment = f"on each node: {spec.processes_per_node} x {spec.gpus_per_process} (processes x GPUs of each)"
     if site.gpu_syntax == "gpus-per-task":
         gpus = spec.gpus_per_process if launcher == "srun" else spec.gpus_per_node
         return [("gpus-per-task", f"{kind}{gpus}", "GPUs of each task")]
@@ -147,7 +147,7 @@ def launch(spec, site, launcher) -> list[str]:
     words = " ".join(shlex.quote(word) for word in spec.command)
     srun = "srun --kill-on-bad-exit=1 --label"
     if launcher == "srun":
-        lines = ["# One process a task; when one fails, all end.", f"{srun} python -u {words}"]
+        lines = ["# One process a task; when one fails, all end.", f"{srun} \\", f"  python -u {words}"]
     else:
         # Each node's number is known on that node only, so a shell there expands it.
         lines = [
