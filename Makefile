@@ -21,7 +21,7 @@ bench: $(STAMP)       ## measure the speed figures of the README (about 10 minut
 	$(BIN)/python -m mpdemo bench
 
 notebooks: $(STAMP)   ## run every notebook and refresh its saved outputs
-	$(BIN)/python tests/notebooks.py notebooks/*.ipynb
+	$(BIN)/python tests/notebooks.py
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv .venv

@@ -4,6 +4,7 @@ The loop owns the data, the optimizer, the clock and the run's folder; the rung 
 Taught in notebooks/01_single_device.ipynb. The launch lines of every rung stand in mpdemo/launch.py.
 """
 
+import itertools
 import os
 import platform
 import signal
@@ -93,18 +94,21 @@ class Run:
         self.settings, self.world, self.rung = settings, world, rung
         self.optimizer, self.scheduler, self.loaders = optimizer, scheduler, loaders
         self.epoch = self.step = 0
+        self.seen, self.validation = [], None  # the epoch's steps so far; the last validation's loss and accuracy
         self.last_step = settings.steps or settings.epochs * loaders.steps_per_epoch
         self.folder = Path(settings.out)
         if settings.resume:
             state = checkpoint.read(checkpoint.newest(settings.resume))
+            checkpoint.check_settings(state, settings)
             checkpoint.restore(state, rung, optimizer, scheduler, world.rank)
-            self.epoch, self.step = state["epoch"], state["step"]
+            self.epoch, self.step, self.seen = state["epoch"], state["step"], state["seen"]
         elif any((self.folder / "checkpoints").glob("step-*.pt")):
             raise UserError(f"{self.folder} holds the checkpoints of a run; --resume {self.folder}, or another --out")
         same = settings.resume and Path(settings.resume).resolve() == self.folder.resolve()
-        self.log = RunLog(self.folder, world.rank == 0, keep_until=self.step if same else None)
+        self.log = RunLog(self.folder, world.rank == 0, resumed=(self.epoch, self.step) if same else None)
         self.asked_to_stop = False
         signal.signal(signal.SIGUSR1, self._ask_to_stop)  # Slurm sends it before the time limit: --signal=USR1@60
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # held back since the start (mpdemo/launch.py)
 
     def _ask_to_stop(self, number, frame):
         self.asked_to_stop = True
@@ -112,24 +116,29 @@ class Run:
     def go(self) -> int:
         """Train epoch after epoch; return the exit status."""
         begin, stopped = time.time(), False
-        self.bar = tqdm(
-            total=self.last_step, initial=self.step, desc=self.settings.rung, unit="step", disable=self.world.rank > 0
-        )
-        with self.bar:
-            while self.step < self.last_step and not stopped:
-                stopped = self._epoch()
+        self.log.write("start", step=self.step, steps=self.last_step, time=round(begin, 4))
+        with self.start_bar(disable=self.world.rank > 0):
+            # a run that is resumed from its last step has its last validation still to do
+            while not stopped and (self.step < self.last_step or self.validation is None):
+                stopped = self.one_epoch()
         if self.rung.recorder:
             self.rung.recorder.save(self.folder)
         self.log.finish(self._summary(time.time() - begin, stopped))
         return STOPPED if stopped else 0
 
-    def _epoch(self) -> bool:
+    def start_bar(self, disable):
+        """Show progress, on rank 0 only."""
+        self.bar = tqdm(total=self.last_step, initial=self.step, desc=self.settings.rung, unit="step", disable=disable)
+        return self.bar
+
+    def one_epoch(self) -> bool:
         """Train one epoch, or what is left of it; return whether a signal stopped it."""
         done = self.step - self.epoch * self.loaders.steps_per_epoch  # above 0 in a resumed run
         self.loaders.start_epoch(self.epoch, done)
         self.rung.train()
-        self.steps, self.seen = Steps(self.rung.replicas), []
-        for images, labels in self.loaders.train:
+        self.steps, self.seen = Steps(self.rung.replicas), self.seen if done else []
+        left = min(self.loaders.steps_per_epoch - done, self.last_step - self.step)
+        for images, labels in itertools.islice(self.loaders.train, max(0, left)):
             self.optimizer.zero_grad()
             with self.rung.recorder.step() if self.rung.recorder else nullcontext():
                 loss, correct = self.rung.step(images, labels)
@@ -141,8 +150,6 @@ class Run:
                 self._flush()
             if self._checkpoint_if_due():
                 return True
-            if self.step == self.last_step:
-                break
         self._flush()
         self._finish_epoch()
         return False
@@ -175,7 +182,9 @@ class Run:
 
     def _save(self):
         """Write a checkpoint of where the run is now; the end of an epoch is the start of the next."""
-        state = checkpoint.collect(self.rung, self.optimizer, self.scheduler, self.epoch, self.step)
+        state = checkpoint.collect(
+            self.rung, self.optimizer, self.scheduler, self.settings, self.epoch, self.step, self.seen
+        )
         if self.world.rank == 0:
             checkpoint.write(self.folder / "checkpoints", state)
 
@@ -215,7 +224,7 @@ class Run:
         """Everything worth keeping of the run, in one dictionary; all ranks must call this."""
         world, memory = self.world, gather_objects(peak_memory_mib(self.world.device))
         hosts = gather_objects(platform.node())
-        loss, accuracy = getattr(self, "validation", (None, None))
+        loss, accuracy = self.validation or (None, None)
         return {
             "settings": self.settings.as_dict(),
             "environment": {
@@ -235,7 +244,7 @@ class Run:
             "images": self.step * self.settings.batch_size,
             "parameters": self._parameters(),
             "peak_memory_mib": [round(m, 1) for m in memory],
-            "loss": self.seen[-1][0] if getattr(self, "seen", None) else None,
+            "loss": self.seen[-1][0] if self.seen else None,
             "validation_loss": loss,
             "validation_accuracy": accuracy,
         }

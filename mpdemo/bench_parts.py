@@ -1,0 +1,226 @@
+"""The measurements behind ``python -m mpdemo bench``, run under torchrun; each gives rows for one table."""
+
+import copy
+import json
+import statistics
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from mpdemo import data, models, parallel, trace
+from mpdemo.contest import Contest, stage_costs, training_step
+from mpdemo.env import World, claim_cores, process_group, where_am_i
+from mpdemo.measure import gather_objects
+from mpdemo.parallel.rung import loss_fn
+from mpdemo.plan import simulate
+from mpdemo.settings import Settings, checked
+
+
+def make(settings, world, channels=3, classes=1000):
+    """Return a rung, its share of a random batch and its optimizer."""
+    settings = checked(replace(settings), world.world_size if settings.form == "per-device" else None)
+    world = world if settings.form == "per-device" else World(device=world.device)
+    size = settings.image_size
+    model = models.build(settings.model, classes=classes, channels=channels, image_size=size, norm=settings.norm)
+    rung = parallel.make(model, world, settings)
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(settings.batch_size, channels, size, size, generator=generator).chunk(rung.replicas)
+    labels = torch.randint(0, classes, (settings.batch_size,), generator=generator).chunk(rung.replicas)
+    images, labels = images[rung.replica], labels[rung.replica]
+    images = images if rung.has_input else images.new_empty(len(images), 0)
+    optimizer = torch.optim.SGD(rung.named_parameters().values(), lr=1e-4)
+    return rung, settings, training_step(rung, optimizer, images, labels)
+
+
+def ddp(world, rounds):
+    """DDP with two processes against two processes that do not talk, and against one."""
+    rows = []
+    for model, size, batch in (("resnet18", 64, 64), ("resnet50", 128, 32)):
+        base = Settings(rung="single", model=model, image_size=size, batch_size=batch)
+        contest = Contest(world)
+        _, _, step = make(base, world)
+        contest.add("single", step, alone=True)
+        _, _, step = make(replace(base, batch_size=batch // world.world_size), world)
+        contest.add("independent", step)
+        _, _, step = make(replace(base, rung="ddp", form="per-device"), world)
+        contest.add("ddp", step)
+        contest.run(rounds)
+        bound, share = contest.ratio("single", "independent"), contest.ratio("independent", "ddp")
+        speedup = contest.ratio("single", "ddp")
+        rows.append(
+            {
+                "model": model,
+                "image_size": size,
+                "batch": batch,
+                "processes": world.world_size,
+                "speedup": speedup[0],
+                "speedup_quartiles": list(speedup[1:]),
+                "bound": bound[0],
+                "fraction_of_bound": share[0],
+                "fraction_quartiles": list(share[1:]),
+            }
+        )
+    return rows
+
+
+PIPELINE = {"rung": "pipeline", "form": "per-device", "timeline": True}
+PIPELINES = (
+    ("convstack", 32, 64, (2, 4, 8, 16)),  # model, pixels a side, batch, microbatch counts
+    ("transformer", 28, 128, (2, 4, 8, 16)),
+)
+
+
+def pipeline(world, rounds):
+    """Every schedule and microbatch count against naive model parallelism and against its simulation."""
+    rows = []
+    for model, size, batch, counts in PIPELINES:
+        base = Settings(
+            rung="pipeline",
+            form="per-device",
+            model=model,
+            image_size=size,
+            batch_size=batch,
+            norm="group",
+            timeline=True,
+        )
+        rows += pipeline_rows(world, rounds, base, counts)
+    return rows
+
+
+def pipeline_rows(world, rounds, base, counts, cuts=(None,)):
+    """Measure all (cut, schedule, M) of one model in one contest; a row each."""
+    contest, rungs = Contest(world), {}
+    for cut in cuts:
+        for schedule, microbatches in variants(counts, cut):
+            try:
+                settings = replace(base, schedule=schedule, microbatches=microbatches, cut=cut)
+                rung, settings, step = make(settings, world)
+            except models.UserError:
+                continue  # this schedule cannot do this number of microbatches
+            name = f"{schedule} M={microbatches} cut={cut}"
+            rungs[name] = rung, settings
+            contest.add(name, recorded(rung, step))
+    contest.run(rounds)
+    rows = []
+    for name, (rung, settings) in rungs.items():
+        rows.append(row_of(world, contest, name, rung, settings, f"naive M=1 cut={cuts[0]}"))
+    return rows
+
+
+def variants(counts, cut):
+    """The schedules and microbatch counts to compare; a given two-stage cut leaves out those with more stages."""
+    schedules = ["gpipe", "1f1b"] + ([] if cut else ["interleaved-1f1b", "interleaved-zero-bubble", "zbv"])
+    return [("naive", 1)] + [(schedule, m) for m in counts for schedule in schedules]
+
+
+def recorded(rung, step):
+    """The step, with its timeline recorded."""
+
+    def run():
+        with rung.recorder.step():
+            step()
+
+    return run
+
+
+def row_of(world, contest, name, rung, settings, naive):
+    """One line of the table: measured, simulated, and how far apart. All ranks must call this."""
+    costs = stage_costs(rung, [i for i, owner in enumerate(rung.owners) if owner == world.rank])
+    costs = [costs[i] for i in range(len(costs))]
+    weight = [c.weight / (c.input + c.weight) for c in costs]
+    split = settings.schedule in ("zbv", "interleaved-zero-bubble")
+    backward = [c.input + c.weight if split else c.backward for c in costs]
+    forward = [c.forward for c in costs]
+    predicted = simulate(settings.schedule, forward, backward, settings.microbatches, world.world_size, weight)
+    steps = [trace._step(list(parts)) for parts in zip(*gather_objects(rung.recorder.steps), strict=True)][2:]
+    step_time = statistics.median(trace.step_time(step) for step in steps)
+    speedup = contest.ratio(naive, name)
+    seconds = sorted(contest.seconds[name])
+    return {
+        "model": settings.model,
+        "cut": settings.cut or "equal",
+        "schedule": settings.schedule,
+        "processes": world.world_size,
+        "microbatches": settings.microbatches,
+        "step_seconds": statistics.median(seconds),
+        "step_quartiles": [seconds[len(seconds) // 4], seconds[(3 * len(seconds)) // 4]],
+        "speedup_over_naive": speedup[0],
+        "simulated_seconds": predicted.step_time,
+        "fraction_of_bound": predicted.step_time / step_time,
+        "measured_idle_share": statistics.median(trace.idle_share(step) for step in steps),
+        "predicted_idle_share": predicted.idle_share,
+    }
+
+
+def cut(world, rounds):
+    """ResNet-101: the cut after layer2, as in the courses this one grew from, against the balanced one."""
+    base = Settings(
+        rung="pipeline",
+        form="per-device",
+        model="resnet101",
+        image_size=128,
+        batch_size=32,
+        timeline=True,
+        norm="batch",
+    )
+    return pipeline_rows(world, rounds, base, (8,), cuts=("layer2.3", "layer3.6"))
+
+
+def loop(world, rounds):
+    """The training loop against ten bare lines doing the same work on the same batches, epoch by epoch in turn."""
+    from mpdemo.train import Run, build
+
+    settings = checked(Settings(rung="single", model="convnet", norm="group", epochs=10_000, out="runs/bench/loop"))
+    found, rung, optimizer, scheduler = build(settings, world)
+    loaders = data.Loaders(found, settings.batch_size)
+    run = Run(settings, world, rung, optimizer, scheduler, loaders)
+    run.validate = lambda: (0.0, 0.0)  # the bare loop does not validate
+    run.start_bar(disable=True)
+    bare_model = copy.deepcopy(rung.model)
+    bare_optimizer = torch.optim.SGD(bare_model.parameters(), lr=settings.lr, momentum=0.9)
+    bare_loaders = data.Loaders(found, settings.batch_size)
+
+    def bare(epoch):
+        bare_loaders.sampler.set_epoch(epoch)
+        for images, labels in bare_loaders.train:
+            bare_optimizer.zero_grad()
+            loss = loss_fn(bare_model(images), labels)
+            loss.backward()
+            bare_optimizer.step()
+
+    seconds = {"bare": [], "loop": []}
+    for number in range(-2, 4 * rounds):
+        for name, work in (("bare", lambda n=number: bare(n + 2)), ("loop", run.one_epoch)):
+            begin = time.perf_counter()
+            work()
+            if number >= 0:
+                seconds[name].append(time.perf_counter() - begin)
+    ratios = sorted(a / b for a, b in zip(seconds["loop"], seconds["bare"], strict=True))
+    return [
+        {
+            "model": "convnet",
+            "steps": loaders.steps_per_epoch,
+            "bare_seconds": statistics.median(seconds["bare"]),
+            "loop_seconds": statistics.median(seconds["loop"]),
+            "loop_over_bare": statistics.median(ratios),
+            "quartiles": [ratios[len(ratios) // 4], ratios[(3 * len(ratios)) // 4]],
+        }
+    ]
+
+
+def main(part, out, rounds) -> int:
+    """Run one part in this world; rank 0 writes its rows."""
+    world = where_am_i()
+    claim_cores(world)
+    with process_group(world):
+        rows = {"ddp": ddp, "pipeline": pipeline, "cut": cut, "loop": loop}[part](world, int(rounds))
+    if world.rank == 0:
+        Path(out, f"{part}.json").write_text(json.dumps(rows, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
