@@ -50,7 +50,7 @@ def _parts(measured, ideal):
 def figure(parts, width=8.0):
     """Return the matplotlib figure: one panel for each (title, rows), all on one time axis."""
     longest = max(trace.step_time(rows) for _, rows in parts)
-    unit, name = (1e3, "ms") if longest < 10 else (1.0, "s")
+    unit, name = (1e3, "ms") if longest < 1 else (1.0, "s")
     ranks = [1 + max(row["rank"] for row in rows) for _, rows in parts]
     with rc_context(STYLE):
         lanes = 0.34 if max(ranks) <= 8 else max(0.06, 2.7 / max(ranks))
