@@ -17,7 +17,7 @@ from pathlib import Path
 
 from mpdemo import paths
 from mpdemo.errors import UserError
-from mpdemo.jobs import JobSpec, check, load_site, render, slurm
+from mpdemo.jobs import JobSpec, check, load_site, slurm
 
 OLDEST_PYTHON = (3, 11)
 PROBE = """
@@ -83,13 +83,16 @@ def findings(site=None) -> list[Finding]:
     UserError
         There is no such site, or its file is wrong.
     """
+    on_slurm = look_at_slurm()
+    if not on_slurm.ok:  # it cannot tell which site this is
+        site = site or os.environ.get("MPDEMO_SITE") or "generic"
     chosen = load_site(site)
     return [
         look_at_python(),
         look_at_place(),
         *look_at_torch(),
-        look_at_slurm(),
-        look_at_site(chosen),
+        on_slurm,
+        look_at_site(chosen, on_slurm.ok),
         *look_at_folders(),
     ]
 
@@ -106,8 +109,7 @@ def look_at_place() -> Finding:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     if "SLURM_JOB_ID" in os.environ:
         return Finding(True, f"inside Slurm job {os.environ['SLURM_JOB_ID']}, on a compute node: {cores} cores")
-    kind = "a front end: heavy work goes into jobs" if shutil.which("sbatch") and slurm.in_reach() else "this machine"
-    return Finding(True, f"{kind}; {cores} cores")
+    return Finding(True, f"not inside a job, so a front end or a machine of your own: {cores} cores")
 
 
 def look_at_torch() -> list[Finding]:
@@ -151,20 +153,18 @@ def look_at_slurm() -> Finding:
     return Finding(True, f"Slurm: cluster {name}, {sum(map(int, nodes[:1]))} nodes in the first partition")
 
 
-def look_at_site(site) -> Finding:
+def look_at_site(site, slurm_answers) -> Finding:
     """Would this site's node take a job of one process a GPU? Where Slurm is in reach, Slurm is asked."""
     processes = max(1, site.gpus_per_node)
     spec = JobSpec(name="check", command=("-c", "pass"), out="runs/check", processes_per_node=processes)
-    what = (
-        f"site {site.name}: {site.gpus_per_node} GPUs and {site.cores_per_node} cores a node, launcher {site.launcher}"
-    )
-    render(spec, site)
+    what = f"site {site.name}: {site.gpus_per_node} GPUs and {site.cores_per_node} cores a node, by {site.launcher}"
     # Slurm is asked only about its own site: on another cluster it would refuse, and rightly.
-    ours = site.name == "generic" or slurm_is_of(site)
+    ours = slurm_answers and (site.name == "generic" or slurm_is_of(site))
     problems = check(spec, site, ask_slurm=ours)
     if problems:
-        return Finding(False, f"{what}; {problems[0].message}", f"{problems[0].fix}; in slurm/sites/{site.name}.toml")
-    if site.scratch and ours and not os.environ.get(site.scratch.strip("${}")) and site.scratch.startswith("$"):
+        where = "a site file of your own (copy generic.toml)" if site.name == "generic" else f"{site.name}.toml"
+        return Finding(False, f"{what}; {problems[0].message}", f"{problems[0].fix}; say it in {where}")
+    if ours and site.scratch.startswith("$") and not os.environ.get(site.scratch.strip("${}")):
         return Finding(False, f"{what}; {site.scratch} is not set here", "set it, or change scratch in the site file")
     return Finding(True, what)
 

@@ -7,6 +7,20 @@ import pytest
 import setup_system
 
 
+@pytest.fixture
+def quick_torch(tmp_path):
+    """A stand-in that loads at once, for the tests of everything else."""
+    folder = tmp_path / "stand-in"
+    folder.mkdir()
+    (folder / "torchvision.py").write_text("__version__ = '0'\n")
+    (folder / "torch.py").write_text(
+        "import types; __version__ = '0'; cuda = types.SimpleNamespace(device_count=lambda: 0)\n"
+        "yes = lambda: True\n"
+        "distributed = types.SimpleNamespace(is_available=yes, is_gloo_available=yes, is_nccl_available=yes)\n"
+    )
+    return {"PYTHONPATH": str(folder)}
+
+
 def test_a_sound_environment_is_all_ok(run_mpdemo):
     done = run_mpdemo("env", "--site", "generic")
     assert done.returncode == 0, done.stdout
@@ -41,31 +55,37 @@ def test_an_unknown_site_is_a_users_mistake(run_mpdemo):
     assert "there are: generic, jeanzay, juwels, throwaway" in done.stderr
 
 
-def test_a_site_that_cannot_take_its_own_job(run_mpdemo, tmp_path):
+def test_a_site_that_cannot_take_its_own_job(run_mpdemo, tmp_path, quick_torch):
     file = tmp_path / "odd.toml"
     file.write_text("gpus_per_node = 4\ncores_per_node = 2\n")
-    done = run_mpdemo("env", "--site", str(file))
+    done = run_mpdemo("env", "--site", str(file), **quick_torch)
     assert done.returncode == 1
     assert "4 tasks x 1 CPUs = 4" in done.stdout
 
 
-def test_on_the_cluster(run_mpdemo, cluster):
-    done = run_mpdemo("env", **cluster.environ)
+def test_on_the_cluster(run_mpdemo, cluster, quick_torch):
+    done = run_mpdemo("env", **cluster.environ, **quick_torch)
     assert done.returncode == 0, done.stdout
     assert "cluster throwaway, 4 nodes" in done.stdout
     assert "site throwaway" in done.stdout
 
 
-def test_a_controller_that_is_down(run_mpdemo, tmp_path):
+def test_a_controller_that_is_down(run_mpdemo, tmp_path, quick_torch):
     conf = tmp_path / "slurm.conf"
     conf.write_text("ClusterName=gone\nSlurmctldHost=localhost(127.0.0.1)\nSlurmctldPort=1\nNodeName=n1\n")
-    done = run_mpdemo("env", "--site", "generic", SLURM_CONF=str(conf))
+    done = run_mpdemo("env", SLURM_CONF=str(conf), **quick_torch)
     assert done.returncode == 1
     assert "[FAIL] Slurm:" in done.stdout
 
 
-def test_a_folder_of_data_that_is_not_there(run_mpdemo):
-    done = run_mpdemo("env", MPDEMO_DATA="/nowhere")
+def test_a_configuration_that_is_not_there(run_mpdemo, slurm_programs, quick_torch):
+    done = run_mpdemo("env", SLURM_CONF="/nowhere/slurm.conf", **quick_torch)
+    assert done.returncode == 1
+    assert "[FAIL] Slurm: SLURM_CONF = '/nowhere/slurm.conf': no such file; do: unset SLURM_CONF" in done.stdout
+
+
+def test_a_folder_of_data_that_is_not_there(run_mpdemo, quick_torch):
+    done = run_mpdemo("env", MPDEMO_DATA="/nowhere", **quick_torch)
     assert "[FAIL] data: MPDEMO_DATA=/nowhere" in done.stdout
 
 

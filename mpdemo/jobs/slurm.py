@@ -32,7 +32,9 @@ def in_reach() -> bool:
     if not shutil.which("sbatch"):
         return False
     conf = os.environ.get("SLURM_CONF")
-    if conf and not Path(conf).exists():
+    if conf and Path(conf).exists():
+        return True
+    if conf:
         raise SlurmError(f"SLURM_CONF = {conf!r}: no such file; do: unset SLURM_CONF, or start that cluster")
     try:
         done = subprocess.run(["scontrol", "ping"], capture_output=True, text=True, env=environment(), timeout=PATIENCE)

@@ -1,12 +1,13 @@
 """A job in Slurm's hands."""
 
 import time
+from functools import cached_property
 from pathlib import Path
 
 from mpdemo import paths
 from mpdemo.jobs import diagnose, slurm
 from mpdemo.jobs.answers import Answer
-from mpdemo.jobs.job import Job, read_text, write_record
+from mpdemo.jobs.job import Job, read_record, read_text, write_record
 
 
 class SlurmJob(Job):
@@ -26,16 +27,22 @@ class SlurmJob(Job):
             slurm.scancel(self.id)
             self._seen = None
 
+    @cached_property
+    def _cluster_in_reach(self) -> bool:
+        """Whether the cluster in reach is the job's own: another one may have a job of the same number. Asked once."""
+        return slurm.in_reach() and slurm.identity() == self.record["identity"]
+
     def _ask(self):
         """Ask the controller, then accounting; then the record of a former answer, the log, the script's marker."""
         kept = self.record.get("final")
         if kept:
             return Answer(**kept)
-        answer = slurm.ask(self.id) if slurm_is_the_same(self.record) else None
+        answer = slurm.ask(self.id) if self._cluster_in_reach else None
         answer = self._refine(answer) if answer else self._from_files()
         if answer.state not in ("pending", "running", "unknown"):
             self.record["final"] = vars(answer)
-            write_record(self.out, self.record)
+            if (read_record(self.out) or {}).get("id") == self.record["id"]:  # the folder may have a newer job by now
+                write_record(self.out, self.record)
         return answer
 
     def _refine(self, answer):
@@ -62,11 +69,6 @@ class SlurmJob(Job):
             state = "done" if status == 0 else "stopped" if diagnose.stopped_with_checkpoint(log, status) else "failed"
             return Answer(state, "from the script's marker; Slurm has forgotten the job", status)
         return Answer("unknown", "Slurm has forgotten the job, and its script left no marker")
-
-
-def slurm_is_the_same(record) -> bool:
-    """Whether the cluster in reach is the one the job was given to: another one may have a job of the same number."""
-    return slurm.in_reach() and slurm.identity() == record["identity"]
 
 
 def start(spec, script, cluster, identity) -> dict:

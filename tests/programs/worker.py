@@ -3,6 +3,7 @@
 worker.py OUT                  write metrics and a summary, as a training does
 worker.py OUT fail RANK CODE   that rank prints an error and exits with CODE; the others wait for it
 worker.py OUT sleep            start a child of its own, then sleep; on SIGUSR1 exit with status 3
+worker.py OUT once             the first run stops with status 3, the next one works
 worker.py OUT echo WORDS       rank 0 writes its arguments to OUT/echo.json
 """
 
@@ -33,7 +34,10 @@ elif action == "sleep":
     time.sleep(120)
 elif action == "echo" and rank == 0:
     (folder / "echo.json").write_text(json.dumps(rest))
-elif action == "train" and rank == 0:
+elif action == "once" and not (folder / "checkpoint").exists():
+    (folder / "checkpoint").touch()
+    sys.exit(3)
+elif action in ("train", "once") and rank == 0:
     with open(folder / "metrics.jsonl", "w") as metrics:
         for step in range(1, 4):
             metrics.write(json.dumps({"event": "step", "step": step, "loss": 1 / step}) + "\n")
