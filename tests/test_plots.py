@@ -21,6 +21,11 @@ LADDER = [
     {"rung": "single", "form": "", "processes": 1, "speedup": 1.0, "bound": None},
     {"rung": "ddp", "form": "per-device", "processes": 2, "speedup": 1.75, "bound": 1.88},
 ]
+STEP = {
+    "forward": 0.15,
+    "backward": 0.56,
+    "buckets": [{"mib": 9.0, "ready": 0.2, "reduced": 0.25}, {"mib": 25.3, "ready": 0.5, "reduced": 0.55}],
+}
 
 
 def size(bundle):
@@ -34,6 +39,7 @@ def shown():
     yield from (plots.picture(name) for name in PICTURES)
     yield plots.curves({"single": ROWS, "ddp": ROWS})
     yield plots.ladder(LADDER)
+    yield plots.buckets(STEP)
     yield plots.bars(
         {"compute": {"forward": 0.1, "backward": 0.2}, "loader": {"forward": 0.05}}, "time a step (s)", bound=0.25
     )

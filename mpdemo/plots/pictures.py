@@ -1,6 +1,7 @@
 """The opening picture of each notebook: where the data, the layers and the gradients are on that rung."""
 
 from mpdemo.errors import UserError
+from mpdemo.plots.buckets import idea
 from mpdemo.plots.canvas import BACKWARD, FORWARD, Canvas
 from mpdemo.plots.style import BLUE, ORANGE, PURPLE, VERMILLION, bundle
 
@@ -11,7 +12,8 @@ def picture(name):
     Parameters
     ----------
     name : str
-        ``"where_am_i"`` or a rung: ``"single"``, ``"data_parallel"``, ``"ddp"``, ``"model_parallel"``, ``"pipeline"``.
+        ``"where_am_i"``, ``"buckets"`` or a rung: ``"single"``, ``"data_parallel"``, ``"ddp"``, ``"model_parallel"``,
+        ``"pipeline"``.
 
     Returns
     -------
@@ -140,6 +142,7 @@ PICTURES = {
         _ddp,
         "every process has the whole model and a share of the batch; gradients are averaged by an all-reduce",
     ),
+    "buckets": (idea, "the all-reduce of one bucket of gradients goes on while earlier layers compute the next bucket"),
     "model_parallel": (_model_parallel, "the layers are cut over two devices; while one computes the other is idle"),
     "pipeline": (_pipeline, "the batch is cut into microbatches, so that both devices compute at the same time"),
 }
