@@ -11,7 +11,7 @@ from torch.distributed.pipelining import PipelineStage, schedules
 
 from mpdemo.models import resolve_cut
 from mpdemo.parallel.rung import Rung, count_correct, local_devices, loss_fn
-from mpdemo.parallel.stages import recorder_for, stage_examples, walk
+from mpdemo.parallel.stages import quiet_greeting, recorder_for, stage_examples, walk
 from mpdemo.plan import SCHEDULES, placement
 
 
@@ -58,6 +58,7 @@ class PerDevice(Rung):
             PipelineStage(stage, index, count, self.device, *self.examples[index])
             for stage, index in zip(self.stages, mine, strict=True)
         ]
+        quiet_greeting(self.pipeline_stages, self.device)
         self.recorder = recorder_for(settings, world, self.pipeline_stages)
         loss = self.recorder.loss(loss_fn) if self.recorder else loss_fn
         self.has_input, self.has_output = 0 in mine, count - 1 in mine

@@ -40,6 +40,16 @@ def _empty_like(tensor, needs_grad):
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta", requires_grad=needs_grad)
 
 
+def quiet_greeting(pipeline_stages, device):
+    """Leave out the greeting between neighbours with which PyTorch 2.11 opens its channels.
+
+    gloo needs none, and cannot send to itself, as the two stages of one rank at the foot of ZBV's V would.
+    """
+    for stage in pipeline_stages:
+        if device.type == "cpu" and hasattr(stage, "_get_init_p2p_neighbors_ops"):
+            stage._get_init_p2p_neighbors_ops = list
+
+
 def recorder_for(settings, world, pipeline_stages):
     """Return a recorder attached to this rank's stages where the settings ask for a timeline, else None."""
     if not settings.timeline:
