@@ -10,12 +10,10 @@ from pathlib import Path
 
 import torch
 
-from mpdemo import data, models, parallel, trace
-from mpdemo.contest import Contest, stage_costs, training_step
+from mpdemo import data, models, parallel
+from mpdemo.contest import Contest, training_step
 from mpdemo.env import World, claim_cores, process_group, where_am_i
-from mpdemo.measure import gather_objects
 from mpdemo.parallel.rung import loss_fn
-from mpdemo.plan import simulate
 from mpdemo.settings import Settings, checked
 
 
@@ -66,109 +64,6 @@ def ddp(world, rounds):
     return rows
 
 
-PIPELINE = {"rung": "pipeline", "form": "per-device", "timeline": True}
-PIPELINES = (
-    ("convstack", 32, 64, (2, 4, 8, 16)),  # model, pixels a side, batch, microbatch counts
-    ("transformer", 28, 128, (2, 4, 8, 16)),
-)
-
-
-def pipeline(world, rounds):
-    """Every schedule and microbatch count against naive model parallelism and against its simulation."""
-    rows = []
-    for model, size, batch, counts in PIPELINES:
-        base = Settings(
-            rung="pipeline",
-            form="per-device",
-            model=model,
-            image_size=size,
-            batch_size=batch,
-            norm="group",
-            timeline=True,
-        )
-        rows += pipeline_rows(world, rounds, base, counts)
-    return rows
-
-
-def pipeline_rows(world, rounds, base, counts, cuts=(None,)):
-    """Measure all (cut, schedule, M) of one model in one contest; a row each."""
-    contest, rungs = Contest(world), {}
-    for cut in cuts:
-        for schedule, microbatches in variants(counts, cut):
-            try:
-                settings = replace(base, schedule=schedule, microbatches=microbatches, cut=cut)
-                rung, settings, step = make(settings, world)
-            except models.UserError:
-                continue  # this schedule cannot do this number of microbatches
-            name = f"{schedule} M={microbatches} cut={cut}"
-            rungs[name] = rung, settings
-            contest.add(name, recorded(rung, step))
-    contest.run(rounds)
-    rows = []
-    for name, (rung, settings) in rungs.items():
-        rows.append(row_of(world, contest, name, rung, settings, f"naive M=1 cut={cuts[0]}"))
-    return rows
-
-
-def variants(counts, cut):
-    """The schedules and microbatch counts to compare; a given two-stage cut leaves out those with more stages."""
-    schedules = ["gpipe", "1f1b"] + ([] if cut else ["interleaved-1f1b", "interleaved-zero-bubble", "zbv"])
-    return [("naive", 1)] + [(schedule, m) for m in counts for schedule in schedules]
-
-
-def recorded(rung, step):
-    """The step, with its timeline recorded."""
-
-    def run():
-        with rung.recorder.step():
-            step()
-
-    return run
-
-
-def row_of(world, contest, name, rung, settings, naive):
-    """One line of the table: measured, simulated, and how far apart. All ranks must call this."""
-    costs = stage_costs(rung, [i for i, owner in enumerate(rung.owners) if owner == world.rank])
-    costs = [costs[i] for i in range(len(costs))]
-    weight = [c.weight / (c.input + c.weight) for c in costs]
-    split = settings.schedule in ("zbv", "interleaved-zero-bubble")
-    backward = [c.input + c.weight if split else c.backward for c in costs]
-    forward = [c.forward for c in costs]
-    predicted = simulate(settings.schedule, forward, backward, settings.microbatches, world.world_size, weight)
-    steps = [trace._step(list(parts)) for parts in zip(*gather_objects(rung.recorder.steps), strict=True)][2:]
-    step_time = statistics.median(trace.step_time(step) for step in steps)
-    speedup = contest.ratio(naive, name)
-    seconds = sorted(contest.seconds[name])
-    return {
-        "model": settings.model,
-        "cut": settings.cut or "equal",
-        "schedule": settings.schedule,
-        "processes": world.world_size,
-        "microbatches": settings.microbatches,
-        "step_seconds": statistics.median(seconds),
-        "step_quartiles": [seconds[len(seconds) // 4], seconds[(3 * len(seconds)) // 4]],
-        "speedup_over_naive": speedup[0],
-        "simulated_seconds": predicted.step_time,
-        "fraction_of_bound": predicted.step_time / step_time,
-        "measured_idle_share": statistics.median(trace.idle_share(step) for step in steps),
-        "predicted_idle_share": predicted.idle_share,
-    }
-
-
-def cut(world, rounds):
-    """ResNet-101: the cut after layer2, as in the courses this one grew from, against the balanced one."""
-    base = Settings(
-        rung="pipeline",
-        form="per-device",
-        model="resnet101",
-        image_size=128,
-        batch_size=32,
-        timeline=True,
-        norm="batch",
-    )
-    return pipeline_rows(world, rounds, base, (8,), cuts=("layer2.3", "layer3.6"))
-
-
 def loop(world, rounds):
     """The training loop against ten bare lines doing the same work on the same batches, epoch by epoch in turn."""
     from mpdemo.train import Run, build
@@ -215,8 +110,10 @@ def main(part, out, rounds) -> int:
     """Run one part in this world; rank 0 writes its rows."""
     world = where_am_i()
     claim_cores(world)
+    from mpdemo.bench_pipeline import pipeline, planner
+
     with process_group(world):
-        rows = {"ddp": ddp, "pipeline": pipeline, "cut": cut, "loop": loop}[part](world, int(rounds))
+        rows = {"ddp": ddp, "pipeline": pipeline, "planner": planner, "loop": loop}[part](world, int(rounds))
     if world.rank == 0:
         Path(out, f"{part}.json").write_text(json.dumps(rows, indent=2) + "\n")
     return 0

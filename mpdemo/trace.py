@@ -30,10 +30,10 @@ def load(folder):
     counts = {rank["rank"]: len(rank["steps"]) for rank in ranks}
     if len(set(counts.values())) > 1:
         raise UserError(f"the ranks in {folder} recorded different numbers of steps: {counts}; run it again")
-    return [_step([rank["steps"][number] for rank in ranks]) for number in range(len(ranks[0]["steps"]))]
+    return [merge([rank["steps"][number] for rank in ranks]) for number in range(len(ranks[0]["steps"]))]
 
 
-def _step(parts):
+def merge(parts):
     """Join one step's recordings of all ranks, set its zero, and add the waits."""
     rows = [row for part in parts for row in part["events"]]
     computing = [row["start"] for row in rows if row["kind"] in COMPUTES]
