@@ -12,7 +12,7 @@ import pytest
 from mpdemo import paths
 from mpdemo.errors import UserError
 from mpdemo.jobs import JobFailed, JobSpec, attach, submit
-from mpdemo.jobs.processes import start_time
+from mpdemo.jobs.processes import first_child, start_time
 
 PROGRAMS = Path(__file__).parent / "programs"
 pytestmark = pytest.mark.usefixtures("no_slurm")
@@ -103,11 +103,18 @@ def test_the_time_limit_ends_it(project, processes):
     assert all_gone(sleepers(project / "runs/toy", 0))
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_the_warning_before_the_limit_lets_it_stop(project, processes):
-    job = submit(spec("sleep", processes_per_node=processes, time_limit="00:00:40", signal="USR1@35"))
+def test_the_warning_before_the_limit_lets_it_stop(project):
+    job = submit(spec("sleep", time_limit="00:00:40", signal="USR1@37"))
     assert job.wait(60) == "stopped"
     assert job.run_time < 30
+
+
+def test_torchrun_passes_the_warning_on(project):
+    job = submit(spec("sleep", processes_per_node=2, signal="USR1@60"))
+    pids = sleepers(project / "runs/toy", 2)
+    os.kill(first_child(int(job.id)), signal.SIGUSR1)  # as the supervisor and Slurm do when the time is near
+    assert job.wait(60) == "stopped"
+    assert all_gone(pids)
 
 
 OWNER = """
@@ -159,6 +166,7 @@ def test_a_killed_supervisor_is_told(project):
     os.kill(int(job.id), signal.SIGKILL)
     assert job.wait(20) == "cancelled"
     assert "supervisor was killed" in job.reason
+    assert not Path(job.record["scratch"]).exists()
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
 

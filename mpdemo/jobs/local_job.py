@@ -55,6 +55,7 @@ class LocalJob(Job):
         if text:
             return self._final(json.loads(text))
         if ended:
+            shutil.rmtree(self.record["scratch"], ignore_errors=True)
             return Answer("cancelled", "its supervisor was killed")
         return Answer("running", "", None, time.time() - self.record["submitted"])
 
@@ -116,6 +117,7 @@ def start(spec, script) -> tuple[dict, subprocess.Popen]:
         "identity": socket.gethostname(),
         "script": str(script),
         "log": str(log),
+        "scratch": scratch,
         "spec": spec.as_dict(),
         "submitted": time.time(),
     }
