@@ -156,5 +156,6 @@ def announce(spec, record) -> str:
     """The one line that says where the job went."""
     if record["where"] == "this machine":
         how = f"{spec.world_size} processes under torchrun" if spec.world_size > 1 else "1 process"
+        how += f" in place of {spec.nodes} nodes" if spec.nodes > 1 else ""
         return f"no Slurm in reach: {spec.name} runs on this machine, {how} (job {record['id']})"
     return f"submitted {spec.name} to {record['where']}: job {record['id']} ({record['script']})"
