@@ -22,10 +22,18 @@ COMMANDS = {
 }
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser whose mistakes are one line, without the usage lines above it."""
+
+    def error(self, message):
+        """Say what was wrong and where the options are listed; ends with exit status 2."""
+        self.exit(2, f"mpdemo: error: {message}; see {self.prog} --help\n")
+
+
 def main(argv=None) -> int:
     """Run one command; return its exit status."""
     argv = sys.argv[1:] if argv is None else list(argv)
-    parser = argparse.ArgumentParser(prog="mpdemo", description="One PyTorch training, from one device to many.")
+    parser = Parser(prog="python -m mpdemo", description="One PyTorch training, from one device to many.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     wanted = next((word for word in argv if not word.startswith("-")), None)
     for name, (module_name, what) in COMMANDS.items():

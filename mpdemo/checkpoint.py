@@ -7,7 +7,6 @@ Source: https://docs.pytorch.org/tutorials/recipes/recipes/saving_and_loading_a_
 """
 
 import os
-import pickle
 from pathlib import Path
 
 import torch
@@ -16,9 +15,10 @@ from mpdemo.errors import UserError
 from mpdemo.measure import gather_objects
 
 KEEP = 2  # newest files that stay
+SAME = ("model", "norm", "dataset", "image_size", "batch_size", "seed", "lr")  # settings that a resumed run must keep
 
 
-def collect(rung, optimizer, scheduler, epoch, step) -> dict:
+def collect(rung, optimizer, scheduler, settings, epoch, step, seen) -> dict:
     """Gather the whole training's state; every rank must call this, and every rank gets it.
 
     Parameters
@@ -27,6 +27,8 @@ def collect(rung, optimizer, scheduler, epoch, step) -> dict:
         The epoch that `step` belongs to, counted from 0.
     step : int
         Steps done since the start of the training.
+    seen : list
+        Results of the epoch's steps so far, for its averages.
     """
     rung.synchronise()
     names = {id(p): name for name, p in rung.named_parameters().items()}
@@ -42,8 +44,10 @@ def collect(rung, optimizer, scheduler, epoch, step) -> dict:
         "random": [part["random"] for part in parts],
         "scheduler": scheduler.state_dict(),
         "scaler": rung.scaler.state_dict(),
+        "settings": {name: getattr(settings, name) for name in SAME},
         "epoch": epoch,
         "step": step,
+        "seen": seen,
     }
 
 
@@ -66,9 +70,14 @@ def write(folder, state) -> Path:
         file.flush()
         os.fsync(file.fileno())  # on the disk before it gets its name
     temporary.replace(path)
-    for old in sorted(folder.glob("step-*.pt"))[:-KEEP]:
+    for old in [*in_order(folder)[:-KEEP], *folder.glob("*.tmp")]:
         old.unlink()
     return path
+
+
+def in_order(folder) -> list[Path]:
+    """Return the checkpoints in a folder, oldest first."""
+    return sorted(Path(folder).glob("step-*.pt"), key=lambda path: int(path.stem.removeprefix("step-")))
 
 
 def newest(run) -> Path:
@@ -79,7 +88,7 @@ def newest(run) -> Path:
     UserError
         There is none.
     """
-    found = sorted((Path(run) / "checkpoints").glob("step-*.pt"))
+    found = in_order(Path(run) / "checkpoints")
     if not found:
         raise UserError(f"no checkpoint in {run}/checkpoints; resume a run that was started with --checkpoint-every N")
     return found[-1]
@@ -95,16 +104,31 @@ def read(path) -> dict:
     """
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-        missing = {"model", "optimizer", "scheduler", "epoch", "step", "random"} - set(state)
+        missing = {"model", "optimizer", "scheduler", "settings", "epoch", "step", "seen", "random"} - set(state)
         if missing:
             raise KeyError(*sorted(missing))
-    except (RuntimeError, KeyError, TypeError, EOFError, pickle.UnpicklingError, OSError) as error:
-        reason = str(error).splitlines()[0]
+    except Exception as error:  # what the bytes of a damaged file make torch.load raise has no end
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise UserError(
             f"{path} is not a checkpoint of mpdemo or is damaged ({reason}); "
             "move it away to resume from the one before it"
         ) from None
     return state
+
+
+def check_settings(state, settings):
+    """Refuse to go on with other images a step, another model or another learning rate.
+
+    Raises
+    ------
+    UserError
+        Naming the first setting that differs.
+    """
+    for name, then in state["settings"].items():
+        now = getattr(settings, name)
+        if now != then:
+            option = "--" + name.replace("_", "-")
+            raise UserError(f"the checkpoint is of a run with {option} {then}, not {now}; give {option} {then}")
 
 
 def restore(state, rung, optimizer, scheduler, rank):

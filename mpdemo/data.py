@@ -6,6 +6,7 @@ with images. Nothing is ever downloaded. Taught in notebooks/01_single_device.ip
 """
 
 import os
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +21,7 @@ PIXELS = {"digits": ((0.3053,), (0.3245,)), "mnist": ((0.1307,), (0.3081,))}
 IMAGENET_PIXELS = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 LAYOUTS = {
     "mnist": "PATH/MNIST/raw/train-images-idx3-ubyte and its three companions",
-    "imagenet": "PATH/ILSVRC2012_devkit_t12.tar.gz, PATH/train/n01440764/*.JPEG ... and PATH/val/...",
+    "imagenet": "PATH/ILSVRC2012_devkit_t12.tar.gz or PATH/meta.bin, PATH/train/n01440764/*.JPEG ... and PATH/val/...",
     "folder": "PATH/train/CLASS/*.jpg and PATH/val/CLASS/*.jpg, or PATH/CLASS/*.jpg",
 }
 
@@ -80,12 +81,12 @@ def load(dataset, path=None, image_size=28, seed=0) -> Data:
         raise UserError(f"--dataset {dataset} needs --data PATH or MPDEMO_DATA; expected: {LAYOUTS[dataset]}")
     path = Path(path)
     if not path.is_dir() or not any(path.iterdir()):
-        what = "is empty" if path.is_dir() else "does not exist"
+        what = "is empty" if path.is_dir() else "is a file" if path.exists() else "does not exist"
         raise UserError(f"data folder {path} {what}; expected: {LAYOUTS[dataset]}")
     opener = {"mnist": _mnist, "imagenet": _imagenet, "folder": _folder}[dataset]
     try:
         return opener(path, image_size, seed)
-    except (RuntimeError, FileNotFoundError) as error:  # what torchvision raises
+    except (RuntimeError, OSError, ImportError) as error:  # what torchvision raises; it reads the devkit with scipy
         reason = str(error).splitlines()[0]
         raise UserError(f"data folder {path} is not a {dataset} set ({reason}); expected: {LAYOUTS[dataset]}") from None
 
@@ -135,7 +136,10 @@ def _folder(path, image_size, seed) -> Data:
     """Class folders; without train/ and val/ every tenth image is kept for validation."""
     from torchvision.datasets import ImageFolder
 
-    split = (path / "train").is_dir() and (path / "val").is_dir()
+    there = [name for name in ("train", "val") if (path / name).is_dir()]
+    if len(there) == 1:
+        raise UserError(f"data folder {path} has {there[0]}/ only; expected: {LAYOUTS['folder']}")
+    split = bool(there)
     sources = (path / "train", path / "val") if split else (path, path)
     train, validation = (
         ImageFolder(source, transform=_transform(image_size, IMAGENET_PIXELS, augment))
@@ -144,6 +148,8 @@ def _folder(path, image_size, seed) -> Data:
     if train.classes != validation.classes:
         raise UserError(f"{path}/train and {path}/val must hold the same class folders; expected: {LAYOUTS['folder']}")
     classes = len(train.classes)
+    if classes < 2:
+        raise UserError(f"data folder {path} has one class, {train.classes[0]!r}; expected: {LAYOUTS['folder']}")
     if not split:
         order = torch.randperm(len(train), generator=torch.Generator().manual_seed(seed)).tolist()
         kept = max(1, len(order) // 10)
@@ -189,6 +195,11 @@ class Sampler(DistributedSampler):
         return self.num_samples - self.start
 
 
+def ignore_stop_signal(worker):
+    """Let a loader process live on when Slurm sends SIGUSR1 to all processes: the rank decides when to stop."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+
+
 class Loaders:
     """Training and validation batches of one rank.
 
@@ -223,12 +234,16 @@ class Loaders:
         self.batch = batch_size // replicas
         self.steps_per_epoch = len(train) // batch_size  # a last, smaller batch is left out
         self.sampler = Sampler(train, replicas, replica, shuffle=True, seed=seed, drop_last=True)
-        self.train = DataLoader(
-            train, self.batch, sampler=self.sampler, num_workers=workers, pin_memory=pin_memory, drop_last=True
-        )
+        common = {
+            "num_workers": workers,
+            "pin_memory": pin_memory,
+            "worker_init_fn": ignore_stop_signal,
+            "generator": torch.Generator(),  # of its own: the model's random numbers stay where they are
+        }
+        self.train = DataLoader(train, self.batch, sampler=self.sampler, drop_last=True, **common)
         # every validation image exactly once over all replicas; DistributedSampler would repeat some to even out
         mine = Subset(validation, range(replica, len(validation), replicas))
-        self.validation = DataLoader(mine, self.batch, num_workers=workers, pin_memory=pin_memory)
+        self.validation = DataLoader(mine, self.batch, **common)
 
     def start_epoch(self, epoch, steps_done=0):
         """Shuffle for this epoch; skip the batches of `steps_done` steps that were trained on already."""

@@ -55,33 +55,48 @@ def read_launcher(environ) -> dict:
     """
     if "RANK" in environ:
         launcher, rank, size, local = "torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK"
-    elif "SLURM_PROCID" in environ and "SLURM_STEP_ID" in environ and _is_task(environ):
-        launcher, rank, size, local = "slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"
+    elif _is_slurm_task(environ):
+        launcher, rank, size, local = "slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"
     else:
         return {"rank": 0, "world_size": 1, "local_rank": 0, "local_world_size": 1, "launcher": "none"}
     try:
         values = {"rank": int(environ[rank]), "world_size": int(environ[size]), "local_rank": int(environ[local])}
-    except (KeyError, ValueError) as error:
-        raise UserError(f"{launcher} must set {rank}, {size} and {local} to whole numbers; wrong: {error}") from None
+        here = _tasks_on_node(environ) if launcher == "slurm" else int(environ.get("LOCAL_WORLD_SIZE", 0))
+    except KeyError as error:
+        raise UserError(f"{launcher} sets {rank}, {size} and {local}; missing: {error.args[0]}") from None
+    except ValueError as error:
+        raise UserError(f"{launcher} sets {rank}, {size} and {local} to whole numbers; wrong: {error}") from None
+    here = here or values["world_size"]
     if not 0 <= values["rank"] < values["world_size"]:
         raise UserError(f"{rank}={values['rank']} is not below {size}={values['world_size']}; check the launcher")
-    values["local_world_size"] = int(environ.get("LOCAL_WORLD_SIZE", 0)) or _tasks_on_node(environ, values)
-    return values | {"launcher": launcher}
+    if not 0 <= values["local_rank"] < here <= values["world_size"]:
+        raise UserError(
+            f"{local}={values['local_rank']} does not fit {here} of {values['world_size']} processes on this node; "
+            "check the launcher"
+        )
+    return values | {"local_world_size": here, "launcher": launcher}
 
 
-def _is_task(environ) -> bool:
-    """Tell a task started by srun from the batch script itself, which srun did not start."""
-    return environ["SLURM_STEP_ID"] != "4294967291" and environ.get("SLURM_STEP_NUM_TASKS", "1") != ""
+def _is_slurm_task(environ) -> bool:
+    """Tell a task that srun started from a batch script or an interactive shell, which only run on its first node.
+
+    A batch script has no step, or one of the reserved numbers from 4294967290 on; ``srun --pty bash`` is a step of
+    one task with a terminal. What is typed there may start processes of its own.
+    """
+    step = environ.get("SLURM_STEP_ID", "")
+    if "SLURM_PROCID" not in environ or not step or step >= "4294967290" and len(step) == 10:
+        return False
+    return not ("SLURM_PTY_PORT" in environ and environ.get("SLURM_STEP_NUM_TASKS") == "1")
 
 
-def _tasks_on_node(environ, values) -> int:
+def _tasks_on_node(environ) -> int:
     """How many of the processes are on this node. Slurm writes ``2(x3),1``: two on three nodes, one on the next."""
     counts = []
     for part in environ.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):
         count, _, times = part.partition("(x")
         counts += [int(count)] * int(times.rstrip(")") or 1) if count else []
     node = int(environ.get("SLURM_NODEID", 0))
-    return counts[node] if node < len(counts) else values["world_size"]
+    return counts[node] if node < len(counts) else 0
 
 
 def where_am_i(environ=os.environ) -> World:
@@ -157,11 +172,9 @@ def process_group(world, timeout=300.0):
         if "EADDRINUSE" not in str(error) and "in use" not in str(error):
             raise
         raise UserError(f"port {port} on {address} is in use; set MASTER_PORT to another one") from None
-    try:
-        yield
-        # Without both lines torch aborts in some runs with "terminate called without an active exception": its
-        # threads must have ended the last collective before the group goes (2 of 8 runs, 0 of 8 with them).
-        dist.barrier()
-        time.sleep(0.1)
-    finally:
-        dist.destroy_process_group()
+    yield  # after an error the group is left as it is: destroying it may wait for ranks that are gone
+    # Without the next two lines torch aborts in some runs with "terminate called without an active exception": its
+    # threads must have ended the last collective before the group goes (2 of 8 runs, 0 of 8 with them).
+    dist.barrier()
+    time.sleep(0.1)
+    dist.destroy_process_group()

@@ -17,10 +17,13 @@ The same by hand, and on several nodes of a cluster::
 """
 
 import argparse
+import ctypes
 import logging
 import os
+import signal
 import sys
 import traceback
+from pathlib import Path
 
 from mpdemo import settings as s
 from mpdemo.errors import UserError
@@ -39,14 +42,16 @@ def main(args) -> int:
     """Check the settings, then train here or start the processes that do."""
     settings = s.from_args(args)
     if "RANK" in os.environ or "SLURM_PROCID" in os.environ:
+        import_pytorch()
         inside = world_size_of_launcher()
         if inside is not None:
             return work(s.checked(settings, inside))
     settings = s.checked(settings)
     if settings.form == "one-process":
         return work(settings)
+    import_pytorch()
     check_gpus(settings.processes)
-    return start(["-m", "mpdemo", "train", *without_processes(sys.argv[2:])], settings.processes)
+    return start(["-m", "mpdemo", "train", *settings.arguments()], settings.processes)
 
 
 def world_size_of_launcher():
@@ -55,18 +60,6 @@ def world_size_of_launcher():
 
     values = read_launcher(os.environ)
     return None if values["launcher"] == "none" else values["world_size"]
-
-
-def without_processes(words) -> list[str]:
-    """Drop ``--processes N``: the launcher's world counts from here on."""
-    kept, skip = [], False
-    for word in words:
-        if not skip and not word.startswith("--processes="):
-            skip = word == "--processes"
-            kept += [] if skip else [word]
-        else:
-            skip = False
-    return kept
 
 
 def check_gpus(processes):
@@ -83,6 +76,7 @@ def check_gpus(processes):
 
 def work(settings) -> int:
     """Train in this process; its error, if any, is reported with its rank."""
+    prepare_signals()
     import_pytorch()
     from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 
@@ -98,16 +92,44 @@ def work(settings) -> int:
     except Exception as error:
         if "TORCHELASTIC_ERROR_FILE" in os.environ:  # torchrun reads it and names the rank
             ErrorHandler().record_exception(error)
-        status = 2 if isinstance(error, UserError) else 1
-        if status == 2 and PARENT not in os.environ:
-            raise
-        if status == 1:
-            rank = f"rank {world.rank} of {world.world_size}" if world else "a rank"
-            traceback.print_exc()
-            print(f"mpdemo: {rank} failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        # not sys.exit: tearing down a broken process group may hang, and the others are waiting for this end
+        report(error, world)
         sys.stdout.flush()
-        os._exit(status)
+        sys.stderr.flush()
+        # not sys.exit: tearing down a broken process group may hang, and the others are waiting for this end
+        os._exit(2 if isinstance(error, UserError) else 1)
+
+
+def prepare_signals():
+    """Keep SIGUSR1, which asks for a checkpoint and an end, until the training can obey: by default it kills.
+
+    A process started by a parent ends without words when the parent is interrupted or killed.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    if PARENT in os.environ:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1: PR_SET_PDEATHSIG, the signal when the parent dies
+
+
+def report(error, world):
+    """Say on stderr why this process ends, except what the parent says for it."""
+    started_by_parent = PARENT in os.environ
+    rank = f"rank {world.rank} of {world.world_size}" if world else "a rank"
+    if isinstance(error, UserError):
+        if not started_by_parent:
+            print(f"mpdemo: error: {error}", file=sys.stderr)
+    elif lost_a_peer(error):
+        print(f"mpdemo: {rank} lost another rank and ends", file=sys.stderr)
+    else:
+        traceback.print_exception(error)
+        if not started_by_parent:
+            print(f"mpdemo: {rank} failed: {type(error).__name__}: {error}", file=sys.stderr)
+
+
+def lost_a_peer(error) -> bool:
+    """Tell an error that only says that another rank is gone from one that is the rank's own."""
+    signs = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
+    return any(sign in str(error) for sign in signs)
 
 
 def import_pytorch():
@@ -132,15 +154,17 @@ def import_pytorch():
 def start(command, processes) -> int:
     """Run ``python COMMAND`` in `processes` processes under torchrun on this machine; return the exit status.
 
-    When one of them fails, torchrun ends the others; the rank and its error are said in one line.
+    When one of them fails, torchrun ends the others; the rank and its error are said in one line. SIGUSR1 is passed
+    on to the processes, which write a checkpoint and end with exit status 3.
     """
     import_pytorch()
+    from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    signals = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"  # the last one is passed on, so that ranks write a checkpoint
-    os.environ |= {PARENT: "1", "OMP_NUM_THREADS": "1", "PET_SIGNALS_TO_HANDLE": signals}
+    os.environ |= {PARENT: "1", "OMP_NUM_THREADS": "1"}
+    signal.signal(signal.SIGUSR1, pass_on)
+    logging.disable(logging.ERROR)  # what torchrun says of a failed process is said below, in one line
     try:
         run(parse_args(["--standalone", "--nproc-per-node", str(processes), *command]))
     except ChildFailedError as failed:
@@ -152,7 +176,19 @@ def start(command, processes) -> int:
             return 3
         print(f"mpdemo: rank {rank} of {processes} failed: {message}", file=sys.stderr)
         return 1
+    except SignalException as stopped:
+        print(f"mpdemo: {stopped.sigval.name}: all {processes} processes ended", file=sys.stderr)
+        return 128 + stopped.sigval
+    finally:
+        logging.disable(logging.NOTSET)
     return 0
+
+
+def pass_on(number, frame):
+    """Hand a signal on to this process's children. torchrun would, but kills them 30 s later."""
+    for task in Path("/proc/self/task").iterdir():
+        for child in (task / "children").read_text().split():
+            os.kill(int(child), number)
 
 
 def first_failure(failures):
@@ -160,8 +196,8 @@ def first_failure(failures):
 
     def after(item):
         failure = item[1]
-        lost_peer = "Connection closed by peer" in str(failure.message) or "Connection reset" in str(failure.message)
-        return lost_peer, failure.exitcode == -15, failure.timestamp  # -15: ended by torchrun itself
+        ended_by_torchrun = failure.exitcode == -signal.SIGTERM
+        return lost_a_peer(failure.message), ended_by_torchrun, failure.timestamp
 
     return min(failures.items(), key=after)
 

@@ -13,6 +13,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from mpdemo.errors import UserError
+
 
 def peak_memory_mib(device) -> float:
     """Peak memory of this process's device in MiB (2**20 bytes).
@@ -101,24 +103,48 @@ class Steps:
 
 
 class RunLog:
-    """The run's folder: ``metrics.jsonl``, a line a step and an epoch, written by rank 0 only."""
+    """The run's folder: ``metrics.jsonl``, a line a step and an epoch, written by rank 0 only.
 
-    def __init__(self, out, active, keep_until=None):
+    Parameters
+    ----------
+    out : str
+    active : bool
+        Whether this process writes.
+    resumed : tuple of (int, int), optional
+        Epoch and step from which a run goes on in its own folder. None: a new run.
+
+    Raises
+    ------
+    UserError
+        The folder cannot be written.
+    """
+
+    def __init__(self, out, active, resumed=None):
         self.folder, self.active = Path(out), active
         self.path = self.folder / "metrics.jsonl"
         if not active:
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        if keep_until is None and self.path.exists():
-            self.path.replace(self.folder / "metrics.previous.jsonl")
-        elif self.path.exists():
-            self._drop_after(keep_until)
-        self.file = self.path.open("a", buffering=1)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if resumed is None and self.path.exists():
+                self.path.replace(self.folder / "metrics.previous.jsonl")
+            elif self.path.exists():
+                self._drop_after(*resumed)
+            self.file = self.path.open("a", buffering=1)
+        except OSError as error:
+            raise UserError(f"cannot write to --out {out}: {error.strerror}; name a folder of your own") from None
 
-    def _drop_after(self, step):
-        """A resumed run writes on from its checkpoint: forget the lines of the steps that are done again."""
-        lines = [line for line in self.path.read_text().splitlines() if json.loads(line)["step"] <= step]
-        self.path.write_text("".join(line + "\n" for line in lines))
+    def _drop_after(self, epoch, step):
+        """A resumed run writes on from its checkpoint: forget the lines of what is done again."""
+        kept = []
+        for line in self.path.read_text().splitlines():
+            try:
+                row = json.loads(line)
+            except ValueError:  # half a line: the run was killed while it wrote
+                continue
+            if row["step"] <= step and (row["event"] != "epoch" or row["epoch"] < epoch):
+                kept.append(line + "\n")
+        self.path.write_text("".join(kept))
 
     def write(self, event, **values):
         """Append one JSON object as a line."""

@@ -1,0 +1,9 @@
+"""Write the environment as JSON to a new file in the folder argv[1], a file a process."""
+
+import json
+import os
+import sys
+import tempfile
+
+with tempfile.NamedTemporaryFile("w", dir=sys.argv[1], suffix=".json", delete=False) as file:
+    json.dump(dict(os.environ), file)

@@ -1,0 +1,330 @@
+"""The data sets in their real formats, and the loaders: every image once an epoch, whoever trains on it."""
+
+import io
+import struct
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from mpdemo.data import LabelsOnly, Loaders, PerSample, labels_of, load, make_jpeg_folder
+from mpdemo.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def jpegs(tmp_path_factory):
+    """A folder of 40 training and 10 validation images in 10 classes."""
+    path = tmp_path_factory.mktemp("jpegs")
+    make_jpeg_folder(path, images=4, size=40)
+    return path
+
+
+def write_idx(path, array):
+    """Write the format of yann.lecun.com/exdb/mnist: two zero bytes, type 8, dimensions, sizes, bytes."""
+    header = struct.pack(">HBB", 0, 8, array.ndim) + struct.pack(f">{array.ndim}I", *array.shape)
+    path.write_bytes(header + array.astype(np.uint8).tobytes())
+
+
+@pytest.fixture
+def mnist(tmp_path):
+    """MNIST's four files with 20 and 10 images."""
+    raw = tmp_path / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for name, count in (("train", 20), ("t10k", 10)):
+        write_idx(raw / f"{name}-images-idx3-ubyte", rng.integers(0, 256, (count, 28, 28)))
+        write_idx(raw / f"{name}-labels-idx1-ubyte", np.arange(count) % 10)
+    return tmp_path
+
+
+@pytest.fixture
+def imagenet(tmp_path):
+    """Three of ImageNet's classes, with the meta.bin that torchvision makes of the devkit."""
+    wnids = {"n01440764": ("tench",), "n01443537": ("goldfish", "Carassius auratus"), "n01484850": ("great white",)}
+    for split, count in (("train", 3), ("val", 1)):
+        for wnid in wnids:
+            (tmp_path / split / wnid).mkdir(parents=True)
+            for i in range(count):
+                Image.new("RGB", (50, 40), (90 * i, 40, 200)).save(tmp_path / split / wnid / f"{wnid}_{i}.JPEG")
+    torch.save((wnids, list(wnids)), tmp_path / "meta.bin")
+    return tmp_path
+
+
+def test_digits():
+    """1,797 real images, normalised with the training images' own statistics, split for good."""
+    found = load("digits")
+    images, labels = found.train.tensors
+    assert (len(found.train), len(found.validation), found.classes, found.channels) == (1536, 261, 10, 1)
+    assert images.shape == (1536, 1, 28, 28)
+    assert all(1536 % batch == 0 for batch in (64, 96, 128, 192, 256, 384, 512))
+    assert abs(images.mean()) < 1e-2 and abs(images.std() - 1) < 1e-2
+    assert labels.bincount().min() > 100 and found.validation.tensors[1].bincount().min() > 10
+    everything = torch.cat([images, found.validation.tensors[0]]).flatten(1)
+    assert len(torch.unique(everything, dim=0)) == 1797  # no image is in both
+    assert torch.equal(images, load("digits", seed=7).train.tensors[0])
+    assert load("digits", image_size=32).train.tensors[0].shape[2:] == (32, 32)
+
+
+def test_mnist_in_its_real_format(mnist):
+    found = load("mnist", mnist)
+    assert (len(found.train), len(found.validation), found.classes, found.channels) == (20, 10, 10, 1)
+    image, label = found.train[3]
+    stored = (mnist / "MNIST/raw/train-images-idx3-ubyte").read_bytes()[16 + 3 * 784 : 16 + 4 * 784]
+    pixels = torch.frombuffer(bytearray(stored), dtype=torch.uint8).reshape(28, 28)
+    assert label == 3
+    assert torch.allclose(image[0], (pixels / 255 - 0.1307) / 0.3081, atol=1e-6)
+
+
+def test_imagenet_through_torchvision(imagenet):
+    found = load("imagenet", imagenet, image_size=32)
+    assert (len(found.train), len(found.validation), found.classes, found.channels) == (9, 3, 1000, 3)
+    assert found.train[0][0].shape == found.validation[0][0].shape == (3, 32, 32)
+    assert labels_of(found.train) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+
+
+def test_imagenet_of_jean_zay(imagenet, tmp_path_factory, monkeypatch):
+    """DSDIR/imagenet/RawImages is found without --data; MPDEMO_DATA comes first, --data before both."""
+    dsdir = tmp_path_factory.mktemp("dsdir")
+    (dsdir / "imagenet").mkdir()
+    (dsdir / "imagenet" / "RawImages").symlink_to(imagenet)
+    monkeypatch.delenv("MPDEMO_DATA", raising=False)
+    monkeypatch.setenv("DSDIR", str(dsdir))
+    assert len(load("imagenet", image_size=32).train) == 9
+    monkeypatch.setenv("MPDEMO_DATA", "/nowhere")
+    with pytest.raises(UserError, match="/nowhere does not exist"):
+        load("imagenet")
+    assert len(load("imagenet", imagenet, 32).train) == 9
+
+
+def test_jpeg_folder(jpegs):
+    """Real JPEG files; classes can be told apart; validation images are not augmented, training images are."""
+    file = next((jpegs / "train" / "0").iterdir())
+    assert file.read_bytes()[:3] == b"\xff\xd8\xff"
+    assert Image.open(io.BytesIO(file.read_bytes())).size == (40, 40)
+    found = load("folder", jpegs, image_size=32)
+    assert (len(found.train), len(found.validation), found.classes, found.channels) == (40, 10, 10, 3)
+    assert labels_of(found.train) == [c for c in range(10) for _ in range(4)]
+    assert torch.equal(found.validation[0][0], found.validation[0][0])
+    found.train.epoch = 1
+    later = found.train[0][0]
+    found.train.epoch = 0
+    assert not torch.equal(found.train[0][0], later)
+
+
+def test_folder_without_a_split(jpegs):
+    """A tenth is kept for validation; no image is in both; the seed says which."""
+    found = load("folder", jpegs / "train", image_size=32)
+    assert (len(found.train), len(found.validation), found.classes) == (36, 4, 10)
+    train, validation = found.train.dataset.indices, found.validation.indices
+    assert sorted(train + validation) == list(range(40))
+    assert load("folder", jpegs / "train", image_size=32, seed=1).validation.indices != validation
+    assert len(labels_of(found.train)) == 36
+
+
+def test_augmentation_depends_on_seed_epoch_and_image_only(jpegs):
+    def crop(seed, epoch, index):
+        train = load("folder", jpegs, 32, seed).train
+        train.epoch = epoch
+        return train[index][0]
+
+    wanted = crop(0, 2, 5)
+    torch.manual_seed(99)
+    state = torch.get_rng_state()
+    assert torch.equal(crop(0, 2, 5), wanted)
+    assert torch.equal(torch.get_rng_state(), state)  # the training's own random numbers are left alone
+    assert not any(torch.equal(crop(*other), wanted) for other in [(1, 2, 5), (0, 3, 5)])
+    same_image = PerSample([torch.zeros(1)] * 40, 0)
+    same_image.dataset = RandomNumbers()
+    assert len({same_image[i].item() for i in range(40)}) == 40  # each image draws its own numbers
+
+
+class RandomNumbers:
+    """A data set whose samples are fresh random numbers."""
+
+    def __getitem__(self, index):
+        return torch.rand(())
+
+
+class Numbered(torch.utils.data.Dataset):
+    """A data set whose image is its own number, so that what a loader gives can be followed."""
+
+    def __init__(self, count):
+        self.targets = list(range(count))
+
+    def __len__(self):
+        return len(self.targets)
+
+    def __getitem__(self, index):
+        return torch.tensor(index), self.targets[index]
+
+
+def loaders(count, batch, replicas, **more):
+    from mpdemo.data import Data
+
+    data = Data(Numbered(count), Numbered(count // 3 + 1), 10, 1)
+    return [Loaders(data, batch, replicas, replica, **more) for replica in range(replicas)]
+
+
+def epoch_of(all_loaders, epoch, steps_done=0):
+    """The images of every step, over all replicas together: a list of lists."""
+    for one in all_loaders:
+        one.start_epoch(epoch, steps_done)
+    steps = zip(*[[images.tolist() for images, _ in one.train] for one in all_loaders], strict=True)
+    return [[image for part in parts for image in part] for parts in steps]
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_every_image_once(replicas):
+    parts = loaders(48, 12, replicas)
+    first, second = epoch_of(parts, 0), epoch_of(parts, 1)
+    assert [len(step) for step in first] == [12] * 4 == [12] * parts[0].steps_per_epoch
+    for steps in (first, second):
+        assert sorted(sum(steps, [])) == list(range(48))
+    assert first != second
+    assert epoch_of(parts, 0) == first
+    assert epoch_of(loaders(48, 12, replicas, seed=1), 0) != first
+
+
+@pytest.mark.parametrize("count", [48, 50, 59])
+def test_a_step_sees_the_same_images_on_any_number_of_replicas(count):
+    """Also where the images do not divide: the rest is left out, the same number of steps for all."""
+    wanted = [set(step) for step in epoch_of(loaders(count, 12, 1), 3)]
+    assert len(wanted) == 4
+    for replicas in (2, 3):
+        assert [set(step) for step in epoch_of(loaders(count, 12, replicas), 3)] == wanted
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_validation_sees_each_image_once(replicas):
+    """17 images do not divide by 2 or 3, and none is repeated to even out."""
+    seen = [image for one in loaders(48, 12, replicas) for images, _ in one.validation for image in images.tolist()]
+    assert sorted(seen) == list(range(17))
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_resume_in_the_middle_of_an_epoch(replicas):
+    parts = loaders(50, 12, replicas)
+    whole = epoch_of(parts, 2)
+    assert epoch_of(parts, 2, steps_done=3) == whole[3:]
+    assert epoch_of(parts, 2, steps_done=4) == []
+    assert epoch_of(parts, 3) != whole and len(epoch_of(parts, 3)) == 4  # the next epoch is whole again
+
+
+def test_loading_leaves_the_random_numbers_alone(jpegs):
+    """So a training resumed within an epoch goes on with the random numbers it had."""
+    one = Loaders(load("folder", jpegs, 32), 10)
+    state = torch.get_rng_state()
+    one.start_epoch(0)
+    assert len(list(one.train)) == 4 and len(list(one.validation)) == 1
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_labels_only_come_in_the_same_order(jpegs):
+    """A rank that computes the loss of a cut model reads no image and gets the very labels of the rank that does."""
+    data = load("folder", jpegs, 32)
+    full, labels = Loaders(data, 8), Loaders(data, 8, images=False)
+    for one in (full, labels):
+        one.start_epoch(1)
+    for name in ("train", "validation"):
+        wanted = [batch[1].tolist() for batch in getattr(full, name)]
+        found = list(getattr(labels, name))
+        assert [batch[1].tolist() for batch in found] == wanted
+        assert all(batch[0].shape == (len(batch[1]), 0) for batch in found)
+    for nothing_to_read in (load("digits").validation, load("folder", jpegs / "train", 32).train):
+        assert LabelsOnly(nothing_to_read).labels == [int(nothing_to_read[i][1]) for i in range(len(nothing_to_read))]
+
+
+def test_loader_processes_give_the_same_batches(jpegs):
+    data = load("folder", jpegs, 32)
+    alone, helped = Loaders(data, 8), Loaders(data, 8, workers=1)
+    for epoch in (0, 1):
+        for one in (alone, helped):
+            one.start_epoch(epoch)
+        for mine, theirs in zip(alone.train, helped.train, strict=True):
+            assert torch.equal(mine[0], theirs[0]) and torch.equal(mine[1], theirs[1])
+
+
+@pytest.mark.parametrize(
+    ("batch", "replicas", "said"),
+    [(10, 3, "batch of 10 images does not divide by 3 replicas"), (60, 1, "batch of 60 images, but only 48")],
+)
+def test_batches_that_are_refused(batch, replicas, said):
+    with pytest.raises(UserError, match=said):
+        loaders(48, batch, replicas)
+
+
+def an_empty(path):
+    path.mkdir()
+
+
+def a_file(path):
+    path.write_text("not a folder")
+
+
+def other_files(path):
+    path.mkdir()
+    (path / "readme.txt").write_text("nothing here")
+
+
+def no_split_folder(path):
+    make_jpeg_folder(path, classes=2, images=1, size=16)
+    (path / "val").rename(path.with_name("elsewhere"))
+
+
+def one_class(path):
+    make_jpeg_folder(path, classes=1, images=1, size=16)
+
+
+def an_empty_class(path):
+    make_jpeg_folder(path, classes=2, images=1, size=16)
+    (path / "train" / "empty").mkdir()
+    (path / "val" / "empty").mkdir()
+
+
+def other_classes(path):
+    make_jpeg_folder(path, classes=2, images=1, size=16)
+    (path / "val" / "0").rename(path / "val" / "zero")
+
+
+LAYOUT = {"mnist": "PATH/MNIST/raw/train-images", "imagenet": "PATH/train/n01440764", "folder": "PATH/train/CLASS"}
+
+
+@pytest.mark.parametrize(
+    ("dataset", "made", "said"),
+    [
+        *[(dataset, None, "does not exist") for dataset in LAYOUT],
+        *[(dataset, an_empty, "is empty") for dataset in LAYOUT],
+        *[(dataset, other_files, f"is not a {dataset} set|has one class") for dataset in LAYOUT],
+        ("folder", a_file, "is a file"),
+        ("folder", no_split_folder, "has train/ only"),
+        ("folder", one_class, "has one class, '0'"),
+        ("folder", an_empty_class, "is not a folder set .*empty"),
+        ("folder", other_classes, "must hold the same class folders"),
+    ],
+)
+def test_wrong_folders_are_refused_with_the_expected_layout(dataset, made, said, tmp_path):
+    path = tmp_path / "data"
+    if made:
+        made(path)
+    with pytest.raises(UserError, match=said) as refusal:
+        load(dataset, path)
+    message = str(refusal.value)
+    assert LAYOUT[dataset] in message and str(path) in message and "\n" not in message
+
+
+def test_no_folder_named(monkeypatch):
+    for name in ("MPDEMO_DATA", "DSDIR"):
+        monkeypatch.delenv(name, raising=False)
+    for dataset, layout in LAYOUT.items():
+        with pytest.raises(UserError, match="needs --data PATH or MPDEMO_DATA") as refusal:
+            load(dataset)
+        assert layout in str(refusal.value)
+
+
+def test_truncated_mnist(mnist):
+    """Half a download: the sizes in the header do not fit the file."""
+    path = mnist / "MNIST/raw/train-images-idx3-ubyte"
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(UserError, match="is not a mnist set"):
+        load("mnist", mnist)

@@ -1,0 +1,100 @@
+"""A rank dies: all others end soon, the message names the rank and its error, and no process is left."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mpdemo.paths import root
+
+SOON = 10  # seconds from the failure to the end of everything
+DDP = ["--rung", "ddp", "--model", "toy"]
+PIPELINE = ["--rung", "pipeline", "--model", "toy", "--microbatches", "4"]
+
+
+def processes_of(mark) -> list[int]:
+    """Processes whose command line holds `mark`."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (entry / "cmdline").read_bytes() and int(entry.name) != os.getpid():
+                found.append(int(entry.name))
+        except OSError:  # it ended meanwhile
+            continue
+    return found
+
+
+def wait_for(condition, seconds):
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.05)
+    return condition()
+
+
+def steps_done(out) -> int:
+    path = out / "metrics.jsonl"
+    return path.read_text().count('"step"') if path.exists() else 0
+
+
+def begin(words, out):
+    """Start a program of which only stderr is kept."""
+    environment = {**os.environ, "PYTHONPATH": str(root())}
+    return subprocess.Popen(
+        [sys.executable, *words, "--out", str(out)], cwd=root(), env=environment, stderr=subprocess.PIPE, text=True
+    )
+
+
+def end_all(child, mark):
+    child.kill()
+    for pid in processes_of(mark):
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("rung", "how", "rank", "processes"),
+    [(DDP, "raise", 1, 2), (DDP, "kill", 0, 2), (PIPELINE, "kill", 1, 2), (PIPELINE, "raise", 0, 3)],
+    ids=["ddp raise", "ddp kill", "pipeline kill", "pipeline raise"],
+)
+def test_one_rank_fails(rung, how, rank, processes, tmp_path):
+    """In the pipeline of three the last stage never talks to the first, which dies; it ends as well."""
+    out = tmp_path / "run"
+    words = ["tests/programs/failing.py", str(rank), how, *rung, "--batch-size", "24", "--log-every", "1"]
+    words += ["--processes", str(processes)]
+    child = begin(words, out)
+    try:
+        assert wait_for(lambda: steps_done(out) or child.poll() is not None, 60)
+        begun = time.monotonic()
+        stderr = child.communicate(timeout=60)[1]
+        assert time.monotonic() - begun < SOON
+        left = processes_of(str(out))
+    finally:
+        end_all(child, str(out))
+    assert child.returncode == 1, stderr
+    assert not left
+    last = stderr.splitlines()[-1]
+    why = "ValueError: the digits are upside down" if how == "raise" else "ended by signal 9"
+    assert last == f"mpdemo: rank {rank} of {processes} failed: {why}"
+    assert stderr.count("Traceback") == (1 if how == "raise" else 0), stderr  # none of who lost it
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda n: n.name)
+def test_parent_is_ended(number, tmp_path):
+    """Ctrl-C or a kill of the parent leaves no rank behind, and no traceback."""
+    out = tmp_path / "run"
+    words = ["-m", "mpdemo", "train", *DDP, "--epochs", "10000", "--processes", "2", "--log-every", "1"]
+    child = begin(words, out)
+    try:
+        assert wait_for(lambda: steps_done(out), 60)
+        child.send_signal(number)
+        stderr = child.communicate(timeout=SOON)[1]
+        assert wait_for(lambda: not processes_of(str(out)), 2)
+    finally:
+        end_all(child, str(out))
+    assert child.returncode == (-9 if number == signal.SIGKILL else 128 + number)
+    assert "Traceback" not in stderr and "death signal" not in stderr
+    if number == signal.SIGINT:
+        assert stderr.endswith("mpdemo: SIGINT: all 2 processes ended\n")  # the progress bar may stand before it

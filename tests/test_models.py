@@ -1,0 +1,149 @@
+"""The models are lists of blocks: equal to torchvision's, and the same function wherever they are cut."""
+
+import pytest
+import torch
+import torchvision
+
+from mpdemo.errors import UserError
+from mpdemo.models import NAMES, build, resolve_cut
+
+CONVNET = ["layer1", "layer2", "fc"]
+SMALL = {"resnet18": 32, "resnet50": 32, "resnet101": 32}  # image sizes: residual networks take any
+
+
+def small(name, **more):
+    return build(name, image_size=SMALL.get(name, 28), **more)
+
+
+def torchvision_name(name):
+    return name.removeprefix("stem.").removeprefix("head.")
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet50", "resnet101"])
+def test_resnets_are_torchvisions(name):
+    """Same state dict but for the first and last blocks' names, same outputs, same gradients."""
+    model = build(name, classes=1000, channels=3, image_size=64)
+    theirs = getattr(torchvision.models, name)()
+    state = {torchvision_name(k): v for k, v in model.state_dict().items()}
+    assert list(state) == list(theirs.state_dict())
+    theirs.load_state_dict(state)
+    images = torch.randn(2, 3, 64, 64)
+    for net in (model, theirs):
+        net(images).square().mean().backward()
+    assert torch.equal(model.eval()(images), theirs.eval()(images))
+    wanted = {k: p.grad for k, p in theirs.named_parameters()}
+    assert all(torch.equal(p.grad, wanted[torchvision_name(k)]) for k, p in model.named_parameters())
+
+
+@pytest.mark.parametrize(("name", "norm"), [*[(name, "batch") for name in NAMES], ("convnet", "group")])
+def test_cut_anywhere(name, norm):
+    """The cut into single blocks and cuts in two compose to the uncut model and keep the parameters' names."""
+    model = small(name, norm=norm).eval()
+    names = set(model.state_dict())
+    images = torch.randn(2, *model.input_shape)
+    with torch.no_grad():
+        between = [images]  # what flows between the blocks
+        for stage in model.cut(range(1, len(model))):
+            between.append(stage(between[-1]))
+        assert torch.equal(between[-1], model(images))
+        assert between[-1].shape == (2, 10)
+        for point in range(1, len(model), 1 if len(model) < 12 else 6):
+            first, second = model.cut([point])
+            assert torch.equal(first(images), between[point])
+            assert torch.equal(second(between[point]), between[-1])
+            assert set(first.state_dict()) | set(second.state_dict()) == names
+            assert not set(first.state_dict()) & set(second.state_dict())
+
+
+def test_stage_shares_parameters():
+    model = build("convnet")
+    stage = model.stage(1, 3)
+    assert stage.names == ["layer2", "fc"]
+    mine = dict(model.named_parameters())
+    assert all(p is mine[name] for name, p in stage.named_parameters())
+    with torch.no_grad():
+        stage.get_parameter("fc.1.bias").fill_(7)
+    assert model.get_parameter("fc.1.bias").eq(7).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_depend_on_the_seed_only(name):
+    torch.manual_seed(1)
+    one = small(name, seed=5)
+    before = torch.get_rng_state()
+    two = small(name, seed=5)
+    assert torch.equal(before, torch.get_rng_state())  # building takes nothing from the training's random numbers
+    other = small(name, seed=6)
+    same = [torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True)]
+    different = [not torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True)]
+    assert all(same) and any(different)
+
+
+def test_group_norm_does_not_see_the_batch():
+    """With group norm an image's output is the same alone and among others; with batch norm it is not."""
+    images = torch.randn(6, 1, 28, 28)
+    for norm, alike in (("group", True), ("batch", False)):
+        model = build("convnet", norm=norm)
+        assert torch.allclose(model(images)[:2], model(images[:2]), atol=1e-6) == alike
+
+
+@pytest.mark.parametrize(
+    ("cut", "stages", "points"),
+    [
+        ("layer1", 2, [1]),
+        ("1", 2, [1]),
+        ("layer1,layer2", 3, [1, 2]),
+        (" layer1 , 2 ", 3, [1, 2]),
+        ([1, "layer2"], 3, [1, 2]),
+        (None, 3, [1, 2]),
+        ("", 1, []),
+        (None, 1, []),
+    ],
+)
+def test_resolve_cut(cut, stages, points):
+    assert resolve_cut(CONVNET, cut, stages) == points
+
+
+def test_resolve_cut_of_a_resnet():
+    names = build("resnet50").names
+    assert resolve_cut(names, "layer2.3", 2) == [names.index("layer3.0")]
+    equal = resolve_cut(names, None, 4)
+    sizes = [b - a for a, b in zip([0, *equal], [*equal, len(names)], strict=True)]
+    assert sum(sizes) == len(names) and max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize(
+    ("cut", "stages", "said"),
+    [
+        (None, 4, "4 stages do not fit a model of 3 blocks; allowed: 1 to 3"),
+        ("layer9", 2, "cannot cut after 'layer9'.*layer1, layer2"),
+        ("fc", 2, "leaves a stage empty|cannot cut after 'fc'"),
+        ("0", 2, "cannot cut after '0'.*1 to 2"),
+        ("3", 2, "cannot cut after '3'.*1 to 2"),
+        ("-1", 2, "cannot cut after '-1'"),
+        ("1.5", 2, "cannot cut after '1.5'"),
+        ("layer1,", 3, "cannot cut after ''"),
+        ("layer1", 3, "gives 2 stages, but 3 are wanted"),
+        ("layer1,layer2", 2, "gives 3 stages, but 2 are wanted"),
+        ("layer2,layer1", 3, "not increasing"),
+        ("layer1,1", 3, "leaves a stage empty"),
+    ],
+)
+def test_cuts_that_are_refused(cut, stages, said):
+    with pytest.raises(UserError, match=said) as refusal:
+        resolve_cut(CONVNET, cut, stages)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"name": "vgg"}, "unknown model 'vgg'; allowed: toy, convnet, resnet18"),
+        ({"name": "convnet", "norm": "layer"}, "unknown norm 'layer'; allowed: batch, group"),
+        ({"name": "convnet", "image_size": 3}, "image size 3 is too small"),
+        ({"name": "transformer", "image_size": 30}, "image size 30 does not divide"),
+    ],
+)
+def test_models_that_are_refused(arguments, said):
+    with pytest.raises(UserError, match=said):
+        build(**arguments)
