@@ -39,12 +39,18 @@ def test_generic_and_throwaway_render_the_same_text():
 @pytest.mark.parametrize("site", ["generic", "jeanzay", "juwels"])
 def test_every_script_is_valid_bash_and_has_a_comment_a_directive(site, launcher):
     text = render(
-        spec(nodes=2, processes_per_node=2, launcher=launcher, requeue=True, signal="USR1@60"), load_site(site)
+        spec(nodes=2, processes_per_node=2, launcher=launcher, requeue=launcher == "srun", signal="USR1@60"),
+        load_site(site),
     )
     assert subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True).stderr == ""
     directives = [line for line in text.splitlines() if line.startswith("#SBATCH")]
     assert all(" # " in line for line in directives)
     assert check(text.replace("runs/toy/", ""), load_site(site), ask_slurm=False) == []
+
+
+def test_requeue_needs_the_exit_status_that_torchrun_hides():
+    with pytest.raises(UserError, match='do: launcher="srun"'):
+        render(spec(launcher="torchrun", requeue=True), load_site("generic"))
 
 
 def test_jean_zay_has_the_directives_of_idris():

@@ -3,6 +3,7 @@
 import shlex
 from pathlib import PurePosixPath
 
+from mpdemo.errors import UserError
 from mpdemo.jobs.site import Site
 from mpdemo.jobs.spec import JobSpec
 
@@ -25,8 +26,18 @@ def render(spec: JobSpec, site: Site) -> str:
     -------
     str
         The file, with its last line ended. Notebook 00 reads it line by line.
+
+    Raises
+    ------
+    UserError
+        ``requeue`` with torchrun, which hides the processes' exit status.
     """
     launcher = spec.launcher or site.launcher
+    if spec.requeue and launcher == "torchrun":
+        raise UserError(
+            "requeue=True with torchrun: it ends with status 1 also where its processes stopped with a checkpoint (3), "
+            'so the script cannot tell; do: launcher="srun"'
+        )
     parts = [
         "#!/bin/bash",
         *directives(spec, site, launcher),
