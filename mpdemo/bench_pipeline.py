@@ -103,10 +103,10 @@ def planner(world, rounds, model="resnet18", size=64, batch=32):
     """The planner's choice of cut, schedule and M against the best of all that were tried."""
     base = Settings(model=model, image_size=size, batch_size=batch, **PIPELINE)
     blocks = models.build(model, classes=1000, channels=3, image_size=size)
-    sizes = [batch // m for m in (1, 2, 4, 8, 16)]
+    sizes = [batch // m for m in (1, 2, 4, 8)]
     costs = gather_objects(cost.measure(blocks, torch.randn(batch, 3, size, size), sizes))[0]  # all measure at once
     job = Job(footprints(model, size), costs, world.world_size, batch)
-    found = [c for c in candidates(job, microbatches=[2, 4, 8, 16]) if c.schedule != "naive"]
+    found = [c for c in candidates(job, microbatches=[2, 4, 8]) if c.schedule != "naive"]
     best = choose(found, job.limit)
     tried = {(c.schedule, c.microbatches, tuple(c.points)): None for c in [best, *found]}
     tried |= {(best.schedule, best.microbatches, (p,)): None for p in range(1, len(blocks)) if len(best.points) == 1}

@@ -117,7 +117,7 @@ class Run:
         """Train epoch after epoch; return the exit status."""
         begin, stopped = time.time(), False
         self.log.write("start", step=self.step, steps=self.last_step, time=round(begin, 4))
-        with self.start_bar(disable=self.world.rank > 0):
+        with self.start_bar(disable=True if self.world.rank > 0 else None):
             # a run that is resumed from its last step has its last validation still to do
             while not stopped and (self.step < self.last_step or self.validation is None):
                 stopped = self.one_epoch()
@@ -127,7 +127,7 @@ class Run:
         return STOPPED if stopped else 0
 
     def start_bar(self, disable):
-        """Show progress, on rank 0 only."""
+        """Show progress; `disable` None leaves the bar out where nobody looks, in a log file."""
         self.bar = tqdm(total=self.last_step, initial=self.step, desc=self.settings.rung, unit="step", disable=disable)
         return self.bar
 
@@ -204,6 +204,10 @@ class Run:
             images_per_second=round(len(self.seen) * self.settings.batch_size / seconds, 2) if seconds else None,
             time=round(time.time(), 4),
         )
+        if self.world.rank == 0:
+            self.bar.write(
+                f"epoch {self.epoch + 1}: step {self.step}, validation loss {loss:.4f}, accuracy {accuracy:.1%}"
+            )
         self.scheduler.step()
         self.epoch += 1
 
