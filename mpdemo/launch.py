@@ -112,18 +112,17 @@ def prepare_signals():
 
 
 def report(error, world):
-    """Say on stderr why this process ends, except what the parent says for it."""
-    started_by_parent = PARENT in os.environ
+    """Say on stderr why this process ends. A parent says it in one line itself; only a traceback is left to add."""
     rank = f"rank {world.rank} of {world.world_size}" if world else "a rank"
     if isinstance(error, UserError):
-        if not started_by_parent:
-            print(f"mpdemo: error: {error}", file=sys.stderr)
+        line = f"mpdemo: error: {error}"
     elif lost_a_peer(error):
-        print(f"mpdemo: {rank} lost another rank and ends", file=sys.stderr)
+        line = f"mpdemo: {rank} lost another rank and ends"
     else:
+        line = f"mpdemo: {rank} failed: {type(error).__name__}: {error}"
         traceback.print_exception(error)
-        if not started_by_parent:
-            print(f"mpdemo: {rank} failed: {type(error).__name__}: {error}", file=sys.stderr)
+    if PARENT not in os.environ:
+        print(line, file=sys.stderr)
 
 
 def lost_a_peer(error) -> bool:
