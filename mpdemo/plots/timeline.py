@@ -108,4 +108,5 @@ def _words(parts):
     stages = (1 + max(row["stage"] for row in rows)) // ranks
     what = " above ".join(title for title, _ in parts)
     each = f", {stages} stages each" if stages > 1 else ""
-    return f"timeline of {ranks} ranks{each}, {microbatches} microbatches: {what}"
+    parts_of_batch = f"{microbatches} microbatches" if microbatches > 1 else "1 microbatch"
+    return f"timeline of {ranks} ranks{each}, {parts_of_batch}: {what}"
