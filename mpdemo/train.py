@@ -9,6 +9,7 @@ import os
 import platform
 import signal
 import time
+import warnings
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -208,7 +209,9 @@ class Run:
             self.bar.write(
                 f"epoch {self.epoch + 1}: step {self.step}, validation loss {loss:.4f}, accuracy {accuracy:.1%}"
             )
-        self.scheduler.step()
+        with warnings.catch_warnings():  # PyTorch misses the steps that a resumed run did before it was interrupted
+            warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
+            self.scheduler.step()
         self.epoch += 1
 
     def validate(self) -> tuple[float, float]:
