@@ -18,7 +18,6 @@ from mpdemo.settings import Settings
 
 GRADIENTS_EQUAL = 1e-4  # relative; float32 summed in another order differs by about 1e-6
 LOSS_EQUAL = 0.01  # relative, after the whole training
-ROUNDS = 30  # of the timing
 
 
 def add_arguments(parser):
@@ -26,12 +25,14 @@ def add_arguments(parser):
     parser.add_argument("--out", default="runs/demo", metavar="DIR", help="where the report goes")
     parser.add_argument("--epochs", type=int, default=6, metavar="N", help="passes over the digits, for each rung")
     parser.add_argument("--processes", type=int, default=2, metavar="N", help="devices to spread over")
+    parser.add_argument("--rounds", type=int, default=30, metavar="N", help="how often every rung is timed in turn")
 
 
 def main(args) -> int:
     """Train, measure, report; return the exit status."""
-    if args.epochs < 1 or args.processes < 2:
-        raise UserError(f"--epochs {args.epochs} --processes {args.processes}: at least 1 epoch and 2 processes")
+    for name, least in (("epochs", 1), ("processes", 2), ("rounds", 3)):
+        if getattr(args, name) < least:
+            raise UserError(f"--{name} {getattr(args, name)} is not allowed; allowed: {least} or more")
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
     settings = Settings(
@@ -40,7 +41,7 @@ def main(args) -> int:
     begin, machine = time.time(), describe(args.processes)
     print(f"mpdemo: one training, from one device to {args.processes}. A device here is {machine['device']}.")
     trained = train_all(settings, args.processes, out)
-    rows = measure(settings, args.processes, out)
+    rows = measure(settings, args.processes, args.rounds, out)
     for row in rows:
         row |= trained[row["rung"], row["form"]]
     write_report(out, machine, settings, rows)
@@ -85,12 +86,12 @@ def train_all(settings, processes, out) -> dict:
     return results
 
 
-def measure(settings, processes, out) -> list[dict]:
+def measure(settings, processes, rounds, out) -> list[dict]:
     """Time all rungs against each other and compare their gradients, in one world."""
     print("\ntiming all rungs in turn", flush=True)
     (out / "settings.json").write_text(json.dumps(settings.as_dict()))
     files = [str(out / "settings.json"), str(out / "rows.json")]
-    if start(["-m", "mpdemo.ladder", *files, str(ROUNDS)], processes):
+    if start(["-m", "mpdemo.ladder", *files, str(rounds)], processes):
         raise UserError("the measurement failed; its message stands above this line")
     return json.loads((out / "rows.json").read_text())
 

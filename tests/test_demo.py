@@ -1,0 +1,104 @@
+"""The main job end to end, and the tables of the benchmark; speeds are reported, never asserted."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from mpdemo import demo
+from mpdemo.paths import root
+
+ROWS = [  # what a report must hold: a row for each rung and form
+    ("single", "one-process", 1),
+    ("data_parallel", "one-process", 1),
+    ("ddp", "per-device", 2),
+    ("model_parallel", "one-process", 1),
+    ("model_parallel", "per-device", 2),
+    ("pipeline", "one-process", 1),
+    ("pipeline", "per-device", 2),
+]
+KEYS = {
+    "rung",
+    "form",
+    "processes",
+    "images_per_second",
+    "speedup",
+    "bound",
+    "fraction_of_bound",
+    "max_relative_gradient_error",
+    "loss",
+    "accuracy",
+}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, run_once):
+    """One short demo: its folder and its output."""
+    out = tmp_path_factory.mktemp("demo")
+    done = run_once("-m", "mpdemo", "demo", "--epochs", "1", "--rounds", "3", "--out", str(out))
+    return out, done
+
+
+@pytest.fixture(scope="module")
+def run_once():
+    """Run Python in the project's root."""
+
+    def run(*words):
+        return subprocess.run([sys.executable, *words], cwd=root(), capture_output=True, text=True, timeout=280)
+
+    return run
+
+
+def test_the_demo_ends_well_and_says_how_to_go_on(finished):
+    out, done = finished
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "Every rung was the same training" in done.stdout and "make lab" in done.stdout
+    assert (out / "ladder.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_report_has_a_row_for_each_rung_and_form(finished):
+    report = json.loads((finished[0] / "report.json").read_text())
+    assert {"machine", "model", "rungs"} <= set(report)
+    assert [(r["rung"], r["form"], r["processes"]) for r in report["rungs"]] == ROWS
+    for row in report["rungs"]:
+        assert set(row) >= KEYS
+        assert row["fraction_of_bound"] == pytest.approx(row["speedup"] / row["bound"])
+        assert row["max_relative_gradient_error"] < demo.GRADIENTS_EQUAL
+
+
+def test_every_rung_ran_by_the_command_that_is_printed(finished):
+    printed = [line for line in finished[1].stdout.splitlines() if line.startswith("python -m mpdemo train")]
+    assert [line.split()[5] for line in printed] == [rung for rung, _, _ in ROWS]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("max_relative_gradient_error", 1e-3), ("max_relative_gradient_error", float("nan")), ("loss", 0.2)],
+)
+def test_another_training_is_an_error(key, value, capsys):
+    rows = [
+        {"rung": rung, "form": form, "max_relative_gradient_error": 1e-6, "loss": 0.1} for rung, form, _ in ROWS[:3]
+    ]
+    assert demo.verdict(rows) == 0
+    rows[2][key] = value
+    assert demo.verdict(rows) == 1
+    assert "NOT the same training: ddp (per-device)" in capsys.readouterr().err
+
+
+def test_the_rows_of_the_pipeline_benchmark(run_once, tmp_path):
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    done = run_once(*launcher, "tests/programs/bench_rows.py", str(tmp_path / "rows.json"))
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert [(r["schedule"], r["microbatches"]) for r in rows] == [("naive", 1), ("1f1b", 4), ("zbv", 4)]
+    assert rows[0]["speedup_over_naive"] == 1.0
+    assert rows[0]["predicted_idle_share"] == pytest.approx(0.5)  # one of two devices is always idle
+    for row in rows:
+        assert 0 <= row["measured_idle_share"] < 1 and row["simulated_seconds"] > 0
+
+
+def test_the_loop_benchmark_ends_and_keeps_its_rows(run_once, tmp_path):
+    done = run_once("-m", "mpdemo", "bench", "--only", "loop", "--rounds", "3", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads((tmp_path / "loop.json").read_text())[0]["loop_over_bare"] > 0
