@@ -55,7 +55,7 @@ def directives(spec, site, launcher) -> list[str]:
     log = PurePosixPath(spec.out)
     rows = [
         ("job-name", spec.name, "what the queue shows"),
-        ("nodes", spec.nodes, f"{spec.world_size} processes in all"),
+        ("nodes", spec.nodes, f"{spec.world_size} process{'es' if spec.world_size > 1 else ''} in all"),
         ("ntasks-per-node", tasks, tasks_comment(spec, site, launcher)),
         *gpu_rows(spec, site, launcher),
         ("cpus-per-task", cpus * spec.processes_per_node // tasks, cpus_comment(spec, site, launcher)),
