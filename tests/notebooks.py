@@ -119,8 +119,9 @@ def refresh(path, everything=False) -> str:
     fresh = copy.deepcopy(saved)
     with tempfile.TemporaryDirectory(prefix="mpdemo-") as name:
         folder = fresh_copy(name)
+        before = _scripts(folder)
         execute(fresh, folder)
-        scripts = _take_scripts(folder)
+        scripts = _take_scripts(folder, before)
     normalise(fresh)
     if not everything and compared(saved) == compared(fresh) and not scripts:
         fresh = normalise(saved)
@@ -130,15 +131,20 @@ def refresh(path, everything=False) -> str:
     return "changed" + (f", with {', '.join(scripts)}" if scripts else "")
 
 
-def _take_scripts(folder) -> list:
-    """Bring back the job scripts that the notebook wrote; return the names of those that changed."""
-    changed = []
-    for script in sorted((folder / "slurm").glob("*.sbatch")):
-        mine = root() / "slurm" / script.name
-        if not mine.exists() or mine.read_text() != script.read_text():
-            shutil.copy(script, mine)
-            changed.append(f"slurm/{script.name}")
-    return changed
+def _scripts(folder) -> dict:
+    """Return the texts of the job scripts in a copy of the project, by name."""
+    return {script.name: script.read_text() for script in sorted((folder / "slurm").glob("*.sbatch"))}
+
+
+def _take_scripts(folder, before) -> list:
+    """Bring back the job scripts that the notebook wrote; return the names of those that changed.
+
+    Only those: another notebook may have written its own into the project in the meantime.
+    """
+    changed = [name for name, text in _scripts(folder).items() if before.get(name) != text]
+    for name in changed:
+        shutil.copy(folder / "slurm" / name, root() / "slurm" / name)
+    return [f"slurm/{name}" for name in changed]
 
 
 def check(path) -> list:
