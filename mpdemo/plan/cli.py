@@ -6,6 +6,7 @@
 No GPU is needed, and nothing is trained. Taught in notebooks/05_pipeline.ipynb.
 """
 
+import argparse
 import json
 import re
 from pathlib import Path
@@ -41,15 +42,34 @@ def add_arguments(parser):
 
 def main(args) -> int:
     """Print a plan; return the exit status."""
+    found = plan(**vars(args))
+    print(report.text(found))
+    if args.json:
+        Path(args.json).write_text(json.dumps(report.as_dict(found), indent=1) + "\n")
+    return 0
+
+
+def plan(**options):
+    """Plan with the options of ``python -m mpdemo plan``, by name: ``plan(model="resnet101", stages=2, cost="v100")``.
+
+    Returns
+    -------
+    mpdemo.plan.report.Plan
+        ``report.text(plan)`` says it in words.
+
+    Raises
+    ------
+    UserError
+        A wrong value, or nothing fits.
+    """
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    args = parser.parse_args([])
+    vars(args).update(options)
     limit = parse_size(args.gpu_memory) - RESERVE if args.gpu_memory else float("inf")
     if limit <= 0:
         raise UserError(f"--gpu-memory {args.gpu_memory} is less than CUDA itself takes; allowed: 1GiB or more")
-    fixed = check(args)
-    plan = make_plan(args, limit, fixed)
-    print(report.text(plan))
-    if args.json:
-        Path(args.json).write_text(json.dumps(report.as_dict(plan), indent=1) + "\n")
-    return 0
+    return make_plan(args, limit, check(args))
 
 
 def parse_size(text):
