@@ -79,7 +79,9 @@ def _table(old, new, rows) -> str:
         return f'<th></th><th style="text-align:left">{link}</th>'
 
     columns = '<colgroup><col style="width:34px"><col><col style="width:34px"><col></colgroup>'
-    return f'<table style="width:100%;table-layout:fixed">{columns}<tr>{head(old)}{head(new)}</tr>{rows}</table>'
+    # Front ends take what stands between two $ for a formula, except in an element of these classes.
+    table = '<table class="tex2jax_ignore mathjax_ignore" style="width:100%;table-layout:fixed">'
+    return f"{table}{columns}<tr>{head(old)}{head(new)}</tr>{rows}</table>"
 
 
 def _rows(old, new, context):
