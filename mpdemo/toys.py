@@ -21,14 +21,16 @@ from mpdemo.parallel.rung import loss_fn
 
 def all_reduce(world):
     """Add up a tensor over all processes, and show it before and after."""
-    tensor = torch.tensor([1.0, 10.0], device=world.device) * (world.rank + 1)  # another one in every process
+    tensor = torch.tensor([1.0, 10.0], device=world.device)
+    tensor *= world.rank + 1  # so another one in every process
     before = tensor.tolist()
     print(f"rank {world.rank} has {before}\n", end="")
 
-    dist.all_reduce(tensor)  # waits for the others; then the tensor holds the sum, in every process
+    dist.all_reduce(tensor)  # in place: now it holds the sum, in every process
 
     print(f"rank {world.rank} gets {tensor.tolist()}\n", end="")
-    return {"before": before, "sum": tensor.tolist(), "mean": (tensor / world.world_size).tolist()}
+    mean = tensor / world.world_size
+    return {"before": before, "sum": tensor.tolist(), "mean": mean.tolist()}
 
 
 def shares(world):
