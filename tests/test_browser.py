@@ -3,6 +3,9 @@
 Debian's Chromium is used (``apt-get install chromium``); nothing is downloaded, and no page may leave the machine.
 """
 
+import subprocess
+import sys
+
 import nbformat
 import pytest
 from labserver import lab
@@ -147,3 +150,47 @@ def test_a_failed_job_keeps_the_end_of_its_log(page, server, project, outside):
     open_notebook(page, server, "failed.ipynb", run=True)
     page.wait_for_selector(f"{OUTPUT} >> text=AFTER failed", timeout=WAIT)
     assert page.locator(f"{OUTPUT} pre >> text=the last line").count() == 1
+
+
+def test_a_difference_with_dollars_is_no_formula(page, server, project, outside):
+    shown = "diff('first $A and $B\\n', 'second $A and $B $C and $D\\n')"
+    write(project, "dollars.ipynb", [f"from mpdemo.show import diff\n{shown}", "print('AFTER')"])
+    open_notebook(page, server, "dollars.ipynb", run=True)
+    page.wait_for_selector(f"{OUTPUT} >> text=AFTER", timeout=WAIT)
+    page.wait_for_timeout(1500)  # formulas are typeset later
+    assert page.locator(f"{OUTPUT} table").count() == 1
+    assert page.locator(f"{OUTPUT} mjx-container").count() == 0
+
+
+REAL = """
+from mpdemo.jobs import JobSpec, submit, train_command
+from mpdemo.widgets import follow
+out = "runs/real"
+command = train_command(rung="ddp", model="convnet", batch_size=128, epochs=100, log_every=2, out=out)
+job = submit(JobSpec(name="real", command=command, out=out, processes_per_node=2))
+await follow(job)
+"""
+
+
+def test_a_real_training_is_followed_live_and_cancelled(page, server, project, outside):
+    write(project, "real.ipynb", [REAL, AFTER])
+    open_notebook(page, server, "real.ipynb", run=True)
+    page.wait_for_selector(f"{OUTPUT} svg[role=img]", timeout=4 * WAIT)  # two processes import PyTorch first
+    page.wait_for_selector(f"{OUTPUT} >> text=/step [0-9]+.*, loss .* images/", timeout=WAIT)
+    page.locator("button.jupyter-button:has-text('Cancel')").click()
+    page.wait_for_selector(f"{OUTPUT} >> text=the cells below were not run", timeout=WAIT)
+    assert page.locator(f"{OUTPUT} img[src^='data:image/png']").count() == 1
+    assert page.locator(f"{OUTPUT} >> text=AFTER").count() == 0
+    attached = f"import os, sys; os.chdir({str(project)!r}); sys.path.insert(0, '.'); "
+    attached += "from mpdemo.jobs import attach; print(attach('runs/real').state)"
+    done = subprocess.run([sys.executable, "-c", attached], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "cancelled\n", done.stderr
+
+
+def test_a_notebook_of_the_course_shows_its_saved_pictures(page, server, outside, tmp_path):
+    open_notebook(page, server, "03_ddp.ipynb")
+    picture = page.locator(f"{OUTPUT} img[src^='data:image/png']").first
+    picture.wait_for(timeout=WAIT)
+    assert picture.evaluate("image => image.naturalWidth") > 720
+    page.screenshot(path=tmp_path / "03_ddp.png")
+    assert (tmp_path / "03_ddp.png").stat().st_size > 50_000  # an empty page has a tenth of it
