@@ -10,6 +10,7 @@ from project import files
 
 from mpdemo.__main__ import COMMANDS
 from mpdemo.paths import root
+from mpdemo.settings import RUNGS
 
 FILES = files()
 TEXTS = [
@@ -72,6 +73,8 @@ def headings(page) -> set:
 def test_names_in_code_quotes_exist(file):
     quoted = re.findall(r"`([^`\n]+)`", text(file))
     for name in quoted:
+        if "NAME" in name:  # stands for a name that the reader chooses
+            continue
         if re.fullmatch(r"(mpdemo|notebooks|slurm|tests)/[\w./-]*\w/?", name):
             assert (root() / name).exists(), f"{file} names {name}, which is not there"
 
@@ -99,3 +102,23 @@ def test_every_requirement_has_no_upper_bound_but_the_one_that_is_explained():
     project = tomllib.loads(text("pyproject.toml"))["project"]
     wanted = [*project["dependencies"], *(r for group in project["optional-dependencies"].values() for r in group)]
     assert [r for r in wanted if re.search(r"==|<", r)] == ["nbval==0.11.0"]
+
+
+def test_docstrings_name_things_that_exist():
+    missing = []
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    for file in (file for file in FILES if file.suffix == ".py"):
+        for node in (node for node in ast.walk(ast.parse(text(file))) if isinstance(node, documented)):
+            words = ast.get_docstring(node) or ""
+            names = re.findall(r"\b(?:notebooks/\w+\.ipynb|(?:mpdemo|tests)/[\w/]+\.(?:py|cfg|toml))", words)
+            missing += [f"{file}: {name}" for name in names if not (root() / name).exists()]
+    assert not missing, "named and not there: " + ", ".join(missing)
+
+
+def test_the_ladder_on_the_first_page_names_each_rung_its_notebook_and_its_file():
+    rows = [line for line in text("README.md").splitlines() if line.startswith("|")]
+    rungs = [file.stem for file in FILES if file.match("mpdemo/parallel/*.py")]
+    for rung in set(rungs) & set(RUNGS):
+        row = [line for line in rows if f"mpdemo/parallel/{rung}.py" in line]
+        assert len(row) == 1, f"README.md: one row for {rung}, with mpdemo/parallel/{rung}.py"
+        assert re.search(r"notebooks/\w+\.ipynb", row[0]), f"README.md: the row of {rung} links no notebook"
