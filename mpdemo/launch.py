@@ -22,11 +22,12 @@ import logging
 import os
 import signal
 import sys
-import traceback
 from pathlib import Path
 
-from mpdemo import settings as s
+from mpdemo import arguments
 from mpdemo.errors import UserError
+from mpdemo.failures import first_failure, read_message, report
+from mpdemo.settings import checked
 
 PARENT = "MPDEMO_STARTED_BY_PARENT"  # set for processes that `start` launched: it speaks for them
 
@@ -35,18 +36,18 @@ def add_arguments(parser):
     """Add the options of ``train``; the launch lines stand below them in the help."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = __doc__.split("\n\n", 1)[1]
-    s.add_arguments(parser)
+    arguments.add_arguments(parser)
 
 
 def main(args) -> int:
     """Check the settings, then train here or start the processes that do."""
-    settings = s.from_args(args)
+    settings = arguments.from_args(args)
     if "RANK" in os.environ or "SLURM_PROCID" in os.environ:
         import_pytorch()
         inside = world_size_of_launcher()
         if inside is not None:
-            return work(s.checked(settings, inside))
-    settings = s.checked(settings)
+            return work(checked(settings, inside))
+    settings = checked(settings)
     if settings.form == "one-process":
         return work(settings)
     import_pytorch()
@@ -92,7 +93,7 @@ def work(settings) -> int:
     except Exception as error:
         if "TORCHELASTIC_ERROR_FILE" in os.environ:  # torchrun reads it and names the rank
             ErrorHandler().record_exception(error)
-        report(error, world)
+        report(error, world, PARENT in os.environ)
         sys.stdout.flush()
         sys.stderr.flush()
         # not sys.exit: tearing down a broken process group may hang, and the others are waiting for this end
@@ -109,26 +110,6 @@ def prepare_signals():
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1: PR_SET_PDEATHSIG, the signal when the parent dies
-
-
-def report(error, world):
-    """Say on stderr why this process ends. A parent says it in one line itself; only a traceback is left to add."""
-    rank = f"rank {world.rank} of {world.world_size}" if world else "a rank"
-    if isinstance(error, UserError):
-        line = f"mpdemo: error: {error}"
-    elif lost_a_peer(error):
-        line = f"mpdemo: {rank} lost another rank and ends"
-    else:
-        line = f"mpdemo: {rank} failed: {type(error).__name__}: {error}"
-        traceback.print_exception(error)
-    if PARENT not in os.environ:
-        print(line, file=sys.stderr)
-
-
-def lost_a_peer(error) -> bool:
-    """Tell an error that only says that another rank is gone from one that is the rank's own."""
-    signs = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
-    return any(sign in str(error) for sign in signs)
 
 
 def import_pytorch():
@@ -188,25 +169,3 @@ def pass_on(number, frame):
     for task in Path("/proc/self/task").iterdir():
         for child in (task / "children").read_text().split():
             os.kill(int(child), number)
-
-
-def first_failure(failures):
-    """The rank that failed of itself, not because a peer was gone: (rank, failure)."""
-
-    def after(item):
-        failure = item[1]
-        ended_by_torchrun = failure.exitcode == -signal.SIGTERM
-        return lost_a_peer(failure.message), ended_by_torchrun, failure.timestamp
-
-    return min(failures.items(), key=after)
-
-
-def read_message(failure) -> str:
-    """What a failed rank said, in one line."""
-    message = failure.message
-    if isinstance(message, dict):
-        message = message.get("message", "")
-    message = str(message).strip().splitlines()
-    if message and failure.exitcode > 0:
-        return message[0].rstrip(":")
-    return f"ended by signal {-failure.exitcode}" if failure.exitcode < 0 else f"exit status {failure.exitcode}"

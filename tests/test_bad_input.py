@@ -186,7 +186,7 @@ def test_settings_go_through_the_command_line():
     """The words that `Settings.arguments` gives are read back as the same settings."""
     import argparse
 
-    from mpdemo.settings import add_arguments, from_args
+    from mpdemo.arguments import add_arguments, from_args
 
     parser = argparse.ArgumentParser()
     add_arguments(parser)
