@@ -210,3 +210,17 @@ def test_a_script_outside_the_project_is_refused(project):
 def test_jobs_do_not_import_pytorch():
     code = "import sys, mpdemo.jobs, mpdemo.doctor; sys.exit(bool({'torch', 'matplotlib', 'numpy'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], cwd=paths.root()).returncode == 0
+
+
+def test_an_earlier_runs_checkpoints_are_moved_aside_not_lost(project, no_slurm, capsys):
+    """Submitting again must neither overwrite checkpoints nor end in the training's refusal to do so."""
+    first = spec()
+    assert submit(first).wait(60) == "done"
+    checkpoints = paths.root() / first.out / "checkpoints"
+    for kept in ("checkpoints.1", "checkpoints.2"):
+        checkpoints.mkdir()
+        (checkpoints / "step-000001.pt").write_text(kept)
+        assert submit(first, resubmit=True).wait(60) == "done"
+        assert not checkpoints.exists()
+        assert (checkpoints.with_name(kept) / "step-000001.pt").read_text() == kept
+    assert f"kept in {first.out}/checkpoints.2" in capsys.readouterr().out

@@ -132,6 +132,10 @@ def prepare(spec) -> Path:
     resumed = any(word.startswith("--resume") for word in spec.command)
     for name in STALE if resumed else (*STALE, "metrics.jsonl"):
         (out / name).unlink(missing_ok=True)
+    if not resumed and (out / "checkpoints").exists():
+        keep = next(out / f"checkpoints.{n}" for n in range(1, 10**6) if not (out / f"checkpoints.{n}").exists())
+        (out / "checkpoints").rename(keep)
+        print(f"the earlier run's checkpoints are kept in {spec.out}/{keep.name}")
     return out
 
 
