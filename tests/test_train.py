@@ -248,7 +248,7 @@ def world(tmp_path_factory, jpegs):
         common = {"model": "convnet", **rung, **jpeg}
         part = str(folder / f"{name}-part")
         todo += [
-            {**common, "epochs": 2, "out": str(folder / f"{name}-whole")},
+            {**common, "epochs": 2, "checkpoint_every": 10, "out": str(folder / f"{name}-whole")},
             {**common, "steps": 7, "checkpoint_every": 7, "out": part},
             {**common, "epochs": 2, "out": part, "resume": part},
         ]
@@ -264,6 +264,17 @@ def test_resumed_world_equals_uninterrupted(world, name):
     assert list(losses(whole)) == list(range(1, 11))
     assert losses(part) == losses(whole)
     assert epochs(part) == epochs(whole)
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_world_validates_what_it_saves(world, runs, jpeg, name):
+    """One process that only validates the world's last checkpoint finds the world's own result, batch norm and all."""
+    whole = world / f"{name}-whole"
+    alone = runs("alone", model="convnet", epochs=2, resume=str(whole), **jpeg)
+    assert losses(alone) == {}
+    found, wanted = epochs(alone)[0], epochs(whole)[1]
+    assert found["validation_loss"] == pytest.approx(wanted["validation_loss"], rel=ROUNDING)
+    assert found["validation_accuracy"] == wanted["validation_accuracy"]
 
 
 def test_any_rung_resumes_any_rungs_checkpoint(world, runs, jpegs, jpeg):
@@ -398,7 +409,7 @@ def test_a_weight_of_another_shape_is_refused(runs):
 def test_sigusr1_leaves_a_checkpoint(words, tmp_path, runs):
     """Slurm's warning before the time limit: a checkpoint, exit status 3, and the resumed run is the same run."""
     out = tmp_path / "run"
-    common = {"model": "transformer", "batch_size": 64, "epochs": 50}
+    common = {"model": "toy", "batch_size": 128, "epochs": 10_000}
     command = [sys.executable, "-m", "mpdemo", "train", *words, "--log-every", "1", "--out", str(out)]
     command += Settings(**common).arguments()[2:]
     environment = {**os.environ, "PYTHONPATH": str(root())}
@@ -406,7 +417,8 @@ def test_sigusr1_leaves_a_checkpoint(words, tmp_path, runs):
     try:
         end = time.monotonic() + 60
         while not (out / "metrics.jsonl").exists() or len(lines(out, "step")) < 2:
-            assert time.monotonic() < end and child.poll() is None
+            assert child.poll() is None, child.stderr.read()
+            assert time.monotonic() < end
             time.sleep(0.05)
         child.send_signal(signal.SIGUSR1)
         stderr = child.communicate(timeout=60)[1]
