@@ -72,7 +72,7 @@ def one_process(world):
         ``device``, ``seconds`` for each number of microbatches.
     """
     steps, seconds = {}, {}
-    for count in (1, 2, 4, 8):
+    for count in (1, 4, 8):
         rung = {"rung": "pipeline", "microbatches": count} if count > 1 else {"rung": "model_parallel"}
         _, steps[count] = pipeline(world, form="one-process", devices=2, **rung, **RESNET[world.device.type])
     for number in range(-1, ROUNDS):
