@@ -12,7 +12,7 @@ test: $(STAMP)        ## everything CI runs: lint, unit tests, worlds of process
 	$(BIN)/python tests/setup_system.py
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lab: $(STAMP)         ## open the notebooks in JupyterLab
 	$(BIN)/python -m jupyterlab --notebook-dir=. notebooks/00_start_here.ipynb

@@ -18,6 +18,11 @@ import setup_system  # noqa: E402
 pytest_plugins = ["skips"]
 
 
+def pytest_collection_modifyitems(items):
+    """Begin with the notebooks, which take longest: the other worker runs all the rest meanwhile."""
+    items.sort(key=lambda item: item.path.name != "test_notebooks.py")
+
+
 def need(*packages):
     """Skip the test, saying the line that enables it, if Debian packages are missing; in CI that is a failure."""
     absent = setup_system.missing(*packages)
