@@ -10,14 +10,13 @@ Taught in notebooks/05_pipeline.ipynb.
 import copy
 import sys
 import time
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 import torch
 
 from mpdemo import data, models, parallel
-from mpdemo.contest import Contest, stage_costs, training_step
+from mpdemo.contest import Contest, training_step
 from mpdemo.env import World
 from mpdemo.measure import gather_objects, relative_difference
 from mpdemo.plan import SCHEDULES
@@ -41,26 +40,20 @@ TO_CUT = {
 }
 
 
-def splits(world):
-    """A ResNet-18 cut in two, with GPipe: seconds a step for every number of microbatches, and of each stage.
+def splits(world, out):
+    """A ResNet-18 cut in two, with GPipe: seconds a step for every number of microbatches, a number a round.
 
-    Returns
-    -------
-    list of dict
-        ``microbatches``, ``seconds`` (a number a round) and ``stages`` (the cost of one microbatch on each).
+    The timelines go to a folder a number, in `out`: with how long each stage took for a microbatch.
     """
-    contest, rows, rungs = Contest(world), [], []
+    contest, rungs = Contest(world), {}
     for count in (1, 2, 4, 8, 16):
-        schedule = "gpipe" if count > 1 else "naive"
-        rung, step = pipeline(world, **RESNET[world.device.type], schedule=schedule, microbatches=count)
+        shape = {"schedule": "gpipe" if count > 1 else "naive", "microbatches": count, "timeline": True}
+        rungs[count], step = pipeline(world, **RESNET[world.device.type], **shape)
         contest.add(count, step)
-        rungs.append((count, rung))
     contest.run(ROUNDS, warmup=1)
-    for count, rung in rungs:
-        costs = stage_costs(rung, [i for i, owner in enumerate(rung.owners) if owner == world.rank], repeats=2)
-        stages = [asdict(costs[index]) for index in sorted(costs)]
-        rows.append({"microbatches": count, "seconds": contest.seconds[count], "stages": stages})
-    return rows
+    for count, rung in rungs.items():
+        rung.recorder.save(Path(out, str(count)))
+    return contest.seconds
 
 
 def one_process(world):
@@ -185,6 +178,6 @@ def pipeline(world, **settings):
 
 
 if __name__ == "__main__":
-    experiments = {f.__name__: f for f in (splits, one_process, norms, cuts)}
-    experiments["schedules"] = partial(schedules, out=sys.argv[1])
+    experiments = {f.__name__: f for f in (one_process, norms, cuts)}
+    experiments |= {f.__name__: partial(f, out=sys.argv[1]) for f in (splits, schedules)}
     sys.exit(run(experiments, sys.argv[1], sys.argv[2:]))
