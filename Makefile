@@ -17,7 +17,7 @@ test: $(STAMP)        ## everything CI runs: lint, unit tests, worlds of process
 lab: $(STAMP)         ## open the notebooks in JupyterLab
 	$(BIN)/python -m jupyterlab --notebook-dir=. notebooks/00_start_here.ipynb
 
-bench: $(STAMP)       ## measure the speed figures of the README (about 10 minutes, on an otherwise idle machine)
+bench: $(STAMP)       ## measure the speed figures of the README (about 15 minutes, on an otherwise idle machine)
 	$(BIN)/python -m mpdemo bench
 
 notebooks: $(STAMP)   ## run every notebook and refresh its saved outputs
