@@ -57,7 +57,7 @@ def _cell(value) -> str:
         return "-"
     if isinstance(value, list):
         return "-".join(_cell(v) for v in value)
-    return f"{value:.3f}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 if __name__ == "__main__":

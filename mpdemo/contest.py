@@ -56,8 +56,14 @@ class Contest:
 
     def ratio(self, slow, fast) -> tuple[float, float, float]:
         """How many times faster `fast` is: median over the rounds of the ratio in each, and the middle half's edges."""
-        ratios = sorted(a / b for a, b in zip(self.seconds[slow], self.seconds[fast], strict=True))
-        return statistics.median(ratios), ratios[len(ratios) // 4], ratios[(3 * len(ratios)) // 4]
+        ratios = [a / b for a, b in zip(self.seconds[slow], self.seconds[fast], strict=True)]
+        return statistics.median(ratios), *quartiles(ratios)
+
+
+def quartiles(values) -> list[float]:
+    """The edges of the middle half."""
+    values = sorted(values)
+    return [values[len(values) // 4], values[(3 * len(values)) // 4]]
 
 
 def use_all_cores():

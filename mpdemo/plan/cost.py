@@ -66,22 +66,26 @@ def measure(blocks, sample, sizes, *, repeats=REPEATS, budget=60.0, loss_fn=None
     dict
         Size -> list of BlockCost, one a block.
     """
-    parts = [blocks.stage(i, i + 1) for i in range(len(blocks))]
-    began, measured, each = time.monotonic(), {}, 0.0
-    for size in sorted(set(sizes)):
+    parts, sizes = [blocks.stage(i, i + 1) for i in range(len(blocks))], sorted(set(sizes))
+    began, each, runs = time.monotonic(), 0.0, {}
+    for size in sizes:  # thrown away, but for the time it took
         spent = time.monotonic() - began
-        if len(measured) >= 2 and spent + each * size > budget:
+        if len(runs) >= 2 and (spent + each * size) * (1 + repeats) > budget:
             break
-        x = sample[:size]
-        runs = [_once(parts, x, loss_fn) for _ in range(repeats + 1)][1:]
-        measured[size] = [
-            BlockCost(*(median(getattr(run[i], f.name) for run in runs) for f in fields(BlockCost)))
-            for i in range(len(parts))
-        ]
-        each = (time.monotonic() - began - spent) / size  # seconds a sample, for all repeats
+        _once(parts, sample[:size], loss_fn)
+        each, runs[size] = (time.monotonic() - began - spent) / size, []
+    for _ in range(repeats):  # all sizes in turn: what else the machine does meets them alike
+        for size, found in runs.items():
+            found.append(_once(parts, sample[:size], loss_fn))
     for parameter in blocks.parameters():
         parameter.grad = None
-    return {size: measured.get(size) or _extrapolate(measured, size) for size in sorted(set(sizes))}
+    measured = {size: [_median(block) for block in zip(*found, strict=True)] for size, found in runs.items()}
+    return {size: measured.get(size) or _extrapolate(measured, size) for size in sizes}
+
+
+def _median(costs):
+    """The median of every field of some BlockCosts."""
+    return BlockCost(*(median(getattr(cost, f.name) for cost in costs) for f in fields(BlockCost)))
 
 
 def _extrapolate(measured, size):

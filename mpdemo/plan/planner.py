@@ -110,8 +110,9 @@ def _times(job, schedule, size, slices):
     stages = [sum(job.costs[size][a + 1 : b], job.costs[size][a]) for a, b in slices]
     if not SCHEDULES[schedule].splits_backward:
         return [s.forward for s in stages], [s.backward for s in stages], None
-    backward = [s.input + s.weight for s in stages]
-    return [s.forward for s in stages], backward, [s.weight / b for s, b in zip(stages, backward, strict=True)]
+    backward = [stages[0].backward, *(s.input + s.weight for s in stages[1:])]
+    weight = [1.0, *(s.weight / (s.input + s.weight) for s in stages[1:])]  # as `simulate` says of the first stage
+    return [s.forward for s in stages], backward, weight
 
 
 def candidates(job, schedules=None, microbatches=None, cut=None):
