@@ -17,8 +17,8 @@ test: $(STAMP)        ## everything CI runs: lint, unit tests, worlds of process
 lab: $(STAMP)         ## open the notebooks in JupyterLab
 	$(BIN)/python -m jupyterlab --notebook-dir=. notebooks/00_start_here.ipynb
 
-bench: $(STAMP)       ## measure the speed figures of the README (about 15 minutes, on an otherwise idle machine)
-	$(BIN)/python -m mpdemo bench
+bench: $(STAMP)       ## measure the speed figures of the README (about 30 minutes, on an otherwise idle machine)
+	$(BIN)/python -m mpdemo bench --readme README.md
 
 notebooks: $(STAMP)   ## run every notebook and refresh its saved outputs
 	$(BIN)/python tests/notebooks.py

@@ -9,7 +9,7 @@ import json
 import sys
 from pathlib import Path
 
-from mpdemo import demo
+from mpdemo import bench_table, demo
 from mpdemo.errors import UserError
 from mpdemo.launch import start
 
@@ -20,6 +20,7 @@ def add_arguments(parser):
     """Add the options of ``bench``."""
     parser.add_argument("--out", default="runs/bench", metavar="DIR", help="where the results go")
     parser.add_argument("--rounds", type=int, default=9, metavar="N", help="how often every variant is run in turn")
+    parser.add_argument("--readme", metavar="FILE", help="write the figures into this file, between its two marks")
     parser.add_argument("--only", metavar="A,B", help=f"parts to run (default: {','.join(PARTS)})")
 
 
@@ -31,14 +32,23 @@ def main(args) -> int:
         raise UserError(
             f"--only {args.only} --rounds {args.rounds}: allowed parts {', '.join(PARTS)}; 3 rounds or more"
         )
+    if args.readme and args.only:
+        raise UserError(
+            f"--readme {args.readme} wants figures of one call, --only {args.only} leaves some out; drop one"
+        )
+    if args.readme:
+        bench_table.around(args.readme)  # said before half an hour is spent
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
-    (out / "machine.json").write_text(json.dumps(demo.describe(2), indent=2) + "\n")
+    machine = demo.describe(2) | {"rounds": args.rounds}
+    (out / "machine.json").write_text(json.dumps(machine, indent=2) + "\n")
     for part in parts:
         processes = 1 if part == "loop" else 2
         if status := start(["-m", "mpdemo.bench_parts", part, str(out), str(args.rounds)], processes):
             return status
         print(table(json.loads((out / f"{part}.json").read_text())), flush=True)
+    if args.readme:
+        bench_table.update(args.readme, out)
     return 0
 
 

@@ -61,11 +61,19 @@ def describe(processes) -> dict:
     return {
         "device": device,
         "cores": os.cpu_count(),
-        "processor": platform.processor() or platform.machine(),
+        "processor": processor(),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "date": time.strftime("%Y-%m-%d"),
     }
+
+
+def processor() -> str:
+    """The processor's name where Linux tells it, else its architecture."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
 
 
 def train_all(settings, processes, out) -> dict:

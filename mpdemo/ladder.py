@@ -74,8 +74,7 @@ class Ladder:
         per_device = form == "per-device"
         settings = checked(settings, self.world.world_size if per_device else None)
         active = per_device or self.world.rank == 0
-        error = 0.0
-        all_cores = rung_name == "data_parallel"
+        error, step, all_cores = 0.0, None, rung_name == "data_parallel"
         pinned = use_all_cores() if all_cores else None
         if active:
             rung = parallel.make(self._copy(), self.world if per_device else self._alone(), settings)
@@ -83,15 +82,9 @@ class Ladder:
             optimizer = torch.optim.SGD(rung.named_parameters().values(), lr=1e-3, momentum=0.9)
             rung.step(images, labels)
             error = relative_difference({n: p.grad for n, p in rung.named_parameters().items()}, self.reference)
-            self.contest.add(
-                name or f"{rung_name} {form}",
-                training_step(rung, optimizer, images, labels),
-                alone=not per_device,
-                all_cores=all_cores,
-            )
+            step = training_step(rung, optimizer, images, labels)
             self.rungs[rung_name, form] = rung, settings
-        else:
-            self.contest.add(name or f"{rung_name} {form}", None, alone=True, all_cores=all_cores)
+        self.contest.add(name or f"{rung_name} {form}", step, alone=not per_device, all_cores=all_cores)
         if pinned:
             claim_cores(self.world)
         return max(gather_objects(error))

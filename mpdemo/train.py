@@ -5,8 +5,6 @@ Taught in notebooks/01_single_device.ipynb. The launch lines of every rung stand
 """
 
 import itertools
-import os
-import platform
 import signal
 import time
 import warnings
@@ -18,9 +16,11 @@ from tqdm import tqdm
 
 from mpdemo import checkpoint, data, models, parallel
 from mpdemo.errors import UserError
-from mpdemo.measure import RunLog, Steps, gather_objects, peak_memory_mib, sum_over_ranks
+from mpdemo.measure import RunLog, Steps, sum_over_ranks
+from mpdemo.summary import summarise
 
 STOPPED = 3  # exit status: stopped by a signal, a checkpoint is written
+LOOK_EVERY = 5.0  # seconds between two looks for a signal (or one step, where that is longer)
 
 
 def build(settings, world):
@@ -107,7 +107,7 @@ class Run:
             raise UserError(f"{self.folder} holds the checkpoints of a run; --resume {self.folder}, or another --out")
         same = settings.resume and Path(settings.resume).resolve() == self.folder.resolve()
         self.log = RunLog(self.folder, world.rank == 0, resumed=(self.epoch, self.step) if same else None)
-        self.asked_to_stop = False
+        self.asked_to_stop, self.next_look, self.looked = False, self.step + 1, None  # looked: step, seconds
         signal.signal(signal.SIGUSR1, self._ask_to_stop)  # Slurm sends it before the time limit: --signal=USR1@60
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # held back since the start (mpdemo/launch.py)
 
@@ -124,7 +124,7 @@ class Run:
                 stopped = self.one_epoch()
         if self.rung.recorder:
             self.rung.recorder.save(self.folder)
-        self.log.finish(self._summary(time.time() - begin, stopped))
+        self.log.finish(summarise(self, time.time() - begin, stopped))
         return STOPPED if stopped else 0
 
     def start_bar(self, disable):
@@ -170,16 +170,22 @@ class Run:
 
     def _checkpoint_if_due(self) -> bool:
         """Write a checkpoint where one is due or a signal came; return whether to stop. All ranks decide alike."""
-        every = self.settings.checkpoint_every
-        stop = False
-        if self.step % self.settings.log_every == 0:
-            flag = torch.tensor(float(self.asked_to_stop), device=self.world.device)
-            stop = bool(sum_over_ranks(flag).item())
+        every, stop = self.settings.checkpoint_every, self.step >= self.next_look and self._look_for_signal()
         if stop or (every and self.step % every == 0):
             self._flush()
             self._save()
             self.steps.restart_clock()
         return stop
+
+    def _look_for_signal(self) -> bool:
+        """Return whether any rank got a signal, and settle on the step of the next look; it waits for the device."""
+        now = time.perf_counter()
+        a_step = (now - self.looked[1]) / (self.step - self.looked[0]) if self.looked else LOOK_EVERY
+        flags = torch.tensor([float(self.asked_to_stop), a_step], device=self.world.device)
+        asked, a_step = (sum_over_ranks(flags) / self.world.world_size).tolist()
+        self.next_look = self.step + min(max(1, int(LOOK_EVERY / a_step)), self.settings.log_every)
+        self.looked = self.step, now
+        return asked > 0
 
     def _save(self):
         """Write a checkpoint of where the run is now; the end of an epoch is the start of the next."""
@@ -226,37 +232,3 @@ class Run:
         loss, correct, count = sum_over_ranks(sums).tolist()
         self.validation = loss / count, correct / count
         return self.validation
-
-    def _summary(self, seconds, stopped) -> dict:
-        """Everything worth keeping of the run, in one dictionary; all ranks must call this."""
-        world, memory = self.world, gather_objects(peak_memory_mib(self.world.device))
-        hosts = gather_objects(platform.node())
-        loss, accuracy = self.validation or (None, None)
-        return {
-            "settings": self.settings.as_dict(),
-            "environment": {
-                "torch": torch.__version__,
-                "python": platform.python_version(),
-                "device": torch.cuda.get_device_name() if world.device.type == "cuda" else "cpu core",
-                "backend": world.backend,
-                "launcher": world.launcher,
-                "hosts": hosts,
-                "job": os.environ.get("SLURM_JOB_ID"),
-            },
-            "world_size": world.world_size,
-            "stopped": stopped,
-            "steps": self.step,
-            "epochs": self.epoch,
-            "seconds": round(seconds, 3),
-            "images": self.step * self.settings.batch_size,
-            "parameters": self._parameters(),
-            "peak_memory_mib": [round(m, 1) for m in memory],
-            "loss": self.seen[-1][0] if self.seen else None,
-            "validation_loss": loss,
-            "validation_accuracy": accuracy,
-        }
-
-    def _parameters(self) -> int:
-        """Parameters of the whole model, each counted once."""
-        held = gather_objects({name: p.numel() for name, p in self.rung.named_parameters().items()})
-        return sum({name: count for part in held for name, count in part.items()}.values())

@@ -6,7 +6,7 @@ from itertools import combinations
 import pytest
 
 from mpdemo.__main__ import main
-from mpdemo.plan import cost, planner
+from mpdemo.plan import planner, roofline
 from mpdemo.plan.footprint import footprints
 
 COMMAND = "plan --model resnet18 --batch 32 --image-size 64 --cost v100"
@@ -15,7 +15,7 @@ COMMAND = "plan --model resnet18 --batch 32 --image-size 64 --cost v100"
 @pytest.fixture(scope="module")
 def job():
     sizes = (1, 2, 4, 8, 16, 32)
-    blocks, costs = footprints("resnet18", 64), cost.estimate("resnet18", sizes, 64, "v100")
+    blocks, costs = footprints("resnet18", 64), roofline.estimate("resnet18", sizes, 64, "v100")
     return planner.Job(blocks, costs, ranks=2, batch=32)
 
 

@@ -15,6 +15,7 @@ from mpdemo.errors import UserError
 from mpdemo.plan import planner, report
 from mpdemo.plan.check import check_schedule
 from mpdemo.plan.memory import RESERVE
+from mpdemo.plan.refusal import refuse
 from mpdemo.plan.schedule import SCHEDULES, stages_per_rank
 
 UNITS = {"GiB": 2**30, "MiB": 2**20, "GB": 10**9, "MB": 10**6}
@@ -95,7 +96,7 @@ def check(args):
     """Refuse what no plan can do; return what the user fixed, as arguments for ``planner.candidates``."""
     from mpdemo.models import NAMES, build, resolve_cut
     from mpdemo.plan import memory
-    from mpdemo.plan.cost import ROOFS
+    from mpdemo.plan.roofline import ROOFS
 
     for what, value, allowed in (
         ("model", args.model, NAMES),
@@ -156,7 +157,7 @@ def make_plan(args, limit, fixed):
             f"a divisor from {args.stages} to {planner.MOST_MICROBATCHES}, or other --microbatches, --schedule, --cut"
         )
     if before[0].overflow(limit):  # said before minutes are spent on measuring
-        planner.refuse(job, before[0], schedules=fixed["schedules"], microbatches=fixed["microbatches"])
+        refuse(job, before[0], schedules=fixed["schedules"], microbatches=fixed["microbatches"])
     costs = _costs(args, sorted({args.batch} | {args.batch // c.microbatches for c in before}), model)
     allowed = limit
     for _ in range(3):
@@ -164,7 +165,7 @@ def make_plan(args, limit, fixed):
         found = planner.candidates(job, **fixed)
         best = planner.choose(found, allowed)
         if best.overflow(allowed):
-            planner.refuse(job, best, schedules=fixed["schedules"], microbatches=fixed["microbatches"])
+            refuse(job, best, schedules=fixed["schedules"], microbatches=fixed["microbatches"])
         devices = memory.estimate(
             args.model,
             best.points,
@@ -180,7 +181,7 @@ def make_plan(args, limit, fixed):
         if excess <= 1:
             return report.Plan(args, job, best, found, devices)
         allowed *= 0.99 / excess  # the footprints' sum was a little low: ask for less
-    return planner.refuse(job, best, schedules=fixed["schedules"], microbatches=fixed["microbatches"])
+    return refuse(job, best, schedules=fixed["schedules"], microbatches=fixed["microbatches"])
 
 
 def _costs(args, sizes, model):
@@ -188,10 +189,10 @@ def _costs(args, sizes, model):
     import torch
 
     from mpdemo.models import build
-    from mpdemo.plan import cost
+    from mpdemo.plan import cost, roofline
 
     if args.cost != "measure":
-        return cost.estimate(args.model, sizes, args.image_size, args.cost, **model)
+        return roofline.estimate(args.model, sizes, args.image_size, args.cost, **model)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # a device on a CPU is one core, as in training

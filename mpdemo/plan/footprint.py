@@ -6,7 +6,7 @@ The planner tries thousands of cuts; it adds these numbers up instead of running
 
 from dataclasses import dataclass
 
-from mpdemo.plan.memory import count_storages
+from mpdemo.plan.storages import count_storages
 
 SAMPLE = 4  # samples of the fake batch; everything but the weights is proportional to them
 STATES = {"sgd": 0, "momentum": 1, "adamw": 2}  # optimizer state, in values a parameter

@@ -9,16 +9,15 @@ Taught in notebooks/04_model_parallel.ipynb.
 """
 
 import contextlib
-import weakref
 from dataclasses import dataclass
 
 from mpdemo.errors import UserError
 from mpdemo.plan.schedule import SCHEDULES, placement
+from mpdemo.plan.storages import count_storages, move, rounded
 
 MIB = 2**20
 RESERVE = 768 * MIB  # of a GPU's memory, kept for the CUDA context (about 500 MiB) and for workspaces
 OPTIMIZERS = ("sgd", "momentum", "adamw")
-BLOCK = 512  # bytes; PyTorch's CUDA allocator hands out multiples of it
 
 
 @dataclass(frozen=True)
@@ -116,43 +115,6 @@ def one_of(what, value, allowed):
         raise UserError(f"unknown {what} {value!r}; allowed: {', '.join(allowed)}")
 
 
-def count_storages():
-    """Return a dispatch mode that counts the bytes of all storages created under it, by device.
-
-    Its ``live`` and ``peak`` map a device's name to bytes; assign ``peak = dict(live)`` to start a new measurement.
-    """
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
-    from torch.utils._pytree import tree_leaves
-
-    class Count(TorchDispatchMode):
-        def __init__(self):
-            super().__init__()
-            self.live, self.peak, self.seen = {}, {}, weakref.WeakKeyDictionary()
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            result = func(*args, **(kwargs or {}))
-            for leaf in tree_leaves(result):
-                if isinstance(leaf, torch.Tensor):
-                    self.add(leaf)
-            return result
-
-        def add(self, tensor):
-            storage, device = tensor.untyped_storage(), str(tensor.device)
-            if storage in self.seen:  # a view, or the result of an operation in place
-                return
-            self.seen[storage] = True
-            size = -(-storage.nbytes() // BLOCK) * BLOCK
-            self.live[device] = self.live.get(device, 0) + size
-            self.peak[device] = max(self.peak.get(device, 0), self.live[device])
-            weakref.finalize(storage, self.release, device, size)
-
-        def release(self, device, size):
-            self.live[device] -= size
-
-    return Count()
-
-
 def _two_steps(count, parameters, forward_backward, optimizer, keep_gradients):
     """Train two steps, the second with optimizer state and old gradients in place; return the second one's peak."""
     import torch
@@ -177,7 +139,7 @@ def _one_process(blocks, points, shape, optimizer, keep_gradients, microbatches)
         stages = blocks().cut(points)
         devices = [torch.device("cpu", number) for number in range(len(stages))]  # any devices that are told apart
         for stage, device in zip(stages, devices, strict=True):
-            _move(stage, device)
+            move(stage, device)
 
         def forward_backward():
             held = list(torch.empty(shape, device=devices[0]).chunk(microbatches))
@@ -251,28 +213,11 @@ def _examples(parts, shape):
     return examples
 
 
-def _move(module, device):
-    """Replace a module's parameters and buffers: ``Module.to`` does nothing between two fake CPU devices."""
-    import torch
-
-    for part in module.modules():
-        for name, parameter in list(part._parameters.items()):
-            if parameter is not None:
-                part._parameters[name] = torch.nn.Parameter(torch.empty_like(parameter, device=device))
-        for name, buffer in list(part._buffers.items()):
-            if buffer is not None:
-                part._buffers[name] = torch.empty_like(buffer, device=device)
-
-
 def _split(number, module, rule, peak):
     """Say what the peak consists of."""
     parameters = list(module.parameters())
-    weights = sum(_bytes(tensor) for tensor in (*parameters, *module.buffers()))
-    gradients = sum(_bytes(p) for p in parameters)
+    weights = sum(rounded(tensor.nbytes) for tensor in (*parameters, *module.buffers()))
+    gradients = sum(rounded(p.nbytes) for p in parameters)
     state = [value for p in parameters for value in rule.state.get(p, {}).values() if hasattr(value, "numel")]
-    optimizer = sum(_bytes(value) for value in state)
+    optimizer = sum(rounded(value.nbytes) for value in state)
     return DeviceMemory(number, weights, gradients, optimizer, peak - weights - gradients - optimizer)
-
-
-def _bytes(tensor):
-    return -(-tensor.numel() * tensor.element_size() // BLOCK) * BLOCK

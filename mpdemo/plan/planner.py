@@ -9,7 +9,6 @@ from mpdemo.errors import UserError
 from mpdemo.plan.check import check_schedule
 from mpdemo.plan.cut import balanced_cut, improve
 from mpdemo.plan.footprint import rank_peak, saved_by
-from mpdemo.plan.memory import RESERVE
 from mpdemo.plan.schedule import SCHEDULES, placement, stages_per_rank
 from mpdemo.plan.simulate import Simulation, simulate
 
@@ -203,41 +202,3 @@ def usual_cut(job):
     if job.ranks == 2 and second:
         return [second[-1] + 1]
     return [round(len(names) * i / job.ranks) for i in range(1, job.ranks)]
-
-
-def refuse(job, nearest, **fixed):
-    """Raise UserError: nothing fits; say what would.
-
-    Parameters
-    ----------
-    nearest : Candidate
-        The one that needs least.
-    fixed
-        `schedules` and `microbatches` that the user insists on, as for `candidates`.
-    """
-    offers = []
-    for more in (2, 4, 8):
-        if job.ranks * more <= len(job.blocks) and _fits(_like(job, ranks=job.ranks * more), fixed):
-            offers.append(f"--stages {job.ranks * more}")
-            break
-    for less in (2, 4, 8, 16):
-        if job.batch % less == 0 and _fits(_like(job, batch=job.batch // less), fixed):
-            offers.append(f"--batch {job.batch // less}")
-            break
-    needs = max(nearest.peaks) + RESERVE
-    offers.insert(0, f"--gpu-memory {-(-needs // 2**30):.0f}GiB")
-    raise UserError(
-        f"no plan fits: {job.ranks} devices of {(job.limit + RESERVE) / 2**30:.3g} GiB (0.75 GiB of it for CUDA), "
-        f"batch {job.batch}; the smallest found needs {needs / 2**30:.1f} GiB a device "
-        f"({nearest.schedule}, {nearest.microbatches} microbatches); what would fit: {', or '.join(offers)}"
-    )
-
-
-def _like(job, **changes):
-    return Job(**{**job.__dict__, "costs": {}, **changes})
-
-
-def _fits(job, fixed):
-    """Try what needs least memory: the smallest microbatches."""
-    fixed = {**fixed, "microbatches": fixed.get("microbatches") or divisors(job)[-1:], "cut": None}
-    return any(c.overflow(job.limit) == 0 for c in candidates(job, **fixed))

@@ -1,0 +1,109 @@
+"""Write the README's speed figures from what ``python -m mpdemo bench`` measured."""
+
+import json
+from pathlib import Path
+
+from mpdemo.errors import UserError
+
+START, END = "<!-- bench -->", "<!-- /bench -->"
+
+
+def around(readme) -> tuple[str, str]:
+    """Return what stands before and after the two marks of a Markdown file.
+
+    Raises
+    ------
+    UserError
+        No such file, or no marks in it.
+    """
+    text = Path(readme).read_text(encoding="utf-8") if Path(readme).is_file() else ""
+    before, start, rest = text.partition(START)
+    _, end, after = rest.partition(END)
+    if not start or not end:
+        raise UserError(f"--readme {readme}: allowed is a file with the lines {START} and {END}; between them it goes")
+    return before, after
+
+
+def update(readme, folder):
+    """Write the figures of all parts, read from `folder`, between the two marks of a Markdown file."""
+    before, after = around(readme)
+    results = {path.stem: json.loads(path.read_text()) for path in Path(folder).glob("*.json")}
+    Path(readme).write_text(f"{before}{START}\n{markdown(results)}{END}{after}", encoding="utf-8")
+
+
+def markdown(results) -> str:
+    """Return the whole section."""
+    lines = [*_machine(results["machine"]), *_comparisons(results), *_pipelines(results["pipeline"])]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _machine(machine):
+    where = "two GPUs" if "CPU core" not in machine["device"] else "two CPU cores without a GPU, a process each"
+    yield f"Measured on {machine['date']} by one call of `make bench` ({machine['rounds']} rounds),"
+    yield f"{machine['processor']}, {where},"
+    yield f"torch {machine['torch'].split('+')[0]}. Medians over interleaved rounds; in brackets the middle half."
+    yield ""
+
+
+def _comparisons(results):
+    yield "| comparison | measured | bound | share of the bound |"
+    yield "|---|---|---|---|"
+    for row in results["ddp"]:
+        yield (
+            f"| DDP, 2 processes, {row['model']}, {row['image_size']} px, batch {row['batch']}: speed-up over one "
+            f"| {_spread(row['speedup'], row['speedup_quartiles'])} | {row['bound']:.2f}, two that need not talk "
+            f"| {_spread(row['fraction_of_bound'], row['fraction_quartiles'])} |"
+        )
+    toy, convnet = results["loop"]
+    yield (
+        f"| training loop: time it adds to a step, {toy['added_seconds'] * 1e6:.0f} µs, over a bare ConvNet step "
+        f"| {100 * convnet['added_share']:.1f} % | 2 % | |"
+    )
+    pipelines = results["pipeline"]
+    share = max(row["recorder_share"] for row in pipelines)
+    yield f"| recording a timeline: share of the step, the largest of all pipelines below | {100 * share:.2f} % | 1 % | |"
+    usual, balanced = (_find(pipelines, "resnet101", "1f1b", cut=cut) for cut in ("layer2.3", "layer3.6"))
+    yield (
+        f"| ResNet-101, 128 px, batch {usual['batch']}, 1F1B, {usual['microbatches']} microbatches: cut after layer3.6 "
+        f"over the usual cut after layer2 | {usual['step_seconds'] / balanced['step_seconds']:.2f} times faster | | |"
+    )
+    best = max(results["planner"], key=lambda row: row["speedup"])
+    planned = results["planner"][0]
+    yield (
+        f"| planner's choice for {planned['model']} ({planned['schedule']}, {planned['microbatches']} microbatches): "
+        f"time over the fastest of {planned['of']} tried ({best['schedule']}, {best['microbatches']}) "
+        f"| {_spread(best['speedup'], best['speedup_quartiles'])} | 1 | |"
+    )
+    yield ""
+
+
+def _pipelines(rows):
+    yield "Pipelines on two processes: speed-up over naive model parallelism (share of the speed that the simulated"
+    yield "schedule has with the same stage times; measured and predicted idle share)."
+    yield ""
+    for model, title in (("convstack", "equal convolution blocks"), ("transformer", "equal transformer blocks")):
+        mine = [row for row in rows if row["model"] == model and row["microbatches"] > 1]
+        counts = sorted({row["microbatches"] for row in mine})
+        yield f"| {title}, batch {mine[0]['batch']} | " + " | ".join(f"{m} microbatches" for m in counts) + " |"
+        yield "|---|" + "---|" * len(counts)
+        for schedule in dict.fromkeys(row["schedule"] for row in mine):
+            cells = [_cell(_find(mine, model, schedule, microbatches=m)) for m in counts]
+            yield f"| {schedule} | " + " | ".join(cells) + " |"
+        bounds = [f"{2 * m / (m + 1):.2f}" for m in counts]
+        yield "| bound of two equal stages, 2 M / (M + 1) | " + " | ".join(bounds) + " |"
+        yield ""
+
+
+def _cell(row):
+    idle = f"{row['measured_idle_share']:.2f}, {row['predicted_idle_share']:.2f}"
+    return f"{row['speedup']:.2f} ({row['fraction_of_bound']:.2f}; {idle})"
+
+
+def _spread(value, quartiles):
+    return f"{value:.2f} [{quartiles[0]:.2f}-{quartiles[1]:.2f}]"
+
+
+def _find(rows, model, schedule, **wanted):
+    """Return the first row of this model and schedule with the wanted values."""
+    same = {"model": model, "schedule": schedule, **wanted}
+    return next(row for row in rows if all(row[key] == value for key, value in same.items()))

@@ -1,0 +1,101 @@
+"""The benchmark ends and keeps its rows, and the README's table says what they say; speeds are never asserted."""
+
+import json
+
+import pytest
+
+from mpdemo import bench_table
+from mpdemo.__main__ import main
+from mpdemo.paths import root
+
+SPREAD = [0.9, 1.1]
+PIPELINE = {
+    "step_quartiles": SPREAD,
+    "speedup": 1.5,
+    "fraction_of_bound": 0.97,
+    "measured_idle_share": 0.21,
+    "predicted_idle_share": 0.20,
+    "recorder_share": 0.001,
+}
+RESULTS = {
+    "machine": {"date": "2026-01-02", "rounds": 7, "device": "one CPU core", "processor": "Z80", "torch": "2.15.0+x"},
+    "loop": [{"added_seconds": 2e-4, "added_share": 0.15}, {"added_seconds": 0.0, "added_share": 0.004}],
+    "ddp": [
+        {"model": "resnet18", "image_size": 64, "batch": 64, "speedup": 1.8, "speedup_quartiles": SPREAD}
+        | {"bound": 1.9, "fraction_of_bound": 0.95, "fraction_quartiles": SPREAD}
+    ],
+    "pipeline": [
+        PIPELINE | {"model": model, "batch": 32, "schedule": "1f1b", "microbatches": 8, "cut": cut, "step_seconds": s}
+        for model, cut, s in (
+            ("convstack", "a", 1.0),
+            ("transformer", "a", 1.0),
+            ("resnet101", "layer2.3", 6.0),
+            ("resnet101", "layer3.6", 4.0),
+        )
+    ],
+    "planner": [
+        {"model": "resnet50", "schedule": s, "microbatches": 4, "of": 20, "speedup": x, "speedup_quartiles": SPREAD}
+        for s, x in (("zbv", 1.0), ("1f1b", 1.02))
+    ],
+}
+
+
+def test_the_rows_of_the_pipeline_benchmark(run_once, tmp_path):
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    done = run_once(*launcher, "tests/programs/bench_rows.py", str(tmp_path / "rows.json"))
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert [(r["schedule"], r["microbatches"]) for r in rows] == [("naive", 1), ("1f1b", 4), ("zbv", 4)]
+    assert rows[0]["speedup"] == 1.0
+    assert rows[0]["predicted_idle_share"] == pytest.approx(0.5)  # one of two devices is always idle
+    for row in rows:
+        assert 0 <= row["measured_idle_share"] < 1 and row["simulated_seconds"] > 0
+        assert 0 < row["fraction_of_bound"] < 1.5 and 0 < row["recorder_share"] < 0.5  # a toy's steps are short
+
+
+def test_the_loop_benchmark_ends_and_keeps_its_rows(run_once, tmp_path):
+    done = run_once("-m", "mpdemo", "bench", "--only", "loop", "--rounds", "3", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = json.loads((tmp_path / "loop.json").read_text())
+    assert [row["model"] for row in rows] == ["toy", "convnet"] and rows[1]["loop_over_bare"] > 0
+    assert abs(rows[1]["added_share"]) < abs(rows[0]["added_share"])  # the same seconds of a longer step
+
+
+def test_the_table_stands_between_the_marks_and_says_the_figures(tmp_path):
+    readme, folder = tmp_path / "README.md", tmp_path / "bench"
+    folder.mkdir()
+    for name, rows in RESULTS.items():
+        (folder / f"{name}.json").write_text(json.dumps(rows))
+    readme.write_text("before\n<!-- bench -->\nold\n<!-- /bench -->\nafter\n")
+    bench_table.update(readme, folder)
+    text = readme.read_text()
+    assert text.startswith("before\n<!-- bench -->\nMeasured on 2026-01-02") and text.endswith(
+        "<!-- /bench -->\nafter\n"
+    )
+    assert "old" not in text and "7 rounds" in text and "Z80" in text
+    assert "1.80 [0.90-1.10] | 1.90, two that need not talk | 0.95 [0.90-1.10]" in text
+    assert "200 µs, over a bare ConvNet step | 0.4 %" in text and "1.50 times faster" in text
+    assert "the fastest of 20 tried (1f1b, 4) | 1.02 [0.90-1.10]" in text
+    assert "| 1f1b | 1.50 (0.97; 0.21, 0.20) |" in text and "| 1.78 |" in text
+    bench_table.update(readme, folder)
+    assert readme.read_text() == text
+
+
+def test_the_readme_has_the_marks():
+    before, after = bench_table.around(root() / "README.md")
+    assert "How fast" in before and after.strip()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--readme nowhere.md", "allowed is a file with the lines"),
+        ("--readme README.md --only ddp", "wants figures of one call"),
+        ("--only speed", "allowed parts loop, ddp, pipeline, planner"),
+        ("--rounds 2", "3 rounds or more"),
+    ],
+)
+def test_bad_options_are_refused_before_anything_runs(capsys, tmp_path, words, said):
+    assert main(["bench", "--out", str(tmp_path / "bench"), *words.split()]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "bench").exists()
