@@ -38,10 +38,10 @@ def markdown(results) -> str:
 
 
 def _machine(machine):
-    where = "two GPUs" if "CPU core" not in machine["device"] else "two CPU cores without a GPU, a process each"
-    yield f"Measured on {machine['date']} by one call of `make bench` ({machine['rounds']} rounds),"
-    yield f"{machine['processor']}, {where},"
-    yield f"torch {machine['torch'].split('+')[0]}. Medians over interleaved rounds; in brackets the middle half."
+    where = "two CPU cores without a GPU, a process each" if "CPU core" in machine["device"] else "two GPUs"
+    version = machine["torch"].split("+")[0]
+    yield f"Measured on {machine['date']} by one call of `make bench` ({machine['rounds']} rounds): torch {version} on"
+    yield f"{machine['processor']}, {where}. Medians over interleaved rounds; in brackets the middle half."
     yield ""
 
 
@@ -61,25 +61,26 @@ def _comparisons(results):
     )
     pipelines = results["pipeline"]
     share = max(row["recorder_share"] for row in pipelines)
-    yield f"| recording a timeline: share of the step, the largest of all pipelines below | {100 * share:.2f} % | 1 % | |"
+    yield f"| recording a timeline: share of a step, the largest of all pipelines | {100 * share:.2f} % | 1 % | |"
     usual, balanced = (_find(pipelines, "resnet101", "1f1b", cut=cut) for cut in ("layer2.3", "layer3.6"))
     yield (
         f"| ResNet-101, 128 px, batch {usual['batch']}, 1F1B, {usual['microbatches']} microbatches: cut after layer3.6 "
         f"over the usual cut after layer2 | {usual['step_seconds'] / balanced['step_seconds']:.2f} times faster | | |"
     )
-    best = max(results["planner"], key=lambda row: row["speedup"])
-    planned = results["planner"][0]
+    planned, *others = results["planner"]
+    best = max(others, key=lambda row: row["speedup"])
     yield (
         f"| planner's choice for {planned['model']} ({planned['schedule']}, {planned['microbatches']} microbatches): "
-        f"time over the fastest of {planned['of']} tried ({best['schedule']}, {best['microbatches']}) "
+        f"time over the fastest of {planned['of'] - 1} others ({best['schedule']}, {best['microbatches']}) "
         f"| {_spread(best['speedup'], best['speedup_quartiles'])} | 1 | |"
     )
     yield ""
 
 
 def _pipelines(rows):
-    yield "Pipelines on two processes: speed-up over naive model parallelism (share of the speed that the simulated"
-    yield "schedule has with the same stage times; measured and predicted idle share)."
+    yield "Pipelines on two processes: speed-up over naive model parallelism (share of the simulated schedule's speed;"
+    yield "measured and predicted idle share). The simulation has the stage times of the very step it is compared with;"
+    yield "what it lacks is communication, and the library's work between two operations."
     yield ""
     for model, title in (("convstack", "equal convolution blocks"), ("transformer", "equal transformer blocks")):
         mine = [row for row in rows if row["model"] == model and row["microbatches"] > 1]
@@ -90,8 +91,10 @@ def _pipelines(rows):
             cells = [_cell(_find(mine, model, schedule, microbatches=m)) for m in counts]
             yield f"| {schedule} | " + " | ".join(cells) + " |"
         bounds = [f"{2 * m / (m + 1):.2f}" for m in counts]
-        yield "| bound of two equal stages, 2 M / (M + 1) | " + " | ".join(bounds) + " |"
+        yield "| paper: gpipe and 1f1b, equal stages, 2 M / (M + 1) | " + " | ".join(bounds) + " |"
         yield ""
+    yield "A speed-up beyond that on paper says that microbatches cost less an image than the whole batch, which naive"
+    yield "model parallelism computes at once."
 
 
 def _cell(row):

@@ -73,6 +73,16 @@ def project(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.fixture(scope="session")
+def run_once():
+    """Run Python in the project's root."""
+
+    def run(*words):
+        return subprocess.run([sys.executable, *words], cwd=paths.root(), capture_output=True, text=True, timeout=280)
+
+    return run
+
+
 @pytest.fixture
 def run_mpdemo():
     """Run ``python -m mpdemo`` as a user does; returns the completed process."""

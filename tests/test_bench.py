@@ -4,9 +4,12 @@ import json
 
 import pytest
 
-from mpdemo import bench_table
+from mpdemo import bench_planner, bench_table
 from mpdemo.__main__ import main
 from mpdemo.paths import root
+from mpdemo.plan import SCHEDULES, roofline
+from mpdemo.plan.footprint import footprints
+from mpdemo.plan.planner import Job
 
 SPREAD = [0.9, 1.1]
 PIPELINE = {
@@ -61,6 +64,20 @@ def test_the_loop_benchmark_ends_and_keeps_its_rows(run_once, tmp_path):
     assert abs(rows[1]["added_share"]) < abs(rows[0]["added_share"])  # the same seconds of a longer step
 
 
+def test_the_planners_choice_runs_against_every_schedule_and_the_cuts_beside_it():
+    sizes = [32 // count for count in bench_planner.COUNTS]
+    job = Job(footprints("resnet18", 64), roofline.estimate("resnet18", sizes, 64, "v100"), ranks=2, batch=32)
+    best, *others = bench_planner.choices(job)
+    ways = [(c.schedule, c.microbatches, tuple(c.points)) for c in (best, *others)]
+    assert len(set(ways)) == len(ways)
+    runnable = {(s, m) for s in SCHEDULES if s != "naive" for m in bench_planner.COUNTS}
+    assert {way[:2] for way in ways} == runnable
+    beside = [way[2] for way in ways if way[:2] == ways[0][:2]]
+    for i, point in enumerate(best.points):
+        assert {points[i] for points in beside} == {point - 1, point, point + 1} & set(range(1, len(job.blocks)))
+    assert best.step_time <= 1.01 * min(c.step_time for c in others)
+
+
 def test_the_table_stands_between_the_marks_and_says_the_figures(tmp_path):
     readme, folder = tmp_path / "README.md", tmp_path / "bench"
     folder.mkdir()
@@ -75,7 +92,7 @@ def test_the_table_stands_between_the_marks_and_says_the_figures(tmp_path):
     assert "old" not in text and "7 rounds" in text and "Z80" in text
     assert "1.80 [0.90-1.10] | 1.90, two that need not talk | 0.95 [0.90-1.10]" in text
     assert "200 µs, over a bare ConvNet step | 0.4 %" in text and "1.50 times faster" in text
-    assert "the fastest of 20 tried (1f1b, 4) | 1.02 [0.90-1.10]" in text
+    assert "the fastest of 19 others (1f1b, 4) | 1.02 [0.90-1.10]" in text
     assert "| 1f1b | 1.50 (0.97; 0.21, 0.20) |" in text and "| 1.78 |" in text
     bench_table.update(readme, folder)
     assert readme.read_text() == text

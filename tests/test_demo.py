@@ -1,13 +1,10 @@
 """The main job end to end; speeds are reported, never asserted."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
 from mpdemo import demo
-from mpdemo.paths import root
 
 ROWS = [  # what a report must hold: a row for each rung and form
     ("single", "one-process", 1),
@@ -38,16 +35,6 @@ def finished(tmp_path_factory, run_once):
     out = tmp_path_factory.mktemp("demo")
     done = run_once("-m", "mpdemo", "demo", "--epochs", "1", "--rounds", "3", "--out", str(out))
     return out, done
-
-
-@pytest.fixture(scope="module")
-def run_once():
-    """Run Python in the project's root."""
-
-    def run(*words):
-        return subprocess.run([sys.executable, *words], cwd=root(), capture_output=True, text=True, timeout=280)
-
-    return run
 
 
 def test_the_demo_ends_well_and_says_how_to_go_on(finished):

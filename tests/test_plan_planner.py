@@ -1,6 +1,7 @@
 """The planner's choice, and ``python -m mpdemo plan`` as a user meets it."""
 
 import json
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -33,6 +34,20 @@ def test_no_other_cut_is_faster(job, schedule):
         found = planner.candidates(job, [schedule], [microbatches])[0]
         best = min(planner.evaluate(job, schedule, microbatches, points).step_time for points in every)
         assert found.step_time <= 1.03 * best
+
+
+@pytest.mark.parametrize("schedule", ["interleaved-zero-bubble", "zbv"])
+def test_the_first_stage_does_its_whole_backward_as_weight_gradient(job, schedule):
+    costs = {8: [replace(c, backward=0.9 * c.backward) for c in job.costs[8]]}  # its halves together cost more
+    job = replace(job, costs=costs)
+    played = planner.evaluate(job, schedule, 4, [3, 5, 7]).simulation
+    rows = [row for row in played.events if row["microbatch"] == 0]
+    seconds = {(row["kind"], row["stage"]): row["end"] - row["start"] for row in rows}
+    first, second = job.costs[8][:3], job.costs[8][3:5]
+    assert seconds["I", 0] == 0
+    assert seconds["W", 0] == pytest.approx(sum(cost.backward for cost in first))
+    assert seconds["I", 1] == pytest.approx(sum(cost.input for cost in second))
+    assert seconds["W", 1] == pytest.approx(sum(cost.weight for cost in second))
 
 
 def test_with_little_memory_the_plan_changes_and_still_fits(job):
