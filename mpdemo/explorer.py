@@ -4,6 +4,7 @@ from mpdemo.bundle import Bundle
 from mpdemo.errors import UserError
 from mpdemo.plan import SCHEDULES, bounds, simulate, stages_per_rank
 
+UNIT = "forward passes"  # of one microbatch through one rank's part of the model
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
@@ -58,7 +59,7 @@ def pipeline(ranks, microbatches, per_rank, schedule, ratio):
 def describe(simulation):
     """Return the figures under the timeline, as one line."""
     stages = simulation.stages_per_rank
-    words = [f"step {simulation.step_time:.4g}", f"idle {simulation.idle_share:.1%}"]
+    words = [f"step {simulation.step_time:.4g} {UNIT}", f"idle {simulation.idle_share:.1%}"]
     try:
         shape = (simulation.schedule, simulation.ranks, simulation.microbatches, stages)
         words.append(f"closed form {bounds.idle_share(*shape):.1%}")
@@ -75,7 +76,7 @@ def still(**values):
     from mpdemo import plots
 
     simulation = pipeline(**values)
-    drawn = plots.timeline(ideal=simulation)
+    drawn = plots.timeline(ideal=simulation, unit=UNIT)
     return Bundle(f"{values['schedule']}: {describe(simulation)}", png=drawn.data["image/png"], width=800)
 
 

@@ -14,7 +14,7 @@ def test_without_a_front_end_there_is_a_picture_and_a_line_that_says_the_same_ev
     shown = explorer.explore(live=False)
     assert set(shown.data) == {"text/plain", "image/png"}
     assert repr(shown) == (
-        "1f1b: step 33, idle 27.3%, closed form 27.3%, 2.91 times one device, "
+        "1f1b: step 33 forward passes, idle 27.3%, closed form 27.3%, 2.91 times one device, "
         "at most 4 microbatches' activations on a rank"
     )
 

@@ -206,6 +206,17 @@ def test_the_picture_has_a_lane_a_rank_numbers_idle_shares_and_a_line_without_me
     assert sorted(text.get_text() for text in alone.texts) == sorted("0123" * 2 * RANKS)
 
 
+def test_the_time_axis_has_the_unit_that_is_given():
+    from mpdemo.plots.timeline import figure
+
+    paper = [("simulated", simulate("gpipe", [1, 1], [2, 2], 4, 2).events)]
+    for given, drawn in (({}, "time (s)"), ({"unit": "forward passes"}, "time (forward passes)")):
+        axes = figure(paper, **given).axes[0]
+        assert axes.get_xlabel() == drawn and "step 15" in axes.get_title(loc="left")
+    short = [("simulated", simulate("gpipe", [0.001] * 2, [0.002] * 2, 4, 2).events)]
+    assert figure(short).axes[0].get_xlabel() == "time (ms)"
+
+
 def test_a_picture_of_nothing_is_refused():
     from mpdemo import plots
 

@@ -14,7 +14,7 @@ WORDS = {"F": "forward", "B": "backward", "I": "backward, input", "W": "backward
 NARROWEST = 0.012  # share of the picture's width that a box needs to carry a number
 
 
-def timeline(measured=None, ideal=None, *, width=8.0):
+def timeline(measured=None, ideal=None, *, unit="s", width=8.0):
     """Draw what every rank did when, the ideal schedule beneath it, and the idle share of both.
 
     Parameters
@@ -23,6 +23,8 @@ def timeline(measured=None, ideal=None, *, width=8.0):
         Rows of one step, from `mpdemo.trace.load`.
     ideal : mpdemo.plan.Simulation, optional
         The same pipeline simulated, drawn beneath on the same time axis. Either one may be left out.
+    unit : str
+        What the times are counted in; seconds shorter than one are drawn in milliseconds.
     width : float
         Inches.
 
@@ -32,7 +34,7 @@ def timeline(measured=None, ideal=None, *, width=8.0):
         The picture, and a line without measured numbers.
     """
     parts = _parts(measured, ideal)
-    return bundle(figure(parts, width), _words(parts))
+    return bundle(figure(parts, unit, width), _words(parts))
 
 
 def _parts(measured, ideal):
@@ -47,19 +49,19 @@ def _parts(measured, ideal):
     return parts
 
 
-def figure(parts, width=8.0):
+def figure(parts, unit="s", width=8.0):
     """Return the matplotlib figure: one panel for each (title, rows), all on one time axis."""
     longest = max(trace.step_time(rows) for _, rows in parts)
-    unit, name = (1e3, "ms") if longest < 1 else (1.0, "s")
+    scale, name = (1e3, "ms") if unit == "s" and longest < 1 else (1.0, unit)
     ranks = [1 + max(row["rank"] for row in rows) for _, rows in parts]
     with rc_context(STYLE):
         lanes = 0.34 if max(ranks) <= 8 else max(0.06, 2.7 / max(ranks))
         sheet = Figure(figsize=(width, 1.15 + sum(0.45 + lanes * count for count in ranks)), layout="constrained")
         panels = sheet.subplots(len(parts), 1, sharex=True, squeeze=False, height_ratios=ranks)[:, 0]
         for axes, (title, rows), count in zip(panels, parts, ranks, strict=True):
-            _paint(axes, rows, count, longest, unit)
+            _paint(axes, rows, count, longest, scale)
             idle, step = trace.idle_share(rows), trace.step_time(rows)
-            axes.set_title(f"{title}: step {step * unit:.3g} {name}, idle {idle:.0%}", loc="left", fontsize=10)
+            axes.set_title(f"{title}: step {step * scale:.3g} {name}, idle {idle:.0%}", loc="left", fontsize=10)
         panels[-1].set_xlabel(f"time ({name})")
         kinds = [kind for kind in COLOURS if any(row["kind"] == kind for _, rows in parts for row in rows)]
         handles = [Patch(facecolor=COLOURS[kind], alpha=_alpha(kind), label=WORDS[kind]) for kind in kinds]
@@ -68,29 +70,29 @@ def figure(parts, width=8.0):
     return sheet
 
 
-def _paint(axes, rows, ranks, longest, unit):
+def _paint(axes, rows, ranks, longest, scale):
     """Fill one panel: hatched lanes, boxes on them, numbers where they fit, a tick where a result was sent."""
     for rank in range(ranks):
         axes.broken_barh(
-            [(0, longest * unit)], (rank - 0.4, 0.8), facecolor=PAPER, edgecolor=FAINT, hatch="////", linewidth=0
+            [(0, longest * scale)], (rank - 0.4, 0.8), facecolor=PAPER, edgecolor=FAINT, hatch="////", linewidth=0
         )
         lane = [row for row in rows if row["rank"] == rank and row["kind"] in COLOURS]
         first = min((row["stage"] for row in lane), default=0)
         for kind in COLOURS:
             for later in (False, True):  # a rank's later stages are drawn paler
                 boxes = [row for row in lane if row["kind"] == kind and (row["stage"] != first) is later]
-                spans = [(row["start"] * unit, (row["end"] - row["start"]) * unit) for row in boxes]
+                spans = [(row["start"] * scale, (row["end"] - row["start"]) * scale) for row in boxes]
                 for colour, alpha in (("white", 1), (COLOURS[kind], _alpha(kind) * (0.55 if later else 1))):
                     axes.broken_barh(spans, (rank - 0.4, 0.8), facecolor=colour, alpha=alpha, linewidth=0)
                 if len(lane) < 150:
                     axes.broken_barh(spans, (rank - 0.4, 0.8), facecolor="none", edgecolor=INK, linewidth=0.5)
         for row in lane:
             if row["end"] - row["start"] > NARROWEST * longest and ranks <= 16:
-                middle = (row["start"] + row["end"]) / 2 * unit
+                middle = (row["start"] + row["end"]) / 2 * scale
                 axes.text(middle, rank, str(row["microbatch"]), ha="center", va="center", fontsize=7, clip_on=True)
     sends = [row for row in rows if row["kind"] == "send"]
-    axes.plot([row["start"] * unit for row in sends], [row["rank"] + 0.4 for row in sends], "|", color=PURPLE, ms=4)
-    axes.set(xlim=(0, longest * unit), ylim=(ranks - 0.5, -0.5))
+    axes.plot([row["start"] * scale for row in sends], [row["rank"] + 0.4 for row in sends], "|", color=PURPLE, ms=4)
+    axes.set(xlim=(0, longest * scale), ylim=(ranks - 0.5, -0.5))
     axes.set_yticks(range(ranks) if ranks <= 16 else range(0, ranks, ranks // 8))
     axes.set_yticklabels([f"rank {tick:.0f}" for tick in axes.get_yticks()])
     axes.grid(visible=False)
