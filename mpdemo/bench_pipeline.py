@@ -13,8 +13,7 @@ from tqdm import tqdm
 
 from mpdemo import trace
 from mpdemo.bench_parts import make
-from mpdemo.contest import Contest, quartiles
-from mpdemo.measure import gather_objects
+from mpdemo.contest import Contest, quartiles, recorded_steps
 from mpdemo.settings import Settings
 from mpdemo.timeline import Recorder
 
@@ -24,7 +23,6 @@ PIPELINES = (
     ("convstack", 32, 64, (2, 4, 8, 16)),
     ("transformer", 28, 256, (2, 4, 8, 16)),
 )
-WARMUP = 2  # rounds that are not counted
 HALVES, QUARTERS = "block.3", "block.1,block.3,block.5"  # equal stages of eight equal blocks
 
 
@@ -55,25 +53,15 @@ def pipeline_rows(world, rounds, base, variants):
         settings = replace(base, schedule=schedule, microbatches=microbatches, cut=place)
         rung, settings, step = make(settings, world)
         rungs.append((f"{schedule} M={microbatches} cut={place}", rung, settings))
-        contest.add(rungs[-1][0], recorded(rung, step))
+        contest.add(rungs[-1][0], step)
     with tqdm(total=rounds, desc=base.model, unit="round", disable=world.rank > 0) as bar:
-        contest.run(rounds, WARMUP, each_round=lambda done: bar.update(done - bar.n))
+        contest.run(rounds, each_round=lambda done: bar.update(done - bar.n))
     return [row_of(world, contest, name, rung, settings, rungs[0][0]) for name, rung, settings in rungs]
-
-
-def recorded(rung, step):
-    """The step, with its timeline recorded."""
-
-    def run():
-        with rung.recorder.step():
-            step()
-
-    return run
 
 
 def row_of(world, contest, name, rung, settings, first):
     """One line of the table: measured, simulated, and how far apart. All ranks must call this."""
-    steps = [trace.merge(list(parts)) for parts in zip(*gather_objects(rung.recorder.steps), strict=True)][WARMUP:]
+    steps = recorded_steps(rung)
     simulated = [trace.predict([step], settings.schedule) for step in steps]
     shares = [s.step_time / trace.step_time(step) for s, step in zip(simulated, steps, strict=True)]
     speedup, *speedup_quartiles = contest.ratio(first, name)

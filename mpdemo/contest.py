@@ -7,13 +7,15 @@ and what is reported is the median over the rounds, with its spread. Used by ``d
 import os
 import statistics
 import time
+from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
 
+from mpdemo import trace
 from mpdemo.measure import gather_objects
-from mpdemo.parallel.rung import loss_fn
-from mpdemo.plan.cost import BlockCost, backward_cost
+
+WARMUP = 2  # rounds that are not counted
 
 
 class Contest:
@@ -26,7 +28,7 @@ class Contest:
         """Add a variant: `step` is called once a round by every rank, or by rank 0 `alone` while the others rest."""
         self.variants[name] = (step, alone, all_cores)
 
-    def run(self, rounds, warmup=2, each_round=lambda done: None):
+    def run(self, rounds, warmup=WARMUP, each_round=lambda done: None):
         """Run all variants in turn, `rounds` times; call `each_round` with the number done."""
         for number in range(-warmup, rounds):
             for name, (step, alone, all_cores) in self.variants.items():
@@ -76,52 +78,20 @@ def use_all_cores():
 
 
 def training_step(rung, optimizer, images, labels):
-    """Return a function that does one step of the training loop on this batch: zero, gradients, update."""
+    """Return a function that does one step of the training loop on this batch: zero, gradients, update.
+
+    Where the rung has a recorder, every step is recorded.
+    """
 
     def step():
-        optimizer.zero_grad()
-        rung.step(images, labels)
-        optimizer.step()
+        with rung.recorder.step() if rung.recorder else nullcontext():
+            optimizer.zero_grad()
+            rung.step(images, labels)
+            optimizer.step()
 
     return step
 
 
-def stage_costs(rung, indices, repeats=5) -> dict[int, BlockCost]:
-    """Seconds that each stage of a process-a-device rung takes for one microbatch, measured by its rank.
-
-    All ranks measure at the same time, so that they share the machine's memory as they do in the pipeline. All ranks
-    must call this, and every rank gets all stages.
-
-    Parameters
-    ----------
-    rung : mpdemo.parallel.pipeline.PerDevice
-        Its stages are run, without communication.
-    indices : list of int
-        The numbers of this rank's stages in the whole model.
-    """
-    dist.barrier()
-    last, mine = len(rung.examples) - 1, {}
-    for stage, index in zip(rung.stages, indices, strict=True):
-        example = rung.examples[index][0]
-        runs = [time_stage(stage, example, rung.device, index == 0, index == last) for _ in range(repeats + 1)][1:]
-        names = ("forward", "backward", "input", "weight")
-        mine[index] = BlockCost(*(statistics.median(getattr(run, name) for run in runs) for name in names))
-        stage.zero_grad()
-    return {index: cost for part in gather_objects(mine) for index, cost in part.items()}
-
-
-def time_stage(stage, example, device, first, last) -> BlockCost:
-    """Run one stage forward and backward once on random input of the example's shape."""
-    x = torch.randn(example.shape, device=device).to(example.dtype).requires_grad_(not first)
-    clock = time.perf_counter
-    if device.type == "cuda":
-
-        def clock():
-            torch.cuda.synchronize(device)
-            return time.perf_counter()
-
-    begin = clock()
-    y = stage(x)
-    if last:
-        y = loss_fn(y, torch.zeros(len(y), dtype=torch.long, device=device))
-    return backward_cost(stage, x, y, first, clock, clock() - begin)
+def recorded_steps(rung) -> list:
+    """Return the counted steps that a process-a-device rung recorded, of all ranks; all of them must call this."""
+    return [trace.merge(list(parts)) for parts in zip(*gather_objects(rung.recorder.steps), strict=True)][WARMUP:]

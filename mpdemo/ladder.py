@@ -5,17 +5,17 @@
 
 import copy
 import json
+import statistics
 import sys
 from dataclasses import replace
 
 import torch
 from tqdm import tqdm
 
-from mpdemo import data, models, parallel
-from mpdemo.contest import Contest, stage_costs, training_step, use_all_cores
+from mpdemo import data, models, parallel, trace
+from mpdemo.contest import Contest, recorded_steps, training_step, use_all_cores
 from mpdemo.env import World, claim_cores, process_group, where_am_i
 from mpdemo.measure import gather_objects, relative_difference
-from mpdemo.plan import simulate
 from mpdemo.settings import RUNG_FORMS, Settings, checked
 
 
@@ -72,6 +72,7 @@ class Ladder:
         """Build one rung; return its largest relative gradient difference from ``single`` over all ranks."""
         settings = replace(row_settings(self.base, rung_name, form, self.world.world_size), **changes)
         per_device = form == "per-device"
+        settings = replace(settings, timeline=per_device and rung_name in ("model_parallel", "pipeline"))
         settings = checked(settings, self.world.world_size if per_device else None)
         active = per_device or self.world.rank == 0
         error, step, all_cores = 0.0, None, rung_name == "data_parallel"
@@ -113,23 +114,13 @@ class Ladder:
         for rung_name in ("model_parallel", "pipeline"):
             rung, settings = self.rungs[rung_name, "per-device"]
             name = "naive" if rung_name == "model_parallel" else settings.schedule
-            step = simulated_step(rung, name, settings, self.world)
-            result[rung_name, "per-device"] = single / step.step_time
-            result[rung_name, "one-process"] = single / step.step_time
+            simulated = [trace.predict([step], name).step_time for step in recorded_steps(rung)]
+            bound = single / statistics.median(simulated)
+            result[rung_name, "per-device"] = result[rung_name, "one-process"] = bound
         if self.world.device.type == "cpu":  # a CPU operator blocks the one process: its devices never overlap
             result["model_parallel", "one-process"] = 1.0
             result["pipeline", "one-process"] = single / self.contest.median("single, microbatches")
         return result
-
-
-def simulated_step(rung, schedule, settings, world):
-    """Simulate one step with the stages' times measured now; all ranks must call this."""
-    mine = [index for index, owner in enumerate(rung.owners) if owner == world.rank]
-    costs = stage_costs(rung, mine)
-    costs = [costs[i] for i in range(len(costs))]
-    weight = [c.weight / (c.input + c.weight) for c in costs]
-    backward = [c.backward for c in costs]
-    return simulate(schedule, [c.forward for c in costs], backward, settings.microbatches, world.world_size, weight)
 
 
 def measure(base, world, rounds) -> list[dict]:
