@@ -56,10 +56,11 @@ def pipeline_rows(world, rounds, base, variants):
         contest.add(rungs[-1][0], step)
     with tqdm(total=rounds, desc=base.model, unit="round", disable=world.rank > 0) as bar:
         contest.run(rounds, each_round=lambda done: bar.update(done - bar.n))
-    return [row_of(world, contest, name, rung, settings, rungs[0][0]) for name, rung, settings in rungs]
+    recording, first = recording_seconds(world.device), rungs[0][0]
+    return [row_of(world, contest, name, rung, settings, first, recording) for name, rung, settings in rungs]
 
 
-def row_of(world, contest, name, rung, settings, first):
+def row_of(world, contest, name, rung, settings, first, recording):
     """One line of the table: measured, simulated, and how far apart. All ranks must call this."""
     steps = recorded_steps(rung)
     simulated = [trace.predict([step], settings.schedule) for step in steps]
@@ -82,7 +83,7 @@ def row_of(world, contest, name, rung, settings, first):
         "fraction_quartiles": quartiles(shares),
         "measured_idle_share": statistics.median(trace.idle_share(step) for step in steps),
         "predicted_idle_share": statistics.median(s.idle_share for s in simulated),
-        "recorder_share": operations * recording_seconds(world.device) / contest.median(name),
+        "recorder_share": operations * recording / contest.median(name),
     }
 
 

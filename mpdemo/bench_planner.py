@@ -10,6 +10,7 @@ from mpdemo import models
 from mpdemo.bench_pipeline import PIPELINE, pipeline_rows
 from mpdemo.measure import gather_objects
 from mpdemo.plan import SCHEDULES, cost
+from mpdemo.plan.cut import move_border
 from mpdemo.plan.footprint import footprints
 from mpdemo.plan.planner import Job, candidates, choose, evaluate
 from mpdemo.settings import Settings
@@ -43,11 +44,6 @@ def choices(job):
     """Return the planner's candidate, the best cut of every other schedule and M, and cuts beside the planner's."""
     found = candidates(job, [name for name in SCHEDULES if name != "naive"], COUNTS)
     best = choose(found, job.limit)
-    beside = []
-    for i in range(len(best.points)):
-        for step in (-1, 1):
-            points = [p + step * (i == j) for j, p in enumerate(best.points)]
-            edges = [0, *points, len(job.blocks)]
-            if all(a < b for a, b in zip(edges, edges[1:], strict=False)):
-                beside.append(evaluate(job, best.schedule, best.microbatches, points))
+    cuts = [move_border(best.points, i, by, len(job.blocks)) for i in range(len(best.points)) for by in (-1, 1)]
+    beside = [evaluate(job, best.schedule, best.microbatches, points) for points in cuts if points is not None]
     return [best, *(c for c in found if c is not best), *beside]

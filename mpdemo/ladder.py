@@ -70,9 +70,10 @@ class Ladder:
 
     def add(self, rung_name, form, name=None, **changes) -> float:
         """Build one rung; return its largest relative gradient difference from ``single`` over all ranks."""
-        settings = replace(row_settings(self.base, rung_name, form, self.world.world_size), **changes)
         per_device = form == "per-device"
-        settings = replace(settings, timeline=per_device and rung_name in ("model_parallel", "pipeline"))
+        timeline = per_device and rung_name in ("model_parallel", "pipeline")  # the bounds are read off it
+        settings = row_settings(self.base, rung_name, form, self.world.world_size)
+        settings = replace(settings, timeline=timeline, **changes)
         settings = checked(settings, self.world.world_size if per_device else None)
         active = per_device or self.world.rank == 0
         error, step, all_cores = 0.0, None, rung_name == "data_parallel"

@@ -16,7 +16,8 @@ from pathlib import Path
 import torch
 
 from mpdemo import data, models, parallel
-from mpdemo.contest import Contest, training_step
+from mpdemo.bench_parts import make
+from mpdemo.contest import Contest
 from mpdemo.env import World
 from mpdemo.measure import gather_objects, relative_difference
 from mpdemo.plan import SCHEDULES
@@ -156,19 +157,8 @@ def cuts(world, microbatches=4):
 
 
 def pipeline(world, **settings):
-    """Return a pipeline, in the form of a process a device unless told, and a function that does one step of it.
-
-    The images are random, (B, 3, S, S), of 1000 classes. Where the timeline is recorded, the step records itself.
-    """
-    settings = checked(Settings(**({"rung": "pipeline"} | settings)), world.world_size)
-    size = settings.image_size
-    net = models.build(settings.model, classes=1000, channels=3, image_size=size, norm=settings.norm)
-    rung = parallel.make(net, world, settings)
-    generator = torch.Generator().manual_seed(1)
-    images = torch.randn(settings.batch_size, 3, size, size, generator=generator)
-    labels = torch.randint(0, 1000, (settings.batch_size,), generator=generator)
-    optimizer = torch.optim.SGD(rung.named_parameters().values(), lr=1e-4)
-    step = training_step(rung, optimizer, images if rung.has_input else images.new_empty(len(images), 0), labels)
+    """Return a pipeline, in the form of a process a device unless told, and a function that does one step of it."""
+    rung, _, step = make(Settings(**({"rung": "pipeline", "form": "per-device"} | settings)), world)
     return rung, step
 
 

@@ -170,7 +170,8 @@ class Run:
 
     def _checkpoint_if_due(self) -> bool:
         """Write a checkpoint where one is due or a signal came; return whether to stop. All ranks decide alike."""
-        every, stop = self.settings.checkpoint_every, self.step >= self.next_look and self._look_for_signal()
+        every = self.settings.checkpoint_every
+        stop = self.step >= self.next_look and self._look_for_signal()
         if stop or (every and self.step % every == 0):
             self._flush()
             self._save()

@@ -1,5 +1,6 @@
 """What several test files share: a throw-away Slurm cluster, and a project folder of their own."""
 
+import functools
 import os
 import shutil
 import subprocess
@@ -75,23 +76,16 @@ def project(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="session")
 def run_once():
-    """Run Python in the project's root."""
+    """Run Python in the project's root, for at most `timeout` seconds; returns the completed process."""
 
-    def run(*words):
-        return subprocess.run([sys.executable, *words], cwd=paths.root(), capture_output=True, text=True, timeout=280)
+    def run(*words, timeout=280, **environment):
+        command, env = [sys.executable, *words], os.environ | environment
+        return subprocess.run(command, cwd=paths.root(), env=env, capture_output=True, text=True, timeout=timeout)
 
     return run
 
 
 @pytest.fixture
-def run_mpdemo():
-    """Run ``python -m mpdemo`` as a user does; returns the completed process."""
-    root = paths.root()
-
-    def run(*words, **environment):
-        env = os.environ | environment
-        return subprocess.run(
-            [sys.executable, "-m", "mpdemo", *words], cwd=root, env=env, capture_output=True, text=True, timeout=120
-        )
-
-    return run
+def run_mpdemo(run_once):
+    """Run ``python -m mpdemo`` as a user does."""
+    return functools.partial(run_once, "-m", "mpdemo", timeout=120)

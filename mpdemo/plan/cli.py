@@ -150,14 +150,14 @@ def make_plan(args, limit, fixed):
     model = {"classes": args.classes, "channels": args.channels, "norm": args.norm}
     blocks = footprints(args.model, args.image_size, **model)
     job = planner.Job(blocks, {}, args.stages, args.batch, limit, args.optimizer)
-    before = planner.candidates(job, fixed["schedules"], fixed["microbatches"], fixed["cut"])
+    before = planner.candidates(job, **fixed)
     if not before:
         raise UserError(
             f"no schedule runs {args.stages} devices with a batch of {args.batch} cut like that; allowed: a batch with "
             f"a divisor from {args.stages} to {planner.MOST_MICROBATCHES}, or other --microbatches, --schedule, --cut"
         )
     if before[0].overflow(limit):  # said before minutes are spent on measuring
-        refuse(job, before[0], schedules=fixed["schedules"], microbatches=fixed["microbatches"])
+        refuse(job, before[0], **fixed)
     costs = _costs(args, sorted({args.batch} | {args.batch // c.microbatches for c in before}), model)
     allowed = limit
     for _ in range(3):
@@ -165,7 +165,7 @@ def make_plan(args, limit, fixed):
         found = planner.candidates(job, **fixed)
         best = planner.choose(found, allowed)
         if best.overflow(allowed):
-            refuse(job, best, schedules=fixed["schedules"], microbatches=fixed["microbatches"])
+            refuse(job, best, **fixed)
         devices = memory.estimate(
             args.model,
             best.points,
@@ -181,7 +181,7 @@ def make_plan(args, limit, fixed):
         if excess <= 1:
             return report.Plan(args, job, best, found, devices)
         allowed *= 0.99 / excess  # the footprints' sum was a little low: ask for less
-    return refuse(job, best, schedules=fixed["schedules"], microbatches=fixed["microbatches"])
+    return refuse(job, best, **fixed)
 
 
 def _costs(args, sizes, model):

@@ -80,12 +80,18 @@ def improve(points, count, score):
         moved = False
         for border in range(len(points)):
             for by in (-1, 1):
-                other = [*points]
-                other[border] += by
-                edges = [0, *other, count]
-                if any(a >= b for a, b in zip(edges, edges[1:], strict=False)):
+                other = move_border(points, border, by, count)
+                if other is None:
                     continue
                 value = score(other)
                 if value < best:
                     points, best, moved = other, value, True
     return points, best
+
+
+def move_border(points, border, by, count):
+    """Return the cut of `count` blocks with one border moved `by` blocks; None where a stage would be empty."""
+    moved = [*points]
+    moved[border] += by
+    edges = [0, *moved, count]
+    return moved if all(a < b for a, b in zip(edges, edges[1:], strict=False)) else None

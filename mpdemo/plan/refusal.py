@@ -15,7 +15,7 @@ def refuse(job, nearest, **fixed):
     nearest : Candidate
         The one that needs least.
     fixed
-        `schedules` and `microbatches` that the user insists on, as for `candidates`.
+        `schedules` and `microbatches` that the user insists on, as for `candidates`; a `cut` is given up.
     """
     offers = []
     for more in (2, 4, 8):
