@@ -3,7 +3,7 @@
 The notebooks import everything they run from here. The rungs of the ladder are the files of
 ``mpdemo/parallel``, all of one shape: read two side by side and the difference is the lesson.
 This module imports nothing, so that a front end without much memory can use ``mpdemo.jobs``,
-``mpdemo.show``, ``mpdemo.plots`` and ``mpdemo.plan`` without loading PyTorch.
+``mpdemo.notebook.show``, ``mpdemo.notebook.plots`` and ``mpdemo.plan`` without loading PyTorch.
 """
 
 __version__ = "0.1.0"

@@ -14,11 +14,11 @@ from mpdemo.errors import UserError
 
 COMMANDS = {
     "demo": ("mpdemo.demo", "train up the whole ladder and print one table"),
-    "train": ("mpdemo.launch", "train one rung"),
-    "plan": ("mpdemo.plan.cli", "where to cut, which schedule, how many microbatches"),
+    "train": ("mpdemo.training.command", "train one rung"),
+    "plan": ("mpdemo.plan.command", "where to cut, which schedule, how many microbatches"),
     "env": ("mpdemo.doctor", "check this machine, its PyTorch, Slurm and site"),
-    "cluster": ("mpdemo.jobs.cluster_cli", "a throw-away Slurm cluster on this machine"),
-    "bench": ("mpdemo.bench", "measure the speed figures of the README"),
+    "cluster": ("mpdemo.cluster.command", "a throw-away Slurm cluster on this machine"),
+    "bench": ("mpdemo.bench.command", "measure the speed figures of the README"),
 }
 
 

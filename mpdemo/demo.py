@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 from mpdemo.errors import UserError
-from mpdemo.launch import start
 from mpdemo.settings import Settings
+from mpdemo.world.launch import start
 
 GRADIENTS_EQUAL = 1e-4  # relative; float32 summed in another order differs by about 1e-6
 LOSS_EQUAL = 0.01  # relative, after the whole training
@@ -78,7 +78,7 @@ def processor() -> str:
 
 def train_all(settings, processes, out) -> dict:
     """Train every rung and form by its own command; return loss and accuracy by (rung, form)."""
-    from mpdemo.ladder import row_settings, rows_of_ladder
+    from mpdemo.labs.ladder import row_settings, rows_of_ladder
 
     results = {}
     for rung, form in rows_of_ladder():
@@ -99,14 +99,14 @@ def measure(settings, processes, rounds, out) -> list[dict]:
     print("\ntiming all rungs in turn", flush=True)
     (out / "settings.json").write_text(json.dumps(settings.as_dict()))
     files = [str(out / "settings.json"), str(out / "rows.json")]
-    if start(["-m", "mpdemo.ladder", *files, str(rounds)], processes):
+    if start(["-m", "mpdemo.labs.ladder", *files, str(rounds)], processes):
         raise UserError("the measurement failed; its message stands above this line")
     return json.loads((out / "rows.json").read_text())
 
 
 def write_report(out, machine, settings, rows):
     """Write report.json and the picture."""
-    from mpdemo import plots
+    from mpdemo.notebook import plots
 
     report = {"machine": machine, "model": settings.model, "settings": settings.as_dict(), "rungs": rows}
     (out / "report.json").write_text(json.dumps(report, indent=2) + "\n")

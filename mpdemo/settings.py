@@ -149,7 +149,7 @@ def _check_batch(s):
 
 def _check_pipeline(s):
     """Settle microbatches and stages of a pipeline."""
-    from mpdemo.plan import check_schedule
+    from mpdemo.schedules import check_schedule
 
     if s.form == "one-process":
         s.schedule = "gpipe"  # its order is fixed: all forwards, then all backwards

@@ -1,6 +1,6 @@
 """Repairs for nbval 0.11.0 (its last release is of March 2024), so that a green cell means what it says.
 
-Each is a few lines and is tried against the real nbval, with and without the repair, in tests/test_nbval_repairs.py.
+Each is a few lines and is tried against the real nbval, with and without the repair, in tests/test_notebooks_nbval.py.
 """
 
 import os

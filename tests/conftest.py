@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mpdemo import paths
-from mpdemo.jobs.cluster import Cluster
+from mpdemo.cluster.cluster import Cluster
 from mpdemo.jobs.site import wanted_by_sites
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -22,7 +22,7 @@ BANNED = {
     r"\b(subprocess|multiprocessing|os\.system|os\.fork|mp\.spawn)\b": (
         "a child of the kernel outlives it when it is killed; submit a job instead"
     ),
-    r"\bpyplot\b": "figures come from mpdemo.plots, without global state",
+    r"\bpyplot\b": "figures come from mpdemo.notebook.plots, without global state",
     r"#\s*(NBVAL|PYTEST)_": "say it with a tag; a mistyped comment is ignored without a word",
 }
 

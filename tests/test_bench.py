@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from mpdemo import bench_planner, bench_table
 from mpdemo.__main__ import main
+from mpdemo.bench import planner
+from mpdemo.bench import readme as bench_readme
 from mpdemo.paths import root
 from mpdemo.plan import SCHEDULES, roofline
 from mpdemo.plan.footprint import footprints
@@ -65,12 +66,12 @@ def test_the_loop_benchmark_ends_and_keeps_its_rows(run_once, tmp_path):
 
 
 def test_the_planners_choice_runs_against_every_schedule_and_the_cuts_beside_it():
-    sizes = [32 // count for count in bench_planner.COUNTS]
+    sizes = [32 // count for count in planner.COUNTS]
     job = Job(footprints("resnet18", 64), roofline.estimate("resnet18", sizes, 64, "v100"), ranks=2, batch=32)
-    best, *others = bench_planner.choices(job)
+    best, *others = planner.choices(job)
     ways = [(c.schedule, c.microbatches, tuple(c.points)) for c in (best, *others)]
     assert len(set(ways)) == len(ways)
-    runnable = {(s, m) for s in SCHEDULES if s != "naive" for m in bench_planner.COUNTS}
+    runnable = {(s, m) for s in SCHEDULES if s != "naive" for m in planner.COUNTS}
     assert {way[:2] for way in ways} == runnable
     beside = [way[2] for way in ways if way[:2] == ways[0][:2]]
     for i, point in enumerate(best.points):
@@ -84,7 +85,7 @@ def test_the_table_stands_between_the_marks_and_says_the_figures(tmp_path):
     for name, rows in RESULTS.items():
         (folder / f"{name}.json").write_text(json.dumps(rows))
     readme.write_text("before\n<!-- bench -->\nold\n<!-- /bench -->\nafter\n")
-    bench_table.update(readme, folder)
+    bench_readme.update(readme, folder)
     text = readme.read_text()
     assert text.startswith("before\n<!-- bench -->\nMeasured on 2026-01-02") and text.endswith(
         "<!-- /bench -->\nafter\n"
@@ -94,12 +95,12 @@ def test_the_table_stands_between_the_marks_and_says_the_figures(tmp_path):
     assert "200 µs, over a bare ConvNet step | 0.4 %" in text and "1.50 times faster" in text
     assert "the fastest of 19 others (1f1b, 4) | 1.02 [0.90-1.10]" in text
     assert "| 1f1b | 1.50 (0.97; 0.21, 0.20) |" in text and "| 1.78 |" in text
-    bench_table.update(readme, folder)
+    bench_readme.update(readme, folder)
     assert readme.read_text() == text
 
 
 def test_the_readme_has_the_marks():
-    before, after = bench_table.around(root() / "README.md")
+    before, after = bench_readme.around(root() / "README.md")
     assert "How fast" in before and after.strip()
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from mpdemo import paths
+from mpdemo.cluster import nodes
+from mpdemo.cluster.cluster import Cluster
 from mpdemo.errors import UserError
-from mpdemo.jobs import nodes
-from mpdemo.jobs.cluster import Cluster
-from mpdemo.jobs.processes import start_time
+from mpdemo.world.processes import start_time
 
 
 def slurm(cluster, *words):

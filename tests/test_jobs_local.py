@@ -12,7 +12,7 @@ import pytest
 from mpdemo import paths
 from mpdemo.errors import UserError
 from mpdemo.jobs import JobFailed, JobSpec, attach, submit
-from mpdemo.jobs.processes import first_child, start_time
+from mpdemo.world.processes import first_child, start_time
 
 PROGRAMS = Path(__file__).parent / "programs"
 pytestmark = pytest.mark.usefixtures("no_slurm")

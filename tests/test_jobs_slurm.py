@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from mpdemo import paths
+from mpdemo.cluster.cluster import Cluster
 from mpdemo.jobs import JobFailed, JobSpec, SlurmError, attach, slurm, submit
-from mpdemo.jobs.cluster import Cluster
 from mpdemo.jobs.site import wanted_by_sites
 
 PROGRAMS = Path(__file__).parent / "programs"

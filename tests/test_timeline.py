@@ -12,10 +12,10 @@ from datetime import timedelta
 
 import pytest
 
-from mpdemo import trace
 from mpdemo.errors import UserError
 from mpdemo.paths import root
-from mpdemo.plan import SCHEDULES, placement, rank_order, simulate, stages_per_rank
+from mpdemo.plan import SCHEDULES, placement, rank_order, simulate, usual_stages_per_rank
+from mpdemo.timeline import read
 
 RANKS, MICROBATCHES, STEPS = 2, 4, 3
 RECORDED = [schedule for schedule in SCHEDULES if schedule != "naive"]  # that is gpipe with one microbatch
@@ -27,7 +27,7 @@ def one_rank(folder, rank):
     import torch.distributed as dist
     from torch.distributed import pipelining
 
-    from mpdemo.timeline import Recorder, clock_offset
+    from mpdemo.timeline.record import Recorder, clock_offset
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=RANKS, timeout=timedelta(seconds=60))
@@ -77,22 +77,22 @@ def recorded(tmp_path_factory):
 
 @pytest.mark.parametrize("schedule", RECORDED)
 def test_every_operation_is_recorded_once_in_the_order_of_the_schedule(recorded, schedule):
-    steps = trace.load(recorded / schedule)
+    steps = read.load(recorded / schedule)
     assert len(steps) == STEPS
     for rows in steps:
         for rank in range(RANKS):
             done = [
                 f"{row['stage']}{row['kind']}{row['microbatch']}"
                 for row in rows
-                if row["rank"] == rank and row["kind"] in trace.COMPUTES
+                if row["rank"] == rank and row["kind"] in read.COMPUTES
             ]
             assert done == [str(op) for op in rank_order(schedule, rank, RANKS, MICROBATCHES)]
 
 
 @pytest.mark.parametrize("schedule", RECORDED)
 def test_the_clocks_agree_nothing_starts_before_the_other_rank_has_sent_it(recorded, schedule):
-    last = RANKS * stages_per_rank(schedule) - 1
-    for rows in trace.load(recorded / schedule):
+    last = RANKS * usual_stages_per_rank(schedule) - 1
+    for rows in read.load(recorded / schedule):
         done = {(row["kind"], row["stage"], row["microbatch"]): row for row in rows}
         for (kind, stage, microbatch), row in done.items():
             if kind == "F" and stage > 0:
@@ -107,30 +107,30 @@ def test_the_clocks_agree_nothing_starts_before_the_other_rank_has_sent_it(recor
 
 @pytest.mark.parametrize("schedule", RECORDED)
 def test_computing_and_waiting_never_overlap_and_fill_what_is_not_idle(recorded, schedule):
-    for rows in trace.load(recorded / schedule):
+    for rows in read.load(recorded / schedule):
         for rank in range(RANKS):
             lane = [row for row in rows if row["rank"] == rank and row["kind"] != "send"]
             for before, after in zip(lane, lane[1:], strict=False):
                 assert after["start"] >= before["end"] - 1e-9
-        shares = trace.idle_shares(rows)
+        shares = read.idle_shares(rows)
         assert len(shares) == RANKS and all(0 < share < 1 for share in shares)
-        assert min(row["start"] for row in rows if row["kind"] in trace.COMPUTES) == 0
+        assert min(row["start"] for row in rows if row["kind"] in read.COMPUTES) == 0
 
 
 def test_the_prediction_from_measured_stage_times_has_the_recorded_shape(recorded):
-    steps = trace.load(recorded / "zbv")
-    predicted = trace.predict(steps[1:], "zbv")
+    steps = read.load(recorded / "zbv")
+    predicted = read.predict(steps[1:], "zbv")
     assert (predicted.ranks, predicted.microbatches, predicted.stages_per_rank) == (2, 4, 2)
-    assert predicted.step_time <= max(trace.step_time(step) for step in steps)
-    weight = trace.stage_times(steps[1:])["weight"]
+    assert predicted.step_time <= max(read.step_time(step) for step in steps)
+    weight = read.stage_times(steps[1:])["weight"]
     assert weight[0] > 0.8  # the library leaves the first stage's whole backward to the weight gradient
 
 
 def test_a_simulated_step_is_read_like_a_recorded_one():
     result = simulate("1f1b", [0.1, 0.2], [0.2, 0.4], 4, 2)
-    assert trace.step_time(result.events) == pytest.approx(result.step_time)
-    assert trace.idle_shares(result.events) == pytest.approx(result.idle_share_per_rank)
-    again = trace.predict([result.events], "1f1b")
+    assert read.step_time(result.events) == pytest.approx(result.step_time)
+    assert read.idle_shares(result.events) == pytest.approx(result.idle_share_per_rank)
+    again = read.predict([result.events], "1f1b")
     assert again.step_time == pytest.approx(result.step_time)
 
 
@@ -141,29 +141,29 @@ def test_two_machines_find_the_difference_of_their_clocks(recorded):
 
 
 def test_export_is_a_chrome_trace(recorded, tmp_path):
-    path = trace.export(trace.load(recorded / "1f1b"), tmp_path / "trace.json")
+    path = read.export(read.load(recorded / "1f1b"), tmp_path / "read.json")
     events = json.loads(path.read_text())["traceEvents"]
     assert {event["name"] for event in events if event["ph"] == "M"} == {"process_name"}
-    boxes = [event for event in events if event["ph"] == "X" and event["cat"] in trace.COMPUTES]
+    boxes = [event for event in events if event["ph"] == "X" and event["cat"] in read.COMPUTES]
     assert len(boxes) == STEPS * 2 * RANKS * MICROBATCHES
     assert all(event["dur"] >= 0 and event["ts"] >= 0 for event in boxes)
 
 
 def test_no_recording_and_half_a_recording_are_refused(recorded, tmp_path):
     with pytest.raises(UserError, match="--timeline"):
-        trace.load(tmp_path)
+        read.load(tmp_path)
     whole = json.loads((recorded / "gpipe" / "timeline-rank0.json").read_text())
     (tmp_path / "timeline-rank0.json").write_text(json.dumps(whole))
     whole["rank"], whole["steps"] = 1, whole["steps"][:-1]
     (tmp_path / "timeline-rank1.json").write_text(json.dumps(whole))
     with pytest.raises(UserError, match="different numbers of steps"):
-        trace.load(tmp_path)
+        read.load(tmp_path)
 
 
 def test_what_is_computed_outside_a_step_is_not_recorded():
     import torch
 
-    from mpdemo.timeline import Recorder
+    from mpdemo.timeline.record import Recorder
 
     class Stage:
         stage_index = 0
@@ -190,24 +190,24 @@ def test_what_is_computed_outside_a_step_is_not_recorded():
 
 
 def test_the_picture_has_a_lane_a_rank_numbers_idle_shares_and_a_line_without_measured_numbers(recorded):
-    from mpdemo import plots
-    from mpdemo.plots.timeline import figure
+    from mpdemo.notebook import plots
+    from mpdemo.notebook.plots.timeline import figure
 
-    rows = trace.load(recorded / "gpipe")[-1]
+    rows = read.load(recorded / "gpipe")[-1]
     ideal = simulate("gpipe", [1e-3] * RANKS, [2e-3] * RANKS, MICROBATCHES, RANKS)
     shown = plots.timeline(rows, ideal)
     assert repr(shown) == "timeline of 2 ranks, 4 microbatches: measured above ideal"
     assert shown.data["image/png"]
     measured, below = figure([("measured", rows), ("ideal", ideal.events)]).axes
     assert [label.get_text() for label in measured.get_yticklabels()] == ["rank 0", "rank 1"]
-    assert f"idle {trace.idle_share(rows):.0%}" in measured.get_title(loc="left")
+    assert f"idle {read.idle_share(rows):.0%}" in measured.get_title(loc="left")
     assert "step 15 ms, idle 20%" in below.get_title(loc="left")
     alone = figure([("simulated", ideal.events)]).axes[0]
     assert sorted(text.get_text() for text in alone.texts) == sorted("0123" * 2 * RANKS)
 
 
 def test_the_time_axis_has_the_unit_that_is_given():
-    from mpdemo.plots.timeline import figure
+    from mpdemo.notebook.plots.timeline import figure
 
     paper = [("simulated", simulate("gpipe", [1, 1], [2, 2], 4, 2).events)]
     for given, drawn in (({}, "time (s)"), ({"unit": "forward passes"}, "time (forward passes)")):
@@ -218,7 +218,7 @@ def test_the_time_axis_has_the_unit_that_is_given():
 
 
 def test_a_picture_of_nothing_is_refused():
-    from mpdemo import plots
+    from mpdemo.notebook import plots
 
     with pytest.raises(UserError, match="no operations to draw"):
         plots.timeline([])

@@ -1,7 +1,7 @@
 """The ladder: one file a rung, all of one shape. Read two side by side: what differs is the lesson.
 
 Every class is built as ``Rung(model, world, settings)`` and offers the same few things (see rung.py); the training
-loop in mpdemo/train.py does not know which one it drives.
+loop in mpdemo/training/loop.py does not know which one it drives.
 """
 
 import importlib

@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from mpdemo.timeline import Recorder
+from mpdemo.timeline.record import Recorder
 
 
 def stage_examples(model, points, settings) -> list[tuple[torch.Tensor, torch.Tensor]]:

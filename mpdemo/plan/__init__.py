@@ -5,10 +5,9 @@ that look at a model's blocks (``mpdemo.plan.cost``, ``mpdemo.plan.memory``) loa
 """
 
 from mpdemo.plan import bounds
-from mpdemo.plan.check import check_schedule
 from mpdemo.plan.order import Op, rank_order
-from mpdemo.plan.schedule import SCHEDULES, placement, stages_per_rank
 from mpdemo.plan.simulate import Simulation, simulate
+from mpdemo.schedules import SCHEDULES, check_schedule, placement, usual_stages_per_rank
 
 __all__ = [
     "SCHEDULES",
@@ -19,5 +18,5 @@ __all__ = [
     "placement",
     "rank_order",
     "simulate",
-    "stages_per_rank",
+    "usual_stages_per_rank",
 ]

@@ -5,7 +5,7 @@ the other. P ranks, M microbatches, v stages a rank. Derived in notebooks/05_pip
 """
 
 from mpdemo.errors import UserError
-from mpdemo.plan.check import check_schedule
+from mpdemo.schedules import check_schedule
 
 
 def idle_share(schedule, ranks, microbatches, stages_per_rank=None):

@@ -12,8 +12,8 @@ import contextlib
 from dataclasses import dataclass
 
 from mpdemo.errors import UserError
-from mpdemo.plan.schedule import SCHEDULES, placement
 from mpdemo.plan.storages import count_storages, move, rounded
+from mpdemo.schedules import SCHEDULES, placement
 
 MIB = 2**20
 RESERVE = 768 * MIB  # of a GPU's memory, kept for the CUDA context (about 500 MiB) and for workspaces

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpdemo.plan.check import check_schedule
+from mpdemo.schedules import check_schedule
 
 KINDS = "FBIW"  # an operation's kind is stored as its position in this string
 F, B, I, W = range(4)  # noqa: E741 - the library and the papers call it I

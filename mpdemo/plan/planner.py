@@ -6,11 +6,10 @@ Taught in notebooks/05_pipeline.ipynb.
 from dataclasses import dataclass
 
 from mpdemo.errors import UserError
-from mpdemo.plan.check import check_schedule
 from mpdemo.plan.cut import balanced_cut, improve
 from mpdemo.plan.footprint import rank_peak, saved_by
-from mpdemo.plan.schedule import SCHEDULES, placement, stages_per_rank
 from mpdemo.plan.simulate import Simulation, simulate
+from mpdemo.schedules import SCHEDULES, check_schedule, placement, usual_stages_per_rank
 
 MOST_MICROBATCHES = 64
 
@@ -133,7 +132,7 @@ def candidates(job, schedules=None, microbatches=None, cut=None):
     """
     found = []
     for schedule in schedules or SCHEDULES:
-        stages = job.ranks * stages_per_rank(schedule)
+        stages = job.ranks * usual_stages_per_rank(schedule)
         if stages > len(job.blocks) or (cut is not None and len(cut) + 1 != stages):
             continue
         for count in [1] if schedule == "naive" else microbatches or divisors(job):

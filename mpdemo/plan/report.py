@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 
 from mpdemo.plan import planner
 from mpdemo.plan.memory import MIB, RESERVE
-from mpdemo.plan.schedule import SCHEDULES, placement
+from mpdemo.schedules import SCHEDULES, placement
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,8 @@ from functools import cached_property
 import numpy as np
 
 from mpdemo.errors import UserError
-from mpdemo.plan.check import check_schedule
 from mpdemo.plan.order import KINDS, B, F, I, W, order_arrays
-from mpdemo.plan.schedule import SCHEDULES, placement
+from mpdemo.schedules import SCHEDULES, check_schedule, placement
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ class Simulation:
 
     @cached_property
     def events(self):
-        """The timeline as rows, sorted by rank and start: what `mpdemo.timeline` records of a real step."""
+        """The timeline as rows, sorted by rank and start: what `mpdemo.timeline.record` records of a real step."""
         columns = (self.kind, self.stage, self.microbatch, self.start, self.end)
         return [
             {"rank": rank, "stage": s, "kind": KINDS[k], "microbatch": m, "start": start, "end": end}

@@ -3,9 +3,9 @@
 import json
 import sys
 
-from mpdemo.bench_pipeline import PIPELINE, pipeline_rows
-from mpdemo.env import claim_cores, process_group, where_am_i
+from mpdemo.bench.pipelines import PIPELINE, pipeline_rows
 from mpdemo.settings import Settings
+from mpdemo.world.env import claim_cores, process_group, where_am_i
 
 VARIANTS = [("naive", 1, "linear2"), ("1f1b", 4, "linear2"), ("zbv", 4, "1,2,3")]
 

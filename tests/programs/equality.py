@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 
 from mpdemo import data, models, parallel
-from mpdemo.env import World, claim_cores, process_group, where_am_i
-from mpdemo.measure import gather_objects, relative_difference, sum_over_ranks
 from mpdemo.settings import Settings, checked
+from mpdemo.training.measure import gather_objects, relative_difference, sum_over_ranks
+from mpdemo.world.env import World, claim_cores, process_group, where_am_i
 
 STEPS = 3
 

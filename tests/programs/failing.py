@@ -8,7 +8,7 @@ import signal
 import sys
 
 from mpdemo.__main__ import main
-from mpdemo.launch import start
+from mpdemo.world.launch import start
 
 rank, how, *words = sys.argv[1:]
 

@@ -5,9 +5,9 @@ import sys
 
 import torch.distributed as dist
 
-from mpdemo.env import claim_cores, process_group, where_am_i
 from mpdemo.settings import Settings, checked
-from mpdemo.train import train
+from mpdemo.training.loop import train
+from mpdemo.world.env import claim_cores, process_group, where_am_i
 
 
 def main():

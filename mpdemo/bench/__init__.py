@@ -1,0 +1,1 @@
+"""The speed figures of the README."""

@@ -1,0 +1,5 @@
+"""A throw-away Slurm cluster on this machine, for tests and for rehearsing: ``python -m mpdemo cluster``."""
+
+from mpdemo.cluster.cluster import Cluster
+
+__all__ = ["Cluster"]

@@ -1,0 +1,1 @@
+"""What the notebooks' jobs run: measurements in a world of several processes."""

@@ -1,0 +1,1 @@
+"""What a cell shows: source, differences, a live job, pictures, the explorer."""

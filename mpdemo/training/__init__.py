@@ -1,0 +1,1 @@
+"""The one training: its loop, its checkpoints, what it measures and what it leaves behind."""

@@ -1,0 +1,109 @@
+"""``python -m mpdemo train``: start one training, with as many processes as its rung wants.
+
+Every rung on one machine (``--processes`` starts torchrun for you)::
+
+    python -m mpdemo train --rung single         --model convnet --epochs 4 --out runs/single
+    python -m mpdemo train --rung data_parallel  --model convnet --epochs 4 --devices 2
+    python -m mpdemo train --rung ddp            --model resnet50 --dataset folder --data PATH --processes 2
+    python -m mpdemo train --rung model_parallel --model resnet50 --cut layer2.3 --processes 2
+    python -m mpdemo train --rung model_parallel --model resnet50 --form one-process --devices 2
+    python -m mpdemo train --rung pipeline       --model transformer --microbatches 8 --schedule 1f1b --processes 2
+    python -m mpdemo train --rung pipeline       --model resnet50 --form one-process --microbatches 8 --devices 2
+
+The same by hand, and on several nodes of a cluster::
+
+    torchrun --standalone --nproc-per-node 2 -m mpdemo train --rung ddp --model convnet
+    srun --ntasks-per-node 4 python -m mpdemo train --rung ddp --model resnet50   # MASTER_ADDR, MASTER_PORT exported
+"""
+
+import argparse
+import ctypes
+import os
+import signal
+import sys
+
+from mpdemo.errors import UserError
+from mpdemo.settings import checked
+from mpdemo.training import arguments
+from mpdemo.world.failures import report
+from mpdemo.world.launch import PARENT, import_pytorch, start
+
+
+def add_arguments(parser):
+    """Add the options of ``train``; the launch lines stand below them in the help."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = __doc__.split("\n\n", 1)[1]
+    arguments.add_arguments(parser)
+
+
+def main(args) -> int:
+    """Check the settings, then train here or start the processes that do."""
+    settings = arguments.from_args(args)
+    if "RANK" in os.environ or "SLURM_PROCID" in os.environ:
+        import_pytorch()
+        inside = world_size_of_launcher()
+        if inside is not None:
+            return work(checked(settings, inside))
+    settings = checked(settings)
+    if settings.form == "one-process":
+        return work(settings)
+    import_pytorch()
+    check_gpus(settings.processes)
+    return start(["-m", "mpdemo", "train", *settings.arguments()], settings.processes)
+
+
+def world_size_of_launcher():
+    """The world size that torchrun or srun gave this process, None where neither started it."""
+    from mpdemo.world.env import read_launcher
+
+    values = read_launcher(os.environ)
+    return None if values["launcher"] == "none" else values["world_size"]
+
+
+def check_gpus(processes):
+    """Refuse more processes than GPUs, where there are GPUs, before anything is started."""
+    import torch
+
+    visible = torch.cuda.device_count() if torch.cuda.is_available() else None
+    if visible is not None and processes > visible:
+        raise UserError(
+            f"{processes} processes need {processes} GPUs, {visible} visible; "
+            f"--processes {visible}, or CUDA_VISIBLE_DEVICES= to compute on the CPU"
+        )
+
+
+def work(settings) -> int:
+    """Train in this process; its error, if any, is reported with its rank."""
+    prepare_signals()
+    import_pytorch()
+    from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
+
+    from mpdemo.training.loop import train
+    from mpdemo.world.env import claim_cores, process_group, where_am_i
+
+    world = None
+    try:
+        world = where_am_i()
+        claim_cores(world, 1 if settings.form == "per-device" else settings.devices)
+        with process_group(world):
+            return train(settings, world)
+    except Exception as error:
+        if "TORCHELASTIC_ERROR_FILE" in os.environ:  # torchrun reads it and names the rank
+            ErrorHandler().record_exception(error)
+        report(error, world, PARENT in os.environ)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # not sys.exit: tearing down a broken process group may hang, and the others are waiting for this end
+        os._exit(2 if isinstance(error, UserError) else 1)
+
+
+def prepare_signals():
+    """Keep SIGUSR1, which asks for a checkpoint and an end, until the training can obey: by default it kills.
+
+    A process started by a parent ends without words when the parent is interrupted or killed.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    if PARENT in os.environ:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1: PR_SET_PDEATHSIG, the signal when the parent dies

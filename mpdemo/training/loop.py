@@ -1,0 +1,236 @@
+"""The one training loop: every rung, every model, every data set goes through here.
+
+The loop owns the data, the optimizer, the clock and the run's folder; the rung (mpdemo/parallel) computes gradients.
+Taught in notebooks/01_single_device.ipynb. The launch lines of every rung stand in mpdemo/training/command.py.
+"""
+
+import itertools
+import signal
+import time
+import warnings
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from mpdemo import data, models, parallel
+from mpdemo.errors import UserError
+from mpdemo.training import checkpoint
+from mpdemo.training.measure import RunLog, Steps, sum_over_ranks
+from mpdemo.training.summary import summarise
+
+STOPPED = 3  # exit status: stopped by a signal, a checkpoint is written
+LOOK_EVERY = 5.0  # seconds between two looks for a signal (or one step, where that is longer)
+
+
+def build(settings, world):
+    """Return data, rung, optimizer and learning-rate scheduler for checked settings."""
+    torch.manual_seed(settings.seed)
+    found = data.load(settings.dataset, settings.data, settings.image_size, settings.seed)
+    model = models.build(
+        settings.model,
+        classes=found.classes,
+        channels=found.channels,
+        image_size=settings.image_size,
+        norm=settings.norm,
+        seed=settings.seed,
+    )
+    model.precision = precision_of(settings, world)
+    rung = parallel.make(model, world, settings)
+    optimizer = torch.optim.SGD(rung.named_parameters().values(), lr=settings.lr, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=20, gamma=0.1)  # a tenth every 20 epochs
+    return found, rung, optimizer, scheduler
+
+
+def precision_of(settings, world):
+    """Return the type that autocast computes in, None for plain float32.
+
+    Raises
+    ------
+    UserError
+        fp16 on a CPU (100 times slower than fp32 there), or in a cut model, whose stages would have to agree on
+        when a scaled loss overflows.
+    """
+    if settings.precision == "fp16":
+        if world.device.type == "cpu":
+            raise UserError("--precision fp16 is many times slower than fp32 on a CPU; allowed there: fp32, bf16")
+        if settings.rung in ("model_parallel", "pipeline"):
+            raise UserError(f"--precision fp16 needs one loss scale, rung {settings.rung} has none; use bf16")
+    return {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[settings.precision]
+
+
+def train(settings, world) -> int:
+    """Train one run from its settings to its summary.
+
+    Parameters
+    ----------
+    settings : Settings
+        Checked (`mpdemo.settings.checked`).
+    world : World
+
+    Returns
+    -------
+    int
+        Exit status: 0 done, 3 stopped with a checkpoint.
+    """
+    found, rung, optimizer, scheduler = build(settings, world)
+    loaders = data.Loaders(
+        found,
+        settings.batch_size,
+        rung.replicas,
+        rung.replica,
+        settings.seed,
+        settings.workers,
+        pin_memory=world.device.type == "cuda",
+        images=rung.has_input,
+    )
+    run = Run(settings, world, rung, optimizer, scheduler, loaders)
+    return run.go()
+
+
+class Run:
+    """One training under way: where it is (epoch, step) and what it writes."""
+
+    def __init__(self, settings, world, rung, optimizer, scheduler, loaders):
+        self.settings, self.world, self.rung = settings, world, rung
+        self.optimizer, self.scheduler, self.loaders = optimizer, scheduler, loaders
+        self.epoch = self.step = 0
+        self.seen, self.validation = [], None  # the epoch's steps so far; the last validation's loss and accuracy
+        self.last_step = settings.steps or settings.epochs * loaders.steps_per_epoch
+        self.folder = Path(settings.out)
+        if settings.resume:
+            state = checkpoint.read(checkpoint.newest(settings.resume))
+            checkpoint.check_settings(state, settings)
+            checkpoint.restore(state, rung, optimizer, scheduler, world.rank)
+            self.epoch, self.step, self.seen = state["epoch"], state["step"], state["seen"]
+        elif any((self.folder / "checkpoints").glob("step-*.pt")):
+            raise UserError(f"{self.folder} holds the checkpoints of a run; --resume {self.folder}, or another --out")
+        same = settings.resume and Path(settings.resume).resolve() == self.folder.resolve()
+        self.log = RunLog(self.folder, world.rank == 0, resumed=(self.epoch, self.step) if same else None)
+        self.asked_to_stop, self.next_look, self.looked = False, self.step + 1, None  # looked: step, seconds
+        signal.signal(signal.SIGUSR1, self._ask_to_stop)  # Slurm sends it before the time limit: --signal=USR1@60
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # held back since the start (command.py)
+
+    def _ask_to_stop(self, number, frame):
+        self.asked_to_stop = True
+
+    def go(self) -> int:
+        """Train epoch after epoch; return the exit status."""
+        begin, stopped = time.time(), False
+        self.log.write("start", step=self.step, steps=self.last_step, time=round(begin, 4))
+        with self.start_bar(disable=True if self.world.rank > 0 else None):
+            # a run that is resumed from its last step has its last validation still to do
+            while not stopped and (self.step < self.last_step or self.validation is None):
+                stopped = self.one_epoch()
+        if self.rung.recorder:
+            self.rung.recorder.save(self.folder)
+        self.log.finish(summarise(self, time.time() - begin, stopped))
+        return STOPPED if stopped else 0
+
+    def start_bar(self, disable):
+        """Show progress; `disable` None leaves the bar out where nobody looks, in a log file."""
+        self.bar = tqdm(total=self.last_step, initial=self.step, desc=self.settings.rung, unit="step", disable=disable)
+        return self.bar
+
+    def one_epoch(self) -> bool:
+        """Train one epoch, or what is left of it; return whether a signal stopped it."""
+        done = self.step - self.epoch * self.loaders.steps_per_epoch  # above 0 in a resumed run
+        self.loaders.start_epoch(self.epoch, done)
+        self.rung.train()
+        self.steps, self.seen = Steps(self.rung.replicas), self.seen if done else []
+        left = min(self.loaders.steps_per_epoch - done, self.last_step - self.step)
+        for images, labels in itertools.islice(self.loaders.train, max(0, left)):
+            self.optimizer.zero_grad()
+            with self.rung.recorder.step() if self.rung.recorder else nullcontext():
+                loss, correct = self.rung.step(images, labels)
+            self.rung.scaler.step(self.optimizer)
+            self.rung.scaler.update()
+            self.steps.add(loss, correct)
+            self.step += 1
+            if self.step == 1 or self.step % self.settings.log_every == 0:
+                self._flush()
+            if self._checkpoint_if_due():
+                return True
+        self._flush()
+        self._finish_epoch()
+        return False
+
+    def _flush(self):
+        """Fetch the losses kept on the device and write a line a step."""
+        rows, seconds = self.steps.flush()
+        batch, now, first = self.settings.batch_size, time.time(), self.step - len(rows) + 1
+        for number, (loss, correct) in enumerate(rows, first):
+            rate = round(batch / seconds, 2)
+            when = round(now - (self.step - number) * seconds, 4)
+            self.log.write("step", step=number, epoch=self.epoch, loss=loss, images_per_second=rate, time=when)
+            self.seen.append((loss, correct, seconds))
+        if rows:
+            self.bar.update(self.step - self.bar.n)
+            self.bar.set_postfix(loss=f"{rows[-1][0]:.4f}", refresh=False)
+
+    def _checkpoint_if_due(self) -> bool:
+        """Write a checkpoint where one is due or a signal came; return whether to stop. All ranks decide alike."""
+        every = self.settings.checkpoint_every
+        stop = self.step >= self.next_look and self._look_for_signal()
+        if stop or (every and self.step % every == 0):
+            self._flush()
+            self._save()
+            self.steps.restart_clock()
+        return stop
+
+    def _look_for_signal(self) -> bool:
+        """Return whether any rank got a signal, and settle on the step of the next look; it waits for the device."""
+        now = time.perf_counter()
+        a_step = (now - self.looked[1]) / (self.step - self.looked[0]) if self.looked else LOOK_EVERY
+        flags = torch.tensor([float(self.asked_to_stop), a_step], device=self.world.device)
+        asked, a_step = (sum_over_ranks(flags) / self.world.world_size).tolist()
+        self.next_look = self.step + min(max(1, int(LOOK_EVERY / a_step)), self.settings.log_every)
+        self.looked = self.step, now
+        return asked > 0
+
+    def _save(self):
+        """Write a checkpoint of where the run is now; the end of an epoch is the start of the next."""
+        state = checkpoint.collect(
+            self.rung, self.optimizer, self.scheduler, self.settings, self.epoch, self.step, self.seen
+        )
+        if self.world.rank == 0:
+            checkpoint.write(self.folder / "checkpoints", state)
+
+    def _finish_epoch(self):
+        """Validate, write the epoch's line, move the learning rate on."""
+        loss, accuracy = self.validate()
+        count = max(1, len(self.seen) * self.settings.batch_size)
+        seconds = sum(row[2] for row in self.seen)
+        self.log.write(
+            "epoch",
+            epoch=self.epoch,
+            step=self.step,
+            train_loss=sum(row[0] for row in self.seen) / max(1, len(self.seen)),
+            train_accuracy=sum(row[1] for row in self.seen) / count,
+            validation_loss=loss,
+            validation_accuracy=accuracy,
+            images_per_second=round(len(self.seen) * self.settings.batch_size / seconds, 2) if seconds else None,
+            time=round(time.time(), 4),
+        )
+        if self.world.rank == 0:
+            self.bar.write(
+                f"epoch {self.epoch + 1}: step {self.step}, validation loss {loss:.4f}, accuracy {accuracy:.1%}"
+            )
+        with warnings.catch_warnings():  # PyTorch misses the steps that a resumed run did before it was interrupted
+            warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
+            self.scheduler.step()
+        self.epoch += 1
+
+    def validate(self) -> tuple[float, float]:
+        """Return mean loss and accuracy over every validation image, once, over all ranks."""
+        self.rung.synchronise()
+        self.rung.train(False)
+        sums = torch.zeros(3, dtype=torch.double, device=self.world.device)
+        for images, labels in self.loaders.validation:
+            loss, correct = self.rung.evaluate(images, labels)
+            count = len(labels) if self.rung.has_output else 0
+            sums += torch.stack([loss.double(), correct.double(), torch.tensor(count).double()]).to(sums.device)
+        loss, correct, count = sum_over_ranks(sums).tolist()
+        self.validation = loss / count, correct / count
+        return self.validation

@@ -1,0 +1,44 @@
+"""What is kept of a run when it ends: ``summary.json``."""
+
+import os
+import platform
+
+import torch
+
+from mpdemo.training.measure import gather_objects, peak_memory_mib
+
+
+def summarise(run, seconds, stopped) -> dict:
+    """Everything worth keeping of a `mpdemo.training.loop.Run`, in one dictionary; all ranks must call this."""
+    settings, world = run.settings, run.world
+    memory, hosts = gather_objects(peak_memory_mib(world.device)), gather_objects(platform.node())
+    loss, accuracy = run.validation or (None, None)
+    return {
+        "settings": settings.as_dict(),
+        "environment": {
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "device": torch.cuda.get_device_name() if world.device.type == "cuda" else "cpu core",
+            "backend": world.backend,
+            "launcher": world.launcher,
+            "hosts": hosts,
+            "job": os.environ.get("SLURM_JOB_ID"),
+        },
+        "world_size": world.world_size,
+        "stopped": stopped,
+        "steps": run.step,
+        "epochs": run.epoch,
+        "seconds": round(seconds, 3),
+        "images": run.step * settings.batch_size,
+        "parameters": parameters(run.rung),
+        "peak_memory_mib": [round(m, 1) for m in memory],
+        "loss": run.seen[-1][0] if run.seen else None,
+        "validation_loss": loss,
+        "validation_accuracy": accuracy,
+    }
+
+
+def parameters(rung) -> int:
+    """Parameters of the whole model, each counted once; all ranks must call this."""
+    held = gather_objects({name: p.numel() for name, p in rung.named_parameters().items()})
+    return sum({name: count for part in held for name, count in part.items()}.values())

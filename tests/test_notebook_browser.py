@@ -1,0 +1,196 @@
+"""JupyterLab in headless Chromium: the live view as a learner meets it.
+
+Debian's Chromium is used (``apt-get install chromium``); nothing is downloaded, and no page may leave the machine.
+"""
+
+import subprocess
+import sys
+
+import nbformat
+import pytest
+from labserver import lab
+from project import fresh_copy
+from setup_system import find, install_line
+
+CHROMIUM = find("chromium")
+pytestmark = pytest.mark.skipif(not CHROMIUM, reason=f"no Chromium; {install_line(['chromium'])}")
+
+FLAGS = [
+    "--no-sandbox",  # CI runs as root, where Chromium refuses its sandbox
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+WAIT = 30_000  # ms
+OUTPUT = ".jp-OutputArea"
+
+FOLLOW = """
+import sys
+sys.path.insert(0, "../tests")
+from toyjob import ToyJob
+from mpdemo.notebook.view import follow
+job = ToyJob("../runs/NAME", steps=STEPS, pause=0.05, status=STATUS)
+await follow(job)
+"""
+AFTER = "print('AFTER', job.state)"
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    return fresh_copy(tmp_path_factory.mktemp("project"))
+
+
+@pytest.fixture(scope="module")
+def server(project):
+    with lab(project) as (url, token):
+        yield url, token
+
+
+@pytest.fixture(scope="module")
+def page(server, tmp_path_factory):
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch_persistent_context(
+            str(tmp_path_factory.mktemp("profile")),
+            executable_path=CHROMIUM,
+            headless=True,
+            args=FLAGS,
+            viewport={"width": 1280, "height": 900},
+        )
+        yield browser.pages[0]
+        browser.close()
+
+
+@pytest.fixture
+def outside(page, server):
+    """Every request that leaves the machine while the test runs."""
+    found = []
+
+    def note(request):
+        if not request.url.startswith((server[0], "data:", "blob:")):
+            found.append(request.url)
+
+    page.on("request", note)
+    yield found
+    page.remove_listener("request", note)
+    assert not found
+
+
+def write(project, name, cells):
+    """Write a notebook with these code cells."""
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell.strip()) for cell in cells])
+    notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
+    (project / "notebooks").mkdir(exist_ok=True)
+    nbformat.write(notebook, project / "notebooks" / name)
+
+
+def open_notebook(page, server, name, run=False):
+    """Open a notebook in a fresh workspace, wait for its kernel, and run all cells if asked."""
+    url, token = server
+    page.goto(f"{url}/lab/tree/notebooks/{name}?token={token}&reset")
+    page.wait_for_selector("text=Python 3 (ipykernel) | Idle", timeout=2 * WAIT)
+    if run:
+        page.get_by_role("menuitem", name="Run", exact=True).click()
+        page.get_by_text("Run All Cells", exact=True).click()
+
+
+def follow_cells(name, steps, status=0):
+    return [FOLLOW.replace("NAME", name).replace("STEPS", str(steps)).replace("STATUS", str(status)), AFTER]
+
+
+def saved(page, project, name):
+    """Save the notebook from the page and read the file."""
+    page.keyboard.press("Control+s")
+    page.wait_for_function("() => !document.querySelector('.jp-mod-dirty')", timeout=WAIT)
+    return nbformat.read(project / "notebooks" / name, as_version=4)
+
+
+def test_a_job_is_live_and_then_a_picture(page, server, project, outside):
+    write(project, "live.ipynb", follow_cells("live", 40))
+    open_notebook(page, server, "live.ipynb", run=True)
+    page.wait_for_selector(f"{OUTPUT} svg[role=img]", timeout=WAIT)
+    page.wait_for_selector(f"{OUTPUT} >> text=of 40, loss", timeout=WAIT)
+    assert page.locator("button.jupyter-button:has-text('Cancel')").is_enabled()
+    assert page.locator(f"{OUTPUT} >> text=AFTER").count() == 0  # the cell below waits for the job
+    page.wait_for_selector(f"{OUTPUT} >> text=AFTER done", timeout=WAIT)
+    assert page.locator(f"{OUTPUT} img[src^='data:image/png']").count() == 1
+    assert page.locator("button.jupyter-button:has-text('Cancel')").count() == 0
+    page.wait_for_timeout(500)
+    notebook = saved(page, project, "live.ipynb")
+    assert "widgets" not in notebook.metadata
+    forms = [set(output.data) for output in notebook.cells[0].outputs]
+    assert forms == [{"text/plain", "image/png"}]
+
+
+def test_the_cancel_button_works_while_the_cell_runs(page, server, project, outside):
+    write(project, "cancel.ipynb", follow_cells("cancel", 4000))
+    open_notebook(page, server, "cancel.ipynb", run=True)
+    page.wait_for_selector(f"{OUTPUT} svg[role=img]", timeout=WAIT)
+    page.locator("button.jupyter-button:has-text('Cancel')").click()
+    page.wait_for_selector(f"{OUTPUT} >> text=the cells below were not run", timeout=WAIT)
+    assert page.locator(f"{OUTPUT} >> text=AFTER").count() == 0
+    assert page.locator(f"{OUTPUT} >> text=Traceback").count() == 0
+
+
+def test_the_interrupt_button_cancels_the_job(page, server, project, outside):
+    write(project, "interrupt.ipynb", follow_cells("interrupt", 4000))
+    open_notebook(page, server, "interrupt.ipynb", run=True)
+    page.wait_for_selector(f"{OUTPUT} svg[role=img]", timeout=WAIT)
+    page.locator("[data-command='notebook:interrupt-kernel']").first.click()
+    page.wait_for_selector(f"{OUTPUT} >> text=the cells below were not run", timeout=WAIT)
+    assert page.locator(f"{OUTPUT} >> text=AFTER").count() == 0
+
+
+def test_a_failed_job_keeps_the_end_of_its_log(page, server, project, outside):
+    write(project, "failed.ipynb", follow_cells("failed", 5, status=3))
+    open_notebook(page, server, "failed.ipynb", run=True)
+    page.wait_for_selector(f"{OUTPUT} >> text=AFTER failed", timeout=WAIT)
+    assert page.locator(f"{OUTPUT} pre >> text=the last line").count() == 1
+
+
+def test_a_difference_with_dollars_is_no_formula(page, server, project, outside):
+    shown = "diff('first $A and $B\\n', 'second $A and $B $C and $D\\n')"
+    write(project, "dollars.ipynb", [f"from mpdemo.notebook.show import diff\n{shown}", "print('AFTER')"])
+    open_notebook(page, server, "dollars.ipynb", run=True)
+    page.wait_for_selector(f"{OUTPUT} >> text=AFTER", timeout=WAIT)
+    page.wait_for_timeout(1500)  # formulas are typeset later
+    assert page.locator(f"{OUTPUT} table").count() == 1
+    assert page.locator(f"{OUTPUT} mjx-container").count() == 0
+
+
+REAL = """
+from mpdemo.jobs import JobSpec, submit, train_command
+from mpdemo.notebook.view import follow
+out = "runs/real"
+command = train_command(rung="ddp", model="convnet", batch_size=128, epochs=100, log_every=2, out=out)
+job = submit(JobSpec(name="real", command=command, out=out, processes_per_node=2))
+await follow(job)
+"""
+
+
+def test_a_real_training_is_followed_live_and_cancelled(page, server, project, outside):
+    write(project, "real.ipynb", [REAL, AFTER])
+    open_notebook(page, server, "real.ipynb", run=True)
+    page.wait_for_selector(f"{OUTPUT} svg[role=img]", timeout=4 * WAIT)  # two processes import PyTorch first
+    page.wait_for_selector(f"{OUTPUT} >> text=/step [0-9]+.*, loss .* images/", timeout=WAIT)
+    page.locator("button.jupyter-button:has-text('Cancel')").click()
+    page.wait_for_selector(f"{OUTPUT} >> text=the cells below were not run", timeout=WAIT)
+    assert page.locator(f"{OUTPUT} img[src^='data:image/png']").count() == 1
+    assert page.locator(f"{OUTPUT} >> text=AFTER").count() == 0
+    attached = f"import os, sys; os.chdir({str(project)!r}); sys.path.insert(0, '.'); "
+    attached += "from mpdemo.jobs import attach; print(attach('runs/real').state)"
+    done = subprocess.run([sys.executable, "-c", attached], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "cancelled\n", done.stderr
+
+
+def test_a_notebook_of_the_course_shows_its_saved_pictures(page, server, outside, tmp_path):
+    open_notebook(page, server, "03_ddp.ipynb")
+    picture = page.locator(f"{OUTPUT} img[src^='data:image/png']").first
+    picture.wait_for(timeout=WAIT)
+    assert picture.evaluate("image => image.naturalWidth") > 720
+    page.screenshot(path=tmp_path / "03_ddp.png")
+    assert (tmp_path / "03_ddp.png").stat().st_size > 50_000  # an empty page has a tenth of it

@@ -1,0 +1,130 @@
+"""Figures: pictures that can be read, lines of text that a test can compare, and no number made up."""
+
+import base64
+import math
+import struct
+
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+from mpdemo.errors import UserError
+from mpdemo.notebook import plots
+from mpdemo.notebook.plots import style
+from mpdemo.notebook.plots.canvas import Canvas
+from mpdemo.notebook.plots.pictures import PICTURES
+
+ROWS = [
+    {"event": "step", "step": step, "loss": 2.3 * math.exp(-step / 20), "time": 0.5 * step} for step in range(1, 41)
+]
+ROWS.append({"event": "epoch", "epoch": 0, "train_loss": 1.0, "validation_accuracy": 0.9})
+LADDER = [
+    {"rung": "single", "form": "", "processes": 1, "speedup": 1.0, "bound": None},
+    {"rung": "ddp", "form": "per-device", "processes": 2, "speedup": 1.75, "bound": 1.88},
+]
+STEP = {
+    "forward": 0.15,
+    "backward": 0.56,
+    "buckets": [{"mib": 9.0, "ready": 0.2, "reduced": 0.25}, {"mib": 25.3, "ready": 0.5, "reduced": 0.55}],
+}
+
+
+def size(bundle):
+    """Return the picture's width and height in points, read from the PNG's own header."""
+    data = base64.b64decode(bundle.data["image/png"])
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    return struct.unpack(">II", data[16:24])
+
+
+def shown():
+    yield from (plots.picture(name) for name in PICTURES)
+    yield plots.curves({"single": ROWS, "ddp": ROWS})
+    yield plots.ladder(LADDER)
+    yield plots.buckets(STEP)
+    yield plots.bars(
+        {"compute": {"forward": 0.1, "backward": 0.2}, "loader": {"forward": 0.05}}, "time a step (s)", bound=0.25
+    )
+
+
+def texts(axes):
+    """Return everything written on the axes."""
+    legend = axes.get_legend()
+    labels = [axes.xaxis.label, axes.yaxis.label, axes.title]
+    for axis in (axes.xaxis, axes.yaxis):
+        low, high = sorted(axis.get_view_interval())  # labels beyond it are not drawn
+        placed = zip(axis.get_ticklocs(), axis.get_ticklabels(), strict=True)
+        labels += [label for place, label in placed if low <= place <= high]
+    found = [*axes.texts, *(labels if axes.axison else []), *(legend.get_texts() if legend else [])]
+    return [text for text in found if text.get_text().strip()]
+
+
+@pytest.mark.parametrize("bundle", list(shown()), ids=repr)
+def test_every_text_is_inside_the_figure_and_on_no_other_text(bundle):
+    figure = bundle.figure
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    figure.draw_without_rendering()
+    boxes = [(text.get_text(), text.get_window_extent(renderer)) for text in texts(figure.axes[0])]
+    assert boxes
+    for text, box in boxes:
+        assert box.x0 >= 0 and box.y0 >= 0, f"{text!r} leaves the figure"
+        assert box.x1 <= figure.bbox.width and box.y1 <= figure.bbox.height, f"{text!r} leaves the figure"
+    for index, (text, box) in enumerate(boxes):
+        for other, rest in boxes[index + 1 :]:
+            assert not box.padded(-1).overlaps(rest), f"{text!r} lies on {other!r}"
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_pictures_say_what_they_show_and_are_the_same_every_time(name):
+    one, two = plots.picture(name), plots.picture(name)
+    assert repr(one).startswith("picture: ") and len(repr(one)) > 40
+    assert one.data == two.data
+    width, _ = size(one)
+    assert one.metadata["image/png"]["width"] == 720 and width == 720 * style.DENSITY
+
+
+def test_the_background_is_opaque_and_the_ink_has_contrast():
+    def luminance(colour):
+        channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    def contrast(a, b):
+        low, high = sorted((luminance(a), luminance(b)))
+        return (high + 0.05) / (low + 0.05)
+
+    assert contrast(style.INK, style.PAPER) >= 7
+    assert contrast(style.BLUE, style.PAPER) >= 4.5  # small blue text in the diagrams
+    figure = Canvas(10).figure
+    assert figure.get_facecolor()[3] == 1
+
+
+def test_curves_draw_the_rows_that_were_given():
+    bundle = plots.curves({"single": ROWS, "ddp": ROWS[:10]}, x="time")
+    assert repr(bundle) == "loss against time: single (40 points), ddp (10 points)"
+    axes = bundle.figure.axes[0]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("time (s)", "loss (nats an image)")
+    first, second = axes.get_lines()
+    assert list(first.get_xdata()) == [row["time"] - 0.5 for row in ROWS[:-1]]  # from the first row on
+    assert list(second.get_ydata()) == [row["loss"] for row in ROWS[:10]]
+    assert first.get_color() != second.get_color() and first.get_linestyle() != second.get_linestyle()
+
+
+def test_curves_without_rows_are_refused():
+    with pytest.raises(UserError, match="no rows with 'step' and 'loss' in ddp"):
+        plots.curves({"single": ROWS, "ddp": []})
+
+
+def test_texts_hold_no_measured_number():
+    assert repr(plots.ladder(LADDER)) == (
+        "speed-up beside its bound: single (1 process), ddp, per-device (2 processes)"
+    )
+    assert repr(plots.bars({"a": 1.234, "b": 2}, "time a step (s)")) == "time a step (s): a, b"
+
+
+def test_unknown_picture_lists_the_known():
+    with pytest.raises(UserError, match="no picture 'dpp'; there are: where_am_i, single"):
+        plots.picture("dpp")
+
+
+def test_a_picture_can_be_saved(tmp_path):
+    plots.ladder(LADDER).save(tmp_path / "ladder.png")
+    assert (tmp_path / "ladder.png").read_bytes()[1:4] == b"PNG"

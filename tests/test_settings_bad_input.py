@@ -1,0 +1,199 @@
+"""A user's mistake is one line on stderr that says what is allowed, and exit status 2; never a traceback."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from mpdemo.paths import root
+from mpdemo.settings import MODELS, RUNGS, Settings, checked
+
+
+@pytest.fixture
+def refused(run_mpdemo, tmp_path):
+    """Run ``python -m mpdemo train``, check that it ends as a mistake, and return the line."""
+
+    def run(*words, **environment):
+        if "--out" not in words:
+            words = (*words, "--out", str(tmp_path / "out"))
+        done = run_mpdemo("train", *words, **environment)
+        assert done.returncode == 2, done.stderr
+        assert done.stdout == ""
+        assert done.stderr.startswith("mpdemo: error: ") and done.stderr.count("\n") == 1, done.stderr
+        return done.stderr
+
+    return run
+
+
+def test_unknown_names(run_mpdemo, refused):
+    line = refused("--rung", "zero")
+    assert "'zero'" in line and all(rung in line for rung in RUNGS)
+    line = refused("--rung", "ddp", "--model", "vgg")
+    assert "'vgg'" in line and all(model in line for model in MODELS)
+    done = run_mpdemo("trian")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "'trian'" in done.stderr and "cluster" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "required: --rung"),
+        (["--rung", "ddp", "--batch-size", "many"], "--batch-size: invalid int value: 'many'"),
+        (["--rung", "ddp", "--epochs", "1", "--steps", "2"], "not allowed with argument --epochs"),
+        (["--rung", "single", "--faster"], "unrecognized arguments: --faster"),
+        (["--rung", "single", "--form", "per-device"], "no form 'per-device'; allowed: one-process"),
+        (["--rung", "single", "--batch-size", "0"], "--batch-size 0 is not allowed; allowed: 1 or more"),
+        (["--rung", "single", "--lr", "-1"], "--lr -1.0 is not allowed"),
+        (["--rung", "single", "--lr", "nan"], "--lr nan is not allowed"),
+        (["--rung", "single", "--processes", "2"], "was started as 2 processes; start 1"),
+        (["--rung", "single", "--epochs", "0"], "--epochs 0 is not allowed"),
+    ],
+)
+def test_settings(refused, words, said):
+    """The parser and the checks need no PyTorch, so they answer at once."""
+    assert said in refused(*words)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["ddp", "--batch-size", "10", "--processes", "3"], "10 (all processes together) does not divide by 3"),
+        (["data_parallel", "--batch-size", "9", "--devices", "2"], "9 (all processes together) does not divide by 2"),
+        (["pipeline", "--batch-size", "12", "--microbatches", "5"], "12 does not divide into 5 microbatches; allowed:"),
+        (["pipeline", "--microbatches", "1"], "1f1b needs at least as many microbatches as stages"),
+        (["pipeline", "--microbatches", "1", "--schedule", "gpipe"], "fewer than the 2 devices"),
+        (["pipeline", "--microbatches", "1", "--form", "one-process"], "fewer than the 2 devices"),
+        (["pipeline", "--microbatches", "2", "--schedule", "naive"], "naive runs the whole batch at once"),
+        (["pipeline", "--schedule", "gipe"], "'gipe'"),
+        (["pipeline", "--schedule", "zbv", "--stages-per-rank", "3"], "exactly 2 stages a rank, not 3"),
+        (["model_parallel", "--microbatches", "4"], "takes no --microbatches; allowed: rungs single and pipeline"),
+    ],
+)
+def test_batches_and_microbatches(refused, words, said):
+    assert said in refused("--rung", *words)
+
+
+ONE_PROCESS = ["--rung", "model_parallel", "--form", "one-process", "--model", "convnet"]
+WORLD = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29876"}
+IN_A_PROCESS = [  # words, environment, what is said
+    ([*ONE_PROCESS, "--devices", "4"], {}, "4 stages do not fit a model of 3 blocks; allowed: 1 to 3"),
+    ([*ONE_PROCESS, "--cut", "layer7"], {}, "cannot cut after 'layer7'"),
+    (["--rung", "single", "--dataset", "mnist", "--data", "{tmp}/empty"], {}, "is empty; expected: PATH/MNIST/raw"),
+    (["--rung", "single", "--precision", "fp16"], {}, "fp16 is many times slower than fp32 on a CPU"),
+    (["--rung", "single", "--batch-size", "5000"], {}, "batch of 5000 images, but only 1536 to train on"),
+    (["--rung", "single", "--out", "{tmp}/file/run"], {}, "cannot write to --out"),
+    (["--rung", "single", "--resume", "{tmp}/empty"], {}, "no checkpoint in {tmp}/empty/checkpoints"),
+    (["--rung", "single", "--out", "{tmp}/old"], {}, "holds the checkpoints of a run; --resume"),
+    (["--rung", "single", "--resume", "{tmp}/old"], {}, "not a checkpoint of mpdemo or is damaged"),
+    (["--rung", "ddp", "--processes", "3"], WORLD, "--processes 3 contradicts the launcher's 2"),
+    (["--rung", "data_parallel"], WORLD, "was started as 2 processes; start 1"),
+    (["--rung", "ddp"], WORLD | {"RANK": "2"}, "RANK=2 is not below WORLD_SIZE=2"),
+    (["--rung", "ddp"], {"RANK": "0"}, "missing: WORLD_SIZE"),
+    (["--rung", "ddp"], {k: v for k, v in WORLD.items() if k[:6] != "MASTER"}, "MASTER_ADDR and MASTER_PORT not set"),
+]
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    """How the commands of IN_A_PROCESS ended; they share one import of PyTorch."""
+    tmp = tmp_path_factory.mktemp("bad")
+    (tmp / "empty").mkdir()
+    (tmp / "file").write_text("")
+    (tmp / "old" / "checkpoints").mkdir(parents=True)
+    (tmp / "old" / "checkpoints" / "step-000004.pt").write_text("damaged")
+    cases = []
+    for words, environment, _ in IN_A_PROCESS:
+        words = ["train", *(word.format(tmp=tmp) for word in words)]
+        words += [] if "--out" in words else ["--out", str(tmp / "out")]
+        cases.append({"words": words, "environment": environment})
+    (tmp / "cases").write_text(json.dumps(cases))
+    command = [sys.executable, "tests/programs/commands.py", str(tmp / "cases")]
+    environment = {**os.environ, "PYTHONPATH": str(root())}
+    subprocess.run(command, cwd=root(), env=environment, check=True, timeout=120)
+    return tmp, json.loads((tmp / "cases.results").read_text())
+
+
+@pytest.mark.parametrize("number", range(len(IN_A_PROCESS)), ids=[said for _, _, said in IN_A_PROCESS])
+def test_what_a_process_sees(ended, number):
+    tmp, results = ended
+    status, stdout, stderr = results[number]
+    assert (status, stdout) == (2, ""), stderr
+    assert stderr.startswith("mpdemo: error: ") and stderr.count("\n") == 1
+    assert IN_A_PROCESS[number][2].format(tmp=tmp) in stderr
+
+
+def test_data_folder_missing(refused, tmp_path):
+    line = refused("--rung", "single", "--dataset", "folder", "--data", str(tmp_path / "no"))
+    assert "no does not exist; expected: PATH/train/CLASS/*.jpg" in line
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["pipeline", "--model", "convnet", "--schedule", "zbv"], "4 stages do not fit a model of 3 blocks"),
+        (["ddp", "--out", "{tmp}/file/run"], "cannot write to --out"),  # only rank 0 writes
+    ],
+)
+def test_what_only_the_workers_see_is_said_once(refused, tmp_path, words, said):
+    (tmp_path / "file").write_text("")
+    words = [word.format(tmp=tmp_path) for word in words]
+    assert said in refused("--rung", *words, "--processes", "2")
+
+
+def test_port_in_use(refused):
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = str(holder.getsockname()[1])
+        line = refused("--rung", "ddp", **WORLD | {"MASTER_PORT": port})
+    assert f"port {port} on 127.0.0.1 is in use; set MASTER_PORT to another one" in line
+
+
+@pytest.mark.parametrize("words", [["single"], ["ddp", "--processes", "2"]], ids=["one", "two"])
+def test_torch_and_torchvision_do_not_fit(refused, tmp_path, words):
+    (tmp_path / "torchvision").mkdir()
+    (tmp_path / "torchvision" / "__init__.py").write_text(
+        "raise RuntimeError('operator torchvision::nms does not exist')"
+    )
+    line = refused("--rung", *words, PYTHONPATH=str(tmp_path))
+    assert "operator torchvision::nms does not exist" in line
+    assert "install both from the same index: pip install" in line
+
+
+TWO_GPUS = """
+import torch
+torch.cuda.is_available = lambda: True
+torch.cuda.device_count = lambda: 2
+torch.cuda.set_device = lambda index: None
+"""
+
+
+def test_more_ranks_than_gpus(refused, tmp_path):
+    """On a machine that claims two GPUs: three processes, and the third rank of a launcher."""
+    (tmp_path / "sitecustomize.py").write_text(TWO_GPUS)
+    line = refused("--rung", "ddp", "--processes", "3", "--batch-size", "12", PYTHONPATH=str(tmp_path))
+    assert "3 processes need 3 GPUs, 2 visible" in line
+    world = WORLD | {"RANK": "2", "LOCAL_RANK": "2", "WORLD_SIZE": "3"}
+    line = refused("--rung", "ddp", "--batch-size", "12", **world, PYTHONPATH=str(tmp_path))
+    assert "local rank 2 has no GPU of its own: 3 processes on this node, 2 GPUs visible" in line
+
+
+def test_settings_go_through_the_command_line():
+    """The words that `Settings.arguments` gives are read back as the same settings."""
+    import argparse
+
+    from mpdemo.training.arguments import add_arguments, from_args
+
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    for settings in (
+        Settings(rung="pipeline", model="resnet18", schedule="zbv", microbatches=8, cut="1,2,3", timeline=True),
+        Settings(rung="ddp", lr=0.5, steps=7, resume="runs/x", seed=0, log_every=1),
+        checked(Settings(rung="ddp", processes=3, batch_size=12)),
+        checked(Settings(rung="pipeline", form="one-process", devices=3, steps=4, batch_size=12)),
+    ):
+        assert from_args(parser.parse_args(settings.arguments())) == settings

@@ -1,0 +1,466 @@
+"""The loop: what it writes, and that a training stopped anywhere goes on as if nothing had happened, in any rung."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mpdemo.data import make_jpeg_folder
+from mpdemo.errors import UserError
+from mpdemo.paths import root
+from mpdemo.settings import Settings, checked
+from mpdemo.training import checkpoint
+from mpdemo.training.loop import train
+from mpdemo.world.env import World
+
+ROUNDING = 2e-5  # float32, summed in another order
+
+
+@pytest.fixture(scope="session")
+def jpegs(tmp_path_factory):
+    """40 training and 10 validation images: 5 steps an epoch in batches of 8."""
+    path = tmp_path_factory.mktemp("jpegs")
+    make_jpeg_folder(path, images=4, size=72)
+    return path
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    """Train in this process, one core, in folders of `tmp_path`: run("name", **settings) -> its folder."""
+    return lambda name, **settings: run_here(tmp_path / name, **settings)
+
+
+def run_here(out, **settings):
+    torch.set_num_threads(1)
+    assert train(checked(Settings(out=str(out), **settings)), World()) == 0
+    return out
+
+
+def run_world(folder, processes, runs):
+    """Train a list of runs in one world of processes."""
+    (folder / "runs.json").write_text(json.dumps(runs))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    command += ["tests/programs/training.py", str(folder / "runs.json")]
+    environment = {**os.environ, "PYTHONPATH": str(root()), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=root(), capture_output=True, text=True, timeout=200, env=environment)
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+def lines(out, event):
+    rows = [json.loads(line) for line in (Path(out) / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if row["event"] == event]
+
+
+def losses(out):
+    """Loss by step; each step stands there once."""
+    rows = lines(out, "step")
+    found = {row["step"]: row["loss"] for row in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+def epochs(out):
+    """The epochs' results, without the times."""
+    return [{k: v for k, v in row.items() if k not in ("images_per_second", "time")} for row in lines(out, "epoch")]
+
+
+def summary(out):
+    return json.loads((Path(out) / "summary.json").read_text())
+
+
+def far(found, wanted):
+    """The largest relative difference of two rows of losses by step."""
+    assert found.keys() == wanted.keys()
+    return max(abs(found[step] - wanted[step]) / abs(wanted[step]) for step in wanted)
+
+
+def after(found, step):
+    return {k: v for k, v in found.items() if k > step}
+
+
+def test_what_a_run_writes(runs):
+    out = runs("run", model="toy", batch_size=512, epochs=2, log_every=2)
+    start, *rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert (start["event"], start["step"], start["steps"]) == ("start", 0, 6)
+    assert [(r["event"], r["step"], r["epoch"]) for r in rows] == [
+        ("step", 1, 0), ("step", 2, 0), ("step", 3, 0), ("epoch", 3, 0),
+        ("step", 4, 1), ("step", 5, 1), ("step", 6, 1), ("epoch", 6, 1),
+    ]  # fmt: skip
+    assert set(rows[0]) == {"event", "step", "epoch", "loss", "images_per_second", "time"}
+    assert set(rows[3]) == {"event", "step", "epoch", "train_loss", "train_accuracy", "validation_loss",
+                            "validation_accuracy", "images_per_second", "time"}  # fmt: skip
+    times = [row["time"] for row in rows]
+    assert times == sorted(times) and abs(times[-1] - time.time()) < 60
+    assert all(row["images_per_second"] > 0 for row in rows)
+    assert rows[3]["train_loss"] == pytest.approx(sum(r["loss"] for r in rows[:3]) / 3)
+    assert 0 <= rows[7]["validation_accuracy"] <= 1 and (rows[7]["validation_accuracy"] * 261) % 1 < 1e-6
+    told = summary(out)
+    assert told["settings"]["batch_size"] == 512 and told["settings"]["rung"] == "single"
+    assert told["environment"]["torch"] == torch.__version__ and told["environment"]["device"] == "cpu core"
+    assert len(told["environment"]["hosts"]) == len(told["peak_memory_mib"]) == told["world_size"] == 1
+    assert 50 < told["peak_memory_mib"][0] < 20_000
+    assert (told["steps"], told["epochs"], told["images"], told["stopped"]) == (6, 2, 3072, False)
+    assert (told["loss"], told["validation_loss"]) == (rows[6]["loss"], rows[7]["validation_loss"])
+    assert told["parameters"] == 28 * 28 * 32 + 32 + 2 * (32 * 32 + 32) + 32 * 10 + 10
+
+
+def test_it_learns(runs):
+    out = runs("run", model="convnet", batch_size=64, epochs=2, lr=0.02)
+    assert epochs(out)[-1]["validation_accuracy"] > 0.9
+    assert epochs(out)[1]["train_loss"] < epochs(out)[0]["train_loss"] / 2
+
+
+def test_same_seed_same_losses(runs, jpegs):
+    jpeg = {"model": "convnet", "dataset": "folder", "data": str(jpegs), "image_size": 32, "batch_size": 8}
+    one, two, other = (runs(f"run{i}", **jpeg, seed=seed) for i, seed in enumerate((3, 3, 4)))
+    assert losses(one) == losses(two) and epochs(one) == epochs(two)
+    assert losses(one) != losses(other)
+
+
+def test_steps_end_a_run_within_an_epoch(runs):
+    out = runs("run", model="toy", batch_size=512, steps=4)
+    assert list(losses(out)) == [1, 2, 3, 4]
+    assert [row["step"] for row in epochs(out)] == [3, 4]
+
+
+def test_a_new_run_keeps_the_last_ones_metrics(runs):
+    runs("run", model="toy", batch_size=512, steps=2)
+    out = runs("run", model="toy", batch_size=512, steps=1)
+    assert list(losses(out)) == [1]
+    assert (out / "metrics.previous.jsonl").read_text().count('"event": "step"') == 2
+
+
+# resuming
+
+
+@pytest.fixture(scope="module")
+def jpeg(jpegs):
+    """Settings of ten steps in two epochs, on images that are decoded and augmented."""
+    return {"dataset": "folder", "data": str(jpegs), "image_size": 32, "batch_size": 8, "log_every": 3}
+
+
+@pytest.mark.parametrize("stop", [3, 5, 7, 10], ids=["mid-epoch", "end of epoch", "second epoch", "end"])
+def test_resumed_equals_uninterrupted(runs, jpeg, stop):
+    """Exactly, into the run's own folder: losses, epochs' averages, final weights; nothing stands there twice."""
+    common = {"model": "convnet", "epochs": 2, **jpeg}
+    whole = runs("whole", **common, checkpoint_every=10)
+    part = runs("part", **common | {"epochs": None}, steps=stop, checkpoint_every=stop)
+    assert list(losses(part)) == list(range(1, stop + 1))
+    runs("part", **common, resume=str(part), checkpoint_every=10)
+    assert losses(part) == losses(whole)
+    assert epochs(part) == epochs(whole)
+    assert summary(part)["validation_loss"] == summary(whole)["validation_loss"]
+    assert summary(part)["loss"] == summary(whole)["loss"]
+    ends = [checkpoint.read(checkpoint.newest(out)) for out in (part, whole)]
+    assert all(torch.equal(ends[0]["model"][name], ends[1]["model"][name]) for name in ends[1]["model"])
+
+
+def test_resume_goes_back_to_the_checkpoint(runs, jpeg):
+    """A run that died two steps after its checkpoint: those two are done again, and stand there once."""
+    out = runs("run", model="toy", steps=8, checkpoint_every=6, **jpeg)
+    with (out / "metrics.jsonl").open("a") as file:
+        file.write('{"event": "step", "st')  # it died while it wrote
+    whole = runs("whole", model="toy", epochs=2, **jpeg)
+    runs("run", model="toy", epochs=2, resume=str(out), **jpeg)
+    assert losses(out) == losses(whole) and epochs(out) == epochs(whole)
+
+
+def test_resume_into_another_folder(runs, jpeg):
+    old = runs("old", model="toy", steps=6, checkpoint_every=6, **jpeg)
+    before = (old / "metrics.jsonl").read_text()
+    new = runs("new", model="toy", steps=8, resume=str(old), **jpeg)
+    assert list(losses(new)) == [7, 8]
+    assert (old / "metrics.jsonl").read_text() == before
+
+
+def test_learning_rate_schedule_is_resumed(runs):
+    """A tenth after 20 epochs, also where the run was stopped in between."""
+    common = {"model": "toy", "batch_size": 1536, "lr": 0.5}
+    whole = runs("whole", **common, epochs=22, checkpoint_every=22)
+    part = runs("part", **common, steps=19, checkpoint_every=19)
+    runs("part", **common, epochs=22, resume=str(part), checkpoint_every=22)
+    assert losses(part) == losses(whole)
+    for out in (whole, part):
+        assert checkpoint.read(checkpoint.newest(out))["scheduler"]["_last_lr"] == [pytest.approx(0.05)]
+
+
+PARTS = {  # one training of ten steps, handed from rung to rung
+    3: {"rung": "single"},
+    5: {"rung": "pipeline", "schedule": "zbv", "microbatches": 4},
+    7: {"rung": "ddp"},
+    8: {"rung": "model_parallel", "cut": "linear1"},
+    9: {"rung": "pipeline", "form": "one-process", "microbatches": 2, "cut": "linear2"},
+    10: {"rung": "data_parallel"},
+}
+BOTH = {"ddp": {"rung": "ddp"}, "pipeline": {"rung": "pipeline", "microbatches": 4, "cut": "layer1"}}
+WORLD = {  # ResNet-50 in every rung of a process a device
+    "ddp": {"rung": "ddp", "norm": "group"},
+    "model_parallel": {"rung": "model_parallel", "cut": "layer2.3"},
+    "1f1b": {"rung": "pipeline", "microbatches": 4, "cut": "layer2.3"},
+    "gpipe": {"rung": "pipeline", "microbatches": 4, "schedule": "gpipe"},
+    "interleaved-1f1b": {"rung": "pipeline", "microbatches": 4, "schedule": "interleaved-1f1b"},
+    "interleaved-zero-bubble": {"rung": "pipeline", "microbatches": 4, "schedule": "interleaved-zero-bubble"},
+    "zbv": {"rung": "pipeline", "microbatches": 4, "schedule": "zbv"},
+}
+HERE = {
+    "single": {"rung": "single"},
+    "single in microbatches": {"rung": "single", "microbatches": 4},
+    "single with group norm": {"rung": "single", "norm": "group"},
+    "data_parallel": {"rung": "data_parallel", "norm": "group"},
+    "model_parallel one process": {"rung": "model_parallel", "form": "one-process", "cut": "layer2.3"},
+    "pipeline one process": {"rung": "pipeline", "form": "one-process", "microbatches": 4},
+}
+
+
+def handed_on(folder, jpeg):
+    """The settings of PARTS: each stops at its step with a checkpoint, from which the next goes on."""
+    runs, before = {}, None
+    for stop, rung in PARTS.items():
+        resume = {"resume": str(folder / f"to-{before}")} if before else {}
+        out = str(folder / f"to-{stop}")
+        runs[stop] = {"model": "toy", "steps": stop, "checkpoint_every": stop, "out": out, **rung, **resume, **jpeg}
+        before = stop
+    return runs
+
+
+def resnet50(jpegs, rung, out):
+    common = {"model": "resnet50", "dataset": "folder", "data": str(jpegs), "image_size": 64, "batch_size": 8}
+    return {**common, "steps": 2, "log_every": 1, **rung, "out": str(out)}
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory, jpegs):
+    """All runs of two processes in one world; returns the folder of their folders."""
+    folder = tmp_path_factory.mktemp("world")
+    jpeg = {"dataset": "folder", "data": str(jpegs), "image_size": 32, "batch_size": 8, "log_every": 3}
+    parts = handed_on(folder, jpeg)
+    train(checked(Settings(**parts[3])), World())
+    todo = [parts[stop] for stop in (5, 7, 8)]
+    for name, rung in BOTH.items():
+        common = {"model": "convnet", **rung, **jpeg}
+        part = str(folder / f"{name}-part")
+        todo += [
+            {**common, "epochs": 2, "checkpoint_every": 10, "out": str(folder / f"{name}-whole")},
+            {**common, "steps": 7, "checkpoint_every": 7, "out": part},
+            {**common, "epochs": 2, "out": part, "resume": part},
+        ]
+    todo += [resnet50(jpegs, rung, folder / f"resnet50 {name}") for name, rung in WORLD.items()]
+    run_world(folder, 2, todo)
+    return folder
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_resumed_world_equals_uninterrupted(world, name):
+    """Two processes, mid-epoch, batch norm, augmented JPEG files: the very same losses and validation."""
+    part, whole = world / f"{name}-part", world / f"{name}-whole"
+    assert list(losses(whole)) == list(range(1, 11))
+    assert losses(part) == losses(whole)
+    assert epochs(part) == epochs(whole)
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_world_validates_what_it_saves(world, runs, jpeg, name):
+    """One process that only validates the world's last checkpoint finds the world's own result, batch norm and all."""
+    whole = world / f"{name}-whole"
+    alone = runs("alone", model="convnet", epochs=2, resume=str(whole), **jpeg)
+    assert losses(alone) == {}
+    found, wanted = epochs(alone)[0], epochs(whole)[1]
+    assert found["validation_loss"] == pytest.approx(wanted["validation_loss"], rel=ROUNDING)
+    assert found["validation_accuracy"] == wanted["validation_accuracy"]
+
+
+def test_any_rung_resumes_any_rungs_checkpoint(world, runs, jpegs, jpeg):
+    """One training handed from rung to rung has the losses of one that nobody interrupted."""
+    parts = handed_on(world, jpeg)
+    for stop in (9, 10):
+        train(checked(Settings(**parts[stop])), World())
+    whole = losses(runs("whole", model="toy", epochs=2, **jpeg))
+    together = {step: loss for stop in PARTS for step, loss in losses(parts[stop]["out"]).items()}
+    assert far(together, whole) < ROUNDING
+
+
+@pytest.fixture(scope="session")
+def resnets(world, jpegs):
+    """ResNet-50 from a JPEG folder in every rung and form: name -> run folder."""
+    found = {name: world / f"resnet50 {name}" for name in WORLD}
+    for name, rung in HERE.items():
+        found[name] = world / f"resnet50 {name}"
+        train(checked(Settings(**resnet50(jpegs, rung, found[name]))), World())
+    return found
+
+
+@pytest.mark.parametrize("name", [*WORLD, *HERE])
+def test_resnet50_from_jpegs(resnets, name):
+    """Trains, and starts as the single device does that sees the same microbatches."""
+    rung = (WORLD | HERE)[name]
+    like = "single with group norm" if rung.get("norm") else "single in microbatches" if "microbatches" in rung else ""
+    found, wanted = losses(resnets[name]), losses(resnets[like or "single"])
+    assert list(found) == [1, 2] and all(map(math.isfinite, found.values()))
+    assert found[1] == pytest.approx(wanted[1], rel=ROUNDING)
+    assert found[2] == pytest.approx(wanted[2], rel=1e-2)  # batch norm on two images multiplies rounding errors
+    told = summary(resnets[name])
+    assert told["parameters"] == 23_528_522
+    assert told["world_size"] == (2 if name in WORLD else 1) == len(told["peak_memory_mib"])
+    assert epochs(resnets[name])[0]["validation_loss"] > 0
+
+
+# checkpoints as files
+
+
+def state(step):
+    return {"model": {"w": torch.full((3,), float(step))}, "optimizer": {}, "scheduler": {}, "settings": {}, "epoch": 0,
+            "step": step, "seen": [], "random": []}  # fmt: skip
+
+
+KILLED = """
+import os, pathlib, signal, sys
+sys.path.insert(0, "tests")
+from test_training import state
+from mpdemo.training.checkpoint import write
+write(sys.argv[1] + "/checkpoints", state(1))
+pathlib.Path.replace = lambda *names: os.kill(os.getpid(), signal.SIGKILL)
+write(sys.argv[1] + "/checkpoints", state(2))
+"""
+
+
+def test_killed_while_writing(tmp_path):
+    """Killed between the new file and its name: the older one counts, and the next one sweeps up."""
+    environment = {**os.environ, "PYTHONPATH": str(root())}
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], cwd=root(), env=environment, timeout=100)
+    folder = tmp_path / "checkpoints"
+    assert done.returncode == -signal.SIGKILL
+    assert sorted(path.name for path in folder.iterdir()) == ["step-000001.pt", "step-000002.tmp"]
+    assert checkpoint.read(checkpoint.newest(tmp_path))["step"] == 1
+    checkpoint.write(folder, state(3))
+    assert sorted(path.name for path in folder.iterdir()) == ["step-000001.pt", "step-000003.pt"]
+
+
+def test_two_newest_are_kept(tmp_path):
+    for step in (5, 999_999, 1_000_000, 1_000_001):
+        checkpoint.write(tmp_path / "checkpoints", state(step))
+    kept = checkpoint.in_order(tmp_path / "checkpoints")
+    assert [path.name for path in kept] == ["step-1000000.pt", "step-1000001.pt"]
+    assert checkpoint.newest(tmp_path) == kept[-1]
+
+
+class Code:
+    """Unpickled by a careless reader, this would make a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("how", ["half", "empty", "noise", "other", "code"])
+def test_damaged_checkpoint(tmp_path, how):
+    path = checkpoint.write(tmp_path / "checkpoints", state(4))
+    whole = path.read_bytes()
+    if how == "other":
+        torch.save({"weights": torch.zeros(3)}, path)
+    elif how == "code":
+        torch.save(state(4) | {"seen": Code(tmp_path / "made")}, path)
+    else:
+        path.write_bytes({"half": whole[: len(whole) // 2], "empty": b"", "noise": os.urandom(500)}[how])
+    with pytest.raises(UserError, match="not a checkpoint of mpdemo or is damaged") as refusal:
+        checkpoint.read(path)
+    assert str(path) in str(refusal.value) and "\n" not in str(refusal.value)
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"model": "convnet"}, "--model toy, not convnet"),
+        ({"batch_size": 256}, "--batch-size 512, not 256"),
+        ({"seed": 1}, "--seed 0, not 1"),
+        ({"lr": 0.1}, "--lr 0.01, not 0.1"),
+    ],
+)
+def test_resume_as_another_training_is_refused(runs, change, said):
+    out = runs("run", model="toy", batch_size=512, steps=1, checkpoint_every=1)
+    with pytest.raises(UserError, match=said):
+        runs("other", **{"model": "toy", "batch_size": 512, "steps": 2} | change, resume=str(out))
+
+
+def test_a_weight_of_another_shape_is_refused(runs):
+    out = runs("run", model="toy", batch_size=512, steps=1, checkpoint_every=1)
+    path = checkpoint.newest(out)
+    changed = checkpoint.read(path)
+    changed["model"]["linear2.0.weight"] = torch.zeros(3)
+    torch.save(changed, path)
+    with pytest.raises(UserError, match="another model: linear2.0.weight"):
+        runs("other", model="toy", batch_size=512, steps=2, resume=str(out))
+
+
+# stopping and waiting
+
+
+@pytest.mark.parametrize("words", [["--rung", "single"], ["--rung", "ddp", "--processes", "2"]], ids=["one", "two"])
+def test_sigusr1_leaves_a_checkpoint(words, tmp_path, runs):
+    """Slurm's warning before the time limit: a checkpoint, exit status 3, and the resumed run is the same run."""
+    out = tmp_path / "run"
+    common = {"model": "toy", "batch_size": 128, "epochs": 10_000}
+    command = [sys.executable, "-m", "mpdemo", "train", *words, "--log-every", "1", "--out", str(out)]
+    command += Settings(**common).arguments()[2:]
+    environment = {**os.environ, "PYTHONPATH": str(root())}
+    child = subprocess.Popen(command, cwd=root(), env=environment, stderr=subprocess.PIPE, text=True)
+    try:
+        end = time.monotonic() + 60
+        while not (out / "metrics.jsonl").exists() or len(lines(out, "step")) < 2:
+            assert child.poll() is None, child.stderr.read()
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        child.send_signal(signal.SIGUSR1)
+        stderr = child.communicate(timeout=60)[1]
+    finally:
+        child.kill()
+    assert child.returncode == 3, stderr
+    assert "Traceback" not in stderr
+    stopped = max(losses(out))
+    assert checkpoint.newest(out).name == f"step-{stopped:06d}.pt"
+    assert summary(out)["stopped"] is True and summary(out)["steps"] == stopped
+    more = {**common, "epochs": None, "steps": stopped + 2}
+    assert far(losses(runs("run", **more, resume=str(out))), losses(runs("whole", **more))) < ROUNDING
+
+
+class CountWaits(TorchDispatchMode):
+    """Count what makes the host wait for the device: numbers fetched from tensors."""
+
+    def __init__(self, monkeypatch):
+        super().__init__()
+        self.count = 0
+        tolist = torch.Tensor.tolist
+
+        def counting(tensor):
+            self.count += 1
+            return tolist(tensor)
+
+        monkeypatch.setattr(torch.Tensor, "tolist", counting)
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        fetching = ("_local_scalar_dense", "nonzero", "equal", "masked_select", "unique")
+        self.count += any(name in str(function) for name in fetching)
+        return function(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("rung", ["single", "data_parallel", "model_parallel", "pipeline"])
+def test_the_loop_does_not_wait_every_step(runs, monkeypatch, rung):
+    """Forty steps more, the same number of waits."""
+    counts = []
+    for steps in (10, 50):
+        form = "one-process" if rung in ("model_parallel", "pipeline") else None
+        with CountWaits(monkeypatch) as waits:
+            runs(f"run{steps}", rung=rung, form=form, model="toy", batch_size=24, steps=steps, log_every=1000)
+        counts.append(waits.count)
+        monkeypatch.undo()
+    assert counts[0] == counts[1] > 0

@@ -1,0 +1,161 @@
+"""Who am I: the variables of torchrun, of Slurm's srun, of a real Slurm, and none."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from mpdemo.errors import UserError
+from mpdemo.paths import root
+from mpdemo.world.env import read_launcher, where_am_i
+
+TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+SRUN = {  # as Slurm 22.05 sets them; the real one is asked below
+    "SLURM_PROCID": "6",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "3",
+    "SLURM_NTASKS": "7",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_TASKS": "7",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x3),1",
+}
+ALONE = {"rank": 0, "world_size": 1, "local_rank": 0, "local_world_size": 1, "launcher": "none"}
+
+
+def place(found):
+    return tuple(found[name] for name in ("launcher", "rank", "world_size", "local_rank", "local_world_size"))
+
+
+def test_no_launcher():
+    assert read_launcher({}) == ALONE
+    assert read_launcher({"WORLD_SIZE": "4", "MASTER_ADDR": "node1"}) == ALONE  # what a shell may have kept
+    assert where_am_i({}).device == torch.device("cpu")
+
+
+def test_torchrun():
+    assert place(read_launcher(TORCHRUN)) == ("torchrun", 3, 4, 1, 2)
+    assert place(read_launcher(SRUN | TORCHRUN)) == ("torchrun", 3, 4, 1, 2)  # torchrun inside a Slurm job
+
+
+@pytest.mark.parametrize(("node", "here"), [(0, 2), (2, 2), (3, 1)])
+def test_srun_with_uneven_nodes(node, here):
+    assert place(read_launcher(SRUN | {"SLURM_NODEID": str(node)})) == ("slurm", 6, 7, 0, here)
+
+
+def test_srun_of_fewer_tasks_than_the_job():
+    """``srun --ntasks=2`` in a job of 7: the step counts."""
+    step = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_NODEID": "0"}
+    assert place(read_launcher(SRUN | step | {"SLURM_LOCALID": "1"})) == ("slurm", 1, 2, 1, 2)
+
+
+@pytest.mark.parametrize("step", [None, "4294967291", "4294967290"], ids=["no step", "batch", "interactive"])
+def test_batch_script_is_no_task(step):
+    environ = {k: v for k, v in SRUN.items() if not k.startswith("SLURM_STEP")} | {"SLURM_PROCID": "0"}
+    if step:
+        environ |= {"SLURM_STEP_ID": step, "SLURM_STEP_NUM_TASKS": "1"}
+    assert read_launcher(environ) == ALONE
+
+
+def test_shell_in_a_terminal_is_no_task():
+    """``srun --pty bash``: a user types there, and may start processes with --processes."""
+    one = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_NODEID": "0"}
+    assert read_launcher(SRUN | one)["launcher"] == "slurm"
+    assert read_launcher(SRUN | one | {"SLURM_PTY_PORT": "39959"}) == ALONE
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"RANK": "4"}, "RANK=4"),
+        ({"RANK": "-1"}, "RANK=-1"),
+        ({"WORLD_SIZE": None}, "missing: WORLD_SIZE"),
+        ({"LOCAL_RANK": None}, "missing: LOCAL_RANK"),
+        ({"RANK": "one"}, "'one'"),
+        ({"LOCAL_WORLD_SIZE": "many"}, "'many'"),
+        ({"LOCAL_RANK": "2"}, "LOCAL_RANK=2"),
+        ({"LOCAL_WORLD_SIZE": "5"}, "5 of 4"),
+    ],
+)
+def test_contradictions_are_refused(change, named):
+    environ = {k: v for k, v in (TORCHRUN | change).items() if v is not None}
+    with pytest.raises(UserError, match="torchrun|launcher") as refusal:
+        read_launcher(environ)
+    assert named in str(refusal.value)
+
+
+class FakeGPUs:
+    """Stands for torch.cuda on a node with `count` GPUs; the only thing here that is not real."""
+
+    def __init__(self, monkeypatch, count):
+        self.current = None
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+        monkeypatch.setattr(torch.cuda, "set_device", lambda index: setattr(self, "current", index))
+
+
+def test_gpu_of_the_local_rank(monkeypatch):
+    gpus = FakeGPUs(monkeypatch, 2)
+    world = where_am_i(TORCHRUN)
+    assert (world.device, gpus.current) == (torch.device("cuda", 1), 1)
+    assert "nccl" in world.backend
+
+
+def test_gpu_bound_by_slurm_is_number_0(monkeypatch):
+    FakeGPUs(monkeypatch, 1)
+    tasks = {"SLURM_LOCALID": "1", "SLURM_NODEID": "0", "SLURM_PROCID": "1"}
+    assert where_am_i(SRUN | tasks).device == torch.device("cuda", 0)
+
+
+def test_more_ranks_than_gpus(monkeypatch):
+    from mpdemo.training.command import check_gpus
+
+    FakeGPUs(monkeypatch, 1)
+    with pytest.raises(UserError, match="local rank 1 has no GPU.*2 processes on this node, 1 GPUs visible"):
+        where_am_i(TORCHRUN)
+    with pytest.raises(UserError, match="2 processes need 2 GPUs, 1 visible"):
+        check_gpus(2)
+
+
+CLAIM = """
+import json, os, torch
+from mpdemo.world.env import World, claim_cores
+second = World(rank=1, world_size=2, local_rank=1, local_world_size=2)
+allowed = sorted(os.sched_getaffinity(0))
+for count in (len(allowed), 1):
+    claim_cores(second, count)
+    print(json.dumps([allowed, sorted(os.sched_getaffinity(0)), torch.get_num_threads()]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="only Linux pins processes")
+def test_claim_cores():
+    """The second of two processes gets the second core; where there are too few cores nothing is pinned."""
+    done = subprocess.run([sys.executable, "-c", CLAIM], cwd=root(), capture_output=True, check=True)
+    too_many, one = map(json.loads, done.stdout.splitlines())
+    assert too_many == [too_many[0], too_many[0], 1]
+    allowed, pinned, threads = one
+    assert pinned == (allowed[1:2] if len(allowed) > 1 else allowed)
+    assert threads == 1
+
+
+JOB = f"""#!/bin/bash
+#SBATCH --nodes=2 --ntasks=3 --output={{out}}/log
+{sys.executable} {root()}/tests/programs/environ.py {{out}}
+srun {sys.executable} {root()}/tests/programs/environ.py {{out}}
+"""
+
+
+def test_real_slurm(cluster, tmp_path):
+    """The variables that Slurm itself sets in a batch script and in three tasks on two nodes."""
+    (tmp_path / "job.sh").write_text(JOB.format(out=tmp_path))
+    subprocess.run(["sbatch", "--wait", tmp_path / "job.sh"], check=True, capture_output=True, timeout=100)
+    found = [place(read_launcher(json.loads(file.read_text()))) for file in tmp_path.glob("*.json")]
+    assert sorted(found) == [
+        ("none", 0, 1, 0, 1),  # the batch script
+        ("slurm", 0, 3, 0, 2),
+        ("slurm", 1, 3, 1, 2),
+        ("slurm", 2, 3, 0, 1),
+    ]
