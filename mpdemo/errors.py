@@ -1,5 +1,24 @@
 """The one exception for a user's mistake: shown as one line, exit status 2, no traceback."""
 
+import difflib
+
+# What pydantic calls a wrong value, and what is allowed instead; {ge}, {gt} and {le} are the field's limits.
+ALLOWED = {
+    "int_parsing": "a whole number",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "string_type": "a text",
+    "tuple_type": "a list of texts",
+    "greater_than_equal": "{ge} or more",
+    "greater_than": "more than {gt}",
+    "less_than_equal": "{le} or less",
+}
+
 
 class UserError(Exception):
     """Bad input. The message says what was wrong, the value, what is allowed and what to do.
@@ -11,3 +30,40 @@ class UserError(Exception):
     def _render_traceback_(self):
         """IPython calls this instead of drawing a traceback."""
         return [f"{type(self).__name__}: {self}"]
+
+
+def did_you_mean(word, known) -> str:
+    """Return ``; did you mean 'batch_size'?`` for a word close to a known one, else an empty text."""
+    near = difflib.get_close_matches(str(word).lower(), list(map(str, known)), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def from_validation(error, fields, label=str) -> UserError:
+    """Return pydantic's first complaint as one line: what was wrong, the value, what is allowed.
+
+    Parameters
+    ----------
+    error : pydantic.ValidationError
+        Of a dataclass that forbids unknown names.
+    fields : iterable of str
+        The names that exist.
+    label : callable
+        How a field is called where the user wrote it: ``batch_size`` is ``--batch-size`` on the command line.
+
+    Returns
+    -------
+    UserError
+    """
+    complaint = error.errors(include_url=False)[0]
+    kind, value, limits = complaint["type"], complaint["input"], complaint.get("ctx", {})
+    name = str(complaint["loc"][0]) if complaint["loc"] else ""
+    if kind == "unexpected_keyword_argument":
+        return UserError(f"unknown {label(name)}; allowed: {', '.join(map(label, fields))}{did_you_mean(name, fields)}")
+    if kind == "literal_error":
+        choices = [word.strip("'") for word in limits["expected"].replace(" or ", ", ").split(", ")]
+        allowed = f"{', '.join(choices)}{did_you_mean(value, choices)}"
+    elif "error" in limits:  # raised by a check of our own
+        return UserError(f"{label(name)} {value!r}: {limits['error']}")
+    else:
+        allowed = ALLOWED.get(kind, complaint["msg"]).format(**limits)
+    return UserError(f"{label(name)} {value!r} is not allowed; allowed: {allowed}")
