@@ -3,15 +3,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test lab bench notebooks lint clean
+.PHONY: demo test lab bench notebooks
 
 demo: $(STAMP)        ## train on real digits up the whole ladder, print the table (5 minutes at most on two cores)
 	$(BIN)/python -m mpdemo demo
 
-test: $(STAMP)        ## everything CI runs: lint, unit tests, worlds of processes, Slurm, notebooks
+test: $(STAMP)        ## everything CI runs: lint, import directions, unit tests, worlds of processes, Slurm, notebooks
 	$(BIN)/python tests/setup_system.py
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lab: $(STAMP)         ## open the notebooks in JupyterLab

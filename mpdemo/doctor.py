@@ -1,7 +1,7 @@
-"""``python -m mpdemo env``: what is here, what is missing, and what to do about it.
+"""``python -m mpdemo env``: checks Python, PyTorch, Slurm, the site file and the folders.
 
-One line a finding, [OK] or [FAIL], each failure with its remedy. PyTorch is looked at in a process of its own, so the
-check works (and helps) where importing it fails.
+One line per finding, [OK] or [FAIL], each failure with its remedy. PyTorch is imported in a process of its own, so the
+check works (and helps) where that import fails. Taught in notebooks/00_start_here.ipynb.
 
     python -m mpdemo env                  # this machine
     python -m mpdemo env --site jeanzay   # and a site file
@@ -20,30 +20,31 @@ from mpdemo.errors import UserError
 from mpdemo.jobs import JobSpec, check, load_site, slurm
 
 OLDEST_PYTHON = (3, 11)
-PROBE = """
+PYTORCH_REPORT = """
 import json, torch, torchvision
 devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-found = {"torch": torch.__version__, "torchvision": torchvision.__version__, "devices": devices}
-found["gloo"] = torch.distributed.is_available() and torch.distributed.is_gloo_available()
-found["nccl"] = torch.distributed.is_available() and torch.distributed.is_nccl_available()
-print(json.dumps(found))
+report = {"torch": torch.__version__, "torchvision": torchvision.__version__, "devices": devices}
+report["gloo"] = torch.distributed.is_available() and torch.distributed.is_gloo_available()
+report["nccl"] = torch.distributed.is_available() and torch.distributed.is_nccl_available()
+print(json.dumps(report))
 """
-# What an import of torch or torchvision says when it fails, and what helps.
+# Part of the error message of a failed import -> what helps.
 REMEDIES = {
     "operator torchvision::nms does not exist": "torch and torchvision do not fit together: install both from the same"
     " index, in one command: pip install --force-reinstall torch torchvision",
     "No module named 'torchvision'": "pip install torchvision, from the index that torch came from",
     "No module named 'torch'": "pip install torch torchvision (on a cluster: load the site's module first)",
-    "libcudart": "this torch wants CUDA libraries that are not here: load the site's module, or reinstall torch",
+    "libcudart": "this torch needs CUDA libraries that are missing: load the site's module, or reinstall torch",
     "libtorch": "torch's own libraries are damaged: pip install --force-reinstall torch torchvision",
     "GLIBC": "this torch is built for a newer system: take an older torch, or the site's module",
     "numpy": "pip install --upgrade numpy torch torchvision",
+    "": "reinstall both together: pip install --force-reinstall torch torchvision",  # any other error
 }
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report; `remedy` is empty when all is well."""
+    """One line of the report; the remedy counts where it is not ok."""
 
     ok: bool
     text: str
@@ -60,13 +61,13 @@ def add_arguments(parser):
 
 def main(args) -> int:
     """Print the report; exit status 1 if something needs a remedy."""
-    found = findings(args.site)
-    print("\n".join(map(str, found)))
-    return 0 if all(finding.ok for finding in found) else 1
+    report = findings(args.site)
+    print(*report, sep="\n")
+    return 0 if all(finding.ok for finding in report) else 1
 
 
 def findings(site=None) -> list[Finding]:
-    """Look at everything a run needs.
+    """Check everything a run needs.
 
     Parameters
     ----------
@@ -76,122 +77,107 @@ def findings(site=None) -> list[Finding]:
     Returns
     -------
     list of Finding
-        Notebook 00 prints them and asserts that every one is ok.
+        notebooks/00_start_here.ipynb prints them and asserts that every one is ok.
 
     Raises
     ------
     UserError
         There is no such site, or its file is wrong.
     """
-    on_slurm = look_at_slurm()
-    if not on_slurm.ok:  # it cannot tell which site this is
+    slurm_finding, cluster = check_slurm()
+    if not slurm_finding.ok:  # it cannot tell which site this is
         site = site or os.environ.get("MPDEMO_SITE") or "generic"
-    chosen = load_site(site)
+    site = load_site(site)
+    # Slurm is asked only about its own site: on another cluster it would refuse, and rightly.
+    own_site = slurm_finding.ok and (site.name == "generic" or cluster in site.cluster_names)
     return [
-        look_at_python(),
-        look_at_place(),
-        *look_at_torch(),
-        on_slurm,
-        look_at_site(chosen, on_slurm.ok),
-        *look_at_folders(),
+        check_python(),
+        check_location(),
+        *check_pytorch(),
+        slurm_finding,
+        check_site(site, own_site),
+        check_runs_folder(),
+        *check_data_folders(),
     ]
 
 
-def look_at_python() -> Finding:
-    version = ".".join(map(str, sys.version_info[:3]))
-    if sys.version_info < OLDEST_PYTHON:
-        return Finding(False, f"Python {version}", f"Python {'.'.join(map(str, OLDEST_PYTHON))} or newer is needed")
-    return Finding(True, f"Python {version}")
+def check_python() -> Finding:
+    """Is Python new enough?"""
+    version, oldest = (".".join(map(str, numbers)) for numbers in (sys.version_info[:3], OLDEST_PYTHON))
+    return Finding(sys.version_info >= OLDEST_PYTHON, f"Python {version}", f"Python {oldest} or newer is needed")
 
 
-def look_at_place() -> Finding:
-    """A front end, a compute node, or one's own machine; what matters is where work may be done."""
+def check_location() -> Finding:
+    """Is this a compute node, a front end or one's own machine? What matters is where work may be done."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    place = "not inside a job, so a front end or a machine of your own"
     if "SLURM_JOB_ID" in os.environ:
-        return Finding(True, f"inside Slurm job {os.environ['SLURM_JOB_ID']}, on a compute node: {cores} cores")
-    return Finding(True, f"not inside a job, so a front end or a machine of your own: {cores} cores")
+        place = f"inside Slurm job {os.environ['SLURM_JOB_ID']}, on a compute node"
+    return Finding(True, f"{place}: {cores} cores")
 
 
-def look_at_torch() -> list[Finding]:
-    """Import PyTorch in a process of its own, and list the devices it sees."""
+def check_pytorch() -> list[Finding]:
+    """Can PyTorch be imported, which devices does it see, and can processes communicate?"""
     try:
-        done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=180)
+        done = subprocess.run([sys.executable, "-c", PYTORCH_REPORT], capture_output=True, text=True, timeout=180)
     except subprocess.TimeoutExpired:
         return [Finding(False, "PyTorch did not load within 180 s", "try again: a slow file system caches it")]
     if done.returncode:
-        words = done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit status {done.returncode}"
-        return [Finding(False, f"PyTorch does not load: {words}", remedy_for(done.stderr))]
-    found = json.loads(done.stdout.strip().splitlines()[-1])
-    devices = found["devices"]
-    seen = f"{len(devices)} x {devices[0]}" if devices else "no GPU: each process takes one core as its device"
-    result = [
-        Finding(True, f"PyTorch {found['torch']}, torchvision {found['torchvision']}"),
-        Finding(True, f"devices: {seen}"),
-    ]
+        error = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[-1]
+        remedy = next(remedy for part, remedy in REMEDIES.items() if part in done.stderr)
+        return [Finding(False, f"PyTorch does not load: {error}", remedy)]
+    report = json.loads(done.stdout.strip().splitlines()[-1])
+    devices = report["devices"]
+    device = f"{len(devices)} x {devices[0]}" if devices else "no GPU: each process takes one core as its device"
+    result = [Finding(True, f"PyTorch {report['torch']}, torchvision {report['torchvision']}")]
+    result.append(Finding(True, f"devices: {device}"))
     backend = "nccl" if devices else "gloo"
-    if not found[backend]:
+    if not report[backend]:
         remedy = "this build of torch has none: install torch from pytorch.org or the site's module"
-        result.append(Finding(False, f"no {backend}, so processes cannot talk to each other", remedy))
+        result.append(Finding(False, f"no {backend}, so processes cannot communicate", remedy))
     return result
 
 
-def remedy_for(words) -> str:
-    """Return what helps against an import error of torch or torchvision."""
-    general = "reinstall both together: pip install --force-reinstall torch torchvision"
-    return next((remedy for pattern, remedy in REMEDIES.items() if pattern in words), general)
-
-
-def look_at_slurm() -> Finding:
-    """Is there a Slurm, and does its controller answer? Having none is fine."""
+def check_slurm() -> tuple[Finding, str | None]:
+    """Is there a Slurm, and does its controller answer? Having none is fine. Returns the cluster's name, too."""
     try:
         if not slurm.in_reach():
-            return Finding(True, "no Slurm in reach: jobs run on this machine, under torchrun")
-        name = slurm.configuration().get("ClusterName")
+            return Finding(True, "no Slurm in reach: jobs run on this machine, under torchrun"), None
+        cluster = slurm.configuration().get("ClusterName")
         nodes = slurm.client("sinfo", "-h", "-o", "%D").split()
     except UserError as error:
-        return Finding(False, f"Slurm: {error}", "wait, or ask the site; `scontrol ping` says when it is back")
-    return Finding(True, f"Slurm: cluster {name}, {sum(map(int, nodes[:1]))} nodes in the first partition")
+        return Finding(False, f"Slurm: {error}", "wait, or ask the site; `scontrol ping` says when it is back"), None
+    return Finding(True, f"Slurm: cluster {cluster}, {sum(map(int, nodes[:1]))} nodes in the first partition"), cluster
 
 
-def look_at_site(site, slurm_answers) -> Finding:
-    """Would this site's node take a job of one process a GPU? Where Slurm is in reach, Slurm is asked."""
+def check_site(site, own_site) -> Finding:
+    """Would this site's node take a job of one process per GPU? On its own site, Slurm is asked."""
     processes = max(1, site.gpus_per_node)
     spec = JobSpec(name="check", command=("-c", "pass"), out="runs/check", processes_per_node=processes)
-    what = f"site {site.name}: {site.gpus_per_node} GPUs and {site.cores_per_node} cores a node, by {site.launcher}"
-    # Slurm is asked only about its own site: on another cluster it would refuse, and rightly.
-    ours = slurm_answers and (site.name == "generic" or slurm_is_of(site))
-    problems = check(spec, site, ask_slurm=ours)
+    text = f"site {site.name}: {site.gpus_per_node} GPUs and {site.cores_per_node} cores per node, by {site.launcher}"
+    problems = check(spec, site, ask_slurm=own_site)
     if problems:
-        where = "a site file of your own (copy generic.toml)" if site.name == "generic" else f"{site.name}.toml"
-        return Finding(False, f"{what}; {problems[0].message}", f"{problems[0].fix}; say it in {where}")
-    if ours and site.scratch.startswith("$") and not os.environ.get(site.scratch.strip("${}")):
-        return Finding(False, f"{what}; {site.scratch} is not set here", "set it, or change scratch in the site file")
-    return Finding(True, what)
+        file = "a site file of your own (copy generic.toml)" if site.name == "generic" else f"{site.name}.toml"
+        return Finding(False, f"{text}; {problems[0].message}", f"{problems[0].fix}; write it into {file}")
+    if own_site and site.scratch.startswith("$") and not os.environ.get(site.scratch.strip("${}")):
+        return Finding(False, f"{text}; {site.scratch} is not set here", "set it, or change scratch in the site file")
+    return Finding(True, text)
 
 
-def slurm_is_of(site) -> bool:
-    try:
-        return slurm.in_reach() and slurm.cluster_name() in site.cluster_names
-    except UserError:
-        return False
-
-
-def look_at_folders() -> list[Finding]:
-    """Where runs are written and where data may lie."""
+def check_runs_folder() -> Finding:
+    """Can runs be written, and is there room for them?"""
     runs = paths.root() / "runs"
     nearest = runs if runs.exists() else paths.root()
-    if os.access(nearest, os.W_OK):
-        free = shutil.disk_usage(nearest).free / 2**30
-        result = [
-            Finding(
-                free > 0.5, f"runs are written to {runs.name}/ ({free:.0f} GiB free)", "make room, or move the project"
-            )
-        ]
-    else:
-        result = [Finding(False, f"{nearest} cannot be written to", "copy the project to a folder of your own")]
-    for name in ("MPDEMO_DATA", "DSDIR"):
-        folder = os.environ.get(name)
-        if folder:
-            remedy = f"unset {name}, or set it to a folder that exists"
-            result.append(Finding(Path(folder).is_dir(), f"data: {name}={folder}", remedy))
-    return result
+    if not os.access(nearest, os.W_OK):
+        return Finding(False, f"{nearest} cannot be written to", "copy the project to a folder of your own")
+    free = shutil.disk_usage(nearest).free / 2**30
+    return Finding(free > 0.5, f"runs are written to runs/ ({free:.0f} GiB free)", "make room, or move the project")
+
+
+def check_data_folders() -> list[Finding]:
+    """Do the folders exist that the environment names for data?"""
+    folders = {name: os.environ[name] for name in ("MPDEMO_DATA", "DSDIR") if os.environ.get(name)}
+    return [
+        Finding(Path(path).is_dir(), f"data: {name}={path}", f"unset {name}, or set it to a folder that exists")
+        for name, path in folders.items()
+    ]

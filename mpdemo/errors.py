@@ -1,6 +1,7 @@
 """The one exception for a user's mistake: shown as one line, exit status 2, no traceback."""
 
 import difflib
+import functools
 
 # What pydantic calls a wrong value, and what is allowed instead; {ge}, {gt} and {le} are the field's limits.
 ALLOWED = {
@@ -17,6 +18,8 @@ ALLOWED = {
     "greater_than_equal": "{ge} or more",
     "greater_than": "more than {gt}",
     "less_than_equal": "{le} or less",
+    "byte_size": "a number and a unit, such as 16GiB",
+    "byte_size_unit": "a number and a unit, such as 16GiB",
 }
 
 
@@ -58,12 +61,47 @@ def from_validation(error, fields, label=str) -> UserError:
     kind, value, limits = complaint["type"], complaint["input"], complaint.get("ctx", {})
     name = str(complaint["loc"][0]) if complaint["loc"] else ""
     if kind == "unexpected_keyword_argument":
-        return UserError(f"unknown {label(name)}; allowed: {', '.join(map(label, fields))}{did_you_mean(name, fields)}")
+        return UserError(f"unknown name {name!r}; allowed: {', '.join(fields)}{did_you_mean(name, fields)}")
+    if kind == "missing":
+        return UserError(f"{label(name)} is missing; give one")
     if kind == "literal_error":
         choices = [word.strip("'") for word in limits["expected"].replace(" or ", ", ").split(", ")]
         allowed = f"{', '.join(choices)}{did_you_mean(value, choices)}"
     elif "error" in limits:  # raised by a check of our own
         return UserError(f"{label(name)} {value!r}: {limits['error']}")
     else:
-        allowed = ALLOWED.get(kind, complaint["msg"]).format(**limits)
-    return UserError(f"{label(name)} {value!r} is not allowed; allowed: {allowed}")
+        allowed = ALLOWED[kind].format(**limits) if kind in ALLOWED else complaint["msg"]
+    return UserError(f"{label(name)} {_shown(value)} is not allowed; allowed: {allowed}")
+
+
+def _shown(value) -> str:
+    """A number as it is, also one that was typed as text; everything else in quotes."""
+    try:
+        float(value)
+        return str(value)
+    except (TypeError, ValueError):
+        return repr(value)
+
+
+def one_line_errors(label=str):
+    """Return a decorator for a pydantic dataclass: its complaints become a `UserError` of one line.
+
+    `label` says how a field is called where the user wrote it, as for `from_validation`.
+    """
+
+    def decorate(cls):
+        construct = cls.__init__
+
+        @functools.wraps(construct)
+        def construct_or_explain(self, *args, **values):
+            try:
+                construct(self, *args, **values)
+            except ValueError as error:
+                if not hasattr(error, "errors"):
+                    raise
+                raise from_validation(error, list(cls.__dataclass_fields__), label) from None
+
+        cls.__init__ = construct_or_explain
+        return cls
+
+    return decorate

@@ -1,43 +1,42 @@
-"""The five schedules that `torch.distributed.pipelining` and this course share: what each asks for.
+"""The schedules that `torch.distributed.pipelining` and this course share: what each asks for.
 
 Taught in notebooks/05_pipeline.ipynb.
 """
 
-import difflib
 from dataclasses import dataclass
 
-from mpdemo.errors import UserError
+from mpdemo.errors import UserError, did_you_mean
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """What a schedule asks for, and what the library calls it."""
+    """What a schedule asks for."""
 
-    library_class: str
-    stages_per_rank: int  # the number it uses unless told otherwise
+    stages_per_rank: int  # the number it uses by default
     splits_backward: bool  # I and W instead of B
     placement: str  # "loop": rank r holds stages r, r+P, r+2P...; "v": rank r holds r and 2P-1-r
-    summary: str
 
 
 MOST_LISTED = 12  # valid values named in a message
 
 SCHEDULES = {
-    "naive": Schedule("ScheduleGPipe", 1, False, "loop", "one microbatch: one device busy at a time"),
-    "gpipe": Schedule("ScheduleGPipe", 1, False, "loop", "all forwards, then all backwards (arXiv 1811.06965)"),
-    "1f1b": Schedule("Schedule1F1B", 1, False, "loop", "one forward, one backward: less memory (arXiv 2104.04473)"),
-    "interleaved-1f1b": Schedule(
-        "ScheduleInterleaved1F1B", 2, False, "loop", "several stages a rank: a smaller bubble (arXiv 2104.04473)"
-    ),
-    "interleaved-zero-bubble": Schedule(
-        "ScheduleInterleavedZeroBubble", 2, True, "loop", "weight gradients fill the bubble (arXiv 2401.10241)"
-    ),
-    "zbv": Schedule("ScheduleZBVZeroBubble", 2, True, "v", "stages placed as a V, almost no bubble (arXiv 2401.10241)"),
+    # one microbatch: one device busy at a time
+    "naive": Schedule(1, False, "loop"),
+    # all forwards, then all backwards (arXiv 1811.06965)
+    "gpipe": Schedule(1, False, "loop"),
+    # one forward, one backward: less memory (arXiv 2104.04473)
+    "1f1b": Schedule(1, False, "loop"),
+    # several stages per rank: a smaller bubble (arXiv 2104.04473)
+    "interleaved-1f1b": Schedule(2, False, "loop"),
+    # weight gradients fill the bubble (arXiv 2401.10241)
+    "interleaved-zero-bubble": Schedule(2, True, "loop"),
+    # stages placed as a V, almost no bubble (arXiv 2401.10241)
+    "zbv": Schedule(2, True, "v"),
 }
 
 
 def usual_stages_per_rank(schedule):
-    """Return how many stages a rank holds with this schedule, unless told otherwise.
+    """Return how many stages a rank holds with this schedule by default.
 
     Raises
     ------
@@ -45,8 +44,7 @@ def usual_stages_per_rank(schedule):
         Not the name of a schedule.
     """
     if schedule not in SCHEDULES:
-        close = difflib.get_close_matches(str(schedule).lower(), SCHEDULES, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
+        hint = did_you_mean(schedule, SCHEDULES)
         raise UserError(f"unknown schedule {schedule!r}; allowed: {', '.join(SCHEDULES)}{hint}")
     return SCHEDULES[schedule].stages_per_rank
 
@@ -61,7 +59,7 @@ def placement(schedule, ranks, per_rank=None):
     ranks : int
         P.
     per_rank : int, optional
-        Stages a rank, v; the schedule's usual number by default. The model is cut into P * v stages.
+        Stages per rank, v; the schedule's usual number by default. The model is cut into P * v stages.
 
     Returns
     -------
@@ -98,7 +96,7 @@ def check_schedule(schedule, ranks, microbatches, stages_per_rank=None, batch=No
     Returns
     -------
     int
-        The number of stages a rank.
+        The number of stages per rank.
 
     Raises
     ------
@@ -126,12 +124,12 @@ def _check_stages_per_rank(schedule, stages_per_rank):
     usual = SCHEDULES[schedule].stages_per_rank
     several = schedule.startswith("interleaved")
     if several and not (isinstance(stages_per_rank, int) and stages_per_rank >= 2):
-        raise UserError(f"{schedule} needs several stages a rank, not {stages_per_rank}; allowed: 2 or more")
+        raise UserError(f"{schedule} needs several stages per rank, not {stages_per_rank}; allowed: 2 or more")
     if not several and stages_per_rank != usual:
         count = "1 stage" if usual == 1 else f"{usual} stages"
         others = ", ".join(name for name in SCHEDULES if name.startswith("interleaved"))
         raise UserError(
-            f"{schedule} runs with exactly {count} a rank, not {stages_per_rank}; "
+            f"{schedule} runs with exactly {count} per rank, not {stages_per_rank}; "
             f"allowed: {usual}, or another number of stages with {others}"
         )
 

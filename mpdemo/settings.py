@@ -1,21 +1,27 @@
-"""Every setting of a training run, with its default, its unit and what is allowed. Needs no PyTorch.
+"""Every setting of a training run, said once: its type, its unit, what is allowed, its default. Needs no PyTorch.
 
-The command line of ``python -m mpdemo train`` is made from here, and so are job files and notebooks, which pass
-settings by these names.
+The command line of ``python -m mpdemo train``, `mpdemo.jobs.train_command` and the checks are made from this class.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, fields, replace
+from typing import Annotated, Literal, get_args
 
-from mpdemo.errors import UserError
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
 
-RUNGS = ("single", "data_parallel", "ddp", "model_parallel", "pipeline")
-FORMS = ("one-process", "per-device")
-MODELS = ("toy", "convnet", "resnet18", "resnet50", "resnet101", "transformer", "convstack")
-NORMS = ("batch", "group")
-DATASETS = ("digits", "mnist", "imagenet", "folder")
-PRECISIONS = ("fp32", "bf16", "fp16")
-# one process and several devices, or one process a device; the first is the default
-RUNG_FORMS = {
+from mpdemo.errors import UserError, one_line_errors
+from mpdemo.options import option_name
+from mpdemo.schedules import SCHEDULES, check_schedule
+
+Rung = Literal["single", "data_parallel", "ddp", "model_parallel", "pipeline"]
+Form = Literal["one-process", "per-device"]
+Model = Literal["toy", "convnet", "resnet18", "resnet50", "resnet101", "transformer", "convstack"]
+Norm = Literal["batch", "group"]
+Dataset = Literal["digits", "mnist", "imagenet", "folder"]
+Count = Annotated[int, Field(ge=1)]
+
+RUNGS, FORMS, MODELS, NORMS, DATASETS = map(get_args, (Rung, Form, Model, Norm, Dataset))
+RUNG_FORMS = {  # the first form is the default
     "single": ("one-process",),
     "data_parallel": ("one-process",),
     "ddp": ("per-device",),
@@ -24,59 +30,78 @@ RUNG_FORMS = {
 }
 
 
-@dataclass
-class Settings:
-    """What to train, how, and where to write it. `checked` fills in what is None."""
+def setting(default, description):
+    """Declare one setting."""
+    return Field(default, description=description)
 
-    rung: str = "single"
-    form: str | None = None  # one-process: one process drives all devices; per-device: a process each
-    model: str = "convnet"
-    norm: str = "batch"
-    dataset: str = "digits"
-    data: str | None = None  # folder of the data set, for all but digits
-    image_size: int | None = None  # pixels a side; None: 28 for digits and mnist, else 224
-    batch_size: int = 128  # images a step, over all processes together
-    epochs: int | None = None  # passes over the training images; None: 1
-    steps: int | None = None  # stop after so many steps, whatever the epochs
-    lr: float = 0.01  # learning rate of SGD with momentum 0.9
-    seed: int = 0  # of the initial weights and of the order of the images
-    processes: int | None = None  # outside a launcher: how many to start; None: 2 where the form wants several
-    devices: int | None = None  # one-process forms: how many devices that process drives; None: 2
-    microbatches: int | None = None  # parts the batch is cut into; None: 1, and for pipelines 4 a stage
-    schedule: str = "1f1b"  # of the pipeline rung, per-device form
-    stages_per_rank: int | None = None  # of the pipeline rung; None: what the schedule wants
-    cut: str | None = None  # where to cut the model: names or numbers of blocks, comma between; None: equally many
-    precision: str = "fp32"
-    out: str = "runs/train"
-    checkpoint_every: int | None = None  # steps; None: never
-    resume: str | None = None  # run folder whose newest checkpoint to go on from
-    workers: int = 0  # loader processes a rank; 0: the rank decodes its images itself
-    log_every: int = 10  # steps between two looks at the losses, which wait for the device
-    timeline: bool = False  # record what each rank did when (per-device pipelines)
+
+@one_line_errors(option_name)
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class Settings:
+    """What to train, how, and where to write it. `checked` fills in what is None.
+
+    Raises
+    ------
+    UserError
+        An unknown name or a value that is not allowed, with the nearest name that is.
+    """
+
+    rung: Rung = Field(description="how the training is spread over devices")
+    form: Form | None = setting(None, "one process drives all devices, or one process per device")
+    model: Model = setting("convnet", "the network")
+    norm: Norm = setting("batch", "normalisation of convolutional models")
+    dataset: Dataset = setting("digits", "what to train on; digits ships with the package")
+    data: str | None = setting(None, "folder of the data set (default: MPDEMO_DATA)")
+    image_size: Count | None = setting(None, "pixels per side (default: 28 for digits and mnist, else 224)")
+    batch_size: Count = setting(128, "images per step, over all processes together")
+    epochs: Count | None = setting(None, "passes over the training images (default: 1, without --steps)")
+    steps: Count | None = setting(None, "stop after this many steps, instead of after --epochs")
+    lr: float = Field(0.01, gt=0, description="learning rate of SGD with momentum 0.9")
+    seed: int = setting(0, "of the initial weights and of the order of the images")
+    processes: Count | None = setting(None, "outside torchrun and Slurm: how many to start (default: 2)")
+    devices: Count | None = setting(None, "how many devices a one-process form drives (default: 2)")
+    microbatches: Count | None = setting(None, "parts of the batch, or of a replica's share (pipelines: 4 per stage)")
+    schedule: Literal[tuple(SCHEDULES)] = setting("1f1b", "order of work of a per-device pipeline")
+    stages_per_rank: Count | None = setting(None, "of a pipeline (default: as many as the schedule uses)")
+    cut: str | None = setting(None, "last block of each stage but the last: names or numbers, separated by commas")
+    precision: Literal["fp32", "bf16", "fp16"] = setting("fp32", "type that autocast computes in")
+    out: str = setting("runs/train", "run folder: metrics, summary, checkpoints")
+    checkpoint_every: Count | None = setting(None, "steps between checkpoints (default: none is written)")
+    resume: str | None = setting(None, "run folder whose newest checkpoint to go on from")
+    workers: int = Field(0, ge=0, description="loader processes per rank; with 0 the rank decodes its images itself")
+    log_every: Count = setting(10, "steps between two log entries; each waits for the device")
+    timeline: bool = setting(False, "record what each rank did when (per-device forms of a cut model)")
 
     def as_dict(self) -> dict:
         """Return the settings as plain values."""
         return asdict(self)
 
     def arguments(self) -> list[str]:
-        """Return the command-line words that give these settings, leaving out what is None or default."""
-        words, default = [], Settings()
-        for name, value in asdict(self).items():
-            if value is None or value is False or (value == getattr(default, name) and name not in ("rung", "model")):
-                continue
-            words.append("--" + name.replace("_", "-"))
-            if value is not True:
-                words.append(str(value))
-        return words
+        """Return the command-line arguments that give these settings, leaving out those with their default."""
+        defaults = {field.name: field.default.default for field in fields(self)}
+        given = {name: value for name, value in asdict(self).items() if value != defaults[name] or name == "model"}
+        return as_arguments(given)
 
 
-def _must(condition, message):
+def as_arguments(values) -> list[str]:
+    """Return values by setting as command-line arguments; None and False are left out, True is an option alone."""
+    arguments = []
+    for name, value in values.items():
+        text = str(value)
+        if value is True:
+            arguments.append(option_name(name))
+        elif value is not None and value is not False:
+            arguments += [f"{option_name(name)}={text}"] if text.startswith("-") else [option_name(name), text]
+    return arguments
+
+
+def _require(condition, message):
     if not condition:
         raise UserError(message)
 
 
-def checked(s: Settings, world_size: int | None = None) -> Settings:
-    """Fill in the defaults that depend on other settings and refuse what cannot work.
+def checked(settings: Settings, world_size: int | None = None) -> Settings:
+    """Return the settings with all defaults that depend on others; refuse what cannot work together.
 
     Parameters
     ----------
@@ -88,77 +113,69 @@ def checked(s: Settings, world_size: int | None = None) -> Settings:
     UserError
         With the value, what is allowed and what to do.
     """
-    for name, allowed in [("rung", RUNGS), ("model", MODELS), ("norm", NORMS), ("dataset", DATASETS)]:
-        value = getattr(s, name)
-        _must(value in allowed, f"unknown {name} {value!r}; allowed: {', '.join(allowed)}")
-    forms = RUNG_FORMS[s.rung]
-    s.form = s.form or forms[0]
-    _must(s.form in forms, f"rung {s.rung} has no form {s.form!r}; allowed: {', '.join(forms)}")
-    s.epochs = 1 if s.epochs is None and s.steps is None else s.epochs
-    s.image_size = s.image_size or (28 if s.dataset in ("digits", "mnist") else 224)
-    for name in ("image_size", "batch_size", "epochs", "steps", "processes", "devices", "microbatches", "log_every"):
-        value = getattr(s, name)
-        _must(value is None or value >= 1, f"--{name.replace('_', '-')} {value} is not allowed; allowed: 1 or more")
-    _must(s.checkpoint_every is None or s.checkpoint_every >= 1, "--checkpoint-every must be 1 step or more")
-    _must(s.workers >= 0, f"--workers {s.workers} is not allowed; allowed: 0 or more")
-    _must(s.lr > 0, f"--lr {s.lr} is not allowed; allowed: more than 0")
-    recorded = s.form == "per-device" and s.rung in ("model_parallel", "pipeline")
-    _must(recorded or not s.timeline, "--timeline records rungs model_parallel and pipeline in the form per-device")
-    _check_processes(s, world_size)
-    _check_batch(s)
-    return s
-
-
-def _check_processes(s, world_size):
-    """Settle how many processes and devices there are."""
-    if s.form == "one-process":
-        started = world_size if world_size is not None else s.processes
-        _must(
-            started in (None, 1),
-            f"rung {s.rung} in the one-process form was started as {started} processes; start 1"
-            + ("" if s.rung == "single" else " (and say --devices for how many devices it drives)"),
-        )
-        s.processes = 1
-        s.devices = 1 if s.rung == "single" else s.devices or 2
-        return
-    if world_size is not None and s.processes is not None and s.processes != world_size:
-        raise UserError(f"--processes {s.processes} contradicts the launcher's {world_size} processes; leave it out")
-    s.processes = world_size or s.processes or 2
-    s.devices = s.processes
-
-
-def _check_batch(s):
-    """Settle the microbatches and refuse a batch that does not divide."""
-    if s.rung in ("ddp", "data_parallel"):
-        _must(
-            s.batch_size % s.devices == 0,
-            f"--batch-size {s.batch_size} (all processes together) does not divide by {s.devices} devices; "
-            f"allowed: a multiple of {s.devices}, such as {max(1, s.batch_size // s.devices) * s.devices}",
-        )
-    if s.rung == "pipeline":
-        _check_pipeline(s)
-        return
-    s.microbatches = s.microbatches or 1
-    whole = s.rung == "single"
-    _must(whole or s.microbatches == 1, f"rung {s.rung} takes no --microbatches; allowed: rungs single and pipeline")
-    _must(
-        s.batch_size % s.microbatches == 0,
-        f"--batch-size {s.batch_size} does not divide into {s.microbatches} microbatches",
+    s, forms = settings, RUNG_FORMS[settings.rung]
+    _require(s.form in (None, *forms), f"rung {s.rung} has no form {s.form!r}; allowed: {', '.join(forms)}")
+    _require(
+        s.epochs is None or s.steps is None, f"--steps {s.steps} is not allowed with --epochs {s.epochs}; give one"
     )
+    s = replace(
+        s,
+        form=s.form or forms[0],
+        epochs=1 if s.steps is None and s.epochs is None else s.epochs,
+        image_size=s.image_size or (28 if s.dataset in ("digits", "mnist") else 224),
+    )
+    recorded = s.form == "per-device" and s.rung in ("model_parallel", "pipeline")
+    _require(recorded or not s.timeline, "--timeline records rungs model_parallel and pipeline in the form per-device")
+    s = _with_processes(s, world_size)
+    return _with_stages(s) if s.rung == "pipeline" else _with_parts(s)
 
 
-def _check_pipeline(s):
+def _with_processes(s, world_size):
+    """Settle how many processes and devices there are."""
+    if s.form == "per-device":
+        if world_size is not None and s.processes not in (None, world_size):
+            raise UserError(
+                f"--processes {s.processes} contradicts the launcher's {world_size} processes; leave it out"
+            )
+        count = world_size or s.processes or 2
+        return replace(s, processes=count, devices=count)
+    started = world_size if world_size is not None else s.processes
+    more = "" if s.rung == "single" else " (and say --devices for how many devices it drives)"
+    _require(
+        started in (None, 1),
+        f"rung {s.rung} in the one-process form was started as {started} processes; start 1{more}",
+    )
+    return replace(s, processes=1, devices=1 if s.rung == "single" else s.devices or 2)
+
+
+def _with_parts(s):
+    """Settle the parts of a batch whose gradients are accumulated, and refuse a batch that does not divide."""
+    parts, shares = s.microbatches or 1, s.devices if s.rung in ("ddp", "data_parallel") else 1
+    _require(
+        parts == 1 or s.rung != "model_parallel",
+        f"rung model_parallel takes no --microbatches {parts}: with them it is --rung pipeline",
+    )
+    divisor = shares * parts
+    over = f"{shares} devices" if parts == 1 else f"{parts} microbatches" + (f" on {shares} devices" * (shares > 1))
+    _require(
+        s.batch_size % divisor == 0,
+        f"--batch-size {s.batch_size} (all processes together) does not divide by {over}; "
+        f"allowed: a multiple of {divisor}, such as {max(1, s.batch_size // divisor) * divisor}",
+    )
+    return replace(s, microbatches=parts)
+
+
+def _with_stages(s):
     """Settle microbatches and stages of a pipeline."""
-    from mpdemo.schedules import check_schedule
-
-    if s.form == "one-process":
-        s.schedule = "gpipe"  # its order is fixed: all forwards, then all backwards
-    if s.microbatches is None:
-        s.microbatches = next((m for m in (4 * s.devices, 2 * s.devices) if s.batch_size % m == 0), s.devices)
-        s.microbatches = 1 if s.schedule == "naive" else s.microbatches
-    s.stages_per_rank = check_schedule(s.schedule, s.devices, s.microbatches, s.stages_per_rank, s.batch_size)
-    _must(
-        s.schedule == "naive" or s.microbatches >= s.devices,
-        f"{s.microbatches} microbatches are fewer than the {s.devices} devices, so some would never work; "
+    schedule = "gpipe" if s.form == "one-process" else s.schedule  # one process: all forwards, then all backwards
+    parts = s.microbatches
+    if parts is None:
+        parts = next((m for m in (4 * s.devices, 2 * s.devices) if s.batch_size % m == 0), s.devices)
+        parts = 1 if schedule == "naive" else parts
+    stages_per_rank = check_schedule(schedule, s.devices, parts, s.stages_per_rank, s.batch_size)
+    _require(
+        schedule == "naive" or parts >= s.devices,
+        f"{parts} microbatches are fewer than the {s.devices} devices, so some would never work; "
         f"allowed: {s.devices} or more, or --schedule naive",
     )
+    return replace(s, schedule=schedule, microbatches=parts, stages_per_rank=stages_per_rank)

@@ -5,12 +5,12 @@ import json
 import pytest
 
 from mpdemo.__main__ import main
-from mpdemo.bench import planner
+from mpdemo.bench import pipelines
 from mpdemo.bench import readme as bench_readme
 from mpdemo.paths import root
 from mpdemo.plan import SCHEDULES, roofline
 from mpdemo.plan.footprint import footprints
-from mpdemo.plan.planner import Job
+from mpdemo.plan.planner import Workload
 
 SPREAD = [0.9, 1.1]
 PIPELINE = {
@@ -66,16 +66,16 @@ def test_the_loop_benchmark_ends_and_keeps_its_rows(run_once, tmp_path):
 
 
 def test_the_planners_choice_runs_against_every_schedule_and_the_cuts_beside_it():
-    sizes = [32 // count for count in planner.COUNTS]
-    job = Job(footprints("resnet18", 64), roofline.estimate("resnet18", sizes, 64, "v100"), ranks=2, batch=32)
-    best, *others = planner.choices(job)
+    sizes = [32 // count for count in pipelines.COUNTS]
+    workload = Workload(footprints("resnet18", 64), roofline.estimate("resnet18", sizes, 64, "v100"), ranks=2, batch=32)
+    best, *others = pipelines.choices(workload)
     ways = [(c.schedule, c.microbatches, tuple(c.points)) for c in (best, *others)]
     assert len(set(ways)) == len(ways)
-    runnable = {(s, m) for s in SCHEDULES if s != "naive" for m in planner.COUNTS}
+    runnable = {(s, m) for s in SCHEDULES if s != "naive" for m in pipelines.COUNTS}
     assert {way[:2] for way in ways} == runnable
     beside = [way[2] for way in ways if way[:2] == ways[0][:2]]
     for i, point in enumerate(best.points):
-        assert {points[i] for points in beside} == {point - 1, point, point + 1} & set(range(1, len(job.blocks)))
+        assert {points[i] for points in beside} == {point - 1, point, point + 1} & set(range(1, len(workload.blocks)))
     assert best.step_time <= 1.01 * min(c.step_time for c in others)
 
 
@@ -91,7 +91,7 @@ def test_the_table_stands_between_the_marks_and_says_the_figures(tmp_path):
         "<!-- /bench -->\nafter\n"
     )
     assert "old" not in text and "7 rounds" in text and "Z80" in text
-    assert "1.80 [0.90-1.10] | 1.90, two that need not talk | 0.95 [0.90-1.10]" in text
+    assert "1.80 [0.90-1.10] | 1.90, two independent processes | 0.95 [0.90-1.10]" in text
     assert "200 µs, over a bare ConvNet step | 0.4 %" in text and "1.50 times faster" in text
     assert "the fastest of 19 others (1f1b, 4) | 1.02 [0.90-1.10]" in text
     assert "| 1f1b | 1.50 (0.97; 0.21, 0.20) |" in text and "| 1.78 |" in text

@@ -9,31 +9,30 @@ import tempfile
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from mpdemo import paths
-from mpdemo.cluster import nodes
-from mpdemo.cluster.cluster import Cluster
+from mpdemo.cluster import Cluster, isolation
+from mpdemo.cluster.daemons import Daemons
+from mpdemo.cluster.state import State
 from mpdemo.errors import UserError
 from mpdemo.world.processes import start_time
 
 
-def slurm(cluster, *words):
-    done = subprocess.run(words, env=os.environ | cluster.environ, capture_output=True, text=True, timeout=60)
+def slurm(cluster, *command):
+    done = subprocess.run(command, env=os.environ | cluster.environ, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def daemons(folder):
-    """The living processes that know a cluster's configuration."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            if str(folder).encode() in (entry / "environ").read_bytes() and start_time(entry.name):
-                found.append((entry.name, (entry / "comm").read_text().strip()))
-        except OSError:
-            pass
-    return found
+def processes_of(folder):
+    """Number and name of the living processes that know a cluster's configuration."""
+    return [
+        (process.pid, process.info["name"])
+        for process in psutil.process_iter(["name", "environ"])
+        if str(folder) in str(process.info["environ"]) and start_time(process.pid)
+    ]
 
 
 def test_nodes_have_what_was_asked(slurm_programs, tmp_path):
@@ -42,16 +41,16 @@ def test_nodes_have_what_was_asked(slurm_programs, tmp_path):
         rows = slurm(cluster, "sinfo", "-h", "-N", "-p", "booster", "-o", "%N %c %G %f %T").split("\n")
         assert rows[:2] == ["node1 8 gpu:2 v100-16g idle", "node2 8 gpu:2 v100-16g idle"]
         assert "ReservationName=course" in slurm(cluster, "scontrol", "show", "reservation")
-        words = ["srun", "-N2", "--gres=gpu:2", "--reservation=course", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES"]
-        assert slurm(cluster, *words).split() == ["0,1", "0,1"]
-        assert daemons(cluster.folder)
+        command = ["srun", "-N2", "--gres=gpu:2", "--reservation=course", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES"]
+        assert slurm(cluster, *command).split() == ["0,1", "0,1"]
+        assert processes_of(cluster.folder)
     assert not cluster.folder.exists()
-    assert daemons(cluster.folder) == []
+    assert processes_of(cluster.folder) == []
 
 
 def test_each_node_is_a_machine_of_its_own(cluster):
     names = slurm(cluster, "srun", "-N4", "hostname").split()
-    assert cluster.network == nodes.choose()
+    assert cluster.network == isolation.choose()
     assert sorted(names) == cluster.nodes or cluster.network == "none"
 
 
@@ -59,8 +58,8 @@ def test_localhost_is_another_machine_on_each_node(cluster):
     """With one shared network, MASTER_ADDR=localhost on two nodes passes wrongly."""
     listen = "import socket,time; s=socket.socket(); s.bind(('', 23456)); s.listen(); time.sleep(3)"
     call = "import socket; s=socket.socket(); s.settimeout(1); print('answer', s.connect_ex(('{}', 23456)))"
-    words = ["srun", "-w", "node1", "python3", "-c", listen]
-    server = subprocess.Popen(words, env=os.environ | cluster.environ)
+    command = ["srun", "-w", "node1", "python3", "-c", listen]
+    server = subprocess.Popen(command, env=os.environ | cluster.environ)
     time.sleep(1)
     if cluster.network != "none":
         assert "answer 0" in slurm(cluster, "srun", "-w", "node2", "python3", "-c", call.format("node1"))
@@ -69,7 +68,7 @@ def test_localhost_is_another_machine_on_each_node(cluster):
     server.wait(20)
 
 
-@pytest.mark.parametrize("network", ["none", "hosts"] if nodes.choose() != "none" else ["none"])
+@pytest.mark.parametrize("network", ["none", "hosts"] if isolation.choose() != "none" else ["none"])
 def test_lesser_forms_run_jobs_too(slurm_programs, tmp_path, network):
     with Cluster.up(tmp_path / "c", nodes=2, network=network) as cluster:
         assert len(slurm(cluster, "srun", "-N2", "hostname").split()) == 2
@@ -78,7 +77,7 @@ def test_lesser_forms_run_jobs_too(slurm_programs, tmp_path, network):
         )
         time.sleep(0.5)
     background.wait(20)
-    assert daemons(cluster.folder) == []
+    assert processes_of(cluster.folder) == []
 
 
 def test_run_gives_the_commands_status_and_cleans_up(slurm_programs, run_mpdemo, tmp_path):
@@ -91,32 +90,21 @@ def test_run_gives_the_commands_status_and_cleans_up(slurm_programs, run_mpdemo,
 
 @pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGKILL])
 def test_no_daemon_outlives_a_killed_run(slurm_programs, sign):
-    words = [
-        sys.executable,
-        "-m",
-        "mpdemo",
-        "cluster",
-        "run",
-        "--nodes",
-        "2",
-        "--",
-        "sh",
-        "-c",
-        "echo $SLURM_CONF; sleep 60",
-    ]
-    process = subprocess.Popen(words, cwd=paths.root(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    command = [sys.executable, "-m", "mpdemo", "cluster", "run", "--nodes", "2", "--"]
+    command += ["sh", "-c", "echo $SLURM_CONF; sleep 60"]
+    process = subprocess.Popen(command, cwd=paths.root(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     folder = Path(process.stdout.readline().strip()).parent
     os.kill(process.pid, sign)
     process.wait(20)
     end = time.monotonic() + 10
-    while [name for _, name in daemons(folder) if name not in ("sh", "sleep")] and time.monotonic() < end:
+    while (left := {name for _, name in processes_of(folder)} - {"sh", "sleep"}) and time.monotonic() < end:
         time.sleep(0.05)
-    assert [name for _, name in daemons(folder) if name not in ("sh", "sleep")] == []
+    assert left == set()
     if sign == signal.SIGTERM:
         assert not folder.exists()
     else:  # nobody could tidy up: `down` does, on what a dead cluster left
-        for pid, _ in daemons(folder):
-            os.kill(int(pid), signal.SIGKILL)
+        for pid, _ in processes_of(folder):
+            os.kill(pid, signal.SIGKILL)
         Cluster(folder).down()
         assert not folder.exists()
     links = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True).stdout
@@ -147,11 +135,24 @@ def test_down_without_a_cluster_is_a_users_mistake(run_mpdemo, tmp_path):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("words", [["--nodes", "0"], ["--nodes", "two"], ["--gpus", "-1"]])
-def test_bad_numbers_are_refused(run_mpdemo, words):
-    done = run_mpdemo("cluster", "run", *words, "--", "true")
+@pytest.mark.parametrize("options", [["--nodes", "0"], ["--nodes", "two"], ["--gpus", "-1"]])
+def test_bad_numbers_are_refused(run_mpdemo, options):
+    done = run_mpdemo("cluster", "run", *options, "--", "true")
     assert done.returncode == 2
     assert "whole number" in done.stderr
+
+
+AS_ORDINARY_USER = """
+import os, pwd, sys
+import mpdemo.cluster.command
+from mpdemo.__main__ import main
+if os.getuid() == 0:  # only now: root alone may be allowed to read the installed packages
+    nobody = pwd.getpwnam("nobody")
+    os.setgroups([])
+    os.setgid(nobody.pw_gid)
+    os.setuid(nobody.pw_uid)
+sys.exit(main(sys.argv[1:]))
+"""
 
 
 def test_an_ordinary_user_can_have_a_cluster(slurm_programs):
@@ -162,12 +163,27 @@ def test_an_ordinary_user_can_have_a_cluster(slurm_programs):
         os.mkdir(f"{home}/tmp")
         for folder in (home, f"{home}/tmp"):
             os.chmod(folder, 0o777)
-        other = ["runuser", "-u", "nobody", "--", "/usr/bin/python3"] if os.getuid() == 0 else [sys.executable]
-        words = ["-m", "mpdemo", "cluster", "run", "--nodes", "2", "--", "srun", "-N2", "whoami"]
+        command = [sys.executable, "-c", AS_ORDINARY_USER]
+        command += ["cluster", "run", "--nodes", "2", "--", "srun", "-N2", "whoami"]
         env = os.environ | {"PYTHONDONTWRITEBYTECODE": "1", "HOME": home, "TMPDIR": f"{home}/tmp"}
-        done = subprocess.run(
-            [*other, *words], env=env, cwd=f"{home}/project", capture_output=True, text=True, timeout=60
-        )
+        done = subprocess.run(command, env=env, cwd=f"{home}/project", capture_output=True, text=True, timeout=60)
         users = set(done.stdout.split())
         assert len(users) == 1 and "root" not in users, done.stderr
         assert os.listdir(f"{home}/tmp") == []
+
+
+def test_strays_of_a_cluster_are_ended(tmp_path):
+    """What no daemon ends: a waiting client, and a process that left its job. Others are left alone."""
+    daemons = Daemons(State(tmp_path, [], "none", 0, False))
+    own, job = {"SLURM_CONF": daemons.slurm_conf}, {"SLURM_CLUSTER_NAME": "throwaway"}
+    (tmp_path / "srun").symlink_to("/bin/sleep")
+    strays = [subprocess.Popen([tmp_path / "srun", "60"], env=own), subprocess.Popen(["sleep", "60"], env=own | job)]
+    others = [subprocess.Popen(["sleep", "60"], env=env) for env in (own, job, job | {"SLURM_CONF": "/other.conf"})]
+    try:
+        daemons.end_strays()
+        assert [stray.wait(10) for stray in strays] == [-signal.SIGKILL] * 2
+        assert [other.poll() for other in others] == [None] * 3
+    finally:
+        for process in strays + others:
+            process.kill()
+            process.wait()

@@ -6,9 +6,12 @@ import struct
 import numpy as np
 import pytest
 import torch
+from jpegs import make_jpeg_folder
 from PIL import Image
 
-from mpdemo.data import LabelsOnly, Loaders, PerSample, labels_of, load, make_jpeg_folder
+from mpdemo.data import Loaders, SplitDataset, load
+from mpdemo.data.loaders import LabelsOnly, labels_of
+from mpdemo.data.sets import SeededAugmentation
 from mpdemo.errors import UserError
 
 
@@ -53,23 +56,23 @@ def imagenet(tmp_path):
 
 def test_digits():
     """1,797 real images, normalised with the training images' own statistics, split for good."""
-    found = load("digits")
-    images, labels = found.train.tensors
-    assert (len(found.train), len(found.validation), found.classes, found.channels) == (1536, 261, 10, 1)
+    dataset = load("digits")
+    images, labels = dataset.train.tensors
+    assert (len(dataset.train), len(dataset.validation), dataset.classes, dataset.channels) == (1536, 261, 10, 1)
     assert images.shape == (1536, 1, 28, 28)
     assert all(1536 % batch == 0 for batch in (64, 96, 128, 192, 256, 384, 512))
     assert abs(images.mean()) < 1e-2 and abs(images.std() - 1) < 1e-2
-    assert labels.bincount().min() > 100 and found.validation.tensors[1].bincount().min() > 10
-    everything = torch.cat([images, found.validation.tensors[0]]).flatten(1)
+    assert labels.bincount().min() > 100 and dataset.validation.tensors[1].bincount().min() > 10
+    everything = torch.cat([images, dataset.validation.tensors[0]]).flatten(1)
     assert len(torch.unique(everything, dim=0)) == 1797  # no image is in both
     assert torch.equal(images, load("digits", seed=7).train.tensors[0])
     assert load("digits", image_size=32).train.tensors[0].shape[2:] == (32, 32)
 
 
 def test_mnist_in_its_real_format(mnist):
-    found = load("mnist", mnist)
-    assert (len(found.train), len(found.validation), found.classes, found.channels) == (20, 10, 10, 1)
-    image, label = found.train[3]
+    dataset = load("mnist", mnist)
+    assert (len(dataset.train), len(dataset.validation), dataset.classes, dataset.channels) == (20, 10, 10, 1)
+    image, label = dataset.train[3]
     stored = (mnist / "MNIST/raw/train-images-idx3-ubyte").read_bytes()[16 + 3 * 784 : 16 + 4 * 784]
     pixels = torch.frombuffer(bytearray(stored), dtype=torch.uint8).reshape(28, 28)
     assert label == 3
@@ -77,14 +80,14 @@ def test_mnist_in_its_real_format(mnist):
 
 
 def test_imagenet_through_torchvision(imagenet):
-    found = load("imagenet", imagenet, image_size=32)
-    assert (len(found.train), len(found.validation), found.classes, found.channels) == (9, 3, 1000, 3)
-    assert found.train[0][0].shape == found.validation[0][0].shape == (3, 32, 32)
-    assert labels_of(found.train) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    dataset = load("imagenet", imagenet, image_size=32)
+    assert (len(dataset.train), len(dataset.validation), dataset.classes, dataset.channels) == (9, 3, 1000, 3)
+    assert dataset.train[0][0].shape == dataset.validation[0][0].shape == (3, 32, 32)
+    assert labels_of(dataset.train) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
 
 
 def test_imagenet_of_jean_zay(imagenet, tmp_path_factory, monkeypatch):
-    """DSDIR/imagenet/RawImages is found without --data; MPDEMO_DATA comes first, --data before both."""
+    """DSDIR/imagenet/RawImages is dataset without --data; MPDEMO_DATA comes first, --data before both."""
     dsdir = tmp_path_factory.mktemp("dsdir")
     (dsdir / "imagenet").mkdir()
     (dsdir / "imagenet" / "RawImages").symlink_to(imagenet)
@@ -102,24 +105,24 @@ def test_jpeg_folder(jpegs):
     file = next((jpegs / "train" / "0").iterdir())
     assert file.read_bytes()[:3] == b"\xff\xd8\xff"
     assert Image.open(io.BytesIO(file.read_bytes())).size == (40, 40)
-    found = load("folder", jpegs, image_size=32)
-    assert (len(found.train), len(found.validation), found.classes, found.channels) == (40, 10, 10, 3)
-    assert labels_of(found.train) == [c for c in range(10) for _ in range(4)]
-    assert torch.equal(found.validation[0][0], found.validation[0][0])
-    found.train.epoch = 1
-    later = found.train[0][0]
-    found.train.epoch = 0
-    assert not torch.equal(found.train[0][0], later)
+    dataset = load("folder", jpegs, image_size=32)
+    assert (len(dataset.train), len(dataset.validation), dataset.classes, dataset.channels) == (40, 10, 10, 3)
+    assert labels_of(dataset.train) == [c for c in range(10) for _ in range(4)]
+    assert torch.equal(dataset.validation[0][0], dataset.validation[0][0])
+    dataset.train.epoch = 1
+    later = dataset.train[0][0]
+    dataset.train.epoch = 0
+    assert not torch.equal(dataset.train[0][0], later)
 
 
 def test_folder_without_a_split(jpegs):
     """A tenth is kept for validation; no image is in both; the seed says which."""
-    found = load("folder", jpegs / "train", image_size=32)
-    assert (len(found.train), len(found.validation), found.classes) == (36, 4, 10)
-    train, validation = found.train.dataset.indices, found.validation.indices
+    dataset = load("folder", jpegs / "train", image_size=32)
+    assert (len(dataset.train), len(dataset.validation), dataset.classes) == (36, 4, 10)
+    train, validation = dataset.train.dataset.indices, dataset.validation.indices
     assert sorted(train + validation) == list(range(40))
     assert load("folder", jpegs / "train", image_size=32, seed=1).validation.indices != validation
-    assert len(labels_of(found.train)) == 36
+    assert len(labels_of(dataset.train)) == 36
 
 
 def test_augmentation_depends_on_seed_epoch_and_image_only(jpegs):
@@ -134,7 +137,7 @@ def test_augmentation_depends_on_seed_epoch_and_image_only(jpegs):
     assert torch.equal(crop(0, 2, 5), wanted)
     assert torch.equal(torch.get_rng_state(), state)  # the training's own random numbers are left alone
     assert not any(torch.equal(crop(*other), wanted) for other in [(1, 2, 5), (0, 3, 5)])
-    same_image = PerSample([torch.zeros(1)] * 40, 0)
+    same_image = SeededAugmentation([torch.zeros(1)] * 40, 0)
     same_image.dataset = RandomNumbers()
     assert len({same_image[i].item() for i in range(40)}) == 40  # each image draws its own numbers
 
@@ -160,9 +163,7 @@ class Numbered(torch.utils.data.Dataset):
 
 
 def loaders(count, batch, replicas, **more):
-    from mpdemo.data import Data
-
-    data = Data(Numbered(count), Numbered(count // 3 + 1), 10, 1)
+    data = SplitDataset(Numbered(count), Numbered(count // 3 + 1), 10, 1)
     return [Loaders(data, batch, replicas, replica, **more) for replica in range(replicas)]
 
 
@@ -228,9 +229,9 @@ def test_labels_only_come_in_the_same_order(jpegs):
         one.start_epoch(1)
     for name in ("train", "validation"):
         wanted = [batch[1].tolist() for batch in getattr(full, name)]
-        found = list(getattr(labels, name))
-        assert [batch[1].tolist() for batch in found] == wanted
-        assert all(batch[0].shape == (len(batch[1]), 0) for batch in found)
+        batches = list(getattr(labels, name))
+        assert [batch[1].tolist() for batch in batches] == wanted
+        assert all(batch[0].shape == (len(batch[1]), 0) for batch in batches)
     for nothing_to_read in (load("digits").validation, load("folder", jpegs / "train", 32).train):
         assert LabelsOnly(nothing_to_read).labels == [int(nothing_to_read[i][1]) for i in range(len(nothing_to_read))]
 
@@ -241,16 +242,19 @@ def test_loader_processes_give_the_same_batches(jpegs):
     for epoch in (0, 1):
         for one in (alone, helped):
             one.start_epoch(epoch)
-        for mine, theirs in zip(alone.train, helped.train, strict=True):
-            assert torch.equal(mine[0], theirs[0]) and torch.equal(mine[1], theirs[1])
+        for own, other in zip(alone.train, helped.train, strict=True):
+            assert torch.equal(own[0], other[0]) and torch.equal(own[1], other[1])
 
 
 @pytest.mark.parametrize(
-    ("batch", "replicas", "said"),
-    [(10, 3, "batch of 10 images does not divide by 3 replicas"), (60, 1, "batch of 60 images, but only 48")],
+    ("batch", "replicas", "problem"),
+    [
+        (10, 3, "batch of 10 images does not divide by 3 replicas"),
+        (60, 1, "batch of 60 images, but only 48 .*allowed: 48 or fewer"),
+    ],
 )
-def test_batches_that_are_refused(batch, replicas, said):
-    with pytest.raises(UserError, match=said):
+def test_batches_that_are_refused(batch, replicas, problem):
+    with pytest.raises(UserError, match=problem):
         loaders(48, batch, replicas)
 
 
@@ -291,7 +295,7 @@ LAYOUT = {"mnist": "PATH/MNIST/raw/train-images", "imagenet": "PATH/train/n01440
 
 
 @pytest.mark.parametrize(
-    ("dataset", "made", "said"),
+    ("dataset", "made", "problem"),
     [
         *[(dataset, None, "does not exist") for dataset in LAYOUT],
         *[(dataset, an_empty, "is empty") for dataset in LAYOUT],
@@ -303,11 +307,11 @@ LAYOUT = {"mnist": "PATH/MNIST/raw/train-images", "imagenet": "PATH/train/n01440
         ("folder", other_classes, "must hold the same class folders"),
     ],
 )
-def test_wrong_folders_are_refused_with_the_expected_layout(dataset, made, said, tmp_path):
+def test_wrong_folders_are_refused_with_the_expected_layout(dataset, made, problem, tmp_path):
     path = tmp_path / "data"
     if made:
         made(path)
-    with pytest.raises(UserError, match=said) as refusal:
+    with pytest.raises(UserError, match=problem) as refusal:
         load(dataset, path)
     message = str(refusal.value)
     assert LAYOUT[dataset] in message and str(path) in message and "\n" not in message

@@ -19,12 +19,15 @@ TEXTS = [
 PAGES = [file for file in FILES if file.suffix == ".md"]
 # The files with the rules name what they forbid.
 RULES = {"tests/test_house_docs.py", "tests/notebook_rules.py", "tests/test_notebooks_rules.py"}
+COUNTED = "process|line|thread|node|device|rank|value|stage|file|row|task|second|step|column|GPU|core"
+PER = "process|device|node|rank|step|epoch|task|GPU|image|microbatch|stage|rung|job|user|copy|thread|channel"
 FORBIDDEN = {
     r"(?<![\w.])/(work|root|farm)/": "a path of one machine",
     r"(?<![\w.])/(home|Users)/\w": "a path of one machine",
     r"(?i)\bissues? #?\d": "the project's files speak of the project, not of how it was made",
     r"(?i)\bhelper [a-c]\b": "the project's files speak of the project, not of how it was made",
     r"\b(TODO|FIXME|XXX)\b": "half-done work is not committed",
+    rf"\b(?:one|two|a|an|\d+) (?:{COUNTED})s? an? (?:{PER})\b": "the field writes per: one process per device",
 }
 
 

@@ -1,5 +1,6 @@
 """The same Job on this machine: torchrun under a supervisor that leaves nothing behind."""
 
+import json
 import os
 import signal
 import subprocess
@@ -11,7 +12,7 @@ import pytest
 
 from mpdemo import paths
 from mpdemo.errors import UserError
-from mpdemo.jobs import JobFailed, JobSpec, attach, submit
+from mpdemo.jobs import JobFailed, JobSpec, attach, local_job, submit
 from mpdemo.world.processes import first_child, start_time
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -160,7 +161,16 @@ def test_a_job_of_another_kernel_can_be_cancelled(project):
     kernel.wait(10)
 
 
-def test_a_killed_supervisor_is_told(project):
+def test_a_process_that_only_has_the_supervisors_number_is_not_it(project):
+    job = submit(spec("sleep"))
+    assert attach("runs/toy").state == "running"
+    record = json.loads((project / "runs/toy/job.json").read_text())
+    for other in (record | {"started": record["started"] - 1}, {**record, "started": None}, {"id": record["id"]}):
+        assert not local_job.supervisor_lives(other)
+    job.cancel()
+
+
+def test_a_killed_supervisor_is_reported(project):
     job = submit(spec("sleep"))
     pids = sleepers(project / "runs/toy", 1)
     os.kill(int(job.id), signal.SIGKILL)

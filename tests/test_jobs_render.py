@@ -1,6 +1,7 @@
 """The text of sbatch files: directives, quoting, sites; and what the checker finds in one."""
 
 import dataclasses
+import doctest
 import json
 import shlex
 import subprocess
@@ -8,9 +9,8 @@ import subprocess
 import pytest
 
 from mpdemo.errors import UserError
-from mpdemo.jobs import JobSpec, check, load_site, render, submit, train_command
-from mpdemo.jobs.check import Script
-from mpdemo.jobs.site import make_site, seconds
+from mpdemo.jobs import JobSpec, check, load_site, render, submit, times, train_command
+from mpdemo.jobs import spec as job_spec
 
 WORKER = "tests/programs/worker.py"
 
@@ -21,7 +21,9 @@ def spec(**changes):
 
 
 def options(text):
-    return {name: value for name, (value, _) in Script(text).options.items()}
+    """The directives of a rendered file: option -> value."""
+    lines = [line.removeprefix("#SBATCH --") for line in text.splitlines() if line.startswith("#SBATCH")]
+    return dict(shlex.split(line, comments=True)[0].partition("=")[::2] for line in lines)
 
 
 def test_generic_and_throwaway_render_the_same_text():
@@ -37,7 +39,7 @@ def test_generic_and_throwaway_render_the_same_text():
 
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
 @pytest.mark.parametrize("site", ["generic", "jeanzay", "juwels"])
-def test_every_script_is_valid_bash_and_has_a_comment_a_directive(site, launcher):
+def test_every_script_is_valid_bash_and_has_a_comment_per_directive(site, launcher):
     text = render(
         spec(nodes=2, processes_per_node=2, launcher=launcher, requeue=launcher == "srun", signal="USR1@60"),
         load_site(site),
@@ -46,6 +48,11 @@ def test_every_script_is_valid_bash_and_has_a_comment_a_directive(site, launcher
     directives = [line for line in text.splitlines() if line.startswith("#SBATCH")]
     assert all(" # " in line for line in directives)
     assert check(text.replace("runs/toy/", ""), load_site(site), ask_slurm=False) == []
+
+
+def test_an_unknown_field_of_a_spec_is_refused_in_one_line():
+    with pytest.raises(UserError, match="unknown name 'node'; .*; did you mean 'nodes'"):
+        spec(node=2)
 
 
 def test_requeue_needs_the_exit_status_that_torchrun_hides():
@@ -99,7 +106,7 @@ def test_gpu_syntax(syntax, kind, wanted):
 def test_no_gpus_are_asked_for_where_there_are_none():
     site = dataclasses.replace(load_site("generic"), gpus_per_node=0)
     text = render(spec(processes_per_node=4), site)
-    assert "gpu" not in text.split("MASTER")[0].replace("one process a GPU", "")
+    assert "gpu" not in text.split("MASTER")[0].replace("one process per GPU", "")
     assert options(text)["cpus-per-task"] == "10"
 
 
@@ -110,7 +117,7 @@ NASTY = ["a b", "it's", '"quoted"', "$(touch oops)", "`touch oops`", "50%j", "ba
     "text, launcher", [*((text, "srun") for text in NASTY), ("a 'b' \"c\" $(touch oops) 50%j #d", "torchrun")]
 )
 def test_a_nasty_name_path_and_argument_arrive_as_they_are(cluster, project, text, launcher):
-    """On the real Slurm: sbatch, its file names, srun and the shell all meet the text."""
+    """On the real Slurm: the text passes through sbatch, its file names, srun and the shell."""
     worker = __file__.replace("test_jobs_render.py", "programs/worker.py")
     out = f"runs/{text}".replace("\\", "_")
     job = submit(
@@ -133,13 +140,13 @@ def test_control_characters_are_refused(field, text):
 
 
 @pytest.mark.parametrize(
-    "changes, words",
+    "changes, message",
     [
-        ({"nodes": 0}, "nodes = 0"),
-        ({"nodes": True}, "nodes = True"),
+        ({"nodes": 0}, "nodes 0 is not allowed; allowed: 1 or more"),
+        ({"nodes": True}, "nodes True is not allowed; allowed: a whole number"),
         ({"processes_per_node": 1.5}, "1.5"),
         ({"gpus_per_process": -1}, "-1"),
-        ({"cpus_per_process": 0}, "cpus_per_process = 0"),
+        ({"cpus_per_process": 0}, "cpus_per_process 0"),
         ({"time_limit": "ten minutes"}, "HH:MM:SS"),
         ({"time_limit": "00:00:00"}, "no time at all"),
         ({"launcher": "mpirun"}, "srun, torchrun"),
@@ -148,27 +155,34 @@ def test_control_characters_are_refused(field, text):
         ({"out": "/tmp/x"}, "below the project"),
         ({"out": "runs/a\\b"}, "backslash"),
         ({"out": "../x"}, "below the project"),
-        ({"out": ""}, "out = ''"),
-        ({"name": ""}, "name = ''"),
+        ({"out": ""}, "out ''"),
+        ({"name": ""}, "name ''"),
         ({"command": "python train.py"}, "arguments after"),
         ({"command": ()}, "arguments after"),
     ],
 )
-def test_impossible_specs_are_refused(changes, words):
-    with pytest.raises(UserError, match=words):
+def test_impossible_specs_are_refused(changes, message):
+    with pytest.raises(UserError, match=message):
         spec(**changes)
 
 
 def test_train_command():
-    words = train_command(rung="pipeline", batch_size=8, cut=[2, "layer1.0"], timeline=True, resume=None, lr=-1)
-    assert shlex.join(words) == "-m mpdemo train --rung pipeline --batch-size 8 --cut 2,layer1.0 --timeline --lr=-1"
+    arguments = train_command(rung="pipeline", batch_size=8, cut=[2, "layer1.0"], timeline=True, resume=None, seed=-1)
+    options = "--rung pipeline --batch-size 8 --cut 2,layer1.0 --timeline --seed=-1"
+    assert shlex.join(arguments) == f"-m mpdemo train {options}"
 
 
 @pytest.mark.parametrize(
     "text, wanted", [("10", 600), ("1:30", 90), ("2-0", 172800), ("1-02:03", 93780), ("00:00:05", 5)]
 )
 def test_time_is_read_as_slurm_reads_it(text, wanted):
-    assert seconds(text) == wanted
+    assert times.seconds(text) == wanted
+
+
+@pytest.mark.parametrize("module", [times, job_spec], ids=["times", "spec"])
+def test_the_examples_in_docstrings_are_true(module):
+    failed, attempted = doctest.testmod(module)
+    assert attempted and not failed
 
 
 # --- site files
@@ -180,25 +194,31 @@ def test_no_such_site_lists_those_there_are():
 
 
 @pytest.mark.parametrize(
-    "line, words",
+    "line, message",
     [
-        ('partitoin = "gpu"', "unknown key 'partitoin'"),
+        (
+            'partitoin = "gpu"',
+            "site file mine.toml: unknown name 'partitoin'; allowed: title, .*; did you mean 'partition'",
+        ),
         ('gpus_per_node = "4"', "whole number"),
         ("gpus_per_node = true", "whole number"),
-        ("cores_per_node = 0", "whole number"),
-        ("partition = 3", "text in quotes"),
+        ("cores_per_node = 0", "cores_per_node 0 is not allowed; allowed: 1 or more"),
+        ("partition = 3", "partition 3 is not allowed; allowed: a text"),
         ('setup = "module load x"', "a list of texts"),
         ('gpu_syntax = "--gpus"', "allowed: gres"),
         ('launcher = "mpirun"', "allowed: srun, torchrun"),
-        ('max_time = "long"', "HH:MM:SS"),
+        ('master_suffix = "; rm"', "master_suffix .; rm. is not allowed"),
+        ('name = "generic"', "'name' is not allowed"),
+        ('max_time = "long"', "max_time 'long': is no time; allowed: HH:MM:SS"),
+        ('max_time = "0"', "no time at all"),
         ('partition = "a\\nb"', "line break"),
         ("partition = ", "not TOML"),
     ],
 )
-def test_a_wrong_site_file_is_explained(tmp_path, line, words):
+def test_a_wrong_site_file_is_explained(tmp_path, line, message):
     file = tmp_path / "mine.toml"
     file.write_text(line + "\n")
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=message):
         load_site(str(file))
 
 
@@ -231,30 +251,32 @@ def script(*lines):
 
 
 @pytest.mark.parametrize(
-    "text, line, words",
+    "text, line, message",
     [
         (script("# SBATCH --nodes=2"), 2, "comment to Slurm"),
         (script("##SBATCH --nodes=2"), 2, "comment to Slurm"),
         (script("module purge", "#SBATCH --nodes=2"), 3, "after the first command"),
-        (script("#SBATCH --gres=gpu:8"), 2, "8 GPUs a node"),
-        (script("#SBATCH --gpus-per-node=v100:5"), 2, "5 GPUs a node"),
-        (script("#SBATCH --ntasks-per-node=8", "#SBATCH --gpus-per-task=1"), 3, "8 GPUs a node"),
+        (script("#SBATCH --gres=gpu:8"), 2, "8 GPUs per node"),
+        (script("#SBATCH --gpus-per-node=v100:5"), 2, "5 GPUs per node"),
+        (script("#SBATCH --ntasks-per-node=8", "#SBATCH --gpus-per-task=1"), 3, "8 GPUs per node"),
         (script("#SBATCH --ntasks-per-node=4", "#SBATCH --gres=gpu:2"), 2, "4 processes do not match 2 GPUs"),
         (script("#SBATCH --ntasks-per-node=2", "#SBATCH -c 25 # a quarter"), 3, "2 tasks x 25 CPUs = 50"),
         (script("#SBATCH --time=soon"), 2, "is no time"),
         (script("#SBATCH --time=03:00:00"), 2, "over the limit"),
         (script("#SBATCH -C v100-64g"), 2, "unknown constraint 'v100-64g'"),
         (script("#SBATCH --output=nowhere/%j.out"), 2, "does not exist: nowhere"),
+        (script("#SBATCH --output=50%%/%j.out"), 2, "does not exist: 50%"),
+        (script("#SBATCH --time"), 2, "expected one argument"),
         (script("#SBATCH --job-name='open"), 2, "quotes do not match"),
         (script("#SBATCH --nodes=1").replace("\n", "\r\n"), 1, "DOS line breaks"),
         ("#SBATCH --nodes=1\nsrun python\n", 1, "names no shell"),
     ],
 )
-def test_the_checker_names_the_line_and_the_fix(project, text, line, words):
+def test_the_checker_names_the_line_and_the_fix(project, text, line, message):
     problems = check(text, "jeanzay", ask_slurm=False)
     assert len(problems) == 1, problems
     assert problems[0].line == line
-    assert words in problems[0].message
+    assert message in problems[0].message
     assert problems[0].fix
 
 
@@ -264,8 +286,8 @@ def test_a_good_file_has_no_problems(project):
 
 def test_a_spec_is_checked_before_it_is_submitted(project):
     job = spec(processes_per_node=5)
-    assert "5 GPUs a node" in check(job, "generic", ask_slurm=False)[0].message
-    with pytest.raises(UserError, match="5 GPUs a node.*at most 4"):
+    assert "5 GPUs per node" in check(job, "generic", ask_slurm=False)[0].message
+    with pytest.raises(UserError, match="5 GPUs per node.*at most 4"):
         submit(job, site="generic")
     assert not (project / "runs").exists()
 
@@ -281,7 +303,3 @@ def test_debug_prints_and_submits_nothing(project, capsys):
     assert submit(spec(), site="generic", debug=True) is None
     assert capsys.readouterr().out == render(spec(), load_site("generic"))
     assert not (project / "runs").exists()
-
-
-def test_make_site_takes_every_key_of_the_generic_file():
-    assert make_site("x", {"gpus_per_node": 2}, "x.toml").gpus_per_node == 2

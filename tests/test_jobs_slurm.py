@@ -20,10 +20,10 @@ def spec(*action, out="runs/toy", program="worker.py", **changes):
     return JobSpec(**({"name": "toy", "command": command, "out": out} | changes))
 
 
-def until(what, seconds=20):
+def until(condition, seconds=20):
     """Wait for a condition, bounded."""
     end = time.monotonic() + seconds
-    while not what():
+    while not condition():
         assert time.monotonic() < end, "it did not happen in time"
         time.sleep(0.05)
 
@@ -43,7 +43,7 @@ def own_cluster(slurm_programs, monkeypatch):
 
 @pytest.fixture(scope="module")
 def late_jobs(shared_cluster, tmp_path_factory):
-    """Two jobs whose time is nearly over: Slurm looks every 30 s only, so they end while the other tests run."""
+    """Two jobs whose time is nearly over: Slurm checks every 30 s only, so they end while the other tests run."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in shared_cluster.environ.items():
             patch.setenv(name, value)
@@ -60,7 +60,7 @@ def late_jobs(shared_cluster, tmp_path_factory):
     yield folder
 
 
-# --- the ordinary life
+# --- jobs that end well
 
 
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
@@ -173,7 +173,7 @@ def test_a_node_that_dies(own_cluster, project):
         job.result()
 
 
-def test_a_controller_that_does_not_answer_is_said_in_time(own_cluster, project):
+def test_a_controller_that_does_not_answer_is_reported_in_time(own_cluster, project):
     job = submit(spec("sleep"))
     until(lambda: job.state == "running")
     own_cluster.stop_controller()
@@ -191,7 +191,7 @@ def test_a_controller_that_does_not_answer_is_said_in_time(own_cluster, project)
 
 
 def test_jobs_that_slurm_has_forgotten(own_cluster, project):
-    """Absence is not success: the log and the script's marker tell, else nobody knows."""
+    """Absence is not success: the log and the script's marker decide, else the state is unknown."""
     ends = {"good": ("train",), "bad": ("fail", 0, 9), "gone": ("train",), "ended": ("sleep",)}
     jobs = {name: submit(spec(*action, out=f"runs/{name}", name=name)) for name, action in ends.items()}
     until(lambda: (project / "runs/ended/pids-0").exists())
@@ -204,16 +204,16 @@ def test_jobs_that_slurm_has_forgotten(own_cluster, project):
     (own_cluster.folder / "jobcomp.txt").unlink()
     own_cluster.start_controller()
     assert slurm.ask(jobs["good"].id) is None
-    found = {name: attach(f"runs/{name}") for name in ends}
-    assert {name: job.state for name, job in found.items()} == {
+    attached = {name: attach(f"runs/{name}") for name in ends}
+    assert {name: job.state for name, job in attached.items()} == {
         "good": "done",
         "bad": "failed",
         "gone": "unknown",
         "ended": "cancelled",
     }
-    assert found["bad"].failure().exit_status == 9
+    assert attached["bad"].failure().exit_status == 9
     with pytest.raises(JobFailed, match="forgotten"):
-        found["gone"].result()
+        attached["gone"].result()
 
 
 def test_another_cluster_with_the_same_job_number_is_not_mixed_up(cluster, project, slurm_programs, monkeypatch):
@@ -233,6 +233,7 @@ def test_a_stopped_job_goes_back_into_the_queue_and_ends_well(cluster, project):
     until(lambda: "BeginTime" in job.reason, seconds=30)
     assert job.state == "pending"
     assert not (project / "runs/toy/summary.json").exists()
+    time.sleep(2)  # a node refuses a job that starts again within the second of its end
     scontrol("update", f"jobid={job.id}", "StartTime=now")  # else Slurm lets a requeued job wait for two minutes
     assert job.wait(60) == "done"
     assert job.log().count("rank 0 of 1") == 2
@@ -251,7 +252,7 @@ def test_an_old_job_object_leaves_the_newer_record_alone(cluster, project):
 
 
 @pytest.mark.parametrize(
-    "line, words",
+    "line, message",
     [
         ('partition = "moon"', "invalid partition specified: moon.*Likely cause: there is no such partition"),
         ('constraint = "v1000"', "Invalid feature specification.*Likely cause: no node has that constraint"),
@@ -261,16 +262,16 @@ def test_an_old_job_object_leaves_the_newer_record_alone(cluster, project):
         ("cores_per_node = 9999", "More processors requested than permitted.*Likely cause"),
     ],
 )
-def test_slurms_refusal_is_shown_in_its_words_with_the_likely_cause(cluster, project, line, words):
+def test_slurms_refusal_is_shown_with_the_likely_cause(cluster, project, line, message):
     file = project / "mine.toml"
     both = "" if line.startswith("cores") else "cores_per_node = 8\n"
     file.write_text(f"{both}gpus_per_node = 4\n{line}\n")
-    with pytest.raises(SlurmError, match=words):
+    with pytest.raises(SlurmError, match=message):
         submit(spec(), site=str(file))
     assert not (project / "runs/toy/job.json").exists()
 
 
-def test_a_configuration_that_is_missing_is_said_at_once(slurm_programs, project, monkeypatch):
+def test_a_configuration_that_is_missing_is_reported_at_once(slurm_programs, project, monkeypatch):
     monkeypatch.setenv("SLURM_CONF", "/nowhere/slurm.conf")
     started = time.monotonic()
     with pytest.raises(SlurmError, match="no such file"):

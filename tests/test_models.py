@@ -59,8 +59,8 @@ def test_stage_shares_parameters():
     model = build("convnet")
     stage = model.stage(1, 3)
     assert stage.names == ["layer2", "fc"]
-    mine = dict(model.named_parameters())
-    assert all(p is mine[name] for name, p in stage.named_parameters())
+    parameters = dict(model.named_parameters())
+    assert all(p is parameters[name] for name, p in stage.named_parameters())
     with torch.no_grad():
         stage.get_parameter("fc.1.bias").fill_(7)
     assert model.get_parameter("fc.1.bias").eq(7).all()
@@ -113,7 +113,7 @@ def test_resolve_cut_of_a_resnet():
 
 
 @pytest.mark.parametrize(
-    ("cut", "stages", "said"),
+    ("cut", "stages", "message"),
     [
         (None, 4, "4 stages do not fit a model of 3 blocks; allowed: 1 to 3"),
         ("layer9", 2, "cannot cut after 'layer9'.*layer1, layer2"),
@@ -129,14 +129,14 @@ def test_resolve_cut_of_a_resnet():
         ("layer1,1", 3, "leaves a stage empty"),
     ],
 )
-def test_cuts_that_are_refused(cut, stages, said):
-    with pytest.raises(UserError, match=said) as refusal:
+def test_cuts_that_are_refused(cut, stages, message):
+    with pytest.raises(UserError, match=message) as refusal:
         resolve_cut(CONVNET, cut, stages)
     assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ({"name": "vgg"}, "unknown model 'vgg'; allowed: toy, convnet, resnet18"),
         ({"name": "convnet", "norm": "layer"}, "unknown norm 'layer'; allowed: batch, group"),
@@ -144,6 +144,6 @@ def test_cuts_that_are_refused(cut, stages, said):
         ({"name": "transformer", "image_size": 30}, "image size 30 does not divide"),
     ],
 )
-def test_models_that_are_refused(arguments, said):
-    with pytest.raises(UserError, match=said):
+def test_models_that_are_refused(arguments, message):
+    with pytest.raises(UserError, match=message):
         build(**arguments)

@@ -68,16 +68,16 @@ def page(server, tmp_path_factory):
 @pytest.fixture
 def outside(page, server):
     """Every request that leaves the machine while the test runs."""
-    found = []
+    requests = []
 
     def note(request):
         if not request.url.startswith((server[0], "data:", "blob:")):
-            found.append(request.url)
+            requests.append(request.url)
 
     page.on("request", note)
-    yield found
+    yield requests
     page.remove_listener("request", note)
-    assert not found
+    assert not requests
 
 
 def write(project, name, cells):
@@ -154,7 +154,7 @@ def test_a_failed_job_keeps_the_end_of_its_log(page, server, project, outside):
 
 def test_a_difference_with_dollars_is_no_formula(page, server, project, outside):
     shown = "diff('first $A and $B\\n', 'second $A and $B $C and $D\\n')"
-    write(project, "dollars.ipynb", [f"from mpdemo.notebook.show import diff\n{shown}", "print('AFTER')"])
+    write(project, "dollars.ipynb", [f"from mpdemo.notebook.diff import diff\n{shown}", "print('AFTER')"])
     open_notebook(page, server, "dollars.ipynb", run=True)
     page.wait_for_selector(f"{OUTPUT} >> text=AFTER", timeout=WAIT)
     page.wait_for_timeout(1500)  # formulas are typeset later

@@ -1,4 +1,4 @@
-"""Figures: pictures that can be read, lines of text that a test can compare, and no number made up."""
+"""Figures: readable pictures, lines of text that a test can compare, and only numbers from the rows."""
 
 import base64
 import math
@@ -6,12 +6,15 @@ import struct
 
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
 
 from mpdemo.errors import UserError
 from mpdemo.notebook import plots
 from mpdemo.notebook.plots import style
 from mpdemo.notebook.plots.canvas import Canvas
 from mpdemo.notebook.plots.pictures import PICTURES
+from mpdemo.notebook.plots.style import OPERATIONS, paler
+from mpdemo.plan import simulate
 
 ROWS = [
     {"event": "step", "step": step, "loss": 2.3 * math.exp(-step / 20), "time": 0.5 * step} for step in range(1, 41)
@@ -41,7 +44,7 @@ def shown():
     yield plots.ladder(LADDER)
     yield plots.buckets(STEP)
     yield plots.bars(
-        {"compute": {"forward": 0.1, "backward": 0.2}, "loader": {"forward": 0.05}}, "time a step (s)", bound=0.25
+        {"compute": {"forward": 0.1, "backward": 0.2}, "loader": {"forward": 0.05}}, "time of a step (s)", bound=0.25
     )
 
 
@@ -53,8 +56,8 @@ def texts(axes):
         low, high = sorted(axis.get_view_interval())  # labels beyond it are not drawn
         placed = zip(axis.get_ticklocs(), axis.get_ticklabels(), strict=True)
         labels += [label for place, label in placed if low <= place <= high]
-    found = [*axes.texts, *(labels if axes.axison else []), *(legend.get_texts() if legend else [])]
-    return [text for text in found if text.get_text().strip()]
+    written = [*axes.texts, *(labels if axes.axison else []), *(legend.get_texts() if legend else [])]
+    return [text for text in written if text.get_text().strip()]
 
 
 @pytest.mark.parametrize("bundle", list(shown()), ids=repr)
@@ -73,7 +76,7 @@ def test_every_text_is_inside_the_figure_and_on_no_other_text(bundle):
 
 
 @pytest.mark.parametrize("name", PICTURES)
-def test_pictures_say_what_they_show_and_are_the_same_every_time(name):
+def test_pictures_have_a_description_and_are_the_same_every_time(name):
     one, two = plots.picture(name), plots.picture(name)
     assert repr(one).startswith("picture: ") and len(repr(one)) > 40
     assert one.data == two.data
@@ -97,11 +100,35 @@ def test_the_background_is_opaque_and_the_ink_has_contrast():
     assert figure.get_facecolor()[3] == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "schedule", "microbatches"), [("model_parallel", "naive", 1), ("pipeline", "gpipe", 4)]
+)
+def test_the_timelines_in_the_pictures_are_simulated(name, schedule, microbatches):
+    rows = simulate(schedule, [1, 1], [2, 2], microbatches, 2).events
+    texts = [f"{row['kind']}{row['microbatch']}" if microbatches > 1 else OPERATIONS[row["kind"]][0] for row in rows]
+    axes = plots.picture(name).figure.axes[0]
+    drawn = [text.get_text() for text in axes.texts if text.get_text() in texts]
+    assert sorted(drawn) == sorted(texts)
+    colours = {to_hex(patch.get_facecolor()) for patch in axes.patches}
+    assert colours >= {OPERATIONS[kind][1] for kind in "FB"}
+
+
+def test_both_timelines_share_one_table_of_colours_and_names():
+    simulation = simulate("zbv", [1] * 4, [2] * 4, 4, 2)
+    figure = plots.timeline(ideal=simulation).figure
+    legend = {text.get_text() for text in figure.legends[0].get_texts()}
+    painted = {to_hex(colour) for boxes in figure.axes[0].collections for colour in boxes.get_facecolor()}
+    for name, colour in (OPERATIONS[kind] for kind in "FIW"):
+        assert name in legend
+        for shade in (colour, paler(colour)):  # of a rank's first stage, and of its second one
+            assert shade in painted
+
+
 def test_curves_draw_the_rows_that_were_given():
     bundle = plots.curves({"single": ROWS, "ddp": ROWS[:10]}, x="time")
     assert repr(bundle) == "loss against time: single (40 points), ddp (10 points)"
     axes = bundle.figure.axes[0]
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("time (s)", "loss (nats an image)")
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("time (s)", "loss (nats per image)")
     first, second = axes.get_lines()
     assert list(first.get_xdata()) == [row["time"] - 0.5 for row in ROWS[:-1]]  # from the first row on
     assert list(second.get_ydata()) == [row["loss"] for row in ROWS[:10]]
@@ -117,7 +144,7 @@ def test_texts_hold_no_measured_number():
     assert repr(plots.ladder(LADDER)) == (
         "speed-up beside its bound: single (1 process), ddp, per-device (2 processes)"
     )
-    assert repr(plots.bars({"a": 1.234, "b": 2}, "time a step (s)")) == "time a step (s): a, b"
+    assert repr(plots.bars({"a": 1.234, "b": 2}, "time of a step (s)")) == "time of a step (s): a, b"
 
 
 def test_unknown_picture_lists_the_known():

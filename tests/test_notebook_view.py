@@ -1,4 +1,4 @@
-"""follow() where nobody watches, and what a job looks like at one moment. Live, in a browser: test_notebook_browser.py."""
+"""follow() without a front end, and how a job is displayed. Live, in a browser: test_notebook_browser.py."""
 
 import asyncio
 import html.parser
@@ -10,33 +10,33 @@ import time
 import pytest
 from toyjob import ToyJob
 
-from mpdemo.notebook.moment import Moment
+from mpdemo.notebook.snapshot import Snapshot
 from mpdemo.notebook.view import JobCancelled, follow, has_front_end
 from mpdemo.paths import root
 
 
 def text_of(page):
     """Return the text of some HTML."""
-    found = []
+    texts = []
     parser = html.parser.HTMLParser()
-    parser.handle_data = found.append
+    parser.handle_data = texts.append
     parser.feed(page)
-    return " ".join(found)
+    return " ".join(texts)
 
 
-def test_without_a_front_end_a_job_is_displayed_once_with_a_line_that_is_always_the_same(tmp_path, capsys):
+def test_without_a_front_end_a_job_is_displayed_once_with_a_reproducible_line(tmp_path, capsys):
     job = ToyJob(tmp_path / "07_toy")
     asyncio.run(follow(job, live=False))
     assert capsys.readouterr().out == "07_toy: done, 20 steps\n"
-    assert Moment.take(job).bundle().data["image/png"].startswith("iVBOR")
+    assert Snapshot.take(job).bundle().data["image/png"].startswith("iVBOR")
 
 
-def test_a_failed_job_says_so_and_counts_no_steps(tmp_path, capsys):
+def test_a_failed_job_is_reported_and_counts_no_steps(tmp_path, capsys):
     asyncio.run(follow(ToyJob(tmp_path / "07_toy", status=3), live=False))
     assert capsys.readouterr().out == "07_toy: failed\n"
 
 
-def test_the_wait_is_bounded_and_says_how_to_go_on(tmp_path):
+def test_the_wait_is_bounded_and_its_error_tells_how_to_follow_again(tmp_path):
     job = ToyJob(tmp_path / "07_toy", steps=1000)
     try:
         with pytest.raises(TimeoutError, match=r"07_toy is still running; it goes on; .*await follow\(") as caught:
@@ -63,23 +63,30 @@ def test_an_interrupt_cancels_the_job_and_stops_the_cells_below(tmp_path, capsys
     assert capsys.readouterr().out == "07_toy: cancelled\n"
 
 
-def test_a_moment_reads_well(tmp_path):
+def snapshot(**changes):
+    """Return the snapshot of a job that has just been submitted."""
+    fields = {"name": "03_ddp", "state": "pending", "reason": "", "queue": None, "run_time": 0.0}
+    fields |= {"where": "this machine", "id": "1", "rows": [], "log": ""}
+    return Snapshot(**(fields | changes))
+
+
+def test_the_view_of_a_running_job_is_readable():
     rows = [
         {"event": "step", "step": 7, "steps": 56, "loss": 1.5, "images_per_second": 250.0},
         {"event": "epoch", "epoch": 0},
     ]
-    moment = Moment("03_ddp", "running", "", None, 4.21, "this machine", "1", "runs/03_ddp", rows, "a\n\r1%\r2%\n<b>\n")
+    running = snapshot(state="running", run_time=4.21, rows=rows, log="a\n\r1%\r2%\n<b>\n")
     facts = "this machine, job 1 · 4.2 s · step 7 of 56, loss 1.5000 · 250 images/s"
-    assert " ".join(text_of(moment.head()).split()) == f"03_ddp running {facts}"
-    assert text_of(moment.tail()) == "a\n2%\n<b>"
-    assert 'aria-label="loss 1.5 at step 7"' in moment.chart()
-    assert moment.total == 56
+    assert " ".join(text_of(running.header()).split()) == f"03_ddp running {facts}"
+    assert text_of(running.log_tail()) == "a\n2%\n<b>"
+    assert 'aria-label="loss 1.5 at step 7"' in running.chart()
+    assert running.total == 56
 
 
 def test_a_waiting_job_shows_its_place_in_the_queue():
-    moment = Moment("03_ddp", "pending", "Resources", 3, 0.0, "cluster box", "12", "runs/03_ddp", [], "")
-    assert "position 3 in the queue (Resources)" in text_of(moment.head())
-    assert moment.chart() == "" and repr(moment.bundle()) == "03_ddp: pending"
+    waiting = snapshot(reason="Resources", queue=3, where="cluster box", id="12")
+    assert "position 3 in the queue (Resources)" in text_of(waiting.header())
+    assert waiting.chart() == "" and repr(waiting.bundle()) == "03_ddp: pending"
 
 
 @pytest.mark.parametrize(
@@ -101,6 +108,6 @@ def test_a_test_has_no_front_end():
 
 
 def test_front_end_modules_load_without_torch():
-    modules = ", ".join(f"mpdemo.notebook.{name}" for name in ("show", "plots", "view"))
+    modules = ", ".join(f"mpdemo.notebook.{name}" for name in ("show", "diff", "plots", "view", "explorer"))
     code = f"import {modules}, sys; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=root(), check=True, timeout=60)

@@ -31,6 +31,8 @@ TWO = [
     case("ddp", "resnet18", "batch", batch_size=8),
     case("ddp", "resnet18", "group", batch_size=8),
     case("ddp", "transformer"),
+    *both_norms("ddp", microbatches=3),
+    *both_norms("data_parallel", form="one-process", microbatches=2),
     *both_norms("model_parallel", cut="layer1"),
     *both_norms("model_parallel", form="one-process", cut="layer2"),
     case("model_parallel", "resnet18", "batch", batch_size=8, cut="layer2.1"),

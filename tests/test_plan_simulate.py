@@ -69,8 +69,8 @@ def test_nothing_starts_later_than_it_must(shape):
             if other is not None and 0 <= other < len(owners):
                 if (row["kind"].replace("I", "B"), other, row["microbatch"]) not in end:
                     continue
-                border = communication[min(other, row["stage"])] if owners[other] != rank else 0.0
-                arrives = end[row["kind"].replace("I", "B"), other, row["microbatch"]] + border
+                delay = communication[min(other, row["stage"])] if owners[other] != rank else 0.0
+                arrives = end[row["kind"].replace("I", "B"), other, row["microbatch"]] + delay
             begin = max(arrives, free[rank])
             assert row["start"] == pytest.approx(begin)
             free[rank] = end[row["kind"].replace("I", "B"), row["stage"], row["microbatch"]] = row["end"]
@@ -109,22 +109,11 @@ def test_naive_model_parallelism_keeps_one_device_busy_at_a_time():
     assert result.idle_share_per_rank == pytest.approx([15 / 18, 12 / 18, 9 / 18])
 
 
-def test_no_simulation_beats_the_lower_bound():
-    draw = random.Random(0)
-    for _ in range(50):
-        ranks, microbatches = draw.randint(1, 6), draw.randint(6, 12)
-        forward, backward = ([draw.uniform(0.1, 2) for _ in range(ranks)] for _ in range(2))
-        least = bounds.least_step_time(forward, backward, microbatches)
-        for schedule in ("gpipe", "1f1b"):
-            assert simulate(schedule, forward, backward, microbatches, ranks).step_time >= least - 1e-9
-
-
 def test_1f1b_holds_as_many_microbatches_as_stages_remain_and_gpipe_holds_them_all():
     assert simulate("1f1b", [1] * 4, [2] * 4, 12, 4).peak_activations == [4, 3, 2, 1]
     assert simulate("gpipe", [1] * 4, [2] * 4, 12, 4).peak_activations == [12] * 4
     zbv = simulate("zbv", [1] * 8, [2] * 8, 12, 4)
     assert max(zbv.peak_activations) <= 2 * 4  # half-sized stages: no more memory than 1f1b
-    assert zbv.held([10] * 8) == [10 * count for count in zbv.peak_activations]
 
 
 def test_the_first_stage_computes_its_whole_backward_with_the_weights():

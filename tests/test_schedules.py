@@ -3,6 +3,7 @@
 import pytest
 
 from mpdemo.errors import UserError
+from mpdemo.parallel.pipeline import SCHEDULES as LIBRARY_CLASSES
 from mpdemo.plan import SCHEDULES, check_schedule, placement, rank_order
 
 CASES = [
@@ -14,7 +15,7 @@ CASES = [
 ]
 
 
-class Watched:
+class NotedStage:
     """Notes every chunk that the library asks a stage to compute."""
 
     def __init__(self, stage, seen):
@@ -61,9 +62,9 @@ def library():
                 if owners[s] == rank
             ]
             for stage in stages:
-                Watched(stage, seen)
+                NotedStage(stage, seen)
             several = "interleaved" in schedule or schedule == "zbv"
-            runner = getattr(pipelining, SCHEDULES[schedule].library_class)(
+            runner = LIBRARY_CLASSES[schedule](
                 stages if several else stages[0], n_microbatches=microbatches, loss_fn=torch.nn.functional.mse_loss
             )
             batch = torch.zeros(2 * microbatches, 4)
@@ -117,13 +118,13 @@ def test_every_microbatch_passes_every_stage_once_each_way(schedule, ranks, micr
 
 
 @pytest.mark.parametrize(
-    "arguments, told",
+    "arguments, message",
     [
         (("1f1b", 4, 2), "4 or more"),
         (("gpipe", 2, 0), "whole numbers from 1"),
         (("gpipe", 2, 3, None, 32), "1, 2, 4, 8, 16, 32"),
-        (("gpipe", 2, 4, 2), "exactly 1 stage a rank, not 2"),
-        (("zbv", 2, 4, 3), "exactly 2 stages a rank, not 3"),
+        (("gpipe", 2, 4, 2), "exactly 1 stage per rank, not 2"),
+        (("zbv", 2, 4, 3), "exactly 2 stages per rank, not 3"),
         (("interleaved-1f1b", 2, 4, 1), "2 or more"),
         (("interleaved-1f1b", 2, 5), "multiple of 2"),
         (("1f1b", 2, 3, 1, 8), "2, 4, 8"),
@@ -131,8 +132,8 @@ def test_every_microbatch_passes_every_stage_once_each_way(schedule, ranks, micr
         (("zb-v", 2, 4), "naive, gpipe, 1f1b, interleaved-1f1b, interleaved-zero-bubble, zbv"),
     ],
 )
-def test_bad_numbers_are_refused_in_one_line_with_the_valid_ones(arguments, told):
+def test_bad_numbers_are_refused_in_one_line_with_the_valid_ones(arguments, message):
     with pytest.raises(UserError) as refusal:
         check_schedule(*arguments)
-    assert told in str(refusal.value)
+    assert message in str(refusal.value)
     assert "\n" not in str(refusal.value)

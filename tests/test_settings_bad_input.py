@@ -1,5 +1,6 @@
 """A user's mistake is one line on stderr that says what is allowed, and exit status 2; never a traceback."""
 
+import argparse
 import json
 import os
 import socket
@@ -8,6 +9,9 @@ import sys
 
 import pytest
 
+from mpdemo.errors import UserError
+from mpdemo.jobs import train_command
+from mpdemo.options import add_options, options_from
 from mpdemo.paths import root
 from mpdemo.settings import MODELS, RUNGS, Settings, checked
 
@@ -41,13 +45,13 @@ def test_unknown_names(run_mpdemo, refused):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "required: --rung"),
-        (["--rung", "ddp", "--batch-size", "many"], "--batch-size: invalid int value: 'many'"),
-        (["--rung", "ddp", "--epochs", "1", "--steps", "2"], "not allowed with argument --epochs"),
+        ([], "--rung is missing"),
+        (["--rung", "ddp", "--batch-size", "many"], "--batch-size 'many' is not allowed; allowed: a whole number"),
+        (["--rung", "ddp", "--epochs", "1", "--steps", "2"], "--steps 2 is not allowed with --epochs 1"),
         (["--rung", "single", "--faster"], "unrecognized arguments: --faster"),
         (["--rung", "single", "--form", "per-device"], "no form 'per-device'; allowed: one-process"),
         (["--rung", "single", "--batch-size", "0"], "--batch-size 0 is not allowed; allowed: 1 or more"),
-        (["--rung", "single", "--lr", "-1"], "--lr -1.0 is not allowed"),
+        (["--rung", "single", "--lr", "-1"], "--lr -1 is not allowed"),
         (["--rung", "single", "--lr", "nan"], "--lr nan is not allowed"),
         (["--rung", "single", "--processes", "2"], "was started as 2 processes; start 1"),
         (["--rung", "single", "--epochs", "0"], "--epochs 0 is not allowed"),
@@ -69,8 +73,9 @@ def test_settings(refused, words, said):
         (["pipeline", "--microbatches", "1", "--form", "one-process"], "fewer than the 2 devices"),
         (["pipeline", "--microbatches", "2", "--schedule", "naive"], "naive runs the whole batch at once"),
         (["pipeline", "--schedule", "gipe"], "'gipe'"),
-        (["pipeline", "--schedule", "zbv", "--stages-per-rank", "3"], "exactly 2 stages a rank, not 3"),
-        (["model_parallel", "--microbatches", "4"], "takes no --microbatches; allowed: rungs single and pipeline"),
+        (["pipeline", "--schedule", "zbv", "--stages-per-rank", "3"], "exactly 2 stages per rank, not 3"),
+        (["model_parallel", "--microbatches", "4"], "takes no --microbatches 4: with them it is --rung pipeline"),
+        (["ddp", "--batch-size", "12", "--microbatches", "4"], "does not divide by 4 microbatches on 2 devices"),
     ],
 )
 def test_batches_and_microbatches(refused, words, said):
@@ -183,17 +188,34 @@ def test_more_ranks_than_gpus(refused, tmp_path):
 
 
 def test_settings_go_through_the_command_line():
-    """The words that `Settings.arguments` gives are read back as the same settings."""
-    import argparse
-
-    from mpdemo.training.arguments import add_arguments, from_args
-
+    """The arguments that `Settings.arguments` gives are read back as the same settings."""
     parser = argparse.ArgumentParser()
-    add_arguments(parser)
+    add_options(parser, Settings)
     for settings in (
         Settings(rung="pipeline", model="resnet18", schedule="zbv", microbatches=8, cut="1,2,3", timeline=True),
         Settings(rung="ddp", lr=0.5, steps=7, resume="runs/x", seed=0, log_every=1),
         checked(Settings(rung="ddp", processes=3, batch_size=12)),
         checked(Settings(rung="pipeline", form="one-process", devices=3, steps=4, batch_size=12)),
     ):
-        assert from_args(parser.parse_args(settings.arguments())) == settings
+        assert options_from(parser.parse_args(settings.arguments()), Settings) == settings
+
+
+def test_a_setting_cannot_be_changed_afterwards():
+    with pytest.raises(AttributeError):
+        Settings(rung="single").lr = 1.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"batchsize": 128}, "unknown name 'batchsize'"),
+        ({"batchsize": 128}, "did you mean 'batch_size'?"),
+        ({"precision": "fp8"}, "--precision 'fp8' is not allowed; allowed: fp32, bf16, fp16"),
+        ({"schedule": "gipe"}, "did you mean 'gpipe'?"),
+        ({"batch_size": 0}, "--batch-size 0 is not allowed; allowed: 1 or more"),
+    ],
+)
+def test_a_wrong_setting_of_a_job_is_refused_where_it_is_written(settings, said):
+    with pytest.raises(UserError) as refused:
+        train_command(rung="ddp", **settings)
+    assert said in str(refused.value) and "\n" not in str(refused.value)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from jpegs import make_jpeg_folder
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mpdemo.data import make_jpeg_folder
 from mpdemo.errors import UserError
 from mpdemo.paths import root
 from mpdemo.settings import Settings, checked
@@ -40,7 +40,8 @@ def runs(tmp_path, monkeypatch):
 
 def run_here(out, **settings):
     torch.set_num_threads(1)
-    assert train(checked(Settings(out=str(out), **settings)), World()) == 0
+    settings = {"rung": "single", "out": str(out)} | settings
+    assert train(checked(Settings(**settings)), World()) == 0
     return out
 
 
@@ -226,13 +227,29 @@ def handed_on(folder, jpeg):
     for stop, rung in PARTS.items():
         resume = {"resume": str(folder / f"to-{before}")} if before else {}
         out = str(folder / f"to-{stop}")
-        runs[stop] = {"model": "toy", "steps": stop, "checkpoint_every": stop, "out": out, **rung, **resume, **jpeg}
+        runs[stop] = {
+            "rung": "single",
+            "model": "toy",
+            "steps": stop,
+            "checkpoint_every": stop,
+            "out": out,
+            **rung,
+            **resume,
+            **jpeg,
+        }
         before = stop
     return runs
 
 
 def resnet50(jpegs, rung, out):
-    common = {"model": "resnet50", "dataset": "folder", "data": str(jpegs), "image_size": 64, "batch_size": 8}
+    common = {
+        "rung": "single",
+        "model": "resnet50",
+        "dataset": "folder",
+        "data": str(jpegs),
+        "image_size": 64,
+        "batch_size": 8,
+    }
     return {**common, "steps": 2, "log_every": 1, **rung, "out": str(out)}
 
 
@@ -317,7 +334,7 @@ def test_resnet50_from_jpegs(resnets, name):
 
 def state(step):
     return {"model": {"w": torch.full((3,), float(step))}, "optimizer": {}, "scheduler": {}, "settings": {}, "epoch": 0,
-            "step": step, "seen": [], "random": []}  # fmt: skip
+            "step": step, "epoch_steps": [], "random": []}  # fmt: skip
 
 
 KILLED = """
@@ -368,7 +385,7 @@ def test_damaged_checkpoint(tmp_path, how):
     if how == "other":
         torch.save({"weights": torch.zeros(3)}, path)
     elif how == "code":
-        torch.save(state(4) | {"seen": Code(tmp_path / "made")}, path)
+        torch.save(state(4) | {"epoch_steps": Code(tmp_path / "made")}, path)
     else:
         path.write_bytes({"half": whole[: len(whole) // 2], "empty": b"", "noise": os.urandom(500)}[how])
     with pytest.raises(UserError, match="not a checkpoint of mpdemo or is damaged") as refusal:
@@ -411,7 +428,7 @@ def test_sigusr1_leaves_a_checkpoint(words, tmp_path, runs):
     out = tmp_path / "run"
     common = {"model": "toy", "batch_size": 128, "epochs": 10_000}
     command = [sys.executable, "-m", "mpdemo", "train", *words, "--log-every", "1", "--out", str(out)]
-    command += Settings(**common).arguments()[2:]
+    command += Settings(rung="single", **common).arguments()[2:]
     environment = {**os.environ, "PYTHONPATH": str(root())}
     child = subprocess.Popen(command, cwd=root(), env=environment, stderr=subprocess.PIPE, text=True)
     try:

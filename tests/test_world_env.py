@@ -1,4 +1,4 @@
-"""Who am I: the variables of torchrun, of Slurm's srun, of a real Slurm, and none."""
+"""Rank and device of a process: the variables of torchrun, of Slurm's srun, of a real Slurm, and none."""
 
 import json
 import os
@@ -25,8 +25,8 @@ SRUN = {  # as Slurm 22.05 sets them; the real one is asked below
 ALONE = {"rank": 0, "world_size": 1, "local_rank": 0, "local_world_size": 1, "launcher": "none"}
 
 
-def place(found):
-    return tuple(found[name] for name in ("launcher", "rank", "world_size", "local_rank", "local_world_size"))
+def place(values):
+    return tuple(values[name] for name in ("launcher", "rank", "world_size", "local_rank", "local_world_size"))
 
 
 def test_no_launcher():
@@ -40,9 +40,9 @@ def test_torchrun():
     assert place(read_launcher(SRUN | TORCHRUN)) == ("torchrun", 3, 4, 1, 2)  # torchrun inside a Slurm job
 
 
-@pytest.mark.parametrize(("node", "here"), [(0, 2), (2, 2), (3, 1)])
-def test_srun_with_uneven_nodes(node, here):
-    assert place(read_launcher(SRUN | {"SLURM_NODEID": str(node)})) == ("slurm", 6, 7, 0, here)
+@pytest.mark.parametrize(("node", "on_node"), [(0, 2), (2, 2), (3, 1)])
+def test_srun_with_uneven_nodes(node, on_node):
+    assert place(read_launcher(SRUN | {"SLURM_NODEID": str(node)})) == ("slurm", 6, 7, 0, on_node)
 
 
 def test_srun_of_fewer_tasks_than_the_job():
@@ -87,7 +87,7 @@ def test_contradictions_are_refused(change, named):
 
 
 class FakeGPUs:
-    """Stands for torch.cuda on a node with `count` GPUs; the only thing here that is not real."""
+    """Stands for torch.cuda on a node with `count` GPUs; the only stand-in of this file."""
 
     def __init__(self, monkeypatch, count):
         self.current = None
@@ -152,8 +152,8 @@ def test_real_slurm(cluster, tmp_path):
     """The variables that Slurm itself sets in a batch script and in three tasks on two nodes."""
     (tmp_path / "job.sh").write_text(JOB.format(out=tmp_path))
     subprocess.run(["sbatch", "--wait", tmp_path / "job.sh"], check=True, capture_output=True, timeout=100)
-    found = [place(read_launcher(json.loads(file.read_text()))) for file in tmp_path.glob("*.json")]
-    assert sorted(found) == [
+    places = [place(read_launcher(json.loads(file.read_text()))) for file in tmp_path.glob("*.json")]
+    assert sorted(places) == [
         ("none", 0, 1, 0, 1),  # the batch script
         ("slurm", 0, 3, 0, 2),
         ("slurm", 1, 3, 1, 2),

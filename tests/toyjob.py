@@ -1,4 +1,4 @@
-"""A job of a second, behind the same small protocol as the package's jobs: what the live view is tried on.
+"""A job of about a second with the interface of the package's jobs, for the tests of the live view.
 
 python tests/toyjob.py OUT STEPS SECONDS_PER_STEP [EXIT_STATUS]
 """
@@ -57,7 +57,7 @@ class ToyJob:
 
 
 def main(out, steps, pause, status):
-    """Write what a training writes, a step every `pause` seconds."""
+    """Write what a training writes, one step per `pause` seconds."""
     with open(Path(out) / "metrics.jsonl", "w", buffering=1) as file:
         for step in range(1, int(steps) + 1):
             time.sleep(float(pause))

@@ -1,105 +1,127 @@
-"""The pipeline measurements of ``python -m mpdemo bench``: schedules and cuts against naive model parallelism.
+"""The pipeline measurements of ``python -m mpdemo bench``: schedules, cuts and the planner's choice."""
 
-Each row holds what was measured, what the simulation of the schedule says with the stage times of the same steps, and
-how far apart the two are: what is lost to communication and to the library's work between two operations.
-"""
-
-import statistics
 import time
 from dataclasses import replace
-from types import SimpleNamespace
+from statistics import median
 
-from tqdm import tqdm
-
-from mpdemo.bench.parts import make
-from mpdemo.labs.contest import Contest, quartiles, recorded_steps
+from mpdemo.labs.harness import WARMUP, Comparison, quartiles
+from mpdemo.labs.trial import build_model, random_batch
+from mpdemo.plan import SCHEDULES, cost
+from mpdemo.plan.cut import move_boundary
+from mpdemo.plan.footprint import footprints
+from mpdemo.plan.planner import Workload, candidates, choose, evaluate
 from mpdemo.settings import Settings
 from mpdemo.timeline import read
 from mpdemo.timeline.record import Recorder
+from mpdemo.world.collectives import gather_objects
 
-PIPELINE = {"rung": "pipeline", "form": "per-device", "timeline": True}
-# model, pixels a side, batch, microbatch counts: an operation should take 5 ms or more, since sending one takes 0.5 ms
-PIPELINES = (
-    ("convstack", 32, 64, (2, 4, 8, 16)),
-    ("transformer", 28, 256, (2, 4, 8, 16)),
-)
+# model, pixels per side, batch: large enough for operations of 5 ms or more, since sending one takes 0.5 ms
+PIPELINES = (("convstack", 32, 64), ("transformer", 28, 256))
 HALVES, QUARTERS = "block.3", "block.1,block.3,block.5"  # equal stages of eight equal blocks
+COUNTS = (2, 4, 8)  # microbatches for the planner to choose from
+HEATS, FINALISTS = 3, 4  # rounds in which all choices run; others that run against the planner's choice afterwards
+
+
+def pipeline_settings(**settings) -> Settings:
+    """Settings of a pipeline that records what it does."""
+    return Settings(rung="pipeline", timeline=True, **settings)
 
 
 def pipeline(world, rounds):
-    """Every schedule and microbatch count against naive model parallelism and against its simulation."""
+    """Every schedule and number of microbatches against naive model parallelism and its simulation; then two cuts."""
     rows = []
-    for model, size, batch, counts in PIPELINES:
-        base = Settings(model=model, image_size=size, batch_size=batch, norm="group", **PIPELINE)
+    for model, size, batch in PIPELINES:
+        base = pipeline_settings(model=model, image_size=size, batch_size=batch, norm="group")
         variants = [("naive", 1, HALVES)]
-        for m in counts:
-            variants += [("gpipe", m, HALVES), ("1f1b", m, HALVES)]
-            variants += [(name, m, QUARTERS) for name in ("interleaved-1f1b", "interleaved-zero-bubble", "zbv")]
+        for count in (2, 4, 8, 16):
+            cuts = {s: HALVES if SCHEDULES[s].stages_per_rank == 1 else QUARTERS for s in SCHEDULES if s != "naive"}
+            variants += [(schedule, count, cut) for schedule, cut in cuts.items()]
         rows += pipeline_rows(world, rounds, base, variants)
-    return rows + two_cuts(world, rounds)
-
-
-def two_cuts(world, rounds):
-    """ResNet-101: the cut after layer2, as in the courses this one grew from, against the balanced one."""
-    base = Settings(model="resnet101", image_size=128, batch_size=32, **PIPELINE)
-    variants = [(name, m, place) for place in ("layer2.3", "layer3.6") for name, m in (("naive", 1), ("1f1b", 8))]
-    return pipeline_rows(world, rounds, base, variants)
+    # ResNet-101: the cut after layer2, as in the courses that this one grew from, against the balanced one
+    base = pipeline_settings(model="resnet101", image_size=128, batch_size=32)
+    cuts = [(name, m, cut) for cut in ("layer2.3", "layer3.6") for name, m in (("naive", 1), ("1f1b", 8))]
+    return rows + pipeline_rows(world, rounds, base, cuts)
 
 
 def pipeline_rows(world, rounds, base, variants):
-    """Measure all variants (schedule, M, cut) of one model in one contest; a row each, compared with the first."""
-    contest, rungs = Contest(world), []
-    for schedule, microbatches, place in variants:
-        settings = replace(base, schedule=schedule, microbatches=microbatches, cut=place)
-        rung, settings, step = make(settings, world)
-        rungs.append((f"{schedule} M={microbatches} cut={place}", rung, settings))
-        contest.add(rungs[-1][0], step)
-    with tqdm(total=rounds, desc=base.model, unit="round", disable=world.rank > 0) as bar:
-        contest.run(rounds, each_round=lambda done: bar.update(done - bar.n))
-    recording, first = recording_seconds(world.device), rungs[0][0]
-    return [row_of(world, contest, name, rung, settings, first, recording) for name, rung, settings in rungs]
+    """Measure all variants (schedule, M, cut) of one model in turn; one row each, compared with the first."""
+    comparison = Comparison(world)
+    for schedule, microbatches, cut in variants:
+        settings = replace(base, schedule=schedule, microbatches=microbatches, cut=cut)
+        comparison.add((schedule, microbatches, cut), settings)
+    comparison.run(rounds, title=base.model)
+    recording = recording_seconds(world.device)
+    return [pipeline_row(comparison, name, variants[0], recording) for name in variants]
 
 
-def row_of(world, contest, name, rung, settings, first, recording):
-    """One line of the table: measured, simulated, and how far apart. All ranks must call this."""
-    steps = recorded_steps(rung)
-    simulated = [read.predict([step], settings.schedule) for step in steps]
-    shares = [s.step_time / read.step_time(step) for s, step in zip(simulated, steps, strict=True)]
-    speedup, *speedup_quartiles = contest.ratio(first, name)
-    operations = len(rung.recorder.steps[0]["events"])
+def pipeline_row(comparison, name, first, recording):
+    """One row: measured, simulated with the stage times of the same steps, and how far apart. For all ranks to call.
+
+    What lies between the two is communication, and the library's work between two operations.
+    """
+    trial, seconds = comparison.trials[name], comparison.median(name)
+    steps = trial.recorded_steps()[WARMUP:]
+    simulated = [read.predict([step], trial.settings.schedule) for step in steps]
+    shares = [simulation.step_time / read.step_time(step) for simulation, step in zip(simulated, steps, strict=True)]
+    speedup, *speedup_quartiles = comparison.ratio(first, name)
     return {
-        "model": settings.model,
-        "batch": settings.batch_size,
-        "cut": settings.cut,
-        "schedule": settings.schedule,
-        "processes": world.world_size,
-        "microbatches": settings.microbatches,
-        "step_seconds": contest.median(name),
-        "step_quartiles": quartiles(contest.seconds[name]),
+        "model": trial.settings.model,
+        "batch": trial.settings.batch_size,
+        "cut": trial.settings.cut,
+        "schedule": trial.settings.schedule,
+        "processes": comparison.world.world_size,
+        "microbatches": trial.settings.microbatches,
+        "step_seconds": seconds,
+        "step_quartiles": quartiles(comparison.seconds[name]),
         "speedup": speedup,  # over the first variant
         "speedup_quartiles": speedup_quartiles,
-        "simulated_seconds": statistics.median(s.step_time for s in simulated),
-        "fraction_of_bound": statistics.median(shares),
+        "simulated_seconds": median(simulation.step_time for simulation in simulated),
+        "fraction_of_bound": median(shares),
         "fraction_quartiles": quartiles(shares),
-        "measured_idle_share": statistics.median(read.idle_share(step) for step in steps),
-        "predicted_idle_share": statistics.median(s.idle_share for s in simulated),
-        "recorder_share": operations * recording / contest.median(name),
+        "measured_idle_share": median(read.idle_share(step) for step in steps),
+        "predicted_idle_share": median(simulation.idle_share for simulation in simulated),
+        "recorder_share": len(trial.rung.recorder.steps[0]["events"]) * recording / seconds,
     }
 
 
 def recording_seconds(device, repeats=10_000) -> float:
-    """Seconds that the recorder adds to one operation, measured around one that does nothing."""
-    methods = ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk")
-    senders = ("get_fwd_send_ops", "get_bwd_send_ops")
-    stage = SimpleNamespace(stage_index=0, **dict.fromkeys((*methods, *senders), lambda chunk: None))
-    seconds = []
-    for attach in (False, True):
-        recorder = Recorder(0, device)
-        if attach:
-            recorder.attach(stage)
-        with recorder.step():
-            begin = time.perf_counter()
-            for number in range(repeats):
-                stage.forward_one_chunk(number)
-            seconds.append((time.perf_counter() - begin) / repeats)
-    return seconds[1] - seconds[0]
+    """Seconds that recording one operation takes, measured around an operation that does nothing."""
+    recorder = Recorder(0, device)
+    with recorder.step():
+        begin = time.perf_counter()
+        for number in range(repeats):
+            with recorder.operation("F", 0, number):
+                pass
+        return (time.perf_counter() - begin) / repeats
+
+
+def planner(world, rounds, model="resnet50", size=128, batch=32):
+    """The planner's choice against what else one could have chosen; one row for each finalist, the choice first.
+
+    All choices are run a few times; then the planner's and the fastest others run against each other again: the
+    fastest of many short runs is mostly the luckiest.
+    """
+    base = pipeline_settings(model=model, image_size=size, batch_size=batch)
+    sizes, (images, _) = [batch // count for count in COUNTS], random_batch(base)
+    measured = cost.measure(build_model(base), images, sizes) if world.rank == 0 else None
+    tried = choices(Workload(footprints(model, size), gather_objects(measured)[0], world.world_size, batch))
+    variants = [(c.schedule, c.microbatches, ",".join(map(str, c.points))) for c in tried]
+    rows = pipeline_rows(world, HEATS, base, variants)
+    order = sorted(range(1, len(rows)), key=lambda i: -rows[i]["speedup"])
+    finalists = [0, *order[:FINALISTS]]
+    rows = pipeline_rows(world, 2 * rounds, base, [variants[i] for i in finalists])
+    keys = ("model", "cut", "schedule", "microbatches", "step_seconds", "speedup", "speedup_quartiles")
+    return [
+        {"choice": "other" if i else "planner", "of": len(tried), **{k: row[k] for k in keys}}
+        | {"planned_seconds": tried[i].step_time}
+        for i, row in zip(finalists, rows, strict=True)
+    ]
+
+
+def choices(workload):
+    """Return the planner's candidate, the best cut of every other schedule and M, and cuts beside the planner's."""
+    others = candidates(workload, [name for name in SCHEDULES if name != "naive"], COUNTS)
+    best, count = choose(others, workload.limit), len(workload.blocks)
+    moved = [move_boundary(best.points, i, by, count) for i in range(len(best.points)) for by in (-1, 1)]
+    beside = [evaluate(workload, best.schedule, best.microbatches, points) for points in moved if points is not None]
+    return [best, *(candidate for candidate in others if candidate is not best), *beside]

@@ -20,7 +20,9 @@ def around(readme) -> tuple[str, str]:
     before, start, rest = text.partition(START)
     _, end, after = rest.partition(END)
     if not start or not end:
-        raise UserError(f"--readme {readme}: allowed is a file with the lines {START} and {END}; between them it goes")
+        raise UserError(
+            f"--readme {readme}: allowed is a file with the lines {START} and {END}; the figures go between them"
+        )
     return before, after
 
 
@@ -38,10 +40,10 @@ def markdown(results) -> str:
 
 
 def _machine(machine):
-    where = "two CPU cores without a GPU, a process each" if "CPU core" in machine["device"] else "two GPUs"
+    where = "two CPU cores without a GPU, one process per core" if "CPU core" in machine["device"] else "two GPUs"
     version = machine["torch"].split("+")[0]
     yield f"Measured on {machine['date']} by one call of `make bench` ({machine['rounds']} rounds): torch {version} on"
-    yield f"{machine['processor']}, {where}. Medians over interleaved rounds; in brackets the middle half."
+    yield f"{machine['processor']}, {where}. Medians over interleaved rounds; in brackets the quartiles."
     yield ""
 
 
@@ -51,7 +53,7 @@ def _comparisons(results):
     for row in results["ddp"]:
         yield (
             f"| DDP, 2 processes, {row['model']}, {row['image_size']} px, batch {row['batch']}: speed-up over one "
-            f"| {_spread(row['speedup'], row['speedup_quartiles'])} | {row['bound']:.2f}, two that need not talk "
+            f"| {_spread(row['speedup'], row['speedup_quartiles'])} | {row['bound']:.2f}, two independent processes "
             f"| {_spread(row['fraction_of_bound'], row['fraction_quartiles'])} |"
         )
     toy, convnet = results["loop"]
@@ -83,18 +85,18 @@ def _pipelines(rows):
     yield "what it lacks is communication, and the library's work between two operations."
     yield ""
     for model, title in (("convstack", "equal convolution blocks"), ("transformer", "equal transformer blocks")):
-        mine = [row for row in rows if row["model"] == model and row["microbatches"] > 1]
-        counts = sorted({row["microbatches"] for row in mine})
-        yield f"| {title}, batch {mine[0]['batch']} | " + " | ".join(f"{m} microbatches" for m in counts) + " |"
+        measured = [row for row in rows if row["model"] == model and row["microbatches"] > 1]
+        counts = sorted({row["microbatches"] for row in measured})
+        yield f"| {title}, batch {measured[0]['batch']} | " + " | ".join(f"{m} microbatches" for m in counts) + " |"
         yield "|---|" + "---|" * len(counts)
-        for schedule in dict.fromkeys(row["schedule"] for row in mine):
-            cells = [_cell(_find(mine, model, schedule, microbatches=m)) for m in counts]
+        for schedule in dict.fromkeys(row["schedule"] for row in measured):
+            cells = [_cell(_find(measured, model, schedule, microbatches=m)) for m in counts]
             yield f"| {schedule} | " + " | ".join(cells) + " |"
         bounds = [f"{2 * m / (m + 1):.2f}" for m in counts]
         yield "| paper: gpipe and 1f1b, equal stages, 2 M / (M + 1) | " + " | ".join(bounds) + " |"
         yield ""
-    yield "A speed-up beyond that on paper says that microbatches cost less an image than the whole batch, which naive"
-    yield "model parallelism computes at once."
+    yield "A speed-up above that on paper: microbatches cost less per image than the whole batch, which naive model"
+    yield "parallelism computes at once."
 
 
 def _cell(row):
@@ -106,7 +108,7 @@ def _spread(value, quartiles):
     return f"{value:.2f} [{quartiles[0]:.2f}-{quartiles[1]:.2f}]"
 
 
-def _find(rows, model, schedule, **wanted):
-    """Return the first row of this model and schedule with the wanted values."""
-    same = {"model": model, "schedule": schedule, **wanted}
+def _find(rows, model, schedule, **values):
+    """Return the first row of this model and schedule with the values."""
+    same = {"model": model, "schedule": schedule, **values}
     return next(row for row in rows if all(row[key] == value for key, value in same.items()))

@@ -1,18 +1,21 @@
 """``python -m mpdemo cluster up|down|run``: start, stop, or borrow a throw-away Slurm cluster.
 
-python -m mpdemo cluster up /tmp/mine --nodes 2     # prints the line that points Slurm's commands at it
-python -m mpdemo cluster down /tmp/mine
+python -m mpdemo cluster up FOLDER --nodes 2     # prints the line that points Slurm's commands at it
+python -m mpdemo cluster down FOLDER
 python -m mpdemo cluster run --nodes 4 -- pytest --nbval notebooks/
 """
 
 import argparse
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 
-from mpdemo.cluster.cluster import Cluster
+from mpdemo.cluster import Cluster
+from mpdemo.errors import UserError
 from mpdemo.jobs.site import wanted_by_sites
+from mpdemo.world.processes import end_processes, start_time
 
 
 def add_arguments(parser):
@@ -28,16 +31,16 @@ def add_arguments(parser):
         sub.add_argument("--cpus", type=count(1, 4096), default=96, help="processors of each node, invented (96)")
         sub.add_argument("--gpus", type=count(0, 64), default=4, help="GPUs of each node, invented (4)")
         sub.add_argument("--network", choices=["auto", "namespaces", "hosts", "none"], default="auto")
-    run.add_argument("words", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the command and its arguments")
+    run.add_argument("program", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the command and its arguments")
 
 
 def count(low, high):
     """Return a converter for argparse that takes whole numbers from `low` to `high`."""
 
     def convert(text):
-        if not text.isascii() or not text.isdigit() or not low <= int(text) <= high:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {low} to {high}")
-        return int(text)
+        if text.isdecimal() and low <= int(text) <= high:
+            return int(text)
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {low} to {high}")
 
     return convert
 
@@ -47,48 +50,40 @@ def main(args) -> int:
     if args.action == "down":
         Cluster(args.folder).down()
         return 0
-    options = {"nodes": args.nodes, "cpus": args.cpus, "gpus": args.gpus, "network": args.network}
+    options = {name: getattr(args, name) for name in ("nodes", "cpus", "gpus", "network")}
+    options["wanted"] = wanted_by_sites()
     if args.action == "up":
-        cluster = Cluster.up(args.folder, wanted=wanted_by_sites(), **options)
+        cluster = Cluster.up(args.folder, **options)
         print(f"export SLURM_CONF={cluster.environ['SLURM_CONF']}")
         describe(cluster)
         return 0
-    words = args.words[1:] if args.words[:1] == ["--"] else args.words
-    if not words:
-        print("mpdemo: error: nothing to run; do: python -m mpdemo cluster run -- COMMAND", file=sys.stderr)
-        return 2
-    # A polite kill must not skip the `with` block's end.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    with Cluster.up(wanted=wanted_by_sites(), owned=True, **options) as cluster:
+    command = args.program[1:] if args.program[:1] == ["--"] else args.program
+    if not command:
+        raise UserError("nothing to run; do: python -m mpdemo cluster run -- COMMAND")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that SIGTERM ends the `with` block as well
+    with Cluster.up(owned=True, **options) as cluster:
         describe(cluster)
-        return run_command(words, cluster)
+        return run_command(command, cluster)
 
 
 def describe(cluster):
-    """Say on stderr what was started, and what is missing where nodes share one network."""
+    """Print on stderr what was started, and what is missing where nodes share one network."""
     print(f"cluster of {len(cluster.nodes)} nodes in {cluster.folder} (network: {cluster.network})", file=sys.stderr)
     if cluster.network == "none":
         print("node names do not resolve here (unshare is refused): jobs over two nodes cannot meet", file=sys.stderr)
 
 
-def run_command(words, cluster) -> int:
-    """Run a command on the cluster; its end is waited for, ours ends it."""
+def run_command(command, cluster) -> int:
+    """Run a command on the cluster and return its exit status; the command ends when this process does."""
     try:
-        process = subprocess.Popen(words, env=os.environ | cluster.environ)
+        process = subprocess.Popen(command, env=os.environ | cluster.environ)
     except OSError as error:
-        print(f"mpdemo: error: cannot run {words[0]}: {error.strerror}", file=sys.stderr)
-        return 2
+        raise UserError(f"cannot run {command[0]}: {error.strerror}") from None
+    started = start_time(process.pid)
     try:
-        while True:
-            try:
-                status = process.wait()
-                return status if status >= 0 else 128 - status
-            except KeyboardInterrupt:
-                pass  # Ctrl-C reached the command as well: it decides
+        while process.poll() is None:
+            with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C reached the command as well: it decides
+                process.wait()
+        return process.returncode if process.returncode >= 0 else 128 - process.returncode
     finally:
-        if process.poll() is None:
-            process.terminate()
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
+        end_processes([(process.pid, started)], signal.SIGTERM, 10)

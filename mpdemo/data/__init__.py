@@ -1,6 +1,6 @@
-"""The data: sets of images (sets.py), and the loaders and the sampler that share them out (loaders.py)."""
+"""The data: sets of images (sets.py), which rank trains on which images (sampler.py), and the batches (loaders.py)."""
 
-from mpdemo.data.loaders import LabelsOnly, Loaders, Sampler, labels_of
-from mpdemo.data.sets import Data, PerSample, load, make_jpeg_folder
+from mpdemo.data.loaders import Loaders
+from mpdemo.data.sets import SplitDataset, load
 
-__all__ = ["Data", "LabelsOnly", "Loaders", "PerSample", "Sampler", "labels_of", "load", "make_jpeg_folder"]
+__all__ = ["Loaders", "SplitDataset", "load"]

@@ -1,4 +1,4 @@
-"""Jobs: said once in a `JobSpec`, written as an sbatch file, submitted, followed; with Slurm or on this machine.
+"""Jobs: described once in a `JobSpec`, written as an sbatch file, submitted, followed; by Slurm or on this machine.
 
     spec = JobSpec(name="ddp", command=train_command(rung="ddp", out="runs/ddp"), out="runs/ddp", processes_per_node=2)
     print(render(spec, load_site()))
@@ -8,26 +8,13 @@
 Imports neither PyTorch nor matplotlib, so it runs on a front end with little memory.
 """
 
-from mpdemo.jobs.check import Problem, check
+from mpdemo.jobs.check import check
 from mpdemo.jobs.job import Job, JobFailed
 from mpdemo.jobs.render import render
-from mpdemo.jobs.site import Site, load_site, site_names
+from mpdemo.jobs.site import Site, load_site
 from mpdemo.jobs.slurm import SlurmError
 from mpdemo.jobs.spec import JobSpec, train_command
 from mpdemo.jobs.submit import attach, submit
 
-__all__ = [
-    "Job",
-    "JobFailed",
-    "JobSpec",
-    "Problem",
-    "Site",
-    "SlurmError",
-    "attach",
-    "check",
-    "load_site",
-    "render",
-    "site_names",
-    "submit",
-    "train_command",
-]
+__all__ = ["Job", "JobFailed", "JobSpec", "Site", "SlurmError", "attach", "check", "load_site", "render", "submit",
+           "train_command"]  # fmt: skip

@@ -1,9 +1,14 @@
-"""What Slurm's commands answer, in our words: the states of a job, and the likely cause of a refusal."""
+"""What Slurm's commands answer, translated: the states of a job, and the likely cause of a refusal.
+
+Kept by hand: the Python clients for Slurm need its library or its REST service, which few sites offer.
+"""
 
 import re
 from dataclasses import dataclass
 
-# Slurm's words, and what they mean to somebody who has not met them.
+from mpdemo.jobs import times
+
+# A part of Slurm's message -> its likely cause, for somebody who has not met it.
 CAUSES = {
     "Invalid feature specification": "no node has that constraint; see: sinfo -o '%N %f'",
     "nvalid partition": "there is no such partition; see: sinfo -o '%P %l'",
@@ -24,38 +29,23 @@ CAUSES = {
     "AssocGrp": "the account's hours or limits are used up",
 }
 
-STATES = {
-    "PENDING": "pending",
-    "CONFIGURING": "pending",
-    "REQUEUED": "pending",
-    "REQUEUE_FED": "pending",
-    "REQUEUE_HOLD": "pending",
-    "SPECIAL_EXIT": "pending",
-    "RESV_DEL_HOLD": "pending",
-    "RUNNING": "running",
-    "COMPLETING": "running",
-    "SUSPENDED": "running",
-    "STOPPED": "running",
-    "RESIZING": "running",
-    "SIGNALING": "running",
-    "STAGE_OUT": "running",
-    "COMPLETED": "done",
-    "FAILED": "failed",
-    "CANCELLED": "cancelled",
-    "PREEMPTED": "cancelled",
-    "REVOKED": "cancelled",
-    "TIMEOUT": "timeout",
-    "DEADLINE": "timeout",
-    "OUT_OF_MEMORY": "out_of_memory",
-    "NODE_FAIL": "node_failure",
-    "BOOT_FAIL": "node_failure",
-    "LAUNCH_FAILED": "failed",
+# Our state -> Slurm's.
+SLURM_STATES = {
+    "pending": "PENDING CONFIGURING REQUEUED REQUEUE_FED REQUEUE_HOLD SPECIAL_EXIT RESV_DEL_HOLD",
+    "running": "RUNNING COMPLETING SUSPENDED STOPPED RESIZING SIGNALING STAGE_OUT",
+    "done": "COMPLETED",
+    "failed": "FAILED LAUNCH_FAILED",
+    "cancelled": "CANCELLED PREEMPTED REVOKED",
+    "timeout": "TIMEOUT DEADLINE",
+    "out_of_memory": "OUT_OF_MEMORY",
+    "node_failure": "NODE_FAIL BOOT_FAIL",
 }
+STATES = {slurm_state: state for state, names in SLURM_STATES.items() for slurm_state in names.split()}
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What Slurm says of a job: our word for its state, Slurm's reason, exit status and run time (s)."""
+    """What Slurm reports of a job: our name for its state, Slurm's reason, exit status and run time (s)."""
 
     state: str
     reason: str = ""
@@ -63,45 +53,32 @@ class Answer:
     run_time: float = 0.0
 
 
-def explain(command, words) -> str:
-    """Return Slurm's own words in one line, with the likely cause where we know it."""
-    lines = [line.split("error: ", 1)[-1].strip() for line in words.splitlines() if line.strip()]
-    said = "; ".join(dict.fromkeys(lines)) or "no reason given"
-    cause = next((cause for pattern, cause in CAUSES.items() if pattern in words), None)
-    return f"{command}: {said}" + (f". Likely cause: {cause}" if cause else "")
+def explain(command, stderr) -> str:
+    """Return Slurm's message in one line, with the likely cause where we know it."""
+    lines = [line.split("error: ", 1)[-1].strip() for line in stderr.splitlines() if line.strip()]
+    message = "; ".join(dict.fromkeys(lines)) or "no reason given"
+    cause = next((cause for pattern, cause in CAUSES.items() if pattern in stderr), None)
+    return f"{command}: {message}" + (f". Likely cause: {cause}" if cause else "")
 
 
 def parse_scontrol(line) -> Answer:
-    """Read ``scontrol show job -o``. The job's name may hold anything, so fields are sought after it."""
-    fields = line[line.index(" UserId=") :] if " UserId=" in line else line
+    """Read ``scontrol show job -o``. The job's name may hold anything, so only the fields after it are read."""
+    text = line[line.index(" UserId=") :] if " UserId=" in line else line
+    fields = dict(reversed(re.findall(r" (\w+)=(\S*)", text)))  # the first of a name counts: paths come last
+    try:
+        run_time = times.seconds(fields.get("RunTime", ""))
+    except ValueError:  # Slurm prints INVALID where the clocks of its machines differ
+        run_time = 0
+    return make_answer(fields.get("JobState", ""), fields.get("Reason", ""), fields.get("ExitCode", ""), run_time)
 
-    def field(name):
-        match = re.search(rf" {name}=(\S*)", fields)
-        return match[1] if match else ""
 
-    status, _, signal = field("ExitCode").partition(":")
-    return make_answer(field("JobState"), field("Reason"), status, signal, field("RunTime"))
-
-
-def make_answer(slurm_state, reason, status, signal, run_time) -> Answer:
-    word = re.split(r"[ +,]", slurm_state)[0]
-    state = STATES.get(word, "unknown")
-    code = int(status) if status.isdigit() else None
-    if signal.isdigit() and int(signal) and code == 0:
-        code = 128 + int(signal)
+def make_answer(slurm_state, reason, exit_code, run_time) -> Answer:
+    """Translate Slurm's state and its ``STATUS:SIGNAL``; a run time is in seconds."""
+    state = STATES.get(re.split(r"[ +,]", slurm_state)[0], "unknown")
+    status, _, signal = exit_code.partition(":")
+    exit_status = int(status) if status.isdigit() else None
+    if signal.isdigit() and int(signal) and exit_status == 0:
+        exit_status = 128 + int(signal)
     if state == "failed" and signal == "125":  # the batch shell's mark of the out-of-memory killer
         state = "out_of_memory"
-    return Answer(state, "" if reason == "None" else reason, code, duration(run_time))
-
-
-def duration(text) -> float:
-    """Read ``[D-]HH:MM:SS`` or plain seconds.
-
-    >>> duration("1-00:00:10"), duration("00:01:30"), duration("7")
-    (86410.0, 90.0, 7.0)
-    """
-    days, _, rest = text.rpartition("-")
-    total = 0
-    for part in rest.split(":"):
-        total = total * 60 + (int(part) if part.isdigit() else 0)
-    return float(total + 86400 * int(days if days.isdigit() else 0))
+    return Answer(state, "" if reason == "None" else reason, exit_status, float(run_time))

@@ -1,18 +1,22 @@
 """Find what Slurm would refuse, or silently ignore, before it is submitted."""
 
+import argparse
 import re
 import shlex
 from dataclasses import dataclass
 
 from mpdemo import paths
-from mpdemo.errors import UserError
-from mpdemo.jobs import slurm
+from mpdemo.jobs import slurm, times
 from mpdemo.jobs.render import render
-from mpdemo.jobs.site import Site, load_site, seconds
+from mpdemo.jobs.site import Site, load_site
 from mpdemo.jobs.spec import JobSpec
 
-LONG_NAMES = {"-J": "job-name", "-N": "nodes", "-n": "ntasks", "-c": "cpus-per-task", "-t": "time", "-p": "partition"}
-LONG_NAMES |= {"-A": "account", "-q": "qos", "-C": "constraint", "-o": "output", "-e": "error"}
+# The options that are compared with the site, and how sbatch lets one write them; others are skipped.
+OPTIONS = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+for option in ("ntasks-per-node", "gres", "gpus-per-node", "gpus-per-task"):
+    OPTIONS.add_argument(f"--{option}", dest=option)
+for short, option in zip("ctCoe", ("cpus-per-task", "time", "constraint", "output", "error"), strict=True):
+    OPTIONS.add_argument(f"-{short}", f"--{option}", dest=option)
 
 
 @dataclass(frozen=True)
@@ -48,12 +52,13 @@ def check(job, site=None, ask_slurm=True) -> list[Problem]:
     is_spec = isinstance(job, JobSpec)
     text = render(job, site) if is_spec else job
     script = Script(text)
-    problems = [*script.problems, *geometry(script, site), *names(script, site), *time_limit(script, site)]
-    if not is_spec:
-        problems += log_folder(script)
+    problems = [*script.problems, *geometry(script, site), *constraint(script, site), *time_limit(script, site)]
+    problems += [] if is_spec else log_folder(script)
     if ask_slurm and not problems and slurm.in_reach():
-        refusal = slurm.test_only(text, paths.root())
-        problems += [Problem(None, refusal, "what Slurm asks for")] if refusal else []
+        try:
+            slurm.client("sbatch", "--test-only", cwd=paths.root(), input=text)
+        except slurm.SlurmError as refusal:
+            problems.append(Problem(None, str(refusal), "what Slurm asks for"))
     return sorted(problems, key=lambda problem: problem.line or 0)
 
 
@@ -63,64 +68,62 @@ class Script:
     Attributes
     ----------
     options : dict
-        Long option name -> (value, line number). The last of several counts.
+        Long name of an option in `OPTIONS` -> (value, line number). The last of several counts.
     problems : list of Problem
         Directives that Slurm would ignore, and a first line it would refuse.
+    launcher : {"srun", "torchrun"}
     """
 
     def __init__(self, text):
         self.options, self.problems = {}, []
+        self.launcher = "torchrun" if re.search(r"torch\.distributed\.run|\btorchrun\b", text) else "srun"
         if "\r\n" in text:
-            self.problems.append(Problem(1, "DOS line breaks", "save the file with Unix line ends"))
-        lines = text.splitlines()
-        if not lines or not lines[0].startswith("#!"):
-            self.problems.append(Problem(1, "the first line names no shell", "begin with #!/bin/bash"))
+            self._problem(1, "DOS line breaks", "save the file with Unix line ends")
+        if not text.startswith("#!"):
+            self._problem(1, "the first line names no shell", "begin with #!/bin/bash")
         command_line = None
-        for number, line in enumerate(lines, 1):
-            if line.startswith("#SBATCH"):
-                if command_line:
-                    message = f"a directive after the first command (line {command_line}) is ignored by Slurm"
-                    self.problems.append(Problem(number, message, "move it up, below #!/bin/bash"))
-                else:
-                    self._read(number, line.removeprefix("#SBATCH"))
+        for number, line in enumerate(text.splitlines(), 1):
+            if line.startswith("#SBATCH") and command_line:
+                message = f"a directive after the first command (line {command_line}) is ignored by Slurm"
+                self._problem(number, message, "move it up, below #!/bin/bash")
+            elif line.startswith("#SBATCH"):
+                self._read(number, line.removeprefix("#SBATCH"))
             elif re.match(r"\s*#+\s*SBATCH\b", line):
-                self.problems.append(
-                    Problem(number, f"{line.split('--')[0].strip()!r} is a comment to Slurm", "write #SBATCH")
-                )
+                self._problem(number, f"{line.split('--')[0].strip()!r} is a comment to Slurm", "write #SBATCH")
             elif line.strip() and not line.lstrip().startswith("#"):
                 command_line = command_line or number
-        self.launcher = "torchrun" if re.search(r"torch\.distributed\.run|\btorchrun\b", text) else "srun"
+
+    def _problem(self, line, message, fix):
+        self.problems.append(Problem(line, message, fix))
 
     def _read(self, number, text):
+        """Note the options of a directive."""
         try:
-            words = shlex.split(text, comments=True)
+            given, _ = OPTIONS.parse_known_args(shlex.split(text, comments=True))
+        except argparse.ArgumentError as error:
+            self._problem(number, str(error), "give it a value")
         except ValueError as error:
-            self.problems.append(Problem(number, f"quotes do not match ({error})", "close the quotes"))
-            return
-        while words:
-            word = words.pop(0)
-            name, equals, value = word.partition("=")
-            if not word.startswith("-"):
-                continue
-            if not equals and words and not words[0].startswith("-"):
-                value = words.pop(0)
-            if not name.startswith("--") and len(name) > 2:
-                name, value = name[:2], name[2:] + equals + value
-            self.options[LONG_NAMES.get(name, name.removeprefix("--"))] = (value, number)
+            self._problem(number, f"quotes do not match ({error})", "close the quotes")
+        else:
+            self.options |= {name: (value, number) for name, value in vars(given).items() if value is not None}
 
-    def number(self, name, default):
-        """The whole number an option holds; the default if it is not given or no number (Slurm will say so)."""
-        value = self.options.get(name, ("", 0))[0].split("-")[0]
-        return int(value) if value.isdigit() else default
+    def value(self, name) -> str:
+        """What an option is set to; empty if it is not given."""
+        return self.options.get(name, ("", None))[0]
 
-    def line(self, *names):
+    def number(self, name) -> int:
+        """The whole number an option holds; 1 if it is not given or no number (Slurm will report that)."""
+        value = self.value(name).split("-")[0]
+        return int(value) if value.isdigit() else 1
+
+    def line(self, *names) -> int | None:
         """The line of the first of these options that is given."""
         return next((self.options[name][1] for name in names if name in self.options), None)
 
     def gpus_per_node(self, tasks) -> int:
-        """GPUs asked for on a node, whichever way."""
+        """GPUs requested on each node, whichever way."""
         for name, factor in (("gres", 1), ("gpus-per-node", 1), ("gpus-per-task", tasks)):
-            value = self.options.get(name, ("", 0))[0]
+            value = self.value(name)
             if value and (name != "gres" or value.startswith("gpu")):
                 last = value.split(":")[-1]
                 return factor * (int(last) if last.isdigit() else 1)
@@ -129,66 +132,57 @@ class Script:
 
 def geometry(script, site) -> list[Problem]:
     """Processes, GPUs and CPUs against each other and against the site's node."""
-    tasks, cpus = script.number("ntasks-per-node", 1), script.number("cpus-per-task", 1)
+    tasks, cpus = script.number("ntasks-per-node"), script.number("cpus-per-task")
     gpus = script.gpus_per_node(tasks)
-    gpu_line, task_line = script.line("gres", "gpus-per-node", "gpus-per-task"), script.line("ntasks-per-node")
     problems = []
     if gpus > site.gpus_per_node:
-        fix = f"at most {site.gpus_per_node} GPUs a node; take more nodes for more processes"
-        problems.append(Problem(gpu_line, f"{gpus} GPUs a node, but a node has {site.gpus_per_node}", fix))
+        line = script.line("gres", "gpus-per-node", "gpus-per-task")
+        fix = f"at most {site.gpus_per_node} GPUs per node; take more nodes for more processes"
+        problems.append(Problem(line, f"{gpus} GPUs per node, but a node has {site.gpus_per_node}", fix))
     if gpus and script.launcher == "srun" and gpus % tasks:
-        fix = f"--ntasks-per-node={gpus} for one process a GPU, or a GPU count that is a multiple of {tasks}"
-        problems.append(Problem(task_line, f"{tasks} processes do not match {gpus} GPUs on a node", fix))
+        fix = f"--ntasks-per-node={gpus} for one process per GPU, or a GPU count that is a multiple of {tasks}"
+        message = f"{tasks} processes do not match {gpus} GPUs on a node"
+        problems.append(Problem(script.line("ntasks-per-node"), message, fix))
     if tasks * cpus > site.cores_per_node:
         message = f"{tasks} tasks x {cpus} CPUs = {tasks * cpus}, but a node has {site.cores_per_node}"
-        problems.append(
-            Problem(
-                script.line("cpus-per-task", "ntasks-per-node"),
-                message,
-                f"--cpus-per-task={site.cores_per_node // tasks or 1} or fewer tasks",
-            )
-        )
+        fix = f"--cpus-per-task={site.cores_per_node // tasks or 1} or fewer tasks"
+        problems.append(Problem(script.line("cpus-per-task", "ntasks-per-node"), message, fix))
     return problems
 
 
-def names(script, site) -> list[Problem]:
+def constraint(script, site) -> list[Problem]:
     """A constraint that the site does not list."""
-    value, line = script.options.get("constraint", ("", None))
+    features = re.split(r"[&|,*()\[\]]+", script.value("constraint"))
     known = {feature for feature in (*site.features, site.constraint) if feature}
-    wrong = [word for word in re.split(r"[&|,*()\[\]]+", value) if word and not word.isdigit() and word not in known]
+    wrong = [feature for feature in features if feature and not feature.isdigit() and feature not in known]
     if not known or not wrong:
         return []
-    return [Problem(line, f"unknown constraint {wrong[0]!r}", f"one of: {', '.join(sorted(known))}")]
+    message = f"unknown constraint {wrong[0]!r}"
+    return [Problem(script.line("constraint"), message, f"one of: {', '.join(sorted(known))}")]
 
 
 def time_limit(script, site) -> list[Problem]:
     """A time over the partition's limit."""
-    value, line = script.options.get("time", ("", None))
+    value, line = script.value("time"), script.line("time")
     if not value:
         return []
     try:
-        asked = seconds(value)
-    except UserError as error:
-        return [Problem(line, str(error), "--time=HH:MM:SS")]
-    if site.max_time and asked > seconds(site.max_time):
-        return [
-            Problem(
-                line,
-                f"time {value} is over the limit here, {site.max_time}",
-                f"--time={site.max_time} or less",
-            )
-        ]
-    return []
+        requested = times.limit(value)
+    except ValueError as error:
+        return [Problem(line, f"time limit: {value!r} {error}", "--time=HH:MM:SS")]
+    if not site.max_time or requested <= times.limit(site.max_time):
+        return []
+    message = f"time {value} is over the limit here, {site.max_time}"
+    return [Problem(line, message, f"--time={site.max_time} or less")]
 
 
 def log_folder(script) -> list[Problem]:
     """A log whose folder is missing: Slurm starts the job, drops its output, and calls it failed."""
     problems = []
     for name in ("output", "error"):
-        value, line = script.options.get(name, ("", None))
-        folder = value.rpartition("/")[0].replace("%%", "\0")
-        if folder and "%" not in folder and not (paths.root() / folder.replace("\0", "%")).is_dir():
-            problems.append(
-                Problem(line, f"the folder of --{name} does not exist: {folder}", f"mkdir -p {shlex.quote(folder)}")
-            )
+        pattern = script.value(name).rpartition("/")[0]
+        folder = pattern.replace("%%", "%")
+        if folder and "%" not in pattern.replace("%%", "") and not (paths.root() / folder).is_dir():
+            message, fix = f"the folder of --{name} does not exist: {folder}", f"mkdir -p {shlex.quote(folder)}"
+            problems.append(Problem(script.line(name), message, fix))
     return problems

@@ -1,21 +1,24 @@
-"""Read a failed job's log: which process failed, with what exit status, and its last words."""
+"""Read a failed job's log: which process failed, with what exit status, and its last output."""
 
 import re
 from dataclasses import dataclass
 
 LAST_LINES = 12
-SRUN = re.compile(r"^srun: error: (\S+): tasks? ([\d,-]+): (?:Exited with exit code (\d+)|(.+))$", re.MULTILINE)
-TORCHRUN = re.compile(
-    r"^\s*(?:\d+: )?\s*rank\s*:\s*(\d+) \(local_rank: \d+\)\s*\n\s*(?:\d+: )?\s*exitcode\s*:\s*(-?\d+)", re.MULTILINE
+SRUN = re.compile(r"^srun: error: \S+: tasks? (\d+)[\d,-]*: (?:Exited with exit code (\d+)|(.+))$", re.MULTILINE)
+TORCHRUN = re.compile(  # in its report, the process that failed first
+    r"Root Cause.*?^\s*(?:\d+: )?\s*rank\s*:\s*(\d+) \(local_rank: \d+\)\s*\n\s*(?:\d+: )?\s*exitcode\s*:\s*(-?\d+)",
+    re.MULTILINE | re.DOTALL,
 )
-ROOT_CAUSE = "Root Cause"
-STEPD = r"^(?:\s*\d+: )?slurmstepd(?:-\S+)?: error: "  # Slurm's own process beside each task
-SLURM_SAYS = re.compile(STEPD + r"\*\*\* JOB .*?CANCELLED AT \S+(?: DUE TO ([A-Z ]+?))? \*\*\*", re.MULTILINE)
+SLURMSTEPD = r"^(?:\s*\d+: )?slurmstepd(?:-\S+)?: error: "  # Slurm's own process beside each task
+CANCELLED = re.compile(SLURMSTEPD + r"\*\*\* JOB .*?CANCELLED AT \S+(?: DUE TO ([A-Z ]+?))? \*\*\*", re.MULTILINE)
 MEMORY = re.compile(
-    STEPD + r".*(?:oom.kill|exceeded memory limit)|^srun: error: .*: Out Of Memory", re.IGNORECASE | re.MULTILINE
+    SLURMSTEPD + r".*(?:oom.kill|exceeded memory limit)|^srun: error: .*: Out Of Memory", re.IGNORECASE | re.MULTILINE
 )
-OWN_WORDS = re.compile(r"^(srun|slurmstepd\S*): |^\[W\d+ .*socket\.cpp")
+LABEL = re.compile(r"^\s*(\d+): ?(.*)$")  # srun --label writes the task's number before each line
+LAUNCHER_LINE = re.compile(r"^(srun|slurmstepd\S*): |^\[W\d+ .*socket\.cpp")
 TORCHRUN_REPORT = re.compile(r"torch/distributed/elastic/")  # where torchrun's own report of a failure begins
+# How srun names the signal that ended a task.
+SIGNAL_STATUS = {"Aborted": 134, "Segmentation fault": 139, "Bus error": 135, "Out Of Memory": 137}
 
 
 @dataclass(frozen=True)
@@ -52,76 +55,52 @@ def failure(log, exit_status=None) -> Failure:
     exit_status : int, optional
         The job's own status, for a log that names nobody.
     """
-    by_torchrun = torchrun_failure(log)
-    if by_torchrun:
-        rank, status = by_torchrun
-        # The label is the node's task, not the rank, so lines are not sorted by it.
-        return Failure(rank, status, last_lines(log))
-    found = [match for match in SRUN.finditer(log) if match[3] or not ended_by_slurm(match[4])]
-    if found:
-        task = int(re.match(r"\d+", found[0][2])[0])
-        status = int(found[0][3]) if found[0][3] else signal_status(found[0][4])
-        return Failure(task, status, last_lines(log, task))
+    match = TORCHRUN.search(log)
+    if match:
+        rank, status = int(match[1]), int(match[2])
+        # The label is the node's task, not the rank, so lines are not selected by it.
+        return Failure(rank, status if status >= 0 else 128 - status, last_lines(log))
+    for match in SRUN.finditer(log):
+        if match[2] or not re.search("Terminated|Killed", match[3]):  # those were ended because another had failed
+            rank = int(match[1])
+            by_signal = next((status for name, status in SIGNAL_STATUS.items() if name in (match[3] or "")), None)
+            return Failure(rank, int(match[2]) if match[2] else by_signal, last_lines(log, rank))
     return Failure(None, exit_status, last_lines(log))
 
 
-def torchrun_failure(log):
-    """Return (rank, exit status) of torchrun's root cause, or None."""
-    start = log.find(ROOT_CAUSE)
-    match = TORCHRUN.search(log, start) if start >= 0 else None
-    if not match:
-        return None
-    status = int(match[2])
-    return int(match[1]), status if status >= 0 else 128 - status
-
-
-def ended_by_slurm(words) -> bool:
-    """Whether a task was only ended because another had failed."""
-    return bool(re.search(r"Terminated|Killed", words or ""))
-
-
-def signal_status(words) -> int | None:
-    names = {
-        "Aborted": 134,
-        "Segmentation fault": 139,
-        "Bus error": 135,
-        "Killed": 137,
-        "Terminated": 143,
-        "Out Of Memory": 137,
-    }
-    return next((status for name, status in names.items() if name in words), None)
-
-
 def last_lines(log, task=None) -> tuple:
-    """The last lines that a task wrote (``srun --label`` numbers them), without the launcher's own words."""
+    """The last lines that a task wrote (of all tasks where it wrote none), without the launcher's own messages."""
     lines = log.splitlines()
-    label = re.compile(r"^\s*(\d+): ?(.*)$")
-    labelled = [(int(m[1]), m[2]) for m in map(label.match, lines) if m]
-    if task is not None and any(number == task for number, _ in labelled):
-        lines = [text for number, text in labelled if number == task]
-    elif labelled and task is None:
-        lines = [m[2] if (m := label.match(line)) else line for line in lines]
+    matches = [LABEL.match(line) for line in lines]
+    if task is not None:
+        lines = [match[2] for match in matches if match and int(match[1]) == task] or lines
+    else:
+        lines = [match[2] if match else line for match, line in zip(matches, lines, strict=True)]
     report = next((number for number, line in enumerate(lines) if TORCHRUN_REPORT.search(line)), len(lines))
-    lines = [line for line in lines[:report] if line.strip() and not OWN_WORDS.search(line)]
+    lines = [line for line in lines[:report] if line.strip() and not LAUNCHER_LINE.search(line)]
     return tuple(lines[-LAST_LINES:])
 
 
 def stopped_with_checkpoint(log, exit_status) -> bool:
     """Whether the training ended early on purpose: status 3 of every process, or torchrun's answer to our signal."""
-    if exit_status == 3:
-        return True
-    found = failure(log).exit_status
-    return found == 3 or "got signal: 10" in log
+    return exit_status == 3 or failure(log).exit_status == 3 or "got signal: 10" in log
 
 
 def out_of_memory(log) -> bool:
-    """Whether Slurm says in the log that it, or the kernel, ended a task for its memory."""
+    """Whether Slurm reports in the log that it, or the kernel, ended a task for its memory."""
     return bool(MEMORY.search(log))
 
 
-def slurm_verdict(log) -> str | None:
+def state_by_status(log, exit_status) -> str:
+    """The state of a job that ended by itself: done, stopped or failed."""
+    if exit_status == 0:
+        return "done"
+    return "stopped" if stopped_with_checkpoint(log, exit_status) else "failed"
+
+
+def state_by_slurm(log) -> str | None:
     """The state that Slurm wrote into the job's own log as it ended it; None if it wrote nothing."""
-    match = SLURM_SAYS.search(log)
+    match = CANCELLED.search(log)
     if not match:
         return "out_of_memory" if out_of_memory(log) else None
     return {"TIME LIMIT": "timeout", "NODE FAILURE": "node_failure"}.get(match[1], "cancelled")

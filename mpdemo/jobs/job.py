@@ -13,7 +13,7 @@ FINISHED = ("done", "failed", "stopped", "cancelled", "timeout", "out_of_memory"
 
 
 class JobFailed(RuntimeError):
-    """A job did not end well: names the process, its exit status and its last lines.
+    """A job did not end well: names the process, its exit status and its last output.
 
     Attributes
     ----------
@@ -41,6 +41,8 @@ class Job(ABC):
         The sbatch file (written on this machine too, though nothing reads it there).
     """
 
+    patience = 1.0  # polling interval, in seconds
+
     def __init__(self, record, out):
         self.record = record
         self.id = str(record["id"])
@@ -48,8 +50,8 @@ class Job(ABC):
         self.name = record["spec"]["name"]
         self.out = Path(out)
         self.script = Path(record["script"])
-        self._seen = None  # the last answer, and when it was given
-        self._seen_at = 0.0
+        self._seen = None  # the last answer
+        self._seen_at = 0.0  # when it was given
 
     def __repr__(self):
         return f"<Job {self.id} {self.name!r} on {self.where}: {self.state}>"
@@ -64,13 +66,11 @@ class Job(ABC):
 
     @property
     def _answer(self):
-        """The newest answer; the source is asked at most once a second, and never again after the end."""
-        fresh = self._seen is not None and time.monotonic() - self._seen_at < self.patience
-        if self._seen is None or not (fresh or self._seen.state in FINISHED):
+        """The newest answer; the source is asked at most once per polling interval, and never again after the end."""
+        seen = self._seen
+        if seen is None or (seen.state not in FINISHED and time.monotonic() - self._seen_at >= self.patience):
             self._seen, self._seen_at = self._ask(), time.monotonic()
         return self._seen
-
-    patience = 1.0  # seconds between two questions to the same source
 
     @property
     def state(self) -> str:
@@ -80,7 +80,7 @@ class Job(ABC):
 
     @property
     def reason(self) -> str:
-        """Why it waits or how it ended, in Slurm's words where Slurm says it."""
+        """Why it waits or how it ended, as Slurm reports it where there is one."""
         return self._answer.reason
 
     @property
@@ -106,7 +106,7 @@ class Job(ABC):
     @property
     def log_files(self) -> list[Path]:
         """The files that hold what the job prints."""
-        return [Path(self.record["log"])]
+        return [self.out / "log.txt"]
 
     def log(self) -> str:
         """What the job has printed so far (a separate file of errors comes last)."""
@@ -130,18 +130,17 @@ class Job(ABC):
         TimeoutError
             The job has not ended by then; it runs on.
         """
-        end, pause = time.monotonic() + timeout, 0.1
+        end = time.monotonic() + timeout
         while not self.finished:
             left = end - time.monotonic()
             if left <= 0:
                 waits = f" ({self.reason})" if self.reason else ""
                 raise TimeoutError(f"job {self.id} ({self.name}) is still {self.state}{waits} after {timeout:g} s")
-            time.sleep(min(pause, left))
-            pause = min(pause * 1.3, 1.0)
+            time.sleep(min(0.1, left))
         return self.state
 
     def failure(self) -> diagnose.Failure | None:
-        """The process to blame and its last lines; None unless the job failed."""
+        """The process to blame and its last output; None unless the job failed."""
         if not self.finished or self.state == "done":
             return None
         return diagnose.failure(self.log(), self.exit_status)
@@ -152,17 +151,17 @@ class Job(ABC):
         Raises
         ------
         JobFailed
-            The job ended otherwise: with the rank, its exit status and its last lines.
+            The job ended otherwise: with the rank, its exit status and its last output.
         TimeoutError
             It has not ended within `timeout` seconds.
         """
         state = self.wait(timeout)
         if state != "done":
             failure = self.failure()
-            words = {"failed": str(failure), "stopped": "stopped early, with a checkpoint"}.get(state, state)
+            end = {"failed": str(failure), "stopped": "stopped early, with a checkpoint"}.get(state, state)
             reason = f" ({self.reason})" if self.reason and state != "failed" else ""
             tail = "\n".join(f"  {line}" for line in failure.lines)
-            raise JobFailed(f"job {self.id} ({self.name}) on {self.where}: {words}{reason}\n{tail}", self, failure)
+            raise JobFailed(f"job {self.id} ({self.name}) on {self.where}: {end}{reason}\n{tail}", self, failure)
         file = self.out / "summary.json"
         if not file.exists():
             raise JobFailed(f"job {self.id} ({self.name}) is done but wrote no {file.name} in its folder", self, None)

@@ -1,5 +1,9 @@
-"""The sbatch file of a job: one pure function from a spec and a site to text that a learner can read and keep."""
+"""The sbatch file of a job: one pure function from a spec and a site to text that a learner can read and keep.
 
+Kept by hand: the libraries that submit to Slurm hide this text, which is what the course teaches.
+"""
+
+import dataclasses
 import shlex
 from pathlib import PurePosixPath
 
@@ -32,35 +36,28 @@ def render(spec: JobSpec, site: Site) -> str:
     UserError
         ``requeue`` with torchrun, which hides the processes' exit status.
     """
-    launcher = spec.launcher or site.launcher
-    if spec.requeue and launcher == "torchrun":
+    spec = dataclasses.replace(spec, launcher=spec.launcher or site.launcher)
+    if spec.requeue and spec.launcher == "torchrun":
         raise UserError(
             "requeue=True with torchrun: it ends with status 1 also where its processes stopped with a checkpoint (3), "
             'so the script cannot tell; do: launcher="srun"'
         )
-    parts = [
-        "#!/bin/bash",
-        *directives(spec, site, launcher),
-        "",
-        *environment(spec, site, launcher),
-        *launch(spec, site, launcher),
-    ]
-    return "\n".join(parts) + "\n"
+    lines = ["#!/bin/bash", *directives(spec, site), "", *environment(spec, site), "", *launch(spec), *ending(spec)]
+    return "\n".join(lines) + "\n"
 
 
-def directives(spec, site, launcher) -> list[str]:
-    """The ``#SBATCH`` lines: what is asked of Slurm, each with its reason."""
-    tasks = spec.processes_per_node if launcher == "srun" else 1
-    cpus = spec.cpus_on(site)
+def directives(spec, site) -> list[str]:
+    """The ``#SBATCH`` lines: what Slurm is asked for, each with its reason."""
+    tasks = spec.processes_per_node if spec.launcher == "srun" else 1
     log = PurePosixPath(spec.out)
     rows = [
         ("job-name", spec.name, "what the queue shows"),
         ("nodes", spec.nodes, f"{spec.world_size} process{'es' if spec.world_size > 1 else ''} in all"),
-        ("ntasks-per-node", tasks, tasks_comment(spec, site, launcher)),
-        *gpu_rows(spec, site, launcher),
-        ("cpus-per-task", cpus * spec.processes_per_node // tasks, cpus_comment(spec, site, launcher)),
+        ("ntasks-per-node", tasks, tasks_comment(spec, site)),
+        *gpu_rows(spec, site),
+        ("cpus-per-task", spec.cpus_on(site) * spec.processes_per_node // tasks, cpus_comment(spec, site)),
         ("time", spec.time_limit, "the job is ended after this"),
-        ("hint", site.hint, "one CPU a physical core" if site.hint == "nomultithread" else "how cores are counted"),
+        ("hint", site.hint, "one CPU per physical core" if site.hint == "nomultithread" else "how cores are counted"),
         ("mem", site.memory, "all of the node's memory" if site.memory == "0" else "memory of each node"),
         ("partition", site.partition, "which part of the cluster"),
         ("account", site.account, "whose hours are spent"),
@@ -71,17 +68,17 @@ def directives(spec, site, launcher) -> list[str]:
         ("error", file_pattern(log / "slurm-%j.err") if site.separate_errors else "", "what goes to stderr"),
         ("signal", spec.signal or "", "a warning to every process before the end"),
     ]
-    lines = [directive(option, value, comment) for option, value, comment in rows if value != ""]
+    lines = [directive(f"{option}={quote(value)}", comment) for option, value, comment in rows if value != ""]
     if spec.requeue:
-        lines += [directive("requeue", None, "it may start again from its checkpoint")]
-        lines += [directive("open-mode", "append", "and then goes on in the same log")]
+        lines += [directive("requeue", "it may start again from its checkpoint")]
+        lines += [directive("open-mode=append", "and then goes on in the same log")]
     else:
-        lines += [directive("no-requeue", None, "a job that lost its node is not started again")]
+        lines += [directive("no-requeue", "a job that lost its node is not started again")]
     return lines
 
 
-def directive(option, value, comment) -> str:
-    text = f"#SBATCH --{option}" if value is None else f"#SBATCH --{option}={quote(value)}"
+def directive(option, comment) -> str:
+    text = f"#SBATCH --{option}"
     return f"{text:<{WIDTH}} # {comment}"
 
 
@@ -98,82 +95,81 @@ def file_pattern(path) -> str:
     return f"{str(path.parent).replace('%', '%%')}/{path.name}"
 
 
-def tasks_comment(spec, site, launcher) -> str:
-    if launcher == "torchrun":
-        return f"one torchrun a node, which starts {spec.processes_per_node}"
+def tasks_comment(spec, site) -> str:
+    if spec.launcher == "torchrun":
+        return f"one torchrun per node, which starts {spec.processes_per_node}"
     if site.gpus_per_node and spec.gpus_per_process == 1:
-        return "one task a process, one process a GPU"
-    return "one task a process"
+        return "one task per process, one process per GPU"
+    return "one task per process"
 
 
-def cpus_comment(spec, site, launcher) -> str:
+def cpus_comment(spec, site) -> str:
     """The arithmetic behind the CPUs of a task."""
     if spec.cpus_per_process is not None:
-        words = f"{spec.cpus_per_process} asked for"
+        text = f"{spec.cpus_per_process} asked for"
     elif site.gpus_per_node:
-        words = f"{site.cores_per_node} cores of a node / {site.gpus_per_node} GPUs"
-        words += f" x {spec.gpus_per_process} GPUs" * (spec.gpus_per_process > 1)
+        text = f"{site.cores_per_node} cores of a node / {site.gpus_per_node} GPUs"
+        text += f" x {spec.gpus_per_process} GPUs" * (spec.gpus_per_process > 1)
     else:
-        words = f"{site.cores_per_node} cores of a node / {spec.processes_per_node} processes"
-    return words + f" x {spec.processes_per_node} processes" * (launcher == "torchrun" and spec.processes_per_node > 1)
+        text = f"{site.cores_per_node} cores of a node / {spec.processes_per_node} processes"
+    several = spec.launcher == "torchrun" and spec.processes_per_node > 1
+    return text + f" x {spec.processes_per_node} processes" * several
 
 
-def gpu_rows(spec, site, launcher) -> list[tuple]:
+def gpu_rows(spec, site) -> list[tuple]:
     """The line that asks for GPUs, in the site's syntax; none where neither the job nor the site has any."""
     if site.gpus_per_node == 0 or spec.gpus_per_node == 0:
         return []
     kind = f"{site.gpu_type}:" if site.gpu_type else ""
-    comment = f"on each node: {spec.processes_per_node} x {spec.gpus_per_process} (processes x GPUs of each)"
     if site.gpu_syntax == "gpus-per-task":
-        gpus = spec.gpus_per_process if launcher == "srun" else spec.gpus_per_node
+        gpus = spec.gpus_per_process if spec.launcher == "srun" else spec.gpus_per_node
         return [("gpus-per-task", f"{kind}{gpus}", "GPUs of each task")]
-    if site.gpu_syntax == "gpus-per-node":
-        return [("gpus-per-node", f"{kind}{spec.gpus_per_node}", comment)]
-    return [("gres", f"gpu:{kind}{spec.gpus_per_node}", comment)]
+    prefix = "gpu:" if site.gpu_syntax == "gres" else ""
+    comment = f"on each node: {spec.processes_per_node} x {spec.gpus_per_process} (processes x GPUs of each)"
+    return [(site.gpu_syntax, f"{prefix}{kind}{spec.gpus_per_node}", comment)]
 
 
-def environment(spec, site, launcher) -> list[str]:
+def environment(spec, site) -> list[str]:
     """What the processes need to find each other."""
-    suffix = site.master_suffix
-    lines = []
-    if site.setup:
-        lines += ["# The Python of this site.", *site.setup, ""]
+    lines = ["# The Python of this site.", *site.setup, ""] if site.setup else []
     lines += [
         "# Where the processes meet: the job's first node, and a port that no other job of the node has.",
-        f'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1){suffix}',
+        f'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1){site.master_suffix}',
         "MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))",
         "export MASTER_ADDR MASTER_PORT",
         "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK  # srun does not inherit --cpus-per-task",
-        "export OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1     # one thread a process; lines appear as they are printed",
+        "export OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1     # one thread per process; lines appear as they are printed",
     ]
     if site.export_visible_devices and spec.gpus_per_node:
         lines.append(f"export CUDA_VISIBLE_DEVICES={','.join(map(str, range(spec.gpus_per_node)))}")
-    if launcher == "torchrun" and spec.signal:
-        lines.append("export PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIG" + spec.signal.split("@")[0])
-    return [*lines, ""]
+    if spec.launcher == "torchrun" and spec.signal:
+        lines.append(f"export PET_SIGNALS_TO_HANDLE={spec.handled_signals}")
+    return lines
 
 
-def launch(spec, site, launcher) -> list[str]:
-    """The one command that starts every process, and what follows it."""
-    words = " ".join(shlex.quote(word) for word in spec.command)
+def launch(spec) -> list[str]:
+    """The one command that starts every process."""
+    arguments = shlex.join(spec.command)
     srun = "srun --kill-on-bad-exit=1 --label"
-    if launcher == "srun":
-        lines = ["# One process a task; when one fails, all end.", f"{srun} \\", f"  python -u {words}"]
-    else:
-        # Each node's number is known on that node only, so a shell there expands it.
-        lines = [
-            "# One torchrun a node; single quotes, since SLURM_NODEID is known on each node only.",
-            f"{srun} bash -c 'exec python -m torch.distributed.run \\",
-            f'  --nnodes="$SLURM_NNODES" --node-rank="$SLURM_NODEID" --nproc-per-node={spec.processes_per_node} \\',
-            '  --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" "$@"\' \\',
-            f"  torchrun {program(spec.command)}{words}",
-        ]
-    marker = shlex.quote(f"{spec.out}/exit-status.txt")
-    lines += [
+    if spec.launcher == "srun":
+        return ["# One process per task; when one fails, all end.", f"{srun} \\", f"  python -u {arguments}"]
+    is_program = spec.command[0] == "-m" or spec.command[0].endswith(".py")
+    return [
+        "# One torchrun per node; single quotes, since SLURM_NODEID is known on each node only.",
+        f"{srun} bash -c 'exec python -m torch.distributed.run \\",
+        f'  --nnodes="$SLURM_NNODES" --node-rank="$SLURM_NODEID" --nproc-per-node={spec.processes_per_node} \\',
+        '  --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" "$@"\' \\',
+        f"  torchrun {'' if is_program else '--no-python python '}{arguments}",
+    ]
+
+
+def ending(spec) -> list[str]:
+    """What follows the command: its status is kept, and a stopped job queued again."""
+    lines = [
         "status=$?",
         "",
         "# The job's number and exit status, for the day when Slurm has forgotten the job.",
-        f'echo "$SLURM_JOB_ID $status" > {marker}',
+        f'echo "$SLURM_JOB_ID $status" > {shlex.quote(f"{spec.out}/exit-status.txt")}',
     ]
     if spec.requeue:
         lines += [
@@ -181,8 +177,3 @@ def launch(spec, site, launcher) -> list[str]:
             '[ "$status" -eq 3 ] && scontrol requeue "$SLURM_JOB_ID"',
         ]
     return [*lines, 'exit "$status"']
-
-
-def program(command) -> str:
-    """What torchrun needs before a command that is neither a module nor a file."""
-    return "" if command[0] == "-m" or command[0].endswith(".py") else "--no-python python "

@@ -1,24 +1,24 @@
-"""Slurm's command-line clients: bounded, asked for text in our own format, their refusals translated.
+"""Slurm's command-line clients: bounded in time, with output in our own format and their refusals translated.
 
-Formats are given with ``-o`` and ``-P`` because ``--json`` differs between Slurm's versions and ignores filters in
-some. Everything here works from Slurm 20 on.
+Kept by hand: a job is followed without accounting (sacct), which many sites lack, and the formats are given with
+``-o`` and ``-P``, since ``--json`` differs between Slurm's versions. Works from Slurm 20 on.
 """
 
 import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 from mpdemo.errors import UserError
 from mpdemo.jobs.answers import Answer, explain, make_answer, parse_scontrol
+from mpdemo.world.processes import child_environment
 
-PATIENCE = 15  # seconds for one answer: a controller that is down lets the clients wait 9 s
+TIMEOUT = 15  # seconds for one answer: a controller that is down lets the clients wait 9 s
 
 
 class SlurmError(UserError):
-    """Slurm refused or did not answer; the message holds its own words and the likely cause."""
+    """Slurm refused or did not answer: with Slurm's own message and the likely cause."""
 
 
 def in_reach() -> bool:
@@ -37,45 +37,37 @@ def in_reach() -> bool:
     if conf:
         raise SlurmError(f"SLURM_CONF = {conf!r}: no such file; do: unset SLURM_CONF, or start that cluster")
     try:
-        done = subprocess.run(["scontrol", "ping"], capture_output=True, text=True, env=environment(), timeout=PATIENCE)
+        done = run("scontrol", "ping")
     except subprocess.TimeoutExpired:
-        return True  # it has a configuration; the next client will say who does not answer
+        return True  # it has a configuration; the next client will report who does not answer
     return not re.search("configuration source|SlurmctldHost|Unable to process configuration", done.stderr)
 
 
-def environment() -> dict:
-    """This process's environment for a client.
-
-    A notebook inside a Slurm job carries that job's variables, which sbatch would take for options: they are removed.
-    The directory of the running Python comes first, so that the job's ``python`` is this one.
-    """
-    kept = ("SLURM_CONF", "SBATCH_ACCOUNT")
-    unwanted = ("SLURM", "SBATCH", "SRUN", "PMI", "CUDA_VISIBLE_DEVICES")
-    env = {name: value for name, value in os.environ.items() if name in kept or not name.startswith(unwanted)}
-    return env | {"PATH": f"{Path(sys.executable).parent}:{env.get('PATH', os.defpath)}"}
+def run(*command, **options) -> subprocess.CompletedProcess:
+    """Run a client outside the job that may surround a notebook: sbatch would take that job's variables for options."""
+    environment = child_environment("SLURM_CONF", "SBATCH_ACCOUNT")
+    environment.pop("CUDA_VISIBLE_DEVICES", None)
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=TIMEOUT, **options)
 
 
-def client(*command, cwd=None, text=None) -> str:
-    """Run one of Slurm's commands and return what it prints.
+def client(*command, **options) -> str:
+    """Run one of Slurm's commands and return what it prints; `options` are those of `subprocess.run`.
 
     Raises
     ------
     SlurmError
-        With Slurm's own words and the likely cause; also when no answer came within 15 s.
+        With Slurm's own message and the likely cause; also when no answer came within 15 s.
     """
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, env=environment(), cwd=cwd, input=text, timeout=PATIENCE
-        )
+        done = run(*command, **options)
     except FileNotFoundError:
         raise SlurmError(f"{command[0]} is not installed here") from None
     except subprocess.TimeoutExpired:
-        raise SlurmError(
-            f"{command[0]}: no answer from Slurm within {PATIENCE} s; try again later, or ask the site"
-        ) from None
+        message = f"{command[0]}: no answer from Slurm within {TIMEOUT} s; try again later, or ask the site"
+        raise SlurmError(message) from None
     if done.returncode:
         raise SlurmError(explain(command[0], done.stderr))
-    return done.stdout or (done.stderr if "--test-only" in command else "")
+    return done.stdout
 
 
 def cluster_name() -> str | None:
@@ -99,23 +91,10 @@ def identity() -> str:
     return f"{config.get('ClusterName')} {host} {config.get('SlurmctldPort')} {config.get('StateSaveLocation')}"
 
 
-def sbatch(script, cwd, *options) -> str:
-    """Submit a file and return the job's id."""
-    answer = client("sbatch", "--parsable", *options, str(script), cwd=cwd)
+def sbatch(script, cwd) -> str:
+    """Submit a file and return the job's number."""
+    answer = client("sbatch", "--parsable", str(script), cwd=cwd)
     return answer.strip().splitlines()[-1].split(";")[0]
-
-
-def test_only(text, cwd) -> str | None:
-    """Let Slurm check a file without submitting it; return its refusal, or None. (It answers on stderr.)"""
-    try:
-        client("sbatch", "--test-only", cwd=cwd, text=text)
-    except SlurmError as refusal:
-        return str(refusal)
-    return None
-
-
-def scancel(job_id):
-    client("scancel", str(job_id))
 
 
 def ask(job_id) -> Answer | None:
@@ -124,7 +103,7 @@ def ask(job_id) -> Answer | None:
     The controller remembers a job for a few minutes after its end (``MinJobAge``), accounting for long, if it is on.
     """
     try:
-        return parse_scontrol(client("scontrol", "show", "job", "-o", str(job_id)))
+        return parse_scontrol(client("scontrol", "show", "job", "-o", job_id))
     except SlurmError as error:
         if "Invalid job id" not in str(error):
             raise
@@ -133,16 +112,14 @@ def ask(job_id) -> Answer | None:
 
 def ask_accounting(job_id) -> Answer | None:
     """Ask ``sacct`` (also for a job completion file, where a site keeps one); None if there is no accounting."""
-    columns = "State,ExitCode,ElapsedRaw"
-    for options in (["-X", "-o", columns], ["-c", "-o", "State,ExitCode"]):
+    for options in (("-X", "-o", "State,ExitCode,ElapsedRaw"), ("-c", "-o", "State,ExitCode")):
         try:
-            rows = client("sacct", "-n", "-P", "-j", str(job_id), *options).splitlines()
+            rows = client("sacct", "-n", "-P", "-j", job_id, *options).splitlines()
         except SlurmError:
             continue
         if rows and rows[-1].split("|")[0]:
-            state, exit_code, elapsed = (*rows[-1].split("|"), "0")[:3]
-            status, _, signal = exit_code.partition(":")
-            return make_answer(state, "", status, signal, elapsed)
+            state, exit_code, elapsed = (*rows[-1].split("|"), "")[:3]
+            return make_answer(state, "", exit_code, float(elapsed or 0))
     return None
 
 
@@ -151,9 +128,8 @@ def queue_position(job_id) -> int | None:
 
     Only counted: other users' jobs are not shown, and where a site hides them, only one's own are counted.
     """
-    mine = client("squeue", "-h", "-t", "PENDING", "-j", str(job_id), "-o", "%i|%P").strip()
-    if "|" not in mine:
+    partition = client("squeue", "-h", "-t", "PENDING", "-j", job_id, "-o", "%P").split()
+    if not partition:
         return None
-    partition = mine.splitlines()[0].split("|")[1]
-    order = client("squeue", "-h", "-t", "PENDING", "-p", partition, "-S", "-p,i", "-o", "%i").split()
-    return order.index(str(job_id)) + 1 if str(job_id) in order else None
+    order = client("squeue", "-h", "-t", "PENDING", "-p", partition[0], "-S", "-p,i", "-o", "%i").split()
+    return order.index(job_id) + 1 if job_id in order else None

@@ -1,6 +1,6 @@
-"""A job in Slurm's hands."""
+"""A job that Slurm runs."""
 
-import time
+import dataclasses
 from functools import cached_property
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from mpdemo.jobs.job import Job, read_record, read_text, write_record
 
 
 class SlurmJob(Job):
-    """A job that sbatch took. See `mpdemo.jobs.job.Job`."""
+    """A job submitted with sbatch. See `mpdemo.jobs.job.Job`."""
 
     @property
     def log_files(self) -> list[Path]:
@@ -24,7 +24,7 @@ class SlurmJob(Job):
 
     def cancel(self):
         if not self.finished:
-            slurm.scancel(self.id)
+            slurm.client("scancel", self.id)
             self._seen = None
 
     @cached_property
@@ -33,10 +33,9 @@ class SlurmJob(Job):
         return slurm.in_reach() and slurm.identity() == self.record["identity"]
 
     def _ask(self):
-        """Ask the controller, then accounting; then the record of a former answer, the log, the script's marker."""
-        kept = self.record.get("final")
-        if kept:
-            return Answer(**kept)
+        """Ask the controller, then accounting; then the record of an earlier answer, the log, the script's marker."""
+        if "final" in self.record:
+            return Answer(**self.record["final"])
         answer = slurm.ask(self.id) if self._cluster_in_reach else None
         answer = self._refine(answer) if answer else self._from_files()
         if answer.state not in ("pending", "running", "unknown"):
@@ -47,38 +46,26 @@ class SlurmJob(Job):
 
     def _refine(self, answer):
         """Slurm's FAILED covers three ends that mean different things to a learner."""
-        if answer.state != "failed":
-            return answer
-        log = self.log()
-        state = answer.state
-        if diagnose.stopped_with_checkpoint(log, answer.exit_status):
-            state = "stopped"
-        elif diagnose.out_of_memory(log):
-            state = "out_of_memory"
-        return Answer(state, answer.reason, answer.exit_status, answer.run_time)
+        if answer.state == "failed" and diagnose.stopped_with_checkpoint(self.log(), answer.exit_status):
+            return dataclasses.replace(answer, state="stopped")
+        if answer.state == "failed" and diagnose.out_of_memory(self.log()):
+            return dataclasses.replace(answer, state="out_of_memory")
+        return answer
 
     def _from_files(self):
-        """Slurm has forgotten the job: what its own log and its script's marker tell. Absence is not success."""
+        """Slurm has forgotten the job: read its log and its script's marker. Absence is not success."""
         log = self.log()
-        verdict = diagnose.slurm_verdict(log)
-        if verdict:
-            return Answer(verdict, "from the job's log; Slurm has forgotten it")
-        words = read_text(self.out / "exit-status.txt").split()
-        if len(words) == 2 and words[0] == self.id:
-            status = int(words[1])
-            state = "done" if status == 0 else "stopped" if diagnose.stopped_with_checkpoint(log, status) else "failed"
-            return Answer(state, "from the script's marker; Slurm has forgotten the job", status)
+        state = diagnose.state_by_slurm(log)
+        if state:
+            return Answer(state, "from the job's log; Slurm has forgotten it")
+        marker = read_text(self.out / "exit-status.txt").split()
+        if len(marker) == 2 and marker[0] == self.id:
+            state = diagnose.state_by_status(log, int(marker[1]))
+            return Answer(state, "from the script's marker; Slurm has forgotten the job", int(marker[1]))
         return Answer("unknown", "Slurm has forgotten the job, and its script left no marker")
 
 
-def start(spec, script, cluster, identity) -> dict:
-    """Submit a script from the project's root; return the job's record."""
+def start(script, identity) -> dict:
+    """Submit a script from the project's root; return what the job's record holds of it."""
     job_id = slurm.sbatch(script, paths.root())
-    return {
-        "id": job_id,
-        "where": f"cluster {cluster}",
-        "identity": identity,
-        "script": str(script),
-        "spec": spec.as_dict(),
-        "submitted": time.time(),
-    }
+    return {"id": job_id, "where": f"cluster {identity.split()[0]}", "identity": identity}

@@ -1,47 +1,26 @@
-"""What a learner asks for: a job, said once, for Slurm and for this machine."""
+"""What a learner requests: a job, described once, for Slurm and for this machine."""
 
-import dataclasses
 import re
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from mpdemo.errors import UserError
-from mpdemo.jobs.site import LAUNCHERS, Site, seconds
+from pydantic import ConfigDict, Field, field_validator
+from pydantic.dataclasses import dataclass
 
-SIGNAL = re.compile(r"(USR1|USR2|TERM|INT)@(\d{1,5})", re.ASCII)
+from mpdemo.errors import one_line_errors
+from mpdemo.jobs import times
+from mpdemo.jobs.site import Launcher, Line, Site, TimeLimit
+from mpdemo.settings import Settings, as_arguments
 
 
-@dataclass(frozen=True)
+@one_line_errors()
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
 class JobSpec:
     """A job: a command, the processes that run it together, and the devices they get.
-
-    Parameters
-    ----------
-    name : str
-        What the queue shows.
-    command : tuple of str
-        The arguments after ``python``, as from `train_command`. Every process runs the same command.
-    out : str
-        The run's folder, relative to the project's root: log, metrics, the job's number.
-    nodes, processes_per_node : int
-        Machines, and processes on each. World size = nodes x processes_per_node.
-    gpus_per_process : int
-        0 for none; more than 1 for a process that drives several devices by itself.
-    cpus_per_process : int, optional
-        CPUs of each process; by default the GPUs' share of the site's cores.
-    time_limit : str
-        ``HH:MM:SS``; Slurm ends the job after it.
-    launcher : {"srun", "torchrun"}, optional
-        One Slurm task a process, or one torchrun a node. Default: the site's.
-    requeue : bool
-        Put the job in the queue again when it stopped with a checkpoint (exit status 3) or lost its node.
-    signal : str, optional
-        A warning before the end: ``"USR1@60"`` sends SIGUSR1 to every process 60 s before the time limit.
 
     Raises
     ------
     UserError
-        A value that cannot be.
+        An unknown field, or a value that is not allowed.
 
     Examples
     --------
@@ -50,46 +29,48 @@ class JobSpec:
     (8, 4)
     """
 
-    name: str
-    command: tuple
-    out: str
-    nodes: int = 1
-    processes_per_node: int = 1
-    gpus_per_process: int = 1
-    cpus_per_process: int | None = None
-    time_limit: str = "00:10:00"
-    launcher: str | None = None
-    requeue: bool = False
-    signal: str | None = None
+    name: Line = Field(min_length=1, description="the name in the queue")
+    command: tuple[Line, ...] = Field(description="the arguments after `python`, the same for every process")
+    out: Line = Field(description="the run's folder below the project's root: log, metrics, the job's number")
+    nodes: int = Field(1, ge=1, description="world size = nodes x processes_per_node")
+    processes_per_node: int = Field(1, ge=1)
+    gpus_per_process: int = Field(1, ge=0, description="more than 1 for a process that drives several devices itself")
+    cpus_per_process: int | None = Field(None, ge=1, description="None: the GPUs' share of the site's cores")
+    time_limit: TimeLimit = Field("00:10:00", min_length=1, description="HH:MM:SS; Slurm ends the job after it")
+    launcher: Launcher | None = Field(None, description="srun or torchrun; None: the site's")
+    requeue: bool = Field(False, description="queue it again if it stopped with a checkpoint (status 3) or lost a node")
+    signal: str | None = Field(None, description="'USR1@60' sends SIGUSR1 to every process 60 s before the time limit")
 
-    def __post_init__(self):
-        object.__setattr__(self, "out", str(self.out))
-        if isinstance(self.command, str) or not self.command:
-            raise UserError(
-                f"command = {self.command!r}; it takes the arguments after `python`, as ('-m', 'mpdemo', 'train')"
-            )
-        object.__setattr__(self, "command", tuple(str(word) for word in self.command))
-        lowest = {"nodes": 1, "processes_per_node": 1, "gpus_per_process": 0, "cpus_per_process": 1}
-        for field, low in lowest.items():
-            value = getattr(self, field)
-            if value is None and field == "cpus_per_process":
-                continue
-            if type(value) is not int or value < low:
-                raise UserError(f"{field} = {value!r}; it takes a whole number of at least {low}")
-        for what, text in [("name", self.name), ("out", self.out), *(("command", word) for word in self.command)]:
-            check_text(what, text)
-        check_folder(self.out)
-        limit = seconds(self.time_limit)
-        if self.launcher not in (None, *LAUNCHERS):
-            raise UserError(f"launcher = {self.launcher!r}; allowed: {', '.join(LAUNCHERS)}, or None for the site's")
-        if self.signal is not None:
-            match = SIGNAL.fullmatch(self.signal)
-            if not match:
-                raise UserError(
-                    f"signal = {self.signal!r}; allowed: NAME@SECONDS with USR1, USR2, TERM or INT, as in USR1@60"
-                )
-            if int(match[2]) >= limit:
-                raise UserError(f"signal = {self.signal!r} comes before the start; the time limit is only {limit} s")
+    @field_validator("command", mode="before")
+    @classmethod
+    def _as_texts(cls, command):
+        if isinstance(command, str) or not command:
+            raise ValueError("is not allowed; allowed: the arguments after `python`, as ('-m', 'mpdemo', 'train')")
+        return tuple(str(argument) for argument in command)
+
+    @field_validator("out", mode="before")
+    @classmethod
+    def _is_below_the_root(cls, out):
+        out = str(out)
+        path = PurePosixPath(out)
+        if "\\" in out:  # in a log's file name it switches off Slurm's %j
+            raise ValueError("holds a backslash; take it out")
+        if path.is_absolute() or ".." in path.parts or out.startswith("~") or path == PurePosixPath("."):
+            raise ValueError("is not allowed; allowed: a folder below the project's root, as in runs/03_ddp")
+        return out
+
+    @field_validator("signal")
+    @classmethod
+    def _is_before_the_limit(cls, signal, info):
+        if signal is None or "time_limit" not in info.data:  # without it, the time limit's own error is reported
+            return signal
+        match = re.fullmatch(r"(USR1|USR2|TERM|INT)@(\d{1,5})", signal, re.ASCII)
+        if not match:
+            raise ValueError("is not allowed; allowed: NAME@SECONDS with USR1, USR2, TERM or INT, as in USR1@60")
+        limit = times.limit(info.data["time_limit"])
+        if int(match[2]) >= limit:
+            raise ValueError(f"comes before the start; the time limit is only {limit} s")
+        return signal
 
     @property
     def world_size(self) -> int:
@@ -98,37 +79,21 @@ class JobSpec:
 
     @property
     def gpus_per_node(self) -> int:
-        """GPUs to ask for on each node (where the site has any)."""
+        """GPUs to request on each node (where the site has any)."""
         return self.processes_per_node * self.gpus_per_process
 
+    @property
+    def handled_signals(self) -> str:
+        """What torchrun has to pass on to its processes (``PET_SIGNALS_TO_HANDLE``): its own and the warning."""
+        return f"SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIG{self.signal.split('@')[0]}"
+
     def cpus_on(self, site: Site) -> int:
-        """CPUs of each process: what was asked for, else the GPUs' share of the node's cores."""
+        """CPUs of each process: what was requested, else the GPUs' share of the node's cores."""
         if self.cpus_per_process is not None:
             return self.cpus_per_process
         if site.gpus_per_node == 0:
             return max(1, site.cores_per_node // self.processes_per_node)
         return site.cpus_per_gpu * max(1, self.gpus_per_process)
-
-    def as_dict(self) -> dict:
-        """The spec as plain values, as it is written in the run's folder."""
-        return dataclasses.asdict(self)
-
-
-def check_text(what, text):
-    """Refuse what no line of a script can carry; everything else is quoted."""
-    if not isinstance(text, str) or not text and what != "command":
-        raise UserError(f"{what} = {text!r}; it takes a text that is not empty")
-    if any(ord(c) < 32 or ord(c) == 127 for c in text):
-        raise UserError(f"{what} = {text!r} holds a line break or another control character; take it out")
-
-
-def check_folder(out):
-    """The run's folder lies inside the project."""
-    path = PurePosixPath(out)
-    if "\\" in out:  # in a log's file name it switches off Slurm's %j
-        raise UserError(f"out = {out!r} holds a backslash; take it out")
-    if path.is_absolute() or ".." in path.parts or out.startswith("~") or path == PurePosixPath("."):
-        raise UserError(f"out = {out!r}; it takes a folder below the project's root, as in runs/03_ddp")
 
 
 def train_command(**settings) -> tuple:
@@ -140,17 +105,16 @@ def train_command(**settings) -> tuple:
         The options of ``python -m mpdemo train``: ``batch_size=128`` becomes ``--batch-size 128``, ``True`` a bare
         option; ``None`` and ``False`` leave it out; a list is joined with commas.
 
+    Raises
+    ------
+    UserError
+        An unknown name or a wrong value, as `mpdemo.settings.Settings`.
+
     Examples
     --------
     >>> train_command(rung="ddp", batch_size=128, cut=[2, 4])
     ('-m', 'mpdemo', 'train', '--rung', 'ddp', '--batch-size', '128', '--cut', '2,4')
     """
-    words = ["-m", "mpdemo", "train"]
-    for name, value in settings.items():
-        option = "--" + name.replace("_", "-")
-        if value is True:
-            words.append(option)
-        elif value is not None and value is not False:
-            text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-            words += [f"{option}={text}"] if text.startswith("-") else [option, text]
-    return tuple(words)
+    values = {name: ",".join(map(str, v)) if isinstance(v, list | tuple) else v for name, v in settings.items()}
+    Settings(**values)  # refuses an unknown name or a wrong value here, not only on the compute node
+    return ("-m", "mpdemo", "train", *as_arguments(values))

@@ -1,6 +1,8 @@
-"""Hand a job in, once: to Slurm where one is in reach, else to this machine."""
+"""Submit a job, once: to Slurm where one is in reach, else to this machine."""
 
+import dataclasses
 import json
+import time
 from pathlib import Path, PurePosixPath
 
 from mpdemo import paths
@@ -41,7 +43,7 @@ def submit(spec, site=None, script=None, resubmit=False, debug=False) -> Job | N
     Raises
     ------
     UserError
-        The job cannot run on this site (see `check`), Slurm refused it (with its words), or the folder is busy.
+        The job cannot run on this site (see `check`), Slurm refused it (with its message), or the folder is busy.
     """
     site = site if isinstance(site, Site) else load_site(site)
     text = render(spec, site)
@@ -51,20 +53,16 @@ def submit(spec, site=None, script=None, resubmit=False, debug=False) -> Job | N
     problems = check(spec, site, ask_slurm=False)
     if problems:
         raise UserError(f"{spec.name} was not submitted: " + "; ".join(str(problem) for problem in problems))
-    on_slurm = slurm.in_reach()
-    identity = slurm.identity() if on_slurm else None
+    identity = slurm.identity() if slurm.in_reach() else None
     earlier = find_earlier(spec, identity, resubmit)
     if earlier:
-        print(
-            f"found job {earlier.id} ({earlier.state}) in {spec.out}: not submitted again; resubmit=True runs it again"
-        )
+        known = f"found job {earlier.id} ({earlier.state}) in {spec.out}"
+        print(f"{known}: not submitted again; resubmit=True runs it again")
         return earlier
     out = prepare(spec)
     path = write_script(text, spec, site, script)
-    if on_slurm:
-        record, process = slurm_job.start(spec, path, identity.split()[0], identity), None
-    else:
-        record, process = local_job.start(spec, path)
+    started, process = (slurm_job.start(path, identity), None) if identity else local_job.start(spec)
+    record = started | {"script": str(path), "spec": dataclasses.asdict(spec), "submitted": time.time()}
     write_record(out, record)
     print(announce(spec, record))
     return make_job(record, out, process)
@@ -97,7 +95,7 @@ def make_job(record, out, process=None) -> Job:
 
 
 def find_earlier(spec, identity, resubmit) -> Job | None:
-    """Return the folder's job if it is this very one (same spec, same place); refuse a folder whose job still runs."""
+    """Return the folder's job if it has the same spec and place; refuse a folder whose job still runs."""
     folder = paths.root() / spec.out
     try:
         record = read_record(folder)
@@ -108,15 +106,13 @@ def find_earlier(spec, identity, resubmit) -> Job | None:
     if record is None:
         return None
     job = make_job(record, folder)
-    same_place = (identity is None) == (record["where"] == "this machine") and identity in (None, record["identity"])
-    same = same_place and record["spec"] == json.loads(json.dumps(spec.as_dict()))
+    same_place = identity == record.get("identity")
+    same = same_place and record["spec"] == json.loads(json.dumps(dataclasses.asdict(spec)))
     if same and not resubmit:
         return job
     if not job.finished:
-        raise UserError(
-            f"job {job.id} ({job.name}) on {job.where} is {job.state} and writes to {spec.out}; "
-            f"do: attach({spec.out!r}).cancel(), or give another out="
-        )
+        busy = f"job {job.id} ({job.name}) on {job.where} is {job.state} and writes to {spec.out}"
+        raise UserError(f"{busy}; do: attach({spec.out!r}).cancel(), or give another out=")
     why = "resubmit=True" if same else "another place" if not same_place else "the spec has changed"
     print(f"job {job.id} ({job.state}) was there before; submitting a new one: {why}")
     return None
@@ -129,7 +125,7 @@ def prepare(spec) -> Path:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make the run's folder {spec.out}: {error.strerror}") from None
-    resumed = any(word.startswith("--resume") for word in spec.command)
+    resumed = any(argument.startswith("--resume") for argument in spec.command)
     for name in STALE if resumed else (*STALE, "metrics.jsonl"):
         (out / name).unlink(missing_ok=True)
     if not resumed and (out / "checkpoints").exists():
@@ -141,14 +137,11 @@ def prepare(spec) -> Path:
 
 def write_script(text, spec, site, script) -> Path:
     """Write the sbatch file and return its path relative to the project's root."""
-    if script is None:
-        path = PurePosixPath(spec.out) / "job.sbatch"
-    else:
-        path = PurePosixPath(script)
-        if path.is_absolute() or ".." in path.parts or path.suffix != ".sbatch":
-            raise UserError(f"script = {script!r}; it takes a name below the project's root, as slurm/03_ddp.sbatch")
-        if site.name not in PLAIN_SITES:
-            path = path.parent / site.name / path.name
+    path = PurePosixPath(script or f"{spec.out}/job.sbatch")
+    if path.is_absolute() or ".." in path.parts or path.suffix != ".sbatch":
+        raise UserError(f"script = {script!r}; it takes a name below the project's root, as slurm/03_ddp.sbatch")
+    if script and site.name not in PLAIN_SITES:
+        path = path.parent / site.name / path.name
     file = paths.root() / path
     file.parent.mkdir(parents=True, exist_ok=True)
     if not file.exists() or file.read_text(encoding="utf-8") != text:
@@ -157,7 +150,7 @@ def write_script(text, spec, site, script) -> Path:
 
 
 def announce(spec, record) -> str:
-    """The one line that says where the job went."""
+    """The one line that reports where the job went."""
     if record["where"] == "this machine":
         how = f"{spec.world_size} processes under torchrun" if spec.world_size > 1 else "1 process"
         how += f" in place of {spec.nodes} nodes" if spec.nodes > 1 else ""

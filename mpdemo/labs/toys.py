@@ -1,8 +1,8 @@
-"""Toy programs in real processes: two tensors, twelve images, a small net. A job starts them.
+"""Toy programs in real processes: two tensors, twelve images, a small model. A job starts this in several processes.
 
     torchrun --standalone --nproc-per-node 2 -m mpdemo.labs.toys runs/toys all_reduce shares averaging
 
-Every process runs the named functions; rank 0 writes what all of them returned to ``summary.json`` in the folder.
+Every process runs the named functions; rank 0 writes all results to ``summary.json`` in the folder.
 Taught in notebooks/03_ddp.ipynb.
 """
 
@@ -14,15 +14,15 @@ import torch.distributed as dist
 from torch.utils.data import DistributedSampler
 
 from mpdemo import data, models
+from mpdemo.labs.harness import run_lab
 from mpdemo.parallel.rung import loss_fn
-from mpdemo.training.measure import RunLog, gather_objects, relative_difference
-from mpdemo.world.env import claim_cores, process_group, where_am_i
+from mpdemo.training.measure import relative_difference
 
 
 def all_reduce(world):
     """Add up a tensor over all processes, and show it before and after."""
     tensor = torch.tensor([1.0, 10.0], device=world.device)
-    tensor *= world.rank + 1  # so another one in every process
+    tensor *= world.rank + 1  # so it differs in every process
     before = tensor.tolist()
     print(f"rank {world.rank} has {before}\n", end="")
 
@@ -48,22 +48,21 @@ def shares(world):
 
 def averaging(world, epochs=3, batch=128, lr=0.3):
     """How far two ways of averaging end from the single device's weights (largest relative difference)."""
-    found = data.load("digits")
-    images, labels = (t.to(world.device) for t in found.train.tensors)
+    images, labels = (tensor.to(world.device) for tensor in data.load("digits").train.tensors)
     steps = list(zip(images.split(batch), labels.split(batch), strict=True)) * epochs
     start = models.build("toy").to(world.device)
     single, gradients, weights = (copy.deepcopy(start) for _ in range(3))
     for number, (x, y) in enumerate(steps, 1):
-        mine = x.chunk(world.world_size)[world.rank], y.chunk(world.world_size)[world.rank]
+        share = x.chunk(world.world_size)[world.rank], y.chunk(world.world_size)[world.rank]
         sgd(single, x, y, lr)  # the whole batch
-        sgd(gradients, *mine, lr, mean=True)  # DDP: the mean of the gradients, every step
-        sgd(weights, *mine, lr)  # alone ...
+        sgd(gradients, *share, lr, mean=True)  # DDP: the mean of the gradients, every step
+        sgd(weights, *share, lr)  # alone ...
         if number % (len(steps) // epochs) == 0:
             for parameter in weights.parameters():  # ... and the mean of the weights, after each epoch
                 mean_over_ranks(parameter.data)
-    wanted = dict(single.named_parameters())
+    reference = dict(single.named_parameters())
     ways = {"gradients, every step": gradients, "weights, after each epoch": weights}
-    return {way: relative_difference(dict(model.named_parameters()), wanted) for way, model in ways.items()}
+    return {way: relative_difference(dict(model.named_parameters()), reference) for way, model in ways.items()}
 
 
 def sgd(model, images, labels, lr, mean=False):
@@ -82,16 +81,6 @@ def mean_over_ranks(tensor):
     tensor /= dist.get_world_size()
 
 
-def run(functions, out, names) -> int:
-    """Call the named functions in every process of this world; rank 0 writes what they returned."""
-    world = where_am_i()
-    claim_cores(world)
-    with process_group(world):
-        results = {name: gather_objects(functions[name](world)) for name in names}
-    RunLog(out, world.rank == 0).finish(results)
-    return 0
-
-
 if __name__ == "__main__":
     toys = {"all_reduce": all_reduce, "shares": shares, "averaging": averaging}
-    sys.exit(run(toys, sys.argv[1], sys.argv[2:]))
+    sys.exit(run_lab(toys, sys.argv[1], sys.argv[2:]))

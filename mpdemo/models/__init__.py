@@ -1,4 +1,4 @@
-"""The models of the course: flat lists of named blocks (blocks.py), and the nets written that way (nets.py)."""
+"""The models of the course: flat lists of named blocks (blocks.py), and the networks written that way (nets.py)."""
 
 from mpdemo.models.blocks import Blocks, resolve_cut
 from mpdemo.models.nets import build

@@ -4,11 +4,11 @@ A pipeline needs to cut a network between two layers. A network that is written 
 by the one before, can be cut anywhere: ``blocks[:k]`` is the first stage and ``blocks[k:]`` the second.
 Parameters keep the name they have in the uncut model, so a stage's weights are found by name in any checkpoint.
 
-The nets themselves are in nets.py. Taught in notebooks/04_model_parallel.ipynb. Shapes: B batch, C channels, S image
-size (pixels).
+The networks are in nets.py. Taught in notebooks/04_model_parallel.ipynb. Shapes: B batch, C channels, S image size
+(pixels).
 """
 
-from collections import OrderedDict
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -40,9 +40,9 @@ class Blocks(nn.Module):
             *containers, leaf = name.split(".")
             parent = self
             for container in containers:
-                if container not in parent._modules:
+                if not hasattr(parent, container):
                     parent.add_module(container, nn.Module())
-                parent = parent._modules[container]
+                parent = getattr(parent, container)
             parent.add_module(leaf, block)
 
     def __len__(self):
@@ -53,18 +53,17 @@ class Blocks(nn.Module):
         with torch.autocast(x.device.type, self.precision, enabled=self.precision is not None):
             for name in self.names:
                 x = self.get_submodule(name)(x)
-        return x.contiguous()  # what is sent to another rank must lie in memory in one piece
+        return x.contiguous()  # a tensor that is sent to another rank must be contiguous
 
     def stage(self, start, stop) -> "Blocks":
-        """Return blocks ``start`` to ``stop`` (excluded) as a model that shares these very parameters."""
-        part = Blocks(OrderedDict((name, self.get_submodule(name)) for name in self.names[start:stop]))
+        """Return blocks ``start`` to ``stop`` (excluded) as a model that shares these parameters."""
+        part = Blocks({name: self.get_submodule(name) for name in self.names[start:stop]})
         part.precision = self.precision
         return part
 
     def cut(self, points) -> "list[Blocks]":
         """Cut before each block index in `points`: ``cut([3])`` gives blocks 0 to 2 and blocks 3 to the end."""
-        edges = [0, *points, len(self)]
-        return [self.stage(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+        return [self.stage(start, stop) for start, stop in pairwise([0, *points, len(self)])]
 
 
 def resolve_cut(names, cut, stages) -> list[int]:
@@ -93,28 +92,26 @@ def resolve_cut(names, cut, stages) -> list[int]:
     count = len(names)
     if stages > count:
         raise UserError(f"{stages} stages do not fit a model of {count} blocks; allowed: 1 to {count}")
-    if cut is None or cut == "":
+    if cut in (None, ""):
         return [round(count * i / stages) for i in range(1, stages)]
-    words = cut.split(",") if isinstance(cut, str) else list(cut)
-    points = [_cut_point(names, word) for word in words]
+    points = [_cut_point(names, entry) for entry in (cut.split(",") if isinstance(cut, str) else cut)]
     if len(points) != stages - 1:
         raise UserError(f"the cut {cut!r} gives {len(points) + 1} stages, but {stages} are wanted: name {stages - 1}")
-    for before, after in zip([0, *points], [*points, count], strict=True):
-        if before >= after:
-            raise UserError(
-                f"the cut {cut!r} leaves a stage empty or is not increasing (block numbers {points}); "
-                f"allowed: increasing, from 1 to {count - 1}"
-            )
+    if any(start >= stop for start, stop in pairwise([0, *points, count])):
+        raise UserError(
+            f"the cut {cut!r} leaves a stage empty or is not increasing (block numbers {points}); "
+            f"allowed: increasing, from 1 to {count - 1}"
+        )
     return points
 
 
-def _cut_point(names, word) -> int:
-    """The number of blocks before a cut, from a block's name (cut after it) or from a number."""
-    word = str(word).strip()
-    if word in names:
-        return names.index(word) + 1
-    if word.lstrip("-").isdigit() and 1 <= int(word) < len(names):
-        return int(word)
+def _cut_point(names, entry) -> int:
+    """Return the number of blocks before a cut, from a block's name (cut after it) or from a number."""
+    entry = str(entry).strip()
+    if entry in names:
+        return names.index(entry) + 1
+    if entry.isdecimal() and 1 <= int(entry) < len(names):
+        return int(entry)
     raise UserError(
-        f"cannot cut after {word!r}; allowed: a number from 1 to {len(names) - 1} or a block: {', '.join(names[:-1])}"
+        f"cannot cut after {entry!r}; allowed: a number from 1 to {len(names) - 1} or a block: {', '.join(names[:-1])}"
     )

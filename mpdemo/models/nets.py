@@ -1,4 +1,4 @@
-"""The nets of the course, each as an ordered dictionary of named blocks that are applied one after the other.
+"""The networks of the course, each a dictionary of named blocks that are applied one after the other.
 
 Shapes: B batch, C channels, S image size (pixels), D width of a token, T tokens.
 """
@@ -10,67 +10,62 @@ from torch import nn
 
 from mpdemo.errors import UserError
 from mpdemo.models.blocks import Blocks
-from mpdemo.settings import MODELS as NAMES
+from mpdemo.settings import MODELS, NORMS
 
 
-def normaliser(norm):
+def norm_layer(norm):
     """Return the class (or function) that makes a norm layer of `c` channels."""
     return nn.BatchNorm2d if norm == "batch" else lambda c: nn.GroupNorm(min(8, c), c)
 
 
-def toy(inputs, classes, width=32):
+def toy(inputs, classes):
     """Four small linear blocks on the flattened image: (B, C, S, S) -> (B, classes)."""
-    sizes = [inputs, width, width, width, classes]
-    blocks = OrderedDict()
-    for i, (a, b) in enumerate(zip(sizes, sizes[1:], strict=False), 1):
-        layers = [nn.Flatten()] if i == 1 else []
-        layers += [nn.Linear(a, b)] if i == 4 else [nn.Linear(a, b), nn.ReLU()]
-        blocks[f"linear{i}"] = nn.Sequential(*layers)
-    return blocks
+    return {
+        "linear1": nn.Sequential(nn.Flatten(), nn.Linear(inputs, 32), nn.ReLU()),
+        "linear2": nn.Sequential(nn.Linear(32, 32), nn.ReLU()),
+        "linear3": nn.Sequential(nn.Linear(32, 32), nn.ReLU()),
+        "linear4": nn.Sequential(nn.Linear(32, classes)),
+    }
 
 
 def convnet(classes, channels, image_size, norm):
     """The MNIST ConvNet: two 5 x 5 convolutions (16 and 32 channels), each halving the image, one linear layer."""
     if image_size < 4:
         raise UserError(f"image size {image_size} is too small for convnet; allowed: 4 pixels or more")
-    make_norm = normaliser(norm)
 
-    def layer(a, b):
-        return nn.Sequential(nn.Conv2d(a, b, 5, padding=2), make_norm(b), nn.ReLU(), nn.MaxPool2d(2))
+    def layer(inputs, outputs):
+        convolution = nn.Conv2d(inputs, outputs, 5, padding=2)
+        return nn.Sequential(convolution, norm_layer(norm)(outputs), nn.ReLU(), nn.MaxPool2d(2))
 
-    side = image_size // 4
-    return OrderedDict(
-        layer1=layer(channels, 16),  # (B, C, S, S) -> (B, 16, S/2, S/2)
-        layer2=layer(16, 32),  # -> (B, 32, S/4, S/4)
-        fc=nn.Sequential(nn.Flatten(), nn.Linear(32 * side**2, classes)),  # -> (B, classes)
-    )
+    return {
+        "layer1": layer(channels, 16),  # (B, C, S, S) -> (B, 16, S/2, S/2)
+        "layer2": layer(16, 32),  # -> (B, 32, S/4, S/4)
+        "fc": nn.Sequential(nn.Flatten(), nn.Linear(32 * (image_size // 4) ** 2, classes)),  # -> (B, classes)
+    }
 
 
 def resnet(name, classes, channels, norm):
     """torchvision's ResNet as stem, residual blocks and head. Source: https://arxiv.org/abs/1512.03385."""
     from torchvision import models
 
-    net = getattr(models, name)(num_classes=classes, norm_layer=normaliser(norm))
+    net = getattr(models, name)(num_classes=classes, norm_layer=norm_layer(norm))
     if channels != 3:
         net.conv1 = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)
     stem = OrderedDict(conv1=net.conv1, bn1=net.bn1, relu=net.relu, maxpool=net.maxpool)
-    blocks = OrderedDict(stem=nn.Sequential(stem))
-    for i in range(1, 5):
-        for j, block in enumerate(getattr(net, f"layer{i}")):
-            blocks[f"layer{i}.{j}"] = block
+    blocks = {"stem": nn.Sequential(stem)}
+    for layer in ("layer1", "layer2", "layer3", "layer4"):
+        blocks |= {f"{layer}.{number}": block for number, block in getattr(net, layer).named_children()}
     blocks["head"] = nn.Sequential(OrderedDict(avgpool=net.avgpool, flatten=nn.Flatten(), fc=net.fc))
     return blocks
 
 
-def convstack(classes, channels, norm, width=64, depth=8):
-    """Equal residual blocks of `width` channels at full resolution: every cut into equal halves is balanced."""
+def convstack(classes, channels, norm):
+    """Eight equal residual blocks of 64 channels at full resolution: every cut into equal halves is balanced."""
     from torchvision.models.resnet import BasicBlock
 
-    blocks = OrderedDict(embed=nn.Conv2d(channels, width, 3, padding=1))
-    for i in range(depth):
-        blocks[f"block.{i}"] = BasicBlock(width, width, norm_layer=normaliser(norm))
-    blocks["head"] = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes))
-    return blocks
+    blocks = {"embed": nn.Conv2d(channels, 64, 3, padding=1)}
+    blocks |= {f"block.{i}": BasicBlock(64, 64, norm_layer=norm_layer(norm)) for i in range(8)}
+    return blocks | {"head": nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, classes))}
 
 
 class _Embed(nn.Module):
@@ -97,19 +92,17 @@ class _Head(nn.Module):
         return self.fc(self.norm(x).mean(1))
 
 
-def transformer(classes, channels, image_size, width=128, depth=8, heads=4, grid=7):
-    """A small vision transformer of equal blocks on 7 x 7 patches. Source: https://arxiv.org/abs/2010.11929."""
-    if image_size % grid:
-        raise UserError(
-            f"image size {image_size} does not divide into {grid} x {grid} patches; allowed: 28, 56, 224, ..."
-        )
-    blocks = OrderedDict(embed=_Embed(channels, width, image_size // grid, grid**2))
-    for i in range(depth):
-        blocks[f"block.{i}"] = nn.TransformerEncoderLayer(
-            width, heads, 4 * width, dropout=0.0, batch_first=True, norm_first=True
-        )
-    blocks["head"] = _Head(width, classes)
-    return blocks
+def transformer(classes, channels, image_size):
+    """A small vision transformer of eight equal blocks on 7 x 7 patches. Source: https://arxiv.org/abs/2010.11929."""
+    if image_size % 7:
+        raise UserError(f"image size {image_size} does not divide into 7 x 7 patches; allowed: 28, 56, 224, ...")
+
+    def block():
+        return nn.TransformerEncoderLayer(128, 4, 512, dropout=0.0, batch_first=True, norm_first=True)
+
+    blocks = {"embed": _Embed(channels, 128, image_size // 7, tokens=49)}
+    blocks |= {f"block.{i}": block() for i in range(8)}
+    return blocks | {"head": _Head(128, classes)}
 
 
 def build(name, *, classes=10, channels=1, image_size=28, norm="batch", seed=0) -> Blocks:
@@ -118,12 +111,12 @@ def build(name, *, classes=10, channels=1, image_size=28, norm="batch", seed=0) 
     Parameters
     ----------
     name : str
-        One of `NAMES`.
+        One of `mpdemo.settings.MODELS`.
     classes, channels, image_size : int
         Of the data set: output classes, input channels, side of the square image in pixels.
     norm : {"batch", "group"}
         Normalisation of the convolutional models. Batch norm computes its statistics over the (micro)batch it sees,
-        so cutting the batch changes the result; group norm looks at one image at a time and does not care.
+        so cutting the batch changes the result; group norm normalises each image by itself, so it does not.
         Source: https://arxiv.org/abs/1803.08494.
     seed : int
         Of the initial weights.
@@ -133,10 +126,9 @@ def build(name, *, classes=10, channels=1, image_size=28, norm="batch", seed=0) 
     UserError
         Unknown model or norm, or an image size the model cannot take.
     """
-    if name not in NAMES:
-        raise UserError(f"unknown model {name!r}; allowed: {', '.join(NAMES)}")
-    if norm not in ("batch", "group"):
-        raise UserError(f"unknown norm {norm!r}; allowed: batch, group")
+    for kind, choice, allowed in (("model", name, MODELS), ("norm", norm, NORMS)):
+        if choice not in allowed:
+            raise UserError(f"unknown {kind} {choice!r}; allowed: {', '.join(allowed)}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if name == "toy":

@@ -1,11 +1,11 @@
-"""What a notebook displays: one thing in several forms, and the front end picks the richest it knows."""
+"""What a notebook displays: one thing in several forms, of which the front end shows the richest that it knows."""
 
 import base64
 from pathlib import Path
 
 
 class Bundle:
-    """A display object that carries its forms by MIME type.
+    """A display object with its forms by MIME type, in `data`.
 
     Parameters
     ----------
@@ -26,12 +26,11 @@ class Bundle:
     MIME = {"markdown": "text/markdown", "html": "text/html", "png": "image/png"}
 
     def __init__(self, text, *, width=None, **forms):
-        self.text = text
         self.data = {"text/plain": text} | {self.MIME[name]: value for name, value in forms.items()}
         self.metadata = {"image/png": {"width": width}} if width else {}
 
     def __repr__(self):
-        return self.text
+        return self.data["text/plain"]
 
     def _repr_mimebundle_(self, include=None, exclude=None):
         """IPython calls this to display the object."""

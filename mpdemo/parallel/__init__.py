@@ -1,4 +1,4 @@
-"""The ladder: one file a rung, all of one shape. Read two side by side: what differs is the lesson.
+"""The ladder: one file per rung, all of one shape. Read two side by side: what differs is the lesson.
 
 Every class is built as ``Rung(model, world, settings)`` and offers the same few things (see rung.py); the training
 loop in mpdemo/training/loop.py does not know which one it drives.

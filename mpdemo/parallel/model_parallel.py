@@ -1,17 +1,17 @@
 """Rung 4, naive model parallelism: the layers are cut over the devices, and one device is busy at a time.
 
 It makes room for a model that fits no single device; it does not make anything faster. Two forms: one process that
-moves activations from device to device, and one process a device with ``torch.distributed.pipelining`` and a single
-microbatch. Taught in notebooks/04_model_parallel.ipynb.
-Source: https://docs.pytorch.org/docs/stable/distributed.pipelining.html.
+moves activations from device to device, and one process per device that sends them.
+Taught in notebooks/04_model_parallel.ipynb.
+Source: https://docs.pytorch.org/tutorials/intermediate/model_parallel_tutorial.html.
 """
 
-import torch
-from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+import torch.distributed as dist
 
 from mpdemo.models import resolve_cut
 from mpdemo.parallel.rung import Rung, count_correct, local_devices, loss_fn
-from mpdemo.parallel.stages import recorder_for, stage_examples, walk
+from mpdemo.parallel.stages import make_recorder, receive, stage_shapes, walk
+from mpdemo.schedules import placement
 
 
 class OneProcess(Rung):
@@ -25,49 +25,50 @@ class OneProcess(Rung):
 
     def step(self, images, labels):
         """Forward through all stages, backward through all. See `Rung.step`."""
+        images, labels = self.to_device(images, labels)
         outputs = self.forward(images)
-        labels = labels.to(outputs.device, non_blocking=True)  # the loss is computed where the outputs are
+        labels = labels.to(outputs.device)  # the loss is computed where the outputs are
         loss = loss_fn(outputs, labels)
-        loss.backward()  # walks back over the devices by itself
-        return loss.detach().to(self.device), count_correct(outputs, labels).to(self.device)
+        loss.backward()  # adds to parameter.grad, on one device after the other
+        return loss.detach(), count_correct(outputs, labels)
 
     def forward(self, images):
-        """See `Rung.forward`."""
-        x = images
+        """Move the activations to each stage's device. See `Rung.forward`."""
         for stage, device in zip(self.stages, self.devices, strict=True):
-            x = stage(x.to(device, non_blocking=True))
-        return x
+            images = stage(images.to(device, non_blocking=True))
+        return images
 
 
 class PerDevice(Rung):
-    """One process a device: each holds one stage, activations and their gradients are sent between neighbours."""
+    """One process per device: each holds one stage, activations and their gradients are sent between neighbours."""
 
     def __init__(self, model, world, settings):
         super().__init__(world, settings)
-        count = world.world_size
-        points = resolve_cut(model.names, settings.cut, count)
-        self.owners = list(range(count))  # stage i is held by rank i
-        self.examples = stage_examples(model, points, settings)
-        self.stages = [model.cut(points)[world.rank].to(self.device)]
-        self.pipeline_stages = [
-            PipelineStage(self.stages[0], world.rank, count, self.device, *self.examples[world.rank])
-        ]
-        self.recorder = recorder_for(settings, world, self.pipeline_stages)
-        loss = self.recorder.loss(loss_fn) if self.recorder else loss_fn
-        self.has_input, self.has_output = world.rank == 0, world.rank == count - 1
-        self.schedule = ScheduleGPipe(self.pipeline_stages[0], n_microbatches=1, loss_fn=loss)
+        self.owners = placement("naive", world.world_size)  # the rank of each stage: stage i is on rank i
+        points = resolve_cut(model.names, settings.cut, len(self.owners))
+        self.shapes = stage_shapes(model, points, settings)
+        self.stages = [model.cut(points)[i].to(self.device) for i, rank in enumerate(self.owners) if rank == self.rank]
+        self.has_input, self.has_output = self.rank == self.owners[0], self.rank == self.owners[-1]
+        self.recorder = make_recorder(settings, world)
 
     def step(self, images, labels):
-        """This stage's forward and backward. See `Rung.step`."""
-        images, labels = images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
-        inputs = (images,) if self.has_input else ()
-        losses = []
-        targets = {"target": labels, "losses": losses} if self.has_output else {}
-        outputs = self.schedule.step(*inputs, **targets)
+        """Receive, forward, send; then receive the gradient, backward, send. See `Rung.step`."""
+        images, labels = self.to_device(images, labels)
+        gradient = None
+        if not self.has_input:
+            images = receive(self.shapes[self.rank][0], self.rank - 1, self.device).requires_grad_()
+        with self.record("F"):
+            outputs = self.stages[0](images)
+            result = loss_fn(outputs, labels) if self.has_output else outputs
         if not self.has_output:
-            return torch.zeros((), device=self.device), torch.zeros((), dtype=torch.long, device=self.device)
-        return torch.stack(losses).mean().detach(), count_correct(outputs, labels)
+            dist.send(outputs.detach(), self.rank + 1)
+            gradient = receive(outputs, self.rank + 1, self.device)
+        with self.record("B"):
+            result.backward(gradient)
+        if not self.has_input:
+            dist.send(images.grad.contiguous(), self.rank - 1)
+        return (result.detach(), count_correct(outputs, labels)) if self.has_output else self.no_result()
 
     def forward(self, images):
         """See `Rung.forward`."""
-        return walk(self.stages, self.owners, self.examples, images)
+        return walk(self.stages, self.owners, self.shapes, images)

@@ -7,12 +7,21 @@ https://arxiv.org/abs/2401.10241, ZBV https://arxiv.org/abs/2405.15362.
 """
 
 import torch
-from torch.distributed.pipelining import PipelineStage, schedules
+from torch.distributed import pipelining
 
 from mpdemo.models import resolve_cut
 from mpdemo.parallel.rung import Rung, count_correct, local_devices, loss_fn
-from mpdemo.parallel.stages import quiet_greeting, recorder_for, stage_examples, walk
-from mpdemo.plan import SCHEDULES, placement
+from mpdemo.parallel.stages import make_recorder, pipeline_stages, stage_shapes, walk
+from mpdemo.schedules import placement
+
+SCHEDULES = {
+    "naive": pipelining.ScheduleGPipe,  # with one microbatch
+    "gpipe": pipelining.ScheduleGPipe,
+    "1f1b": pipelining.Schedule1F1B,
+    "interleaved-1f1b": pipelining.ScheduleInterleaved1F1B,
+    "interleaved-zero-bubble": pipelining.ScheduleInterleavedZeroBubble,
+    "zbv": pipelining.ScheduleZBVZeroBubble,
+}
 
 
 class OneProcess(Rung):
@@ -21,62 +30,52 @@ class OneProcess(Rung):
     def __init__(self, model, world, settings):
         super().__init__(world, settings)
         self.devices = local_devices(world, settings.devices)
-        self.microbatches = settings.microbatches
         points = resolve_cut(model.names, settings.cut, len(self.devices))
         self.stages = [stage.to(device) for stage, device in zip(model.cut(points), self.devices, strict=True)]
 
     def step(self, images, labels):
         """Forward of all microbatches, then backward of all. See `Rung.step`."""
+        images, labels = self.to_device(images, labels)
         outputs = self.forward(images)
-        labels = labels.to(outputs.device, non_blocking=True)  # the loss is computed where the outputs are
+        labels = labels.to(outputs.device)  # the loss is computed where the outputs are
         loss = loss_fn(outputs, labels)
-        loss.backward()  # walks back over the devices by itself
-        return loss.detach().to(self.device), count_correct(outputs, labels).to(self.device)
+        loss.backward()  # adds to parameter.grad, on one device after the other
+        return loss.detach(), count_correct(outputs, labels)
 
     def forward(self, images):
         """At tick t stage s works on microbatch t - s; later stages first, since their input is ready."""
-        held = list(images.chunk(self.microbatches))
-        for tick in range(len(held) + len(self.stages) - 1):
+        parts = list(images.chunk(self.microbatches))
+        for tick in range(len(parts) + len(self.stages) - 1):
             for s in reversed(range(len(self.stages))):
-                if 0 <= tick - s < len(held):
-                    held[tick - s] = self.stages[s](held[tick - s].to(self.devices[s], non_blocking=True))
-        return torch.cat(held)
+                if 0 <= tick - s < len(parts):
+                    parts[tick - s] = self.stages[s](parts[tick - s].to(self.devices[s], non_blocking=True))
+        return torch.cat(parts)
 
 
 class PerDevice(Rung):
-    """One process a device: each holds one stage or two, and a schedule says what it does next."""
+    """One process per device: each holds one stage or two, and a schedule says what it does next."""
 
     def __init__(self, model, world, settings):
         super().__init__(world, settings)
-        count = world.world_size * settings.stages_per_rank
-        points = resolve_cut(model.names, settings.cut, count)
         self.owners = placement(settings.schedule, world.world_size, settings.stages_per_rank)  # the rank of each stage
-        self.examples = stage_examples(model, points, settings)
-        mine = [index for index, owner in enumerate(self.owners) if owner == world.rank]
-        self.stages = [model.cut(points)[index].to(self.device) for index in mine]
-        self.pipeline_stages = [
-            PipelineStage(stage, index, count, self.device, *self.examples[index])
-            for stage, index in zip(self.stages, mine, strict=True)
-        ]
-        quiet_greeting(self.pipeline_stages, self.device)
-        self.recorder = recorder_for(settings, world, self.pipeline_stages)
-        loss = self.recorder.loss(loss_fn) if self.recorder else loss_fn
-        self.has_input, self.has_output = 0 in mine, count - 1 in mine
-        held = self.pipeline_stages if len(mine) > 1 else self.pipeline_stages[0]
-        schedule = getattr(schedules, SCHEDULES[settings.schedule].library_class)
-        self.schedule = schedule(held, n_microbatches=settings.microbatches, loss_fn=loss)
+        points = resolve_cut(model.names, settings.cut, len(self.owners))
+        self.shapes = stage_shapes(model, points, settings)
+        self.stages = [model.cut(points)[i].to(self.device) for i, rank in enumerate(self.owners) if rank == self.rank]
+        self.has_input, self.has_output = self.rank == self.owners[0], self.rank == self.owners[-1]
+        self.recorder = make_recorder(settings, world)
+        stages, loss = pipeline_stages(self, loss_fn)
+        self.schedule = SCHEDULES[settings.schedule](stages, n_microbatches=self.microbatches, loss_fn=loss)
 
     def step(self, images, labels):
-        """This rank's part of the schedule. See `Rung.step`."""
-        images, labels = images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
-        inputs = (images,) if self.has_input else ()
+        """Do this rank's part of the schedule. See `Rung.step`."""
+        images, labels = self.to_device(images, labels)
         losses = []
+        inputs = (images,) if self.has_input else ()
         targets = {"target": labels, "losses": losses} if self.has_output else {}
         outputs = self.schedule.step(*inputs, **targets)
-        if not self.has_output:
-            return torch.zeros((), device=self.device), torch.zeros((), dtype=torch.long, device=self.device)
-        return torch.stack(losses).mean().detach(), count_correct(outputs, labels)
+        result = torch.stack(losses).mean() if self.has_output else None
+        return (result.detach(), count_correct(outputs, labels)) if self.has_output else self.no_result()
 
     def forward(self, images):
         """See `Rung.forward`."""
-        return walk(self.stages, self.owners, self.examples, images)
+        return walk(self.stages, self.owners, self.shapes, images)

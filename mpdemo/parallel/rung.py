@@ -1,7 +1,11 @@
 """What every rung offers to the training loop. A rung computes gradients; the loop owns data, optimizer and clock."""
 
+from contextlib import nullcontext
+
 import torch
 from torch.nn.functional import cross_entropy
+
+from mpdemo.errors import UserError
 
 
 def loss_fn(outputs, labels):
@@ -15,11 +19,9 @@ def count_correct(outputs, labels):
 
 
 def local_devices(world, count) -> list[torch.device]:
-    """The devices that one process drives: GPUs from its own on, or `count` times the CPU."""
+    """The devices that one process drives: `count` GPUs from its own on, or `count` times the CPU."""
     if world.device.type != "cuda":
         return [world.device] * count
-    from mpdemo.errors import UserError
-
     first, visible = world.device.index, torch.cuda.device_count()
     if first + count > visible:
         raise UserError(f"{count} devices wanted from GPU {first} on, {visible} GPUs visible; lower --devices")
@@ -31,14 +33,18 @@ class Rung:
 
     Attributes
     ----------
+    model : Blocks
+        The whole model, in the rungs that do not cut it.
     stages : list of Blocks
-        What this process holds of the model: one entry, unless the model is cut.
+        What this process holds of the model: one entry, unless it holds several stages of a cut model.
     replicas, replica : int
         How many copies of the model share the batch, and which of them this process belongs to.
+    microbatches : int
+        Parts into which the share of this replica is cut.
     has_input, has_output : bool
         Whether this process takes the images in, and whether it computes the loss.
     recorder : Recorder or None
-        Notes what this rank does when (process-a-device forms of a cut model, where the settings ask for it).
+        Records what this rank does when (per-device forms of a cut model, where the settings ask for it).
     """
 
     replicas, replica = 1, 0
@@ -46,7 +52,8 @@ class Rung:
     recorder = None
 
     def __init__(self, world, settings):
-        self.device = world.device
+        self.device, self.rank = world.device, world.rank
+        self.microbatches = settings.microbatches
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=settings.precision == "fp16")
 
     def step(self, images, labels):
@@ -68,15 +75,32 @@ class Rung:
 
     def forward(self, images):
         """Outputs (B, classes) of a batch, without training; None where this process does not have them."""
-        raise NotImplementedError
+        return self.model(images)
+
+    def to_device(self, *tensors):
+        """Copy tensors to this process's device, without waiting for the copy."""
+        return [tensor.to(self.device, non_blocking=True) for tensor in tensors]
+
+    def split(self, images, labels):
+        """Return the microbatches of a batch, on the device: pairs (images, labels)."""
+        return list(zip(*(tensor.chunk(self.microbatches) for tensor in self.to_device(images, labels)), strict=True))
+
+    def no_result(self):
+        """Return the loss and the right answers of a process without the output: zeros."""
+        return torch.zeros((), device=self.device), torch.zeros((), dtype=torch.long, device=self.device)
+
+    def record(self, kind):
+        """Record a ``with`` block as this rank's operation `kind` (F or B), where a timeline is recorded."""
+        return self.recorder.operation(kind, stage=self.rank) if self.recorder else nullcontext()
 
     @torch.no_grad()
     def evaluate(self, images, labels):
         """Return the sum of the losses and the number of right answers of one validation batch."""
-        outputs = self.forward(images.to(self.device, non_blocking=True))
+        images, labels = self.to_device(images, labels)
+        outputs = self.forward(images)
         if not self.has_output:
-            return torch.zeros((), device=self.device), torch.zeros((), dtype=torch.long, device=self.device)
-        labels = labels.to(outputs.device, non_blocking=True)
+            return self.no_result()
+        labels = labels.to(outputs.device)
         return loss_fn(outputs, labels) * len(labels), count_correct(outputs, labels)
 
     def named_parameters(self) -> dict:

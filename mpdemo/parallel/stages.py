@@ -1,14 +1,15 @@
-"""What the process-a-device forms of a cut model share: shapes between stages, a timeline, a plain forward walk."""
+"""What the per-device forms of a cut model share: shapes between stages, a timeline, a plain forward pass."""
 
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.pipelining import PipelineStage
 
 from mpdemo.timeline.record import Recorder
 
 
-def stage_examples(model, points, settings) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Shapes and types at every cut, found without computing anything.
+def stage_shapes(model, points, settings) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Find shapes and types at every cut, without computing anything.
 
     Parameters
     ----------
@@ -22,45 +23,60 @@ def stage_examples(model, points, settings) -> list[tuple[torch.Tensor, torch.Te
     Returns
     -------
     list of (input, output)
-        Empty tensors (device "meta") a stage, of one microbatch.
+        One pair of empty tensors (device "meta") per stage, for one microbatch.
     """
-    size = settings.batch_size // settings.microbatches
     shapes = []
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-        x = torch.empty(size, *model.input_shape)
-        for stage in model.cut(points):
-            y = stage(x)
-            shapes.append((x, y))
-            x = y
-    return [tuple(_empty_like(t, needs_grad=t is not shapes[0][0]) for t in pair) for pair in shapes]
+        outputs = torch.empty(settings.batch_size // settings.microbatches, *model.input_shape)
+        for number, stage in enumerate(model.cut(points)):
+            inputs, outputs = outputs, stage(outputs)
+            shapes.append((_without_memory(inputs, number > 0), _without_memory(outputs, True)))
+    return shapes
 
 
-def _empty_like(tensor, needs_grad):
-    """Shape and type of a tensor, without its memory; the library must know where gradients come back."""
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta", requires_grad=needs_grad)
+def _without_memory(tensor, needs_gradient):
+    """Shape and type of a tensor; the library must know where gradients come back."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta", requires_grad=needs_gradient)
 
 
-def quiet_greeting(pipeline_stages, device):
-    """Leave out the greeting between neighbours with which PyTorch 2.11 opens its channels.
+def make_recorder(settings, world):
+    """Return a recorder where the settings ask for a timeline, else None."""
+    return Recorder(world.rank, world.device) if settings.timeline else None
 
-    gloo needs none, and cannot send to itself, as the two stages of one rank at the foot of ZBV's V would.
+
+def pipeline_stages(rung, loss_fn):
+    """Wrap a rank's stages for ``torch.distributed.pipelining``, and record them where a timeline is wanted.
+
+    Returns
+    -------
+    stages : PipelineStage or list of PipelineStage
+        A list where the rank holds several, as the library's schedules expect it.
+    loss_fn : callable
     """
-    for stage in pipeline_stages:
-        if device.type == "cpu" and hasattr(stage, "_get_init_p2p_neighbors_ops"):
+    numbers = [number for number, owner in enumerate(rung.owners) if owner == rung.rank]
+    wrapped = [
+        PipelineStage(stage, number, len(rung.owners), rung.device, *rung.shapes[number])
+        for stage, number in zip(rung.stages, numbers, strict=True)
+    ]
+    for stage in wrapped:
+        # PyTorch 2.11 opens its channels with a handshake between neighbours. gloo needs none, and cannot send to
+        # itself, as the two stages of one rank at the foot of ZBV's V would.
+        if rung.device.type == "cpu" and hasattr(stage, "_get_init_p2p_neighbors_ops"):
             stage._get_init_p2p_neighbors_ops = list
+        if rung.recorder:
+            rung.recorder.attach(stage)
+    loss_fn = rung.recorder.loss(loss_fn) if rung.recorder else loss_fn
+    return (wrapped if len(wrapped) > 1 else wrapped[0]), loss_fn
 
 
-def recorder_for(settings, world, pipeline_stages):
-    """Return a recorder attached to this rank's stages where the settings ask for a timeline, else None."""
-    if not settings.timeline:
-        return None
-    recorder = Recorder(world.rank, world.device)
-    for stage in pipeline_stages:
-        recorder.attach(stage)
-    return recorder
+def receive(like, rank, device):
+    """Receive a tensor of the shape and type of `like` from a rank, into memory on this process's device."""
+    tensor = torch.empty(like.shape, dtype=like.dtype, device=device)
+    dist.recv(tensor, rank)
+    return tensor
 
 
-def walk(stages, owners, examples, images):
+def walk(stages, owners, shapes, images):
     """Send a batch of any size through all stages, forward only.
 
     Parameters
@@ -69,8 +85,8 @@ def walk(stages, owners, examples, images):
         Those of this rank, in order.
     owners : list of int
         The rank that holds each stage of the whole model.
-    examples : list of (input, output)
-        From `stage_examples`; all but the batch dimension is used.
+    shapes : list of (input, output)
+        From `stage_shapes`; all but the batch dimension is used.
     images : torch.Tensor
         (B, C, S, S), or (B, 0) on ranks that do not take images.
 
@@ -79,16 +95,15 @@ def walk(stages, owners, examples, images):
     torch.Tensor or None
         (B, classes) on the rank that holds the last stage.
     """
-    rank, mine = dist.get_rank(), iter(stages)
+    rank, own_stages = dist.get_rank(), iter(stages)
     x = images
-    for index, owner in enumerate(owners):
+    for number, owner in enumerate(owners):
         if owner != rank:
             continue
-        if index > 0 and owners[index - 1] != rank:
-            example = examples[index][0]
-            x = torch.empty(len(images), *example.shape[1:], dtype=example.dtype, device=images.device)
-            dist.recv(x, owners[index - 1])
-        x = next(mine)(x)
-        if index + 1 < len(owners) and owners[index + 1] != rank:
-            dist.send(x.contiguous(), owners[index + 1])
+        if number > 0 and owners[number - 1] != rank:
+            microbatch = shapes[number][0]
+            x = receive(microbatch.new_empty(len(images), *microbatch.shape[1:]), owners[number - 1], images.device)
+        x = next(own_stages)(x)
+        if number + 1 < len(owners) and owners[number + 1] != rank:
+            dist.send(x.contiguous(), owners[number + 1])
     return x if owners[-1] == rank else None

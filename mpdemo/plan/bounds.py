@@ -1,7 +1,7 @@
 """The bubble in closed form, for stages of equal cost and no communication.
 
-These are the formulas on a blackboard; `mpdemo.plan.simulate` needs none of them, and the tests hold the one against
-the other. P ranks, M microbatches, v stages a rank. Derived in notebooks/05_pipeline.ipynb.
+`mpdemo.plan.simulate` uses none of these formulas; the tests compare the two. P ranks, M microbatches, v stages per
+rank. Derived in notebooks/05_pipeline.ipynb.
 """
 
 from mpdemo.errors import UserError
@@ -57,23 +57,3 @@ def speedup(schedule, ranks, microbatches, stages_per_rank=None):
         As `idle_share`.
     """
     return ranks * (1 - idle_share(schedule, ranks, microbatches, stages_per_rank))
-
-
-def least_step_time(forward, backward, microbatches):
-    """Return a step time (s) that no schedule with one stage a rank and an unsplit backward can beat.
-
-    Every stage must compute all its microbatches; before it starts the first one has crossed the stages before, and
-    after it ends the last gradient has still to go back through them. Stages need not be equal.
-
-    Parameters
-    ----------
-    forward, backward : sequence of float
-        Seconds of one microbatch on each stage.
-    microbatches : int
-        M.
-    """
-    before, least = 0.0, 0.0
-    for ahead, back in zip(forward, backward, strict=True):
-        least = max(least, before + microbatches * (ahead + back))
-        before += ahead + back
-    return least

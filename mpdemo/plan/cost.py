@@ -1,18 +1,18 @@
-"""What every block of a model costs in time, measured on this machine (`mpdemo.plan.roofline` estimates a GPU's).
+"""What every block of a model costs in time, measured on this machine (`mpdemo.plan.roofline` estimates it for a GPU).
 
 The cost depends on the microbatch: a small one uses the device badly. So it is measured at several sizes.
 Taught in notebooks/05_pipeline.ipynb.
 """
 
 import time
-from dataclasses import dataclass, fields
+from operator import add
 from statistics import median
+from typing import NamedTuple
 
 REPEATS = 3
 
 
-@dataclass(frozen=True)
-class BlockCost:
+class BlockCost(NamedTuple):
     """Seconds that one block needs for one microbatch.
 
     `backward` computes all gradients at once; `input` and `weight` are its two halves as zero-bubble schedules run
@@ -25,10 +25,7 @@ class BlockCost:
     weight: float
 
     def __add__(self, other):
-        return BlockCost(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
-
-    def __mul__(self, factor):
-        return BlockCost(*(getattr(self, f.name) * factor for f in fields(self)))
+        return BlockCost(*map(add, self, other))
 
     @property
     def both(self):
@@ -36,7 +33,7 @@ class BlockCost:
         return self.forward + self.backward
 
 
-def measure(blocks, sample, sizes, *, repeats=REPEATS, budget=60.0, loss_fn=None):
+def measure(blocks, sample, sizes, *, repeats=REPEATS, budget=60.0):
     """Measure every block at several microbatch sizes, on the device and with the threads that are set.
 
     Parameters
@@ -51,13 +48,11 @@ def measure(blocks, sample, sizes, *, repeats=REPEATS, budget=60.0, loss_fn=None
         Measurements of which the median counts; one more before them is thrown away.
     budget : float
         Seconds after which no larger size is begun; what is missing is extrapolated.
-    loss_fn : callable, optional
-        Loss of (outputs, labels); cross entropy by default.
 
     Returns
     -------
     dict
-        Size -> list of BlockCost, one a block.
+        Size -> list of BlockCost, one per block.
     """
     parts, sizes = [blocks.stage(i, i + 1) for i in range(len(blocks))], sorted(set(sizes))
     began, each, runs = time.monotonic(), 0.0, {}
@@ -65,61 +60,55 @@ def measure(blocks, sample, sizes, *, repeats=REPEATS, budget=60.0, loss_fn=None
         spent = time.monotonic() - began
         if len(runs) >= 2 and (spent + each * size) * (1 + repeats) > budget:
             break
-        _once(parts, sample[:size], loss_fn)
+        _once(parts, sample[:size])
         each, runs[size] = (time.monotonic() - began - spent) / size, []
     for _ in range(repeats):  # all sizes in turn: what else the machine does meets them alike
-        for size, found in runs.items():
-            found.append(_once(parts, sample[:size], loss_fn))
+        for size, costs in runs.items():
+            costs.append(_once(parts, sample[:size]))
     for parameter in blocks.parameters():
         parameter.grad = None
-    measured = {size: [_median(block) for block in zip(*found, strict=True)] for size, found in runs.items()}
+    measured = {
+        size: [BlockCost(*map(median, zip(*block, strict=True))) for block in zip(*costs, strict=True)]
+        for size, costs in runs.items()
+    }
     return {size: measured.get(size) or _extrapolate(measured, size) for size in sizes}
-
-
-def _median(costs):
-    """The median of every field of some BlockCosts."""
-    return BlockCost(*(median(getattr(cost, f.name) for cost in costs) for f in fields(BlockCost)))
 
 
 def _extrapolate(measured, size):
     """Continue to a larger microbatch in a straight line from the largest two that were measured.
 
-    The line rises at least as the cost a sample of the largest one says: noise must not make large batches free.
+    The line rises at least as the cost per sample of the largest one: noise must not make large batches free.
     """
     small, large = sorted(measured)[-2:]
-    costs = []
-    for a, b in zip(measured[small], measured[large], strict=True):
-        at = {f.name: (getattr(a, f.name), getattr(b, f.name)) for f in fields(BlockCost)}
-        line = {
-            n: y1 + (size - large) * max((y1 - y0) / (large - small), 0.8 * y1 / large) for n, (y0, y1) in at.items()
-        }
-        costs.append(BlockCost(**line))
-    return costs
+
+    def line(y0, y1):
+        return y1 + (size - large) * max((y1 - y0) / (large - small), 0.8 * y1 / large)
+
+    return [BlockCost(*map(line, a, b)) for a, b in zip(measured[small], measured[large], strict=True)]
 
 
-def _once(parts, x, loss_fn):
-    """Run every block forward and backward once; return a BlockCost a block."""
+def _once(parts, x):
+    """Run every block forward and backward once; return a BlockCost per block."""
     import torch
 
-    loss_fn = loss_fn or torch.nn.functional.cross_entropy
-    clock, costs, inputs, outputs = _clock(x.device), [], [], []
-    forward = []
+    clock, inputs, outputs, forward = _clock(x.device), [], [], []
     for number, part in enumerate(parts):
         x = x.detach().requires_grad_(number > 0)
         began = clock()
         y = part(x)
         if number == len(parts) - 1:
-            y = loss_fn(y, torch.zeros(len(y), dtype=torch.long, device=y.device))
+            y = torch.nn.functional.cross_entropy(y, torch.zeros(len(y), dtype=torch.long, device=y.device))
         forward.append(clock() - began)
         inputs.append(x)
         outputs.append(y)
         x = y
-    for number, part in enumerate(parts):
-        costs.append(backward_cost(part, inputs[number], outputs[number], number == 0, clock, forward[number]))
-    return costs
+    return [
+        _cost(part, inputs[number], outputs[number], number == 0, clock, forward[number])
+        for number, part in enumerate(parts)
+    ]
 
 
-def backward_cost(part, x, y, first, clock, forward):
+def _cost(part, x, y, first, clock, forward):
     """Time the backward pass of one block, first in the library's two halves, then whole."""
     import torch
     from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight

@@ -1,9 +1,11 @@
 """Where to cut: the slowest stage sets the pace, so make it as fast as possible."""
 
+from itertools import accumulate, pairwise, product
+
 from mpdemo.errors import UserError
 
 
-def balanced_cut(costs, stages, fits=None):
+def balanced_cut(costs, stages):
     """Cut a chain of blocks so that the most expensive stage is as cheap as possible.
 
     Dynamic programming over "the first j blocks in s stages": n blocks and k stages take n * n * k steps. Among the
@@ -15,13 +17,11 @@ def balanced_cut(costs, stages, fits=None):
         Of each block, in order.
     stages : int
         How many stages, none of them empty.
-    fits : callable, optional
-        ``fits(start, stop, stage)``: whether blocks `start` to `stop` (excluded) may be stage number `stage`.
 
     Returns
     -------
-    list of int or None
-        The first block of every stage but the first; None where no cut fits.
+    list of int
+        The first block of every stage but the first.
 
     Raises
     ------
@@ -36,9 +36,7 @@ def balanced_cut(costs, stages, fits=None):
     count = len(costs)
     if not 1 <= stages <= count:
         raise UserError(f"{stages} stages of a model of {count} blocks; allowed: 1 to {count}")
-    total = [0.0]
-    for cost in costs:
-        total.append(total[-1] + cost)
+    total = list(accumulate(costs, initial=0.0))
     nothing = (float("inf"), float("inf"))
     best = [(0.0, 0.0)] + [nothing] * count  # (slowest stage, sum of squares) for the first j blocks
     choice = []
@@ -49,12 +47,10 @@ def balanced_cut(costs, stages, fits=None):
                 cost = total[stop] - total[start]
                 slowest, squares = best[start]
                 value = (max(slowest, cost), squares + cost * cost)
-                if value < row[stop] and (fits is None or fits(start, stop, stage)):
+                if value < row[stop]:
                     row[stop], cuts[stop] = value, start
         best = row
         choice.append(cuts)
-    if best[count] == nothing:
-        return None
     points, stop = [], count
     for cuts in reversed(choice):
         stop = cuts[stop]
@@ -63,7 +59,7 @@ def balanced_cut(costs, stages, fits=None):
 
 
 def improve(points, count, score):
-    """Move single borders by one block as long as that lowers the score; return the best cut and its score.
+    """Move one or several neighbouring boundaries by one block as long as that lowers the score.
 
     Parameters
     ----------
@@ -73,25 +69,34 @@ def improve(points, count, score):
         Blocks of the model.
     score : callable
         ``score(points)``, lower is better.
+
+    Returns
+    -------
+    list of int, and what `score` returns
+        The best cut and its score.
     """
     best = score(points)
-    moved = True
-    while moved:
-        moved = False
-        for border in range(len(points)):
-            for by in (-1, 1):
-                other = move_border(points, border, by, count)
-                if other is None:
-                    continue
-                value = score(other)
-                if value < best:
-                    points, best, moved = other, value, True
+    runs = [(first, n) for first in range(len(points)) for n in range(1, len(points) - first + 1)]
+    improved = True
+    while improved:
+        improved = False
+        for (first, n), by in product(runs, (-1, 1)):
+            moved = move_boundary(points, first, by, count, neighbours=n)
+            value = best if moved is None else score(moved)
+            if value < best:
+                points, best, improved = moved, value, True
     return points, best
 
 
-def move_border(points, border, by, count):
-    """Return the cut of `count` blocks with one border moved `by` blocks; None where a stage would be empty."""
-    moved = [*points]
-    moved[border] += by
-    edges = [0, *moved, count]
-    return moved if all(a < b for a, b in zip(edges, edges[1:], strict=False)) else None
+def move_boundary(points, boundary, by, count, neighbours=1):
+    """Return the cut of `count` blocks with a stage boundary moved `by` blocks; None where a stage would be empty.
+
+    `neighbours` boundaries move together, from number `boundary` on.
+    """
+    moved = [p + by if boundary <= i < boundary + neighbours else p for i, p in enumerate(points)]
+    return moved if all(start < stop for start, stop in stage_slices(moved, count)) else None
+
+
+def stage_slices(points, count):
+    """Return (start, stop) of every stage."""
+    return list(pairwise([0, *points, count]))

@@ -1,45 +1,98 @@
-"""What every single block of a model weighs: parameters, saved activations, output. Found on fake tensors.
+"""What every block of a model allocates and computes, found on fake tensors: they have a shape, but no storage.
 
-The planner tries thousands of cuts; it adds these numbers up instead of running a step for each
-(`mpdemo.plan.memory`), and runs only the plan it chose.
+Each block is run alone, forward and backward, at two microbatch sizes. All counts are straight lines in the size, so
+the two runs give them for every size. `mpdemo.plan.memory` adds the blocks up to the memory of a device,
+`mpdemo.plan.roofline` turns operations into seconds. Taught in notebooks/04_model_parallel.ipynb.
 """
 
 from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
 
-from mpdemo.plan.storages import count_storages
+import numpy as np
 
-SAMPLE = 4  # samples of the fake batch; everything but the weights is proportional to them
-STATES = {"sgd": 0, "momentum": 1, "adamw": 2}  # optimizer state, in values a parameter
+SIZES = 2, 8  # microbatch sizes of the two runs
 
 
-@dataclass(frozen=True)
-class Footprint:
-    """One block. Bytes, the last four for one sample.
+@dataclass(frozen=True, eq=False)
+class Pass:
+    """One pass of one block. Each row is a line: the value without samples, and what every sample adds.
 
     Attributes
     ----------
+    levels : np.ndarray
+        (allocations + 1, 2); bytes above the start, after every allocation and at the end.
+    operations, moved : np.ndarray
+        (kernels, 2); floating point operations, and bytes read and written.
+    """
+
+    levels: np.ndarray
+    operations: np.ndarray
+    moved: np.ndarray
+
+    def peak_and_change(self, size):
+        """Return the most bytes above the start, and the bytes more at the end, for `size` samples."""
+        levels = self.levels @ (1, size)
+        return levels.max(), levels[-1]
+
+
+@dataclass(frozen=True, eq=False)
+class Footprint:
+    """One block.
+
+    Attributes
+    ----------
+    name : str
     parameters : int
         How many (not bytes).
-    weights, gradients : int
-        Parameters and buffers; gradients of the parameters.
-    saved : float
-        What the forward pass leaves behind for the backward pass, the output included.
-    input, output : float
-        What crosses the border before and after the block.
-    passing : float
-        What the block's backward pass needs for a moment on top.
+    weights, gradients, largest : int
+        Bytes of parameters and buffers, of the parameters' gradients, and of the largest gradient.
+    input, output : int
+        Bytes of one sample that cross the boundary before and after the block.
+    passes : dict of str to Pass
+        ``forward``; ``first_backward`` creates the gradients, ``backward`` adds to them; ``input`` and ``weight`` are
+        the two halves of the backward pass, as zero-bubble schedules run them.
     """
 
     name: str
     parameters: int
     weights: int
     gradients: int
+    largest: int
+    input: int
+    output: int
+    passes: dict
+
+
+class Needs(NamedTuple):
+    """Bytes of one block for one microbatch.
+
+    `saved` is what the forward pass leaves behind, the output included; `output_only` is the output, where the block
+    itself does not need it for its backward pass, else 0. `kept_by_input` are the gradients which the input half of
+    the backward pass keeps for the weight half. The peaks are above what was allocated before the pass.
+    """
+
     saved: float
-    input: float
-    output: float
-    passing: float
+    output_only: float
+    kept_by_input: float
+    forward_peak: float
+    first_backward_peak: float
+    backward_peak: float
+    input_peak: float
+    weight_peak: float
 
 
+@cache
+def needs(block, size) -> Needs:
+    """Return what a Footprint's passes need for a microbatch of `size` samples."""
+    (forward, saved), (first, _), (backward, freed), (input_peak, kept), (weight, _) = (
+        block.passes[name].peak_and_change(size)
+        for name in ("forward", "first_backward", "backward", "input", "weight")
+    )
+    return Needs(saved, saved + freed, kept, forward, first, backward, input_peak, weight)
+
+
+@cache
 def footprints(model, image_size, *, classes=1000, channels=3, norm="batch"):
     """Return the footprint of every block of a model.
 
@@ -52,84 +105,29 @@ def footprints(model, image_size, *, classes=1000, channels=3, norm="batch"):
 
     Returns
     -------
-    list of Footprint
+    tuple of Footprint
     """
-    import torch
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     from mpdemo.models import build
+    from mpdemo.plan.meter import run_blocks
 
-    with FakeTensorMode(allow_non_fake_inputs=True), count_storages() as count:
-        blocks = build(model, classes=classes, channels=channels, image_size=image_size, norm=norm)
-        parts = [blocks.stage(i, i + 1) for i in range(len(blocks))]
-        for parameter in blocks.parameters():
-            parameter.grad = torch.empty_like(parameter)
-        x = torch.empty(SAMPLE, channels, image_size, image_size)
-        found = []
-        for part in parts:
-            # images need no gradient; everything after the first block does
-            x, footprint = _one(part, x.detach().requires_grad_(bool(found)), count)
-            found.append(footprint)
-    return found
-
-
-def _one(part, x, count):
-    """Run one block forward and backward; return its output and its footprint."""
-    import torch
-
-    device = "cpu"
-    before = count.live[device]
-    y = part(x)
-    saved = count.live[device] - before
-    y_bytes = y.numel() * y.element_size()
-    outside, gradient = y.detach().clone(), torch.empty_like(y)
-    count.peak = dict(count.live)
-    start = count.live[device]
-    y.backward(gradient)
-    parameters = list(part.parameters())
-    weights = sum(t.numel() * t.element_size() for t in (*parameters, *part.buffers()))
-    gradients = sum(p.numel() * p.element_size() for p in parameters)
-    # the incoming gradient was there before; new weight gradients do not grow with the batch (see rank_peak)
-    passing = y_bytes + max(0, count.peak[device] - start - gradients)
-    return outside, Footprint(
-        name=part.names[0],
-        parameters=sum(p.numel() for p in parameters),
-        weights=weights,
-        gradients=gradients,
-        saved=saved / SAMPLE,
-        input=x.numel() * x.element_size() / SAMPLE,
-        output=y_bytes / SAMPLE,
-        passing=passing / SAMPLE,
+    shape = channels, image_size, image_size
+    small, large = (
+        run_blocks(lambda: build(model, classes=classes, channels=channels, image_size=image_size, norm=norm), n, shape)
+        for n in SIZES
+    )
+    return tuple(
+        Footprint(**facts, passes={name: _lines(passes[name], more[name]) for name in passes})
+        for (facts, passes), (_, more) in zip(small, large, strict=True)
     )
 
 
-def rank_peak(blocks_of_rank, held, microbatch, first_batch=0.0, optimizer="sgd"):
-    """Add up the peak memory of one rank.
-
-    Parameters
-    ----------
-    blocks_of_rank : list of list of Footprint
-        The blocks of each of its stages.
-    held : float
-        The most that it holds at once, in bytes: from ``Simulation.held``, with `saved_by` for each stage.
-    microbatch : int
-        Samples of a microbatch.
-    first_batch : float
-        Bytes of the batch itself, on the rank that reads it.
-    optimizer : str
-        A key of STATES.
-
-    Returns
-    -------
-    float
-        Bytes.
-    """
-    every = [block for stage in blocks_of_rank for block in stage]
-    fixed = sum(b.weights + (1 + STATES[optimizer]) * b.gradients for b in every)
-    # a block's new gradients lie beside the old ones until they are added
-    return fixed + held + first_batch + max(microbatch * b.passing + b.gradients for b in every)
-
-
-def saved_by(stage, microbatch):
-    """Return the bytes that one microbatch leaves behind in a stage: what its blocks save, and what came in."""
-    return microbatch * (stage[0].input + sum(block.saved for block in stage))
+def _lines(small, large):
+    """Return a Pass from the same pass at the two SIZES, each (levels, work)."""
+    columns = []
+    for a, b in zip(small, large, strict=True):
+        a, b = np.array(a, dtype=float), np.array(b, dtype=float)
+        slope = (b - a) / (SIZES[1] - SIZES[0])
+        columns.append(np.stack([a - SIZES[0] * slope, slope], axis=-1))
+    levels, work = columns
+    work = work.reshape(-1, 2, 2)
+    return Pass(levels, work[:, 0], work[:, 1])

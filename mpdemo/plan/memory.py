@@ -1,23 +1,31 @@
 """Peak memory of every device of a cut model, on a machine without any GPU.
 
-Fake tensors have a shape, a type and a device but no storage: a whole training step runs on them in seconds, and a
-count of the storages that are alive is what ``torch.cuda.max_memory_allocated`` would report. What it cannot see is
-memory that is no tensor: the workspaces that cuDNN and cuBLAS ask for while a convolution or a matrix product runs
-(tens of MiB; they differ from run to run), and the CUDA context, which no PyTorch counter shows. `RESERVE` covers both.
+The footprints of the blocks (`mpdemo.plan.footprint`) are added up in the order of the schedule: what
+``torch.cuda.max_memory_allocated`` would report. Not counted is memory that is no tensor: the workspaces that cuDNN
+and cuBLAS ask for while a convolution or a matrix product runs (tens of MiB; they differ from run to run), and the
+CUDA context, which no PyTorch counter shows. `RESERVE` covers both. The tensors of the loss (some KiB) are left out.
 
+Compared with whole training steps on fake tensors (54 cases: ResNets, transformer and convolutional nets, all
+schedules, both forms, all optimizers; 110 devices), 95 devices deviate by less than 1 %, the worst by 3.7 % (1 MiB),
+and the last stage of a toy with 40 KiB by 8 KiB, which the loss takes.
 Taught in notebooks/04_model_parallel.ipynb.
 """
 
-import contextlib
 from dataclasses import dataclass
 
+import numpy as np
+
 from mpdemo.errors import UserError
-from mpdemo.plan.storages import count_storages, move, rounded
-from mpdemo.schedules import SCHEDULES, placement
+from mpdemo.plan.cut import stage_slices
+from mpdemo.plan.footprint import footprints
+from mpdemo.plan.order import order_arrays
+from mpdemo.plan.stage_memory import operations
+from mpdemo.schedules import placement, usual_stages_per_rank
 
 MIB = 2**20
 RESERVE = 768 * MIB  # of a GPU's memory, kept for the CUDA context (about 500 MiB) and for workspaces
-OPTIMIZERS = ("sgd", "momentum", "adamw")
+STATES = {"sgd": 0, "momentum": 1, "adamw": 2}  # optimizer state, in values per parameter
+FORMS = "per-device", "one-process"
 
 
 @dataclass(frozen=True)
@@ -25,7 +33,7 @@ class DeviceMemory:
     """Peak memory of one device in a training step, in bytes.
 
     `activations` is all of the peak that is not weights, gradients or optimizer state: saved activations, the batch,
-    and what the backward pass needs for a moment.
+    and temporary tensors of the backward pass.
     """
 
     device: int
@@ -55,7 +63,7 @@ def estimate(
     channels=3,
     norm="batch",
 ):
-    """Estimate the peak memory of every device by running a training step on fake tensors.
+    """Estimate the peak memory of every device without running it.
 
     Parameters
     ----------
@@ -68,156 +76,73 @@ def estimate(
     image_size, classes, channels, norm
         Of the data and the model, as in ``mpdemo.models.build``.
     form : {"per-device", "one-process"}
-        One process a device (the library's schedule is run, with a process group that delivers nothing), or one
-        process that moves activations between devices, all forwards before all backwards.
+        One process per device, which runs the library's schedule, or one process that moves activations between
+        devices, all forwards before all backwards.
     schedule, microbatches : str, int
-        Of the pipeline. The form "one-process" knows no other schedule than gpipe.
+        Of the pipeline. The form "one-process" always runs gpipe.
     optimizer : {"sgd", "momentum", "adamw"}
-        What keeps state: nothing, one value or two values a parameter.
+        What keeps state: nothing, one value or two values per parameter.
     keep_gradients : bool
         Whether ``zero_grad`` fills the gradients with zeros instead of dropping them.
 
     Returns
     -------
     list of DeviceMemory
-        One a device.
+        One per device.
 
     Raises
     ------
     UserError
         An unknown form, optimizer or schedule.
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    from mpdemo.models import build
-
-    one_of("optimizer", optimizer, OPTIMIZERS)
-    one_of("form", form, ("per-device", "one-process"))
-    shape = (batch, channels, image_size, image_size)
-
-    def blocks():
-        return build(model, classes=classes, channels=channels, image_size=image_size, norm=norm)
-
-    step = {"optimizer": optimizer, "keep_gradients": keep_gradients, "microbatches": microbatches}
-    if form == "one-process":
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            return _one_process(blocks, points, shape, **step)
-    devices = []
-    for rank in range((len(points) + 1) // SCHEDULES[schedule].stages_per_rank):
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            devices.append(_one_rank(blocks, points, shape, schedule, rank, **step))
-    return devices
+    for what, value, allowed in (("optimizer", optimizer, STATES), ("form", form, FORMS)):
+        if value not in allowed:
+            raise UserError(f"unknown {what} {value!r}; allowed: {', '.join(allowed)}")
+    blocks = footprints(model, image_size, classes=classes, channels=channels, norm=norm)
+    return devices(blocks, points, batch, form, schedule, microbatches, optimizer, keep_gradients)
 
 
-def one_of(what, value, allowed):
-    """Raise UserError unless the value is one of those allowed."""
-    if value not in allowed:
-        raise UserError(f"unknown {what} {value!r}; allowed: {', '.join(allowed)}")
+def devices(blocks, points, batch, form, schedule, microbatches, optimizer, keep_gradients=False):
+    """Add up the footprints of the blocks; arguments and result as in `estimate`.
 
-
-def _two_steps(count, parameters, forward_backward, optimizer, keep_gradients):
-    """Train two steps, the second with optimizer state and old gradients in place; return the second one's peak."""
-    import torch
-
-    rule = {
-        "sgd": lambda: torch.optim.SGD(parameters, 0.1, foreach=False),
-        "momentum": lambda: torch.optim.SGD(parameters, 0.1, momentum=0.9, foreach=False),
-        "adamw": lambda: torch.optim.AdamW(parameters, 0.1, foreach=False),
-    }[optimizer]()
-    for _ in range(2):
-        count.peak = dict(count.live)
-        rule.zero_grad(set_to_none=not keep_gradients)
-        forward_backward()
-        rule.step()
-    return rule
-
-
-def _one_process(blocks, points, shape, optimizer, keep_gradients, microbatches):
-    import torch
-
-    with count_storages() as count:
-        stages = blocks().cut(points)
-        devices = [torch.device("cpu", number) for number in range(len(stages))]  # any devices that are told apart
-        for stage, device in zip(stages, devices, strict=True):
-            move(stage, device)
-
-        def forward_backward():
-            held = list(torch.empty(shape, device=devices[0]).chunk(microbatches))
-            for tick in range(microbatches + len(stages) - 1):
-                for s in reversed(range(len(stages))):
-                    if 0 <= tick - s < microbatches:
-                        held[tick - s] = stages[s](held[tick - s].to(devices[s]))
-            labels = torch.zeros(shape[0], dtype=torch.long, device=devices[-1])
-            torch.nn.functional.cross_entropy(torch.cat(held), labels).backward()
-
-        parameters = [p for stage in stages for p in stage.parameters()]
-        rule = _two_steps(count, parameters, forward_backward, optimizer, keep_gradients)
-        return [
-            _split(number, stage, rule, count.peak[str(device)])
-            for number, (stage, device) in enumerate(zip(stages, devices, strict=True))
+    Parameters
+    ----------
+    blocks : sequence of Footprint
+    """
+    one_process = microbatches if form == "one-process" else 0
+    schedule = "gpipe" if one_process else schedule
+    size, per_rank = batch // microbatches, usual_stages_per_rank(schedule)
+    stages = [blocks[start:stop] for start, stop in stage_slices(points, len(blocks))]
+    crossing = [0, *(size * stage[-1].output for stage in stages[:-1]), 0]  # bytes at the boundaries
+    needed = np.array(
+        [
+            operations(stage, size, crossing[s], crossing[s + 1], s == len(stages) - 1, one_process)
+            for s, stage in enumerate(stages)
         ]
+    )  # (stages, 8, 2)
+    ranks = len(stages) // per_rank
+    owners = np.array(placement(schedule, ranks))
+    result = []
+    for rank in range(ranks):
+        own_stages = np.flatnonzero(owners == rank)
+        own_blocks = [block for s in own_stages for block in stages[s]]
+        always = batch * blocks[0].input if rank == 0 else 0
+        if schedule not in ("naive", "gpipe"):  # received ahead of its use or still being sent
+            always += sum(crossing[s] + (crossing[s + 1] if per_rank > 1 else 0) for s in own_stages)
+        kind, stage, microbatch = order_arrays(schedule, rank, ranks, microbatches, per_rank)
+        # gradients kept from the last step are added to; but one process first sums up its microbatches' elsewhere
+        creates = (microbatch == 0) & (not keep_gradients or one_process > 1)
+        peaks, changes = needed[stage, kind + 4 * creates].T
+        highest = always + (np.cumsum(changes) - changes + peaks).max()
+        result.append(_device(rank, own_blocks, highest, optimizer, keep_gradients))
+    return result
 
 
-def _one_rank(blocks, points, shape, schedule, rank, optimizer, keep_gradients, microbatches):
-    import torch
-    from torch.distributed import pipelining
-
-    owners = placement(schedule, (len(points) + 1) // SCHEDULES[schedule].stages_per_rank)
-    with _lonely_group(rank, 1 + max(owners)), count_storages() as count:
-        parts = blocks().cut(points)
-        examples = _examples(parts, (shape[0] // microbatches, *shape[1:]))
-        mine = [s for s, owner in enumerate(owners) if owner == rank]
-        held = torch.nn.ModuleList(parts[s] for s in mine)
-        stages = [pipelining.PipelineStage(parts[s], s, len(parts), torch.device("cpu"), *examples[s]) for s in mine]
-        del parts, examples  # the other ranks' stages are not on this device
-        runner = getattr(pipelining, SCHEDULES[schedule].library_class)(
-            stages if len(stages) > 1 else stages[0],
-            n_microbatches=microbatches,
-            loss_fn=torch.nn.functional.cross_entropy,
-        )
-
-        def forward_backward():
-            images = (torch.empty(shape),) if owners[0] == rank else ()
-            last = {"target": torch.zeros(shape[0], dtype=torch.long), "losses": []} if owners[-1] == rank else {}
-            runner.step(*images, **last)
-
-        rule = _two_steps(count, list(held.parameters()), forward_backward, optimizer, keep_gradients)
-        return _split(rank, held, rule, count.peak["cpu"])
-
-
-@contextlib.contextmanager
-def _lonely_group(rank, size):
-    """Be rank `rank` of a process group that delivers nothing and waits for nothing (PyTorch's own, for its tests)."""
-    import torch.distributed as dist
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    if dist.is_initialized():
-        raise UserError("memory of one process a device cannot be estimated inside a training process; use another")
-    dist.init_process_group("fake", rank=rank, world_size=size, store=FakeStore())
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
-
-def _examples(parts, shape):
-    """Return an input and an output of every stage, which tell the library what to send."""
-    import torch
-
-    examples, x = [], torch.empty(shape)
-    for number, part in enumerate(parts):
-        with torch.no_grad():
-            y = part(x)
-        examples.append((x.clone().requires_grad_(number > 0), y.clone().requires_grad_()))
-        x = y
-    return examples
-
-
-def _split(number, module, rule, peak):
-    """Say what the peak consists of."""
-    parameters = list(module.parameters())
-    weights = sum(rounded(tensor.nbytes) for tensor in (*parameters, *module.buffers()))
-    gradients = sum(rounded(p.nbytes) for p in parameters)
-    state = [value for p in parameters for value in rule.state.get(p, {}).values() if hasattr(value, "numel")]
-    optimizer = sum(rounded(value.nbytes) for value in state)
-    return DeviceMemory(number, weights, gradients, optimizer, peak - weights - gradients - optimizer)
+def _device(rank, blocks, highest, optimizer, keep_gradients):
+    """Return the DeviceMemory of a rank whose batch and operations need at most `highest` bytes."""
+    weights, gradients = (sum(getattr(block, name) for block in blocks) for name in ("weights", "gradients"))
+    state = STATES[optimizer] * gradients
+    peak = weights + state + keep_gradients * gradients + highest
+    if optimizer == "adamw":  # its step needs two more tensors like the parameter it updates
+        peak = max(peak, weights + gradients + state + 2 * max(block.largest for block in blocks))
+    return DeviceMemory(rank, weights, gradients, state, int(peak) - weights - gradients - state)

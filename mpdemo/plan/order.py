@@ -1,6 +1,6 @@
 """The order in which each rank of a pipeline works, for every schedule of ``torch.distributed.pipelining``.
 
-A schedule is nothing but one list of operations a rank. ``F`` is the forward pass of one microbatch through one
+A schedule is one list of operations per rank. ``F`` is the forward pass of one microbatch through one
 stage, ``B`` its backward pass. The zero-bubble schedules cut B in two: ``I``, the gradient of the stage's input, which
 the stage before waits for, and ``W``, the gradient of its weights, which nobody waits for and which therefore fills
 gaps. Taught in notebooks/05_pipeline.ipynb.
@@ -32,7 +32,7 @@ def order_arrays(schedule, rank, ranks, microbatches, stages_per_rank):
     """Return one rank's operations as three integer arrays: kind (index into KINDS), stage, microbatch.
 
     A rank handles its forwards, its backwards and its weight gradients each in a sequence of its own (a *lane*);
-    a schedule is then only the *pattern* that says from which lane the next operation is taken.
+    a schedule is then the *pattern* of lanes from which the next operation is taken.
     """
     build = {
         "naive": _gpipe,
@@ -45,8 +45,8 @@ def order_arrays(schedule, rank, ranks, microbatches, stages_per_rank):
     pattern, lanes = build(rank, ranks, microbatches, stages_per_rank)
     kind, stage, microbatch = (np.empty(len(pattern), dtype=np.int64) for _ in range(3))
     for number, (lane_kind, lane_stage, lane_microbatch) in enumerate(lanes):
-        here = pattern == number
-        kind[here], stage[here], microbatch[here] = lane_kind, lane_stage, lane_microbatch
+        slots = pattern == number
+        kind[slots], stage[slots], microbatch[slots] = lane_kind, lane_stage, lane_microbatch
     keep = microbatch < microbatches  # only zbv lays out more than there are
     return kind[keep], stage[keep], microbatch[keep]
 

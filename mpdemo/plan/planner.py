@@ -6,21 +6,22 @@ Taught in notebooks/05_pipeline.ipynb.
 from dataclasses import dataclass
 
 from mpdemo.errors import UserError
-from mpdemo.plan.cut import balanced_cut, improve
-from mpdemo.plan.footprint import rank_peak, saved_by
+from mpdemo.plan.cut import balanced_cut, improve, stage_slices
+from mpdemo.plan.footprint import needs
+from mpdemo.plan.memory import devices
 from mpdemo.plan.simulate import Simulation, simulate
-from mpdemo.schedules import SCHEDULES, check_schedule, placement, usual_stages_per_rank
+from mpdemo.schedules import SCHEDULES, check_schedule, usual_stages_per_rank
 
 MOST_MICROBATCHES = 64
 
 
 @dataclass(frozen=True)
-class Job:
+class Workload:
     """What is to be planned.
 
     Attributes
     ----------
-    blocks : list of Footprint
+    blocks : sequence of Footprint
         From `mpdemo.plan.footprint.footprints`.
     costs : dict
         Samples of a microbatch -> list of BlockCost, from `mpdemo.plan.cost`; {} where only memory matters.
@@ -31,7 +32,9 @@ class Job:
     optimizer : str
         "sgd", "momentum" or "adamw".
     bandwidth : float
-        Bytes a second between two devices.
+        Bytes per second between two devices.
+    form : str
+        "per-device" or "one-process", as for `mpdemo.plan.memory.estimate`.
     """
 
     blocks: list
@@ -41,40 +44,40 @@ class Job:
     limit: float = float("inf")
     optimizer: str = "sgd"
     bandwidth: float = 10e9
+    form: str = "per-device"
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to run the job, simulated.
+    """One way to run the workload, simulated.
 
     Attributes
     ----------
     points : list of int
         The first block of every stage but the first.
-    peaks : list of float
-        Bytes a device, added up from the blocks' footprints.
+    devices : list of DeviceMemory
+        As `mpdemo.plan.memory.estimate` gives it.
     """
 
     schedule: str
     microbatches: int
     points: list
     simulation: Simulation
-    peaks: list
+    devices: list
 
     @property
     def step_time(self):
-        """Predicted seconds a step."""
+        """Predicted seconds per step."""
         return self.simulation.step_time
+
+    @property
+    def peaks(self):
+        """Peak bytes of every device."""
+        return [device.peak for device in self.devices]
 
     def overflow(self, limit):
         """Bytes that the fullest device lacks; 0 where all fit."""
         return max(0.0, max(self.peaks) - limit)
-
-
-def stage_slices(points, count):
-    """Return (start, stop) of every stage."""
-    edges = [0, *points, count]
-    return list(zip(edges, edges[1:], strict=False))
 
 
 def evaluate(job, schedule, microbatches, points):
@@ -86,18 +89,11 @@ def evaluate(job, schedule, microbatches, points):
     """
     size = job.batch // microbatches
     slices = stage_slices(points, len(job.blocks))
-    stages = [job.blocks[a:b] for a, b in slices]
     forward, backward, weight = _times(job, schedule, size, slices)
-    borders = [stage[-1].output * size / job.bandwidth for stage in stages[:-1]]
-    simulation = simulate(schedule, forward, backward, microbatches, job.ranks, weight, borders or 0.0)
-    held = simulation.held([saved_by(stage, size) for stage in stages])
-    owners = placement(schedule, job.ranks)
-    peaks = []
-    for rank in range(job.ranks):
-        mine = [stage for stage, owner in zip(stages, owners, strict=True) if owner == rank]
-        images = job.batch * job.blocks[0].input if owners[0] == rank else 0.0
-        peaks.append(rank_peak(mine, held[rank], size, images, job.optimizer))
-    return Candidate(schedule, microbatches, list(points), simulation, peaks)
+    seconds = [job.blocks[stop - 1].output * size / job.bandwidth for _, stop in slices[:-1]]
+    simulation = simulate(schedule, forward, backward, microbatches, job.ranks, weight, seconds or 0.0)
+    memory = devices(job.blocks, points, job.batch, job.form, schedule, microbatches, job.optimizer)
+    return Candidate(schedule, microbatches, list(points), simulation, memory)
 
 
 def _times(job, schedule, size, slices):
@@ -130,7 +126,7 @@ def candidates(job, schedules=None, microbatches=None, cut=None):
     list of Candidate
         Those that do not fit in memory are at the end, the nearest to fitting first.
     """
-    found = []
+    result = []
     for schedule in schedules or SCHEDULES:
         stages = job.ranks * usual_stages_per_rank(schedule)
         if stages > len(job.blocks) or (cut is not None and len(cut) + 1 != stages):
@@ -140,10 +136,9 @@ def candidates(job, schedules=None, microbatches=None, cut=None):
                 check_schedule(schedule, job.ranks, count, None, job.batch)
             except UserError:
                 continue
-            found.append(
-                _best_cut(job, schedule, count, stages) if cut is None else evaluate(job, schedule, count, cut)
-            )
-    return sorted(found, key=lambda c: (c.overflow(job.limit), c.step_time))
+            points = best_cut(job, schedule, count, stages) if cut is None else cut
+            result.append(evaluate(job, schedule, count, points))
+    return sorted(result, key=lambda c: (c.overflow(job.limit), c.step_time))
 
 
 def divisors(job):
@@ -151,40 +146,42 @@ def divisors(job):
     return [m for m in range(job.ranks, min(job.batch, MOST_MICROBATCHES) + 1) if job.batch % m == 0]
 
 
-def _best_cut(job, schedule, count, stages):
-    """Start from the most even cut, then move borders while the simulated step gets shorter, or fits better."""
+def best_cut(job, schedule, count, stages):
+    """Start from the most even cut, then move boundaries while the simulated step gets shorter, or fits better."""
     size = job.batch // count
     if job.costs:
         even = balanced_cut([cost.both for cost in job.costs[size]], stages)
     else:
-        even = balanced_cut([block.saved + block.weights / size for block in job.blocks], stages)
+        even = balanced_cut([needs(block, size).saved + block.weights for block in job.blocks], stages)
 
     def score(points):
         candidate = evaluate(job, schedule, count, points)
         return (candidate.overflow(job.limit), candidate.step_time if job.costs else max(candidate.peaks))
 
     points, _ = improve(even, len(job.blocks), score)
-    return evaluate(job, schedule, count, points)
+    return points
 
 
-def choose(found, limit):
-    """Return the fastest candidate that fits; of those within 1 % of it, which no clock tells apart, the smallest.
+def choose(choices, limit):
+    """Return the fastest candidate that fits; of those within 1 % of it, the one which needs least memory.
+
+    Times less than 1 % apart cannot be told apart by measuring.
 
     Parameters
     ----------
-    found : list of Candidate
+    choices : list of Candidate
         From `candidates`.
     limit : float
-        Bytes a device.
+        Bytes per device.
 
     Returns
     -------
     Candidate
         Where nothing fits, the one that lacks least.
     """
-    fitting = [c for c in found if not c.overflow(limit)]
+    fitting = [c for c in choices if not c.overflow(limit)]
     if not fitting:
-        return found[0]
+        return choices[0]
     close = [c for c in fitting if c.step_time <= 1.01 * fitting[0].step_time]
     return min(close, key=lambda c: max(c.peaks))
 
@@ -195,7 +192,7 @@ def one_device_step_time(job):
 
 
 def usual_cut(job):
-    """Return the cut that many examples take: after layer2 for two devices, else equally many blocks a stage."""
+    """Return the cut that many examples take: after layer2 for two devices, else equally many blocks per stage."""
     names = [block.name for block in job.blocks]
     second = [i for i, name in enumerate(names) if name.startswith("layer2.")]
     if job.ranks == 2 and second:

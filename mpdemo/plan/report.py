@@ -1,8 +1,12 @@
-"""Say a plan in words and numbers."""
+"""A plan as text and as JSON, and the refusal where nothing fits. Taught in notebooks/05_pipeline.ipynb."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
+from tabulate import tabulate
+
+from mpdemo.errors import UserError
 from mpdemo.plan import planner
+from mpdemo.plan.cut import stage_slices
 from mpdemo.plan.memory import MIB, RESERVE
 from mpdemo.schedules import SCHEDULES, placement
 
@@ -11,14 +15,13 @@ from mpdemo.schedules import SCHEDULES, placement
 class Plan:
     """A chosen candidate with everything it was chosen from.
 
-    `request` has the attributes of the command line's arguments; `devices` are the memory estimates on fake tensors.
+    `request` is a `mpdemo.plan.command.Request`.
     """
 
     request: object
-    job: planner.Job
+    job: planner.Workload
     best: planner.Candidate
-    found: list
-    devices: list
+    candidates: list
 
     @property
     def speedup(self):
@@ -43,7 +46,7 @@ def as_dict(plan):
         "microbatches": best.microbatches,
         "cut": [plan.job.blocks[point - 1].name for point in best.points],
         "stages": stages(plan),
-        "devices": [{**asdict(device), "peak": device.peak} for device in plan.devices],
+        "devices": [{**asdict(device), "peak": device.peak} for device in best.devices],
         "step_time": best.step_time,
         "speedup": plan.speedup,
         "idle_share": best.simulation.idle_share,
@@ -52,13 +55,13 @@ def as_dict(plan):
 
 
 def stages(plan):
-    """Return one dictionary a stage: its device, its blocks, its share of the work, its parameters."""
+    """Return one dictionary per stage: its device, its blocks, its share of the work, its parameters."""
     job, best = plan.job, plan.best
     owners = placement(best.schedule, job.ranks)
     costs = job.costs[job.batch // best.microbatches]
     whole = sum(cost.both for cost in costs)
     rows = []
-    for number, (start, stop) in enumerate(planner.stage_slices(best.points, len(job.blocks))):
+    for number, (start, stop) in enumerate(stage_slices(best.points, len(job.blocks))):
         rows.append(
             {
                 "stage": number,
@@ -75,63 +78,99 @@ def stages(plan):
 
 def text(plan):
     """Return the report that ``mpdemo plan`` prints."""
-    return "\n".join([*_head(plan), "", *_stages(plan), "", *_memory(plan), "", *_speed(plan), "", _command(plan)])
+    return "\n\n".join([_head(plan), _stages(plan), _memory(plan), _speed(plan), _command(plan)])
+
+
+def _names(plan, points, separator=", "):
+    """Return the name of the last block before every boundary."""
+    return separator.join(plan.job.blocks[point - 1].name for point in points)
 
 
 def _head(plan):
-    ask, best = plan.request, plan.best
-    source = "measured on this machine" if ask.cost == "measure" else f"estimated for a {ask.cost}"
-    limit = f" of {ask.gpu_memory}" if ask.gpu_memory else ""
-    names = ", ".join(plan.job.blocks[point - 1].name for point in best.points)
-    return [
-        f"{ask.model}, batch {ask.batch}, {ask.image_size} x {ask.image_size} pixels, {ask.stages} devices{limit}; "
-        f"cost of the blocks {source}",
-        f"plan: {best.schedule}, {best.microbatches} microbatches of {ask.batch // best.microbatches}, "
-        f"cut after {names or 'nothing'}",
-    ]
+    request, best = plan.request, plan.best
+    source = "measured on this machine" if request.cost == "measure" else f"estimated for a {request.cost}"
+    limit = f" of {request.gpu_memory / 2**30:.4g}GiB" if request.gpu_memory else ""
+    size = f"{request.image_size} x {request.image_size} pixels"
+    return (
+        f"{request.model}, batch {request.batch}, {size}, {request.stages} devices{limit}; "
+        f"cost of the blocks {source}\n"
+        f"plan: {best.schedule}, {best.microbatches} microbatches of {request.batch // best.microbatches}, "
+        f"cut after {_names(plan, best.points) or 'nothing'}"
+    )
 
 
 def _stages(plan):
-    yield "stage  device  blocks                          share of work   parameters"
-    for row in stages(plan):
-        span = f"{row['first']} to {row['last']} ({row['blocks']})"
-        yield f"{row['stage']:5}  {row['device']:6}  {span:30}  {row['share']:13.3f}  {row['parameters']:11,}"
+    rows = [
+        (row["stage"], row["device"], f"{row['first']} to {row['last']} ({row['blocks']})", row["share"])
+        + (f"{row['parameters']:,}",)
+        for row in stages(plan)
+    ]
+    headers = "stage", "device", "blocks", "share of work", "parameters"
+    return tabulate(rows, headers, "simple", floatfmt=".3f", colalign=("right", "right", "left", "right", "right"))
 
 
 def _memory(plan):
-    yield "device  weights  gradients  optimizer  activations     peak (MiB)"
-    for device in plan.devices:
-        parts = (device.weights, device.gradients, device.optimizer, device.activations, device.peak)
-        weights, gradients, optimizer, activations, peak = (part / MIB for part in parts)
-        yield f"{device.device:6}  {weights:7.0f}  {gradients:9.0f}  {optimizer:9.0f}  {activations:11.0f}  {peak:7.0f}"
-    yield f"(what PyTorch allocates, without workspaces; of a GPU's memory {RESERVE // MIB} MiB are kept for CUDA)"
+    kinds = "weights", "gradients", "optimizer", "activations", "peak"
+    rows = [(d.device, *(getattr(d, kind) / MIB for kind in kinds)) for d in plan.best.devices]
+    table = tabulate(rows, ("device", *kinds[:-1], "peak (MiB)"), "simple", floatfmt=".0f")
+    kept = f"of a GPU's memory {RESERVE // MIB} MiB are kept for CUDA"
+    return f"{table}\n(what PyTorch allocates, without workspaces; {kept})"
 
 
 def _speed(plan):
     best, usual, single = plan.best, plan.usual(), planner.one_device_step_time(plan.job)
-    yield "                                                       step (s)  against one device   idle"
-    yield _line(f"plan: {best.schedule}, {best.microbatches} microbatches", best, single)
-    names = ", ".join(plan.job.blocks[point - 1].name for point in usual.points)
-    yield _line(f"usual cut ({names}): {usual.schedule}, {usual.microbatches} microbatches", usual, single)
+    lines = [("plan: {schedule}, ", best), (f"usual cut ({_names(plan, usual.points)}): {{schedule}}, ", usual)]
     for schedule in SCHEDULES:
-        others = [c for c in plan.found if c.schedule == schedule and not c.overflow(plan.job.limit)]
+        others = [c for c in plan.candidates if c.schedule == schedule and not c.overflow(plan.job.limit)]
         if others and schedule != best.schedule:
-            other = others[0]
-            yield _line(f"best {schedule}: {other.microbatches} microbatches", other, single)
-
-
-def _line(label, candidate, single):
-    return (
-        f"{label:53}  {candidate.step_time:8.4g}  {single / candidate.step_time:18.2f}  "
-        f"{candidate.simulation.idle_share:5.0%}"
-    )
+            lines.append(("best {schedule}: ", others[0]))
+    rows = [
+        (
+            label.format(schedule=c.schedule) + f"{c.microbatches} microbatches",
+            f"{c.step_time:.4g}",
+            f"{single / c.step_time:.2f}",
+            f"{c.simulation.idle_share:.0%}",
+        )
+        for label, c in lines
+    ]
+    headers = "", "step (s)", "against one device", "idle"
+    return tabulate(rows, headers, "simple", disable_numparse=True, colalign=("left", "right", "right", "right"))
 
 
 def _command(plan):
-    ask, best = plan.request, plan.best
-    cut = ",".join(plan.job.blocks[point - 1].name for point in best.points)
+    request, best = plan.request, plan.best
+    cut = _names(plan, best.points, ",")
     return (
-        f"to train it: python -m mpdemo train --rung pipeline --form {ask.form} --model {ask.model} "
-        f"--image-size {ask.image_size} --batch-size {ask.batch} --processes {ask.stages} "
+        f"to train it: python -m mpdemo train --rung pipeline --form {request.form} --model {request.model} "
+        f"--image-size {request.image_size} --batch-size {request.batch} --processes {request.stages} "
         f"--schedule {best.schedule} --microbatches {best.microbatches}" + (f" --cut {cut}" if cut else "")
     )
+
+
+def refuse(job, nearest, **fixed):
+    """Raise UserError: nothing fits; name what would.
+
+    Parameters
+    ----------
+    nearest : Candidate
+        The one that needs least.
+    fixed
+        `schedules` and `microbatches` that the user insists on, as for `planner.candidates`; a `cut` is given up.
+    """
+    needs = max(nearest.peaks) + RESERVE
+    offers = [f"--gpu-memory {-(-needs // 2**30):.0f}GiB"]
+    more = (job.ranks * factor for factor in (2, 4, 8) if job.ranks * factor <= len(job.blocks))
+    less = (job.batch // factor for factor in (2, 4, 8, 16) if job.batch % factor == 0)
+    offers += [f"--stages {ranks}" for ranks in more if _fits(replace(job, costs={}, ranks=ranks), fixed)][:1]
+    offers += [f"--batch {batch}" for batch in less if _fits(replace(job, costs={}, batch=batch), fixed)][:1]
+    raise UserError(
+        f"no plan fits: {job.ranks} devices of {(job.limit + RESERVE) / 2**30:.3g} GiB (0.75 GiB of it for CUDA), "
+        f"batch {job.batch}; the smallest found needs {needs / 2**30:.1f} GiB per device "
+        f"({nearest.schedule}, {nearest.microbatches} microbatches); what would fit: {', or '.join(offers)}"
+    )
+
+
+def _fits(job, fixed):
+    """Try what needs least memory: the smallest microbatches."""
+    fixed = {**fixed, "microbatches": fixed.get("microbatches") or planner.divisors(job)[-1:], "cut": None}
+    return any(c.overflow(job.limit) == 0 for c in planner.candidates(job, **fixed))

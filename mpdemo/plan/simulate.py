@@ -1,4 +1,4 @@
-"""Run a schedule on paper: when does every rank compute what, how long is the step, how long does each rank wait?
+"""Simulate a schedule: when does every rank compute what, how long is the step, how long does each rank wait?
 
 The rule is short. A rank works through its list of operations in order; an operation starts when the rank is free
 and what it needs has arrived: a forward needs the stage before, a backward the stage after, the weight gradient
@@ -19,7 +19,7 @@ from mpdemo.schedules import SCHEDULES, check_schedule, placement
 class Simulation:
     """A simulated training step.
 
-    The arrays hold one row a rank and one column an operation, in the order in which the rank works.
+    The arrays hold one row per rank and one column per operation, in the order in which the rank works.
     """
 
     schedule: str
@@ -47,26 +47,15 @@ class Simulation:
         """Share of all ranks' time in which nothing is computed: the bubble."""
         return float(np.mean(self.idle_share_per_rank))
 
-    def held(self, size_per_stage=None):
-        """Return the most that each rank holds for its backward passes at any moment.
-
-        Parameters
-        ----------
-        size_per_stage : sequence of float, optional
-            What one microbatch leaves behind in each stage (MiB, say); 1 by default, which counts microbatches.
-        """
-        sizes = np.ones(self.ranks * self.stages_per_rank) if size_per_stage is None else np.asarray(size_per_stage)
-        frees = W if SCHEDULES[self.schedule].splits_backward else B
-        change = np.where(self.kind == F, 1, np.where(self.kind == frees, -1, 0)) * sizes[self.stage]
-        return np.cumsum(change, axis=1).max(axis=1).tolist()
-
     @cached_property
     def peak_activations(self):
         """Microbatches whose activations each rank holds at the worst moment, counted stage by stage.
 
         A rank with two stages counts a microbatch twice when both stages hold it: each is half as much memory.
         """
-        return [int(count) for count in self.held()]
+        frees = W if SCHEDULES[self.schedule].splits_backward else B
+        change = (self.kind == F).astype(int) - (self.kind == frees)
+        return np.cumsum(change, axis=1).max(axis=1).tolist()
 
     @cached_property
     def events(self):
@@ -96,7 +85,7 @@ def simulate(schedule, forward, backward, microbatches, ranks, weight=None, comm
         whole backward pass when the weight gradient's turn comes.
     communication : float or sequence of float
         Seconds from the end of an operation until another rank can use its result; one number, or one for each
-        border between two stages. Stages of one rank hand over at once.
+        stage boundary. Between two stages of one rank it is 0.
 
     Returns
     -------
@@ -118,74 +107,61 @@ def simulate(schedule, forward, backward, microbatches, ranks, weight=None, comm
     if len(backward) != stages or stages == 0 or stages % ranks:
         raise UserError(
             f"{stages} forward and {len(backward)} backward times for {ranks} ranks; "
-            f"allowed: one of each a stage, and a multiple of {ranks} stages"
+            f"allowed: one of each per stage, and a multiple of {ranks} stages"
         )
     stages_per_rank = check_schedule(schedule, ranks, microbatches, stages // ranks)
-    shape = (schedule, ranks, microbatches, stages_per_rank)
     orders = [order_arrays(schedule, rank, ranks, microbatches, stages_per_rank) for rank in range(ranks)]
     kind, stage, microbatch = (np.stack([order[column] for order in orders]) for column in range(3))
-    duration = _durations(SCHEDULES[schedule].splits_backward, forward, backward, weight)[kind, stage]
-    needs, delay = _needs(kind, stage, microbatch, shape, communication)
-    start = _run(kind, stage, microbatch, duration, needs, delay, stages * microbatches)
+    share = np.where(np.arange(stages) == 0, 1.0, 0.5) if weight is None else np.asarray(weight, dtype=float)
+    seconds = np.stack([forward, backward, (1 - share) * backward, share * backward])  # in the order of KINDS
+    duration = seconds[kind, stage]
+    owners = np.asarray(placement(schedule, ranks, stages_per_rank))
+    start = _start_times(duration, *_dependencies(kind, stage, microbatch, owners, communication))
     return Simulation(schedule, ranks, stages_per_rank, microbatches, kind, stage, microbatch, start, start + duration)
 
 
-def _durations(splits, forward, backward, weight):
-    """Return the seconds of every kind of operation on every stage, an array of shape (4, stages)."""
-    if weight is None:
-        weight = np.full(len(forward), 0.5)
-        weight[0] = 1.0
-    share = np.broadcast_to(np.asarray(weight, dtype=float), forward.shape)
-    return np.stack([forward, backward, (1 - share) * backward, share * backward])
+def _dependencies(kind, stage, microbatch, owners, communication):
+    """Return, for each operation, the result it waits for, the seconds until that arrives, and the result it gives.
 
-
-def _needs(kind, stage, microbatch, shape, communication):
-    """Return, for each operation, the number of the result it waits for, and how long that takes to arrive.
-
-    Result s * M + m is the forward of microbatch m through stage s, result S * M + s * M + m its backward; the
-    last number, 2 * S * M, stands for "nothing", which is there from the start.
+    Result s * M + m is the forward of microbatch m through stage s, result S * M + s * M + m its backward. Of the last
+    two numbers, 2 * S * M stands for "nothing", which is there from the start, the other for a result nobody uses.
     """
-    schedule, ranks, microbatches, stages_per_rank = shape
-    last = ranks * stages_per_rank - 1
-    rank_of = np.asarray(placement(schedule, ranks, stages_per_rank))
-    border = np.zeros(last + 2)  # border s lies between stages s-1 and s
-    border[1 : last + 1] = np.where(rank_of[1:] != rank_of[:-1], communication, 0.0)
-    results = (last + 1) * microbatches
+    stages, microbatches = len(owners), int(microbatch.max()) + 1
+    results = stages * microbatches
+    boundary = np.zeros(stages + 1)  # boundary s lies between stages s-1 and s
+    boundary[1:stages] = np.where(owners[1:] != owners[:-1], communication, 0.0)
+    own = stage * microbatches + microbatch
     after_forward = (kind == F) & (stage > 0)
-    after_backward = ((kind == B) | (kind == I)) & (stage < last)
-    needs = np.full(kind.shape, 2 * results)
-    needs = np.where(after_forward, (stage - 1) * microbatches + microbatch, needs)
-    needs = np.where(after_backward, results + (stage + 1) * microbatches + microbatch, needs)
-    delay = np.where(after_forward, border[stage], 0.0) + np.where(after_backward, border[stage + 1], 0.0)
-    return needs, delay
+    after_backward = ((kind == B) | (kind == I)) & (stage < stages - 1)
+    conditions = [after_forward, after_backward]
+    needs = np.select(conditions, [own - microbatches, results + own + microbatches], 2 * results)
+    delay = np.select(conditions, [boundary[stage], boundary[stage + 1]], 0.0)
+    gives = np.select([kind == F, kind == W], [own, 2 * results + 1], results + own)
+    return needs, delay, gives, 2 * results + 2
 
 
-def _run(kind, stage, microbatch, duration, needs, delay, results):
+def _start_times(duration, needs, delay, gives, results):
     """Return every operation's start.
 
-    All ranks are looked at together: each whose next operation has what it needs takes it, and so on until all are
-    done. One such sweep is a few array operations, so hundreds of ranks cost hardly more than two.
+    All ranks advance together: each whose next operation has what it needs takes it, and so on until all are done.
+    One such sweep is a few array operations, so hundreds of ranks cost hardly more than two.
     """
-    ranks, length = kind.shape
-    microbatches = results // (stage.max() + 1)
-    gives = np.where(kind == F, 0, results) + stage * microbatches + microbatch
-    gives[kind == W] = 2 * results + 1  # a weight gradient is for nobody else
-    finished = np.full(2 * results + 2, np.inf)
-    finished[2 * results] = 0.0
-    start = np.zeros((ranks, length))
-    flat_needs, flat_delay, flat_duration = needs.ravel(), delay.ravel(), duration.ravel()
-    flat_gives, flat_start = gives.ravel(), start.ravel()
-    free, at = np.zeros(ranks), np.arange(ranks) * length
-    ends_at, waiting = at + length, np.arange(ranks)
+    ranks, length = duration.shape
+    finished = np.full(results, np.inf)
+    finished[-2] = 0.0
+    start = np.empty(ranks * length)
+    needs, delay, duration, gives = (array.ravel() for array in (needs, delay, duration, gives))
+    free, position = np.zeros(ranks), np.arange(ranks) * length
+    end, waiting = position + length, np.arange(ranks)
     while len(waiting):
-        here = at[waiting]
-        arrives = finished[flat_needs[here]] + flat_delay[here]
-        ready = np.isfinite(arrives)
+        operation = position[waiting]
+        arrival = finished[needs[operation]] + delay[operation]
+        ready = np.isfinite(arrival)
         if not ready.any():
             raise RuntimeError(f"this order never ends: rank {waiting[0]} waits for an operation that waits for it")
-        going, here = waiting[ready], here[ready]
-        flat_start[here] = begin = np.maximum(arrives[ready], free[going])
-        free[going] = finished[flat_gives[here]] = begin + flat_duration[here]
-        at[going] += 1
-        waiting = waiting[at[waiting] < ends_at[waiting]]
-    return start
+        rank, operation = waiting[ready], operation[ready]
+        start[operation] = begin = np.maximum(arrival[ready], free[rank])
+        free[rank] = finished[gives[operation]] = begin + duration[operation]
+        position[rank] += 1
+        waiting = waiting[position[waiting] < end[waiting]]
+    return start.reshape(ranks, length)

@@ -97,8 +97,8 @@ def stage_times(steps):
     Returns
     -------
     dict
-        `forward`, `backward` (I and W together where they are split) and `weight` (W's share of the backward):
-        the arguments of `mpdemo.plan.simulate`.
+        Lists over the stages: `forward`, `backward` (I and W together where they are split) and `weight` (W's share
+        of the backward), the arguments of `mpdemo.plan.simulate`.
     """
     seconds = {}
     for row in (row for step in steps for row in step if row["kind"] in COMPUTES):
@@ -114,8 +114,8 @@ def stage_times(steps):
 def predict(steps, schedule, communication=0.0):
     """Simulate the recorded pipeline with the stage times that were measured in it.
 
-    What is left between this and the measurement is what the schedule did not plan: communication, and operations
-    that took longer than the median.
+    The measurement differs by what the schedule does not know: communication, and operations that took longer than
+    the median.
 
     Returns
     -------
@@ -137,7 +137,7 @@ def predict(steps, schedule, communication=0.0):
 def export(steps, path):
     """Write steps as a Chrome trace: open it at https://ui.perfetto.dev or chrome://tracing.
 
-    The steps follow each other; one process a rank, its operations named like ``1F0``: stage, kind, microbatch.
+    The steps follow each other; one process per rank, its operations named like ``1F0``: stage, kind, microbatch.
     """
     events, after = [], 0.0
     for rows in steps:
@@ -147,7 +147,7 @@ def export(steps, path):
             where = {"stage": row["stage"], "microbatch": row["microbatch"]}
             length = {"ph": "i", "s": "t"} if row["kind"] == "send" else {"ph": "X", "dur": _us(row)}
             events.append({**place, **length, "args": where})
-        after += step_time(rows) * 1.05 if rows else 0.0  # a little air between two steps
+        after += step_time(rows) * 1.05 if rows else 0.0  # a gap between two steps
     for rank in sorted({event["pid"] for event in events}):
         events.append({"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}"}})
     Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))

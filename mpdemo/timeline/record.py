@@ -1,7 +1,7 @@
 """Record what every rank of a pipeline computes when, with a clock that all ranks share.
 
-`Recorder.attach` puts two clock readings around the three methods through which every schedule of
-``torch.distributed.pipelining`` computes a microbatch; nothing else changes. A reading costs about a microsecond.
+`Recorder.attach` reads the clock before and after the three methods through which every schedule of
+``torch.distributed.pipelining`` computes a microbatch; a reading costs about a microsecond and waits for nothing.
 `mpdemo.timeline.read` reads the files, `mpdemo.notebook.plots.timeline` draws them.
 Taught in notebooks/05_pipeline.ipynb.
 """
@@ -11,6 +11,8 @@ import socket
 import time
 from contextlib import contextmanager
 from pathlib import Path
+
+from mpdemo.world import clock
 
 CLOCK_ROUNDS = 9  # barriers by which two machines compare their clocks
 
@@ -23,20 +25,17 @@ class Recorder:
     rank : int
         This process's rank.
     device : torch.device
-        On a GPU kernels run after the call that launches them has returned, so the readings are CUDA events, taken
-        on the stream; on a CPU they are readings of ``time.perf_counter``.
-    group : torch.distributed.ProcessGroup, optional
-        The ranks that share a clock; all processes by default.
+        Whose clock is read (`mpdemo.world.clock`): events in a GPU's queue of work, the host's time on a CPU.
     """
 
-    def __init__(self, rank, device, group=None):
-        self.rank, self.device, self.group = rank, device, group
-        self.steps = []
+    def __init__(self, rank, device):
+        self.rank, self.device = rank, device
         self.offset = None  # s, this process's clock minus rank 0's
-        self._marks = None  # of the step under way: kind, stage, microbatch, start, end
+        self._steps = []  # (begin, end, operations) as readings of the clock
+        self._operations = None  # of the step under way
 
     def attach(self, stage):
-        """Record a ``PipelineStage``; its borders say which operations wait for another rank."""
+        """Record a ``PipelineStage``: what it computes, and when it sends to another stage."""
         methods = {
             "forward_one_chunk": lambda kwargs: "F",
             "backward_one_chunk": lambda kwargs: "B" if kwargs.get("full_backward", True) else "I",
@@ -52,42 +51,46 @@ class Recorder:
 
         def timed(*args, **kwargs):
             result = loss_fn(*args, **kwargs)
-            if self._marks and self._marks[-1]["kind"] == "F":
-                self._marks[-1]["end"] = self._read()
+            if self._operations and self._operations[-1]["kind"] == "F":
+                self._operations[-1]["end"] = clock.read(self.device)
             return result
 
         return timed
 
-    def start_step(self):
-        """Begin to record; on the first call the ranks compare clocks, so all of them must come here."""
-        if self.offset is None:
-            self.offset = clock_offset(self.group)
-        if self.device.type == "cuda":
-            import torch
-
-            torch.cuda.synchronize(self.device)
-        self._began, self._zero, self._marks = time.perf_counter(), self._read(), []
-
-    def end_step(self):
-        """Stop recording this step and keep its rows."""
-        marks, self._marks = self._marks, None
-        end = self._read()
-        if self.device.type == "cuda":
-            end.synchronize()
-        events = [
-            {"rank": self.rank, **mark, "start": self._seconds(mark["start"]), "end": self._seconds(mark["end"])}
-            for mark in marks
-        ]
-        self.steps.append({"start": self._began - self.offset, "end": self._seconds(end), "events": events})
-
     @contextmanager
     def step(self):
-        """Record what happens in a ``with`` block as one step."""
-        self.start_step()
+        """Record a ``with`` block as one step. In the first one the ranks compare clocks: all must come here."""
+        if self.offset is None:
+            self._set_zero()
+        begin, self._operations = clock.read(self.device), []
         try:
             yield self
         finally:
-            self.end_step()
+            self._steps.append((begin, clock.read(self.device), self._operations))
+            self._operations = None
+
+    @contextmanager
+    def operation(self, kind, stage, microbatch=0):
+        """Record a ``with`` block as one operation of the step under way; outside of a step nothing is recorded."""
+        operation = {"kind": kind, "stage": stage, "microbatch": microbatch, "start": clock.read(self.device)}
+        yield
+        if self._operations is not None:
+            self._operations.append(operation | {"end": clock.read(self.device)})
+
+    @property
+    def steps(self) -> list[dict]:
+        """The recorded steps: ``start``, ``end`` and ``events``, in seconds on rank 0's clock."""
+        return [
+            {
+                "start": self._seconds(begin),
+                "end": self._seconds(end),
+                "events": [
+                    {"rank": self.rank, **row, "start": self._seconds(row["start"]), "end": self._seconds(row["end"])}
+                    for row in operations
+                ],
+            }
+            for begin, end, operations in self._steps
+        ]
 
     def save(self, folder):
         """Write ``timeline-rank0.json`` (for rank 0) into `folder`; return its path."""
@@ -99,71 +102,58 @@ class Recorder:
 
     def _timed(self, method, stage, kind):
         def timed(chunk, *args, **kwargs):
-            if self._marks is None:
+            with self.operation(kind(kwargs), stage.stage_index, chunk):
                 return method(chunk, *args, **kwargs)
-            mark = {"kind": kind(kwargs), "stage": stage.stage_index, "microbatch": chunk, "start": self._read()}
-            result = method(chunk, *args, **kwargs)
-            mark["end"] = self._read()
-            self._marks.append(mark)
-            return result
 
         return timed
 
     def _noted(self, method, stage):
         def noted(chunk):
-            operations = method(chunk)
-            if operations and self._marks is not None:
-                now = self._read()
-                sent = {"kind": "send", "stage": stage.stage_index, "microbatch": chunk, "start": now, "end": now}
-                self._marks.append(sent)
-            return operations
+            sends = method(chunk)
+            if sends:
+                with self.operation("send", stage.stage_index, chunk):
+                    pass
+            return sends
 
         return noted
 
-    def _read(self):
-        """Return the time now: a number on a CPU, an event on the current stream on a GPU."""
-        if self.device.type != "cuda":
-            return time.perf_counter()
-        import torch
-
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
+    def _set_zero(self):
+        """Compare clocks with rank 0, and note which host time this device's clock begins at."""
+        self.offset = clock_offset()
+        clock.wait(self.device)
+        on_cpu = self.device.type != "cuda"
+        self._zero, self._zero_time = (0.0, 0.0) if on_cpu else (clock.read(self.device), time.perf_counter())
 
     def _seconds(self, reading):
         """Return a reading in seconds on rank 0's clock."""
-        if self.device.type == "cuda":
-            reading = self._began + self._zero.elapsed_time(reading) / 1000  # elapsed_time gives milliseconds
-        return reading - self.offset
+        return self._zero_time + clock.seconds(self._zero, reading) - self.offset
 
 
-def clock_offset(group=None, machine=None):
-    """Return this process's ``perf_counter`` minus rank 0's, in seconds. All ranks of the group must call it.
+def clock_offset(machine=None):
+    """Return this process's ``perf_counter`` minus rank 0's, in seconds. All ranks must call it.
 
     Processes of one machine read the same clock: exactly 0. Between machines all ranks leave a barrier at nearly the
     same moment; the median of several is good to about the time of a barrier, 0.1 ms.
 
     Parameters
     ----------
-    group : torch.distributed.ProcessGroup, optional
-        All processes by default.
     machine : str, optional
         What tells this machine from others; the identity of its last boot by default.
     """
     import torch
     import torch.distributed as dist
 
-    if not dist.is_initialized() or dist.get_world_size(group) == 1:
+    if not dist.is_initialized() or dist.get_world_size() == 1:
         return 0.0
-    machines = [None] * dist.get_world_size(group)
-    dist.all_gather_object(machines, machine or _machine(), group=group)
+    machines = [None] * dist.get_world_size()
+    dist.all_gather_object(machines, machine or _machine())
     offsets = []
     for _ in range(CLOCK_ROUNDS if len(set(machines)) > 1 else 0):
-        dist.barrier(group=group)
+        dist.barrier()
         now = [None] * len(machines)
-        dist.all_gather_object(now, time.perf_counter(), group=group)
-        offsets.append(now[dist.get_rank(group)] - now[0])
-    if not offsets or machines[dist.get_rank(group)] == machines[0]:
+        dist.all_gather_object(now, time.perf_counter())
+        offsets.append(now[dist.get_rank()] - now[0])
+    if not offsets or machines[dist.get_rank()] == machines[0]:
         return 0.0
     return float(torch.tensor(offsets, dtype=torch.float64).median())
 

@@ -12,13 +12,14 @@ from pathlib import Path
 import torch
 
 from mpdemo.errors import UserError
-from mpdemo.training.measure import gather_objects
+from mpdemo.options import option_name
+from mpdemo.world.collectives import gather_objects
 
 KEEP = 2  # newest files that stay
 SAME = ("model", "norm", "dataset", "image_size", "batch_size", "seed", "lr")  # settings that a resumed run must keep
 
 
-def collect(rung, optimizer, scheduler, settings, epoch, step, seen) -> dict:
+def collect(rung, optimizer, scheduler, settings, epoch, step, epoch_steps) -> dict:
     """Gather the whole training's state; every rank must call this, and every rank gets it.
 
     Parameters
@@ -27,17 +28,17 @@ def collect(rung, optimizer, scheduler, settings, epoch, step, seen) -> dict:
         The epoch that `step` belongs to, counted from 0.
     step : int
         Steps done since the start of the training.
-    seen : list
+    epoch_steps : list
         Results of the epoch's steps so far, for its averages.
     """
     rung.synchronise()
     names = {id(p): name for name, p in rung.named_parameters().items()}
-    mine = {
+    own_part = {
         "model": {k: v.cpu() for stage in rung.stages for k, v in stage.state_dict().items()},
         "optimizer": {names[id(p)]: _to_cpu(state) for p, state in optimizer.state.items()},
         "random": {"torch": torch.get_rng_state(), "cuda": _cuda_random()},
     }
-    parts = gather_objects(mine)
+    parts = gather_objects(own_part)
     return {
         "model": {k: v for part in reversed(parts) for k, v in part["model"].items()},
         "optimizer": {k: v for part in reversed(parts) for k, v in part["optimizer"].items()},
@@ -47,7 +48,7 @@ def collect(rung, optimizer, scheduler, settings, epoch, step, seen) -> dict:
         "settings": {name: getattr(settings, name) for name in SAME},
         "epoch": epoch,
         "step": step,
-        "seen": seen,
+        "epoch_steps": epoch_steps,
     }
 
 
@@ -88,10 +89,10 @@ def newest(run) -> Path:
     UserError
         There is none.
     """
-    found = in_order(Path(run) / "checkpoints")
-    if not found:
+    checkpoints = in_order(Path(run) / "checkpoints")
+    if not checkpoints:
         raise UserError(f"no checkpoint in {run}/checkpoints; resume a run that was started with --checkpoint-every N")
-    return found[-1]
+    return checkpoints[-1]
 
 
 def read(path) -> dict:
@@ -104,10 +105,10 @@ def read(path) -> dict:
     """
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-        missing = {"model", "optimizer", "scheduler", "settings", "epoch", "step", "seen", "random"} - set(state)
+        missing = {"model", "optimizer", "scheduler", "settings", "epoch", "step", "epoch_steps", "random"} - set(state)
         if missing:
             raise KeyError(*sorted(missing))
-    except Exception as error:  # what the bytes of a damaged file make torch.load raise has no end
+    except Exception as error:  # torch.load raises many kinds of error on a damaged file
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise UserError(
             f"{path} is not a checkpoint of mpdemo or is damaged ({reason}); "
@@ -117,18 +118,18 @@ def read(path) -> dict:
 
 
 def check_settings(state, settings):
-    """Refuse to go on with other images a step, another model or another learning rate.
+    """Refuse to go on with another batch, another model or another learning rate.
 
     Raises
     ------
     UserError
         Naming the first setting that differs.
     """
-    for name, then in state["settings"].items():
-        now = getattr(settings, name)
-        if now != then:
-            option = "--" + name.replace("_", "-")
-            raise UserError(f"the checkpoint is of a run with {option} {then}, not {now}; give {option} {then}")
+    for name, saved in state["settings"].items():
+        value = getattr(settings, name)
+        if value != saved:
+            option = option_name(name)
+            raise UserError(f"the checkpoint is of a run with {option} {saved}, not {value}; give {option} {saved}")
 
 
 def restore(state, rung, optimizer, scheduler, rank):

@@ -17,35 +17,35 @@ The same by hand, and on several nodes of a cluster::
 """
 
 import argparse
-import ctypes
 import os
-import signal
 import sys
 
 from mpdemo.errors import UserError
-from mpdemo.settings import checked
-from mpdemo.training import arguments
+from mpdemo.options import add_options, options_from
+from mpdemo.settings import Settings, checked
 from mpdemo.world.failures import report
-from mpdemo.world.launch import PARENT, import_pytorch, start
+from mpdemo.world.launch import PARENT, import_pytorch, prepare_signals, start
 
 
 def add_arguments(parser):
     """Add the options of ``train``; the launch lines stand below them in the help."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = __doc__.split("\n\n", 1)[1]
-    arguments.add_arguments(parser)
+    add_options(parser, Settings)
 
 
 def main(args) -> int:
     """Check the settings, then train here or start the processes that do."""
-    settings = arguments.from_args(args)
+    settings = options_from(args, Settings)
     if "RANK" in os.environ or "SLURM_PROCID" in os.environ:
+        prepare_signals()
         import_pytorch()
-        inside = world_size_of_launcher()
-        if inside is not None:
-            return work(checked(settings, inside))
+        world_size = world_size_of_launcher()
+        if world_size is not None:
+            return work(checked(settings, world_size))
     settings = checked(settings)
     if settings.form == "one-process":
+        prepare_signals()
         return work(settings)
     import_pytorch()
     check_gpus(settings.processes)
@@ -74,7 +74,6 @@ def check_gpus(processes):
 
 def work(settings) -> int:
     """Train in this process; its error, if any, is reported with its rank."""
-    prepare_signals()
     import_pytorch()
     from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 
@@ -95,15 +94,3 @@ def work(settings) -> int:
         sys.stderr.flush()
         # not sys.exit: tearing down a broken process group may hang, and the others are waiting for this end
         os._exit(2 if isinstance(error, UserError) else 1)
-
-
-def prepare_signals():
-    """Keep SIGUSR1, which asks for a checkpoint and an end, until the training can obey: by default it kills.
-
-    A process started by a parent ends without words when the parent is interrupted or killed.
-    """
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-    if PARENT in os.environ:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1: PR_SET_PDEATHSIG, the signal when the parent dies

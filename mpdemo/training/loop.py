@@ -1,7 +1,7 @@
 """The one training loop: every rung, every model, every data set goes through here.
 
 The loop owns the data, the optimizer, the clock and the run's folder; the rung (mpdemo/parallel) computes gradients.
-Taught in notebooks/01_single_device.ipynb. The launch lines of every rung stand in mpdemo/training/command.py.
+Taught in notebooks/01_single_device.ipynb. The launch lines of every rung stand in command.py.
 """
 
 import itertools
@@ -17,21 +17,23 @@ from tqdm import tqdm
 from mpdemo import data, models, parallel
 from mpdemo.errors import UserError
 from mpdemo.training import checkpoint
-from mpdemo.training.measure import RunLog, Steps, sum_over_ranks
+from mpdemo.training.measure import Steps
+from mpdemo.training.run_log import RunLog
 from mpdemo.training.summary import summarise
+from mpdemo.world.collectives import sum_over_ranks
 
 STOPPED = 3  # exit status: stopped by a signal, a checkpoint is written
-LOOK_EVERY = 5.0  # seconds between two looks for a signal (or one step, where that is longer)
+SIGNAL_INTERVAL = 5.0  # seconds between two checks for a signal (or one step, where that is longer)
 
 
 def build(settings, world):
-    """Return data, rung, optimizer and learning-rate scheduler for checked settings."""
+    """Return data set, rung, optimizer and learning-rate scheduler for checked settings."""
     torch.manual_seed(settings.seed)
-    found = data.load(settings.dataset, settings.data, settings.image_size, settings.seed)
+    dataset = data.load(settings.dataset, settings.data, settings.image_size, settings.seed)
     model = models.build(
         settings.model,
-        classes=found.classes,
-        channels=found.channels,
+        classes=dataset.classes,
+        channels=dataset.channels,
         image_size=settings.image_size,
         norm=settings.norm,
         seed=settings.seed,
@@ -40,7 +42,7 @@ def build(settings, world):
     rung = parallel.make(model, world, settings)
     optimizer = torch.optim.SGD(rung.named_parameters().values(), lr=settings.lr, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=20, gamma=0.1)  # a tenth every 20 epochs
-    return found, rung, optimizer, scheduler
+    return dataset, rung, optimizer, scheduler
 
 
 def precision_of(settings, world):
@@ -74,9 +76,9 @@ def train(settings, world) -> int:
     int
         Exit status: 0 done, 3 stopped with a checkpoint.
     """
-    found, rung, optimizer, scheduler = build(settings, world)
+    dataset, rung, optimizer, scheduler = build(settings, world)
     loaders = data.Loaders(
-        found,
+        dataset,
         settings.batch_size,
         rung.replicas,
         rung.replica,
@@ -96,19 +98,20 @@ class Run:
         self.settings, self.world, self.rung = settings, world, rung
         self.optimizer, self.scheduler, self.loaders = optimizer, scheduler, loaders
         self.epoch = self.step = 0
-        self.seen, self.validation = [], None  # the epoch's steps so far; the last validation's loss and accuracy
+        self.epoch_steps = []  # (loss, right answers, seconds) of every step of this epoch so far
+        self.validation = None  # loss and accuracy of the last validation
         self.last_step = settings.steps or settings.epochs * loaders.steps_per_epoch
         self.folder = Path(settings.out)
         if settings.resume:
             state = checkpoint.read(checkpoint.newest(settings.resume))
             checkpoint.check_settings(state, settings)
             checkpoint.restore(state, rung, optimizer, scheduler, world.rank)
-            self.epoch, self.step, self.seen = state["epoch"], state["step"], state["seen"]
+            self.epoch, self.step, self.epoch_steps = state["epoch"], state["step"], state["epoch_steps"]
         elif any((self.folder / "checkpoints").glob("step-*.pt")):
             raise UserError(f"{self.folder} holds the checkpoints of a run; --resume {self.folder}, or another --out")
         same = settings.resume and Path(settings.resume).resolve() == self.folder.resolve()
         self.log = RunLog(self.folder, world.rank == 0, resumed=(self.epoch, self.step) if same else None)
-        self.asked_to_stop, self.next_look, self.looked = False, self.step + 1, None  # looked: step, seconds
+        self.asked_to_stop, self.next_check, self.last_check = False, self.step + 1, None  # last_check: step, seconds
         signal.signal(signal.SIGUSR1, self._ask_to_stop)  # Slurm sends it before the time limit: --signal=USR1@60
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # held back since the start (command.py)
 
@@ -129,7 +132,7 @@ class Run:
         return STOPPED if stopped else 0
 
     def start_bar(self, disable):
-        """Show progress; `disable` None leaves the bar out where nobody looks, in a log file."""
+        """Show progress; `disable` None leaves the bar out of a log file."""
         self.bar = tqdm(total=self.last_step, initial=self.step, desc=self.settings.rung, unit="step", disable=disable)
         return self.bar
 
@@ -138,7 +141,7 @@ class Run:
         done = self.step - self.epoch * self.loaders.steps_per_epoch  # above 0 in a resumed run
         self.loaders.start_epoch(self.epoch, done)
         self.rung.train()
-        self.steps, self.seen = Steps(self.rung.replicas), self.seen if done else []
+        self.steps, self.epoch_steps = Steps(self.rung.replicas), self.epoch_steps if done else []
         left = min(self.loaders.steps_per_epoch - done, self.last_step - self.step)
         for images, labels in itertools.islice(self.loaders.train, max(0, left)):
             self.optimizer.zero_grad()
@@ -157,14 +160,14 @@ class Run:
         return False
 
     def _flush(self):
-        """Fetch the losses kept on the device and write a line a step."""
+        """Fetch the losses kept on the device and write one line per step."""
         rows, seconds = self.steps.flush()
         batch, now, first = self.settings.batch_size, time.time(), self.step - len(rows) + 1
         for number, (loss, correct) in enumerate(rows, first):
             rate = round(batch / seconds, 2)
             when = round(now - (self.step - number) * seconds, 4)
             self.log.write("step", step=number, epoch=self.epoch, loss=loss, images_per_second=rate, time=when)
-            self.seen.append((loss, correct, seconds))
+            self.epoch_steps.append((loss, correct, seconds))
         if rows:
             self.bar.update(self.step - self.bar.n)
             self.bar.set_postfix(loss=f"{rows[-1][0]:.4f}", refresh=False)
@@ -172,27 +175,28 @@ class Run:
     def _checkpoint_if_due(self) -> bool:
         """Write a checkpoint where one is due or a signal came; return whether to stop. All ranks decide alike."""
         every = self.settings.checkpoint_every
-        stop = self.step >= self.next_look and self._look_for_signal()
+        stop = self.step >= self.next_check and self._check_signal()
         if stop or (every and self.step % every == 0):
             self._flush()
             self._save()
             self.steps.restart_clock()
         return stop
 
-    def _look_for_signal(self) -> bool:
-        """Return whether any rank got a signal, and settle on the step of the next look; it waits for the device."""
-        now = time.perf_counter()
-        a_step = (now - self.looked[1]) / (self.step - self.looked[0]) if self.looked else LOOK_EVERY
-        flags = torch.tensor([float(self.asked_to_stop), a_step], device=self.world.device)
-        asked, a_step = (sum_over_ranks(flags) / self.world.world_size).tolist()
-        self.next_look = self.step + min(max(1, int(LOOK_EVERY / a_step)), self.settings.log_every)
-        self.looked = self.step, now
+    def _check_signal(self) -> bool:
+        """Return whether any rank got a signal, and settle on the step of the next check; it waits for the device."""
+        now, seconds = time.perf_counter(), SIGNAL_INTERVAL
+        if self.last_check:
+            seconds = (now - self.last_check[1]) / (self.step - self.last_check[0])
+        flags = torch.tensor([float(self.asked_to_stop), seconds], device=self.world.device)
+        asked, seconds = (sum_over_ranks(flags) / self.world.world_size).tolist()
+        self.next_check = self.step + min(max(1, int(SIGNAL_INTERVAL / seconds)), self.settings.log_every)
+        self.last_check = self.step, now
         return asked > 0
 
     def _save(self):
         """Write a checkpoint of where the run is now; the end of an epoch is the start of the next."""
         state = checkpoint.collect(
-            self.rung, self.optimizer, self.scheduler, self.settings, self.epoch, self.step, self.seen
+            self.rung, self.optimizer, self.scheduler, self.settings, self.epoch, self.step, self.epoch_steps
         )
         if self.world.rank == 0:
             checkpoint.write(self.folder / "checkpoints", state)
@@ -200,17 +204,17 @@ class Run:
     def _finish_epoch(self):
         """Validate, write the epoch's line, move the learning rate on."""
         loss, accuracy = self.validate()
-        count = max(1, len(self.seen) * self.settings.batch_size)
-        seconds = sum(row[2] for row in self.seen)
+        count = max(1, len(self.epoch_steps) * self.settings.batch_size)
+        seconds = sum(row[2] for row in self.epoch_steps)
         self.log.write(
             "epoch",
             epoch=self.epoch,
             step=self.step,
-            train_loss=sum(row[0] for row in self.seen) / max(1, len(self.seen)),
-            train_accuracy=sum(row[1] for row in self.seen) / count,
+            train_loss=sum(row[0] for row in self.epoch_steps) / max(1, len(self.epoch_steps)),
+            train_accuracy=sum(row[1] for row in self.epoch_steps) / count,
             validation_loss=loss,
             validation_accuracy=accuracy,
-            images_per_second=round(len(self.seen) * self.settings.batch_size / seconds, 2) if seconds else None,
+            images_per_second=round(len(self.epoch_steps) * self.settings.batch_size / seconds, 2) if seconds else None,
             time=round(time.time(), 4),
         )
         if self.world.rank == 0:
@@ -229,8 +233,8 @@ class Run:
         sums = torch.zeros(3, dtype=torch.double, device=self.world.device)
         for images, labels in self.loaders.validation:
             loss, correct = self.rung.evaluate(images, labels)
-            count = len(labels) if self.rung.has_output else 0
-            sums += torch.stack([loss.double(), correct.double(), torch.tensor(count).double()]).to(sums.device)
+            count = torch.full_like(correct, len(labels) if self.rung.has_output else 0)
+            sums += torch.stack([loss.double(), correct.double(), count.double()]).to(sums.device)
         loss, correct, count = sum_over_ranks(sums).tolist()
         self.validation = loss / count, correct / count
         return self.validation

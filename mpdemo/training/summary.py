@@ -5,7 +5,8 @@ import platform
 
 import torch
 
-from mpdemo.training.measure import gather_objects, peak_memory_mib
+from mpdemo.training.measure import peak_memory_mib
+from mpdemo.world.collectives import gather_objects
 
 
 def summarise(run, seconds, stopped) -> dict:
@@ -32,7 +33,7 @@ def summarise(run, seconds, stopped) -> dict:
         "images": run.step * settings.batch_size,
         "parameters": parameters(run.rung),
         "peak_memory_mib": [round(m, 1) for m in memory],
-        "loss": run.seen[-1][0] if run.seen else None,
+        "loss": run.epoch_steps[-1][0] if run.epoch_steps else None,
         "validation_loss": loss,
         "validation_accuracy": accuracy,
     }
@@ -40,5 +41,5 @@ def summarise(run, seconds, stopped) -> dict:
 
 def parameters(rung) -> int:
     """Parameters of the whole model, each counted once; all ranks must call this."""
-    held = gather_objects({name: p.numel() for name, p in rung.named_parameters().items()})
-    return sum({name: count for part in held for name, count in part.items()}.values())
+    parts = gather_objects({name: p.numel() for name, p in rung.named_parameters().items()})
+    return sum({name: count for part in parts for name, count in part.items()}.values())

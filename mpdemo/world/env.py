@@ -1,6 +1,6 @@
-"""Where am I: rank, local rank, world size and device of this process, whoever started it.
+"""Rank, local rank, world size and device of this process, whichever launcher started it.
 
-torchrun sets RANK, LOCAL_RANK, WORLD_SIZE; Slurm's srun sets SLURM_PROCID, SLURM_LOCALID, SLURM_NTASKS; a plain
+torchrun sets RANK, LOCAL_RANK, WORLD_SIZE; Slurm's srun sets SLURM_PROCID, SLURM_LOCALID, SLURM_STEP_NUM_TASKS; a plain
 ``python`` sets neither and is a world of one. Taught in notebooks/00_start_here.ipynb.
 Sources: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables,
 https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES.
@@ -20,7 +20,7 @@ from mpdemo.errors import UserError
 
 @dataclass(frozen=True)
 class World:
-    """One process's place among all.
+    """The place of one process among all.
 
     Attributes
     ----------
@@ -29,9 +29,9 @@ class World:
     local_rank, local_world_size : int
         The same, on this node only.
     device : torch.device
-        What this process computes on: the GPU ``local_rank``, or the CPU (one core of it).
+        What this process computes on: GPU number ``local_rank``, or one core of the CPU.
     backend : str
-        ``nccl`` between GPUs (with gloo for what lies in CPU memory), ``gloo`` on CPUs.
+        NCCL between GPUs (with gloo for tensors in CPU memory), gloo on CPUs.
     launcher : str
         ``torchrun``, ``slurm`` or ``none``.
     """
@@ -51,37 +51,38 @@ def read_launcher(environ) -> dict:
     Raises
     ------
     UserError
-        Variables that are there only in part, or are not whole numbers.
+        Some variables are missing, are not whole numbers, or contradict each other.
     """
     if "RANK" in environ:
-        launcher, rank, size, local = "torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK"
+        launcher, names = "torchrun", ("RANK", "WORLD_SIZE", "LOCAL_RANK")
     elif _is_slurm_task(environ):
-        launcher, rank, size, local = "slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"
+        launcher, names = "slurm", ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
     else:
         return {"rank": 0, "world_size": 1, "local_rank": 0, "local_world_size": 1, "launcher": "none"}
+    expected = f"{launcher} sets {names[0]}, {names[1]} and {names[2]}"
     try:
-        values = {"rank": int(environ[rank]), "world_size": int(environ[size]), "local_rank": int(environ[local])}
-        here = _tasks_on_node(environ) if launcher == "slurm" else int(environ.get("LOCAL_WORLD_SIZE", 0))
+        rank, world_size, local_rank = (int(environ[name]) for name in names)
+        on_node = _tasks_on_node(environ) if launcher == "slurm" else int(environ.get("LOCAL_WORLD_SIZE", 0))
     except KeyError as error:
-        raise UserError(f"{launcher} sets {rank}, {size} and {local}; missing: {error.args[0]}") from None
+        raise UserError(f"{expected}; missing: {error.args[0]}") from None
     except ValueError as error:
-        raise UserError(f"{launcher} sets {rank}, {size} and {local} to whole numbers; wrong: {error}") from None
-    here = here or values["world_size"]
-    if not 0 <= values["rank"] < values["world_size"]:
-        raise UserError(f"{rank}={values['rank']} is not below {size}={values['world_size']}; check the launcher")
-    if not 0 <= values["local_rank"] < here <= values["world_size"]:
+        raise UserError(f"{expected} to whole numbers; wrong: {error}") from None
+    on_node = on_node or world_size
+    if not 0 <= rank < world_size:
+        raise UserError(f"{names[0]}={rank} is not below {names[1]}={world_size}; check the launcher")
+    if not 0 <= local_rank < on_node <= world_size:
         raise UserError(
-            f"{local}={values['local_rank']} does not fit {here} of {values['world_size']} processes on this node; "
-            "check the launcher"
+            f"{names[2]}={local_rank} does not fit {on_node} of {world_size} processes on this node; check the launcher"
         )
-    return values | {"local_world_size": here, "launcher": launcher}
+    place = {"rank": rank, "world_size": world_size, "local_rank": local_rank}
+    return place | {"local_world_size": on_node, "launcher": launcher}
 
 
 def _is_slurm_task(environ) -> bool:
-    """Tell a task that srun started from a batch script or an interactive shell, which only run on its first node.
+    """Whether srun started this process as a task: a batch script or an interactive shell also has SLURM_PROCID.
 
-    A batch script has no step, or one of the reserved numbers from 4294967290 on; ``srun --pty bash`` is a step of
-    one task with a terminal. What is typed there may start processes of its own.
+    A batch script has no step, or one of the reserved numbers from 4294967290 on. ``srun --pty bash`` is a step of
+    one task with a terminal; commands typed there may start processes of their own.
     """
     step = environ.get("SLURM_STEP_ID", "")
     if "SLURM_PROCID" not in environ or not step or step >= "4294967290" and len(step) == 10:
@@ -90,7 +91,7 @@ def _is_slurm_task(environ) -> bool:
 
 
 def _tasks_on_node(environ) -> int:
-    """How many of the processes are on this node. Slurm writes ``2(x3),1``: two on three nodes, one on the next."""
+    """Return the number of processes on this node. Slurm writes ``2(x3),1``: two on three nodes, one on the next."""
     counts = []
     for part in environ.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):
         count, _, times = part.partition("(x")
@@ -110,8 +111,8 @@ def where_am_i(environ=os.environ) -> World:
     values = read_launcher(environ)
     if not torch.cuda.is_available():
         return World(**values)
-    # srun --gpus-per-task shows each task its own GPU only: it is then number 0 for every one of them
     visible, local_rank = torch.cuda.device_count(), values["local_rank"]
+    # with srun --gpus-per-task each task sees its own GPU only, as number 0
     index = 0 if visible == 1 and values["launcher"] == "slurm" else local_rank
     if index >= visible:
         raise UserError(
@@ -125,8 +126,8 @@ def where_am_i(environ=os.environ) -> World:
 def claim_cores(world, count=1):
     """Make `count` CPU cores the devices of this process: one thread each, pinned where there are enough cores.
 
-    Without this PyTorch would give a single process every core, and nothing could ever be faster than it. On a GPU
-    the device is elsewhere and nothing is pinned. DataLoader workers share their process's cores.
+    Without this PyTorch would use every core in a single process, and several processes could never be faster. On a
+    GPU nothing is pinned. DataLoader workers share their process's cores.
     """
     if world.device.type != "cpu":
         return
@@ -141,12 +142,12 @@ def claim_cores(world, count=1):
 
 @contextlib.contextmanager
 def process_group(world, timeout=300.0):
-    """Join the process group of the world for the length of a ``with`` block; nothing to do in a world of one.
+    """Join the process group of the world for the length of a ``with`` block; a world of one has none.
 
     Parameters
     ----------
     timeout : float
-        Seconds after which a collective that some rank never joined fails, instead of waiting for ever.
+        Seconds after which a collective that some rank never joined fails, instead of waiting forever.
 
     Raises
     ------
@@ -173,8 +174,8 @@ def process_group(world, timeout=300.0):
             raise
         raise UserError(f"port {port} on {address} is in use; set MASTER_PORT to another one") from None
     yield  # after an error the group is left as it is: destroying it may wait for ranks that are gone
-    # Without the next two lines torch aborts in some runs with "terminate called without an active exception": its
-    # threads must have ended the last collective before the group goes (2 of 8 runs, 0 of 8 with them).
+    # PyTorch's threads must have ended the last collective before the group is destroyed. Without the next two lines
+    # it aborted in 2 of 8 runs with "terminate called without an active exception", with them in none.
     dist.barrier()
     time.sleep(0.1)
     dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""What a process that ends in an error says, and which of several failed ones was the cause."""
+"""What a process that ends in an error prints, and which of several failed ones was the cause."""
 
 import signal
 import sys
@@ -8,7 +8,7 @@ from mpdemo.errors import UserError
 
 
 def report(error, world, started_by_parent):
-    """Say on stderr why this process ends. A parent says it in one line itself; only a traceback is left to add."""
+    """Print on stderr why this process ends; a parent prints the one line itself, so only a traceback is added."""
     rank = f"rank {world.rank} of {world.world_size}" if world else "a rank"
     if isinstance(error, UserError):
         line = f"mpdemo: error: {error}"
@@ -22,28 +22,35 @@ def report(error, world, started_by_parent):
 
 
 def lost_a_peer(error) -> bool:
-    """Tell an error that only says that another rank is gone from one that is the rank's own."""
-    signs = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
-    return any(sign in str(error) for sign in signs)
+    """Whether an error only reports that another rank is gone, so that it is not this rank's own."""
+    messages = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
+    return any(message in str(error) for message in messages)
 
 
 def first_failure(failures):
-    """The rank that failed of itself, not because a peer was gone: (rank, failure)."""
+    """Return the rank that failed by itself, not because another rank was gone, and its failure.
 
-    def after(item):
-        failure = item[1]
+    Parameters
+    ----------
+    failures : dict
+        Rank -> torchrun's ``ProcessFailure``.
+    """
+
+    def cause_first(rank):
+        failure = failures[rank]
         ended_by_torchrun = failure.exitcode == -signal.SIGTERM
         return lost_a_peer(failure.message), ended_by_torchrun, failure.timestamp
 
-    return min(failures.items(), key=after)
+    rank = min(failures, key=cause_first)
+    return rank, failures[rank]
 
 
 def read_message(failure) -> str:
-    """What a failed rank said, in one line."""
+    """Return the error message of a failed rank, in one line."""
     message = failure.message
     if isinstance(message, dict):
         message = message.get("message", "")
-    message = str(message).strip().splitlines()
-    if message and failure.exitcode > 0:
-        return message[0].rstrip(":")
+    lines = str(message).strip().splitlines()
+    if lines and failure.exitcode > 0:
+        return lines[0].rstrip(":")
     return f"ended by signal {-failure.exitcode}" if failure.exitcode < 0 else f"exit status {failure.exitcode}"

@@ -1,15 +1,19 @@
-"""Start processes on this machine: torchrun, whatever asks for it, and one line for whatever goes wrong."""
+"""Start processes on this machine under torchrun; report what goes wrong in one line; end with the parent."""
 
+import ctypes
 import logging
 import os
 import signal
 import sys
-from pathlib import Path
+
+import psutil
 
 from mpdemo.errors import UserError
 from mpdemo.world.failures import first_failure, read_message
+from mpdemo.world.processes import torchrun_arguments
 
-PARENT = "MPDEMO_STARTED_BY_PARENT"  # set for processes that `start` launched: it speaks for them
+PARENT = "MPDEMO_STARTED_BY_PARENT"  # its process number, for the processes that `start` launched: it speaks for them
+PR_SET_PDEATHSIG = 1  # prctl: the signal that a process gets when its parent dies
 
 
 def import_pytorch():
@@ -31,22 +35,37 @@ def import_pytorch():
         ) from None
 
 
+def prepare_signals():
+    """Hold SIGUSR1 back until the training can obey it, and end with the parent. Call this before PyTorch's import.
+
+    SIGUSR1 asks for a checkpoint and an end; by default it kills. A process that `start` launched ends silently when
+    its parent is interrupted or killed, also where the parent was gone before this call.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    if PARENT in os.environ:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != int(os.environ[PARENT]):
+            os._exit(1)
+
+
 def start(command, processes) -> int:
     """Run ``python COMMAND`` in `processes` processes under torchrun on this machine; return the exit status.
 
-    When one of them fails, torchrun ends the others; the rank and its error are said in one line. SIGUSR1 is passed
-    on to the processes, which write a checkpoint and end with exit status 3.
+    When one of them fails, torchrun ends the others; the rank and its error are reported in one line. SIGUSR1 is
+    passed on to the processes, which write a checkpoint and end with exit status 3.
     """
     import_pytorch()
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
-    os.environ |= {PARENT: "1", "OMP_NUM_THREADS": "1"}
+    os.environ |= {PARENT: str(os.getpid()), "OMP_NUM_THREADS": "1"}
     signal.signal(signal.SIGUSR1, pass_on)
-    logging.disable(logging.ERROR)  # what torchrun says of a failed process is said below, in one line
+    logging.disable(logging.ERROR)  # what torchrun logs of a failed process is reported below, in one line
     try:
-        run(parse_args(["--standalone", "--nproc-per-node", str(processes), *command]))
+        run(parse_args(torchrun_arguments(command, processes)))
     except ChildFailedError as failed:
         rank, failure = first_failure(failed.failures)
         message = read_message(failure)
@@ -65,7 +84,6 @@ def start(command, processes) -> int:
 
 
 def pass_on(number, frame):
-    """Hand a signal on to this process's children. torchrun would, but kills them 30 s later."""
-    for task in Path("/proc/self/task").iterdir():
-        for child in (task / "children").read_text().split():
-            os.kill(int(child), number)
+    """Pass a signal on to this process's children. torchrun would, but kills them 30 s later."""
+    for child in psutil.Process().children():
+        child.send_signal(number)

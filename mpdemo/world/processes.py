@@ -1,65 +1,103 @@
-"""End processes for certain, and never the wrong ones: a process is its number and the moment it started."""
+"""Processes on this machine: what a child inherits, how torchrun is called, which process is which, how all end.
+
+A process is its number *and* the moment it started: the kernel gives the number of an ended process to another one.
+PyTorch is not imported. Taught in notebooks/00_start_here.ipynb.
+"""
 
 import contextlib
 import os
 import signal
+import socket
+import sys
 import time
 from pathlib import Path
 
-STRAYS = (
-    "slurmstepd",
-    "slurmd",
-    "slurm_script",
-    "srun",
-    "salloc",
-)  # srun and salloc wait on for a cluster that is gone
+import psutil
+
+# Set by a launcher or by an enclosing Slurm job for its own processes; a child that inherits them believes it is one.
+LAUNCHER_VARIABLES = (
+    *("SLURM", "SBATCH", "SRUN", "SALLOC", "PMI", "PET_", "TORCHELASTIC"),
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_"),
+)
 
 
-def start_time(pid) -> str | None:
-    """When a process started, as the kernel counts; None if there is none. With the pid it names one process."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    except OSError:
-        return None
-    return None if fields[0] == "Z" else fields[19]
+def child_environment(*keep) -> dict:
+    """Return this process's environment without the variables of a launcher, and with this Python first on the path.
 
-
-def end_processes(pids, first_signal, seconds=5, inside=False):
-    """Signal each process, wait for all, and kill what is left; `pids` maps a name to (pid, start time).
-
-    With `inside`, the signal goes to the first process inside the namespaces: its end is the end of all others there,
-    and the waiting `unshare` outside then ends by itself, so that no zombie is left.
+    Parameters
+    ----------
+    *keep : str
+        Variables that stay although a launcher sets them, such as ``SLURM_CONF``.
     """
-
-    def living():
-        return [pid for pid, born in pids.values() if start_time(pid) == born]
-
-    for sign, wait, child in ((first_signal, seconds, inside), (signal.SIGKILL, 2, False)):
-        for pid in living():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(first_child(pid) or pid if child else pid, sign)
-        end = time.monotonic() + wait
-        while living() and time.monotonic() < end:
-            time.sleep(0.02)
-    for pid, _ in pids.values():
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(pid, os.WNOHANG)
+    kept = {name: v for name, v in os.environ.items() if name in keep or not name.startswith(LAUNCHER_VARIABLES)}
+    return kept | {"PATH": f"{Path(sys.executable).parent}:{kept.get('PATH', os.defpath)}"}
 
 
-def first_child(pid) -> int | None:
-    with contextlib.suppress(OSError, IndexError):
-        return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+def free_port() -> int:
+    """Return a port of 127.0.0.1 that no process has now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def torchrun_arguments(command, processes) -> list[str]:
+    """Return torchrun's arguments for ``python COMMAND`` in `processes` processes of this machine.
+
+    The rendezvous is static: the dynamic one prints tracebacks when a training ends, though all is well.
+    """
+    launcher = [f"--nproc-per-node={processes}", "--nnodes=1", "--node-rank=0"]
+    launcher += ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
+    is_program = command[0] == "-m" or command[0].endswith(".py")
+    return [*launcher, *([] if is_program else ["--no-python", sys.executable]), *command]
+
+
+def start_time(pid) -> float | None:
+    """Return when a process started (seconds after the machine booted); None if there is none, or it is a zombie.
+
+    Together with the number it names one process. Seconds since 1970 would not: they change when the clock is set.
+    """
+    booted = psutil.boot_time()
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        if process.status() != psutil.STATUS_ZOMBIE:
+            return round(process.create_time() - booted, 2)  # the kernel counts hundredths of a second
     return None
 
 
-def end_strays(slurm_conf):
-    """Kill what still runs for the cluster of this configuration file: its jobs' processes and waiting clients."""
-    mark, job = f"SLURM_CONF={slurm_conf}\0".encode(), b"SLURM_CLUSTER_NAME=throwaway\0"
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            environ, name = (entry / "environ").read_bytes(), (entry / "comm").read_text().strip()
-        except OSError:
-            continue
-        if mark in environ and (job in environ or name in STRAYS):
+def is_running(pid, started) -> bool:
+    """Whether the process of this number and start time still runs."""
+    return started is not None and start_time(pid) == started
+
+
+def first_child(pid) -> int | None:
+    """Return the number of a process's first child; None if it has none."""
+    with contextlib.suppress(psutil.NoSuchProcess, IndexError):
+        return psutil.Process(pid).children()[0].pid
+    return None
+
+
+def end_processes(processes, first_signal, seconds=5.0):
+    """Send a signal to each process, wait for all, and kill those that are left; return when they are gone.
+
+    Parameters
+    ----------
+    processes : iterable of (int, float)
+        Number and start time. A process whose start time differs is another one and is left alone.
+    first_signal : int
+        Sent first; SIGKILL follows for those that live after `seconds`.
+    """
+    processes = list(processes)
+
+    def living():
+        return [pid for pid, started in processes if is_running(pid, started)]
+
+    for number, patience in ((first_signal, seconds), (signal.SIGKILL, 2.0)):
+        for pid in living():
             with contextlib.suppress(ProcessLookupError):
-                os.kill(int(entry.name), signal.SIGKILL)
+                os.kill(pid, number)
+        end = time.monotonic() + patience
+        while living() and time.monotonic() < end:
+            time.sleep(0.02)
+    for pid, _ in processes:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)  # take the exit status of our own children: else they stay as zombies

@@ -3,17 +3,14 @@
 import json
 import sys
 
-from mpdemo.bench.pipelines import PIPELINE, pipeline_rows
-from mpdemo.settings import Settings
-from mpdemo.world.env import claim_cores, process_group, where_am_i
+from mpdemo.bench.pipelines import pipeline_rows, pipeline_settings
+from mpdemo.labs.harness import join_world
 
 VARIANTS = [("naive", 1, "linear2"), ("1f1b", 4, "linear2"), ("zbv", 4, "1,2,3")]
 
 if __name__ == "__main__":
-    world = where_am_i()
-    claim_cores(world)
-    with process_group(world, timeout=60):
-        rows = pipeline_rows(world, 4, Settings(model="toy", batch_size=64, image_size=28, **PIPELINE), VARIANTS)
+    with join_world() as world:
+        rows = pipeline_rows(world, 4, pipeline_settings(model="toy", batch_size=64, image_size=28), VARIANTS)
     if world.rank == 0:
         with open(sys.argv[1], "w") as file:
             json.dump(rows, file)

@@ -14,9 +14,11 @@ import torch
 import torch.distributed as dist
 
 from mpdemo import data, models, parallel
+from mpdemo.labs.harness import join_world
 from mpdemo.settings import Settings, checked
-from mpdemo.training.measure import gather_objects, relative_difference, sum_over_ranks
-from mpdemo.world.env import World, claim_cores, process_group, where_am_i
+from mpdemo.training.measure import relative_difference
+from mpdemo.world.collectives import gather_objects, sum_over_ranks
+from mpdemo.world.env import World
 
 STEPS = 3
 
@@ -42,38 +44,35 @@ def three_steps(settings, model, world, images, labels):
 def compare(case, world):
     """One case's differences, the worst over all ranks."""
     settings = checked(Settings(**case), world.world_size if case.get("form") != "one-process" else None)
-    found = data.load("digits", image_size=settings.image_size)
-    images, labels = (torch.stack(t) for t in zip(*[found.train[i] for i in range(settings.batch_size)], strict=True))
+    train = data.load("digits", image_size=settings.image_size).train
+    images, labels = (torch.stack(t) for t in zip(*[train[i] for i in range(settings.batch_size)], strict=True))
     model = models.build(settings.model, norm=settings.norm, image_size=settings.image_size, seed=3)
-    here = world if settings.form == "per-device" else World(device=world.device)
-    losses, gradients, weights, validation = three_steps(settings, model, here, images, labels)
+    own_world = world if settings.form == "per-device" else World(device=world.device)
+    losses, gradients, weights, validation = three_steps(settings, model, own_world, images, labels)
     if settings.form == "per-device":
         sum_over_ranks(losses), sum_over_ranks(validation)
-    parts = settings.microbatches if settings.rung == "pipeline" else settings.devices
-    parts = 1 if settings.rung == "model_parallel" else parts
+    parts = settings.microbatches * (settings.devices if settings.rung in ("ddp", "data_parallel") else 1)
     result = {}
     for name, microbatches in {"same": parts, "full": 1}.items():
         if name == "full" and settings.norm == "batch" and settings.model == "resnet18":
             continue  # another computation, and a slow one
         reference = replace(settings, rung="single", form="one-process", microbatches=microbatches)
-        wanted = three_steps(reference, model, World(device=world.device), images, labels)
+        expected = three_steps(reference, model, World(device=world.device), images, labels)
         result[name] = {
-            "loss": ((losses - wanted[0]).abs() / wanted[0]).max().item(),
-            "gradients": relative_difference(gradients, wanted[1]),
-            "weights": relative_difference(weights, wanted[2]),
-            "validation": ((validation - wanted[3]).abs() / wanted[3].abs().clamp(min=1)).max().item(),
+            "loss": ((losses - expected[0]).abs() / expected[0]).max().item(),
+            "gradients": relative_difference(gradients, expected[1]),
+            "weights": relative_difference(weights, expected[2]),
+            "validation": ((validation - expected[3]).abs() / expected[3].abs().clamp(min=1)).max().item(),
         }
     ranks = gather_objects(result)
     return {n: {k: max(r[n][k] for r in ranks) for k in result[n]} for n in result}
 
 
 def main():
-    world = where_am_i()
-    claim_cores(world)
     with open(sys.argv[1]) as file:
         cases = json.load(file)
-    with process_group(world, timeout=120):
-        results = []
+    results = []
+    with join_world() as world:
         for case in cases:
             results.append(compare(case, world))
             dist.barrier()

@@ -5,17 +5,15 @@ import sys
 
 import torch.distributed as dist
 
+from mpdemo.labs.harness import join_world
 from mpdemo.settings import Settings, checked
 from mpdemo.training.loop import train
-from mpdemo.world.env import claim_cores, process_group, where_am_i
 
 
 def main():
-    world = where_am_i()
-    claim_cores(world)
     with open(sys.argv[1]) as file:
         runs = json.load(file)
-    with process_group(world, timeout=120):
+    with join_world() as world:
         for settings in runs:
             status = train(checked(Settings(**settings), world.world_size), world)
             assert status == 0, (settings, status)

@@ -1,9 +1,12 @@
 """The opening picture of each notebook: where the data, the layers and the gradients are on that rung."""
 
-from mpdemo.errors import UserError
-from mpdemo.notebook.plots.buckets import idea
-from mpdemo.notebook.plots.canvas import BACKWARD, FORWARD, Canvas
-from mpdemo.notebook.plots.style import BLUE, ORANGE, PURPLE, VERMILLION, bundle
+from mpdemo.errors import UserError, did_you_mean
+from mpdemo.notebook.plots.canvas import Canvas
+from mpdemo.notebook.plots.style import BLUE, GREEN, OPERATIONS, ORANGE, PURPLE, SKY, VERMILLION, bundle, paler
+from mpdemo.plan import simulate
+
+BATCH = (12, 8, "batch\n128 images", ORANGE)
+HALF_BATCH = (9, 5, "64 images", ORANGE)
 
 
 def picture(name):
@@ -18,15 +21,21 @@ def picture(name):
     Returns
     -------
     Bundle
-        The picture, and a sentence that says the same.
+        The picture, and a sentence with the same content.
+
+    Raises
+    ------
+    UserError
+        There is no picture of this name.
     """
     if name not in PICTURES:
-        raise UserError(f"no picture {name!r}; there are: {', '.join(PICTURES)}")
-    paint, sentence = PICTURES[name]
-    return bundle(paint().figure, f"picture: {sentence}")
+        raise UserError(f"no picture {name!r}; there are: {', '.join(PICTURES)}{did_you_mean(name, PICTURES)}")
+    paint = PICTURES[name]
+    return bundle(paint().figure, f"picture: {paint.__doc__}")  # the docstring is the sentence
 
 
-def _where_am_i():
+def where_am_i():
+    """two nodes with two processes each; rank counts over all, local_rank within a node"""
     sheet = Canvas(38)
     for node in (0, 1):
         left = 2 + 49 * node
@@ -34,115 +43,104 @@ def _where_am_i():
         for local in (0, 1):
             x = left + 2 + 22 * local
             sheet.frame(x, 9, 21, 23, "process")
-            sheet.box(x + 1.5, 22, 18, 4.6, f"RANK = {2 * node + local}", ORANGE)
-            sheet.box(x + 1.5, 16.5, 18, 4.6, f"LOCAL_RANK = {local}", FORWARD)
-            sheet.box(x + 1.5, 11, 18, 4.6, f"device {local} of this node", BACKWARD)
-    sheet.text(50, 3.5, "WORLD_SIZE = 4 = 2 nodes x 2 processes a node;   every process runs the same file")
+            sheet.box(x + 1.5, 24.3, 18, 4.6, f"RANK = {2 * node + local}", ORANGE)
+            sheet.box(x + 1.5, 18.8, 18, 4.6, f"LOCAL_RANK = {local}", SKY)
+            sheet.box(x + 1.5, 13.3, 18, 4.6, f"device {local} of this node", GREEN)
+    sheet.text(50, 3.5, "WORLD_SIZE = 4 = 2 nodes x 2 processes per node;   every process runs the same file")
     return sheet
 
 
-def _single():
+def single():
+    """one process takes the batch through all layers, backward, and one step: the reference"""
     sheet = Canvas(24)
     sheet.frame(20, 3, 60, 19, "one process, one device")
-    sheet.box(2, 8, 11, 8, "batch\n128 images", ORANGE)
-    sheet.arrow((13.5, 12), (22.5, 12))
-    end = sheet.model(23, 9.5, 6, FORWARD)
-    sheet.arrow((end + 0.5, 12), (end + 7.5, 12))
-    sheet.text(end + 10.5, 12, "loss", weight="bold")
-    sheet.arrow((end + 10, 10), (24, 8.7), "", colour=BLUE, bend=-0.12)
+    end = sheet.row(1, 12, BATCH, 10, range(1, 7), 8, "loss")
+    sheet.arrow((end + 2.5, 10), (24, 8.7), colour=BLUE, bend=-0.12)
     sheet.text(50, 4.8, "backward: a gradient for every weight, then the optimizer's step", size=8.5, color=BLUE)
     sheet.text(42, 17, "forward", size=8.5)
     sheet.text(90, 12, "the reference:\nevery other rung\nmust train the same", size=8.5)
     return sheet
 
 
-def _data_parallel():
+def data_parallel():
+    """one process scatters the batch over copies of the model, one thread per device, and gathers the outputs"""
     sheet = Canvas(34)
-    sheet.frame(16, 1, 82.5, 32, "one process, a thread a device")
-    sheet.box(1, 12, 13, 8, "batch\n128 images", ORANGE)
-    for device, y in ((0, 17), (1, 3)):
-        sheet.frame(38, y, 36, 12, f"device {device}: a copy of the model")
-        sheet.model(40, y + 2, 5, FORWARD, width=5.3)
-        sheet.box(24, y + 2, 9, 5, "64 images", ORANGE)
-        sheet.arrow((14.5, 16), (23.5, y + 4.5))
-        sheet.arrow((33.5, y + 4.5), (39.5, y + 4.5))
-        sheet.arrow((72.5, y + 4.5), (82.5, 16 + (1 - device) * 1.5))
+    sheet.frame(16, 1, 82.5, 32, "one process, one thread per device")
+    sheet.row(1, 16, BATCH)
+    for device, y in ((0, 21.5), (1, 7.5)):
+        sheet.frame(38, y - 4.5, 36, 12, f"device {device}: a copy of the model")
+        sheet.arrow((13.5, 16), (23.5, y))
+        end = sheet.row(24, y, HALF_BATCH, 7, range(1, 6))
+        sheet.arrow((end + 0.5, y), (82.5, 17.5 - 1.5 * device))
     sheet.text(24, 26.5, "scatter", size=8.5)
-    sheet.box(83, 12, 12, 8, "loss\non device 0", PURPLE)
+    sheet.box(83, 16, 12, 8, "loss\non device 0", PURPLE)
     sheet.text(89, 22, "gather", size=8.5)
-    sheet.text(89, 6, "copies are made\nanew every step;\ngradients summed\non device 0", size=8)
+    sheet.text(89, 6, "the model is copied\nin every step;\ngradients summed\non device 0", size=8)
     return sheet
 
 
-def _ddp():
+def ddp():
+    """every process has the whole model and a share of the batch; gradients are averaged by an all-reduce"""
     sheet = Canvas(34)
-    sheet.box(1, 13, 10, 8, "batch\n128 images", ORANGE)
-    for rank, y in ((0, 18.5), (1, 1)):
-        sheet.frame(24, y, 60, 14.5, f"process, rank {rank}, device {rank}: the whole model")
-        sheet.box(12.8, y + 2.5, 9, 6, "64 images", ORANGE)
-        sheet.arrow((6, 12.5 if rank else 21.5), (12.5, y + 5.5), bend=0.25 if rank else -0.25)
-        sheet.arrow((22, y + 5.5), (25.5, y + 5.5))
-        end = sheet.model(26, y + 3, 5, FORWARD, width=5.6)
-        sheet.arrow((end + 0.5, y + 5.5), (end + 5.5, y + 5.5))
-        sheet.box(end + 6, y + 2.5, 14, 6, "gradients", BACKWARD)
-    sheet.arrow((71, 9.8), (71, 20.8), both=True, colour=VERMILLION)
-    sheet.text(69.5, 17, "all-reduce: the mean of all", size=8.5, ha="right", color=VERMILLION)
+    sheet.row(1, 17, BATCH)
+    for rank, y in ((0, 24), (1, 6.5)):
+        sheet.frame(26, y - 5.5, 59, 14.5, f"process, rank {rank}, device {rank}: the whole model")
+        sheet.arrow((7, 12.5 if rank else 21.5), (14, y), bend=0.25 if rank else -0.25)
+        sheet.row(14.5, y, HALF_BATCH, 4.5, range(1, 6), 6, (14, 6, "gradients", GREEN))
+    sheet.arrow((73, 9.8), (73, 20.8), both=True, colour=VERMILLION)
+    sheet.text(71.5, 17, "all-reduce: the mean of all", size=8.5, ha="right", color=VERMILLION)
     sheet.text(92.5, 17, "same mean,\nsame step,\nsame weights\nin every\nprocess", size=8.5)
     return sheet
 
 
-def _cut(sheet, top):
-    """Draw a model of six layers, cut over two devices."""
-    sheet.box(1, top, 11, 7, "batch\n128 images", ORANGE)
-    sheet.frame(16, top - 2.5, 31, 13, "device 0")
-    sheet.frame(58, top - 2.5, 31, 13, "device 1")
-    end = sheet.model(18.5, top, 3, FORWARD, width=8)
-    sheet.arrow((12.5, top + 3), (18, top + 3))
-    sheet.arrow((end + 0.5, top + 3.6), (60, top + 3.6))
-    sheet.arrow((60, top + 1.4), (end + 0.5, top + 1.4), colour=BLUE)
-    end = sheet.model(60.5, top, 3, FORWARD, width=8, first=4)
-    sheet.arrow((end + 0.5, top + 3), (93, top + 3))
-    sheet.text(96, top + 3, "loss", weight="bold")
-    sheet.text(52.5, top + 5.6, "activations", size=7)
-    sheet.text(52.5, top - 0.6, "gradients", size=7, color=BLUE)
-
-
-def _model_parallel():
-    sheet = Canvas(37)
-    _cut(sheet, 25)
-    work = {
-        "device 0": [(0, 2, "forward", FORWARD), (8, 4, "backward", BACKWARD)],
-        "device 1": [(2, 2, "forward", FORWARD), (4, 4, "backward", BACKWARD)],
-    }
-    sheet.timeline(14, 11, 6.2, work)
-    sheet.text(94, 10.5, "hatched:\nidle", size=8.5)
+def buckets():
+    """the all-reduce of one bucket of gradients goes on while earlier layers compute the next bucket"""
+    sheet = Canvas(47)
+    red, green = paler(VERMILLION, 0.7), OPERATIONS["B"][1]
+    backward = [(6 + 2 * i, 2, f"B{6 - i}", green) for i in range(6)]  # start and length in ticks
+    compute = [(0, 6, *OPERATIONS["F"]), *backward]
+    at_the_end = [(18, 6, "all-reduce of all", red)]
+    overlapped = [(start + length, 2, str(n), red) for n, (start, length, *_) in enumerate(backward[1::2], 1)]
+    for y, title, network in ((34, "one after the other", at_the_end), (11, "in buckets, overlapped", overlapped)):
+        ticks = network[-1][0] + network[-1][1]
+        sheet.text(14, y + 8, f"{title}: {ticks} ticks", ha="left", weight="bold")
+        sheet.timeline(14, y, 2.9, {"compute": compute, "network": network})
+    sheet.text(92, 35, "B6: backward\nof layer 6, the\nfirst that is\nready", size=8.5)
+    sheet.text(86, 11, "bucket 1: layers 6, 5\nbucket 2: layers 4, 3\nbucket 3: layers 2, 1", size=8.5)
     return sheet
 
 
-def _pipeline():
+def _cut(schedule, microbatches, remark):
+    """Draw a model of six layers, cut over two devices, and its simulated timeline."""
     sheet = Canvas(37)
-    _cut(sheet, 25)
-    count, ahead = 4, 1  # microbatches; device 1 starts one forward later
-    forward = [[(m + d * ahead, 1, f"F{m}", FORWARD) for m in range(count)] for d in (0, 1)]
-    start = count + ahead  # the backward pass begins on the last device
-    backward = [[(start + 2 * (m + 1 - d), 2, f"B{m}", BACKWARD) for m in range(count)] for d in (0, 1)]
-    sheet.timeline(14, 11, 4.9, {f"device {d}": forward[d] + backward[d] for d in (0, 1)})
-    sheet.text(94, 10.5, "4 micro-\nbatches of\n32 images", size=8.5)
+    for device, x in ((0, 20), (1, 60)):
+        sheet.frame(x, 22.5, 24, 13, f"device {device}")
+    end = sheet.row(1, 28, BATCH, 9.5, range(1, 4))
+    sheet.row(62.5, 28, range(4, 7), 7, "loss")
+    sheet.arrow((end + 0.5, 28.6), (62, 28.6))
+    sheet.arrow((62, 26.4), (end + 0.5, 26.4), colour=BLUE)
+    sheet.text(52, 30.6, "activations", size=7)
+    sheet.text(52, 24.4, "gradients", size=7, color=BLUE)
+    simulation = simulate(schedule, forward=[1, 1], backward=[2, 2], microbatches=microbatches, ranks=2)
+    work = {"device 0": [], "device 1": []}
+    for row in simulation.events:
+        name, colour = OPERATIONS[row["kind"]]
+        text = f"{row['kind']}{row['microbatch']}" if microbatches > 1 else name
+        work[f"device {row['rank']}"].append((row["start"], row["end"] - row["start"], text, colour))
+    sheet.timeline(14, 11, 74 / simulation.step_time, work)
+    sheet.text(94, 10.5, remark, size=8.5)
     return sheet
 
 
-PICTURES = {
-    "where_am_i": (_where_am_i, "two nodes with two processes each; rank counts over all, local_rank within a node"),
-    "single": (_single, "one process takes the batch through all layers, backward, and one step: the reference"),
-    "data_parallel": (
-        _data_parallel,
-        "one process scatters the batch over copies of the model, one thread a device, and gathers the outputs",
-    ),
-    "ddp": (
-        _ddp,
-        "every process has the whole model and a share of the batch; gradients are averaged by an all-reduce",
-    ),
-    "buckets": (idea, "the all-reduce of one bucket of gradients goes on while earlier layers compute the next bucket"),
-    "model_parallel": (_model_parallel, "the layers are cut over two devices; while one computes the other is idle"),
-    "pipeline": (_pipeline, "the batch is cut into microbatches, so that both devices compute at the same time"),
-}
+def model_parallel():
+    """the layers are cut over two devices; while one computes the other is idle"""
+    return _cut("naive", 1, "hatched:\nidle")
+
+
+def pipeline():
+    """the batch is cut into microbatches, so that both devices compute at the same time"""
+    return _cut("gpipe", 4, "4 micro-\nbatches of\n32 images")
+
+
+PAINTERS = (where_am_i, single, data_parallel, ddp, buckets, model_parallel, pipeline)
+PICTURES = {paint.__name__: paint for paint in PAINTERS}

@@ -1,0 +1,123 @@
+"""How the nodes of a throw-away cluster are isolated from each other on one machine.
+
+Each node is a set of Linux namespaces: host name, ``/etc/hosts``, processes and, as root, a network of its own. Then
+mistakes fail as on a real cluster: with one shared network, ``MASTER_ADDR=localhost`` on two nodes passes wrongly.
+The network namespace belongs to the node's first process and vanishes with it; only the bridge must be removed.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+from mpdemo.errors import UserError
+
+PREFIX = "mpdemo"  # of the bridges' names, by which a later cluster finds what a killed one left
+UNSHARE = ["unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
+ROOTLESS = ["--user", "--map-current-user", "--keep-caps"]
+
+
+def choose() -> str:
+    """Return the most separate form that works here: "namespaces", "hosts" or "none"."""
+    root = os.getuid() == 0
+    if root and shutil.which("ip") and works(*UNSHARE, "--net", "true") and bridge_works():
+        return "namespaces"
+    return "hosts" if works(*UNSHARE, *([] if root else ROOTLESS), "true") else "none"
+
+
+def bridge_works() -> bool:
+    """Whether this machine can make a network bridge."""
+    name = f"{PREFIX}t{os.getpid()}"[:15]
+    return works("ip", "link", "add", name, "type", "bridge") and works("ip", "link", "del", name)
+
+
+def node_command(network, folder, name) -> list[str]:
+    """Return the command that becomes the slurmd of node `name`, inside its namespaces."""
+    slurmd = ["slurmd", "-D", "-N", name]
+    if network == "none":
+        return slurmd
+    root = os.getuid() == 0
+    unshare = UNSHARE + ([] if root else ROOTLESS) + (["--net"] if network == "namespaces" else [])
+    # The node starts its daemon only when its network is there (at most 10 s).
+    script = (
+        f"mount --bind {folder}/hosts /etc/hosts && hostname {name} || exit 1\n"
+        f"for i in $(seq 500); do [ -e {folder}/spool/{name}/connected ] && break; sleep 0.02; done\n"
+        f"exec {'' if root else 'setpriv --ambient-caps -all --inh-caps -all '}{' '.join(slurmd)}"
+    )
+    return [*unshare, "sh", "-c", script]
+
+
+def free_bridge() -> tuple[str, str]:
+    """Return a name for a bridge and a subnet (10.N.0) that are not in use on this machine."""
+    taken = execute("ip", "-4", "-o", "addr") + execute("ip", "-4", "route")
+    for offset in range(200):
+        number = 30 + (os.getpid() + offset) % 200
+        if f" 10.{number}." not in taken and f"\n10.{number}." not in taken:
+            return f"{PREFIX}{number}", f"10.{number}.0"
+    raise UserError("no free 10.N.0.0/24 network on this machine; do: --network hosts")
+
+
+def make_bridge(bridge, subnet, folder):
+    """Make the network switch between the nodes; this machine is host 1 on it."""
+    execute("ip", "link", "add", bridge, "type", "bridge")
+    execute("ip", "link", "set", bridge, "alias", str(folder))
+    execute("ip", "addr", "add", f"{subnet}.1/24", "dev", bridge)
+    execute("ip", "link", "set", bridge, "up")
+
+
+def remove_bridge(bridge):
+    """Remove the bridge and the cables of nodes that are gone (the kernel takes a moment for these itself)."""
+    cables = [path.name for path in Path(f"/sys/class/net/{bridge}/brif").glob("*")]
+    for device in (*cables, bridge):
+        works("ip", "link", "del", device)
+
+
+def remove_leftover_bridges():
+    """Remove the bridges whose cluster's folder is gone (its owner was killed and its folder deleted by hand)."""
+    if os.getuid() or not works("ip", "link"):
+        return
+    for link in json.loads(execute("ip", "-j", "link", "show", "type", "bridge") or "[]"):
+        folder = link.get("ifalias", "")
+        if link["ifname"].startswith(PREFIX) and folder and not Path(folder).exists():
+            remove_bridge(link["ifname"])
+
+
+def connect(bridge, subnet, index, pid):
+    """Lay a cable from the bridge to the network namespace of process `pid` and give it the node's address."""
+    end = time.monotonic() + 10
+    while network_of(pid) in (network_of("self"), None):  # until unshare has made the namespace
+        if time.monotonic() > end:
+            raise UserError(f"node {index} got no network namespace within 10 s; do: --network hosts")
+        time.sleep(0.005)
+    cable = f"{bridge}n{index}"
+    execute("ip", "link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", str(pid))
+    execute("ip", "link", "set", cable, "master", bridge, "up")
+    for action in (f"addr add {subnet}.{10 + index}/24 dev eth0", "link set eth0 up", "link set lo up"):
+        execute("nsenter", f"--net=/proc/{pid}/ns/net", "ip", *action.split())
+
+
+def network_of(pid) -> str | None:
+    """Return the name of a process's network namespace; None if there is no such process."""
+    with contextlib.suppress(OSError):
+        return os.readlink(f"/proc/{pid}/ns/net")
+    return None
+
+
+def execute(*command) -> str:
+    """Run a command for at most 10 s and return its output; a refusal becomes one readable line."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    if done.returncode:
+        raise UserError(f"{' '.join(command)}: {done.stderr.strip()}; do: --network hosts")
+    return done.stdout
+
+
+def works(*command) -> bool:
+    """Whether a command succeeds."""
+    try:
+        execute(*command)
+    except (OSError, UserError, subprocess.TimeoutExpired):
+        return False
+    return True

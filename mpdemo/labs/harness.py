@@ -1,0 +1,103 @@
+"""The harness of every measurement: join a world, and time several trials (trial.py) in turn.
+
+A speed-up from two runs an hour apart compares what else the machine did. Here every round runs every variant once,
+and what is reported is the median over the rounds, with its spread. Used by the labs, ``demo`` and ``bench``.
+"""
+
+import statistics
+import time
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from tqdm import tqdm
+
+from mpdemo.labs.trial import Trial, all_cores, is_per_device
+from mpdemo.training.run_log import RunLog
+from mpdemo.world import clock
+from mpdemo.world.collectives import gather_objects
+from mpdemo.world.env import claim_cores, process_group, where_am_i
+from mpdemo.world.launch import prepare_signals
+
+WARMUP = 2  # rounds that are not counted
+
+
+@contextmanager
+def join_world():
+    """Join the processes that torchrun, Slurm or a plain ``python`` started; yields this one's `World`."""
+    prepare_signals()
+    world = where_am_i()
+    claim_cores(world)
+    with process_group(world):
+        yield world
+
+
+def run_lab(functions, out, names) -> int:
+    """Call functions of the world by name in every process; rank 0 writes all results to ``summary.json`` in `out`."""
+    with join_world() as world:
+        results = {name: gather_objects(functions[name](world)) for name in names}
+    RunLog(out, world.rank == 0).finish(results)
+    return 0
+
+
+class Comparison:
+    """Variants of a training, timed in turn in one world.
+
+    Attributes
+    ----------
+    trials : dict of str to Trial
+        By name; None where a variant runs on rank 0 alone and this is another rank.
+    seconds : dict of str to list of float
+        Time per step, one number per round.
+    """
+
+    def __init__(self, world, model=None, batch=None):
+        self.world, self.model, self.batch = world, model, batch
+        self.trials, self.seconds = {}, {}
+
+    def add(self, name, settings, *, everywhere=False) -> Trial | None:
+        """Add a variant. One-process forms run on rank 0 while the others rest, or `everywhere` at the same time."""
+        active = everywhere or is_per_device(settings) or self.world.rank == 0
+        self.trials[name] = Trial(settings, self.world, self.model, self.batch) if active else None
+        return self.trials[name]
+
+    def run(self, rounds, warmup=WARMUP, title=None):
+        """Run all variants in turn, `rounds` times; a `title` shows a progress bar on rank 0."""
+        for number in tqdm(range(-warmup, rounds), desc=title, unit="round", disable=not title or self.world.rank > 0):
+            for name, trial in self.trials.items():
+                seconds = self._time_step(trial)
+                if number >= 0:
+                    self.seconds.setdefault(name, []).append(seconds)
+
+    def _time_step(self, trial):
+        """Seconds from the moment all ranks are ready until all are done."""
+        with all_cores(trial is not None and trial.all_cores):
+            rest()
+            begin = time.perf_counter()
+            if trial:
+                trial.step()
+                for device in trial.devices:
+                    clock.wait(device)
+            rest()
+            return time.perf_counter() - begin
+
+    def median(self, name) -> float:
+        """Median seconds per step."""
+        return statistics.median(self.seconds[name])
+
+    def ratio(self, slow, fast) -> tuple[float, float, float]:
+        """How many times faster `fast` is: median over the rounds of the ratio in each, and the quartiles."""
+        ratios = [a / b for a, b in zip(self.seconds[slow], self.seconds[fast], strict=True)]
+        return statistics.median(ratios), *quartiles(ratios)
+
+
+def quartiles(values) -> list[float]:
+    """The edges of the middle half."""
+    values = sorted(values)
+    return [values[len(values) // 4], values[(3 * len(values)) // 4]]
+
+
+def rest():
+    """Wait for all ranks, over gloo: in NCCL's barrier a waiting rank would keep its GPU busy."""
+    if dist.is_initialized():
+        dist.all_reduce(torch.zeros(1))

@@ -1,0 +1,53 @@
+"""Command-line options made from the fields of a pydantic dataclass: one declaration for shell and notebooks.
+
+Every field becomes ``--field-name``; its description becomes the help. The text from the shell goes to the dataclass
+unchanged, which converts it and refuses what is not allowed.
+"""
+
+import argparse
+from typing import Literal, get_args, get_origin
+
+
+def add_options(parser, dataclass):
+    """Add one option per field to an argparse parser; a bool field becomes a switch.
+
+    Parameters
+    ----------
+    parser : argparse.ArgumentParser
+    dataclass : type
+        A pydantic dataclass with `mpdemo.errors.one_line_errors`; every field has a description.
+    """
+    for name, field in dataclass.__pydantic_fields__.items():
+        arguments = {"default": argparse.SUPPRESS, "help": (field.description or "").replace("%", "%%")}
+        if field.annotation is bool:
+            parser.add_argument(option_name(name), action="store_true", **arguments)
+            continue
+        if not field.is_required() and field.default is not None:
+            arguments["help"] += f" (default {field.default})"
+        choices = _choices(field.annotation)
+        parser.add_argument(option_name(name), metavar="{" + ",".join(choices) + "}" if choices else None, **arguments)
+
+
+def options_from(args, dataclass):
+    """Return the dataclass with the options that were given; `args` may hold others, which are left alone.
+
+    Raises
+    ------
+    UserError
+        A value that is not allowed, naming ``--field-name``.
+    """
+    given = {name: getattr(args, name) for name in dataclass.__pydantic_fields__ if hasattr(args, name)}
+    return dataclass(**given)
+
+
+def option_name(field):
+    """Return the command-line option of a field: ``batch_size`` is ``--batch-size``."""
+    return "--" + field.replace("_", "-")
+
+
+def _choices(annotation):
+    """Return the texts that an annotation allows: of a Literal, or of a Literal that may be None."""
+    parts = get_args(annotation)
+    if get_origin(annotation) is Literal:
+        return list(map(str, parts))
+    return [choice for part in parts for choice in _choices(part)]

@@ -1,0 +1,62 @@
+"""The folder of a run: its metrics line by line, its summary at the end. Taught in notebooks/00_start_here.ipynb."""
+
+import json
+from pathlib import Path
+
+from mpdemo.errors import UserError
+
+
+class RunLog:
+    """The run's folder: ``metrics.jsonl``, one line per step and per epoch, written by rank 0 only.
+
+    Parameters
+    ----------
+    out : str
+    active : bool
+        Whether this process writes.
+    resumed : tuple of (int, int), optional
+        Epoch and step from which a run goes on in its own folder. None: a new run.
+
+    Raises
+    ------
+    UserError
+        The folder cannot be written.
+    """
+
+    def __init__(self, out, active, resumed=None):
+        self.folder, self.active = Path(out), active
+        self.path = self.folder / "metrics.jsonl"
+        if not active:
+            return
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if resumed is None and self.path.exists():
+                self.path.replace(self.folder / "metrics.previous.jsonl")
+            elif self.path.exists():
+                self._drop_after(*resumed)
+            self.file = self.path.open("a", buffering=1)
+        except OSError as error:
+            raise UserError(f"cannot write to --out {out}: {error.strerror}; name a folder of your own") from None
+
+    def _drop_after(self, epoch, step):
+        """A resumed run writes on from its checkpoint: drop the lines of the steps that it does again."""
+        kept = []
+        for line in self.path.read_text().splitlines():
+            try:
+                row = json.loads(line)
+            except ValueError:  # half a line: the run was killed while it wrote
+                continue
+            if row["step"] <= step and (row["event"] != "epoch" or row["epoch"] < epoch):
+                kept.append(line + "\n")
+        self.path.write_text("".join(kept))
+
+    def write(self, event, **values):
+        """Append one JSON object as a line."""
+        if self.active:
+            self.file.write(json.dumps({"event": event, **values}) + "\n")
+
+    def finish(self, summary):
+        """Write ``summary.json`` and close."""
+        if self.active:
+            self.file.close()
+            (self.folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")

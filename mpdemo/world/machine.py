@@ -1,0 +1,32 @@
+"""What this machine is: its device, its processor, its versions; it stands beside every figure."""
+
+import os
+import platform
+import time
+from pathlib import Path
+
+
+def describe(processes) -> dict:
+    """What this runs on; without a GPU for every process, the CPU is used, one core per device."""
+    import torch
+
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if gpus < processes:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    device = torch.cuda.get_device_name() if gpus >= processes else "one CPU core (one process, one thread)"
+    return {
+        "device": device,
+        "cores": os.cpu_count(),
+        "processor": processor(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def processor() -> str:
+    """The processor's name where Linux has it, else its architecture."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

@@ -1,0 +1,62 @@
+"""The house rules that no linter knows: few files at the top, small rungs, small differences, light imports."""
+
+import subprocess
+import sys
+
+import pytest
+
+from mpdemo.notebook.diff import changed_lines
+from mpdemo.paths import root
+from mpdemo.settings import RUNGS
+
+PACKAGE = root() / "mpdemo"
+LESSONS = [  # what the notebooks show side by side
+    ("single.py", "data_parallel.py", None),
+    ("single.py", "ddp.py", None),
+    (("single.py", "Single"), ("model_parallel.py", "OneProcess"), None),
+    ("model_parallel.py", "pipeline.py", "OneProcess"),
+    ("model_parallel.py", "pipeline.py", "PerDevice"),
+]
+LIGHT = (
+    "jobs",
+    "cluster",
+    "notebook.show",
+    "notebook.view",
+    "notebook.plots",
+    "doctor",
+    "settings",
+    "plan",
+    "plan.planner",
+)
+
+
+def test_the_top_of_the_package_is_a_short_list():
+    assert len(list(PACKAGE.glob("*.py"))) <= 12
+    assert not [folder.name for folder in PACKAGE.iterdir() if folder.is_dir() and not list(folder.glob("*.py"))
+                and folder.name != "__pycache__"]  # fmt: skip
+
+
+def test_the_rungs_are_short():
+    lines = {rung: len((PACKAGE / f"parallel/{rung}.py").read_text().splitlines()) for rung in RUNGS}
+    assert sum(lines.values()) < 300, lines
+
+
+@pytest.mark.parametrize(("before", "after", "name"), LESSONS, ids=str)
+def test_the_difference_of_two_rungs_is_the_lesson_alone(before, after, name):
+    before, after = (
+        (f"parallel/{side[0]}", side[1]) if isinstance(side, tuple) else f"parallel/{side}" for side in (before, after)
+    )
+    assert 0 < changed_lines(before, after, name) <= 25
+
+
+@pytest.mark.parametrize("module", LIGHT)
+def test_front_end_modules_load_without_torch(module):
+    code = f"import mpdemo.{module}, sys; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=root(), check=True, timeout=60)
+
+
+def test_a_front_end_with_little_memory_can_submit_jobs():
+    """The interpreter with `mpdemo.jobs` stays small; a kernel that loads PyTorch takes 552 MiB."""
+    code = "import psutil, mpdemo.jobs; print(psutil.Process().memory_info().rss)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=root(), check=True, capture_output=True, text=True)
+    assert int(done.stdout) / 2**20 < 50

@@ -1,0 +1,69 @@
+"""Processes are told apart by number and start time, and end for certain."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from mpdemo.world.processes import child_environment, end_processes, is_running, start_time
+
+DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(60)"
+KEEPS_A_ZOMBIE = "import subprocess, time; print(subprocess.Popen(['true']).pid, flush=True); time.sleep(60)"
+
+
+@pytest.fixture
+def start():
+    """Start Python programs; each has printed its first line when it is returned. All are ended afterwards."""
+    children = []
+
+    def start(program):
+        child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+        children.append(child)
+        return child, child.stdout.readline()
+
+    yield start
+    for child in children:
+        child.kill()
+        child.communicate()
+
+
+def test_a_process_that_ignores_sigterm_is_killed(start):
+    child, _ = start(DEAF)
+    end_processes([(child.pid, start_time(child.pid))], signal.SIGTERM, seconds=0.2)
+    assert start_time(child.pid) is None
+
+
+def test_another_process_of_the_same_number_is_left_alone(start):
+    child, _ = start(DEAF)
+    end_processes([(child.pid, start_time(child.pid) - 1)], signal.SIGKILL)
+    assert child.poll() is None
+
+
+def test_a_zombie_of_another_process_counts_as_ended(start):
+    """A daemon's new parent may never read its exit status; nobody must wait for that."""
+    pid = int(start(KEEPS_A_ZOMBIE)[1])
+    while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
+    begin = time.monotonic()
+    end_processes([(pid, None), (pid, psutil.Process(pid).create_time())], signal.SIGTERM)
+    assert start_time(pid) is None and not is_running(pid, None)
+    assert time.monotonic() - begin < 1
+
+
+def test_the_start_time_does_not_change_when_the_clock_is_set(monkeypatch):
+    before, boot_time = start_time(os.getpid()), psutil.boot_time()
+    monkeypatch.setattr("psutil._pslinux.boot_time", lambda: boot_time + 3600)
+    monkeypatch.setattr("psutil.boot_time", lambda: boot_time + 3600)
+    assert start_time(os.getpid()) == before
+
+
+def test_a_child_inherits_no_launcher(monkeypatch):
+    for name in ("RANK", "SLURM_PROCID", "SLURM_CONF", "MASTER_ADDR"):
+        monkeypatch.setenv(name, "1")
+    environment = child_environment("SLURM_CONF")
+    assert environment.keys() & {"RANK", "SLURM_PROCID", "SLURM_CONF", "MASTER_ADDR"} == {"SLURM_CONF"}
+    assert environment["PATH"].split(":")[0] == os.path.dirname(sys.executable)
