@@ -26,7 +26,7 @@ ROUNDING = 2e-5  # float32, summed in another order
 
 @pytest.fixture(scope="session")
 def jpegs(tmp_path_factory):
-    """40 training and 10 validation images: 5 steps an epoch in batches of 8."""
+    """40 training and 10 validation images: 5 steps per epoch in batches of 8."""
     path = tmp_path_factory.mktemp("jpegs")
     make_jpeg_folder(path, images=4, size=72)
     return path
@@ -202,7 +202,7 @@ PARTS = {  # one training of ten steps, handed from rung to rung
     10: {"rung": "data_parallel"},
 }
 BOTH = {"ddp": {"rung": "ddp"}, "pipeline": {"rung": "pipeline", "microbatches": 4, "cut": "layer1"}}
-WORLD = {  # ResNet-50 in every rung of a process a device
+WORLD = {  # ResNet-50 in every rung with one process per device
     "ddp": {"rung": "ddp", "norm": "group"},
     "model_parallel": {"rung": "model_parallel", "cut": "layer2.3"},
     "1f1b": {"rung": "pipeline", "microbatches": 4, "cut": "layer2.3"},

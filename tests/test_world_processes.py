@@ -12,7 +12,7 @@ import pytest
 from mpdemo.world.processes import child_environment, end_processes, is_running, start_time
 
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(60)"
-KEEPS_A_ZOMBIE = "import subprocess, time; print(subprocess.Popen(['true']).pid, flush=True); time.sleep(60)"
+KEEPS_A_ZOMBIE = "import subprocess, time; p = subprocess.Popen(['true']); print(p.pid, flush=True); time.sleep(60)"
 
 
 @pytest.fixture

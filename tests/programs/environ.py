@@ -1,4 +1,4 @@
-"""Write the environment as JSON to a new file in the folder argv[1], a file a process."""
+"""Write the environment as JSON to a new file in the folder argv[1], one file per process."""
 
 import json
 import os
