@@ -17,6 +17,7 @@ from mpdemo.errors import UserError
 from mpdemo.settings import Settings
 from mpdemo.world.launch import start
 from mpdemo.world.machine import describe
+from mpdemo.world.processes import check_room
 
 GRADIENTS_EQUAL = 1e-4  # relative; float32 summed in another order differs by about 1e-6
 LOSS_EQUAL = 0.01  # relative, after the whole training
@@ -27,6 +28,7 @@ def add_arguments(parser):
     parser.add_argument("--out", default="runs/demo", metavar="DIR", help="where the report goes")
     parser.add_argument("--epochs", type=int, default=6, metavar="N", help="passes over the digits, for each rung")
     parser.add_argument("--processes", type=int, default=2, metavar="N", help="devices to spread over")
+    parser.add_argument("--oversubscribe", action="store_true", help="start more processes than there are cores")
     parser.add_argument("--rounds", type=int, default=30, metavar="N", help="how often every rung is timed in turn")
 
 
@@ -35,6 +37,7 @@ def main(args) -> int:
     for name, least in (("epochs", 1), ("processes", 2), ("rounds", 3)):
         if getattr(args, name) < least:
             raise UserError(f"--{name} {getattr(args, name)} is not allowed; allowed: {least} or more")
+    check_room(args.processes, args.oversubscribe)
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
     settings = Settings(
@@ -45,6 +48,7 @@ def main(args) -> int:
         microbatches=8,
         schedule="1f1b",
         cut="layer1",
+        oversubscribe=args.oversubscribe,
     )
     begin, machine = time.time(), describe(args.processes)
     print(f"mpdemo: one training, from one device to {args.processes}. A device here is {machine['device']}.")
@@ -69,7 +73,7 @@ def train_all(settings, processes, out) -> dict:
         print("\npython " + " ".join(command), flush=True)
         status = subprocess.run([sys.executable, *command]).returncode
         if status:
-            raise UserError(f"the command above ended with exit status {status}; see its message above")
+            stop(f"the command above ended with exit status {status}; see its message above")
         summary = json.loads(Path(run.out, "summary.json").read_text())
         results[rung, form] = {"loss": summary["validation_loss"], "accuracy": summary["validation_accuracy"]}
     return results
@@ -81,8 +85,14 @@ def measure(settings, processes, rounds, out) -> list[dict]:
     (out / "settings.json").write_text(json.dumps(settings.as_dict()))
     files = [str(out / "settings.json"), str(out / "rows.json")]
     if start(["-m", "mpdemo.labs.ladder", *files, str(rounds)], processes):
-        raise UserError("the measurement failed; see its message above")
+        stop("the measurement failed; see its message above")
     return json.loads((out / "rows.json").read_text())
+
+
+def stop(reason):
+    """End with exit status 1: not the user's mistake, which would be 2."""
+    print(f"mpdemo: {reason}", file=sys.stderr)
+    sys.exit(1)
 
 
 def write_report(out, machine, settings, rows):

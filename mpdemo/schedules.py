@@ -24,13 +24,13 @@ SCHEDULES = {
     "naive": Schedule(1, False, "loop"),
     # all forwards, then all backwards (arXiv 1811.06965)
     "gpipe": Schedule(1, False, "loop"),
-    # one forward, one backward: less memory (arXiv 2104.04473)
+    # one forward, one backward: less memory (arXiv 1806.03377)
     "1f1b": Schedule(1, False, "loop"),
     # several stages per rank: a smaller bubble (arXiv 2104.04473)
     "interleaved-1f1b": Schedule(2, False, "loop"),
     # weight gradients fill the bubble (arXiv 2401.10241)
     "interleaved-zero-bubble": Schedule(2, True, "loop"),
-    # stages placed as a V, almost no bubble (arXiv 2401.10241)
+    # stages placed as a V, almost no bubble (arXiv 2401.10241, section 6)
     "zbv": Schedule(2, True, "v"),
 }
 

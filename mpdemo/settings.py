@@ -9,6 +9,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
+from mpdemo.cuts import block_names, resolve_cut
 from mpdemo.errors import UserError, one_line_errors
 from mpdemo.options import option_name
 from mpdemo.schedules import SCHEDULES, check_schedule
@@ -59,6 +60,7 @@ class Settings:
     lr: float = Field(0.01, gt=0, description="learning rate of SGD with momentum 0.9")
     seed: int = setting(0, "of the initial weights and of the order of the images")
     processes: Count | None = setting(None, "outside torchrun and Slurm: how many to start (default: 2)")
+    oversubscribe: bool = setting(False, "start more processes than there are CPU cores, or than memory allows")
     devices: Count | None = setting(None, "how many devices a one-process form drives (default: 2)")
     microbatches: Count | None = setting(None, "parts of the batch, or of a replica's share (pipelines: 4 per stage)")
     schedule: Literal[tuple(SCHEDULES)] = setting("1f1b", "order of work of a per-device pipeline")
@@ -155,6 +157,8 @@ def _with_parts(s):
         parts == 1 or s.rung != "model_parallel",
         f"rung model_parallel takes no --microbatches {parts}: with them it is --rung pipeline",
     )
+    if s.rung == "model_parallel":
+        resolve_cut(block_names(s.model), s.cut, s.devices)
     divisor = shares * parts
     over = f"{shares} devices" if parts == 1 else f"{parts} microbatches" + (f" on {shares} devices" * (shares > 1))
     _require(
@@ -178,4 +182,5 @@ def _with_stages(s):
         f"{parts} microbatches are fewer than the {s.devices} devices, so some would never work; "
         f"allowed: {s.devices} or more, or --schedule naive",
     )
+    resolve_cut(block_names(s.model), s.cut, s.devices * stages_per_rank)
     return replace(s, schedule=schedule, microbatches=parts, stages_per_rank=stages_per_rank)

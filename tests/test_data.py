@@ -10,8 +10,8 @@ from jpegs import make_jpeg_folder
 from PIL import Image
 
 from mpdemo.data import Loaders, SplitDataset, load
+from mpdemo.data.datasets import SeededAugmentation
 from mpdemo.data.loaders import LabelsOnly, labels_of
-from mpdemo.data.sets import SeededAugmentation
 from mpdemo.errors import UserError
 
 

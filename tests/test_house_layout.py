@@ -21,7 +21,7 @@ LIGHT = (
     "jobs",
     "cluster",
     "notebook.show",
-    "notebook.view",
+    "notebook.live_view",
     "notebook.plots",
     "doctor",
     "settings",

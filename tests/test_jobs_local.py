@@ -41,7 +41,9 @@ def all_gone(pids, seconds=15):
 
 
 def test_processes_meet_under_torchrun(project, capsys):
-    job = submit(spec(program="allreduce.py", nodes=2, processes_per_node=2), script="slurm/toy.sbatch")
+    job = submit(
+        spec(program="allreduce.py", nodes=2, processes_per_node=2, oversubscribe=True), script="slurm/toy.sbatch"
+    )
     assert "no Slurm in reach: toy runs on this machine, 4 processes under torchrun" in capsys.readouterr().out
     assert job.where == "this machine"
     assert job.result(120)["sum"] == 6.0

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torchvision
 
+from mpdemo.cuts import block_names
 from mpdemo.errors import UserError
 from mpdemo.models import NAMES, build, resolve_cut
 
@@ -147,3 +148,9 @@ def test_cuts_that_are_refused(cut, stages, message):
 def test_models_that_are_refused(arguments, message):
     with pytest.raises(UserError, match=message):
         build(**arguments)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_block_names_are_known_without_building_the_model(name):
+    with torch.device("meta"):
+        assert block_names(name) == build(name).names

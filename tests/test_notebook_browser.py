@@ -31,7 +31,7 @@ FOLLOW = """
 import sys
 sys.path.insert(0, "../tests")
 from toyjob import ToyJob
-from mpdemo.notebook.view import follow
+from mpdemo.notebook.live_view import follow
 job = ToyJob("../runs/NAME", steps=STEPS, pause=0.05, status=STATUS)
 await follow(job)
 """
@@ -164,7 +164,7 @@ def test_a_difference_with_dollars_is_no_formula(page, server, project, outside)
 
 REAL = """
 from mpdemo.jobs import JobSpec, submit, train_command
-from mpdemo.notebook.view import follow
+from mpdemo.notebook.live_view import follow
 out = "runs/real"
 command = train_command(rung="ddp", model="convnet", batch_size=128, epochs=100, log_every=2, out=out)
 job = submit(JobSpec(name="real", command=command, out=out, processes_per_node=2))

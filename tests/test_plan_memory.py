@@ -9,7 +9,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mpdemo import models
 from mpdemo.errors import UserError
-from mpdemo.parallel.pipeline import SCHEDULES as LIBRARY_CLASSES
+from mpdemo.parallel.pipeline import SCHEDULE_CLASSES
 from mpdemo.plan import SCHEDULES, memory, placement
 from mpdemo.plan.footprint import footprints, needs
 from mpdemo.plan.meter import Meter
@@ -61,7 +61,7 @@ def step_of_one_rank(model, points, batch, size, schedule, microbatches, rank):
                     stages.append(PipelineStage(part, number, len(owners), torch.device("cpu"), *ends))
                 x = y
             del part, x, y, ends  # the other ranks' stages are not on this device
-            schedule = LIBRARY_CLASSES[schedule](
+            schedule = SCHEDULE_CLASSES[schedule](
                 stages if len(stages) > 1 else stages[0], n_microbatches=microbatches, loss_fn=cross_entropy
             )
             for _ in range(2):

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from mpdemo.errors import UserError
-from mpdemo.plan import SCHEDULES, bounds, placement, simulate
+from mpdemo.plan import SCHEDULES, bubble, placement, simulate
 
 SHAPES = [
     ("gpipe", 2, 1, 1), ("gpipe", 3, 5, 1), ("gpipe", 4, 2, 1), ("1f1b", 2, 2, 1), ("1f1b", 4, 7, 1),
@@ -87,11 +87,11 @@ def test_equal_stages_idle_as_the_closed_form_says(schedule, ranks):
         for microbatches in (1,) if schedule == "naive" else (2 * ranks, 4 * ranks, 10 * ranks):
             stages = ranks * stages_per_rank
             result = simulate(schedule, [1.0] * stages, [2.0] * stages, microbatches, ranks, weight=0.5)
-            expected = bounds.idle_share(schedule, ranks, microbatches, stages_per_rank)
+            expected = bubble.idle_share(schedule, ranks, microbatches, stages_per_rank)
             assert result.idle_share == pytest.approx(expected)
             naive = 3.0 * stages * microbatches  # every microbatch crosses every stage, one rank busy at a time
             assert naive / result.step_time == pytest.approx(
-                bounds.speedup(schedule, ranks, microbatches, stages_per_rank)
+                bubble.speedup(schedule, ranks, microbatches, stages_per_rank)
             )
 
 
@@ -140,7 +140,7 @@ def test_communication_delays_only_between_ranks():
 def test_thousands_of_microbatches_and_hundreds_of_stages(schedule, ranks, microbatches, stages_per_rank):
     stages = ranks * stages_per_rank
     result = simulate(schedule, [1.0] * stages, [2.0] * stages, microbatches, ranks, weight=0.5)
-    assert result.idle_share == pytest.approx(bounds.idle_share(schedule, ranks, microbatches, stages_per_rank))
+    assert result.idle_share == pytest.approx(bubble.idle_share(schedule, ranks, microbatches, stages_per_rank))
 
 
 def test_lists_that_do_not_fit_are_refused():
@@ -152,6 +152,6 @@ def test_lists_that_do_not_fit_are_refused():
 
 def test_planning_needs_no_torch():
     code = (
-        "import sys, mpdemo.plan, mpdemo.plan.bounds; sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
+        "import sys, mpdemo.plan, mpdemo.plan.bubble; sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

@@ -3,7 +3,7 @@
 import pytest
 
 from mpdemo.errors import UserError
-from mpdemo.parallel.pipeline import SCHEDULES as LIBRARY_CLASSES
+from mpdemo.parallel.pipeline import SCHEDULE_CLASSES
 from mpdemo.plan import SCHEDULES, check_schedule, placement, rank_order
 
 CASES = [
@@ -64,7 +64,7 @@ def library():
             for stage in stages:
                 NotedStage(stage, seen)
             several = "interleaved" in schedule or schedule == "zbv"
-            runner = LIBRARY_CLASSES[schedule](
+            runner = SCHEDULE_CLASSES[schedule](
                 stages if several else stages[0], n_microbatches=microbatches, loss_fn=torch.nn.functional.mse_loss
             )
             batch = torch.zeros(2 * microbatches, 4)

@@ -82,6 +82,26 @@ def test_batches_and_microbatches(refused, words, said):
     assert said in refused("--rung", *words)
 
 
+MANY = ["--processes", "64", "--microbatches", "64", "--batch-size", "64"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["pipeline", "--model", "convnet", *MANY], "64 stages do not fit a model of 3 blocks; allowed: 1 to 3"),
+        (["pipeline", "--model", "convnet", "--schedule", "zbv"], "4 stages do not fit a model of 3 blocks"),
+        (["model_parallel", "--model", "resnet18", "--cut", "layer7"], "cannot cut after 'layer7'"),
+        (["ddp", "--batch-size", "4096", "--processes", "4096"], "4096 processes need 4096 CPU cores and 1638400 MiB"),
+    ],
+)
+def test_the_parent_refuses_before_it_starts_a_process(words, said):
+    """PyTorch is not even imported for it."""
+    blocked = "import sys; sys.modules['torch'] = None; from mpdemo.__main__ import main; sys.exit(main())"
+    command = [sys.executable, "-c", blocked, "train", "--rung", *words]
+    done = subprocess.run(command, cwd=root(), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1, done.stderr
+
+
 ONE_PROCESS = ["--rung", "model_parallel", "--form", "one-process", "--model", "convnet"]
 WORLD = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29876"}
 IN_A_PROCESS = [  # words, environment, what is said
@@ -180,7 +200,8 @@ torch.cuda.set_device = lambda index: None
 def test_more_ranks_than_gpus(refused, tmp_path):
     """On a machine that claims two GPUs: three processes, and the third rank of a launcher."""
     (tmp_path / "sitecustomize.py").write_text(TWO_GPUS)
-    line = refused("--rung", "ddp", "--processes", "3", "--batch-size", "12", PYTHONPATH=str(tmp_path))
+    three = ["--rung", "ddp", "--processes", "3", "--batch-size", "12", "--oversubscribe"]
+    line = refused(*three, PYTHONPATH=str(tmp_path))
     assert "3 processes need 3 GPUs, 2 visible" in line
     world = WORLD | {"RANK": "2", "LOCAL_RANK": "2", "WORLD_SIZE": "3"}
     line = refused("--rung", "ddp", "--batch-size", "12", **world, PYTHONPATH=str(tmp_path))

@@ -27,7 +27,7 @@ def one_rank(folder, rank):
     import torch.distributed as dist
     from torch.distributed import pipelining
 
-    from mpdemo.parallel.pipeline import SCHEDULES as LIBRARY_CLASSES
+    from mpdemo.parallel.pipeline import SCHEDULE_CLASSES
     from mpdemo.timeline.record import Recorder, clock_offset
 
     torch.set_num_threads(1)
@@ -41,7 +41,7 @@ def one_rank(folder, rank):
         ]
         for stage in stages:
             recorder.attach(stage)
-        runner = LIBRARY_CLASSES[schedule](
+        runner = SCHEDULE_CLASSES[schedule](
             stages if len(stages) > 1 else stages[0],
             n_microbatches=MICROBATCHES,
             loss_fn=recorder.loss(torch.nn.functional.mse_loss),

@@ -14,6 +14,7 @@ from mpdemo.bench import readme
 from mpdemo.errors import UserError
 from mpdemo.world.launch import start
 from mpdemo.world.machine import describe
+from mpdemo.world.processes import check_room
 
 PARTS = ("loop", "ddp", "pipeline", "planner")
 
@@ -36,6 +37,7 @@ def main(args) -> int:
         raise UserError(f"--readme {args.readme} wants figures of one call, not of --only {args.only}; drop one")
     if args.readme:
         readme.around(args.readme)  # refuse a file without marks before half an hour is spent
+    check_room(2)
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
     machine = describe(2) | {"rounds": args.rounds}

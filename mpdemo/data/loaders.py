@@ -8,8 +8,8 @@ import signal
 import torch
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
+from mpdemo.data.datasets import SeededAugmentation
 from mpdemo.data.sampler import ResumableDistributedSampler
-from mpdemo.data.sets import SeededAugmentation
 from mpdemo.errors import UserError
 
 

@@ -10,7 +10,7 @@ Imports neither PyTorch nor matplotlib, so it runs on a front end with little me
 
 from mpdemo.jobs.check import check
 from mpdemo.jobs.job import Job, JobFailed
-from mpdemo.jobs.render import render
+from mpdemo.jobs.sbatch_text import render
 from mpdemo.jobs.site import Site, load_site
 from mpdemo.jobs.slurm import SlurmError
 from mpdemo.jobs.spec import JobSpec, train_command

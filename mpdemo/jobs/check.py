@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mpdemo import paths
 from mpdemo.jobs import slurm, times
-from mpdemo.jobs.render import render
+from mpdemo.jobs.sbatch_text import render
 from mpdemo.jobs.site import Site, load_site
 from mpdemo.jobs.spec import JobSpec
 

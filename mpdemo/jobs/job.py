@@ -58,7 +58,7 @@ class Job(ABC):
 
     @abstractmethod
     def _ask(self):
-        """Return a `mpdemo.jobs.answers.Answer`: what is known of the job now."""
+        """Return a `mpdemo.jobs.slurm_answers.Answer`: what is known of the job now."""
 
     @abstractmethod
     def cancel(self):

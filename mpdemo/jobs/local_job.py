@@ -13,9 +13,10 @@ from pathlib import Path
 from mpdemo import paths
 from mpdemo.errors import UserError
 from mpdemo.jobs import diagnose, times
-from mpdemo.jobs.answers import Answer
 from mpdemo.jobs.job import Job, read_text
-from mpdemo.world.processes import child_environment, is_running, start_time, torchrun_arguments
+from mpdemo.jobs.slurm_answers import Answer
+from mpdemo.world.launch import torchrun_arguments
+from mpdemo.world.processes import child_environment, is_running, start_time
 
 GRACE = 5.0  # seconds between the request to end and the kill
 STATUS = "exit-status.json"

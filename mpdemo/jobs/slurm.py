@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 
 from mpdemo.errors import UserError
-from mpdemo.jobs.answers import Answer, explain, make_answer, parse_scontrol
+from mpdemo.jobs.slurm_answers import Answer, explain, make_answer, parse_scontrol
 from mpdemo.world.processes import child_environment
 
 TIMEOUT = 15  # seconds for one answer: a controller that is down lets the clients wait 9 s

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from mpdemo import paths
 from mpdemo.jobs import diagnose, slurm
-from mpdemo.jobs.answers import Answer
 from mpdemo.jobs.job import Job, read_record, read_text, write_record
+from mpdemo.jobs.slurm_answers import Answer
 
 
 class SlurmJob(Job):

@@ -38,6 +38,7 @@ class JobSpec:
     cpus_per_process: int | None = Field(None, ge=1, description="None: the GPUs' share of the site's cores")
     time_limit: TimeLimit = Field("00:10:00", min_length=1, description="HH:MM:SS; Slurm ends the job after it")
     launcher: Launcher | None = Field(None, description="srun or torchrun; None: the site's")
+    oversubscribe: bool = Field(False, description="without a Slurm: more processes here than there are cores")
     requeue: bool = Field(False, description="queue it again if it stopped with a checkpoint (status 3) or lost a node")
     signal: str | None = Field(None, description="'USR1@60' sends SIGUSR1 to every process 60 s before the time limit")
 

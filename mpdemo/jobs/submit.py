@@ -10,8 +10,9 @@ from mpdemo.errors import UserError
 from mpdemo.jobs import local_job, slurm, slurm_job
 from mpdemo.jobs.check import check
 from mpdemo.jobs.job import Job, read_record, write_record
-from mpdemo.jobs.render import render
+from mpdemo.jobs.sbatch_text import render
 from mpdemo.jobs.site import Site, load_site
+from mpdemo.world.processes import check_room
 
 PLAIN_SITES = ("generic", "throwaway")  # they render the same text: the committed one
 STALE = ("exit-status.txt", "exit-status.json", "summary.json")
@@ -59,6 +60,8 @@ def submit(spec, site=None, script=None, resubmit=False, debug=False) -> Job | N
         known = f"found job {earlier.id} ({earlier.state}) in {spec.out}"
         print(f"{known}: not submitted again; resubmit=True runs it again")
         return earlier
+    if identity is None:
+        check_room(spec.world_size, spec.oversubscribe)
     out = prepare(spec)
     path = write_script(text, spec, site, script)
     started, process = (slurm_job.start(path, identity), None) if identity else local_job.start(spec)

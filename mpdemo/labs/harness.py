@@ -17,7 +17,6 @@ from mpdemo.training.run_log import RunLog
 from mpdemo.world import clock
 from mpdemo.world.collectives import gather_objects
 from mpdemo.world.env import claim_cores, process_group, where_am_i
-from mpdemo.world.launch import prepare_signals
 
 WARMUP = 2  # rounds that are not counted
 
@@ -25,7 +24,6 @@ WARMUP = 2  # rounds that are not counted
 @contextmanager
 def join_world():
     """Join the processes that torchrun, Slurm or a plain ``python`` started; yields this one's `World`."""
-    prepare_signals()
     world = where_am_i()
     claim_cores(world)
     with process_group(world):

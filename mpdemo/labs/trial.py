@@ -10,7 +10,7 @@ from mpdemo import models, parallel
 from mpdemo.settings import RUNG_FORMS, checked
 from mpdemo.timeline import read
 from mpdemo.world.collectives import gather_objects
-from mpdemo.world.env import World
+from mpdemo.world.env import ALLOWED_CORES, World
 
 
 class Trial:
@@ -83,12 +83,12 @@ def random_batch(settings, classes=1000, channels=3):
 
 @contextmanager
 def all_cores(wanted=True):
-    """Let this process use every core of the machine for a ``with`` block, as its threads need them."""
-    if not wanted or not hasattr(os, "sched_setaffinity"):
+    """Let this process use every core of its allocation for a ``with`` block, as its threads need them."""
+    if not wanted or ALLOWED_CORES is None:
         yield
         return
     pinned = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, range(os.cpu_count()))
+    os.sched_setaffinity(0, ALLOWED_CORES)
     try:
         yield
     finally:

@@ -13,8 +13,6 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-from mpdemo.errors import UserError
-
 
 class Blocks(nn.Module):
     """A model, or a stage of one: named blocks applied one after the other.
@@ -64,54 +62,3 @@ class Blocks(nn.Module):
     def cut(self, points) -> "list[Blocks]":
         """Cut before each block index in `points`: ``cut([3])`` gives blocks 0 to 2 and blocks 3 to the end."""
         return [self.stage(start, stop) for start, stop in pairwise([0, *points, len(self)])]
-
-
-def resolve_cut(names, cut, stages) -> list[int]:
-    """Turn a cut as a user writes it into block indices.
-
-    Parameters
-    ----------
-    names : list of str
-        The model's block names.
-    cut : None, str or sequence of (str or int)
-        Where each stage but the last ends: the name of its last block (``layer2.3``), or the number of blocks up to
-        there (``9``), separated by commas. None: stages of equally many blocks.
-    stages : int
-        How many stages the cut must give.
-
-    Returns
-    -------
-    list of int
-        ``stages - 1`` indices, each the first block of the next stage.
-
-    Raises
-    ------
-    UserError
-        More stages than blocks; a name that is not a block; not increasing; a stage left empty; the wrong number.
-    """
-    count = len(names)
-    if stages > count:
-        raise UserError(f"{stages} stages do not fit a model of {count} blocks; allowed: 1 to {count}")
-    if cut in (None, ""):
-        return [round(count * i / stages) for i in range(1, stages)]
-    points = [_cut_point(names, entry) for entry in (cut.split(",") if isinstance(cut, str) else cut)]
-    if len(points) != stages - 1:
-        raise UserError(f"the cut {cut!r} gives {len(points) + 1} stages, but {stages} are wanted: name {stages - 1}")
-    if any(start >= stop for start, stop in pairwise([0, *points, count])):
-        raise UserError(
-            f"the cut {cut!r} leaves a stage empty or is not increasing (block numbers {points}); "
-            f"allowed: increasing, from 1 to {count - 1}"
-        )
-    return points
-
-
-def _cut_point(names, entry) -> int:
-    """Return the number of blocks before a cut, from a block's name (cut after it) or from a number."""
-    entry = str(entry).strip()
-    if entry in names:
-        return names.index(entry) + 1
-    if entry.isdecimal() and 1 <= int(entry) < len(names):
-        return int(entry)
-    raise UserError(
-        f"cannot cut after {entry!r}; allowed: a number from 1 to {len(names) - 1} or a block: {', '.join(names[:-1])}"
-    )

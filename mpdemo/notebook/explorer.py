@@ -6,9 +6,9 @@ import ipywidgets as w
 
 from mpdemo.errors import UserError
 from mpdemo.notebook.bundle import Bundle
+from mpdemo.notebook.live_view import has_front_end
 from mpdemo.notebook.plots import timeline
-from mpdemo.notebook.view import has_front_end
-from mpdemo.plan import SCHEDULES, bounds, simulate, usual_stages_per_rank
+from mpdemo.plan import SCHEDULES, bubble, simulate, usual_stages_per_rank
 
 UNIT = "forward passes"  # of one microbatch through one rank's part of the model
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -66,7 +66,7 @@ def describe(simulation) -> str:
     """Return the numbers of a simulation as one line."""
     ranks, stages_per_rank = simulation.ranks, simulation.stages_per_rank
     try:
-        share = bounds.idle_share(simulation.schedule, ranks, simulation.microbatches, stages_per_rank)
+        share = bubble.idle_share(simulation.schedule, ranks, simulation.microbatches, stages_per_rank)
         closed_form = f"closed form {share:.1%}"
     except UserError:
         closed_form = "no closed form"

@@ -9,8 +9,8 @@ Source: https://docs.pytorch.org/tutorials/intermediate/model_parallel_tutorial.
 import torch.distributed as dist
 
 from mpdemo.models import resolve_cut
+from mpdemo.parallel.per_device import make_recorder, receive, stage_shapes, walk
 from mpdemo.parallel.rung import Rung, count_correct, local_devices, loss_fn
-from mpdemo.parallel.stages import make_recorder, receive, stage_shapes, walk
 from mpdemo.schedules import placement
 
 

@@ -2,19 +2,19 @@
 
 Against the rung below: more microbatches, and a schedule that says in which order a device works on them.
 Two forms, as there. Taught in notebooks/05_pipeline.ipynb. Sources: GPipe https://arxiv.org/abs/1811.06965,
-1F1B https://arxiv.org/abs/1806.03377, interleaved https://arxiv.org/abs/2104.04473, zero bubble
-https://arxiv.org/abs/2401.10241, ZBV https://arxiv.org/abs/2405.15362.
+1F1B https://arxiv.org/abs/1806.03377, interleaved https://arxiv.org/abs/2104.04473, zero bubble and ZBV
+https://arxiv.org/abs/2401.10241.
 """
 
 import torch
 from torch.distributed import pipelining
 
 from mpdemo.models import resolve_cut
+from mpdemo.parallel.per_device import make_recorder, pipeline_stages, stage_shapes, walk
 from mpdemo.parallel.rung import Rung, count_correct, local_devices, loss_fn
-from mpdemo.parallel.stages import make_recorder, pipeline_stages, stage_shapes, walk
 from mpdemo.schedules import placement
 
-SCHEDULES = {
+SCHEDULE_CLASSES = {
     "naive": pipelining.ScheduleGPipe,  # with one microbatch
     "gpipe": pipelining.ScheduleGPipe,
     "1f1b": pipelining.Schedule1F1B,
@@ -64,7 +64,7 @@ class PerDevice(Rung):
         self.has_input, self.has_output = self.rank == self.owners[0], self.rank == self.owners[-1]
         self.recorder = make_recorder(settings, world)
         stages, loss = pipeline_stages(self, loss_fn)
-        self.schedule = SCHEDULES[settings.schedule](stages, n_microbatches=self.microbatches, loss_fn=loss)
+        self.schedule = SCHEDULE_CLASSES[settings.schedule](stages, n_microbatches=self.microbatches, loss_fn=loss)
 
     def step(self, images, labels):
         """Do this rank's part of the schedule. See `Rung.step`."""

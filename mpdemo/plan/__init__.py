@@ -4,7 +4,7 @@ Nothing here loads PyTorch on import, so a front end with little memory can simu
 that look at a model's blocks (``mpdemo.plan.cost``, ``mpdemo.plan.memory``) load it when they are called.
 """
 
-from mpdemo.plan import bounds
+from mpdemo.plan import bubble
 from mpdemo.plan.order import Op, rank_order
 from mpdemo.plan.simulate import Simulation, simulate
 from mpdemo.schedules import SCHEDULES, check_schedule, placement, usual_stages_per_rank
@@ -13,7 +13,7 @@ __all__ = [
     "SCHEDULES",
     "Op",
     "Simulation",
-    "bounds",
+    "bubble",
     "check_schedule",
     "placement",
     "rank_order",

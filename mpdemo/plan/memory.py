@@ -18,8 +18,8 @@ import numpy as np
 from mpdemo.errors import UserError
 from mpdemo.plan.cut import stage_slices
 from mpdemo.plan.footprint import footprints
+from mpdemo.plan.operation_memory import operations
 from mpdemo.plan.order import order_arrays
-from mpdemo.plan.stage_memory import operations
 from mpdemo.schedules import placement, usual_stages_per_rank
 
 MIB = 2**20

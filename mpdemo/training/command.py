@@ -25,6 +25,7 @@ from mpdemo.options import add_options, options_from
 from mpdemo.settings import Settings, checked
 from mpdemo.world.failures import report
 from mpdemo.world.launch import PARENT, import_pytorch, prepare_signals, start
+from mpdemo.world.processes import check_room
 
 
 def add_arguments(parser):
@@ -47,6 +48,7 @@ def main(args) -> int:
     if settings.form == "one-process":
         prepare_signals()
         return work(settings)
+    check_room(settings.processes, settings.oversubscribe)
     import_pytorch()
     check_gpus(settings.processes)
     return start(["-m", "mpdemo", "train", *settings.arguments()], settings.processes)

@@ -17,6 +17,9 @@ import torch.distributed as dist
 
 from mpdemo.errors import UserError
 
+# of the allocation that this process was given, before it pins itself to some of them
+ALLOWED_CORES = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+
 
 @dataclass(frozen=True)
 class World:

@@ -4,13 +4,13 @@ import ctypes
 import logging
 import os
 import signal
+import socket
 import sys
 
 import psutil
 
 from mpdemo.errors import UserError
 from mpdemo.world.failures import first_failure, read_message
-from mpdemo.world.processes import torchrun_arguments
 
 PARENT = "MPDEMO_STARTED_BY_PARENT"  # its process number, for the processes that `start` launched: it speaks for them
 PR_SET_PDEATHSIG = 1  # prctl: the signal that a process gets when its parent dies
@@ -50,6 +50,24 @@ def prepare_signals():
             os._exit(1)
 
 
+def free_port() -> int:
+    """Return a port of 127.0.0.1 that no process has now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def torchrun_arguments(command, processes) -> list[str]:
+    """Return torchrun's arguments for ``python COMMAND`` in `processes` processes of this machine.
+
+    The rendezvous is static: the dynamic one prints tracebacks when a training ends, though all is well.
+    """
+    launcher = [f"--nproc-per-node={processes}", "--nnodes=1", "--node-rank=0"]
+    launcher += ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
+    is_program = command[0] == "-m" or command[0].endswith(".py")
+    return [*launcher, *([] if is_program else ["--no-python", sys.executable]), *command]
+
+
 def start(command, processes) -> int:
     """Run ``python COMMAND`` in `processes` processes under torchrun on this machine; return the exit status.
 
@@ -65,7 +83,7 @@ def start(command, processes) -> int:
     signal.signal(signal.SIGUSR1, pass_on)
     logging.disable(logging.ERROR)  # what torchrun logs of a failed process is reported below, in one line
     try:
-        run(parse_args(torchrun_arguments(command, processes)))
+        run(parse_args(torchrun_arguments(["-m", "mpdemo.world.rank", *command], processes)))
     except ChildFailedError as failed:
         rank, failure = first_failure(failed.failures)
         message = read_message(failure)

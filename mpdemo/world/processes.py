@@ -1,4 +1,4 @@
-"""Processes on this machine: what a child inherits, how torchrun is called, which process is which, how all end.
+"""Processes on this machine: what a child inherits, how many fit, which process is which, how all end.
 
 A process is its number *and* the moment it started: the kernel gives the number of an ended process to another one.
 PyTorch is not imported. Taught in notebooks/00_start_here.ipynb.
@@ -7,13 +7,15 @@ PyTorch is not imported. Taught in notebooks/00_start_here.ipynb.
 import contextlib
 import os
 import signal
-import socket
 import sys
 import time
 from pathlib import Path
 
 import psutil
 
+from mpdemo.errors import UserError
+
+PROCESS_MIB = 400  # of memory that one process with PyTorch takes
 # Set by a launcher or by an enclosing Slurm job for its own processes; a child that inherits them believes it is one.
 LAUNCHER_VARIABLES = (
     *("SLURM", "SBATCH", "SRUN", "SALLOC", "PMI", "PET_", "TORCHELASTIC"),
@@ -33,22 +35,21 @@ def child_environment(*keep) -> dict:
     return kept | {"PATH": f"{Path(sys.executable).parent}:{kept.get('PATH', os.defpath)}"}
 
 
-def free_port() -> int:
-    """Return a port of 127.0.0.1 that no process has now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def check_room(processes, oversubscribe=False):
+    """Refuse more processes than this machine has cores or memory for, before any is started.
 
-
-def torchrun_arguments(command, processes) -> list[str]:
-    """Return torchrun's arguments for ``python COMMAND`` in `processes` processes of this machine.
-
-    The rendezvous is static: the dynamic one prints tracebacks when a training ends, though all is well.
+    Raises
+    ------
+    UserError
+        With both numbers, and what would fit.
     """
-    launcher = [f"--nproc-per-node={processes}", "--nnodes=1", "--node-rank=0"]
-    launcher += ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
-    is_program = command[0] == "-m" or command[0].endswith(".py")
-    return [*launcher, *([] if is_program else ["--no-python", sys.executable]), *command]
+    cores, free = len(os.sched_getaffinity(0)), psutil.virtual_memory().available // 2**20
+    fitting = min(cores, free // PROCESS_MIB)
+    if processes > max(1, fitting) and not oversubscribe:
+        raise UserError(
+            f"{processes} processes need {processes} CPU cores and {processes * PROCESS_MIB} MiB; available: {cores} "
+            f"cores, {free} MiB; start at most {max(1, fitting)}, or say oversubscribe where more are meant"
+        )
 
 
 def start_time(pid) -> float | None:

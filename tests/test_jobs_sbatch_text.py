@@ -118,7 +118,7 @@ NASTY = ["a b", "it's", '"quoted"', "$(touch oops)", "`touch oops`", "50%j", "ba
 )
 def test_a_nasty_name_path_and_argument_arrive_as_they_are(cluster, project, text, launcher):
     """On the real Slurm: the text passes through sbatch, its file names, srun and the shell."""
-    worker = __file__.replace("test_jobs_render.py", "programs/worker.py")
+    worker = __file__.replace("test_jobs_sbatch_text.py", "programs/worker.py")
     out = f"runs/{text}".replace("\\", "_")
     job = submit(
         spec(name=text, out=out, command=(worker, out, "echo", text, ""), launcher=launcher, gpus_per_process=0)

@@ -10,8 +10,8 @@ import time
 import pytest
 from toyjob import ToyJob
 
+from mpdemo.notebook.live_view import JobCancelled, follow, has_front_end
 from mpdemo.notebook.snapshot import Snapshot
-from mpdemo.notebook.view import JobCancelled, follow, has_front_end
 from mpdemo.paths import root
 
 
@@ -96,7 +96,7 @@ def test_a_waiting_job_shows_its_place_in_the_queue():
 )
 def test_a_script_has_no_front_end(environment, expected):
     clean = {name: value for name, value in os.environ.items() if name not in ("PYTEST_CURRENT_TEST", "NBVAL")}
-    code = "from mpdemo.notebook.view import has_front_end; print(has_front_end())"
+    code = "from mpdemo.notebook.live_view import has_front_end; print(has_front_end())"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=root(), env=clean | environment, capture_output=True, text=True, timeout=60
     )

@@ -52,7 +52,7 @@ class SeededAugmentation(Dataset):
 
     def __getitem__(self, index):
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed((self.seed * 1_000_003 + self.epoch) * 10_000_019 + index)
+            torch.manual_seed(((self.seed * 1_000_003 + self.epoch) * 10_000_019 + index) % 2**63)
             return self.dataset[index]
 
 
