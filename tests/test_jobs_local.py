@@ -86,7 +86,8 @@ def test_a_failed_process_is_named(project, processes):
     with pytest.raises(JobFailed, match=f"{who} failed with exit status 7") as caught:
         job.result(60)
     assert job.state == "failed"
-    assert caught.value.failure.lines[-1] == "ValueError: the digits are upside down"
+    # the other process prints its one line at any moment
+    assert "ValueError: the digits are upside down" in caught.value.failure.lines[-processes:]
 
 
 @pytest.mark.parametrize("processes", [1, 2])
