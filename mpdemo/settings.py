@@ -69,7 +69,7 @@ class Settings:
     precision: Literal["fp32", "bf16", "fp16"] = setting("fp32", "type that autocast computes in")
     out: str = setting("runs/train", "run folder: metrics, summary, checkpoints")
     checkpoint_every: Count | None = setting(None, "steps between checkpoints (default: none is written)")
-    resume: str | None = setting(None, "run folder whose newest checkpoint to go on from")
+    resume: str | None = setting(None, "run folder whose newest checkpoint to go on from; auto: --out, if it has one")
     workers: int = Field(0, ge=0, description="loader processes per rank; with 0 the rank decodes its images itself")
     log_every: Count = setting(10, "steps between two log entries; each waits for the device")
     timeline: bool = setting(False, "record what each rank did when (per-device forms of a cut model)")

@@ -419,6 +419,16 @@ def test_a_weight_of_another_shape_is_refused(runs):
         runs("other", model="toy", batch_size=512, steps=2, resume=str(out))
 
 
+def test_the_same_command_starts_a_run_and_goes_on_with_it(runs):
+    """As a job needs that Slurm puts back into the queue."""
+    settings = {"model": "toy", "batch_size": 256, "checkpoint_every": 4, "resume": "auto"}
+    whole = losses(runs("whole", model="toy", batch_size=256, steps=8))
+    out = runs("run", **settings, steps=4)
+    assert list(losses(out)) == [1, 2, 3, 4]
+    assert losses(runs("run", **settings, steps=8)) == whole
+    assert losses(runs("run", **settings, steps=8)) == whole  # nothing is left to do
+
+
 # stopping and waiting
 
 

@@ -17,7 +17,8 @@ from mpdemo.bench.pipelines import pipeline, planner
 from mpdemo.labs.harness import Comparison, join_world, quartiles
 from mpdemo.parallel.rung import loss_fn
 from mpdemo.settings import Settings, checked
-from mpdemo.training.loop import Run, build
+from mpdemo.training.build import build
+from mpdemo.training.loop import Run
 
 
 def ddp(world, rounds):

@@ -13,7 +13,8 @@ from pathlib import Path
 from mpdemo import paths
 from mpdemo.errors import UserError
 from mpdemo.jobs import diagnose, times
-from mpdemo.jobs.job import Job, read_text
+from mpdemo.jobs.job import Job
+from mpdemo.jobs.record import read_text
 from mpdemo.jobs.slurm_answers import Answer
 from mpdemo.world.launch import torchrun_arguments
 from mpdemo.world.processes import child_environment, is_running, start_time

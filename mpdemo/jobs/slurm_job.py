@@ -6,7 +6,8 @@ from pathlib import Path
 
 from mpdemo import paths
 from mpdemo.jobs import diagnose, slurm
-from mpdemo.jobs.job import Job, read_record, read_text, write_record
+from mpdemo.jobs.job import Job
+from mpdemo.jobs.record import read_record, read_text, write_record
 from mpdemo.jobs.slurm_answers import Answer
 
 

@@ -9,7 +9,8 @@ from mpdemo import paths
 from mpdemo.errors import UserError
 from mpdemo.jobs import local_job, slurm, slurm_job
 from mpdemo.jobs.check import check
-from mpdemo.jobs.job import Job, read_record, write_record
+from mpdemo.jobs.job import Job
+from mpdemo.jobs.record import read_record, write_record
 from mpdemo.jobs.sbatch_text import render
 from mpdemo.jobs.site import Site, load_site
 from mpdemo.world.processes import check_room

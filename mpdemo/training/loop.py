@@ -5,7 +5,6 @@ Taught in notebooks/01_single_device.ipynb. The launch lines of every rung stand
 """
 
 import itertools
-import signal
 import time
 import warnings
 from contextlib import nullcontext
@@ -14,52 +13,17 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from mpdemo import data, models, parallel
+from mpdemo import data
 from mpdemo.errors import UserError
 from mpdemo.training import checkpoint
+from mpdemo.training.build import build
 from mpdemo.training.measure import Steps
 from mpdemo.training.run_log import RunLog
+from mpdemo.training.stop_signal import StopSignal
 from mpdemo.training.summary import summarise
 from mpdemo.world.collectives import sum_over_ranks
 
 STOPPED = 3  # exit status: stopped by a signal, a checkpoint is written
-SIGNAL_INTERVAL = 5.0  # seconds between two checks for a signal (or one step, where that is longer)
-
-
-def build(settings, world):
-    """Return data set, rung, optimizer and learning-rate scheduler for checked settings."""
-    torch.manual_seed(settings.seed)
-    dataset = data.load(settings.dataset, settings.data, settings.image_size, settings.seed)
-    model = models.build(
-        settings.model,
-        classes=dataset.classes,
-        channels=dataset.channels,
-        image_size=settings.image_size,
-        norm=settings.norm,
-        seed=settings.seed,
-    )
-    model.precision = precision_of(settings, world)
-    rung = parallel.make(model, world, settings)
-    optimizer = torch.optim.SGD(rung.named_parameters().values(), lr=settings.lr, momentum=0.9)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=20, gamma=0.1)  # a tenth every 20 epochs
-    return dataset, rung, optimizer, scheduler
-
-
-def precision_of(settings, world):
-    """Return the type that autocast computes in, None for plain float32.
-
-    Raises
-    ------
-    UserError
-        fp16 on a CPU (100 times slower than fp32 there), or in a cut model, whose stages would have to agree on
-        when a scaled loss overflows.
-    """
-    if settings.precision == "fp16":
-        if world.device.type == "cpu":
-            raise UserError("--precision fp16 is many times slower than fp32 on a CPU; allowed there: fp32, bf16")
-        if settings.rung in ("model_parallel", "pipeline"):
-            raise UserError(f"--precision fp16 needs one loss scale, rung {settings.rung} has none; use bf16")
-    return {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[settings.precision]
 
 
 def train(settings, world) -> int:
@@ -102,21 +66,22 @@ class Run:
         self.validation = None  # loss and accuracy of the last validation
         self.last_step = settings.steps or settings.epochs * loaders.steps_per_epoch
         self.folder = Path(settings.out)
-        if settings.resume:
-            state = checkpoint.read(checkpoint.newest(settings.resume))
+        saved = any((self.folder / "checkpoints").glob("step-*.pt"))
+        resume = settings.resume
+        if resume == "auto":  # the same command starts a run and goes on with it, as a job in the queue again needs
+            resume = self.folder if saved else None
+        if resume:
+            state = checkpoint.read(checkpoint.newest(resume))
             checkpoint.check_settings(state, settings)
             checkpoint.restore(state, rung, optimizer, scheduler, world.rank)
             self.epoch, self.step, self.epoch_steps = state["epoch"], state["step"], state["epoch_steps"]
-        elif any((self.folder / "checkpoints").glob("step-*.pt")):
-            raise UserError(f"{self.folder} holds the checkpoints of a run; --resume {self.folder}, or another --out")
-        same = settings.resume and Path(settings.resume).resolve() == self.folder.resolve()
+        elif saved:
+            raise UserError(
+                f"{self.folder} holds the checkpoints of a run; --resume {self.folder} or auto, or another --out"
+            )
+        same = resume and Path(resume).resolve() == self.folder.resolve()
         self.log = RunLog(self.folder, world.rank == 0, resumed=(self.epoch, self.step) if same else None)
-        self.asked_to_stop, self.next_check, self.last_check = False, self.step + 1, None  # last_check: step, seconds
-        signal.signal(signal.SIGUSR1, self._ask_to_stop)  # Slurm sends it before the time limit: --signal=USR1@60
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # held back since the start (command.py)
-
-    def _ask_to_stop(self, number, frame):
-        self.asked_to_stop = True
+        self.stop_signal = StopSignal(world, self.step, settings.log_every)
 
     def go(self) -> int:
         """Train epoch after epoch; return the exit status."""
@@ -175,23 +140,12 @@ class Run:
     def _checkpoint_if_due(self) -> bool:
         """Write a checkpoint where one is due or a signal came; return whether to stop. All ranks decide alike."""
         every = self.settings.checkpoint_every
-        stop = self.step >= self.next_check and self._check_signal()
+        stop = self.stop_signal.seen(self.step)
         if stop or (every and self.step % every == 0):
             self._flush()
             self._save()
             self.steps.restart_clock()
         return stop
-
-    def _check_signal(self) -> bool:
-        """Return whether any rank got a signal, and settle on the step of the next check; it waits for the device."""
-        now, seconds = time.perf_counter(), SIGNAL_INTERVAL
-        if self.last_check:
-            seconds = (now - self.last_check[1]) / (self.step - self.last_check[0])
-        flags = torch.tensor([float(self.asked_to_stop), seconds], device=self.world.device)
-        asked, seconds = (sum_over_ranks(flags) / self.world.world_size).tolist()
-        self.next_check = self.step + min(max(1, int(SIGNAL_INTERVAL / seconds)), self.settings.log_every)
-        self.last_check = self.step, now
-        return asked > 0
 
     def _save(self):
         """Write a checkpoint of where the run is now; the end of an epoch is the start of the next."""
