@@ -303,3 +303,11 @@ def test_debug_prints_and_submits_nothing(project, capsys):
     assert submit(spec(), site="generic", debug=True) is None
     assert capsys.readouterr().out == render(spec(), load_site("generic"))
     assert not (project / "runs").exists()
+
+
+def test_a_training_that_may_be_requeued_must_go_on_from_its_checkpoint():
+    site, shape = load_site("generic"), {"name": "x", "out": "runs/x", "requeue": True}
+    with pytest.raises(UserError, match='resume="auto"'):
+        render(JobSpec(command=train_command(rung="single", out="runs/x"), **shape), site)
+    text = render(JobSpec(command=train_command(rung="single", out="runs/x", resume="auto"), **shape), site)
+    assert "--resume auto" in text

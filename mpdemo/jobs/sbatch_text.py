@@ -34,9 +34,11 @@ def render(spec: JobSpec, site: Site) -> str:
     Raises
     ------
     UserError
-        ``requeue`` with torchrun, which hides the processes' exit status.
+        ``requeue`` with torchrun, which hides the processes' exit status, or with a training that would start anew.
     """
     spec = dataclasses.replace(spec, launcher=spec.launcher or site.launcher)
+    if spec.requeue and "train" in spec.command and "--resume" not in spec.command:
+        raise UserError('requeue=True with a training that starts anew; do: train_command(..., resume="auto")')
     if spec.requeue and spec.launcher == "torchrun":
         raise UserError(
             "requeue=True with torchrun: it ends with status 1 also where its processes stopped with a checkpoint (3), "
