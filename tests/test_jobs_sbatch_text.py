@@ -16,7 +16,8 @@ WORKER = "tests/programs/worker.py"
 
 
 def spec(**changes):
-    values = {"name": "toy", "command": train_command(rung="ddp", out="runs/toy"), "out": "runs/toy"}
+    command = train_command(rung="ddp", out="runs/toy", resume="auto" if changes.get("requeue") else None)
+    values = {"name": "toy", "command": command, "out": "runs/toy"}
     return JobSpec(**(values | changes))
 
 
