@@ -21,6 +21,8 @@ LIGHT = (
     "jobs",
     "cluster",
     "notebook.show",
+    "notebook.diff",
+    "notebook.explorer",
     "notebook.live_view",
     "notebook.plots",
     "doctor",

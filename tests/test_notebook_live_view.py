@@ -105,9 +105,3 @@ def test_a_script_has_no_front_end(environment, expected):
 
 def test_a_test_has_no_front_end():
     assert not has_front_end()
-
-
-def test_front_end_modules_load_without_torch():
-    modules = ", ".join(f"mpdemo.notebook.{name}" for name in ("show", "diff", "plots", "view", "explorer"))
-    code = f"import {modules}, sys; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], cwd=root(), check=True, timeout=60)
