@@ -67,6 +67,9 @@ def test_half_a_line_of_metrics_waits(project):
     with open(project / "runs/toy/metrics.jsonl", "a") as file:
         file.write('{"event": "st')
     assert len(job.metrics()) == 3
+    with open(project / "runs/toy/metrics.jsonl", "a") as file:
+        file.write("\nnonsense\n")  # by whatever; the rest of the file stays readable
+    assert len(job.metrics()) == 3
 
 
 def test_the_same_cell_again_finds_the_job(project, capsys):
@@ -237,3 +240,15 @@ def test_an_earlier_runs_checkpoints_are_moved_aside_not_lost(project, no_slurm,
         assert not checkpoints.exists()
         assert (checkpoints.with_name(kept) / "step-000001.pt").read_text() == kept
     assert f"kept in {first.out}/checkpoints.2" in capsys.readouterr().out
+
+
+def test_a_foreign_record_deletes_nothing(project, tmp_path):
+    """A job's record may have been written by anybody; only our own temporary folders are removed."""
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    job = submit(spec())
+    job.wait(60)
+    record = json.loads((project / "runs/toy/job.json").read_text()) | {"scratch": str(precious), "started": 1.0}
+    (project / "runs/toy/job.json").write_text(json.dumps(record))
+    (project / "runs/toy/exit-status.json").unlink()
+    assert attach("runs/toy").state == "cancelled" and precious.exists()

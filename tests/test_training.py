@@ -378,6 +378,24 @@ class Code:
         return Path.touch, (self.path,)
 
 
+def test_a_flipped_bit_is_refused_by_the_checksum(runs):
+    """In the weights, where the file still opens and only the numbers would be others."""
+    path = checkpoint.newest(runs("run", model="toy", batch_size=512, steps=1, checkpoint_every=1))
+    content = bytearray(path.read_bytes())
+    weights = checkpoint.read(path)["model"]["linear2.0.weight"].numpy().tobytes()
+    content[content.index(weights[:64]) + 10] ^= 4
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="does not match its checksum"):
+        checkpoint.read(path)
+
+
+def test_a_copy_of_a_checkpoint_does_not_confuse(runs):
+    out = runs("run", model="toy", batch_size=512, steps=1, checkpoint_every=1)
+    path = checkpoint.newest(out)
+    path.with_name("step-000030 (copy).pt").write_bytes(path.read_bytes())
+    assert checkpoint.newest(out) == path
+
+
 @pytest.mark.parametrize("how", ["half", "empty", "noise", "other", "code"])
 def test_damaged_checkpoint(tmp_path, how):
     path = checkpoint.write(tmp_path / "checkpoints", state(4))

@@ -47,7 +47,11 @@ def main(args) -> int:
         if status := start(["-m", "mpdemo.bench.parts", part, str(out), str(args.rounds)], processes):
             return status
         rows = json.loads((out / f"{part}.json").read_text())
-        print(tabulate(rows, headers="keys", floatfmt=".4g"), flush=True)
+        texts = [
+            {key: "-".join(f"{x:.4g}" for x in v) if isinstance(v, list) else v for key, v in row.items()}
+            for row in rows
+        ]
+        print(tabulate(texts, headers="keys", floatfmt=".4g"), flush=True)
     if args.readme:
         readme.update(args.readme, out)
     return 0

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mpdemo.jobs import diagnose
 from mpdemo.jobs.record import read_text
+from mpdemo.training.run_log import read_rows
 
 FINISHED = ("done", "failed", "stopped", "cancelled", "timeout", "out_of_memory", "node_failure", "unknown")
 
@@ -113,8 +114,7 @@ class Job(ABC):
 
     def metrics(self) -> list[dict]:
         """The lines of metrics.jsonl so far; a line that is half written waits for the next call."""
-        complete = read_text(self.out / "metrics.jsonl").rpartition("\n")[0]
-        return [json.loads(line) for line in complete.splitlines() if line.strip()]
+        return read_rows(read_text(self.out / "metrics.jsonl").rpartition("\n")[0])
 
     def wait(self, timeout=600.0) -> str:
         """Wait for the end and return the final state.

@@ -19,6 +19,7 @@ from mpdemo.jobs.slurm_answers import Answer
 from mpdemo.world.launch import torchrun_arguments
 from mpdemo.world.processes import child_environment, is_running, start_time
 
+PREFIX = "mpdemo-"  # of the folder for temporary files
 GRACE = 5.0  # seconds between the request to end and the kill
 STATUS = "exit-status.json"
 ORPHANED = "it ended with the Python that had started it"
@@ -53,7 +54,9 @@ class LocalJob(Job):
             state, reason = ENDS.get(end["how"]) or (diagnose.state_by_status(self.log(), status), "")
             return Answer(state, reason, status, end["run_time"])
         if ended:
-            shutil.rmtree(self.record["scratch"], ignore_errors=True)
+            scratch = Path(self.record["scratch"])
+            if scratch.parent == Path(tempfile.gettempdir()) and scratch.name.startswith(PREFIX):
+                shutil.rmtree(scratch, ignore_errors=True)  # never another folder: the record may be anybody's
             return Answer("cancelled", "its supervisor was killed")
         return Answer("running", "", None, time.time() - self.record["submitted"])
 
@@ -67,7 +70,7 @@ def start(spec) -> tuple[dict, subprocess.Popen]:
     """Start a job's processes on this machine; return what the job's record holds of them, and their supervisor."""
     root = paths.root()
     out = root / spec.out
-    scratch = tempfile.mkdtemp(prefix="mpdemo-")  # short: sockets are made below it
+    scratch = tempfile.mkdtemp(prefix=PREFIX)  # short: sockets are made below it
     order = {
         "command": command(spec),
         "status": str(out / STATUS),

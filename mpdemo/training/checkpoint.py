@@ -7,6 +7,7 @@ Source: https://docs.pytorch.org/tutorials/recipes/recipes/saving_and_loading_a_
 """
 
 import os
+import zipfile
 from pathlib import Path
 
 import torch
@@ -78,7 +79,8 @@ def write(folder, state) -> Path:
 
 def in_order(folder) -> list[Path]:
     """Return the checkpoints in a folder, oldest first."""
-    return sorted(Path(folder).glob("step-*.pt"), key=lambda path: int(path.stem.removeprefix("step-")))
+    steps = {path: path.stem.removeprefix("step-") for path in Path(folder).glob("step-*.pt")}
+    return sorted((path for path in steps if steps[path].isdecimal()), key=lambda path: int(steps[path]))
 
 
 def newest(run) -> Path:
@@ -104,6 +106,9 @@ def read(path) -> dict:
         The file is damaged or is something else.
     """
     try:
+        with zipfile.ZipFile(path) as archive:  # PyTorch stores a checksum of each part and does not compare it
+            if damaged := archive.testzip():
+                raise ValueError(f"{damaged} does not match its checksum")
         state = torch.load(path, map_location="cpu", weights_only=True)
         missing = {"model", "optimizer", "scheduler", "settings", "epoch", "step", "epoch_steps", "random"} - set(state)
         if missing:

@@ -66,7 +66,7 @@ class Run:
         self.validation = None  # loss and accuracy of the last validation
         self.last_step = settings.steps or settings.epochs * loaders.steps_per_epoch
         self.folder = Path(settings.out)
-        saved = any((self.folder / "checkpoints").glob("step-*.pt"))
+        saved = checkpoint.in_order(self.folder / "checkpoints")
         resume = settings.resume
         if resume == "auto":  # the same command starts a run and goes on with it, as a job in the queue again needs
             resume = self.folder if saved else None

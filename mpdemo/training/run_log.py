@@ -1,9 +1,19 @@
 """The folder of a run: its metrics line by line, its summary at the end. Taught in notebooks/00_start_here.ipynb."""
 
+import contextlib
 import json
 from pathlib import Path
 
 from mpdemo.errors import UserError
+
+
+def read_rows(text) -> list[dict]:
+    """Return the rows of a ``metrics.jsonl``; a line that is half written or damaged is left out."""
+    rows = []
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError):
+            rows.append(json.loads(line))
+    return [row for row in rows if isinstance(row, dict)]
 
 
 class RunLog:
@@ -40,15 +50,13 @@ class RunLog:
 
     def _drop_after(self, epoch, step):
         """A resumed run writes on from its checkpoint: drop the lines of the steps that it does again."""
-        kept = []
-        for line in self.path.read_text().splitlines():
-            try:
-                row = json.loads(line)
-            except ValueError:  # half a line: the run was killed while it wrote
-                continue
-            if row["step"] <= step and (row["event"] != "epoch" or row["epoch"] < epoch):
-                kept.append(line + "\n")
-        self.path.write_text("".join(kept))
+        rows = read_rows(self.path.read_text(errors="replace"))
+        kept = [
+            row
+            for row in rows
+            if row.get("step", 0) <= step and (row.get("event") != "epoch" or row.get("epoch", 0) < epoch)
+        ]
+        self.path.write_text("".join(json.dumps(row) + "\n" for row in kept))
 
     def write(self, event, **values):
         """Append one JSON object as a line."""
