@@ -3,17 +3,21 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test lab bench notebooks
+.PHONY: demo test lint lab bench notebooks clean
 
 demo: $(STAMP)        ## train on real digits up the whole ladder, print the table (5 minutes at most on two cores)
 	$(BIN)/python -m mpdemo demo
 
 test: $(STAMP)        ## everything CI runs: lint, import directions, unit tests, worlds of processes, Slurm, notebooks
 	$(BIN)/python tests/setup_system.py
+	$(MAKE) lint
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --reruns 1
+
+lint: $(STAMP)        ## style, form, import directions and the notebooks' house rules (seconds; executes no notebook)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python tests/notebooks.py --check
 
 lab: $(STAMP)         ## open the notebooks in JupyterLab
 	$(BIN)/python -m jupyterlab --notebook-dir=. notebooks/00_start_here.ipynb
@@ -23,6 +27,12 @@ bench: $(STAMP)       ## measure the speed figures of the README (about 30 minut
 
 notebooks: $(STAMP)   ## run every notebook and refresh its saved outputs
 	$(BIN)/python tests/notebooks.py
+
+clean:                ## remove all runs, their logs and all caches; answers, job files and .venv stay
+	rm -rf runs .pytest_cache .ruff_cache .import_linter_cache .coverage htmlcov
+	rm -f slurm-*.out slurm-*.err slurm/slurm-*.out slurm/slurm-*.err notebooks/slurm-*.out notebooks/slurm-*.err
+	find mpdemo notebooks tests -type d \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +
+	@echo "kept: work/ (your answers), slurm/ (job files and sites), .venv (rm -rf .venv installs anew)"
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv .venv

@@ -17,7 +17,11 @@ COMMANDS = {
     "train": ("mpdemo.training.command", "train one rung"),
     "plan": ("mpdemo.plan.command", "where to cut, which schedule, how many microbatches"),
     "env": ("mpdemo.doctor", "check this machine, its PyTorch, Slurm and site"),
+    "explain": ("mpdemo.jobs.explain", "find the known failures in a log, and say what to do"),
     "cluster": ("mpdemo.cluster.command", "a throw-away Slurm cluster on this machine"),
+    "render": ("mpdemo.jobs.render_course", "write the course's job files for a site; submit nothing"),
+    "rehearse": ("mpdemo.rehearse.command", "run each job of the course on the cluster, small, and print one table"),
+    "scale": ("mpdemo.scale.command", "what more nodes bring and cost, measured by jobs"),
     "bench": ("mpdemo.bench.command", "measure the speed figures of the README"),
 }
 
@@ -46,7 +50,7 @@ def main(argv=None) -> int:
         return module.main(args)
     except UserError as error:
         print(f"mpdemo: error: {error}", file=sys.stderr)
-        return 2
+        return error.status
     except KeyboardInterrupt:
         print("mpdemo: interrupted", file=sys.stderr)
         return 130

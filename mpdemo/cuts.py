@@ -8,6 +8,7 @@ from itertools import pairwise
 from mpdemo.errors import UserError
 
 DEPTH = 8  # equal blocks of the transformer and of the convolution stack
+PATCH, HEADS = 7, 6  # of the transformer: pixels per side of a token, heads of its attention
 RESNETS = {"resnet18": (2, 2, 2, 2), "resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3)}  # blocks per layer
 
 
@@ -60,6 +61,26 @@ def resolve_cut(names, cut, stages) -> list[int]:
             f"allowed: increasing, from 1 to {count - 1}"
         )
     return points
+
+
+def check_split(model, image_size, parts, tokens=False):
+    """Refuse to split the layers of a model, or also its tokens, into parts that do not come out equal.
+
+    Raises
+    ------
+    UserError
+        With the numbers of parts that are allowed.
+    """
+    if model != "transformer":
+        raise UserError(f"--rung tensor splits the layers of --model transformer alone, not of {model}; or --rung fsdp")
+    counts = {"heads": HEADS} | ({"tokens": (image_size // PATCH) ** 2} if tokens else {})
+    for what, count in counts.items():
+        if count % parts:
+            allowed = [n for n in range(2, HEADS + 1) if not any(c % n for c in counts.values())]
+            raise UserError(
+                f"the transformer's {count} {what} do not divide by {parts} processes; "
+                f"allowed: {', '.join(map(str, allowed)) or 'none; leave out --sequence-parallel'}"
+            )
 
 
 def _cut_point(names, entry) -> int:

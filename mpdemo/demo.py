@@ -11,49 +11,42 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from tabulate import tabulate
-
 from mpdemo.errors import UserError
-from mpdemo.settings import Settings
+from mpdemo.notebook.rung_table import table
+from mpdemo.notebook.story import equal_cut, story
+from mpdemo.settings import Settings, checked
 from mpdemo.world.launch import start
 from mpdemo.world.machine import describe
 from mpdemo.world.processes import check_room
 
 GRADIENTS_EQUAL = 1e-4  # relative; float32 summed in another order differs by about 1e-6
+BATCH = 128  # twice the story's: a microbatch is then large enough for its work to outweigh what each one costs
 LOSS_EQUAL = 0.01  # relative, after the whole training
 
 
 def add_arguments(parser):
     """Add the options of ``demo``."""
     parser.add_argument("--out", default="runs/demo", metavar="DIR", help="where the report goes")
-    parser.add_argument("--epochs", type=int, default=6, metavar="N", help="passes over the digits, for each rung")
+    parser.add_argument("--epochs", type=int, default=2, metavar="N", help="passes over the digits, for each rung")
+    parser.add_argument("--steps", type=int, metavar="N", help="stop every rung after so many steps: a quick look")
     parser.add_argument("--processes", type=int, default=2, metavar="N", help="devices to spread over")
     parser.add_argument("--oversubscribe", action="store_true", help="start more processes than there are cores")
-    parser.add_argument("--rounds", type=int, default=30, metavar="N", help="how often every rung is timed in turn")
+    parser.add_argument("--all", action="store_true", help="also the rungs that share every layer: fsdp, tensor")
+    parser.add_argument("--rounds", type=int, default=9, metavar="N", help="how often every rung is timed in turn")
 
 
 def main(args) -> int:
     """Train, measure, report; return the exit status."""
-    for name, least in (("epochs", 1), ("processes", 2), ("rounds", 3)):
-        if getattr(args, name) < least:
+    for name, least in (("epochs", 1), ("steps", 1), ("processes", 2), ("rounds", 3)):
+        if getattr(args, name) is not None and getattr(args, name) < least:
             raise UserError(f"--{name} {getattr(args, name)} is not allowed; allowed: {least} or more")
     check_room(args.processes, args.oversubscribe)
-    out = Path(args.out)
+    settings, out = base_settings(args), Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
-    settings = Settings(
-        rung="pipeline",
-        model="convnet",
-        norm="group",
-        epochs=args.epochs,
-        microbatches=8,
-        schedule="1f1b",
-        cut="layer1",
-        oversubscribe=args.oversubscribe,
-    )
     begin, machine = time.time(), describe(args.processes)
     print(f"mpdemo: one training, from one device to {args.processes}. A device here is {machine['device']}.")
-    trained = train_all(settings, args.processes, out)
-    rows = measure(settings, args.processes, args.rounds, out)
+    trained = train_all(settings, args.processes, args.all, out)
+    rows = measure(settings, args.processes, args.rounds, args.all, out)
     for row in rows:
         row |= trained[row["rung"], row["form"]]
     write_report(out, machine, settings, rows)
@@ -62,12 +55,24 @@ def main(args) -> int:
     return verdict(rows)
 
 
-def train_all(settings, processes, out) -> dict:
+def base_settings(args):
+    """The settings that all rows share: the story's, with its pipeline; refuses what one of the rows cannot do."""
+    from mpdemo.labs.ladder import row_settings, rows_of_ladder
+
+    cut = equal_cut(2 * args.processes) if args.processes in (2, 4) else None  # the pipeline has two stages per device
+    changes = {"batch_size": BATCH, "epochs": args.epochs, "steps": args.steps, "cut": cut, "timeline": False}
+    settings = Settings(**story("pipeline", **changes), oversubscribe=args.oversubscribe)
+    for rung, form in rows_of_ladder(args.processes, args.all):
+        checked(row_settings(settings, rung, form, args.processes))
+    return settings
+
+
+def train_all(settings, processes, sharded, out) -> dict:
     """Train every rung and form by its own command; return loss and accuracy by (rung, form)."""
     from mpdemo.labs.ladder import row_settings, rows_of_ladder
 
     results = {}
-    for rung, form in rows_of_ladder():
+    for rung, form in rows_of_ladder(processes, sharded):
         run = replace(row_settings(settings, rung, form, processes), out=str(out / f"{rung}-{form}"))
         command = ["-m", "mpdemo", "train", *run.arguments()]
         print("\npython " + " ".join(command), flush=True)
@@ -79,12 +84,13 @@ def train_all(settings, processes, out) -> dict:
     return results
 
 
-def measure(settings, processes, rounds, out) -> list[dict]:
+def measure(settings, processes, rounds, sharded, out) -> list[dict]:
     """Time all rungs against each other and compare their gradients, in one world."""
     print("\ntiming all rungs in turn", flush=True)
     (out / "settings.json").write_text(json.dumps(settings.as_dict()))
     files = [str(out / "settings.json"), str(out / "rows.json")]
-    if start(["-m", "mpdemo.labs.ladder", *files, str(rounds)], processes):
+    more = ["sharded"] if sharded else []
+    if start(["-m", "mpdemo.labs.ladder", *files, str(rounds), *more], processes):
         stop("the measurement failed; see its message above")
     return json.loads((out / "rows.json").read_text())
 
@@ -102,25 +108,6 @@ def write_report(out, machine, settings, rows):
     report = {"machine": machine, "model": settings.model, "settings": settings.as_dict(), "rungs": rows}
     (out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
     plots.ladder(rows).save(out / "ladder.png")
-
-
-def table(rows) -> str:
-    """The rows as text."""
-    columns = {
-        "rung": ("rung", ""),
-        "form": ("form", ""),
-        "processes": ("processes", ""),
-        "images_per_second": ("images/s", ".0f"),
-        "speedup": ("speed-up", ".2f"),
-        "bound": ("bound", ".2f"),
-        "fraction_of_bound": ("share", ".0%"),
-        "max_relative_gradient_error": ("gradient diff", ".1e"),
-        "loss": ("loss", ".4f"),
-        "accuracy": ("accuracy", ".1%"),
-    }
-    cells = [[format(row[key], form) for key, (_, form) in columns.items()] for row in rows]
-    align = ["left", "left", *["right"] * (len(columns) - 2)]
-    return tabulate(cells, [title for title, _ in columns.values()], "plain", colalign=align, disable_numparse=True)
 
 
 def verdict(rows) -> int:

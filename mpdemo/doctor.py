@@ -1,7 +1,8 @@
 """``python -m mpdemo env``: checks Python, PyTorch, Slurm, the site file and the folders.
 
-One line per finding, [OK] or [FAIL], each failure with its remedy. PyTorch is imported in a process of its own, so the
-check works (and helps) where that import fails. Taught in notebooks/00_start_here.ipynb.
+One line per finding, [OK] or [FAIL], each failure with its remedy. The site is tried by `mpdemo.jobs.site_trial`.
+PyTorch is imported in a process of its own, so the check works (and helps) where that import fails. Taught in
+notebooks/00_start_here.ipynb.
 
     python -m mpdemo env                  # this machine
     python -m mpdemo env --site jeanzay   # and a site file
@@ -12,12 +13,13 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 from mpdemo import paths
 from mpdemo.errors import UserError
-from mpdemo.jobs import JobSpec, check, load_site, slurm
+from mpdemo.jobs import load_site, slurm
+from mpdemo.jobs.site_trial import Finding, try_site
+from mpdemo.world.versions import check_version
 
 OLDEST_PYTHON = (3, 11)
 PYTORCH_REPORT = """
@@ -40,18 +42,6 @@ REMEDIES = {
     "numpy": "pip install --upgrade numpy torch torchvision",
     "": "reinstall both together: pip install --force-reinstall torch torchvision",  # any other error
 }
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One line of the report; the remedy counts where it is not ok."""
-
-    ok: bool
-    text: str
-    remedy: str = ""
-
-    def __str__(self):
-        return f"[OK]   {self.text}" if self.ok else f"[FAIL] {self.text}\n       remedy: {self.remedy}"
 
 
 def add_arguments(parser):
@@ -88,14 +78,12 @@ def findings(site=None) -> list[Finding]:
     if not slurm_finding.ok:  # it cannot tell which site this is
         site = site or os.environ.get("MPDEMO_SITE") or "generic"
     site = load_site(site)
-    # Slurm is asked only about its own site: on another cluster it would refuse, and rightly.
-    own_site = slurm_finding.ok and (site.name == "generic" or cluster in site.cluster_names)
     return [
         check_python(),
         check_location(),
         *check_pytorch(),
         slurm_finding,
-        check_site(site, own_site),
+        *try_site(site, cluster),
         check_runs_folder(),
         *check_data_folders(),
     ]
@@ -129,13 +117,25 @@ def check_pytorch() -> list[Finding]:
     report = json.loads(done.stdout.strip().splitlines()[-1])
     devices = report["devices"]
     device = f"{len(devices)} x {devices[0]}" if devices else "no GPU: each process takes one core as its device"
-    result = [Finding(True, f"PyTorch {report['torch']}, torchvision {report['torchvision']}")]
+    result = [check_versions(report)]
     result.append(Finding(True, f"devices: {device}"))
     backend = "nccl" if devices else "gloo"
     if not report[backend]:
         remedy = "this build of torch has none: install torch from pytorch.org or the site's module"
         result.append(Finding(False, f"no {backend}, so processes cannot communicate", remedy))
     return result
+
+
+def check_versions(report) -> Finding:
+    """Are torch and torchvision new enough?"""
+    text = f"PyTorch {report['torch']}, torchvision {report['torchvision']}"
+    try:
+        for package in ("torch", "torchvision"):
+            check_version(package, report[package])
+    except UserError as error:
+        problem, _, remedy = str(error).rpartition("; ")
+        return Finding(False, f"{text}: {problem}", remedy)
+    return Finding(True, text)
 
 
 def check_slurm() -> tuple[Finding, str | None]:
@@ -148,20 +148,6 @@ def check_slurm() -> tuple[Finding, str | None]:
     except UserError as error:
         return Finding(False, f"Slurm: {error}", "wait, or ask the site; `scontrol ping` says when it is back"), None
     return Finding(True, f"Slurm: cluster {cluster}, {sum(map(int, nodes[:1]))} nodes in the first partition"), cluster
-
-
-def check_site(site, own_site) -> Finding:
-    """Would this site's node take a job of one process per GPU? On its own site, Slurm is asked."""
-    processes = max(1, site.gpus_per_node)
-    spec = JobSpec(name="check", command=("-c", "pass"), out="runs/check", processes_per_node=processes)
-    text = f"site {site.name}: {site.gpus_per_node} GPUs and {site.cores_per_node} cores per node, by {site.launcher}"
-    problems = check(spec, site, ask_slurm=own_site)
-    if problems:
-        file = "a site file of your own (copy generic.toml)" if site.name == "generic" else f"{site.name}.toml"
-        return Finding(False, f"{text}; {problems[0].message}", f"{problems[0].fix}; write it into {file}")
-    if own_site and site.scratch.startswith("$") and not os.environ.get(site.scratch.strip("${}")):
-        return Finding(False, f"{text}; {site.scratch} is not set here", "set it, or change scratch in the site file")
-    return Finding(True, text)
 
 
 def check_runs_folder() -> Finding:

@@ -1,4 +1,4 @@
-"""The one exception for a user's mistake: shown as one line, exit status 2, no traceback."""
+"""The exceptions that are shown as one line, without a traceback: a user's mistake, and a run that cannot go on."""
 
 import difflib
 import functools
@@ -30,9 +30,22 @@ class UserError(Exception):
     traceback is folded to that one line.
     """
 
+    status = 2
+
     def _render_traceback_(self):
         """IPython calls this instead of drawing a traceback."""
         return [f"{type(self).__name__}: {self}"]
+
+
+class RunFailed(UserError):
+    """The input was allowed, and the run cannot go on: one line as well, exit status 1."""
+
+    status = 1
+
+
+def error_line(error) -> str:
+    """Return an exception as one line: its class, and the first line of its message."""
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def did_you_mean(word, known) -> str:

@@ -1,8 +1,40 @@
 """Where the project lies, so that a notebook and a job speak of the same folders."""
 
+import os
 from pathlib import Path
+
+SITES = Path("slurm", "sites")
 
 
 def root() -> Path:
-    """Return the project's root: the folder that holds ``mpdemo/``, ``notebooks/`` and ``slurm/``."""
+    """Return the project's root: the folder that one works in, with ``notebooks/``, ``slurm/`` and ``runs/``.
+
+    It is ``MPDEMO_ROOT``, else the current folder or the nearest one above it that has ``slurm/sites`` (as a job file
+    finds it), else the current folder. So learners who share one installation work each in a folder of their own.
+    """
+    if given := os.environ.get("MPDEMO_ROOT"):
+        return Path(given).absolute()
+    here = Path.cwd()
+    return next((folder for folder in (here, *here.parents) if (folder / SITES).is_dir()), here)
+
+
+def source() -> Path:
+    """Return the folder that holds the package's source, ``mpdemo/``."""
     return Path(__file__).resolve().parent.parent
+
+
+def shipped() -> Path:
+    """Return the folder with the ``slurm/`` that came with mpdemo: inside an installed package, else the checkout."""
+    package = Path(__file__).resolve().parent
+    return package if (package / SITES).is_dir() else package.parent
+
+
+def slurm_files(pattern) -> dict:
+    """Return the files of ``slurm/`` that match, by name: those of the folder one works in, then those shipped.
+
+    A file of one's own counts more than the one of its name that came with mpdemo.
+    """
+    own, came = (
+        {file.stem: file for file in sorted(folder.glob(f"slurm/{pattern}"))} for folder in (root(), shipped())
+    )
+    return own | {name: file for name, file in came.items() if name not in own}

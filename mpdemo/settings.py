@@ -9,26 +9,35 @@ from typing import Annotated, Literal, get_args
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from mpdemo.cuts import block_names, resolve_cut
-from mpdemo.errors import UserError, one_line_errors
+from mpdemo.cuts import block_names, check_split, resolve_cut
+from mpdemo.errors import one_line_errors
+from mpdemo.grid import require, with_processes, with_replicas
 from mpdemo.options import option_name
+from mpdemo.savings import check_savings, in_parts
 from mpdemo.schedules import SCHEDULES, check_schedule
 
-Rung = Literal["single", "data_parallel", "ddp", "model_parallel", "pipeline"]
+Rung = Literal["single", "data_parallel", "ddp", "model_parallel", "pipeline", "hybrid", "fsdp", "tensor"]
 Form = Literal["one-process", "per-device"]
 Model = Literal["toy", "convnet", "resnet18", "resnet50", "resnet101", "transformer", "convstack"]
 Norm = Literal["batch", "group"]
 Dataset = Literal["digits", "mnist", "imagenet", "folder"]
+Optimizer = Literal["sgd", "adamw"]
 Count = Annotated[int, Field(ge=1)]
 
 RUNGS, FORMS, MODELS, NORMS, DATASETS = map(get_args, (Rung, Form, Model, Norm, Dataset))
+LEARNING_RATES = {"sgd": 0.01, "adamw": 0.001}  # by default
 RUNG_FORMS = {  # the first form is the default
     "single": ("one-process",),
     "data_parallel": ("one-process",),
     "ddp": ("per-device",),
     "model_parallel": ("per-device", "one-process"),
     "pipeline": ("per-device", "one-process"),
+    "hybrid": ("per-device", "one-process"),
+    "fsdp": ("per-device",),
+    "tensor": ("per-device",),
 }
+SHARING_RUNGS = ("data_parallel", "ddp", "fsdp")  # every device takes a share of the batch
+CUT_RUNGS = ("model_parallel", "pipeline", "hybrid")  # no process holds the whole model
 
 
 def setting(default, description):
@@ -56,22 +65,40 @@ class Settings:
     image_size: Count | None = setting(None, "pixels per side (default: 28 for digits and mnist, else 224)")
     batch_size: Count = setting(128, "images per step, over all processes together")
     epochs: Count | None = setting(None, "passes over the training images (default: 1, without --steps)")
-    steps: Count | None = setting(None, "stop after this many steps, instead of after --epochs")
-    lr: float = Field(0.01, gt=0, description="learning rate of SGD with momentum 0.9")
+    steps: Count | None = setting(None, "stop after this many steps; with --epochs: earlier, in the same training")
+    optimizer: Optimizer = setting("sgd", "what moves the weights: SGD with momentum 0.9, or AdamW")
+    lr: Annotated[float, Field(gt=0)] | None = setting(None, "learning rate (default: 0.01 with sgd, 0.001 with adamw)")
+    warmup_steps: int = Field(0, ge=0, description="first steps, over which the learning rate grows to --lr")
+    lr_schedule: Literal["constant", "cosine"] = setting(
+        "constant", "learning rate after the warm-up: --lr, or along a half cosine to 0 at the end of all --epochs"
+    )
     seed: int = setting(0, "of the initial weights and of the order of the images")
-    processes: Count | None = setting(None, "outside torchrun and Slurm: how many to start (default: 2)")
+    processes: Count | None = setting(None, "outside torchrun and Slurm: how many to start (default: 2; hybrid: 4)")
     oversubscribe: bool = setting(False, "start more processes than there are CPU cores, or than memory allows")
     devices: Count | None = setting(None, "how many devices a one-process form drives (default: 2)")
+    replicas: Count | None = setting(None, "copies of the cut or split model (default: 2 of rung hybrid, 1 of tensor)")
+    mesh: Literal["dp-pp", "pp-dp"] = setting(
+        "dp-pp", "of rung hybrid: neighbouring ranks differ in the last one, so dp-pp keeps a replica in a node"
+    )
+    reshard: Literal["always", "never"] = setting(
+        "always", "of rung fsdp: drop a block's gathered weights after its forward pass, or keep them for its backward"
+    )
+    sequence_parallel: bool = setting(False, "of rung tensor: also split the tokens, between the layers that are split")
+    accumulate: Count = setting(1, "parts of the batch, one after the other; the weights move after the last one")
     microbatches: Count | None = setting(None, "parts of the batch, or of a replica's share (pipelines: 4 per stage)")
     schedule: Literal[tuple(SCHEDULES)] = setting("1f1b", "order of work of a per-device pipeline")
     stages_per_rank: Count | None = setting(None, "of a pipeline (default: as many as the schedule uses)")
     cut: str | None = setting(None, "last block of each stage but the last: names or numbers, separated by commas")
     precision: Literal["fp32", "bf16", "fp16"] = setting("fp32", "type that autocast computes in")
+    activation_checkpointing: bool = setting(False, "keep only each block's input, and compute the block twice")
+    channels_last: bool = setting(False, "keep the channels of a pixel side by side (convolutional models)")
+    compile: bool = setting(False, "compile every block in the first step (needs a C++ compiler)")
     out: str = setting("runs/train", "run folder: metrics, summary, checkpoints")
     checkpoint_every: Count | None = setting(None, "steps between checkpoints (default: none is written)")
     resume: str | None = setting(None, "run folder whose newest checkpoint to go on from; auto: --out, if it has one")
     workers: int = Field(0, ge=0, description="loader processes per rank; with 0 the rank decodes its images itself")
     log_every: Count = setting(10, "steps between two log entries; each waits for the device")
+    tensorboard: bool = setting(False, "also write the metrics for TensorBoard, into --out/tensorboard")
     timeline: bool = setting(False, "record what each rank did when (per-device forms of a cut model)")
 
     def as_dict(self) -> dict:
@@ -97,9 +124,9 @@ def as_arguments(values) -> list[str]:
     return arguments
 
 
-def _require(condition, message):
-    if not condition:
-        raise UserError(message)
+def records_timeline(rung, form) -> bool:
+    """Whether a training of this rung and form can record a timeline."""
+    return form == "per-device" and rung in CUT_RUNGS
 
 
 def checked(settings: Settings, world_size: int | None = None) -> Settings:
@@ -116,52 +143,47 @@ def checked(settings: Settings, world_size: int | None = None) -> Settings:
         With the value, what is allowed and what to do.
     """
     s, forms = settings, RUNG_FORMS[settings.rung]
-    _require(s.form in (None, *forms), f"rung {s.rung} has no form {s.form!r}; allowed: {', '.join(forms)}")
-    _require(
-        s.epochs is None or s.steps is None, f"--steps {s.steps} is not allowed with --epochs {s.epochs}; give one"
-    )
+    require(s.form in (None, *forms), f"rung {s.rung} has no form {s.form!r}; allowed: {', '.join(forms)}")
     s = replace(
         s,
         form=s.form or forms[0],
         epochs=1 if s.steps is None and s.epochs is None else s.epochs,
+        lr=s.lr or LEARNING_RATES[s.optimizer],
         image_size=s.image_size or (28 if s.dataset in ("digits", "mnist") else 224),
     )
-    recorded = s.form == "per-device" and s.rung in ("model_parallel", "pipeline")
-    _require(recorded or not s.timeline, "--timeline records rungs model_parallel and pipeline in the form per-device")
-    s = _with_processes(s, world_size)
-    return _with_stages(s) if s.rung == "pipeline" else _with_parts(s)
+    recorded = records_timeline(s.rung, s.form)
+    require(recorded or not s.timeline, f"--timeline records rungs {', '.join(CUT_RUNGS)} in the form per-device")
+    hybrid = s.rung == "hybrid"
+    require(hybrid or s.rung == "tensor" or s.replicas is None, "--replicas belongs to --rung hybrid or tensor alone")
+    require(hybrid or s.mesh == "dp-pp", "--mesh belongs to --rung hybrid alone")
+    require(s.rung == "fsdp" or s.reshard == "always", f"--reshard {s.reshard} belongs to --rung fsdp alone")
+    require(s.rung == "tensor" or not s.sequence_parallel, "--sequence-parallel belongs to --rung tensor alone")
+    check_savings(s)
+    return in_parts(s, lambda part: _settled(part, world_size))
 
 
-def _with_processes(s, world_size):
-    """Settle how many processes and devices there are."""
-    if s.form == "per-device":
-        if world_size is not None and s.processes not in (None, world_size):
-            raise UserError(
-                f"--processes {s.processes} contradicts the launcher's {world_size} processes; leave it out"
-            )
-        count = world_size or s.processes or 2
-        return replace(s, processes=count, devices=count)
-    started = world_size if world_size is not None else s.processes
-    more = "" if s.rung == "single" else " (and say --devices for how many devices it drives)"
-    _require(
-        started in (None, 1),
-        f"rung {s.rung} in the one-process form was started as {started} processes; start 1{more}",
-    )
-    return replace(s, processes=1, devices=1 if s.rung == "single" else s.devices or 2)
+def _settled(s, world_size):
+    """Settle devices, replicas, stages and microbatches."""
+    grid = s.rung == "hybrid" or (s.replicas or 1) > 1
+    s = with_replicas(s, world_size) if grid else with_processes(s, world_size)
+    return _with_stages(s) if s.rung in ("pipeline", "hybrid") else _with_parts(s)
 
 
 def _with_parts(s):
     """Settle the parts of a batch whose gradients are accumulated, and refuse a batch that does not divide."""
-    parts, shares = s.microbatches or 1, s.devices if s.rung in ("ddp", "data_parallel") else 1
-    _require(
+    parts, shares = s.microbatches or 1, s.devices if s.rung in SHARING_RUNGS else s.replicas or 1
+    if s.rung == "tensor":
+        check_split(s.model, s.image_size, s.devices, s.sequence_parallel)
+    require(
         parts == 1 or s.rung != "model_parallel",
-        f"rung model_parallel takes no --microbatches {parts}: with them it is --rung pipeline",
+        f"rung model_parallel takes no --microbatches {parts}: with them it is --rung pipeline; "
+        f"one part after the other is --accumulate {parts}",
     )
     if s.rung == "model_parallel":
         resolve_cut(block_names(s.model), s.cut, s.devices)
     divisor = shares * parts
     over = f"{shares} devices" if parts == 1 else f"{parts} microbatches" + (f" on {shares} devices" * (shares > 1))
-    _require(
+    require(
         s.batch_size % divisor == 0,
         f"--batch-size {s.batch_size} (all processes together) does not divide by {over}; "
         f"allowed: a multiple of {divisor}, such as {max(1, s.batch_size // divisor) * divisor}",
@@ -170,14 +192,15 @@ def _with_parts(s):
 
 
 def _with_stages(s):
-    """Settle microbatches and stages of a pipeline."""
+    """Settle microbatches and stages of a pipeline, or of each replica of one."""
+    share = s.batch_size // (s.replicas or 1)
     schedule = "gpipe" if s.form == "one-process" else s.schedule  # one process: all forwards, then all backwards
     parts = s.microbatches
     if parts is None:
-        parts = next((m for m in (4 * s.devices, 2 * s.devices) if s.batch_size % m == 0), s.devices)
+        parts = next((m for m in (4 * s.devices, 2 * s.devices) if share % m == 0), s.devices)
         parts = 1 if schedule == "naive" else parts
-    stages_per_rank = check_schedule(schedule, s.devices, parts, s.stages_per_rank, s.batch_size)
-    _require(
+    stages_per_rank = check_schedule(schedule, s.devices, parts, s.stages_per_rank, share)
+    require(
         schedule == "naive" or parts >= s.devices,
         f"{parts} microbatches are fewer than the {s.devices} devices, so some would never work; "
         f"allowed: {s.devices} or more, or --schedule naive",

@@ -20,8 +20,9 @@ pytest_plugins = ["skips"]
 
 
 def pytest_collection_modifyitems(items):
-    """Begin with the notebooks, which take longest: the other worker runs all the rest meanwhile."""
-    items.sort(key=lambda item: item.path.name != "test_notebooks.py")
+    """Begin with the files that take longest, so that both workers are busy to the end."""
+    longest = ("test_notebooks.py", "test_exercises.py", "test_notebooks_solutions.py")
+    items.sort(key=lambda item: longest.index(item.path.name) if item.path.name in longest else len(longest))
 
 
 def need(*packages):
@@ -74,7 +75,7 @@ def project(tmp_path, monkeypatch):
 def run_once():
     """Run Python in the project's root, for at most `timeout` seconds; returns the completed process."""
 
-    def run(*words, timeout=280, **environment):
+    def run(*words, timeout=800, **environment):
         command, env = [sys.executable, *words], os.environ | environment
         return subprocess.run(command, cwd=paths.root(), env=env, capture_output=True, text=True, timeout=timeout)
 

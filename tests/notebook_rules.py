@@ -13,7 +13,8 @@ from IPython.core.inputtransformer2 import TransformerManager
 NBVAL_TAGS = {"nbval-ignore-output", "nbval-skip", "raises-exception"}
 COURSE_TAGS = {"exercise", "solution", "check"}
 MOST_LINES, MEDIAN_LINES = 19, 6  # of a code cell
-MOST_BYTES = 200_000  # of one output
+MEDIAN_WORDS = 60  # of prose between two code cells
+MOST_BYTES = 300_000  # of one output
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 MACHINE = re.compile(r"/(home|Users)/\w|/(root|tmp|work|farm|scratch)/|\b0x[0-9a-f]{6,}")
@@ -51,7 +52,8 @@ def _whole(notebook):
     first = notebook.cells[0] if notebook.cells else None
     if first is None or first.cell_type != "markdown" or not first.source.startswith("# "):
         yield "does not begin with a title and the goal"
-    if not any(_has_picture(cell) for cell in notebook.cells[:5]):
+    solutions = first.source.startswith("# Solutions")
+    if not solutions and not any(_has_picture(cell) for cell in notebook.cells[:5]):
         yield "has no picture in its first five cells"
     if "widgets" in notebook.metadata:
         yield "saves widget state, which breaks GitHub's view of it"
@@ -60,9 +62,11 @@ def _whole(notebook):
         yield "has two cells with the same id"
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     lines = [len(cell.source.splitlines()) for cell in code]
+    if (words := _prose(notebook)) and statistics.median(words) >= MEDIAN_WORDS:
+        yield f"has a median of {statistics.median(words):.0f} words between two code cells; at most {MEDIAN_WORDS - 1}"
     if lines and statistics.median(lines) > MEDIAN_LINES:
         yield f"has a median of {statistics.median(lines)} lines a code cell; at most {MEDIAN_LINES}"
-    if not any(re.search(r"^\s*assert\b", cell.source, re.M) for cell in code):
+    if not solutions and not any(re.search(r"^\s*assert\b", cell.source, re.M) for cell in code):
         yield "asserts nothing of what it claims"
     # Never executed means never compared, whatever the cell prints.
     counts = [cell.execution_count for cell in code if not skipped(cell)]
@@ -70,9 +74,20 @@ def _whole(notebook):
         yield f"was not executed from top to bottom: {counts}"
 
 
+def _prose(notebook) -> list:
+    """Return the number of words between each two code cells; hints are collapsed, diagrams are pictures."""
+    words, texts = [], ""
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            texts += "\n" + re.sub(r"```mermaid.*?```|<details>.*?</details>", "", cell.source, flags=re.S)
+        elif texts:
+            words, texts = [*words, len(texts.split())], ""
+    return words
+
+
 def _has_picture(cell) -> bool:
     if cell.cell_type != "code":
-        return "![" in cell.source
+        return "![" in cell.source or "```mermaid" in cell.source
     return any("image/png" in output.get("data", {}) for output in cell.outputs)
 
 
@@ -85,7 +100,7 @@ def _source(cell, folder):
     if cell.source.rstrip().endswith(";"):
         yield "ends with ';', which hides an output; display nothing instead"
     # A failed !command passes; an unknown magic stops the cell and passes.
-    transformed = TransformerManager().transform_cell(cell.source)
+    transformed = TransformerManager().transform_cell(re.sub(OWN_MAGICS, "", cell.source))
     if transformed.count("get_ipython()") > cell.source.count("get_ipython()"):
         yield "uses ! or %: a command that fails, or a magic that is not there, would pass"
     for pattern, why in BANNED.items():
@@ -136,6 +151,7 @@ def _output(output):
         yield f"has an output of more than {MOST_BYTES // 1000} kB"
 
 
+OWN_MAGICS = r"\A%%(task|ranks)\b.*\n"  # these name what was wrong, in the cell's output
 FORMS = ("plain", "html", "markdown")
 
 

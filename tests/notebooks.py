@@ -11,10 +11,12 @@ stay as they are: a refresh without a change leaves no trace in git.
 """
 
 import argparse
+import atexit
 import copy
 import difflib
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -30,15 +32,20 @@ from project import environment, fresh_copy
 
 from mpdemo.paths import root
 
-CELL_LIMIT = 300  # s
+CELL_LIMIT, NBVAL_LIMIT = 300, 900  # s, for one cell and for one notebook
 KEPT_METADATA = ("tags", "jupyter")
+SHOWS_THE_LADDER, RUNS_OF_THE_LADDER = "11_which_one", ("story_*", "speed_[!d]*", "speed_data_*")  # 11 times DDP itself
 KERNEL = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
 
 
 def notebooks(prefixes=()) -> list:
-    """Return the paths of the course's notebooks, all or those whose names begin with one of `prefixes`."""
-    found = sorted((root() / "notebooks").glob("*.ipynb"))
-    return [path for path in found if not prefixes or path.name.startswith(tuple(prefixes))]
+    """Return the paths of the course's notebooks and their solutions, or those whose names begin with a prefix.
+
+    ``03`` is a notebook, ``solutions/03`` its solutions.
+    """
+    folder = root() / "notebooks"
+    paths = [*sorted(folder.glob("*.ipynb")), *sorted(folder.glob("solutions/*.ipynb"))]
+    return [path for path in paths if not prefixes or str(path.relative_to(folder)).startswith(tuple(prefixes))]
 
 
 def normalise(notebook):
@@ -99,7 +106,7 @@ def compared(notebook) -> list:
     return found
 
 
-def execute(notebook, folder):
+def execute(notebook, folder, where="notebooks"):
     """Run a notebook in the copy of the project at `folder`; its outputs are put into `notebook`."""
     client = NotebookClient(
         notebook,
@@ -108,20 +115,29 @@ def execute(notebook, folder):
         record_timing=False,
         store_widget_state=False,
         skip_cells_with_tag="nbval-skip",
-        resources={"metadata": {"path": str(folder / "notebooks")}},
+        resources={"metadata": {"path": str(folder / where)}},
     )
     client.execute(env=environment(folder, NBVAL="1"))
 
 
-def refresh(path, everything=False) -> str:
-    """Execute one notebook and save it if something changed; return what happened, in a word."""
+def refresh(path, ladder, everything=False) -> str:
+    """Execute one notebook and save it if something changed; return what happened, in a word.
+
+    `ladder` is a folder that collects the runs of the ladder: the last notebook shows those of the ones before it,
+    where they are refreshed in the same call.
+    """
     saved = nbformat.read(path, as_version=4)
     fresh = copy.deepcopy(saved)
     with tempfile.TemporaryDirectory(prefix="mpdemo-") as name:
         folder = fresh_copy(name)
         before = _scripts(folder)
-        execute(fresh, folder)
+        if path.stem == SHOWS_THE_LADDER:
+            shutil.copytree(ladder, folder / "runs", dirs_exist_ok=True)
+        execute(fresh, folder, path.parent.relative_to(root()) if path.is_relative_to(root()) else "notebooks")
         scripts = _take_scripts(folder, before)
+        for run in RUNS_OF_THE_LADDER:
+            for run_folder in (folder / "runs").glob(run):
+                shutil.copytree(run_folder, ladder / run_folder.name, dirs_exist_ok=True)
     normalise(fresh)
     if not everything and compared(saved) == compared(fresh) and not scripts:
         fresh = normalise(saved)
@@ -147,6 +163,19 @@ def _take_scripts(folder, before) -> list:
     return [f"slurm/{name}" for name in changed]
 
 
+def nbval(name, project, **environ):
+    """Run a notebook of the copy of the project at `project` and compare it strictly; return the completed process."""
+    options = ["--nbval", "--nbval-current-env", f"--nbval-cell-timeout={CELL_LIMIT}", "-p", "no:cacheprovider", "-q"]
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", *options, "--nbval-sanitize-with=tests/nbval.cfg", f"notebooks/{name}.ipynb"],
+        cwd=project,
+        env=environment(project, **environ),
+        capture_output=True,
+        text=True,
+        timeout=NBVAL_LIMIT,
+    )
+
+
 def check(path) -> list:
     """Return what is wrong with a saved notebook: house rules and normal form."""
     notebook = nbformat.read(path, as_version=4)
@@ -167,10 +196,12 @@ def main() -> int:
     parser.add_argument("--all", action="store_true", help="save also where only numbers and pictures changed")
     args = parser.parse_args()
     status = 0
+    ladder = Path(tempfile.mkdtemp(prefix="mpdemo-ladder-"))
+    atexit.register(shutil.rmtree, ladder, ignore_errors=True)
     for path in notebooks(args.prefixes):
         try:
             if not args.check:
-                print(f"{path.name}: {refresh(path, args.all)}", flush=True)
+                print(f"{path.name}: {refresh(path, ladder, args.all)}", flush=True)
             problems = check(path)
         except CellExecutionError as error:
             problems = [f"{path.name}: not saved, a cell failed:\n{error}"]

@@ -16,6 +16,7 @@ PROGRAMS = {
     "munge": ("munged",),
     "iproute2": ("ip",),
     "chromium": ("chromium",),
+    "g++": ("g++",),
 }
 
 

@@ -48,6 +48,20 @@ def test_nodes_have_what_was_asked(slurm_programs, tmp_path):
     assert processes_of(cluster.folder) == []
 
 
+def test_a_slow_network_between_the_nodes(slurm_programs, tmp_path):
+    """As root, where the kernel can; elsewhere a refusal that leaves nothing behind."""
+    folder = tmp_path / "c"
+    try:
+        cluster = Cluster.up(folder, nodes=2, mbit=8)
+    except UserError as refused:
+        assert "--mbit 8" in str(refused) and processes_of(folder) == []
+        return
+    with cluster:
+        bridge = State.load(folder).bridge
+        for index in (1, 2):
+            assert "tbf" in isolation.execute("tc", "qdisc", "show", "dev", f"{bridge}n{index}")
+
+
 def test_each_node_is_a_machine_of_its_own(cluster):
     names = slurm(cluster, "srun", "-N4", "hostname").split()
     assert cluster.network == isolation.choose()
@@ -86,6 +100,16 @@ def test_run_gives_the_commands_status_and_cleans_up(slurm_programs, run_mpdemo,
     assert done.returncode == 7
     assert "idle" in row
     assert not Path(conf).exists()
+
+
+def test_run_takes_the_shape_of_a_site_and_says_what_it_cannot_check(slurm_programs, run_mpdemo):
+    show = "sinfo -h -o '%P %l %c %G %f'; basename $MPDEMO_SITE; grep '^setup' $MPDEMO_SITE"
+    done = run_mpdemo("cluster", "run", "--site", "jeanzay", "--nodes", "1", "--", "sh", "-c", show)
+    row, name, setup = done.stdout.splitlines()
+    assert row == "debug* 2:00:00 40 gpu:4 v100-16g,v100-32g"
+    assert (name, setup) == ("jeanzay-throwaway.toml", "setup = []")
+    assert "accepted with any value (no accounting here): qos" in done.stderr
+    assert "left out (only the site has it): setup, scratch" in done.stderr
 
 
 @pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGKILL])

@@ -9,8 +9,8 @@ import torch
 from jpegs import make_jpeg_folder
 from PIL import Image
 
-from mpdemo.data import Loaders, SplitDataset, load
-from mpdemo.data.datasets import SeededAugmentation
+from mpdemo.data import Loaders, SplitDataset, images, load
+from mpdemo.data.datasets import PIXELS, SeededAugmentation
 from mpdemo.data.loaders import LabelsOnly, labels_of
 from mpdemo.errors import UserError
 
@@ -82,7 +82,8 @@ def test_mnist_in_its_real_format(mnist):
 def test_imagenet_through_torchvision(imagenet):
     dataset = load("imagenet", imagenet, image_size=32)
     assert (len(dataset.train), len(dataset.validation), dataset.classes, dataset.channels) == (9, 3, 1000, 3)
-    assert dataset.train[0][0].shape == dataset.validation[0][0].shape == (3, 32, 32)
+    assert dataset.train[0][0].shape == dataset.validation[0][0].shape == (32, 32, 3)
+    assert dataset.prepare(dataset.train[0][0][None]).shape == (1, 3, 32, 32)
     assert labels_of(dataset.train) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
 
 
@@ -113,6 +114,93 @@ def test_jpeg_folder(jpegs):
     later = dataset.train[0][0]
     dataset.train.epoch = 0
     assert not torch.equal(dataset.train[0][0], later)
+
+
+def big_jpeg(path, side=1200):
+    """A JPEG file so large that its crops may be decoded at a reduced size: smooth colours, and noise on top."""
+    rng = np.random.default_rng(0)
+    smooth = Image.fromarray(rng.integers(0, 256, (6, 6, 3), dtype=np.uint8)).resize((side, side), Image.BICUBIC)
+    noise = rng.integers(-20, 20, (side, side, 3))
+    Image.fromarray((np.asarray(smooth) + noise).clip(0, 255).astype(np.uint8)).save(path, quality=95)
+    return path
+
+
+def read_by_pil(path, size):
+    """What PIL alone makes of the middle of an image, (S, S, 3)."""
+    image = Image.open(path).convert("RGB")
+    left, top, width, height = images.middle_box(*image.size)
+    box = (left, top, left + width, top + height)
+    return torch.from_numpy(np.array(image.crop(box).resize((size, size), Image.BILINEAR))).float()
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK", "P", "RGBA"])
+def test_every_kind_of_image_file_becomes_the_same_rgb(jpegs, tmp_path, mode):
+    """JPEG where the format allows, else PNG; within what rounding changes."""
+    image = Image.open(next((jpegs / "train" / "3").iterdir())).resize((90, 70), Image.BICUBIC).convert(mode)
+    path = tmp_path / ("image.png" if mode in ("P", "RGBA") else "image.jpg")
+    image.save(path)
+    found = images.plain(path, 32)
+    assert found.shape == (32, 32, 3) and found.dtype == torch.uint8
+    assert (found.float() - read_by_pil(path, 32)).abs().max() <= 2
+
+
+def test_a_large_file_is_decoded_at_a_reduced_size(tmp_path, monkeypatch):
+    """And shows the same: at half, a quarter or an eighth of its size, or, for a large result, at its full size."""
+    path = big_jpeg(tmp_path / "big.jpg")
+    assert path.stat().st_size > images.LARGE
+    content = np.fromfile(path, np.uint8)
+    for size, side in ((100, 150), (200, 300), (400, 600), (1000, 1200)):
+        pixels, box = images.decode(content, size, images.middle_box)
+        assert pixels.shape == (3, side, side) and min(box[2:]) >= size
+        assert (images.plain(path, size).float() - read_by_pil(path, size)).abs().mean() < 3
+    monkeypatch.setattr(images, "jpeg_decoder", lambda: None)  # a torchvision without one
+    assert torch.equal(images.decode(content, 1000, images.middle_box)[0], pixels)
+
+
+def test_random_boxes_are_those_of_torchvision():
+    """Inside the image, of the wanted shapes and areas, also of images that allow none of them."""
+    torch.manual_seed(0)
+    boxes = torch.tensor([images.random_box(300, 200) for _ in range(2000)])
+    left, top, width, height = boxes.T
+    assert (boxes >= 0).all() and (left + width <= 300).all() and (top + height <= 200).all()
+    area, ratio = width * height / 60000, width / height
+    assert 0.07 < area.min() < 0.1 and 0.8 < area.max() <= 1
+    assert 0.7 < ratio.min() < 0.78 and 1.3 < ratio.max() < 1.4
+    assert images.middle_box(400, 300) == (69, 19, 262, 262)  # 7/8 of 300
+    assert images.random_box(400, 2) == (198, 0, 3, 2) and images.random_box(1, 1) == (0, 0, 1, 1)
+
+
+def test_batches_are_normalised_late(jpegs):
+    """Samples are bytes; what a loader gives is what torchvision's transforms make of each of them."""
+    from torchvision.transforms.v2 import functional as F
+
+    data = load("folder", jpegs, 32)
+    batch, _ = next(iter(Loaders(data, 8).validation))
+    one = F.to_dtype(data.validation[0][0].permute(2, 0, 1), torch.float32, scale=True)
+    assert torch.allclose(batch[0], F.normalize(one, *PIXELS["imagenet"]), atol=1e-5)
+    assert batch.is_contiguous() and batch.dtype == torch.float32
+    assert torch.equal(next(iter(Loaders(data, 8, device=torch.device("cpu")).validation))[0], batch)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda content: content[: len(content) // 2], "damaged or cut off"),
+        (lambda content: b"", "it is empty or of no known format"),
+        (lambda content: b"<html>404</html>", "it is empty or of no known format"),
+    ],
+    ids=["cut off", "empty", "no image"],
+)
+def test_a_bad_file_is_named_in_one_line(tmp_path, spoil, said, workers):
+    make_jpeg_folder(tmp_path, classes=2, images=2, size=40)
+    bad = tmp_path / "train" / "1" / "0001.jpg"
+    bad.write_bytes(spoil(bad.read_bytes()))
+    loaders = Loaders(load("folder", tmp_path, 32), 2, workers=workers)
+    loaders.start_epoch(0)
+    with pytest.raises(UserError) as refusal:
+        list(loaders.train)
+    assert str(refusal.value) == f"image file {bad} cannot be read: {said}; replace it or remove it"
 
 
 def test_folder_without_a_split(jpegs):
@@ -196,11 +284,12 @@ def test_a_step_sees_the_same_images_on_any_number_of_replicas(count):
         assert [set(step) for step in epoch_of(loaders(count, 12, replicas), 3)] == wanted
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 3])
-def test_validation_sees_each_image_once(replicas):
-    """17 images do not divide by 2 or 3, and none is repeated to even out."""
-    seen = [image for one in loaders(48, 12, replicas) for images, _ in one.validation for image in images.tolist()]
-    assert sorted(seen) == list(range(17))
+@pytest.mark.parametrize(("replicas", "batch"), [(1, 12), (2, 12), (3, 12), (2, 16), (3, 15), (2, 2)])
+def test_validation_sees_each_image_once(replicas, batch):
+    """17 images do not divide by 2 or 3, none is repeated to even out, and every replica has as many batches."""
+    batches = [[images.tolist() for images, _ in one.validation] for one in loaders(48, batch, replicas)]
+    assert sorted(sum(sum(batches, []), [])) == list(range(17))
+    assert len({len(own) for own in batches}) == 1
 
 
 @pytest.mark.parametrize("replicas", [1, 3])

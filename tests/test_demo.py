@@ -14,6 +14,8 @@ ROWS = [  # what a report must hold: a row for each rung and form
     ("model_parallel", "per-device", 2),
     ("pipeline", "one-process", 1),
     ("pipeline", "per-device", 2),
+    ("fsdp", "per-device", 2),
+    ("tensor", "per-device", 2),
 ]
 KEYS = {
     "rung",
@@ -33,7 +35,7 @@ KEYS = {
 def finished(tmp_path_factory, run_once):
     """One short demo: its folder and its output."""
     out = tmp_path_factory.mktemp("demo")
-    done = run_once("-m", "mpdemo", "demo", "--epochs", "1", "--rounds", "3", "--out", str(out))
+    done = run_once("-m", "mpdemo", "demo", "--all", "--steps", "2", "--rounds", "3", "--out", str(out))
     return out, done
 
 
@@ -57,6 +59,16 @@ def test_the_report_has_a_row_for_each_rung_and_form(finished):
 def test_every_rung_ran_by_the_command_that_is_printed(finished):
     printed = [line for line in finished[1].stdout.splitlines() if line.startswith("python -m mpdemo train")]
     assert [line.split()[5] for line in printed] == [rung for rung, _, _ in ROWS]
+    pipelines = [line for line in printed if "--rung pipeline" in line]
+    assert [("--schedule interleaved-1f1b" in line, line.count("block.")) for line in pipelines] == [
+        (False, 1), (True, 3)
+    ]  # fmt: skip
+
+
+def test_what_a_row_cannot_do_is_refused_before_anything_is_trained(run_mpdemo, tmp_path):
+    done = run_mpdemo("demo", "--processes", "3", "--oversubscribe", "--out", str(tmp_path / "out"))
+    assert done.returncode == 2 and "does not divide by 3" in done.stderr, done.stderr
+    assert not (tmp_path / "out").exists() and done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import setup_system
@@ -12,9 +13,9 @@ def quick_torch(tmp_path):
     """A stand-in that loads at once, for the tests of everything else."""
     folder = tmp_path / "stand-in"
     folder.mkdir()
-    (folder / "torchvision.py").write_text("__version__ = '0'\n")
+    (folder / "torchvision.py").write_text("__version__ = '99'\n")
     (folder / "torch.py").write_text(
-        "import types; __version__ = '0'; cuda = types.SimpleNamespace(device_count=lambda: 0)\n"
+        "import types; __version__ = '99'; cuda = types.SimpleNamespace(device_count=lambda: 0)\n"
         "yes = lambda: True\n"
         "distributed = types.SimpleNamespace(is_available=yes, is_gloo_available=yes, is_nccl_available=yes)\n"
     )
@@ -49,10 +50,20 @@ def test_a_broken_pytorch_is_named_with_its_remedy(run_mpdemo, tmp_path, module,
     assert "Traceback" not in done.stdout + done.stderr
 
 
+def test_a_pytorch_that_is_too_old_is_refused(run_mpdemo, quick_torch):
+    module = Path(quick_torch["PYTHONPATH"]) / "torch.py"
+    module.write_text(module.read_text().replace("'99'", "'1.8.0+cu111'"))
+    done = run_mpdemo("env", **quick_torch)
+    assert "[FAIL] PyTorch 1.8.0+cu111, torchvision 99: torch 1.8.0+cu111 is too old; allowed: >=2.11" in done.stdout
+    done = run_mpdemo("train", "--rung", "single", **quick_torch)
+    assert done.returncode == 2
+    assert "torch 1.8.0+cu111 is too old" in done.stderr and "Traceback" not in done.stderr
+
+
 def test_an_unknown_site_is_a_users_mistake(run_mpdemo):
     done = run_mpdemo("env", "--site", "nowhere")
     assert done.returncode == 2
-    assert "there are: generic, jeanzay, juwels, throwaway" in done.stderr
+    assert "generic, jeanzay, juwels" in done.stderr and "there are: " in done.stderr
 
 
 def test_a_site_that_cannot_take_its_own_job(run_mpdemo, tmp_path, quick_torch):

@@ -13,9 +13,13 @@ PACKAGE = root() / "mpdemo"
 LESSONS = [  # what the notebooks show side by side
     ("single.py", "data_parallel.py", None),
     ("single.py", "ddp.py", None),
-    (("single.py", "Single"), ("model_parallel.py", "OneProcess"), None),
-    ("model_parallel.py", "pipeline.py", "OneProcess"),
-    ("model_parallel.py", "pipeline.py", "PerDevice"),
+    ("data_parallel.py", "ddp.py", None),
+    (("single.py", "Single"), ("one_process.py", "CutOverDevices"), None),
+    (("single.py", "Single.step"), ("model_parallel.py", "PerDevice.step"), None),
+    ("model_parallel.py", "pipeline.py", None),
+    (("ddp.py", "DDP"), ("hybrid.py", "OneProcess"), None),
+    (("ddp.py", "DDP"), ("fsdp.py", "FSDP"), None),
+    (("single.py", "Single"), ("tensor.py", "Tensor"), None),
 ]
 LIGHT = (
     "jobs",
@@ -24,11 +28,18 @@ LIGHT = (
     "notebook.diff",
     "notebook.explorer",
     "notebook.live_view",
+    "notebook.ranks",
     "notebook.plots",
     "doctor",
     "settings",
     "plan",
     "plan.planner",
+    "plan.scaling",
+    "scale",
+    "scale.command",
+    "rehearse.command",
+    "plan.choose",
+    "notebook.choices",
 )
 
 
@@ -40,7 +51,7 @@ def test_the_top_of_the_package_is_a_short_list():
 
 def test_the_rungs_are_short():
     lines = {rung: len((PACKAGE / f"parallel/{rung}.py").read_text().splitlines()) for rung in RUNGS}
-    assert sum(lines.values()) < 300, lines
+    assert sum(lines.values()) < 450, lines
 
 
 @pytest.mark.parametrize(("before", "after", "name"), LESSONS, ids=str)

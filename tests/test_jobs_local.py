@@ -116,6 +116,16 @@ def test_the_warning_before_the_limit_lets_it_stop(project):
     assert job.run_time < 30
 
 
+def test_a_running_job_can_be_warned(project):
+    job = submit(spec("sleep"))
+    pids = sleepers(project / "runs/toy", 1)
+    job.warn()
+    assert job.wait(60) == "stopped"
+    assert all_gone(pids)
+    with pytest.raises(UserError, match="is stopped; only a running job can be warned"):
+        job.warn()
+
+
 def test_torchrun_passes_the_warning_on(project):
     job = submit(spec("sleep", processes_per_node=2, signal="USR1@60"))
     pids = sleepers(project / "runs/toy", 2)

@@ -1,24 +1,91 @@
-"""The committed sbatch files. That a notebook writes just these, and that they run, is in test_notebooks.py."""
+"""The committed sbatch files, submitted by hand. That a notebook writes just these is in test_notebooks.py."""
 
+import os
+import shutil
 import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
 from mpdemo import paths
-from mpdemo.jobs import check
+from mpdemo.jobs import check, slurm
 
 SCRIPTS = sorted((paths.root() / "slurm").glob("*.sbatch"))
+FOLDERS = (".", "slurm", "notebooks")  # of the project, from which the files are submitted in turn
+# What stands for a command: its settings are checked as by the training, which is too long to be run for every file;
+# test_notebooks.py runs them whole. One on two nodes really trains, for two steps.
+CHECK = """
+import argparse, importlib.util, os, sys
+from mpdemo.options import options_from
+from mpdemo.settings import Settings, checked
+from mpdemo.training.command import add_arguments
+start, option, module, *words = sys.argv
+if module == "mpdemo":
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    checked(options_from(parser.parse_args(words[1:]), Settings), int(os.environ["SLURM_NTASKS"]))
+assert importlib.util.find_spec(module) and os.path.isdir("runs")
+"""
+PYTHON = f"""#!/bin/bash
+[ "$SLURM_JOB_NAME" = 03_two_nodes ] && exec {sys.executable} "$@" --steps 2
+shift
+exec {sys.executable} -c '{CHECK}' "$@"
+"""
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_a_script_belongs_to_a_notebook_and_is_sound(script):
     notebooks = (paths.root() / "notebooks").glob("*.ipynb")
-    assert any(f"slurm/{script.name}" in notebook.read_text() for notebook in notebooks), "no notebook writes it"
-    problems = check(script.read_text(), "generic", ask_slurm=False)
-    assert [problem for problem in problems if "folder of --output" not in problem.message] == []
+    assert any(script.name in notebook.read_text() for notebook in notebooks), "no notebook writes it"
+    assert check(script.read_text(), "generic", ask_slurm=False) == []
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
-def test_slurm_accepts_a_script(cluster, script):
-    done = subprocess.run(["sbatch", "--test-only", script], capture_output=True, text=True, timeout=30)
+@pytest.fixture
+def clone(tmp_path):
+    """A project as it is cloned, with its Python installed and not activated."""
+    for folder in ("mpdemo", "slurm"):
+        shutil.copytree(paths.root() / folder, tmp_path / "clone" / folder)
+    for folder in ("notebooks", ".venv/bin"):
+        (tmp_path / "clone" / folder).mkdir(parents=True)
+    python = tmp_path / "clone/.venv/bin/python"
+    python.write_text(PYTHON)
+    python.chmod(0o755)
+    return tmp_path / "clone"
+
+
+def submit_by_hand(script, folder) -> str:
+    """Type ``sbatch SCRIPT`` in a folder, in a shell in which no Python is activated; return the job's number."""
+    path = os.pathsep.join(p for p in os.environ["PATH"].split(os.pathsep) if Path(p) != Path(sys.executable).parent)
+    command = ["sbatch", "--parsable", os.path.relpath(script, folder)]
+    done = subprocess.run(command, cwd=folder, env=os.environ | {"PATH": path}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def wait_for(jobs, seconds=600) -> dict:
+    """Wait for the end of all jobs; return the state of each by its number."""
+    end = time.monotonic() + seconds
+    while (states := {job: slurm.ask(job).state for job in jobs}) and {"pending", "running"} & set(states.values()):
+        assert time.monotonic() < end, states
+        time.sleep(1)
+    return states
+
+
+def test_each_runs_when_it_is_submitted_by_hand_from_any_folder_of_the_project(cluster, clone):
+    folders = [clone / FOLDERS[number % len(FOLDERS)] for number in range(len(SCRIPTS))]
+    jobs = {
+        submit_by_hand(clone / "slurm" / script.name, folder): (script, folder)
+        for script, folder in zip(SCRIPTS, folders, strict=True)
+    }
+    for job, state in wait_for(jobs).items():
+        script, folder = jobs[job]
+        assert state == "done", f"{script.name}: {(folder / f'slurm-{job}.out').read_text()}"
+    assert len(list((clone / "runs").glob("*/exit-status.txt"))) == len(SCRIPTS)
+
+
+def test_one_submitted_from_elsewhere_says_what_to_type(cluster, clone, tmp_path):
+    job = submit_by_hand(clone / "slurm" / SCRIPTS[0].name, tmp_path)
+    assert wait_for([job]) == {job: "failed"}
+    assert "call sbatch in the project's folder" in (tmp_path / f"slurm-{job}.out").read_text()

@@ -1,5 +1,7 @@
 """Jobs on a real Slurm: submitted once, followed, and every way of ending caused for real."""
 
+import dataclasses
+import os
 import shutil
 import subprocess
 import time
@@ -9,7 +11,8 @@ import pytest
 
 from mpdemo import paths
 from mpdemo.cluster.cluster import Cluster
-from mpdemo.jobs import JobFailed, JobSpec, SlurmError, attach, slurm, submit
+from mpdemo.errors import UserError
+from mpdemo.jobs import JobFailed, JobSpec, SlurmError, attach, load_site, queue, slurm, submit
 from mpdemo.jobs.site import wanted_by_sites
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -20,7 +23,7 @@ def spec(*action, out="runs/toy", program="worker.py", **changes):
     return JobSpec(**({"name": "toy", "command": command, "out": out} | changes))
 
 
-def until(condition, seconds=20):
+def until(condition, seconds=60):
     """Wait for a condition, bounded."""
     end = time.monotonic() + seconds
     while not condition():
@@ -115,9 +118,9 @@ def test_a_waiting_job_knows_its_place_and_reason(cluster, project):
     waiting = [submit(spec(out=f"runs/{i}", processes_per_node=4)) for i in range(2)]
     until(lambda: all(job.reason in ("Resources", "Priority") for job in waiting))
     assert [job.state for job in waiting] == ["pending", "pending"]
-    assert [job.queue for job in waiting] == [1, 2]
-    with pytest.raises(TimeoutError, match=r"still pending \(.*\) after 0.2 s"):
-        waiting[1].wait(0.2)
+    until(lambda: [job.queue for job in waiting] == [1, 2])
+    with pytest.raises(TimeoutError, match=r"still pending \(.*\) after 0.2 s; follow it again: await follow"):
+        waiting[1].wait(0.1, pending=0.2)
     waiting[0].cancel()
     assert waiting[0].wait(30) == "cancelled"
     blocker.cancel()
@@ -149,7 +152,7 @@ def test_status_3_is_a_stop_with_a_checkpoint(cluster, project, launcher):
 def test_a_missing_log_folder_is_the_failure_that_submit_prevents(cluster, project):
     job = submit(spec())
     job.wait(60)
-    text = (project / job.script).read_text().replace("runs/toy/slurm-", "nowhere/slurm-")
+    text = (project / job.script).read_text().replace("--output=slurm-", "--output=nowhere/slurm-")
     (project / "bad.sbatch").write_text(text)
     job_id = slurm.sbatch("bad.sbatch", project)
     until(lambda: slurm.ask(job_id).state == "failed")
@@ -173,14 +176,36 @@ def test_a_node_that_dies(own_cluster, project):
         job.result()
 
 
-def test_a_controller_that_does_not_answer_is_reported_in_time(own_cluster, project):
+def test_followed_jobs_ask_slurm_once_per_interval_however_many_they_are(cluster, project, tmp_path, monkeypatch):
+    jobs = [submit(spec("sleep", out=f"runs/{i}")) for i in range(4)]
+    until(lambda: all(job.state == "running" for job in jobs))
+    time.sleep(jobs[0].polling_seconds)  # the next listing has them all
+    calls = tmp_path / "calls"
+    for client in ("squeue", "scontrol"):
+        wrapper = tmp_path / "bin" / client
+        wrapper.parent.mkdir(exist_ok=True)
+        wrapper.write_text(f'#!/bin/sh\necho {client} >> {calls}\nexec {shutil.which(client)} "$@"\n')
+        wrapper.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{wrapper.parent}:{os.environ['PATH']}")
+    begin = time.monotonic()
+    while time.monotonic() - begin < 3 * jobs[0].polling_seconds:
+        assert [job.state for job in jobs] == ["running"] * 4
+        time.sleep(0.05)
+    intervals = (time.monotonic() - begin) / jobs[0].polling_seconds
+    assert set(calls.read_text().split()) == {"squeue"}
+    assert 2 <= len(calls.read_text().split()) <= intervals + 1
+    for job in jobs:
+        job.cancel()
+
+
+def test_jobs_go_on_while_the_controller_does_not_answer(own_cluster, project):
     job = submit(spec("sleep"))
     until(lambda: job.state == "running")
+    until(lambda: queue.listing(slurm.identity(), 0.1).answer(job.id))
     own_cluster.stop_controller()
     started = time.monotonic()
-    time.sleep(job.patience)
-    with pytest.raises(SlurmError, match="the controller does not answer|no answer from Slurm within"):
-        _ = job.state
+    until(lambda: "Slurm does not answer, last seen running" in job.reason)
+    assert job.state == "running" and attach("runs/toy").state == "running"
     with pytest.raises(SlurmError, match="the controller does not answer|no answer from Slurm within"):
         submit(spec(out="runs/other"), site="generic")
     assert time.monotonic() - started < 45
@@ -239,6 +264,15 @@ def test_a_stopped_job_goes_back_into_the_queue_and_ends_well(cluster, project):
     assert job.log().count("rank 0 of 1") == 2
 
 
+def test_a_running_job_can_be_warned(cluster, project):
+    job = submit(spec("sleep"))
+    until(lambda: list((project / "runs/toy").glob("pids-*")), seconds=30)
+    job.warn()
+    assert job.wait(60) == "stopped" and job.exit_status == 3
+    with pytest.raises(UserError, match="is stopped; only a running job can be warned"):
+        job.warn()
+
+
 def test_an_old_job_object_leaves_the_newer_record_alone(cluster, project):
     old = submit(spec())
     until(lambda: slurm.ask(old.id).state == "done")
@@ -281,14 +315,15 @@ def test_a_configuration_that_is_missing_is_reported_at_once(slurm_programs, pro
 
 def test_a_job_inside_a_job_is_not_confused_by_the_outer_one(cluster, project, monkeypatch):
     monkeypatch.setenv("SLURM_NTASKS", "1000")
-    monkeypatch.setenv("SBATCH_PARTITION", "moon")
+    monkeypatch.setenv("SBATCH_CONSTRAINT", "moon")
     monkeypatch.setenv("SLURM_JOB_ID", "1")
     assert submit(spec(processes_per_node=2)).result(60)["processes"] == 2
 
 
 @pytest.mark.parametrize("site", ["jeanzay", "juwels"])
 def test_the_files_for_real_sites_are_accepted_and_run(cluster, project, site):
-    job = submit(spec(nodes=2, processes_per_node=2), site=site, script="slurm/toy.sbatch")
+    without_modules = dataclasses.replace(load_site(site), setup=())
+    job = submit(spec(nodes=2, processes_per_node=2), site=without_modules, script="slurm/toy.sbatch")
     assert job.wait(60) == "done", job.log()
     assert job.script == Path("slurm") / site / "toy.sbatch"
     assert len(job.log_files) == 2

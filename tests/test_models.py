@@ -56,6 +56,40 @@ def test_cut_anywhere(name, norm):
             assert not set(first.state_dict()) & set(second.state_dict())
 
 
+def test_a_transformer_block_is_pytorchs():
+    """The same outputs as PyTorch's own encoder layer with these weights."""
+    block = build("transformer").get_submodule("block.3")
+    theirs = torch.nn.TransformerEncoderLayer(192, 6, 768, 0.0, "gelu", batch_first=True, norm_first=True)
+    layers = (block.attention.query, block.attention.key, block.attention.value)
+    biases = [layer.bias if layer.bias is not None else torch.zeros(192) for layer in layers]
+    theirs.load_state_dict(
+        {
+            "self_attn.in_proj_weight": torch.cat([layer.weight for layer in layers]),
+            "self_attn.in_proj_bias": torch.cat(biases),
+            "self_attn.out_proj.weight": block.attention.out.weight,
+            "self_attn.out_proj.bias": block.attention.out.bias,
+            "linear1.weight": block.mlp.up.weight,
+            "linear1.bias": block.mlp.up.bias,
+            "linear2.weight": block.mlp.down.weight,
+            "linear2.bias": block.mlp.down.bias,
+            **{
+                f"{norm}.{name}": p
+                for norm in ("norm1", "norm2")
+                for name, p in getattr(block, norm).named_parameters()
+            },
+        }
+    )
+    tokens = torch.randn(2, 16, 192)
+    assert torch.allclose(block(tokens), theirs(tokens), atol=1e-5)
+
+
+@pytest.mark.parametrize(("size", "patches"), [(7, 1), (28, 16), (56, 64)])
+def test_the_transformers_patches_follow_the_image(size, patches):
+    model = build("transformer", image_size=size, channels=3, classes=5)
+    assert model.stage(0, 1)(torch.randn(2, 3, size, size)).shape == (2, patches, 192)
+    assert model(torch.randn(2, 3, size, size)).shape == (2, 5)
+
+
 def test_stage_shares_parameters():
     model = build("convnet")
     stage = model.stage(1, 3)

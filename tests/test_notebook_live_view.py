@@ -5,6 +5,7 @@ import html.parser
 import os
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -39,12 +40,30 @@ def test_a_failed_job_is_reported_and_counts_no_steps(tmp_path, capsys):
 def test_the_wait_is_bounded_and_its_error_tells_how_to_follow_again(tmp_path):
     job = ToyJob(tmp_path / "07_toy", steps=1000)
     try:
-        with pytest.raises(TimeoutError, match=r"07_toy is still running; it goes on; .*await follow\(") as caught:
+        with pytest.raises(TimeoutError, match=r"toy\) is still running after 0.5 s; .*await follow\(") as caught:
             asyncio.run(follow(job, live=False, timeout=0.5))
         assert not job.finished and str(tmp_path / "07_toy") in str(caught.value)
     finally:
         job.cancel()
         job.process.wait()
+
+
+def test_the_kernel_goes_on_while_slurm_is_slow(tmp_path):
+    """The answer comes only once the kernel's loop has done something else."""
+    answer, came = threading.Event(), []
+
+    class SlowJob(ToyJob):
+        @property
+        def state(self):
+            came.append(answer.wait(30))
+            return super().state
+
+    async def cell():
+        asyncio.get_running_loop().call_later(0.2, answer.set)
+        await follow(SlowJob(tmp_path / "07_toy"), live=False)
+
+    asyncio.run(cell())
+    assert all(came)
 
 
 def test_an_interrupt_cancels_the_job_and_stops_the_cells_below(tmp_path, capsys):

@@ -11,8 +11,6 @@ from matplotlib.colors import to_hex
 from mpdemo.errors import UserError
 from mpdemo.notebook import plots
 from mpdemo.notebook.plots import style
-from mpdemo.notebook.plots.canvas import Canvas
-from mpdemo.notebook.plots.pictures import PICTURES
 from mpdemo.notebook.plots.style import OPERATIONS, paler
 from mpdemo.plan import simulate
 
@@ -39,10 +37,10 @@ def size(bundle):
 
 
 def shown():
-    yield from (plots.picture(name) for name in PICTURES)
     yield plots.curves({"single": ROWS, "ddp": ROWS})
     yield plots.ladder(LADDER)
     yield plots.buckets(STEP)
+    yield plots.ring([[[{0}, {0}], [{1}, {1}]], [[{0}, {0, 1}], [{0, 1}, {1}]]])
     yield plots.bars(
         {"compute": {"forward": 0.1, "backward": 0.2}, "loader": {"forward": 0.05}}, "time of a step (s)", bound=0.25
     )
@@ -75,15 +73,6 @@ def test_every_text_is_inside_the_figure_and_on_no_other_text(bundle):
             assert not box.padded(-1).overlaps(rest), f"{text!r} lies on {other!r}"
 
 
-@pytest.mark.parametrize("name", PICTURES)
-def test_pictures_have_a_description_and_are_the_same_every_time(name):
-    one, two = plots.picture(name), plots.picture(name)
-    assert repr(one).startswith("picture: ") and len(repr(one)) > 40
-    assert one.data == two.data
-    width, _ = size(one)
-    assert one.metadata["image/png"]["width"] == 720 and width == 720 * style.DENSITY
-
-
 def test_the_background_is_opaque_and_the_ink_has_contrast():
     def luminance(colour):
         channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
@@ -96,21 +85,8 @@ def test_the_background_is_opaque_and_the_ink_has_contrast():
 
     assert contrast(style.INK, style.PAPER) >= 7
     assert contrast(style.BLUE, style.PAPER) >= 4.5  # small blue text in the diagrams
-    figure = Canvas(10).figure
+    figure = plots.curves({"one": [{"step": 1, "loss": 1.0}]}).figure
     assert figure.get_facecolor()[3] == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "schedule", "microbatches"), [("model_parallel", "naive", 1), ("pipeline", "gpipe", 4)]
-)
-def test_the_timelines_in_the_pictures_are_simulated(name, schedule, microbatches):
-    rows = simulate(schedule, [1, 1], [2, 2], microbatches, 2).events
-    texts = [f"{row['kind']}{row['microbatch']}" if microbatches > 1 else OPERATIONS[row["kind"]][0] for row in rows]
-    axes = plots.picture(name).figure.axes[0]
-    drawn = [text.get_text() for text in axes.texts if text.get_text() in texts]
-    assert sorted(drawn) == sorted(texts)
-    colours = {to_hex(patch.get_facecolor()) for patch in axes.patches}
-    assert colours >= {OPERATIONS[kind][1] for kind in "FB"}
 
 
 def test_both_timelines_share_one_table_of_colours_and_names():
@@ -145,11 +121,6 @@ def test_texts_hold_no_measured_number():
         "speed-up beside its bound: single (1 process), ddp, per-device (2 processes)"
     )
     assert repr(plots.bars({"a": 1.234, "b": 2}, "time of a step (s)")) == "time of a step (s): a, b"
-
-
-def test_unknown_picture_lists_the_known():
-    with pytest.raises(UserError, match="no picture 'dpp'; there are: where_am_i, single"):
-        plots.picture("dpp")
 
 
 def test_a_picture_can_be_saved(tmp_path):

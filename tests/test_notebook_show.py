@@ -49,3 +49,12 @@ def test_the_error_names_what_is_missing_and_what_exists(call, parts):
     with pytest.raises(UserError) as caught:
         call()
     assert all(part in str(caught.value) for part in parts), str(caught.value)
+
+
+def test_lines_are_found_by_their_texts():
+    text = show("errors.py", "UserError", lines=("class UserError", "_render_traceback_")).data["text/markdown"]
+    assert "\nclass UserError" in text and text.endswith("_render_traceback_(self):\n```")
+    assert show("errors.py", lines=("class UserError",)).data["text/markdown"].count("\n") == 4
+    for lines in (("no such line",), ("class UserError", "no such line")):
+        with pytest.raises(UserError, match="no line with 'no such line' in mpdemo/errors.py"):
+            show("errors.py", lines=lines)

@@ -117,7 +117,7 @@ BAD = {
         notebook(code("f", [v4.new_output("display_data", data={"text/html": "<script src='https://cdn'>"})])),
         "runs a script or loads from elsewhere",
     ),
-    "large": (notebook(code("f", [stream("x" * 200_001)])), "more than 200 kB"),
+    "large": (notebook(code("f", [stream("x" * 300_001)])), "more than 300 kB"),
     "dead link": (
         notebook(v4.new_markdown_cell("[gone](99_gone.ipynb)")),
         "links to 99_gone.ipynb, which is not there",
@@ -183,9 +183,9 @@ def test_a_refresh_executes_saves_and_then_leaves_no_trace(tmp_path, monkeypatch
         return Path(folder)
 
     monkeypatch.setattr(notebooks, "fresh_copy", copied)
-    assert notebooks.refresh(path) == "changed"
+    assert notebooks.refresh(path, tmp_path / "ladder") == "changed"
     saved = nbformat.read(path, as_version=4)
     assert saved.cells[4].outputs[0].text == "2\n"
     assert notebooks.check(path) == []
-    assert notebooks.refresh(path) == "same"
-    assert notebooks.refresh(path, everything=True) == "changed"  # another time of day
+    assert notebooks.refresh(path, tmp_path / "ladder") == "same"
+    assert notebooks.refresh(path, tmp_path / "ladder", everything=True) == "changed"  # another time of day

@@ -9,7 +9,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mpdemo import models
 from mpdemo.errors import UserError
-from mpdemo.parallel.pipeline import SCHEDULE_CLASSES
+from mpdemo.parallel.per_device import SCHEDULE_CLASSES
 from mpdemo.plan import SCHEDULES, memory, placement
 from mpdemo.plan.footprint import footprints, needs
 from mpdemo.plan.meter import Meter

@@ -3,7 +3,7 @@
 import pytest
 
 from mpdemo.errors import UserError
-from mpdemo.parallel.pipeline import SCHEDULE_CLASSES
+from mpdemo.parallel.per_device import SCHEDULE_CLASSES
 from mpdemo.plan import SCHEDULES, check_schedule, placement, rank_order
 
 CASES = [

@@ -47,7 +47,9 @@ def test_unknown_names(run_mpdemo, refused):
     [
         ([], "--rung is missing"),
         (["--rung", "ddp", "--batch-size", "many"], "--batch-size 'many' is not allowed; allowed: a whole number"),
-        (["--rung", "ddp", "--epochs", "1", "--steps", "2"], "--steps 2 is not allowed with --epochs 1"),
+        (["--rung", "ddp", "--optimizer", "adam"], "--optimizer 'adam' is not allowed; allowed: sgd, adamw"),
+        (["--rung", "ddp", "--lr-schedule", "step"], "--lr-schedule 'step' is not allowed; allowed: constant, cosine"),
+        (["--rung", "ddp", "--warmup-steps", "-1"], "--warmup-steps -1 is not allowed; allowed: 0 or more"),
         (["--rung", "single", "--faster"], "unrecognized arguments: --faster"),
         (["--rung", "single", "--form", "per-device"], "no form 'per-device'; allowed: one-process"),
         (["--rung", "single", "--batch-size", "0"], "--batch-size 0 is not allowed; allowed: 1 or more"),
@@ -76,6 +78,16 @@ def test_settings(refused, words, said):
         (["pipeline", "--schedule", "zbv", "--stages-per-rank", "3"], "exactly 2 stages per rank, not 3"),
         (["model_parallel", "--microbatches", "4"], "takes no --microbatches 4: with them it is --rung pipeline"),
         (["ddp", "--batch-size", "12", "--microbatches", "4"], "does not divide by 4 microbatches on 2 devices"),
+        (["hybrid", "--processes", "5"], "5 processes do not make 2 replicas of 2 or more devices each; allowed: a"),
+        (["hybrid", "--processes", "4", "--replicas", "4"], "4 processes do not make 4 replicas of 2 or more devices"),
+        (["hybrid", "--batch-size", "9"], "9 (all processes together) does not divide by 2 replicas; allowed: a multi"),
+        (["hybrid", "--batch-size", "12", "--microbatches", "4"], "a batch of 6 does not divide into 4 microbatches"),
+        (
+            ["hybrid", "--form", "one-process", "--replicas", "2", "--processes", "3"],
+            "2 replicas in the one-process fo",
+        ),
+        (["pipeline", "--replicas", "2"], "--replicas belongs to --rung hybrid or tensor alone"),
+        (["hybrid", "--mesh", "dp"], "--mesh 'dp' is not allowed; allowed: dp-pp, pp-dp"),
     ],
 )
 def test_batches_and_microbatches(refused, words, said):
@@ -90,6 +102,8 @@ MANY = ["--processes", "64", "--microbatches", "64", "--batch-size", "64"]
     [
         (["pipeline", "--model", "convnet", *MANY], "64 stages do not fit a model of 3 blocks; allowed: 1 to 3"),
         (["pipeline", "--model", "convnet", "--schedule", "zbv"], "4 stages do not fit a model of 3 blocks"),
+        (["hybrid", "--processes", "4096", "--batch-size", "8192"], "2048 stages do not fit a model of 3 blocks"),
+        (["hybrid", "--model", "toy", "--form", "one-process", "--replicas", "64"], "64 processes need 64 CPU cores"),
         (["model_parallel", "--model", "resnet18", "--cut", "layer7"], "cannot cut after 'layer7'"),
         (["ddp", "--batch-size", "4096", "--processes", "4096"], "4096 processes need 4096 CPU cores and 1638400 MiB"),
     ],
@@ -110,6 +124,11 @@ IN_A_PROCESS = [  # words, environment, what is said
     (["--rung", "single", "--dataset", "mnist", "--data", "{tmp}/empty"], {}, "is empty; expected: PATH/MNIST/raw"),
     (["--rung", "single", "--precision", "fp16"], {}, "fp16 is many times slower than fp32 on a CPU"),
     (["--rung", "single", "--batch-size", "5000"], {}, "batch of 5000 images, but only 1536 to train on"),
+    (
+        ["--rung", "single", "--lr-schedule", "cosine", "--warmup-steps", "12"],
+        {},
+        "--warmup-steps 12 leaves no step of 12 to the cosine; allowed: 0 to 11",
+    ),
     (["--rung", "single", "--out", "{tmp}/file/run"], {}, "cannot write to --out"),
     (["--rung", "single", "--resume", "{tmp}/empty"], {}, "no checkpoint in {tmp}/empty/checkpoints"),
     (["--rung", "single", "--out", "{tmp}/old"], {}, "holds the checkpoints of a run; --resume"),
@@ -214,9 +233,12 @@ def test_settings_go_through_the_command_line():
     add_options(parser, Settings)
     for settings in (
         Settings(rung="pipeline", model="resnet18", schedule="zbv", microbatches=8, cut="1,2,3", timeline=True),
+        Settings(rung="single", optimizer="adamw", warmup_steps=5, lr_schedule="cosine", epochs=4, steps=20),
         Settings(rung="ddp", lr=0.5, steps=7, resume="runs/x", seed=0, log_every=1),
         checked(Settings(rung="ddp", processes=3, batch_size=12)),
         checked(Settings(rung="pipeline", form="one-process", devices=3, steps=4, batch_size=12)),
+        checked(Settings(rung="hybrid", processes=6, replicas=3, batch_size=24, microbatches=2, mesh="pp-dp")),
+        checked(Settings(rung="hybrid", form="one-process", replicas=3, devices=4, model="toy", batch_size=24)),
     ):
         assert options_from(parser.parse_args(settings.arguments()), Settings) == settings
 

@@ -27,8 +27,9 @@ def one_rank(folder, rank):
     import torch.distributed as dist
     from torch.distributed import pipelining
 
-    from mpdemo.parallel.pipeline import SCHEDULE_CLASSES
-    from mpdemo.timeline.record import Recorder, clock_offset
+    from mpdemo.parallel.per_device import SCHEDULE_CLASSES
+    from mpdemo.timeline.clock_offset import clock_offset
+    from mpdemo.timeline.record import Recorder
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=RANKS, timeout=timedelta(seconds=60))
@@ -188,6 +189,60 @@ def test_what_is_computed_outside_a_step_is_not_recorded():
     assert kinds == [("F", 3), ("I", 3)]
     first = recorder.steps[0]["events"][0]
     assert first["end"] - first["start"] >= 0.02
+
+
+def observed_trial(rung, **settings):
+    """Build a rung on a batch of random images, in this process alone, and record it from outside."""
+    from mpdemo.labs.trial import Trial
+    from mpdemo.settings import Settings
+    from mpdemo.timeline.observe import observe
+    from mpdemo.timeline.record import Recorder
+    from mpdemo.world.env import World
+
+    world = World()
+    trial = Trial(Settings(rung=rung, model="toy", image_size=28, batch_size=8, **settings), world)
+    plain = {name: gradient.clone() for name, gradient in trial.gradients().items()}
+    observe(trial.rung, trial.optimizer, Recorder(0, world.device, alone=True))
+    return trial, plain
+
+
+def test_a_whole_model_is_recorded_from_outside_and_computes_the_same():
+    import torch
+
+    trial, plain = observed_trial("single", microbatches=2)
+    recorded = trial.gradients()  # outside of a step: not recorded
+    assert trial.rung.recorder.steps == []
+    assert all(torch.equal(recorded[name], plain[name]) for name in plain)
+    for _ in range(2):
+        trial.step()
+    for step in trial.rung.recorder.steps:
+        events = step["events"]
+        assert [f"{row['kind']}{row['microbatch']}" for row in events if row["kind"] != "O"] == ["F0", "B0", "F1", "B1"]
+        assert events[-1]["kind"] == "O"
+        for before, after in zip(events[:4], events[1:4], strict=False):
+            assert before["end"] == after["start"]  # one operation ends where the next one begins
+        assert step["start"] <= events[0]["start"] and events[-1]["end"] <= step["end"]
+        assert all(row["start"] < row["end"] for row in events)
+
+
+def test_the_threads_of_data_parallel_are_recorded_one_lane_for_each_device():
+    trial, _ = observed_trial("data_parallel", devices=2)
+    trial.step()
+    lanes = {0: [], 1: []}
+    for row in read.merge(trial.rung.recorder.steps):
+        lanes[row["rank"]].append(row["kind"])
+    assert lanes == {0: ["F", "B", "O"], 1: ["F", "B"]}
+
+
+def test_a_predicted_step_ends_with_the_last_ranks_optimizer_step():
+    step = simulate("naive", [1, 1], [2, 2], 1, 2).events  # rank 1 ends after 4, rank 0 after 6
+    assert read.predict_seconds(step, "naive") == pytest.approx(6)
+    for update, end in (({0: 0.5, 1: 1.0}, 6.5), ({0: 0.5, 1: 3.0}, 7.0)):
+        updates = [
+            {"rank": rank, "stage": 0, "kind": "O", "microbatch": 0, "start": 6.0, "end": 6.0 + seconds}
+            for rank, seconds in update.items()
+        ]
+        assert read.predict_seconds(step + updates, "naive") == pytest.approx(end)
 
 
 def test_the_picture_has_a_lane_a_rank_numbers_idle_shares_and_a_line_without_measured_numbers(recorded):

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,13 +13,16 @@ from pathlib import Path
 import pytest
 import torch
 from jpegs import make_jpeg_folder
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
+from worlds import TRAIN, run_worlds, written
 
-from mpdemo.errors import UserError
+from mpdemo.errors import RunFailed, UserError
 from mpdemo.paths import root
 from mpdemo.settings import Settings, checked
 from mpdemo.training import checkpoint
 from mpdemo.training.loop import train
+from mpdemo.training.run_log import RunLog
 from mpdemo.world.env import World
 
 ROUNDING = 2e-5  # float32, summed in another order
@@ -43,16 +47,6 @@ def run_here(out, **settings):
     settings = {"rung": "single", "out": str(out)} | settings
     assert train(checked(Settings(**settings)), World()) == 0
     return out
-
-
-def run_world(folder, processes, runs):
-    """Train a list of runs in one world of processes."""
-    (folder / "runs.json").write_text(json.dumps(runs))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    command += ["tests/programs/training.py", str(folder / "runs.json")]
-    environment = {**os.environ, "PYTHONPATH": str(root()), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=root(), capture_output=True, text=True, timeout=200, env=environment)
-    assert done.returncode == 0, done.stderr[-4000:]
 
 
 def lines(out, event):
@@ -182,15 +176,60 @@ def test_resume_into_another_folder(runs, jpeg):
     assert (old / "metrics.jsonl").read_text() == before
 
 
-def test_learning_rate_schedule_is_resumed(runs):
-    """A tenth after 20 epochs, also where the run was stopped in between."""
-    common = {"model": "toy", "batch_size": 1536, "lr": 0.5}
-    whole = runs("whole", **common, epochs=22, checkpoint_every=22)
-    part = runs("part", **common, steps=19, checkpoint_every=19)
-    runs("part", **common, epochs=22, resume=str(part), checkpoint_every=22)
-    assert losses(part) == losses(whole)
-    for out in (whole, part):
-        assert checkpoint.read(checkpoint.newest(out))["scheduler"]["_last_lr"] == [pytest.approx(0.05)]
+STORY = {"optimizer": "adamw", "lr": 0.01, "warmup_steps": 4, "lr_schedule": "cosine"}
+
+
+def rates(runs, **settings):
+    """The learning rate of every step that a run did."""
+    seen = []
+    hook = register_optimizer_step_pre_hook(lambda optimizer, *_: seen.append(optimizer.param_groups[0]["lr"]))
+    try:
+        runs("rates", **settings)
+    finally:
+        hook.remove()
+    return seen
+
+
+def test_learning_rate_of_every_step(runs):
+    """Linear to --lr, then half a cosine to 0 at the end of the epochs, also where --steps ends the run earlier."""
+    common = {"model": "toy", "batch_size": 512, "epochs": 4} | STORY  # 3 steps per epoch
+    wanted = [0.0025, 0.005, 0.0075, 0.01, *(0.005 * (1 + math.cos(math.pi * i / 8)) for i in range(8))]
+    assert rates(runs, **common) == pytest.approx(wanted)
+    assert rates(runs, **common, steps=7) == pytest.approx(wanted[:7])
+    assert rates(runs, **common | {"epochs": None}, steps=12) == pytest.approx(wanted)
+    assert rates(runs, **common | {"lr_schedule": "constant"}) == pytest.approx([*wanted[:3], *[0.01] * 9])
+
+
+def test_learning_rate_by_optimizer(runs):
+    assert rates(runs, model="toy", batch_size=512) == [0.01] * 3
+    assert rates(runs, model="toy", batch_size=512, optimizer="adamw") == [0.001] * 3
+
+
+@pytest.mark.parametrize("stop", range(1, 11))
+def test_adamw_warm_up_and_cosine_are_resumed(runs, jpeg, stop):
+    """After any step: the very same losses and weights as without a stop."""
+    common = {"model": "toy", "epochs": 2, "checkpoint_every": 10} | STORY | jpeg
+    whole = runs("whole", **common)
+    part = runs("part", **common | {"checkpoint_every": stop}, steps=stop)
+    assert list(losses(part)) == list(range(1, stop + 1))
+    runs("part", **common, resume=str(part))
+    assert losses(part) == losses(whole) and epochs(part) == epochs(whole)
+    ends = [checkpoint.read(checkpoint.newest(out)) for out in (part, whole)]
+    assert all(torch.equal(ends[0]["model"][name], ends[1]["model"][name]) for name in ends[1]["model"])
+    for name, state in ends[1]["optimizer"].items():
+        assert state.keys() == {"step", "exp_avg", "exp_avg_sq"}
+        assert all(torch.equal(ends[0]["optimizer"][name][key], value) for key, value in state.items())
+
+
+def test_a_cosine_of_another_length_is_refused(runs):
+    """Of a constant learning rate the length does not matter."""
+    common = {"model": "toy", "batch_size": 512}
+    out = runs("run", **common | STORY, steps=5, checkpoint_every=5)
+    with pytest.raises(UserError, match="the checkpoint's cosine ends after 5 steps, not 12; give") as refusal:
+        runs("run", **common | STORY, epochs=4, resume=str(out))
+    assert "\n" not in str(refusal.value)
+    out = runs("constant", **common, steps=5, checkpoint_every=5)
+    assert list(losses(runs("constant", **common, epochs=4, resume=str(out)))) == list(range(1, 13))
 
 
 PARTS = {  # one training of ten steps, handed from rung to rung
@@ -230,7 +269,9 @@ def handed_on(folder, jpeg):
         runs[stop] = {
             "rung": "single",
             "model": "toy",
+            "epochs": 2,
             "steps": stop,
+            **STORY,
             "checkpoint_every": stop,
             "out": out,
             **rung,
@@ -270,7 +311,7 @@ def world(tmp_path_factory, jpegs):
             {**common, "epochs": 2, "out": part, "resume": part},
         ]
     todo += [resnet50(jpegs, rung, folder / f"resnet50 {name}") for name, rung in WORLD.items()]
-    run_world(folder, 2, todo)
+    run_worlds(folder, [[2, TRAIN, written(folder / "runs.json", todo)]])
     return folder
 
 
@@ -299,7 +340,7 @@ def test_any_rung_resumes_any_rungs_checkpoint(world, runs, jpegs, jpeg):
     parts = handed_on(world, jpeg)
     for stop in (9, 10):
         train(checked(Settings(**parts[stop])), World())
-    whole = losses(runs("whole", model="toy", epochs=2, **jpeg))
+    whole = losses(runs("whole", model="toy", epochs=2, **STORY, **jpeg))
     together = {step: loss for stop in PARTS for step, loss in losses(parts[stop]["out"]).items()}
     assert far(together, whole) < ROUNDING
 
@@ -333,8 +374,8 @@ def test_resnet50_from_jpegs(resnets, name):
 
 
 def state(step):
-    return {"model": {"w": torch.full((3,), float(step))}, "optimizer": {}, "scheduler": {}, "settings": {}, "epoch": 0,
-            "step": step, "epoch_steps": [], "random": []}  # fmt: skip
+    empty = {"optimizer": {}, "scheduler": {}, "settings": {}, "length": 9, "epoch": 0, "epoch_steps": [], "random": []}
+    return {"model": {"w": torch.full((3,), float(step))}, "step": step, **empty}
 
 
 KILLED = """
@@ -419,6 +460,9 @@ def test_damaged_checkpoint(tmp_path, how):
         ({"batch_size": 256}, "--batch-size 512, not 256"),
         ({"seed": 1}, "--seed 0, not 1"),
         ({"lr": 0.1}, "--lr 0.01, not 0.1"),
+        ({"optimizer": "adamw", "lr": 0.01}, "--optimizer sgd, not adamw"),
+        ({"warmup_steps": 3}, "--warmup-steps 0, not 3"),
+        ({"lr_schedule": "cosine"}, "--lr-schedule constant, not cosine"),
     ],
 )
 def test_resume_as_another_training_is_refused(runs, change, said):
@@ -445,6 +489,95 @@ def test_the_same_command_starts_a_run_and_goes_on_with_it(runs):
     assert list(losses(out)) == [1, 2, 3, 4]
     assert losses(runs("run", **settings, steps=8)) == whole
     assert losses(runs("run", **settings, steps=8)) == whole  # nothing is left to do
+
+
+def test_the_checkpoint_before_a_damaged_one_is_used(runs, capfd):
+    """Both are named; the later losses are those of the run that was never interrupted."""
+    settings = {"model": "toy", "batch_size": 256, "checkpoint_every": 2}
+    whole, out = losses(runs("whole", **settings, steps=8)), runs("run", **settings, steps=4)
+    damaged = checkpoint.newest(out)
+    damaged.write_bytes(damaged.read_bytes()[:1000])
+    assert losses(runs("run", **settings, steps=8, resume=str(out))) == whole
+    said = capfd.readouterr().err
+    assert f"{damaged} is not a checkpoint of mpdemo or is damaged" in said and "step-000002.pt" in said
+
+
+def test_no_checkpoint_that_can_be_read_is_refused(runs):
+    out = runs("run", model="toy", batch_size=512, steps=2, checkpoint_every=1)
+    for path in checkpoint.in_order(out / "checkpoints"):
+        path.write_bytes(b"")
+    with pytest.raises(UserError, match="none before it can be read"):
+        runs("other", model="toy", batch_size=512, steps=3, resume=str(out))
+
+
+def test_a_checkpoint_stays_beside_damaged_newer_ones(tmp_path):
+    """A run that went on from before them must not lose what it writes."""
+    for step in (30, 40, 22):
+        checkpoint.write(tmp_path / "checkpoints", state(step))
+    assert [path.name for path in checkpoint.in_order(tmp_path / "checkpoints")][0] == "step-000022.pt"
+
+
+def test_a_checkpoint_whose_folder_cannot_be_made_is_one_line(tmp_path):
+    (tmp_path / "checkpoints").write_text("a file where the folder should be")
+    with pytest.raises(RunFailed, match="step-000001.pt could not be written: File exists; the checkpoints before it"):
+        checkpoint.write(tmp_path / "checkpoints", state(1))
+
+
+def test_a_training_goes_on_while_the_disk_is_full(tmp_path):
+    """A limit on the size of files stands for the disk: PyTorch meets both as a write that fails."""
+    words = [
+        "--rung",
+        "single",
+        "--model",
+        "convnet",
+        "--batch-size",
+        "512",
+        "--steps",
+        "2",
+        "--checkpoint-every",
+        "1",
+        "--out",
+    ]
+    command = ["prlimit", "--fsize=100000", sys.executable, "-m", "mpdemo", "train", *words, str(tmp_path)]
+    done = subprocess.run(command, cwd=root(), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    said = [line for line in done.stderr.splitlines() if "could not be written: File too large" in line]
+    assert len(said) == 2 and "enforce fail" not in done.stderr, done.stderr
+    assert list((tmp_path / "checkpoints").iterdir()) == [] and summary(tmp_path)["steps"] == 2
+
+
+def test_a_diverged_training_ends(tmp_path):
+    """Status 1 and one line, before its weights push the good checkpoints out."""
+    words = [
+        "--rung",
+        "single",
+        "--model",
+        "toy",
+        "--lr",
+        "1e30",
+        "--batch-size",
+        "512",
+        "--steps",
+        "20",
+        "--log-every",
+        "1",
+        "--out",
+    ]
+    command = [sys.executable, "-m", "mpdemo", "train", *words, str(tmp_path)]
+    done = subprocess.run(command, cwd=root(), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert re.search(
+        r"mpdemo: error: the loss is (nan|inf) at step \d+: the training diverged; lower --lr", done.stderr
+    )
+    assert "Traceback" not in done.stderr
+
+
+def test_two_runs_do_not_share_a_folder(runs, tmp_path):
+    first = RunLog(tmp_path / "run", active=True)
+    with pytest.raises(UserError, match="another run writes to --out"):
+        runs("run", model="toy", batch_size=512, steps=1)
+    first.finish({})
+    runs("run", model="toy", batch_size=512, steps=1)
 
 
 # stopping and waiting
@@ -504,6 +637,7 @@ def test_the_loop_does_not_wait_every_step(runs, monkeypatch, rung):
     counts = []
     for steps in (10, 50):
         form = "one-process" if rung in ("model_parallel", "pipeline") else None
+        monkeypatch.setattr("mpdemo.training.stop_signal.INTERVAL", 1e6)  # s; on a busy machine it would come round
         with CountWaits(monkeypatch) as waits:
             runs(f"run{steps}", rung=rung, form=form, model="toy", batch_size=24, steps=steps, log_every=1000)
         counts.append(waits.count)

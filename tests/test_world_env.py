@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from mpdemo.errors import UserError
+from mpdemo.parallel.rung import local_devices
 from mpdemo.paths import root
 from mpdemo.world.env import read_launcher, where_am_i
 
@@ -107,6 +108,18 @@ def test_gpu_bound_by_slurm_is_number_0(monkeypatch):
     FakeGPUs(monkeypatch, 1)
     tasks = {"SLURM_LOCALID": "1", "SLURM_NODEID": "0", "SLURM_PROCID": "1"}
     assert where_am_i(SRUN | tasks).device == torch.device("cuda", 0)
+
+
+def test_a_process_with_two_gpus_begins_with_the_first_of_its_own(monkeypatch):
+    from mpdemo.training.command import check_gpus
+
+    gpus = FakeGPUs(monkeypatch, 4)
+    world = where_am_i(TORCHRUN, devices=2)
+    assert (world.device, gpus.current) == (torch.device("cuda", 2), 2)
+    assert [device.index for device in local_devices(world, 2)] == [2, 3]
+    check_gpus(2, devices=2)
+    with pytest.raises(UserError, match="3 processes with 2 devices each need 6 GPUs, 4 visible; fewer --replicas"):
+        check_gpus(3, devices=2)
 
 
 def test_more_ranks_than_gpus(monkeypatch):

@@ -14,7 +14,7 @@ from pathlib import Path
 class ToyJob:
     """A child process that writes metrics and a log, and can be cancelled."""
 
-    where, queue = "this machine", None
+    where, queue, name = "this machine", None, "toy"
 
     def __init__(self, out, steps=20, pause=0.05, status=0):
         self.out = Path(out)

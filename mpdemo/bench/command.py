@@ -16,7 +16,7 @@ from mpdemo.world.launch import start
 from mpdemo.world.machine import describe
 from mpdemo.world.processes import check_room
 
-PARTS = ("loop", "ddp", "pipeline", "planner")
+PARTS = ("loop", "ddp", "pipeline", "planner", "lightning")
 
 
 def add_arguments(parser):
@@ -43,7 +43,7 @@ def main(args) -> int:
     machine = describe(2) | {"rounds": args.rounds}
     (out / "machine.json").write_text(json.dumps(machine, indent=2) + "\n")
     for part in parts:
-        processes = 1 if part == "loop" else 2
+        processes = 1 if part in ("loop", "lightning") else 2
         if status := start(["-m", "mpdemo.bench.parts", part, str(out), str(args.rounds)], processes):
             return status
         rows = json.loads((out / f"{part}.json").read_text())

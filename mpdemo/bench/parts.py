@@ -63,9 +63,9 @@ def loop_row(world, model, epochs):
     """Measure one model: seconds per epoch with and without the loop, and what the loop adds to a step."""
     with tempfile.TemporaryDirectory(prefix="mpdemo-bench-") as folder:
         settings = checked(Settings(rung="single", model=model, norm="group", epochs=10_000, out=folder))
-        dataset, rung, optimizer, scheduler = build(settings, world)
+        dataset, rung, optimizer = build(settings, world)
         loaders = data.Loaders(dataset, settings.batch_size)
-        run = Run(settings, world, rung, optimizer, scheduler, loaders)
+        run = Run(settings, world, rung, optimizer, loaders)
         run.validate = lambda: (0.0, 0.0)  # the bare loop does not validate
         run.start_bar(disable=True)
         bare_model, bare_loaders = copy.deepcopy(rung.model), data.Loaders(dataset, settings.batch_size)
@@ -98,10 +98,22 @@ def loop_row(world, model, epochs):
     }
 
 
+def lightning(world, rounds):
+    """What Lightning's loop and ours add to a step of a toy, over a bare loop (mpdemo/labs/lightning_overhead.py)."""
+    from mpdemo.labs import lightning_overhead  # an optional package
+
+    result = lightning_overhead.measure(world, 10 * rounds)
+    row = {"model": "toy", "bare": result["step_seconds"]["bare loop"], "story": result["story_seconds"]}
+    for key, name in (("ours", "our loop"), ("lightning", "Lightning")):
+        row |= {key: result["added_seconds"][name], f"{key}_quartiles": result["added_quartiles"][name]}
+    return [row]
+
+
 def main(part, out, rounds) -> int:
     """Run one part in this world; rank 0 writes its rows."""
     with join_world() as world:
-        rows = {"ddp": ddp, "pipeline": pipeline, "planner": planner, "loop": loop}[part](world, int(rounds))
+        measured = {"ddp": ddp, "pipeline": pipeline, "planner": planner, "loop": loop, "lightning": lightning}
+        rows = measured[part](world, int(rounds))
     if world.rank == 0:
         Path(out, f"{part}.json").write_text(json.dumps(rows, indent=2) + "\n")
     return 0

@@ -43,7 +43,8 @@ def _machine(machine):
     where = "two CPU cores without a GPU, one process per core" if "CPU core" in machine["device"] else "two GPUs"
     version = machine["torch"].split("+")[0]
     yield f"Measured on {machine['date']} by one call of `make bench` ({machine['rounds']} rounds): torch {version} on"
-    yield f"{machine['processor']}, {where}. Medians over interleaved rounds; in brackets the quartiles."
+    yield f"{machine['processor']}, {where}. Medians over interleaved rounds, and ratios of these medians; in"
+    yield "brackets the quartiles of the ratio in each round."
     yield ""
 
 
@@ -61,6 +62,12 @@ def _comparisons(results):
         f"| training loop: time it adds to a step, {toy['added_seconds'] * 1e6:.0f} µs, over a bare ConvNet step "
         f"| {100 * convnet['added_share']:.1f} % | 2 % | |"
     )
+    for row in results.get("lightning", []):
+        ours, lightning = (f"{row[name] * 1e6:.0f} µs" for name in ("ours", "lightning"))
+        yield (
+            f"| PyTorch Lightning, without logger and checkpoints: time it adds to a step (our loop: {ours}), of a "
+            f"step of the story {100 * row['lightning'] / row['story']:.1f} % | {lightning} | | |"
+        )
     pipelines = results["pipeline"]
     share = max(row["recorder_share"] for row in pipelines)
     yield f"| recording a timeline: share of a step, the largest of all pipelines | {100 * share:.2f} % | 1 % | |"

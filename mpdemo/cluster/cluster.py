@@ -40,7 +40,8 @@ class Cluster:
         return {"SLURM_CONF": self._daemons.slurm_conf}
 
     @classmethod
-    def up(cls, folder=None, *, nodes=4, cpus=96, gpus=4, memory=180_000, wanted=None, network="auto", owned=False):
+    def up(cls, folder=None, *, nodes=4, cpus=96, gpus=4, memory=180_000, wanted=None, network="auto", mbit=None,
+           owned=False):  # fmt: skip
         """Start a cluster and wait until every node is idle (well under a second, bounded by 30 s).
 
         Parameters
@@ -52,10 +53,14 @@ class Cluster:
         memory : int
             Memory per node that Slurm may allocate, in MiB; it is not enforced.
         wanted : dict, optional
-            ``partitions``, ``features`` and ``reservations`` (lists of names) to offer, so that the files written for
-            a real site are accepted: see `mpdemo.jobs.site.wanted_by_sites`.
+            What jobs may ask for, so that the files written for a real site are accepted: names of ``partitions``,
+            ``features``, ``reservations`` and ``licenses``; the ``default`` partition ("debug" without it) and the
+            ``max_time`` of all; the ``gpu_type`` of all GPUs; the ``suffix`` of the nodes' second names. See
+            `mpdemo.cluster.shape.shape_of` for one site, `mpdemo.jobs.site.wanted_by_sites` for all.
         network : {"auto", "namespaces", "hosts", "none"}
             How separate the nodes are; "auto" takes the first that works here.
+        mbit : int, optional
+            Million bits per second that each node receives at most from the others.
         owned : bool
             The daemons end when this process dies, even by ``kill -9``.
 
@@ -77,6 +82,8 @@ class Cluster:
         try:
             write_configuration(state, cpus, gpus, memory, wanted)
             cluster._start()
+            if mbit:
+                isolation.slow_down(state.bridge, nodes, mbit)
             cluster._reserve(wanted.get("reservations", []))
         except BaseException:
             cluster.down()
@@ -96,8 +103,7 @@ class Cluster:
         self.start_controller()
         for index, name in enumerate(self.nodes, 1):
             self._start_node(name, index)
-        states, idle = ("sinfo", "-h", "-N", "-p", "debug", "-o", "%T"), ["idle"] * len(self.nodes)
-        self._daemons.wait_for(f"{len(idle)} idle nodes", lambda: self._daemons.client(*states).stdout.split() == idle)
+        self._daemons.wait_for(f"{len(self.nodes)} idle nodes", self._all_idle)
 
     def _start_node(self, name, index):
         """Start the slurmd of one node, in its namespaces."""
@@ -107,6 +113,14 @@ class Cluster:
         if self._state.bridge:
             isolation.connect(self._state.bridge, self._state.subnet, index, pid)
         (spool / "connected").touch()
+
+    def _all_idle(self):
+        rows = self._daemons.client("sinfo", "-h", "-N", "-o", "%N %T").stdout.splitlines()
+        return set(rows) == {f"{name} idle" for name in self.nodes}
+
+    def knows(self, program, option) -> bool:
+        """Return whether one of Slurm's commands has an option here; a site's plugins add more to its own."""
+        return "unrecognized option" not in self._daemons.client(program, option, "--version").stderr
 
     def kill_node(self, name):
         """Switch a node off as a power cut would: every process on it dies at once."""

@@ -3,6 +3,7 @@
 python -m mpdemo cluster up FOLDER --nodes 2     # prints the line that points Slurm's commands at it
 python -m mpdemo cluster down FOLDER
 python -m mpdemo cluster run --nodes 4 -- pytest --nbval notebooks/
+python -m mpdemo cluster run --site leonardo -- python -m mpdemo rehearse     # of the shape of a real cluster
 """
 
 import argparse
@@ -13,8 +14,9 @@ import subprocess
 import sys
 
 from mpdemo.cluster import Cluster
+from mpdemo.cluster.shape import shape_of, stand_in, write_site
 from mpdemo.errors import UserError
-from mpdemo.jobs.site import wanted_by_sites
+from mpdemo.jobs.site import load_site, wanted_by_sites
 from mpdemo.world.processes import end_processes, start_time
 
 
@@ -28,9 +30,11 @@ def add_arguments(parser):
     run = actions.add_parser("run", help="start a cluster, run a command on it, take it down")
     for sub in (up, run):
         sub.add_argument("--nodes", type=count(1, 64), default=4, help="number of nodes (default 4)")
-        sub.add_argument("--cpus", type=count(1, 4096), default=96, help="processors of each node, invented (96)")
-        sub.add_argument("--gpus", type=count(0, 64), default=4, help="GPUs of each node, invented (4)")
+        sub.add_argument("--site", help="take the shape of this site: its partitions, limits, nodes, GPUs, features")
+        sub.add_argument("--cpus", type=count(1, 4096), help="processors of each node, invented (the site's, else 96)")
+        sub.add_argument("--gpus", type=count(0, 64), help="GPUs of each node, invented (the site's, else 4)")
         sub.add_argument("--network", choices=["auto", "namespaces", "hosts", "none"], default="auto")
+        sub.add_argument("--mbit", type=count(1, 100_000), help="slow the network of the nodes (root only)")
     run.add_argument("program", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the command and its arguments")
 
 
@@ -50,11 +54,14 @@ def main(args) -> int:
     if args.action == "down":
         Cluster(args.folder).down()
         return 0
-    options = {name: getattr(args, name) for name in ("nodes", "cpus", "gpus", "network")}
-    options["wanted"] = wanted_by_sites()
+    site = load_site(args.site) if args.site else None
+    options = shape_of(site) if site else {"wanted": wanted_by_sites()}
+    given = {name: getattr(args, name) for name in ("nodes", "cpus", "gpus", "network", "mbit")}
+    options |= {name: value for name, value in given.items() if value is not None}
     if args.action == "up":
         cluster = Cluster.up(args.folder, **options)
-        print(f"export SLURM_CONF={cluster.environ['SLURM_CONF']}")
+        for name, value in variables(cluster, site).items():
+            print(f"export {name}={value}")
         describe(cluster)
         return 0
     command = args.program[1:] if args.program[:1] == ["--"] else args.program
@@ -63,7 +70,26 @@ def main(args) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that SIGTERM ends the `with` block as well
     with Cluster.up(owned=True, **options) as cluster:
         describe(cluster)
-        return run_command(command, cluster)
+        return run_command(command, variables(cluster, site))
+
+
+def variables(cluster, site=None) -> dict:
+    """Return the environment of a command on the cluster: Slurm's configuration and, for a site, its stand-in.
+
+    Says on stderr which words of the site file nothing here checks.
+    """
+    if site is None:
+        return cluster.environ
+    local, left_out = stand_in(site, cluster.knows)
+    file = cluster.folder / f"{local.name}.toml"
+    write_site(local, file)
+    unchecked = [word for word in ("account", "qos") if getattr(site, word)]
+    print(f"its shape is that of {site.name}; MPDEMO_SITE is a stand-in of the site's file", file=sys.stderr)
+    if unchecked:
+        print(f"accepted with any value (no accounting here): {', '.join(unchecked)}", file=sys.stderr)
+    if left_out:
+        print(f"left out (only the site has it): {', '.join(left_out)}", file=sys.stderr)
+    return cluster.environ | {"MPDEMO_SITE": str(file)}
 
 
 def describe(cluster):
@@ -73,10 +99,10 @@ def describe(cluster):
         print("node names do not resolve here (unshare is refused): jobs over two nodes cannot meet", file=sys.stderr)
 
 
-def run_command(command, cluster) -> int:
+def run_command(command, environ) -> int:
     """Run a command on the cluster and return its exit status; the command ends when this process does."""
     try:
-        process = subprocess.Popen(command, env=os.environ | cluster.environ)
+        process = subprocess.Popen(command, env=os.environ | environ)
     except OSError as error:
         raise UserError(f"cannot run {command[0]}: {error.strerror}") from None
     started = start_time(process.pid)

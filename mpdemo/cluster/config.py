@@ -34,7 +34,7 @@ JobAcctGatherType=jobacct_gather/linux
 JobAcctGatherFrequency=task=1
 JobAcctGatherParams=OverMemoryKill
 GresTypes=gpu
-Licenses=seat:1000
+Licenses={licenses}
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
 # without a default every job takes a whole node's memory
@@ -62,7 +62,7 @@ def write_configuration(state, cpus, gpus, memory, wanted):
     cpus, gpus, memory : int
         Of each node; `memory` in MiB.
     wanted : dict
-        ``partitions`` and ``features`` (lists of names) to offer.
+        What jobs may ask for, as `Cluster.up` takes it.
     """
     folder, host = state.folder, socket.gethostname().split(".")[0]
     for name in ("state", "log", "spool", "gpu"):
@@ -70,7 +70,8 @@ def write_configuration(state, cpus, gpus, memory, wanted):
     for index in range(gpus):  # a GPU needs a device file: Slurm refuses a bare count
         (folder / "gpu" / f"nvidia{index}").symlink_to("/dev/null")
     nodes = f"node[1-{len(state.nodes)}]"
-    gres = f"NodeName={nodes} Name=gpu File={folder}/gpu/nvidia[0-{gpus - 1}]\n" if gpus else ""
+    kind = f" Type={wanted['gpu_type']}" if wanted.get("gpu_type") else ""
+    gres = f"NodeName={nodes} Name=gpu{kind} File={folder}/gpu/nvidia[0-{gpus - 1}]\n" if gpus else ""
     (folder / "gres.conf").write_text(gres)
     (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
     key = folder / "munge.key"
@@ -78,15 +79,24 @@ def write_configuration(state, cpus, gpus, memory, wanted):
     key.write_bytes(os.urandom(128))
 
     settings = {"name": CLUSTER_NAME, "host": host, "user": user_name(), "state": state, "folder": folder}
+    settings |= {"licenses": ",".join(f"{name}:1000" for name in sorted({"seat", *wanted.get("licenses", [])}))}
     text = SLURM_CONF.format(**settings, memory_per_cpu=max(1, memory // cpus))
     text += f"NodeName={nodes} CPUs={cpus} RealMemory={memory} {node_options(state, host, gpus, wanted)}\n"
-    for name in ["debug Default=YES", *sorted(set(wanted.get("partitions", [])) - {"debug"})]:
-        text += f"PartitionName={name} Nodes=ALL MaxTime=INFINITE DefaultTime=10 State=UP\n"
+    text += "".join(partition_lines(wanted))
     (folder / "slurm.conf").write_text(text)
-    # A second name with an "i": some sites reach the fast network under such a name.
+    # A second name with an "i", or with the site's own suffix: there the nodes are reached over the fast network.
+    suffix = wanted.get("suffix") or "i"
     table = ["127.0.0.1 localhost", f"{state.controller} {host}"]
-    table += [f"{state.subnet}.{10 + i} {name} {name}i" for i, name in enumerate(state.nodes, 1)]
+    table += [f"{state.subnet}.{10 + i} {name} {name}{suffix}" for i, name in enumerate(state.nodes, 1)]
     (folder / "hosts").write_text("\n".join(table) + "\n")
+
+
+def partition_lines(wanted) -> list[str]:
+    """Return the partitions as slurm.conf describes them, the default one first."""
+    default = wanted.get("default", "debug")
+    limit = f"MaxTime={wanted['max_time']}" if wanted.get("max_time") else "MaxTime=INFINITE DefaultTime=10"
+    names = [f"{default} Default=YES", *sorted(set(wanted.get("partitions", [])) - {default})]
+    return [f"PartitionName={name} Nodes=ALL {limit} State=UP\n" for name in names]
 
 
 def node_options(state, host, gpus, wanted) -> str:
@@ -94,7 +104,8 @@ def node_options(state, host, gpus, wanted) -> str:
     count = len(state.nodes)
     address = f"NodeHostname={host}" if state.network == "none" else f"NodeAddr={state.subnet}.[11-{10 + count}]"
     options = [address, f"Port=[{state.port + 1}-{state.port + count}]"]
-    options += [f"Gres=gpu:{gpus}"] if gpus else []
+    kind = f"{wanted['gpu_type']}:" if wanted.get("gpu_type") else ""
+    options += [f"Gres=gpu:{kind}{gpus}"] if gpus else []
     options += [f"Feature={','.join(sorted(wanted['features']))}"] if wanted.get("features") else []
     return " ".join(options)
 

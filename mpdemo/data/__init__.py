@@ -1,4 +1,4 @@
-"""The data: sets of images (sets.py), which rank trains on which images (sampler.py), and the batches (loaders.py)."""
+"""The data: sets of images (datasets.py), their files (images.py), batches (loaders.py), the order (sampler.py)."""
 
 from mpdemo.data.datasets import SplitDataset, load
 from mpdemo.data.loaders import Loaders

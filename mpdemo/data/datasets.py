@@ -1,4 +1,4 @@
-"""The data sets: real images, normalised, split into training and validation.
+"""The data sets: real images, split into training and validation.
 
 ``digits`` ships with the package (mpdemo/data/README.md names its authors), so that a compute node without internet
 can train. MNIST and ImageNet are read by torchvision from a folder; ``folder`` is any set of class folders
@@ -7,12 +7,14 @@ with images. Nothing is ever downloaded. Taught in notebooks/01_single_device.ip
 
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset, Subset, TensorDataset
 
+from mpdemo.data.images import augmented, normalise, plain
 from mpdemo.errors import UserError
 
 # mean and standard deviation of the training images' pixels (0 to 1), one value per channel
@@ -30,12 +32,20 @@ LAYOUTS = {
 
 @dataclass
 class SplitDataset:
-    """A data set in two parts, to train and to validate on. A sample is (image (C, S, S), label)."""
+    """A data set in two parts, to train and to validate on. A sample is (image (C, S, S), label).
+
+    Images read from files are still bytes, (S, S, C): `Loaders` normalise them batch by batch. The others are ready.
+    """
 
     train: Dataset
     validation: Dataset
     classes: int
     channels: int
+    pixels: tuple | None = None  # with which the batches are still to be normalised: mean, standard deviation
+
+    def prepare(self, images):
+        """Return a batch of samples' images as a model takes it: (B, C, S, S), float32, normalised."""
+        return normalise(images, self.pixels) if images.dtype == torch.uint8 else images
 
 
 class SeededAugmentation(Dataset):
@@ -51,9 +61,12 @@ class SeededAugmentation(Dataset):
         return len(self.dataset)
 
     def __getitem__(self, index):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(((self.seed * 1_000_003 + self.epoch) * 10_000_019 + index) % 2**63)
+        state = torch.get_rng_state()
+        try:  # the CPU's generator alone: torch.manual_seed looks for every kind of device, and takes ten times as long
+            torch.default_generator.manual_seed(((self.seed * 1_000_003 + self.epoch) * 10_000_019 + index) % 2**63)
             return self.dataset[index]
+        finally:
+            torch.set_rng_state(state)
 
 
 def load(dataset, path=None, image_size=28, seed=0) -> SplitDataset:
@@ -105,16 +118,6 @@ def _digits(image_size) -> SplitDataset:
     return SplitDataset(train, validation, classes=10, channels=1)
 
 
-def _transforms(image_size):
-    """Return two transforms of a decoded image into a normalised tensor (C, S, S): augmented, and plain."""
-    from torchvision import transforms as t
-
-    last = [t.ToTensor(), t.Normalize(*PIXELS["imagenet"])]
-    augmented = [t.RandomResizedCrop(image_size), t.RandomHorizontalFlip(), *last]
-    plain = [t.Resize(round(image_size / 0.875)), t.CenterCrop(image_size), *last]
-    return t.Compose(augmented), t.Compose(plain)
-
-
 def _mnist(path, image_size, seed) -> SplitDataset:
     from torchvision import transforms as t
     from torchvision.datasets import MNIST
@@ -127,9 +130,9 @@ def _mnist(path, image_size, seed) -> SplitDataset:
 def _imagenet(path, image_size, seed) -> SplitDataset:
     from torchvision.datasets import ImageNet
 
-    augmented, plain = _transforms(image_size)
-    train, validation = ImageNet(path, "train", transform=augmented), ImageNet(path, "val", transform=plain)
-    return SplitDataset(SeededAugmentation(train, seed), validation, classes=1000, channels=3)
+    train = ImageNet(path, "train", loader=partial(augmented, size=image_size))
+    validation = ImageNet(path, "val", loader=partial(plain, size=image_size))
+    return SplitDataset(SeededAugmentation(train, seed), validation, 1000, 3, PIXELS["imagenet"])
 
 
 def _folder(path, image_size, seed) -> SplitDataset:
@@ -140,7 +143,8 @@ def _folder(path, image_size, seed) -> SplitDataset:
     if len(parts) == 1:
         raise UserError(f"data folder {path} has {parts[0]}/ only; expected: {LAYOUTS['folder']}")
     folders = [path / part for part in parts] or [path, path]
-    train, validation = map(ImageFolder, folders, _transforms(image_size))
+    readers = [partial(reader, size=image_size) for reader in (augmented, plain)]
+    train, validation = (ImageFolder(part, loader=reader) for part, reader in zip(folders, readers, strict=True))
     classes = train.classes
     if classes != validation.classes:
         raise UserError(f"{path}/train and {path}/val must hold the same class folders; expected: {LAYOUTS['folder']}")
@@ -150,4 +154,4 @@ def _folder(path, image_size, seed) -> SplitDataset:
         order = torch.randperm(len(train), generator=torch.Generator().manual_seed(seed)).tolist()
         count = max(1, len(order) // 10)
         train, validation = Subset(train, order[count:]), Subset(validation, order[:count])
-    return SplitDataset(SeededAugmentation(train, seed), validation, len(classes), channels=3)
+    return SplitDataset(SeededAugmentation(train, seed), validation, len(classes), 3, PIXELS["imagenet"])

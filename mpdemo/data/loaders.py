@@ -3,6 +3,7 @@
 Taught in notebooks/01_single_device.ipynb and notebooks/03_ddp.ipynb.
 """
 
+import ctypes
 import signal
 
 import torch
@@ -43,6 +44,60 @@ def ignore_stop_signal(worker):
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 
+def keep_freed_memory():
+    """Let this process keep memory that it frees, for the next image.
+
+    By default glibc hands blocks of an image's size back to the kernel at once, which then gives new pages each time.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):  # another C library than glibc
+        return
+    mallopt(-1, 2**30)  # M_TRIM_THRESHOLD: bytes that may stay free
+    mallopt(-3, 2**25)  # M_MMAP_THRESHOLD: larger blocks come from the kernel; this is the most that it takes
+
+
+def prepare_worker(worker):
+    """Set up a loader process; PyTorch calls this with its number."""
+    ignore_stop_signal(worker)
+    keep_freed_memory()
+
+
+class Batches:
+    """The batches of a DataLoader, their images moved to a device as bytes and normalised there.
+
+    A bad file is one line here also where a loader process met it: PyTorch puts its traceback around the message.
+    """
+
+    def __init__(self, loader, data, device=None):
+        self.loader, self.data, self.device = loader, data, device
+
+    def __len__(self):
+        return len(self.loader)
+
+    def __iter__(self):
+        try:
+            for images, labels in self.loader:
+                if self.device is not None:
+                    images = images.to(self.device, non_blocking=True)
+                yield self.data.prepare(images), labels
+        except UserError as error:
+            raise UserError(str(error).rstrip().rpartition("UserError: ")[2]) from None
+
+
+def equal_batches(count, batch, replicas, replica) -> list[list[int]]:
+    """Return which validation images are in each batch of a replica: each image once over all replicas.
+
+    Every replica has as many batches as the others, because those of a sharded model compute each one together. A
+    batch has at most `batch` images; where that is 1, a batch may have 2.
+    """
+    most, own = -(-count // replicas), list(range(replica, count, replicas))  # some replicas have one image less
+    if most % batch == 1 % batch:  # and would have one batch less
+        parts = torch.tensor(own, device="cpu").tensor_split(-(-most // max(batch, 2)))
+        return [part.tolist() for part in parts if len(part)]
+    return [own[start : start + batch] for start in range(0, len(own), batch)]
+
+
 class Loaders:
     """Training and validation batches of one rank.
 
@@ -61,6 +116,8 @@ class Loaders:
         Use page-locked memory, from which copies to a GPU run in the background.
     images : bool
         False: labels only, in the same order.
+    device : torch.device, optional
+        Where the images are normalised; by default where they were read.
 
     Raises
     ------
@@ -68,7 +125,9 @@ class Loaders:
         The batch does not divide by the replicas, or there are fewer training images than one batch.
     """
 
-    def __init__(self, data, batch_size, replicas=1, replica=0, seed=0, workers=0, pin_memory=False, images=True):
+    def __init__(
+        self, data, batch_size, replicas=1, replica=0, seed=0, workers=0, pin_memory=False, images=True, device=None
+    ):
         if batch_size % replicas:
             raise UserError(f"batch of {batch_size} images does not divide by {replicas} replicas of the model")
         train, validation, count = data.train, data.validation, len(data.train)
@@ -82,17 +141,20 @@ class Loaders:
         common = {
             "num_workers": workers,
             "pin_memory": pin_memory,
-            "worker_init_fn": ignore_stop_signal,
+            "worker_init_fn": prepare_worker,
             "generator": torch.Generator(),  # of its own: loading draws no random numbers from the training
         }
-        self.train = DataLoader(train, self.batch, sampler=self.sampler, drop_last=True, **common)
+        self.train = Batches(
+            DataLoader(train, self.batch, sampler=self.sampler, drop_last=True, **common), data, device
+        )
         # every validation image exactly once over all replicas; DistributedSampler would repeat some to even out
-        share = Subset(validation, range(replica, len(validation), replicas))
-        self.validation = DataLoader(share, self.batch, **common)
+        shares = equal_batches(len(validation), self.batch, replicas, replica)
+        self.validation = Batches(DataLoader(validation, batch_sampler=shares, **common), data, device)
 
     def start_epoch(self, epoch, steps_done=0):
         """Shuffle for this epoch; skip the batches of `steps_done` steps that are done already."""
         self.sampler.set_epoch(epoch)  # without this every epoch has the same order
         self.sampler.start = steps_done * self.batch
-        if isinstance(self.train.dataset, SeededAugmentation):
-            self.train.dataset.epoch = epoch
+        dataset = self.train.loader.dataset
+        if isinstance(dataset, SeededAugmentation):
+            dataset.epoch = epoch

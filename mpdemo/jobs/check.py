@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from mpdemo import paths
 from mpdemo.jobs import slurm, times
 from mpdemo.jobs.sbatch_text import render
-from mpdemo.jobs.site import Site, load_site
+from mpdemo.jobs.site import Site, feature_names, load_site
 from mpdemo.jobs.spec import JobSpec
 
 # The options that are compared with the site, and how sbatch lets one write them; others are skipped.
 OPTIONS = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
 for option in ("ntasks-per-node", "gres", "gpus-per-node", "gpus-per-task"):
     OPTIONS.add_argument(f"--{option}", dest=option)
-for short, option in zip("ctCoe", ("cpus-per-task", "time", "constraint", "output", "error"), strict=True):
+SHORT = {"c": "cpus-per-task", "t": "time", "C": "constraint", "o": "output", "e": "error", "N": "nodes"}
+for short, option in SHORT.items():
     OPTIONS.add_argument(f"-{short}", f"--{option}", dest=option)
 
 
@@ -152,9 +153,8 @@ def geometry(script, site) -> list[Problem]:
 
 def constraint(script, site) -> list[Problem]:
     """A constraint that the site does not list."""
-    features = re.split(r"[&|,*()\[\]]+", script.value("constraint"))
-    known = {feature for feature in (*site.features, site.constraint) if feature}
-    wrong = [feature for feature in features if feature and not feature.isdigit() and feature not in known]
+    known = {feature for text in (*site.features, site.constraint) for feature in feature_names(text)}
+    wrong = [feature for feature in feature_names(script.value("constraint")) if feature not in known]
     if not known or not wrong:
         return []
     message = f"unknown constraint {wrong[0]!r}"

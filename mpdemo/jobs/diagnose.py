@@ -21,6 +21,18 @@ TORCHRUN_REPORT = re.compile(r"torch/distributed/elastic/")  # where torchrun's 
 SIGNAL_STATUS = {"Aborted": 134, "Segmentation fault": 139, "Bus error": 135, "Out Of Memory": 137}
 
 
+NO_PROGRAM = (
+    "there is no program {0!r} on the compute node; activate its environment before the job is submitted, or write the "
+    "lines that do so into setup of the site file"
+)
+CAUSES = {  # a line of the log -> what it means and what to do; {0} is what the pattern's brackets hold
+    r"^setup line failed with exit status \d+: (.*)$": "the line {0!r} in setup of the site file failed",
+    r"execve\(\): (.+?): No such file or directory": NO_PROGRAM,  # srun found none
+    r"(?:bash|task|torchrun): line \d+: exec: (.+?): not found": NO_PROGRAM,  # the shell in each task found none
+}
+OUT_OF_MEMORY = "out of memory; ask for more (memory in the site file), or take smaller batches or fewer processes"
+
+
 @dataclass(frozen=True)
 class Failure:
     """The process that failed first.
@@ -33,16 +45,19 @@ class Failure:
         Its exit status; above 128, a signal's number + 128.
     lines : tuple of str
         The last lines it wrote.
+    cause : str
+        What the launcher, Slurm or the job file said of it, and what to do; empty if they said nothing.
     """
 
     rank: int | None
     exit_status: int | None
     lines: tuple
+    cause: str = ""
 
     def __str__(self):
         who = "the job" if self.rank is None else f"rank {self.rank}"
         status = "failed" if self.exit_status is None else f"failed with exit status {self.exit_status}"
-        return f"{who} {status}"
+        return f"{who} {status}" + (f": {self.cause}" if self.cause else "")
 
 
 def failure(log, exit_status=None) -> Failure:
@@ -59,13 +74,21 @@ def failure(log, exit_status=None) -> Failure:
     if match:
         rank, status = int(match[1]), int(match[2])
         # The label is the node's task, not the rank, so lines are not selected by it.
-        return Failure(rank, status if status >= 0 else 128 - status, last_lines(log))
+        return Failure(rank, status if status >= 0 else 128 - status, last_lines(log), cause(log))
     for match in SRUN.finditer(log):
         if match[2] or not re.search("Terminated|Killed", match[3]):  # those were ended because another had failed
             rank = int(match[1])
             by_signal = next((status for name, status in SIGNAL_STATUS.items() if name in (match[3] or "")), None)
-            return Failure(rank, int(match[2]) if match[2] else by_signal, last_lines(log, rank))
-    return Failure(None, exit_status, last_lines(log))
+            return Failure(rank, int(match[2]) if match[2] else by_signal, last_lines(log, rank), cause(log))
+    return Failure(None, exit_status, last_lines(log), cause(log))
+
+
+def cause(log) -> str:
+    """What somebody other than the program said of a failure: no program, a failed setup line, no memory."""
+    for pattern, text in CAUSES.items():
+        if match := re.search(pattern, log, re.MULTILINE):
+            return text.format(match[1])
+    return OUT_OF_MEMORY if out_of_memory(log) else ""
 
 
 def last_lines(log, task=None) -> tuple:

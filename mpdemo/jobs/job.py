@@ -1,15 +1,18 @@
 """One Job object, whether Slurm runs it or this machine."""
 
 import json
+import sys
 import time
 from abc import ABC, abstractmethod
 from pathlib import Path
 
 from mpdemo.jobs import diagnose
+from mpdemo.jobs.deadline import DAY, Deadline
 from mpdemo.jobs.record import read_text
 from mpdemo.training.run_log import read_rows
 
 FINISHED = ("done", "failed", "stopped", "cancelled", "timeout", "out_of_memory", "node_failure", "unknown")
+SAY_AFTER = 30.0  # seconds in the queue
 
 
 class JobFailed(RuntimeError):
@@ -64,6 +67,18 @@ class Job(ABC):
     def cancel(self):
         """End the job; its state becomes ``cancelled``. A finished job stays as it is."""
 
+    @abstractmethod
+    def warn(self):
+        """Send SIGUSR1 to the job's processes now, as Slurm does before the time limit of a job with ``signal``.
+
+        A training then stops with a checkpoint. Taught in notebooks/09_checkpoint.ipynb.
+
+        Raises
+        ------
+        UserError
+            The job does not run.
+        """
+
     @property
     def _answer(self):
         """The newest answer; the source is asked at most once per polling interval, and never again after the end."""
@@ -116,26 +131,28 @@ class Job(ABC):
         """The lines of metrics.jsonl so far; a line that is half written waits for the next call."""
         return read_rows(read_text(self.out / "metrics.jsonl").rpartition("\n")[0])
 
-    def wait(self, timeout=600.0) -> str:
+    def wait(self, timeout=600.0, pending=DAY) -> str:
         """Wait for the end and return the final state.
 
         Parameters
         ----------
         timeout : float
-            The longest wait, in seconds.
+            The longest time that the job may run meanwhile, in seconds. Time in the queue does not count.
+        pending : float
+            The longest time in the queue, in seconds.
 
         Raises
         ------
         TimeoutError
             The job has not ended by then; it runs on.
         """
-        end = time.monotonic() + timeout
+        deadline, said = Deadline(timeout, pending), False
         while not self.finished:
-            left = end - time.monotonic()
-            if left <= 0:
-                waits = f" ({self.reason})" if self.reason else ""
-                raise TimeoutError(f"job {self.id} ({self.name}) is still {self.state}{waits} after {timeout:g} s")
-            time.sleep(min(0.1, left))
+            deadline.check(self)
+            if self.state == "pending" and not said and time.monotonic() - deadline.begin > SAY_AFTER:
+                print(f"job {self.id} ({self.name}) waits in the queue ({self.reason})", file=sys.stderr)
+                said = True
+            time.sleep(0.1)
         return self.state
 
     def failure(self) -> diagnose.Failure | None:
@@ -157,7 +174,8 @@ class Job(ABC):
         state = self.wait(timeout)
         if state != "done":
             failure = self.failure()
-            end = {"failed": str(failure), "stopped": "stopped early, with a checkpoint"}.get(state, state)
+            ends = {"failed": str(failure), "stopped": "stopped early, with a checkpoint"}
+            end = (ends | {"out_of_memory": diagnose.OUT_OF_MEMORY}).get(state, state)
             reason = f" ({self.reason})" if self.reason and state != "failed" else ""
             tail = "\n".join(f"  {line}" for line in failure.lines)
             raise JobFailed(f"job {self.id} ({self.name}) on {self.where}: {end}{reason}\n{tail}", self, failure)

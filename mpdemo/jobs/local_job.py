@@ -17,7 +17,7 @@ from mpdemo.jobs.job import Job
 from mpdemo.jobs.record import read_text
 from mpdemo.jobs.slurm_answers import Answer
 from mpdemo.world.launch import torchrun_arguments
-from mpdemo.world.processes import child_environment, is_running, start_time
+from mpdemo.world.processes import child_environment, first_child, is_running, start_time
 
 PREFIX = "mpdemo-"  # of the folder for temporary files
 GRACE = 5.0  # seconds between the request to end and the kill
@@ -44,6 +44,12 @@ class LocalJob(Job):
             os.kill(int(self.id), signal.SIGTERM)
             self._seen = None
             self.wait(GRACE + 6)
+
+    def warn(self):
+        process = first_child(int(self.id)) if supervisor_lives(self.record) else None
+        if process is None:
+            raise UserError(f"job {self.id} ({self.name}) is {self.state}; only a running job can be warned")
+        os.kill(process, signal.SIGUSR1)
 
     def _ask(self):
         ended = self._process.poll() is not None if self._process else not supervisor_lives(self.record)

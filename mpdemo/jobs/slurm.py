@@ -8,17 +8,28 @@ import os
 import re
 import shutil
 import subprocess
+from datetime import datetime
 from pathlib import Path
 
 from mpdemo.errors import UserError
-from mpdemo.jobs.slurm_answers import Answer, explain, make_answer, parse_scontrol
+from mpdemo.jobs.slurm_answers import Answer, explain, fields_of, make_answer, parse_scontrol
 from mpdemo.world.processes import child_environment
 
 TIMEOUT = 15  # seconds for one answer: a controller that is down lets the clients wait 9 s
 
+# sbatch takes them for options, and they count more than the file's: people set them for a course's day.
+OF_THE_USER = ("SBATCH_ACCOUNT", "SBATCH_PARTITION", "SBATCH_QOS", "SBATCH_RESERVATION")
+
 
 class SlurmError(UserError):
     """Slurm refused or did not answer: with Slurm's own message and the likely cause."""
+
+
+class NoAnswer(SlurmError):
+    """Slurm's controller is slow, down or restarting; nothing is known of the jobs, which may well go on."""
+
+
+SILENT = ("Unable to contact slurm controller", "Socket timed out", "Connection refused", "Connection timed out")
 
 
 def in_reach() -> bool:
@@ -45,7 +56,7 @@ def in_reach() -> bool:
 
 def run(*command, **options) -> subprocess.CompletedProcess:
     """Run a client outside the job that may surround a notebook: sbatch would take that job's variables for options."""
-    environment = child_environment("SLURM_CONF", "SBATCH_ACCOUNT")
+    environment = child_environment("SLURM_CONF", *OF_THE_USER)
     environment.pop("CUDA_VISIBLE_DEVICES", None)
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=TIMEOUT, **options)
 
@@ -56,7 +67,7 @@ def client(*command, **options) -> str:
     Raises
     ------
     SlurmError
-        With Slurm's own message and the likely cause; also when no answer came within 15 s.
+        With Slurm's own message and the likely cause; `NoAnswer` also when none came within 15 s.
     """
     try:
         done = run(*command, **options)
@@ -64,9 +75,10 @@ def client(*command, **options) -> str:
         raise SlurmError(f"{command[0]} is not installed here") from None
     except subprocess.TimeoutExpired:
         message = f"{command[0]}: no answer from Slurm within {TIMEOUT} s; try again later, or ask the site"
-        raise SlurmError(message) from None
+        raise NoAnswer(message) from None
     if done.returncode:
-        raise SlurmError(explain(command[0], done.stderr))
+        kind = NoAnswer if any(text in done.stderr for text in SILENT) else SlurmError
+        raise kind(explain(command[0], done.stderr))
     return done.stdout
 
 
@@ -91,9 +103,9 @@ def identity() -> str:
     return f"{config.get('ClusterName')} {host} {config.get('SlurmctldPort')} {config.get('StateSaveLocation')}"
 
 
-def sbatch(script, cwd) -> str:
+def sbatch(script, cwd, *options) -> str:
     """Submit a file and return the job's number."""
-    answer = client("sbatch", "--parsable", str(script), cwd=cwd)
+    answer = client("sbatch", "--parsable", *options, str(script), cwd=cwd)
     return answer.strip().splitlines()[-1].split(";")[0]
 
 
@@ -110,6 +122,16 @@ def ask(job_id) -> Answer | None:
     return ask_accounting(job_id)
 
 
+def seconds_in_queue(job_id) -> float | None:
+    """Return how long a job waited before it started; None if it never did, or Slurm has forgotten it."""
+    try:
+        fields = fields_of(client("scontrol", "show", "job", "-o", job_id))
+        submitted, started = (datetime.fromisoformat(fields[name]) for name in ("SubmitTime", "StartTime"))
+    except (SlurmError, KeyError, ValueError):  # "Unknown" is no time
+        return None
+    return (started - submitted).total_seconds()
+
+
 def ask_accounting(job_id) -> Answer | None:
     """Ask ``sacct`` (also for a job completion file, where a site keeps one); None if there is no accounting."""
     for options in (("-X", "-o", "State,ExitCode,ElapsedRaw"), ("-c", "-o", "State,ExitCode")):
@@ -121,15 +143,3 @@ def ask_accounting(job_id) -> Answer | None:
             state, exit_code, elapsed = (*rows[-1].split("|"), "")[:3]
             return make_answer(state, "", exit_code, float(elapsed or 0))
     return None
-
-
-def queue_position(job_id) -> int | None:
-    """The job's place among the waiting jobs of its partition, 1 for the next; None if it does not wait.
-
-    Only counted: other users' jobs are not shown, and where a site hides them, only one's own are counted.
-    """
-    partition = client("squeue", "-h", "-t", "PENDING", "-j", job_id, "-o", "%P").split()
-    if not partition:
-        return None
-    order = client("squeue", "-h", "-t", "PENDING", "-p", partition[0], "-S", "-p,i", "-o", "%i").split()
-    return order.index(job_id) + 1 if job_id in order else None

@@ -16,6 +16,7 @@ CAUSES = {
     "nvalid qos": "no such qos, or not yours; see: sacctmgr show qos",
     "Requested reservation is invalid": "no such reservation, or not yours, or over; see: scontrol show reservation",
     "CPU count per node can not be satisfied": "more CPUs than a node has: fewer processes or CPUs per process",
+    "Node count specification invalid": "more nodes than the partition has; see: sinfo -o '%P %D'",
     "Memory specification can not be satisfied": "more memory than a node has; see: sinfo -o '%N %m'",
     "Requested node configuration is not available": "no node has that many CPUs, GPUs or features together",
     "Invalid generic resource": "no GPUs under that name here: see gpus_per_node, gpu_type, gpu_syntax of the site",
@@ -61,15 +62,25 @@ def explain(command, stderr) -> str:
     return f"{command}: {message}" + (f". Likely cause: {cause}" if cause else "")
 
 
-def parse_scontrol(line) -> Answer:
+def fields_of(line) -> dict:
     """Read ``scontrol show job -o``. The job's name may hold anything, so only the fields after it are read."""
     text = line[line.index(" UserId=") :] if " UserId=" in line else line
-    fields = dict(reversed(re.findall(r" (\w+)=(\S*)", text)))  # the first of a name counts: paths come last
-    try:
-        run_time = times.seconds(fields.get("RunTime", ""))
-    except ValueError:  # Slurm prints INVALID where the clocks of its machines differ
-        run_time = 0
+    return dict(reversed(re.findall(r" (\w+)=(\S*)", text)))  # the first of a name counts: paths come last
+
+
+def parse_scontrol(line) -> Answer:
+    """Translate what ``scontrol show job -o`` says of a job."""
+    fields = fields_of(line)
+    run_time = seconds_of(fields.get("RunTime", ""))
     return make_answer(fields.get("JobState", ""), fields.get("Reason", ""), fields.get("ExitCode", ""), run_time)
+
+
+def seconds_of(run_time) -> float:
+    """Return a run time in seconds; 0 for INVALID, which Slurm prints where the clocks of its machines differ."""
+    try:
+        return times.seconds(run_time)
+    except ValueError:
+        return 0.0
 
 
 def make_answer(slurm_state, reason, exit_code, run_time) -> Answer:

@@ -1,5 +1,6 @@
 """What a learner requests: a job, described once, for Slurm and for this machine."""
 
+import dataclasses
 import re
 from pathlib import PurePosixPath
 
@@ -35,11 +36,12 @@ class JobSpec:
     nodes: int = Field(1, ge=1, description="world size = nodes x processes_per_node")
     processes_per_node: int = Field(1, ge=1)
     gpus_per_process: int = Field(1, ge=0, description="more than 1 for a process that drives several devices itself")
-    cpus_per_process: int | None = Field(None, ge=1, description="None: the GPUs' share of the site's cores")
+    cpus_per_process: int | None = Field(None, ge=1, description="None: its GPUs' share of the node's cores")
     time_limit: TimeLimit = Field("00:10:00", min_length=1, description="HH:MM:SS; Slurm ends the job after it")
     launcher: Launcher | None = Field(None, description="srun or torchrun; None: the site's")
     oversubscribe: bool = Field(False, description="without a Slurm: more processes here than there are cores")
     requeue: bool = Field(False, description="queue it again if it stopped with a checkpoint (status 3) or lost a node")
+    dependency: str | None = Field(None, description="'afterok:7' starts it once job 7 has ended well; Slurm only")
     signal: str | None = Field(None, description="'USR1@60' sends SIGUSR1 to every process 60 s before the time limit")
 
     @field_validator("command", mode="before")
@@ -59,6 +61,16 @@ class JobSpec:
         if path.is_absolute() or ".." in path.parts or out.startswith("~") or path == PurePosixPath("."):
             raise ValueError("is not allowed; allowed: a folder below the project's root, as in runs/03_ddp")
         return out
+
+    @field_validator("dependency")
+    @classmethod
+    def _names_other_jobs(cls, dependency):
+        pattern = r"(after|afterany|afterok|afternotok)(:\d+)+(,(after|afterany|afterok|afternotok)(:\d+)+)*|singleton"
+        if dependency is not None and not re.fullmatch(pattern, dependency, re.ASCII):
+            raise ValueError(
+                "is not allowed; allowed: afterok, afterany, afternotok or after, with numbers: afterok:7:8"
+            )
+        return dependency
 
     @field_validator("signal")
     @classmethod
@@ -83,17 +95,27 @@ class JobSpec:
         """GPUs to request on each node (where the site has any)."""
         return self.processes_per_node * self.gpus_per_process
 
+    def on(self, site: Site) -> "JobSpec":
+        """The job as it runs on a site: with the site's launcher and, where nodes have one GPU, a node per process."""
+        spread = site.gpus_per_node == self.gpus_per_process == 1
+        return dataclasses.replace(
+            self,
+            launcher=self.launcher or site.launcher,
+            nodes=self.world_size if spread else self.nodes,
+            processes_per_node=1 if spread else self.processes_per_node,
+        )
+
     @property
     def handled_signals(self) -> str:
         """What torchrun has to pass on to its processes (``PET_SIGNALS_TO_HANDLE``): its own and the warning."""
         return f"SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIG{self.signal.split('@')[0]}"
 
     def cpus_on(self, site: Site) -> int:
-        """CPUs of each process: what was requested, else the GPUs' share of the node's cores."""
+        """CPUs of each process: what was requested, else its GPUs' share of the cores; else one for each device."""
         if self.cpus_per_process is not None:
             return self.cpus_per_process
         if site.gpus_per_node == 0:
-            return max(1, site.cores_per_node // self.processes_per_node)
+            return site.cpus_per_process * max(1, self.gpus_per_process)
         return site.cpus_per_gpu * max(1, self.gpus_per_process)
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import time
 from pathlib import Path, PurePosixPath
 
@@ -11,12 +12,12 @@ from mpdemo.jobs import local_job, slurm, slurm_job
 from mpdemo.jobs.check import check
 from mpdemo.jobs.job import Job
 from mpdemo.jobs.record import read_record, write_record
-from mpdemo.jobs.sbatch_text import render
+from mpdemo.jobs.run_folder import prepare, refuse_folder_of_another
+from mpdemo.jobs.sbatch_text import log_options, render
 from mpdemo.jobs.site import Site, load_site
 from mpdemo.world.processes import check_room
 
 PLAIN_SITES = ("generic", "throwaway")  # they render the same text: the committed one
-STALE = ("exit-status.txt", "exit-status.json", "summary.json")
 
 
 def submit(spec, site=None, script=None, resubmit=False, debug=False) -> Job | None:
@@ -62,11 +63,17 @@ def submit(spec, site=None, script=None, resubmit=False, debug=False) -> Job | N
         print(f"{known}: not submitted again; resubmit=True runs it again")
         return earlier
     if identity is None:
+        if spec.dependency:
+            raise UserError(f"dependency {spec.dependency!r} needs Slurm; here: wait for the other job, then submit")
         check_room(spec.world_size, spec.oversubscribe)
     out = prepare(spec)
     path = write_script(text, spec, site, script)
-    started, process = (slurm_job.start(path, identity), None) if identity else local_job.start(spec)
+    if identity:
+        started, process = slurm_job.start(path, identity, log_options(spec, site)), None
+    else:
+        started, process = local_job.start(spec)
     record = started | {"script": str(path), "spec": dataclasses.asdict(spec), "submitted": time.time()}
+    record |= {"polling_seconds": site.polling_seconds}
     write_record(out, record)
     print(announce(spec, record))
     return make_job(record, out, process)
@@ -100,6 +107,7 @@ def make_job(record, out, process=None) -> Job:
 
 def find_earlier(spec, identity, resubmit) -> Job | None:
     """Return the folder's job if it has the same spec and place; refuse a folder whose job still runs."""
+    refuse_folder_of_another(spec.out)
     folder = paths.root() / spec.out
     try:
         record = read_record(folder)
@@ -122,23 +130,6 @@ def find_earlier(spec, identity, resubmit) -> Job | None:
     return None
 
 
-def prepare(spec) -> Path:
-    """Make the run's folder (Slurm drops a log whose folder is missing) and clear the last run's results from it."""
-    out = paths.root() / spec.out
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make the run's folder {spec.out}: {error.strerror}") from None
-    resumed = any(argument.startswith("--resume") for argument in spec.command)
-    for name in STALE if resumed else (*STALE, "metrics.jsonl"):
-        (out / name).unlink(missing_ok=True)
-    if not resumed and (out / "checkpoints").exists():
-        keep = next(out / f"checkpoints.{n}" for n in range(1, 10**6) if not (out / f"checkpoints.{n}").exists())
-        (out / "checkpoints").rename(keep)
-        print(f"the earlier run's checkpoints are kept in {spec.out}/{keep.name}")
-    return out
-
-
 def write_script(text, spec, site, script) -> Path:
     """Write the sbatch file and return its path relative to the project's root."""
     path = PurePosixPath(script or f"{spec.out}/job.sbatch")
@@ -159,4 +150,6 @@ def announce(spec, record) -> str:
         how = f"{spec.world_size} processes under torchrun" if spec.world_size > 1 else "1 process"
         how += f" in place of {spec.nodes} nodes" if spec.nodes > 1 else ""
         return f"no Slurm in reach: {spec.name} runs on this machine, {how} (job {record['id']})"
-    return f"submitted {spec.name} to {record['where']}: job {record['id']} ({record['script']})"
+    given = ", ".join(f"{name}={os.environ[name]}" for name in slurm.OF_THE_USER if os.environ.get(name))
+    given = f", with {given} of the environment" if given else ""
+    return f"submitted {spec.name} to {record['where']}: job {record['id']} ({record['script']}){given}"

@@ -1,38 +1,80 @@
-"""Data parallelism in one process against the single device, timed in turn with its bound and with DDP.
+"""What limits data parallelism in one process: Python's lock (the GIL), and the memory of the first device.
 
-    torchrun --standalone --nproc-per-node 2 -m mpdemo.labs.data_parallel runs/lab speed
+    python -m mpdemo.labs.data_parallel runs/lab pauses memory
 
-One process per device is started, so that the bound and DDP can be measured in the same minute; the single device and
-the data-parallel process are rank 0 alone, while the others rest. Rank 0 writes ``summary.json`` in the folder.
+Runs in one process, which sees all devices. It writes ``summary.json`` in the folder.
 Taught in notebooks/02_data_parallel.ipynb.
 """
 
 import sys
-from dataclasses import replace
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
+from torch import nn
 
-from mpdemo.labs.harness import Comparison, run_lab
-from mpdemo.settings import Settings
+from mpdemo import data, models
+from mpdemo.labs.harness import run_lab
+from mpdemo.labs.trial import all_cores
 
 
-def speed(world, rounds=5):
-    """Seconds per step of a ResNet-18, one number per round, and the speed-ups over one device.
+def pauses(world, rounds=5):
+    """How long three kinds of work of another thread stop the main thread, which does nothing but read the clock.
 
-    The data-parallel process is left out where it sees fewer GPUs than there are processes (``--gpus-per-task``).
+    Returns
+    -------
+    dict
+        Name of the work -> its ``seconds``, and the longest ``pause`` between two readings meanwhile (s). Of all
+        rounds the one with the shortest pause counts: other programs cause pauses too.
     """
-    single = Settings(rung="single", model="resnet18", image_size=32, batch_size=64)
-    comparison = Comparison(world)
-    comparison.add("one device", single)
-    share = single.batch_size // world.world_size
-    comparison.add("independent processes", replace(single, batch_size=share), everywhere=True)
-    if world.device.type == "cpu" or torch.cuda.device_count() >= world.world_size:
-        comparison.add("data parallel", replace(single, rung="data_parallel", devices=world.world_size))
-    comparison.add("DDP", replace(single, rung="ddp"))
-    comparison.run(rounds)
-    speedup = {name: comparison.ratio("one device", name)[0] for name in comparison.seconds}
-    return {"batch": single.batch_size, "seconds": comparison.seconds, "speedup": speedup}
+    matrix = torch.randn(2000, 2000)
+    works = {
+        "matrix product": lambda: matrix @ matrix,
+        "sum(range(n))": lambda: sum(range(5_000_000)),
+        "Python loop": lambda: count_to(2_000_000),
+    }
+    with all_cores(), ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) as threads:
+        rows = {name: [longest_pause(threads, work) for _ in range(rounds)] for name, work in works.items()}
+    return {name: min(tries, key=lambda row: row["pause"]) for name, tries in rows.items()}
+
+
+def longest_pause(threads, work) -> dict:
+    """Read the clock in a loop while another thread works; return that work's seconds and the longest pause (s)."""
+    future = threads.submit(seconds_of, work)
+    last, longest = time.perf_counter(), 0.0
+    while not future.done():
+        last, before = time.perf_counter(), last
+        longest = max(longest, last - before)
+    return {"seconds": future.result(), "pause": longest}
+
+
+def seconds_of(work):
+    """Return how long a call takes."""
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
+
+
+def count_to(number):
+    """Add up in a loop that Python itself runs, one instruction after the other."""
+    total = 0
+    for value in range(number):
+        total += value
+    return total
+
+
+def memory(world) -> list[float]:
+    """Return the peak memory (MiB) of every GPU in one step of ``nn.DataParallel``; nothing below two GPUs."""
+    count = torch.cuda.device_count()
+    if count < 2:
+        return []
+    images, labels = (tensor[: 64 * count].cuda() for tensor in data.load("digits").train.tensors)
+    model = models.build("resnet18", norm="group").cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    nn.functional.cross_entropy(nn.DataParallel(model)(images), labels).backward()
+    optimizer.step()
+    return [torch.cuda.max_memory_allocated(number) / 2**20 for number in range(count)]
 
 
 if __name__ == "__main__":
-    sys.exit(run_lab({"speed": speed}, sys.argv[1], sys.argv[2:]))
+    sys.exit(run_lab({"pauses": pauses, "memory": memory}, sys.argv[1], sys.argv[2:]))

@@ -1,43 +1,45 @@
-"""DDP observed while it works: its gradients, its buckets, its speed. A job starts this in several processes.
+"""DDP observed while it works: its gradients, its buckets; what to average. A job starts this in several processes.
 
-    torchrun --standalone --nproc-per-node 2 -m mpdemo.labs.ddp runs/lab gradients buckets speed
+    torchrun --standalone --nproc-per-node 2 -m mpdemo.labs.ddp runs/lab gradients averaging buckets
 
 Every process runs the named functions; rank 0 writes all results to ``summary.json`` in the folder.
 Taught in notebooks/03_ddp.ipynb.
 """
 
+import copy
 import sys
-from dataclasses import replace
 
 import torch.distributed as dist
 
 from mpdemo import data, models
-from mpdemo.labs.harness import Comparison, rest, run_lab
+from mpdemo.labs.harness import rest, run_lab
 from mpdemo.labs.trial import Trial
+from mpdemo.parallel.rung import loss_fn
 from mpdemo.settings import Settings
 from mpdemo.training.measure import relative_difference
 from mpdemo.world import clock
 
 
-def gradients(world):
-    """How far this process's gradients are from the single device's, for both norms (largest relative difference)."""
-    return {norm: compare(world, norm) for norm in ("group", "batch")}
+def gradients(world, batch=64):
+    """How far this process's gradients of one batch are from the single device's (largest relative difference).
 
-
-def compare(world, norm, batch=128):
-    """The gradients of one batch: of this share alone, by DDP, and by a single device that has the whole batch."""
+    Of the story's model: of this share alone; by DDP; by DDP in two parts with ``no_sync``; and by DDP against a single
+    device that takes the batch in as many parts as there are processes.
+    """
     images, labels = (tensor[:batch] for tensor in data.load("digits").train.tensors)
     share = images.chunk(world.world_size)[world.rank], labels.chunk(world.world_size)[world.rank]
-    model, single = models.build("convnet", norm=norm), Settings(rung="single", norm=norm, batch_size=batch)
-    alone = replace(single, batch_size=batch // world.world_size)
-    in_parts = replace(single, microbatches=world.world_size)
-    whole = Trial(single, world, model, (images, labels)).gradients()
-    ddp = Trial(replace(single, rung="ddp"), world, model, (images, labels)).gradients()
-    parts = Trial(in_parts, world, model, (images, labels)).gradients()
+    model = models.build("transformer")
+
+    def gradients_of(batch_of_images=(images, labels), **changes):
+        settings = Settings(**{"rung": "single", "model": "transformer", "batch_size": batch} | changes)
+        return Trial(settings, world, model, batch_of_images).gradients()
+
+    whole, ddp = gradients_of(), gradients_of(rung="ddp")
     return {
-        "share alone": relative_difference(Trial(alone, world, model, share).gradients(), whole),
+        "share alone": relative_difference(gradients_of(share, batch_size=batch // world.world_size), whole),
         "ddp": relative_difference(ddp, whole),
-        "ddp, single in as many parts": relative_difference(ddp, parts),
+        "ddp, accumulated": relative_difference(gradients_of(rung="ddp", microbatches=2), whole),
+        "ddp, single in as many parts": relative_difference(ddp, gradients_of(microbatches=world.world_size)),
     }
 
 
@@ -81,22 +83,41 @@ def time_bucket(observed, bucket):
     return dist.all_reduce(gradients, async_op=True).get_future().then(note)
 
 
-def speed(world, rounds=5, batch=64, image_size=64):
-    """Seconds per step of a ResNet-18, one number per round: alone, in processes that do not talk, and by DDP."""
-    single = Settings(rung="single", model="resnet18", image_size=image_size, batch_size=batch)
-    comparison = Comparison(world)
-    comparison.add("single", single)
-    comparison.add("independent", replace(single, batch_size=batch // world.world_size), everywhere=True)
-    comparison.add("ddp", replace(single, rung="ddp"))
-    comparison.run(rounds, warmup=1)
-    return {
-        "seconds": comparison.seconds,
-        "speedup": comparison.ratio("single", "ddp")[0],
-        "bound": comparison.ratio("single", "independent")[0],
-        "share_of_bound": comparison.ratio("independent", "ddp")[0],  # by round: a disturbance meets both
-    }
+def averaging(world, epochs=3, batch=128, lr=0.3):
+    """How far two ways of averaging end from the single device's weights (largest relative difference)."""
+    images, labels = (tensor.to(world.device) for tensor in data.load("digits").train.tensors)
+    steps = list(zip(images.split(batch), labels.split(batch), strict=True)) * epochs
+    start = models.build("toy").to(world.device)
+    single, gradients, weights = (copy.deepcopy(start) for _ in range(3))
+    for number, (x, y) in enumerate(steps, 1):
+        share = x.chunk(world.world_size)[world.rank], y.chunk(world.world_size)[world.rank]
+        sgd(single, x, y, lr)  # the whole batch
+        sgd(gradients, *share, lr, mean=True)  # DDP: the mean of the gradients, every step
+        sgd(weights, *share, lr)  # alone ...
+        if number % (len(steps) // epochs) == 0:
+            for parameter in weights.parameters():  # ... and the mean of the weights, after each epoch
+                mean_over_ranks(parameter.data)
+    reference = dict(single.named_parameters())
+    ways = {"gradients, every step": gradients, "weights, after each epoch": weights}
+    return {way: relative_difference(dict(model.named_parameters()), reference) for way, model in ways.items()}
+
+
+def sgd(model, images, labels, lr, mean=False):
+    """One plain step on these images; with `mean` the gradients are first averaged over the processes."""
+    model.zero_grad()
+    loss_fn(model(images), labels).backward()
+    for parameter in model.parameters():
+        if mean:
+            mean_over_ranks(parameter.grad)
+        parameter.data -= lr * parameter.grad
+
+
+def mean_over_ranks(tensor):
+    """Replace a tensor by its mean over all processes."""
+    dist.all_reduce(tensor)
+    tensor /= dist.get_world_size()
 
 
 if __name__ == "__main__":
-    experiments = {"gradients": gradients, "buckets": buckets, "speed": speed}
+    experiments = {"gradients": gradients, "averaging": averaging, "buckets": buckets}
     sys.exit(run_lab(experiments, sys.argv[1], sys.argv[2:]))

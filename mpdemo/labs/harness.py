@@ -1,7 +1,7 @@
 """The harness of every measurement: join a world, and time several trials (trial.py) in turn.
 
 A speed-up from two runs an hour apart compares what else the machine did. Here every round runs every variant once,
-and what is reported is the median over the rounds, with its spread. Used by the labs, ``demo`` and ``bench``.
+and what is reported are medians over the rounds, their ratios, and the spread. Used by labs, ``demo`` and ``bench``.
 """
 
 import statistics
@@ -84,9 +84,12 @@ class Comparison:
         return statistics.median(self.seconds[name])
 
     def ratio(self, slow, fast) -> tuple[float, float, float]:
-        """How many times faster `fast` is: median over the rounds of the ratio in each, and the quartiles."""
+        """How many times faster `fast` is: the ratio of the medians, and the quartiles of the rounds' ratios.
+
+        Ratios of medians agree with each other: a speed-up divided by its bound is the share of the bound.
+        """
         ratios = [a / b for a, b in zip(self.seconds[slow], self.seconds[fast], strict=True)]
-        return statistics.median(ratios), *quartiles(ratios)
+        return self.median(slow) / self.median(fast), *quartiles(ratios)
 
 
 def quartiles(values) -> list[float]:

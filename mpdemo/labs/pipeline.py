@@ -1,7 +1,6 @@
-"""Pipelines measured side by side: microbatches, schedules, cuts, norms. A job starts this in several processes.
+"""Pipelines of the story's model measured side by side. A job starts this in two processes.
 
-    torchrun --standalone --nproc-per-node 2 -m mpdemo.labs.pipeline runs/lab splits norms schedules cuts
-    python -m mpdemo.labs.pipeline runs/lab one_process
+    torchrun --standalone --nproc-per-node 2 -m mpdemo.labs.pipeline runs/lab equality splits schedules cuts one_process
 
 Every process runs the named functions; rank 0 writes all results to ``summary.json`` in the folder.
 Taught in notebooks/05_pipeline.ipynb.
@@ -12,48 +11,73 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from mpdemo import data, models
 from mpdemo.labs.harness import Comparison, run_lab
-from mpdemo.labs.trial import Trial, build_model, random_batch
-from mpdemo.plan import SCHEDULES
-from mpdemo.plan.cost import measure
-from mpdemo.plan.cut import balanced_cut
+from mpdemo.labs.ladder import model_and_batch
+from mpdemo.labs.trial import Trial
+from mpdemo.notebook.story import equal_cut, story
+from mpdemo.schedules import SCHEDULES
 from mpdemo.settings import Settings
 from mpdemo.training.measure import relative_difference
 from mpdemo.world.collectives import gather_objects
 
 ROUNDS = 3
-RESNET = {
-    "cpu": {"model": "resnet18", "image_size": 64, "batch_size": 32, "norm": "group"},
-    "cuda": {"model": "resnet50", "image_size": 224, "batch_size": 128, "norm": "group"},
-}
-EQUAL_BLOCKS = {  # enough work that a message, and on a GPU the launch of a kernel, is short beside it
-    "cpu": {"model": "transformer", "image_size": 28, "batch_size": 128},
-    "cuda": {"model": "convstack", "image_size": 128, "batch_size": 64, "norm": "group"},
-}
-TO_CUT = {
-    "cpu": {"model": "resnet50", "image_size": 64, "batch_size": 32},
-    "cuda": {"model": "resnet101", "image_size": 224, "batch_size": 64},
-}
+STORY = Settings(**story("pipeline"))
 
 
-def splits(world, out):
-    """A ResNet-18 cut in two, with GPipe: seconds per step for every number of microbatches, one number per round.
+def variant(schedule, microbatches=4, cut=None) -> Settings:
+    """Return the story's pipeline with another schedule, cut into equal stages unless a cut is given."""
+    stages = 2 * SCHEDULES[schedule].stages_per_rank
+    count = 1 if schedule == "naive" else microbatches
+    return replace(STORY, schedule=schedule, microbatches=count, cut=cut or equal_cut(stages))
+
+
+def equality(world) -> dict:
+    """Largest relative difference of the gradients of one batch from the single device's, over all ranks, by name.
+
+    Of every schedule; and of a ConvNet with group norm and with batch norm, against the single device that takes the
+    whole batch, and against the one that takes it in the same microbatches.
+    """
+    differences = {}
+    model, batch = model_and_batch(STORY)
+    single = Settings(rung="single", model=STORY.model, batch_size=STORY.batch_size)
+    reference = Trial(single, world, model, batch).gradients()
+    for name in SCHEDULES:
+        differences[name] = relative_difference(Trial(variant(name), world, model, batch).gradients(), reference)
+    batch = [tensor[:64] for tensor in data.load("digits").train.tensors]
+    for norm in ("group", "batch"):
+        model, parts = models.build("convnet", norm=norm), Settings(rung="single", norm=norm, batch_size=64)
+        gradients = Trial(replace(parts, rung="pipeline", microbatches=4), world, model, batch).gradients()
+        for name, microbatches in (("whole batch", 1), ("same microbatches", 4)):
+            reference = Trial(replace(parts, microbatches=microbatches), world, model, batch).gradients()
+            differences[f"{norm} norm, {name}"] = relative_difference(gradients, reference)
+    ranks = gather_objects(differences)
+    return {name: max(rank[name] for rank in ranks) for name in differences}
+
+
+def splits(world, out) -> dict:
+    """GPipe on two equal stages: seconds per step for every number of microbatches, one number per round.
 
     The timelines go to one folder per number of microbatches, in `out`: with the time of a microbatch on each stage.
     """
-    base = Settings(rung="pipeline", timeline=True, **RESNET[world.device.type])
-    return record_all(world, out, {m: replace(base, **gpipe(m)) for m in (1, 2, 4, 8, 16)})
+    return record_all(world, out, {m: variant("gpipe" if m > 1 else "naive", m) for m in (1, 2, 4, 8, 16, 32)})
 
 
-def gpipe(microbatches) -> dict:
-    """Settings of a GPipe with so many microbatches; with one it is naive model parallelism."""
-    return {"schedule": "gpipe" if microbatches > 1 else "naive", "microbatches": microbatches}
+def schedules(world, out) -> dict:
+    """Every schedule with four microbatches: seconds per step, one number per round; timelines as in `splits`."""
+    return record_all(world, out, {name: variant(name) for name in SCHEDULES})
 
 
-def record_all(world, out, variants):
+def cuts(world, out) -> dict:
+    """1F1B on stages of two and six blocks, and of four and four: seconds per step; timelines as in `splits`."""
+    return record_all(world, out, {"2 and 6": variant("1f1b", cut="block.1"), "4 and 4": variant("1f1b")})
+
+
+def record_all(world, out, variants) -> dict:
     """Time all variants (Settings by name) in turn and save their timelines in folders of `out`; seconds per step."""
-    comparison = Comparison(world)
+    comparison = Comparison(world, *model_and_batch(STORY))
     for name, settings in variants.items():
         comparison.add(name, settings)
     comparison.run(ROUNDS, warmup=1)
@@ -62,87 +86,23 @@ def record_all(world, out, variants):
     return comparison.seconds
 
 
-def one_process(world):
-    """The same model and batch, two devices driven by one process: seconds per step, one number per round.
+def one_process(world) -> dict:
+    """One and four microbatches on two devices that one process drives: seconds per step, one number per round.
 
-    Returns
-    -------
-    dict
-        ``device``, ``seconds`` for each number of microbatches.
+    Nothing is measured where a process sees a single GPU (``srun --gpus-per-task``).
     """
-    base = Settings(rung="model_parallel", form="one-process", devices=2, **RESNET[world.device.type])
-    comparison = Comparison(world)
-    for count in (1, 4, 8):
-        comparison.add(count, replace(base, rung="pipeline", microbatches=count) if count > 1 else base)
-    comparison.run(ROUNDS, warmup=1)
-    return {"device": world.device.type, "seconds": comparison.seconds}
-
-
-def norms(world, batch=128, microbatches=4):
-    """How far a pipeline's gradients are from the single device's, with the whole batch and with the same parts."""
-    images_and_labels = [tensor[:batch] for tensor in data.load("digits").train.tensors]
-    result = {}
-    for norm in ("group", "batch"):
-        model, parts = models.build("convnet", norm=norm), Settings(rung="single", norm=norm, microbatches=microbatches)
-        variants = {
-            "pipeline": replace(parts, rung="pipeline"),
-            "parts": parts,
-            "whole": replace(parts, microbatches=1),
-        }
-        gradients = {
-            name: Trial(settings, world, model, images_and_labels).gradients() for name, settings in variants.items()
-        }
-        result[norm] = {
-            "single, same microbatches": relative_difference(gradients["pipeline"], gradients["parts"]),
-            "single, whole batch": relative_difference(gradients["pipeline"], gradients["whole"]),
-        }
-    return result
-
-
-def schedules(world, out, microbatches=4, halves="block.3", quarters="block.1,block.3,block.5"):
-    """Every schedule on a transformer of equal blocks: seconds per step, one number per round.
-
-    The timelines go to one folder per schedule, in `out`.
-    """
-    base = Settings(rung="pipeline", timeline=True, **EQUAL_BLOCKS[world.device.type])
-    variants = {}
-    for name, schedule in SCHEDULES.items():
-        cut, count = halves if schedule.stages_per_rank == 1 else quarters, 1 if name == "naive" else microbatches
-        variants[name] = replace(base, cut=cut, schedule=name, microbatches=count)
-    return record_all(world, out, variants)
-
-
-def cuts(world, microbatches=4):
-    """A ResNet cut after layer2, and where its measured blocks balance: seconds per step, one number per round.
-
-    Returns
-    -------
-    dict
-        ``names`` of the blocks; ``costs``, seconds of each for one microbatch, ``forward`` and ``backward``;
-        ``points`` and ``seconds`` for each of the two cuts: the first block of the second stage, and the step.
-    """
-    settings = Settings(rung="pipeline", microbatches=microbatches, **TO_CUT[world.device.type])
-    model, size = build_model(settings), settings.batch_size // microbatches
-    sample, _ = random_batch(replace(settings, batch_size=size))
-    measured = measure(model.to(world.device), sample.to(world.device), [size])[size]
-    costs = gather_objects(measured)[0]  # rank 0's: all ranks must cut alike
-    after_layer2 = models.resolve_cut(model.names, "layer2.3", 2)
-    points = {"after layer2": after_layer2, "balanced": balanced_cut([cost.both for cost in costs], 2)}
-    comparison = Comparison(world)
-    for name, (point,) in points.items():
-        comparison.add(name, replace(settings, cut=str(point)))
-    comparison.run(ROUNDS, warmup=1)
-    seconds = {"forward": [cost.forward for cost in costs], "backward": [cost.backward for cost in costs]}
-    return {
-        "model": settings.model,
-        "names": model.names,
-        "costs": seconds,
-        "points": points,
-        "seconds": comparison.seconds,
-    }
+    if world.device.type == "cuda" and torch.cuda.device_count() < 2:
+        return {}
+    comparison = Comparison(world, *model_and_batch(STORY))
+    schedule = Settings(rung="pipeline").schedule
+    four = replace(STORY, form="one-process", devices=2, schedule=schedule, cut=equal_cut(2), timeline=False)
+    comparison.add(1, replace(four, rung="model_parallel", microbatches=None))
+    comparison.add(4, four)
+    comparison.run(2 * ROUNDS, warmup=1)
+    return comparison.seconds
 
 
 if __name__ == "__main__":
-    experiments = {function.__name__: function for function in (one_process, norms, cuts)}
-    experiments |= {function.__name__: partial(function, out=sys.argv[1]) for function in (splits, schedules)}
+    experiments = {function.__name__: function for function in (equality, one_process)}
+    experiments |= {function.__name__: partial(function, out=sys.argv[1]) for function in (splits, schedules, cuts)}
     sys.exit(run_lab(experiments, sys.argv[1], sys.argv[2:]))

@@ -3,13 +3,15 @@
 import copy
 import os
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 
 import torch
 
 from mpdemo import models, parallel
 from mpdemo.settings import RUNG_FORMS, checked
 from mpdemo.timeline import read
-from mpdemo.world.collectives import gather_objects
+from mpdemo.training.build import make_optimizer
+from mpdemo.world.collectives import gather_objects, whole
 from mpdemo.world.env import ALLOWED_CORES, World
 
 
@@ -41,7 +43,7 @@ class Trial:
             self.images = images if self.rung.has_input else images.new_empty(len(images), 0)
             parameters = self.rung.named_parameters().values()
             self.devices = {parameter.device for parameter in parameters}
-            self.optimizer = torch.optim.SGD(parameters, lr=1e-4, momentum=0.9)
+            self.optimizer = make_optimizer(parameters, replace(s, lr=1e-4))  # hundreds of steps on one batch
             if self.all_cores:
                 self.gradients()
 
@@ -53,10 +55,10 @@ class Trial:
             self.optimizer.step()
 
     def gradients(self) -> dict:
-        """Return the gradients of one step by parameter name, without an update."""
+        """Return the gradients of one step by parameter name, sharded ones whole, without an update."""
         self.optimizer.zero_grad()
         self.rung.step(self.images, self.labels)
-        return {name: parameter.grad for name, parameter in self.rung.named_parameters().items()}
+        return {name: whole(parameter.grad) for name, parameter in self.rung.named_parameters().items()}
 
     def recorded_steps(self) -> list:
         """Return the timeline of every recorded step, of all ranks together; all ranks must call this."""

@@ -1,4 +1,4 @@
-"""The models of the course: flat lists of named blocks (blocks.py), and the networks written that way (nets.py)."""
+"""The models of the course: flat lists of named blocks (blocks.py); the networks are in nets.py and transformer.py."""
 
 from mpdemo.cuts import resolve_cut
 from mpdemo.models.blocks import Blocks

@@ -4,14 +4,16 @@ A pipeline needs to cut a network between two layers. A network that is written 
 by the one before, can be cut anywhere: ``blocks[:k]`` is the first stage and ``blocks[k:]`` the second.
 Parameters keep the name they have in the uncut model, so a stage's weights are found by name in any checkpoint.
 
-The networks are in nets.py. Taught in notebooks/04_model_parallel.ipynb. Shapes: B batch, C channels, S image size
-(pixels).
+The networks are in nets.py and transformer.py. Taught in notebooks/04_model_parallel.ipynb. Shapes: B batch, C
+channels, S image size (pixels).
 """
 
 from itertools import pairwise
 
 import torch
 from torch import nn
+
+from mpdemo.models.recompute import recomputed
 
 
 class Blocks(nn.Module):
@@ -33,6 +35,8 @@ class Blocks(nn.Module):
         super().__init__()
         self.names = list(blocks)
         self.precision = None  # torch.dtype that autocast uses, None for plain float32
+        self.checkpointing = False  # whether the backward pass computes every block once more
+        self.channels_last = False  # whether the channels of a pixel lie side by side in memory
         self.input_shape = None  # (C, S, S) of an image, for a whole model
         for name, block in blocks.items():
             *containers, leaf = name.split(".")
@@ -48,17 +52,35 @@ class Blocks(nn.Module):
 
     def forward(self, x):
         """Apply all blocks: x (B, C, S, S) or an earlier stage's output -> this stage's output."""
+        twice = self.checkpointing and torch.is_grad_enabled()
+        if self.channels_last and x.dim() == 4:
+            x = ChannelsLast.apply(x)
         with torch.autocast(x.device.type, self.precision, enabled=self.precision is not None):
             for name in self.names:
-                x = self.get_submodule(name)(x)
+                block = self.get_submodule(name)
+                x = recomputed(block, x) if twice else block(x)
         return x.contiguous()  # a tensor that is sent to another rank must be contiguous
 
     def stage(self, start, stop) -> "Blocks":
         """Return blocks ``start`` to ``stop`` (excluded) as a model that shares these parameters."""
         part = Blocks({name: self.get_submodule(name) for name in self.names[start:stop]})
-        part.precision = self.precision
+        part.precision, part.checkpointing, part.channels_last = self.precision, self.checkpointing, self.channels_last
         return part
 
     def cut(self, points) -> "list[Blocks]":
         """Cut before each block index in `points`: ``cut([3])`` gives blocks 0 to 2 and blocks 3 to the end."""
         return [self.stage(start, stop) for start, stop in pairwise([0, *points, len(self)])]
+
+
+class ChannelsLast(torch.autograd.Function):
+    """Store images (B, C, H, W) pixel by pixel, so that the channels of a pixel lie side by side."""
+
+    @staticmethod
+    def forward(ctx, x):
+        """Return the same images in the other layout."""
+        return x.contiguous(memory_format=torch.channels_last)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Return the gradient in the layout of x: a tensor that is sent to another rank must be contiguous."""
+        return gradient.contiguous()

@@ -1,6 +1,6 @@
 """The networks of the course, each a dictionary of named blocks that are applied one after the other.
 
-Shapes: B batch, C channels, S image size (pixels), D width of a token, T tokens.
+The transformer is in transformer.py. Shapes: B batch, C channels, S image size (pixels).
 """
 
 from collections import OrderedDict
@@ -8,8 +8,10 @@ from collections import OrderedDict
 import torch
 from torch import nn
 
+from mpdemo.cuts import DEPTH
 from mpdemo.errors import UserError
 from mpdemo.models.blocks import Blocks
+from mpdemo.models.transformer import transformer
 from mpdemo.settings import MODELS, NORMS
 
 
@@ -64,45 +66,8 @@ def convstack(classes, channels, norm):
     from torchvision.models.resnet import BasicBlock
 
     blocks = {"embed": nn.Conv2d(channels, 64, 3, padding=1)}
-    blocks |= {f"block.{i}": BasicBlock(64, 64, norm_layer=norm_layer(norm)) for i in range(8)}
+    blocks |= {f"block.{i}": BasicBlock(64, 64, norm_layer=norm_layer(norm)) for i in range(DEPTH)}
     return blocks | {"head": nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, classes))}
-
-
-class _Embed(nn.Module):
-    """Cut the image into patches and give each a place: (B, C, S, S) -> (B, T, D) with T = (S / patch)**2."""
-
-    def __init__(self, channels, width, patch, tokens):
-        super().__init__()
-        self.patches = nn.Conv2d(channels, width, patch, stride=patch)
-        self.position = nn.Parameter(0.02 * torch.randn(1, tokens, width))
-
-    def forward(self, x):
-        return self.patches(x).flatten(2).transpose(1, 2) + self.position
-
-
-class _Head(nn.Module):
-    """Average the tokens and classify: (B, T, D) -> (B, classes)."""
-
-    def __init__(self, width, classes):
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.fc = nn.Linear(width, classes)
-
-    def forward(self, x):
-        return self.fc(self.norm(x).mean(1))
-
-
-def transformer(classes, channels, image_size):
-    """A small vision transformer of eight equal blocks on 7 x 7 patches. Source: https://arxiv.org/abs/2010.11929."""
-    if image_size % 7:
-        raise UserError(f"image size {image_size} does not divide into 7 x 7 patches; allowed: 28, 56, 224, ...")
-
-    def block():
-        return nn.TransformerEncoderLayer(128, 4, 512, dropout=0.0, batch_first=True, norm_first=True)
-
-    blocks = {"embed": _Embed(channels, 128, image_size // 7, tokens=49)}
-    blocks |= {f"block.{i}": block() for i in range(8)}
-    return blocks | {"head": _Head(128, classes)}
 
 
 def build(name, *, classes=10, channels=1, image_size=28, norm="batch", seed=0) -> Blocks:

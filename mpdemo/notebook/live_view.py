@@ -19,6 +19,8 @@ from IPython.display import HTML, display
 
 from mpdemo.errors import UserError
 from mpdemo.jobs import attach
+from mpdemo.jobs.deadline import DAY, Deadline
+from mpdemo.jobs.job import FINISHED
 from mpdemo.notebook.snapshot import Snapshot
 
 POLL = 0.25  # s, polling interval
@@ -40,7 +42,8 @@ async def follow(job, *, live=None, timeout=3600.0):
     live : bool, optional
         Whether to show the widget; by default where there is a front end (`has_front_end`).
     timeout : float
-        Seconds to wait where there is no front end. The live view waits without limit.
+        Seconds that the job may run where there is no front end; time in the queue does not count (a day at most).
+        The live view waits without limit.
 
     Raises
     ------
@@ -52,7 +55,7 @@ async def follow(job, *, live=None, timeout=3600.0):
     job = attach(job) if isinstance(job, str | Path) else job
     view = LiveView(job) if (has_front_end() if live is None else live) else None
     try:
-        await _until_finished(job, view, time.monotonic() + timeout)
+        await _until_finished(job, view, None if view else Deadline(timeout, DAY))
         cancelled = view is not None and view.cancel_pressed
     except (KeyboardInterrupt, asyncio.CancelledError):
         cancelled = True
@@ -68,26 +71,38 @@ async def follow(job, *, live=None, timeout=3600.0):
 
 
 async def _until_finished(job, view, deadline):
-    """Wait for the end of the job, for the Cancel button of the view, or without a view until `deadline`."""
-    while not job.finished:
+    """Wait for the end of the job, for the Cancel button of the view, or without a view until the deadline."""
+    while True:
         begin = time.monotonic()
+        snapshot = await _read(job, view)
+        if snapshot is None or snapshot.state in FINISHED:
+            return
         if view:
-            view.paint(Snapshot.take(job))
-            if view.cancel_pressed:
-                return
-        elif begin > deadline:
-            reason = f" ({job.reason})" if job.reason else ""
-            name, again = Path(job.out).name, f'await follow("{Path(job.out).as_posix()}")'
-            raise TimeoutError(f"{name} is still {job.state}{reason}; it goes on; follow it again: {again}")
+            view.paint(snapshot)
+        else:
+            deadline.check(job)
         # A long log takes long to read: reading takes at most a fifth of the time.
         await asyncio.sleep(max(POLL, 4 * (time.monotonic() - begin)))
 
 
+async def _read(job, view):
+    """Read the job's files and ask Slurm, in a thread: a slow answer keeps neither kernel nor Cancel button waiting.
+
+    Returns None once the button was pressed.
+    """
+    reading = asyncio.ensure_future(asyncio.to_thread(Snapshot.take, job))
+    while not (view and view.cancel_pressed):
+        await asyncio.wait({reading}, timeout=POLL)
+        if reading.done():
+            return reading.result()
+    return None
+
+
 async def _cancel(job):
     """Cancel the job and wait until it has ended, for at most CANCEL_WAIT."""
-    job.cancel()
+    await asyncio.to_thread(job.cancel)
     deadline = time.monotonic() + CANCEL_WAIT
-    while not job.finished and time.monotonic() < deadline:
+    while time.monotonic() < deadline and not await asyncio.to_thread(lambda: job.finished):
         await asyncio.sleep(POLL)
 
 

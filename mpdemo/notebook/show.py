@@ -5,6 +5,7 @@ which the front end colours with its own theme.
 
     show("parallel/ddp.py")                   a whole file
     show("parallel/ddp.py", "DDP.step")       one method in it
+    show("parallel/ddp.py", lines=("self.parallel =",))     the line that holds this text
     show("#!/bin/bash\\n...")                  a text of several lines
 """
 
@@ -13,9 +14,9 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
+from mpdemo import paths
 from mpdemo.errors import UserError, did_you_mean
 from mpdemo.notebook.bundle import Bundle
-from mpdemo.paths import root
 
 LANGUAGES = {".py": "python", ".sbatch": "bash", ".sh": "bash", ".toml": "toml", ".json": "json", ".md": "markdown"}
 DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -39,7 +40,7 @@ class Source:
         return textwrap.dedent("\n".join(text for _, text in self.lines)).strip("\n")
 
 
-def show(target, name=None, *, docstrings=True, language=None) -> Bundle:
+def show(target, name=None, *, lines=None, docstrings=True, language=None) -> Bundle:
     """Display the source of a file, of one thing in it, or a text.
 
     Parameters
@@ -49,6 +50,8 @@ def show(target, name=None, *, docstrings=True, language=None) -> Bundle:
         ``"slurm/03_ddp.sbatch"``), or a text of several lines.
     name : str, optional
         The qualified name inside the file: ``"train"``, ``"DDP.step"``, a constant's name.
+    lines : (str, str) or (str,), optional
+        Only the lines from the first one that holds the first text to the next one that holds the second.
     docstrings : bool
         Whether the docstrings stay.
     language : str, optional
@@ -62,9 +65,11 @@ def show(target, name=None, *, docstrings=True, language=None) -> Bundle:
     Raises
     ------
     UserError
-        No such file, or no such name in it (its names are listed).
+        No such file, no such name in it (its names are listed), or no such lines.
     """
     source = find(target, name, docstrings=docstrings)
+    if lines:
+        source.lines = _between(source, *lines)
     heading = f"[{source.title}](../{source.path})\n\n" if source.path else ""
     fence = "````" if "```" in source.text else "```"
     return Bundle(source.title, markdown=f"{heading}{fence}{language or source.language}\n{source.text}\n{fence}")
@@ -85,8 +90,8 @@ def find(target, name=None, *, docstrings=True) -> Source:
 
 def _locate(target) -> Path:
     """Return the path of `target`, which is absolute or relative to ``mpdemo/`` or to the project's root."""
-    package = root() / "mpdemo"
-    for folder in (package, root()):
+    package = paths.source() / "mpdemo"
+    for folder in (package, paths.root()):
         if (folder / target).is_file():
             return folder / target
     known = sorted(path.relative_to(package).as_posix() for path in package.rglob("*.py"))
@@ -96,10 +101,10 @@ def _locate(target) -> Path:
 
 def _from_file(path, name) -> Source:
     text = path.read_text()
-    in_project = path.is_relative_to(root())
-    title = path.relative_to(root()).as_posix() if in_project else path.name
+    folder = next((one for one in (paths.root(), paths.source()) if path.is_relative_to(one)), None)
+    title = path.relative_to(folder).as_posix() if folder else path.name
     source = Source(
-        title, list(enumerate(text.splitlines(), 1)), LANGUAGES.get(path.suffix, "text"), title if in_project else None
+        title, list(enumerate(text.splitlines(), 1)), LANGUAGES.get(path.suffix, "text"), title if folder else None
     )
     if name is not None:
         spans = _spans(ast.parse(text))
@@ -108,6 +113,17 @@ def _from_file(path, name) -> Source:
         first, last = spans[name]
         source.title, source.lines = f"{title}: {name}", source.lines[first - 1 : last]
     return source
+
+
+def _between(source, first, last=None) -> list:
+    """Return the lines from the first one that holds a text to the next one that holds another."""
+    kept = []
+    for line in source.lines:
+        if kept or first in line[1]:
+            kept.append(line)
+        if kept and (last or first) in line[1]:
+            return kept
+    raise UserError(f"no line with {(last if kept else first)!r} in {source.title}")
 
 
 def _spans(tree, prefix="") -> dict:

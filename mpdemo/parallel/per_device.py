@@ -1,11 +1,57 @@
-"""What the per-device forms of a cut model share: shapes between stages, a timeline, a plain forward pass."""
+"""What the per-device forms of a cut model share: this rank's stages, the shapes between stages, a timeline."""
 
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.pipelining import PipelineStage
+from torch.distributed import pipelining
 
+from mpdemo.models import resolve_cut
+from mpdemo.parallel.rung import Rung
 from mpdemo.timeline.record import Recorder
+
+SCHEDULE_CLASSES = {
+    "naive": pipelining.ScheduleGPipe,  # with one microbatch
+    "gpipe": pipelining.ScheduleGPipe,
+    "1f1b": pipelining.Schedule1F1B,
+    "interleaved-1f1b": pipelining.ScheduleInterleaved1F1B,
+    "interleaved-zero-bubble": pipelining.ScheduleInterleavedZeroBubble,
+    "zbv": pipelining.ScheduleZBVZeroBubble,
+}
+
+
+class CutOverProcesses(Rung):
+    """One process per device: each holds one stage or more, and sends to its neighbours.
+
+    Parameters
+    ----------
+    model, world, settings
+        As for every rung.
+    owners : list of int
+        The number, within the group, of the process that holds each stage of the whole model.
+
+    Attributes
+    ----------
+    group : ProcessGroup or None
+        The processes over which the model is cut, where these are not all.
+    owners : list of int
+        The rank that holds each stage, counted over all processes.
+    """
+
+    group = None
+
+    def __init__(self, model, world, settings, owners):
+        super().__init__(world, settings)
+        ranks = dist.get_process_group_ranks(self.group)
+        self.owners = owners = [ranks[number] for number in owners]
+        points = resolve_cut(model.names, settings.cut, len(owners))
+        self.shapes = stage_shapes(model, points, settings)
+        self.stages = [model.cut(points)[i].to(self.device) for i, rank in enumerate(owners) if rank == self.rank]
+        self.has_input, self.has_output = self.rank == owners[0], self.rank == owners[-1]
+        self.recorder = make_recorder(settings, world)
+
+    def forward(self, images):
+        """Outputs of a batch of any size, without training. See `Rung.forward`."""
+        return walk(self.stages, self.owners, self.shapes, images)
 
 
 def stage_shapes(model, points, settings) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -18,7 +64,7 @@ def stage_shapes(model, points, settings) -> list[tuple[torch.Tensor, torch.Tens
     points : list of int
         Where it is cut.
     settings : Settings
-        Gives the microbatch's size, ``batch_size / microbatches``.
+        Give the microbatch's size: a replica's share of the batch, divided by `microbatches`.
 
     Returns
     -------
@@ -26,11 +72,15 @@ def stage_shapes(model, points, settings) -> list[tuple[torch.Tensor, torch.Tens
         One pair of empty tensors (device "meta") per stage, for one microbatch.
     """
     shapes = []
+    model.eval()  # in training, batch norm would count this as a batch
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-        outputs = torch.empty(settings.batch_size // settings.microbatches, *model.input_shape)
+        share = settings.batch_size // (settings.replicas or 1)
+        size = (share // settings.microbatches, *model.input_shape)
+        outputs = torch.empty(size, device="cpu")  # where the model still is
         for number, stage in enumerate(model.cut(points)):
             inputs, outputs = outputs, stage(outputs)
             shapes.append((_without_memory(inputs, number > 0), _without_memory(outputs, True)))
+    model.train()
     return shapes
 
 
@@ -55,7 +105,7 @@ def pipeline_stages(rung, loss_fn):
     """
     numbers = [number for number, owner in enumerate(rung.owners) if owner == rung.rank]
     wrapped = [
-        PipelineStage(stage, number, len(rung.owners), rung.device, *rung.shapes[number])
+        pipelining.PipelineStage(stage, number, len(rung.owners), rung.device, *rung.shapes[number], group=rung.group)
         for stage, number in zip(rung.stages, numbers, strict=True)
     ]
     for stage in wrapped:
@@ -67,6 +117,19 @@ def pipeline_stages(rung, loss_fn):
             rung.recorder.attach(stage)
     loss_fn = rung.recorder.loss(loss_fn) if rung.recorder else loss_fn
     return (wrapped if len(wrapped) > 1 else wrapped[0]), loss_fn
+
+
+def average_gradients(parameters, group):
+    """Replace each gradient by its mean over the processes of a group, which all hold the same parameters.
+
+    All gradients travel in one message: sent one by one, small tensors would wait for the network many times.
+    """
+    gradients = [parameter.grad for parameter in parameters]
+    message = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(message, group=group)
+    message /= dist.get_world_size(group)
+    for gradient, mean in zip(gradients, message.split([g.numel() for g in gradients]), strict=True):
+        gradient.copy_(mean.view_as(gradient))
 
 
 def receive(like, rank, device):

@@ -85,13 +85,17 @@ class Rung:
         """Return the microbatches of a batch, on the device: pairs (images, labels)."""
         return list(zip(*(tensor.chunk(self.microbatches) for tensor in self.to_device(images, labels)), strict=True))
 
+    def no_sync(self):
+        """A ``with`` block whose steps leave the replicas' gradients apart; a step after it averages all of them."""
+        return nullcontext()
+
     def no_result(self):
         """Return the loss and the right answers of a process without the output: zeros."""
         return torch.zeros((), device=self.device), torch.zeros((), dtype=torch.long, device=self.device)
 
     def record(self, kind):
-        """Record a ``with`` block as this rank's operation `kind` (F or B), where a timeline is recorded."""
-        return self.recorder.operation(kind, stage=self.rank) if self.recorder else nullcontext()
+        """Record a ``with`` block as an operation `kind` of this rank's first stage, where a timeline is recorded."""
+        return self.recorder.operation(kind, self.owners.index(self.rank)) if self.recorder else nullcontext()
 
     @torch.no_grad()
     def evaluate(self, images, labels):
@@ -106,6 +110,11 @@ class Rung:
     def named_parameters(self) -> dict:
         """The parameters this process trains, under their names in the uncut model."""
         return {name: p for stage in self.stages for name, p in stage.named_parameters()}
+
+    @property
+    def saves(self) -> bool:
+        """Whether a checkpoint takes what this process holds; the other replicas hold the same."""
+        return self.replica == 0
 
     def synchronise(self):
         """Make what the replicas keep apart (batch norm's statistics) equal, before it is used or saved."""

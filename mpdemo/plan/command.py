@@ -2,20 +2,22 @@
 
     python -m mpdemo plan --model resnet101 --stages 2 --batch 128 --image-size 224 --gpu-memory 16GiB
     python -m mpdemo plan --model resnet101 --stages 2 --batch 128 --image-size 224 --cost v100 --schedule 1f1b
+    python -m mpdemo plan --model resnet101 --devices 8 --nodes 2 --batch 128 --gpu-memory 16GiB     which rung to use
+    python -m mpdemo plan --model package.module:function --input 3,224,224 --devices 8 --gpu-memory 16GiB
 
 No GPU is needed, and nothing is trained. Taught in notebooks/05_pipeline.ipynb.
 """
 
 import json
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import ByteSize, Field
+from pydantic import AfterValidator, ByteSize, Field
 from pydantic.dataclasses import dataclass
 
-from mpdemo.errors import UserError, one_line_errors
+from mpdemo.errors import UserError, did_you_mean, one_line_errors
 from mpdemo.options import add_options, option_name, options_from
-from mpdemo.plan import planner, report
+from mpdemo.plan import advice, planner, report
 from mpdemo.plan.footprint import footprints
 from mpdemo.plan.memory import FORMS, RESERVE, STATES
 from mpdemo.plan.roofline import ROOFS
@@ -23,13 +25,33 @@ from mpdemo.schedules import SCHEDULES, check_schedule, usual_stages_per_rank
 from mpdemo.settings import MODELS, NORMS
 
 
+def _known_model(name):
+    if name not in MODELS and ":" not in name:
+        raise ValueError(f"allowed: {', '.join(MODELS)}, or package.module:function{did_you_mean(name, MODELS)}")
+    return name
+
+
+def _shape(text):
+    if not all(part.isdecimal() and int(part) for part in text.split(",")):
+        raise ValueError("allowed: whole numbers above 0 with commas, such as 3,224,224")
+    return text
+
+
 @one_line_errors(option_name)
 @dataclass(frozen=True, config={"extra": "forbid"})
 class Request:
     """What to plan: the options of ``python -m mpdemo plan``."""
 
-    model: Literal[MODELS] = Field("resnet101", description="as for train")
+    model: Annotated[str, AfterValidator(_known_model)] = Field(
+        "resnet101", description="as for train; or your own, as package.module:function, with --input and --devices"
+    )
+    input: Annotated[str, AfterValidator(_shape)] | None = Field(
+        None, description="shape of a sample of your own model: 3,224,224"
+    )
+    tokens: bool = Field(False, description="the samples of your own model are whole numbers, for an embedding")
     stages: int = Field(2, ge=1, description="devices to cut the model over")
+    devices: int | None = Field(None, ge=1, description="compare all rungs on so many, with --gpu-memory")
+    nodes: int = Field(1, ge=1, description="in so many nodes (with --devices)")
     batch: int = Field(128, ge=1, description="samples of the whole batch")
     image_size: int = Field(224, ge=1, description="pixels per side")
     channels: int = Field(3, ge=1, description="of the images")
@@ -41,9 +63,16 @@ class Request:
     cut: str | None = Field(None, description="only this cut, as for train: layer2.3 or 8")
     form: Literal[FORMS] = Field("per-device", description="one process per device, or one process for all devices")
     optimizer: Literal[tuple(STATES)] = Field("sgd", description="for its memory")
-    cost: Literal["measure", *ROOFS] = Field("measure", description="measure on this machine, or estimate for a GPU")
+    cost: Literal["measure", *ROOFS] | None = Field(
+        None, description="measure on this machine, or estimate for a GPU (default: measure; with --devices: v100)"
+    )
     budget: float = Field(60.0, ge=0, description="seconds to spend on measuring")
     json: str | None = Field(None, description="file to which the plan is written, too")
+
+    @property
+    def own_model(self):
+        """Whether the model is the reader's, as package.module:function."""
+        return ":" in self.model
 
 
 def add_arguments(parser):
@@ -54,6 +83,11 @@ def add_arguments(parser):
 def main(args) -> int:
     """Print a plan; return the exit status."""
     request = options_from(args, Request)
+    if request.devices:
+        print(advice.text(request))
+        return 0
+    if request.own_model:
+        raise UserError("a model of your own is planned with --devices and --gpu-memory")
     result = make_plan(request)
     print(report.text(result))
     if request.json:
@@ -156,7 +190,7 @@ def _costs(request, sizes, model):
     from mpdemo.models import build
     from mpdemo.plan import cost, roofline
 
-    if request.cost != "measure":
+    if request.cost not in (None, "measure"):
         return roofline.estimate(request.model, sizes, request.image_size, request.cost, **model)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     threads = torch.get_num_threads()

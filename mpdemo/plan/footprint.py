@@ -93,38 +93,55 @@ def needs(block, size) -> Needs:
 
 
 @cache
-def footprints(model, image_size, *, classes=1000, channels=3, norm="batch"):
+def footprints(model, image_size, *, classes=1000, channels=3, norm="batch", precision="fp32"):
     """Return the footprint of every block of a model.
 
     Parameters
     ----------
-    model : str
-        One of ``mpdemo.models.NAMES``.
+    model : str or callable
+        One of ``mpdemo.models.NAMES``, or a function without arguments that returns the ``mpdemo.models.Blocks``
+        (`mpdemo.models.own.OwnModel` says the shape and the type of its samples, and is built for a batch size).
     image_size, classes, channels, norm
         As in ``mpdemo.models.build``.
+    precision : {"fp32", "bf16"}
+        Type that autocast computes in.
 
     Returns
     -------
     tuple of Footprint
     """
-    from mpdemo.models import build
     from mpdemo.plan.meter import run_blocks
 
-    shape = channels, image_size, image_size
-    small, large = (
-        run_blocks(lambda: build(model, classes=classes, channels=channels, image_size=image_size, norm=norm), n, shape)
-        for n in SIZES
-    )
+    shape = getattr(model, "input_shape", (channels, image_size, image_size))
+    kind = getattr(model, "input_type", None)  # PyTorch's float by default
+    options = {"classes": classes, "channels": channels, "image_size": image_size, "norm": norm}
+    built_for = getattr(model, "at", lambda size: model)
+    small, large = (run_blocks(_build(built_for(n), precision, options), n, shape, kind) for n in SIZES)
     return tuple(
         Footprint(**facts, passes={name: _lines(passes[name], more[name]) for name in passes})
         for (facts, passes), (_, more) in zip(small, large, strict=True)
     )
 
 
+def _build(model, precision, options):
+    """Return a function that builds the model."""
+    import torch
+
+    from mpdemo.models import build
+
+    def blocks():
+        built = model() if callable(model) else build(model, **options)
+        built.precision = torch.bfloat16 if precision == "bf16" else None
+        return built
+
+    return blocks
+
+
 def _lines(small, large):
     """Return a Pass from the same pass at the two SIZES, each (levels, work)."""
     columns = []
-    for a, b in zip(small, large, strict=True):
+    sorted_work = sorted(small[1]), sorted(large[1])  # the library runs the weights' halves in any order
+    for a, b in ((small[0], large[0]), sorted_work):
         a, b = np.array(a, dtype=float), np.array(b, dtype=float)
         slope = (b - a) / (SIZES[1] - SIZES[0])
         columns.append(np.stack([a - SIZES[0] * slope, slope], axis=-1))

@@ -88,7 +88,7 @@ class NextBlock(torch.autograd.Function):
         return gradient.new_empty(ctx.shape)
 
 
-def run_blocks(build, size, shape):
+def run_blocks(build, size, shape, dtype=None):
     """Run every block of a model alone, forward and backward, on fake tensors.
 
     Parameters
@@ -99,32 +99,52 @@ def run_blocks(build, size, shape):
         Samples of the microbatch.
     shape : tuple of int
         (C, S, S) of an image.
+    dtype : torch.dtype, optional
+        Of the samples.
 
     Returns
     -------
     list of (dict, dict)
         Per block: the fields of a Footprint; and name of a pass -> what `Meter.stop` returned.
     """
-    rows = []
+    rows, measured = [], {}  # equal blocks are run once
     with FakeTensorMode(allow_non_fake_inputs=True), Meter() as meter:
-        blocks, x = build(), torch.empty(size, *shape)
+        blocks, x = build(), torch.empty(size, *shape, dtype=dtype)
         for number in range(len(blocks)):
             part = blocks.stage(number, number + 1)
             x = x.detach().requires_grad_(number > 0)  # images need no gradient; all after the first block does
-            passes, y = _passes(part, x, meter)
-            gradients = [rounded(p.nbytes) for p in part.parameters()]
-            facts = {
-                "name": part.names[0],
-                "parameters": sum(p.numel() for p in part.parameters()),
-                "weights": sum(gradients) + sum(rounded(buffer.nbytes) for buffer in part.buffers()),
-                "gradients": sum(gradients),
-                "largest": max(gradients, default=0),
-                "input": x.nbytes // size,
-                "output": y.nbytes // size,
-            }
-            rows.append((facts, passes))
+            key = signature(part), x.shape, x.dtype, x.requires_grad
+            if key not in measured:
+                measured[key] = _passes(part, x, meter)
+            passes, y = measured[key]
+            rows.append((_facts(part, x.nbytes // size, y.nbytes // size), passes))
             x = y
     return rows
+
+
+def signature(module) -> tuple:
+    """Return what tells a block from another one: classes, plain attributes, parameters; a traced one is like none."""
+    plain = (bool, int, float, str, tuple, type(None), torch.dtype)
+    parts = []
+    for layer in module.modules():
+        attributes = sorted((key, repr(value)) for key, value in vars(layer).items() if isinstance(value, plain))
+        shapes = [(name, tuple(tensor.shape)) for name, tensor in layer.named_parameters(recurse=False)]
+        parts.append((type(layer), tuple(attributes), tuple(shapes), id(layer) if hasattr(layer, "graph") else None))
+    return tuple(parts)
+
+
+def _facts(part, input_bytes, output_bytes):
+    """Return the fields of a Footprint that no pass tells."""
+    gradients = [rounded(p.nbytes) for p in part.parameters()]
+    return {
+        "name": part.names[0],
+        "parameters": sum(p.numel() for p in part.parameters()),
+        "weights": sum(gradients) + sum(rounded(buffer.nbytes) for buffer in part.buffers()),
+        "gradients": sum(gradients),
+        "largest": max(gradients, default=0),
+        "input": input_bytes,
+        "output": output_bytes,
+    }
 
 
 def _passes(part, x, meter):

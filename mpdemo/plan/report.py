@@ -88,7 +88,7 @@ def _names(plan, points, separator=", "):
 
 def _head(plan):
     request, best = plan.request, plan.best
-    source = "measured on this machine" if request.cost == "measure" else f"estimated for a {request.cost}"
+    source = "measured on this machine" if request.cost in (None, "measure") else f"estimated for a {request.cost}"
     limit = f" of {request.gpu_memory / 2**30:.4g}GiB" if request.gpu_memory else ""
     size = f"{request.image_size} x {request.image_size} pixels"
     return (

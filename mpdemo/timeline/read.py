@@ -1,7 +1,8 @@
 """Read recorded timelines: idle shares, the time each stage takes, the simulation beside them, an export to Perfetto.
 
 A step is a list of rows ``{"rank", "stage", "kind", "microbatch", "start", "end"}``; times in seconds since the
-earliest operation of any rank in that step. `kind` is F, B, I, W (computing), wait (for another rank) or send.
+earliest operation of any rank in that step. `kind` is F, B, I, W (computing), wait (for another rank) or send; and in
+timelines of `mpdemo.timeline.observe` O (the optimizer's step) or A (an all-reduce).
 PyTorch is not needed. Taught in notebooks/05_pipeline.ipynb.
 """
 
@@ -13,6 +14,7 @@ from mpdemo.errors import UserError
 from mpdemo.plan import SCHEDULES, simulate
 
 COMPUTES = ("F", "B", "I", "W")
+WORKS = (*COMPUTES, "A")  # and the all-reduce
 
 
 def load(folder):
@@ -62,7 +64,7 @@ def _waits(rows, last_stage):
 
 def step_time(rows):
     """Return the seconds from the first operation of any rank to the last one's end."""
-    return max(row["end"] for row in rows if row["kind"] in COMPUTES)
+    return max(row["end"] for row in rows if row["kind"] in WORKS)
 
 
 def idle_shares(rows):
@@ -111,6 +113,12 @@ def stage_times(steps):
     return {"forward": [times["F", s] for s in stages], "backward": backward, "weight": share}
 
 
+def ranks_of_a_replica(rows) -> int:
+    """Return how many ranks share one copy of the model: all of a pipeline's, a part of them in a hybrid training."""
+    replicas = {row["rank"] for row in rows if row["stage"] == 0}
+    return len({row["rank"] for row in rows}) // len(replicas)
+
+
 def predict(steps, schedule, communication=0.0):
     """Simulate the recorded pipeline with the stage times that were measured in it.
 
@@ -128,10 +136,16 @@ def predict(steps, schedule, communication=0.0):
         times["forward"],
         times["backward"],
         microbatches=1 + max(row["microbatch"] for row in computing),
-        ranks=1 + max(row["rank"] for row in computing),
+        ranks=ranks_of_a_replica(computing),
         weight=times["weight"] if SCHEDULES[schedule].splits_backward else None,
         communication=communication,
     )
+
+
+def predict_seconds(step, schedule):
+    """Return the seconds of a step as `predict` simulates it, each rank's recorded optimizer step added to its end."""
+    updates = {row["rank"]: row["end"] - row["start"] for row in step if row["kind"] == "O"}
+    return max(row["end"] + updates.get(row["rank"], 0.0) for row in predict([step], schedule).events)
 
 
 def export(steps, path):

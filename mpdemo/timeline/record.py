@@ -12,9 +12,8 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+from mpdemo.timeline.clock_offset import clock_offset
 from mpdemo.world import clock
-
-CLOCK_ROUNDS = 9  # barriers by which two machines compare their clocks
 
 
 class Recorder:
@@ -26,10 +25,12 @@ class Recorder:
         This process's rank.
     device : torch.device
         Whose clock is read (`mpdemo.world.clock`): events in a GPU's queue of work, the host's time on a CPU.
+    alone : bool
+        Whether no other rank records these steps. Else all ranks compare their clocks in the first one.
     """
 
-    def __init__(self, rank, device):
-        self.rank, self.device = rank, device
+    def __init__(self, rank, device, alone=False):
+        self.rank, self.device, self.alone = rank, device, alone
         self.offset = None  # s, this process's clock minus rank 0's
         self._steps = []  # (begin, end, operations) as readings of the clock
         self._operations = None  # of the step under way
@@ -70,12 +71,21 @@ class Recorder:
             self._operations = None
 
     @contextmanager
-    def operation(self, kind, stage, microbatch=0):
+    def operation(self, kind, stage, microbatch=0, **more):
         """Record a ``with`` block as one operation of the step under way; outside of a step nothing is recorded."""
-        operation = {"kind": kind, "stage": stage, "microbatch": microbatch, "start": clock.read(self.device)}
+        start = clock.read(self.device)
         yield
+        self.add(kind, start, clock.read(self.device), stage, microbatch, **more)
+
+    def add(self, kind, start, end, stage=0, microbatch=0, **more):
+        """Record an operation between two readings of the clock; `rank` where this process drives several devices."""
         if self._operations is not None:
-            self._operations.append(operation | {"end": clock.read(self.device)})
+            row = {"kind": kind, "stage": stage, "microbatch": microbatch, "start": start, "end": end}
+            self._operations.append(row | more)
+
+    def latest(self, kind):
+        """Return the last operation `kind` of the step under way, None before the first one."""
+        return next((row for row in reversed(self._operations or ()) if row["kind"] == kind), None)
 
     @property
     def steps(self) -> list[dict]:
@@ -119,7 +129,7 @@ class Recorder:
 
     def _set_zero(self):
         """Compare clocks with rank 0, and note which host time this device's clock begins at."""
-        self.offset = clock_offset()
+        self.offset = 0.0 if self.alone else clock_offset()
         clock.wait(self.device)
         on_cpu = self.device.type != "cuda"
         self._zero, self._zero_time = (0.0, 0.0) if on_cpu else (clock.read(self.device), time.perf_counter())
@@ -127,37 +137,3 @@ class Recorder:
     def _seconds(self, reading):
         """Return a reading in seconds on rank 0's clock."""
         return self._zero_time + clock.seconds(self._zero, reading) - self.offset
-
-
-def clock_offset(machine=None):
-    """Return this process's ``perf_counter`` minus rank 0's, in seconds. All ranks must call it.
-
-    Processes of one machine read the same clock: exactly 0. Between machines all ranks leave a barrier at nearly the
-    same moment; the median of several is good to about the time of a barrier, 0.1 ms.
-
-    Parameters
-    ----------
-    machine : str, optional
-        What tells this machine from others; the identity of its last boot by default.
-    """
-    import torch
-    import torch.distributed as dist
-
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return 0.0
-    machines = [None] * dist.get_world_size()
-    dist.all_gather_object(machines, machine or _machine())
-    offsets = []
-    for _ in range(CLOCK_ROUNDS if len(set(machines)) > 1 else 0):
-        dist.barrier()
-        now = [None] * len(machines)
-        dist.all_gather_object(now, time.perf_counter())
-        offsets.append(now[dist.get_rank()] - now[0])
-    if not offsets or machines[dist.get_rank()] == machines[0]:
-        return 0.0
-    return float(torch.tensor(offsets, dtype=torch.float64).median())
-
-
-def _machine():
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    return boot.read_text().strip() if boot.exists() else socket.gethostname()

@@ -1,5 +1,7 @@
 """Build what a training needs from its settings: data set, rung, optimizer, learning-rate scheduler."""
 
+import math
+
 import torch
 
 from mpdemo import data, models, parallel
@@ -7,7 +9,7 @@ from mpdemo.errors import UserError
 
 
 def build(settings, world):
-    """Return data set, rung, optimizer and learning-rate scheduler for checked settings."""
+    """Return data set, rung and optimizer for checked settings."""
     torch.manual_seed(settings.seed)
     dataset = data.load(settings.dataset, settings.data, settings.image_size, settings.seed)
     model = models.build(
@@ -18,25 +20,41 @@ def build(settings, world):
         norm=settings.norm,
         seed=settings.seed,
     )
-    model.precision = precision_of(settings, world)
     rung = parallel.make(model, world, settings)
-    optimizer = torch.optim.SGD(rung.named_parameters().values(), lr=settings.lr, momentum=0.9)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=20, gamma=0.1)  # a tenth every 20 epochs
-    return dataset, rung, optimizer, scheduler
+    return dataset, rung, make_optimizer(rung.named_parameters().values(), settings)
 
 
-def precision_of(settings, world):
-    """Return the type that autocast computes in, None for plain float32.
+def make_optimizer(parameters, settings):
+    """Return the optimizer of checked settings for these parameters, with PyTorch's own defaults on every rung."""
+    if settings.optimizer == "adamw":
+        return torch.optim.AdamW(parameters, lr=settings.lr)
+    return torch.optim.SGD(parameters, lr=settings.lr, momentum=0.9)
+
+
+def make_scheduler(optimizer, settings, length):
+    """Return what sets the learning rate of every step: a warm-up, then constant or along a half cosine.
+
+    The rate depends on the step's number only, so a resumed run has that of the uninterrupted one.
+
+    Parameters
+    ----------
+    length : int
+        Steps of the whole training, also where it is stopped earlier: the cosine ends there.
 
     Raises
     ------
     UserError
-        fp16 on a CPU (100 times slower than fp32 there), or in a cut model, whose stages would have to agree on
-        when a scaled loss overflows.
+        The warm-up leaves the cosine no step.
     """
-    if settings.precision == "fp16":
-        if world.device.type == "cpu":
-            raise UserError("--precision fp16 is many times slower than fp32 on a CPU; allowed there: fp32, bf16")
-        if settings.rung in ("model_parallel", "pipeline"):
-            raise UserError(f"--precision fp16 needs one loss scale, rung {settings.rung} has none; use bf16")
-    return {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[settings.precision]
+    warmup = settings.warmup_steps
+    if settings.lr_schedule == "cosine" and warmup >= length:
+        raise UserError(f"--warmup-steps {warmup} leaves no step of {length} to the cosine; allowed: 0 to {length - 1}")
+
+    def factor(step):  # counted from 0
+        if step < warmup:
+            return (step + 1) / warmup
+        if settings.lr_schedule == "cosine":
+            return 0.5 * (1 + math.cos(math.pi * (step - warmup) / (length - warmup)))
+        return 1.0
+
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)

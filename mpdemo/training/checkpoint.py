@@ -2,59 +2,60 @@
 
 A checkpoint holds the weights and the optimizer's state under the names of the uncut model, the learning-rate
 schedule, epoch and step (which say where the sampler is) and every rank's random state. Writing is atomic: a file
-is there whole or not at all. Taught in notebooks/01_single_device.ipynb.
+is there whole or not at all. Taught in notebooks/09_checkpoint.ipynb.
 Source: https://docs.pytorch.org/tutorials/recipes/recipes/saving_and_loading_a_general_checkpoint.html.
 """
 
 import os
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 
-from mpdemo.errors import UserError
-from mpdemo.options import option_name
-from mpdemo.world.collectives import gather_objects
+from mpdemo.errors import RunFailed, UserError, error_line
+from mpdemo.world.collectives import gather_in_first, whole
 
 KEEP = 2  # newest files that stay
-SAME = ("model", "norm", "dataset", "image_size", "batch_size", "seed", "lr")  # settings that a resumed run must keep
+# settings that a resumed run must keep
+SAME = (
+    *("model", "norm", "dataset", "image_size", "batch_size", "seed"),
+    *("optimizer", "lr", "warmup_steps", "lr_schedule"),
+)
+PARTS = {"model", "optimizer", "scheduler", "settings", "length", "epoch", "step", "epoch_steps", "random"}
 
 
-def collect(rung, optimizer, scheduler, settings, epoch, step, epoch_steps) -> dict:
-    """Gather the whole training's state; every rank must call this, and every rank gets it.
-
-    Parameters
-    ----------
-    epoch : int
-        The epoch that `step` belongs to, counted from 0.
-    step : int
-        Steps done since the start of the training.
-    epoch_steps : list
-        Results of the epoch's steps so far, for its averages.
-    """
+def collect(run) -> dict | None:
+    """Gather the whole state of a `mpdemo.training.loop.Run` in rank 0; every rank must call this, others get None."""
+    rung, optimizer = run.rung, run.optimizer
     rung.synchronise()
+    own_part = {"random": {"torch": torch.get_rng_state(), "cuda": _cuda_random()}}
     names = {id(p): name for name, p in rung.named_parameters().items()}
-    own_part = {
-        "model": {k: v.cpu() for stage in rung.stages for k, v in stage.state_dict().items()},
-        "optimizer": {names[id(p)]: _to_cpu(state) for p, state in optimizer.state.items()},
-        "random": {"torch": torch.get_rng_state(), "cuda": _cuda_random()},
-    }
-    parts = gather_objects(own_part)
-    return {
-        "model": {k: v for part in reversed(parts) for k, v in part["model"].items()},
-        "optimizer": {k: v for part in reversed(parts) for k, v in part["optimizer"].items()},
+    weights = [(k, v) for stage in rung.stages for k, v in stage.state_dict().items()]
+    states = [(names[id(p)], state) for p, state in optimizer.state.items()]
+    for part, tensors in {"model": weights, "optimizer": states}.items():  # sharded ones need every process
+        copies = ((name, _to_cpu(value)) for name, value in tensors)
+        own_part[part] = {name: value for name, value in copies if rung.saves}
+    parts = gather_in_first(own_part)
+    return parts and {
+        "model": {k: v for part in parts for k, v in part["model"].items()},
+        "optimizer": {k: v for part in parts for k, v in part["optimizer"].items()},
         "random": [part["random"] for part in parts],
-        "scheduler": scheduler.state_dict(),
+        "scheduler": run.scheduler.state_dict(),
         "scaler": rung.scaler.state_dict(),
-        "settings": {name: getattr(settings, name) for name in SAME},
-        "epoch": epoch,
-        "step": step,
-        "epoch_steps": epoch_steps,
+        "settings": {name: getattr(run.settings, name) for name in SAME},
+        "length": run.length,  # steps of the whole training
+        "epoch": run.epoch,  # that `step` belongs to, counted from 0
+        "step": run.step,  # steps done since the start of the training
+        "epoch_steps": run.epoch_steps,  # results of the epoch's steps so far, for its averages
     }
 
 
 def _to_cpu(state):
-    return {k: v.cpu() if isinstance(v, torch.Tensor) else v for k, v in state.items()}
+    """Copy a tensor, or those in a dictionary, to the CPU; a sharded one whole."""
+    if isinstance(state, dict):
+        return {k: _to_cpu(v) for k, v in state.items()}
+    return whole(state).cpu() if isinstance(state, torch.Tensor) else state
 
 
 def _cuda_random():
@@ -62,17 +63,32 @@ def _cuda_random():
 
 
 def write(folder, state) -> Path:
-    """Write `state` as ``folder/step-000123.pt``, whole or not at all, and drop all but the newest `KEEP` files."""
+    """Write `state` as ``folder/step-000123.pt``, whole or not at all, and drop all but the newest `KEEP` files.
+
+    Raises
+    ------
+    RunFailed
+        The disk is full, a quota is reached, or the folder cannot be written.
+    """
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step-{state['step']:06d}.pt"
     temporary = path.with_suffix(".tmp")
-    with temporary.open("wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())  # on the disk before it gets its name
-    temporary.replace(path)
-    for old in [*in_order(folder)[:-KEEP], *folder.glob("*.tmp")]:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())  # on the disk before it gets its name
+        temporary.replace(path)
+    except (OSError, RuntimeError) as error:  # PyTorch reports a full disk as a RuntimeError of many lines
+        with suppress(OSError):
+            temporary.unlink()
+        cause = error if isinstance(error, OSError) else error.__context__
+        reason = cause.strerror if isinstance(cause, OSError) else str(error).splitlines()[0]
+        raise RunFailed(f"{path} could not be written: {reason}; the checkpoints before it stay") from None
+    files = in_order(folder)
+    until_this = files[: files.index(path) + 1]  # a newer one is damaged: this run went on from the one before it
+    for old in [*until_this[:-KEEP], *folder.glob("*.tmp")]:
         old.unlink()
     return path
 
@@ -110,59 +126,9 @@ def read(path) -> dict:
             if damaged := archive.testzip():
                 raise ValueError(f"{damaged} does not match its checksum")
         state = torch.load(path, map_location="cpu", weights_only=True)
-        missing = {"model", "optimizer", "scheduler", "settings", "epoch", "step", "epoch_steps", "random"} - set(state)
+        missing = PARTS - set(state)
         if missing:
             raise KeyError(*sorted(missing))
     except Exception as error:  # torch.load raises many kinds of error on a damaged file
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise UserError(
-            f"{path} is not a checkpoint of mpdemo or is damaged ({reason}); "
-            "move it away to resume from the one before it"
-        ) from None
+        raise UserError(f"{path} is not a checkpoint of mpdemo or is damaged ({error_line(error)})") from None
     return state
-
-
-def check_settings(state, settings):
-    """Refuse to go on with another batch, another model or another learning rate.
-
-    Raises
-    ------
-    UserError
-        Naming the first setting that differs.
-    """
-    for name, saved in state["settings"].items():
-        value = getattr(settings, name)
-        if value != saved:
-            option = option_name(name)
-            raise UserError(f"the checkpoint is of a run with {option} {saved}, not {value}; give {option} {saved}")
-
-
-def restore(state, rung, optimizer, scheduler, rank):
-    """Put a checkpoint's state into a training that was built with the same settings, of any rung.
-
-    Raises
-    ------
-    UserError
-        The checkpoint is of another model.
-    """
-    for stage in rung.stages:
-        own = stage.state_dict()
-        unlike = [k for k, v in own.items() if k not in state["model"] or state["model"][k].shape != v.shape]
-        if unlike:
-            raise UserError(f"the checkpoint is of another model: {unlike[0]} is missing or of another shape in it")
-        stage.load_state_dict({k: state["model"][k] for k in own})
-    for name, parameter in rung.named_parameters().items():
-        if name in state["optimizer"]:
-            optimizer.state[parameter] = {
-                k: v.to(parameter.device) if isinstance(v, torch.Tensor) and v.dim() else v
-                for k, v in state["optimizer"][name].items()
-            }
-    scheduler.load_state_dict(state["scheduler"])
-    for group, lr in zip(optimizer.param_groups, scheduler.get_last_lr(), strict=True):
-        group["lr"] = lr
-    if state.get("scaler"):
-        rung.scaler.load_state_dict(state["scaler"])
-    if rank < len(state["random"]):  # in a larger world the new ranks keep the state their seed gave them
-        torch.set_rng_state(state["random"][rank]["torch"])
-        if state["random"][rank]["cuda"] is not None and torch.cuda.is_available():
-            torch.cuda.set_rng_state(state["random"][rank]["cuda"])

@@ -9,6 +9,11 @@ Every rung on one machine (``--processes`` starts torchrun for you)::
     python -m mpdemo train --rung model_parallel --model resnet50 --form one-process --devices 2
     python -m mpdemo train --rung pipeline       --model transformer --microbatches 8 --schedule 1f1b --processes 2
     python -m mpdemo train --rung pipeline       --model resnet50 --form one-process --microbatches 8 --devices 2
+    python -m mpdemo train --rung hybrid         --model transformer --processes 4 --replicas 2
+    python -m mpdemo train --rung hybrid         --model resnet50 --form one-process --devices 2 --replicas 2
+    python -m mpdemo train --rung fsdp           --model transformer --processes 2 --reshard never
+    python -m mpdemo train --rung tensor         --model transformer --processes 2 --sequence-parallel
+    python -m mpdemo train --rung tensor         --model transformer --processes 4 --replicas 2
 
 The same by hand, and on several nodes of a cluster::
 
@@ -22,7 +27,9 @@ import sys
 
 from mpdemo.errors import UserError
 from mpdemo.options import add_options, options_from
+from mpdemo.savings import check_compiler
 from mpdemo.settings import Settings, checked
+from mpdemo.training.tensorboard_log import check_tensorboard
 from mpdemo.world.failures import report
 from mpdemo.world.launch import PARENT, import_pytorch, prepare_signals, start
 from mpdemo.world.processes import check_room
@@ -38,6 +45,10 @@ def add_arguments(parser):
 def main(args) -> int:
     """Check the settings, then train here or start the processes that do."""
     settings = options_from(args, Settings)
+    if settings.compile:
+        check_compiler()
+    if settings.tensorboard:
+        check_tensorboard()
     if "RANK" in os.environ or "SLURM_PROCID" in os.environ:
         prepare_signals()
         import_pytorch()
@@ -45,12 +56,13 @@ def main(args) -> int:
         if world_size is not None:
             return work(checked(settings, world_size))
     settings = checked(settings)
-    if settings.form == "one-process":
+    if settings.processes == 1 and settings.form == "one-process":
         prepare_signals()
         return work(settings)
     check_room(settings.processes, settings.oversubscribe)
     import_pytorch()
-    check_gpus(settings.processes)
+    check_gpus(settings.processes, devices_of_a_process(settings))
+    check_precision(settings.precision)
     return start(["-m", "mpdemo", "train", *settings.arguments()], settings.processes)
 
 
@@ -62,16 +74,31 @@ def world_size_of_launcher():
     return None if values["launcher"] == "none" else values["world_size"]
 
 
-def check_gpus(processes):
-    """Refuse more processes than GPUs, where there are GPUs, before anything is started."""
+def devices_of_a_process(settings) -> int:
+    """How many devices each process drives."""
+    return 1 if settings.form == "per-device" else settings.devices
+
+
+def check_gpus(processes, devices=1):
+    """Refuse more devices than GPUs, where there are GPUs, before anything is started."""
     import torch
 
     visible = torch.cuda.device_count() if torch.cuda.is_available() else None
-    if visible is not None and processes > visible:
+    if visible is not None and processes * devices > visible:
+        each, fewer = (f" with {devices} devices each", "fewer --replicas or --devices") if devices > 1 else ("", None)
         raise UserError(
-            f"{processes} processes need {processes} GPUs, {visible} visible; "
-            f"--processes {visible}, or CUDA_VISIBLE_DEVICES= to compute on the CPU"
+            f"{processes} processes{each} need {processes * devices} GPUs, {visible} visible; "
+            f"{fewer or f'--processes {visible}'}, or CUDA_VISIBLE_DEVICES= to compute on the CPU"
         )
+
+
+def check_precision(precision):
+    """Refuse fp16 on a CPU before anything is started."""
+    import torch
+
+    from mpdemo.parallel.savings import precision_of
+
+    precision_of(precision, "cuda" if torch.cuda.is_available() else "cpu")
 
 
 def work(settings) -> int:
@@ -84,8 +111,9 @@ def work(settings) -> int:
 
     world = None
     try:
-        world = where_am_i()
-        claim_cores(world, 1 if settings.form == "per-device" else settings.devices)
+        devices = devices_of_a_process(settings)
+        world = where_am_i(devices=devices)
+        claim_cores(world, devices)
         with process_group(world):
             return train(settings, world)
     except Exception as error:
@@ -95,4 +123,4 @@ def work(settings) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         # not sys.exit: tearing down a broken process group may hang, and the others are waiting for this end
-        os._exit(2 if isinstance(error, UserError) else 1)
+        os._exit(error.status if isinstance(error, UserError) else 1)

@@ -5,6 +5,8 @@ Taught in notebooks/01_single_device.ipynb. The launch lines of every rung stand
 """
 
 import itertools
+import math
+import sys
 import time
 import warnings
 from contextlib import nullcontext
@@ -14,11 +16,12 @@ import torch
 from tqdm import tqdm
 
 from mpdemo import data
-from mpdemo.errors import UserError
+from mpdemo.errors import RunFailed
 from mpdemo.training import checkpoint
-from mpdemo.training.build import build
+from mpdemo.training.build import build, make_scheduler
 from mpdemo.training.measure import Steps
-from mpdemo.training.run_log import RunLog
+from mpdemo.training.resume import check_settings, folder_to_resume, read_newest, restore
+from mpdemo.training.run_log import open_log
 from mpdemo.training.stop_signal import StopSignal
 from mpdemo.training.summary import summarise
 from mpdemo.world.collectives import sum_over_ranks
@@ -40,7 +43,7 @@ def train(settings, world) -> int:
     int
         Exit status: 0 done, 3 stopped with a checkpoint.
     """
-    dataset, rung, optimizer, scheduler = build(settings, world)
+    dataset, rung, optimizer = build(settings, world)
     loaders = data.Loaders(
         dataset,
         settings.batch_size,
@@ -50,37 +53,35 @@ def train(settings, world) -> int:
         settings.workers,
         pin_memory=world.device.type == "cuda",
         images=rung.has_input,
+        device=world.device,
     )
-    run = Run(settings, world, rung, optimizer, scheduler, loaders)
-    return run.go()
+    # fp16 leaves out a step whose scaled loss overflows, often the first; PyTorch then warns of the wrong order
+    warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
+    return Run(settings, world, rung, optimizer, loaders).go()
 
 
 class Run:
     """One training under way: where it is (epoch, step) and what it writes."""
 
-    def __init__(self, settings, world, rung, optimizer, scheduler, loaders):
+    def __init__(self, settings, world, rung, optimizer, loaders):
         self.settings, self.world, self.rung = settings, world, rung
-        self.optimizer, self.scheduler, self.loaders = optimizer, scheduler, loaders
+        self.optimizer, self.loaders = optimizer, loaders
         self.epoch = self.step = 0
         self.epoch_steps = []  # (loss, right answers, seconds) of every step of this epoch so far
         self.validation = None  # loss and accuracy of the last validation
-        self.last_step = settings.steps or settings.epochs * loaders.steps_per_epoch
+        # all steps of the training, and where this run ends: --steps 20 --epochs 4 is the beginning of --epochs 4
+        self.length = settings.epochs * loaders.steps_per_epoch if settings.epochs else settings.steps
+        self.last_step = min(settings.steps or self.length, self.length)
+        self.scheduler = make_scheduler(optimizer, settings, self.length)
         self.folder = Path(settings.out)
-        saved = checkpoint.in_order(self.folder / "checkpoints")
-        resume = settings.resume
-        if resume == "auto":  # the same command starts a run and goes on with it, as a job in the queue again needs
-            resume = self.folder if saved else None
+        resume = folder_to_resume(settings)
         if resume:
-            state = checkpoint.read(checkpoint.newest(resume))
-            checkpoint.check_settings(state, settings)
-            checkpoint.restore(state, rung, optimizer, scheduler, world.rank)
+            state = read_newest(resume, report=world.rank == 0)
+            check_settings(state, settings, self.length)
+            restore(state, rung, optimizer, self.scheduler, world.rank)
             self.epoch, self.step, self.epoch_steps = state["epoch"], state["step"], state["epoch_steps"]
-        elif saved:
-            raise UserError(
-                f"{self.folder} holds the checkpoints of a run; --resume {self.folder} or auto, or another --out"
-            )
-        same = resume and Path(resume).resolve() == self.folder.resolve()
-        self.log = RunLog(self.folder, world.rank == 0, resumed=(self.epoch, self.step) if same else None)
+        same = resume and resume.resolve() == self.folder.resolve()
+        self.log = open_log(self, resumed=(self.epoch, self.step) if same else None)
         self.stop_signal = StopSignal(world, self.step, settings.log_every)
 
     def go(self) -> int:
@@ -114,6 +115,7 @@ class Run:
                 loss, correct = self.rung.step(images, labels)
             self.rung.scaler.step(self.optimizer)
             self.rung.scaler.update()
+            self.scheduler.step()  # the learning rate of the next step
             self.steps.add(loss, correct)
             self.step += 1
             if self.step == 1 or self.step % self.settings.log_every == 0:
@@ -129,6 +131,9 @@ class Run:
         rows, seconds = self.steps.flush()
         batch, now, first = self.settings.batch_size, time.time(), self.step - len(rows) + 1
         for number, (loss, correct) in enumerate(rows, first):
+            if not (math.isfinite(loss) or self.rung.scaler.is_enabled()):  # the scaler leaves such a step out
+                lr = self.settings.lr
+                raise RunFailed(f"the loss is {loss} at step {number}: the training diverged; lower --lr {lr}")
             rate = round(batch / seconds, 2)
             when = round(now - (self.step - number) * seconds, 4)
             self.log.write("step", step=number, epoch=self.epoch, loss=loss, images_per_second=rate, time=when)
@@ -143,20 +148,25 @@ class Run:
         stop = self.stop_signal.seen(self.step)
         if stop or (every and self.step % every == 0):
             self._flush()
-            self._save()
+            self._save(stop)
             self.steps.restart_clock()
         return stop
 
-    def _save(self):
-        """Write a checkpoint of where the run is now; the end of an epoch is the start of the next."""
-        state = checkpoint.collect(
-            self.rung, self.optimizer, self.scheduler, self.settings, self.epoch, self.step, self.epoch_steps
-        )
-        if self.world.rank == 0:
-            checkpoint.write(self.folder / "checkpoints", state)
+    def _save(self, stop):
+        """Write a checkpoint of where the run is now; the end of an epoch is the start of the next.
+
+        A run that goes on does so without it: the disk may have room again at the next.
+        """
+        if state := checkpoint.collect(self):
+            try:
+                checkpoint.write(self.folder / "checkpoints", state)
+            except RunFailed as error:
+                if stop:
+                    raise
+                print(f"mpdemo: {error}", file=sys.stderr)
 
     def _finish_epoch(self):
-        """Validate, write the epoch's line, move the learning rate on."""
+        """Validate and write the epoch's line."""
         loss, accuracy = self.validate()
         count = max(1, len(self.epoch_steps) * self.settings.batch_size)
         seconds = sum(row[2] for row in self.epoch_steps)
@@ -175,9 +185,6 @@ class Run:
             self.bar.write(
                 f"epoch {self.epoch + 1}: step {self.step}, validation loss {loss:.4f}, accuracy {accuracy:.1%}"
             )
-        with warnings.catch_warnings():  # PyTorch misses the steps that a resumed run did before it was interrupted
-            warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
-            self.scheduler.step()
         self.epoch += 1
 
     def validate(self) -> tuple[float, float]:

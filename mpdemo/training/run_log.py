@@ -1,10 +1,12 @@
 """The folder of a run: its metrics line by line, its summary at the end. Taught in notebooks/00_start_here.ipynb."""
 
 import contextlib
+import fcntl
 import json
 from pathlib import Path
 
-from mpdemo.errors import UserError
+from mpdemo.errors import RunFailed, UserError
+from mpdemo.training.tensorboard_log import TensorBoardLog
 
 
 def read_rows(text) -> list[dict]:
@@ -14,6 +16,22 @@ def read_rows(text) -> list[dict]:
         with contextlib.suppress(ValueError):
             rows.append(json.loads(line))
     return [row for row in rows if isinstance(row, dict)]
+
+
+def open_log(run, resumed):
+    """Open the folder of a `mpdemo.training.loop.Run`, with a part for TensorBoard where the settings ask for it.
+
+    Parameters
+    ----------
+    resumed : tuple of (int, int) or None
+        As for `RunLog`.
+    """
+    log = RunLog(run.folder, run.world.rank == 0, resumed)
+    if log.active and run.settings.tensorboard:
+        base, factor = run.scheduler.base_lrs[0], run.scheduler.lr_lambdas[0]
+        rows = resumed and read_rows(log.path.read_text())
+        log.board = TensorBoardLog(run.folder, run.settings, lambda step: base * factor(step - 1), rows)
+    return log
 
 
 class RunLog:
@@ -30,8 +48,10 @@ class RunLog:
     Raises
     ------
     UserError
-        The folder cannot be written.
+        The folder cannot be written, or another run writes to it.
     """
+
+    board = None  # TensorBoard's part
 
     def __init__(self, out, active, resumed=None):
         self.folder, self.active = Path(out), active
@@ -40,6 +60,7 @@ class RunLog:
             return
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock()
             if resumed is None and self.path.exists():
                 self.path.replace(self.folder / "metrics.previous.jsonl")
             elif self.path.exists():
@@ -47,6 +68,18 @@ class RunLog:
             self.file = self.path.open("a", buffering=1)
         except OSError as error:
             raise UserError(f"cannot write to --out {out}: {error.strerror}; name a folder of your own") from None
+
+    def _lock(self):
+        """Refuse a folder that another run writes to now; the lock ends with this process."""
+        self.lock = (self.folder / ".lock").open("w")
+        try:
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                f"another run writes to --out {self.folder} now; wait for its end, or name another"
+            ) from None
+        except OSError:  # a file system without locks
+            pass
 
     def _drop_after(self, epoch, step):
         """A resumed run writes on from its checkpoint: drop the lines of the steps that it does again."""
@@ -59,12 +92,29 @@ class RunLog:
         self.path.write_text("".join(json.dumps(row) + "\n" for row in kept))
 
     def write(self, event, **values):
-        """Append one JSON object as a line."""
+        """Append one JSON object as a line; while the disk is full, Python keeps the line for the next call."""
         if self.active:
-            self.file.write(json.dumps({"event": event, **values}) + "\n")
+            with contextlib.suppress(OSError):
+                self.file.write(json.dumps({"event": event, **values}) + "\n")
+            if self.board:
+                with contextlib.suppress(OSError):
+                    self.board.write(event, **values)
 
     def finish(self, summary):
-        """Write ``summary.json`` and close."""
-        if self.active:
+        """Write ``summary.json`` and close.
+
+        Raises
+        ------
+        RunFailed
+            The disk is full.
+        """
+        if not self.active:
+            return
+        if self.board:
+            self.board.close()
+        try:
             self.file.close()
             (self.folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+            self.lock.close()
+        except OSError as error:
+            raise RunFailed(f"the end of the run could not be written to {self.folder}: {error.strerror}") from None

@@ -1,4 +1,4 @@
-"""Values from all processes, in every process; a world of one needs no process group for it."""
+"""Values from all processes; a world of one needs no process group for it."""
 
 import torch.distributed as dist
 
@@ -10,10 +10,27 @@ def sum_over_ranks(tensor):
     return tensor
 
 
+def whole(tensor):
+    """Return the whole of a tensor of which each process has a part (a DTensor), any other tensor as it is.
+
+    Every process that has a part must call this, and receives all of it.
+    """
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
 def gather_objects(value) -> list:
     """One value from each rank, in order of rank; every process gets the list."""
     if not dist.is_initialized():
         return [value]
     values = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
+    return values
+
+
+def gather_in_first(value) -> list | None:
+    """One value from each rank, in order of rank, in rank 0; None in the other ranks."""
+    if not dist.is_initialized():
+        return [value]
+    values = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(value, values)
     return values

@@ -103,8 +103,10 @@ def _tasks_on_node(environ) -> int:
     return counts[node] if node < len(counts) else 0
 
 
-def where_am_i(environ=os.environ) -> World:
-    """Return this process's `World`; on a GPU node, make ``cuda:local_rank`` the current device.
+def where_am_i(environ=os.environ, devices=1) -> World:
+    """Return this process's `World`; on a GPU node, make the first of its `devices` the current one.
+
+    With one device for each process that is ``cuda:local_rank``.
 
     Raises
     ------
@@ -115,8 +117,8 @@ def where_am_i(environ=os.environ) -> World:
     if not torch.cuda.is_available():
         return World(**values)
     visible, local_rank = torch.cuda.device_count(), values["local_rank"]
-    # with srun --gpus-per-task each task sees its own GPU only, as number 0
-    index = 0 if visible == 1 and values["launcher"] == "slurm" else local_rank
+    # with srun --gpus-per-task each task sees its own GPUs only, from number 0 on
+    index = 0 if visible == devices and values["launcher"] == "slurm" else local_rank * devices
     if index >= visible:
         raise UserError(
             f"local rank {local_rank} has no GPU of its own: {values['local_world_size']} processes on this node, "

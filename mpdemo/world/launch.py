@@ -11,13 +11,14 @@ import psutil
 
 from mpdemo.errors import UserError
 from mpdemo.world.failures import first_failure, read_message
+from mpdemo.world.versions import check_version
 
 PARENT = "MPDEMO_STARTED_BY_PARENT"  # its process number, for the processes that `start` launched: it speaks for them
 PR_SET_PDEATHSIG = 1  # prctl: the signal that a process gets when its parent dies
 
 
 def import_pytorch():
-    """Import torch and torchvision; explain the error of two that do not fit together.
+    """Import torch and torchvision; explain the error of two that do not fit together, or of one that is too old.
 
     Raises
     ------
@@ -25,14 +26,16 @@ def import_pytorch():
         With the remedy.
     """
     try:
-        import torch  # noqa: F401
-        import torchvision  # noqa: F401
+        import torch
+        import torchvision
     except (RuntimeError, ImportError, OSError) as error:
         first = str(error).splitlines()[0]
         raise UserError(
             f"torch and torchvision do not fit together or are not installed ({first}); "
             "install both from the same index: pip install --force-reinstall torch torchvision"
         ) from None
+    check_version("torch", torch.__version__)
+    check_version("torchvision", torchvision.__version__)
 
 
 def prepare_signals():

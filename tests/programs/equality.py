@@ -15,57 +15,74 @@ import torch.distributed as dist
 
 from mpdemo import data, models, parallel
 from mpdemo.labs.harness import join_world
-from mpdemo.settings import Settings, checked
+from mpdemo.settings import SHARING_RUNGS, Settings, checked
+from mpdemo.training.build import make_optimizer
 from mpdemo.training.measure import relative_difference
-from mpdemo.world.collectives import gather_objects, sum_over_ranks
+from mpdemo.world.collectives import gather_objects, sum_over_ranks, whole
 from mpdemo.world.env import World
 
 STEPS = 3
+PLAIN = {"accumulate": 1, "replicas": None, "activation_checkpointing": False, "compile": False}
+PLAIN |= {"reshard": "always", "sequence_parallel": False}  # of the single device
 
 
 def three_steps(settings, model, world, images, labels):
-    """Losses, first gradients and final weights (by name) of what this process holds."""
+    """Losses, first gradients, final weights (by name) of what this process holds; a validation; final buffers."""
     rung = parallel.make(copy.deepcopy(model), world, settings)
-    optimizer = torch.optim.SGD(rung.named_parameters().values(), lr=settings.lr, momentum=0.9)
+    optimizer = make_optimizer(rung.named_parameters().values(), settings)
     images, labels = images.chunk(rung.replicas)[rung.replica], labels.chunk(rung.replicas)[rung.replica]
     losses, gradients = [], None
     for _ in range(STEPS):
         optimizer.zero_grad()
         loss, _ = rung.step(images if rung.has_input else images.new_empty(len(images), 0), labels)
         losses.append(loss.double() / rung.replicas)
-        gradients = gradients or {n: p.grad.clone() for n, p in rung.named_parameters().items()}
+        gradients = gradients or {n: whole(p.grad).clone() for n, p in rung.named_parameters().items()}
         optimizer.step()
-    weights = {n: p.detach().clone() for n, p in rung.named_parameters().items()}
+    weights = {n: whole(p.detach()).clone() for n, p in rung.named_parameters().items()}
+    buffers = {n: b.clone() for stage in rung.stages for n, b in stage.named_buffers()}
     rung.train(False)
     loss, correct = rung.evaluate(images if rung.has_input else images.new_empty(len(images), 0), labels)
-    return torch.stack(losses), gradients, weights, torch.stack([loss.double(), correct.double()])
+    return torch.stack(losses), gradients, weights, torch.stack([loss.double(), correct.double()]), buffers
 
 
 def compare(case, world):
     """One case's differences, the worst over all ranks."""
-    settings = checked(Settings(**case), world.world_size if case.get("form") != "one-process" else None)
+    alone = case.get("form") == "one-process" and case["rung"] != "hybrid"
+    settings = checked(Settings(**case), None if alone else world.world_size)
     train = data.load("digits", image_size=settings.image_size).train
     images, labels = (torch.stack(t) for t in zip(*[train[i] for i in range(settings.batch_size)], strict=True))
     model = models.build(settings.model, norm=settings.norm, image_size=settings.image_size, seed=3)
-    own_world = world if settings.form == "per-device" else World(device=world.device)
-    losses, gradients, weights, validation = three_steps(settings, model, own_world, images, labels)
-    if settings.form == "per-device":
+    own_world = World(device=world.device) if alone else world
+    losses, gradients, weights, validation, buffers = three_steps(settings, model, own_world, images, labels)
+    if not alone:
         sum_over_ranks(losses), sum_over_ranks(validation)
-    parts = settings.microbatches * (settings.devices if settings.rung in ("ddp", "data_parallel") else 1)
+    shares = settings.replicas or (settings.devices if settings.rung in SHARING_RUNGS else 1)
+    parts = settings.microbatches * shares * settings.accumulate
     result = {}
     for name, microbatches in {"same": parts, "full": 1}.items():
         if name == "full" and settings.norm == "batch" and settings.model == "resnet18":
             continue  # another computation, and a slow one
-        reference = replace(settings, rung="single", form="one-process", microbatches=microbatches)
-        expected = three_steps(reference, model, World(device=world.device), images, labels)
+        reference = replace(settings, rung="single", form="one-process", microbatches=microbatches, **PLAIN)
+        expected = None
+        if world.rank == 0:
+            expected = three_steps(reference, model, World(device=world.device), images, labels)
+        expected = of_rank_0(expected)
         result[name] = {
             "loss": ((losses - expected[0]).abs() / expected[0]).max().item(),
             "gradients": relative_difference(gradients, expected[1]),
             "weights": relative_difference(weights, expected[2]),
+            "buffers": relative_difference(buffers, expected[4]),
             "validation": ((validation - expected[3]).abs() / expected[3].abs().clamp(min=1)).max().item(),
         }
     ranks = gather_objects(result)
     return {n: {k: max(r[n][k] for r in ranks) for k in result[n]} for n in result}
+
+
+def of_rank_0(value):
+    """Rank 0's value, in every process."""
+    values = [value]
+    dist.broadcast_object_list(values, src=0)
+    return values[0]
 
 
 def main():

@@ -1,5 +1,7 @@
 """Figures from result rows: loss curves, the ladder of speed-ups, bars, the buckets of a DDP step."""
 
+from matplotlib.ticker import MaxNLocator
+
 from mpdemo.errors import UserError
 from mpdemo.notebook.plots.style import BLUE, FAINT, GREEN, INK, SKY, VERMILLION, bundle, draw, line_style
 
@@ -42,6 +44,8 @@ def curves(runs, y="loss", x="step", *, title=None):
             marker = {"marker": "o", "markersize": 4} if len(pairs) < 12 else {}
             axes.plot(*zip(*pairs, strict=True), label=label, **line_style(index), **broad, **marker)
         axes.set(xlabel=UNITS.get(x, x), ylabel=UNITS.get(y, y))
+        if x in ("step", "epoch"):
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))  # there is no epoch 1.5
         axes.set_title(title or "", fontsize=10)
         if len(points) > 1:
             axes.legend()

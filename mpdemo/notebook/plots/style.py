@@ -10,6 +10,7 @@ import io
 from matplotlib import rc_context
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
+from PIL import Image
 
 from mpdemo.notebook.bundle import Bundle
 
@@ -50,7 +51,9 @@ OPERATIONS = {
     "B": ("backward", paler(GREEN, 0.85)),
     "I": ("backward, input", paler(GREEN, 0.6)),
     "W": ("backward, weights", paler(ORANGE, 0.85)),
+    "O": ("optimizer", paler(PURPLE, 0.85)),
 }
+ALL_REDUCE = ("all-reduce", paler(VERMILLION, 0.7))
 IDLE = {"facecolor": PAPER, "edgecolor": FAINT, "hatch": "////"}
 
 
@@ -90,7 +93,9 @@ def bundle(figure, text) -> Bundle:
     buffer = io.BytesIO()
     with rc_context(STYLE):  # without the version in the metadata, which would make equal pictures differ
         figure.savefig(buffer, format="png", dpi=PIXELS * DENSITY, metadata={"Software": None})
-    picture = base64.b64encode(buffer.getvalue()).decode()
+    small = io.BytesIO()
+    Image.open(buffer).convert("RGB").quantize(128).save(small, format="png", optimize=True)  # a third of the bytes
+    picture = base64.b64encode(small.getvalue()).decode()
     result = Bundle(text, png=picture, width=round(figure.get_figwidth() * PIXELS))
     result.figure = figure
     return result

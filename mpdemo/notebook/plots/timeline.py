@@ -1,16 +1,26 @@
 """The timeline of a pipeline: one lane per rank, operations numbered by microbatch, idle time hatched."""
 
+from typing import NamedTuple
+
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from mpdemo.errors import UserError
-from mpdemo.notebook.plots.style import IDLE, INK, OPERATIONS, PURPLE, STYLE, bundle, group_operations
+from mpdemo.notebook.plots.style import ALL_REDUCE, IDLE, INK, OPERATIONS, PURPLE, STYLE, bundle, group_operations
 from mpdemo.timeline import read
 
 NARROWEST = 0.012  # share of the picture's width that a box needs to carry a number
 MOST_NUMBERED = 16  # ranks; more lanes are too low for a text in each
 MOST_OUTLINED = 150  # operations per rank; the outlines of more hide their colours
+
+
+class TimeScale(NamedTuple):
+    """The time axis of a picture."""
+
+    longest: float  # step, in the unit of the rows
+    factor: float  # from the unit of the rows to that of the axis
+    unit: str
 
 
 def timeline(measured=None, ideal=None, *, unit="s", width=8.0):
@@ -47,8 +57,8 @@ def timeline(measured=None, ideal=None, *, unit="s", width=8.0):
 
 def figure(panels, unit="s", width=8.0):
     """Return the matplotlib figure: one panel for each (title, rows), all on one time axis."""
-    longest = max(read.step_time(rows) for _, rows in panels)
-    scale, unit = (1e3, "ms") if unit == "s" and longest < 1 else (1.0, unit)
+    steps = [rows for _, rows in panels]
+    scale = time_scale(steps, unit)
     ranks = [1 + max(row["rank"] for row in rows) for _, rows in panels]
     lane_height = 0.34 if max(ranks) <= 8 else max(0.06, 2.7 / max(ranks))  # inches
     with rc_context(STYLE):
@@ -56,18 +66,34 @@ def figure(panels, unit="s", width=8.0):
         sheet = Figure(figsize=(width, height), layout="constrained")
         all_axes = sheet.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=ranks)[:, 0]
         for axes, (title, rows), count in zip(all_axes, panels, ranks, strict=True):
-            _paint(axes, rows, count, longest, scale)
-            idle, step = read.idle_share(rows), read.step_time(rows)
-            axes.set_title(f"{title}: step {step * scale:.3g} {unit}, idle {idle:.0%}", loc="left", fontsize=10)
-        all_axes[-1].set_xlabel(f"time ({unit})")
-        kinds = {row["kind"] for _, rows in panels for row in rows}
-        drawn = [style for kind, style in OPERATIONS.items() if kind in kinds]
-        handles = [Patch(facecolor=colour, label=name) for name, colour in drawn] + [Patch(**IDLE, label="idle")]
+            paint_step(axes, title, rows, count, scale)
+        all_axes[-1].set_xlabel(f"time ({scale.unit})")
+        handles = legend_handles(steps)
         sheet.legend(handles=handles, loc="outside lower center", ncols=len(handles))
     return sheet
 
 
-def _paint(axes, rows, ranks, longest, scale):
+def time_scale(steps, unit):
+    """Return the time axis that all steps share: the longest step, the factor of its times, and their unit."""
+    longest = max(read.step_time(rows) for rows in steps)
+    return TimeScale(longest, 1e3, "ms") if unit == "s" and longest < 1 else TimeScale(longest, 1.0, unit)
+
+
+def legend_handles(steps):
+    """Return the legend's patches: the kinds of operations that occur, and idle time."""
+    kinds = {row["kind"] for rows in steps for row in rows}
+    drawn = [style for kind, style in {**OPERATIONS, "A": ALL_REDUCE}.items() if kind in kinds]
+    return [Patch(facecolor=colour, label=name) for name, colour in drawn] + [Patch(**IDLE, label="idle")]
+
+
+def paint_step(axes, title, rows, ranks, scale):
+    """Fill one panel, and head it with the step's time and idle share."""
+    paint_lanes(axes, rows, ranks, scale.longest, scale.factor)
+    step, idle = read.step_time(rows) * scale.factor, read.idle_share(rows)
+    axes.set_title(f"{title}: step {step:.3g} {scale.unit}, idle {idle:.0%}", loc="left", fontsize=10)
+
+
+def paint_lanes(axes, rows, ranks, longest, scale):
     """Fill one panel: hatched lanes, boxes on them, numbers where they fit, a tick where a result was sent."""
     for rank in range(ranks):
         lane = [row for row in rows if row["rank"] == rank and row["kind"] in OPERATIONS]
@@ -81,6 +107,9 @@ def _paint(axes, rows, ranks, longest, scale):
             if row["end"] - row["start"] > NARROWEST * longest and ranks <= MOST_NUMBERED:
                 middle = (row["start"] + row["end"]) / 2 * scale
                 axes.text(middle, rank, str(row["microbatch"]), ha="center", va="center", fontsize=7, clip_on=True)
+        reductions = [(row["start"] * scale, (row["end"] - row["start"]) * scale)
+                      for row in rows if row["rank"] == rank and row["kind"] == "A"]  # fmt: skip
+        axes.broken_barh(reductions, place, facecolor=ALL_REDUCE[1], edgecolor=INK, linewidth=0.5)
     sends = [row for row in rows if row["kind"] == "send"]
     axes.plot([row["start"] * scale for row in sends], [row["rank"] + 0.4 for row in sends], "|", color=PURPLE, ms=4)
     axes.set(xlim=(0, longest * scale), ylim=(ranks - 0.5, -0.5))

@@ -1,0 +1,87 @@
+"""Try a job file that should go on by itself after its time limit (exercise 09.11).
+
+Where a Slurm can be started, the file runs: once training, it gets the warning, goes back into the queue and goes on.
+"""
+
+import re
+import shutil
+import time
+
+from mpdemo.exercises import job_file
+from mpdemo.exercises.check import Wrong, require
+from mpdemo.jobs import times
+from mpdemo.paths import root
+from mpdemo.training.run_log import read_rows
+
+OUT = "work/long"  # where the training of the exercise writes
+SECONDS = 60.0  # limit for each of its two allocations
+AGAIN = "A file that was broken in this way costs nothing on the first day: its mistake shows at the first time limit."
+
+
+def goes_on_by_itself(path) -> str:
+    """Require that a job file asks for the warning, may be queued again, and goes on; return what follows."""
+    _read(job_file.check_text(path))
+    with job_file.trial(nodes=1) as place:
+        if place:
+            shutil.rmtree(root() / OUT, ignore_errors=True)
+            _run(path, *place)
+        return f"{job_file.TRIED if place else job_file.READ} {AGAIN}"
+
+
+def _read(text):
+    """Judge what no trial of some seconds can show: the warning's time, and the words that let the job go on."""
+    directives = dict(re.findall(r"^#SBATCH\s+--([\w-]+)(?:[= ](\S+))?", text, re.M))
+    command = " ".join(line for line in text.splitlines() if not line.startswith("#"))
+    require("srun" in command and "mpdemo train" in command, "It no longer starts the training with srun.")
+    require(f"--out {OUT}" in command, f"The training no longer writes to {OUT}.")
+    signal = directives.get("signal")
+    require(signal, "At the time limit, Slurm kills the training without a warning.")
+    require(not signal.startswith("B:"), f"With {signal} the warning goes to the script alone, not to the training.")
+    name, _, before = signal.partition("@")
+    require(name in ("USR1", "SIGUSR1", "10"), f"The training does not know the signal {name} as a warning.")
+    require(before.isdecimal(), f"{signal} does not say how many seconds before the end the warning comes.")
+    limit = times.limit(directives["time"]) if directives.get("time") else 10**6
+    require(int(before) >= 10, f"{before} seconds may be too short to finish a step and write a checkpoint.")
+    require(int(before) < limit, f"The warning would come {before} s before the end of a job of {limit} s.")
+    require("no-requeue" not in directives, "Slurm would refuse to put this job back into the queue.")
+    require("scontrol requeue" in command, "After the warning the job ends, and nothing puts it back into the queue.")
+    require("--resume" in command, "In its second allocation the training would not go on from the checkpoint.")
+    require("--resume auto" in command, "In its first allocation there is no checkpoint to resume from.")
+
+
+def _run(path, environment, log):
+    """Submit the file, warn the training, let it go on, and require each step once."""
+    job = job_file.submit(path, environment, log, "--open-mode=append")
+    _wait(environment, job, log, lambda answer: len(_steps()) >= 3, "train")
+    job_file.client(environment, "scancel", "--signal=USR1", job)
+    _wait(environment, job, log, lambda answer: answer.state == "pending", "go back into the queue")
+    stopped = _steps()
+    time.sleep(2)  # a node refuses a job that starts again within the second of its end
+    job_file.client(environment, "scontrol", "update", f"jobid={job}", "StartTime=now")  # else it waits for two minutes
+    _wait(environment, job, log, lambda answer: answer.state == "done", "end well in its second allocation")
+    steps = _steps()
+    require(len(steps) > len(stopped), f"The second allocation did no step after step {len(stopped)}.")
+    require(steps == list(range(1, len(steps) + 1)), "Its file of metrics does not hold each step once.")
+
+
+def _steps() -> list:
+    file = root() / OUT / "metrics.jsonl"
+    return [row["step"] for row in read_rows(file.read_text()) if row["event"] == "step"] if file.exists() else []
+
+
+def _wait(environment, job, log, condition, what):
+    """Wait for a condition on Slurm's answer; refuse the file where the job ends before, or the time is over."""
+    end = time.monotonic() + SECONDS
+    while True:
+        answer = job_file.ask(environment, job)
+        if condition(answer):
+            return
+        if answer.state in ("pending", "running") and time.monotonic() < end:
+            time.sleep(0.1)
+            continue
+        if answer.exit_status == 3:
+            raise Wrong(
+                "The training stopped with status 3, and then the job ended: it did not go back into the queue."
+            )
+        own = job_file.own_lines(job_file.lines_of(log))
+        raise Wrong(f"The job is {answer.state} and did not {what}; its last line: {(own or ['(none)'])[-1][:120]}.")

@@ -1,0 +1,250 @@
+"""The checks of notebooks/03_ddp.ipynb: collectives, the ring, averaged gradients, the sampler, the script."""
+
+from functools import partial
+
+from mpdemo.exercises import answers
+from mpdemo.exercises import ddp_ranks as ranks
+from mpdemo.exercises.check import Wrong, exercise, require
+from mpdemo.exercises.run import run_on_ranks
+
+TOLERANCE = 0.02  # relative
+close = partial(answers.close, tolerance=TOLERANCE)
+
+
+@exercise("03.1", expects="a list of two numbers")
+def reduced_twice(answer):
+    answer = [float(value) for value in answer]
+    require(len(answer) == 2, f"The tensor has two numbers, and this answer has {len(answer)}.")
+    require(
+        answer != [3, 10], "That is the tensor after the first all-reduce. The second one adds up what then is there."
+    )
+    require(answer not in ([1.5, 5], [0.75, 2.5]), "An all-reduce adds up; it divides by nothing.")
+    require(answer[1] != 5, "The 5 is the same on both ranks, and is added up like every other number.")
+    require(answer == [6, 20], f"Write down both ranks' tensors before and after each all-reduce: not {answer}.")
+    return "A sum that all ranks have is counted once per rank: so reduce a number once, and know who has done it."
+
+
+@exercise("03.2", expects="a program that defines mean(tensor, rank, world_size)")
+def mean_by_send_and_recv(path):
+    results = run_on_ranks(path, ranks.drive_mean, processes=3)
+    used = results[0]["collectives"]
+    require(not used, f"It calls dist.{used and used[0]}. The task is to do it with send and recv only.")
+    for rank, result in enumerate(results):
+        value = result["value"]
+        require(value is not None, f"Rank {rank} returns no tensor.")
+        require(value != [18.0, 30.0], f"Rank {rank} has the sum {value} of the three tensors; nobody divided it.")
+        own = value == [1.0 + 3 * rank**2, 10.0]
+        require(not own, f"Rank {rank} returns its own tensor {value}: nothing came back to it.")
+        require(value == [6.0, 10.0], f"Of [1, 10], [4, 10] and [13, 10], rank {rank} makes the mean {value}.")
+    most = max(result["sent"] for result in results)
+    return f"The busiest rank sent {most} tensors, and received as many. With 100 ranks that would be a bottleneck."
+
+
+@exercise("03.3", expects="a program that defines report(loss, rank, world_size)")
+def report_hangs(path):
+    first, second = run_on_ranks(path, ranks.drive_report)
+    require(first["reduced"], "It hangs no more, but no sum is made: rank 0 reports without asking rank 1.")
+    require(first["value"] is not None, "Rank 0 now returns nothing.")
+    value = first["value"]
+    require(value != 3.0, "Rank 0 returns 3.0, the sum of the losses 1 and 2.")
+    require(close(value, 1.5), f"Of the losses 1 and 2 rank 0 makes {value}.")
+    require(second["value"] is None, "Rank 1 reports too: every line would stand in the log once per rank.")
+    return "Every rank calls the collective; only what is done with the result may depend on the rank."
+
+
+@exercise("03.4", expects="a program that defines shift and reduce_scatter(chunks, rank, world_size)")
+def ring_reduce_scatter(path):
+    results = run_on_ranks(path, ranks.drive_ring, processes=3)
+    used = results[0]["collectives"]
+    require(not used, f"It calls dist.{used and used[0]}. The task is to build it from shift.")
+    numbers = [result["number"] for result in results]
+    for rank, number in enumerate(numbers):
+        require(number in (0, 1, 2), f"Rank {rank} returns {number}, not the number of one of its three chunks.")
+    for rank, result in enumerate(results):
+        missing, double = result["missing"], result["double"]
+        where = f"In chunk {result['number']} of rank {rank}"
+        require(not double, f"{where} the numbers of rank {double and double[0]} are counted more than once.")
+        require(not missing, f"{where} the numbers of rank {missing and missing[0]} are missing.")
+        require(result["right"], f"{where} is not the sum over all ranks of that chunk.")
+    require(len(set(numbers)) == 3, f"The complete chunks are {numbers}: together the ranks do not have all three.")
+    sent = max(result["sent"] for result in results)
+    require(sent <= 2, f"It is right, and a rank sends {sent:g} chunks. Two steps with one chunk each are enough.")
+    return "Each of the 3 ranks sent 2 of its 3 chunks. Two more steps hand the complete ones round: an all-reduce."
+
+
+@exercise("03.5", expects="a number (MiB)")
+def sent_per_step(answer):
+    model = 25_557_032 * 4 / 2**20
+    mistakes = {
+        model: "That is the size of the gradients. How often does a part of them travel?",
+        2 * model: "That is 2, and not 2 (N - 1) / N, times the gradients: a rank keeps one of its own chunks.",
+        7 / 8 * model: "That is one round. After the reduce-scatter comes the all-gather.",
+        14 * model: "That would be every rank's whole tensor, sent to all others. The ring sends chunks.",
+        14 / 8 * 25_557_032 * 4e-6: "That is in MB, of 1,000,000 bytes. A MiB has 1,048,576.",
+        14 / 8 * model / 4: "A float32 has 4 bytes.",
+    }
+    answers.refuse_mistakes(answer, mistakes, TOLERANCE)
+    require(
+        close(answer, 14 / 8 * model), f"{answer} MiB is {answer / model:.2f} times the gradients. Count the chunks."
+    )
+    return "With 8,000 GPUs it would be 195 MiB: hardly more. So data parallelism scales, as far as volume counts."
+
+
+@exercise("03.6", expects="a program that defines average_gradients(model, world_size)")
+def forgets_to_divide(path):
+    rows = run_on_ranks(path, ranks.drive_average)
+    for name in rows[0]:
+        ratios = [row[name] for row in rows]
+        require(None not in ratios, f"The gradient of {name} on one rank is still that of its own share.")
+        ratio = ratios[0]
+        require(not close(ratio, 2), f"The gradient of {name} is 2 times that of the whole batch. Two ranks took part.")
+        require(not close(ratio, 0.5), f"The gradient of {name} is half of that of the whole batch: divided twice?")
+        require(all(close(ratio, 1) for ratio in ratios), f"The gradient of {name} is {ratio:.2f} times the right one.")
+    return "A forgotten division is a learning rate N times as large: it may even train, and worse with every device."
+
+
+@exercise("03.7", expects="a number and True or False, such as (5.0, True)")
+def buffers(answer):
+    value, equal = answer
+    require(value != 5, "5.0 is what rank 1 had before. Which rank's buffers does the wrapper keep?")
+    require(value != 2.5, "Nothing is averaged here: a broadcast hands on what one rank has.")
+    require(value == 0, f"No rank had a running mean of {value}.")
+    require(
+        not equal,
+        "Each rank's forward pass moves its running mean towards the mean of its *own* images, and these differ.",
+    )
+    return "Before a validation or a checkpoint somebody has to decide whose buffers count: rank 0's."
+
+
+@exercise("03.8", expects="a program that defines accumulate(ddp, parts)")
+def no_sync(path):
+    rows = run_on_ranks(path, ranks.drive_accumulate)
+    calls, right, other = (rows[0][name] for name in ("calls", "ratio", "equal"))
+    require(calls != 3, "The gradients are all-reduced in each of the 3 parts: 2 of these are for nothing.")
+    require(calls != 0, "There is no all-reduce at all. One backward pass has to run outside of no_sync.")
+    require(calls == 1, f"There are {calls} all-reduces.")
+    require(other, "There is one all-reduce, but of the wrong part: what was added after it differs between the ranks.")
+    require(not close(right, 3), "The gradients are 3 times those of the whole batch: one loss per part, 3 parts.")
+    require(close(right, 1), f"The gradients are {right:.2f} times those of the whole batch.")
+    return "With 3 parts the volume per image is a third: accumulation also helps where the network is slow."
+
+
+@exercise("03.9", expects="a function share(rank, world_size, epoch, images)")
+def sampler(function):
+    for images, world_size in ((12, 2), (12, 3), (13, 2)):
+        shares = [list(function(rank, world_size, 0, images)) for rank in range(world_size)]
+        case = f"{images} images, {world_size} ranks"
+        require(shares == [list(function(rank, world_size, 0, images)) for rank in range(world_size)],
+                f"{case}: a second call for the same epoch gives another order. Which seed does it use?")  # fmt: skip
+        lengths, taken = [len(share) for share in shares], sum(shares, [])
+        require(len(set(lengths)) == 1, f"{case}: the ranks take {lengths} images. They must take equally many.")
+        twice = sorted(image for image in set(taken) if taken.count(image) > 1)
+        require(not twice, f"{case}: image {twice and twice[0]} is taken more than once.")
+        require(set(taken) <= set(range(images)), f"{case}: there is no image {max(taken, default=0)}.")
+        require(len(taken) > images - world_size, f"{case}: {images - len(taken)} images are taken by no rank.")
+    orders = [list(function(0, 2, epoch, 100)) for epoch in (0, 1)]
+    require(
+        orders[0] not in (list(range(0, 100, 2)), list(range(50))), "The images are in their first order: not mixed."
+    )
+    require(orders[0] != orders[1], "Epoch 1 has the order of epoch 0.")
+    require(set(orders[0]) != set(orders[1]), "Rank 0 takes the same images in epoch 1, only in another order.")
+    return "Nobody handed the images out: each rank computed its own share, from numbers that all ranks know."
+
+
+@exercise("03.10", expects="a whole number")
+def images_seen(answer):
+    require(answer != 12, "12 images are there. Do those of rank 0 change from epoch to epoch?")
+    require(answer not in (60, 120), "That counts an image again in each epoch. How many *different* ones are there?")
+    require(answer == 6, f"In one epoch rank 0 takes half of the images. Not {answer} different ones in ten epochs.")
+    return "Each rank knows only its half, the mean of the gradients all: it trains, but with the same batches again."
+
+
+@exercise("03.11", expects="a program that defines batches(images, batch_size, epochs)")
+def same_images_everywhere(path):
+    rows = run_on_ranks(path, ranks.drive_batches)
+    sizes = [len(batch) for row in rows for batch in row]
+    epochs = [[sum(row[first : first + len(row) // 2], []) for row in rows] for first in (0, len(rows[0]) // 2)]
+    shared = set(epochs[0][0]) & set(epochs[0][1])
+    require(not shared, f"In the first epoch both ranks train on image {shared and min(shared)}, and on others.")
+    require(
+        len(sum(epochs[0], [])) == 12, f"An epoch of both ranks has {len(sum(epochs[0], []))} images instead of 12."
+    )
+    require(set(sizes) == {2}, f"A batch of one rank has {max(sizes)} images: both together make a step of "
+            f"{2 * max(sizes)}, and batch_size is 4.")  # fmt: skip
+    require(epochs[0] != epochs[1], "The second epoch has the order of the first.")
+    require(epochs[0][0] != sorted(epochs[0][0]), "The images are in their first order: not mixed.")
+    return "None of the three mistakes gave an error. Count the images of an epoch, once, in every new program."
+
+
+@exercise("03.12", expects='a text of four letters, such as "abcd"')
+def order_of_a_step(answer):
+    word = str(answer).lower()
+    require(sorted(word) == list("abcd"), f"{answer!r} does not hold each of the letters a, b, c and d once.")
+    require(word[-1] == "d", "The optimizer needs all gradients, averaged: it comes last.")
+    require(word.index("a") < word.index("b"), "The backward pass goes from the last layer to the first.")
+    require(word.index("a") < word.index("c"), "A bucket cannot be averaged before a gradient is in it.")
+    require(word == "acbd", "Then the network would do nothing during the backward pass. Why are there buckets?")
+    return "The step waits for the last bucket only, that of the first layers."
+
+
+@exercise("03.13", expects='a text of letters, such as "ad"')
+def equal_to_one_device(answer):
+    letters = answers.letters_of(answer, "abcd")
+    require("d" not in letters, "d: between two averages each rank follows the gradients of its own images.")
+    require("c" not in letters, "c: the loss of half of the images has another gradient.")
+    require("a" in letters, "a is missing: the mean of the gradients of equal shares is that of the batch.")
+    require("b" in letters, "b is missing: gradients add up, before the all-reduce as well as in it.")
+    return "What is averaged, and how often, decides whether it is the same training."
+
+
+@exercise("03.14", expects="two whole numbers, such as (64, 12)")
+def shares_of_the_story(answer):
+    images, steps = answer
+    require(images != 64, "64 is the global batch, of both processes together.")
+    require(images == 32, f"Two processes with {images} images each make a step of {2 * images}.")
+    require(steps != 12, "Each process has half of the images, in batches of half the size.")
+    require(steps != 48, "48 would be batches of 32 in all. The batch of both processes has 64.")
+    require(steps == 24, f"{steps} steps of 64 images are {64 * steps} images; there are 1,536.")
+    return "The same steps as on one device: that is why the losses can be compared step by step."
+
+
+@exercise("03.15", expects="a number (ms)")
+def waits_for_the_network(answer):
+    whole = 14 / 8 * 25_557_032 * 4 * 8 / 10e9 * 1000
+    require(not close(answer, whole), "That is the whole all-reduce. 80 ms of it can be hidden.")
+    require(answer > 0, "The all-reduce takes longer than the 80 ms that hide it.")
+    require(not close(answer, whole / 8), "A network of 10 Gbit/s carries 10,000,000,000 bits, and a byte has 8.")
+    require(answer < whole, f"The all-reduce takes {whole:.0f} ms; a step cannot wait longer for it.")
+    require(abs(answer - (whole - 80)) < 2, f"Bits to send / bits per second, less what is hidden: not {answer} ms.")
+    return "With gradients in 16 bits and 100 Gbit/s it takes 7 ms, and hides completely."
+
+
+@exercise("03.16", expects="a program that defines mean_loss(loss_sum, count)")
+def loss_of_all(path):
+    values = run_on_ranks(path, ranks.drive_loss)
+    for rank, value in enumerate(values):
+        require(value is not None, f"Rank {rank} returns nothing.")
+        own = (1.0, 2.6)[rank]
+        require(not close(value, own), f"Rank {rank} returns {value:.1f}, the mean of its own images.")
+        require(
+            not close(value, 1.8), "1.8 is the mean of the two means 1.0 and 2.6. But they are of 3 and of 5 images."
+        )
+        require(not close(value, 16), "16 is the sum of the losses. Divide it by the number of images.")
+        require(not close(value, 8), "The sum of the losses is divided by the number of ranks, not of images.")
+        require(close(value, 2), f"Of 3 images with sum 3 and 5 with sum 13 rank {rank} makes {value:.2f}.")
+    return (
+        "Add up sums and counts, then divide once: it is right for shares of any size. Accuracy works in the same way."
+    )
+
+
+@exercise("03.17", expects="a program that defines save(model, path, rank)")
+def save_once(path):
+    first, second = run_on_ranks(path, ranks.drive_save)
+    require(first["saved"] + second["saved"] > 0, "No rank saves anything.")
+    require(second["saved"] == 0, "Rank 1 writes the same file, at the same time as rank 0.")
+    require(first["keys"], "The file holds no weights by name.")
+    prefixed = [key for key in first["keys"] if key.startswith("module.")]
+    require(not prefixed, f"The file holds {prefixed and prefixed[0]!r}: the plain model does not know this name.")
+    if not second["there"]:
+        raise Wrong("Rank 1 went on before the file was there. If it loads it now, it fails.")
+    return "One writes, all wait. The wait is a collective: every rank has to call it, outside the if."

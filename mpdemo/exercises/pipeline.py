@@ -1,0 +1,272 @@
+"""The exercises of notebook 05: microbatches, the bubble, schedules and their memory, cuts, a script to take home."""
+
+import math
+import shlex
+import tempfile
+from itertools import pairwise
+from pathlib import Path
+
+from mpdemo.errors import UserError
+from mpdemo.exercises import pipeline_ranks as ranks
+from mpdemo.exercises.answers import close, refuse_mistakes
+from mpdemo.exercises.check import Wrong, exercise, require
+from mpdemo.exercises.run import run_on_ranks
+from mpdemo.paths import root, source
+from mpdemo.plan import bubble, simulate
+from mpdemo.plan.own_order import simulate_order
+
+TOLERANCE = 0.005  # relative
+COSTS = [4, 2, 2, 3, 1, 1, 5, 2]  # ms, of the blocks of exercise 05.12
+
+
+@exercise("05.1", expects="a function step(first, second, loss_fn, images, labels, microbatches)")
+def microbatch_loop(answer):
+    from torch import nn
+
+    sizes = {"first": [], "second": []}
+    for microbatches in (3, 4):
+        first, second, images, labels = ranks.two_stages()
+        for name, stage in (("first", first), ("second", second)):
+            stage.register_forward_hook(lambda _, inputs, __, name=name: sizes[name].append(len(inputs[0])))
+        try:
+            answer(first, second, nn.functional.cross_entropy, images, labels, microbatches)
+        except (RuntimeError, TypeError) as error:
+            line = str(error).splitlines()[0]
+            raise Wrong(f"With {microbatches} microbatches it fails: {type(error).__name__}: {line}.") from None
+        for name, number, stage in (("first", 0, first), ("second", 1, second)):
+            wanted = [12 // microbatches] * microbatches
+            seen, sizes[name] = sizes[name], []
+            require(
+                seen == wanted, f"With {microbatches} microbatches stage {number} computed batches of {seen} images."
+            )
+            factor = ranks.ratio([parameter.grad for parameter in stage.parameters()], ranks.whole_batch(number))
+            _judge(factor, microbatches, f"With {microbatches} microbatches")
+    return "One process did all of it, one thing after the other: it is a pipeline's arithmetic, without its speed."
+
+
+def _judge(factor, microbatches, when, stage="stage"):
+    """Refuse gradients that are not those of the whole batch."""
+    require(factor is not None, f"{when} a weight has no gradient.")
+    require(not math.isnan(factor), f"{when} the gradients do not even point where those of the whole batch do.")
+    require(
+        not close(factor, microbatches, TOLERANCE),
+        f"{when} the gradients are {factor:.0f} times those of the whole batch. Its loss is a mean.",
+    )
+    require(close(factor, 1, TOLERANCE), f"{when} the gradients are {factor:.2f} times those of the whole batch.")
+
+
+@exercise("05.2", expects="a program that defines last_stage(stage, labels, microbatches)")
+def forgets_to_divide(path):
+    for rank, factor in enumerate(run_on_ranks(path, ranks.drive_stages)):
+        _judge(factor, ranks.MICROBATCHES, f"With {ranks.MICROBATCHES} microbatches, on rank {rank},")
+    return "Nothing had failed before: without the division the training runs, with a learning rate M times as large."
+
+
+@exercise("05.3", expects="a share, such as 0.4")
+def bubble_of_four(answer):
+    mistakes = {
+        3 / 8: "That is the idle time as a share of the *busy* time. The bubble is a share of the whole step.",
+        4 / 11: "Four devices, and a device waits for how many others?",
+        3 / 12: "A step is as long as M + P - 1 microbatches take on one device.",
+        7 / 11: "That has P and M in each other's places.",
+        8 / 11: "That is the busy share.",
+    }
+    refuse_mistakes(answer, mistakes, TOLERANCE)
+    require(0 < answer < 1, f"A share of the time lies between 0 and 1, and {answer} does not.")
+    right = bubble.idle_share("gpipe", 4, 8)
+    require(
+        abs(answer - right) < 0.005, f"With an idle share of {answer}, a step has {3 / answer:.1f} turns. Count them."
+    )
+    return "So four devices with eight microbatches are at most 2.9 times as fast as one."
+
+
+@exercise("05.4", expects="a whole number")
+def microbatches_for_a_small_bubble(answer):
+    require(answer == int(answer) and answer > 0, f"{answer} is no number of microbatches.")
+    share = bubble.idle_share("gpipe", 8, int(answer))
+    require(answer != 133, "Then exactly 5 % are idle, which is not under 5 %.")
+    require(share < 0.05, f"With {answer} microbatches {share:.1%} are idle.")
+    fewer = bubble.idle_share("gpipe", 8, int(answer) - 1)
+    require(fewer >= 0.05, f"With one microbatch fewer it is under 5 % as well: {fewer:.2%}.")
+    return "A batch has to have that many images at least: long pipelines need large batches."
+
+
+@exercise("05.5", expects="two whole numbers, such as (3, 5): GPipe, 1F1B")
+def held_by_rank_zero(answer):
+    gpipe, one_f_one_b = answer
+    right = [max(simulate(name, [1] * 4, [2] * 4, 8, 4).peak_activations) for name in ("gpipe", "1f1b")]
+    require((gpipe, one_f_one_b) != tuple(reversed(right)), "These are the right numbers in the wrong order.")
+    require(gpipe == right[0], f"GPipe does no backward pass before its last forward pass: {gpipe} is not its number.")
+    require(one_f_one_b != 8, "8 would need all forward passes first. When does 1F1B begin its first backward pass?")
+    require(
+        one_f_one_b != 1,
+        "1 is right for the last rank. Rank 0 must wait until microbatch 0 comes back, and forwards others meanwhile.",
+    )
+    require(one_f_one_b != 3, "3 have left rank 0 before microbatch 0 is at the last rank. One more fits in.")
+    require(
+        one_f_one_b == right[1],
+        f"With {one_f_one_b} rank 0 would not be busy, or would forward too much: see the rule.",
+    )
+    return "With 1F1B the number does not depend on M: more microbatches even need less memory, as each is smaller."
+
+
+@exercise("05.6", expects='three lists of operations, such as [["F0", "B0"], ["F0", "B0"], ["F0", "B0"]]')
+def own_order(answer):
+    require(len(answer) == 3, f"There are three stages, and this answer has {len(answer)} lists.")
+    try:
+        rows = simulate_order(answer)
+    except UserError as error:
+        message = str(error)
+        raise Wrong(message[0].upper() + message[1:] + ".") from None
+    count = 1 + max(row["microbatch"] for row in rows)
+    require(count == 4, f"There are four microbatches, and this order has {count}.")
+    for stage, (limit, held) in enumerate(zip((3, 2, 1), _peaks(rows), strict=True)):
+        require(held <= limit, f"It runs, and stage {stage} holds {held} microbatches; it has memory for {limit}.")
+    step = max(row["end"] for row in rows)
+    require(step <= 18, f"It runs and fits, and takes {step:g} units. 1F1B takes 18.")
+    return "This is 1F1B, or as good as it. Draw it with the next cell."
+
+
+def _peaks(rows) -> list[int]:
+    """Return the most microbatches that each stage holds, from its operations in their order."""
+    peaks = []
+    for stage in range(1 + max(row["stage"] for row in rows)):
+        held = peak = 0
+        for row in (row for row in rows if row["stage"] == stage):
+            held += 1 if row["kind"] == "F" else -1
+            peak = max(peak, held)
+        peaks.append(peak)
+    return peaks
+
+
+@exercise("05.7", expects="a program that defines last_stage(stage, labels, microbatches)")
+def hangs(path):
+    for rank, factor in enumerate(run_on_ranks(path, ranks.drive_stages)):
+        _judge(factor, ranks.MICROBATCHES, f"With {ranks.MICROBATCHES} microbatches, on rank {rank},")
+    return (
+        "Two orders that are each sensible do not always fit together. The library posts its messages without waiting."
+    )
+
+
+@exercise("05.8", expects="a command that begins with torchrun")
+def repair_a_command(path):
+    settings, processes = _training_of(path.read_text())
+    from mpdemo.settings import checked
+
+    require(settings.rung == "pipeline", f"This trains the rung {settings.rung}.")
+    require(processes == 4, f"It starts {processes} processes; the machine has four GPUs.")
+    require(settings.schedule == "1f1b", f"Its schedule is {settings.schedule}; 1f1b was chosen for its memory.")
+    require(settings.batch_size == 64, f"The batch has {settings.batch_size} images: that is another training.")
+    try:
+        used = checked(settings, processes)
+        from mpdemo.cuts import block_names, resolve_cut
+
+        points = resolve_cut(block_names(used.model), used.cut, processes)
+    except UserError as error:
+        message = str(error).partition("; allowed")[0].partition(": name ")[0]
+        raise Wrong(f"It stops at once: {message}.") from None
+    sizes = [stop - start for start, stop in pairwise([0, *points, 10])]
+    require(
+        max(sizes) <= 3, f"It runs, and one of the stages has {max(sizes)} of the 10 blocks: the others wait for it."
+    )
+    return "It is refused in the notebook too, before a queue: train_command and check know these rules."
+
+
+def _training_of(text):
+    """Return the settings of a command, and the processes that it starts."""
+    import argparse
+
+    from mpdemo.options import add_options, options_from
+    from mpdemo.settings import Settings
+
+    words = shlex.split(text.replace("\\\n", " "), comments=True)
+    require("train" in words, "There is no `-m mpdemo train` in it.")
+    launch, options = words[: words.index("train")], words[words.index("train") + 1 :]
+    processes = [word.partition("=")[2] for word in launch if word.startswith("--nproc-per-node=")]
+    require(processes and processes[0].isdigit(), "It does not say --nproc-per-node=NUMBER.")
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    add_options(parser, Settings)
+    try:
+        parsed, unknown = parser.parse_known_args(options)
+        require(not unknown, f"The training knows no {' '.join(unknown)}.")
+        return options_from(parsed, Settings), int(processes[0])
+    except (argparse.ArgumentError, UserError) as error:
+        raise Wrong(f"The command is refused: {error}.") from None
+
+
+@exercise("05.9", expects="two whole numbers, such as (2, 6): one stage per rank, two stages per rank")
+def messages_forward(answer):
+    one, two = answer
+    require((one, two) != (4, 8), "The last stage sends its output to nobody.")
+    require((one, two) != (3, 6), "Two stages per rank are 8 stages in a row. How many boundaries lie between them?")
+    require(one == 3, f"Four stages in a row do not have {one} boundaries.")
+    require(two == 7, f"With two stages per rank, a microbatch crosses not {two} stage boundaries.")
+    return "More than twice the messages buy half the bubble: interleaving wants a fast connection."
+
+
+@exercise("05.10", expects="a number, such as 1.5")
+def most_of_the_story(answer):
+    mistakes = {
+        2: "2 would be without any bubble.",
+        1.6: "1.6 is 1F1B with one stage per rank. Interleaving shortens the bubble.",
+        1 / 9: "That is the idle share. How many times as fast as one device are two that work the rest of the time?",
+        8 / 9: "That is the busy share of *each* device.",
+        1.5: "A first microbatch reaches the second rank after a quarter of the model, not after half of it.",
+    }
+    refuse_mistakes(answer, mistakes, TOLERANCE)
+    right = bubble.speedup("interleaved-1f1b", 2, 4, 2)
+    require(abs(answer - right) < 0.02, f"A speed-up of {answer} means an idle share of {1 - answer / 2:.0%}.")
+    return "The measured bound may be lower: the real stages are not quite equal, and the optimizer's step is added."
+
+
+@exercise("05.11", expects="a whole number: 1, 2, 4, 8, 16 or 32")
+def best_split(answer):
+    times = {count: (count + 1) * (100 / count + 2) for count in (1, 2, 4, 8, 16, 32)}
+    require(answer in times, f"The batch of 64 is cut into 1, 2, 4, 8, 16 or 32 microbatches, not {answer}.")
+    best = min(times, key=times.get)
+    reason = "the bubble is still large" if answer < best else "the fixed costs add up"
+    require(answer == best, f"With {answer} a step takes {times[answer]:.1f} ms, and it can be shorter: {reason}.")
+    return "With a fixed cost of half a millisecond it would be 16. It depends on model and device: measure it."
+
+
+@exercise("05.12", expects="a list of two whole numbers: the first block of stage 1 and of stage 2")
+def choose_the_cut(answer):
+    points = [int(point) for point in answer]
+    require(len(points) == 2, f"Three stages need two cuts, and this answer has {len(points)}.")
+    edges = [0, *points, len(COSTS)]
+    require(all(start < stop for start, stop in pairwise(edges)), f"The cut {points} leaves a stage without a block.")
+    sums = [sum(COSTS[start:stop]) for start, stop in pairwise(edges)]
+    require(
+        max(sums) <= 7,
+        f"The stages take {', '.join(map(str, sums))} ms. A slowest stage of less than {max(sums)} ms is possible.",
+    )
+    return "The stages take 6, 7 and 7 ms, and have 2, 4 and 2 blocks: equal numbers of blocks are not equal stages."
+
+
+@exercise("05.13", expects='a text such as "--cut 3 --microbatches 4"')
+def three_stages(answer):
+    words = shlex.split(answer)
+    require("--data" not in words, "Leave --data out; it is given already.")
+    script, data = (root() / "notebooks/take_home/train_pipeline.py"), source() / "mpdemo/data/digits.npz"
+    with tempfile.TemporaryDirectory(prefix="mpdemo-exercise-") as folder:
+        options = ["--data", str(data), "--epochs", "1", "--checkpoint", f"{folder}/model", *words]
+        program = Path(folder, "start.py")
+        start = f"sys.argv = {[str(script), *options]!r}\nrunpy.run_path({str(script)!r}, run_name='__main__')\n"
+        program.write_text(f"import runpy, sys\n{start}")
+        printed = run_on_ranks(program, processes=3, seconds=40)
+        sizes = [_count_of_weights(Path(folder, f"model-stage{stage}.pt")) for stage in range(3)]
+    require("epoch 1 loss" in printed[2], f"It ran, and the last stage printed {printed[2][:60]!r}.")
+    require(all(sizes), f"It ran, and the stages have {sizes} weights: a stage without weights learns nothing.")
+    require(
+        sizes == [384, 9312, 5130],
+        f"It ran, and the stages have {', '.join(map(str, sizes))} weights. Is each of the two blocks on one stage?",
+    )
+    first_layers = [int(word) for word in words[words.index("--cut") + 1 :] if word.isdigit()][:2]
+    require(first_layers == [3, 6], "It ran, and a layer without weights is on another stage than the task says.")
+    return "Three processes trained it, and only the number of processes and --cut had changed."
+
+
+def _count_of_weights(path) -> int:
+    import torch
+
+    return sum(weight.numel() for weight in torch.load(path)["model"].values())

@@ -1,0 +1,104 @@
+"""What one rank of an exercise does, in a process that `mpdemo.exercises.run` forked."""
+
+import contextlib
+import faulthandler
+import importlib
+import io
+import json
+import multiprocessing
+import os
+import runpy
+import signal
+import sys
+import threading
+import traceback
+from multiprocessing.connection import wait
+from pathlib import Path
+from types import SimpleNamespace
+
+from mpdemo.errors import error_line
+from mpdemo.world.launch import PARENT, prepare_signals
+
+FOLDER = "MPDEMO_EXERCISE_FOLDER"  # where a program may write: the folder goes with the check
+
+
+class Program(SimpleNamespace):
+    """What the reader's program defines, as attributes."""
+
+    def __getattr__(self, name):
+        raise AttributeError(f"the program defines no {name}")
+
+
+def main(path, driver, folder, root, environment):
+    """Run the program; end this process with status 0 or 1.
+
+    It writes ``rank0.ready`` (for rank 0) once PyTorch is loaded, then ``rank0.json``, or ``rank0.error`` with the
+    error and its line. A failed rank must not wait for its peers, so nothing is cleaned up.
+
+    Parameters
+    ----------
+    path, driver, folder, root : str
+        The program; ``MODULE:DRIVER`` or nothing; where to write; the project's root.
+    environment : dict
+        Replaces the environment of the server that this process was forked from.
+    """
+    rank = environment["RANK"]
+    log = os.open(Path(folder, f"rank{rank}.log"), os.O_CREAT | os.O_WRONLY)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.environ.clear()
+    os.environ.update(environment | {PARENT: str(os.getppid()), FOLDER: folder})
+    prepare_signals()
+    threading.Thread(target=_end_with_kernel, daemon=True).start()
+    os.chdir(root)
+    sys.path.insert(0, root)
+    status = 1
+    try:
+        status = _run_rank(path, driver, Path(folder), rank)
+    finally:
+        sys.stdout.flush()
+        os._exit(status)
+
+
+def _end_with_kernel():
+    """End this process with the one that asked for it; the server, its parent, lives as long as a rank does."""
+    wait([multiprocessing.parent_process().sentinel])
+    os._exit(1)
+
+
+def _run_rank(path, driver, folder, rank) -> int:
+    import torch
+
+    torch.set_num_threads(1)
+    stack = os.open(folder / f"rank{rank}.stack", os.O_CREAT | os.O_WRONLY)
+    faulthandler.register(signal.SIGUSR2, file=stack, all_threads=True)
+    (folder / f"rank{rank}.ready").touch()
+    try:
+        result = _drive(path, driver) if driver else _run(path)
+    except (Exception, SystemExit) as error:
+        own = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+        line = getattr(error, "lineno", None) or (own[-1] if own else None)
+        where = f" (line {line})" if line else ""
+        (folder / f"rank{rank}.error").write_text(f"{error_line(error)}{where}")
+        return 1
+    (folder / f"rank{rank}.json").write_text(json.dumps(result))
+    return 0
+
+
+def _drive(path, driver):
+    import torch.distributed as dist
+
+    module, _, name = driver.partition(":")
+    program = Program(**runpy.run_path(path, run_name="exercise"))
+    dist.init_process_group("gloo")
+    result = getattr(importlib.import_module(module), name)(program, dist.get_rank(), dist.get_world_size())
+    dist.barrier()  # PyTorch 2.15 may abort where the end follows the last collective at once
+    dist.destroy_process_group()
+    return result
+
+
+def _run(path):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        runpy.run_path(path, run_name="__main__")
+    return output.getvalue()

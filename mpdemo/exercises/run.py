@@ -1,0 +1,141 @@
+"""Run a reader's program in real processes, with a time limit, and say which rank did what.
+
+The processes are forked from a server that has loaded PyTorch once (about 250 MB, ends with this process), so that a
+check answers at once. The server itself computes nothing: a fork after a computation could hang.
+"""
+
+import json
+import multiprocessing
+import os
+import re
+import signal
+import tempfile
+import time
+from pathlib import Path
+
+from mpdemo.exercises import rank as rank_process
+from mpdemo.exercises.check import Wrong
+from mpdemo.paths import root
+from mpdemo.world.failures import lost_a_peer
+from mpdemo.world.launch import free_port
+from mpdemo.world.processes import child_environment
+from mpdemo.world.stacks import place_in_program
+
+START_SECONDS = 120.0  # limit for the first import of PyTorch: seconds on a laptop, more from a busy shared disk
+SECONDS = 20.0  # limit for the program, from then on; those of the exercises need about 1 s
+
+_FORKING = multiprocessing.get_context("forkserver")
+_FORKING.set_forkserver_preload(["torch.distributed.pipelining", "torch.optim", "torchvision"])
+
+
+def run_on_ranks(path, driver=None, processes=2, seconds=None) -> list:
+    """Run a program in several processes that have joined a process group (gloo), one core each.
+
+    Parameters
+    ----------
+    path : Path
+        The reader's program.
+    driver : callable, optional
+        A function ``driver(program, rank, world_size)`` of an importable module. Each rank calls it with the names
+        that the program defines, and its result, plain values, is returned. Without one the program runs as
+        ``__main__``, makes its own process group, and what it prints is returned.
+    seconds : float
+        Limit for the program (default: `SECONDS`).
+
+    Returns
+    -------
+    list
+        One result per rank.
+
+    Raises
+    ------
+    Wrong
+        A rank failed (its error and the line), or the program did not end (where each rank waits).
+    """
+    with tempfile.TemporaryDirectory(prefix="mpdemo-exercise-") as name:
+        folder = Path(name)
+        port = str(free_port())
+        ranks = [_start(path, driver, folder, rank, processes, port) for rank in range(processes)]
+        try:
+            _wait_for_start(ranks, folder)
+            _wait(ranks, path, folder, seconds or SECONDS)
+        finally:
+            for process in ranks:
+                process.kill()
+                process.join()
+        return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(processes)]
+
+
+def _start(path, driver, folder, rank, processes, port):
+    environment = child_environment() | {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(processes),
+        "LOCAL_WORLD_SIZE": str(processes),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "OMP_NUM_THREADS": "1",
+    }
+    driver = f"{driver.__module__}:{driver.__name__}" if driver else ""
+    arguments = (str(path), driver, str(folder), str(root()), environment)
+    process = _FORKING.Process(target=rank_process.main, args=arguments)
+    process.start()
+    return process
+
+
+def _wait_for_start(ranks, folder):
+    """Wait until every rank has loaded PyTorch, or has ended."""
+    end = time.monotonic() + START_SECONDS
+    for rank, process in enumerate(ranks):
+        while not (folder / f"rank{rank}.ready").exists() and process.exitcode is None:
+            if time.monotonic() > end:
+                raise Wrong(f"After {START_SECONDS:.0f} s rank {rank} is still loading PyTorch; try again.")
+            time.sleep(0.01)
+
+
+def _wait(ranks, path, folder, seconds):
+    """Wait until all ranks have ended well; raise `Wrong` when one fails or the time is over."""
+    end = time.monotonic() + seconds
+    while any(process.exitcode is None for process in ranks):
+        failed = [rank for rank, process in enumerate(ranks) if process.exitcode]
+        if failed:
+            time.sleep(0.3)  # another rank may be the one that failed first
+            break
+        if time.monotonic() > end:
+            _report_waiting(ranks, path, folder, seconds)
+        time.sleep(0.02)
+    errors = [(rank, _error(folder, rank)) for rank, process in enumerate(ranks) if process.exitcode]
+    if errors:
+        own = [(rank, text) for rank, text in errors if not lost_a_peer(text)]
+        rank, text = (own or errors)[0]
+        raise Wrong(f"Rank {rank} failed: {text}")
+
+
+def _error(folder, rank) -> str:
+    error = folder / f"rank{rank}.error"
+    if error.exists():
+        return error.read_text()
+    log = folder / f"rank{rank}.log"
+    lines = log.read_text().strip().splitlines() if log.exists() else []
+    return lines[-1] if lines else "it ended without a message"
+
+
+def _report_waiting(ranks, path, folder, seconds):
+    """Ask every rank that still runs for its stack, and say where it waits."""
+    running = [rank for rank, process in enumerate(ranks) if process.exitcode is None]
+    for rank in running:
+        os.kill(ranks[rank].pid, signal.SIGUSR2)
+    time.sleep(0.3)
+    places = []
+    for rank in range(len(ranks)):
+        report = (folder / f"rank{rank}.stack").read_text() if rank in running else ""
+        places.append(f"rank {rank} {_place(report, path) if rank in running else 'is done'}")
+    raise Wrong(f"After {seconds:.0f} s {'; '.join(places)}.")
+
+
+def _place(report, path):
+    if str(path) in report:
+        return place_in_program(report, str(path), path.read_text())
+    if call := re.search(r" in (send|recv)$", report, re.M):
+        return f"still waits in {call[1]}, outside your program"
+    return "waits for the others at its end" if " in barrier" in report else "works outside your program"

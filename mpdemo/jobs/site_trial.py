@@ -1,0 +1,139 @@
+"""Try a site as far as a front end can: ask Slurm about a job and the nodes, run the setup lines, start its Python.
+
+`python -m mpdemo env --site NAME` prints what is found here. Taught in notebooks/00_start_here.ipynb.
+"""
+
+import os
+import re
+import shlex
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from mpdemo.errors import UserError
+from mpdemo.jobs import slurm
+from mpdemo.jobs.check import check
+from mpdemo.jobs.spec import JobSpec
+from mpdemo.world.processes import child_environment
+
+PATIENCE = 180  # s for the setup lines and PyTorch together: a slow file system
+FOUND = "found by mpdemo:"  # setup lines may print, too
+REPORT = f"import sys, torch; print({FOUND!r}, sys.executable, torch.__version__, torch.cuda.device_count(), sep='|')"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of a report; the remedy counts where it is not ok."""
+
+    ok: bool
+    text: str
+    remedy: str = ""
+
+    def __str__(self):
+        return f"[OK]   {self.text}" if self.ok else f"[FAIL] {self.text}\n       remedy: {self.remedy}"
+
+
+def try_site(site, cluster) -> list[Finding]:
+    """Return what is found of a site.
+
+    Parameters
+    ----------
+    site : mpdemo.jobs.Site
+    cluster : str or None
+        The name of the cluster in reach; None without a Slurm: then only the file is checked.
+    """
+    findings = [try_job(site, cluster)]
+    if cluster:
+        findings += [try_nodes(site), *try_scratch(site)]
+    if site.setup or site.python != "python":
+        findings.append(
+            try_python(site) if cluster else Finding(True, f"site {site.name}: setup not tried: no Slurm here")
+        )
+    return findings
+
+
+def try_job(site, cluster) -> Finding:
+    """Would this site's node, and the Slurm in reach, take a job of one process per GPU?"""
+    processes = max(1, site.gpus_per_node)
+    spec = JobSpec(name="check", command=("-c", "pass"), out="runs/check", processes_per_node=processes)
+    text = f"site {site.name}: {site.gpus_per_node} GPUs and {site.cores_per_node} cores per node, by {site.launcher}"
+    problems = check(spec, site, ask_slurm=bool(cluster))
+    stranger = cluster and site.name != "generic" and cluster not in site.cluster_names
+    named = f" (this cluster is called {cluster!r}, which is not in its cluster_names)" if stranger else ""
+    if not problems:
+        return Finding(True, text + named)
+    file = "a site file of your own (copy generic.toml)" if site.name == "generic" else f"{site.name}.toml"
+    return Finding(False, f"{text}; {problems[0].message}{named}", f"{problems[0].fix}; write it into {file}")
+
+
+def try_nodes(site) -> Finding:
+    """Does a node of the partition have the cores and GPUs that the site file says?"""
+    partition = ["-p", site.partition] if site.partition else []
+    try:
+        rows = [row.split("|") for row in slurm.client("sinfo", "-h", "-o", "%c|%G", *partition).splitlines()]
+    except UserError as error:
+        return Finding(False, f"site {site.name}: {error}", f"mend partition in {site.name}.toml")
+    cores = max((int(re.match(r"\d*", row[0])[0] or 0) for row in rows), default=0)
+    gpus = {}
+    for kind, count in re.findall(r"gpu:(?:([^:,()]+):)?(\d+)", ",".join(row[1] for row in rows)):
+        gpus[kind] = max(gpus.get(kind, 0), int(count))
+    has = gpus.get(site.gpu_type, 0) if site.gpu_type else max(gpus.values(), default=0)
+    kinds = (
+        ", ".join(f"gpu:{kind}:{count}" if kind else f"gpu:{count}" for kind, count in sorted(gpus.items())) or "no GPU"
+    )
+    text = f"nodes of {site.partition or 'all partitions'}: up to {cores} CPUs, {kinds}"
+    if cores < site.cores_per_node or has < site.gpus_per_node:
+        kind = f" of type {site.gpu_type}" if site.gpu_type else ""
+        wanted = f"{site.name}.toml says {site.cores_per_node} cores, {site.gpus_per_node} GPUs{kind}"
+        return Finding(
+            False, f"{text}, but {wanted}", f"mend cores_per_node, gpus_per_node, gpu_type in {site.name}.toml"
+        )
+    return Finding(True, text)
+
+
+def try_scratch(site) -> list[Finding]:
+    """Is there the folder for large files?"""
+    folder = os.path.expandvars(site.scratch)
+    if "$" in folder:
+        return [
+            Finding(False, f"scratch {site.scratch!r}: a variable is not set here", "set it, or mend the site file")
+        ]
+    if folder and not Path(folder).is_dir():
+        return [Finding(False, f"scratch {site.scratch!r}: no folder {folder}", f"mkdir -p {shlex.quote(folder)}")]
+    return []
+
+
+def try_python(site) -> Finding:
+    """Run the setup lines, then the site's Python with PyTorch; GPUs are counted, though few front ends have any."""
+    lines = []
+    for line in site.setup:
+        failed = f"setup line failed: {line}"
+        lines += [line, f"[ $? -eq 0 ] || {{ echo {shlex.quote(failed)} >&2; exit 97; }}"]
+    lines.append(f"{site.python} -c {shlex.quote(REPORT)}")
+    shell = ["bash", "-l", "-s"] if site.login_shell else ["bash", "-s"]
+    status, out, err = run_bounded(shell, "\n".join(lines) + "\n")
+    if status is None:
+        return Finding(
+            False, f"site {site.name}: setup and Python took over {PATIENCE} s", "try again; files are cached"
+        )
+    reports = [line.split("|")[1:] for line in out.splitlines() if line.startswith(FOUND)]
+    if status or not reports:
+        last = (err.strip() or f"exit status {status}").splitlines()[-1]
+        remedy = f"mend setup or python in {site.name}.toml; what exists on compute nodes only: try it in a job"
+        return Finding(False, f"site {site.name}: {last}", remedy)
+    python, torch, devices = reports[-1]
+    return Finding(True, f"site {site.name}: its Python is {python}, with PyTorch {torch}; {devices} GPUs here")
+
+
+def run_bounded(command, text) -> tuple:
+    """Feed a program a text, in a session of its own, for `PATIENCE` seconds; return status, stdout and stderr."""
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    environment = child_environment("SLURM_CONF")
+    process = subprocess.Popen(command, **pipes, text=True, env=environment, start_new_session=True)
+    try:
+        out, err = process.communicate(text, timeout=PATIENCE)
+        return process.returncode, out, err
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, 9)
+        process.communicate()
+        return None, "", ""

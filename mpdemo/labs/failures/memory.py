@@ -1,0 +1,47 @@
+"""Two stages of a model, each with the same limit of memory: with an uneven cut the second one does not fit.
+
+    torchrun --nproc-per-node=2 mpdemo/labs/failures/memory.py 8     # 8 of 40 blocks on rank 0: rank 1 fails
+    torchrun --nproc-per-node=2 mpdemo/labs/failures/memory.py 20
+
+The operating system's limit on a process's memory stands for that of a GPU. Taught in
+notebooks/10_when_it_breaks.ipynb.
+"""
+
+import resource
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from mpdemo.world.env import process_group, where_am_i
+
+BLOCKS, WIDTH = 40, 2048  # a block has 2048 x 2048 weights: 16 MiB
+LIMIT = 400 * 2**20  # bytes, for the blocks of one stage
+
+
+def limit_memory(size):
+    """Refuse this process more than `size` bytes above what it has now."""
+    with open("/proc/self/statm") as file:
+        now = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (now + size, now + size))
+
+
+def build_stage(blocks):
+    """Return a stage whose weights hold anything: only their size counts."""
+    return nn.Sequential(*[nn.Linear(WIDTH, WIDTH, device="meta") for _ in range(blocks)]).to_empty(device="cpu")
+
+
+def main(cut):
+    world = where_am_i()
+    with process_group(world, timeout=60):
+        dist.all_reduce(torch.ones(1))  # connections and their threads take memory too
+        limit_memory(LIMIT)
+        blocks = int(cut) if world.rank == 0 else BLOCKS - int(cut)
+        build_stage(blocks)
+        print(f"rank {world.rank}: its stage of {blocks} blocks fits\n", end="", flush=True)  # in one write
+        dist.barrier()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

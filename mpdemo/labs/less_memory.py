@@ -1,0 +1,84 @@
+"""What the options that save memory or time save, and what they cost: memory, time and gradients of a step.
+
+    python -m mpdemo.labs.less_memory runs/lab tricks layout
+
+Runs in one process, on one device. It writes ``summary.json`` in the folder. Taught in notebooks/11_which_one.ipynb.
+"""
+
+import gc
+import sys
+from dataclasses import replace
+
+from mpdemo import models
+from mpdemo.labs.harness import Comparison, run_lab
+from mpdemo.labs.ladder import model_and_batch
+from mpdemo.labs.loading import CONVNET
+from mpdemo.labs.trial import Trial
+from mpdemo.notebook.story import story
+from mpdemo.plan.meter import Meter
+from mpdemo.settings import Settings, as_arguments
+from mpdemo.training.measure import relative_difference
+
+TRICKS = ({}, {"accumulate": 4}, {"precision": "bf16"}, {"activation_checkpointing": True})
+LAYOUT = ({}, {"channels_last": True})
+
+
+def tricks(world):
+    """Compare a plain step of the story's training with the options that need less memory. See `compare`."""
+    return compare(Settings(**story("single")), TRICKS, world)
+
+
+def layout(world):
+    """Compare a step of the ConvNet in the usual memory layout and channels last. See `compare`."""
+    return compare(CONVNET, LAYOUT, world)
+
+
+def compare(plain, options, world, rounds=3):
+    """Time a training in turn with each of some options.
+
+    Parameters
+    ----------
+    plain : Settings
+    options : list of dict
+        Settings that differ from `plain`; the first is empty.
+    world : World
+
+    Returns
+    -------
+    dict
+        The option as one types it ("plain" without) -> ``seconds`` of a step (one number per round), ``slower`` (ratio
+        of the median to that of the plain step), ``peak`` (bytes of all tensors at the worst moment) and ``difference``
+        (of the gradients to those of the plain step, relative, the largest of all parameters).
+    """
+    variants = {" ".join(as_arguments(option)) or "plain": replace(plain, **option) for option in options}
+    model, batch = model_and_batch(plain)
+    peaks = {name: peak(settings, world, batch) for name, settings in variants.items()}
+    comparison = Comparison(world, model, batch)
+    gradients = {name: comparison.add(name, settings).gradients() for name, settings in variants.items()}
+    comparison.run(rounds, warmup=0)  # the gradients were a first step; where bf16 has no units, each takes long
+    return {
+        name: {
+            "seconds": comparison.seconds[name],
+            "slower": comparison.ratio(name, "plain")[0],
+            "peak": peaks[name],
+            "difference": relative_difference(gradients[name], gradients["plain"]),
+        }
+        for name in variants
+    }
+
+
+def peak(settings, world, batch) -> int:
+    """Return the bytes of all tensors at the worst moment of the second step, when the optimizer has its states."""
+    with Meter() as meter:  # it counts what is made inside
+        model = models.build(settings.model, classes=10, channels=1, image_size=28)
+        trial = Trial(settings, world, model, [tensor.clone() for tensor in batch])
+        del model  # the trial has a copy
+        trial.step()
+        gc.collect()
+        meter.start()
+        trial.step()
+        return meter.base + max(meter.levels)
+
+
+if __name__ == "__main__":
+    sys.exit(run_lab({"tricks": tricks, "layout": layout}, sys.argv[1], sys.argv[2:]))

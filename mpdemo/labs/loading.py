@@ -1,0 +1,72 @@
+"""The loader against the device: the time of a training step with 0, 1, 2, ... loader processes.
+
+Part of the job of mpdemo/labs/single_device.py. Taught in notebooks/01_single_device.ipynb.
+"""
+
+import time
+from dataclasses import replace
+
+from torch.utils.data import Dataset
+
+from mpdemo import data
+from mpdemo.labs.ladder import model_and_batch
+from mpdemo.labs.trial import Trial
+from mpdemo.settings import Settings
+from mpdemo.world import clock
+
+CONVNET = Settings(rung="single", model="convnet", batch_size=128)
+
+
+def one_step(trial, batch=None):
+    """Do one step of a trial, on its own batch by default; return the loss, still on the device."""
+    trial.optimizer.zero_grad()
+    loss, _ = trial.rung.step(*(batch or (trial.images, trial.labels)))
+    trial.optimizer.step()
+    return loss
+
+
+class RemoteImages(Dataset):
+    """Images that come one by one from a slow file system: each takes `seconds`, in which no core works."""
+
+    def __init__(self, dataset, seconds):
+        self.dataset, self.seconds = dataset, seconds
+
+    def __len__(self):
+        return len(self.dataset)
+
+    def __getitem__(self, index):
+        time.sleep(self.seconds)
+        return self.dataset[index]
+
+
+def loading(world, workers=(0, 1, 2, 4), seconds_per_image=0.001):
+    """Time of a step of the ConvNet with 0, 1, ... loader processes, and of its two parts alone."""
+    digits, trial = data.load("digits"), Trial(CONVNET, world, *model_and_batch(CONVNET))
+    slow = replace(digits, train=RemoteImages(digits.train, seconds_per_image))
+    alone = {"load": mean_seconds(batches(slow, 0), lambda batch: None, world.device)}
+    alone["device"] = mean_seconds(batches(digits, 0), lambda batch: one_step(trial, batch), world.device)
+    steps = {
+        count: mean_seconds(batches(slow, count), lambda batch: one_step(trial, batch), world.device)
+        for count in workers
+    }
+    return alone | {"workers": steps}
+
+
+def batches(dataset, workers):
+    """Return the batches of one epoch, from this many loader processes (0: from this process)."""
+    loaders = data.Loaders(dataset, CONVNET.batch_size, workers=workers)
+    loaders.start_epoch(0)
+    return iter(loaders.train)
+
+
+def mean_seconds(batches, work, device, warmup=2):
+    """Time per batch: to get it and to work on it; the first ones are left out."""
+    for _ in range(warmup):
+        work(next(batches))
+    clock.wait(device)
+    begin, count = time.perf_counter(), 0
+    for batch in batches:
+        work(batch)
+        count += 1
+    clock.wait(device)
+    return (time.perf_counter() - begin) / count

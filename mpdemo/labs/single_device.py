@@ -1,0 +1,124 @@
+"""What one step on one device costs: reading losses, parts of a step, loader processes, memory.
+
+    python -m mpdemo.labs.single_device runs/lab reading loading parts memory
+
+Runs in one process and writes ``summary.json`` in the folder. All times are seconds.
+Taught in notebooks/01_single_device.ipynb.
+"""
+
+import sys
+import time
+from dataclasses import replace
+
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from mpdemo import data
+from mpdemo.labs.harness import run_lab
+from mpdemo.labs.ladder import model_and_batch
+from mpdemo.labs.less_memory import peak
+from mpdemo.labs.loading import CONVNET, loading, one_step
+from mpdemo.labs.trial import Trial
+from mpdemo.notebook.story import story
+from mpdemo.parallel.rung import loss_fn
+from mpdemo.settings import Settings
+from mpdemo.world import clock
+
+STORY = Settings(**story("single"))
+
+
+def reading(world, rounds=5, steps=5):
+    """Time of a step of the ConvNet: the loss read in every step, read once at the end, and without waiting."""
+    trial = Trial(CONVNET, world, *model_and_batch(CONVNET))
+    seconds = {"every step": [], "at the end": [], "without waiting": []}
+    for _ in range(rounds):
+        for name, every in (("every step", 1), ("at the end", steps)):
+            clock.wait(world.device)
+            begin = time.perf_counter()
+            for step in range(1, steps + 1):
+                loss = one_step(trial)
+                if step == steps:
+                    launched = time.perf_counter() - begin
+                if step % every == 0:
+                    loss.item()
+            clock.wait(world.device)
+            seconds[name].append((time.perf_counter() - begin) / steps)
+        seconds["without waiting"].append(launched / steps)
+    return seconds
+
+
+def parts(world, rounds=8):
+    """For ConvNet and transformer: the time of each part of a step, and what the arithmetic explains of it."""
+    return {settings.model: parts_of(Trial(settings, world, *model_and_batch(settings)), rounds)
+            for settings in (CONVNET, STORY)}  # fmt: skip
+
+
+def parts_of(trial, rounds):
+    """Return the time of every part (a list, one number per round), and the counted operations."""
+    model, device = trial.rung.model, trial.world.device
+    seconds = {"load": [], "forward": [], "backward": [], "update": []}
+    loader = iter(data.Loaders(data.load("digits"), trial.settings.batch_size).train)
+    for number in range(-2, rounds):  # the first two are not counted
+        times = [now(device)]
+        batch, labels = trial.rung.to_device(*next(loader))
+        times.append(now(device))
+        loss = loss_fn(model(batch), labels)
+        times.append(now(device))
+        loss.backward()
+        times.append(now(device))
+        trial.optimizer.step()
+        trial.optimizer.zero_grad()
+        times.append(now(device))
+        for name, begin, end in zip(seconds, times, times[1:], strict=False):
+            if number >= 0:
+                seconds[name].append(end - begin)
+    with FlopCounterMode(display=False) as forward:
+        loss = loss_fn(model(batch), labels)
+    with FlopCounterMode(display=False) as backward:
+        loss.backward()
+    counted = {"forward": forward.get_total_flops(), "backward": backward.get_total_flops()}
+    return {"seconds": seconds, "counted": counted, "products": share_of_products(model, batch)}
+
+
+def share_of_products(model, batch):
+    """Share of the forward pass's time in the layers whose arithmetic is counted: convolutions and linear layers."""
+    begins, total = [], 0.0
+
+    def end(layer, inputs, outputs):
+        nonlocal total
+        total += now(batch.device) - begins.pop()
+
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
+    hooks = [layer.register_forward_pre_hook(lambda *_: begins.append(now(batch.device))) for layer in layers]
+    hooks += [layer.register_forward_hook(end) for layer in layers]
+    begin = now(batch.device)
+    model(batch)
+    whole = now(batch.device) - begin
+    for hook in hooks:
+        hook.remove()
+    return total / whole
+
+
+def now(device):
+    """Return the time after the device has done all launched work."""
+    clock.wait(device)
+    return time.perf_counter()
+
+
+def memory(world, sizes=(16, 32, 64)):
+    """Bytes: what the story's training keeps between two steps, and the peak of a step with several batches."""
+    trial = Trial(STORY, world, *model_and_batch(STORY))
+    trial.step()
+    parameters = list(trial.rung.named_parameters().values())
+    states = [value for p in parameters for value in trial.optimizer.state[p].values() if value.dim()]
+    kept = {"weights": parameters, "gradients": [p.grad for p in parameters], "AdamW": states}
+    variants = {str(size): replace(STORY, batch_size=size) for size in sizes}
+    variants[f"{sizes[-1]} in 4 parts"] = replace(STORY, batch_size=sizes[-1], microbatches=4)
+    peaks = {name: peak(settings, world, model_and_batch(settings)[1]) for name, settings in variants.items()}
+    kept = {name: sum(tensor.nbytes for tensor in tensors) for name, tensors in kept.items()}
+    return {"parameters": sum(p.numel() for p in parameters), "kept": kept, "peaks": peaks}
+
+
+if __name__ == "__main__":
+    functions = {"reading": reading, "loading": loading, "parts": parts, "memory": memory}
+    sys.exit(run_lab(functions, sys.argv[1], sys.argv[2:]))

@@ -1,0 +1,141 @@
+"""A reader's own model as a flat list of blocks: ``package.module:function``, where the function returns a module.
+
+It is split by `mpdemo.models.split`. Where that does not work the model stays one block, and `OwnModel.uncut` says
+why. Used by ``python -m mpdemo plan --model``; taught in notebooks/11_which_one.ipynb.
+"""
+
+import copy
+import importlib
+import os
+import sys
+
+import psutil
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+
+from mpdemo.errors import UserError, error_line
+from mpdemo.models.blocks import Blocks
+from mpdemo.models.split import blocks_of, each_with_parameters, layers_in_order, quiet, traced
+
+SAMPLES = 2  # of the batch on which a model is tried
+
+
+class OwnModel:
+    """A model that can be built for batches of any size, its weights without values.
+
+    Parameters
+    ----------
+    name : str
+        ``package.module:function``, a function without arguments; the current folder is searched first.
+    input_shape : tuple of int
+        Of one sample: (C, S, S) of an image, (T,) of a row of tokens.
+    tokens : bool
+        Whether the samples are whole numbers (the model begins with an embedding).
+
+    Attributes
+    ----------
+    uncut : str
+        Why the model is one block; "" where it could be split.
+
+    Raises
+    ------
+    UserError
+        It cannot be imported or called, is no module, does not take such samples, or does not fit this machine.
+    """
+
+    def __init__(self, name, input_shape, tokens=False):
+        self.name, self.input_shape = name, input_shape
+        self.input_type = torch.int64 if tokens else torch.float32
+        self.uncut, self.templates = "", {}
+        function = imported(name)
+        with torch.device("meta"):
+            self.module = _called(function, name)
+        if not blocks_of(self.module):
+            _require_room(self.module, name)
+            self.module = _called(function, name)
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            _tried(self.at(SAMPLES)(), self._samples(SAMPLES), name)
+
+    def at(self, size):
+        """Return a function that builds the model for batches of `size`: a trace holds for one size alone."""
+        if size not in self.templates:
+            with unset_fake_temporarily(), quiet():
+                blocks = each_with_parameters(self._blocks(size))
+                if not blocks:
+                    raise UserError(f"--model {self.name} has no parameters to train; allowed: a model with some")
+                self.templates[size] = Blocks(blocks).to("meta")
+        return lambda: without_values(self.templates[size])
+
+    def _blocks(self, size):
+        if blocks := blocks_of(self.module):
+            return blocks
+        samples = self._samples(size)
+        _tried(self.module, samples, self.name)
+        layers = layers_in_order(self.module, samples)
+        blocks, self.uncut = traced(self.module, layers, samples)
+        return blocks
+
+    def _samples(self, size):
+        return torch.zeros(size, *self.input_shape, dtype=self.input_type)
+
+
+def without_values(template) -> nn.Module:
+    """Return a copy of a module on the CPU, with uninitialised tensors: fake ones within ``FakeTensorMode``."""
+    own = list(template.modules())
+    hidden = [value for module in own for value in vars(module).values() if isinstance(value, nn.Module)]  # of a trace
+    empty = {}
+    for module in own + hidden:
+        for tensor in (*vars(module).values(), *module._buffers.values(), *module._parameters.values()):
+            if isinstance(tensor, torch.Tensor) and id(tensor) not in empty:
+                fresh = torch.empty_like(tensor, device="cpu")
+                is_parameter = isinstance(tensor, nn.Parameter)
+                empty[id(tensor)] = nn.Parameter(fresh, tensor.requires_grad) if is_parameter else fresh
+    return copy.deepcopy(template, empty)  # takes these for the tensors that it would copy
+
+
+def imported(name):
+    """Return the function that ``package.module:function`` names."""
+    module, _, function = name.partition(":")
+    if not (module and function):
+        raise UserError(f"--model {name!r} is not allowed; allowed: package.module:function, or a model of this course")
+    sys.path.insert(0, os.getcwd())
+    try:
+        return getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, SyntaxError) as error:
+        raise UserError(f"--model {name} cannot be imported: {error}; is it in this folder, or installed?") from None
+    finally:
+        sys.path.remove(os.getcwd())
+
+
+def _called(function, name) -> nn.Module:
+    try:
+        module = function()
+    except Exception as error:  # the reader's own code
+        raise UserError(
+            f"--model {name}() ends with {error_line(error)}; allowed: a function without arguments"
+        ) from None
+    if not isinstance(module, nn.Module):
+        raise UserError(f"--model {name}() returns {type(module).__name__}; allowed: a torch.nn.Module")
+    return module
+
+
+def _require_room(module, name):
+    needed = 2 * sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))  # the model and its trace
+    if needed > (free := psutil.virtual_memory().available):
+        raise UserError(
+            f"--model {name} must be built to be traced, which needs {needed / 2**30:.1f} GiB of {free / 2**30:.1f} "
+            "free; write it as a torch.nn.Sequential, which is only counted, or plan on a larger machine"
+        )
+
+
+def _tried(module, sample, name):
+    """Refuse a model that does not turn such samples into one tensor."""
+    shape = tuple(sample.shape[1:])
+    try:
+        with torch.no_grad():
+            output = module(sample)
+    except Exception as error:  # the reader's own code
+        raise UserError(f"--model {name} does not compute samples of shape {shape} ({error_line(error)})") from None
+    if not isinstance(output, torch.Tensor):
+        raise UserError(f"--model {name} returns {type(output).__name__}; allowed: a tensor (wrap it in a module)")

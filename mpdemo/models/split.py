@@ -1,0 +1,110 @@
+"""Any module as named blocks, one fed by the other: a `torch.nn.Sequential` as it is, others traced (torch.export).
+
+``torch.distributed.pipelining.pipeline`` splits a traced module where one of its layers begins. Source:
+https://docs.pytorch.org/docs/stable/distributed.pipelining.html (Option 2: splitting a model automatically).
+"""
+
+import copy
+import logging
+import warnings
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from mpdemo.models.blocks import Blocks
+
+REPEATED = 3  # a list of so many layers of one kind is looked into, also inside another layer
+
+
+def blocks_of(module, prefix="") -> dict:
+    """Return the blocks of a `Blocks` or of (nested) `torch.nn.Sequential` by name, in order; {} of anything else."""
+    if isinstance(module, Blocks):
+        return {name: module.get_submodule(name) for name in module.names}
+    if not isinstance(module, nn.Sequential):
+        return {prefix: module} if prefix else {}
+    inner = ((f"{prefix}.{name}" if prefix else name, child) for name, child in module.named_children())
+    return {name: block for label, child in inner for name, block in blocks_of(child, label).items()}
+
+
+def layers_in_order(module, sample) -> list:
+    """Return the names of the layers that a forward pass enters once, in that order: candidates for the blocks."""
+    entered, hooks = [], []
+    for label in _layers(module):
+        hook = module.get_submodule(label).register_forward_pre_hook(lambda *_, label=label: entered.append(label))
+        hooks.append(hook)
+    try:
+        with torch.no_grad():
+            module(sample)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [label for label in dict.fromkeys(entered) if entered.count(label) == 1]
+
+
+def _layers(module, prefix="") -> list:
+    """Return the names of children; of lists, and of layers that contain a long list, those of what is in them."""
+    names = []
+    for name, child in module.named_children():
+        lists = [m for m in child.modules() if isinstance(m, nn.Sequential | nn.ModuleList) and len(m) >= REPEATED]
+        alike = any(len({type(layer) for layer in layers}) == 1 for layers in lists)
+        is_list = isinstance(child, nn.Sequential | nn.ModuleList)
+        names += _layers(child, f"{prefix}{name}.") if is_list or alike else [prefix + name]
+    return names
+
+
+def traced(module, layers, sample) -> tuple[dict, str]:
+    """Split a module before each layer but the first; leave out those between which more than one tensor goes.
+
+    Returns
+    -------
+    blocks : dict
+        Name of a block's first layer -> module.
+    uncut : str
+        Why there is one block alone; "" where there are several.
+    """
+    from torch.distributed.pipelining import SplitPoint, pipeline
+
+    begins = layers[1:]
+    while begins:
+        try:
+            spec = {name: SplitPoint.BEGINNING for name in begins}
+            pipe = pipeline(copy.deepcopy(module), mb_args=(sample,), split_spec=spec)  # which marks the layers
+        except Exception as error:  # torch.export refuses in many ways
+            reason = str(error.__cause__ or error).strip().partition("\n")[0]
+            return {"model": module}, f"torch.export cannot trace it ({reason})"
+        calls = [node for node in pipe.split_gm.graph.nodes if node.op == "call_module"]
+        names = dict(zip(calls, [layers[0], *begins], strict=True))
+        wide = {names[call] for before, call in zip(calls, calls[1:], strict=False) if list(call.args) != [before]}
+        if not wide:
+            return {names[call]: getattr(pipe.split_gm, call.target) for call in calls}, ""
+        begins = [name for name in begins if name not in wide]
+    return {"model": module}, "no two of its layers pass on one tensor alone"
+
+
+@contextmanager
+def quiet():
+    """Keep torch.export's log and warnings, many lines for each refusal, from the reader's terminal."""
+    logging.disable(logging.CRITICAL)
+    with warnings.catch_warnings(action="ignore"):
+        try:
+            yield
+        finally:
+            logging.disable(logging.NOTSET)
+
+
+def each_with_parameters(blocks) -> dict:
+    """Join a block without parameters (ReLU, Flatten) to the one before, and the first ones to the first with some.
+
+    What changes its input in place then has it in its own block, and every backward pass has an end. Empty where no
+    block has parameters.
+    """
+    groups, leading = {}, []
+    for label, block in blocks.items():
+        if any(parameter.requires_grad for parameter in block.parameters()):
+            groups[label], leading = [*leading, block], []
+        elif groups:
+            groups[list(groups)[-1]].append(block)
+        else:
+            leading.append(block)
+    return {label: nn.Sequential(*group) if len(group) > 1 else group[0] for label, group in groups.items()}

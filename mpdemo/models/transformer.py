@@ -1,0 +1,92 @@
+"""The vision transformer of the course: eight equal blocks, so that every cut into equal halves is balanced.
+
+Shapes: B batch, C channels, S image size (pixels), T tokens, D width of a token, H heads.
+Source: https://arxiv.org/abs/2010.11929. Taught in notebooks/01_single_device.ipynb.
+"""
+
+from collections import OrderedDict
+
+import torch
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from mpdemo.cuts import DEPTH, HEADS, PATCH
+from mpdemo.errors import UserError
+
+WIDTH = 192
+
+
+def transformer(classes, channels, image_size):
+    """Return the blocks: (B, C, S, S) -> embed -> (B, T, D) -> eight blocks -> (B, T, D) -> head -> (B, classes)."""
+    if image_size % PATCH:
+        raise UserError(f"image size {image_size} does not divide into 7 x 7 patches; allowed: 28, 56, 224, ...")
+    blocks = {"embed": Embed(channels, WIDTH, PATCH, tokens=(image_size // PATCH) ** 2)}
+    blocks |= {f"block.{i}": Block(WIDTH, HEADS) for i in range(DEPTH)}
+    return blocks | {"head": Head(WIDTH, classes)}
+
+
+class Embed(nn.Module):
+    """Cut the image into patches and add to each what is learned for its place: (B, C, S, S) -> (B, T, D)."""
+
+    def __init__(self, channels, width, patch, tokens):
+        super().__init__()
+        self.patches = nn.Conv2d(channels, width, patch, stride=patch)
+        self.position = nn.Parameter(0.5 * torch.randn(1, tokens, width))
+
+    def forward(self, x):
+        x = self.patches(x)  # (B, C, S, S) -> (B, D, S / patch, S / patch)
+        x = x.flatten(2).transpose(1, 2)  # -> (B, D, T) -> (B, T, D)
+        return x + self.position
+
+
+class Attention(nn.Module):
+    """Every token takes from all tokens of its image what fits its query: (B, T, D) -> (B, T, D).
+
+    Query, key and value are layers of their own, so that tensor parallelism can give each device some of the heads.
+    """
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.head_width = width // heads
+        self.query = nn.Linear(width, width)
+        self.key = nn.Linear(width, width, bias=False)  # softmax takes no notice of a number added to all its inputs
+        self.value = nn.Linear(width, width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x):
+        query, key, value = (self.split_heads(layer(x)) for layer in (self.query, self.key, self.value))
+        x = scaled_dot_product_attention(query, key, value)  # (B, H, T, D / H)
+        x = x.transpose(1, 2).flatten(2)  # -> (B, T, H, D / H) -> (B, T, D)
+        return self.out(x)
+
+    def split_heads(self, x):
+        """Give every head its part of each token: (B, T, D) -> (B, H, T, D / H), with those of its heads."""
+        return x.unflatten(2, (-1, self.head_width)).transpose(1, 2)
+
+
+class Block(nn.Module):
+    """Attention, then two linear layers for each token, each added to its input: (B, T, D) -> (B, T, D)."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width)
+        self.attention = Attention(width, heads)
+        self.norm2 = nn.LayerNorm(width)
+        up, down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.mlp = nn.Sequential(OrderedDict(up=up, act=nn.GELU(), down=down))
+
+    def forward(self, x):
+        x = x + self.attention(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class Head(nn.Module):
+    """Average the tokens and classify: (B, T, D) -> (B, classes)."""
+
+    def __init__(self, width, classes):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.fc = nn.Linear(width, classes)
+
+    def forward(self, x):
+        return self.fc(self.norm(x).mean(1))

@@ -1,0 +1,57 @@
+"""The story: one model on one data set that every rung of the course trains, so that their runs can be compared.
+
+A vision transformer of eight equal blocks learns the digits. `story` gives its settings for a rung::
+
+    command = train_command(**story("ddp"))
+
+Used in every notebook from notebooks/01_single_device.ipynb on, and by ``python -m mpdemo demo``.
+"""
+
+from mpdemo.cuts import DEPTH
+from mpdemo.settings import RUNG_FORMS, records_timeline
+
+RECIPE = {
+    "model": "transformer",
+    "dataset": "digits",
+    "batch_size": 64,
+    "epochs": 4,
+    "optimizer": "adamw",
+    "lr": 1e-3,
+    "warmup_steps": 10,
+    "lr_schedule": "cosine",
+}
+PIPELINE = {"schedule": "interleaved-1f1b", "microbatches": 4}  # the fastest here on two devices, with two stages each
+
+
+def story(rung, **changes) -> dict:
+    """Return the settings of the story's training on a rung, for `mpdemo.jobs.train_command`.
+
+    Parameters
+    ----------
+    rung : str
+        A name of `mpdemo.settings.RUNGS`.
+    **changes
+        Settings that are added or replaced; None leaves one to its default.
+
+    Returns
+    -------
+    dict
+        Settings by name. The run's folder is ``runs/story_RUNG``.
+
+    Examples
+    --------
+    >>> story("ddp", epochs=1)["epochs"]
+    1
+    """
+    form = changes.get("form") or RUNG_FORMS.get(rung, (None,))[0]
+    settings = {"rung": rung, **RECIPE, "out": f"runs/story_{rung}"}
+    if records_timeline(rung, form):
+        settings["timeline"] = True
+    if rung in ("pipeline", "hybrid"):
+        settings |= PIPELINE | {"cut": equal_cut(4)} if form == "per-device" else {"microbatches": 4}
+    return settings | changes
+
+
+def equal_cut(stages) -> str:
+    """Cut the transformer's eight blocks into equal stages (2, 4 or 8), as ``--cut`` takes it."""
+    return ",".join(f"block.{DEPTH * number // stages - 1}" for number in range(1, stages))

@@ -1,0 +1,178 @@
+"""Which rung for this model on these devices? The rules, in order; the answer; and the decision tree drawn from them.
+
+    choice = choose(Case("resnet101", batch=128, devices=2, optimizer="momentum"))
+    print(choice.rung, choice.why)
+
+A rule whose rung is not in `mpdemo.settings.RUNGS` answers nothing and stands in no tree; `Choice.not_yet` names what
+it would do. It takes part as soon as its rung exists. Taught in notebooks/11_which_one.ipynb.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mpdemo import settings
+from mpdemo.errors import UserError
+from mpdemo.plan import fit
+from mpdemo.plan.fit import Case, Fit, mib
+
+__all__ = ["RULES", "Case", "Choice", "Rule", "available", "choose", "tree"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One question of the decision, and the answer where it is yes.
+
+    Attributes
+    ----------
+    several : bool
+        Whether it is asked for several devices, or for one.
+    rung, answer : str
+        What to use, and the text of the tree's leaf.
+    why : str
+        The reason, one sentence; ``{memory}``, ``{limit}``, ``{parts}``, ``{devices}`` (that are used) and ``{all}``
+        are filled in.
+    find : callable
+        ``find(case)``: a `Fit` where the answer is yes, else None.
+    setting : str
+        A setting of the training that this needs; "" for none.
+    """
+
+    several: bool
+    rung: str
+    question: str
+    answer: str
+    why: str
+    find: Callable[[Case], Fit | None]
+    setting: str = ""
+
+
+def _counted(how):
+    """Return the words for the reason: the number of parts is known by then."""
+    return how.replace("in parts", "in {parts} parts")
+
+
+WHOLE_MODEL = (  # on every device: how it fits, the answer's second part, how to find out, the setting that it needs
+    ("at once", "", lambda case: fit.replicas(case), ""),
+    ("in parts, one after the other", ", gradient accumulation", lambda case: fit.replicas(case, None), ""),
+    ("in bf16", ", bf16", lambda case: fit.replicas(case, None, "bf16"), ""),
+    ("if activations are computed twice", ", activation checkpointing",
+     lambda case: fit.replicas(case, None, checkpointing=True), "activation_checkpointing"),
+)  # fmt: skip
+BATCH, SHARE = "the whole batch", "a device's share of the batch"
+USED = "{memory} of {limit} per device"
+CUT = "No device holds the whole model, so it is cut over {devices} of {all} devices"
+RULES = (
+    *(Rule(False, "single", f"Does {BATCH} fit {how}?", "single" + more,
+           f"One device holds the model, and {BATCH} fits {_counted(how)}: {USED}.", find, setting)
+      for how, more, find, setting in WHOLE_MODEL),
+    *(Rule(True, "ddp", f"Does {SHARE} fit {how}, beside the whole model?", "ddp" + more,
+           f"Each of {{devices}} devices holds the model, and {SHARE} fits {_counted(how)}: {USED}.", find, setting)
+      for how, more, find, setting in WHOLE_MODEL),
+    Rule(True, "fsdp", f"Does {SHARE} fit at once, if weights, gradients and optimizer states are sharded?", "fsdp",
+         f"Weights, gradients and states are too large for one device; {{devices}} share them: {USED} (an estimate).",
+         fit.sharded),
+    Rule(True, "tensor", "Do all devices lie in one node, and does it fit if every layer is split?", "tensor",
+         f"The {{devices}} devices of one node split every layer: {USED} (an estimate).",
+         fit.split_layers),
+    Rule(True, "hybrid", "Does it fit if it is cut over a part of the devices?", "hybrid",
+         f"Fewer than {{devices}} devices hold the cut model, so there is room for several replicas: {USED}.",
+         fit.replicas_of_a_cut),
+    Rule(True, "pipeline", "Does it fit if it is cut, with microbatches?", "pipeline",
+         CUT + f", and {{parts}} microbatches keep them busy: {USED}.",
+         lambda case: fit.cut(case)),
+    Rule(True, "model_parallel", "Does it fit if it is cut, with the batch in one piece?", "model_parallel",
+         CUT + f"; microbatches do not help here, so the devices work in turn: {USED}.",
+         lambda case: fit.cut(case, microbatches=1)),
+)  # fmt: skip
+NOTHING = "none: more devices, or larger ones"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What to use.
+
+    Attributes
+    ----------
+    rung : str or None
+        None where nothing fits.
+    answer, why : str
+        The leaf of the tree, and the reason in one sentence.
+    settings : dict
+        For ``train_command(**choice.settings, ...)``: rung, batch size, processes, microbatches, cut, precision.
+    predicted : Fit or None
+        Memory, time and messages of a step.
+    not_yet : tuple of str
+        What would come first by the rules and is not in this package yet.
+    """
+
+    rung: str | None
+    answer: str
+    why: str
+    settings: dict
+    predicted: Fit | None
+    not_yet: tuple = ()
+
+
+def available(rule):
+    """Whether the package can do what a rule answers: its rung exists, and its setting."""
+    return rule.rung in settings.RUNGS and rule.setting in ("", *settings.Settings.__dataclass_fields__)
+
+
+def choose(case) -> Choice:
+    """Ask the rules in order; the first that fits is the answer.
+
+    Parameters
+    ----------
+    case : Case
+
+    Raises
+    ------
+    UserError
+        The nodes do not divide the devices, or every device could hold the model but the batch does not divide.
+    """
+    if case.devices < 1 or case.nodes < 1 or case.devices % case.nodes:
+        raise UserError(f"{case.devices} devices in {case.nodes} nodes; allowed: equally many in each node, 1 or more")
+    per_device = -(-case.batch // case.devices) * case.devices
+    if case.batch % case.devices and fit.replicas(fit.replace(case, batch=per_device), None):
+        raise UserError(
+            f"a batch of {case.batch} does not divide by {case.devices} devices, each of which could hold the model; "
+            f"allowed: a multiple of {case.devices}, such as {per_device}"
+        )
+    not_yet = []
+    for rule in (rule for rule in RULES if rule.several == (case.devices > 1)):
+        predicted = rule.find(case)
+        if predicted and available(rule):
+            changes = {"rung": rule.rung, "batch_size": case.batch} | predicted.settings
+            return Choice(rule.rung, rule.answer, _reason(rule, case, predicted), changes, predicted, tuple(not_yet))
+        if predicted:
+            not_yet.append(f"{rule.answer}, which this package does not have yet: {_reason(rule, case, predicted)}")
+    why = f"Weights, gradients and optimizer states need {mib(fit.states(case))}; a device has {mib(case.limit)}"
+    why += ", too little also for one image." if fit.states(case) <= case.limit else "."
+    return Choice(None, NOTHING, why, {}, None, tuple(not_yet))
+
+
+def _reason(rule, case, predicted):
+    parts, used = (predicted.settings.get(name, 1) for name in ("microbatches", "processes"))
+    numbers = {"parts": parts, "devices": used, "all": case.devices}
+    why = rule.why.format(memory=mib(predicted.memory), limit=mib(case.limit), **numbers)
+    named = {name: value for name, value in predicted.settings.items() if name not in ("processes", "cut")}
+    return f"{why.removesuffix('.')}, by {' '.join(settings.as_arguments(named))}." if named else why
+
+
+def tree() -> str:
+    """Return the decision tree of the rules that are available, as text for Mermaid."""
+    lines = [
+        "flowchart TD",
+        "  accTitle: Which rung?",
+        "  accDescr: Questions in order; each yes leads to an answer, each no to the next question.",
+        '  start{"More than one device?"}',
+    ]
+    for several, word in ((False, "no"), (True, "yes")):
+        before, last = "start", word
+        for number, rule in enumerate(rule for rule in RULES if rule.several == several and available(rule)):
+            question, answer = f"q{word}{number}", f"a{word}{number}"
+            lines += [f'  {before} -- {last} --> {question}{{"{rule.question}"}}',
+                      f'  {question} -- yes --> {answer}["{rule.answer}"]']  # fmt: skip
+            before, last = question, "no"
+        lines.append(f'  {before} -- no --> none{word}["{NOTHING}"]')
+    return "\n".join(lines)

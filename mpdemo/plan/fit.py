@@ -1,0 +1,259 @@
+"""Whether a training fits: on one device, in parts of the batch, in 16 bits, on several devices.
+
+Sums over the footprints of the blocks; `mpdemo.plan.choose` asks these questions in order. Memory on one device, in
+16 bits and in a pipeline is the sum that `mpdemo.plan.memory` describes; what is marked as an estimate is coarser.
+Taught in notebooks/11_which_one.ipynb.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from mpdemo.cuts import HEADS
+from mpdemo.plan import planner
+from mpdemo.plan.cut import balanced_cut, stage_slices
+from mpdemo.plan.footprint import footprints, needs
+from mpdemo.plan.memory import MIB, RESERVE, devices
+from mpdemo.plan.roofline import estimate
+
+MOST = planner.MOST_MICROBATCHES
+LINKS = {True: 150e9, False: 12.5e9}  # bytes per second: NVLink of a V100 in one node; InfiniBand EDR between nodes
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is to be trained, and on what.
+
+    Attributes
+    ----------
+    model : str or callable
+        One of ``mpdemo.models.NAMES``, or a function without arguments that returns `mpdemo.models.Blocks`.
+    batch : int
+        Images of a whole step, over all devices together.
+    devices, nodes : int
+        How many there are, in how many machines.
+    memory : float
+        Bytes of one device; `RESERVE` of them are kept for CUDA.
+    optimizer : str
+        "sgd", "momentum" or "adamw".
+    gpu : str
+        Whose data sheet the times are estimated from, as for `mpdemo.plan.roofline.estimate`.
+    """
+
+    model: str | Callable
+    batch: int
+    devices: int = 1
+    nodes: int = 1
+    memory: float = 16 * 2**30
+    optimizer: str = "adamw"
+    image_size: int = 224
+    classes: int = 1000
+    channels: int = 3
+    norm: str = "batch"
+    gpu: str = "v100"
+
+    @property
+    def limit(self):
+        """Bytes of one device that PyTorch may use."""
+        return self.memory - RESERVE
+
+    @property
+    def link(self):
+        """Bytes per second between two devices: in one node, or the slower link between nodes."""
+        return LINKS[self.nodes == 1]
+
+    @property
+    def data(self):
+        """What a model is built for."""
+        return {"classes": self.classes, "channels": self.channels, "norm": self.norm}
+
+    def blocks(self, precision="fp32"):
+        """Return the footprints of the model's blocks, computed in "fp32" or "bf16"."""
+        more = {} if precision == "fp32" else {"precision": precision}  # the same call as `estimate`: computed once
+        return footprints(self.model, self.image_size, **self.data, **more)
+
+    def costs(self, size):
+        """Return the estimated costs of the blocks for `size` images, in float32."""
+        return estimate(self.model, [size], self.image_size, self.gpu, **self.data)[size]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """One way in which a case fits.
+
+    Attributes
+    ----------
+    settings : dict
+        Of ``python -m mpdemo train``, without the model and the data.
+    memory : float
+        Bytes on the fullest device.
+    seconds : float or None
+        Estimated time of a step, without messages; None where no data sheet says it.
+    sent : float
+        Bytes that the busiest device sends in a step.
+    """
+
+    settings: dict
+    memory: float
+    seconds: float | None = None
+    sent: float = 0.0
+
+
+def divisors(number):
+    """Return all divisors of a number, in order."""
+    return [part for part in range(1, number + 1) if number % part == 0]
+
+
+def states(case):
+    """Return the bytes of weights, gradients and optimizer states, which no smaller batch makes smaller."""
+    one = on_one(case, 1, 1)
+    return one.weights + one.gradients + one.optimizer
+
+
+def on_one(case, images, parts, precision="fp32"):
+    """Return the memory of one device that accumulates the gradients of `images` in so many parts.
+
+    With one device, 1F1B is just that: forward and backward of one part after the other. DDP keeps the gradients from
+    one step to the next, in its buckets.
+    """
+    in_buckets = case.devices > 1
+    return devices(case.blocks(precision), [], images, "per-device", "1f1b", parts, case.optimizer, in_buckets)[0]
+
+
+def checkpointed(case, images, parts):
+    """Estimate the bytes of one device that keeps only the blocks' outputs, and computes each block twice."""
+    blocks, size, first = case.blocks(), images // parts, parts == 1
+    one = on_one(case, images, parts)
+    level = one.weights + one.optimizer + images * blocks[0].input + size * sum(block.output for block in blocks)
+    level, highest = level + (not first) * one.gradients, 0
+    for block in blocks[::-1]:  # in the order of the backward pass
+        need = needs(block, size)
+        level -= size * block.output  # computed again, so counted in what is saved
+        backward = need.first_backward_peak if first else need.backward_peak
+        highest = max(highest, level + max(need.forward_peak, need.saved + backward))
+        level += first * block.gradients
+    return highest
+
+
+def replicas(case, parts=(1,), precision="fp32", checkpointing=False):
+    """Return how the whole model fits on every device, each with its share of the batch, in the fewest parts; or None.
+
+    Parameters
+    ----------
+    parts : sequence of int, optional
+        Numbers of parts to try; None tries all.
+    """
+    if case.batch % case.devices or states(case) > case.limit:
+        return None
+    share = case.batch // case.devices
+    for count in parts or divisors(share):
+        used = checkpointed(case, share, count) if checkpointing else on_one(case, share, count, precision).peak
+        if used <= case.limit:
+            settings = {"precision": precision} if precision != "fp32" else {}
+            settings |= {"activation_checkpointing": True} if checkpointing else {}
+            settings |= {"microbatches": count} if count > 1 else {}
+            settings |= {"processes": case.devices} if case.devices > 1 else {}
+            twice = [cost.forward for cost in case.costs(share // count)] if checkpointing else []
+            seconds = count * sum(twice + [cost.both for cost in case.costs(share // count)])
+            seconds = None if precision == "bf16" else seconds  # the data sheets' rates are for float32
+            gradients = sum(block.gradients for block in case.blocks())
+            return Fit(settings, used, seconds, 2 * (1 - 1 / case.devices) * gradients)
+    return None
+
+
+def cut(case, microbatches=None):
+    """Return how the model fits when it is cut over as many devices as possible; None where it does not.
+
+    With ``microbatches=1`` one device works at a time; else 1F1B with four microbatches per device, or two, or one, or
+    any other number: the first that divides the batch and fits.
+    """
+    for ranks in range(min(case.devices, len(case.blocks())), 1, -1):
+        wanted = [4 * ranks, 2 * ranks, ranks, *(m for m in divisors(case.batch) if ranks < m <= MOST)]
+        for count in [m for m in wanted if case.batch % m == 0] if microbatches is None else [microbatches]:
+            for points in _even_cuts(case, ranks, case.batch // count):
+                fit = _cut_at(case, ranks, count, points)
+                if fit.memory <= case.limit:
+                    return fit
+    return None
+
+
+def _even_cuts(case, ranks, size):
+    """Return the cut with the most even times, and the one with the most even memory."""
+    blocks = case.blocks()
+    memory = [needs(block, size).saved + block.weights + block.gradients for block in blocks]
+    return [balanced_cut([cost.both for cost in case.costs(size)], ranks), balanced_cut(memory, ranks)]
+
+
+def _cut_at(case, ranks, count, points):
+    blocks, size = case.blocks(), case.batch // count
+    job = planner.Workload(blocks, {size: case.costs(size)}, ranks, case.batch, case.limit, case.optimizer)
+    candidate = planner.evaluate(replace(job, bandwidth=float("inf")), "1f1b" if count > 1 else "naive", count, points)
+    settings = {"processes": ranks, "cut": ",".join(blocks[point - 1].name for point in points)}
+    settings |= {"microbatches": count} if count > 1 else {}
+    edges = [0, *(blocks[stop - 1].output * case.batch for _, stop in stage_slices(points, len(blocks))[:-1]), 0]
+    sent = max(before + after for before, after in zip(edges[:-1], edges[1:], strict=True))
+    return Fit(settings, max(candidate.peaks), candidate.step_time, sent)
+
+
+def sharded_device(case):
+    """Estimate the memory of a device under FSDP: its part of weights, gradients and states, and two whole blocks.
+
+    One of these computes, the other is gathered. The device's share of the batch is computed at once.
+    """
+    one = on_one(case, case.batch // case.devices, 1)
+    return _part_of(one, case.devices, one.activations + 2 * max(block.weights for block in case.blocks()))
+
+
+def split_device(case):
+    """Estimate the memory of a device under tensor parallelism: its part of every layer, and all blocks' outputs."""
+    one, outputs = on_one(case, case.batch, 1), case.batch * sum(block.output for block in case.blocks())
+    return _part_of(one, case.devices, one.activations // case.devices + outputs)
+
+
+def _part_of(one, devices, activations):
+    """Return a device that has its part of what one device holds from step to step, and these activations."""
+    parts = {part: getattr(one, part) // devices for part in ("weights", "gradients", "optimizer")}
+    return replace(one, **parts, activations=activations)
+
+
+def sharded(case):
+    """Return how FSDP fits, an estimate. Its share of the batch is computed at once: parts would gather more often."""
+    if case.batch % case.devices or (memory := sharded_device(case).peak) > case.limit:
+        return None
+    seconds = sum(cost.both for cost in case.costs(case.batch // case.devices))
+    weights = sum(block.weights for block in case.blocks())
+    return Fit({"processes": case.devices}, memory, seconds, 3 * (1 - 1 / case.devices) * weights)
+
+
+def split_layers(case):
+    """Return how tensor parallelism inside one node fits, an estimate."""
+    if case.nodes > 1 or case.model != "transformer" or HEADS % case.devices:
+        return None
+    if (memory := split_device(case).peak) > case.limit:
+        return None
+    seconds = sum(cost.both for cost in case.costs(case.batch)) / case.devices
+    added_up = 6 * case.batch * sum(block.output for block in case.blocks()[1:-1])  # by all-reduce, six for each block
+    return Fit({"processes": case.devices}, memory, seconds, 2 * (1 - 1 / case.devices) * added_up)
+
+
+def replicas_of_a_cut(case):
+    """Return how several replicas fit, each cut over the fewest devices; None where they do not."""
+    for stages in [n for n in divisors(case.devices)[1:-1] if case.batch % (case.devices // n) == 0]:
+        group = replace(case, devices=stages, batch=case.batch * stages // case.devices)
+        fit = cut(group)
+        if fit and fit.settings["processes"] == stages:
+            grid = {"processes": case.devices, "replicas": case.devices // stages}
+            averaged = 2 * (1 - stages / case.devices) * _largest_stage(case, fit.settings["cut"])
+            return replace(fit, settings=fit.settings | grid, sent=fit.sent + averaged)
+    return None
+
+
+def _largest_stage(case, cut):
+    """Return the bytes of gradients of the stage that has most."""
+    blocks, names = case.blocks(), cut.split(",")
+    points = [number for number, block in enumerate(blocks, 1) if block.name in names]
+    return max(sum(b.gradients for b in blocks[start:stop]) for start, stop in stage_slices(points, len(blocks)))
+
+
+def mib(number):
+    """Return bytes as text, in MiB."""
+    return f"{number / MIB:,.0f} MiB"

@@ -1,0 +1,134 @@
+"""What more devices bring: the time of a fixed amount of work on N devices, fitted to few runs.
+
+    time(N) = start + compute / N + communication * log2(N) * steps
+
+The work is a number of images. The devices share its arithmetic (`compute`). Every step ends with an all-reduce,
+whose price is taken to grow by the same amount with each doubling of the devices (`communication`), as that of a tree
+does (https://doi.org/10.1177/1094342005051521); how many steps there are follows from the global batch of the run.
+`start` does not shrink: start-up, the first batch, the last checkpoint. Taught in notebooks/08_scaling.ipynb.
+"""
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from mpdemo.errors import UserError
+
+FEWEST = 3  # runs of a fit: as many as it has unknown terms
+
+
+@dataclass(frozen=True)
+class Run:
+    """One measured run: on how many devices, for how many seconds, with how many images per step (all devices)."""
+
+    devices: int
+    seconds: float
+    batch: int
+
+
+@dataclass(frozen=True)
+class Model:
+    """A fitted model of the time.
+
+    Attributes
+    ----------
+    images : int
+        Of the whole work.
+    compute : float
+        Seconds of all arithmetic on one device.
+    communication : float
+        Seconds that each doubling of the devices adds to a step.
+    start : float
+        Seconds that do not depend on the devices.
+    largest : int
+        The most devices among the runs that it was fitted to.
+    """
+
+    images: int
+    compute: float
+    communication: float
+    start: float
+    largest: int
+
+    def time(self, devices, batch):
+        """Return the seconds on `devices` devices with `batch` images per step over all of them."""
+        return float(_terms(devices, batch, self.images) @ (self.compute, self.communication, self.start))
+
+    def speedup(self, devices, batch):
+        """Return how many times faster than one device."""
+        return self.time(1, 1) / self.time(devices, batch)
+
+    def efficiency(self, devices, batch):
+        """Return the speed-up divided by the number of devices."""
+        return self.speedup(devices, batch) / devices
+
+    def device_hours(self, devices, batch):
+        """Return the hours of all devices together, which is what a site counts."""
+        return self.time(devices, batch) * devices / 3600
+
+
+def fit(runs, images) -> Model:
+    """Fit a model to runs of the same work: least squares of the relative errors, no term below zero.
+
+    Parameters
+    ----------
+    runs : sequence of Run
+        At least three, the devices in rising order.
+    images : int
+        Of the whole work: a run has ``images / batch`` steps.
+
+    Raises
+    ------
+    UserError
+        Too few runs, a time or a number that is not above zero, devices that do not rise.
+
+    Examples
+    --------
+    >>> from mpdemo.plan.imagenet import IMAGES, RUNS
+    >>> model = fit(RUNS[:3], IMAGES)
+    >>> [round(model.time(run.devices, run.batch) / run.seconds - 1, 3) for run in RUNS[3:]]
+    [-0.026, -0.045, -0.288]
+    """
+    _check(runs, images)
+    # In each row the seconds are divided by those of the run: an error of 1 % weighs the same for long and short runs.
+    rows = np.array([_terms(run.devices, run.batch, images) / run.seconds for run in runs])
+    return Model(images, *_not_negative(rows), largest=runs[-1].devices)
+
+
+def _terms(devices, batch, images):
+    """Return what each unknown of the model is multiplied by."""
+    return np.array([1 / devices, math.log2(devices) * images / batch, 1.0])
+
+
+def _not_negative(rows):
+    """Solve ``rows @ x = 1`` by least squares with no x below zero, as ``scipy.optimize.nnls`` does.
+
+    With three unknowns there are seven sets that may be above zero; of the best set's solution the rest is zero.
+    """
+    best, least = None, math.inf
+    for count in (1, 2, 3):
+        for chosen in map(list, itertools.combinations(range(3), count)):
+            values = np.linalg.lstsq(rows[:, chosen], np.ones(len(rows)), rcond=None)[0]
+            error = float(((rows[:, chosen] @ values - 1) ** 2).sum())
+            if (values >= 0).all() and error < least - 1e-15:
+                best, least = np.zeros(3), error
+                best[chosen] = values
+    return [float(value) for value in best]
+
+
+def _check(runs, images):
+    """Refuse runs from which nothing can be fitted."""
+    if len(runs) < FEWEST:
+        raise UserError(f"{len(runs)} runs are too few for a fit; allowed: {FEWEST} or more, each on other devices")
+    for run in runs:
+        for name in ("devices", "seconds", "batch"):
+            value = getattr(run, name)
+            if not (math.isfinite(value) and value > 0):
+                raise UserError(f"{name} {value} of the run on {run.devices} devices; allowed: more than 0")
+    if not images > 0:
+        raise UserError(f"images {images} is not allowed; allowed: more than 0, the images of the whole work")
+    devices = [run.devices for run in runs]
+    if devices != sorted(set(devices)):
+        raise UserError(f"devices {', '.join(map(str, devices))} do not rise; sort the runs, one run for each number")

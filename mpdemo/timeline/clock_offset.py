@@ -1,0 +1,41 @@
+"""How far the clocks of two ranks are apart, so that their timelines have one time axis."""
+
+import socket
+import time
+from pathlib import Path
+from statistics import median
+
+CLOCK_ROUNDS = 9  # barriers by which two machines compare their clocks
+
+
+def clock_offset(machine=None):
+    """Return this process's ``perf_counter`` minus rank 0's, in seconds. All ranks must call it.
+
+    Processes of one machine read the same clock: exactly 0. Between machines all ranks leave a barrier at nearly the
+    same moment; the median of several is good to about the time of a barrier, 0.1 ms.
+
+    Parameters
+    ----------
+    machine : str, optional
+        What tells this machine from others; the identity of its last boot by default.
+    """
+    import torch.distributed as dist
+
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return 0.0
+    machines = [None] * dist.get_world_size()
+    dist.all_gather_object(machines, machine or _machine())
+    offsets = []
+    for _ in range(CLOCK_ROUNDS if len(set(machines)) > 1 else 0):
+        dist.barrier()
+        now = [None] * len(machines)
+        dist.all_gather_object(now, time.perf_counter())
+        offsets.append(now[dist.get_rank()] - now[0])
+    if not offsets or machines[dist.get_rank()] == machines[0]:
+        return 0.0
+    return median(offsets)
+
+
+def _machine():
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return boot.read_text().strip() if boot.exists() else socket.gethostname()

@@ -1,0 +1,70 @@
+"""No rung mixes devices: every tensor of a step, a validation and a checkpoint is where it is computed on."""
+
+import ast
+import json
+
+import pytest
+import torch
+from placed import Devices, Placed
+
+from mpdemo.parallel import one_process
+from mpdemo.paths import root
+from mpdemo.settings import Settings, checked
+from mpdemo.training.loop import train
+from mpdemo.world.env import World
+
+MAKERS = {f"torch.{name}" for name in ("tensor", "zeros", "ones", "empty", "full", "arange", "eye", "rand", "randn")}
+FIRST, SECOND = torch.device("cpu", 1), torch.device("cpu", 2)
+RUNGS = {
+    "single": {"rung": "single"},
+    "accumulated": {"rung": "single", "microbatches": 2},
+    "checkpointed": {"rung": "single", "activation_checkpointing": True},
+    "cut": {"rung": "model_parallel", "form": "one-process", "devices": 2},
+    "pipeline": {"rung": "pipeline", "form": "one-process", "devices": 2, "microbatches": 2},
+}
+
+
+@pytest.fixture(autouse=True)
+def new_parameters():
+    """A model that is moved gets new parameters: PyTorch would put `Placed` data into the plain ones."""
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    yield
+    torch.__future__.set_overwrite_module_params_on_conversion(False)
+
+
+@pytest.mark.parametrize("name", RUNGS)
+def test_a_whole_training_on_other_devices(name, tmp_path, monkeypatch):
+    """Steps, validation and checkpoint on devices of their own give the losses of the CPU."""
+    monkeypatch.setattr(one_process, "local_devices", lambda world, count: [FIRST, SECOND][:count])
+    losses = {}
+    for device in (torch.device("cpu"), FIRST):
+        out = tmp_path / str(device)
+        words = {"model": "toy", "steps": 3, "batch_size": 512, "checkpoint_every": 2, "log_every": 2, "out": str(out)}
+        settings = checked(Settings(**words | RUNGS[name]))
+        with Devices():
+            assert train(settings, World(device=device)) == 0
+        rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        losses[device] = [row["loss"] for row in rows if row["event"] == "step"]
+    assert losses[FIRST] == pytest.approx(losses[torch.device("cpu")], rel=1e-6)
+
+
+@pytest.mark.parametrize("room", ["parallel", "training", "timeline", "world"])
+def test_a_tensor_that_is_made_names_its_device(room):
+    """PyTorch makes a tensor without a device on the CPU, which no test on a CPU sees."""
+    for file in (root() / "mpdemo" / room).glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in MAKERS:
+                assert "device" in {keyword.arg for keyword in node.keywords}, f"{file.name}, line {node.lineno}"
+
+
+def test_it_refuses_what_cuda_refuses():
+    placed, host = Placed(torch.ones(3), FIRST), torch.ones(3)
+    assert (placed * torch.tensor(2.0)).device == FIRST  # a number of the CPU may take part
+    for mistake in (
+        lambda: placed + host,
+        lambda: torch.stack([placed.sum(), host.sum()]),
+        lambda: placed.to(SECOND) @ placed,
+        lambda: torch.nn.functional.cross_entropy(placed.reshape(1, 3), torch.tensor([1])),
+    ):
+        with pytest.raises(RuntimeError, match="several devices"):
+            mistake()

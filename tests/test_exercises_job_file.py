@@ -1,0 +1,77 @@
+"""A reader's job file is tried on a real Slurm that lives for one job; where none can be started, its text is read."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import psutil
+import pytest
+
+from mpdemo.exercises import job_file
+from mpdemo.exercises.check import Wrong, verdict
+from mpdemo.exercises.start_here import READ, TRIED
+
+RIGHT = """#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=2
+#SBATCH --gpus-per-task=1
+#SBATCH --time=00:05:00
+#SBATCH --output=work/slurm-%j.out
+srun --label python -u -m mpdemo.labs.hello
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text):
+        path = tmp_path / "answer.sbatch"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    """A folder for temporary files, short enough for munge's socket."""
+    with tempfile.TemporaryDirectory(prefix="mp") as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder)
+
+
+def living(folder) -> list:
+    """Return the processes of the clusters in a folder: each has the path of its configuration."""
+    every = psutil.process_iter(["name", "environ"])
+    return [p.info["name"] for p in every if (p.info["environ"] or {}).get("SLURM_CONF", "").startswith(str(folder))]
+
+
+def test_every_rank_of_a_right_file_prints_its_line(slurm_programs, temporary, write):
+    state, message = verdict("00.10", write(RIGHT))
+    assert state == "right" and TRIED in message, message
+    assert not living(temporary)
+    assert not list(temporary.iterdir())
+
+
+def test_a_job_that_does_not_end_is_ended(slurm_programs, temporary, write, monkeypatch):
+    monkeypatch.setattr(job_file, "SECONDS", 3.0)
+    with pytest.raises(Wrong, match="After 3 s the job is still running"):
+        job_file.printed_by_job(write(RIGHT + "sleep 60\n"))
+    assert not living(temporary)
+    assert not list(temporary.iterdir())
+
+
+def test_without_a_slurm_the_text_is_read(write, monkeypatch):
+    monkeypatch.setattr(job_file, "real_cluster_in_reach", lambda: True)
+    state, message = verdict("00.10", write(RIGHT))
+    assert state == "right" and READ in message, message
+    for part in ("srun --label ", "#SBATCH --ntasks-per-node=2\n", "#SBATCH --gpus-per-task=1\n"):
+        state, message = verdict("00.10", write(RIGHT.replace(part, "")))
+        assert state == "wrong" and "cannot be used" not in message, message
+
+
+def test_no_programs_of_slurm_means_no_trial(write, monkeypatch):
+    which = shutil.which
+    monkeypatch.setattr(shutil, "which", lambda name, **options: None if "slurm" in name else which(name, **options))
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    monkeypatch.setattr(job_file, "real_cluster_in_reach", lambda: False)
+    assert job_file.printed_by_job(write(RIGHT)) is None

@@ -1,0 +1,284 @@
+"""What a site file can say: its words, its variables, its neighbours; and the jobs that go wrong because of it."""
+
+import dataclasses
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from mpdemo.errors import UserError
+from mpdemo.jobs import JobFailed, JobSpec, check, diagnose, load_site, render, site_trial, submit
+from mpdemo.jobs.site import feature_names, find_site, say_once, wanted_by_sites
+from mpdemo.jobs.site_trial import try_site
+
+WORKER = str(Path(__file__).parent / "programs/worker.py")
+
+
+def spec(*action, **changes):
+    out = changes.get("out", "runs/toy")
+    values = {"name": "toy", "command": (WORKER, out, *action), "out": out, "gpus_per_process": 0}
+    return JobSpec(**(values | changes))
+
+
+def site(**words):
+    return dataclasses.replace(load_site("throwaway"), **words)
+
+
+def options(text):
+    lines = [line.removeprefix("#SBATCH --") for line in text.splitlines() if line.startswith("#SBATCH")]
+    return dict(shlex.split(line, comments=True)[0].partition("=")[::2] for line in lines)
+
+
+def write_site(project, name, text):
+    (project / f"slurm/sites/{name}.toml").write_text(text + "\n")
+
+
+# --- a setup line that fails, a Python that is missing: on a real Slurm
+
+
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+def test_a_setup_line_that_fails_ends_the_job_and_is_named(cluster, project, launcher):
+    lines = ("export IT='went well'  # a comment", "module load nowhere", "touch too-far")
+    job = submit(spec(launcher=launcher), site=site(setup=lines))
+    assert job.wait(60) == "failed"
+    message = "the line 'module load nowhere' in setup of the site file failed"
+    with pytest.raises(JobFailed, match=f"the job failed with exit status 1: {message}"):
+        job.result()
+    assert "rank 0" not in job.log() and not (project / "too-far").exists()
+    assert (project / "runs/toy/exit-status.txt").read_text() == f"{job.id} 1\n"
+
+
+def test_setup_lines_may_use_what_is_not_set_and_functions_that_fail_inside(cluster, project):
+    """As `module` and `conda activate` do: only the status of the line counts."""
+    (project / "activate.sh").write_text('false\nthing() { false; [ -z "$UNSET" ]; }\nthing\nexport FOUND=$1yes\n')
+    job = submit(spec("train"), site=site(setup=("source ./activate.sh", 'test "$FOUND" = yes', "false || true")))
+    assert job.wait(60) == "done", job.log()
+
+
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+def test_a_job_that_finds_no_python_says_so(cluster, project, launcher):
+    job = submit(spec(launcher=launcher), site=site(python="no-such-python"))
+    with pytest.raises(JobFailed, match="there is no program 'no-such-python' on the compute node; activate"):
+        job.result(timeout=60)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "slurmstepd-node1: error: Detected 1 oom_kill event in StepId=7.0. Some step tasks have been OOM Killed.",
+        "srun: error: node1: task 0: Out Of Memory",
+    ],
+)
+def test_a_job_out_of_memory_says_so(line):
+    failure = diagnose.failure(f"0: epoch 1\n{line}\n", 137)
+    assert "out of memory; ask for more (memory in the site file)" in str(failure)
+    assert diagnose.failure("0: epoch 1\n", 1).cause == ""
+
+
+def test_the_words_of_a_launch_reach_every_task(cluster, project):
+    """Python behind a prefix, lines of each task, more options of srun, a login shell."""
+    words = {
+        "python": f"env PREFIX=there {sys.executable}",
+        "each_task": ("export MASK='a b'", "export PLACE=$SLURM_LOCALID"),
+    }
+    words |= {"srun_options": ("--export=ALL",), "binding": ("--cpu-bind=none",), "login_shell": True}
+    code = "import os; print(*(os.environ[name] for name in ('PREFIX', 'MASK', 'PLACE')))"
+    job = submit(spec(command=("-c", code), processes_per_node=2), site=site(**words))
+    assert job.wait(60) == "done", job.log()
+    printed = [line for line in job.log().splitlines() if not line.startswith("srun: ")]  # it cannot bind here
+    assert sorted(printed) == ["0: there a b 0", "1: there a b 1"]
+
+
+def test_a_job_waits_for_another_one(cluster, project):
+    first = submit(spec("fail", 0, 9, out="runs/first"))
+    second = submit(spec(out="runs/second", dependency=f"afterok:{first.id}"))
+    third = submit(spec(out="runs/third", dependency=f"afterany:{first.id}"))
+    assert (first.wait(60), third.wait(60)) == ("failed", "done")
+    assert second.wait(60, pending=60) == "cancelled"  # and does not wait for ever
+
+
+def test_a_dependency_needs_numbers_and_slurm(no_slurm, project):
+    with pytest.raises(UserError, match="dependency 'afterok' *: is not allowed; allowed: afterok, .*afterok:7:8"):
+        spec(dependency="afterok")
+    with pytest.raises(UserError, match="dependency 'afterany:7' needs Slurm"):
+        submit(spec(dependency="afterany:7"))
+
+
+# --- the words in the text
+
+
+def test_memory_extra_directives_and_the_login_shell_are_written():
+    text = render(spec(), site(memory_per_cpu="4G", extra=("--exclusive", "--licenses=a b"), login_shell=True))
+    given = options(text)
+    assert text.startswith("#!/bin/bash -l\n")
+    assert given["mem-per-cpu"] == "4G" and given["licenses"] == "a b" and "exclusive" in given
+    gpus = JobSpec(name="a", command=("-c", "1"), out="runs/a")
+    assert options(render(gpus, site(memory_per_gpu="60G")))["mem-per-gpu"] == "60G"
+    assert "mem-per-gpu" not in options(render(spec(), site(memory_per_gpu="60G")))  # this job asks for no GPU
+
+
+def test_under_torchrun_no_task_is_bound_and_the_prefix_stands_in_the_quotes():
+    words = {"each_task": ("export A=1",), "binding": ("--cpu-bind=cores",), "python": "run 'my image' python"}
+    text = render(spec(launcher="torchrun"), site(**words))
+    assert "export A=1" not in text and "--cpu-bind" not in text
+    assert r"exec run '\''my image'\'' python -m torch.distributed.run" in text
+    assert subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True).stderr == ""
+
+
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+def test_on_nodes_of_one_gpu_each_process_gets_a_node(project, launcher):
+    small = site(gpus_per_node=1, cores_per_node=8, launcher=launcher)
+    given = options(render(spec(processes_per_node=2, gpus_per_process=1), small))
+    assert (given["nodes"], given["ntasks-per-node"], given["gres"], given["cpus-per-task"]) == ("2", "1", "gpu:1", "8")
+    assert check(spec(processes_per_node=2, gpus_per_process=1), small, ask_slurm=False) == []
+    assert "2 GPUs per node" in check(spec(gpus_per_process=2), small, ask_slurm=False)[0].message
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ('python = "srun apptainer exec x.sif python"', "what comes after srun"),
+        ('python = ""', "what comes after srun"),
+        ('extra = ["-N 2"]', "is no option"),
+        ('memory = "1G"\nmemory_per_gpu = "1G"', "memory and memory_per_gpu exclude each other"),
+        ("polling_seconds = 0", "polling_seconds 0 is not allowed; allowed: 1.0 or more"),
+        ("cpus_per_process = 0", "cpus_per_process 0"),
+        ('srun_option = ["--mpi=none"]', "did you mean 'srun_options'"),
+        ('mem_per_gpu = "1G"', "did you mean 'memory_per_gpu'"),
+    ],
+)
+def test_a_wrong_word_is_explained(tmp_path, line, message):
+    (tmp_path / "mine.toml").write_text(line + "\n")
+    with pytest.raises(UserError, match=message):
+        load_site(str(tmp_path / "mine.toml"))
+
+
+# --- constraints, variables, neighbours
+
+
+def test_a_constraint_is_checked_by_its_features(project):
+    for text in ("gpu&hbm80g", "[rack1*2&rack2*4]", "(a|b)&c"):
+        assert check(spec(), site(constraint=text), ask_slurm=False) == []
+    problems = check(spec(), site(constraint="gpu&hbm8g", features=("gpu", "hbm80g")), ask_slurm=False)
+    assert problems == []  # the site's own word is known
+    script = "#!/bin/bash\n#SBATCH --constraint='gpu&hbm8g'\nsrun python\n"
+    problems = check(script, site(constraint="gpu&hbm80g"), ask_slurm=False)
+    assert [(p.line, p.message) for p in problems] == [(2, "unknown constraint 'hbm8g'")]
+    assert feature_names("[rack1|rack2]&gpu*4") == ["rack1", "rack2", "gpu"]
+
+
+def test_variables_of_directives_are_expanded_and_a_missing_one_is_named(project, monkeypatch):
+    write_site(project, "mine", 'account = "$COURSE_ACCOUNT"\nreservation = "${DAY}_a"\nextra = ["--mail-user=$ME"]')
+    for name, value in (("COURSE_ACCOUNT", "abc@v100"), ("DAY", "monday"), ("ME", "me@x.org")):
+        monkeypatch.setenv(name, value)
+    given = options(render(spec(), load_site("mine")))
+    assert (given["account"], given["reservation"], given["mail-user"]) == ("abc@v100", "monday_a", "me@x.org")
+    monkeypatch.delenv("COURSE_ACCOUNT")
+    with pytest.raises(
+        UserError, match=r"mine.toml: account '\$COURSE_ACCOUNT': COURSE_ACCOUNT is not set; do: export"
+    ):
+        load_site("mine")
+
+
+def test_a_bad_neighbour_is_named_and_stops_nobody(cluster, project, capsys):
+    write_site(project, "bad", 'partitoin = "x"')
+    write_site(project, "worse", "not TOML")
+    write_site(
+        project, "poor", 'cluster_names = ["elsewhere"]\naccount = "$NOT_SET_ANYWHERE"\nreservation = "$NOT_SET"'
+    )
+    say_once.cache_clear()
+    assert find_site() == "throwaway"
+    assert load_site().name == "throwaway"
+    assert "$NOT_SET" not in str(wanted_by_sites())
+    said = capsys.readouterr().err
+    assert said.count("skipped: site file bad.toml: unknown name 'partitoin'") == 1  # named once, not at every look
+    assert said.count("skipped: site file worse.toml is not TOML") == 1
+    with pytest.raises(UserError, match="bad.toml"):
+        load_site("bad")
+
+
+def test_slurms_own_variables_of_the_environment_count_and_are_named(cluster, project, monkeypatch, capsys):
+    monkeypatch.setenv("SBATCH_RESERVATION", "ai_sc_day2")
+    job = submit(spec("train"))
+    assert "with SBATCH_RESERVATION=ai_sc_day2 of the environment" in capsys.readouterr().out
+    shown = subprocess.run(["scontrol", "show", "job", job.id], capture_output=True, text=True).stdout
+    assert "Reservation=ai_sc_day2" in shown
+    assert job.wait(60) == "done"
+    monkeypatch.setenv("SBATCH_PARTITION", "nowhere")
+    assert "invalid partition specified: nowhere" in check(spec(), "generic")[0].message
+
+
+# --- tried, as far as a front end can
+
+
+def findings(cluster_name="throwaway", **words):
+    return try_site(dataclasses.replace(site(**words), name="mine", cluster_names=()), cluster_name)
+
+
+def test_slurm_is_asked_about_any_site_that_is_named(cluster, project):
+    job, nodes = findings(partition="moon")
+    assert not job.ok and "invalid partition specified: moon" in job.text
+    assert "this cluster is called 'throwaway', which is not in its cluster_names" in job.text
+    job, nodes = findings()
+    assert job.ok and "not in its cluster_names" in job.text  # so it is not found by itself
+    assert nodes.ok and nodes.text == "nodes of all partitions: up to 96 CPUs, gpu:4"
+    nodes = findings(gpus_per_node=8, cores_per_node=128)[1]
+    assert not nodes.ok and "but mine.toml says 128 cores, 8 GPUs" in nodes.text
+    assert not findings(gpu_type="h100")[1].ok
+
+
+def test_the_setup_lines_and_the_python_of_a_site_are_tried(cluster, project):
+    (project / "torch.py").write_text(
+        "import types\n__version__ = '99'\ncuda = types.SimpleNamespace(device_count=lambda: 4)\n"
+    )
+    setup = ("echo loading", f"export PYTHONPATH={shlex.quote(str(project))}")
+    found = findings(setup=setup, python=sys.executable)[-1]
+    assert found.ok and found.text == f"site mine: its Python is {sys.executable}, with PyTorch 99; 4 GPUs here"
+    found = findings(setup=("true", "module load nowhere", "echo went on >&2"))[-1]
+    assert not found.ok and found.text == "site mine: setup line failed: module load nowhere"
+    found = findings(python="no-such-container python")[-1]
+    assert not found.ok and "no-such-container: command not found" in found.text and "in a job" in found.remedy
+    assert "not tried: no Slurm" in findings(None, setup=setup)[-1].text
+
+
+def test_a_program_that_never_ends_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(site_trial, "PATIENCE", 1)
+    started = time.monotonic()
+    assert site_trial.run_bounded(["bash", "-s"], "sleep 300 & sleep 300\n")[0] is None
+    assert time.monotonic() - started < 120  # its children were ended, too
+
+
+def test_the_scratch_folder_is_looked_for_with_its_variables_expanded(cluster, project, monkeypatch):
+    monkeypatch.setenv("BIG", str(project))
+    assert all(finding.ok for finding in findings(scratch="$BIG/slurm"))
+    assert findings(scratch="$BIG/me")[-1].remedy == f"mkdir -p {project}/me"
+    monkeypatch.delenv("BIG")
+    assert "a variable is not set here" in findings(scratch="$BIG/me")[-1].text
+
+
+def test_notebook_00_runs_on_a_site_of_one_gpu_per_node_and_torchrun(project, monkeypatch, capsys):
+    """Its cells that describe, write and check the job; nothing is submitted."""
+    write_site(project, "small", 'cores_per_node = 8\ngpus_per_node = 1\nlauncher = "torchrun"')
+    monkeypatch.setenv("MPDEMO_SITE", "small")
+    cells = nbformat.read(Path(__file__).parent.parent / "notebooks/00_start_here.ipynb", as_version=4).cells
+    wanted = (
+        "spec",
+        "render",
+        "cpus-look",
+        "launchers",
+        "jeanzay",
+        "sites-check",
+        "check-good",
+        "check-bad",
+        "check-ignored",
+    )
+    namespace = {}
+    for cell in cells:
+        if cell.cell_type == "code" and cell.id in wanted:
+            exec(compile(cell.source, cell.id, "exec"), namespace)
+    assert namespace["spec"].world_size == 2 and "--nnodes" in namespace["text"]
+    assert namespace["find_problems"](namespace["spec"], namespace["site"], ask_slurm=False) == []

@@ -1,0 +1,135 @@
+"""The site files of real clusters: their job files, line by line, and a Slurm of each one's shape that accepts them.
+
+``python tests/test_jobs_site_files.py`` writes the files in tests/sites anew; look at ``git diff tests/sites`` then.
+"""
+
+import contextlib
+import dataclasses
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from mpdemo import paths
+from mpdemo.cluster import Cluster
+from mpdemo.cluster.shape import memory_of, shape_of, stand_in, write_site
+from mpdemo.jobs import JobSpec, Site, check, load_site, render, submit, train_command
+from mpdemo.jobs.course import course_jobs
+from mpdemo.jobs.site import site_names
+
+FOLDER = Path(__file__).parent / "sites"
+ANY = {"name": "toy", "command": ("-c", "pass"), "out": "runs/toy"}
+COURSE = {dataclasses.replace(spec, **ANY) for spec in course_jobs().values()}  # one for each set of directives
+REAL = [name for name in site_names() if name not in ("generic", "throwaway")]
+VARIABLES = {"COURSE_ACCOUNT": "course", "COURSE_IMAGE": "nersc/pytorch:newest"}
+OF_PLUGINS = {"alps_daint": ["--uenv", "--view"], "perlmutter": ["--image", "--module"]}
+
+
+def job(site):
+    """A training on two whole nodes."""
+    out = "runs/toy"
+    shape = {"nodes": 2, "processes_per_node": site.gpus_per_node or 4}
+    return JobSpec(name="toy", command=train_command(rung="ddp", out=out), out=out, **shape)
+
+
+@pytest.fixture
+def of_course(monkeypatch):
+    for name, value in VARIABLES.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_the_job_file_of_a_site_stays_as_it_is(name, of_course):
+    site = load_site(name)
+    text, file = render(job(site), site), FOLDER / f"{name}.sbatch"
+    assert check(job(site), site, ask_slurm=False) == []
+    assert subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True).stderr == ""
+    assert file.exists() and text == file.read_text(), f"if that is meant: python {Path(__file__).name}"
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_a_site_file_says_where_it_comes_from(name):
+    head = (paths.root() / f"slurm/sites/{name}.toml").read_text().split("\n\n")[0]
+    assert "Not tried on the site." in head
+    if name not in ("jeanzay", "juwels"):  # from the sites' own courses
+        assert re.search(r"Written on 20\d\d-\d\d-\d\d from", head) and "https://" in head
+
+
+@pytest.fixture
+def cluster_of(slurm_programs, of_course, monkeypatch):
+    """A throw-away cluster of a site's shape; gives the site's stand-in, and what that leaves out."""
+    with contextlib.ExitStack() as clusters:
+
+        def start(site):
+            cluster = clusters.enter_context(Cluster.up(nodes=4, network="none", owned=True, **shape_of(site)))
+            monkeypatch.setenv("SLURM_CONF", cluster.environ["SLURM_CONF"])
+            return stand_in(site, cluster.knows)
+
+        yield start
+
+
+@pytest.mark.parametrize("name", site_names())
+def test_a_slurm_of_its_shape_accepts_every_job_of_the_course(name, cluster_of, project):
+    """Each job file is judged by Slurm; one job on two nodes really runs, with the site's words around srun."""
+    site = load_site(name)
+    here, left_out = cluster_of(site)
+    assert [word for word in left_out if word.startswith("--")] == OF_PLUGINS.get(name, [])
+    for spec in [job(site), *COURSE]:
+        assert check(spec, here) == [], spec
+    code = "import os; print(os.environ['SLURM_JOB_PARTITION'], os.environ['SLURM_PROCID'])"
+    run = submit(dataclasses.replace(job(site), command=("-c", code)), here)
+    assert run.wait(60) == "done", run.log()
+    partition = site.partition or "debug"
+    printed = {line.partition(": ")[2] for line in run.log().splitlines()}
+    assert {f"{partition} {rank}" for rank in range(run.record["spec"]["nodes"])} <= printed
+
+
+def test_a_slurm_of_its_shape_refuses_what_the_site_would(cluster_of):
+    """Another partition, model of GPU or feature, more time or cores than there are, a whole node's memory twice."""
+    words = {"partition": "gpu", "gpu_type": "a100", "constraint": "big", "max_time": "01:00:00", "memory": "200G"}
+    here, _ = cluster_of(site := Site("small", cores_per_node=8, gpus_per_node=2, **words))
+    assert check(job(site), here) == []
+    wrong = {"partition": "debug", "gpu_type": "v100", "constraint": "small", "memory": "500G", "reservation": "gone"}
+    wrong |= {"cores_per_node": 16, "gpus_per_node": 4}
+    for word, value in wrong.items():
+        other = dataclasses.replace(here, **{word: value})
+        assert check(job(other), other), word
+    longer = dataclasses.replace(job(site), time_limit="02:00:00")
+    assert "time limit is invalid" in str(check(longer, dataclasses.replace(here, max_time="")))
+
+
+def test_a_stand_in_is_a_site_file_without_what_only_the_site_has(of_course, tmp_path):
+    site = load_site("lumi_g")
+    here, left_out = stand_in(site, lambda program, option: program == "sbatch")
+    assert left_out == ["setup", "python", "scratch", "--cpu-bind"] and here.name == "lumi_g-throwaway"
+    write_site(here, tmp_path / "lumi_g-throwaway.toml")
+    assert load_site(str(tmp_path / "lumi_g-throwaway.toml")) == here
+    assert memory_of(Site("a", gpus_per_node=4, memory_per_gpu="120G")) == 4 * 120 * 1024
+
+
+def test_the_generic_file_has_every_word_with_its_default():
+    """Who writes a site file copies this one."""
+    words = tomllib.loads((paths.root() / "slurm/sites/generic.toml").read_text())
+    assert set(words) == set(Site.__dataclass_fields__) - {"name"}
+    ours = {"title", "cores_per_node", "gpus_per_node"}
+    given = {word: value for word, value in words.items() if word not in ours}
+    assert {word: getattr(Site("plain"), word) for word in given} == {
+        word: tuple(value) if isinstance(value, list) else value for word, value in given.items()
+    }
+
+
+def write_files():
+    """Write the job file of every real site anew."""
+    os.environ |= VARIABLES
+    FOLDER.mkdir(exist_ok=True)
+    for name in REAL:
+        site = load_site(name)
+        (FOLDER / f"{name}.sbatch").write_text(render(job(site), site))
+
+
+if __name__ == "__main__":
+    sys.exit(write_files())

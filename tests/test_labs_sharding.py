@@ -1,0 +1,42 @@
+"""Bytes and messages are counted exactly; that the formulas of every rung agree is asserted by notebook 07 itself."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import _functional_collectives as functional
+
+from mpdemo.labs import sharding
+
+
+@pytest.fixture
+def group(tmp_path):
+    """A world of this process alone: the same operators as in a large one."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_every_message_is_noted_with_the_bytes_of_the_whole_tensor(group):
+    tensor, large = torch.zeros(10), torch.zeros(10, dtype=torch.float64)
+    with sharding.CountMessages() as count:
+        dist.all_reduce(tensor)
+        dist.all_gather_into_tensor(large, large.clone())
+        dist.reduce_scatter_tensor(tensor, tensor.clone())
+        dist.broadcast(tensor, 0)
+        dist.barrier()
+    expected = [("all-reduce", 40), ("all-gather", 80), ("reduce-scatter", 40), ("broadcast_", 40)]
+    assert count.messages == expected
+
+
+def test_the_messages_of_distributed_tensors_are_noted(group):
+    """They use operators of their own, which return another tensor."""
+    with sharding.CountMessages() as count:
+        functional.all_reduce(torch.zeros(10), "sum", dist.group.WORLD).sum()
+        functional.all_gather_tensor(torch.zeros(4, 3), 0, dist.group.WORLD).sum()
+    assert count.messages == [("all-reduce", 40), ("all-gather", 48)]
+
+
+def test_a_rank_holds_its_part_and_gathers_padded_rows():
+    assert sharding.local_bytes(torch.zeros(3, 5)) == 60
+    rows = [torch.zeros(1, 16), torch.zeros(4, 2), torch.zeros(5)]
+    assert sharding.padded_bytes(rows, ranks=2) == 4 * (2 * 16 + 4 * 2 + 6)

@@ -1,0 +1,83 @@
+"""The parts of a step are read from the profiler's ranges, and the sentence names the rank that the others wait for."""
+
+import torch
+from torch.profiler import record_function
+
+from mpdemo.labs import profile_parts
+from mpdemo.notebook.plots.step_parts import PARTS, own_work, step_parts, straggler
+
+MS = 1000  # microseconds
+EVENTS = [  # name, thread, begin, end; thread 1 trains, and others are those of gloo
+    (profile_parts.STEP, 1, 0, 100 * MS),
+    (profile_parts.LOADING, 1, 0, 10 * MS),
+    ("aten::stack", 1, 2 * MS, 8 * MS),  # part of the loading
+    ("aten::linear", 1, 12 * MS, 30 * MS),
+    ("aten::addmm", 1, 13 * MS, 29 * MS),  # within the one before
+    ("aten::mul", 7, 40 * MS, 60 * MS),  # of another thread
+    ("autograd::engine::evaluate_function: AddmmBackward0", 1, 30 * MS, 60 * MS),
+    ("aten::mm", 1, 31 * MS, 59 * MS),
+    ("gloo:all_reduce", 2, 50 * MS, 75 * MS),
+    ("gloo:all_reduce", 3, 70 * MS, 80 * MS),  # at the same time as the end of the other
+    ("Optimizer.step#SGD.step", 1, 80 * MS, 95 * MS),
+    ("gloo:all_reduce", 2, 300 * MS, 400 * MS),  # of another step
+]
+
+
+def test_every_moment_of_a_step_belongs_to_one_part():
+    found = {name: round(1000 * s) for name, s in profile_parts.parts(EVENTS, 1, (0, 100 * MS)).items()}
+    assert found.pop("hidden") == 10
+    assert found == {"loading": 10, "forward": 18, "backward": 30, "optimizer": 15, "exposed": 20, "other": 7}
+    assert sum(found.values()) == 100
+
+
+def test_ranges_are_taken_off_each_other():
+    spans = [(0, 4), (6, 10), (12, 13)]
+    assert profile_parts.subtract(spans, [(9, 12.5), (3, 7), (6.5, 8)]) == [(0, 3), (8, 9), (12.5, 13)]
+    assert profile_parts.subtract(spans, []) == spans and profile_parts.subtract(spans, [(-1, 20)]) == []
+    assert profile_parts.within((1, 9), [(8, 20), (0, 2), (2, 3), (5, 5)]) == [(1, 3), (8, 9)]
+
+
+def test_the_profiler_still_has_the_names_that_are_looked_for():
+    """Loading, forward, backward and optimizer of a real step, on one process."""
+    model = torch.nn.Linear(300, 300)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with profile_parts.recording() as recorded:
+        for _ in range(2):
+            with record_function(profile_parts.STEP):
+                with record_function(profile_parts.LOADING):
+                    images = torch.randn(200, 300)
+                model(images).sum().backward()
+                optimizer.step()
+    steps = profile_parts.steps_of(recorded)
+    assert len(steps) == 2
+    for step in steps:
+        assert all(step[part] > 0 for part in ("loading", "forward", "backward", "optimizer"))
+        assert step["exposed"] == step["hidden"] == 0
+
+
+def row(rank, case="a case", **seconds):
+    return dict.fromkeys([*PARTS, "hidden"], 0.0) | {"case": case, "rank": rank} | seconds
+
+
+def test_the_straggler_is_named_with_its_cause():
+    waits = row(0, forward=0.1, backward=0.2, exposed=0.1)
+    slow = row(1, forward=0.2, backward=0.2)
+    assert own_work(waits) == 0.1 + 0.2
+    said = straggler([waits, slow])
+    assert "rank 1 is the straggler" in said and "100 ms longer" in said and said.endswith("forward.")
+    reader = row(3, loading=0.25, forward=0.1, backward=0.1)
+    assert straggler([waits, reader, waits | {"rank": 2}]).endswith("most of it in: loading.")
+
+
+def test_equal_ranks_have_no_straggler():
+    rows = [row(rank, loading=0.3, forward=0.1, backward=0.2, exposed=0.01) for rank in (0, 1)]
+    assert "no straggler" in straggler(rows) and "the largest part of a step is loading, 49%" in straggler(rows)
+    assert "no straggler" in straggler(rows[:1])
+
+
+def test_the_picture_says_its_numbers_to_those_who_cannot_see_it():
+    rows = [row(rank, case, forward=0.1, exposed=0.05, hidden=0.02) for case in ("x", "y") for rank in (0, 1)]
+    picture = step_parts(rows)
+    assert repr(picture) == "the parts of a step of each of 2 ranks: x, y"
+    alt = picture.metadata["image/png"]["alt"]
+    assert "y, rank 1: loading 0 ms, forward 100 ms" in alt and alt.endswith("communication, hidden 20 ms")

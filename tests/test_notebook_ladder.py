@@ -1,0 +1,259 @@
+"""The ladder so far: its table and its chart from a folder of runs, and the job that measures a rung's row."""
+
+import json
+import statistics
+
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
+
+from mpdemo import demo, paths
+from mpdemo.errors import UserError
+from mpdemo.notebook import ladder
+from mpdemo.notebook.plots.style import ALL_REDUCE, OPERATIONS
+from mpdemo.notebook.rung_table import PARTS
+from mpdemo.settings import RUNGS
+
+MIB = 2**20
+CHART = "the ladder so far: a step of each rung on one time axis, and the memory of every device"
+
+
+def operation(rank, kind, start, end):
+    return {"rank": rank, "stage": 0, "kind": kind, "microbatch": 0, "start": start, "end": end}
+
+
+def device(number, activations):
+    return {"device": number, "weights": 10 * MIB, "gradients": 10 * MIB, "optimizer": 20 * MIB,
+            "activations": activations * MIB}  # fmt: skip
+
+
+def row(rung, devices, step, timeline, **more):
+    memory = [device(number, 60 // devices) for number in range(devices)]
+    facts = {"rung": rung, "form": "one-process", "processes": 1, "devices": devices, "step_seconds": step,
+             "images_per_second": 64 / step, "timeline": timeline, "memory": memory}  # fmt: skip
+    return facts | {"speedup": 1.0, "bound": 1.0, "fraction_of_bound": 1.0, "max_relative_gradient_error": 0.0} | more
+
+
+def single(step):
+    lane = [operation(0, "F", 0, 0.3 * step), operation(0, "B", 0.3 * step, 0.9 * step)]
+    return row("single", 1, step, [*lane, operation(0, "O", 0.9 * step, step)])
+
+
+def ddp():
+    timeline = [
+        operation(rank, *times)
+        for rank in (0, 1)
+        for times in (("F", 0, 0.04), ("B", 0.04, 0.1), ("A", 0.06, 0.08), ("A", 0.1, 0.115), ("O", 0.115, 0.12))
+    ]
+    return row("ddp", 2, 0.12, timeline, speedup=1.6, bound=1.9, fraction_of_bound=1.6 / 1.9)
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    """An empty project, and a function that writes a run: ``write("speed_ddp", summary, losses)``."""
+    monkeypatch.setattr(paths, "root", lambda: tmp_path)
+
+    def write(name, summary, losses=()):
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "summary.json").write_text(json.dumps(summary))
+        rows = [{"event": "step", "step": step, "loss": loss} for step, loss in enumerate(losses, 1)]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    return write
+
+
+@pytest.fixture
+def climbed(runs):
+    """The single device and DDP trained and timed, the pipeline only trained."""
+    runs("speed_single", {"rows": [single(0.2)]})
+    runs("speed_ddp", {"rows": [single(0.25), ddp()]})
+    for rung, loss in (("single", 0.3125), ("ddp", 0.3126), ("pipeline", 0.3127)):
+        losses = [2.0, 1.0 + (rung == "ddp") * 0.004, 0.5]
+        runs(f"story_{rung}", {"validation_loss": loss, "validation_accuracy": 0.961}, losses)
+
+
+def test_the_table_has_a_row_for_each_rung_that_has_run_in_the_order_of_the_ladder(climbed):
+    lines = repr(ladder.ladder_table()).splitlines()
+    assert lines[0].split() == ["rung", "devices", "loss", "accuracy", "images/s", "speed-up", "bound", "share",
+                                "gradient", "diff", "MiB", "per", "device"]  # fmt: skip
+    assert lines[1].split() == ["single", "1", "0.3125", "96.1%", "320", "1.00", "1.00", "100%", "0.0e+00", "100"]
+    assert lines[2].split() == ["ddp", "2", "0.3126", "96.1%", "533", "1.60", "1.90", "84%", "0.0e+00", "70,", "70"]
+    assert lines[3].split() == ["pipeline", "-", "0.3127", "96.1%", *"-" * 6]
+    assert lines[4].startswith(
+        "Not yet trained and timed: data_parallel (notebook 02), model_parallel (notebook 04), pipeline (notebook 05)"
+    )
+
+
+def test_the_table_is_html_too(climbed):
+    html = ladder.ladder_table().data["text/html"]
+    assert html.count("<tr>") == 4 and "533" in html
+    assert "<p>Not yet trained" in html and "pipeline (notebook 05)" in html
+
+
+def test_the_single_device_is_also_known_from_a_rung_that_was_timed_beside_it(runs):
+    runs("speed_ddp", {"rows": [single(0.25), ddp()]})
+    assert [row["images_per_second"] for row in ladder.rows_so_far()] == pytest.approx([256, 64 / 0.12])
+    runs("speed_single", {"rows": [single(0.2)]})
+    assert ladder.rows_so_far()[0]["images_per_second"] == pytest.approx(320)
+
+
+def test_the_table_of_the_demo_is_the_same_code():
+    text = demo.table([{"rung": "ddp", "form": "per-device", "processes": 2, "loss": 0.5, "accuracy": 0.9}])
+    assert [line.split() for line in text.splitlines()] == [
+        ["rung", "form", "processes", "loss", "accuracy"],
+        ["ddp", "per-device", "2", "0.5000", "90.0%"],
+    ]
+
+
+def test_the_chart_has_every_timeline_on_one_axis_and_a_bar_for_each_device(climbed):
+    shown = ladder.ladder_chart()
+    assert repr(shown) == CHART
+    times, memories = shown.figure.axes[::2], shown.figure.axes[1::2]
+    assert [axes.get_title(loc="left") for axes in times] == [
+        "single, 1 device: step 200 ms",
+        "ddp, 2 devices: step 120 ms, speed-up 1.60 of at most 1.90",
+    ]
+    assert {axes.get_xlim() for axes in times} == {(0, 200)}
+    assert [[label.get_text() for label in axes.get_yticklabels()] for axes in times] == [
+        ["device 0"], ["device 0", "device 1"]]  # fmt: skip
+    assert [[text.get_text() for text in axes.texts] for axes in memories] == [["100"], ["70", "70"]]
+    drawn = [[part for part in axes.collections if part.get_paths()] for axes in times]
+    painted = [{to_hex(colour) for part in parts for colour in part.get_facecolor()} for parts in drawn]
+    assert painted[0] >= {OPERATIONS[kind][1] for kind in "FBO"} and ALL_REDUCE[1] not in painted[0]
+    assert painted[1] >= {ALL_REDUCE[1]}
+    legend = {text.get_text() for text in shown.figure.legends[0].get_texts()}
+    assert legend >= {"forward", "backward", "optimizer", "all-reduce", "idle", "memory: weights"}
+
+
+def test_the_boxes_of_the_chart_are_the_operations(climbed):
+    axes = ladder.ladder_chart().figure.axes[2]
+    boxes = [path.get_extents() for part in axes.collections for path in part.get_paths()]
+    spans = {(round(box.x0), round(box.x1)) for box in boxes}
+    assert spans == {(0, 120), (0, 40), (40, 100), (60, 80), (100, 115), (115, 120)}  # ms; the first one is the lane
+
+
+def test_the_chart_says_its_numbers_in_its_alternative_text_only(climbed, runs):
+    shown = ladder.ladder_chart()
+    assert shown.metadata["image/png"]["alt"].startswith("single, 1 device: step 200 ms, peak memory (MiB) 100; ddp")
+    runs("speed_ddp", {"rows": []})
+    assert repr(ladder.ladder_chart()) == CHART  # the same line, whichever rungs have run
+
+
+def test_the_texts_of_the_chart_are_inside_the_figure(climbed):
+    figure = ladder.ladder_chart().figure
+    figure.draw_without_rendering()
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    legend = figure.legends[0]
+    texts = [text for axes in figure.axes for text in (axes.title, axes._left_title, axes.xaxis.label, *axes.texts)]
+    for text in [*texts, *legend.get_texts()]:
+        box = text.get_window_extent(renderer)
+        assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= figure.bbox.width and box.y1 <= figure.bbox.height, text
+
+
+def test_the_loss_lies_over_the_single_devices_with_the_largest_difference(climbed):
+    shown = ladder.loss_over_single("ddp")
+    assert repr(shown) == "loss against step: single (3 points), ddp (3 points)"
+    assert shown.figure.axes[0].get_title() == "largest difference of 3 losses: 4.0e-03, in step 2"
+
+
+def test_without_runs_the_next_notebook_is_named(runs):
+    for function in (ladder.ladder_table, ladder.ladder_chart):
+        with pytest.raises(UserError, match="no rung has run yet; begin with notebook 01"):
+            function()
+    with pytest.raises(UserError, match="no step in runs/story_single; train it in notebook 01"):
+        ladder.loss_over_single("ddp")
+    with pytest.raises(UserError, match="no rung 'dpp'; .*did you mean 'ddp'"):
+        ladder.loss_over_single("dpp")
+    runs("story_single", {"validation_loss": 0.3, "validation_accuracy": 0.9})
+    with pytest.raises(UserError, match="no rung has been timed yet"):
+        ladder.ladder_chart()
+
+
+@pytest.fixture(scope="module", params=["ddp", "pipeline"])
+def measured(request, tmp_path_factory, run_once):
+    """A rung's job, run for real in two processes for three rounds: the rung, its summary, the project's folder."""
+    folder = tmp_path_factory.mktemp("project")
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    job = ("-m", "mpdemo.labs.story", f"{folder}/runs/speed_{request.param}", request.param, "3")
+    done = run_once(*launcher, *job, OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stderr[-3000:]
+    return request.param, json.loads((folder / "runs" / f"speed_{request.param}" / "summary.json").read_text()), folder
+
+
+def test_a_rung_is_measured_beside_the_single_device(measured):
+    rung, summary, _ = measured
+    first, second = summary["rows"]
+    assert (first["rung"], first["devices"], second["rung"], second["devices"]) == ("single", 1, rung, 2)
+    ones, others = (summary["seconds"][f"{row['rung']} {row['form']}"] for row in (first, second))
+    assert len(ones) == summary["rounds"] == 3
+    assert second["speedup"] == pytest.approx(statistics.median(ones) / statistics.median(others))
+    assert second["images_per_second"] == pytest.approx(summary["batch_size"] / statistics.median(others))
+    assert second["fraction_of_bound"] == pytest.approx(second["speedup"] / second["bound"])
+    assert second["max_relative_gradient_error"] < demo.GRADIENTS_EQUAL
+
+
+def test_every_operation_lies_inside_its_step(measured):
+    for row in measured[1]["rows"]:
+        longest = max(measured[1]["seconds"][f"{row['rung']} {row['form']}"])
+        assert row["timeline"] and {o["rank"] for o in row["timeline"]} == set(range(row["devices"]))
+        assert all(0 <= o["start"] <= o["end"] <= longest for o in row["timeline"])
+
+
+def test_forward_and_backward_cover_most_of_the_single_devices_step(measured):
+    first = measured[1]["rows"][0]
+    assert [o["kind"] for o in first["timeline"]] == ["F", "B", "O"]
+    forward, backward, update = (o["end"] - o["start"] for o in first["timeline"])
+    assert 0.6 < (forward + backward) / max(o["end"] for o in first["timeline"]) < 1
+    assert backward > forward > update > 0
+
+
+def test_the_rungs_timeline_is_what_the_rung_does(measured):
+    rung, summary, _ = measured
+    row = summary["rows"][1]
+    for rank in (0, 1):
+        lane = [o for o in row["timeline"] if o["rank"] == rank]
+        kinds = [o["kind"] for o in lane if o["kind"] in "FBO"]
+        if rung == "ddp":
+            assert kinds == ["F", "B", "O"]
+            backward, reductions = lane[1], [o for o in lane if o["kind"] == "A"]
+            assert len(reductions) >= 2  # buckets; the first one is reduced while the backward pass goes on
+            assert backward["start"] < reductions[0]["start"] < backward["end"] == reductions[-1]["start"]
+            assert reductions[-1]["end"] <= lane[-1]["start"]  # no update before the last gradient has arrived
+        else:
+            assert kinds.count("F") == kinds.count("B") == row["microbatches"] * 2 and kinds[-1] == "O"
+
+
+def test_a_measured_rung_is_shown(measured, monkeypatch):
+    rung, _, folder = measured
+    monkeypatch.setattr(paths, "root", lambda: folder)
+    assert repr(ladder.ladder_table()).splitlines()[2].startswith(rung)
+    assert len(ladder.ladder_chart().figure.axes) == 4
+
+
+def test_the_memory_of_a_device_falls_where_the_model_is_cut():
+    from mpdemo.labs.story import device_memory
+    from mpdemo.notebook.story import story
+    from mpdemo.settings import Settings, checked
+
+    memory = {rung: device_memory(checked(Settings(**story(rung)))) for rung in RUNGS}
+    peaks = {rung: [sum(d[p] for p in PARTS) for d in devices] for rung, devices in memory.items()}
+    (whole,) = peaks["single"]
+    assert max(peaks["pipeline"]) < 0.7 * whole
+    weights = memory["single"][0]["weights"]
+    assert [device["weights"] for device in memory["ddp"]] == [weights] * 2  # every device holds the whole model
+    for rung in ("model_parallel", "fsdp", "tensor"):
+        assert sum(device["weights"] for device in memory[rung]) == weights
+        assert max(peaks[rung]) < 0.7 * whole
+    assert memory["single"][0]["optimizer"] == 2 * memory["single"][0]["gradients"]  # AdamW: two values per weight
+    assert [device["optimizer"] > 0 for device in memory["data_parallel"]] == [True, False]  # one optimizer
+    assert [device["device"] for device in memory["ddp"]] == [0, 1]
+    for rung in ("data_parallel", "ddp"):  # half the images per device
+        assert max(device["activations"] for device in memory[rung]) < 0.7 * memory["single"][0]["activations"]
+
+
+def test_an_unknown_rung_is_refused():
+    from mpdemo.labs.story import main
+
+    with pytest.raises(UserError, match="no rung 'dpp'"):
+        main("runs/speed_dpp", "dpp")

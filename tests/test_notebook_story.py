@@ -1,0 +1,31 @@
+"""The story's settings work on every rung, and are the same training on all of them."""
+
+import pytest
+
+from mpdemo.cuts import block_names, resolve_cut
+from mpdemo.jobs import train_command
+from mpdemo.notebook.story import RECIPE, equal_cut, story
+from mpdemo.settings import RUNG_FORMS, Settings, checked
+
+FORMS = [(rung, form) for rung, forms in RUNG_FORMS.items() for form in (None, *forms)]
+
+
+@pytest.mark.parametrize(("rung", "form"), FORMS)
+def test_every_rung_and_form(rung, form):
+    settings = story(rung, form=form)
+    assert train_command(**settings)[:5] == ("-m", "mpdemo", "train", "--rung", rung)
+    s = checked(Settings(**settings))
+    assert {name: getattr(s, name) for name in RECIPE} == RECIPE
+    assert s.out == f"runs/story_{rung}"
+    assert s.timeline == (s.form == "per-device" and rung in ("model_parallel", "pipeline", "hybrid"))
+
+
+def test_changes_come_last():
+    s = Settings(**story("pipeline", epochs=1, timeline=False, out="runs/x", microbatches=8))
+    assert (s.epochs, s.timeline, s.out, s.microbatches) == (1, False, "runs/x", 8)
+
+
+@pytest.mark.parametrize("stages", [2, 4, 8])
+def test_equal_cut(stages):
+    points = resolve_cut(block_names("transformer"), equal_cut(stages), stages)
+    assert points == [1 + number * 8 // stages for number in range(1, stages)]

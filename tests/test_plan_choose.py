@@ -1,0 +1,99 @@
+"""Which rung: every leaf of the tree is what `choose` answers for some case, and rules join in with their rung."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from mpdemo import settings
+from mpdemo.errors import UserError
+from mpdemo.jobs import train_command
+from mpdemo.plan import fit, memory
+from mpdemo.plan.choose import NOTHING, Case, choose, tree
+
+MIB, RESERVE = memory.MIB, memory.RESERVE
+SMALL = Case("convnet", batch=4, image_size=112, classes=10)  # 4 MiB of weights and states, 15 MiB of activations
+LARGE = Case("resnet18", batch=8, image_size=112, classes=10)  # 171 MiB of weights and states
+SPLIT = Case("transformer", batch=1, image_size=112, classes=10)  # 56 MiB of weights and states
+
+
+def limited(case, mib, **changes):
+    """Return the case on devices that leave PyTorch so many MiB."""
+    return replace(case, memory=RESERVE + mib * MIB, **changes)
+
+
+CASES = [
+    (limited(SMALL, 20), "single"),
+    (limited(SMALL, 10), "single, gradient accumulation"),
+    (limited(SMALL, 8.5), "single, bf16"),
+    (limited(SMALL, 8), "single, activation checkpointing"),
+    (limited(SMALL, 3), NOTHING),
+    (limited(SMALL, 14, devices=2), "ddp"),
+    (limited(SMALL, 11, devices=2), "ddp, gradient accumulation"),
+    (limited(SMALL, 8.5, devices=2), "ddp, bf16"),
+    (limited(SMALL, 7.7, devices=2), "ddp, activation checkpointing"),
+    (limited(LARGE, 170, devices=2), "fsdp"),
+    (limited(SPLIT, 45, devices=2), "tensor"),
+    (limited(LARGE, 170, devices=2, batch=7), "pipeline"),
+    (limited(LARGE, 170, devices=2, batch=1), "model_parallel"),
+    (limited(LARGE, 170, devices=4, nodes=2, batch=6), "hybrid"),
+    (limited(LARGE, 20, devices=2), NOTHING),
+]
+
+
+def leaves():
+    return set(re.findall(r'--> \w+\["([^"]+)"\]', tree()))
+
+
+@pytest.mark.parametrize(("case", "answer"), CASES, ids=lambda value: value if isinstance(value, str) else "")
+def test_an_answer_is_a_leaf_and_fits(case, answer):
+    choice = choose(case)
+    assert choice.answer == answer and answer in leaves()
+    assert (choice.rung is None) == (answer == NOTHING)
+    assert choice.why.endswith(".") and "{" not in choice.why
+    if choice.rung:
+        assert choice.predicted.memory <= case.limit
+
+
+def test_every_leaf_of_the_tree_is_an_answer():
+    assert leaves() == {answer for _, answer in CASES}
+
+
+@pytest.mark.parametrize("case", [case for case, answer in CASES if answer != NOTHING])
+def test_the_settings_are_those_of_a_training(case):
+    choice = choose(case)
+    train_command(model=case.model, image_size=case.image_size, **choice.settings)
+    chosen = settings.Settings(model=case.model, image_size=case.image_size, **choice.settings)
+    checked = settings.checked(chosen)
+    assert checked.devices * (checked.replicas or 1) == choice.settings.get("processes", 1)
+
+
+def test_the_reason_names_the_options():
+    assert choose(limited(SMALL, 8)).why.endswith("per device, by --activation-checkpointing --microbatches 4.")
+    assert choose(limited(SMALL, 8.5)).why.endswith("by --precision bf16 --microbatches 4.")
+    assert choose(limited(SMALL, 20)).why.endswith("per device.")
+
+
+def test_what_would_come_first_is_named_until_it_exists(monkeypatch):
+    case = limited(LARGE, 170, devices=2)
+    assert choose(case).not_yet == ()
+    monkeypatch.setattr(settings, "RUNGS", tuple(rung for rung in settings.RUNGS if rung != "fsdp"))
+    assert [words.split(",")[0] for words in choose(case).not_yet] == ["fsdp"]
+    assert choose(case).answer == "pipeline" and "fsdp" not in leaves()
+
+
+def test_one_device_counts_what_a_plan_counts():
+    whole = memory.estimate("convnet", [], 4, 112, optimizer="adamw", classes=10)[0]
+    assert choose(limited(SMALL, 20)).predicted.memory == whole.peak
+    assert fit.on_one(SMALL, 4, 4).peak < fit.on_one(SMALL, 4, 2).peak < whole.peak
+    assert fit.on_one(SMALL, 4, 1, "bf16").activations < 0.7 * whole.activations
+    assert fit.checkpointed(SMALL, 4, 1) < whole.peak
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [({"devices": 3}, "allowed: a multiple of 3, such as 6"), ({"devices": 4, "nodes": 3}, "equally many in each")],
+)
+def test_what_cannot_be_shared_out_is_refused(changes, words):
+    with pytest.raises(UserError, match=words):
+        choose(limited(SMALL, 100, **changes))

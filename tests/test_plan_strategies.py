@@ -1,0 +1,142 @@
+"""The table of all strategies, for a model of the course and for a reader's own."""
+
+from dataclasses import replace
+
+import pytest
+
+from mpdemo.errors import UserError
+from mpdemo.models.own import OwnModel
+from mpdemo.plan import strategies
+from mpdemo.plan.choose import Case, choose
+from mpdemo.plan.footprint import footprints
+from mpdemo.plan.memory import MIB, RESERVE
+
+CASE = Case("convnet", batch=8, devices=2, image_size=56, classes=10)  # 1 MiB of weights and states
+OWN = '''
+import torch
+from torch import nn
+
+
+class Skip(nn.Module):
+    """Two layers between which two tensors go: no boundary of stages can lie there."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.third = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
+        self.layers = nn.ModuleList(nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU(inplace=True)) for _ in range(3))
+
+    def forward(self, x):
+        x = self.first(x)
+        x = self.third(self.second(x) + 1) + x
+        for layer in self.layers:
+            x = layer(x)
+        return x.view(len(x), 4 * 64)
+
+
+class Branch(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) if x.sum() > 0 else x
+
+
+class Named(nn.Linear):
+    def forward(self, x):
+        return {"out": super().forward(x)}
+
+
+def skip(): return Skip()
+def words(): return nn.Sequential(nn.Embedding(50, 8), nn.Sequential(nn.Linear(8, 8), nn.ReLU()), nn.Linear(8, 50))
+def huge(): return nn.Sequential(nn.Flatten(), *(nn.Linear(2**16, 2**16) for _ in range(4)))
+def branch(): return Branch(8, 8)
+def named(): return Named(8, 8)
+def needs_one(width): return nn.Linear(width, 8)
+def empty(): return nn.Sequential(nn.Flatten())
+def number(): return 7
+'''
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A folder with a module of models, which is the current one."""
+    name = f"own_{tmp_path.name}".replace("-", "_")
+    (tmp_path / f"{name}.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    return name
+
+
+def test_what_fits_comes_first_and_the_first_is_the_answer():
+    tight = replace(CASE, memory=RESERVE + 4 * MIB)
+    rows = strategies.compare(tight)
+    assert rows[0].answer == choose(tight).answer
+    fits = [row.fits for row in rows]
+    assert fits == sorted(fits, reverse=True) and True in fits and False in fits
+    for row in rows:
+        assert row.predicted is None or (row.predicted.memory <= tight.limit) == row.fits
+
+
+def test_what_does_not_fit_fits_on_devices_of_the_memory_that_is_said():
+    tight = replace(CASE, memory=RESERVE + 4 * MIB)
+    row = next(row for row in strategies.compare(tight) if not row.fits and row.predicted)
+    rule = next(rule for rule in strategies.RULES if rule.answer == row.answer and rule.several)
+    assert rule.find(replace(tight, memory=RESERVE + 1.001 * row.predicted.memory))
+    assert not rule.find(replace(tight, memory=RESERVE + 0.98 * row.predicted.memory))
+
+
+def test_the_table_marks_the_answer_and_says_by_how_much_the_others_are_too_large():
+    tight = replace(CASE, memory=RESERVE + 4 * MIB)
+    text = strategies.table(tight, strategies.compare(tight)).splitlines()
+    assert text[2].startswith("->") and " yes " in text[2]
+    assert any("MiB too large" in line for line in text)
+    assert text[-1].split()[1] == "cannot"  # no layer of a convolutional net is split
+
+
+def test_where_nothing_fits_the_change_that_is_offered_helps():
+    nothing = replace(CASE, memory=RESERVE + 0.5 * MIB)
+    assert choose(nothing).rung is None
+    offers = strategies.changes_that_fit(nothing)
+    assert offers[0] == "--gpu-memory 1GiB" and choose(replace(nothing, memory=2**30)).rung
+
+
+def test_an_own_model_is_cut_where_one_tensor_goes_from_layer_to_layer(own):
+    model = OwnModel(f"{own}:skip", (3, 8, 8))
+    blocks = footprints(model, 8)
+    assert [block.name for block in blocks] == ["first", "second", "layers.0.0", "layers.1.0", "layers.2.0"]
+    assert sum(block.parameters for block in blocks) == 16 + 5 * 20
+    assert blocks[-1].output == 4 * 64 * 4 and not model.uncut
+
+
+def test_an_own_list_of_layers_is_counted_and_takes_no_memory(own):
+    words = footprints(OwnModel(f"{own}:words", (6,), tokens=True), 0)
+    assert [block.name for block in words] == ["0", "1.0", "2"]
+    huge = footprints(OwnModel(f"{own}:huge", (2**16,)), 0)
+    assert sum(block.weights for block in huge) > 64 * 2**30
+
+
+def test_a_model_that_cannot_be_traced_stays_whole_or_is_refused_in_one_line(own, capfd):
+    for function, shape, words in (
+        ("branch", (8,), "does not compute samples of shape (8,)"),
+        ("named", (8,), "returns dict; allowed: a tensor"),
+        ("needs_one", (8,), "allowed: a function without arguments"),
+        ("empty", (8,), "no parameters to train"),
+        ("number", (8,), "returns int; allowed: a torch.nn.Module"),
+        ("skip", (4, 8, 8), "does not compute samples of shape (4, 8, 8)"),
+        ("nothing", (8,), "cannot be imported"),
+    ):
+        with pytest.raises(UserError) as refusal:
+            OwnModel(f"{own}:{function}", shape)
+        assert words in str(refusal.value) and "\n" not in str(refusal.value), refusal.value
+    assert capfd.readouterr().err == ""
+
+
+def test_the_command_line_plans_an_own_model(own, run_mpdemo):
+    limits = ("--devices", "2", "--batch", "16", "--gpu-memory", "769MiB")
+    done = run_mpdemo("plan", "--model", f"{own}:words", "--input", "6", "--tokens", *limits)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("ddp: Each of 2 devices") and "take_home/train_ddp.py" in done.stdout
+    for wrong, words in (
+        (("--model", f"{own}:words"), "needs --input"),
+        (("--input", "6"), "belong to a model of your own"),
+        (("--model", "resnet10"), "did you mean 'resnet101'?"),
+        (("--model", f"{own}:words", "--input", "3,x"), "allowed: whole numbers above 0"),
+    ):
+        done = run_mpdemo("plan", *wrong, *limits)
+        assert done.returncode == 2 and words in done.stderr and done.stderr.count("\n") == 1, done.stderr

@@ -1,0 +1,85 @@
+"""TensorBoard's part of a run's folder says what ``metrics.jsonl`` says, each step once, also after a resume."""
+
+import json
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from mpdemo.notebook.scalars import scalars
+from mpdemo.settings import Settings, checked
+from mpdemo.training.loop import train
+from mpdemo.world.env import World
+
+SETTINGS = {"rung": "single", "model": "toy", "batch_size": 512, "log_every": 2, "tensorboard": True, "lr": 0.02}
+RECIPE = {"warmup_steps": 2, "lr_schedule": "cosine", "epochs": 3}  # three steps an epoch
+
+
+def run(out, **settings):
+    """Train in this process; return what TensorBoard reads in the folder, and the metrics."""
+    assert train(checked(Settings(**SETTINGS | {"out": str(out)} | settings)), World()) == 0
+    return scalars(out / "tensorboard"), [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def of(rows, event, name):
+    return [(row["step"], pytest.approx(row[name])) for row in rows if row["event"] == event]
+
+
+def agree(found, rows):
+    """Compare tag by tag."""
+    assert found["train/loss"] == of(rows, "step", "loss")
+    assert found["train/images_per_second"] == of(rows, "step", "images_per_second")
+    assert found["validation/loss"] == of(rows, "epoch", "validation_loss")
+    assert found["validation/accuracy"] == of(rows, "epoch", "validation_accuracy")
+
+
+def test_a_whole_run_and_a_new_one_in_its_folder(tmp_path):
+    found, rows = run(tmp_path, **RECIPE)
+    agree(found, rows)
+    assert [step for step, _ in found["validation/loss"]] == [3, 6, 9]
+    rates = [value for _, value in found["train/learning_rate"]]
+    assert rates[:3] == pytest.approx([0.01, 0.02, 0.02])
+    assert rates[3:] == sorted(rates[3:], reverse=True) and 0 < rates[-1] < 0.002
+    again, rows = run(tmp_path, steps=2)
+    agree(again, rows)
+    assert scalars(tmp_path / "tensorboard.previous") == found
+
+
+@pytest.mark.parametrize("stop", [3, 4], ids=["at the end of an epoch", "within an epoch"])
+def test_a_resumed_run_has_every_step_once(tmp_path, stop):
+    whole, _ = run(tmp_path / "whole", **RECIPE)
+    part = tmp_path / "part"
+    run(part, **RECIPE, steps=5, checkpoint_every=stop)  # goes on after its checkpoint
+    found, rows = run(part, **RECIPE, resume=str(part))
+    agree(found, rows)
+    assert [step for step, _ in found["train/loss"]] == list(range(1, 10))
+    for tag in ("train/loss", "train/learning_rate", "validation/loss"):
+        assert found[tag] == [(step, pytest.approx(value)) for step, value in whole[tag]], tag
+
+
+def test_a_run_that_began_without_it(tmp_path):
+    run_without = {**RECIPE, "steps": 4, "checkpoint_every": 4, "tensorboard": False, "out": str(tmp_path)}
+    train(checked(Settings(**SETTINGS | run_without)), World())
+    assert not (tmp_path / "tensorboard").exists()
+    agree(*run(tmp_path, **RECIPE, resume="auto"))
+
+
+def test_the_settings_are_there_as_hyperparameters(tmp_path):
+    run(tmp_path, steps=1)
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    from tensorboard.plugins.hparams import plugin_data_pb2
+
+    content = events.summary_metadata["_hparams_/session_start_info"].plugin_data.content
+    told = plugin_data_pb2.HParamsPluginData.FromString(content).session_start_info.hparams
+    assert told["lr"].number_value == 0.02 and told["model"].string_value == "toy"
+    assert "data" not in told  # it is None
+
+
+def test_without_the_package_one_line_says_so(run_mpdemo, tmp_path):
+    """A package of this name that cannot be found: Python looks into the first folder first."""
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['tensorboard'] = None\n")
+    words = ["--rung", "ddp", "--tensorboard", "--out", str(tmp_path / "run")]
+    done = run_mpdemo("train", *words, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert "--tensorboard needs the package tensorboard" in done.stderr and "pip install tensorboard" in done.stderr
+    assert not (tmp_path / "run").exists()
