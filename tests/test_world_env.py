@@ -133,25 +133,58 @@ def test_more_ranks_than_gpus(monkeypatch):
 
 
 CLAIM = """
-import json, os, torch
-from mpdemo.world.env import World, claim_cores
-second = World(rank=1, world_size=2, local_rank=1, local_world_size=2)
-allowed = sorted(os.sched_getaffinity(0))
-for count in (len(allowed), 1):
-    claim_cores(second, count)
-    print(json.dumps([allowed, sorted(os.sched_getaffinity(0)), torch.get_num_threads()]))
+import os, sys, torch
+from mpdemo.world import cores
+from mpdemo.world.env import World
+cores.LOCK = sys.argv[1]
+world = World(rank=1, world_size=int(sys.argv[2]), local_rank=1, local_world_size=int(sys.argv[2]))
+cores.claim_cores(world, int(sys.argv[3]))
+print(sorted(os.sched_getaffinity(0)), torch.get_num_threads(), flush=True)
+sys.stdin.read()
 """
 
 
+@pytest.fixture
+def claims(tmp_path):
+    """Start a process that claims cores, as one of so many on this machine; returns it and the cores that it has."""
+    started = []
+
+    def claim(processes, count=1):
+        words = [sys.executable, "-c", CLAIM, str(tmp_path / "{}.lock"), str(processes), str(count)]
+        child = subprocess.Popen(words, cwd=root(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        started.append(child)
+        cores, _, threads = child.stdout.readline().rpartition(" ")
+        assert threads == "1\n"
+        return child, json.loads(cores)
+
+    yield claim
+    for child in started:
+        child.communicate(timeout=20)
+
+
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="only Linux pins processes")
-def test_claim_cores():
-    """The second of two processes gets the second core; where there are too few cores nothing is pinned."""
-    done = subprocess.run([sys.executable, "-c", CLAIM], cwd=root(), capture_output=True, check=True)
-    too_many, one = map(json.loads, done.stdout.splitlines())
-    assert too_many == [too_many[0], too_many[0], 1]
-    allowed, pinned, threads = one
-    assert pinned == (allowed[1:2] if len(allowed) > 1 else allowed)
-    assert threads == 1
+def test_a_process_takes_cores_that_no_other_has_taken(claims):
+    """Of any job; a killed process gives them back. Where there are too few nothing is pinned."""
+    allowed = sorted(os.sched_getaffinity(0))
+    assert claims(len(allowed) + 1)[1] == allowed
+    processes = [claims(1) for _ in allowed]
+    assert [cores for _, cores in processes] == [[core] for core in allowed]
+    assert claims(1)[1] == allowed
+    processes[-1][0].kill()
+    processes[-1][0].wait(20)
+    assert claims(1)[1] == [allowed[-1]]
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="only Linux pins processes")
+def test_a_process_that_drives_several_devices_takes_all_their_cores_or_none(claims):
+    allowed = sorted(os.sched_getaffinity(0))
+    first, cores = claims(1, len(allowed))
+    assert cores == allowed
+    first.communicate(timeout=20)
+    assert claims(1)[1] == allowed[:1]
+    assert claims(1, len(allowed))[1] == allowed
+    if len(allowed) > 1:
+        assert claims(1)[1] == [allowed[1]], "what it could not use stays free"
 
 
 JOB = f"""#!/bin/bash

@@ -16,7 +16,8 @@ from mpdemo.labs.trial import Trial, all_cores, is_per_device
 from mpdemo.training.run_log import RunLog
 from mpdemo.world import clock
 from mpdemo.world.collectives import gather_objects
-from mpdemo.world.env import claim_cores, process_group, where_am_i
+from mpdemo.world.cores import claim_cores
+from mpdemo.world.env import process_group, where_am_i
 
 WARMUP = 2  # rounds that are not counted
 

@@ -23,7 +23,8 @@ from mpdemo.settings import Settings
 from mpdemo.training.build import make_optimizer, make_scheduler
 from mpdemo.training.run_log import RunLog
 from mpdemo.world.collectives import sum_over_ranks
-from mpdemo.world.env import claim_cores, where_am_i
+from mpdemo.world.cores import claim_cores
+from mpdemo.world.env import where_am_i
 
 for package in ("lightning", "tensorboard"):
     if find_spec(package) is None:

@@ -60,7 +60,8 @@ def join(rank, world_size, port, output_file, stack_file) -> int:
     output_file, stack_file : str
         Where cells print, and where `STACK_SIGNAL` writes the stack of every thread.
     """
-    from mpdemo.world.env import World, claim_cores, process_group
+    from mpdemo.world.cores import claim_cores
+    from mpdemo.world.env import World, process_group
 
     global group, output
     place = {"RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": world_size}

@@ -107,7 +107,8 @@ def work(settings) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 
     from mpdemo.training.loop import train
-    from mpdemo.world.env import claim_cores, process_group, where_am_i
+    from mpdemo.world.cores import claim_cores
+    from mpdemo.world.env import process_group, where_am_i
 
     world = None
     try:

@@ -128,23 +128,6 @@ def where_am_i(environ=os.environ, devices=1) -> World:
     return World(**values, device=torch.device("cuda", index), backend="cpu:gloo,cuda:nccl")
 
 
-def claim_cores(world, count=1):
-    """Make `count` CPU cores the devices of this process: one thread each, pinned where there are enough cores.
-
-    Without this PyTorch would use every core in a single process, and several processes could never be faster. On a
-    GPU nothing is pinned. DataLoader workers share their process's cores.
-    """
-    if world.device.type != "cpu":
-        return
-    torch.set_num_threads(1)
-    if not hasattr(os, "sched_setaffinity"):  # macOS, Windows
-        return
-    allowed = sorted(os.sched_getaffinity(0))
-    if len(allowed) >= count * world.local_world_size:
-        first = world.local_rank * count
-        os.sched_setaffinity(0, allowed[first : first + count])
-
-
 @contextlib.contextmanager
 def process_group(world, timeout=300.0):
     """Join the process group of the world for the length of a ``with`` block; a world of one has none.
