@@ -243,7 +243,7 @@ def test_the_memory_of_a_device_falls_where_the_model_is_cut():
     weights = memory["single"][0]["weights"]
     assert [device["weights"] for device in memory["ddp"]] == [weights] * 2  # every device holds the whole model
     for rung in ("model_parallel", "fsdp", "tensor"):
-        assert sum(device["weights"] for device in memory[rung]) == weights
+        assert sum(device["weights"] for device in memory[rung]) == pytest.approx(weights, rel=0.01)  # few stay whole
         assert max(peaks[rung]) < 0.7 * whole
     assert memory["single"][0]["optimizer"] == 2 * memory["single"][0]["gradients"]  # AdamW: two values per weight
     assert [device["optimizer"] > 0 for device in memory["data_parallel"]] == [True, False]  # one optimizer

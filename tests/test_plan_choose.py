@@ -30,8 +30,8 @@ CASES = [
     (limited(SMALL, 3), NOTHING),
     (limited(SMALL, 14, devices=2), "ddp"),
     (limited(SMALL, 11, devices=2), "ddp, gradient accumulation"),
-    (limited(SMALL, 8.5, devices=2), "ddp, bf16"),
-    (limited(SMALL, 7.7, devices=2), "ddp, activation checkpointing"),
+    (limited(SMALL, 9.2, devices=2), "ddp, bf16"),
+    (limited(SMALL, 8.6, devices=2), "ddp, activation checkpointing"),
     (limited(LARGE, 170, devices=2), "fsdp"),
     (limited(SPLIT, 45, devices=2), "tensor"),
     (limited(LARGE, 170, devices=2, batch=7), "pipeline"),
@@ -82,12 +82,17 @@ def test_what_would_come_first_is_named_until_it_exists(monkeypatch):
     assert choose(case).answer == "pipeline" and "fsdp" not in leaves()
 
 
+def test_ddp_keeps_the_parts_gradients_beside_its_buckets():
+    two = replace(SMALL, devices=2)
+    assert fit.on_one(two, 2, 2).gradients == 2 * fit.on_one(two, 2, 1).gradients
+
+
 def test_one_device_counts_what_a_plan_counts():
     whole = memory.estimate("convnet", [], 4, 112, optimizer="adamw", classes=10)[0]
     assert choose(limited(SMALL, 20)).predicted.memory == whole.peak
     assert fit.on_one(SMALL, 4, 4).peak < fit.on_one(SMALL, 4, 2).peak < whole.peak
     assert fit.on_one(SMALL, 4, 1, "bf16").activations < 0.7 * whole.activations
-    assert fit.checkpointed(SMALL, 4, 1) < whole.peak
+    assert fit.on_one(SMALL, 4, 1, checkpointing=True).peak < whole.peak
 
 
 @pytest.mark.parametrize(

@@ -5,17 +5,15 @@
 Runs in one process, on one device. It writes ``summary.json`` in the folder. Taught in notebooks/11_which_one.ipynb.
 """
 
-import gc
 import sys
 from dataclasses import replace
 
-from mpdemo import models
+from mpdemo.labs.counting import peak_of_a_step
 from mpdemo.labs.harness import Comparison, run_lab
 from mpdemo.labs.ladder import model_and_batch
 from mpdemo.labs.loading import CONVNET
 from mpdemo.labs.trial import Trial
 from mpdemo.notebook.story import story
-from mpdemo.plan.meter import Meter
 from mpdemo.settings import Settings, as_arguments
 from mpdemo.training.measure import relative_difference
 
@@ -52,7 +50,7 @@ def compare(plain, options, world, rounds=3):
     """
     variants = {" ".join(as_arguments(option)) or "plain": replace(plain, **option) for option in options}
     model, batch = model_and_batch(plain)
-    peaks = {name: peak(settings, world, batch) for name, settings in variants.items()}
+    peaks = {name: peak_of_a_step(Trial(settings, world, model, batch)) for name, settings in variants.items()}
     comparison = Comparison(world, model, batch)
     gradients = {name: comparison.add(name, settings).gradients() for name, settings in variants.items()}
     comparison.run(rounds, warmup=0)  # the gradients were a first step; where bf16 has no units, each takes long
@@ -65,19 +63,6 @@ def compare(plain, options, world, rounds=3):
         }
         for name in variants
     }
-
-
-def peak(settings, world, batch) -> int:
-    """Return the bytes of all tensors at the worst moment of the second step, when the optimizer has its states."""
-    with Meter() as meter:  # it counts what is made inside
-        model = models.build(settings.model, classes=10, channels=1, image_size=28)
-        trial = Trial(settings, world, model, [tensor.clone() for tensor in batch])
-        del model  # the trial has a copy
-        trial.step()
-        gc.collect()
-        meter.start()
-        trial.step()
-        return meter.base + max(meter.levels)
 
 
 if __name__ == "__main__":

@@ -11,14 +11,13 @@ import sys
 from dataclasses import asdict, replace
 
 from mpdemo import data
-from mpdemo.cuts import block_names, resolve_cut
 from mpdemo.errors import UserError, did_you_mean
 from mpdemo.labs.ddp import time_bucket
 from mpdemo.labs.harness import WARMUP, join_world, quartiles
 from mpdemo.labs.ladder import compare, measured_rows
 from mpdemo.notebook.story import story
-from mpdemo.plan import fit, memory, placement
-from mpdemo.settings import CUT_RUNGS, RUNG_FORMS, RUNGS, Settings
+from mpdemo.plan import predict
+from mpdemo.settings import RUNG_FORMS, RUNGS, Settings
 from mpdemo.timeline import read
 from mpdemo.timeline.observe import RecordedBuckets, observe
 from mpdemo.timeline.record import Recorder
@@ -26,8 +25,6 @@ from mpdemo.training.run_log import RunLog
 from mpdemo.world.collectives import gather_objects
 
 ROUNDS = 11
-SHARDED_DEVICE = {"fsdp": fit.sharded_device, "tensor": fit.split_device}
-STATE = {"sgd": "momentum", "adamw": "adamw"}  # this course's SGD has momentum
 
 
 def measure(world, rung, rounds=ROUNDS) -> dict:
@@ -77,27 +74,10 @@ def recorded_steps(trial) -> list:
 
 
 def device_memory(settings) -> list[dict]:
-    """Estimate the peak memory of every device in a step (`mpdemo.plan.memory`), in bytes, from checked settings."""
-    s, devices = settings, settings.devices
-    dataset = data.load(s.dataset, s.data, s.image_size, s.seed)
-    facts = {"classes": dataset.classes, "channels": dataset.channels, "norm": s.norm}
-    if s.rung in CUT_RUNGS:
-        schedule = "naive" if s.rung == "model_parallel" else s.schedule
-        points = resolve_cut(block_names(s.model), s.cut, len(placement(schedule, devices, s.stages_per_rank)))
-        more = {"form": s.form, "schedule": schedule, "microbatches": s.microbatches, "optimizer": STATE[s.optimizer]}
-        replicas = s.replicas or 1
-        estimates = memory.estimate(s.model, points, s.batch_size // replicas, s.image_size, **more, **facts)
-        return [asdict(device) | {"device": number} for number, device in enumerate(estimates * replicas)]
-    if s.rung in SHARDED_DEVICE:
-        case = fit.Case(s.model, s.batch_size, devices, optimizer=STATE[s.optimizer], image_size=s.image_size, **facts)
-        return [asdict(SHARDED_DEVICE[s.rung](case)) | {"device": number} for number in range(devices)]
-    states = [STATE[s.optimizer]] * devices
-    if s.rung == "data_parallel":
-        states[1:] = ["sgd"] * (devices - 1)  # one optimizer, on the first device
-    facts |= {"microbatches": s.microbatches, "keep_gradients": s.rung == "ddp"}  # DDP keeps them in its buckets
-    share = s.batch_size // devices
-    copies = [memory.estimate(s.model, [], share, s.image_size, optimizer=state, **facts)[0] for state in states]
-    return [asdict(copy) | {"device": number} for number, copy in enumerate(copies)]
+    """Estimate the peak memory of every device in a step (`mpdemo.plan.predict`), in bytes, from checked settings."""
+    dataset = data.load(settings.dataset, settings.data, settings.image_size, settings.seed)
+    facts = {"classes": dataset.classes, "channels": dataset.channels}
+    return [asdict(device) for device in predict.devices(settings, facts)]
 
 
 def main(out, rung, rounds=ROUNDS) -> int:

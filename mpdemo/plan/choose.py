@@ -69,10 +69,10 @@ RULES = (
            f"Each of {{devices}} devices holds the model, and {SHARE} fits {_counted(how)}: {USED}.", find, setting)
       for how, more, find, setting in WHOLE_MODEL),
     Rule(True, "fsdp", f"Does {SHARE} fit at once, if weights, gradients and optimizer states are sharded?", "fsdp",
-         f"Weights, gradients and states are too large for one device; {{devices}} share them: {USED} (an estimate).",
+         f"Weights, gradients and states are too large for one device; {{devices}} share them: {USED}.",
          fit.sharded),
     Rule(True, "tensor", "Do all devices lie in one node, and does it fit if every layer is split?", "tensor",
-         f"The {{devices}} devices of one node split every layer: {USED} (an estimate).",
+         f"The {{devices}} devices of one node split every layer: {USED}.",
          fit.split_layers),
     Rule(True, "hybrid", "Does it fit if it is cut over a part of the devices?", "hybrid",
          f"Fewer than {{devices}} devices hold the cut model, so there is room for several replicas: {USED}.",

@@ -1,7 +1,7 @@
 """Whether a training fits: on one device, in parts of the batch, in 16 bits, on several devices.
 
-Sums over the footprints of the blocks; `mpdemo.plan.choose` asks these questions in order. Memory on one device, in
-16 bits and in a pipeline is the sum that `mpdemo.plan.memory` describes; what is marked as an estimate is coarser.
+Sums over the footprints of the blocks; `mpdemo.plan.choose` asks these questions in order. Memory is what
+`mpdemo.plan.memory` and `mpdemo.plan.sharded_layers` describe, messages are those of `mpdemo.plan.traffic`.
 Taught in notebooks/11_which_one.ipynb.
 """
 
@@ -9,10 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from mpdemo.cuts import HEADS
-from mpdemo.plan import planner
+from mpdemo.plan import planner, sharded_layers, traffic
 from mpdemo.plan.cut import balanced_cut, stage_slices
 from mpdemo.plan.footprint import footprints, needs
-from mpdemo.plan.memory import MIB, RESERVE, devices
+from mpdemo.plan.memory import MIB, RESERVE
+from mpdemo.plan.predict import replica
 from mpdemo.plan.roofline import estimate
 
 MOST = planner.MOST_MICROBATCHES
@@ -66,9 +67,10 @@ class Case:
         """What a model is built for."""
         return {"classes": self.classes, "channels": self.channels, "norm": self.norm}
 
-    def blocks(self, precision="fp32"):
-        """Return the footprints of the model's blocks, computed in "fp32" or "bf16"."""
+    def blocks(self, precision="fp32", checkpointing=False):
+        """Return the footprints of the model's blocks, computed in "fp32" or "bf16", perhaps each block twice."""
         more = {} if precision == "fp32" else {"precision": precision}  # the same call as `estimate`: computed once
+        more |= {"checkpointing": True} if checkpointing else {}
         return footprints(self.model, self.image_size, **self.data, **more)
 
     def costs(self, size):
@@ -109,29 +111,9 @@ def states(case):
     return one.weights + one.gradients + one.optimizer
 
 
-def on_one(case, images, parts, precision="fp32"):
-    """Return the memory of one device that accumulates the gradients of `images` in so many parts.
-
-    With one device, 1F1B is just that: forward and backward of one part after the other. DDP keeps the gradients from
-    one step to the next, in its buckets.
-    """
-    in_buckets = case.devices > 1
-    return devices(case.blocks(precision), [], images, "per-device", "1f1b", parts, case.optimizer, in_buckets)[0]
-
-
-def checkpointed(case, images, parts):
-    """Estimate the bytes of one device that keeps only the blocks' outputs, and computes each block twice."""
-    blocks, size, first = case.blocks(), images // parts, parts == 1
-    one = on_one(case, images, parts)
-    level = one.weights + one.optimizer + images * blocks[0].input + size * sum(block.output for block in blocks)
-    level, highest = level + (not first) * one.gradients, 0
-    for block in blocks[::-1]:  # in the order of the backward pass
-        need = needs(block, size)
-        level -= size * block.output  # computed again, so counted in what is saved
-        backward = need.first_backward_peak if first else need.backward_peak
-        highest = max(highest, level + max(need.forward_peak, need.saved + backward))
-        level += first * block.gradients
-    return highest
+def on_one(case, images, parts, precision="fp32", checkpointing=False):
+    """Return the memory of one device that accumulates the gradients of `images` in so many parts."""
+    return replica(case.blocks(precision, checkpointing), images, parts, case.optimizer, case.devices > 1)
 
 
 def replicas(case, parts=(1,), precision="fp32", checkpointing=False):
@@ -146,7 +128,7 @@ def replicas(case, parts=(1,), precision="fp32", checkpointing=False):
         return None
     share = case.batch // case.devices
     for count in parts or divisors(share):
-        used = checkpointed(case, share, count) if checkpointing else on_one(case, share, count, precision).peak
+        used = on_one(case, share, count, precision, checkpointing).peak
         if used <= case.limit:
             settings = {"precision": precision} if precision != "fp32" else {}
             settings |= {"activation_checkpointing": True} if checkpointing else {}
@@ -155,8 +137,8 @@ def replicas(case, parts=(1,), precision="fp32", checkpointing=False):
             twice = [cost.forward for cost in case.costs(share // count)] if checkpointing else []
             seconds = count * sum(twice + [cost.both for cost in case.costs(share // count)])
             seconds = None if precision == "bf16" else seconds  # the data sheets' rates are for float32
-            gradients = sum(block.gradients for block in case.blocks())
-            return Fit(settings, used, seconds, 2 * (1 - 1 / case.devices) * gradients)
+            sent = traffic.ring_bytes(traffic.of_replicas(case.blocks()), case.devices)
+            return Fit(settings, used, seconds, sent)
     return None
 
 
@@ -194,45 +176,30 @@ def _cut_at(case, ranks, count, points):
     return Fit(settings, max(candidate.peaks), candidate.step_time, sent)
 
 
-def sharded_device(case):
-    """Estimate the memory of a device under FSDP: its part of weights, gradients and states, and two whole blocks.
-
-    One of these computes, the other is gathered. The device's share of the batch is computed at once.
-    """
-    one = on_one(case, case.batch // case.devices, 1)
-    return _part_of(one, case.devices, one.activations + 2 * max(block.weights for block in case.blocks()))
-
-
-def split_device(case):
-    """Estimate the memory of a device under tensor parallelism: its part of every layer, and all blocks' outputs."""
-    one, outputs = on_one(case, case.batch, 1), case.batch * sum(block.output for block in case.blocks())
-    return _part_of(one, case.devices, one.activations // case.devices + outputs)
-
-
-def _part_of(one, devices, activations):
-    """Return a device that has its part of what one device holds from step to step, and these activations."""
-    parts = {part: getattr(one, part) // devices for part in ("weights", "gradients", "optimizer")}
-    return replace(one, **parts, activations=activations)
-
-
 def sharded(case):
-    """Return how FSDP fits, an estimate. Its share of the batch is computed at once: parts would gather more often."""
-    if case.batch % case.devices or (memory := sharded_device(case).peak) > case.limit:
+    """Return how FSDP fits. Its share of the batch is computed at once: parts would gather more often."""
+    if case.batch % case.devices:
         return None
-    seconds = sum(cost.both for cost in case.costs(case.batch // case.devices))
-    weights = sum(block.weights for block in case.blocks())
-    return Fit({"processes": case.devices}, memory, seconds, 3 * (1 - 1 / case.devices) * weights)
+    blocks, share = case.blocks(), case.batch // case.devices
+    memory = sharded_layers.device(blocks, share, case.optimizer, shards=case.devices).peak
+    if memory > case.limit:
+        return None
+    seconds = sum(cost.both for cost in case.costs(share))
+    sent = traffic.ring_bytes(traffic.of_shards(blocks, case.devices), case.devices)
+    return Fit({"processes": case.devices}, memory, seconds, sent)
 
 
 def split_layers(case):
-    """Return how tensor parallelism inside one node fits, an estimate."""
+    """Return how tensor parallelism inside one node fits."""
     if case.nodes > 1 or case.model != "transformer" or HEADS % case.devices:
         return None
-    if (memory := split_device(case).peak) > case.limit:
+    blocks = case.blocks()
+    memory = sharded_layers.device(blocks, case.batch, case.optimizer, splits=case.devices).peak
+    if memory > case.limit:
         return None
     seconds = sum(cost.both for cost in case.costs(case.batch)) / case.devices
-    added_up = 6 * case.batch * sum(block.output for block in case.blocks()[1:-1])  # by all-reduce, six for each block
-    return Fit({"processes": case.devices}, memory, seconds, 2 * (1 - 1 / case.devices) * added_up)
+    sent = traffic.ring_bytes(traffic.of_split_layers(blocks, case.batch), case.devices)
+    return Fit({"processes": case.devices}, memory, seconds, sent)
 
 
 def replicas_of_a_cut(case):

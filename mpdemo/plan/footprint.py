@@ -7,6 +7,7 @@ the two runs give them for every size. `mpdemo.plan.memory` adds the blocks up t
 
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -43,8 +44,8 @@ class Footprint:
     Attributes
     ----------
     name : str
-    parameters : int
-        How many (not bytes).
+    shapes : dict
+        Name of a parameter -> its shape.
     weights, gradients, largest : int
         Bytes of parameters and buffers, of the parameters' gradients, and of the largest gradient.
     input, output : int
@@ -55,13 +56,18 @@ class Footprint:
     """
 
     name: str
-    parameters: int
+    shapes: dict
     weights: int
     gradients: int
     largest: int
     input: int
     output: int
     passes: dict
+
+    @property
+    def parameters(self):
+        """How many (not bytes)."""
+        return sum(prod(shape) for shape in self.shapes.values())
 
 
 class Needs(NamedTuple):
@@ -93,7 +99,7 @@ def needs(block, size) -> Needs:
 
 
 @cache
-def footprints(model, image_size, *, classes=1000, channels=3, norm="batch", precision="fp32"):
+def footprints(model, image_size, *, classes=1000, channels=3, norm="batch", precision="fp32", checkpointing=False):
     """Return the footprint of every block of a model.
 
     Parameters
@@ -105,6 +111,8 @@ def footprints(model, image_size, *, classes=1000, channels=3, norm="batch", pre
         As in ``mpdemo.models.build``.
     precision : {"fp32", "bf16"}
         Type that autocast computes in.
+    checkpointing : bool
+        Whether the backward pass computes each block once more. Not for schedules that split the backward pass.
 
     Returns
     -------
@@ -116,14 +124,14 @@ def footprints(model, image_size, *, classes=1000, channels=3, norm="batch", pre
     kind = getattr(model, "input_type", None)  # PyTorch's float by default
     options = {"classes": classes, "channels": channels, "image_size": image_size, "norm": norm}
     built_for = getattr(model, "at", lambda size: model)
-    small, large = (run_blocks(_build(built_for(n), precision, options), n, shape, kind) for n in SIZES)
+    small, large = (run_blocks(_build(built_for(n), precision, checkpointing, options), n, shape, kind) for n in SIZES)
     return tuple(
         Footprint(**facts, passes={name: _lines(passes[name], more[name]) for name in passes})
         for (facts, passes), (_, more) in zip(small, large, strict=True)
     )
 
 
-def _build(model, precision, options):
+def _build(model, precision, checkpointing, options):
     """Return a function that builds the model."""
     import torch
 
@@ -132,6 +140,7 @@ def _build(model, precision, options):
     def blocks():
         built = model() if callable(model) else build(model, **options)
         built.precision = torch.bfloat16 if precision == "bf16" else None
+        built.checkpointing = checkpointing
         return built
 
     return blocks

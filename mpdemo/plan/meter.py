@@ -138,7 +138,7 @@ def _facts(part, input_bytes, output_bytes):
     gradients = [rounded(p.nbytes) for p in part.parameters()]
     return {
         "name": part.names[0],
-        "parameters": sum(p.numel() for p in part.parameters()),
+        "shapes": {name: tuple(parameter.shape) for name, parameter in part.named_parameters()},
         "weights": sum(gradients) + sum(rounded(buffer.nbytes) for buffer in part.buffers()),
         "gradients": sum(gradients),
         "largest": max(gradients, default=0),
@@ -163,7 +163,7 @@ def _passes(part, x, meter):
         empty = torch.empty_like(y)
         loss, y = NextBlock.apply(y), None  # now only what autograd saved is still allocated
         measure(name, loss.backward)
-    if not x.requires_grad:  # the images need no gradient: all of the backward pass waits for the weight half
+    if not x.requires_grad or part.checkpointing:  # the images need no gradient, so all of it is the weight half
         return passes | {"input": ([0], []), "weight": passes["backward"]}, empty
     y = part(x)  # stays: the next block saves it, too
     loss = NextBlock.apply(y)

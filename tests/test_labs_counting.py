@@ -1,11 +1,13 @@
-"""Bytes and messages are counted exactly; that the formulas of every rung agree is asserted by notebook 07 itself."""
+"""Bytes and messages are counted exactly; test_labs_predictions.py compares those of every rung with the plan's."""
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed import _functional_collectives as functional
 
-from mpdemo.labs import sharding
+from mpdemo.labs.counting import CountMessages, LiveMemory
+from mpdemo.labs.sharding import local_bytes
+from mpdemo.plan.sharded_layers import local_shape, padded_bytes
 
 
 @pytest.fixture
@@ -18,7 +20,7 @@ def group(tmp_path):
 
 def test_every_message_is_noted_with_the_bytes_of_the_whole_tensor(group):
     tensor, large = torch.zeros(10), torch.zeros(10, dtype=torch.float64)
-    with sharding.CountMessages() as count:
+    with CountMessages() as count:
         dist.all_reduce(tensor)
         dist.all_gather_into_tensor(large, large.clone())
         dist.reduce_scatter_tensor(tensor, tensor.clone())
@@ -30,13 +32,23 @@ def test_every_message_is_noted_with_the_bytes_of_the_whole_tensor(group):
 
 def test_the_messages_of_distributed_tensors_are_noted(group):
     """They use operators of their own, which return another tensor."""
-    with sharding.CountMessages() as count:
+    with CountMessages() as count:
         functional.all_reduce(torch.zeros(10), "sum", dist.group.WORLD).sum()
         functional.all_gather_tensor(torch.zeros(4, 3), 0, dist.group.WORLD).sum()
     assert count.messages == [("all-reduce", 40), ("all-gather", 48)]
 
 
+def test_live_memory_counts_storages_once_and_as_they_are():
+    kept = torch.zeros(1024)
+    with LiveMemory() as live:
+        other = kept.view(4, 256) + 1  # a view is no storage of its own
+        other.untyped_storage().resize_(0)
+        torch.zeros(256)
+    assert live.peak == 2 * 4096
+
+
 def test_a_rank_holds_its_part_and_gathers_padded_rows():
-    assert sharding.local_bytes(torch.zeros(3, 5)) == 60
-    rows = [torch.zeros(1, 16), torch.zeros(4, 2), torch.zeros(5)]
-    assert sharding.padded_bytes(rows, ranks=2) == 4 * (2 * 16 + 4 * 2 + 6)
+    assert local_bytes(torch.zeros(3, 5)) == 60
+    assert padded_bytes([(1, 16), (4, 2), (5,)], ranks=2) == 4 * (2 * 16 + 4 * 2 + 6)
+    assert local_shape("block.3.attention.out.weight", (6, 8), 2) == (6, 4)
+    assert local_shape("block.3.attention.out.bias", (6,), 2) == (6,)

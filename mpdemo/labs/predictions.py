@@ -1,0 +1,95 @@
+"""Whether the plan holds: memory and messages of every rung, predicted from the settings, beside what is counted.
+
+    torchrun --standalone --nproc-per-node 2 -m mpdemo.labs.predictions runs/predictions
+
+Every process takes part; rank 0 writes ``summary.json`` in the folder. Nothing is timed, so a busy machine counts the
+same. Taught in notebooks/11_which_one.ipynb.
+"""
+
+import gc
+import sys
+from dataclasses import replace
+
+from mpdemo import data
+from mpdemo.labs.counting import peak_of_a_step, sent_in_a_step
+from mpdemo.labs.harness import join_world
+from mpdemo.labs.ladder import model_and_batch
+from mpdemo.labs.trial import Trial
+from mpdemo.notebook.story import story
+from mpdemo.plan import predict
+from mpdemo.settings import Settings, as_arguments
+from mpdemo.training.run_log import RunLog
+from mpdemo.world.collectives import gather_objects
+
+HALVES = {"schedule": "1f1b", "cut": None}  # one stage per device
+TWICE = {"activation_checkpointing": True}
+CONVNET = {"model": "convnet", "norm": "group"}
+CASES = {  # processes -> settings, as changes of the story's
+    2: [
+        {"rung": "ddp"},
+        {"rung": "ddp", "accumulate": 4},
+        {"rung": "ddp", **TWICE},
+        {"rung": "ddp", **CONVNET},
+        {"rung": "fsdp"},
+        {"rung": "fsdp", "reshard": "never"},
+        {"rung": "fsdp", "accumulate": 4, **TWICE},
+        {"rung": "tensor"},
+        {"rung": "tensor", "sequence_parallel": True},
+        {"rung": "model_parallel"},
+        {"rung": "pipeline"},
+        {"rung": "pipeline", **HALVES, "accumulate": 2},
+        {"rung": "pipeline", **HALVES, **CONVNET},
+        {"rung": "pipeline", "schedule": "zbv"},
+    ],
+    4: [
+        {"rung": "hybrid", "replicas": 2},
+        {"rung": "hybrid", "replicas": 2, **HALVES, "accumulate": 2},
+        {"rung": "tensor", "replicas": 2},
+        {"rung": "tensor", "replicas": 2, "sequence_parallel": True},
+    ],
+}
+
+
+def measure(world, cases, batch_size) -> list[dict]:
+    """Return a row for each case, complete on rank 0; all ranks must call this.
+
+    Returns
+    -------
+    list of dict
+        ``case`` (as one types it), and for each rank ``predicted`` and ``counted`` (bytes at the worst moment of a
+        step) and ``predicted_messages`` and ``messages`` (collective -> bytes in a step).
+    """
+    rows = []
+    for changes in cases:
+        settings = replace(Settings(**story(**changes)), batch_size=batch_size, timeline=False)
+        trial = Trial(settings, world, *model_and_batch(settings))
+        counted = peak_of_a_step(trial)
+        messages = {kind: row["bytes"] for kind, row in sent_in_a_step(trial).items()}
+        row = {"counted": gather_objects(counted), "messages": gather_objects(messages)}
+        case = " ".join(as_arguments({name: value for name, value in changes.items() if value is not None}))
+        rows.append({"case": case, **row, **(predicted(trial.settings) if world.rank == 0 else {})})
+        del trial
+        gc.collect()
+    return rows
+
+
+def predicted(settings) -> dict:
+    """Return what the plan says of checked settings, a list with an entry for each rank."""
+    dataset = data.load(settings.dataset, settings.data, settings.image_size, settings.seed)
+    facts = {"classes": dataset.classes, "channels": dataset.channels}
+    return {
+        "predicted": [device.peak for device in predict.devices(settings, facts)],
+        "predicted_messages": predict.messages(settings, facts),
+    }
+
+
+def main(out, batch_size=64) -> int:
+    """Count in every process; rank 0 writes the result."""
+    with join_world() as world:
+        rows = measure(world, CASES[world.world_size], int(batch_size))
+    RunLog(out, world.rank == 0).finish({"device": world.device.type, "rows": rows})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,119 @@
+"""What each device of a training will need, and what each process will send in a step, from its settings alone.
+
+The answers of `mpdemo.plan.fit` are about any model; these are about the settings of ``python -m mpdemo train``, with
+every rung and option. `mpdemo.labs.predictions` compares them with what is counted. Taught in
+notebooks/11_which_one.ipynb.
+"""
+
+from dataclasses import replace
+
+from mpdemo.cuts import block_names, resolve_cut
+from mpdemo.plan import memory, sharded_layers, traffic
+from mpdemo.plan.footprint import footprints
+from mpdemo.schedules import placement
+from mpdemo.settings import CUT_RUNGS
+
+STATE = {"sgd": "momentum", "adamw": "adamw"}  # this course's SGD has momentum
+
+
+def blocks_of(settings, facts):
+    """Return the footprints of a training's blocks; `facts` are ``classes`` and ``channels`` of its data."""
+    s = settings
+    options = {"precision": s.precision, "checkpointing": s.activation_checkpointing}
+    return footprints(s.model, s.image_size, norm=s.norm, **options, **facts)
+
+
+def devices(settings, facts) -> list[memory.DeviceMemory]:
+    """Return the peak memory of every device, in the order of the ranks.
+
+    Parameters
+    ----------
+    settings : Settings
+        Checked.
+    facts : dict
+        ``classes`` and ``channels`` of the data.
+    """
+    s, blocks = settings, blocks_of(settings, facts)
+    if s.rung in CUT_RUNGS:
+        result = _stages(s, blocks) * (s.replicas or 1)
+    elif s.rung in ("fsdp", "tensor"):
+        result = [_sharing(s, blocks)] * (s.devices * (s.replicas or 1))
+    else:
+        states = [STATE[s.optimizer]] * s.devices
+        if s.rung == "data_parallel":
+            states[1:] = ["sgd"] * (s.devices - 1)  # one optimizer, on the first device
+        result = [replica(blocks, s.batch_size // s.devices, _parts(s), state, s.rung == "ddp") for state in states]
+    return [replace(device, device=number) for number, device in enumerate(result)]
+
+
+def replica(blocks, images, parts, optimizer, ddp=False) -> memory.DeviceMemory:
+    """Return the memory of a device that has the whole model, and computes `images` in so many parts.
+
+    With one device, 1F1B is just that: forward and backward of one part after the other. DDP keeps the gradients from
+    one step to the next, in its buckets; those of the parts are added up beside them.
+    """
+    device = memory.devices(blocks, [], images, "per-device", "1f1b", parts, optimizer, ddp)[0]
+    return replace(device, gradients=2 * device.gradients) if ddp and parts > 1 else device
+
+
+def _parts(settings):
+    return settings.accumulate * settings.microbatches
+
+
+def _points(settings):
+    s = settings
+    schedule = "naive" if s.rung == "model_parallel" else s.schedule
+    return schedule, resolve_cut(block_names(s.model), s.cut, len(placement(schedule, s.devices, s.stages_per_rank)))
+
+
+def _stages(settings, blocks):
+    """Return the devices of one replica of a cut model."""
+    s, (schedule, points) = settings, _points(settings)
+    share = s.batch_size // (s.replicas or 1)
+    images, several = share // s.accumulate, s.accumulate > 1
+    first, *others = memory.devices(
+        blocks, points, images, s.form, schedule, s.microbatches, STATE[s.optimizer], keep_gradients=several
+    )
+    first = replace(first, activations=first.activations + (share - images) * blocks[0].input)  # they wait
+    result = [first, *others]
+    if s.rung == "hybrid" and s.form == "per-device":  # the gradients are averaged in one message, a copy
+        result = [replace(d, activations=max(d.activations, d.gradients)) for d in result]
+    return result
+
+
+def _sharing(settings, blocks):
+    s = settings
+    shards, splits = (s.devices, 1) if s.rung == "fsdp" else (s.replicas or 1, s.devices)
+    options = {"reshard": s.reshard, "sequence_parallel": s.sequence_parallel}
+    images = s.batch_size // shards
+    return sharded_layers.device(
+        blocks, images, STATE[s.optimizer], parts=_parts(s), shards=shards, splits=splits, **options
+    )
+
+
+def messages(settings, facts) -> list[dict]:
+    """Return what each process hands to which collective in a step: kind -> bytes, in float32.
+
+    `facts` as for `devices`. Buffers, which DDP sends before the forward pass, are not counted.
+    """
+    s, blocks = settings, blocks_of(settings, facts)
+    replicas = s.replicas or 1
+    if s.rung == "ddp" or (s.rung, s.form) == ("hybrid", "one-process"):
+        return [traffic.of_replicas(blocks)] * (s.devices if s.rung == "ddp" else replicas)
+    if s.form == "one-process":
+        return [{}]
+    if s.rung == "fsdp":
+        return [traffic.of_shards(blocks, s.devices, _parts(s), s.reshard)] * s.devices
+    if s.rung == "tensor":
+        sent = traffic.of_split_layers(blocks, s.batch_size // replicas, s.accumulate, s.sequence_parallel)
+        if replicas > 1:
+            sent = traffic.added(sent, traffic.of_shards(blocks, replicas, _parts(s), splits=s.devices))
+        return [sent] * (s.devices * replicas)
+    schedule, points = _points(s)
+    owners = placement(schedule, s.devices, s.stages_per_rank)
+    sent = traffic.of_stages(blocks, points, owners, s.batch_size // replicas)
+    if s.rung == "hybrid":
+        sent = [
+            traffic.added(own, stage) for own, stage in zip(sent, traffic.of_grid(blocks, points, owners), strict=True)
+        ]
+    return sent * replicas

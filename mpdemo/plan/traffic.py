@@ -1,0 +1,85 @@
+"""What the processes of a training send in a step: how many bytes each hands to which collective.
+
+These are the bytes of the whole tensor that is reduced, or that all parts make together, as
+`mpdemo.labs.counting.CountMessages` notes them; `ring_bytes` gives what a device sends of it. In float32.
+Taught in notebooks/07_sharding.ipynb.
+"""
+
+from math import prod
+
+from mpdemo.plan.cut import stage_slices
+from mpdemo.plan.sharded_layers import FLOAT, local_shapes, padded_bytes
+
+HALVES = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1}  # an all-reduce is the two others
+
+
+def ring_bytes(messages, ranks) -> float:
+    """Return the bytes that each of `ranks` devices sends, with collectives that go round a ring.
+
+    Parameters
+    ----------
+    messages : dict
+        Collective, or "send" -> bytes.
+    """
+    share = (ranks - 1) / ranks
+    return sum(HALVES[kind] * share * size if kind in HALVES else size for kind, size in messages.items())
+
+
+def of_replicas(blocks) -> dict:
+    """Return the messages of DDP: the gradients, averaged."""
+    return {"all-reduce": padded_bytes(local_shapes(blocks), 1)}
+
+
+def of_shards(blocks, ranks, parts=1, reshard="always", splits=1) -> dict:
+    """Return the messages of FSDP over `ranks`: weights for every part, once or twice; gradients once.
+
+    With `splits` every layer is split already, and what a device has of it is divided.
+    """
+    padded = padded_bytes(local_shapes(blocks, splits), ranks)
+    gathers = parts * (2 if reshard == "always" else 1)
+    return {"all-gather": gathers * padded, "reduce-scatter": padded}
+
+
+def of_split_layers(blocks, images, parts=1, sequence_parallel=False) -> dict:
+    """Return the messages of tensor parallelism: six sums as large as its output for each block between the ends.
+
+    Two forward, four backward: the library adds up the gradients of query, key and value one by one. With sequence
+    parallelism both halves of a sum are messages of their own, but for two of query, key and value.
+    """
+    between = blocks[1:-1]
+    outputs = images * sum(block.output for block in between)
+    if not sequence_parallel:
+        return {"all-reduce": 6 * outputs}
+    ends = images * (blocks[0].output + between[-1].output)
+    norms = [shape for block in between for name, shape in block.shapes.items() if ".norm" in name]
+    in_norms = parts * FLOAT * sum(map(prod, norms))  # each sees some of the tokens
+    return {"all-gather": 4 * outputs + ends, "reduce-scatter": 4 * outputs, "all-reduce": in_norms}
+
+
+def of_stages(blocks, points, owners, images) -> list[dict]:
+    """Return the messages of each rank of a cut model: activations forward, and their gradients back.
+
+    Parameters
+    ----------
+    owners : list of int
+        The rank that holds each stage (`mpdemo.schedules.placement`).
+    """
+    sent = [0] * (max(owners) + 1)
+    for stage, point in enumerate(points):
+        sender, receiver = owners[stage : stage + 2]
+        if sender != receiver:
+            sent[sender] += images * blocks[point - 1].output
+            sent[receiver] += images * blocks[point - 1].output
+    return [{"send": size} for size in sent]
+
+
+def of_grid(blocks, points, owners) -> list[dict]:
+    """Return the messages in which each rank of a replica averages its stages' gradients over the replicas."""
+    stages = [blocks[start:stop] for start, stop in stage_slices(points, len(blocks))]
+    owned = [[stages[s] for s, owner in enumerate(owners) if owner == rank] for rank in range(max(owners) + 1)]
+    return [of_replicas([block for stage in own for block in stage]) for own in owned]
+
+
+def added(first, second) -> dict:
+    """Return the messages of both together."""
+    return {kind: first.get(kind, 0) + second.get(kind, 0) for kind in (first | second)}
