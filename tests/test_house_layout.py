@@ -1,5 +1,6 @@
 """The house rules that no linter knows: few files at the top, small rungs, small differences, light imports."""
 
+import pkgutil
 import subprocess
 import sys
 
@@ -73,3 +74,11 @@ def test_a_front_end_with_little_memory_can_submit_jobs():
     code = "import psutil, mpdemo.jobs; print(psutil.Process().memory_info().rss)"
     done = subprocess.run([sys.executable, "-c", code], cwd=root(), check=True, capture_output=True, text=True)
     assert int(done.stdout) / 2**20 < 50
+
+
+def test_every_module_can_be_imported():
+    """Some are imported by jobs alone; a name that moved is missed there late."""
+    names = [info.name for info in pkgutil.walk_packages([str(PACKAGE)], "mpdemo.") if info.name != "mpdemo.__main__"]
+    code = f"import importlib\nfor name in {names}: importlib.import_module(name)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=root(), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and len(names) > 150, done.stderr

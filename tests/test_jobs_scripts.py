@@ -1,5 +1,6 @@
 """The committed sbatch files, submitted by hand. That a notebook writes just these is in test_notebooks.py."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -15,7 +16,7 @@ from mpdemo.jobs import check, slurm
 SCRIPTS = sorted((paths.root() / "slurm").glob("*.sbatch"))
 FOLDERS = (".", "slurm", "notebooks")  # of the project, from which the files are submitted in turn
 # What stands for a command: its settings are checked as by the training, which is too long to be run for every file;
-# test_notebooks.py runs them whole. One on two nodes really trains, for two steps.
+# test_notebooks.py runs them whole. Some on several nodes really train, for a few steps.
 CHECK = """
 import argparse, importlib.util, os, sys
 from mpdemo.options import options_from
@@ -29,7 +30,7 @@ if module == "mpdemo":
 assert importlib.util.find_spec(module) and os.path.isdir("runs")
 """
 PYTHON = f"""#!/bin/bash
-[ "$SLURM_JOB_NAME" = 03_two_nodes ] && exec {sys.executable} "$@" --steps 2
+[ "$SLURM_JOB_NAME" = 03_two_nodes -o "$TRAIN" ] && exec {sys.executable} "$@" --steps 3 --log-every 1
 shift
 exec {sys.executable} -c '{CHECK}' "$@"
 """
@@ -55,11 +56,12 @@ def clone(tmp_path):
     return tmp_path / "clone"
 
 
-def submit_by_hand(script, folder) -> str:
+def submit_by_hand(script, folder, *options, **variables) -> str:
     """Type ``sbatch SCRIPT`` in a folder, in a shell in which no Python is activated; return the job's number."""
     path = os.pathsep.join(p for p in os.environ["PATH"].split(os.pathsep) if Path(p) != Path(sys.executable).parent)
-    command = ["sbatch", "--parsable", os.path.relpath(script, folder)]
-    done = subprocess.run(command, cwd=folder, env=os.environ | {"PATH": path}, capture_output=True, text=True)
+    command = ["sbatch", "--parsable", *options, os.path.relpath(script, folder)]
+    environment = os.environ | {"PATH": path} | variables
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -89,3 +91,20 @@ def test_one_submitted_from_elsewhere_says_what_to_type(cluster, clone, tmp_path
     job = submit_by_hand(clone / "slurm" / SCRIPTS[0].name, tmp_path)
     assert wait_for([job]) == {job: "failed"}
     assert "call sbatch in the project's folder" in (tmp_path / f"slurm-{job}.out").read_text()
+
+
+def test_sharded_rungs_train_over_several_nodes(cluster, clone):
+    """The files of notebook 07, laid over two and four nodes on sbatch's command line: the same training each time."""
+    losses = {}
+    for name, nodes in (("07_fsdp", 2), ("07_fsdp", 4), ("07_tensor", 2)):
+        layout = (f"--nodes={nodes}", "--ntasks-per-node=1", "--gres=gpu:1")
+        job = submit_by_hand(clone / "slurm" / f"{name}.sbatch", clone, *layout, TRAIN="yes")
+        assert wait_for([job]) == {job: "done"}, (clone / f"slurm-{job}.out").read_text()
+        out = clone / "runs" / name.replace("07", "story")
+        assert json.loads((out / "summary.json").read_text())["world_size"] == nodes
+        rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        losses[name, nodes] = [row["loss"] for row in rows if row["event"] == "step"]
+    first, *others = losses.values()
+    assert len(first) == 3
+    for other in others:
+        assert other == pytest.approx(first, rel=1e-4)

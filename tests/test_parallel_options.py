@@ -11,8 +11,8 @@ from worlds import compared
 
 from mpdemo import models, parallel
 from mpdemo.errors import UserError
+from mpdemo.labs.counting import peak_of_a_step
 from mpdemo.labs.ladder import model_and_batch
-from mpdemo.labs.less_memory import peak
 from mpdemo.labs.trial import Trial
 from mpdemo.savings import check_compiler
 from mpdemo.settings import Settings, checked
@@ -75,10 +75,10 @@ def test_compiled():
 def test_what_is_kept():
     """Bytes of a step: half a batch, or activations computed twice, need less."""
     plain = {"rung": "single", "model": "convnet", "batch_size": 32}
-    batch = model_and_batch(Settings(**plain))[1]
+    model, batch = model_and_batch(Settings(**plain))
     world = World(device=batch[0].device)
     whole, halves, twice = (
-        peak(Settings(**plain, **more), world, batch)
+        peak_of_a_step(Trial(Settings(**plain, **more), world, model, batch))
         for more in ({}, {"accumulate": 2}, {"activation_checkpointing": True})
     )
     assert halves < 0.7 * whole and twice < 0.9 * whole

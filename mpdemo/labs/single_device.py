@@ -14,9 +14,9 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from mpdemo import data
+from mpdemo.labs.counting import peak_of_a_step
 from mpdemo.labs.harness import run_lab
 from mpdemo.labs.ladder import model_and_batch
-from mpdemo.labs.less_memory import peak
 from mpdemo.labs.loading import CONVNET, loading, one_step
 from mpdemo.labs.trial import Trial
 from mpdemo.notebook.story import story
@@ -114,7 +114,8 @@ def memory(world, sizes=(16, 32, 64)):
     kept = {"weights": parameters, "gradients": [p.grad for p in parameters], "AdamW": states}
     variants = {str(size): replace(STORY, batch_size=size) for size in sizes}
     variants[f"{sizes[-1]} in 4 parts"] = replace(STORY, batch_size=sizes[-1], microbatches=4)
-    peaks = {name: peak(settings, world, model_and_batch(settings)[1]) for name, settings in variants.items()}
+    trials = {name: Trial(settings, world, *model_and_batch(settings)) for name, settings in variants.items()}
+    peaks = {name: peak_of_a_step(trial) for name, trial in trials.items()}
     kept = {name: sum(tensor.nbytes for tensor in tensors) for name, tensors in kept.items()}
     return {"parameters": sum(p.numel() for p in parameters), "kept": kept, "peaks": peaks}
 
