@@ -5,7 +5,7 @@ import pytest
 
 from mpdemo.plan import sharded_layers, traffic
 from mpdemo.plan.footprint import Footprint, Pass
-from mpdemo.plan.predict import replica
+from mpdemo.plan.memory import replica
 
 GB = 1e9
 

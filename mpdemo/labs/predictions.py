@@ -10,7 +10,6 @@ import gc
 import sys
 from dataclasses import replace
 
-from mpdemo import data
 from mpdemo.labs.counting import peak_of_a_step, sent_in_a_step
 from mpdemo.labs.harness import join_world
 from mpdemo.labs.ladder import model_and_batch
@@ -75,11 +74,10 @@ def measure(world, cases, batch_size) -> list[dict]:
 
 def predicted(settings) -> dict:
     """Return what the plan says of checked settings, a list with an entry for each rank."""
-    dataset = data.load(settings.dataset, settings.data, settings.image_size, settings.seed)
-    facts = {"classes": dataset.classes, "channels": dataset.channels}
+    blocks = predict.blocks_of(settings)
     return {
-        "predicted": [device.peak for device in predict.devices(settings, facts)],
-        "predicted_messages": predict.messages(settings, facts),
+        "predicted": [device.peak for device in predict.devices(settings, blocks)],
+        "predicted_messages": predict.messages(settings, blocks),
     }
 
 

@@ -9,7 +9,7 @@ import sys
 
 from torch.distributed.tensor import DTensor
 
-from mpdemo.labs.counting import sent_in_a_step
+from mpdemo.labs.counting import STEPS, sent_in_a_step
 from mpdemo.labs.harness import join_world
 from mpdemo.labs.ladder import model_and_batch
 from mpdemo.labs.trial import Trial
@@ -25,7 +25,6 @@ WAYS = {  # name -> rung and its settings
     "fsdp, never resharded": {"rung": "fsdp", "reshard": "never"},
     "tensor": {"rung": "tensor"},
 }
-STEPS = 2  # of `sent_in_a_step`
 
 
 def stored(trial) -> dict:

@@ -10,7 +10,6 @@ device's and the rung's: those of ladder.py, with the typical step's timeline an
 import sys
 from dataclasses import asdict, replace
 
-from mpdemo import data
 from mpdemo.errors import UserError, did_you_mean
 from mpdemo.labs.ddp import time_bucket
 from mpdemo.labs.harness import WARMUP, join_world, quartiles
@@ -75,9 +74,7 @@ def recorded_steps(trial) -> list:
 
 def device_memory(settings) -> list[dict]:
     """Estimate the peak memory of every device in a step (`mpdemo.plan.predict`), in bytes, from checked settings."""
-    dataset = data.load(settings.dataset, settings.data, settings.image_size, settings.seed)
-    facts = {"classes": dataset.classes, "channels": dataset.channels}
-    return [asdict(device) for device in predict.devices(settings, facts)]
+    return [asdict(device) for device in predict.devices(settings, predict.blocks_of(settings))]
 
 
 def main(out, rung, rounds=ROUNDS) -> int:

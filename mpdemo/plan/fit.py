@@ -12,8 +12,7 @@ from mpdemo.cuts import HEADS
 from mpdemo.plan import planner, sharded_layers, traffic
 from mpdemo.plan.cut import balanced_cut, stage_slices
 from mpdemo.plan.footprint import footprints, needs
-from mpdemo.plan.memory import MIB, RESERVE
-from mpdemo.plan.predict import replica
+from mpdemo.plan.memory import MIB, RESERVE, replica
 from mpdemo.plan.roofline import estimate
 
 MOST = planner.MOST_MICROBATCHES
@@ -69,9 +68,8 @@ class Case:
 
     def blocks(self, precision="fp32", checkpointing=False):
         """Return the footprints of the model's blocks, computed in "fp32" or "bf16", perhaps each block twice."""
-        more = {} if precision == "fp32" else {"precision": precision}  # the same call as `estimate`: computed once
-        more |= {"checkpointing": True} if checkpointing else {}
-        return footprints(self.model, self.image_size, **self.data, **more)
+        options = {"precision": precision, "checkpointing": checkpointing}
+        return footprints(self.model, self.image_size, **self.data, **options)
 
     def costs(self, size):
         """Return the estimated costs of the blocks for `size` images, in float32."""
@@ -171,8 +169,7 @@ def _cut_at(case, ranks, count, points):
     candidate = planner.evaluate(replace(job, bandwidth=float("inf")), "1f1b" if count > 1 else "naive", count, points)
     settings = {"processes": ranks, "cut": ",".join(blocks[point - 1].name for point in points)}
     settings |= {"microbatches": count} if count > 1 else {}
-    edges = [0, *(blocks[stop - 1].output * case.batch for _, stop in stage_slices(points, len(blocks))[:-1]), 0]
-    sent = max(before + after for before, after in zip(edges[:-1], edges[1:], strict=True))
+    sent = max(messages["send"] for messages in traffic.of_stages(blocks, points, range(ranks), case.batch))
     return Fit(settings, max(candidate.peaks), candidate.step_time, sent)
 
 

@@ -98,7 +98,6 @@ def needs(block, size) -> Needs:
     return Needs(saved, saved + freed, kept, forward, first, backward, input_peak, weight)
 
 
-@cache
 def footprints(model, image_size, *, classes=1000, channels=3, norm="batch", precision="fp32", checkpointing=False):
     """Return the footprint of every block of a model.
 
@@ -118,6 +117,11 @@ def footprints(model, image_size, *, classes=1000, channels=3, norm="batch", pre
     -------
     tuple of Footprint
     """
+    return _footprints(model, image_size, classes, channels, norm, precision, checkpointing)
+
+
+@cache  # of values, however they were given: the same blocks are run once
+def _footprints(model, image_size, classes, channels, norm, precision, checkpointing):
     from mpdemo.plan.meter import run_blocks
 
     shape = getattr(model, "input_shape", (channels, image_size, image_size))

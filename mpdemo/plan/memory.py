@@ -11,7 +11,7 @@ and the last stage of a toy with 40 KiB by 8 KiB, which the loss takes.
 Taught in notebooks/04_model_parallel.ipynb.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -136,6 +136,16 @@ def devices(blocks, points, batch, form, schedule, microbatches, optimizer, keep
         highest = always + (np.cumsum(changes) - changes + peaks).max()
         result.append(_device(rank, own_blocks, highest, optimizer, keep_gradients))
     return result
+
+
+def replica(blocks, images, parts, optimizer, ddp=False) -> DeviceMemory:
+    """Return the memory of a device that has the whole model, and computes `images` in so many parts.
+
+    With one device, 1F1B is just that: forward and backward of one part after the other. DDP keeps the gradients from
+    one step to the next, in its buckets; those of the parts are added up beside them.
+    """
+    device = devices(blocks, [], images, "per-device", "1f1b", parts, optimizer, ddp)[0]
+    return replace(device, gradients=2 * device.gradients) if ddp and parts > 1 else device
 
 
 def _device(rank, blocks, highest, optimizer, keep_gradients):

@@ -16,24 +16,28 @@ from mpdemo.settings import CUT_RUNGS
 STATE = {"sgd": "momentum", "adamw": "adamw"}  # this course's SGD has momentum
 
 
-def blocks_of(settings, facts):
-    """Return the footprints of a training's blocks; `facts` are ``classes`` and ``channels`` of its data."""
+def blocks_of(settings):
+    """Return the footprints of a training's blocks, for the classes and channels of its data."""
+    from mpdemo import data
+
     s = settings
+    dataset = data.load(s.dataset, s.data, s.image_size, s.seed)
+    facts = {"classes": dataset.classes, "channels": dataset.channels, "norm": s.norm}
     options = {"precision": s.precision, "checkpointing": s.activation_checkpointing}
-    return footprints(s.model, s.image_size, norm=s.norm, **options, **facts)
+    return footprints(s.model, s.image_size, **facts, **options)
 
 
-def devices(settings, facts) -> list[memory.DeviceMemory]:
+def devices(settings, blocks) -> list[memory.DeviceMemory]:
     """Return the peak memory of every device, in the order of the ranks.
 
     Parameters
     ----------
     settings : Settings
         Checked.
-    facts : dict
-        ``classes`` and ``channels`` of the data.
+    blocks : sequence of Footprint
+        From `blocks_of`.
     """
-    s, blocks = settings, blocks_of(settings, facts)
+    s = settings
     if s.rung in CUT_RUNGS:
         result = _stages(s, blocks) * (s.replicas or 1)
     elif s.rung in ("fsdp", "tensor"):
@@ -42,18 +46,9 @@ def devices(settings, facts) -> list[memory.DeviceMemory]:
         states = [STATE[s.optimizer]] * s.devices
         if s.rung == "data_parallel":
             states[1:] = ["sgd"] * (s.devices - 1)  # one optimizer, on the first device
-        result = [replica(blocks, s.batch_size // s.devices, _parts(s), state, s.rung == "ddp") for state in states]
+        share, ddp = s.batch_size // s.devices, s.rung == "ddp"
+        result = [memory.replica(blocks, share, _parts(s), state, ddp) for state in states]
     return [replace(device, device=number) for number, device in enumerate(result)]
-
-
-def replica(blocks, images, parts, optimizer, ddp=False) -> memory.DeviceMemory:
-    """Return the memory of a device that has the whole model, and computes `images` in so many parts.
-
-    With one device, 1F1B is just that: forward and backward of one part after the other. DDP keeps the gradients from
-    one step to the next, in its buckets; those of the parts are added up beside them.
-    """
-    device = memory.devices(blocks, [], images, "per-device", "1f1b", parts, optimizer, ddp)[0]
-    return replace(device, gradients=2 * device.gradients) if ddp and parts > 1 else device
 
 
 def _parts(settings):
@@ -91,12 +86,12 @@ def _sharing(settings, blocks):
     )
 
 
-def messages(settings, facts) -> list[dict]:
+def messages(settings, blocks) -> list[dict]:
     """Return what each process hands to which collective in a step: kind -> bytes, in float32.
 
-    `facts` as for `devices`. Buffers, which DDP sends before the forward pass, are not counted.
+    Arguments as for `devices`. Buffers, which DDP sends before the forward pass, are not counted.
     """
-    s, blocks = settings, blocks_of(settings, facts)
+    s = settings
     replicas = s.replicas or 1
     if s.rung == "ddp" or (s.rung, s.form) == ("hybrid", "one-process"):
         return [traffic.of_replicas(blocks)] * (s.devices if s.rung == "ddp" else replicas)

@@ -61,7 +61,7 @@ def of_stages(blocks, points, owners, images) -> list[dict]:
 
     Parameters
     ----------
-    owners : list of int
+    owners : sequence of int
         The rank that holds each stage (`mpdemo.schedules.placement`).
     """
     sent = [0] * (max(owners) + 1)

@@ -10,7 +10,6 @@ import os
 import torch
 
 LOCK = "/tmp/mpdemo-core-{}.lock"  # one for all users: they share the cores as well
-taken = []  # open lock files, kept for the life of this process
 
 
 def claim_cores(world, count=1):
@@ -39,8 +38,7 @@ def take(allowed, count) -> list:
         if (lock := _locked(core)) is not None:
             locks[core] = lock
         if len(locks) == count:
-            taken.extend(locks.values())
-            return list(locks)
+            return list(locks)  # the files stay open, and so locked, until this process ends
     for lock in locks.values():
         os.close(lock)
     return []
