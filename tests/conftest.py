@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import setup_system  # noqa: E402
 
 pytest_plugins = ["skips"]
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # two workers share the cores
 
 
 def pytest_collection_modifyitems(items):

@@ -51,7 +51,7 @@ def main(args) -> int:
         check_tensorboard()
     if "RANK" in os.environ or "SLURM_PROCID" in os.environ:
         prepare_signals()
-        import_pytorch()
+        import_pytorch(needs_torchvision(settings))
         world_size = world_size_of_launcher()
         if world_size is not None:
             return work(checked(settings, world_size))
@@ -60,7 +60,7 @@ def main(args) -> int:
         prepare_signals()
         return work(settings)
     check_room(settings.processes, settings.oversubscribe)
-    import_pytorch()
+    import_pytorch(needs_torchvision(settings))
     check_gpus(settings.processes, devices_of_a_process(settings))
     check_precision(settings.precision)
     return start(["-m", "mpdemo", "train", *settings.arguments()], settings.processes)
@@ -72,6 +72,11 @@ def world_size_of_launcher():
 
     values = read_launcher(os.environ)
     return None if values["launcher"] == "none" else values["world_size"]
+
+
+def needs_torchvision(settings) -> bool:
+    """Whether a training takes its model or its images from torchvision."""
+    return settings.dataset != "digits" or settings.model not in ("toy", "convnet", "transformer")
 
 
 def devices_of_a_process(settings) -> int:
@@ -103,7 +108,7 @@ def check_precision(precision):
 
 def work(settings) -> int:
     """Train in this process; its error, if any, is reported with its rank."""
-    import_pytorch()
+    import_pytorch(needs_torchvision(settings))
     from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 
     from mpdemo.training.loop import train

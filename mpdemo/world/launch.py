@@ -17,8 +17,13 @@ PARENT = "MPDEMO_STARTED_BY_PARENT"  # its process number, for the processes tha
 PR_SET_PDEATHSIG = 1  # prctl: the signal that a process gets when its parent dies
 
 
-def import_pytorch():
-    """Import torch and torchvision; explain the error of two that do not fit together, or of one that is too old.
+def import_pytorch(with_torchvision=False):
+    """Import torch; explain the error where it is missing, too old, or does not fit torchvision.
+
+    Parameters
+    ----------
+    with_torchvision : bool
+        Import that as well. It takes as long as PyTorch itself, and not every training needs it.
 
     Raises
     ------
@@ -27,7 +32,9 @@ def import_pytorch():
     """
     try:
         import torch
-        import torchvision
+
+        if with_torchvision:
+            import torchvision
     except (RuntimeError, ImportError, OSError) as error:
         first = str(error).splitlines()[0]
         raise UserError(
@@ -35,7 +42,8 @@ def import_pytorch():
             "install both from the same index: pip install --force-reinstall torch torchvision"
         ) from None
     check_version("torch", torch.__version__)
-    check_version("torchvision", torchvision.__version__)
+    if with_torchvision:
+        check_version("torchvision", torchvision.__version__)
 
 
 def prepare_signals():
