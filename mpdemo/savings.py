@@ -36,7 +36,7 @@ def check_savings(s):
         raise UserError("--channels-last does not go with --rung fsdp, which shards weights that lie row by row")
     if s.compile and s.rung == "data_parallel":
         raise UserError("--compile does not reach the copies that data_parallel makes in every step; use --rung ddp")
-    for name in ("activation_checkpointing", "compile"):
+    for name in ("activation_checkpointing", "compile", "sharded"):
         if getattr(s, name):
             _check_whole_backward(s, option_name(name))
     if s.timeline and s.accumulate > 1:
@@ -44,7 +44,10 @@ def check_savings(s):
 
 
 def _check_whole_backward(s, option):
-    """Refuse a schedule that would compute a block, or its compiled backward pass, anew for each of many parts."""
+    """Refuse a schedule that divides the backward pass, which these options need whole.
+
+    A block, or its compiled backward pass, would be computed anew for each part; FSDP would not see the gradients.
+    """
     scheduled = s.form == "per-device" and s.rung in ("pipeline", "hybrid")
     if scheduled and SCHEDULES[s.schedule].splits_backward:
         whole = ", ".join(name for name, schedule in SCHEDULES.items() if not schedule.splits_backward)

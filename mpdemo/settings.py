@@ -80,6 +80,7 @@ class Settings:
     mesh: Literal["dp-pp", "pp-dp"] = setting(
         "dp-pp", "of rung hybrid: neighbouring ranks differ in the last one, so dp-pp keeps a replica in a node"
     )
+    sharded: bool = setting(False, "of rung hybrid: the replicas divide every stage among them, as FSDP does")
     reshard: Literal["always", "never"] = setting(
         "always", "of rung fsdp: drop a block's gathered weights after its forward pass, or keep them for its backward"
     )
@@ -156,6 +157,7 @@ def checked(settings: Settings, world_size: int | None = None) -> Settings:
     hybrid = s.rung == "hybrid"
     require(hybrid or s.rung == "tensor" or s.replicas is None, "--replicas belongs to --rung hybrid or tensor alone")
     require(hybrid or s.mesh == "dp-pp", "--mesh belongs to --rung hybrid alone")
+    require((hybrid and s.form == "per-device") or not s.sharded, "--sharded belongs to --rung hybrid, form per-device")
     require(s.rung == "fsdp" or s.reshard == "always", f"--reshard {s.reshard} belongs to --rung fsdp alone")
     require(s.rung == "tensor" or not s.sequence_parallel, "--sequence-parallel belongs to --rung tensor alone")
     check_savings(s)

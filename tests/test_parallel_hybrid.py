@@ -8,6 +8,8 @@ from test_parallel_equality import case, check_but_buffers, named
 from test_training import ROUNDING, epochs, far, losses, summary
 from worlds import EQUALITY, TRAIN, run_worlds, written
 
+from mpdemo.errors import UserError
+from mpdemo.settings import Settings, checked
 from mpdemo.timeline import read
 
 FOUR = [  # 2 replicas of 2 devices, unless said
@@ -19,6 +21,9 @@ FOUR = [  # 2 replicas of 2 devices, unless said
     case("hybrid", "toy", schedule="1f1b", microbatches=2, accumulate=2),
     case("hybrid", "toy", form="one-process", devices=2, microbatches=3),  # 4 replicas
     case("hybrid", "convnet", "batch", form="one-process", microbatches=2, accumulate=3),
+    *(case("hybrid", "toy", schedule=name, microbatches=2, sharded=True) for name in ("gpipe", "interleaved-1f1b")),
+    case("hybrid", "transformer", schedule="1f1b", microbatches=2, accumulate=2, batch_size=8, sharded=True),
+    case("hybrid", "convnet", "batch", schedule="naive", sharded=True, activation_checkpointing=True),
 ]
 SIX = [  # 2 x 3 and 3 x 2
     case("hybrid", "toy", schedule="1f1b", microbatches=3, cut="linear1,linear2"),
@@ -33,6 +38,7 @@ PARTS = {  # one training of eleven steps, handed from rung to rung
     6: {"rung": "pipeline", "microbatches": 4},
     8: {"rung": "hybrid", "form": "one-process", "microbatches": 2, "cut": "linear2"},
     9: {"rung": "hybrid", "schedule": "interleaved-1f1b", "microbatches": 2, "mesh": "pp-dp"},
+    10: {"rung": "hybrid", "schedule": "1f1b", "microbatches": 2, "sharded": True},
 }
 
 
@@ -50,7 +56,7 @@ def ran(tmp_path_factory):
     """The folder in which all worlds of this file have run."""
     folder = tmp_path_factory.mktemp("hybrid")
     alone = [{**COMMON, "steps": 11, "out": str(folder / "whole")},
-             {**COMMON, "steps": 11, "out": str(folder / "end"), "resume": str(folder / "to-9")}]  # fmt: skip
+             {**COMMON, "steps": 11, "out": str(folder / "end"), "resume": str(folder / "to-10")}]  # fmt: skip
     run_worlds(folder, [
         [4, EQUALITY, written(folder / "four.json", FOUR), str(folder / "four.results")],
         [6, EQUALITY, written(folder / "six.json", SIX), str(folder / "six.results")],
@@ -95,3 +101,16 @@ def test_the_timeline_has_two_pipelines_and_an_all_reduce_at_their_end(ran):
         assert all([row["kind"] for row in lane].index("A") == len(lane) - 1 for lane in work.values())
         assert read.step_time(rows) == max(lane[-1]["end"] for lane in work.values())
     assert {event["rank"] for event in read.predict(steps, "zbv").events} == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"rung": "pipeline"}, "--sharded belongs to --rung hybrid, form per-device"),
+        ({"form": "one-process"}, "--sharded belongs to --rung hybrid, form per-device"),
+        ({"schedule": "zbv"}, "--sharded does not go with --schedule zbv, which splits the backward pass"),
+    ],
+)
+def test_what_cannot_be_sharded_is_refused(words, said):
+    with pytest.raises(UserError, match=said):
+        checked(Settings(**{"rung": "hybrid", "model": "transformer", "sharded": True} | words))

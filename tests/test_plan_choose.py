@@ -37,6 +37,7 @@ CASES = [
     (limited(LARGE, 170, devices=2, batch=7), "pipeline"),
     (limited(LARGE, 170, devices=2, batch=1), "model_parallel"),
     (limited(LARGE, 170, devices=4, nodes=2, batch=6), "hybrid"),
+    (limited(LARGE, 114, devices=4, optimizer="adamw"), "hybrid, sharded"),
     (limited(LARGE, 20, devices=2), NOTHING),
 ]
 

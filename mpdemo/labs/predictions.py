@@ -43,6 +43,8 @@ CASES = {  # processes -> settings, as changes of the story's
     4: [
         {"rung": "hybrid", "replicas": 2},
         {"rung": "hybrid", "replicas": 2, **HALVES, "accumulate": 2},
+        {"rung": "hybrid", "replicas": 2, "sharded": True},
+        {"rung": "hybrid", "replicas": 2, **HALVES, "sharded": True, "accumulate": 2},
         {"rung": "tensor", "replicas": 2},
         {"rung": "tensor", "replicas": 2, "sequence_parallel": True},
     ],

@@ -1,8 +1,9 @@
 """Rung 6, hybrid: several replicas of a cut model. Each is a pipeline; gradients are averaged across them, as in DDP.
 
 Against the rung below: the devices form a grid, replicas x stages. A step works on a share of the batch inside each
-replica, and ends with an all-reduce among the devices that hold the same stage. Two forms, as there. Taught in
-notebooks/06_hybrid.ipynb. Sources: https://arxiv.org/abs/2104.04473 (pipelines side by side),
+replica, and ends with an all-reduce among the devices that hold the same stage. Two forms, as there. With --sharded
+these devices also divide the stage among them, by FSDP. Taught in notebooks/06_hybrid.ipynb. Sources:
+https://arxiv.org/abs/2104.04473 (pipelines side by side),
 https://docs.pytorch.org/tutorials/recipes/distributed_device_mesh.html.
 """
 
@@ -14,6 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from mpdemo.parallel import pipeline
+from mpdemo.parallel.fsdp import shard
 from mpdemo.parallel.per_device import average_gradients
 
 
@@ -48,7 +50,9 @@ class PerDevice(pipeline.PerDevice):
         self.group, self.same_stage = mesh.get_group("pp"), mesh.get_group("dp")
         super().__init__(model, world, settings)  # a pipeline over the processes of its group
         self.replicas, self.replica = settings.replicas, mesh.get_local_rank("dp")
-        self.averages = True
+        self.averages = not settings.sharded  # FSDP averages what it divides
+        for stage in self.stages if settings.sharded else []:
+            shard(stage, mesh["dp"], settings.reshard)
 
     def step(self, images, labels):
         """Do a step of this replica's pipeline, then average over the replicas. See `Rung.step`."""
@@ -61,9 +65,9 @@ class PerDevice(pipeline.PerDevice):
     @contextmanager
     def no_sync(self):
         """See `Rung.no_sync`. A mean of sums is the sum of the means, so averaging later is the same."""
-        self.averages = False
+        averages, self.averages = self.averages, False
         yield
-        self.averages = True
+        self.averages = averages
 
     def synchronise(self):
         """Give every replica the first one's buffers. See `Rung.synchronise`."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 from mpdemo.cuts import HEADS
 from mpdemo.plan import planner, sharded_layers, traffic
-from mpdemo.plan.cut import balanced_cut, stage_slices
+from mpdemo.plan.cut import balanced_cut
 from mpdemo.plan.footprint import footprints, needs
-from mpdemo.plan.memory import MIB, RESERVE, replica
+from mpdemo.plan.memory import MIB, RESERVE, devices, replica
 from mpdemo.plan.roofline import estimate
 
 MOST = planner.MOST_MICROBATCHES
@@ -140,17 +140,18 @@ def replicas(case, parts=(1,), precision="fp32", checkpointing=False):
     return None
 
 
-def cut(case, microbatches=None):
+def cut(case, microbatches=None, replicas=1, sharded=False):
     """Return how the model fits when it is cut over as many devices as possible; None where it does not.
 
     With ``microbatches=1`` one device works at a time; else 1F1B with four microbatches per device, or two, or one, or
-    any other number: the first that divides the batch and fits.
+    any other number: the first that divides the batch and fits. The case is that of one of so many `replicas`, which
+    divide every stage among them where they are `sharded`.
     """
     for ranks in range(min(case.devices, len(case.blocks())), 1, -1):
         wanted = [4 * ranks, 2 * ranks, ranks, *(m for m in divisors(case.batch) if ranks < m <= MOST)]
         for count in [m for m in wanted if case.batch % m == 0] if microbatches is None else [microbatches]:
             for points in _even_cuts(case, ranks, case.batch // count):
-                fit = _cut_at(case, ranks, count, points)
+                fit = _cut_at(case, ranks, count, points, replicas, sharded)
                 if fit.memory <= case.limit:
                     return fit
     return None
@@ -163,14 +164,18 @@ def _even_cuts(case, ranks, size):
     return [balanced_cut([cost.both for cost in case.costs(size)], ranks), balanced_cut(memory, ranks)]
 
 
-def _cut_at(case, ranks, count, points):
-    blocks, size = case.blocks(), case.batch // count
+def _cut_at(case, ranks, count, points, replicas, sharded):
+    blocks, size, schedule = case.blocks(), case.batch // count, "1f1b" if count > 1 else "naive"
     job = planner.Workload(blocks, {size: case.costs(size)}, ranks, case.batch, case.limit, case.optimizer)
-    candidate = planner.evaluate(replace(job, bandwidth=float("inf")), "1f1b" if count > 1 else "naive", count, points)
+    candidate = planner.evaluate(replace(job, bandwidth=float("inf")), schedule, count, points)
+    shards = replicas if sharded else 1
+    stages = devices(blocks, points, case.batch, "per-device", schedule, count, case.optimizer, shards=shards)
     settings = {"processes": ranks, "cut": ",".join(blocks[point - 1].name for point in points)}
     settings |= {"microbatches": count} if count > 1 else {}
-    sent = max(messages["send"] for messages in traffic.of_stages(blocks, points, range(ranks), case.batch))
-    return Fit(settings, max(candidate.peaks), candidate.step_time, sent)
+    within = traffic.of_stages(blocks, points, range(ranks), case.batch)
+    across = traffic.of_grid(blocks, points, range(ranks), shards, count)
+    sent = max(own["send"] + traffic.ring_bytes(other, replicas) for own, other in zip(within, across, strict=True))
+    return Fit(settings, max(stage.peak for stage in stages), candidate.step_time, sent)
 
 
 def sharded(case):
@@ -199,23 +204,15 @@ def split_layers(case):
     return Fit({"processes": case.devices}, memory, seconds, sent)
 
 
-def replicas_of_a_cut(case):
-    """Return how several replicas fit, each cut over the fewest devices; None where they do not."""
+def replicas_of_a_cut(case, sharded=False):
+    """Return how several replicas fit, each cut over the fewest devices, perhaps sharded; None where they do not."""
     for stages in [n for n in divisors(case.devices)[1:-1] if case.batch % (case.devices // n) == 0]:
-        group = replace(case, devices=stages, batch=case.batch * stages // case.devices)
-        fit = cut(group)
+        replicas = case.devices // stages
+        fit = cut(replace(case, devices=stages, batch=case.batch // replicas), None, replicas, sharded)
         if fit and fit.settings["processes"] == stages:
-            grid = {"processes": case.devices, "replicas": case.devices // stages}
-            averaged = 2 * (1 - stages / case.devices) * _largest_stage(case, fit.settings["cut"])
-            return replace(fit, settings=fit.settings | grid, sent=fit.sent + averaged)
+            grid = {"processes": case.devices, "replicas": replicas} | ({"sharded": True} if sharded else {})
+            return replace(fit, settings=fit.settings | grid)
     return None
-
-
-def _largest_stage(case, cut):
-    """Return the bytes of gradients of the stage that has most."""
-    blocks, names = case.blocks(), cut.split(",")
-    points = [number for number, block in enumerate(blocks, 1) if block.name in names]
-    return max(sum(b.gradients for b in blocks[start:stop]) for start, stop in stage_slices(points, len(blocks)))
 
 
 def mib(number):

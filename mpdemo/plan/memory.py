@@ -19,7 +19,7 @@ from mpdemo.errors import UserError
 from mpdemo.plan.cut import stage_slices
 from mpdemo.plan.footprint import footprints
 from mpdemo.plan.operation_memory import operations
-from mpdemo.plan.order import order_arrays
+from mpdemo.plan.order import KINDS, order_arrays
 from mpdemo.schedules import placement, usual_stages_per_rank
 
 MIB = 2**20
@@ -102,12 +102,14 @@ def estimate(
     return devices(blocks, points, batch, form, schedule, microbatches, optimizer, keep_gradients)
 
 
-def devices(blocks, points, batch, form, schedule, microbatches, optimizer, keep_gradients=False):
+def devices(blocks, points, batch, form, schedule, microbatches, optimizer, keep_gradients=False, shards=1):
     """Add up the footprints of the blocks; arguments and result as in `estimate`.
 
     Parameters
     ----------
     blocks : sequence of Footprint
+    shards : int
+        Devices that hold the same stage and divide it by FSDP (hybrid, per-device).
     """
     one_process = microbatches if form == "one-process" else 0
     schedule = "gpipe" if one_process else schedule
@@ -131,11 +133,28 @@ def devices(blocks, points, batch, form, schedule, microbatches, optimizer, keep
             always += sum(crossing[s] + (crossing[s + 1] if per_rank > 1 else 0) for s in own_stages)
         kind, stage, microbatch = order_arrays(schedule, rank, ranks, microbatches, per_rank)
         # gradients kept from the last step are added to; but one process first sums up its microbatches' elsewhere
-        creates = (microbatch == 0) & (not keep_gradients or one_process > 1)
+        creates = (microbatch == 0) & (not keep_gradients or one_process > 1 or shards > 1)
         peaks, changes = needed[stage, kind + 4 * creates].T
-        highest = always + (np.cumsum(changes) - changes + peaks).max()
-        result.append(_device(rank, own_blocks, highest, optimizer, keep_gradients))
+        after = np.cumsum(changes)
+        whole_at_peak, whole_after = _gathered(kind, own_blocks, per_rank) if shards > 1 else (0, 0)
+        highest = always + max((after - changes + peaks + whole_at_peak).max(), (after + whole_after).max())
+        result.append(_device(rank, own_blocks, highest, optimizer, keep_gradients, shards))
     return result
+
+
+def _gathered(kind, blocks, per_rank):
+    """Return the bytes of whole weights that FSDP keeps beside its part, at the peak and at the end of operations.
+
+    A forward pass drops a block's weights after it, a backward pass keeps them for the next microbatch. A device with
+    several stages has all of them whole.
+    """
+    stage, block = (function(block.weights for block in blocks) for function in (sum, max))
+    if per_rank > 1:
+        return stage, stage
+    forward = kind == KINDS.index("F")
+    kept = ~forward & np.roll(~forward, 1)
+    whole_after = np.where(forward, 0, stage + np.where(kept, 0, block))
+    return np.where(kept, stage, 2 * block), whole_after  # twice, and once more: the message in which weights arrive
 
 
 def replica(blocks, images, parts, optimizer, ddp=False) -> DeviceMemory:
@@ -148,9 +167,9 @@ def replica(blocks, images, parts, optimizer, ddp=False) -> DeviceMemory:
     return replace(device, gradients=2 * device.gradients) if ddp and parts > 1 else device
 
 
-def _device(rank, blocks, highest, optimizer, keep_gradients):
+def _device(rank, blocks, highest, optimizer, keep_gradients, shards):
     """Return the DeviceMemory of a rank whose batch and operations need at most `highest` bytes."""
-    weights, gradients = (sum(getattr(block, name) for block in blocks) for name in ("weights", "gradients"))
+    weights, gradients = (sum(getattr(block, name) for block in blocks) // shards for name in ("weights", "gradients"))
     state = STATES[optimizer] * gradients
     peak = weights + state + keep_gradients * gradients + highest
     if optimizer == "adamw":  # its step needs two more tensors like the parameter it updates

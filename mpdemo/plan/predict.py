@@ -67,11 +67,15 @@ def _stages(settings, blocks):
     share = s.batch_size // (s.replicas or 1)
     images, several = share // s.accumulate, s.accumulate > 1
     first, *others = memory.devices(
-        blocks, points, images, s.form, schedule, s.microbatches, STATE[s.optimizer], keep_gradients=several
+        *(blocks, points, images, s.form, schedule, s.microbatches, STATE[s.optimizer]),
+        keep_gradients=several,
+        shards=s.replicas if s.sharded else 1,
     )
     first = replace(first, activations=first.activations + (share - images) * blocks[0].input)  # they wait
     result = [first, *others]
-    if s.rung == "hybrid" and s.form == "per-device":  # the gradients are averaged in one message, a copy
+    if (
+        s.rung == "hybrid" and s.form == "per-device" and not s.sharded
+    ):  # the gradients are averaged in one message, a copy
         result = [replace(d, activations=max(d.activations, d.gradients)) for d in result]
     return result
 
@@ -108,7 +112,7 @@ def messages(settings, blocks) -> list[dict]:
     owners = placement(schedule, s.devices, s.stages_per_rank)
     sent = traffic.of_stages(blocks, points, owners, s.batch_size // replicas)
     if s.rung == "hybrid":
-        sent = [
-            traffic.added(own, stage) for own, stage in zip(sent, traffic.of_grid(blocks, points, owners), strict=True)
-        ]
+        shards = {"shards": replicas, "parts": s.microbatches, "steps": s.accumulate} if s.sharded else {}
+        exchanged = traffic.of_grid(blocks, points, owners, **shards)
+        sent = [traffic.added(own, stage) for own, stage in zip(sent, exchanged, strict=True)]
     return sent * replicas

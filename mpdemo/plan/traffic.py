@@ -73,11 +73,19 @@ def of_stages(blocks, points, owners, images) -> list[dict]:
     return [{"send": size} for size in sent]
 
 
-def of_grid(blocks, points, owners) -> list[dict]:
-    """Return the messages in which each rank of a replica averages its stages' gradients over the replicas."""
+def of_grid(blocks, points, owners, shards=1, parts=1, steps=1) -> list[dict]:
+    """Return the messages of each rank of a replica to those that hold the same stages in other replicas.
+
+    They average their gradients. With `shards` (FSDP) weights are gathered for every one of `parts` microbatches, and
+    once more for the first backward pass; each of `steps` accumulated batches does all of that.
+    """
     stages = [blocks[start:stop] for start, stop in stage_slices(points, len(blocks))]
     owned = [[stages[s] for s, owner in enumerate(owners) if owner == rank] for rank in range(max(owners) + 1)]
-    return [of_replicas([block for stage in own for block in stage]) for own in owned]
+    blocks_of_rank = [[block for stage in own for block in stage] for own in owned]
+    if shards == 1:
+        return [of_replicas(own) for own in blocks_of_rank]
+    padded = [padded_bytes(local_shapes(own), shards) for own in blocks_of_rank]
+    return [{"all-gather": steps * (parts + 1) * size, "reduce-scatter": steps * size} for size in padded]
 
 
 def added(first, second) -> dict:

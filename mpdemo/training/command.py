@@ -11,6 +11,7 @@ Every rung on one machine (``--processes`` starts torchrun for you)::
     python -m mpdemo train --rung pipeline       --model resnet50 --form one-process --microbatches 8 --devices 2
     python -m mpdemo train --rung hybrid         --model transformer --processes 4 --replicas 2
     python -m mpdemo train --rung hybrid         --model resnet50 --form one-process --devices 2 --replicas 2
+    python -m mpdemo train --rung hybrid         --model transformer --processes 4 --replicas 2 --sharded
     python -m mpdemo train --rung fsdp           --model transformer --processes 2 --reshard never
     python -m mpdemo train --rung tensor         --model transformer --processes 2 --sequence-parallel
     python -m mpdemo train --rung tensor         --model transformer --processes 4 --replicas 2
