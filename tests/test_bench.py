@@ -25,8 +25,8 @@ RESULTS = {
     "machine": {"date": "2026-01-02", "rounds": 7, "device": "one CPU core", "processor": "Z80", "torch": "2.15.0+x"},
     "loop": [{"added_seconds": 2e-4, "added_share": 0.15}, {"added_seconds": 0.0, "added_share": 0.004}],
     "ddp": [
-        {"model": "resnet18", "image_size": 64, "batch": 64, "speedup": 1.8, "speedup_quartiles": SPREAD}
-        | {"bound": 1.9, "fraction_of_bound": 0.95, "fraction_quartiles": SPREAD}
+        {"rung": "fsdp", "model": "resnet18", "image_size": 64, "batch": 64, "speedup": 1.8, "bound": 1.9}
+        | {"speedup_quartiles": SPREAD, "fraction_of_bound": 0.95, "fraction_quartiles": SPREAD}
     ],
     "pipeline": [
         PIPELINE | {"model": model, "batch": 32, "schedule": "1f1b", "microbatches": 8, "cut": cut, "step_seconds": s}
@@ -37,6 +37,7 @@ RESULTS = {
             ("resnet101", "layer3.6", 4.0),
         )
     ],
+    "step_times": [{"predicted": p, "measured": 1.0} for p in (1.1, 0.95, 1.02, 0.8)],
     "planner": [
         {"model": "resnet50", "schedule": s, "microbatches": 4, "of": 20, "speedup": x, "speedup_quartiles": SPREAD}
         for s, x in (("zbv", 1.0), ("1f1b", 1.02))
@@ -90,6 +91,8 @@ def test_the_table_stands_between_the_marks_and_says_the_figures(tmp_path):
     assert text.startswith("before\n<!-- bench -->\nMeasured on 2026-01-02") and text.endswith(
         "<!-- /bench -->\nafter\n"
     )
+    assert "3 trainings of the story on two processes" in text and "half a minute later: +10%) | 5%, 20% |" in text
+    assert "| FSDP, 2 processes, resnet18, 64 px, batch 64: speed-up over one |" in text
     assert "old" not in text and "7 rounds" in text and "Z80" in text
     assert "1.80 [0.90-1.10] | 1.90, two independent processes | 0.95 [0.90-1.10]" in text
     assert "200 µs, over a bare ConvNet step | 0.4 %" in text and "1.50 times faster" in text

@@ -1,7 +1,8 @@
 """``python -m mpdemo bench``: the speed figures of the README, as ratios from interleaved runs in one call.
 
 Each comparison stands beside its bound: the training loop beside a bare loop; DDP beside independent processes;
-pipelines beside naive model parallelism and their own simulation; the planner's choice beside the best of all choices.
+pipelines beside naive model parallelism and their own simulation; the planner's choice beside the best of all choices;
+step times beside those that were predicted.
 Run it on an idle machine.
 """
 
@@ -16,7 +17,7 @@ from mpdemo.world.launch import start
 from mpdemo.world.machine import describe
 from mpdemo.world.processes import check_room
 
-PARTS = ("loop", "ddp", "pipeline", "planner", "lightning")
+PARTS = ("loop", "ddp", "pipeline", "planner", "step_times", "lightning")
 
 
 def add_arguments(parser):

@@ -14,39 +14,52 @@ import torch
 
 from mpdemo import data
 from mpdemo.bench.pipelines import pipeline, planner
+from mpdemo.labs import step_times
 from mpdemo.labs.harness import Comparison, join_world, quartiles
 from mpdemo.parallel.rung import loss_fn
 from mpdemo.settings import Settings, checked
 from mpdemo.training.build import build
 from mpdemo.training.loop import Run
 
+SHARED = (  # model, pixels per side, batch, rungs that share the arithmetic among all processes
+    ("resnet18", 64, 64, ("ddp",)),
+    ("resnet50", 128, 32, ("ddp",)),
+    ("transformer", 28, 256, ("ddp", "fsdp", "tensor")),
+)
+
 
 def ddp(world, rounds):
-    """DDP with two processes against two independent processes, and against one."""
+    """DDP, FSDP and tensor parallelism with two processes against two independent processes, and against one."""
     rows = []
-    for model, size, batch in (("resnet18", 64, 64), ("resnet50", 128, 32)):
-        single = Settings(rung="single", model=model, image_size=size, batch_size=batch)
+    for model, size, batch, rungs in SHARED:
+        optimizer = "adamw" if model == "transformer" else "sgd"
+        single = Settings(rung="single", model=model, image_size=size, batch_size=batch, optimizer=optimizer)
         comparison = Comparison(world)
         comparison.add("single", single)
         comparison.add("independent", replace(single, batch_size=batch // world.world_size), everywhere=True)
-        comparison.add("ddp", replace(single, rung="ddp"))
+        for rung in rungs:
+            comparison.add(rung, replace(single, rung=rung))
         comparison.run(rounds)
-        speedup, *speedup_quartiles = comparison.ratio("single", "ddp")
-        share, *share_quartiles = comparison.ratio("independent", "ddp")
-        rows.append(
-            {
-                "model": model,
-                "image_size": size,
-                "batch": batch,
-                "processes": world.world_size,
-                "speedup": speedup,
-                "speedup_quartiles": speedup_quartiles,
-                "bound": comparison.ratio("single", "independent")[0],
-                "fraction_of_bound": share,
-                "fraction_quartiles": share_quartiles,
-            }
-        )
+        rows += [shared_row(comparison, rung, single) for rung in rungs]
     return rows
+
+
+def shared_row(comparison, rung, settings):
+    """One row: a rung over the single device, and over processes that do not speak to each other."""
+    speedup, *speedup_quartiles = comparison.ratio("single", rung)
+    share, *share_quartiles = comparison.ratio("independent", rung)
+    return {
+        "rung": rung,
+        "model": settings.model,
+        "image_size": settings.image_size,
+        "batch": settings.batch_size,
+        "processes": comparison.world.world_size,
+        "speedup": speedup,
+        "speedup_quartiles": speedup_quartiles,
+        "bound": comparison.ratio("single", "independent")[0],
+        "fraction_of_bound": share,
+        "fraction_quartiles": share_quartiles,
+    }
 
 
 def loop(world, rounds):
@@ -113,7 +126,7 @@ def main(part, out, rounds) -> int:
     """Run one part in this world; rank 0 writes its rows."""
     with join_world() as world:
         measured = {"ddp": ddp, "pipeline": pipeline, "planner": planner, "loop": loop, "lightning": lightning}
-        rows = measured[part](world, int(rounds))
+        rows = (measured | {"step_times": step_times.measure})[part](world, int(rounds))
     if world.rank == 0:
         Path(out, f"{part}.json").write_text(json.dumps(rows, indent=2) + "\n")
     return 0

@@ -2,10 +2,12 @@
 
 import json
 from pathlib import Path
+from statistics import median
 
 from mpdemo.errors import UserError
 
 START, END = "<!-- bench -->", "<!-- /bench -->"
+RUNGS = {"ddp": "DDP", "fsdp": "FSDP", "tensor": "tensor parallel"}
 
 
 def around(readme) -> tuple[str, str]:
@@ -53,7 +55,8 @@ def _comparisons(results):
     yield "|---|---|---|---|"
     for row in results["ddp"]:
         yield (
-            f"| DDP, 2 processes, {row['model']}, {row['image_size']} px, batch {row['batch']}: speed-up over one "
+            f"| {RUNGS[row['rung']]}, 2 processes, {row['model']}, {row['image_size']} px, batch {row['batch']}: "
+            "speed-up over one "
             f"| {_spread(row['speedup'], row['speedup_quartiles'])} | {row['bound']:.2f}, two independent processes "
             f"| {_spread(row['fraction_of_bound'], row['fraction_quartiles'])} |"
         )
@@ -83,7 +86,18 @@ def _comparisons(results):
         f"time over the fastest of {planned['of'] - 1} others ({best['schedule']}, {best['microbatches']}) "
         f"| {_spread(best['speedup'], best['speedup_quartiles'])} | 1 | |"
     )
+    yield from _step_times(results["step_times"])
     yield ""
+
+
+def _step_times(rows):
+    single, *others = (row["predicted"] / row["measured"] - 1 for row in rows)
+    off = sorted(map(abs, others))
+    yield (
+        f"| step time predicted beforehand, {len(off)} trainings of the story on two processes: off by, the median and "
+        f"the largest (the single device itself, half a minute later: {single:+.0%}) "
+        f"| {median(off):.0%}, {off[-1]:.0%} | 10 % | |"
+    )
 
 
 def _pipelines(rows):

@@ -31,8 +31,8 @@ class Workload:
         Bytes that PyTorch may use on every device; infinite by default.
     optimizer : str
         "sgd", "momentum" or "adamw".
-    bandwidth : float
-        Bytes per second between two devices.
+    bandwidth, latency : float
+        Bytes per second between two devices, and seconds of a message without any.
     form : str
         "per-device" or "one-process", as for `mpdemo.plan.memory.estimate`.
     """
@@ -44,6 +44,7 @@ class Workload:
     limit: float = float("inf")
     optimizer: str = "sgd"
     bandwidth: float = 10e9
+    latency: float = 0.0
     form: str = "per-device"
 
 
@@ -90,7 +91,7 @@ def evaluate(job, schedule, microbatches, points):
     size = job.batch // microbatches
     slices = stage_slices(points, len(job.blocks))
     forward, backward, weight = _times(job, schedule, size, slices)
-    seconds = [job.blocks[stop - 1].output * size / job.bandwidth for _, stop in slices[:-1]]
+    seconds = [job.latency + job.blocks[stop - 1].output * size / job.bandwidth for _, stop in slices[:-1]]
     simulation = simulate(schedule, forward, backward, microbatches, job.ranks, weight, seconds or 0.0)
     memory = devices(job.blocks, points, job.batch, job.form, schedule, microbatches, job.optimizer)
     return Candidate(schedule, microbatches, list(points), simulation, memory)

@@ -55,7 +55,8 @@ def _parts(settings):
     return settings.accumulate * settings.microbatches
 
 
-def _points(settings):
+def schedule_and_cut(settings):
+    """Return the schedule of a cut model and the first block of every stage but the first."""
     s = settings
     schedule = "naive" if s.rung == "model_parallel" else s.schedule
     return schedule, resolve_cut(block_names(s.model), s.cut, len(placement(schedule, s.devices, s.stages_per_rank)))
@@ -63,7 +64,7 @@ def _points(settings):
 
 def _stages(settings, blocks):
     """Return the devices of one replica of a cut model."""
-    s, (schedule, points) = settings, _points(settings)
+    s, (schedule, points) = settings, schedule_and_cut(settings)
     share = s.batch_size // (s.replicas or 1)
     images, several = share // s.accumulate, s.accumulate > 1
     first, *others = memory.devices(
@@ -108,7 +109,7 @@ def messages(settings, blocks) -> list[dict]:
         if replicas > 1:
             sent = traffic.added(sent, traffic.of_shards(blocks, replicas, _parts(s), splits=s.devices))
         return [sent] * (s.devices * replicas)
-    schedule, points = _points(s)
+    schedule, points = schedule_and_cut(s)
     owners = placement(schedule, s.devices, s.stages_per_rank)
     sent = traffic.of_stages(blocks, points, owners, s.batch_size // replicas)
     if s.rung == "hybrid":

@@ -1,0 +1,143 @@
+"""Are step times right that were predicted beforehand? The parts of a step are measured first, then whole steps.
+
+    torchrun --standalone --nproc-per-node 2 -m mpdemo.labs.step_times runs/step_times
+
+Every process takes part; rank 0 writes ``summary.json`` in the folder. Also a part of ``python -m mpdemo bench``.
+"""
+
+import sys
+import time
+from dataclasses import replace
+from functools import partial
+from statistics import mean, median
+
+import torch
+import torch.distributed as dist
+from torch.nn.functional import cross_entropy
+
+from mpdemo.labs.harness import Comparison, join_world, quartiles, rest
+from mpdemo.labs.ladder import model_and_batch
+from mpdemo.notebook.story import story
+from mpdemo.plan import cost, predict
+from mpdemo.plan.step_time import Speeds, images_at_once, seconds
+from mpdemo.settings import Settings, as_arguments, checked
+from mpdemo.training.build import make_optimizer
+from mpdemo.training.run_log import RunLog
+from mpdemo.world import clock
+from mpdemo.world.collectives import gather_objects
+
+HALVES = {"cut": None, "microbatches": 4}  # one stage per device
+CASES = [  # changes of the story's settings
+    {"rung": "single"},
+    {"rung": "single", "accumulate": 4},
+    {"rung": "ddp"},
+    {"rung": "ddp", "accumulate": 2},
+    {"rung": "ddp", "activation_checkpointing": True},
+    {"rung": "model_parallel"},
+    {"rung": "pipeline", "schedule": "gpipe", **HALVES},
+    {"rung": "pipeline", "schedule": "1f1b", **HALVES},
+    {"rung": "pipeline", "schedule": "1f1b", **HALVES, "microbatches": 8},
+    {"rung": "pipeline"},
+    {"rung": "pipeline", "schedule": "zbv"},
+]
+SHORT, LONG = 16 * 2**10, 8 * 2**20  # bytes of the two messages through which a line is laid
+REPEATS = 15
+
+
+def measure(world, rounds) -> list[dict]:
+    """Return a row for each case, complete on rank 0: seconds of a step, predicted and then measured.
+
+    All ranks must call this. The steps are timed in turn, round by round; the quartiles are those of the ratio.
+    """
+    wanted = [replace(Settings(**story(**changes)), timeline=False) for changes in CASES]
+    settings = [checked(s, world.world_size if s.rung != "single" else None) for s in wanted]
+    model, batch = model_and_batch(settings[0])
+    speeds = gather_objects(measured_speeds(world, model, batch[0], settings))[0]
+    blocks = predict.blocks_of(settings[0])
+    predicted = [seconds(s, predict.blocks_of(s) if s.activation_checkpointing else blocks, speeds) for s in settings]
+    comparison = Comparison(world, model, batch)
+    for number, case in enumerate(wanted):
+        comparison.add(number, case)
+    comparison.run(rounds)
+    return [
+        {
+            "case": " ".join(as_arguments({name: value for name, value in changes.items() if value is not None})),
+            "predicted": predicted[number],
+            "measured": comparison.median(number),
+            "quartiles": quartiles([predicted[number] / step for step in comparison.seconds[number]]),
+        }
+        for number, changes in enumerate(CASES)
+    ]
+
+
+def measured_speeds(world, model, images, settings) -> Speeds:
+    """Measure what a step consists of, on all devices at once and on the first alone."""
+    sizes = {images_at_once(s) for s in settings}
+    costs = [block_costs(world, model, images, sizes, ranks) for ranks in (1, world.world_size)]
+    optimizer = make_optimizer(model.parameters(), settings[0])
+    update = timed(world, optimizer.step) / sum(p.numel() * p.element_size() for p in model.parameters())
+    messages = {"send": line(world, back_and_forth, messages=2), "all-reduce": line(world, all_reduce)}
+    return Speeds(*costs, update, messages)
+
+
+def block_costs(world, model, images, sizes, ranks) -> dict:
+    """Measure the blocks at several sizes in so many ranks at once, the others rest; images of a size -> costs.
+
+    A block on its own is faster than in a step, where other blocks took its place in the cache. So a whole step is
+    measured as well, and what it takes longer than its blocks is given to each of them.
+    """
+    active, labels = world.rank < ranks, torch.zeros(len(images), dtype=torch.long)
+    rest()
+    measured = [c for c in gather_objects(cost.measure(model, images, sizes) if active else None) if c]
+    whole = timed(world, lambda: active and cross_entropy(model(images), labels).backward())
+    costs = {size: mean_of([rank[size] for rank in measured]) for size in sizes}
+    factor = whole / sum(block.both for block in costs[len(images)])
+    return {size: [cost.BlockCost(*(factor * x for x in block)) for block in blocks] for size, blocks in costs.items()}
+
+
+def mean_of(costs) -> list:
+    """Return the mean costs of every block, from the costs that each rank measured."""
+    return [cost.BlockCost(*map(mean, zip(*block, strict=True))) for block in zip(*costs, strict=True)]
+
+
+def line(world, send, messages=1) -> tuple[float, float]:
+    """Return seconds of a short message and seconds per byte, from calls that send `messages` of one of two sizes."""
+    tensors = [torch.zeros(size // 4, device=world.device) for size in (SHORT, LONG)]
+    short, long = (timed(world, partial(send, world, tensor)) / messages for tensor in tensors)
+    per_byte = (long - short) / (LONG - SHORT)
+    return short - SHORT * per_byte, per_byte
+
+
+def timed(world, function) -> float:
+    """Return the median seconds of a call that all ranks make at the same time."""
+    taken = []
+    for _ in range(REPEATS):
+        rest()
+        begin = time.perf_counter()
+        function()
+        clock.wait(world.device)
+        taken.append(time.perf_counter() - begin)
+    return median(taken[1:])
+
+
+def all_reduce(world, tensor):
+    """Average over all ranks."""
+    dist.all_reduce(tensor)
+
+
+def back_and_forth(world, tensor):
+    """Send from rank 0 to rank 1, and back; the others rest."""
+    for sender in (0, 1) if world.rank < 2 else ():
+        (dist.send if world.rank == sender else dist.recv)(tensor, 1 - world.rank)
+
+
+def main(out, rounds=9) -> int:
+    """Measure in every process; rank 0 writes the result."""
+    with join_world() as world:
+        rows = measure(world, int(rounds))
+    RunLog(out, world.rank == 0).finish({"device": world.device.type, "rows": rows})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,88 @@
+"""How long a step will take on this machine: what was measured of blocks, update and messages, put together.
+
+`mpdemo.labs.step_times` measures these in seconds, before anything is trained, and compares the sums with real steps.
+FSDP and tensor parallelism are left out: most of what they add to a step is the library's own work between messages.
+"""
+
+from dataclasses import dataclass
+
+from mpdemo.plan import planner, predict
+from mpdemo.plan.cut import stage_slices
+from mpdemo.schedules import placement
+from mpdemo.settings import CUT_RUNGS
+
+PREDICTED = ("single", "ddp", "model_parallel", "pipeline", "hybrid")  # rungs, in their first form
+IN_TURN = ("single", "model_parallel")  # rungs in which one device computes at a time
+BUCKETS = 2  # messages in which DDP sends the gradients: one bucket of 1 MiB, then one of up to 25 MiB
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """What a device of this machine takes.
+
+    Attributes
+    ----------
+    alone, together : dict
+        Images of a microbatch -> list of BlockCost, one per block: while the other devices rest, and while all of
+        them compute (cores share the memory).
+    update : float
+        Seconds per byte of weights that the optimizer's step takes.
+    messages : dict
+        "send" or "all-reduce" -> seconds of a short message, and seconds per byte.
+    """
+
+    alone: dict
+    together: dict
+    update: float
+    messages: dict
+
+    def message(self, kind, size, count=1) -> float:
+        """Return the seconds of `count` messages of `size` bytes together."""
+        latency, per_byte = self.messages[kind]
+        return count * latency + size * per_byte
+
+
+def images_at_once(settings) -> int:
+    """Return the images of a microbatch: what a device computes in one pass."""
+    shares = settings.devices if settings.rung == "ddp" else settings.replicas or 1
+    return settings.batch_size // shares // (settings.accumulate * settings.microbatches)
+
+
+def seconds(settings, blocks, speeds) -> float:
+    """Return the seconds of a step.
+
+    Parameters
+    ----------
+    settings : Settings
+        Checked, of a rung in PREDICTED, in float32.
+    blocks : sequence of Footprint
+        From `mpdemo.plan.predict.blocks_of`.
+    speeds : Speeds
+        With the costs of `images_at_once`.
+    """
+    s = settings
+    costs = (speeds.alone if s.rung in IN_TURN else speeds.together)[images_at_once(s)]
+    if s.activation_checkpointing:
+        costs = [cost._replace(backward=cost.backward + cost.forward) for cost in costs]
+    if s.rung in CUT_RUNGS:
+        return _of_stages(s, blocks, costs, speeds)
+    weights = sum(block.weights for block in blocks)
+    computing = s.accumulate * s.microbatches * sum(cost.both for cost in costs)
+    averaging = speeds.message("all-reduce", weights, BUCKETS) if s.rung == "ddp" else 0
+    return computing + averaging + speeds.update * weights
+
+
+def _of_stages(settings, blocks, costs, speeds):
+    """Simulate the schedule, and add what follows it on the fullest device."""
+    s, (schedule, points) = settings, predict.schedule_and_cut(settings)
+    latency, per_byte = speeds.messages["send"]
+    share = s.batch_size // (s.replicas or 1) // s.accumulate
+    link = {"latency": latency, "bandwidth": 1 / per_byte if per_byte > 0 else float("inf")}
+    job = planner.Workload(blocks, {images_at_once(s): costs}, s.devices, share, **link)
+    simulated = planner.evaluate(job, schedule, s.microbatches, points).step_time
+    weights_of = [0] * s.devices
+    owners = placement(schedule, s.devices, s.stages_per_rank)
+    for owner, (start, stop) in zip(owners, stage_slices(points, len(blocks)), strict=True):
+        weights_of[owner] += sum(block.weights for block in blocks[start:stop])
+    averaging = speeds.message("all-reduce", max(weights_of)) if s.rung == "hybrid" else 0
+    return s.accumulate * simulated + averaging + speeds.update * max(weights_of)
