@@ -7,7 +7,9 @@ import pytest
 import torch
 from placed import Devices, Placed
 
+from mpdemo import models
 from mpdemo.parallel import one_process
+from mpdemo.parallel.per_device import stage_shapes
 from mpdemo.paths import root
 from mpdemo.settings import Settings, checked
 from mpdemo.training.loop import train
@@ -55,6 +57,20 @@ def test_a_tensor_that_is_made_names_its_device(room):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in MAKERS:
                 assert "device" in {keyword.arg for keyword in node.keywords}, f"{file.name}, line {node.lineno}"
+
+
+@pytest.mark.parametrize(("device", "after_group_norm"), [("cpu", torch.bfloat16), ("cuda", torch.float32)])
+def test_the_types_between_stages_are_those_of_the_device(device, after_group_norm, monkeypatch):
+    """The type of a cut is found on fake tensors, so a GPU's is found without one: autocast must only believe in it."""
+    monkeypatch.setattr("torch.cuda.amp.common.amp_definitely_not_available", lambda: False)
+    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda: True)
+    model = models.build("convnet", norm="group")
+    model.precision = torch.bfloat16
+    settings = checked(Settings(rung="model_parallel", model="convnet", norm="group", batch_size=8), 2)
+    (_, sent), (received, _) = stage_shapes(model, [1], settings, torch.device(device))
+    assert sent.dtype == received.dtype == after_group_norm
+    assert sent.shape == (8, 16, 14, 14) and sent.device.type == "meta"
+    assert model.training and {p.device.type for p in model.parameters()} == {"cpu"}
 
 
 def test_it_refuses_what_cuda_refuses():

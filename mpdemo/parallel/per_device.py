@@ -4,6 +4,7 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed import pipelining
+from torch.func import functional_call
 
 from mpdemo.models import resolve_cut
 from mpdemo.parallel.rung import Rung
@@ -44,7 +45,7 @@ class CutOverProcesses(Rung):
         ranks = dist.get_process_group_ranks(self.group)
         self.owners = owners = [ranks[number] for number in owners]
         points = resolve_cut(model.names, settings.cut, len(owners))
-        self.shapes = stage_shapes(model, points, settings)
+        self.shapes = stage_shapes(model, points, settings, self.device)
         self.stages = [model.cut(points)[i].to(self.device) for i, rank in enumerate(owners) if rank == self.rank]
         self.has_input, self.has_output = self.rank == owners[0], self.rank == owners[-1]
         self.recorder = make_recorder(settings, world)
@@ -54,8 +55,10 @@ class CutOverProcesses(Rung):
         return walk(self.stages, self.owners, self.shapes, images)
 
 
-def stage_shapes(model, points, settings) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def stage_shapes(model, points, settings, device) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Find shapes and types at every cut, without computing anything.
+
+    Under autocast the types depend on the device: a GPU gives the outputs of group norm in float32, a CPU in bf16.
 
     Parameters
     ----------
@@ -65,6 +68,8 @@ def stage_shapes(model, points, settings) -> list[tuple[torch.Tensor, torch.Tens
         Where it is cut.
     settings : Settings
         Give the microbatch's size: a replica's share of the batch, divided by `microbatches`.
+    device : torch.device
+        Where the stages will compute.
 
     Returns
     -------
@@ -76,9 +81,11 @@ def stage_shapes(model, points, settings) -> list[tuple[torch.Tensor, torch.Tens
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         share = settings.batch_size // (settings.replicas or 1)
         size = (share // settings.microbatches, *model.input_shape)
-        outputs = torch.empty(size, device="cpu")  # where the model still is
+        outputs = torch.empty(size, device=device)
         for number, stage in enumerate(model.cut(points)):
-            inputs, outputs = outputs, stage(outputs)
+            tensors = [*stage.named_parameters(), *stage.named_buffers()]
+            tensors = {name: torch.empty_like(tensor, device=device) for name, tensor in tensors}
+            inputs, outputs = outputs, functional_call(stage, tensors, (outputs,))
             shapes.append((_without_memory(inputs, number > 0), _without_memory(outputs, True)))
     model.train()
     return shapes
