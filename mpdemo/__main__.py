@@ -21,6 +21,7 @@ COMMANDS = {
     "cluster": ("mpdemo.cluster.command", "a throw-away Slurm cluster on this machine"),
     "render": ("mpdemo.jobs.render_course", "write the course's job files for a site; submit nothing"),
     "rehearse": ("mpdemo.rehearse.command", "run each job of the course on the cluster, small, and print one table"),
+    "class": ("mpdemo.classroom.command", "a trainer's view: who finished what, what runs; cancel, collect"),
     "scale": ("mpdemo.scale.command", "what more nodes bring and cost, measured by jobs"),
     "bench": ("mpdemo.bench.command", "measure the speed figures of the README"),
 }

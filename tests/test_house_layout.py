@@ -39,6 +39,7 @@ LIGHT = (
     "scale",
     "scale.command",
     "rehearse.command",
+    "classroom.command",
     "plan.choose",
     "notebook.choices",
 )

@@ -13,6 +13,7 @@ import textwrap
 from pathlib import Path
 
 from mpdemo.errors import UserError, did_you_mean, error_line
+from mpdemo.exercises.progress import note_right
 from mpdemo.paths import root
 
 MODULES = {
@@ -94,7 +95,10 @@ def verdict(number, answer=...) -> tuple[str, str]:
 
 def check(number, answer=...):
     """Print whether an answer is right. Without an answer, the file of an earlier ``%%task`` is checked."""
-    print(f"{number}: {verdict(number, answer)[1]}")
+    state, message = verdict(number, answer)
+    print(f"{number}: {message}")
+    if state == "right":
+        note_right(number)
 
 
 def _exercise(number):
