@@ -136,6 +136,30 @@ def test_the_cancel_button_works_while_the_cell_runs(page, server, project, outs
     assert page.locator(f"{OUTPUT} >> text=Traceback").count() == 0
 
 
+SEVERAL = """
+import sys
+sys.path.insert(0, "../tests")
+from toyjob import ToyJob
+from mpdemo.notebook.live_view import follow
+short, long = ToyJob("../runs/short", steps=100), ToyJob("../runs/long", steps=4000)
+await follow(short, long)
+"""
+
+
+def test_one_of_several_jobs_is_shown_in_detail_and_cancelled(page, server, project, outside):
+    write(project, "several.ipynb", [SEVERAL, AFTER])
+    open_notebook(page, server, "several.ipynb", run=True)
+    page.locator("button.widget-toggle-button:has-text('long')").click()
+    page.wait_for_selector(f"{OUTPUT} >> text=/step [0-9]+ of 4000/", timeout=WAIT)
+    assert page.locator(f"{OUTPUT} >> text=/short.*running/").count() >= 1
+    page.locator("button.jupyter-button:has-text('Cancel')").click()
+    page.wait_for_selector(f"{OUTPUT} >> text=long was cancelled", timeout=WAIT)  # only once the other is done
+    assert page.locator(f"{OUTPUT} >> text=AFTER").count() == 0
+    page.wait_for_timeout(500)
+    picture = saved(page, project, "several.ipynb").cells[0].outputs[0]
+    assert picture.data["text/plain"] == "short: done, 100 steps\nlong: cancelled"
+
+
 def test_the_interrupt_button_cancels_the_job(page, server, project, outside):
     write(project, "interrupt.ipynb", follow_cells("interrupt", 4000))
     open_notebook(page, server, "interrupt.ipynb", run=True)

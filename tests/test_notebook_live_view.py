@@ -11,8 +11,9 @@ import time
 import pytest
 from toyjob import ToyJob
 
+from mpdemo.errors import UserError
 from mpdemo.notebook.live_view import JobCancelled, follow, has_front_end
-from mpdemo.notebook.snapshot import Snapshot
+from mpdemo.notebook.snapshot import Snapshot, together
 from mpdemo.paths import root
 
 
@@ -29,12 +30,33 @@ def test_without_a_front_end_a_job_is_displayed_once_with_a_reproducible_line(tm
     job = ToyJob(tmp_path / "07_toy")
     asyncio.run(follow(job, live=False))
     assert capsys.readouterr().out == "07_toy: done, 20 steps\n"
-    assert Snapshot.take(job).bundle().data["image/png"].startswith("iVBOR")
+    assert together([Snapshot.take(job)]).data["image/png"].startswith("iVBOR")
 
 
 def test_a_failed_job_is_reported_and_counts_no_steps(tmp_path, capsys):
     asyncio.run(follow(ToyJob(tmp_path / "07_toy", status=3), live=False))
     assert capsys.readouterr().out == "07_toy: failed\n"
+
+
+def test_several_jobs_are_displayed_together_when_the_last_has_ended(tmp_path, capsys):
+    jobs = [ToyJob(tmp_path / "07_short", steps=3), ToyJob(tmp_path / "07_long"), ToyJob(tmp_path / "07_bad", status=3)]
+    asyncio.run(follow(*jobs, live=False))
+    assert all(job.finished for job in jobs)
+    assert capsys.readouterr().out == "07_short: done, 3 steps\n07_long: done, 20 steps\n07_bad: failed\n"
+    with pytest.raises(UserError, match="nothing to follow; give a job"):
+        asyncio.run(follow(live=False))
+
+
+def test_an_interrupt_cancels_all_jobs(tmp_path):
+    jobs = [ToyJob(tmp_path / name, steps=1000) for name in ("07_a", "07_b")]
+
+    async def cell():
+        asyncio.get_running_loop().call_later(0.5, asyncio.current_task().cancel)
+        await follow(*jobs, live=False)
+
+    with pytest.raises(JobCancelled, match=r"07_a was cancelled \(.*\), 07_b was cancelled \(.*\); the cells below"):
+        asyncio.run(cell())
+    assert all(job.process.poll() is not None for job in jobs)
 
 
 def test_the_wait_is_bounded_and_its_error_tells_how_to_follow_again(tmp_path):
@@ -102,10 +124,19 @@ def test_the_view_of_a_running_job_is_readable():
     assert running.total == 56
 
 
+def test_the_time_left_follows_from_the_steps_so_far():
+    rows = [{"event": "step", "step": n, "steps": 100, "loss": 1.0, "time": 1000.0 + 3 * n} for n in (10, 20, 30)]
+    running = snapshot(state="running", rows=rows)
+    assert running.seconds_left == pytest.approx(70 * 3)
+    assert "about 4 min left" in text_of(running.header())
+    assert snapshot(state="running", rows=rows[:1]).seconds_left is None
+    assert snapshot(state="done", rows=rows).seconds_left is None
+
+
 def test_a_waiting_job_shows_its_place_in_the_queue():
     waiting = snapshot(reason="Resources", queue=3, where="cluster box", id="12")
     assert "position 3 in the queue (Resources)" in text_of(waiting.header())
-    assert waiting.chart() == "" and repr(waiting.bundle()) == "03_ddp: pending"
+    assert waiting.chart() == "" and repr(together([waiting])) == "03_ddp: pending"
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,10 @@
-"""A job at one moment, and how it is displayed: a line of text, a picture, pieces of HTML. No widget here."""
+"""Jobs at one moment, and how they are displayed: a line of text, a picture, pieces of HTML. No widget here."""
 
 import html
 from dataclasses import dataclass
 from pathlib import Path
 
+from mpdemo.jobs.job import FINISHED
 from mpdemo.notebook.bundle import Bundle
 from mpdemo.notebook.plots import curves, svg
 
@@ -52,18 +53,24 @@ class Snapshot:
         return next((row["steps"] for row in self.rows if "steps" in row), None)
 
     @property
+    def finished(self) -> bool:
+        """Whether the state will not change any more."""
+        return self.state in FINISHED
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds that the remaining steps will take at the pace of those that were logged; None while unknown."""
+        timed = [(row["step"], row["time"]) for row in self.steps if "time" in row]
+        if self.finished or not self.total or len(timed) < 2:
+            return None
+        (first, begin), (last, end) = timed[0], timed[-1]
+        return (end - begin) / (last - first) * (self.total - last) if last > first else None
+
+    @property
     def line(self) -> str:
         """One line that is equal in every successful run: no time, no loss, no job number."""
         done = f", {self.steps[-1]['step']} steps" if self.state == "done" and self.steps else ""
         return f"{self.name}: {self.state}{done}"
-
-    def bundle(self) -> Bundle:
-        """Return what stays in the notebook: the line, and the loss curve where there is one."""
-        if not self.steps:
-            return Bundle(self.line)
-        picture = curves({self.name: self.steps}, title=f"{self.line}, {self.run_time:.1f} s on {self.where}")
-        picture.data["text/plain"] = self.line
-        return picture
 
     def header(self) -> str:
         """Return the first line of the live view as HTML: name, state, place, time, latest numbers."""
@@ -80,6 +87,8 @@ class Snapshot:
             facts.append(f"step {last['step']}{f' of {self.total}' if self.total else ''}, loss {last['loss']:.4f}")
             if last.get("images_per_second"):
                 facts.append(f"{last['images_per_second']:.0f} images/s")
+            if self.seconds_left is not None:
+                facts.append(f"about {duration(self.seconds_left)} left")
         text = html.escape(" \N{MIDDLE DOT} ".join(facts))
         return f'<b>{html.escape(self.name)}</b> {badge} <span style="opacity:.75">{text}</span>'
 
@@ -94,3 +103,28 @@ class Snapshot:
     def chart(self) -> str:
         """Return the loss curve so far as SVG, an empty text before the first step."""
         return svg.curve([(row["step"], row["loss"]) for row in self.steps], self.total) if self.steps else ""
+
+
+def together(snapshots) -> Bundle:
+    """Return what stays in the notebook: a line per job, and the loss curves in one picture where there are some."""
+    lines = "\n".join(snapshot.line for snapshot in snapshots)
+    trained = [snapshot for snapshot in snapshots if snapshot.steps]
+    if not trained:
+        return Bundle(lines)
+    title = "\n".join(f"{s.line}, {s.run_time:.1f} s on {s.where}" for s in trained)
+    picture = curves({snapshot.name: snapshot.steps for snapshot in trained}, title=title)
+    picture.data["text/plain"] = lines
+    return picture
+
+
+def duration(seconds) -> str:
+    """Return a time in the unit that one would say.
+
+    Examples
+    --------
+    >>> duration(42.4), duration(600), duration(9000)
+    ('42 s', '10 min', '2.5 h')
+    """
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
