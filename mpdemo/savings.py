@@ -32,8 +32,9 @@ def check_savings(s):
         raise UserError(
             f"--channels-last is a memory layout for convolutions, of no use to model {s.model}; leave it out"
         )
-    if s.channels_last and s.rung == "fsdp":
-        raise UserError("--channels-last does not go with --rung fsdp, which shards weights that lie row by row")
+    if s.channels_last and (s.rung == "fsdp" or s.sharded):
+        option = "--sharded" if s.sharded else "--rung fsdp"
+        raise UserError(f"--channels-last does not go with {option}, which shards weights that lie row by row")
     if s.compile and s.rung == "data_parallel":
         raise UserError("--compile does not reach the copies that data_parallel makes in every step; use --rung ddp")
     for name in ("activation_checkpointing", "compile", "sharded"):

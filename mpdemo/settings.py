@@ -158,6 +158,7 @@ def checked(settings: Settings, world_size: int | None = None) -> Settings:
     require(hybrid or s.rung == "tensor" or s.replicas is None, "--replicas belongs to --rung hybrid or tensor alone")
     require(hybrid or s.mesh == "dp-pp", "--mesh belongs to --rung hybrid alone")
     require((hybrid and s.form == "per-device") or not s.sharded, "--sharded belongs to --rung hybrid, form per-device")
+    require(s.replicas != 1 or not s.sharded, "--sharded divides stages among replicas; allowed: --replicas 2 or more")
     require(s.rung == "fsdp" or s.reshard == "always", f"--reshard {s.reshard} belongs to --rung fsdp alone")
     require(s.rung == "tensor" or not s.sequence_parallel, "--sequence-parallel belongs to --rung tensor alone")
     check_savings(s)

@@ -107,7 +107,10 @@ def test_the_timeline_has_two_pipelines_and_an_all_reduce_at_their_end(ran):
     ("words", "said"),
     [
         ({"rung": "pipeline"}, "--sharded belongs to --rung hybrid, form per-device"),
+        ({"replicas": 1}, "--sharded divides stages among replicas; allowed: --replicas 2 or more"),
         ({"form": "one-process"}, "--sharded belongs to --rung hybrid, form per-device"),
+        ({"model": "convnet", "channels_last": True}, "--channels-last does not go with --sharded, which shards"),
+        ({"precision": "fp16"}, "one loss scale, rung hybrid has none"),
         ({"schedule": "zbv"}, "--sharded does not go with --schedule zbv, which splits the backward pass"),
     ],
 )

@@ -2,11 +2,12 @@
 
 import pytest
 
+from mpdemo.errors import UserError
 from mpdemo.labs.step_times import CASES
 from mpdemo.notebook.story import story
 from mpdemo.plan import predict
 from mpdemo.plan.cost import BlockCost
-from mpdemo.plan.step_time import PREDICTED, Speeds, images_at_once, seconds
+from mpdemo.plan.step_time import Speeds, images_at_once, seconds
 from mpdemo.settings import Settings, checked
 
 BLOCK = BlockCost(forward=1.0, backward=2.0, input=1.0, weight=1.0)  # whatever its size: microbatches save nothing
@@ -61,7 +62,18 @@ def test_a_pipeline_has_its_bubble(blocks):
     assert grid == pytest.approx((4 + 1) * 2 * 15 + 0.5)
 
 
-def test_every_case_of_the_lab_can_be_predicted():
-    for case in CASES:
-        s = checked(Settings(**story(**case)), None if case["rung"] == "single" else 2)
-        assert s.rung in PREDICTED and images_at_once(s) in SIZES
+@pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(map(str, case.values())))
+def test_every_case_of_the_lab_is_predicted(blocks, case):
+    """Each takes at least its share of the work of two devices, and at most all of it three times."""
+    s = checked(Settings(**story(**case)), None if case["rung"] == "single" else 2)
+    costs = {size: [BLOCK] * len(blocks) for size in {images_at_once(s)}}
+    speeds = Speeds(costs, costs, 0.0, {"send": (0.0, 0.0), "all-reduce": (0.0, 0.0)})
+    parts = s.accumulate * s.microbatches
+    assert parts * 30 / 2 <= seconds(s, blocks, speeds) <= 3 * parts * 30
+
+
+@pytest.mark.parametrize("words", [{"rung": "fsdp"}, {"rung": "hybrid", "sharded": True}, {"form": "one-process"}])
+def test_what_is_not_predicted_is_refused(blocks, words):
+    s = checked(Settings(**{"rung": "pipeline", "model": "transformer"} | words))
+    with pytest.raises(UserError, match="no step time is predicted for rung .*; allowed: single, ddp"):
+        seconds(s, blocks, None)

@@ -1,19 +1,41 @@
 """What the files in a learner's folder say: jobs, summaries, exercises that were right, and the disk that runs take.
 
 Only files are read, and nothing is written: a trainer needs no right to the learners' folders but to look into them.
+A learner can write anything into these files, so nothing that they say makes a job or a process of somebody else end.
 """
 
 import json
 import os
+import platform
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from mpdemo.errors import UserError
 from mpdemo.exercises.progress import right_answers
-from mpdemo.jobs import diagnose
-from mpdemo.jobs.local_job import ENDS, STATUS, supervisor_lives
+from mpdemo.jobs.job import FINISHED
+from mpdemo.jobs.local_job import STATUS, answer_at_the_end, supervisor_lives
 from mpdemo.jobs.record import RECORD, read_record, read_text
+from mpdemo.jobs.slurm_job import SlurmJob
+
+ODD = (OSError, ValueError, KeyError, TypeError, AttributeError)  # of files that hold something else, or are private
+
+
+@dataclass(frozen=True)
+class Queue:
+    """What Slurm has now.
+
+    Attributes
+    ----------
+    identity : str or None
+        Of the cluster (`mpdemo.jobs.slurm.identity`); None without a Slurm in reach.
+    jobs : dict
+        Number of a job -> its user's number and our state, of all jobs that one may see.
+    """
+
+    identity: str | None = None
+    jobs: dict = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -43,13 +65,17 @@ class Run:
 
 @dataclass(frozen=True)
 class Learner:
-    """A learner's folder: ``exercises`` are the numbers answered right, ``size`` the bytes of all runs."""
+    """A learner's folder: ``exercises`` are the numbers answered right, ``size`` the bytes of all runs.
+
+    ``problem`` says why a folder cannot be read.
+    """
 
     folder: Path
     owner: str
     runs: list = field(default_factory=list)
     exercises: list = field(default_factory=list)
     size: int = 0
+    problem: str = ""
 
     def count(self, *states) -> int:
         """Return how many runs are in one of the states."""
@@ -62,34 +88,43 @@ def learners(folders) -> list[Path]:
     Raises
     ------
     UserError
-        No such folder, or nobody works in it.
+        No such folder, or nobody works in any.
     """
     result = []
     for folder in (Path(folder).resolve() for folder in folders):
         if not folder.is_dir():
             raise UserError(f"{folder} is no folder; give the learners' folders, or the one that holds them")
-        places = [folder, *sorted(place for place in folder.iterdir() if place.is_dir())]
-        worked_in = [place for place in places if (place / "runs").is_dir() or (place / "work").is_dir()]
-        if not worked_in:
-            raise UserError(f"neither {folder} nor a folder in it has runs/ or work/: nobody works there yet")
-        result += worked_in
+        result += [place for place in (folder, *_below(folder)) if _worked_in(place)]
+    if not result:
+        raise UserError(f"no runs/ or work/ in {', '.join(map(str, folders))} or right below: nobody works there yet")
     return list(dict.fromkeys(result))
 
 
-def look(folder, queue) -> Learner:
-    """Read a learner's folder.
+def _below(folder):
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
 
-    Parameters
-    ----------
-    folder : Path
-    queue : dict
-        Number of a job -> our state of it, of all jobs that Slurm has now.
-    """
+
+def _worked_in(place):
+    """Whether a learner works there; one that cannot be looked into counts, so that its row says so."""
+    try:
+        return place.is_dir() and ((place / "runs").is_dir() or (place / "work").is_dir())
+    except PermissionError:
+        return True
+
+
+def look(folder, queue) -> Learner:
+    """Read a learner's folder; `queue` is a `Queue`."""
+    owner = _owner(folder)
+    try:
+        list(folder.iterdir())
+    except OSError as error:
+        return Learner(folder, owner, problem=f"cannot be read: {error.strerror}")
     records = sorted((folder / "runs").glob(f"**/{RECORD}"))
     runs = [run for record in records if (run := _run(record.parent, folder / "runs", queue))]
-    files = [file for file in (folder / "runs").rglob("*") if file.is_file()]
-    size = sum(file.stat().st_size for file in files)
-    return Learner(folder, _owner(folder), runs, right_answers(folder), size)
+    return Learner(folder, owner, runs, right_answers(folder), _size(folder / "runs"))
 
 
 def _owner(folder):
@@ -99,36 +134,47 @@ def _owner(folder):
         return f"user {folder.stat().st_uid}"
 
 
+def _size(folder):
+    """Return the bytes of all files; those that vanish meanwhile, as a training writes, are left out."""
+    size = 0
+    for place, _, files in os.walk(folder):
+        for name in files:
+            with suppress(OSError):
+                size += os.lstat(os.path.join(place, name)).st_size
+    return size
+
+
 def _run(out, runs, queue):
+    """Return what a run's folder says; None where its job.json cannot be read: it hides no other run."""
     try:
-        job = read_record(out)
-    except UserError:
-        return None  # a damaged file of one run hides no other
-    files = [out / name for name in (RECORD, "metrics.jsonl", "summary.json", STATUS)]
-    changed = max(file.stat().st_mtime for file in files if file.exists())
-    try:
+        job, record = read_record(out), (out / RECORD).stat()
+    except (UserError, OSError):
+        return None
+    changed = record.st_mtime
+    for name in ("metrics.jsonl", "summary.json", STATUS):
+        with suppress(OSError):
+            changed = max(changed, (out / name).stat().st_mtime)
+    summary, state = {}, "unknown"
+    with suppress(*ODD):
         summary = json.loads(read_text(out / "summary.json") or "{}")
-    except ValueError:
-        summary = {}
-    return Run(str(out.relative_to(runs)), job, _state(out, job, summary, queue), summary, changed)
+    with suppress(*ODD):
+        state = _state(out, job, record.st_uid, queue)
+    return Run(str(out.relative_to(runs)), job, state, summary, changed)
 
 
-def _state(out, job, summary, queue):
-    """Return a job's state without asking Slurm for it alone, and without writing into its folder."""
-    if "final" in job:
-        return job["final"]["state"]
+def _state(out, job, user, queue):
+    """Return a job's state, of which a user's job.json tells; neither asks Slurm for it alone nor writes anything."""
     if job["where"] == "this machine":
-        if end := json.loads(read_text(out / STATUS) or "{}"):
-            log = read_text(out / "log.txt")
-            return (ENDS.get(end["how"]) or (diagnose.state_by_status(log, end["exit_status"]),))[0]
+        if answer := answer_at_the_end(out, read_text(out / "log.txt")):
+            return answer.state
+        if job.get("host") != platform.node():
+            return "unknown"  # its processes are on another machine
         return "running" if supervisor_lives(job) else "cancelled"
-    if state := queue.get(str(job["id"])):
-        return state
-    log = "".join(read_text(out / f"slurm-{job['id']}.{end}") for end in ("out", "err"))
-    marker = read_text(out / "exit-status.txt").split()
-    if len(marker) == 2 and marker[0] == str(job["id"]):
-        return diagnose.state_by_status(log, int(marker[1]))
-    return diagnose.state_by_slurm(log) or ("done" if summary else "unknown")
+    if job.get("final", {}).get("state") in FINISHED:
+        return job["final"]["state"]
+    if job["identity"] == queue.identity and queue.jobs.get(str(job["id"]), (None,))[0] == user:
+        return queue.jobs[str(job["id"])][1]
+    return SlurmJob(job, out).answer_from_files().state
 
 
 def last_change(learner) -> str:
@@ -137,8 +183,3 @@ def last_change(learner) -> str:
         return ""
     minutes = max(0, int(time.time() - max(run.changed for run in learner.runs)) // 60)
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h"
-
-
-def is_own(run_folder) -> bool:
-    """Return whether a folder belongs to the user who asks."""
-    return run_folder.stat().st_uid == os.getuid()

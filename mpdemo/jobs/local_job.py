@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import shutil
 import signal
 import subprocess
@@ -53,18 +54,26 @@ class LocalJob(Job):
 
     def _ask(self):
         ended = self._process.poll() is not None if self._process else not supervisor_lives(self.record)
-        text = read_text(self.out / STATUS)  # read after the question: once it has ended, the file is complete
-        if text:
-            end = json.loads(text)
-            status = end["exit_status"]
-            state, reason = ENDS.get(end["how"]) or (diagnose.state_by_status(self.log(), status), "")
-            return Answer(state, reason, status, end["run_time"])
+        # read after the question: once it has ended, the file is complete
+        if answer := answer_at_the_end(self.out, self.log()):
+            return answer
         if ended:
             scratch = Path(self.record["scratch"])
             if scratch.parent == Path(tempfile.gettempdir()) and scratch.name.startswith(PREFIX):
                 shutil.rmtree(scratch, ignore_errors=True)  # never another folder: the record may be anybody's
             return Answer("cancelled", "its supervisor was killed")
         return Answer("running", "", None, time.time() - self.record["submitted"])
+
+
+def answer_at_the_end(out, log) -> Answer | None:
+    """Return how a job on this machine ended, as its supervisor wrote it; None while it runs."""
+    text = read_text(out / STATUS)
+    if not text:
+        return None
+    end = json.loads(text)
+    status = end["exit_status"]
+    state, reason = ENDS.get(end["how"]) or (diagnose.state_by_status(log, status), "")
+    return Answer(state, reason, status, end["run_time"])
 
 
 def supervisor_lives(record) -> bool:
@@ -101,7 +110,7 @@ def start(spec) -> tuple[dict, subprocess.Popen]:
         shutil.rmtree(scratch, ignore_errors=True)
         raise UserError(f"cannot start a job here: {error}") from None
     record = {"id": process.pid, "started": start_time(process.pid), "where": "this machine", "identity": None}
-    return record | {"scratch": scratch}, process
+    return record | {"host": platform.node(), "scratch": scratch}, process
 
 
 def command(spec) -> list[str]:

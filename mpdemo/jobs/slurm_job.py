@@ -57,7 +57,7 @@ class SlurmJob(Job):
             answer = self._ask_slurm() if self._cluster_in_reach else None
         except slurm.NoAnswer:
             return self._last_seen()
-        answer = self._refine(answer) if answer else self._from_files()
+        answer = self._refine(answer) if answer else self.answer_from_files()
         if answer.state not in ("pending", "running", "unknown"):
             self.record["final"] = vars(answer)
             if (read_record(self.out) or {}).get("id") == self.record["id"]:  # the folder may have a newer job by now
@@ -86,8 +86,8 @@ class SlurmJob(Job):
             return dataclasses.replace(answer, state="out_of_memory")
         return answer
 
-    def _from_files(self):
-        """Slurm has forgotten the job: read its log and its script's marker. Absence is not success."""
+    def answer_from_files(self) -> Answer:
+        """Return what log and script's marker say, once Slurm has forgotten the job. Absence is not success."""
         log = self.log()
         state = diagnose.state_by_slurm(log)
         if state:

@@ -5,6 +5,7 @@
 Every process takes part; rank 0 writes ``summary.json`` in the folder. Also a part of ``python -m mpdemo bench``.
 """
 
+import copy
 import sys
 import time
 from dataclasses import replace
@@ -73,10 +74,11 @@ def measure(world, rounds) -> list[dict]:
 def measured_speeds(world, model, images, settings) -> Speeds:
     """Measure what a step consists of, on all devices at once and on the first alone."""
     sizes = {images_at_once(s) for s in settings}
+    model, images = copy.deepcopy(model).to(world.device), images.to(world.device)
     costs = [block_costs(world, model, images, sizes, ranks) for ranks in (1, world.world_size)]
     optimizer = make_optimizer(model.parameters(), settings[0])
     update = timed(world, optimizer.step) / sum(p.numel() * p.element_size() for p in model.parameters())
-    messages = {"send": line(world, back_and_forth, messages=2), "all-reduce": line(world, all_reduce)}
+    messages = {"send": message_costs(world, back_and_forth, 2), "all-reduce": message_costs(world, all_reduce)}
     return Speeds(*costs, update, messages)
 
 
@@ -86,10 +88,16 @@ def block_costs(world, model, images, sizes, ranks) -> dict:
     A block on its own is faster than in a step, where other blocks took its place in the cache. So a whole step is
     measured as well, and what it takes longer than its blocks is given to each of them.
     """
-    active, labels = world.rank < ranks, torch.zeros(len(images), dtype=torch.long)
+    active, labels = world.rank < ranks, torch.zeros(len(images), dtype=torch.long, device=world.device)
+
+    def step():
+        if active:
+            model.zero_grad()
+            cross_entropy(model(images), labels).backward()
+
     rest()
     measured = [c for c in gather_objects(cost.measure(model, images, sizes) if active else None) if c]
-    whole = timed(world, lambda: active and cross_entropy(model(images), labels).backward())
+    whole = timed(world, step)
     costs = {size: mean_of([rank[size] for rank in measured]) for size in sizes}
     factor = whole / sum(block.both for block in costs[len(images)])
     return {size: [cost.BlockCost(*(factor * x for x in block)) for block in blocks] for size, blocks in costs.items()}
@@ -100,7 +108,7 @@ def mean_of(costs) -> list:
     return [cost.BlockCost(*map(mean, zip(*block, strict=True))) for block in zip(*costs, strict=True)]
 
 
-def line(world, send, messages=1) -> tuple[float, float]:
+def message_costs(world, send, messages=1) -> tuple[float, float]:
     """Return seconds of a short message and seconds per byte, from calls that send `messages` of one of two sizes."""
     tensors = [torch.zeros(size // 4, device=world.device) for size in (SHORT, LONG)]
     short, long = (timed(world, partial(send, world, tensor)) / messages for tensor in tensors)

@@ -5,7 +5,7 @@ from pathlib import Path
 import ipywidgets as w
 from IPython.display import HTML, display
 
-from mpdemo.notebook.snapshot import together
+from mpdemo.notebook.snapshot import labels, together
 
 
 class JobWidget:
@@ -21,7 +21,7 @@ class JobWidget:
         self.pressed = None
         self.header, self.chart, self.log = w.HTML(), w.HTML(), w.HTML(layout=w.Layout(flex="1 1 300px"))
         self.bar = w.FloatProgress(min=0, max=1, layout=w.Layout(width="180px"))
-        names = [Path(job.out).name for job in jobs]
+        names = labels([(Path(job.out).name, str(job.id)) for job in jobs])
         self.detail = w.ToggleButtons(options=[(name, number) for number, name in enumerate(names)])
         self.button = w.Button(description="Cancel", icon="stop", button_style="danger")
         self.button.layout.width = "100px"

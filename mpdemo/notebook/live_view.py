@@ -11,6 +11,7 @@ button work, and the cells below do not start early.
 import asyncio
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from IPython import get_ipython
@@ -59,8 +60,8 @@ async def follow(*jobs, live=None, timeout=3600.0):
     try:
         cancelled = await _until_finished(jobs, view, None if view else [Deadline(timeout, DAY) for _ in jobs])
     except (KeyboardInterrupt, asyncio.CancelledError):
-        cancelled = jobs
-        await asyncio.gather(*map(_cancel, jobs))
+        cancelled = [job for job in jobs if not job.finished]
+        await asyncio.gather(*map(_cancel, cancelled), return_exceptions=True)  # the states below say what became of it
     snapshots = [Snapshot.take(job) for job in jobs]
     if view:
         view.replace(snapshots)
@@ -80,7 +81,8 @@ async def _until_finished(jobs, view, deadlines) -> list:
         snapshots = await _read(jobs, view)
         if snapshots is None:
             cancelled.append(jobs[view.taken()])
-            await _cancel(cancelled[-1])
+            with suppress(UserError):  # Slurm does not answer: the job's line says so, and the others go on
+                await _cancel(cancelled[-1])
             continue
         if all(snapshot.finished or job in cancelled for snapshot, job in zip(snapshots, jobs, strict=True)):
             return cancelled

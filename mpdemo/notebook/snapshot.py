@@ -60,8 +60,10 @@ class Snapshot:
     @property
     def seconds_left(self) -> float | None:
         """Seconds that the remaining steps will take at the pace of those that were logged; None while unknown."""
-        timed = [(row["step"], row["time"]) for row in self.steps if "time" in row]
-        if self.finished or not self.total or len(timed) < 2:
+        starts = [number for number, row in enumerate(self.rows) if row["event"] == "start"]
+        since = self.rows[starts[-1] :] if starts else self.rows  # a resumed run has the steps of the first one as well
+        timed = [(row["step"], row["time"]) for row in since if row["event"] == "step" and "time" in row]
+        if self.state != "running" or not self.total or len(timed) < 2:
             return None
         (first, begin), (last, end) = timed[0], timed[-1]
         return (end - begin) / (last - first) * (self.total - last) if last > first else None
@@ -112,9 +114,22 @@ def together(snapshots) -> Bundle:
     if not trained:
         return Bundle(lines)
     title = "\n".join(f"{s.line}, {s.run_time:.1f} s on {s.where}" for s in trained)
-    picture = curves({snapshot.name: snapshot.steps for snapshot in trained}, title=title)
+    steps = (snapshot.steps for snapshot in trained)
+    picture = curves(dict(zip(labels([(s.name, s.id) for s in trained]), steps, strict=True)), title=title)
     picture.data["text/plain"] = lines
     return picture
+
+
+def labels(jobs) -> list[str]:
+    """Return what to call jobs, given as (name, number): by the name, and by the number too where a name repeats.
+
+    Examples
+    --------
+    >>> labels([("ddp", "7"), ("ddp", "8"), ("single", "9")])
+    ['ddp (job 7)', 'ddp (job 8)', 'single']
+    """
+    names = [name for name, _ in jobs]
+    return [f"{name} (job {number})" if names.count(name) > 1 else name for name, number in jobs]
 
 
 def duration(seconds) -> str:

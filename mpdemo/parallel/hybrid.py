@@ -64,7 +64,10 @@ class PerDevice(pipeline.PerDevice):
 
     @contextmanager
     def no_sync(self):
-        """See `Rung.no_sync`. A mean of sums is the sum of the means, so averaging later is the same."""
+        """See `Rung.no_sync`. A mean of sums is the sum of the means, so averaging later is the same.
+
+        Sharded replicas average in every step: a device has no room for whole gradients between two.
+        """
         averages, self.averages = self.averages, False
         yield
         self.averages = averages

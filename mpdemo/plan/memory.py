@@ -146,7 +146,8 @@ def _gathered(kind, blocks, per_rank):
     """Return the bytes of whole weights that FSDP keeps beside its part, at the peak and at the end of operations.
 
     A forward pass drops a block's weights after it, a backward pass keeps them for the next microbatch. A device with
-    several stages has all of them whole.
+    several stages has all of them whole. A block that is being gathered counts twice: the message in which its weights
+    arrive, and the weights. That is near the truth for blocks of about equal size.
     """
     stage, block = (function(block.weights for block in blocks) for function in (sum, max))
     if per_rank > 1:
@@ -154,7 +155,7 @@ def _gathered(kind, blocks, per_rank):
     forward = kind == KINDS.index("F")
     kept = ~forward & np.roll(~forward, 1)
     whole_after = np.where(forward, 0, stage + np.where(kept, 0, block))
-    return np.where(kept, stage, 2 * block), whole_after  # twice, and once more: the message in which weights arrive
+    return np.where(kept, stage, 2 * block), whole_after
 
 
 def replica(blocks, images, parts, optimizer, ddp=False) -> DeviceMemory:
@@ -173,5 +174,5 @@ def _device(rank, blocks, highest, optimizer, keep_gradients, shards):
     state = STATES[optimizer] * gradients
     peak = weights + state + keep_gradients * gradients + highest
     if optimizer == "adamw":  # its step needs two more tensors like the parameter it updates
-        peak = max(peak, weights + gradients + state + 2 * max(block.largest for block in blocks))
+        peak = max(peak, weights + gradients + state + 2 * max(block.largest for block in blocks) // shards)
     return DeviceMemory(rank, weights, gradients, state, int(peak) - weights - gradients - state)

@@ -74,9 +74,8 @@ def _stages(settings, blocks):
     )
     first = replace(first, activations=first.activations + (share - images) * blocks[0].input)  # they wait
     result = [first, *others]
-    if (
-        s.rung == "hybrid" and s.form == "per-device" and not s.sharded
-    ):  # the gradients are averaged in one message, a copy
+    if s.rung == "hybrid" and s.form == "per-device" and not s.sharded:
+        # the gradients are averaged in one message, which is a copy of them
         result = [replace(d, activations=max(d.activations, d.gradients)) for d in result]
     return result
 

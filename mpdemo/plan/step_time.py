@@ -5,15 +5,17 @@ FSDP and tensor parallelism are left out: most of what they add to a step is the
 """
 
 from dataclasses import dataclass
+from math import ceil
 
+from mpdemo.errors import UserError
 from mpdemo.plan import planner, predict
 from mpdemo.plan.cut import stage_slices
 from mpdemo.schedules import placement
-from mpdemo.settings import CUT_RUNGS
+from mpdemo.settings import CUT_RUNGS, RUNG_FORMS
 
-PREDICTED = ("single", "ddp", "model_parallel", "pipeline", "hybrid")  # rungs, in their first form
+PREDICTED = ("single", "ddp", "model_parallel", "pipeline", "hybrid")  # rungs, in their first form and not sharded
 IN_TURN = ("single", "model_parallel")  # rungs in which one device computes at a time
-BUCKETS = 2  # messages in which DDP sends the gradients: one bucket of 1 MiB, then one of up to 25 MiB
+FIRST_BUCKET, BUCKET = 2**20, 25 * 2**20  # bytes of DDP's messages
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,16 @@ def seconds(settings, blocks, speeds) -> float:
         From `mpdemo.plan.predict.blocks_of`.
     speeds : Speeds
         With the costs of `images_at_once`.
+
+    Raises
+    ------
+    UserError
+        The rung or the form is not among those that can be predicted.
     """
     s = settings
+    if s.rung not in PREDICTED or s.form != RUNG_FORMS[s.rung][0] or s.sharded:
+        way = f"rung {s.rung}, {s.form}" + ", sharded" * s.sharded
+        raise UserError(f"no step time is predicted for {way}; allowed: {', '.join(PREDICTED)} in their first form")
     costs = (speeds.alone if s.rung in IN_TURN else speeds.together)[images_at_once(s)]
     if s.activation_checkpointing:
         costs = [cost._replace(backward=cost.backward + cost.forward) for cost in costs]
@@ -68,7 +78,8 @@ def seconds(settings, blocks, speeds) -> float:
         return _of_stages(s, blocks, costs, speeds)
     weights = sum(block.weights for block in blocks)
     computing = s.accumulate * s.microbatches * sum(cost.both for cost in costs)
-    averaging = speeds.message("all-reduce", weights, BUCKETS) if s.rung == "ddp" else 0
+    buckets = 1 + ceil(max(0, weights - FIRST_BUCKET) / BUCKET)
+    averaging = speeds.message("all-reduce", weights, buckets) if s.rung == "ddp" else 0
     return computing + averaging + speeds.update * weights
 
 
