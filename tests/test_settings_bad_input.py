@@ -203,7 +203,7 @@ def test_torch_and_torchvision_do_not_fit(refused, tmp_path, words):
     (tmp_path / "torchvision" / "__init__.py").write_text(
         "raise RuntimeError('operator torchvision::nms does not exist')"
     )
-    line = refused("--rung", *words, PYTHONPATH=str(tmp_path))
+    line = refused("--rung", *words, "--model", "resnet18", PYTHONPATH=str(tmp_path))
     assert "operator torchvision::nms does not exist" in line
     assert "install both from the same index: pip install" in line
 
