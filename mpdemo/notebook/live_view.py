@@ -60,7 +60,7 @@ async def follow(*jobs, live=None, timeout=3600.0):
     try:
         cancelled = await _until_finished(jobs, view, None if view else [Deadline(timeout, DAY) for _ in jobs])
     except (KeyboardInterrupt, asyncio.CancelledError):
-        cancelled = [job for job in jobs if not job.finished]
+        cancelled = [job for job in jobs if not job.finished] or jobs  # the same interrupt may have ended them
         await asyncio.gather(*map(_cancel, cancelled), return_exceptions=True)  # the states below say what became of it
     snapshots = [Snapshot.take(job) for job in jobs]
     if view:
