@@ -3,10 +3,10 @@
 import json
 import os
 import shutil
-import time
 from pathlib import Path
 
 import pytest
+from test_jobs_slurm import until
 
 from mpdemo import paths
 from mpdemo.classroom.learner import Queue, learners, look
@@ -52,10 +52,7 @@ def test_a_table_has_a_row_for_each_learner_and_cancel_ends_what_runs(place, clu
     assert submit(spec("00_second", "fail", "0", "1")).wait(60) == "failed"
     ben = place("ben")
     job = submit(spec("00_endless", "sleep"))
-    end = time.monotonic() + 60
-    while job.state != "running":
-        assert time.monotonic() < end, "it did not start"
-        time.sleep(0.1)
+    until(lambda: job.state == "running")
     (ben / FILE).parent.mkdir()
     (ben / FILE).write_text('["03.2", "00.1", "03.10"]')
     files = {file: file.stat().st_mtime_ns for file in anna.rglob("*")}

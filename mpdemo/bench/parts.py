@@ -125,8 +125,8 @@ def lightning(world, rounds):
 def main(part, out, rounds) -> int:
     """Run one part in this world; rank 0 writes its rows."""
     with join_world() as world:
-        parts = {"ddp": ddp, "pipeline": pipeline, "planner": planner, "loop": loop, "lightning": lightning}
-        parts["step_times"] = step_times.measure
+        parts = {"loop": loop, "ddp": ddp, "pipeline": pipeline, "planner": planner}
+        parts |= {"step_times": step_times.measure, "lightning": lightning}
         rows = parts[part](world, int(rounds))
     if world.rank == 0:
         Path(out, f"{part}.json").write_text(json.dumps(rows, indent=2) + "\n")

@@ -165,15 +165,16 @@ def _run(out, runs, queue):
 def _state(out, job, user, queue):
     """Return a job's state, of which a user's job.json tells; neither asks Slurm for it alone nor writes anything."""
     if job["where"] == "this machine":
-        if answer := answer_at_the_end(out, read_text(out / "log.txt")):
+        if answer := answer_at_the_end(out):
             return answer.state
         if job.get("host") != platform.node():
             return "unknown"  # its processes are on another machine
         return "running" if supervisor_lives(job) else "cancelled"
     if job.get("final", {}).get("state") in FINISHED:
         return job["final"]["state"]
-    if job["identity"] == queue.identity and queue.jobs.get(str(job["id"]), (None,))[0] == user:
-        return queue.jobs[str(job["id"])][1]
+    owner, state = queue.jobs.get(str(job["id"]), (None, None))
+    if job["identity"] == queue.identity and owner == user:
+        return state
     return SlurmJob(job, out).answer_from_files().state
 
 

@@ -12,6 +12,7 @@ from mpdemo.jobs.record import read_text
 from mpdemo.training.run_log import read_rows
 
 FINISHED = ("done", "failed", "stopped", "cancelled", "timeout", "out_of_memory", "node_failure", "unknown")
+LOG = "log.txt"  # of a job on this machine
 SAY_AFTER = 30.0  # seconds in the queue
 
 
@@ -121,7 +122,7 @@ class Job(ABC):
     @property
     def log_files(self) -> list[Path]:
         """The files that hold what the job prints."""
-        return [self.out / "log.txt"]
+        return [self.out / LOG]
 
     def log(self) -> str:
         """What the job has printed so far (a separate file of errors comes last)."""

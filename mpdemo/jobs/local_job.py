@@ -14,7 +14,7 @@ from pathlib import Path
 from mpdemo import paths
 from mpdemo.errors import UserError
 from mpdemo.jobs import diagnose, times
-from mpdemo.jobs.job import Job
+from mpdemo.jobs.job import LOG, Job
 from mpdemo.jobs.record import read_text
 from mpdemo.jobs.slurm_answers import Answer
 from mpdemo.world.launch import torchrun_arguments
@@ -55,7 +55,7 @@ class LocalJob(Job):
     def _ask(self):
         ended = self._process.poll() is not None if self._process else not supervisor_lives(self.record)
         # read after the question: once it has ended, the file is complete
-        if answer := answer_at_the_end(self.out, self.log()):
+        if answer := answer_at_the_end(self.out):
             return answer
         if ended:
             scratch = Path(self.record["scratch"])
@@ -65,14 +65,17 @@ class LocalJob(Job):
         return Answer("running", "", None, time.time() - self.record["submitted"])
 
 
-def answer_at_the_end(out, log) -> Answer | None:
-    """Return how a job on this machine ended, as its supervisor wrote it; None while it runs."""
+def answer_at_the_end(out) -> Answer | None:
+    """Return how a job on this machine ended, as its supervisor wrote it; None while it runs.
+
+    Its log, which may be long, is read only once it has ended.
+    """
     text = read_text(out / STATUS)
     if not text:
         return None
     end = json.loads(text)
     status = end["exit_status"]
-    state, reason = ENDS.get(end["how"]) or (diagnose.state_by_status(log, status), "")
+    state, reason = ENDS.get(end["how"]) or (diagnose.state_by_status(read_text(out / LOG), status), "")
     return Answer(state, reason, status, end["run_time"])
 
 
@@ -96,7 +99,7 @@ def start(spec) -> tuple[dict, subprocess.Popen]:
     }
     supervisor = Path(__file__).with_name("supervisor.py")
     try:
-        with open(out / "log.txt", "wb") as file:
+        with open(out / LOG, "wb") as file:
             process = subprocess.Popen(
                 [sys.executable, "-S", str(supervisor), json.dumps(order)],
                 stdin=subprocess.PIPE,

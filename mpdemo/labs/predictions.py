@@ -67,7 +67,7 @@ def measure(world, cases, batch_size) -> list[dict]:
         counted = peak_of_a_step(trial)
         messages = {kind: row["bytes"] for kind, row in sent_in_a_step(trial).items()}
         row = {"counted": gather_objects(counted), "messages": gather_objects(messages)}
-        case = " ".join(as_arguments({name: value for name, value in changes.items() if value is not None}))
+        case = " ".join(as_arguments(changes))
         rows.append({"case": case, **row, **(predicted(trial.settings) if world.rank == 0 else {})})
         del trial
         gc.collect()

@@ -55,14 +55,14 @@ def measure(world, rounds) -> list[dict]:
     model, batch = model_and_batch(settings[0])
     speeds = gather_objects(measured_speeds(world, model, batch[0], settings))[0]
     blocks = predict.blocks_of(settings[0])
-    predicted = [seconds(s, predict.blocks_of(s) if s.activation_checkpointing else blocks, speeds) for s in settings]
+    predicted = [seconds(s, blocks, speeds) for s in settings]
     comparison = Comparison(world, model, batch)
     for number, case in enumerate(wanted):
         comparison.add(number, case)
     comparison.run(rounds)
     return [
         {
-            "case": " ".join(as_arguments({name: value for name, value in changes.items() if value is not None})),
+            "case": " ".join(as_arguments(changes)),
             "predicted": predicted[number],
             "measured": comparison.median(number),
             "quartiles": quartiles([predicted[number] / step for step in comparison.seconds[number]]),

@@ -60,10 +60,12 @@ class Snapshot:
     @property
     def seconds_left(self) -> float | None:
         """Seconds that the remaining steps will take at the pace of those that were logged; None while unknown."""
+        if self.state != "running" or not self.total:
+            return None
         starts = [number for number, row in enumerate(self.rows) if row["event"] == "start"]
         since = self.rows[starts[-1] :] if starts else self.rows  # a resumed run has the steps of the first one as well
         timed = [(row["step"], row["time"]) for row in since if row["event"] == "step" and "time" in row]
-        if self.state != "running" or not self.total or len(timed) < 2:
+        if len(timed) < 2:
             return None
         (first, begin), (last, end) = timed[0], timed[-1]
         return (end - begin) / (last - first) * (self.total - last) if last > first else None
@@ -89,8 +91,8 @@ class Snapshot:
             facts.append(f"step {last['step']}{f' of {self.total}' if self.total else ''}, loss {last['loss']:.4f}")
             if last.get("images_per_second"):
                 facts.append(f"{last['images_per_second']:.0f} images/s")
-            if self.seconds_left is not None:
-                facts.append(f"about {duration(self.seconds_left)} left")
+            if (left := self.seconds_left) is not None:
+                facts.append(f"about {duration(left)} left")
         text = html.escape(" \N{MIDDLE DOT} ".join(facts))
         return f'<b>{html.escape(self.name)}</b> {badge} <span style="opacity:.75">{text}</span>'
 

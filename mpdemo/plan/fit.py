@@ -12,7 +12,7 @@ from mpdemo.cuts import HEADS
 from mpdemo.plan import planner, sharded_layers, traffic
 from mpdemo.plan.cut import balanced_cut
 from mpdemo.plan.footprint import footprints, needs
-from mpdemo.plan.memory import MIB, RESERVE, devices, replica
+from mpdemo.plan.memory import MIB, RESERVE, replica
 from mpdemo.plan.roofline import estimate
 
 MOST = planner.MOST_MICROBATCHES
@@ -166,16 +166,16 @@ def _even_cuts(case, ranks, size):
 
 def _cut_at(case, ranks, count, points, replicas, sharded):
     blocks, size, schedule = case.blocks(), case.batch // count, "1f1b" if count > 1 else "naive"
-    job = planner.Workload(blocks, {size: case.costs(size)}, ranks, case.batch, case.limit, case.optimizer)
-    candidate = planner.evaluate(replace(job, bandwidth=float("inf")), schedule, count, points)
     shards = replicas if sharded else 1
-    stages = devices(blocks, points, case.batch, "per-device", schedule, count, case.optimizer, shards=shards)
+    options = {"bandwidth": float("inf"), "shards": shards}
+    job = planner.Workload(blocks, {size: case.costs(size)}, ranks, case.batch, case.limit, case.optimizer, **options)
+    candidate = planner.evaluate(job, schedule, count, points)
     settings = {"processes": ranks, "cut": ",".join(blocks[point - 1].name for point in points)}
     settings |= {"microbatches": count} if count > 1 else {}
     within = traffic.of_stages(blocks, points, range(ranks), case.batch)
     across = traffic.of_grid(blocks, points, range(ranks), shards, count)
     sent = max(own["send"] + traffic.ring_bytes(other, replicas) for own, other in zip(within, across, strict=True))
-    return Fit(settings, max(stage.peak for stage in stages), candidate.step_time, sent)
+    return Fit(settings, max(candidate.peaks), candidate.step_time, sent)
 
 
 def sharded(case):

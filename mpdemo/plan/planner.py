@@ -35,6 +35,8 @@ class Workload:
         Bytes per second between two devices, and seconds of a message without any.
     form : str
         "per-device" or "one-process", as for `mpdemo.plan.memory.estimate`.
+    shards : int
+        Replicas that divide every stage among them, as for `mpdemo.plan.memory.devices`.
     """
 
     blocks: list
@@ -46,6 +48,7 @@ class Workload:
     bandwidth: float = 10e9
     latency: float = 0.0
     form: str = "per-device"
+    shards: int = 1
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,7 @@ def evaluate(job, schedule, microbatches, points):
     forward, backward, weight = _times(job, schedule, size, slices)
     seconds = [job.latency + job.blocks[stop - 1].output * size / job.bandwidth for _, stop in slices[:-1]]
     simulation = simulate(schedule, forward, backward, microbatches, job.ranks, weight, seconds or 0.0)
-    memory = devices(job.blocks, points, job.batch, job.form, schedule, microbatches, job.optimizer)
+    memory = devices(job.blocks, points, job.batch, job.form, schedule, microbatches, job.optimizer, shards=job.shards)
     return Candidate(schedule, microbatches, list(points), simulation, memory)
 
 

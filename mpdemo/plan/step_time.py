@@ -9,8 +9,6 @@ from math import ceil
 
 from mpdemo.errors import UserError
 from mpdemo.plan import planner, predict
-from mpdemo.plan.cut import stage_slices
-from mpdemo.schedules import placement
 from mpdemo.settings import CUT_RUNGS, RUNG_FORMS
 
 PREDICTED = ("single", "ddp", "model_parallel", "pipeline", "hybrid")  # rungs, in their first form and not sharded
@@ -90,10 +88,7 @@ def _of_stages(settings, blocks, costs, speeds):
     share = s.batch_size // (s.replicas or 1) // s.accumulate
     link = {"latency": latency, "bandwidth": 1 / per_byte if per_byte > 0 else float("inf")}
     job = planner.Workload(blocks, {images_at_once(s): costs}, s.devices, share, **link)
-    simulated = planner.evaluate(job, schedule, s.microbatches, points).step_time
-    weights_of = [0] * s.devices
-    owners = placement(schedule, s.devices, s.stages_per_rank)
-    for owner, (start, stop) in zip(owners, stage_slices(points, len(blocks)), strict=True):
-        weights_of[owner] += sum(block.weights for block in blocks[start:stop])
-    averaging = speeds.message("all-reduce", max(weights_of)) if s.rung == "hybrid" else 0
-    return s.accumulate * simulated + averaging + speeds.update * max(weights_of)
+    candidate = planner.evaluate(job, schedule, s.microbatches, points)
+    weights = max(device.weights for device in candidate.devices)
+    averaging = speeds.message("all-reduce", weights) if s.rung == "hybrid" else 0
+    return s.accumulate * candidate.step_time + averaging + speeds.update * weights
