@@ -75,14 +75,6 @@ def test_the_reason_names_the_options():
     assert choose(limited(SMALL, 20)).why.endswith("per device.")
 
 
-def test_what_would_come_first_is_named_until_it_exists(monkeypatch):
-    case = limited(LARGE, 170, devices=2)
-    assert choose(case).not_yet == ()
-    monkeypatch.setattr(settings, "RUNGS", tuple(rung for rung in settings.RUNGS if rung != "fsdp"))
-    assert [words.split(",")[0] for words in choose(case).not_yet] == ["fsdp"]
-    assert choose(case).answer == "pipeline" and "fsdp" not in leaves()
-
-
 def test_ddp_keeps_the_parts_gradients_beside_its_buckets():
     two = replace(SMALL, devices=2)
     assert fit.on_one(two, 2, 2).gradients == 2 * fit.on_one(two, 2, 1).gradients

@@ -17,6 +17,7 @@ from mpdemo.plan.meter import rounded
 KINDS = {  # PyTorch's operators, of tensors and of DTensors -> the collective
     "allreduce_": "all-reduce",
     "all_reduce": "all-reduce",
+    "broadcast_": "broadcast",
     "_allgather_base_": "all-gather",
     "all_gather_into_tensor": "all-gather",
     "_reduce_scatter_base_": "reduce-scatter",

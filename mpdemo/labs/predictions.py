@@ -29,6 +29,7 @@ CASES = {  # processes -> settings, as changes of the story's
         {"rung": "ddp", "accumulate": 4},
         {"rung": "ddp", **TWICE},
         {"rung": "ddp", **CONVNET},
+        {"rung": "ddp", "model": "convnet"},  # batch norm: its averages are sent, too
         {"rung": "fsdp"},
         {"rung": "fsdp", "reshard": "never"},
         {"rung": "fsdp", "accumulate": 4, **TWICE},

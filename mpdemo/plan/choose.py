@@ -3,8 +3,7 @@
     choice = choose(Case("resnet101", batch=128, devices=2, optimizer="momentum"))
     print(choice.rung, choice.why)
 
-A rule whose rung is not in `mpdemo.settings.RUNGS` answers nothing and stands in no tree; `Choice.not_yet` names what
-it would do. It takes part as soon as its rung exists. Taught in notebooks/11_which_one.ipynb.
+Taught in notebooks/11_which_one.ipynb.
 """
 
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from mpdemo.errors import UserError
 from mpdemo.plan import fit
 from mpdemo.plan.fit import Case, Fit, mib
 
-__all__ = ["RULES", "Case", "Choice", "Rule", "available", "choose", "tree"]
+__all__ = ["RULES", "Case", "Choice", "Rule", "choose", "tree"]
 
 
 @dataclass(frozen=True)
@@ -33,8 +32,6 @@ class Rule:
         are filled in.
     find : callable
         ``find(case)``: a `Fit` where the answer is yes, else None.
-    setting : str
-        A setting of the training that this needs; "" for none.
     """
 
     several: bool
@@ -43,7 +40,6 @@ class Rule:
     answer: str
     why: str
     find: Callable[[Case], Fit | None]
-    setting: str = ""
 
 
 def _counted(how):
@@ -51,23 +47,23 @@ def _counted(how):
     return how.replace("in parts", "in {parts} parts")
 
 
-WHOLE_MODEL = (  # on every device: how it fits, the answer's second part, how to find out, the setting that it needs
-    ("at once", "", lambda case: fit.replicas(case), ""),
-    ("in parts, one after the other", ", gradient accumulation", lambda case: fit.replicas(case, None), ""),
-    ("in bf16", ", bf16", lambda case: fit.replicas(case, None, "bf16"), ""),
+WHOLE_MODEL = (  # on every device: how it fits, the answer's second part, how to find out
+    ("at once", "", lambda case: fit.replicas(case)),
+    ("in parts, one after the other", ", gradient accumulation", lambda case: fit.replicas(case, None)),
+    ("in bf16", ", bf16", lambda case: fit.replicas(case, None, "bf16")),
     ("if activations are computed twice", ", activation checkpointing",
-     lambda case: fit.replicas(case, None, checkpointing=True), "activation_checkpointing"),
+     lambda case: fit.replicas(case, None, checkpointing=True)),
 )  # fmt: skip
 BATCH, SHARE = "the whole batch", "a device's share of the batch"
 USED = "{memory} of {limit} per device"
 CUT = "No device holds the whole model, so it is cut over {devices} of {all} devices"
 RULES = (
     *(Rule(False, "single", f"Does {BATCH} fit {how}?", "single" + more,
-           f"One device holds the model, and {BATCH} fits {_counted(how)}: {USED}.", find, setting)
-      for how, more, find, setting in WHOLE_MODEL),
+           f"One device holds the model, and {BATCH} fits {_counted(how)}: {USED}.", find)
+      for how, more, find in WHOLE_MODEL),
     *(Rule(True, "ddp", f"Does {SHARE} fit {how}, beside the whole model?", "ddp" + more,
-           f"Each of {{devices}} devices holds the model, and {SHARE} fits {_counted(how)}: {USED}.", find, setting)
-      for how, more, find, setting in WHOLE_MODEL),
+           f"Each of {{devices}} devices holds the model, and {SHARE} fits {_counted(how)}: {USED}.", find)
+      for how, more, find in WHOLE_MODEL),
     Rule(True, "fsdp", f"Does {SHARE} fit at once, if weights, gradients and optimizer states are sharded?", "fsdp",
          f"Weights, gradients and states are too large for one device; {{devices}} share them: {USED}.",
          fit.sharded),
@@ -80,7 +76,7 @@ RULES = (
     Rule(True, "hybrid", "Does it fit if these replicas also divide every stage among them, as FSDP does?",
          "hybrid, sharded",
          f"Fewer than {{devices}} devices hold the cut model, if its replicas divide every stage: {USED}.",
-         lambda case: fit.replicas_of_a_cut(case, sharded=True), "sharded"),
+         lambda case: fit.replicas_of_a_cut(case, sharded=True)),
     Rule(True, "pipeline", "Does it fit if it is cut, with microbatches?", "pipeline",
          CUT + f", and {{parts}} microbatches keep them busy: {USED}.",
          lambda case: fit.cut(case)),
@@ -105,8 +101,6 @@ class Choice:
         For ``train_command(**choice.settings, ...)``: rung, batch size, processes, microbatches, cut, precision.
     predicted : Fit or None
         Memory, time and messages of a step.
-    not_yet : tuple of str
-        What would come first by the rules and is not in this package yet.
     """
 
     rung: str | None
@@ -114,12 +108,6 @@ class Choice:
     why: str
     settings: dict
     predicted: Fit | None
-    not_yet: tuple = ()
-
-
-def available(rule):
-    """Whether the package can do what a rule answers: its rung exists, and its setting."""
-    return rule.rung in settings.RUNGS and rule.setting in ("", *settings.Settings.__dataclass_fields__)
 
 
 def choose(case) -> Choice:
@@ -142,17 +130,14 @@ def choose(case) -> Choice:
             f"a batch of {case.batch} does not divide by {case.devices} devices, each of which could hold the model; "
             f"allowed: a multiple of {case.devices}, such as {per_device}"
         )
-    not_yet = []
     for rule in (rule for rule in RULES if rule.several == (case.devices > 1)):
         predicted = rule.find(case)
-        if predicted and available(rule):
-            changes = {"rung": rule.rung, "batch_size": case.batch} | predicted.settings
-            return Choice(rule.rung, rule.answer, _reason(rule, case, predicted), changes, predicted, tuple(not_yet))
         if predicted:
-            not_yet.append(f"{rule.answer}, which this package does not have yet: {_reason(rule, case, predicted)}")
+            changes = {"rung": rule.rung, "batch_size": case.batch} | predicted.settings
+            return Choice(rule.rung, rule.answer, _reason(rule, case, predicted), changes, predicted)
     why = f"Weights, gradients and optimizer states need {mib(fit.states(case))}; a device has {mib(case.limit)}"
     why += ", too little also for one image." if fit.states(case) <= case.limit else "."
-    return Choice(None, NOTHING, why, {}, None, tuple(not_yet))
+    return Choice(None, NOTHING, why, {}, None)
 
 
 def _reason(rule, case, predicted):
@@ -164,7 +149,7 @@ def _reason(rule, case, predicted):
 
 
 def tree() -> str:
-    """Return the decision tree of the rules that are available, as text for Mermaid."""
+    """Return the decision tree of the rules, as text for Mermaid."""
     lines = [
         "flowchart TD",
         "  accTitle: Which rung?",
@@ -173,7 +158,7 @@ def tree() -> str:
     ]
     for several, word in ((False, "no"), (True, "yes")):
         before, last = "start", word
-        for number, rule in enumerate(rule for rule in RULES if rule.several == several and available(rule)):
+        for number, rule in enumerate(rule for rule in RULES if rule.several == several):
             question, answer = f"q{word}{number}", f"a{word}{number}"
             lines += [f'  {before} -- {last} --> {question}{{"{rule.question}"}}',
                       f'  {question} -- yes --> {answer}["{rule.answer}"]']  # fmt: skip

@@ -53,6 +53,8 @@ class Footprint:
     passes : dict of str to Pass
         ``forward``; ``first_backward`` creates the gradients, ``backward`` adds to them; ``input`` and ``weight`` are
         the two halves of the backward pass, as zero-bubble schedules run them.
+    buffers : int
+        Bytes of the buffers alone, such as batch norm's averages.
     """
 
     name: str
@@ -63,6 +65,7 @@ class Footprint:
     input: int
     output: int
     passes: dict
+    buffers: int = 0
 
     @property
     def parameters(self):

@@ -140,6 +140,7 @@ def _facts(part, input_bytes, output_bytes):
         "name": part.names[0],
         "shapes": {name: tuple(parameter.shape) for name, parameter in part.named_parameters()},
         "weights": sum(gradients) + sum(rounded(buffer.nbytes) for buffer in part.buffers()),
+        "buffers": sum(buffer.nbytes for buffer in part.buffers()),
         "gradients": sum(gradients),
         "largest": max(gradients, default=0),
         "input": input_bytes,

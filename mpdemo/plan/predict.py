@@ -93,7 +93,7 @@ def _sharing(settings, blocks):
 def messages(settings, blocks) -> list[dict]:
     """Return what each process hands to which collective in a step: kind -> bytes, in float32.
 
-    Arguments as for `devices`. Buffers, which DDP sends before the forward pass, are not counted.
+    Arguments as for `devices`.
     """
     s = settings
     replicas = s.replicas or 1

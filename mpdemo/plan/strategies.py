@@ -12,7 +12,7 @@ from math import sqrt
 
 from tabulate import tabulate
 
-from mpdemo.plan.choose import RULES, available
+from mpdemo.plan.choose import RULES
 from mpdemo.plan.fit import Fit
 from mpdemo.plan.memory import MIB
 
@@ -41,7 +41,7 @@ class Strategy:
 
 def compare(case) -> list[Strategy]:
     """Return the strategies for a case: those that fit in the order of the rules, then the others by their memory."""
-    rules = [rule for rule in RULES if rule.several == (case.devices > 1) and available(rule)]
+    rules = [rule for rule in RULES if rule.several == (case.devices > 1)]
     result = []
     for rule in rules:
         predicted = rule.find(case)

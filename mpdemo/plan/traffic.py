@@ -10,7 +10,8 @@ from math import prod
 from mpdemo.plan.cut import stage_slices
 from mpdemo.plan.sharded_layers import FLOAT, local_shapes, padded_bytes
 
-HALVES = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1}  # an all-reduce is the two others
+# An all-reduce is an all-gather and a reduce-scatter; a broadcast goes round the ring once.
+HALVES = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "broadcast": 1}
 
 
 def ring_bytes(messages, ranks) -> float:
@@ -26,8 +27,9 @@ def ring_bytes(messages, ranks) -> float:
 
 
 def of_replicas(blocks) -> dict:
-    """Return the messages of DDP: the gradients, averaged."""
-    return {"all-reduce": padded_bytes(local_shapes(blocks), 1)}
+    """Return the messages of DDP: the gradients, averaged; before the forward pass the buffers of rank 0, if any."""
+    buffers = sum(block.buffers for block in blocks)
+    return {"all-reduce": padded_bytes(local_shapes(blocks), 1)} | ({"broadcast": buffers} if buffers else {})
 
 
 def of_shards(blocks, ranks, parts=1, reshard="always", splits=1) -> dict:
@@ -83,7 +85,7 @@ def of_grid(blocks, points, owners, shards=1, parts=1, steps=1) -> list[dict]:
     owned = [[stages[s] for s, owner in enumerate(owners) if owner == rank] for rank in range(max(owners) + 1)]
     blocks_of_rank = [[block for stage in own for block in stage] for own in owned]
     if shards == 1:
-        return [of_replicas(own) for own in blocks_of_rank]
+        return [{"all-reduce": padded_bytes(local_shapes(own), 1)} for own in blocks_of_rank]
     padded = [padded_bytes(local_shapes(own), shards) for own in blocks_of_rank]
     return [{"all-gather": steps * (parts + 1) * size, "reduce-scatter": steps * size} for size in padded]
 
