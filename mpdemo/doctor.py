@@ -80,7 +80,7 @@ def findings(site=None) -> list[Finding]:
     site = load_site(site)
     return [
         check_python(),
-        check_location(),
+        check_location(site),
         *check_pytorch(),
         slurm_finding,
         *try_site(site, cluster),
@@ -95,12 +95,13 @@ def check_python() -> Finding:
     return Finding(sys.version_info >= OLDEST_PYTHON, f"Python {version}", f"Python {oldest} or newer is needed")
 
 
-def check_location() -> Finding:
+def check_location(site) -> Finding:
     """Is this a compute node, a front end or one's own machine? What matters is where work may be done."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     place = "not inside a job, so a front end or a machine of your own"
     if "SLURM_JOB_ID" in os.environ:
-        place = f"inside Slurm job {os.environ['SLURM_JOB_ID']}, on a compute node"
+        jobs = "its steps" if site.inside_a_job == "steps" else "queued"
+        place = f"inside Slurm job {os.environ['SLURM_JOB_ID']}, on a compute node (new jobs are {jobs})"
     return Finding(True, f"{place}: {cores} cores")
 
 

@@ -36,8 +36,8 @@ def need(*packages):
 
 @pytest.fixture(scope="session")
 def slurm_programs():
-    """Only where Debian's Slurm is installed."""
-    need("slurm-wlm", "munge")
+    """Only where Debian's Slurm is installed, with accounting."""
+    need("slurm-wlm", "munge", "slurmdbd", "mariadb-server-core", "mariadb-client-core")
 
 
 @pytest.fixture(scope="session")

@@ -245,11 +245,17 @@ def test_the_setup_lines_and_the_python_of_a_site_are_tried(cluster, project):
     assert "not tried: no Slurm" in findings(None, setup=setup)[-1].text
 
 
-def test_a_program_that_never_ends_is_not_waited_for(monkeypatch):
-    monkeypatch.setattr(site_trial, "PATIENCE", 1)
+def test_a_program_that_never_ends_is_not_waited_for():
     started = time.monotonic()
-    assert site_trial.run_bounded(["bash", "-s"], "sleep 300 & sleep 300\n")[0] is None
+    assert site_trial.run_bounded(["bash", "-s"], "sleep 300 & sleep 300\n", seconds=1)[0] is None
     assert time.monotonic() - started < 120  # its children were ended, too
+
+
+def test_the_quota_is_what_the_sites_own_command_says(cluster, project):
+    shown = findings(quota="printf 'disk used limit\\nhome 4G 20G\\n'")[-1]
+    assert shown.ok and shown.text.splitlines()[1:] == ["       disk used limit", "       home 4G 20G"]
+    gone = findings(quota="no-such-quota -s")[-1]
+    assert not gone.ok and "command not found" in gone.text and gone.remedy == "mend quota in mine.toml"
 
 
 def test_the_scratch_folder_is_looked_for_with_its_variables_expanded(cluster, project, monkeypatch):

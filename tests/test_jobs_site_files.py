@@ -91,10 +91,11 @@ def test_a_slurm_of_its_shape_accepts_every_job_of_the_course(name, cluster_of, 
 def test_a_slurm_of_its_shape_refuses_what_the_site_would(cluster_of):
     """Another partition, model of GPU or feature, more time or cores than there are, a whole node's memory twice."""
     words = {"partition": "gpu", "gpu_type": "a100", "constraint": "big", "max_time": "01:00:00", "memory": "200G"}
+    words |= {"account": "course", "qos": "short"}
     here, _ = cluster_of(site := Site("small", cores_per_node=8, gpus_per_node=2, **words))
     assert check(job(site), here) == []
     wrong = {"partition": "debug", "gpu_type": "v100", "constraint": "small", "memory": "500G", "reservation": "gone"}
-    wrong |= {"cores_per_node": 16, "gpus_per_node": 4}
+    wrong |= {"cores_per_node": 16, "gpus_per_node": 4, "account": "gone", "qos": "gone"}
     for word, value in wrong.items():
         other = dataclasses.replace(here, **{word: value})
         assert check(job(other), other), word

@@ -174,6 +174,8 @@ def test_a_node_that_dies(own_cluster, project):
     assert job.wait(60) == "node_failure"
     with pytest.raises(JobFailed, match="node_failure"):
         job.result()
+    own_cluster.start_node("node1")
+    until(lambda: slurm.client("sinfo", "-h", "-n", "node1", "-o", "%T").strip() == "idle")
 
 
 def test_followed_jobs_ask_slurm_once_per_interval_however_many_they_are(cluster, project, tmp_path, monkeypatch):

@@ -20,7 +20,7 @@ from mpdemo.classroom.learner import Queue, last_change, learners, look
 from mpdemo.errors import UserError
 from mpdemo.jobs import slurm
 from mpdemo.jobs.slurm_answers import STATES
-from mpdemo.jobs.submit import make_job
+from mpdemo.jobs.submission import make_job
 
 COUNTED = ("done", "failed", "stopped", "cancelled", "unknown", "pending")
 HEADERS = ("learner", "exercises right", *COUNTED, "running", "last change", "MiB in runs")
@@ -52,7 +52,7 @@ def main(args) -> int:
 
 def queue_of_all() -> Queue:
     """Return the jobs that Slurm has now and the user may see. Asks once."""
-    lines = slurm.client("squeue", "--noheader", "-o", "%i|%U|%T").split()
+    lines = slurm.client("squeue", "--noheader", "--array", "-o", "%i|%U|%T").split()
     jobs = (line.split("|") for line in lines)
     return Queue(slurm.identity(), {number: (int(user), STATES.get(state, "unknown")) for number, user, state in jobs})
 
@@ -91,7 +91,7 @@ def cancel(names, students) -> int:
         for run in (run for run in learner.runs if run.state in ("pending", "running")):
             out, name = learner.folder / "runs" / run.name, f"{student}: job {run.job['id']} ({run.name})"
             try:
-                if run.job["where"] != "this machine":
+                if run.job.get("identity"):
                     slurm.client("scancel", str(run.job["id"]))  # a number that squeue printed
                 elif out.stat().st_uid == os.getuid():
                     make_job(run.job, out).cancel()

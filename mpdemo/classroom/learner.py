@@ -164,7 +164,7 @@ def _run(out, runs, queue):
 
 def _state(out, job, user, queue):
     """Return a job's state, of which a user's job.json tells; neither asks Slurm for it alone nor writes anything."""
-    if job["where"] == "this machine":
+    if not job.get("identity"):
         if answer := answer_at_the_end(out):
             return answer.state
         if job.get("host") != platform.node():

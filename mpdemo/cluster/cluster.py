@@ -7,7 +7,7 @@ nothing behind: each node is a process namespace, so that its end takes every pr
 
 import shutil
 
-from mpdemo.cluster import isolation
+from mpdemo.cluster import accounting, isolation
 from mpdemo.cluster.config import first_free_port, user_name, write_configuration
 from mpdemo.cluster.daemons import Daemons, check_programs, port_answers
 from mpdemo.cluster.state import State, prepare_folder
@@ -55,7 +55,9 @@ class Cluster:
         wanted : dict, optional
             What jobs may ask for, so that the files written for a real site are accepted: names of ``partitions``,
             ``features``, ``reservations`` and ``licenses``; the ``default`` partition ("debug" without it) and the
-            ``max_time`` of all; the ``gpu_type`` of all GPUs; the ``suffix`` of the nodes' second names. See
+            ``max_time`` of all; ``urgent`` partitions, whose jobs take nodes from the others'; the ``gpu_type`` of all
+            GPUs; the ``suffix`` of the nodes' second names. With
+            ``accounts`` or ``qos`` every other one is refused, where the programs for accounting are installed. See
             `mpdemo.cluster.shape.shape_of` for one site, `mpdemo.jobs.site.wanted_by_sites` for all.
         network : {"auto", "namespaces", "hosts", "none"}
             How separate the nodes are; "auto" takes the first that works here.
@@ -74,14 +76,14 @@ class Cluster:
         folder, wanted = prepare_folder(folder), wanted or {}
         network = isolation.choose() if network == "auto" else network
         names = [f"node{i + 1}" for i in range(nodes)]
-        state = State(folder, names, network, first_free_port(nodes + 1), owned)
+        state = State(folder, names, network, first_free_port(nodes + 2), owned)
         if network == "namespaces":
             state.bridge, state.subnet = isolation.free_bridge()
         state.save()
         cluster = cls(folder)
         try:
             write_configuration(state, cpus, gpus, memory, wanted)
-            cluster._start()
+            cluster._start(wanted)
             if mbit:
                 isolation.slow_down(state.bridge, nodes, mbit)
             cluster._reserve(wanted.get("reservations", []))
@@ -90,8 +92,8 @@ class Cluster:
             raise
         return cluster
 
-    def _start(self):
-        """Start munged, then the controller, then the nodes; each is waited for before the next."""
+    def _start(self, wanted):
+        """Start munged, accounting, the controller, the nodes; each is waited for before the next."""
         if self._state.bridge:
             isolation.make_bridge(self._state.bridge, self._state.subnet, self.folder)
         files = {"key-file": "munge.key", "socket": "munge.sock", "pid-file": "munged.pid", "seed-file": "munged.seed"}
@@ -100,15 +102,19 @@ class Cluster:
         options += [f"--{option}={self.folder / file}" for option, file in files.items()]
         self._daemons.start("munged", ["munged", "-F", *options])
         self._daemons.wait_for("munged", (self.folder / "munge.sock").exists)
+        if (wanted.get("accounts") or wanted.get("qos")) and accounting.available():
+            accounting.configure(self._state)
+            accounting.start(self._daemons, wanted)
         self.start_controller()
-        for index, name in enumerate(self.nodes, 1):
-            self._start_node(name, index)
+        for name in self.nodes:
+            self.start_node(name)
         self._daemons.wait_for(f"{len(self.nodes)} idle nodes", self._all_idle)
 
-    def _start_node(self, name, index):
-        """Start the slurmd of one node, in its namespaces."""
-        spool = self.folder / "spool" / name
-        spool.mkdir()
+    def start_node(self, name):
+        """Start the slurmd of one node, in its namespaces; also of one that was killed."""
+        spool, index = self.folder / "spool" / name, self.nodes.index(name) + 1
+        spool.mkdir(exist_ok=True)
+        (spool / "connected").unlink(missing_ok=True)
         pid = self._daemons.start(name, isolation.node_command(self.network, self.folder, name))
         if self._state.bridge:
             isolation.connect(self._state.bridge, self._state.subnet, index, pid)
@@ -138,7 +144,7 @@ class Cluster:
     def down(self):
         """End every process, remove the bridge and the folder. Works on what is left of a dead cluster too."""
         self._daemons.end_nodes(*self.nodes)
-        self._daemons.end("munged", "slurmctld")
+        self._daemons.end("munged", "slurmctld", "slurmdbd", "mariadbd")
         self._daemons.end_strays()
         if self._state.bridge:
             isolation.remove_bridge(self._state.bridge)

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 
-from mpdemo.cluster import Cluster
+from mpdemo.cluster import Cluster, accounting
 from mpdemo.cluster.shape import shape_of, stand_in, write_site
 from mpdemo.errors import UserError
 from mpdemo.jobs.site import load_site, wanted_by_sites
@@ -83,10 +83,11 @@ def variables(cluster, site=None) -> dict:
     local, left_out = stand_in(site, cluster.knows)
     file = cluster.folder / f"{local.name}.toml"
     write_site(local, file)
-    unchecked = [word for word in ("account", "qos") if getattr(site, word)]
+    unchecked = [word for word in ("account", "qos") if getattr(site, word) and not accounting.available()]
     print(f"its shape is that of {site.name}; MPDEMO_SITE is a stand-in of the site's file", file=sys.stderr)
     if unchecked:
-        print(f"accepted with any value (no accounting here): {', '.join(unchecked)}", file=sys.stderr)
+        names = ", ".join(unchecked)
+        print(f"accepted with any value: {names}; to have them checked: {accounting.INSTALL}", file=sys.stderr)
     if left_out:
         print(f"left out (only the site has it): {', '.join(left_out)}", file=sys.stderr)
     return cluster.environ | {"MPDEMO_SITE": str(file)}

@@ -40,6 +40,9 @@ SelectTypeParameters=CR_Core_Memory
 # without a default every job takes a whole node's memory
 DefMemPerCPU={memory_per_cpu}
 EnforcePartLimits=ALL
+# an urgent partition, where there is one, takes nodes from the others' jobs
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 
 # quick answers, quick ends
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1
@@ -96,7 +99,8 @@ def partition_lines(wanted) -> list[str]:
     default = wanted.get("default", "debug")
     limit = f"MaxTime={wanted['max_time']}" if wanted.get("max_time") else "MaxTime=INFINITE DefaultTime=10"
     names = [f"{default} Default=YES", *sorted(set(wanted.get("partitions", [])) - {default})]
-    return [f"PartitionName={name} Nodes=ALL {limit} State=UP\n" for name in names]
+    lines = [f"PartitionName={name} Nodes=ALL {limit} State=UP\n" for name in names]
+    return lines + [f"PartitionName={name} Nodes=ALL PriorityTier=9 State=UP\n" for name in wanted.get("urgent", [])]
 
 
 def node_options(state, host, gpus, wanted) -> str:

@@ -14,7 +14,7 @@ from mpdemo.jobs.site import feature_names
 
 LEAST_MEMORY = 180_000  # MiB of a node where the site file does not say how much it has
 MIB = {"K": 2**-10, "M": 1, "G": 2**10, "T": 2**20}
-OF_THE_SITE = ("setup", "python", "each_task", "scratch")  # words about what is installed there
+OF_THE_SITE = ("setup", "python", "each_task", "scratch", "quota")  # words about what is installed there
 OPTION_LISTS = {"extra": "sbatch", "srun_options": "srun", "binding": "srun"}
 
 
@@ -40,6 +40,8 @@ def shape_of(site) -> dict:
         "gpu_type": site.gpu_type,
         "licenses": licenses(site.extra),
         "suffix": site.master_suffix,
+        "accounts": [site.account] if site.account else [],
+        "qos": [site.qos] if site.qos else [],
     }
     return {"cpus": site.cores_per_node, "gpus": site.gpus_per_node, "memory": memory_of(site), "wanted": wanted}
 

@@ -19,7 +19,7 @@ class State:
     folder: Path
     nodes: list[str]
     network: str  # "namespaces", "hosts" or "none"
-    port: int  # of the controller; the nodes have the next ones
+    port: int  # of the controller; the nodes have the next ones, accounting the one after
     owned: bool  # the daemons end with the process that started them
     bridge: str | None = None  # connects the nodes, where each has a network of its own
     subnet: str = "127.77.0"
@@ -29,6 +29,11 @@ class State:
     def controller(self) -> str:
         """The controller's address."""
         return f"{self.subnet}.1" if self.bridge else "127.0.0.1"
+
+    @property
+    def accounting_port(self) -> int:
+        """The port of slurmdbd, where there is one."""
+        return self.port + len(self.nodes) + 1
 
     def save(self):
         """Write the state into the cluster's folder."""

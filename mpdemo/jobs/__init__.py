@@ -14,7 +14,7 @@ from mpdemo.jobs.sbatch_text import render
 from mpdemo.jobs.site import Site, load_site
 from mpdemo.jobs.slurm import SlurmError
 from mpdemo.jobs.spec import JobSpec, train_command
-from mpdemo.jobs.submit import attach, submit
+from mpdemo.jobs.submit import attach, submit, submit_array
 
 __all__ = ["Job", "JobFailed", "JobSpec", "Site", "SlurmError", "attach", "check", "load_site", "render", "submit",
-           "train_command"]  # fmt: skip
+           "submit_array", "train_command"]  # fmt: skip

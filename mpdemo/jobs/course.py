@@ -9,6 +9,7 @@ import shlex
 
 from mpdemo import paths
 from mpdemo.errors import UserError
+from mpdemo.jobs.array import INDEX
 from mpdemo.jobs.sbatch_text import render
 from mpdemo.jobs.site import load_site
 from mpdemo.jobs.spec import JobSpec
@@ -44,12 +45,15 @@ def read_job(text) -> JobSpec | None:
     rows = {name: (value, comment) for name, value, comment in DIRECTIVE.findall(text)}
     by_torchrun, by_srun = TORCHRUN.search(text), SRUN.search(text)
     try:
+        command = by_torchrun[2] if by_torchrun else by_srun[1]
+        folder = shlex.split(re.search(r"^mkdir -p (.*)$", text, re.MULTILINE)[1])[0]
         processes = int(by_torchrun[1] if by_torchrun else rows["ntasks-per-node"][0])
         cpus, arithmetic = rows["cpus-per-task"]
         return JobSpec(
             name=rows["job-name"][0],
-            command=tuple(shlex.split(by_torchrun[2] if by_torchrun else by_srun[1])),
-            out=shlex.split(re.search(r"^mkdir -p (.*)$", text, re.MULTILINE)[1])[0],
+            command=tuple(argument.replace("$SLURM_ARRAY_TASK_ID", INDEX) for argument in shlex.split(command)),
+            out=folder.removesuffix("/$SLURM_ARRAY_TASK_ID"),
+            array=rows["array"][0] if "array" in rows else None,
             nodes=int(rows["nodes"][0]),
             processes_per_node=processes,
             gpus_per_process=int(rows.get("gres", ("gpu:0",))[0].rpartition(":")[2]) // processes,

@@ -13,6 +13,7 @@ from mpdemo.training.run_log import read_rows
 
 FINISHED = ("done", "failed", "stopped", "cancelled", "timeout", "out_of_memory", "node_failure", "unknown")
 LOG = "log.txt"  # of a job on this machine
+HERE = "this machine"  # where such a job runs
 SAY_AFTER = 30.0  # seconds in the queue
 
 
@@ -38,7 +39,7 @@ class Job(ABC):
     id : str
         Slurm's number, or this machine's process number.
     where : str
-        ``"this machine"`` or ``"cluster NAME"``.
+        ``"this machine"``, ``"cluster NAME"``, or ``"job NUMBER"``: a step of the job that runs the notebook.
     out : Path
         The run's folder.
     script : Path

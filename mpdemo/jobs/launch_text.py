@@ -2,6 +2,7 @@
 
 import shlex
 
+from mpdemo.jobs.array import INDEX
 from mpdemo.paths import SITES
 
 # Run after each line of the site's setup. Neither `set -e` nor `set -u`: `module` and `conda activate` are functions of
@@ -11,7 +12,7 @@ setup_ok() {
   status=$?
   [ "$status" -eq 0 ] && return
   echo "setup line failed with exit status $status: $1" >&2
-  echo "$SLURM_JOB_ID 1" > %s
+  echo "%s 1" > %s
   exit 1
 }"""
 
@@ -27,22 +28,43 @@ def project(spec, site) -> list[str]:
         '  [ "$PWD" = / ] && echo "call sbatch in the project\'s folder: cd .../mpdemo; sbatch slurm/..." && exit 2',
         "  cd ..",
         "done",
-        f"mkdir -p {shlex.quote(spec.out)}",
+        f"mkdir -p {folder(spec)}",
     ]
     if not site.setup:
         lines.append('[ -d .venv ] && PATH="$PWD/.venv/bin:$PATH"  # the Python that `make` installed')
     return lines
 
 
+def folder(spec) -> str:
+    """The run's folder, as a word of the shell; each element of an array has its own below it."""
+    return shlex.quote(spec.out) + ('/"$SLURM_ARRAY_TASK_ID"' if spec.array else "")
+
+
+def job_number(spec) -> str:
+    """The job's number, as it stands between double quotes of the shell."""
+    return "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" if spec.array else "$SLURM_JOB_ID"
+
+
+def arguments(spec) -> str:
+    """The command's arguments as words of the shell, with the element's number where an array says ``{index}``."""
+    if not spec.array:
+        return shlex.join(spec.command)
+    number = '"$SLURM_ARRAY_TASK_ID"'
+    return " ".join(
+        number.join(shlex.quote(part) if part else "" for part in argument.split(INDEX)) or "''"
+        for argument in spec.command
+    )
+
+
 def setup(spec, site) -> list[str]:
     """The site's own lines. One that fails ends the job, which would go on with another Python otherwise."""
     if not site.setup:
         return []
-    marker = shlex.quote(f"{spec.out}/exit-status.txt")
+    marker = f"{folder(spec)}/exit-status.txt"
     checked = [line for text in site.setup for line in (text, f"setup_ok {shlex.quote(text)}")]
     return [
         "# The Python of this site. A line that fails ends the job.",
-        *(SETUP_OK % marker).splitlines(),
+        *(SETUP_OK % (job_number(spec), marker)).splitlines(),
         *checked,
         "",
     ]
@@ -68,19 +90,18 @@ def environment(spec, site) -> list[str]:
 
 def launch(spec, site) -> list[str]:
     """The one command that starts every process."""
-    arguments = shlex.join(spec.command)
     srun = " ".join(["srun --kill-on-bad-exit=1 --label", *site.srun_options])
     if spec.launcher == "srun":
         srun = " ".join([srun, *site.binding])
         start = in_each_task(site) if site.each_task else f"{site.python} -u"
-        return ["# One process per task; when one fails, all end.", f"{srun} \\", f"  {start} {arguments}"]
+        return ["# One process per task; when one fails, all end.", f"{srun} \\", f"  {start} {arguments(spec)}"]
     is_program = spec.command[0] == "-m" or spec.command[0].endswith(".py")
     return [
         "# One torchrun per node; single quotes, since SLURM_NODEID is known on each node only.",
         f"{srun} bash -c 'exec {in_quotes(site.python)} -m torch.distributed.run \\",
         f'  --nnodes="$SLURM_NNODES" --node-rank="$SLURM_NODEID" --nproc-per-node={spec.processes_per_node} \\',
         '  --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" "$@"\' \\',
-        f"  torchrun {'' if is_program else '--no-python python '}{arguments}",
+        f"  torchrun {'' if is_program else '--no-python python '}{arguments(spec)}",
     ]
 
 
@@ -101,7 +122,7 @@ def ending(spec) -> list[str]:
         "status=$?",
         "",
         "# The job's number and exit status, for the day when Slurm has forgotten the job.",
-        f'echo "$SLURM_JOB_ID $status" > {shlex.quote(f"{spec.out}/exit-status.txt")}',
+        f'echo "{job_number(spec)} $status" > {folder(spec)}/exit-status.txt',
     ]
     if spec.requeue:
         lines += [

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from mpdemo import paths
 from mpdemo.errors import UserError
-from mpdemo.jobs import diagnose, times
-from mpdemo.jobs.job import LOG, Job
+from mpdemo.jobs import allocation, diagnose, times
+from mpdemo.jobs.job import HERE, LOG, Job
 from mpdemo.jobs.record import read_text
 from mpdemo.jobs.slurm_answers import Answer
 from mpdemo.world.launch import torchrun_arguments
@@ -57,6 +57,8 @@ class LocalJob(Job):
         # read after the question: once it has ended, the file is complete
         if answer := answer_at_the_end(self.out):
             return answer
+        if self.record.get("host", platform.node()) != platform.node():
+            return Answer("unknown", f"it was started on {self.record['host']}")
         if ended:
             scratch = Path(self.record["scratch"])
             if scratch.parent == Path(tempfile.gettempdir()) and scratch.name.startswith(PREFIX):
@@ -84,13 +86,17 @@ def supervisor_lives(record) -> bool:
     return is_running(int(record["id"]), record.get("started"))
 
 
-def start(spec) -> tuple[dict, subprocess.Popen]:
-    """Start a job's processes on this machine; return what the job's record holds of them, and their supervisor."""
+def start(spec, site) -> tuple[dict, subprocess.Popen]:
+    """Start a job's processes here, or as a step of the job around us where the site says so.
+
+    Returns what the job's record holds of them, and their supervisor.
+    """
     root = paths.root()
     out = root / spec.out
     scratch = tempfile.mkdtemp(prefix=PREFIX)  # short: sockets are made below it
+    around = allocation.surrounding_job(site)
     order = {
-        "command": command(spec),
+        "command": allocation.step_command(spec, site) if around else command(spec),
         "status": str(out / STATUS),
         "limit": times.limit(spec.time_limit),
         "signal": spec.signal,
@@ -105,14 +111,15 @@ def start(spec) -> tuple[dict, subprocess.Popen]:
                 stdin=subprocess.PIPE,
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                env=environment(spec, scratch),
+                env=allocation.step_environment() if around else environment(spec, scratch),
                 cwd=root,
                 start_new_session=True,
             )
     except OSError as error:
         shutil.rmtree(scratch, ignore_errors=True)
         raise UserError(f"cannot start a job here: {error}") from None
-    record = {"id": process.pid, "started": start_time(process.pid), "where": "this machine", "identity": None}
+    where = f"job {around}" if around else HERE
+    record = {"id": process.pid, "started": start_time(process.pid), "where": where, "identity": None}
     return record | {"host": platform.node(), "scratch": scratch}, process
 
 

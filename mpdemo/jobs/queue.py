@@ -85,13 +85,13 @@ def forget(identity):
 
 
 def _ask(known, interval) -> Listing:
-    """Ask Slurm once: of one's own jobs, and now and then of all users'."""
+    """Ask Slurm once: of one's own jobs (``-r``: each element of an array), and now and then of all users'."""
     now, user = time.time(), str(os.getuid())
     uncounted = any(state == "PENDING" and not known.position(job) for job, (state, *_) in known.jobs.items())
     counting = uncounted or now - known.counted >= COUNT_EVERY * interval
     whose = [] if counting else ["-u", user]
     try:
-        rows = slurm.client("squeue", "-h", "-t", "all", "-S", "-p,i", "-o", FORMAT, *whose).splitlines()
+        rows = slurm.client("squeue", "-h", "-r", "-t", "all", "-S", "-p,i", "-o", FORMAT, *whose).splitlines()
     except slurm.SlurmError:
         return Listing(**asdict(known) | {"asked": time.time()})
     rows = [row.split("|", 5) for row in rows if row.count("|") >= 5]

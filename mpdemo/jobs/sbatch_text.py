@@ -51,7 +51,7 @@ def render(spec: JobSpec, site: Site) -> str:
 
 def directives(spec, site) -> list[str]:
     """The ``#SBATCH`` lines: what Slurm is asked for, each with its reason."""
-    tasks = spec.processes_per_node if spec.launcher == "srun" else 1
+    tasks, log = spec.processes_per_node if spec.launcher == "srun" else 1, log_name(spec)
     rows = [
         ("job-name", spec.name, "what the queue shows"),
         ("nodes", spec.nodes, f"{spec.world_size} process{'es' if spec.world_size > 1 else ''} in all"),
@@ -68,8 +68,9 @@ def directives(spec, site) -> list[str]:
         ("qos", site.qos, "the queue's class: limits and priority"),
         ("constraint", site.constraint, "the kind of node"),
         ("reservation", site.reservation, "nodes set aside for a course"),
-        ("output", "slurm-%j.out", "the log, in the folder where sbatch is called"),
-        ("error", "slurm-%j.err" if site.separate_errors else "", "what goes to stderr"),
+        ("array", spec.array or "", "these elements, each a job of its own; after %: at most so many at a time"),
+        ("output", f"{log}.out", "the log, in the folder where sbatch is called"),
+        ("error", f"{log}.err" if site.separate_errors else "", "what goes to stderr"),
         ("signal", spec.signal or "", "a warning to every process before the end"),
     ]
     lines = [directive(f"{option}={quote(value)}", comment) for option, value, comment in rows if value != ""]
@@ -87,9 +88,14 @@ def directives(spec, site) -> list[str]:
 
 def log_options(spec, site) -> list[str]:
     """Options of sbatch that put the log into the run's folder; they count more than the file's own."""
-    names = {"output": "slurm-%j.out"} | ({"error": "slurm-%j.err"} if site.separate_errors else {})
-    folder = spec.out.replace("%", "%%")  # "%" begins a pattern there
-    return [f"--{option}={folder}/{name}" for option, name in names.items()]
+    ends = {"output": "out"} | ({"error": "err"} if site.separate_errors else {})
+    folder = spec.out.replace("%", "%%") + ("/%a" if spec.array else "")  # "%" begins a pattern there
+    return [f"--{option}={folder}/{log_name(spec)}.{end}" for option, end in ends.items()]
+
+
+def log_name(spec) -> str:
+    """The name of a log, in Slurm's patterns: the job's number, or the array's and the element's."""
+    return "slurm-%A_%a" if spec.array else "slurm-%j"
 
 
 def directive(option, comment) -> str:

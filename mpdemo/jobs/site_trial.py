@@ -17,6 +17,7 @@ from mpdemo.jobs.spec import JobSpec
 from mpdemo.world.processes import child_environment
 
 PATIENCE = 180  # s for the setup lines and PyTorch together: a slow file system
+QUOTA_LINES = 12  # at most, of what a quota command prints
 FOUND = "found by mpdemo:"  # setup lines may print, too
 REPORT = f"import sys, torch; print({FOUND!r}, sys.executable, torch.__version__, torch.cuda.device_count(), sep='|')"
 
@@ -44,7 +45,7 @@ def try_site(site, cluster) -> list[Finding]:
     """
     findings = [try_job(site, cluster)]
     if cluster:
-        findings += [try_nodes(site), *try_scratch(site)]
+        findings += [try_nodes(site), *try_scratch(site), *try_quota(site)]
     if site.setup or site.python != "python":
         findings.append(
             try_python(site) if cluster else Finding(True, f"site {site.name}: setup not tried: no Slurm here")
@@ -103,6 +104,18 @@ def try_scratch(site) -> list[Finding]:
     return []
 
 
+def try_quota(site) -> list[Finding]:
+    """Let the site's own command say how much the user may still write; its output is shown as it is."""
+    if not site.quota:
+        return []
+    status, out, err = run_bounded(["bash", "-s"], site.quota + "\n", seconds=30)
+    if status != 0:
+        why = "no answer within 30 s" if status is None else (err.strip() or f"exit status {status}").splitlines()[-1]
+        return [Finding(False, f"quota {site.quota!r}: {why}", f"mend quota in {site.name}.toml")]
+    lines = out.strip().splitlines()[:QUOTA_LINES]
+    return [Finding(True, "\n       ".join([f"quota, as {site.quota!r} prints it:", *lines]))]
+
+
 def try_python(site) -> Finding:
     """Run the setup lines, then the site's Python with PyTorch; GPUs are counted, though few front ends have any."""
     lines = []
@@ -125,13 +138,13 @@ def try_python(site) -> Finding:
     return Finding(True, f"site {site.name}: its Python is {python}, with PyTorch {torch}; {devices} GPUs here")
 
 
-def run_bounded(command, text) -> tuple:
-    """Feed a program a text, in a session of its own, for `PATIENCE` seconds; return status, stdout and stderr."""
+def run_bounded(command, text, seconds=PATIENCE) -> tuple:
+    """Feed a program a text, in a session of its own, for some seconds; return status (None: too slow) and output."""
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     environment = child_environment("SLURM_CONF")
     process = subprocess.Popen(command, **pipes, text=True, env=environment, start_new_session=True)
     try:
-        out, err = process.communicate(text, timeout=PATIENCE)
+        out, err = process.communicate(text, timeout=seconds)
         return process.returncode, out, err
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, 9)

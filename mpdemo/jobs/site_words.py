@@ -79,6 +79,8 @@ class Site:
     master_suffix: str = Field("", pattern="^[A-Za-z0-9.-]*$", description="appended to the first node's name")
     scratch: Line = Field("", description="where large files belong; `python -m mpdemo env` checks it")
     ranks_on_front_end: bool = Field(True, description="whether a notebook may start ranks outside a Slurm job")
+    inside_a_job: Literal["queue", "steps"] = Field("queue", description="how a notebook in a job starts others")
+    quota: Line = Field("", description="the command that prints the user's quota; `python -m mpdemo env` runs it")
     polling_seconds: float = Field(5, ge=1, description="how often Slurm is asked about a job, at most", strict=False)
 
     @model_validator(mode="after")

@@ -78,7 +78,7 @@ def client(*command, **options) -> str:
         raise NoAnswer(message) from None
     if done.returncode:
         kind = NoAnswer if any(text in done.stderr for text in SILENT) else SlurmError
-        raise kind(explain(command[0], done.stderr))
+        raise kind(explain(command[0], done.stderr or done.stdout))
     return done.stdout
 
 
@@ -117,7 +117,7 @@ def ask(job_id) -> Answer | None:
     try:
         return parse_scontrol(client("scontrol", "show", "job", "-o", job_id))
     except SlurmError as error:
-        if "Invalid job id" not in str(error):
+        if not re.search("Invalid job id|not found", str(error)):  # the second is what it says of an array's element
             raise
     return ask_accounting(job_id)
 

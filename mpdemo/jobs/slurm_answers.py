@@ -92,4 +92,6 @@ def make_answer(slurm_state, reason, exit_code, run_time) -> Answer:
         exit_status = 128 + int(signal)
     if state == "failed" and signal == "125":  # the batch shell's mark of the out-of-memory killer
         state = "out_of_memory"
+    if slurm_state.startswith("PREEMPTED"):
+        reason = "a more urgent job took its nodes"
     return Answer(state, "" if reason == "None" else reason, exit_status, float(run_time))

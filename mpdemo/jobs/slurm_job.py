@@ -34,10 +34,14 @@ class SlurmJob(Job):
         return queue.listing(self.record["identity"], self.polling_seconds).position(self.id) if waits else None
 
     def cancel(self):
-        if not self.finished:
-            slurm.client("scancel", self.id)
-            queue.forget(self.record["identity"])
-            self._seen = None
+        if self.finished:
+            return
+        waits = self.state == "pending"
+        slurm.client("scancel", self.id)
+        queue.forget(self.record["identity"])
+        self._seen = None
+        if waits:  # Slurm forgets an array's element at once that never ran
+            self._keep(Answer("cancelled"))
 
     def warn(self):
         if self.state != "running":
@@ -59,10 +63,14 @@ class SlurmJob(Job):
             return self._last_seen()
         answer = self._refine(answer) if answer else self.answer_from_files()
         if answer.state not in ("pending", "running", "unknown"):
-            self.record["final"] = vars(answer)
-            if (read_record(self.out) or {}).get("id") == self.record["id"]:  # the folder may have a newer job by now
-                write_record(self.out, self.record)
+            self._keep(answer)
         return answer
+
+    def _keep(self, answer):
+        """Write down how the job ended."""
+        self.record["final"] = vars(answer)
+        if (read_record(self.out) or {}).get("id") == self.record["id"]:  # the folder may have a newer job by now
+            write_record(self.out, self.record)
 
     def _ask_slurm(self):
         """Look the job up among the user's jobs; one that neither waits nor runs is asked for, once."""

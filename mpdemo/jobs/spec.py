@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field, field_validator
 from pydantic.dataclasses import dataclass
 
 from mpdemo.errors import one_line_errors
-from mpdemo.jobs import times
+from mpdemo.jobs import array, times
 from mpdemo.jobs.site import Launcher, Line, Site, TimeLimit
 from mpdemo.settings import Settings, as_arguments
 
@@ -42,6 +42,7 @@ class JobSpec:
     oversubscribe: bool = Field(False, description="without a Slurm: more processes here than there are cores")
     requeue: bool = Field(False, description="queue it again if it stopped with a checkpoint (status 3) or lost a node")
     dependency: str | None = Field(None, description="'afterok:7' starts it once job 7 has ended well; Slurm only")
+    array: str | None = Field(None, description="'1-8%2': 8 elements, 2 at a time, by submit_array; Slurm only")
     signal: str | None = Field(None, description="'USR1@60' sends SIGUSR1 to every process 60 s before the time limit")
 
     @field_validator("command", mode="before")
@@ -72,6 +73,13 @@ class JobSpec:
             )
         return dependency
 
+    @field_validator("array")
+    @classmethod
+    def _has_few_elements(cls, text):
+        if text is not None:
+            array.indices(text)
+        return text
+
     @field_validator("signal")
     @classmethod
     def _is_before_the_limit(cls, signal, info):
@@ -84,6 +92,11 @@ class JobSpec:
         if int(match[2]) >= limit:
             raise ValueError(f"comes before the start; the time limit is only {limit} s")
         return signal
+
+    def element(self, index) -> "JobSpec":
+        """One element of an array as a job of its own: its number in place of ``{index}``, its folder below `out`."""
+        command = tuple(argument.replace(array.INDEX, str(index)) for argument in self.command)
+        return dataclasses.replace(self, command=command, out=f"{self.out}/{index}", array=None)
 
     @property
     def world_size(self) -> int:

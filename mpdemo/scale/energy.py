@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from mpdemo.jobs import SlurmError, slurm
+from mpdemo.jobs.job import HERE
 
 RAPL = Path("/sys/class/powercap")  # https://docs.kernel.org/power/powercap/powercap.html
 NOT_TOLD = "not told"
@@ -61,8 +62,8 @@ def used(job, before) -> float | None:
     before : dict or None
         `rapl_joules` when it was submitted; None for a job that was found. It counts for a job on this machine only.
     """
-    if job.where != "this machine":
-        return slurm_joules(job.id)
+    if job.where != HERE:  # a step of the notebook's own job has no number with which Slurm could be asked
+        return slurm_joules(job.id) if job.where.startswith("cluster") else None
     file = job.out / "energy.json"
     if before:
         file.write_text(json.dumps({"job": job.id, "joules": difference(before, rapl_joules())}))

@@ -1,0 +1,125 @@
+"""JupyterLab in a job: its own jobs as steps of that one, on a real Slurm."""
+
+import dataclasses
+import re
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from mpdemo.errors import UserError
+from mpdemo.jobs import JobFailed, JobSpec, attach, load_site, slurm, submit
+
+PROGRAMS = Path(__file__).parent / "programs"
+STEPS = dataclasses.replace(load_site("generic"), inside_a_job="steps", cores_per_node=16)
+
+
+def spec(*action, out="runs/toy", program="worker.py", **changes):
+    command = (str(PROGRAMS / program), out, *map(str, action))
+    return JobSpec(**({"name": "toy", "command": command, "out": out, "processes_per_node": 2} | changes))
+
+
+def until(condition, seconds=30):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def allocation(shared_cluster):
+    """The environment inside a job that holds two GPUs and eight CPUs on each of two nodes (or of one)."""
+    nodes = 1 if shared_cluster.network == "none" else 2  # else node names do not resolve
+    words = ["salloc", "--no-shell", f"--nodes={nodes}", "--ntasks-per-node=1", "--cpus-per-task=8", "--gres=gpu:2"]
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in shared_cluster.environ.items():
+            patch.setenv(name, value)
+        granted = slurm.run(*words, "--time=01:00:00").stderr
+        number = re.search(r"Granted job allocation (\d+)", granted)[1]
+        names = slurm.client("squeue", "-h", "-j", number, "-o", "%N").strip()
+        variables = {"SLURM_JOB_ID": number, "SLURM_JOB_NODELIST": names, "SLURM_JOB_NUM_NODES": str(nodes)}
+        variables |= {"SLURM_JOB_CPUS_PER_NODE": f"8(x{nodes})", "SLURM_GPUS_ON_NODE": "2"}
+        # of the step in which the Lab itself would run: nothing of it may reach the steps
+        yield variables | {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_STEP_ID": "0", "SLURM_CPU_BIND": "none"}
+        slurm.client("scancel", number)
+
+
+@pytest.fixture
+def inside(allocation, cluster, project, monkeypatch):
+    """This test runs inside the job."""
+    for name, value in allocation.items():
+        monkeypatch.setenv(name, value)
+    return allocation
+
+
+def steps(inside):
+    return slurm.client("squeue", "-h", "-s", "-j", inside["SLURM_JOB_ID"], "-o", "%i").split()
+
+
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+def test_a_job_is_a_step_of_the_job_around_it(inside, launcher, capsys):
+    nodes = int(inside["SLURM_JOB_NUM_NODES"])
+    job = submit(spec(program="allreduce.py", nodes=nodes, launcher=launcher), STEPS)
+    assert job.result(timeout=120)["sum"] == sum(range(2 * nodes))
+    assert len(job.result()["hosts"]) == nodes
+    assert job.where == f"job {inside['SLURM_JOB_ID']}"
+    assert capsys.readouterr().out == (
+        f"toy runs as a step of job {inside['SLURM_JOB_ID']}, which runs this notebook (process {job.id})\n"
+    )
+    assert attach("runs/toy").state == "done"
+    queued = slurm.client("squeue", "-h", "-o", "%i %j").splitlines()
+    assert not any(row.endswith(" toy") for row in queued)
+    assert (Path(attach("runs/toy").out) / "job.sbatch").exists()  # to keep, though nothing read it here
+
+
+def test_two_steps_at_once_do_not_meet_each_other(inside):
+    jobs = [submit(spec(program="allreduce.py", out=f"runs/{name}"), STEPS) for name in "ab"]
+    assert [job.result(120)["sum"] for job in jobs] == [1, 1]
+
+
+def test_a_step_can_be_warned_and_cancelled_and_leaves_nothing(inside, cluster, project):
+    warned, cancelled = (submit(spec("sleep", out=f"runs/{name}"), STEPS) for name in ("warned", "cancelled"))
+    files = [project / "runs" / name / f"pids-{rank}" for name in ("warned", "cancelled") for rank in (0, 1)]
+    until(lambda: all(file.exists() and file.read_text() for file in files))
+    assert len(steps(inside)) == 2
+    warned.warn()
+    assert warned.wait(30) == "stopped"
+    cancelled.cancel()
+    assert cancelled.state == "cancelled"
+    until(lambda: steps(inside) == [])
+    until(lambda: not any("sleep" in words for words in processes_of(cluster)))
+
+
+def processes_of(cluster):
+    """The command lines of all processes that know the cluster's configuration."""
+    processes = psutil.process_iter(["cmdline", "environ"])
+    return [p.info["cmdline"] or [] for p in processes if str(cluster.folder) in str(p.info["environ"])]
+
+
+def test_a_failed_step_is_named(inside):
+    job = submit(spec("fail", 1, 7), STEPS)
+    with pytest.raises(JobFailed, match="rank 1 failed with exit status 7"):
+        job.result(60)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"nodes": 3}, "toy needs 3 nodes; job .* has"),
+        ({"processes_per_node": 1, "cpus_per_process": 9}, "9 CPUs per node; job .* has 8"),
+        ({"processes_per_node": 4, "cpus_per_process": 2}, "4 GPUs per node; job .* has 2"),
+        ({"dependency": "afterok:1"}, "needs Slurm"),
+    ],
+    ids=str,
+)
+def test_what_the_job_does_not_hold_is_refused(inside, project, changes, message):
+    with pytest.raises(UserError, match=message):
+        submit(spec(**changes), STEPS)
+    assert not (project / "runs").exists()
+
+
+def test_the_other_word_queues_a_job_of_its_own(inside):
+    job = submit(spec(), dataclasses.replace(STEPS, inside_a_job="queue"))
+    assert (job.where, job.wait(60)) == ("cluster throwaway", "done")
+    assert job.id != inside["SLURM_JOB_ID"]
