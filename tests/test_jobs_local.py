@@ -126,10 +126,14 @@ def test_a_running_job_can_be_warned(project):
         job.warn()
 
 
-def test_torchrun_passes_the_warning_on(project):
-    job = submit(spec("sleep", processes_per_node=2, signal="USR1@60"))
+@pytest.mark.parametrize("before_the_limit", [None, "USR1@60"])
+def test_torchrun_passes_the_warning_on_and_does_not_die_of_an_early_one(project, before_the_limit):
+    job = submit(spec("sleep", processes_per_node=2, signal=before_the_limit))
+    while not first_child(int(job.id)):
+        assert job.state == "running"
+    job.warn()  # torchrun still imports PyTorch
     pids = sleepers(project / "runs/toy", 2)
-    os.kill(first_child(int(job.id)), signal.SIGUSR1)  # as the supervisor and Slurm do when the time is near
+    job.warn()
     assert job.wait(60) == "stopped"
     assert all_gone(pids)
 

@@ -100,6 +100,7 @@ def start(spec, site) -> tuple[dict, subprocess.Popen]:
         "status": str(out / STATUS),
         "limit": times.limit(spec.time_limit),
         "signal": spec.signal,
+        "launched": spec.world_size > 1 and not around,
         "grace": GRACE,
         "scratch": scratch,
     }
@@ -132,7 +133,5 @@ def command(spec) -> list[str]:
 
 def environment(spec, scratch) -> dict:
     """The processes' environment: no launcher and no Slurm job around them, one thread each."""
-    env = child_environment() | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TMPDIR": scratch}
-    if spec.signal:
-        env["PET_SIGNALS_TO_HANDLE"] = spec.handled_signals
-    return env
+    own = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TMPDIR": scratch}
+    return child_environment() | own | {"PET_SIGNALS_TO_HANDLE": spec.handled_signals}

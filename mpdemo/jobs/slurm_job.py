@@ -46,6 +46,9 @@ class SlurmJob(Job):
     def warn(self):
         if self.state != "running":
             raise UserError(f"job {self.id} ({self.name}) is {self.state}; only a running job can be warned")
+        script = read_text(paths.root() / self.script)
+        if "torch.distributed.run" in script and "PET_SIGNALS_TO_HANDLE" not in script:
+            raise UserError(f'torchrun passes no warning on in job {self.id}; do: JobSpec(..., signal="USR1@60")')
         slurm.client("scancel", "--signal=USR1", self.id)  # to the processes that srun started
 
     @cached_property

@@ -121,7 +121,8 @@ class JobSpec:
     @property
     def handled_signals(self) -> str:
         """What torchrun has to pass on to its processes (``PET_SIGNALS_TO_HANDLE``): its own and the warning."""
-        return f"SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIG{self.signal.split('@')[0]}"
+        warning = (self.signal or "USR1").split("@")[0]
+        return f"SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIG{warning}"
 
     def cpus_on(self, site: Site) -> int:
         """CPUs of each process: what was requested, else its GPUs' share of the cores; else one for each device."""

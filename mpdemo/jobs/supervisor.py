@@ -6,7 +6,7 @@ whole tree when the job ends, on SIGTERM, at the time limit, or when the owner d
 writes how the job ended to the run's folder. Only the standard library, so that it starts at once.
 
     python supervisor.py '{"command": [...], "status": "FILE", "limit": 600, "signal": "USR1@60", "grace": 5,
-                           "scratch": "FOLDER"}'
+                           "scratch": "FOLDER", "launched": true}'
 """
 
 import contextlib
@@ -93,6 +93,8 @@ def main():
     # Handlers, since a new program inherits SIG_IGN but no handler.
     signal.signal(signal.SIGINT, lambda *_: None)
     signal.signal(signal.SIGTERM, lambda *_: terminations.append(True))
+    if job["launched"]:  # torchrun handles the warning after it has imported PyTorch; until then it would die of it
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     started = time.monotonic()
     process = subprocess.Popen(job["command"], stdin=subprocess.DEVNULL)
     how = watch(process, job, terminations)
