@@ -180,7 +180,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 def test_an_ordinary_user_can_have_a_cluster(slurm_programs):
-    """As root, become nobody; else this is the ordinary user. The project is copied to where anybody may read."""
+    """With accounting. As root, become nobody; else this is the ordinary user, who can read a copy of the project."""
     with tempfile.TemporaryDirectory(dir="/tmp") as home:
         shutil.copytree(paths.root() / "mpdemo", f"{home}/project/mpdemo", ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copytree(paths.root() / "slurm", f"{home}/project/slurm")
@@ -188,7 +188,8 @@ def test_an_ordinary_user_can_have_a_cluster(slurm_programs):
         for folder in (home, f"{home}/tmp"):
             os.chmod(folder, 0o777)
         command = [sys.executable, "-c", AS_ORDINARY_USER]
-        command += ["cluster", "run", "--nodes", "2", "--", "srun", "-N2", "whoami"]
+        command += ["cluster", "run", "--site", "jeanzay", "--nodes", "2"]
+        command += ["--", "srun", "-N2", "--qos=qos_gpu-dev", "whoami"]
         env = os.environ | {"PYTHONDONTWRITEBYTECODE": "1", "HOME": home, "TMPDIR": f"{home}/tmp"}
         done = subprocess.run(command, env=env, cwd=f"{home}/project", capture_output=True, text=True, timeout=60)
         users = set(done.stdout.split())

@@ -22,6 +22,7 @@ from mpdemo.world.collectives import gather_objects
 
 HALVES = {"schedule": "1f1b", "cut": None}  # one stage per device
 TWICE = {"activation_checkpointing": True}
+BF16 = {"precision": "bf16"}
 CONVNET = {"model": "convnet", "norm": "group"}
 CASES = {  # processes -> settings, as changes of the story's
     2: [
@@ -33,10 +34,14 @@ CASES = {  # processes -> settings, as changes of the story's
         {"rung": "fsdp"},
         {"rung": "fsdp", "reshard": "never"},
         {"rung": "fsdp", "accumulate": 4, **TWICE},
+        {"rung": "fsdp", **BF16},
         {"rung": "tensor"},
         {"rung": "tensor", "sequence_parallel": True},
+        {"rung": "tensor", **BF16},
+        {"rung": "tensor", "sequence_parallel": True, **BF16},
         {"rung": "model_parallel"},
         {"rung": "pipeline"},
+        {"rung": "pipeline", **BF16},
         {"rung": "pipeline", **HALVES, "accumulate": 2},
         {"rung": "pipeline", **HALVES, **CONVNET},
         {"rung": "pipeline", "schedule": "zbv"},

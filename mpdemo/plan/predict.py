@@ -91,7 +91,7 @@ def _sharing(settings, blocks):
 
 
 def messages(settings, blocks) -> list[dict]:
-    """Return what each process hands to which collective in a step: kind -> bytes, in float32.
+    """Return what each process hands to which collective in a step: kind -> bytes.
 
     Arguments as for `devices`.
     """
@@ -104,7 +104,8 @@ def messages(settings, blocks) -> list[dict]:
     if s.rung == "fsdp":
         return [traffic.of_shards(blocks, s.devices, _parts(s), s.reshard)] * s.devices
     if s.rung == "tensor":
-        sent = traffic.of_split_layers(blocks, s.batch_size // replicas, s.accumulate, s.sequence_parallel)
+        kind = {"sequence_parallel": s.sequence_parallel, "bf16": s.precision == "bf16"}
+        sent = traffic.of_split_layers(blocks, s.batch_size // replicas, s.accumulate, **kind)
         if replicas > 1:
             sent = traffic.added(sent, traffic.of_shards(blocks, replicas, _parts(s), splits=s.devices))
         return [sent] * (s.devices * replicas)

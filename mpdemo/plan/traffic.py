@@ -1,7 +1,7 @@
 """What the processes of a training send in a step: how many bytes each hands to which collective.
 
 These are the bytes of the whole tensor that is reduced, or that all parts make together, as
-`mpdemo.labs.counting.CountMessages` notes them; `ring_bytes` gives what a device sends of it. In float32.
+`mpdemo.labs.counting.CountMessages` notes them; `ring_bytes` gives what a device sends of it.
 Taught in notebooks/07_sharding.ipynb.
 """
 
@@ -42,20 +42,23 @@ def of_shards(blocks, ranks, parts=1, reshard="always", splits=1) -> dict:
     return {"all-gather": gathers * padded, "reduce-scatter": padded}
 
 
-def of_split_layers(blocks, images, parts=1, sequence_parallel=False) -> dict:
+def of_split_layers(blocks, images, parts=1, sequence_parallel=False, bf16=False) -> dict:
     """Return the messages of tensor parallelism: six sums as large as its output for each block between the ends.
 
     Two forward, four backward: the library adds up the gradients of query, key and value one by one. With sequence
-    parallelism both halves of a sum are messages of their own, but for two of query, key and value.
+    parallelism both halves of a sum are messages of their own, but for two of query, key and value. Under autocast to
+    bf16 those of the forward pass are half as large; the gradients are in float32 by then.
     """
+    forward, backward = 1 if bf16 else 2, 4
     between = blocks[1:-1]
     outputs = images * sum(block.output for block in between)
     if not sequence_parallel:
-        return {"all-reduce": 6 * outputs}
+        return {"all-reduce": (forward + backward) * outputs}
     ends = images * (blocks[0].output + between[-1].output)
     norms = [shape for block in between for name, shape in block.shapes.items() if ".norm" in name]
     in_norms = parts * FLOAT * sum(map(prod, norms))  # each sees some of the tokens
-    return {"all-gather": 4 * outputs + ends, "reduce-scatter": 4 * outputs, "all-reduce": in_norms}
+    halves = (forward + backward // 2) * outputs
+    return {"all-gather": halves + ends, "reduce-scatter": halves, "all-reduce": in_norms}
 
 
 def of_stages(blocks, points, owners, images) -> list[dict]:
