@@ -190,14 +190,16 @@ def test_a_process_that_only_has_the_supervisors_number_is_not_it(project):
     job.cancel()
 
 
-def test_a_killed_supervisor_is_reported(project):
-    job = submit(spec("sleep"))
-    pids = sleepers(project / "runs/toy", 1)
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_killed_supervisor_is_reported_and_leaves_no_rank(project, processes):
+    job = submit(spec("sleep", processes_per_node=processes))
+    pids = sleepers(project / "runs/toy", processes)
     os.kill(int(job.id), signal.SIGKILL)
     assert job.wait(20) == "cancelled"
     assert "supervisor was killed" in job.reason
     assert not Path(job.record["scratch"]).exists()
-    for pid in pids:
+    assert all_gone(pids[::2])  # the ranks; nobody is left who could know of what they started themselves
+    for pid in pids[1::2]:
         os.kill(pid, signal.SIGKILL)
 
 

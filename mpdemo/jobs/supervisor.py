@@ -20,7 +20,8 @@ import subprocess
 import sys
 import time
 
-ADOPT_ORPHANS = 36  # prctl's PR_SET_CHILD_SUBREAPER
+PRCTL = ctypes.CDLL(None).prctl
+ADOPT_ORPHANS, SIGNAL_AT_PARENTS_DEATH = 36, 1  # PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG
 
 
 def children() -> list[int]:
@@ -45,6 +46,13 @@ def reap(process):
 def send(pid, number):
     with contextlib.suppress(OSError):
         os.kill(pid, number)
+
+
+def end_with(supervisor):
+    """In the job's first process, before it becomes its program: end when the supervisor is killed."""
+    PRCTL(SIGNAL_AT_PARENTS_DEATH, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != supervisor:
+        os._exit(1)
 
 
 def watch(process, job, terminations) -> str:
@@ -88,7 +96,7 @@ def end_tree(process, grace):
 
 def main():
     job = json.loads(sys.argv[1])
-    ctypes.CDLL(None).prctl(ADOPT_ORPHANS, 1, 0, 0, 0)
+    PRCTL(ADOPT_ORPHANS, 1, 0, 0, 0)
     terminations = []
     # Handlers, since a new program inherits SIG_IGN but no handler.
     signal.signal(signal.SIGINT, lambda *_: None)
@@ -96,7 +104,8 @@ def main():
     if job["launched"]:  # torchrun handles the warning after it has imported PyTorch; until then it would die of it
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     started = time.monotonic()
-    process = subprocess.Popen(job["command"], stdin=subprocess.DEVNULL)
+    own = os.getpid()
+    process = subprocess.Popen(job["command"], stdin=subprocess.DEVNULL, preexec_fn=lambda: end_with(own))
     how = watch(process, job, terminations)
     end_tree(process, job["grace"])
     shutil.rmtree(job["scratch"], ignore_errors=True)  # a torchrun that was killed leaves files there
