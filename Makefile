@@ -1,9 +1,11 @@
 # The commands of this project. Each makes .venv first where it is missing; `make PYTHON=python3.12 demo` picks a Python.
 PYTHON ?= python3
 BIN := .venv/bin
+MINUTES ?= 30
+SEED ?= 0
 STAMP := .venv/.installed
 
-.PHONY: demo test lint lab bench notebooks clean
+.PHONY: demo test lint lab bench soak notebooks clean
 
 demo: $(STAMP)        ## train on real digits up the whole ladder, print the table (5 minutes at most on two cores)
 	$(BIN)/python -m mpdemo demo
@@ -24,6 +26,9 @@ lab: $(STAMP)         ## open the notebooks in JupyterLab
 
 bench: $(STAMP)       ## measure the speed figures of the README (about 30 minutes, on an otherwise idle machine)
 	$(BIN)/python -m mpdemo bench --readme README.md
+
+soak: $(STAMP)        ## kill, cancel and requeue trainings at random for MINUTES (30); nothing may be lost
+	$(BIN)/python tests/soak.py --minutes $(MINUTES) --seed $(SEED)
 
 notebooks: $(STAMP)   ## run every notebook and refresh its saved outputs
 	$(BIN)/python tests/notebooks.py
