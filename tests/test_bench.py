@@ -37,9 +37,16 @@ RESULTS = {
             ("resnet101", "layer3.6", 4.0),
         )
     ],
+    "memory": [{"off_by": 0.01, "messages_equal": True}, {"off_by": 0.03, "messages_equal": False}],
     "step_times": [
-        {"case": f"--rung {rung}", "predicted": seconds, "measured": 1.0}
-        for rung, seconds in (("single", 1.1), ("single --accumulate 4", 5.0), ("ddp", 0.95), ("a", 1.02), ("b", 0.8))
+        {"case": f"--rung {rung}", "predicted": predicted, "measured": measured}
+        for rung, predicted, measured in (
+            ("single", 1.1, 1.0),
+            ("single --accumulate 4", 5.0, 1.0),
+            ("ddp", 0.95, 1.0),
+            ("a", 1.02, 1.0),
+            ("b", 1.6, 2.0),
+        )
     ],
     "planner": [
         {"model": "resnet50", "schedule": s, "microbatches": 4, "of": 20, "speedup": x, "speedup_quartiles": SPREAD}
@@ -94,9 +101,11 @@ def test_the_table_stands_between_the_marks_and_says_the_figures(tmp_path):
     assert text.startswith("before\n<!-- bench -->\nMeasured on 2026-01-02") and text.endswith(
         "<!-- /bench -->\nafter\n"
     )
+    assert "the largest | 2.0%, 3.0% | 5 % |" in text and "every byte was predicted | 1 of 2 |" in text
+    assert "predicted fastest (`--rung ddp`) over the fastest | 3 of 4; 1.00 | all; 1.03 |" in text
     assert "3 trainings of the story on two processes" in text and "half a minute later: +10%) | 5%, 20% |" in text
     assert "| FSDP, 2 processes, resnet18, 64 px, batch 64: speed-up over one |" in text
-    assert "old" not in text and "7 rounds" in text and "Z80" in text
+    assert "old" not in text and "over 7 interleaved rounds" in text and "Z80" in text
     assert "1.80 [0.90-1.10] | 1.90, two independent processes | 0.95 [0.90-1.10]" in text
     assert "200 µs, over a bare ConvNet step | 0.4 %" in text and "1.50 times faster" in text
     assert "the fastest of 19 others (1f1b, 4) | 1.02 [0.90-1.10]" in text

@@ -39,6 +39,32 @@ def test_zero_is_met(parameters, shards, published):
     assert model_states(replica(blocks, 64, 1, "adamw", ddp=True)) / GB == pytest.approx(16 * parameters / GB)
 
 
+def transformer(width, layers, vocabulary=51_200, positions=1_024):
+    """Return blocks with the parameters of GPT-2's kind: the embedding, then layers with names as in ours."""
+    sizes = {"attention.query": (1, 1), "attention.key": (1, 1), "attention.value": (1, 1), "attention.out": (1, 1)}
+    sizes |= {"mlp.up": (4, 1), "mlp.down": (1, 4)}
+    embedding = {"tokens": (vocabulary, width), "positions": (positions, width)}
+    layer = {f"{name}.weight": (a * width, b * width) for name, (a, b) in sizes.items()}
+    nothing = blocks_with(1_000_000, 1)[0].passes
+    shapes = [embedding, *[layer] * layers, {}]
+    return [Footprint(f"block.{i}", own, 0, 0, 0, 4, 4, nothing) for i, own in enumerate(shapes)]
+
+
+@pytest.mark.parametrize(
+    ("width", "layers", "splits", "billions"),
+    [(1536, 40, 1, 1.2), (1920, 54, 2, 2.5), (2304, 64, 4, 4.2), (3072, 72, 8, 8.3)],
+)
+def test_megatron_is_met(width, layers, splits, billions):
+    """https://arxiv.org/abs/1909.08053, table 1: a billion parameters per GPU, however many split a layer."""
+    blocks = transformer(width, layers)
+    assert sum(block.parameters for block in blocks) / 1e9 == pytest.approx(billions, rel=0.02)
+    device = sharded_layers.device(blocks, 8, "adamw", splits=splits)
+    in_layers = device.weights / 4 - blocks[0].parameters  # here the embedding stays whole
+    assert in_layers == 12 * width**2 * layers / splits
+    assert 1.0 < in_layers / 1e9 < 1.2
+    assert model_states(device) == 4 * device.weights < 32 * GB  # the V100 that they had
+
+
 def test_fsdp_sends_half_as_much_again_as_ddp():
     """https://arxiv.org/abs/1910.02054, section 7: 3 Psi against 2 Psi."""
     blocks = blocks_with(7_500_000_000)

@@ -17,7 +17,7 @@ from mpdemo.world.launch import start
 from mpdemo.world.machine import describe
 from mpdemo.world.processes import check_room
 
-PARTS = ("loop", "ddp", "pipeline", "planner", "step_times", "lightning")
+PARTS = ("loop", "ddp", "pipeline", "planner", "memory", "step_times", "lightning")
 
 
 def add_arguments(parser):

@@ -14,7 +14,7 @@ import torch
 
 from mpdemo import data
 from mpdemo.bench.pipelines import pipeline, planner
-from mpdemo.labs import step_times
+from mpdemo.labs import predictions, step_times
 from mpdemo.labs.harness import Comparison, join_world, quartiles
 from mpdemo.parallel.rung import loss_fn
 from mpdemo.settings import Settings, checked
@@ -111,6 +111,23 @@ def loop_row(world, model, epochs):
     }
 
 
+def memory(world, rounds):
+    """What every device holds and sends in a step of the story, predicted and counted; nothing is timed."""
+    rows = predictions.measure(world, predictions.CASES[world.world_size], 64)
+    if world.rank:
+        return []
+    return [
+        {
+            "case": row["case"],
+            "predicted": max(row["predicted"]),
+            "counted": max(row["counted"]),
+            "off_by": max(abs(p / c - 1) for p, c in zip(row["predicted"], row["counted"], strict=True)),
+            "messages_equal": row["messages"] == row["predicted_messages"],
+        }
+        for row in rows
+    ]
+
+
 def lightning(world, rounds):
     """What Lightning's loop and ours add to a step of a toy, over a bare loop (mpdemo/labs/lightning_overhead.py)."""
     from mpdemo.labs import lightning_overhead  # an optional package
@@ -126,7 +143,7 @@ def main(part, out, rounds) -> int:
     """Run one part in this world; rank 0 writes its rows."""
     with join_world() as world:
         parts = {"loop": loop, "ddp": ddp, "pipeline": pipeline, "planner": planner}
-        parts |= {"step_times": step_times.measure, "lightning": lightning}
+        parts |= {"memory": memory, "step_times": step_times.measure, "lightning": lightning}
         rows = parts[part](world, int(rounds))
     if world.rank == 0:
         Path(out, f"{part}.json").write_text(json.dumps(rows, indent=2) + "\n")

@@ -47,9 +47,9 @@ def markdown(results) -> str:
 def _machine(machine):
     where = "two CPU cores without a GPU, one process per core" if "CPU core" in machine["device"] else "two GPUs"
     version = machine["torch"].split("+")[0]
-    yield f"Measured on {machine['date']} by one call of `make bench` ({machine['rounds']} rounds): torch {version} on"
-    yield f"{machine['processor']}, {where}. Medians over interleaved rounds, and ratios of these medians; in"
-    yield "brackets the quartiles of the ratio in each round."
+    yield f"Measured on {machine['date']} by `make bench`: torch {version} on {machine['processor']}, {where}."
+    yield f"Times are of one call: medians over {machine['rounds']} interleaved rounds, and ratios of these medians;"
+    yield "in brackets the quartiles of the ratio in each round."
     yield ""
 
 
@@ -89,6 +89,12 @@ def _comparisons(results):
         f"time over the fastest of {planned['of'] - 1} others ({best['schedule']}, {best['microbatches']}) "
         f"| {_spread(best['speedup'], best['speedup_quartiles'])} | 1 | |"
     )
+    off, equal = ([row[key] for row in results["memory"]] for key in ("off_by", "messages_equal"))
+    yield (
+        f"| memory predicted beforehand, {len(off)} trainings of the story on two processes, each device's fullest "
+        f"moment: off by, the median and the largest | {median(off):.1%}, {max(off):.1%} | 5 % | |"
+    )
+    yield f"| their messages: trainings of which every byte was predicted | {sum(equal)} of {len(equal)} | all | |"
     yield from _step_times(results["step_times"])
     yield ""
 
