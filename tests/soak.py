@@ -29,6 +29,7 @@ import torch
 
 from mpdemo import paths
 from mpdemo.cluster import Cluster
+from mpdemo.errors import UserError
 from mpdemo.jobs import JobSpec, load_site, local_job, slurm, submit, train_command
 from mpdemo.jobs.run_folder import prepare
 from mpdemo.jobs.submission import keep_record, make_job
@@ -106,9 +107,9 @@ class Life:
         self.wait_for_a_moment(job)
         if job.state != "running":
             return {"done"}
-        self.counts[f"trouble: {kind}"] += 1
-        with contextlib.suppress(psutil.NoSuchProcess, slurm.SlurmError, StopIteration, IndexError):
+        with contextlib.suppress(psutil.NoSuchProcess, UserError, IndexError):
             self.make(kind, job)
+            self.counts[f"trouble: {kind}"] += 1
         if self.spec.requeue and kind in REQUEUED:
             start_again_at_once(job)
             return {"done"}

@@ -58,7 +58,8 @@ def test_accounting_remembers_what_the_controller_would_forget(accounted):
     answers = [slurm.ask_accounting(job.id) for job in (done, failed, cancelled)]
     assert [answer.state for answer in answers] == ["done", "failed", "cancelled"]
     assert [answer.exit_status for answer in answers[:2]] == [0, 7]
-    assert slurm.ask_accounting(done.id).run_time >= 0
+    wanted = {f"{done.id}|COMPLETED", f"{failed.id}|FAILED"}  # slurmdbd's rows, some seconds later; no file has them
+    until(lambda: wanted <= set(slurm.client("sacct", "-n", "-P", "-X", "-o", "JobID,State").splitlines()))
     assert slurm.ask_accounting("999999") is None
 
 
@@ -75,13 +76,15 @@ def test_a_preempted_job_says_so_or_runs_again(requeue, state):
 def test_a_job_that_the_controller_has_forgotten_is_found_in_the_accounts(accounted, project):
     job = submit(spec("fail", 0, 7), MINE)
     assert job.wait(60) == "failed"
+    until(lambda: "FAILED" in slurm.client("sacct", "-n", "-P", "-X", "-j", job.id, "-o", "State"))
     (project / "runs/toy/exit-status.txt").unlink()
     accounted.stop_controller()
     (accounted.folder / "state").rename(accounted.folder / "forgotten")
     (accounted.folder / "state").mkdir()
+    (accounted.folder / "jobcomp.txt").unlink()
     accounted.start_controller()
     record = attach("runs/toy").record
     record.pop("final")
     again = type(job)(record, job.out)
     assert (again.state, again.exit_status) == ("failed", 7)
-    assert "accounting" not in again.reason
+    assert "forgotten" not in again.reason

@@ -2,12 +2,13 @@
 
 import doctest
 import json
+import time
 from pathlib import Path
 
 import pytest
 
 from mpdemo.errors import UserError
-from mpdemo.jobs import JobSpec, array, attach, slurm, submit, submit_array
+from mpdemo.jobs import JobSpec, array, attach, load_site, queue, render, slurm, submit, submit_array
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -18,7 +19,12 @@ def spec(*action, **changes):
 
 
 def test_the_examples_of_the_module():
-    assert doctest.testmod(array).failed == 0
+    assert doctest.testmod(array).failed == doctest.testmod(queue).failed == 0
+
+
+def test_an_element_puts_itself_back_into_the_queue_and_no_other():
+    text = render(spec(requeue=True), load_site("generic"))
+    assert 'scontrol requeue "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"' in text
 
 
 @pytest.mark.parametrize("text", ["", "a", "1-", "3-1", "1-2%0", "1,,2", "0-1000", "1 2", "-1", "1001", "١"])
@@ -71,7 +77,11 @@ def test_one_element_is_cancelled_and_the_others_go_on(cluster, project):
 
 def test_waiting_elements_are_listed_one_by_one(cluster, project):
     jobs = submit_array(spec("sleep", array="1-3%1"))
-    assert jobs[2].state == "pending" and jobs[2].reason != "unknown"
+    end = time.monotonic() + 30
+    while jobs[2].reason != "JobArrayTaskLimit":
+        assert jobs[2].state == "pending" and time.monotonic() < end, jobs[2].reason
+        time.sleep(0.2)
+    assert jobs[2].queue
     slurm.client("scancel", jobs[0].id.partition("_")[0])
     assert [job.wait(30) for job in jobs] == ["cancelled"] * 3
 

@@ -12,6 +12,7 @@ from mpdemo.errors import UserError
 from mpdemo.jobs import JobFailed, JobSpec, attach, load_site, slurm, submit
 
 PROGRAMS = Path(__file__).parent / "programs"
+NO_GPUS = {"gpus_per_process": 0, "cpus_per_process": 4}
 STEPS = dataclasses.replace(load_site("generic"), inside_a_job="steps", cores_per_node=16)
 
 
@@ -74,12 +75,14 @@ def test_a_job_is_a_step_of_the_job_around_it(inside, launcher, capsys):
 
 
 def test_two_steps_at_once_do_not_meet_each_other(inside):
-    jobs = [submit(spec(program="allreduce.py", out=f"runs/{name}"), STEPS) for name in "ab"]
+    jobs = [submit(spec(program="allreduce.py", out=f"runs/{name}", **NO_GPUS), STEPS) for name in "ab"]
     assert [job.result(120)["sum"] for job in jobs] == [1, 1]
 
 
 def test_a_step_can_be_warned_and_cancelled_and_leaves_nothing(inside, cluster, project):
-    warned, cancelled = (submit(spec("sleep", out=f"runs/{name}"), STEPS) for name in ("warned", "cancelled"))
+    warned, cancelled = (
+        submit(spec("sleep", out=f"runs/{name}", **NO_GPUS), STEPS) for name in ("warned", "cancelled")
+    )
     files = [project / "runs" / name / f"pids-{rank}" for name in ("warned", "cancelled") for rank in (0, 1)]
     until(lambda: all(file.exists() and file.read_text() for file in files))
     assert len(steps(inside)) == 2
@@ -88,13 +91,29 @@ def test_a_step_can_be_warned_and_cancelled_and_leaves_nothing(inside, cluster, 
     cancelled.cancel()
     assert cancelled.state == "cancelled"
     until(lambda: steps(inside) == [])
-    until(lambda: not any("sleep" in words for words in processes_of(cluster)))
+    until(lambda: not any({"runs/warned", "runs/cancelled"} & set(words) for words in processes_of(cluster)))
 
 
 def processes_of(cluster):
     """The command lines of all processes that know the cluster's configuration."""
     processes = psutil.process_iter(["cmdline", "environ"])
     return [p.info["cmdline"] or [] for p in processes if str(cluster.folder) in str(p.info["environ"])]
+
+
+def test_a_second_step_on_the_gpus_waits_for_the_first(inside, project):
+    first = submit(spec("sleep"), STEPS)
+    until(lambda: steps(inside))
+    with pytest.raises(UserError, match="the step toy of job .* uses its GPUs"):
+        submit(spec(out="runs/second"), STEPS)
+    first.cancel()
+    until(lambda: steps(inside) == [])
+    assert submit(spec(out="runs/second"), STEPS).wait(60) == "done"
+
+
+def test_a_step_ends_before_the_job_around_it(inside, project, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 12))
+    job = submit(spec("sleep", **NO_GPUS, signal="USR1@10"), STEPS)
+    assert job.wait(60) in ("stopped", "timeout") and job.run_time < 14
 
 
 def test_a_failed_step_is_named(inside):

@@ -127,15 +127,20 @@ def test_a_running_job_can_be_warned(project):
 
 
 @pytest.mark.parametrize("before_the_limit", [None, "USR1@60"])
-def test_torchrun_passes_the_warning_on_and_does_not_die_of_an_early_one(project, before_the_limit):
+def test_torchrun_passes_the_warning_on(project, before_the_limit):
     job = submit(spec("sleep", processes_per_node=2, signal=before_the_limit))
-    while not first_child(int(job.id)):
-        assert job.state == "running"
-    job.warn()  # torchrun still imports PyTorch
     pids = sleepers(project / "runs/toy", 2)
     job.warn()
     assert job.wait(60) == "stopped"
     assert all_gone(pids)
+
+
+def test_a_warning_waits_until_torchrun_can_pass_it_on(project):
+    job = submit(spec("sleep", processes_per_node=2))
+    while not first_child(int(job.id)):
+        assert job.state == "running"
+    job.warn()  # torchrun still imports PyTorch, and would die of it
+    assert job.wait(60) == "stopped"
 
 
 OWNER = """

@@ -26,7 +26,7 @@ def test_every_message_is_noted_with_the_bytes_of_the_whole_tensor(group):
         dist.reduce_scatter_tensor(tensor, tensor.clone())
         dist.broadcast(tensor, 0)
         dist.barrier()
-    expected = [("all-reduce", 40), ("all-gather", 80), ("reduce-scatter", 40), ("broadcast_", 40)]
+    expected = [("all-reduce", 40), ("all-gather", 80), ("reduce-scatter", 40), ("broadcast", 40)]
     assert count.messages == expected
 
 

@@ -72,7 +72,7 @@ def fake(no_slurm, monkeypatch):
         return submitted[-1]
 
     monkeypatch.setattr(runs, "submit", submit)
-    monkeypatch.setattr(runs, "check_room", lambda *of: None)
+    monkeypatch.setattr(runs, "check_here", lambda *of: None)
     return submitted, ends
 
 

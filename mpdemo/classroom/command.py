@@ -19,6 +19,7 @@ from tabulate import tabulate
 from mpdemo.classroom.learner import Queue, last_change, learners, look
 from mpdemo.errors import UserError
 from mpdemo.jobs import slurm
+from mpdemo.jobs.queue import job_numbers
 from mpdemo.jobs.slurm_answers import STATES
 from mpdemo.jobs.submission import make_job
 
@@ -52,9 +53,11 @@ def main(args) -> int:
 
 def queue_of_all() -> Queue:
     """Return the jobs that Slurm has now and the user may see. Asks once."""
-    lines = slurm.client("squeue", "--noheader", "--array", "-o", "%i|%U|%T").split()
-    jobs = (line.split("|") for line in lines)
-    return Queue(slurm.identity(), {number: (int(user), STATES.get(state, "unknown")) for number, user, state in jobs})
+    lines = slurm.client("squeue", "--noheader", "-o", "%i|%U|%T").split()
+    jobs = {}
+    for numbers, user, state in (line.split("|") for line in lines):
+        jobs |= dict.fromkeys(job_numbers(numbers), (int(user), STATES.get(state, "unknown")))
+    return Queue(slurm.identity(), jobs)
 
 
 def names_of(students) -> list[str]:

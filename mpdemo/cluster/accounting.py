@@ -6,6 +6,7 @@ is not the user's, and ``sacct`` remembers every job. https://slurm.schedmd.com/
 
 import os
 import shutil
+import subprocess
 
 from mpdemo.cluster.config import CLUSTER_NAME, user_name
 from mpdemo.cluster.daemons import SYSTEM_FOLDERS, port_answers
@@ -13,6 +14,7 @@ from mpdemo.errors import UserError
 
 PROGRAMS = ("slurmdbd", "mariadbd", "mariadb-install-db", "my_print_defaults")
 INSTALL = "apt-get install slurmdbd mariadb-server-core mariadb-client-core"
+PATIENCE = 120  # seconds for one command: a slow disk
 ACCOUNT = "course"  # of a user whose site names none
 # The database knows its user by the socket, so there is no password, and nobody else is let in.
 DATABASE = "--skip-networking --skip-log-bin --innodb-buffer-pool-size=16M"
@@ -96,7 +98,11 @@ def _change(daemons, *words):
 
 def _run(daemons, *command):
     """Run a command for the cluster; raise its last line where it fails."""
-    done = daemons.client(*command)
+    try:
+        done = daemons.client(*command, seconds=PATIENCE)
+    except subprocess.TimeoutExpired:
+        line = f"accounting: {command[0]} took over {PATIENCE} s; do: another TMPDIR, or a site without account and qos"
+        raise UserError(line) from None
     if done.returncode:
         said = (done.stdout + done.stderr).strip().splitlines() or ["no output"]
         raise UserError(f"accounting of the cluster in {daemons.state.folder}: {command[0]}: {said[-1].strip()}")

@@ -42,7 +42,7 @@ class Cluster:
     @classmethod
     def up(cls, folder=None, *, nodes=4, cpus=96, gpus=4, memory=180_000, wanted=None, network="auto", mbit=None,
            owned=False):  # fmt: skip
-        """Start a cluster and wait until every node is idle (well under a second, bounded by 30 s).
+        """Start a cluster and wait until every node is idle (in a second, with accounting in some; bounded).
 
         Parameters
         ----------
@@ -111,7 +111,7 @@ class Cluster:
         self._daemons.wait_for(f"{len(self.nodes)} idle nodes", self._all_idle)
 
     def start_node(self, name):
-        """Start the slurmd of one node, in its namespaces; also of one that was killed."""
+        """Start the slurmd of one node, in its namespaces; also of one that was killed, but then at full speed."""
         spool, index = self.folder / "spool" / name, self.nodes.index(name) + 1
         spool.mkdir(exist_ok=True)
         (spool / "connected").unlink(missing_ok=True)

@@ -62,9 +62,9 @@ class Daemons:
         self.state.save()
         return process.pid
 
-    def client(self, *command) -> subprocess.CompletedProcess:
-        """Run one of Slurm's commands on this cluster, for at most 30 s."""
-        return subprocess.run(command, capture_output=True, text=True, env=self.environment, timeout=30)
+    def client(self, *command, seconds=30) -> subprocess.CompletedProcess:
+        """Run one of Slurm's commands on this cluster, bounded."""
+        return subprocess.run(command, capture_output=True, text=True, env=self.environment, timeout=seconds)
 
     def wait_for(self, event, ready, seconds=30):
         """Wait until `ready()` is true; `UserError` with a daemon's last output if one ends or `seconds` pass."""

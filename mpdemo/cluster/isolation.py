@@ -93,6 +93,7 @@ def connect(bridge, subnet, index, pid):
             raise UserError(f"node {index} got no network namespace within 10 s; do: --network hosts")
         time.sleep(0.005)
     cable = f"{bridge}n{index}"
+    works("ip", "link", "del", cable)  # of a node that was killed, where the kernel has not removed it yet
     execute("ip", "link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", str(pid))
     execute("ip", "link", "set", cable, "master", bridge, "up")
     for action in (f"addr add {subnet}.{10 + index}/24 dev eth0", "link set eth0 up", "link set lo up"):

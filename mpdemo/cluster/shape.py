@@ -84,7 +84,12 @@ def stand_in(site, knows):
         options = getattr(site, word)
         changes[word] = tuple(option for option in options if knows(program, option))
         left_out += [option.split("=")[0] for option in options if option not in changes[word]]
-    changes |= {"name": f"{site.name}-throwaway", "cluster_names": (CLUSTER_NAME,), "polling_seconds": 1}
+    changes |= {
+        "name": f"{site.name}-throwaway",
+        "cluster_names": (CLUSTER_NAME,),
+        "polling_seconds": 1,
+        "inside_a_job": "queue",
+    }
     return dataclasses.replace(site, **changes), left_out
 
 

@@ -127,6 +127,6 @@ def ending(spec) -> list[str]:
     if spec.requeue:
         lines += [
             "# 3: stopped with a checkpoint. Back into the queue, to go on from there.",
-            '[ "$status" -eq 3 ] && scontrol requeue "$SLURM_JOB_ID"',
+            '[ "$status" -eq 3 ] && scontrol requeue "' + job_number(spec) + '"',
         ]
     return [*lines, 'exit "$status"']

@@ -1,6 +1,7 @@
 """A job on this machine: the same command under torchrun, watched by a supervisor so that nothing outlives it."""
 
 import json
+import math
 import os
 import platform
 import shutil
@@ -47,10 +48,10 @@ class LocalJob(Job):
             self.wait(GRACE + 6)
 
     def warn(self):
-        process = first_child(int(self.id)) if supervisor_lives(self.record) else None
-        if process is None:
+        begun = supervisor_lives(self.record) and first_child(int(self.id))
+        if not begun:
             raise UserError(f"job {self.id} ({self.name}) is {self.state}; only a running job can be warned")
-        os.kill(process, signal.SIGUSR1)
+        os.kill(int(self.id), signal.SIGUSR1)  # the supervisor passes it on
 
     def _ask(self):
         ended = self._process.poll() is not None if self._process else not supervisor_lives(self.record)
@@ -98,9 +99,9 @@ def start(spec, site) -> tuple[dict, subprocess.Popen]:
     order = {
         "command": allocation.step_command(spec, site) if around else command(spec),
         "status": str(out / STATUS),
-        "limit": times.limit(spec.time_limit),
+        "limit": min(times.limit(spec.time_limit), allocation.seconds_left() if around else math.inf),
         "signal": spec.signal,
-        "launched": spec.world_size > 1 and not around,
+        "launcher": "srun" if around else "torchrun" if spec.world_size > 1 else "",
         "grace": GRACE,
         "scratch": scratch,
     }

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from mpdemo.jobs import slurm
+from mpdemo.jobs import array, slurm
 from mpdemo.jobs.slurm_answers import Answer, make_answer, seconds_of
 
 FORMAT = "%i|%U|%P|%T|%M|%r"  # number, user's number, partition, state, run time, reason
@@ -59,7 +59,9 @@ class Listing:
 
     def position(self, job_id) -> int | None:
         """Return the job's place among the waiting jobs of its partition, 1 for the next; None if it is not listed."""
-        return next((ids.index(job_id) + 1 for ids in self.waiting.values() if job_id in ids), None)
+        siblings = job_id.partition("_")[0] + "_["  # the waiting elements of an array stand in one row
+        rows = [number for ids in self.waiting.values() for number in enumerate(ids, 1)]
+        return next((place for place, number in rows if number == job_id or number.startswith(siblings)), None)
 
 
 def listing(identity, interval) -> Listing:
@@ -85,17 +87,22 @@ def forget(identity):
 
 
 def _ask(known, interval) -> Listing:
-    """Ask Slurm once: of one's own jobs (``-r``: each element of an array), and now and then of all users'."""
+    """Ask Slurm once: of one's own jobs, and now and then of all users'."""
     now, user = time.time(), str(os.getuid())
     uncounted = any(state == "PENDING" and not known.position(job) for job, (state, *_) in known.jobs.items())
     counting = uncounted or now - known.counted >= COUNT_EVERY * interval
     whose = [] if counting else ["-u", user]
     try:
-        rows = slurm.client("squeue", "-h", "-r", "-t", "all", "-S", "-p,i", "-o", FORMAT, *whose).splitlines()
+        rows = slurm.client("squeue", "-h", "-t", "all", "-S", "-p,i", "-o", FORMAT, *whose).splitlines()
     except slurm.SlurmError:
         return Listing(**asdict(known) | {"asked": time.time()})
     rows = [row.split("|", 5) for row in rows if row.count("|") >= 5]
-    jobs = {number: (state, run_time, reason) for number, owner, _, state, run_time, reason in rows if owner == user}
+    jobs = {
+        job: (state, run_time, reason)
+        for numbers, owner, _, state, run_time, reason in rows
+        if owner == user
+        for job in job_numbers(numbers)
+    }
     if not counting:
         return Listing(now, now, known.counted, jobs, known.waiting)
     waiting = {}
@@ -103,6 +110,20 @@ def _ask(known, interval) -> Listing:
         if state == "PENDING":
             waiting.setdefault(partition, []).append(number)
     return Listing(now, now, now, jobs, waiting)
+
+
+def job_numbers(text) -> list[str]:
+    """Return the numbers in squeue's first column: the waiting elements of an array stand in one row.
+
+    Examples
+    --------
+    >>> job_numbers("36_[2-3,7%2]"), job_numbers("37")
+    (['36_2', '36_3', '36_7'], ['37'])
+    """
+    job, bracket, elements = text.partition("_[")
+    with suppress(ValueError):
+        return [f"{job}_{index}" for index in array.indices(elements.removesuffix("]"))] if bracket else [text]
+    return [text]  # an array larger than ours may be
 
 
 def _file(identity) -> Path:

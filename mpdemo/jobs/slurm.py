@@ -58,6 +58,7 @@ def run(*command, **options) -> subprocess.CompletedProcess:
     """Run a client outside the job that may surround a notebook: sbatch would take that job's variables for options."""
     environment = child_environment("SLURM_CONF", *OF_THE_USER)
     environment.pop("CUDA_VISIBLE_DEVICES", None)
+    environment["SLURM_BITSTR_LEN"] = "0"  # squeue names all elements of an array, not the first few
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=TIMEOUT, **options)
 
 
@@ -134,7 +135,8 @@ def seconds_in_queue(job_id) -> float | None:
 
 def ask_accounting(job_id) -> Answer | None:
     """Ask ``sacct`` (also for a job completion file, where a site keeps one); None if there is no accounting."""
-    for options in (("-X", "-o", "State,ExitCode,ElapsedRaw"), ("-c", "-o", "State,ExitCode")):
+    kinds = [("-X", "-o", "State,ExitCode,ElapsedRaw"), ("-c", "-o", "State,ExitCode")]
+    for options in kinds[:1] if "_" in job_id else kinds:  # a completion file does not tell an array's elements apart
         try:
             rows = client("sacct", "-n", "-P", "-j", job_id, *options).splitlines()
         except SlurmError:

@@ -36,18 +36,17 @@ class SlurmJob(Job):
     def cancel(self):
         if self.finished:
             return
-        waits = self.state == "pending"
         slurm.client("scancel", self.id)
         queue.forget(self.record["identity"])
         self._seen = None
-        if waits:  # Slurm forgets an array's element at once that never ran
+        if "_" in self.id and slurm.ask(self.id) is None:  # Slurm forgets an array's element at once that never ran
             self._keep(Answer("cancelled"))
 
     def warn(self):
         if self.state != "running":
             raise UserError(f"job {self.id} ({self.name}) is {self.state}; only a running job can be warned")
         script = read_text(paths.root() / self.script)
-        if "torch.distributed.run" in script and "PET_SIGNALS_TO_HANDLE" not in script:
+        if "torch.distributed.run" in script and "SIGUSR1" not in script:
             raise UserError(f'torchrun passes no warning on in job {self.id}; do: JobSpec(..., signal="USR1@60")')
         slurm.client("scancel", "--signal=USR1", self.id)  # to the processes that srun started
 

@@ -121,8 +121,8 @@ class JobSpec:
     @property
     def handled_signals(self) -> str:
         """What torchrun has to pass on to its processes (``PET_SIGNALS_TO_HANDLE``): its own and the warning."""
-        warning = (self.signal or "USR1").split("@")[0]
-        return f"SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIG{warning}"
+        names = ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", f"SIG{(self.signal or 'USR1').split('@')[0]}"]
+        return ",".join(dict.fromkeys(names))
 
     def cpus_on(self, site: Site) -> int:
         """CPUs of each process: what was requested, else its GPUs' share of the cores; else one for each device."""

@@ -6,7 +6,7 @@ whole tree when the job ends, on SIGTERM, at the time limit, or when the owner d
 writes how the job ended to the run's folder. Only the standard library, so that it starts at once.
 
     python supervisor.py '{"command": [...], "status": "FILE", "limit": 600, "signal": "USR1@60", "grace": 5,
-                           "scratch": "FOLDER", "launched": true}'
+                           "scratch": "FOLDER", "launcher": "torchrun"}'
 """
 
 import contextlib
@@ -24,10 +24,11 @@ PRCTL = ctypes.CDLL(None).prctl
 ADOPT_ORPHANS, SIGNAL_AT_PARENTS_DEATH = 36, 1  # PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG
 
 
-def children() -> list[int]:
-    """The processes directly below this one. Those below them are adopted, and so listed, once their parent is gone."""
-    with open(f"/proc/self/task/{os.getpid()}/children") as file:
+def children(pid) -> list[int]:
+    """The processes directly below one. Those further below us are adopted, so listed, once their parent is gone."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{pid}/children") as file:
         return [int(number) for number in file.read().split()]
+    return []
 
 
 def reap(process):
@@ -55,8 +56,27 @@ def end_with(supervisor):
         os._exit(1)
 
 
-def watch(process, job, terminations) -> str:
-    """Wait for the job's end; return how it came: ended, cancelled, timeout or orphaned."""
+def handles(pid, number) -> bool:
+    """Whether a process catches a signal by now, or waits for it."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as file:
+        masks = [line.split()[1] for line in file if line.startswith(("SigCgt", "SigBlk"))]
+        return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
+    return False
+
+
+def can_be_warned(pid, launcher, number) -> bool:
+    """Whether a warning reaches the job's program: its launcher passes it on by now, and torchrun's ranks know it."""
+    if launcher != "torchrun":
+        return not launcher or handles(pid, number)
+    ranks = children(pid)
+    return bool(ranks) and all(handles(process, number) for process in (pid, *ranks))
+
+
+def watch(process, job, terminations, warnings) -> str:
+    """Wait for the job's end; return how it came: ended, cancelled, timeout or orphaned.
+
+    A warning that comes too early waits until it ends nobody who does not know it.
+    """
     started = time.monotonic()
     name, _, before = (job["signal"] or "").partition("@")
     while True:
@@ -72,8 +92,10 @@ def watch(process, job, terminations) -> str:
         if left <= 0:
             return "timeout"
         if name and left <= int(before):
-            send(process.pid, signal.Signals[f"SIG{name}"])
+            warnings.append(signal.Signals[f"SIG{name}"])
             name = ""
+        if warnings and can_be_warned(process.pid, job["launcher"], warnings[0]):
+            send(process.pid, warnings.pop(0))
 
 
 def end_tree(process, grace):
@@ -86,7 +108,7 @@ def end_tree(process, grace):
             time.sleep(0.02)
     for _ in range(200):
         reap(process)
-        living = children()
+        living = children(os.getpid())
         if not living:
             return
         for pid in living:
@@ -97,16 +119,15 @@ def end_tree(process, grace):
 def main():
     job = json.loads(sys.argv[1])
     PRCTL(ADOPT_ORPHANS, 1, 0, 0, 0)
-    terminations = []
+    terminations, warnings = [], []
     # Handlers, since a new program inherits SIG_IGN but no handler.
     signal.signal(signal.SIGINT, lambda *_: None)
     signal.signal(signal.SIGTERM, lambda *_: terminations.append(True))
-    if job["launched"]:  # torchrun handles the warning after it has imported PyTorch; until then it would die of it
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, lambda number, _: warnings.append(number))
     started = time.monotonic()
     own = os.getpid()
     process = subprocess.Popen(job["command"], stdin=subprocess.DEVNULL, preexec_fn=lambda: end_with(own))
-    how = watch(process, job, terminations)
+    how = watch(process, job, terminations, warnings)
     end_tree(process, job["grace"])
     shutil.rmtree(job["scratch"], ignore_errors=True)  # a torchrun that was killed leaves files there
     status = process.returncode if process.returncode is not None else 1

@@ -9,10 +9,11 @@ import time
 from dataclasses import dataclass
 
 from mpdemo.errors import UserError
-from mpdemo.jobs import JobSpec, check, load_site, slurm, submit, train_command
+from mpdemo.jobs import JobSpec, Site, check, load_site, slurm, submit, train_command
+from mpdemo.jobs.allocation import nodes_held, surrounding_job
+from mpdemo.jobs.submission import check_here, cluster_of_jobs
 from mpdemo.notebook.story import story
 from mpdemo.scale.energy import rapl_joules, used
-from mpdemo.world.processes import check_room
 
 WARMUP = 2  # steps that are not counted: DDP settles its buckets, caches fill
 LEAST_STEPS = WARMUP + 3
@@ -90,9 +91,12 @@ class Experiment:
 
 
 def sizes_here(wanted, site=None) -> tuple:
-    """Return those numbers of nodes that Slurm has here; without a Slurm, those for which this machine has a core."""
-    if slurm.in_reach():
-        partition = load_site(site).partition
+    """Return those numbers of nodes that there are: of Slurm, of the job around us for its steps, or of cores."""
+    site = site if isinstance(site, Site) else load_site(site)
+    if surrounding_job(site):
+        most = nodes_held() or 1
+    elif slurm.in_reach():
+        partition = site.partition
         lines = slurm.client("sinfo", "-h", "-N", "-o", "%N", *(["-p", partition] if partition else []))
         most = len(set(lines.split()))
     else:
@@ -102,11 +106,12 @@ def sizes_here(wanted, site=None) -> tuple:
 
 def refuse_early(experiment, site=None):
     """Refuse what one of the jobs cannot do, before the first is submitted."""
+    site = site if isinstance(site, Site) else load_site(site)
     for (kind, nodes), spec in experiment.specs().items():
         if problems := check(spec, site):
             raise UserError(f"{nodes} nodes ({kind} scaling): " + "; ".join(map(str, problems)))
-        if not slurm.in_reach():
-            check_room(spec.world_size, spec.oversubscribe)
+        if cluster_of_jobs(site) is None:
+            check_here(spec, site)
 
 
 def run_jobs(experiment, site=None, at_once=1, wait=3600.0, again=False, scripts=None) -> dict:
