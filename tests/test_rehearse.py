@@ -17,6 +17,7 @@ from mpdemo import paths
 from mpdemo.errors import UserError
 from mpdemo.jobs import JobSpec, load_site, render, slurm
 from mpdemo.jobs.course import course_jobs, read_job
+from mpdemo.jobs.render_course import hours_at_most
 from mpdemo.rehearse.trial import STEPS, smallest
 
 COMMAND = (sys.executable, "-m", "mpdemo", "rehearse")
@@ -148,6 +149,13 @@ def test_render_writes_every_job_file_for_a_site(project, run_mpdemo, tmp_path):
     jobs, site = course_jobs(), load_site("jeanzay")
     assert written == {name: render(spec, site) for name, spec in jobs.items()}
     assert f"{len(jobs)} job files, none with a problem" in done.stdout
+    assert "GPU-hours, if all reach their time limit" in done.stdout
+
+
+def test_what_a_learner_takes_at_most():
+    job = JobSpec(name="a", command=("a.py",), out="runs/a", nodes=2, processes_per_node=3, cpus_per_process=4)
+    assert hours_at_most([job, job], load_site("jeanzay")) == (2.0, "GPU")
+    assert hours_at_most([job], load_site("ucr_cpu")) == (4.0, "core")
 
 
 def test_render_names_what_a_site_cannot_run(run_mpdemo, tmp_path):

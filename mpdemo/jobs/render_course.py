@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mpdemo import paths
 from mpdemo.errors import UserError
-from mpdemo.jobs import slurm
+from mpdemo.jobs import slurm, times
 from mpdemo.jobs.check import check
 from mpdemo.jobs.course import course_jobs
 from mpdemo.jobs.sbatch_text import render
@@ -37,7 +37,20 @@ def main(args) -> int:
     wrong = sum(map(bool, problems.values()))
     judge = f"{site.name} and its Slurm" if ask_slurm else f"{site.name}.toml; no Slurm of that site was asked"
     print(f"{len(problems)} job files, {wrong or 'none'} with a problem; checked against {judge}")
+    hours, what = hours_at_most(specs.values(), site)
+    print(
+        f"one learner who runs each of them once takes at most {hours:.1f} {what}-hours, if all reach their time limit"
+    )
     return 1 if wrong else 0
+
+
+def hours_at_most(specs, site) -> tuple[float, str]:
+    """Return what a site charges for all jobs that reach their time limit, and of which device: GPUs, or cores."""
+    jobs = [spec.on(site) for spec in specs]
+    gpus = site.gpus_per_node > 0
+    per_node = [job.gpus_per_node if gpus else job.processes_per_node * job.cpus_on(site) for job in jobs]
+    seconds = sum(n * job.nodes * times.limit(job.time_limit) for n, job in zip(per_node, jobs, strict=True))
+    return seconds / 3600, "GPU" if gpus else "core"
 
 
 def write(file, spec, site, ask_slurm) -> list:
