@@ -56,6 +56,7 @@ CASES = {  # settings, and processes
 }
 CLUSTER = threading.Lock()  # of what starts and stops its daemons
 REQUEUED = ("warn", "limit", "requeue", "preempted", "node")  # troubles after which a job may start again by itself
+NOT_REQUEUED = ("stopped", "failed", "node_failure")  # how it ends instead, where the controller is away just then
 REFERENCES = collections.defaultdict(threading.Lock)  # by case
 CPUS = "4"  # of each node
 BOUND = 240  # seconds that a job may take, start and all; longer is a hang
@@ -90,6 +91,7 @@ class Life:
             if state not in allowed:
                 self.fault("wrong states", f"{state} ({job.reason}), not {allowed}: {job.log()[-600:]}")
                 return
+            self.counts["not requeued"] += state in NOT_REQUEUED and "done" in allowed and len(allowed) > 2
             self.look_for_orphans()
         self.compare()
 
@@ -112,7 +114,7 @@ class Life:
             self.counts[f"trouble: {kind}"] += 1
         if self.spec.requeue and kind in REQUEUED:
             start_again_at_once(job)
-            return {"done"}
+            return {"done", *NOT_REQUEUED}
         return kinds[kind] | {"done"}
 
     def make(self, kind, job):
