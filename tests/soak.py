@@ -91,7 +91,7 @@ class Life:
             if state not in allowed:
                 self.fault("wrong states", f"{state} ({job.reason}), not {allowed}: {job.log()[-600:]}")
                 return
-            self.counts["not requeued"] += state in NOT_REQUEUED and "done" in allowed and len(allowed) > 2
+            self.counts["not requeued"] += state in NOT_REQUEUED and allowed.issuperset(NOT_REQUEUED)
             self.look_for_orphans()
         self.compare()
 
@@ -132,10 +132,9 @@ class Life:
         elif kind == "job":
             slurm.client("scancel", "--signal=KILL", job.id)
         elif kind == "preempted":
-            node = slurm.client("squeue", "-h", "-j", job.id, "-o", "%N").strip()
-            slurm.client("sbatch", "-p", "urgent", "-w", node, "-c", CPUS, "-o", "/dev/null", "--wrap=sleep 2")
+            slurm.client("sbatch", "-p", "urgent", "-w", node_of(job), "-c", CPUS, "-o", "/dev/null", "--wrap=sleep 2")
         elif kind == "node":
-            node = slurm.client("squeue", "-h", "-j", job.id, "-o", "%N").strip()
+            node = node_of(job)
             with CLUSTER:
                 self.cluster.kill_node(node)
                 slurm.client("scontrol", "update", f"nodename={node}", "state=down", "reason=power")
@@ -191,6 +190,10 @@ def spec_of(case, out, requeue=False) -> JobSpec:
     options = {"requeue": requeue, "signal": "USR1@60", "oversubscribe": True, "gpus_per_process": 0}
     options["cpus_per_process"] = int(CPUS) // processes_per_node  # a node for each job: what hits one hits no other
     return JobSpec("soak", command, out, processes_per_node=processes_per_node, time_limit="00:30:00", **options)
+
+
+def node_of(job) -> str:
+    return slurm.client("squeue", "-h", "-j", job.id, "-o", "%N").strip()
 
 
 def start_again_at_once(job):

@@ -1,29 +1,14 @@
 """Slurm's accounting, where a cluster has it: what it refuses is explained, and it remembers every job."""
 
-import time
-from pathlib import Path
-
 import pytest
+from worker_jobs import spec, until
 
 from mpdemo.cluster import Cluster
 from mpdemo.errors import UserError
-from mpdemo.jobs import JobSpec, Site, attach, check, slurm, submit
+from mpdemo.jobs import Site, attach, check, slurm, submit
 from mpdemo.jobs.site_trial import try_job
 
-PROGRAMS = Path(__file__).parent / "programs"
 MINE = Site("mine", cores_per_node=4, account="course", qos="short", polling_seconds=1)
-
-
-def spec(*action, out="runs/toy", **changes):
-    command = (str(PROGRAMS / "worker.py"), out, *map(str, action))
-    return JobSpec(**({"name": "toy", "command": command, "out": out} | changes))
-
-
-def until(condition, seconds=60):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")

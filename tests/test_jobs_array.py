@@ -2,15 +2,12 @@
 
 import doctest
 import json
-import time
-from pathlib import Path
 
 import pytest
+from worker_jobs import PROGRAMS, until
 
 from mpdemo.errors import UserError
 from mpdemo.jobs import JobSpec, array, attach, load_site, queue, render, slurm, submit, submit_array
-
-PROGRAMS = Path(__file__).parent / "programs"
 
 
 def spec(*action, **changes):
@@ -77,11 +74,8 @@ def test_one_element_is_cancelled_and_the_others_go_on(cluster, project):
 
 def test_waiting_elements_are_listed_one_by_one(cluster, project):
     jobs = submit_array(spec("sleep", array="1-3%1"))
-    end = time.monotonic() + 30
-    while jobs[2].reason != "JobArrayTaskLimit":
-        assert jobs[2].state == "pending" and time.monotonic() < end, jobs[2].reason
-        time.sleep(0.2)
-    assert jobs[2].queue
+    until(lambda: jobs[2].reason == "JobArrayTaskLimit", 30)
+    assert jobs[2].state == "pending" and jobs[2].queue
     slurm.client("scancel", jobs[0].id.partition("_")[0])
     assert [job.wait(30) for job in jobs] == ["cancelled"] * 3
 

@@ -1,31 +1,22 @@
 """JupyterLab in a job: its own jobs as steps of that one, on a real Slurm."""
 
 import dataclasses
+import functools
 import re
 import time
 from pathlib import Path
 
 import psutil
 import pytest
+import worker_jobs
 
 from mpdemo.errors import UserError
-from mpdemo.jobs import JobFailed, JobSpec, attach, load_site, slurm, submit
+from mpdemo.jobs import JobFailed, attach, load_site, slurm, submit
 
-PROGRAMS = Path(__file__).parent / "programs"
 NO_GPUS = {"gpus_per_process": 0, "cpus_per_process": 4}
 STEPS = dataclasses.replace(load_site("generic"), inside_a_job="steps", cores_per_node=16)
-
-
-def spec(*action, out="runs/toy", program="worker.py", **changes):
-    command = (str(PROGRAMS / program), out, *map(str, action))
-    return JobSpec(**({"name": "toy", "command": command, "out": out, "processes_per_node": 2} | changes))
-
-
-def until(condition, seconds=30):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.05)
+spec = functools.partial(worker_jobs.spec, processes_per_node=2)
+until = functools.partial(worker_jobs.until, seconds=30)
 
 
 @pytest.fixture(scope="module")

@@ -9,19 +9,14 @@ import time
 from pathlib import Path
 
 import pytest
+from worker_jobs import PROGRAMS, spec
 
 from mpdemo import paths
 from mpdemo.errors import UserError
-from mpdemo.jobs import JobFailed, JobSpec, attach, local_job, submit
+from mpdemo.jobs import JobFailed, attach, local_job, submit
 from mpdemo.world.processes import first_child, start_time
 
-PROGRAMS = Path(__file__).parent / "programs"
 pytestmark = pytest.mark.usefixtures("no_slurm")
-
-
-def spec(*action, out="runs/toy", program="worker.py", **changes):
-    command = (str(PROGRAMS / program), out, *map(str, action))
-    return JobSpec(**({"name": "toy", "command": command, "out": out} | changes))
 
 
 def sleepers(folder, count, seconds=30):

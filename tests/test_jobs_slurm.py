@@ -8,27 +8,13 @@ import time
 from pathlib import Path
 
 import pytest
+from worker_jobs import spec, until
 
 from mpdemo import paths
 from mpdemo.cluster.cluster import Cluster
 from mpdemo.errors import UserError
 from mpdemo.jobs import JobFailed, JobSpec, SlurmError, attach, load_site, queue, slurm, submit
 from mpdemo.jobs.site import wanted_by_sites
-
-PROGRAMS = Path(__file__).parent / "programs"
-
-
-def spec(*action, out="runs/toy", program="worker.py", **changes):
-    command = (str(PROGRAMS / program), out, *map(str, action))
-    return JobSpec(**({"name": "toy", "command": command, "out": out} | changes))
-
-
-def until(condition, seconds=60):
-    """Wait for a condition, bounded."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.05)
 
 
 def scontrol(*words):

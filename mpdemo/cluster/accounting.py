@@ -4,12 +4,10 @@ Without it Slurm takes any account and any qos, and forgets a job some time afte
 is not the user's, and ``sacct`` remembers every job. https://slurm.schedmd.com/accounting.html
 """
 
-import os
-import shutil
 import subprocess
 
 from mpdemo.cluster.config import CLUSTER_NAME, user_name
-from mpdemo.cluster.daemons import SYSTEM_FOLDERS, port_answers
+from mpdemo.cluster.daemons import missing_programs, port_answers
 from mpdemo.errors import UserError
 
 PROGRAMS = ("slurmdbd", "mariadbd", "mariadb-install-db", "my_print_defaults")
@@ -42,8 +40,7 @@ AccountingStorageEnforce=associations,limits,qos
 
 def available() -> bool:
     """Whether the programs are installed here."""
-    path = os.environ.get("PATH", "") + SYSTEM_FOLDERS
-    return all(shutil.which(name, path=path) for name in PROGRAMS)
+    return not missing_programs(PROGRAMS)
 
 
 def configure(state):

@@ -20,11 +20,15 @@ SYSTEM_FOLDERS = ":/usr/sbin:/sbin"  # not on an ordinary user's PATH
 STRAYS = ("slurmstepd", "slurmd", "slurm_script", "srun", "salloc")
 
 
+def missing_programs(names) -> list[str]:
+    """Return those programs that are not installed here."""
+    path = os.environ.get("PATH", "") + SYSTEM_FOLDERS
+    return [name for name in names if not shutil.which(name, path=path)]
+
+
 def check_programs():
     """Raise `UserError` with the one line that installs what is missing."""
-    path = os.environ.get("PATH", "") + SYSTEM_FOLDERS
-    missing = [name for name in PROGRAMS if not shutil.which(name, path=path)]
-    if missing:
+    if missing := missing_programs(PROGRAMS):
         raise UserError(
             f"no throw-away cluster without {', '.join(missing)}; do (Debian, Ubuntu): "
             "apt-get install slurm-wlm munge iproute2"

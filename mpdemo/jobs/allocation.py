@@ -82,21 +82,19 @@ def seconds_left() -> float:
 def step_command(spec, site) -> list[str]:
     """Return the command of a job as a step: a shell that prepares it as the job's file would, and becomes srun."""
     spec = spec.on(site)
-    tasks = spec.processes_per_node if spec.launcher == "srun" else 1
-    cpus = spec.cpus_on(site) * spec.processes_per_node // tasks
     gpus = [f"--{option}={value}" for option, value, _ in gpu_rows(spec, site)]
     shape = [
         f"--job-name={shlex.quote(PREFIX + spec.name)}",
         "--overlap",
         "--relative=0",
         f"--nodes={spec.nodes}",
-        f"--ntasks={spec.nodes * tasks}",
-        f"--ntasks-per-node={tasks}",
+        f"--ntasks={spec.nodes * spec.tasks_per_node}",
+        f"--ntasks-per-node={spec.tasks_per_node}",
         *([f"--hint={site.hint}"] if site.hint else []),
     ]
     comment, first_line, *rest = launch(spec, replace(site, srun_options=(*shape, *gpus, *site.srun_options)))
     lines = [
-        f"export SLURM_CPUS_PER_TASK={cpus} PET_SIGNALS_TO_HANDLE={spec.handled_signals}",
+        f"export SLURM_CPUS_PER_TASK={spec.cpus_per_task(site)} PET_SIGNALS_TO_HANDLE={spec.handled_signals}",
         *environment(spec, site),
         "MASTER_PORT=$((20000 + ($SLURM_JOB_ID + $$) % 10000))  # a job may have several steps: one port for each",
         comment,

@@ -51,13 +51,13 @@ def render(spec: JobSpec, site: Site) -> str:
 
 def directives(spec, site) -> list[str]:
     """The ``#SBATCH`` lines: what Slurm is asked for, each with its reason."""
-    tasks, log = spec.processes_per_node if spec.launcher == "srun" else 1, log_name(spec)
+    log = log_name(spec)
     rows = [
         ("job-name", spec.name, "what the queue shows"),
         ("nodes", spec.nodes, f"{spec.world_size} process{'es' if spec.world_size > 1 else ''} in all"),
-        ("ntasks-per-node", tasks, tasks_comment(spec, site)),
+        ("ntasks-per-node", spec.tasks_per_node, tasks_comment(spec, site)),
         *gpu_rows(spec, site),
-        ("cpus-per-task", spec.cpus_on(site) * spec.processes_per_node // tasks, cpus_comment(spec, site)),
+        ("cpus-per-task", spec.cpus_per_task(site), cpus_comment(spec, site)),
         ("time", spec.time_limit, "the job is ended after this"),
         ("hint", site.hint, "one CPU per physical core" if site.hint == "nomultithread" else "how cores are counted"),
         ("mem", site.memory, "all of the node's memory" if site.memory == "0" else "memory of each node"),

@@ -104,6 +104,11 @@ class JobSpec:
         return self.nodes * self.processes_per_node
 
     @property
+    def tasks_per_node(self) -> int:
+        """Slurm's tasks: the processes themselves, or the one torchrun that starts them."""
+        return 1 if self.launcher == "torchrun" else self.processes_per_node
+
+    @property
     def gpus_per_node(self) -> int:
         """GPUs to request on each node (where the site has any)."""
         return self.processes_per_node * self.gpus_per_process
@@ -131,6 +136,10 @@ class JobSpec:
         if site.gpus_per_node == 0:
             return site.cpus_per_process * max(1, self.gpus_per_process)
         return site.cpus_per_gpu * max(1, self.gpus_per_process)
+
+    def cpus_per_task(self, site: Site) -> int:
+        """CPUs of each of Slurm's tasks."""
+        return self.cpus_on(site) * self.processes_per_node // self.tasks_per_node
 
 
 def train_command(**settings) -> tuple:
