@@ -14,13 +14,16 @@ from statistics import mean, median
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn.functional import cross_entropy
 
 from mpdemo.labs.harness import Comparison, join_world, quartiles, rest
 from mpdemo.labs.ladder import model_and_batch
+from mpdemo.labs.trial import Trial
 from mpdemo.notebook.story import story
 from mpdemo.plan import cost, predict
-from mpdemo.plan.step_time import Speeds, images_at_once, seconds
+from mpdemo.plan.sharded_layers import local_shape
+from mpdemo.plan.step_time import SHARDED, Speeds, fewest_images, images_at_once, seconds
 from mpdemo.settings import Settings, as_arguments, checked
 from mpdemo.training.build import make_optimizer
 from mpdemo.training.run_log import RunLog
@@ -40,6 +43,11 @@ CASES = [  # changes of the story's settings
     {"rung": "pipeline", "schedule": "1f1b", **HALVES, "microbatches": 8},
     {"rung": "pipeline"},
     {"rung": "pipeline", "schedule": "zbv"},
+    {"rung": "fsdp"},
+    {"rung": "fsdp", "reshard": "never"},
+    {"rung": "fsdp", "accumulate": 2},
+    {"rung": "tensor"},
+    {"rung": "tensor", "sequence_parallel": True},
 ]
 SHORT, LONG = 16 * 2**10, 8 * 2**20  # bytes of the two messages through which a line is laid
 REPEATS = 15
@@ -53,7 +61,7 @@ def measure(world, rounds) -> list[dict]:
     wanted = [replace(Settings(**story(**changes)), timeline=False) for changes in CASES]
     settings = [checked(s, world.world_size if s.rung != "single" else None) for s in wanted]
     model, batch = model_and_batch(settings[0])
-    speeds = gather_objects(measured_speeds(world, model, batch[0], settings))[0]
+    speeds = gather_objects(measured_speeds(world, model, batch, settings))[0]
     blocks = predict.blocks_of(settings[0])
     predicted = [seconds(s, blocks, speeds) for s in settings]
     comparison = Comparison(world, model, batch)
@@ -71,15 +79,32 @@ def measure(world, rounds) -> list[dict]:
     ]
 
 
-def measured_speeds(world, model, images, settings) -> Speeds:
+def measured_speeds(world, model, batch, settings) -> Speeds:
     """Measure what a step consists of, on all devices at once and on the first alone."""
-    sizes = {images_at_once(s) for s in settings}
-    model, images = copy.deepcopy(model).to(world.device), images.to(world.device)
-    costs = [block_costs(world, model, images, sizes, ranks) for ranks in (1, world.world_size)]
+    sizes, everyone = {images_at_once(s) for s in settings} | {1}, world.world_size
+    fewest = {fewest_images(s) for s in settings if s.rung in SHARDED}
+    model, images = copy.deepcopy(model).to(world.device), batch[0].to(world.device)
     optimizer = make_optimizer(model.parameters(), settings[0])
-    update = timed(world, optimizer.step) / sum(p.numel() * p.element_size() for p in model.parameters())
-    messages = {"send": message_costs(world, back_and_forth, 2), "all-reduce": message_costs(world, all_reduce)}
-    return Speeds(*costs, update, messages)
+    between = model.stage(0, 1)(images)  # what a block puts out: (B, T, D)
+    return Speeds(
+        alone=block_costs(world, model, images, sizes, 1),
+        together=block_costs(world, model, images, sizes, everyone),
+        update=timed(world, optimizer.step) / sum(p.numel() * p.element_size() for p in model.parameters()),
+        messages={"send": message_costs(world, back_and_forth, 2), "all-reduce": message_costs(world, all_reduce)},
+        split=block_costs(world, split_copy(model, everyone), images, sizes, everyone),
+        sums={size: cost_of_sum(world, between[:size].detach()) for size in sizes},
+        fewest={s: timed(world, Trial(s, world, model, batch).step) for s in sorted(fewest, key=str)},
+    )
+
+
+def split_copy(model, splits):
+    """Return a copy whose layers are as large as what one of so many devices has under tensor parallelism."""
+    model = copy.deepcopy(model)
+    for name, layer in list(model.named_modules()):
+        if isinstance(layer, nn.Linear):
+            rows, columns = local_shape(f"{name}.weight", layer.weight.shape, splits)
+            model.set_submodule(name, nn.Linear(columns, rows, layer.bias is not None, device=layer.weight.device))
+    return model
 
 
 def block_costs(world, model, images, sizes, ranks) -> dict:
@@ -114,6 +139,23 @@ def message_costs(world, send, messages=1) -> tuple[float, float]:
     short, long = (timed(world, partial(send, world, tensor)) / messages for tensor in tensors)
     per_byte = (long - short) / (LONG - SHORT)
     return short - SHORT * per_byte, per_byte
+
+
+def cost_of_sum(world, tensor) -> float:
+    """Return the seconds of an all-reduce that follows a computation: longer than of one that follows another.
+
+    The tensor (B, T, D) is no longer in the cache, and the ranks are not ready at the same moment.
+    """
+    weights = torch.eye(tensor.shape[-1], device=tensor.device).repeat(1, 4)
+
+    def compute(summing):
+        for _ in range(REPEATS):
+            tensor @ weights
+            if summing:
+                all_reduce(world, tensor)
+
+    without, together = (timed(world, partial(compute, summing)) for summing in (False, True))
+    return max(0.0, together - without) / REPEATS
 
 
 def timed(world, function) -> float:

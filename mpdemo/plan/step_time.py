@@ -1,18 +1,20 @@
 """How long a step will take on this machine: what was measured of blocks, update and messages, put together.
 
 `mpdemo.labs.step_times` measures these in seconds, before anything is trained, and compares the sums with real steps.
-FSDP and tensor parallelism are left out: most of what they add to a step is the library's own work between messages.
+Most of what FSDP and tensor parallelism add to a step is the library's own work between messages, which does not depend
+on the number of images. So a step with as few images as possible is measured, and what more images take is added.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from mpdemo.errors import UserError
-from mpdemo.plan import planner, predict
+from mpdemo.plan import planner, predict, traffic
 from mpdemo.settings import CUT_RUNGS, RUNG_FORMS
 
-PREDICTED = ("single", "ddp", "model_parallel", "pipeline", "hybrid")  # rungs, in their first form and not sharded
+PREDICTED = ("single", "ddp", "model_parallel", "pipeline", "hybrid", "fsdp", "tensor")  # in their first form
 IN_TURN = ("single", "model_parallel")  # rungs in which one device computes at a time
+SHARDED = ("fsdp", "tensor")
 FIRST_BUCKET, BUCKET = 2**20, 25 * 2**20  # bytes of DDP's messages
 
 
@@ -29,12 +31,21 @@ class Speeds:
         Seconds per byte of weights that the optimizer's step takes.
     messages : dict
         "send" or "all-reduce" -> seconds of a short message, and seconds per byte.
+    split : dict
+        As `together`, of blocks of which every device computes a part of each layer.
+    sums : dict
+        Images of a microbatch -> seconds in which all devices add up what a block puts out.
+    fewest : dict
+        Settings with `fewest_images` -> seconds of a step; needed for FSDP and tensor parallelism.
     """
 
     alone: dict
     together: dict
     update: float
     messages: dict
+    split: dict
+    sums: dict
+    fewest: dict
 
     def message(self, kind, size, count=1) -> float:
         """Return the seconds of `count` messages of `size` bytes together."""
@@ -44,8 +55,18 @@ class Speeds:
 
 def images_at_once(settings) -> int:
     """Return the images of a microbatch: what a device computes in one pass."""
-    shares = settings.devices if settings.rung == "ddp" else settings.replicas or 1
-    return settings.batch_size // shares // (settings.accumulate * settings.microbatches)
+    shares = settings.devices if settings.rung in ("ddp", "fsdp") else settings.replicas or 1
+    return settings.batch_size // shares // parts(settings)
+
+
+def parts(settings) -> int:
+    """Return in how many parts a device computes its share of the batch."""
+    return settings.accumulate * settings.microbatches
+
+
+def fewest_images(settings):
+    """Return the settings with a batch of one image per microbatch and device."""
+    return replace(settings, batch_size=settings.batch_size // images_at_once(settings))
 
 
 def seconds(settings, blocks, speeds) -> float:
@@ -66,24 +87,39 @@ def seconds(settings, blocks, speeds) -> float:
         The rung or the form is not among those that can be predicted.
     """
     s = settings
-    if s.rung not in PREDICTED or s.form != RUNG_FORMS[s.rung][0] or s.sharded:
-        way = f"rung {s.rung}, {s.form}" + ", sharded" * s.sharded
+    grid = s.sharded or (s.rung == "tensor" and s.replicas)
+    if s.rung not in PREDICTED or s.form != RUNG_FORMS[s.rung][0] or grid:
+        way = f"rung {s.rung}, {s.form}" + ", sharded" * bool(grid)
         raise UserError(f"no step time is predicted for {way}; allowed: {', '.join(PREDICTED)} in their first form")
-    costs = (speeds.alone if s.rung in IN_TURN else speeds.together)[images_at_once(s)]
-    if s.activation_checkpointing:
-        costs = [cost._replace(backward=cost.backward + cost.forward) for cost in costs]
+    if s.rung in SHARDED:
+        fewest = fewest_images(s)
+        more = _computing(s, speeds) - _computing(fewest, speeds)
+        sums = traffic.sums_of_split_layers(blocks, parts(s)) if s.rung == "tensor" else 0
+        return speeds.fewest[fewest] + more + sums * (speeds.sums[images_at_once(s)] - speeds.sums[1])
     if s.rung in CUT_RUNGS:
-        return _of_stages(s, blocks, costs, speeds)
+        return _of_stages(s, blocks, speeds)
     weights = sum(block.weights for block in blocks)
-    computing = s.accumulate * s.microbatches * sum(cost.both for cost in costs)
     buckets = 1 + ceil(max(0, weights - FIRST_BUCKET) / BUCKET)
     averaging = speeds.message("all-reduce", weights, buckets) if s.rung == "ddp" else 0
-    return computing + averaging + speeds.update * weights
+    return _computing(s, speeds) + averaging + speeds.update * weights
 
 
-def _of_stages(settings, blocks, costs, speeds):
+def _costs(settings, speeds):
+    """Return what each block costs for a microbatch of these settings."""
+    s = settings
+    measured = speeds.alone if s.rung in IN_TURN else speeds.split if s.rung == "tensor" else speeds.together
+    again = s.activation_checkpointing  # the forward pass is repeated in the backward pass
+    return [cost._replace(backward=cost.backward + again * cost.forward) for cost in measured[images_at_once(s)]]
+
+
+def _computing(settings, speeds):
+    """Return the seconds in which a device computes all its microbatches, one after the other."""
+    return parts(settings) * sum(cost.both for cost in _costs(settings, speeds))
+
+
+def _of_stages(settings, blocks, speeds):
     """Simulate the schedule, and add what follows it on the fullest device."""
-    s, (schedule, points) = settings, predict.schedule_and_cut(settings)
+    s, costs, (schedule, points) = settings, _costs(settings, speeds), predict.schedule_and_cut(settings)
     latency, per_byte = speeds.messages["send"]
     share = s.batch_size // (s.replicas or 1) // s.accumulate
     link = {"latency": latency, "bandwidth": 1 / per_byte if per_byte > 0 else float("inf")}

@@ -14,6 +14,9 @@ from mpdemo.plan.sharded_layers import FLOAT, local_shapes, padded_bytes
 HALVES = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "broadcast": 1}
 
 
+FORWARD_SUMS, BACKWARD_SUMS = 2, 4  # of tensor parallelism, in a block; the last for query, key and value one by one
+
+
 def ring_bytes(messages, ranks) -> float:
     """Return the bytes that each of `ranks` devices sends, with collectives that go round a ring.
 
@@ -49,7 +52,7 @@ def of_split_layers(blocks, images, parts=1, sequence_parallel=False, bf16=False
     parallelism both halves of a sum are messages of their own, but for two of query, key and value. Under autocast to
     bf16 those of the forward pass are half as large; the gradients are in float32 by then.
     """
-    forward, backward = 1 if bf16 else 2, 4
+    forward, backward = 1 if bf16 else FORWARD_SUMS, BACKWARD_SUMS
     between = blocks[1:-1]
     outputs = images * sum(block.output for block in between)
     if not sequence_parallel:
@@ -59,6 +62,11 @@ def of_split_layers(blocks, images, parts=1, sequence_parallel=False, bf16=False
     in_norms = parts * FLOAT * sum(map(prod, norms))  # each sees some of the tokens
     halves = (forward + backward // 2) * outputs
     return {"all-gather": halves + ends, "reduce-scatter": halves, "all-reduce": in_norms}
+
+
+def sums_of_split_layers(blocks, parts=1) -> int:
+    """Return how often the devices of tensor parallelism add up in a step, in so many parts of the batch."""
+    return (FORWARD_SUMS + BACKWARD_SUMS) * len(blocks[1:-1]) * parts
 
 
 def of_stages(blocks, points, owners, images) -> list[dict]:
