@@ -10,7 +10,7 @@ from matplotlib.colors import to_hex
 from mpdemo import demo, paths
 from mpdemo.errors import UserError
 from mpdemo.notebook import ladder
-from mpdemo.notebook.plots.style import ALL_REDUCE, OPERATIONS
+from mpdemo.notebook.plots.style import MESSAGES, OPERATIONS
 from mpdemo.notebook.rung_table import PARTS
 from mpdemo.settings import RUNGS
 
@@ -120,8 +120,8 @@ def test_the_chart_has_every_timeline_on_one_axis_and_a_bar_for_each_device(clim
     assert [[text.get_text() for text in axes.texts] for axes in memories] == [["100"], ["70", "70"]]
     drawn = [[part for part in axes.collections if part.get_paths()] for axes in times]
     painted = [{to_hex(colour) for part in parts for colour in part.get_facecolor()} for parts in drawn]
-    assert painted[0] >= {OPERATIONS[kind][1] for kind in "FBO"} and ALL_REDUCE[1] not in painted[0]
-    assert painted[1] >= {ALL_REDUCE[1]}
+    assert painted[0] >= {OPERATIONS[kind][1] for kind in "FBO"} and MESSAGES["A"][1] not in painted[0]
+    assert painted[1] >= {MESSAGES["A"][1]}
     legend = {text.get_text() for text in shown.figure.legends[0].get_texts()}
     assert legend >= {"forward", "backward", "optimizer", "all-reduce", "idle", "memory: weights"}
 

@@ -2,7 +2,8 @@
 
 A step is a list of rows ``{"rank", "stage", "kind", "microbatch", "start", "end"}``; times in seconds since the
 earliest operation of any rank in that step. `kind` is F, B, I, W (computing), wait (for another rank) or send; and in
-timelines of `mpdemo.timeline.observe` O (the optimizer's step) or A (an all-reduce).
+timelines of `mpdemo.timeline.observe` O (the optimizer's step), A (an all-reduce), G (an all-gather) or R (a
+reduce-scatter).
 PyTorch is not needed. Taught in notebooks/05_pipeline.ipynb.
 """
 
@@ -14,7 +15,7 @@ from mpdemo.errors import UserError
 from mpdemo.plan import SCHEDULES, simulate
 
 COMPUTES = ("F", "B", "I", "W")
-WORKS = (*COMPUTES, "A")  # and the all-reduce
+WORKS = (*COMPUTES, "A", "G", "R")  # and the messages in which all take part
 
 
 def load(folder):

@@ -7,11 +7,11 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from mpdemo.notebook.plots.style import (
-    ALL_REDUCE,
     BLUE,
     GREEN,
     IDLE,
     INK,
+    MESSAGES,
     OPERATIONS,
     ORANGE,
     PAPER,
@@ -78,8 +78,9 @@ def paint_step(axes, row, longest):
         axes.broken_barh([(0, row_end(row) * 1e3)], place, **IDLE, linewidth=0)
         for colour, group in group_operations(lane, devices):
             axes.broken_barh([span(o) for o in group], place, facecolor=colour, edgecolor=INK, linewidth=0.5)
-        reductions = [span(o) for o in lane if o["kind"] == "A"]
-        axes.broken_barh(reductions, (device + 0.19, 0.21), facecolor=ALL_REDUCE[1], edgecolor=INK, linewidth=0.5)
+        for kind, (_, colour) in MESSAGES.items():
+            spans = [span(o) for o in lane if o["kind"] == kind]
+            axes.broken_barh(spans, (device + 0.19, 0.21), facecolor=colour, edgecolor=INK, linewidth=0.5)
         for operation in (o for o in lane if o["kind"] in OPERATIONS):
             start, length = span(operation)
             if length > WIDE * longest * 1e3:
@@ -109,7 +110,7 @@ def paint_memory(axes, row, most):
 def add_legend(sheet, rows):
     """Explain the colours: of the operations in a first line, of the memory in a second one."""
     kinds = {operation["kind"] for row in rows for operation in row["timeline"]}
-    drawn = [style for kind, style in {**OPERATIONS, "A": ALL_REDUCE}.items() if kind in kinds]
+    drawn = [style for kind, style in {**OPERATIONS, **MESSAGES}.items() if kind in kinds]
     line = [Patch(facecolor=colour, edgecolor=INK, linewidth=0.5, label=name) for name, colour in drawn]
     line.append(Patch(**IDLE, label="idle"))
     if any(operation["stage"] >= row["devices"] for row in rows for operation in row["timeline"]):

@@ -16,7 +16,7 @@ from mpdemo.notebook.bundle import Bundle
 
 # Okabe and Ito, "Color Universal Design" (2008): distinct with every common form of colour blindness.
 BLUE, ORANGE, GREEN, VERMILLION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
-PURPLE, SKY, BLACK = "#CC79A7", "#56B4E9", "#000000"
+PURPLE, SKY, BLACK, YELLOW = "#CC79A7", "#56B4E9", "#000000", "#F0E442"
 CYCLE = [BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, BLACK]
 DASHES = ["-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (8, 2))]
 
@@ -53,7 +53,11 @@ OPERATIONS = {
     "W": ("backward, weights", paler(ORANGE, 0.85)),
     "O": ("optimizer", paler(PURPLE, 0.85)),
 }
-ALL_REDUCE = ("all-reduce", paler(VERMILLION, 0.7))
+MESSAGES = {
+    "A": ("all-reduce", paler(VERMILLION, 0.7)),
+    "G": ("all-gather", YELLOW),
+    "R": ("reduce-scatter", paler(BLUE, 0.8)),
+}
 IDLE = {"facecolor": PAPER, "edgecolor": FAINT, "hatch": "////"}
 
 

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from mpdemo.errors import UserError
-from mpdemo.notebook.plots.style import ALL_REDUCE, IDLE, INK, OPERATIONS, PURPLE, STYLE, bundle, group_operations
+from mpdemo.notebook.plots.style import IDLE, INK, MESSAGES, OPERATIONS, PURPLE, STYLE, bundle, group_operations
 from mpdemo.timeline import read
 
 NARROWEST = 0.012  # share of the picture's width that a box needs to carry a number
@@ -75,14 +75,14 @@ def figure(panels, unit="s", width=8.0):
 
 def time_scale(steps, unit):
     """Return the time axis that all steps share: the longest step, the factor of its times, and their unit."""
-    longest = max(read.step_time(rows) for rows in steps)
+    longest = max(row["end"] for rows in steps for row in rows)
     return TimeScale(longest, 1e3, "ms") if unit == "s" and longest < 1 else TimeScale(longest, 1.0, unit)
 
 
 def legend_handles(steps):
     """Return the legend's patches: the kinds of operations that occur, and idle time."""
     kinds = {row["kind"] for rows in steps for row in rows}
-    drawn = [style for kind, style in {**OPERATIONS, "A": ALL_REDUCE}.items() if kind in kinds]
+    drawn = [style for kind, style in {**OPERATIONS, **MESSAGES}.items() if kind in kinds]
     return [Patch(facecolor=colour, label=name) for name, colour in drawn] + [Patch(**IDLE, label="idle")]
 
 
@@ -94,22 +94,27 @@ def paint_step(axes, title, rows, ranks, scale):
 
 
 def paint_lanes(axes, rows, ranks, longest, scale):
-    """Fill one panel: hatched lanes, boxes on them, numbers where they fit, a tick where a result was sent."""
+    """Fill one panel: hatched lanes, boxes on them, numbers where they fit, a tick where a result was sent.
+
+    A low bar is a message in which all ranks take part.
+    """
+    ended, numbered = max(row["end"] for row in rows), any(row["microbatch"] for row in rows)
     for rank in range(ranks):
         lane = [row for row in rows if row["rank"] == rank and row["kind"] in OPERATIONS]
         place = (rank - 0.4, 0.8)
-        axes.broken_barh([(0, longest * scale)], place, **IDLE, linewidth=0)
+        axes.broken_barh([(0, ended * scale)], place, **IDLE, linewidth=0)
         for colour, group in group_operations(lane, ranks):
             spans = [(row["start"] * scale, (row["end"] - row["start"]) * scale) for row in group]
             line = 0.5 if len(lane) < MOST_OUTLINED else 0
             axes.broken_barh(spans, place, facecolor=colour, edgecolor=INK, linewidth=line)
-        for row in lane:
-            if row["end"] - row["start"] > NARROWEST * longest and ranks <= MOST_NUMBERED:
+        for row in lane if numbered and ranks <= MOST_NUMBERED else ():
+            if row["end"] - row["start"] > NARROWEST * longest:
                 middle = (row["start"] + row["end"]) / 2 * scale
                 axes.text(middle, rank, str(row["microbatch"]), ha="center", va="center", fontsize=7, clip_on=True)
-        reductions = [(row["start"] * scale, (row["end"] - row["start"]) * scale)
-                      for row in rows if row["rank"] == rank and row["kind"] == "A"]  # fmt: skip
-        axes.broken_barh(reductions, place, facecolor=ALL_REDUCE[1], edgecolor=INK, linewidth=0.5)
+        for kind, (_, colour) in MESSAGES.items():
+            own = [row for row in rows if row["rank"] == rank and row["kind"] == kind]
+            spans = [(row["start"] * scale, (row["end"] - row["start"]) * scale) for row in own]
+            axes.broken_barh(spans, (rank + 0.1, 0.3), facecolor=colour, edgecolor=INK, linewidth=0.5)
     sends = [row for row in rows if row["kind"] == "send"]
     axes.plot([row["start"] * scale for row in sends], [row["rank"] + 0.4 for row in sends], "|", color=PURPLE, ms=4)
     axes.set(xlim=(0, longest * scale), ylim=(ranks - 0.5, -0.5))
