@@ -6,9 +6,9 @@ import pytest
 
 from mpdemo.errors import UserError
 from mpdemo.models.own import OwnModel
-from mpdemo.plan import strategies
+from mpdemo.plan import meter, strategies
 from mpdemo.plan.choose import Case, choose
-from mpdemo.plan.footprint import footprints
+from mpdemo.plan.footprint import footprints, needs
 from mpdemo.plan.memory import MIB, RESERVE
 
 CASE = Case("convnet", batch=8, devices=2, image_size=56, classes=10)  # 1 MiB of weights and states
@@ -33,6 +33,31 @@ class Skip(nn.Module):
         return x.view(len(x), 4 * 64)
 
 
+class Residual(nn.Module):
+    def __init__(self, act, slope):
+        super().__init__()
+        self.layer, self.act, self.slope = nn.Linear(8, 8), act, slope
+
+    def forward(self, x):
+        return x + self.slope * self.act(self.layer(x))
+
+
+class Alike(nn.Module):
+    """Layers of equal size, some of which do the same."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        kinds = (nn.ReLU(), 1), (nn.ReLU(), 1), (nn.GELU(), 1), (nn.ReLU(), 2), (nn.ReLU(), 1)
+        self.layers = nn.ModuleList(Residual(*kind) for kind in kinds)
+
+    def forward(self, x):
+        x = self.first(x)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
 class Branch(nn.Linear):
     def forward(self, x):
         return super().forward(x) if x.sum() > 0 else x
@@ -44,6 +69,7 @@ class Named(nn.Linear):
 
 
 def skip(): return Skip()
+def alike(): return Alike()
 def words(): return nn.Sequential(nn.Embedding(50, 8), nn.Sequential(nn.Linear(8, 8), nn.ReLU()), nn.Linear(8, 50))
 def huge(): return nn.Sequential(nn.Flatten(), *(nn.Linear(2**16, 2**16) for _ in range(4)))
 def branch(): return Branch(8, 8)
@@ -102,6 +128,18 @@ def test_an_own_model_is_cut_where_one_tensor_goes_from_layer_to_layer(own):
     assert [block.name for block in blocks] == ["first", "second", "layers.0.0", "layers.1.0", "layers.2.0"]
     assert sum(block.parameters for block in blocks) == 16 + 5 * 20
     assert blocks[-1].output == 4 * 64 * 4 and not model.uncut
+
+
+def test_layers_of_a_traced_model_that_do_the_same_are_measured_once(own, monkeypatch):
+    model = OwnModel(f"{own}:alike", (8,))
+    blocks = model.at(2)()
+    signatures = [meter.signature(blocks.stage(number, number + 1)) for number in range(len(blocks))]
+    assert [signatures.index(signature) for signature in signatures] == [0, 1, 1, 3, 4, 1]
+    once = footprints(model, 8)
+    monkeypatch.setattr(meter, "signature", id)
+    one_by_one = footprints(OwnModel(f"{own}:alike", (8,)), 8)
+    for block, other in zip(once, one_by_one, strict=True):
+        assert needs(block, 4) == needs(other, 4) and block.shapes == other.shapes
 
 
 def test_an_own_list_of_layers_is_counted_and_takes_no_memory(own):

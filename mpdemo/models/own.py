@@ -47,7 +47,7 @@ class OwnModel:
     def __init__(self, name, input_shape, tokens=False):
         self.name, self.input_shape = name, input_shape
         self.input_type = torch.int64 if tokens else torch.float32
-        self.uncut, self.templates = "", {}
+        self.uncut, self.layers, self.templates = "", [], {}
         function = imported(name)
         with torch.device("meta"):
             self.module = _called(function, name)
@@ -70,10 +70,11 @@ class OwnModel:
     def _blocks(self, size):
         if blocks := blocks_of(self.module):
             return blocks
-        samples = self._samples(size)
-        _tried(self.module, samples, self.name)
-        layers = layers_in_order(self.module, samples)
-        blocks, self.uncut = traced(self.module, layers, samples)
+        if not self.layers:  # the same for every size
+            samples = self._samples(SAMPLES)
+            _tried(self.module, samples, self.name)
+            self.layers = layers_in_order(self.module, samples)
+        blocks, self.uncut = traced(self.module, self.layers, self._samples(size))
         return blocks
 
     def _samples(self, size):

@@ -123,14 +123,35 @@ def run_blocks(build, size, shape, dtype=None):
 
 
 def signature(module) -> tuple:
-    """Return what tells a block from another one: classes, plain attributes, parameters; a traced one is like none."""
+    """Return what tells a block from another one: classes, plain attributes, parameters; of a traced one its graph."""
     plain = (bool, int, float, str, tuple, type(None), torch.dtype)
     parts = []
     for layer in module.modules():
-        attributes = sorted((key, repr(value)) for key, value in vars(layer).items() if isinstance(value, plain))
-        shapes = [(name, tuple(tensor.shape)) for name, tensor in layer.named_parameters(recurse=False)]
-        parts.append((type(layer), tuple(attributes), tuple(shapes), id(layer) if hasattr(layer, "graph") else None))
+        shapes = tuple(tuple(tensor.shape) for tensor in layer.parameters(recurse=False))
+        if hasattr(layer, "graph"):
+            parts.append((_operations(layer), shapes))
+        else:
+            attributes = sorted((key, repr(value)) for key, value in vars(layer).items() if isinstance(value, plain))
+            parts.append((type(layer), tuple(attributes), shapes))
     return tuple(parts)
+
+
+def _operations(traced) -> str:
+    """Return the graph of a traced layer as text; numbers stand for its results, layers and tensors: no names."""
+    numbers = {module: number for number, module in enumerate(traced.modules())}
+    tensors = [name for name, _ in (*traced.named_parameters(), *traced.named_buffers())]
+    results, lines = {}, []
+    for node in traced.graph.nodes:
+        target = str(node.target)
+        if node.op == "call_module":
+            target = numbers[traced.get_submodule(target)]
+        elif node.op == "get_attr" and target in tensors:
+            target = tensors.index(target)
+        elif node.op in ("placeholder", "output"):
+            target = ""
+        lines.append((node.op, target, str(torch.fx.map_arg((node.args, node.kwargs), results.get))))
+        results[node] = len(results)
+    return str(lines)
 
 
 def _facts(part, input_bytes, output_bytes):
