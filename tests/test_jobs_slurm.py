@@ -13,7 +13,7 @@ from worker_jobs import spec, until
 from mpdemo import paths
 from mpdemo.cluster.cluster import Cluster
 from mpdemo.errors import UserError
-from mpdemo.jobs import JobFailed, JobSpec, SlurmError, attach, load_site, queue, slurm, submit
+from mpdemo.jobs import JobFailed, JobSpec, SlurmError, attach, load_site, queue, slurm, submit, train_command
 from mpdemo.jobs.site import wanted_by_sites
 
 
@@ -250,6 +250,26 @@ def test_a_stopped_job_goes_back_into_the_queue_and_ends_well(cluster, project):
     scontrol("update", f"jobid={job.id}", "StartTime=now")  # else Slurm lets a requeued job wait for two minutes
     assert job.wait(60) == "done"
     assert job.log().count("rank 0 of 1") == 2
+
+
+def test_a_training_goes_on_over_three_allocations(cluster, project):
+    """One command, warned and requeued twice: every step is done once."""
+    command = train_command(
+        rung="single", model="transformer", batch_size=64, steps=12, log_every=1, resume="auto", out="runs/long"
+    )
+    job = submit(JobSpec("long", command, "runs/long", signal="USR1@60", requeue=True))
+
+    def steps():
+        return [row["step"] for row in job.metrics() if row["event"] == "step"]
+
+    for enough in (3, 6):
+        until(lambda enough=enough: len(steps()) >= enough)
+        job.warn()
+        until(lambda: slurm.ask(job.id).state == "pending")
+        assert enough <= len(steps()) < 12
+        time.sleep(2)  # a node refuses a job that starts again within the second of its end
+        scontrol("update", f"jobid={job.id}", "StartTime=now")  # else it waits for two minutes
+    assert job.wait(60) == "done" and steps() == list(range(1, 13))
 
 
 def test_a_running_job_can_be_warned(cluster, project):

@@ -19,6 +19,12 @@ def test_the_most_that_a_rank_holds_is_that_of_the_simulation(schedule):
     assert all(lane[-1][1] == 0 for lane in lanes)
 
 
+def test_every_replica_holds_what_one_of_them_holds():
+    events = simulate("1f1b", [1] * 2, [2] * 2, 4, 2).events
+    both = activations_held(events + [row | {"rank": row["rank"] + 2} for row in events])
+    assert both == 2 * activations_held(events)
+
+
 def test_the_picture_has_the_memory_under_each_timeline_and_names_the_most():
     simulations = {"GPipe": simulate("gpipe", [1] * 4, [2] * 4, 8, 4), "1F1B": simulate("1f1b", [1] * 4, [2] * 4, 8, 4)}
     both = plots.timelines(simulations)

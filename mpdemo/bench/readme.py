@@ -48,8 +48,8 @@ def _machine(machine):
     where = "two CPU cores without a GPU, one process per core" if "CPU core" in machine["device"] else "two GPUs"
     version = machine["torch"].split("+")[0]
     yield f"Measured on {machine['date']} by `make bench`: torch {version} on {machine['processor']}, {where}."
-    yield f"Times are of one call: medians over {machine['rounds']} interleaved rounds, and ratios of these medians;"
-    yield "in brackets the quartiles of the ratio in each round."
+    yield f"Times in a row are of one call: medians over {machine['rounds']} interleaved rounds, and ratios of these"
+    yield "medians; in brackets the quartiles of the ratio in each round."
     yield ""
 
 
@@ -100,12 +100,13 @@ def _comparisons(results):
 
 
 def _step_times(rows):
-    off_by = {row["case"]: row["predicted"] / row["measured"] - 1 for row in rows}
-    off = sorted(abs(share) for case, share in off_by.items() if not case.startswith("--rung single"))
+    several = [row for row in rows if not row["case"].startswith("--rung single")]
+    off = sorted(abs(row["drift"] * row["predicted"] / row["measured"] - 1) for row in several)
+    drifts = " and ".join(f"{drift - 1:+.0%}" for drift in dict.fromkeys(row["drift"] for row in rows))
     yield (
-        f"| step time predicted beforehand, {len(off)} trainings of the story on two processes: off by, the median and "
-        f"the largest (the single device itself, half a minute later: {off_by['--rung single']:+.0%}) "
-        f"| {median(off):.0%}, {off[-1]:.0%} | 10 % | |"
+        f"| step time predicted beforehand, {len(off)} trainings of the story on two processes, beside devices that "
+        f"send nothing: off by, the median and the largest (of those, one alone and both at once had changed by "
+        f"{drifts} since their parts were measured) | {median(off):.0%}, {off[-1]:.0%} | 10 % | |"
     )
     pairs = [(a, b) for a, b in combinations(rows, 2) if abs(log(a["measured"] / b["measured"])) > log(1 + TIE)]
     right = sum((a["predicted"] < b["predicted"]) == (a["measured"] < b["measured"]) for a, b in pairs)

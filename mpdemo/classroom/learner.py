@@ -14,6 +14,7 @@ from pathlib import Path
 
 from mpdemo.errors import UserError
 from mpdemo.exercises.progress import right_answers
+from mpdemo.jobs import times
 from mpdemo.jobs.job import FINISHED
 from mpdemo.jobs.local_job import STATUS, answer_at_the_end, supervisor_lives
 from mpdemo.jobs.record import RECORD, read_record, read_text
@@ -182,5 +183,4 @@ def last_change(learner) -> str:
     """Return how long ago a learner's runs last wrote something."""
     if not learner.runs:
         return ""
-    minutes = max(0, int(time.time() - max(run.changed for run in learner.runs)) // 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h"
+    return times.duration(max(0, time.time() - max(run.changed for run in learner.runs)))

@@ -10,6 +10,7 @@ import re
 import shlex
 import time
 from dataclasses import replace
+from typing import NamedTuple
 
 from mpdemo.errors import UserError
 from mpdemo.jobs import slurm
@@ -19,6 +20,16 @@ from mpdemo.world.processes import child_environment
 
 PREFIX = "mpdemo-"  # of the steps' names
 HELD = ("SLURM_CONF", "SLURM_JOB_ID", "SLURM_JOB_NODELIST")  # what srun needs to find the job; the rest are options
+
+
+class Start(NamedTuple):
+    """How the supervisor starts a job that is not in the queue."""
+
+    command: list[str]
+    environment: dict
+    limit: float  # s, until whatever is around it ends
+    launcher: str  # "srun", "torchrun", or "" for a single process
+    where: str  # for the job's record
 
 
 def surrounding_job(site) -> str | None:
@@ -104,6 +115,6 @@ def step_command(spec, site) -> list[str]:
     return ["bash", *["-l"] * site.login_shell, "-c", "\n".join(lines)]
 
 
-def step_environment() -> dict:
-    """Return the environment of a step: the surrounding job's own, without the options of the step around us."""
-    return child_environment(*HELD)
+def as_step(spec, site, job) -> Start:
+    """Return how a job starts as a step of `job`: without the options of the step around us."""
+    return Start(step_command(spec, site), child_environment(*HELD), seconds_left(), "srun", f"job {job}")

@@ -96,12 +96,13 @@ def start(spec, site) -> tuple[dict, subprocess.Popen]:
     out = root / spec.out
     scratch = tempfile.mkdtemp(prefix=PREFIX)  # short: sockets are made below it
     around = allocation.surrounding_job(site)
+    how = allocation.as_step(spec, site, around) if around else as_processes(spec, scratch)
     order = {
-        "command": allocation.step_command(spec, site) if around else command(spec),
+        "command": how.command,
         "status": str(out / STATUS),
-        "limit": min(times.limit(spec.time_limit), allocation.seconds_left() if around else math.inf),
+        "limit": min(times.limit(spec.time_limit), how.limit),
         "signal": spec.signal,
-        "launcher": "srun" if around else "torchrun" if spec.world_size > 1 else "",
+        "launcher": how.launcher,
         "grace": GRACE,
         "scratch": scratch,
     }
@@ -113,26 +114,27 @@ def start(spec, site) -> tuple[dict, subprocess.Popen]:
                 stdin=subprocess.PIPE,
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                env=allocation.step_environment() if around else environment(spec, scratch),
+                env=how.environment,
                 cwd=root,
                 start_new_session=True,
             )
     except OSError as error:
         shutil.rmtree(scratch, ignore_errors=True)
         raise UserError(f"cannot start a job here: {error}") from None
-    where = f"job {around}" if around else HERE
-    record = {"id": process.pid, "started": start_time(process.pid), "where": where, "identity": None}
+    record = {"id": process.pid, "started": start_time(process.pid), "where": how.where, "identity": None}
     return record | {"host": platform.node(), "scratch": scratch}, process
 
 
-def command(spec) -> list[str]:
-    """The command as torchrun starts it; a single process needs no launcher."""
+def as_processes(spec, scratch) -> allocation.Start:
+    """How a job starts on this machine: by torchrun, with no launcher and no Slurm job around it, one thread each.
+
+    A single process needs no launcher.
+    """
     if spec.world_size == 1:
-        return [sys.executable, "-u", *spec.command]
-    return [sys.executable, "-m", "torch.distributed.run", *torchrun_arguments(spec.command, spec.world_size)]
-
-
-def environment(spec, scratch) -> dict:
-    """The processes' environment: no launcher and no Slurm job around them, one thread each."""
+        arguments, launcher = ["-u", *spec.command], ""
+    else:
+        torchrun = torchrun_arguments(spec.command, spec.world_size)
+        arguments, launcher = ["-m", "torch.distributed.run", *torchrun], "torchrun"
     own = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TMPDIR": scratch}
-    return child_environment() | own | {"PET_SIGNALS_TO_HANDLE": spec.handled_signals}
+    own["PET_SIGNALS_TO_HANDLE"] = spec.handled_signals
+    return allocation.Start([sys.executable, *arguments], child_environment() | own, math.inf, launcher, HERE)

@@ -1,4 +1,4 @@
-"""Times as Slurm writes them. Kept by hand: no library reads ``D-HH``, or takes a bare ``90`` for minutes."""
+"""Times as Slurm writes them, and as one says them. No library reads ``D-HH``, or takes a bare ``90`` for minutes."""
 
 import re
 
@@ -38,3 +38,16 @@ def limit(text) -> int:
     if total == 0:
         raise ValueError("is no time at all; give at least one second, as in 00:10:00")
     return total
+
+
+def duration(seconds) -> str:
+    """Return a time in the unit that one would say.
+
+    Examples
+    --------
+    >>> duration(42.4), duration(600), duration(9000)
+    ('42 s', '10 min', '2.5 h')
+    """
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

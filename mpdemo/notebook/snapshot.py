@@ -4,6 +4,7 @@ import html
 from dataclasses import dataclass
 from pathlib import Path
 
+from mpdemo.jobs import times
 from mpdemo.jobs.job import FINISHED
 from mpdemo.notebook.bundle import Bundle
 from mpdemo.notebook.plots import curves, svg
@@ -92,7 +93,7 @@ class Snapshot:
             if last.get("images_per_second"):
                 facts.append(f"{last['images_per_second']:.0f} images/s")
             if (left := self.seconds_left) is not None:
-                facts.append(f"about {duration(left)} left")
+                facts.append(f"about {times.duration(left)} left")
         text = html.escape(" \N{MIDDLE DOT} ".join(facts))
         return f'<b>{html.escape(self.name)}</b> {badge} <span style="opacity:.75">{text}</span>'
 
@@ -132,16 +133,3 @@ def labels(jobs) -> list[str]:
     """
     names = [name for name, _ in jobs]
     return [f"{name} (job {number})" if names.count(name) > 1 else name for name, number in jobs]
-
-
-def duration(seconds) -> str:
-    """Return a time in the unit that one would say.
-
-    Examples
-    --------
-    >>> duration(42.4), duration(600), duration(9000)
-    ('42 s', '10 min', '2.5 h')
-    """
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -1,6 +1,8 @@
 """How long a step will take on this machine: what was measured of blocks, update and messages, put together.
 
-`mpdemo.labs.step_times` measures these in seconds, before anything is trained, and compares the sums with real steps.
+`mpdemo.labs.speeds` measures these in seconds, before anything is trained; `mpdemo.labs.step_times` compares the sums
+with real steps.
+
 Most of what FSDP and tensor parallelism add to a step is the library's own work between messages, which does not depend
 on the number of images. So a step with as few images as possible is measured, and what more images take is added.
 """

@@ -48,16 +48,17 @@ def activations_held(rows) -> list[list[tuple[float, float]]]:
     A forward pass keeps activations, the backward pass frees them (W, where it is split). A stage is a part of its
     rank: with two stages per rank, a microbatch on one of them counts a half.
     """
-    ranks, stages = (1 + max(row[column] for row in rows) for column in ("rank", "stage"))
+    ranks = 1 + max(row["rank"] for row in rows)
     frees = "W" if any(row["kind"] == "W" for row in rows) else "B"
     lanes = []
     for rank in range(ranks):
         own = [row for row in rows if row["rank"] == rank and row["kind"] in ("F", frees)]
+        stages = len({row["stage"] for row in own})
         changes = [(row["start"], 1) if row["kind"] == "F" else (row["end"], -1) for row in own]
         count, points = 0, [(0.0, 0.0)]
         for time, change in sorted(changes):  # at the same time, what is freed counts first
             count += change
-            points.append((time, count * ranks / stages))
+            points.append((time, count / stages))
         lanes.append(points)
     return lanes
 
