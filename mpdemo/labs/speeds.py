@@ -29,6 +29,7 @@ REPEATS = 15
 def measured_speeds(world, model, batch, settings) -> Speeds:
     """Measure what a step consists of, on all devices at once and on the first alone."""
     sizes, everyone = {images_at_once(s) for s in settings} | {1}, world.world_size
+    of_parts = {images_at_once(s) for s in settings if s.rung == "tensor"} | {1, len(batch[0])}
     fewest = {fewest_images(s) for s in settings if s.rung in SHARDED}
     model, images = copy.deepcopy(model).to(world.device), batch[0].to(world.device)
     optimizer = make_optimizer(model.parameters(), settings[0])
@@ -38,8 +39,8 @@ def measured_speeds(world, model, batch, settings) -> Speeds:
         together=block_costs(world, model, images, sizes, everyone),
         update=timed(world, optimizer.step) / sum(p.numel() * p.element_size() for p in model.parameters()),
         messages={"send": message_costs(world, back_and_forth, 2), "all-reduce": message_costs(world, all_reduce)},
-        split=block_costs(world, split_copy(model, everyone), images, sizes, everyone),
-        sums={size: cost_of_sum(world, between[:size].detach()) for size in sizes},
+        split=block_costs(world, split_copy(model, everyone), images, of_parts, everyone),
+        sums={size: cost_of_sum(world, between[:size].detach()) for size in of_parts},
         fewest={s: timed(world, Trial(s, world, model, batch).step) for s in sorted(fewest, key=str)},
     )
 

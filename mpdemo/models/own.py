@@ -8,6 +8,7 @@ import copy
 import importlib
 import os
 import sys
+from functools import cached_property
 
 import psutil
 import torch
@@ -47,7 +48,7 @@ class OwnModel:
     def __init__(self, name, input_shape, tokens=False):
         self.name, self.input_shape = name, input_shape
         self.input_type = torch.int64 if tokens else torch.float32
-        self.uncut, self.layers, self.templates = "", [], {}
+        self.uncut, self.templates = "", {}
         function = imported(name)
         with torch.device("meta"):
             self.module = _called(function, name)
@@ -70,12 +71,15 @@ class OwnModel:
     def _blocks(self, size):
         if blocks := blocks_of(self.module):
             return blocks
-        if not self.layers:  # the same for every size
-            samples = self._samples(SAMPLES)
-            _tried(self.module, samples, self.name)
-            self.layers = layers_in_order(self.module, samples)
         blocks, self.uncut = traced(self.module, self.layers, self._samples(size))
         return blocks
+
+    @cached_property
+    def layers(self) -> list:
+        """The names of its layers in the order of a forward pass, which is the same for every size."""
+        samples = self._samples(SAMPLES)
+        _tried(self.module, samples, self.name)
+        return layers_in_order(self.module, samples)
 
     def _samples(self, size):
         return torch.zeros(size, *self.input_shape, dtype=self.input_type)

@@ -47,11 +47,12 @@ def devices(settings, blocks) -> list[memory.DeviceMemory]:
         if s.rung == "data_parallel":
             states[1:] = ["sgd"] * (s.devices - 1)  # one optimizer, on the first device
         share, ddp = s.batch_size // s.devices, s.rung == "ddp"
-        result = [memory.replica(blocks, share, _parts(s), state, ddp) for state in states]
+        result = [memory.replica(blocks, share, parts(s), state, ddp) for state in states]
     return [replace(device, device=number) for number, device in enumerate(result)]
 
 
-def _parts(settings):
+def parts(settings) -> int:
+    """Return in how many parts a device computes its share of the batch."""
     return settings.accumulate * settings.microbatches
 
 
@@ -86,7 +87,7 @@ def _sharing(settings, blocks):
     options = {"reshard": s.reshard, "sequence_parallel": s.sequence_parallel}
     images = s.batch_size // shards
     return sharded_layers.device(
-        blocks, images, STATE[s.optimizer], parts=_parts(s), shards=shards, splits=splits, **options
+        blocks, images, STATE[s.optimizer], parts=parts(s), shards=shards, splits=splits, **options
     )
 
 
@@ -102,12 +103,12 @@ def messages(settings, blocks) -> list[dict]:
     if s.form == "one-process":
         return [{}]
     if s.rung == "fsdp":
-        return [traffic.of_shards(blocks, s.devices, _parts(s), s.reshard)] * s.devices
+        return [traffic.of_shards(blocks, s.devices, parts(s), s.reshard)] * s.devices
     if s.rung == "tensor":
         kind = {"sequence_parallel": s.sequence_parallel, "bf16": s.precision == "bf16"}
         sent = traffic.of_split_layers(blocks, s.batch_size // replicas, s.accumulate, **kind)
         if replicas > 1:
-            sent = traffic.added(sent, traffic.of_shards(blocks, replicas, _parts(s), splits=s.devices))
+            sent = traffic.added(sent, traffic.of_shards(blocks, replicas, parts(s), splits=s.devices))
         return [sent] * (s.devices * replicas)
     schedule, points = schedule_and_cut(s)
     owners = placement(schedule, s.devices, s.stages_per_rank)

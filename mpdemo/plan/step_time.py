@@ -58,12 +58,7 @@ class Speeds:
 def images_at_once(settings) -> int:
     """Return the images of a microbatch: what a device computes in one pass."""
     shares = settings.devices if settings.rung in ("ddp", "fsdp") else settings.replicas or 1
-    return settings.batch_size // shares // parts(settings)
-
-
-def parts(settings) -> int:
-    """Return in how many parts a device computes its share of the batch."""
-    return settings.accumulate * settings.microbatches
+    return settings.batch_size // shares // predict.parts(settings)
 
 
 def fewest_images(settings):
@@ -96,7 +91,7 @@ def seconds(settings, blocks, speeds) -> float:
     if s.rung in SHARDED:
         fewest = fewest_images(s)
         more = _computing(s, speeds) - _computing(fewest, speeds)
-        sums = traffic.sums_of_split_layers(blocks, parts(s)) if s.rung == "tensor" else 0
+        sums = traffic.sums_of_split_layers(blocks, predict.parts(s)) if s.rung == "tensor" else 0
         return speeds.fewest[fewest] + more + sums * (speeds.sums[images_at_once(s)] - speeds.sums[1])
     if s.rung in CUT_RUNGS:
         return _of_stages(s, blocks, speeds)
@@ -116,7 +111,7 @@ def _costs(settings, speeds):
 
 def _computing(settings, speeds):
     """Return the seconds in which a device computes all its microbatches, one after the other."""
-    return parts(settings) * sum(cost.both for cost in _costs(settings, speeds))
+    return predict.parts(settings) * sum(cost.both for cost in _costs(settings, speeds))
 
 
 def _of_stages(settings, blocks, speeds):

@@ -12,8 +12,6 @@ from mpdemo.plan.sharded_layers import FLOAT, local_shapes, padded_bytes
 
 # An all-reduce is an all-gather and a reduce-scatter; a broadcast goes round the ring once.
 HALVES = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "broadcast": 1}
-
-
 FORWARD_SUMS, BACKWARD_SUMS = 2, 4  # of tensor parallelism, in a block; the last for query, key and value one by one
 
 
@@ -52,7 +50,7 @@ def of_split_layers(blocks, images, parts=1, sequence_parallel=False, bf16=False
     parallelism both halves of a sum are messages of their own, but for two of query, key and value. Under autocast to
     bf16 those of the forward pass are half as large; the gradients are in float32 by then.
     """
-    forward, backward = 1 if bf16 else FORWARD_SUMS, BACKWARD_SUMS
+    forward, backward = FORWARD_SUMS // 2 if bf16 else FORWARD_SUMS, BACKWARD_SUMS
     between = blocks[1:-1]
     outputs = images * sum(block.output for block in between)
     if not sequence_parallel:

@@ -21,6 +21,7 @@ from mpdemo.notebook.plots.style import (
     group_operations,
     paler,
 )
+from mpdemo.notebook.plots.timeline import paint_messages
 from mpdemo.notebook.rung_table import MIB, PARTS, memory_text
 
 LANE = 0.36  # inches per device
@@ -78,9 +79,7 @@ def paint_step(axes, row, longest):
         axes.broken_barh([(0, row_end(row) * 1e3)], place, **IDLE, linewidth=0)
         for colour, group in group_operations(lane, devices):
             axes.broken_barh([span(o) for o in group], place, facecolor=colour, edgecolor=INK, linewidth=0.5)
-        for kind, (_, colour) in MESSAGES.items():
-            spans = [span(o) for o in lane if o["kind"] == kind]
-            axes.broken_barh(spans, (device + 0.19, 0.21), facecolor=colour, edgecolor=INK, linewidth=0.5)
+        paint_messages(axes, lane, device, scale=1e3)
         for operation in (o for o in lane if o["kind"] in OPERATIONS):
             start, length = span(operation)
             if length > WIDE * longest * 1e3:

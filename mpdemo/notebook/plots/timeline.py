@@ -94,10 +94,7 @@ def paint_step(axes, title, rows, ranks, scale):
 
 
 def paint_lanes(axes, rows, ranks, longest, scale):
-    """Fill one panel: hatched lanes, boxes on them, numbers where they fit, a tick where a result was sent.
-
-    A low bar is a message in which all ranks take part.
-    """
+    """Fill one panel: hatched lanes, boxes on them, numbers where they fit, a tick where a result was sent."""
     ended, numbered = max(row["end"] for row in rows), any(row["microbatch"] for row in rows)
     for rank in range(ranks):
         lane = [row for row in rows if row["rank"] == rank and row["kind"] in OPERATIONS]
@@ -111,16 +108,20 @@ def paint_lanes(axes, rows, ranks, longest, scale):
             if row["end"] - row["start"] > NARROWEST * longest:
                 middle = (row["start"] + row["end"]) / 2 * scale
                 axes.text(middle, rank, str(row["microbatch"]), ha="center", va="center", fontsize=7, clip_on=True)
-        for kind, (_, colour) in MESSAGES.items():
-            own = [row for row in rows if row["rank"] == rank and row["kind"] == kind]
-            spans = [(row["start"] * scale, (row["end"] - row["start"]) * scale) for row in own]
-            axes.broken_barh(spans, (rank + 0.1, 0.3), facecolor=colour, edgecolor=INK, linewidth=0.5)
+        paint_messages(axes, [row for row in rows if row["rank"] == rank], rank, scale)
     sends = [row for row in rows if row["kind"] == "send"]
     axes.plot([row["start"] * scale for row in sends], [row["rank"] + 0.4 for row in sends], "|", color=PURPLE, ms=4)
     axes.set(xlim=(0, longest * scale), ylim=(ranks - 0.5, -0.5))
     ticks = range(0, ranks, 1 if ranks <= MOST_NUMBERED else ranks // 8)
     axes.set_yticks(ticks, [f"rank {rank}" for rank in ticks])
     axes.grid(visible=False)
+
+
+def paint_messages(axes, rows, rank, scale):
+    """Draw a low bar for each message in which all ranks take part, among the rows of one rank."""
+    for kind, (_, colour) in MESSAGES.items():
+        spans = [(row["start"] * scale, (row["end"] - row["start"]) * scale) for row in rows if row["kind"] == kind]
+        axes.broken_barh(spans, (rank + 0.19, 0.21), facecolor=colour, edgecolor=INK, linewidth=0.5)
 
 
 def _describe(panels):
