@@ -5,7 +5,7 @@ MINUTES ?= 30
 SEED ?= 0
 STAMP := .venv/.installed
 
-.PHONY: demo test lint lab bench soak notebooks clean
+.PHONY: demo test gpu lint lab bench soak notebooks clean
 
 demo: $(STAMP)        ## train on real digits up the whole ladder, print the table (5 minutes at most on two cores)
 	$(BIN)/python -m mpdemo demo
@@ -14,6 +14,10 @@ test: $(STAMP)        ## everything CI runs: lint, import directions, unit tests
 	$(BIN)/python tests/setup_system.py
 	$(MAKE) lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --reruns 1
+	$(MAKE) gpu
+
+gpu: $(STAMP)         ## what needs GPUs, on those that are here; without one all of it is skipped
+	$(BIN)/python -m pytest tests/gpu
 
 lint: $(STAMP)        ## style, form, import directions and the notebooks' house rules (seconds; executes no notebook)
 	$(BIN)/ruff check .

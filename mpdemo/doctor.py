@@ -118,6 +118,7 @@ def check_pytorch() -> list[Finding]:
     report = json.loads(done.stdout.strip().splitlines()[-1])
     devices = report["devices"]
     device = f"{len(devices)} x {devices[0]}" if devices else "no GPU: each process takes one core as its device"
+    device += ", too few to compare with: jobs on this machine take CPU cores" if len(devices) == 1 else ""
     result = [check_versions(report)]
     result.append(Finding(True, f"devices: {device}"))
     backend = "nccl" if devices else "gloo"

@@ -12,12 +12,16 @@ import pytest
 from mpdemo import paths
 from mpdemo.cluster import Cluster
 from mpdemo.jobs.site import wanted_by_sites
+from mpdemo.world.gpus import ON_THE_CPU, gpus_here
 
 sys.path.insert(0, str(Path(__file__).parent))
 import setup_system  # noqa: E402
 
 pytest_plugins = ["skips"]
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # two workers share the cores
+VISIBLE_GPUS = {name: os.environ[name] for name in ON_THE_CPU if name in os.environ}  # for tests/gpu, which see them
+gpus_here()  # counted before they are hidden
+os.environ |= ON_THE_CPU
 
 
 def pytest_collection_modifyitems(items):

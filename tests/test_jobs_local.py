@@ -14,6 +14,7 @@ from worker_jobs import PROGRAMS, spec
 from mpdemo import paths
 from mpdemo.errors import UserError
 from mpdemo.jobs import JobFailed, attach, local_job, submit
+from mpdemo.world.gpus import gpus_here
 from mpdemo.world.processes import first_child, start_time
 
 pytestmark = pytest.mark.usefixtures("no_slurm")
@@ -54,6 +55,40 @@ def test_one_process_needs_no_launcher(project, capsys):
     assert [row["step"] for row in job.metrics()] == [1, 2, 3]
     assert job.log().startswith("rank 0 of 1")
     assert job.exit_status == 0
+
+
+@pytest.fixture
+def gpus(request, tmp_path, monkeypatch):
+    """So many GPUs on this machine, listed by a program in place of the driver's."""
+    driver = tmp_path / "bin/nvidia-smi"
+    driver.parent.mkdir()
+    driver.write_text(f'#!/bin/sh\nfor n in $(seq {request.param}); do echo "GPU $n: a GPU (UUID: $n)"; done\n')
+    driver.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{driver.parent}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    gpus_here.cache_clear()
+    yield request.param
+    gpus_here.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("gpus", "visible", "devices", "used"),
+    [(0, None, 2, False), (1, None, 1, False), (2, None, 1, True), (2, None, 2, True), (4, "0", 1, False),
+     (4, "0,2", 3, False)],
+    indirect=["gpus"],
+)  # fmt: skip
+def test_gpus_are_used_where_each_device_has_one_and_two_can_be_compared(
+    gpus, visible, devices, used, project, monkeypatch, capsys
+):
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    job = submit(spec(program="environ.py", gpus_per_process=devices))
+    assert job.wait(60) == "done", job.log()
+    (written,) = (project / "runs/toy").glob("tmp*.json")
+    assert (json.loads(written.read_text()).get("CUDA_VISIBLE_DEVICES") != "") == used
+    here = len(visible.split(",")) if visible else gpus
+    said = f"on CPU cores: {max(2, devices)} GPUs wanted, {here} here" in capsys.readouterr().out
+    assert said == (here > 0 and not used)
 
 
 def test_half_a_line_of_metrics_waits(project):

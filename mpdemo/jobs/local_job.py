@@ -18,6 +18,7 @@ from mpdemo.jobs import allocation, diagnose, times
 from mpdemo.jobs.job import HERE, LOG, Job
 from mpdemo.jobs.record import read_text
 from mpdemo.jobs.slurm_answers import Answer
+from mpdemo.world.gpus import ON_THE_CPU, enough_gpus
 from mpdemo.world.launch import torchrun_arguments
 from mpdemo.world.processes import child_environment, first_child, is_running, start_time
 
@@ -128,7 +129,7 @@ def start(spec, site) -> tuple[dict, subprocess.Popen]:
 def as_processes(spec, scratch) -> allocation.Start:
     """How a job starts on this machine: by torchrun, with no launcher and no Slurm job around it, one thread each.
 
-    A single process needs no launcher.
+    A single process needs no launcher. Where the GPUs are too few, its devices are CPU cores.
     """
     if spec.world_size == 1:
         arguments, launcher = ["-u", *spec.command], ""
@@ -137,4 +138,6 @@ def as_processes(spec, scratch) -> allocation.Start:
         arguments, launcher = ["-m", "torch.distributed.run", *torchrun], "torchrun"
     own = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TMPDIR": scratch}
     own["PET_SIGNALS_TO_HANDLE"] = spec.handled_signals
+    if not enough_gpus(spec.devices):
+        own |= ON_THE_CPU
     return allocation.Start([sys.executable, *arguments], child_environment() | own, math.inf, launcher, HERE)

@@ -104,6 +104,11 @@ class JobSpec:
         return self.nodes * self.processes_per_node
 
     @property
+    def devices(self) -> int:
+        """How many devices all processes drive."""
+        return self.world_size * self.gpus_per_process
+
+    @property
     def tasks_per_node(self) -> int:
         """Slurm's tasks: the processes themselves, or the one torchrun that starts them."""
         return 1 if self.launcher == "torchrun" else self.processes_per_node

@@ -18,6 +18,7 @@ from IPython import get_ipython
 from IPython.lib.pretty import pretty
 
 from mpdemo.world import launch
+from mpdemo.world.gpus import ON_THE_CPU
 from mpdemo.world.processes import child_environment
 
 STACK_SIGNAL = signal.SIGUSR2  # on which a rank writes its stack into a file, also while it waits outside Python
@@ -32,7 +33,7 @@ def main():
     The process ends with the kernel, however that ends, and does not inherit an enclosing Slurm job's variables.
     """
     launch.prepare_signals()
-    environment = child_environment()
+    environment = child_environment() | ON_THE_CPU  # gloo, which sends nothing between GPUs
     del environment[launch.PARENT]
     os.environ.clear()
     os.environ.update(environment)

@@ -1,13 +1,16 @@
 """Run under torchrun: is every rung, in this world, the same training as the single device?
 
-Reads cases (a JSON list of settings) from the file in argv[1] and writes a result for each to argv[2]: the largest
+Reads cases (a JSON list of settings) from the file in argv[1] and writes a result for each to argv[2] (with
+``one-gpu`` as argv[3] all devices are the first GPU): the largest
 relative difference of loss, gradients (step 1) and weights (after three steps) from the single device that runs the
 same microbatches ("same") and from the single device that runs the whole batch ("full").
 """
 
 import copy
 import json
+import os
 import sys
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -15,11 +18,12 @@ import torch.distributed as dist
 
 from mpdemo import data, models, parallel
 from mpdemo.labs.harness import join_world
+from mpdemo.parallel import one_process
 from mpdemo.settings import SHARING_RUNGS, Settings, checked
 from mpdemo.training.build import make_optimizer
 from mpdemo.training.measure import relative_difference
 from mpdemo.world.collectives import gather_objects, sum_over_ranks, whole
-from mpdemo.world.env import World
+from mpdemo.world.env import World, process_group, where_am_i
 
 STEPS = 3
 PLAIN = {"accumulate": 1, "replicas": None, "activation_checkpointing": False, "compile": False}
@@ -35,14 +39,19 @@ def three_steps(settings, model, world, images, labels):
     for _ in range(STEPS):
         optimizer.zero_grad()
         loss, _ = rung.step(images if rung.has_input else images.new_empty(len(images), 0), labels)
-        losses.append(loss.double() / rung.replicas)
-        gradients = gradients or {n: whole(p.grad).clone() for n, p in rung.named_parameters().items()}
+        losses.append(loss.double().cpu() / rung.replicas)
+        gradients = gradients or {n: host_copy(p.grad) for n, p in rung.named_parameters().items()}
         optimizer.step()
-    weights = {n: whole(p.detach()).clone() for n, p in rung.named_parameters().items()}
-    buffers = {n: b.clone() for stage in rung.stages for n, b in stage.named_buffers()}
+    weights = {n: host_copy(p.detach()) for n, p in rung.named_parameters().items()}
+    buffers = {n: b.cpu() for stage in rung.stages for n, b in stage.named_buffers()}
     rung.train(False)
     loss, correct = rung.evaluate(images if rung.has_input else images.new_empty(len(images), 0), labels)
-    return torch.stack(losses), gradients, weights, torch.stack([loss.double(), correct.double()]), buffers
+    return torch.stack(losses), gradients, weights, torch.stack([loss.double(), correct.double()]).cpu(), buffers
+
+
+def host_copy(tensor):
+    """A whole tensor, as it is now, in the host's memory: ranks compare what lay on different GPUs."""
+    return whole(tensor).cpu().clone()
 
 
 def compare(case, world):
@@ -85,14 +94,25 @@ def of_rank_0(value):
     return values[0]
 
 
+@contextmanager
+def first_gpu():
+    """A world whose devices all are the first GPU; several processes speak gloo, since NCCL wants a GPU for each."""
+    one_process.local_devices = lambda world, count: [world.device] * count
+    world = where_am_i(os.environ | {"LOCAL_RANK": "0"})
+    world = replace(world, backend="gloo") if world.world_size > 1 else world
+    with process_group(world):
+        yield world
+
+
 def main():
     with open(sys.argv[1]) as file:
         cases = json.load(file)
     results = []
-    with join_world() as world:
+    with first_gpu() if sys.argv[3:] == ["one-gpu"] else join_world() as world:
         for case in cases:
             results.append(compare(case, world))
-            dist.barrier()
+            if dist.is_initialized():
+                dist.barrier()
     if world.rank == 0:
         with open(sys.argv[2], "w") as file:
             json.dump(results, file)

@@ -1,0 +1,37 @@
+"""These tests need GPUs; `make gpu` runs them alone. ``GPU_TESTS_ON=cpu`` runs them without one, to test the tests."""
+
+import os
+
+import conftest
+import pytest
+
+from mpdemo.world.gpus import gpus_here
+
+ON_CPU = os.environ.get("GPU_TESTS_ON") == "cpu"
+AVAILABLE = 2 if ON_CPU else gpus_here()
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "gpus(count): this test needs so many GPUs (1 unless said)")
+
+
+def pytest_runtest_setup(item):
+    marker = item.get_closest_marker("gpus")
+    needed = marker.args[0] if marker else 1
+    if needed > AVAILABLE:
+        pytest.skip(f"needs {needed} GPU{'s' * (needed > 1)}, {AVAILABLE} here")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def see_the_gpus():
+    """The other tests compute on the CPU; the processes of these see the GPUs, and float32 is float32 (no TF32)."""
+    if not ON_CPU:
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+        os.environ |= conftest.VISIBLE_GPUS
+    os.environ |= {"NVIDIA_TF32_OVERRIDE": "0", "CUBLAS_WORKSPACE_CONFIG": ":16:8"}  # KiB that no tensor takes
+
+
+@pytest.fixture(scope="session")
+def count():
+    """How many GPUs the rungs of several devices use."""
+    return min(AVAILABLE, 2)

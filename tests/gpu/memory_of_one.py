@@ -1,0 +1,52 @@
+"""Write what one GPU holds in a step beside what the plan says of it, as rows of JSON, to argv[1].
+
+A stage of a cut model is measured alone: it lies on the GPU, and the other stage on the CPU.
+"""
+
+import gc
+import json
+import sys
+
+import torch
+
+from mpdemo.labs.counting import peak_of_a_step
+from mpdemo.labs.ladder import model_and_batch
+from mpdemo.labs.trial import Trial
+from mpdemo.parallel import one_process
+from mpdemo.plan import predict
+from mpdemo.settings import Settings
+from mpdemo.world.env import World, where_am_i
+
+RESNET = {"rung": "single", "model": "resnet101", "norm": "batch", "image_size": 224, "optimizer": "sgd"}
+STORY = {"rung": "single", "model": "transformer", "optimizer": "adamw", "batch_size": 512}
+WHOLE = [STORY, STORY | {"precision": "bf16"}, STORY | {"activation_checkpointing": True}, RESNET | {"batch_size": 64}]
+CUT = {"rung": "pipeline", "form": "one-process", "devices": 2}
+STAGES = [STORY | CUT | {"microbatches": 4}, RESNET | CUT | {"microbatches": 16, "batch_size": 128, "cut": "layer2.3"}]
+
+
+def row(settings, world, number=0):
+    """What is counted and what is predicted of one device."""
+    trial = Trial(Settings(**settings), world, *model_and_batch(Settings(**settings)))
+    device = predict.devices(trial.settings, predict.blocks_of(trial.settings))[number]
+    return {"case": settings | {"stage": number}, "counted": peak_of_a_step(trial), "predicted": device.peak}
+
+
+def main():
+    gpu, rows = where_am_i(), []
+    small = gpu.device.type == "cpu"
+    for settings in WHOLE[:2] if small else WHOLE:
+        rows.append(row(settings, gpu))
+        gc.collect()
+    for settings in [] if small else STAGES:
+        for number in range(2):
+            devices = [torch.device("cpu")] * 2
+            devices[number] = gpu.device
+            one_process.local_devices = lambda world, count, devices=devices: devices
+            rows.append(row(settings, World(device=devices[0]) if number else gpu, number))
+            gc.collect()
+    with open(sys.argv[1], "w") as file:
+        json.dump(rows, file)
+
+
+if __name__ == "__main__":
+    main()

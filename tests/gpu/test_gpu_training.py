@@ -1,0 +1,107 @@
+"""Whole trainings on GPUs by the command line: every rung and precision, resumed across devices, memory, timelines."""
+
+import itertools
+import json
+
+import pytest
+import torch
+from conftest import ON_CPU
+from worlds import run_worlds
+
+from mpdemo.labs.predictions import CASES
+from mpdemo.training import checkpoint
+
+CLOSE = 1e-3  # of losses after some steps on a GPU and on a CPU, which add in another order
+RUNGS = ["single", "data_parallel", "ddp", "fsdp", "tensor", "model_parallel", "pipeline"]
+OPTIONS = [["--precision", "bf16"], ["--precision", "fp16"], ["--precision", "bf16", "--channels-last"], ["--compile"]]
+MEMORY = [words for words in CASES[2] if words["rung"] not in ("model_parallel", "pipeline")]
+
+
+@pytest.fixture
+def trained(run_once, tmp_path):
+    """Train for some steps by ``python -m mpdemo train``; returns the losses by step, and the summary."""
+
+    def train(*words, out="out", steps=4, model="transformer", **environment):
+        folder = tmp_path / out
+        options = ["--steps", steps, "--batch-size", 64, "--log-every", 1, "--out", folder, "--workers", 1, *words]
+        done = run_once("-m", "mpdemo", "train", "--model", model, *map(str, options), timeout=300, **environment)
+        assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        losses = {row["step"]: row["loss"] for row in rows if row["event"] == "step"}
+        return losses, json.loads((folder / "summary.json").read_text())
+
+    return train
+
+
+def per_device(rung, count):
+    """The options that run a rung on `count` GPUs, or None where these are too few."""
+    if rung in ("single", "data_parallel"):
+        return ["--rung", rung, *(["--devices", count] if rung == "data_parallel" else [])]
+    if count < 2 and rung in ("model_parallel", "pipeline"):
+        return None
+    return ["--rung", rung, "--form", "per-device", "--processes", count]
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_every_rung_trains_and_validates(trained, rung, count):
+    options = per_device(rung, count)
+    if options is None:
+        pytest.skip(f"needs 2 GPUs, {count} here")
+    losses, summary = trained(*options)
+    assert len(losses) == 4 and all(0 < loss < 10 for loss in losses.values())
+    assert 0 < summary["validation_loss"] < 10
+    assert (summary["environment"]["device"] == "cpu core") == ON_CPU
+    assert ON_CPU or "nccl" in summary["environment"]["backend"]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=" ".join)
+@pytest.mark.parametrize("rung", ["single", "ddp"])
+def test_every_precision_trains(trained, rung, options, count):
+    if ON_CPU and "fp16" in options:
+        pytest.skip("no fp16 on a CPU")
+    losses, _ = trained(*per_device(rung, count), *options, model="convnet")
+    assert all(0 < loss < 10 for loss in losses.values())
+
+
+def test_a_checkpoint_goes_from_cpu_to_gpu_and_back(trained, tmp_path):
+    """The losses are those of a training that stayed on the CPU."""
+    hidden = {"CUDA_VISIBLE_DEVICES": ""}
+    single = ["--rung", "single", "--checkpoint-every", "2"]
+    stayed, _ = trained(*single, out="stayed", steps=6, **hidden)
+    losses, _ = trained(*single, out="first", steps=2, **hidden)
+    for name, before, stop, environment in [("second", "first", 4, {}), ("third", "second", 6, hidden)]:
+        more, _ = trained(*single, "--resume", tmp_path / before, out=name, steps=stop, **environment)
+        losses |= more
+    assert losses == pytest.approx(stayed, rel=CLOSE)
+    state = checkpoint.read(checkpoint.newest(tmp_path / "second"))
+    assert all(t.device.type == "cpu" for t in state["model"].values() if isinstance(t, torch.Tensor))
+
+
+@pytest.mark.gpus(2)
+def test_memory_is_met_within_five_percent_and_messages_to_the_byte(tmp_path):
+    run_worlds(tmp_path, [[2, "mpdemo/labs/predictions.py", str(tmp_path / "two"), "256"]])
+    for row in json.loads((tmp_path / "two/summary.json").read_text())["rows"]:
+        assert row["predicted"] == pytest.approx(row["counted"], rel=0.05), row["case"]
+        assert row["messages"] == row["predicted_messages"], row["case"]
+
+
+def test_the_memory_of_one_gpu_is_met_within_five_percent(run_once, tmp_path):
+    """PyTorch's own peak beside the plan's, for the single device and for a cut model whose stages share the GPU."""
+    done = run_once("tests/gpu/memory_of_one.py", str(tmp_path / "rows.json"), timeout=600)
+    assert done.returncode == 0, done.stderr[-4000:]
+    for row in json.loads((tmp_path / "rows.json").read_text()):
+        assert row["predicted"] == pytest.approx(row["counted"], rel=0.05), row["case"]
+
+
+@pytest.mark.gpus(2)
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved-1f1b"])
+def test_a_timeline_of_the_gpus_clocks_is_in_order(trained, tmp_path, schedule):
+    """CUDA events: operations of a rank do not overlap, and none is longer than its step."""
+    trained("--rung", "pipeline", "--processes", 2, "--schedule", schedule, "--microbatches", 4, "--timeline")
+    for rank in range(2):
+        steps = json.loads((tmp_path / f"out/timeline-rank{rank}.json").read_text())["steps"]
+        for step in steps:
+            work = sorted((event["start"], event["end"]) for event in step["events"] if event["kind"] in "FB")
+            assert work and all(start <= end for start, end in work)
+            assert all(before[1] <= after[0] + 1e-4 for before, after in itertools.pairwise(work))
+            assert step["start"] - 1e-4 <= work[0][0] and work[-1][1] <= step["end"] + 1e-4
