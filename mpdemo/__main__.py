@@ -11,6 +11,7 @@ import importlib
 import sys
 
 from mpdemo.errors import UserError
+from mpdemo.world.launch import end
 
 COMMANDS = {
     "demo": ("mpdemo.demo", "train up the whole ladder and print one table"),
@@ -58,4 +59,4 @@ def main(argv=None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end(main())

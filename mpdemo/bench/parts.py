@@ -20,6 +20,7 @@ from mpdemo.parallel.rung import loss_fn
 from mpdemo.settings import Settings, checked
 from mpdemo.training.build import build
 from mpdemo.training.loop import Run
+from mpdemo.world.launch import end
 
 SHARED = (  # model, pixels per side, batch, rungs that share the arithmetic among all processes
     ("resnet18", 64, 64, ("ddp",)),
@@ -151,4 +152,4 @@ def main(part, out, rounds) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    end(main(*sys.argv[1:]))

@@ -14,7 +14,8 @@ SlurmctldPort={state.port}
 SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.sock
+# a job that was preempted, or lost its node, waits this long before it starts again (120 s without it)
+AuthInfo=socket={folder}/munge.sock,cred_expire=15
 CredType=cred/munge
 
 StateSaveLocation={folder}/state

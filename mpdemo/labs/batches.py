@@ -14,6 +14,7 @@ from mpdemo.labs.harness import join_world
 from mpdemo.settings import Settings, checked
 from mpdemo.training.loop import train
 from mpdemo.training.run_log import RunLog, read_rows
+from mpdemo.world.launch import end
 
 TOY = {"model": "toy", "batch_size": 32, "lr": 0.005, "epochs": 8}  # a careful rate: there is room above it
 CONVNET = {"model": "convnet", "image_size": 14, "batch_size": 32, "lr": 0.02, "epochs": 4}  # as large as it can be
@@ -62,4 +63,4 @@ def main(out) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    end(main(sys.argv[1]))

@@ -73,22 +73,24 @@ class LiveMemory(TorchDispatchMode):
     """Keep in `peak` the most bytes that the tensors of a ``with`` block take together, after any operation.
 
     Storages are counted as they are, so one that FSDP empties and fills again counts while it is full. They are added
-    up while `counting`, where a new one may have made a peak.
+    up while `counting`, where there may be a peak: where the last sum and what is new since exceed it.
     """
 
     def __init__(self):
         super().__init__()
-        self.storages, self.peak, self.counting = weakref.WeakSet(), 0, True
+        self.storages, self.peak, self.bound, self.counting = weakref.WeakSet(), 0, 0, True
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it calls the operations on this rank's part, which are counted
-        result, known = function(*args, **(kwargs or {})), len(self.storages)
+        result = function(*args, **(kwargs or {}))
         for value in tree_leaves((args, kwargs, result)):
-            if isinstance(value, torch.Tensor):
+            if isinstance(value, torch.Tensor) and value.untyped_storage() not in self.storages:
                 self.storages.add(value.untyped_storage())
-        if self.counting and (len(self.storages) > known or function.namespace != "aten"):
-            self.peak = max(self.peak, sum(rounded(storage.nbytes()) for storage in self.storages))
+                self.bound += rounded(value.untyped_storage().nbytes())
+        if self.counting and (self.bound > self.peak or function.namespace != "aten"):
+            self.bound = sum(rounded(storage.nbytes()) for storage in self.storages)
+            self.peak = max(self.peak, self.bound)
         return result
 
 

@@ -29,6 +29,7 @@ from mpdemo.data.datasets import PIXELS, SeededAugmentation
 from mpdemo.data.images import augmented
 from mpdemo.data.loaders import keep_freed_memory
 from mpdemo.training.run_log import RunLog
+from mpdemo.world.launch import end
 
 IMAGES, WIDTH, HEIGHT, QUALITY = 24, 500, 375, 85  # files of about 90 kB, as the photos of ImageNet
 SIZE, BATCH, ROUNDS = 224, 12, 5
@@ -133,4 +134,4 @@ def main(out) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    end(main(sys.argv[1]))

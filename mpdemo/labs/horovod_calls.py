@@ -17,6 +17,7 @@ from torch.nn.functional import cross_entropy
 from mpdemo import data, models
 from mpdemo.labs.harness import join_world
 from mpdemo.training.run_log import RunLog
+from mpdemo.world.launch import end
 
 BATCH, STEPS = 64, 12  # images over all processes together
 
@@ -111,4 +112,4 @@ def main(out, steps=STEPS) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    end(main(*sys.argv[1:]))

@@ -20,6 +20,7 @@ from mpdemo.training.run_log import RunLog
 from mpdemo.training.summary import parameters
 from mpdemo.world import clock
 from mpdemo.world.collectives import gather_objects
+from mpdemo.world.launch import end
 
 STEPS, WARMUP = 3, 1
 LAYOUTS = {"inside": "dp-pp", "across": "pp-dp"}  # of a replica: in one node, or over the nodes
@@ -85,4 +86,4 @@ def main(out) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    end(main(*sys.argv[1:]))

@@ -20,6 +20,7 @@ from mpdemo.timeline import read
 from mpdemo.timeline.observe import record_updates
 from mpdemo.training.measure import relative_difference
 from mpdemo.world.collectives import gather_objects
+from mpdemo.world.launch import end
 
 REFERENCE = "single one-process"
 LADDER = ("single", "data_parallel", "ddp", "model_parallel", "pipeline")  # rungs that any world can compare
@@ -160,4 +161,4 @@ def main(settings_file, rows_file, rounds, *sharded) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    end(main(*sys.argv[1:]))

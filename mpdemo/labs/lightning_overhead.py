@@ -23,6 +23,7 @@ from mpdemo.settings import Settings, checked
 from mpdemo.training.build import build, make_optimizer
 from mpdemo.training.loop import Run
 from mpdemo.training.run_log import RunLog
+from mpdemo.world.launch import end
 
 ROUNDS = 60
 NAMES = ("Lightning", "our loop", "bare loop")
@@ -110,4 +111,4 @@ def main(out, rounds=ROUNDS) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    end(main(*sys.argv[1:]))

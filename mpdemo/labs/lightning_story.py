@@ -25,6 +25,7 @@ from mpdemo.training.run_log import RunLog
 from mpdemo.world.collectives import sum_over_ranks
 from mpdemo.world.cores import claim_cores
 from mpdemo.world.env import where_am_i
+from mpdemo.world.launch import end
 
 for package in ("lightning", "tensorboard"):
     if find_spec(package) is None:
@@ -154,4 +155,4 @@ def main(out, steps=None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    end(main(*sys.argv[1:]))

@@ -19,6 +19,7 @@ from mpdemo.plan import predict
 from mpdemo.settings import Settings, as_arguments
 from mpdemo.training.run_log import RunLog
 from mpdemo.world.collectives import gather_objects
+from mpdemo.world.launch import end
 
 HALVES = {"schedule": "1f1b", "cut": None}  # one stage per device
 TWICE = {"activation_checkpointing": True}
@@ -98,4 +99,4 @@ def main(out, batch_size=64) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    end(main(*sys.argv[1:]))

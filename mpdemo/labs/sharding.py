@@ -23,6 +23,7 @@ from mpdemo.timeline.record import Recorder
 from mpdemo.training.measure import relative_difference
 from mpdemo.training.run_log import RunLog
 from mpdemo.world.collectives import gather_objects, whole
+from mpdemo.world.launch import end
 
 WAYS = {  # name -> rung and its settings
     "ddp": {"rung": "ddp"},
@@ -102,4 +103,4 @@ def main(out) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    end(main(*sys.argv[1:]))

@@ -17,6 +17,7 @@ from mpdemo.plan.step_time import IN_TURN, seconds
 from mpdemo.settings import Settings, as_arguments, checked
 from mpdemo.training.run_log import RunLog
 from mpdemo.world.collectives import gather_objects
+from mpdemo.world.launch import end
 
 HALVES = {"cut": None, "microbatches": 4}  # one stage per device
 CASES = [  # changes of the story's settings
@@ -83,4 +84,4 @@ def main(out, rounds=9) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    end(main(*sys.argv[1:]))

@@ -22,6 +22,7 @@ from mpdemo.timeline.observe import RecordedBuckets, observe
 from mpdemo.timeline.record import Recorder
 from mpdemo.training.run_log import RunLog
 from mpdemo.world.collectives import gather_objects
+from mpdemo.world.launch import end
 
 ROUNDS = 11
 
@@ -88,4 +89,4 @@ def main(out, rung, rounds=ROUNDS) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    end(main(*sys.argv[1:]))

@@ -24,6 +24,7 @@ from mpdemo.settings import Settings
 from mpdemo.training.run_log import RunLog
 from mpdemo.world import clock
 from mpdemo.world.collectives import gather_objects
+from mpdemo.world.launch import end
 
 WARMUP, STEPS = 2, 4
 BATCH = 32  # of all ranks: this is about shares of a step, which may be a short one
@@ -93,4 +94,4 @@ def main(out) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    end(main(sys.argv[1]))

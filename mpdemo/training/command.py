@@ -24,7 +24,6 @@ The same by hand, and on several nodes of a cluster::
 
 import argparse
 import os
-import sys
 
 from mpdemo.errors import UserError
 from mpdemo.options import add_options, options_from
@@ -32,7 +31,7 @@ from mpdemo.savings import check_compiler
 from mpdemo.settings import Settings, checked
 from mpdemo.training.tensorboard_log import check_tensorboard
 from mpdemo.world.failures import report
-from mpdemo.world.launch import PARENT, import_pytorch, prepare_signals, start
+from mpdemo.world.launch import PARENT, end, import_pytorch, prepare_signals, start
 from mpdemo.world.processes import check_room
 
 
@@ -109,7 +108,7 @@ def check_precision(precision):
 
 def work(settings) -> int:
     """Train in this process; its error, if any, is reported with its rank."""
-    import_pytorch(needs_torchvision(settings))
+    import_pytorch(needs_torchvision(settings), with_optimizers=True)
     from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 
     from mpdemo.training.loop import train
@@ -127,7 +126,5 @@ def work(settings) -> int:
         if "TORCHELASTIC_ERROR_FILE" in os.environ:  # torchrun reads it and names the rank
             ErrorHandler().record_exception(error)
         report(error, world, PARENT in os.environ)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        # not sys.exit: tearing down a broken process group may hang, and the others are waiting for this end
-        os._exit(error.status if isinstance(error, UserError) else 1)
+        # here: tearing down a broken process group may hang, and the others are waiting for this end
+        end(error.status if isinstance(error, UserError) else 1)

@@ -1,6 +1,7 @@
 """Start processes on this machine under torchrun; report what goes wrong in one line; end with the parent."""
 
 import ctypes
+import gc
 import logging
 import os
 import signal
@@ -17,22 +18,27 @@ PARENT = "MPDEMO_STARTED_BY_PARENT"  # its process number, for the processes tha
 PR_SET_PDEATHSIG = 1  # prctl: the signal that a process gets when its parent dies
 
 
-def import_pytorch(with_torchvision=False):
+def import_pytorch(with_torchvision=False, with_optimizers=False):
     """Import torch; explain the error where it is missing, too old, or does not fit torchvision.
 
     Parameters
     ----------
     with_torchvision : bool
         Import that as well. It takes as long as PyTorch itself, and not every training needs it.
+    with_optimizers : bool
+        Import the compiler as well, which the first optimizer does, compiled or not.
 
     Raises
     ------
     UserError
         With the remedy.
     """
+    gc.disable()  # the search for garbage would take a fifth of the imports, and find none
     try:
         import torch
 
+        if with_optimizers:
+            import torch._dynamo
         if with_torchvision:
             import torchvision
     except (RuntimeError, ImportError, OSError) as error:
@@ -41,6 +47,8 @@ def import_pytorch(with_torchvision=False):
             f"torch and torchvision do not fit together or are not installed ({first}); "
             "install both from the same index: pip install --force-reinstall torch torchvision"
         ) from None
+    finally:
+        gc.enable()
     check_version("torch", torch.__version__)
     if with_torchvision:
         check_version("torchvision", torchvision.__version__)
@@ -59,6 +67,16 @@ def prepare_signals():
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != int(os.environ[PARENT]):
             os._exit(1)
+
+
+def end(status=0):
+    """End this process with an exit status, when all that it wrote is closed.
+
+    Python would first take PyTorch's modules apart, which takes a second of a core in each process.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status or 0)
 
 
 def free_port() -> int:
