@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import random
 import re
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from mpdemo.paths import root
 from mpdemo.settings import Settings, checked
 from mpdemo.training import checkpoint
 from mpdemo.training.loop import train
+from mpdemo.training.resume import read_newest
 from mpdemo.training.run_log import RunLog
 from mpdemo.world.env import World
 
@@ -500,6 +502,48 @@ def test_the_checkpoint_before_a_damaged_one_is_used(runs, capfd):
     assert losses(runs("run", **settings, steps=8, resume=str(out))) == whole
     said = capfd.readouterr().err
     assert f"{damaged} is not a checkpoint of mpdemo or is damaged" in said and "step-000002.pt" in said
+
+
+def damage(content, chance):
+    """A file's content with a bit flipped, cut off, with a block of zeros or of noise, or with a byte too many."""
+    place = chance.randrange(len(content))
+    before, after = content[:place], content[place:]
+    return {
+        "bit": before + bytes([after[0] ^ 1 << chance.randrange(8)]) + after[1:],
+        "cut": before,
+        "zeros": before + bytes(512) + after[512:],
+        "noise": before + chance.randbytes(512) + after[512:],
+        "more": before + b"x" + after,
+    }[chance.choice(["bit", "bit", "bit", "cut", "zeros", "noise", "more"])]
+
+
+def same(one, other):
+    """Whether two states hold equal tensors and values under equal names."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+
+
+def test_two_hundred_random_damages_never_change_a_training(runs):
+    """The older one is used, or what is read had not changed: dates in the archive, the space between its parts."""
+    out = runs("run", model="toy", batch_size=256, steps=4, checkpoint_every=2, optimizer="adamw")
+    path, chance, older = checkpoint.newest(out), random.Random(0), 0
+    content, whole = path.read_bytes(), checkpoint.read(path)
+    for number in range(200):
+        path.write_bytes(damage(content, chance))
+        state = read_newest(out, report=False)
+        assert state["step"] == 2 or same(state, whole), number
+        older += state["step"] == 2
+    assert older > 150
+
+
+def test_two_hundred_kills_during_a_write_lose_no_checkpoint(run_once, tmp_path):
+    done = run_once("tests/programs/killed_writes.py", str(tmp_path), timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    met = int(re.match(r"(\d+) of 200 kills met a write; \d+ checkpoints, none lost", done.stdout)[1])
+    assert met > 50
 
 
 def test_no_checkpoint_that_can_be_read_is_refused(runs):

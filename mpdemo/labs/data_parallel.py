@@ -16,6 +16,7 @@ from torch import nn
 from mpdemo import data, models
 from mpdemo.labs.harness import run_lab
 from mpdemo.labs.trial import all_cores
+from mpdemo.world.launch import end
 
 
 def pauses(world, rounds=5):
@@ -77,4 +78,4 @@ def memory(world) -> list[float]:
 
 
 if __name__ == "__main__":
-    sys.exit(run_lab({"pauses": pauses, "memory": memory}, sys.argv[1], sys.argv[2:]))
+    end(run_lab({"pauses": pauses, "memory": memory}, sys.argv[1], sys.argv[2:]))

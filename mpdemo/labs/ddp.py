@@ -18,6 +18,7 @@ from mpdemo.parallel.rung import loss_fn
 from mpdemo.settings import Settings
 from mpdemo.training.measure import relative_difference
 from mpdemo.world import clock
+from mpdemo.world.launch import end
 
 
 def gradients(world, batch=64):
@@ -120,4 +121,4 @@ def mean_over_ranks(tensor):
 
 if __name__ == "__main__":
     experiments = {"gradients": gradients, "averaging": averaging, "buckets": buckets}
-    sys.exit(run_lab(experiments, sys.argv[1], sys.argv[2:]))
+    end(run_lab(experiments, sys.argv[1], sys.argv[2:]))

@@ -16,6 +16,7 @@ from mpdemo.labs.trial import Trial
 from mpdemo.notebook.story import story
 from mpdemo.settings import Settings, as_arguments
 from mpdemo.training.measure import relative_difference
+from mpdemo.world.launch import end
 
 TRICKS = ({}, {"accumulate": 4}, {"precision": "bf16"}, {"activation_checkpointing": True})
 LAYOUT = ({}, {"channels_last": True})
@@ -66,4 +67,4 @@ def compare(plain, options, world, rounds=3):
 
 
 if __name__ == "__main__":
-    sys.exit(run_lab({"tricks": tricks, "layout": layout}, sys.argv[1], sys.argv[2:]))
+    end(run_lab({"tricks": tricks, "layout": layout}, sys.argv[1], sys.argv[2:]))

@@ -22,6 +22,7 @@ from mpdemo.schedules import SCHEDULES
 from mpdemo.settings import Settings
 from mpdemo.training.measure import relative_difference
 from mpdemo.world.collectives import gather_objects
+from mpdemo.world.launch import end
 
 ROUNDS = 3
 STORY = Settings(**story("pipeline"))
@@ -105,4 +106,4 @@ def one_process(world) -> dict:
 if __name__ == "__main__":
     experiments = {function.__name__: function for function in (equality, one_process)}
     experiments |= {function.__name__: partial(function, out=sys.argv[1]) for function in (splits, schedules, cuts)}
-    sys.exit(run_lab(experiments, sys.argv[1], sys.argv[2:]))
+    end(run_lab(experiments, sys.argv[1], sys.argv[2:]))

@@ -1,0 +1,73 @@
+"""Measure on one GPU what the course says of GPUs, and print it as two tables for notebooks/on_a_gpu.md.
+
+    python tests/gpu/measure.py
+
+All variants of a table run in turn in one process. The second table asks whether one process that drives two stages
+overlaps them where both lie on the same GPU: the pipeline's time beside the naive one's.
+"""
+
+import platform
+import time
+from dataclasses import replace
+
+import torch
+
+from mpdemo.labs.harness import Comparison
+from mpdemo.parallel import one_process
+from mpdemo.settings import Settings, as_arguments
+from mpdemo.world.env import where_am_i
+from mpdemo.world.launch import end
+
+RESNET = Settings(rung="single", model="resnet50", image_size=224, batch_size=128, optimizer="sgd")
+SMALL = {"model": "convnet", "image_size": 28, "batch_size": 16}  # on a CPU, which tests this program
+BF16, LAST = {"precision": "bf16"}, {"channels_last": True}
+OPTIONS = ({}, BF16, {"precision": "fp16"}, LAST, BF16 | LAST, {"compile": True}, BF16 | LAST | {"compile": True})
+CUT = {"form": "one-process", "devices": 2}
+ROUNDS = 15
+
+
+def ratios(world, plain, options, rounds):
+    """Print how many times faster than plain float32 each option is."""
+    comparison = Comparison(world)
+    for option in options:
+        comparison.add(" ".join(as_arguments(option)), replace(plain, **option))
+    comparison.run(rounds)
+    for name in comparison.seconds:
+        print(row(comparison, name or "float32", "", name))
+
+
+def overlap(world, plain, rounds):
+    """Print the time of two stages on one GPU, one after the other and as a pipeline, beside the uncut model's."""
+    one_process.local_devices = lambda world, count: [world.device] * count
+    comparison = Comparison(world)
+    comparison.add("single", plain)
+    comparison.add("model_parallel", replace(plain, rung="model_parallel", **CUT))
+    for parts in (2, 4, 8):
+        comparison.add(f"pipeline, {parts} microbatches", replace(plain, rung="pipeline", microbatches=parts, **CUT))
+    comparison.run(rounds)
+    for name in comparison.seconds:
+        print(row(comparison, name, "single", name))
+
+
+def row(comparison, title, slow, fast):
+    """One row: a variant, milliseconds per step, how many times faster than another one, and the quartiles of that."""
+    ratio, low, high = comparison.ratio(slow, fast)
+    return f"| {title} | {1000 * comparison.median(fast):.1f} | {ratio:.2f} [{low:.2f}-{high:.2f}] |"
+
+
+def main():
+    world = where_am_i()
+    on_gpu = world.device.type == "cuda"
+    plain, rounds = (RESNET, ROUNDS) if on_gpu else (replace(RESNET, **SMALL), 2)
+    device = torch.cuda.get_device_name(world.device) if on_gpu else "one CPU core"
+    torch.set_num_threads(1)
+    print(f"{device}, PyTorch {torch.__version__}, Python {platform.python_version()}, {time.strftime('%Y-%m-%d')}.\n")
+    head = "| {} | ms per step | times as fast |\n|---|---|---|"
+    print(head.format(f"{plain.model}, {plain.image_size} px, batch {plain.batch_size}"))
+    ratios(world, plain, OPTIONS if on_gpu else OPTIONS[:2], rounds)
+    print("\n" + head.format("two stages on one GPU, batch norm per microbatch"))
+    overlap(world, plain, rounds)
+
+
+if __name__ == "__main__":
+    end(main())
