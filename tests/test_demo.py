@@ -35,7 +35,7 @@ KEYS = {
 def finished(tmp_path_factory, run_once):
     """One short demo: its folder and its output."""
     out = tmp_path_factory.mktemp("demo")
-    done = run_once("-m", "mpdemo", "demo", "--all", "--steps", "2", "--rounds", "1", "--out", str(out))
+    done = run_once("-m", "mpdemo", "demo", "--all", "--steps", "2", "--rounds", "3", "--out", str(out))
     return out, done
 
 

@@ -91,6 +91,13 @@ def test_gpus_are_used_where_each_device_has_one_and_two_can_be_compared(
     assert said == (here > 0 and not used)
 
 
+def test_torchrun_passes_arguments_on_as_they_are(project):
+    texts = ["$$", "${local_rank}", "a$b", "$(touch oops)", " ", "", "-x", "--", "'", "é"]
+    job = submit(spec("echo", *texts, processes_per_node=2))
+    assert job.wait(60) == "done", job.log()
+    assert json.loads((project / "runs/toy/echo.json").read_text()) == texts
+
+
 def test_half_a_line_of_metrics_waits(project):
     job = submit(spec())
     job.wait(60)

@@ -3,6 +3,7 @@
 import dataclasses
 import doctest
 import json
+import random
 import shlex
 import subprocess
 
@@ -132,6 +133,24 @@ def test_a_nasty_name_path_and_argument_arrive_as_they_are(cluster, project, tex
     assert "rank 0 of 1" in job.log()
     shown = subprocess.run(["squeue", "-h", "-t", "all", "-j", job.id, "-o", "%j"], capture_output=True, text=True)
     assert shown.stdout.rstrip("\n") == text
+    assert not list(project.rglob("oops"))
+
+
+PIECES = ["$(touch oops)", "`touch oops`", "; touch oops;", "> oops", "< oops", "| tee oops", "&& touch oops"]
+PIECES += ["$HOME", "${X:-y}", "$$", "$", "${local_rank}", "'", '"', "\\", " ", "  ", "*", "?", "[a]", "{a,b}", "~"]
+PIECES += ["!", "!!", "#", "%j", "%", "-", "--", "=", "^", "é", "✓", "a", "0"]
+
+
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+def test_random_arguments_arrive_as_they_are(cluster, project, launcher):
+    """Three hundred of them in one job of the real Slurm, made of what a shell might take for its own."""
+    chance = random.Random(launcher)
+    texts = ["".join(chance.choices(PIECES, k=chance.randrange(7))) for _ in range(300)]
+    worker = __file__.replace("test_jobs_sbatch_text.py", "programs/worker.py")
+    command = (worker, "runs/fuzz", "echo", *texts)
+    job = submit(spec(out="runs/fuzz", command=command, launcher=launcher, gpus_per_process=0))
+    assert job.wait(60) == "done", job.log()
+    assert json.loads((project / "runs/fuzz/echo.json").read_text()) == texts
     assert not list(project.rglob("oops"))
 
 

@@ -1,9 +1,11 @@
 """The commands of a job's sbatch file: its folder, its Python, its launch, its end. See `mpdemo.jobs.sbatch_text`."""
 
+import dataclasses
 import shlex
 
 from mpdemo.jobs.array import INDEX
 from mpdemo.paths import SITES
+from mpdemo.world.launch import for_torchrun
 
 # Run after each line of the site's setup. Neither `set -e` nor `set -u`: `module` and `conda activate` are functions of
 # the shell, which use commands that may fail and variables that are not set. The status of the whole line counts.
@@ -96,12 +98,13 @@ def launch(spec, site) -> list[str]:
         start = in_each_task(site) if site.each_task else f"{site.python} -u"
         return ["# One process per task; when one fails, all end.", f"{srun} \\", f"  {start} {arguments(spec)}"]
     is_program = spec.command[0] == "-m" or spec.command[0].endswith(".py")
+    passed_on = dataclasses.replace(spec, command=tuple(for_torchrun(spec.command)))
     return [
         "# One torchrun per node; single quotes, since SLURM_NODEID is known on each node only.",
         f"{srun} bash -c 'exec {in_quotes(site.python)} -m torch.distributed.run \\",
         f'  --nnodes="$SLURM_NNODES" --node-rank="$SLURM_NODEID" --nproc-per-node={spec.processes_per_node} \\',
         '  --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" "$@"\' \\',
-        f"  torchrun {'' if is_program else '--no-python python '}{arguments(spec)}",
+        f"  torchrun {'' if is_program else '--no-python python '}{arguments(passed_on)}",
     ]
 
 

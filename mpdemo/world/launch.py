@@ -94,7 +94,12 @@ def torchrun_arguments(command, processes) -> list[str]:
     launcher = [f"--nproc-per-node={processes}", "--nnodes=1", "--node-rank=0"]
     launcher += ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
     is_program = command[0] == "-m" or command[0].endswith(".py")
-    return [*launcher, *([] if is_program else ["--no-python", sys.executable]), *command]
+    return [*launcher, *([] if is_program else ["--no-python", sys.executable]), *for_torchrun(command)]
+
+
+def for_torchrun(command) -> list[str]:
+    """Return a command as torchrun passes it on unchanged: it reads ``$$`` and ``${local_rank}`` as its own."""
+    return [argument.replace("$", "$$") for argument in command]
 
 
 def start(command, processes) -> int:
