@@ -9,6 +9,7 @@ Exit status: 0 done, 1 failed, 2 bad input, 3 stopped with a checkpoint.
 import argparse
 import importlib
 import sys
+import textwrap
 
 from mpdemo.errors import UserError
 from mpdemo.world.launch import end
@@ -33,6 +34,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message):
         """Say what was wrong and where the options are listed; ends with exit status 2."""
+        message = textwrap.shorten(message, 500, placeholder=" ...")  # an argument may hold lines, and be long
         self.exit(2, f"mpdemo: error: {message}; see {self.prog} --help\n")
 
 

@@ -2,12 +2,14 @@
 
 import difflib
 import functools
+import reprlib
 
 # What pydantic calls a wrong value, and what is allowed instead; {ge}, {gt} and {le} are the field's limits.
 ALLOWED = {
     "int_parsing": "a whole number",
     "int_type": "a whole number",
     "int_from_float": "a whole number",
+    "int_parsing_size": "a whole number of fewer digits",
     "float_parsing": "a number",
     "float_type": "a number",
     "finite_number": "a finite number",
@@ -21,6 +23,8 @@ ALLOWED = {
     "byte_size": "a number and a unit, such as 16GiB",
     "byte_size_unit": "a number and a unit, such as 16GiB",
 }
+QUOTED = reprlib.Repr()  # of a user's value, which may be a whole file
+QUOTED.maxstring = QUOTED.maxother = QUOTED.maxlong = 80
 
 
 class UserError(Exception):
@@ -81,19 +85,19 @@ def from_validation(error, fields, label=str) -> UserError:
         choices = [word.strip("'") for word in limits["expected"].replace(" or ", ", ").split(", ")]
         allowed = f"{', '.join(choices)}{did_you_mean(value, choices)}"
     elif "error" in limits:  # raised by a check of our own
-        return UserError(f"{label(name)} {value!r}: {limits['error']}")
+        return UserError(f"{label(name)} {QUOTED.repr(value)}: {limits['error']}")
     else:
         allowed = ALLOWED[kind].format(**limits) if kind in ALLOWED else complaint["msg"]
     return UserError(f"{label(name)} {_shown(value)} is not allowed; allowed: {allowed}")
 
 
 def _shown(value) -> str:
-    """A number as it is, also one that was typed as text; everything else in quotes."""
+    """A number as it is, also one that was typed as text; everything else in quotes, a long text cut."""
     try:
         float(value)
-        return str(value)
+        return str(value) if len(str(value)) < QUOTED.maxstring else QUOTED.repr(value)
     except (TypeError, ValueError):
-        return repr(value)
+        return QUOTED.repr(value)
 
 
 def one_line_errors(label=str):

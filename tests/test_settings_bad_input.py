@@ -3,12 +3,14 @@
 import argparse
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
 
 import pytest
 
+from mpdemo.__main__ import Parser
 from mpdemo.errors import UserError
 from mpdemo.jobs import train_command
 from mpdemo.options import add_options, options_from
@@ -30,6 +32,66 @@ def refused(run_mpdemo, tmp_path):
         return done.stderr
 
     return run
+
+
+ODD = ["", " ", "-1", "0", "1", "2", "3", "1e999", "nan", "inf", str(2**64), str(10**30), "é", "a" * 10_000, "1" * 5000]
+ODD += [
+    "1,2",
+    ",",
+    "1,,2",
+    "..",
+    "/",
+    "~",
+    "[",
+    "{}",
+    "--",
+    "0x10",
+    "1_000",
+    "１",
+    "True",
+    "None",
+    "a\nb",
+    "\0",
+    "*",
+    "-",
+]
+ODD += [
+    "1.5",
+    "+1",
+    " 2",
+    "layer1",
+    "layer9.9",
+    "block.3",
+    "block.99",
+    "auto",
+    "gpipe",
+    "1F1B",
+    "bf16",
+    "--out",
+    "--seed",
+]
+
+
+def test_random_command_lines_are_settings_or_one_line(capsys):
+    """Whatever is typed: checked settings, or a line of a readable length. No process is started for it."""
+    parser, chance = Parser(prog="mpdemo"), random.Random(0)
+    add_options(parser, Settings)
+    names = [f"--{name.replace('_', '-')}" for name in Settings.__dataclass_fields__]
+    accepted, line = 0, ""
+    for _ in range(5000):
+        words = ["--rung", chance.choice(list(RUNGS))]
+        for _ in range(chance.randrange(1, 5)):
+            words += [chance.choice(names), *chance.choices(ODD, k=chance.random() < 0.9)]
+        try:
+            checked(options_from(parser.parse_args(words), Settings), chance.choice([None, None, 1, 2, 4]))
+            accepted += 1
+        except UserError as error:
+            line = str(error)
+        except SystemExit as end:
+            line = capsys.readouterr().err.removesuffix("\n")
+            assert end.code == 2, words
+        assert "\n" not in line and len(line) < 800, words
+    assert 50 < accepted < 1000
 
 
 def test_unknown_names(run_mpdemo, refused):
