@@ -22,6 +22,11 @@ def test_one_thing_in_a_file_is_found_by_its_qualified_name():
     assert find("notebook/diff.py", "SAME_LINE").text.startswith("SAME_LINE = ")
 
 
+def test_a_title_with_underscores_is_not_bold():
+    shown = show("parallel/ddp.py", "DDP.__init__").data["text/markdown"]
+    assert shown.startswith(r"[mpdemo/parallel/ddp.py: DDP.\_\_init\_\_](../mpdemo/parallel/ddp.py)")
+
+
 def test_decorators_belong_to_what_they_decorate():
     assert find("notebook/show.py", "Source").text.startswith("@dataclass\nclass Source:")
 

@@ -70,7 +70,8 @@ def show(target, name=None, *, lines=None, docstrings=True, language=None) -> Bu
     source = find(target, name, docstrings=docstrings)
     if lines:
         source.lines = _between(source, *lines)
-    heading = f"[{source.title}](../{source.path})\n\n" if source.path else ""
+    title = source.title.replace("__", r"\_\_")  # Markdown would write __init__ in bold letters
+    heading = f"[{title}](../{source.path})\n\n" if source.path else ""
     fence = "````" if "```" in source.text else "```"
     return Bundle(source.title, markdown=f"{heading}{fence}{language or source.language}\n{source.text}\n{fence}")
 
