@@ -121,7 +121,8 @@ def bars(values, unit, bound=None, *, title=None, digits=2):
             colour = line_style(index)["color"] if len(names) > 1 else SKY
             part = axes.barh(range(len(stacks)), widths, left=left, color=colour, height=0.6, label=name or None)
             left = [start + width for start, width in zip(left, widths, strict=True)]
-        axes.bar_label(part, [f"{total:.{digits}f}" for total in totals], padding=3)
+        paper = {"facecolor": axes.get_facecolor(), "edgecolor": "none", "pad": 1}  # no line runs through a number
+        axes.bar_label(part, [f"{total:.{digits}f}" for total in totals], padding=4, bbox=paper)
         if bound is not None:
             axes.axvline(bound, color=GREEN, linewidth=2, linestyle="--", label="bound")
         _label_bars(axes, list(stacks))
