@@ -37,6 +37,7 @@ def import_pytorch(with_torchvision=False, with_optimizers=False):
     try:
         import torch
 
+        check_version("torch", torch.__version__)  # first: an old one may lack what follows
         if with_optimizers:
             import torch._dynamo
         if with_torchvision:
@@ -49,7 +50,6 @@ def import_pytorch(with_torchvision=False, with_optimizers=False):
         ) from None
     finally:
         gc.enable()
-    check_version("torch", torch.__version__)
     if with_torchvision:
         check_version("torchvision", torchvision.__version__)
 
