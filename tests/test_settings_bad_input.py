@@ -34,42 +34,10 @@ def refused(run_mpdemo, tmp_path):
     return run
 
 
-ODD = ["", " ", "-1", "0", "1", "2", "3", "1e999", "nan", "inf", str(2**64), str(10**30), "é", "a" * 10_000, "1" * 5000]
-ODD += [
-    "1,2",
-    ",",
-    "1,,2",
-    "..",
-    "/",
-    "~",
-    "[",
-    "{}",
-    "--",
-    "0x10",
-    "1_000",
-    "１",
-    "True",
-    "None",
-    "a\nb",
-    "\0",
-    "*",
-    "-",
-]
-ODD += [
-    "1.5",
-    "+1",
-    " 2",
-    "layer1",
-    "layer9.9",
-    "block.3",
-    "block.99",
-    "auto",
-    "gpipe",
-    "1F1B",
-    "bf16",
-    "--out",
-    "--seed",
-]
+ODD = ["", " ", " 2", "a\nb", "\0", "é", "１", str(2**64), str(10**30), "a" * 10_000, "1" * 5000]
+ODD += ["-1", "0", "1", "2", "3", "1e999", "nan", "inf", "1.5", "+1", "0x10", "1_000", "1,2", ",", "1,,2", "..", "/"]
+ODD += ["~", "[", "{}", "*", "-", "--", "--out", "--seed", "True", "None", "auto", "gpipe", "1F1B", "bf16"]
+ODD += ["layer1", "layer9.9", "block.3", "block.99"]
 
 
 def test_random_command_lines_are_settings_or_one_line(capsys):

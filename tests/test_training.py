@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from jpegs import make_jpeg_folder
+from soak import same
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from worlds import TRAIN, run_worlds, written
@@ -515,15 +516,6 @@ def damage(content, chance):
         "noise": before + chance.randbytes(512) + after[512:],
         "more": before + b"x" + after,
     }[chance.choice(["bit", "bit", "bit", "cut", "zeros", "noise", "more"])]
-
-
-def same(one, other):
-    """Whether two states hold equal tensors and values under equal names."""
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
 
 
 def test_two_hundred_random_damages_never_change_a_training(runs):

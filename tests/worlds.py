@@ -25,8 +25,9 @@ def written(path, content) -> str:
     return str(path)
 
 
-def compared(folder, worlds) -> dict:
+def compared(folder, worlds, *options) -> dict:
     """Compare cases with the single device; worlds and results, one per case, by number of processes."""
     files = {n: folder / f"{n}.results" for n in worlds}
-    run_worlds(folder, [[n, EQUALITY, written(folder / f"{n}.cases", worlds[n]), str(files[n])] for n in worlds])
+    programs = [[n, EQUALITY, written(folder / f"{n}.cases", cases), str(files[n])] for n, cases in worlds.items()]
+    run_worlds(folder, [[*program, *options] for program in programs])
     return {n: json.loads(file.read_text()) for n, file in files.items()}

@@ -68,19 +68,16 @@ def run_on_ranks(path, driver=None, processes=2, seconds=None) -> list:
 
 
 def _start(path, driver, folder, rank, processes, port):
-    environment = (
-        child_environment()
-        | ON_THE_CPU
-        | {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(processes),
-            "LOCAL_WORLD_SIZE": str(processes),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": port,
-            "OMP_NUM_THREADS": "1",
-        }
-    )
+    environment = child_environment() | {
+        **ON_THE_CPU,
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(processes),
+        "LOCAL_WORLD_SIZE": str(processes),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "OMP_NUM_THREADS": "1",
+    }
     driver = f"{driver.__module__}:{driver.__name__}" if driver else ""
     arguments = (str(path), driver, str(folder), str(root()), environment)
     process = _FORKING.Process(target=rank_process.main, args=arguments)

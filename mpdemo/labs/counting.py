@@ -85,9 +85,9 @@ class LiveMemory(TorchDispatchMode):
             return NotImplemented  # it calls the operations on this rank's part, which are counted
         result = function(*args, **(kwargs or {}))
         for value in tree_leaves((args, kwargs, result)):
-            if isinstance(value, torch.Tensor) and value.untyped_storage() not in self.storages:
-                self.storages.add(value.untyped_storage())
-                self.bound += rounded(value.untyped_storage().nbytes())
+            if isinstance(value, torch.Tensor) and (storage := value.untyped_storage()) not in self.storages:
+                self.storages.add(storage)
+                self.bound += rounded(storage.nbytes())
         if self.counting and (self.bound > self.peak or function.namespace != "aten"):
             self.bound = sum(rounded(storage.nbytes()) for storage in self.storages)
             self.peak = max(self.peak, self.bound)

@@ -23,10 +23,10 @@ def gpus_here() -> int:
     return count if visible is None else min(count, len([name for name in visible.split(",") if name]))
 
 
-def enough_gpus(devices) -> bool:
-    """Whether a job of the course uses this machine's GPUs: one for each of its devices, and two for a job of one.
+def gpus_wanted(devices) -> int:
+    """Return how many GPUs a machine must have for a job of the course: one per device, and two for a job of one.
 
     The course compares one device with several. With a single GPU all of them are CPU cores, so that a device is the
     same thing in each job.
     """
-    return gpus_here() >= max(2, devices)
+    return max(2, devices)

@@ -4,15 +4,13 @@ With one GPU: worlds of one on NCCL, cut models whose stages share the GPU, two 
 the cases of the tests on CPUs.
 """
 
-import json
-
 import pytest
 from conftest import ON_CPU
 from test_parallel_equality import THREE, TWO, case, check, named
 from test_parallel_hybrid import FOUR as HYBRID
 from test_parallel_sharding import FOUR as SHARED_BY_FOUR
 from test_parallel_sharding import TWO as SHARED_BY_TWO
-from worlds import EQUALITY, run_worlds, written
+from worlds import compared
 
 ROUNDING = {"bf16": 0.05, "fp16": 0.02}  # another order of the sums, in numbers of 8 and of 11 bits
 
@@ -49,26 +47,19 @@ PER_DEVICE = {
 }
 
 
-def compared(folder, cases, processes, *options):
-    """The results of cases in a world; an empty folder for each."""
-    file = folder / "results.json"
-    run_worlds(folder, [[processes, EQUALITY, written(folder / "cases.json", cases), str(file), *options]])
-    return json.loads(file.read_text())
-
-
 @pytest.fixture(scope="session")
 def on_one(tmp_path_factory):
-    return compared(tmp_path_factory.mktemp("one"), ONE, 1, "one-gpu")
+    return compared(tmp_path_factory.mktemp("one"), {1: ONE}, "one-gpu")[1]
 
 
 @pytest.fixture(scope="session")
 def by_two_ranks(tmp_path_factory):
-    return compared(tmp_path_factory.mktemp("shared"), SHARED, 2, "one-gpu")
+    return compared(tmp_path_factory.mktemp("shared"), {2: SHARED}, "one-gpu")[2]
 
 
 @pytest.fixture(scope="session")
 def in_one_process(tmp_path_factory):
-    return compared(tmp_path_factory.mktemp("one-process"), ONE_PROCESS, 1)
+    return compared(tmp_path_factory.mktemp("one-process"), {1: ONE_PROCESS})[1]
 
 
 def check_rounded(result, case):
@@ -99,6 +90,6 @@ def test_one_process_drives_two_gpus(in_one_process, number):
 
 @pytest.mark.parametrize("processes", [pytest.param(n, marks=pytest.mark.gpus(n)) for n in PER_DEVICE])
 def test_a_process_per_gpu(tmp_path, processes):
-    results = compared(tmp_path, PER_DEVICE[processes], processes)
+    results = compared(tmp_path, {processes: PER_DEVICE[processes]})[processes]
     for result, one in zip(results, PER_DEVICE[processes], strict=True):
         check_rounded(result, one)

@@ -8,13 +8,11 @@ import torch
 from conftest import ON_CPU
 from worlds import run_worlds
 
-from mpdemo.labs.predictions import CASES
 from mpdemo.training import checkpoint
 
 CLOSE = 1e-3  # of losses after some steps on a GPU and on a CPU, which add in another order
 RUNGS = ["single", "data_parallel", "ddp", "fsdp", "tensor", "model_parallel", "pipeline"]
 OPTIONS = [["--precision", "bf16"], ["--precision", "fp16"], ["--precision", "bf16", "--channels-last"], ["--compile"]]
-MEMORY = [words for words in CASES[2] if words["rung"] not in ("model_parallel", "pipeline")]
 
 
 @pytest.fixture
