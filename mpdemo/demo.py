@@ -15,7 +15,7 @@ from mpdemo.errors import UserError
 from mpdemo.notebook.rung_table import table
 from mpdemo.notebook.story import equal_cut, story
 from mpdemo.settings import Settings, checked
-from mpdemo.world.launch import start
+from mpdemo.world.launch import be_killed_with_parent, start
 from mpdemo.world.machine import describe
 from mpdemo.world.processes import check_room
 
@@ -76,7 +76,7 @@ def train_all(settings, processes, sharded, out) -> dict:
         run = replace(row_settings(settings, rung, form, processes), out=str(out / f"{rung}-{form}"))
         command = ["-m", "mpdemo", "train", *run.arguments()]
         print("\npython " + " ".join(command), flush=True)
-        status = subprocess.run([sys.executable, *command]).returncode
+        status = subprocess.run([sys.executable, *command], preexec_fn=be_killed_with_parent).returncode
         if status:
             stop(f"the command above ended with exit status {status}; see its message above")
         summary = json.loads(Path(run.out, "summary.json").read_text())

@@ -19,7 +19,7 @@ from mpdemo import paths
 from mpdemo.errors import UserError
 from mpdemo.jobs import load_site, slurm
 from mpdemo.jobs.site_trial import Finding, try_site
-from mpdemo.world.gpus import gpus_wanted
+from mpdemo.world.gpus import too_few_gpus
 from mpdemo.world.versions import check_version
 
 OLDEST_PYTHON = (3, 11)
@@ -119,8 +119,7 @@ def check_pytorch() -> list[Finding]:
     report = json.loads(done.stdout.strip().splitlines()[-1])
     devices = report["devices"]
     device = f"{len(devices)} x {devices[0]}" if devices else "no GPU: each process takes one core as its device"
-    too_few = 0 < len(devices) < gpus_wanted(1)
-    device += ", too few to compare with: jobs on this machine take CPU cores" if too_few else ""
+    device += ", too few to compare with: jobs on this machine take CPU cores" if too_few_gpus(1) else ""
     result = [check_versions(report)]
     result.append(Finding(True, f"devices: {device}"))
     backend = "nccl" if devices else "gloo"

@@ -58,6 +58,34 @@ def _check_whole_backward(s, option):
         )
 
 
+def with_accumulation(s, world_size):
+    """Return the settings with as many parts of the batch as ``--micro-batch-size`` asks for.
+
+    The batch stays the same when a training goes on with more or fewer devices: each of them does fewer or more parts.
+
+    Raises
+    ------
+    UserError
+        The batch does not divide, or the rung divides it in another way.
+    """
+    if s.micro_batch_size is None:
+        return s
+    if s.rung not in ("single", "ddp", "fsdp"):
+        raise UserError(f"--micro-batch-size belongs to --rung single, ddp or fsdp, not {s.rung}; use --microbatches")
+    devices = 1 if s.rung == "single" else world_size or s.processes or 2
+    parts, rest = divmod(s.batch_size, devices * s.micro_batch_size)
+    if rest or not parts:
+        raise UserError(
+            f"--batch-size {s.batch_size} (all processes together) does not divide by {devices} devices x "
+            f"--micro-batch-size {s.micro_batch_size}; allowed: a multiple of {devices * s.micro_batch_size}"
+        )
+    if s.accumulate not in (1, parts):
+        raise UserError(
+            f"--accumulate {s.accumulate} contradicts --micro-batch-size, which gives {parts}; leave it out"
+        )
+    return replace(s, accumulate=parts)
+
+
 def in_parts(s, settle):
     """Settle the settings of one part of an accumulated batch by ``settle(settings)``; return those of the batch.
 

@@ -13,7 +13,7 @@ from mpdemo.cuts import block_names, check_split, resolve_cut
 from mpdemo.errors import one_line_errors
 from mpdemo.grid import require, with_processes, with_replicas
 from mpdemo.options import option_name
-from mpdemo.savings import check_savings, in_parts
+from mpdemo.savings import check_savings, in_parts, with_accumulation
 from mpdemo.schedules import SCHEDULES, check_schedule
 
 Rung = Literal["single", "data_parallel", "ddp", "model_parallel", "pipeline", "hybrid", "fsdp", "tensor"]
@@ -86,6 +86,9 @@ class Settings:
     )
     sequence_parallel: bool = setting(False, "of rung tensor: also split the tokens, between the layers that are split")
     accumulate: Count = setting(1, "parts of the batch, one after the other; the weights move after the last one")
+    micro_batch_size: Count | None = setting(
+        None, "images that a device computes at a time (single, ddp, fsdp): --accumulate follows, for any --processes"
+    )
     microbatches: Count | None = setting(None, "parts of the batch, or of a replica's share (pipelines: 4 per stage)")
     schedule: Literal[tuple(SCHEDULES)] = setting("1f1b", "order of work of a per-device pipeline")
     stages_per_rank: Count | None = setting(None, "of a pipeline (default: as many as the schedule uses)")
@@ -96,6 +99,7 @@ class Settings:
     compile: bool = setting(False, "compile every block in the first step (needs a C++ compiler)")
     out: str = setting("runs/train", "run folder: metrics, summary, checkpoints")
     checkpoint_every: Count | None = setting(None, "steps between checkpoints (default: none is written)")
+    sharded_checkpoints: bool = setting(False, "each process writes its own part; none needs room for the whole model")
     resume: str | None = setting(None, "run folder whose newest checkpoint to go on from; auto: --out, if it has one")
     workers: int = Field(0, ge=0, description="loader processes per rank; with 0 the rank decodes its images itself")
     log_every: Count = setting(10, "steps between two log entries; each waits for the device")
@@ -162,6 +166,7 @@ def checked(settings: Settings, world_size: int | None = None) -> Settings:
     require(s.rung == "fsdp" or s.reshard == "always", f"--reshard {s.reshard} belongs to --rung fsdp alone")
     require(s.rung == "tensor" or not s.sequence_parallel, "--sequence-parallel belongs to --rung tensor alone")
     check_savings(s)
+    s = with_accumulation(s, world_size)
     return in_parts(s, lambda part: _settled(part, world_size))
 
 

@@ -2,6 +2,7 @@
 
     make soak                                    # 30 minutes, on a throw-away Slurm and on this machine
     python tests/soak.py --minutes 5 --seed 3
+    python tests/soak.py --kills 100             # processes of trainings on this machine alone
 
 Each life is one training of `CASES`. It is submitted with ``--resume auto``, troubled at a random moment, submitted
 again by the same command, and so on. At the end its losses, epochs, weights and optimizer must be, bit for bit, those
@@ -26,6 +27,7 @@ from pathlib import Path
 
 import psutil
 import torch
+from torch.distributed.checkpoint import HuggingFaceStorageReader, load
 
 from mpdemo import paths
 from mpdemo.cluster import Cluster
@@ -33,7 +35,7 @@ from mpdemo.errors import UserError
 from mpdemo.jobs import JobSpec, load_site, local_job, slurm, submit, train_command
 from mpdemo.jobs.run_folder import prepare
 from mpdemo.jobs.submission import keep_record, make_job
-from mpdemo.training import checkpoint
+from mpdemo.training import checkpoint, sharded
 
 STEPS = 24
 COMMON = {"model": "transformer", "batch_size": 32, "steps": STEPS, "log_every": 1, "resume": "auto"}
@@ -51,7 +53,13 @@ CASES = {  # settings, and processes
     "zbv": ({"rung": "pipeline", "microbatches": 4, "schedule": "zbv"}, 2),
     "one-process pipeline": ({"rung": "pipeline", "form": "one-process", "microbatches": 4, "devices": 2}, 1),
     "fsdp": ({"rung": "fsdp"}, 2),
+    "fsdp, sharded checkpoints": ({"rung": "fsdp", "sharded_checkpoints": True}, 2),
     "tensor": ({"rung": "tensor"}, 2),
+    "tensor, sharded checkpoints": ({"rung": "tensor", "sharded_checkpoints": True}, 2),
+    "gpipe, sharded checkpoints": (
+        {"rung": "pipeline", "microbatches": 4, "schedule": "gpipe", "sharded_checkpoints": True},
+        2,
+    ),
     "hybrid": ({"rung": "hybrid", "replicas": 2, "microbatches": 2}, 4),
 }
 CLUSTER = threading.Lock()  # of what starts and stops its daemons
@@ -60,16 +68,18 @@ NOT_REQUEUED = ("stopped", "failed", "node_failure")  # how it ends instead, whe
 REFERENCES = collections.defaultdict(threading.Lock)  # by case
 CPUS = "4"  # of each node
 BOUND = 240  # seconds that a job may take, start and all; longer is a hang
+KILLS = ("rank", "launcher", "supervisor")  # troubles that are a SIGKILL to one process of this machine
 ZERO = ("hangs", "wrong states", "orphans", "lost steps", "unequal lives", "errors")  # counts that must be 0
 
 
 class Life:
     """One training, from its first submission to its end, with troubles on the way."""
 
-    def __init__(self, number, dice, counts, cluster):
+    def __init__(self, number, dice, counts, cluster, kills_alone):
         self.dice, self.counts, self.cluster = dice, counts, cluster
         self.case = dice.choice(list(CASES))
-        self.by_slurm = dice.random() < 0.7
+        self.kills_alone = kills_alone
+        self.by_slurm = dice.random() < 0.7 and not kills_alone
         self.troubles = dice.randint(1, 3)
         self.spec = spec_of(self.case, f"runs/soak/{number}", requeue=self.by_slurm and dice.random() < 0.4)
         self.what = f"life {number} ({self.case}, {'Slurm' if self.by_slurm else 'here'})"
@@ -105,6 +115,8 @@ class Life:
             kinds |= {"requeue": set()} if self.spec.requeue else {}
         else:
             kinds["supervisor"] = {"cancelled"}
+        if self.kills_alone:
+            kinds = {kind: kinds[kind] for kind in KILLS}
         kind = self.dice.choice(list(kinds))
         self.wait_for_a_moment(job)
         if job.state != "running":
@@ -157,9 +169,8 @@ class Life:
             until(lambda: job.finished or len(job.metrics()) > step, 120)
             time.sleep(self.dice.uniform(0, 0.3))
         else:
-            seconds = self.dice.uniform(5, 20)
-            time.sleep(seconds)
-            until(lambda: any((out / "checkpoints").glob("*.tmp")), 10, pause=0.002)
+            time.sleep(self.dice.uniform(0, 6))
+            until(lambda: job.finished or is_written(out / "checkpoints"), 20, pause=0.002)
 
     def look_for_orphans(self):
         """Five seconds after the end no process of the job may be there."""
@@ -243,15 +254,32 @@ def until(condition, seconds, pause=0.05) -> bool:
     return True
 
 
+def is_written(folder) -> bool:
+    """Whether a checkpoint is being written: a file without its name, or tensors without their file."""
+    shards = (path for path in folder.glob("step-*[0-9]/") if not path.with_suffix(".pt").exists())
+    return any(folder.glob("*.tmp")) or any(shards)
+
+
 def left_by(out) -> dict:
     """The rows of a run's metrics without times, and its last checkpoint."""
     folder = paths.root() / out
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    kept = [{k: v for k, v in row.items() if k not in ("time", "images_per_second")} for row in rows]
+    kept = [{k: v for k, v in row.items() if k not in ("time", "images_per_second", "peak_memory_mib")} for row in rows]
     kept = [row for row in kept if row["event"] in ("step", "epoch")]
     state = checkpoint.read(checkpoint.newest(folder))
     del state["epoch_steps"]  # the rows of the current epoch once more, with their times
+    if state.pop("shards"):  # their files may hold the tensors in another order
+        state["tensors"] = tensors_of(checkpoint.newest(folder))
     return {"rows": kept, "state": state}
+
+
+def tensors_of(path) -> dict:
+    """All tensors of a sharded checkpoint, whole."""
+    reader = HuggingFaceStorageReader(str(sharded.folder_of(path)))
+    rows = reader.read_metadata().state_dict_metadata.items()
+    tensors = {name: torch.empty(row.size, dtype=row.properties.dtype) for name, row in rows}
+    load(tensors, storage_reader=reader, no_dist=True)
+    return tensors
 
 
 def same(one, other) -> bool:
@@ -284,12 +312,13 @@ def run_reference(case):
 
 
 def run_lives(worker, args, end, counts, cluster):
-    """Live one life after the other, every `at_once`-th of all, until the time is over."""
+    """Live one life after the other, every `at_once`-th of all, until the time is over or the kills are made."""
     for number in itertools.count(worker, args.at_once):
-        if time.monotonic() > end:
+        kills = sum(counts[f"trouble: {kind}"] for kind in KILLS)
+        if kills >= args.kills if args.kills else time.monotonic() > end:
             return
         try:
-            Life(number, random.Random(f"{args.seed} {number}"), counts, cluster).live()
+            Life(number, random.Random(f"{args.seed} {number}"), counts, cluster, args.kills > 0).live()
         except Exception as error:
             counts["errors"] += 1
             print(f"error in life {number}: {type(error).__name__}: {error}", flush=True)
@@ -299,6 +328,7 @@ def main() -> int:
     """Run the soak; print its counts."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--kills", type=int, default=0, help="kill this often, on this machine alone; then end")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--at-once", type=int, default=2)
     args = parser.parse_args()

@@ -73,7 +73,7 @@ def gpus(request, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("gpus", "visible", "devices", "used"),
-    [(0, None, 2, False), (1, None, 1, False), (2, None, 1, True), (2, None, 2, True), (4, "0", 1, False),
+    [(0, None, 2, True), (1, None, 1, False), (2, None, 1, True), (2, None, 2, True), (4, "0", 1, False),
      (4, "0,2", 3, False)],
     indirect=["gpus"],
 )  # fmt: skip

@@ -62,6 +62,22 @@ def test_requeue_needs_the_exit_status_that_torchrun_hides():
         render(spec(launcher="torchrun", requeue=True), load_site("generic"))
 
 
+def test_a_job_that_goes_on_with_fewer_nodes():
+    """Slurm leaves it alone, and the torchruns meet again; as ever it needs a training that goes on."""
+    command = train_command(rung="ddp", out="runs/toy", resume="auto")
+    text = render(spec(command=command, nodes=4, least_nodes=2, launcher="torchrun"), load_site("generic"))
+    assert "no-kill" in options(text) and "srun --no-kill --kill-on-bad-exit=0" in text
+    assert '--nnodes=2:"$SLURM_NNODES" --nproc-per-node=1 --max-restarts=2' in text
+    assert "--node-rank" not in text and "--master-addr" not in text
+    for changes, said in (
+        ({"command": command, "launcher": "srun"}, "least_nodes=1 without torchrun"),
+        ({"launcher": "torchrun"}, 'least_nodes=1 with a training that starts anew; do: .*resume="auto"'),
+        ({"nodes": 1}, "least_nodes 1: leaves no node to lose; allowed: fewer than nodes=1"),
+    ):
+        with pytest.raises(UserError, match=said):
+            render(spec(**{"nodes": 2, "least_nodes": 1} | changes), load_site("generic"))
+
+
 def test_jean_zay_has_the_directives_of_idris():
     text = render(spec(name="save", gpus_per_process=2, time_limit="00:30:00"), load_site("jeanzay"))
     given = options(text)

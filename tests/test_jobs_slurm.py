@@ -21,6 +21,16 @@ def scontrol(*words):
     subprocess.run(["scontrol", *words], check=True, capture_output=True, timeout=30)
 
 
+def rows(job, event) -> list[dict]:
+    """What a training has noted of an event, such as "step"."""
+    return [row for row in job.metrics() if row["event"] == event]
+
+
+def steps(job) -> list[int]:
+    """The steps that a training has done, in the order of its notes."""
+    return [row["step"] for row in rows(job, "step")]
+
+
 @pytest.fixture
 def own_cluster(slurm_programs, monkeypatch):
     """A cluster to break things on."""
@@ -259,17 +269,62 @@ def test_a_training_goes_on_over_three_allocations(cluster, project):
     )
     job = submit(JobSpec("long", command, "runs/long", signal="USR1@60", requeue=True))
 
-    def steps():
-        return [row["step"] for row in job.metrics() if row["event"] == "step"]
-
     for enough in (3, 6):
-        until(lambda enough=enough: len(steps()) >= enough)
+        until(lambda enough=enough: len(steps(job)) >= enough)
         job.warn()
         until(lambda: slurm.ask(job.id).state == "pending")
-        assert enough <= len(steps()) < 12
+        assert enough <= len(steps(job)) < 12
         time.sleep(2)  # a node refuses a job that starts again within the second of its end
         scontrol("update", f"jobid={job.id}", "StartTime=now")  # else it waits for two minutes
-    assert job.wait(60) == "done" and steps() == list(range(1, 13))
+    assert job.wait(60) == "done" and steps(job) == list(range(1, 13))
+
+
+def test_a_training_goes_on_in_a_chain_where_requeue_is_forbidden(cluster, project):
+    """One file, submitted three times at once: each job waits for the end of the one before, and goes on."""
+    command = train_command(
+        rung="single", model="transformer", batch_size=64, steps=12, log_every=1, resume="auto", out="runs/chain"
+    )
+    job = submit(JobSpec("chain", command, "runs/chain", signal="USR1@60"))
+    chain = [job.id]
+    for _ in range(2):
+        after = f"--dependency=afterany:{chain[-1]}"
+        chain.append(slurm.client("sbatch", "--parsable", after, str(project / job.script), cwd=project).strip())
+
+    for number, enough in zip(chain, (3, 6), strict=False):
+        until(lambda enough=enough: len(steps(job)) >= enough)
+        slurm.client("scancel", "--signal=USR1", number)
+        until(lambda number=number: slurm.ask(number).exit_status == 3)
+    until(lambda: slurm.ask(chain[-1]).state == "done")
+    assert steps(job) == list(range(1, 13))
+    assert len(rows(job, "start")) == 3
+
+
+def test_a_training_that_loses_a_node_goes_on_with_the_others(own_cluster, project):
+    """Every step once, the global batch kept: the losses are those of a training that lost nothing."""
+    if own_cluster.network == "none":
+        pytest.skip("nodes without addresses of their own: torchrun cannot tell them apart")
+    training = {"rung": "ddp", "model": "transformer", "batch_size": 64, "steps": 30, "log_every": 1}
+    training |= {"micro_batch_size": 16, "checkpoint_every": 4, "resume": "auto"}
+    job = submit(
+        JobSpec(
+            "elastic", train_command(**training, out="runs/elastic"), "runs/elastic",
+            nodes=2, launcher="torchrun", least_nodes=1, gpus_per_process=0,
+        )
+    )  # fmt: skip
+
+    until(lambda: len(steps(job)) >= 6)
+    own_cluster.kill_node("node2")
+    scontrol("update", "nodename=node2", "state=down", "reason=power")
+    assert job.wait(120) == "done", job.log()
+    assert steps(job) == list(range(1, 31))
+    begin, again = rows(job, "start")
+    assert begin["step"] == 0 and again["step"] >= 4 and again["step"] % 4 == 0
+    settings = job.result()["settings"]
+    assert (job.result()["world_size"], settings["microbatches"]) == (1, 4)  # two devices did two parts each
+    alone = submit(JobSpec("alone", train_command(**training | {"rung": "single"}, out="runs/alone"), "runs/alone"))
+    assert alone.wait(60) == "done"
+    for row, wanted in zip(rows(job, "step"), rows(alone, "step"), strict=True):
+        assert row["loss"] == pytest.approx(wanted["loss"], rel=1e-4), row
 
 
 def test_a_running_job_can_be_warned(cluster, project):
@@ -311,6 +366,17 @@ def test_slurms_refusal_is_shown_with_the_likely_cause(cluster, project, line, m
     with pytest.raises(SlurmError, match=message):
         submit(spec(), site=str(file))
     assert not (project / "runs/toy/job.json").exists()
+
+
+def test_a_controller_that_goes_while_it_answers_is_one_short_line(tmp_path, monkeypatch):
+    """What scontrol of Slurm 22.05 prints then, with status 1: no moment of a real one can be met on purpose."""
+    shown = "Configuration data as of now\nClusterName = x\n\nSlurmctld(primary) at vm is DOWN\n****\n** RESTORE ***\n"
+    (tmp_path / "scontrol").write_text(f"#!/bin/sh\ncat <<'END'\n{shown}END\nexit 1\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(slurm.NoAnswer, match="is DOWN") as refusal:
+        slurm.configuration()
+    assert "ClusterName" not in str(refusal.value) and "*" not in str(refusal.value)
 
 
 def test_a_configuration_that_is_missing_is_reported_at_once(slurm_programs, project, monkeypatch):

@@ -3,14 +3,18 @@
 Debian's Chromium is used (``apt-get install chromium``); nothing is downloaded, and no page may leave the machine.
 """
 
+import json
 import subprocess
 import sys
+import time
 
 import nbformat
 import pytest
 from labserver import lab
 from project import fresh_copy
 from setup_system import find, install_line
+
+from mpdemo.world.launch import free_port
 
 CHROMIUM = find("chromium")
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason=f"no Chromium; {install_line(['chromium'])}")
@@ -126,6 +130,19 @@ def test_a_job_is_live_and_then_a_picture(page, server, project, outside):
     assert forms == [{"text/plain", "image/png"}]
 
 
+def test_a_page_that_is_reloaded_shows_the_job_again_by_itself(page, server, project, outside):
+    """The cell still runs in the kernel; the page finds its view there, and the end of the job in it."""
+    write(project, "reload.ipynb", follow_cells("reload", 400))
+    open_notebook(page, server, "reload.ipynb", run=True)
+    page.wait_for_selector(f"{OUTPUT} >> text=of 400, loss", timeout=WAIT)
+    saved(page, project, "reload.ipynb")
+    page.reload()
+    page.wait_for_selector(f"{OUTPUT} >> text=of 400, loss", timeout=2 * WAIT)
+    step = page.locator(f"{OUTPUT} >> text=of 400, loss").first.inner_text()
+    page.wait_for_function("text => !document.body.innerText.includes(text)", arg=step, timeout=WAIT)  # it goes on
+    page.wait_for_selector(f"{OUTPUT} >> text=/reload.*done/", timeout=2 * WAIT)
+
+
 def test_the_cancel_button_works_while_the_cell_runs(page, server, project, outside):
     write(project, "cancel.ipynb", follow_cells("cancel", 4000))
     open_notebook(page, server, "cancel.ipynb", run=True)
@@ -200,7 +217,7 @@ def test_a_real_training_is_followed_live_and_cancelled(page, server, project, o
     write(project, "real.ipynb", [REAL, AFTER])
     open_notebook(page, server, "real.ipynb", run=True)
     page.wait_for_selector(f"{OUTPUT} svg[role=img]", timeout=4 * WAIT)  # two processes import PyTorch first
-    page.wait_for_selector(f"{OUTPUT} >> text=/step [0-9]+.*, loss .* images/", timeout=WAIT)
+    page.wait_for_selector(f"{OUTPUT} >> text=/step [0-9]+.*, loss .* images.*memory [0-9]+, [0-9]+ MiB/", timeout=WAIT)
     page.locator("button.jupyter-button:has-text('Cancel')").click()
     page.wait_for_selector(f"{OUTPUT} >> text=the cells below were not run", timeout=WAIT)
     assert page.locator(f"{OUTPUT} img[src^='data:image/png']").count() == 1
@@ -209,6 +226,38 @@ def test_a_real_training_is_followed_live_and_cancelled(page, server, project, o
     attached += "from mpdemo.jobs import attach; print(attach('runs/real').state)"
     done = subprocess.run([sys.executable, "-c", attached], capture_output=True, text=True, timeout=60)
     assert done.stdout == "cancelled\n", done.stderr
+
+
+@pytest.fixture
+def tensorboard(run_mpdemo, tmp_path):
+    """The port of a TensorBoard that shows a training of two steps, as a reader starts it."""
+    words = ["--rung", "single", "--model", "toy", "--batch-size", "512", "--steps", "2", "--log-every", "1"]
+    done = run_mpdemo("train", *words, "--tensorboard", "--out", str(tmp_path / "toy"))
+    assert done.returncode == 0, done.stderr
+    port = free_port()
+    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(tmp_path), "--port", str(port)]
+    with open(tmp_path / "tensorboard.log", "w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    yield port
+    process.terminate()
+    process.wait(20)
+
+
+def test_tensorboard_answers_under_the_labs_address(page, server, tensorboard, outside):
+    """Scalars and hyperparameters, without a tunnel: the Lab passes them on."""
+    url, token = server
+    page.goto(f"{url}/lab?token={token}")  # as a reader, who is logged in there
+    deadline = time.monotonic() + WAIT / 1000
+    while page.goto(f"{url}/proxy/{tensorboard}/").status != 200:  # TensorBoard starts
+        assert time.monotonic() < deadline
+        page.wait_for_timeout(300)
+    page.wait_for_selector("text=train/loss", timeout=2 * WAIT)
+    answer = page.request.get(
+        f"{url}/proxy/{tensorboard}/data/plugin/scalars/scalars?tag=train/loss&run=toy/tensorboard"
+    )
+    assert [step for _, step, _ in json.loads(answer.text())] == [1, 2]
+    page.goto(f"{url}/proxy/{tensorboard}/#hparams")
+    page.wait_for_selector("text=batch_size", timeout=2 * WAIT)
 
 
 def test_a_notebook_of_the_course_shows_its_saved_pictures(page, server, outside, tmp_path):

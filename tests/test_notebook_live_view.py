@@ -13,7 +13,7 @@ from toyjob import ToyJob
 
 from mpdemo.errors import UserError
 from mpdemo.notebook.live_view import JobCancelled, follow, has_front_end
-from mpdemo.notebook.snapshot import Snapshot, together
+from mpdemo.notebook.snapshot import Snapshot, memory_text, together
 from mpdemo.paths import root
 
 
@@ -113,15 +113,26 @@ def snapshot(**changes):
 
 def test_the_view_of_a_running_job_is_readable():
     rows = [
-        {"event": "step", "step": 7, "steps": 56, "loss": 1.5, "images_per_second": 250.0},
+        {
+            "event": "step",
+            "step": 7,
+            "steps": 56,
+            "loss": 1.5,
+            "images_per_second": 250.0,
+            "peak_memory_mib": [412.3, 398.0],
+        },
         {"event": "epoch", "epoch": 0},
     ]
     running = snapshot(state="running", run_time=4.21, rows=rows, log="a\n\r1%\r2%\n<b>\n")
-    facts = "this machine, job 1 · 4.2 s · step 7 of 56, loss 1.5000 · 250 images/s"
+    facts = "this machine, job 1 · 4.2 s · step 7 of 56, loss 1.5000 · 250 images/s · memory 412, 398 MiB"
     assert " ".join(text_of(running.header()).split()) == f"03_ddp running {facts}"
     assert text_of(running.log_tail()) == "a\n2%\n<b>"
     assert 'aria-label="loss 1.5 at step 7"' in running.chart()
     assert running.total == 56
+
+
+def test_the_memory_of_many_devices_is_a_range():
+    assert memory_text([398.0, 412.3] * 4) == "memory 398 to 412 MiB on 8 devices"
 
 
 def test_the_time_left_follows_from_the_steps_so_far():

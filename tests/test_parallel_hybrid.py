@@ -36,9 +36,9 @@ PARTS = {  # one training of eleven steps, handed from rung to rung
     3: {"rung": "ddp"},
     5: {"rung": "hybrid", "schedule": "zbv", "microbatches": 4, "timeline": True},
     6: {"rung": "pipeline", "microbatches": 4},
-    8: {"rung": "hybrid", "form": "one-process", "microbatches": 2, "cut": "linear2"},
+    8: {"rung": "hybrid", "form": "one-process", "microbatches": 2, "cut": "linear2", "sharded_checkpoints": True},
     9: {"rung": "hybrid", "schedule": "interleaved-1f1b", "microbatches": 2, "mesh": "pp-dp"},
-    10: {"rung": "hybrid", "schedule": "1f1b", "microbatches": 2, "sharded": True},
+    10: {"rung": "hybrid", "schedule": "1f1b", "microbatches": 2, "sharded": True, "sharded_checkpoints": True},
 }
 
 

@@ -98,6 +98,12 @@ def test_every_stage_has_the_options():
     ("words", "said"),
     [
         ({"rung": "ddp", "accumulate": 2, "microbatches": 4}, "are the same setting; give one of them"),
+        (
+            {"rung": "ddp", "micro_batch_size": 3},
+            "does not divide by 2 devices x --micro-batch-size 3; allowed: a multi",
+        ),
+        ({"rung": "ddp", "micro_batch_size": 8, "accumulate": 3}, "contradicts --micro-batch-size, which gives 8"),
+        ({"rung": "pipeline", "micro_batch_size": 8}, "belongs to --rung single, ddp or fsdp, not pipeline"),
         ({"rung": "ddp", "accumulate": 3}, "does not divide by 3 microbatches on 2 devices; allowed: a multiple of 6"),
         (
             {"rung": "pipeline", "accumulate": 3},

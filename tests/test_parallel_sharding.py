@@ -15,6 +15,7 @@ from mpdemo.settings import Settings, checked
 from mpdemo.training import checkpoint
 
 TWICE, KEEP, TOKENS = {"activation_checkpointing": True}, {"reshard": "never"}, {"sequence_parallel": True}
+SHARDED = {"sharded_checkpoints": True}
 SMALL = {"model": "transformer", "batch_size": 8}
 TWO = [
     case("fsdp", **SMALL, **KEEP, **TWICE, accumulate=2),
@@ -29,10 +30,10 @@ FOUR = [
 TRAINING = COMMON | {"model": "transformer"}
 PARTS = {  # one training of six steps, handed from rung to rung: how many processes, and the rung
     1: (2, {"rung": "ddp"}),
-    2: (2, {"rung": "fsdp"}),
+    2: (2, {"rung": "fsdp", **SHARDED}),
     3: (2, {"rung": "tensor", **TOKENS}),
-    4: (4, {"rung": "tensor", "replicas": 2, **TOKENS}),
-    5: (4, {"rung": "fsdp"}),
+    4: (4, {"rung": "tensor", "replicas": 2, **TOKENS, **SHARDED}),
+    5: (4, {"rung": "fsdp", **SHARDED}),
     6: (1, {"rung": "single"}),
 }
 

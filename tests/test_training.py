@@ -92,7 +92,9 @@ def test_what_a_run_writes(runs):
         ("step", 1, 0), ("step", 2, 0), ("step", 3, 0), ("epoch", 3, 0),
         ("step", 4, 1), ("step", 5, 1), ("step", 6, 1), ("epoch", 6, 1),
     ]  # fmt: skip
-    assert set(rows[0]) == {"event", "step", "epoch", "loss", "images_per_second", "time"}
+    written = {"event", "step", "epoch", "loss", "images_per_second", "time"}
+    assert [set(row) - written for row in rows[:2]] == [{"peak_memory_mib"}] * 2 and written <= set(rows[0])
+    assert 50 < rows[1]["peak_memory_mib"][0] <= summary(out)["peak_memory_mib"][0]
     assert set(rows[3]) == {"event", "step", "epoch", "train_loss", "train_accuracy", "validation_loss",
                             "validation_accuracy", "images_per_second", "time"}  # fmt: skip
     times = [row["time"] for row in rows]
@@ -237,10 +239,10 @@ def test_a_cosine_of_another_length_is_refused(runs):
 
 PARTS = {  # one training of ten steps, handed from rung to rung
     3: {"rung": "single"},
-    5: {"rung": "pipeline", "schedule": "zbv", "microbatches": 4},
+    5: {"rung": "pipeline", "schedule": "zbv", "microbatches": 4, "sharded_checkpoints": True},
     7: {"rung": "ddp"},
     8: {"rung": "model_parallel", "cut": "linear1"},
-    9: {"rung": "pipeline", "form": "one-process", "microbatches": 2, "cut": "linear2"},
+    9: {"rung": "pipeline", "form": "one-process", "microbatches": 2, "cut": "linear2", "sharded_checkpoints": True},
     10: {"rung": "data_parallel"},
 }
 BOTH = {"ddp": {"rung": "ddp"}, "pipeline": {"rung": "pipeline", "microbatches": 4, "cut": "layer1"}}

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from mpdemo.paths import root
+from mpdemo.world.launch import torchrun_arguments
 
 SOON = 10  # seconds from the failure to the end of everything
 DDP = ["--rung", "ddp", "--model", "toy"]
@@ -98,3 +99,19 @@ def test_parent_is_ended(number, tmp_path):
     assert "Traceback" not in stderr and "death signal" not in stderr
     if number == signal.SIGINT:
         assert stderr.endswith("mpdemo: SIGINT: all 2 processes ended\n")  # the progress bar may stand before it
+
+
+@pytest.mark.parametrize("moment", ["its ranks begin", "they train"])
+def test_a_torchrun_that_is_killed_leaves_no_rank_behind(moment, tmp_path):
+    """Started by hand, it has no supervisor; by itself it would leave them."""
+    out = tmp_path / "run"
+    words = ["-m", "mpdemo", "train", *DDP, "--epochs", "10000", "--log-every", "1"]
+    child = begin(["-m", "torch.distributed.run", *torchrun_arguments(words, 2)], out)
+    try:
+        ready = {"its ranks begin": lambda: len(processes_of(str(out))) == 3, "they train": lambda: steps_done(out)}
+        assert wait_for(ready[moment], 60)
+        child.kill()
+        child.communicate(timeout=SOON)
+        assert wait_for(lambda: not processes_of(str(out)), 5)
+    finally:
+        end_all(child, str(out))

@@ -1,4 +1,4 @@
-"""The checks of notebooks/09_checkpoint.ipynb: what a checkpoint holds, an atomic save, all ranks, the time limit."""
+"""The checks of notebooks/09_checkpoint.ipynb: what a checkpoint holds, atomic and sharded saves, the time limit."""
 
 import math
 
@@ -131,3 +131,30 @@ def number_of_allocations(answer):
 @exercise("09.11", expects="a job file")
 def repair_a_long_job(path):
     return goes_on_by_itself(path)
+
+
+@exercise("09.12", expects="two numbers, such as (6, 12)")
+def parts_of_a_sharded_checkpoint(answer):
+    two, four = answer
+    require((two, four) != (3, 3), "This is what rank 0 writes when it gathers the whole model.")
+    require((two, four) != (0.5, 0.25), "The weights are divided. What else is in a checkpoint of AdamW?")
+    require(two > four, "More processes: does each one have more of the model, or less?")
+    for number, each in ((2, two), (4, four)):
+        together = f"{number} processes that write {each} each write {number * each:g} together"
+        require(abs(number * each - 3) < 0.1, f"{together}; the one file had 3.")
+    return "With more processes each one writes less, and all write at the same time."
+
+
+@exercise("09.13", expects="two whole numbers, such as (4, 8)")
+def parts_on_fewer_devices(answer):
+    before, after = answer
+    require((before, after) != (4, 4), "These are the parts of the whole batch. Each device has only some of them.")
+    require(after != before, "Fewer devices have the same 64 images to compute, and no more at a time than before.")
+    require(before < after, "With fewer devices, does each one have more to compute, or less?")
+    require(
+        before == 1, f"Before: a device has 64 / 4 images, and computes 16 at a time. These are not {before} parts."
+    )
+    require(
+        after == 2, f"Afterwards: a device has 64 / 2 images, and computes 16 at a time. These are not {after} parts."
+    )
+    return "The steps are slower, and their gradients are the same: the loss curve goes on as if nothing had happened."

@@ -18,6 +18,8 @@ setup_ok() {
   exit 1
 }"""
 
+LAST_CALL = 15  # s for which nodes that are left wait for others before they go on: as long as one counts as alive
+
 # Slurm's CHANGELOG: 22.05 took the inheritance away, 23.11 gave it back; the line does no harm in other releases.
 INHERITS_NOT = "srun of Slurm 22.05 to 23.02 does not inherit --cpus-per-task"
 
@@ -92,7 +94,8 @@ def environment(spec, site) -> list[str]:
 
 def launch(spec, site) -> list[str]:
     """The one command that starts every process."""
-    srun = " ".join(["srun --kill-on-bad-exit=1 --label", *site.srun_options])
+    failed = "--no-kill --kill-on-bad-exit=0" if spec.least_nodes else "--kill-on-bad-exit=1"
+    srun = " ".join([f"srun {failed} --label", *site.srun_options])
     if spec.launcher == "srun":
         srun = " ".join([srun, *site.binding])
         start = in_each_task(site) if site.each_task else f"{site.python} -u"
@@ -102,9 +105,26 @@ def launch(spec, site) -> list[str]:
     return [
         "# One torchrun per node; single quotes, since SLURM_NODEID is known on each node only.",
         f"{srun} bash -c 'exec {in_quotes(site.python)} -m torch.distributed.run \\",
-        f'  --nnodes="$SLURM_NNODES" --node-rank="$SLURM_NODEID" --nproc-per-node={spec.processes_per_node} \\',
-        '  --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" "$@"\' \\',
+        *rendezvous(spec),
         f"  torchrun {'' if is_program else '--no-python python '}{arguments(passed_on)}",
+    ]
+
+
+def rendezvous(spec) -> list[str]:
+    """How the torchruns of all nodes meet: once, or again whenever one of them is gone.
+
+    The second kind reads what others write as pickles, on a port that all users of the cluster's network can reach.
+    """
+    processes = f"--nproc-per-node={spec.processes_per_node}"
+    if not spec.least_nodes:
+        return [
+            f'  --nnodes="$SLURM_NNODES" --node-rank="$SLURM_NODEID" {processes} \\',
+            '  --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" "$@"\' \\',
+        ]
+    return [
+        f'  --nnodes={spec.least_nodes}:"$SLURM_NNODES" {processes} --max-restarts={spec.nodes - spec.least_nodes} \\',
+        '  --rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID" --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT" \\',
+        f'  --rdzv-conf=is_host="$((SLURM_NODEID == 0))",last_call_timeout={LAST_CALL} "$@"\' \\',
     ]
 
 

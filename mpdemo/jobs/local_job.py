@@ -18,7 +18,7 @@ from mpdemo.jobs import allocation, diagnose, times
 from mpdemo.jobs.job import HERE, LOG, Job
 from mpdemo.jobs.record import read_text
 from mpdemo.jobs.slurm_answers import Answer
-from mpdemo.world.gpus import ON_THE_CPU, gpus_here, gpus_wanted
+from mpdemo.world.gpus import ON_THE_CPU, too_few_gpus
 from mpdemo.world.launch import torchrun_arguments
 from mpdemo.world.processes import child_environment, first_child, is_running, start_time
 
@@ -138,6 +138,6 @@ def as_processes(spec, scratch) -> allocation.Start:
         arguments, launcher = ["-m", "torch.distributed.run", *torchrun], "torchrun"
     own = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TMPDIR": scratch}
     own["PET_SIGNALS_TO_HANDLE"] = spec.handled_signals
-    if gpus_here() < gpus_wanted(spec.devices):
+    if too_few_gpus(spec.devices):
         own |= ON_THE_CPU
     return allocation.Start([sys.executable, *arguments], child_environment() | own, math.inf, launcher, HERE)

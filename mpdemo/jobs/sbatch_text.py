@@ -33,11 +33,16 @@ def render(spec: JobSpec, site: Site) -> str:
     Raises
     ------
     UserError
-        ``requeue`` with torchrun, which hides the processes' exit status, or with a training that would start anew.
+        ``requeue`` with torchrun, which hides the processes' exit status; ``least_nodes`` without torchrun; one of the
+        two with a training that would start anew.
     """
     spec = spec.on(site)
-    if spec.requeue and "train" in spec.command and "--resume" not in spec.command:
-        raise UserError('requeue=True with a training that starts anew; do: train_command(..., resume="auto")')
+    fewer = f"least_nodes={spec.least_nodes}"
+    again = "requeue=True" if spec.requeue else fewer if spec.least_nodes else None
+    if again and "train" in spec.command and "--resume" not in spec.command:
+        raise UserError(f'{again} with a training that starts anew; do: train_command(..., resume="auto")')
+    if spec.least_nodes and spec.launcher != "torchrun":
+        raise UserError(f'{fewer} without torchrun, which starts the processes anew; do: launcher="torchrun"')
     if spec.requeue and spec.launcher == "torchrun":
         raise UserError(
             "requeue=True with torchrun: it ends with status 1 also where its processes stopped with a checkpoint (3), "
@@ -83,6 +88,8 @@ def directives(spec, site) -> list[str]:
         lines += [directive("open-mode=append", "and then goes on in the same log")]
     else:
         lines += [directive("no-requeue", "a job that lost its node is not started again")]
+    if spec.least_nodes:
+        lines += [directive("no-kill", "when a node fails, the job goes on")]
     return lines
 
 

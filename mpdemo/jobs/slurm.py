@@ -29,7 +29,10 @@ class NoAnswer(SlurmError):
     """Slurm's controller is slow, down or restarting; nothing is known of the jobs, which may well go on."""
 
 
-SILENT = ("Unable to contact slurm controller", "Socket timed out", "Connection refused", "Connection timed out")
+SILENT = (
+    *("Unable to contact slurm controller", "Socket timed out", "Connection refused", "Connection timed out"),
+    "is DOWN",  # scontrol show config says it of a controller that has just gone, below all it had told before
+)
 
 
 def in_reach() -> bool:
@@ -78,8 +81,9 @@ def client(*command, **options) -> str:
         message = f"{command[0]}: no answer from Slurm within {TIMEOUT} s; try again later, or ask the site"
         raise NoAnswer(message) from None
     if done.returncode:
-        kind = NoAnswer if any(text in done.stderr for text in SILENT) else SlurmError
-        raise kind(explain(command[0], done.stderr or done.stdout))
+        said = done.stderr or "\n".join(line for line in done.stdout.splitlines() if not re.search(" = |[*]{3}", line))
+        kind = NoAnswer if any(text in said for text in SILENT) else SlurmError
+        raise kind(explain(command[0], said))
     return done.stdout
 
 

@@ -41,6 +41,7 @@ class JobSpec:
     launcher: Launcher | None = Field(None, description="srun or torchrun; None: the site's")
     oversubscribe: bool = Field(False, description="without a Slurm: more processes here than there are cores")
     requeue: bool = Field(False, description="queue it again if it stopped with a checkpoint (status 3) or lost a node")
+    least_nodes: int | None = Field(None, ge=1, description="when nodes fail, go on with so many; torchrun alone")
     dependency: str | None = Field(None, description="'afterok:7' starts it once job 7 has ended well; Slurm only")
     array: str | None = Field(None, description="'1-8%2': 8 elements, 2 at a time, by submit_array; Slurm only")
     signal: str | None = Field(None, description="'USR1@60' sends SIGUSR1 to every process 60 s before the time limit")
@@ -62,6 +63,13 @@ class JobSpec:
         if path.is_absolute() or ".." in path.parts or out.startswith("~") or path == PurePosixPath("."):
             raise ValueError("is not allowed; allowed: a folder below the project's root, as in runs/03_ddp")
         return out
+
+    @field_validator("least_nodes")
+    @classmethod
+    def _is_not_above_the_nodes(cls, least_nodes, info):
+        if least_nodes is not None and least_nodes >= info.data.get("nodes", least_nodes + 1):
+            raise ValueError(f"leaves no node to lose; allowed: fewer than nodes={info.data['nodes']}")
+        return least_nodes
 
     @field_validator("dependency")
     @classmethod

@@ -14,7 +14,7 @@ from mpdemo.jobs.job import HERE, Job
 from mpdemo.jobs.record import read_record, write_record
 from mpdemo.jobs.run_folder import refuse_folder_of_another
 from mpdemo.jobs.sbatch_text import render
-from mpdemo.world.gpus import gpus_here, gpus_wanted
+from mpdemo.world.gpus import gpus_here, gpus_wanted, too_few_gpus
 from mpdemo.world.processes import check_room
 
 PLAIN_SITES = ("generic", "throwaway")  # they render the same text: the committed one
@@ -104,8 +104,8 @@ def announce(spec, record) -> str:
     if record["where"] == HERE:
         how = f"{spec.world_size} processes under torchrun" if spec.world_size > 1 else "1 process"
         how += f" in place of {spec.nodes} nodes" if spec.nodes > 1 else ""
-        here, wanted = gpus_here(), gpus_wanted(spec.devices)
-        how += f", on CPU cores: {wanted} GPUs wanted, {here} here" if 0 < here < wanted else ""
+        if too_few_gpus(spec.devices):
+            how += f", on CPU cores: {gpus_wanted(spec.devices)} GPUs wanted, {gpus_here()} here"
         return f"no Slurm in reach: {spec.name} runs on this machine, {how} (job {record['id']})"
     given = ", ".join(f"{name}={os.environ[name]}" for name in slurm.OF_THE_USER if os.environ.get(name))
     given = f", with {given} of the environment" if given else ""

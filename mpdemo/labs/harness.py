@@ -18,6 +18,7 @@ from mpdemo.world import clock
 from mpdemo.world.collectives import gather_objects
 from mpdemo.world.cores import claim_cores
 from mpdemo.world.env import process_group, where_am_i
+from mpdemo.world.launch import end_with_parent
 
 WARMUP = 2  # rounds that are not counted
 
@@ -25,6 +26,7 @@ WARMUP = 2  # rounds that are not counted
 @contextmanager
 def join_world():
     """Join the processes that torchrun, Slurm or a plain ``python`` started; yields this one's `World`."""
+    end_with_parent()
     world = where_am_i()
     claim_cores(world)
     with process_group(world):

@@ -60,7 +60,8 @@ class JobWidget:
         for snapshot in snapshots:
             if snapshot.state != "done":
                 display(HTML(snapshot.header() + snapshot.log_tail()))
-        for row in self.box.children:
-            for widget in [*getattr(row, "children", ()), row]:
-                widget.close()
-        self.box.close()
+        parts = [widget for row in self.box.children for widget in (*getattr(row, "children", ()), row)]
+        # A page that was reloaded shows the box of the kernel again, and does not know the display: this is its end.
+        self.box.children = [w.HTML("<br>".join(s.header() for s in snapshots) + snapshots[self.detail.value].chart())]
+        for widget in parts:
+            widget.close()

@@ -37,8 +37,9 @@ async def follow(*jobs, live=None, timeout=3600.0):
     Parameters
     ----------
     *jobs : Job, str or Path
-        A job, or the folder of a run: ``await follow("runs/03_ddp")`` follows a run again, after the page was
-        reloaded or on another day. Several jobs get a line each, and buttons choose the one that is shown in detail.
+        A job, or the folder of a run: ``await follow("runs/03_ddp")`` follows a run again, on another day or after the
+        page of a notebook that was not saved was reloaded; a saved one shows the view again by itself. Several jobs
+        get a line each, and buttons choose the one that is shown in detail.
     live : bool, optional
         Whether to show the widget; by default where there is a front end (`has_front_end`).
     timeout : float

@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import traceback
+import warnings
 
 from IPython import get_ipython
 from IPython.lib.pretty import pretty
@@ -76,6 +77,8 @@ def join(rank, world_size, port, output_file, stack_file) -> int:
     group.__enter__()
     output = io.TextIOWrapper(io.FileIO(output_file, "w"), encoding="utf-8", write_through=True)
     faulthandler.register(STACK_SIGNAL, file=open(stack_file, "w"), all_threads=True)  # noqa: SIM115
+    # PyTorch 2.14 warns of names that are the only ones in older releases, such as reduce_scatter_tensor
+    warnings.filterwarnings("ignore", ".*Please use `torch.distributed.*_single`", FutureWarning)
     shell = get_ipython()
     shell.ex("import torch, torch.distributed as dist")
     shell.push({"rank": rank, "world_size": world_size}, interactive=False)

@@ -12,6 +12,7 @@ from mpdemo.notebook.plots import curves, svg
 COLOURS = {"pending": "#8a6100", "running": "#0072B2", "done": "#00735a", "cancelled": "#666666"}
 FAILED = "#b03a00"  # every other state
 LOG_LINES = 12
+DEVICES = 4  # whose memory is written out
 
 
 @dataclass
@@ -92,6 +93,8 @@ class Snapshot:
             facts.append(f"step {last['step']}{f' of {self.total}' if self.total else ''}, loss {last['loss']:.4f}")
             if last.get("images_per_second"):
                 facts.append(f"{last['images_per_second']:.0f} images/s")
+            if memory := [row["peak_memory_mib"] for row in self.steps if "peak_memory_mib" in row]:
+                facts.append(memory_text(memory[-1]))
             if (left := self.seconds_left) is not None:
                 facts.append(f"about {times.duration(left)} left")
         text = html.escape(" \N{MIDDLE DOT} ".join(facts))
@@ -121,6 +124,13 @@ def together(snapshots) -> Bundle:
     picture = curves(dict(zip(labels([(s.name, s.id) for s in trained]), steps, strict=True)), title=title)
     picture.data["text/plain"] = lines
     return picture
+
+
+def memory_text(mib) -> str:
+    """Return the peak memory of some devices in words: each number, or of many devices the least and the most."""
+    if len(mib) > DEVICES:
+        return f"memory {min(mib):.0f} to {max(mib):.0f} MiB on {len(mib)} devices"
+    return f"memory {', '.join(f'{m:.0f}' for m in mib)} MiB"
 
 
 def labels(jobs) -> list[str]:

@@ -37,6 +37,8 @@ class Rung:
         The whole model, in the rungs that do not cut it.
     stages : list of Blocks
         What this process holds of the model: one entry, unless it holds several stages of a cut model.
+    devices : list of torch.device
+        What this process drives; on a CPU as many entries as cores.
     replicas, replica : int
         How many copies of the model share the batch, and which of them this process belongs to.
     microbatches : int
@@ -53,6 +55,7 @@ class Rung:
 
     def __init__(self, world, settings):
         self.device, self.rank = world.device, world.rank
+        self.devices = local_devices(world, settings.devices if settings.form == "one-process" else 1)
         self.microbatches = settings.microbatches
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=settings.precision == "fp16")
 
@@ -110,6 +113,10 @@ class Rung:
     def named_parameters(self) -> dict:
         """The parameters this process trains, under their names in the uncut model."""
         return {name: p for stage in self.stages for name, p in stage.named_parameters()}
+
+    def weights(self) -> dict:
+        """What this process holds of the model, parameters and buffers, under their names in the uncut model."""
+        return {name: weight for stage in self.stages for name, weight in stage.state_dict().items()}
 
     @property
     def saves(self) -> bool:

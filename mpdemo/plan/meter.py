@@ -13,6 +13,13 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 BLOCK = 512  # bytes; PyTorch's CUDA allocator hands out multiples of it
+aten = torch.ops.aten
+ON_A_CPU = {  # of attention on a CPU, which PyTorch counts from 2.15 on: that on a GPU takes the same operations
+    aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[aten._scaled_dot_product_flash_attention],
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
+        aten._scaled_dot_product_flash_attention_backward
+    ],
+}
 
 
 class Meter(TorchDispatchMode):
@@ -50,7 +57,8 @@ class Meter(TorchDispatchMode):
         known = {t.untyped_storage() for t in inputs}
         in_place = func._schema.name.endswith("_")
         if in_place or not all(t.untyped_storage() in known for t in outputs):  # else a view, which moves nothing
-            formula = flop_registry.get(func._overloadpacket)
+            operation = func._overloadpacket
+            formula = flop_registry.get(operation) or ON_A_CPU.get(operation)
             operations = formula(*args, **(kwargs or {}), out_val=result) if formula else 0
             self.work.append((operations, sum(t.nbytes for t in inputs + outputs)))
         return result

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from mpdemo.errors import RunFailed, UserError, error_line
+from mpdemo.training import sharded
 from mpdemo.world.collectives import gather_in_first, whole
 
 KEEP = 2  # newest files that stay
@@ -25,24 +26,45 @@ SAME = (
 PARTS = {"model", "optimizer", "scheduler", "settings", "length", "epoch", "step", "epoch_steps", "random"}
 
 
-def collect(run) -> dict | None:
-    """Gather the whole state of a `mpdemo.training.loop.Run` in rank 0; every rank must call this, others get None."""
-    rung, optimizer = run.rung, run.optimizer
-    rung.synchronise()
+def save(run, folder):
+    """Write a checkpoint of a `mpdemo.training.loop.Run`; every rank must call this.
+
+    Raises
+    ------
+    RunFailed
+        As `write`; in all ranks where it is sharded.
+    """
+    run.rung.synchronise()
+    shards, own = {}, own_tensors(run)
+    if run.settings.sharded_checkpoints:
+        shards = sharded.write_tensors(path_of(folder, run.step), *own.values(), run.world.rank)
+        own = sharded.small(own)
+    if state := collect(run, own):
+        write(folder, state | {"shards": shards})
+
+
+def own_tensors(run) -> dict:
+    """What this process has of the weights and of the optimizer's states, under the names of the uncut model."""
+    names = {id(p): name for name, p in run.rung.named_parameters().items()}
+    return {
+        "model": run.rung.weights(),
+        "optimizer": {names[id(p)]: state for p, state in run.optimizer.state.items()},
+    }
+
+
+def collect(run, own) -> dict | None:
+    """Gather the whole state of a training in rank 0; every rank must call this, others get None."""
     own_part = {"random": {"torch": torch.get_rng_state(), "cuda": _cuda_random()}}
-    names = {id(p): name for name, p in rung.named_parameters().items()}
-    weights = [(k, v) for stage in rung.stages for k, v in stage.state_dict().items()]
-    states = [(names[id(p)], state) for p, state in optimizer.state.items()]
-    for part, tensors in {"model": weights, "optimizer": states}.items():  # sharded ones need every process
-        copies = ((name, _to_cpu(value)) for name, value in tensors)
-        own_part[part] = {name: value for name, value in copies if rung.saves}
+    for part, tensors in own.items():  # sharded ones need every process
+        copies = ((name, _to_cpu(value)) for name, value in tensors.items())
+        own_part[part] = {name: value for name, value in copies if run.rung.saves}
     parts = gather_in_first(own_part)
     return parts and {
         "model": {k: v for part in parts for k, v in part["model"].items()},
         "optimizer": {k: v for part in parts for k, v in part["optimizer"].items()},
         "random": [part["random"] for part in parts],
         "scheduler": run.scheduler.state_dict(),
-        "scaler": rung.scaler.state_dict(),
+        "scaler": run.rung.scaler.state_dict(),
         "settings": {name: getattr(run.settings, name) for name in SAME},
         "length": run.length,  # steps of the whole training
         "epoch": run.epoch,  # that `step` belongs to, counted from 0
@@ -70,8 +92,8 @@ def write(folder, state) -> Path:
     RunFailed
         The disk is full, a quota is reached, or the folder cannot be written.
     """
-    folder = Path(folder)
-    path = folder / f"step-{state['step']:06d}.pt"
+    path = path_of(folder, state["step"])
+    folder = path.parent
     temporary = path.with_suffix(".tmp")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -83,6 +105,8 @@ def write(folder, state) -> Path:
     except (OSError, RuntimeError) as error:  # PyTorch reports a full disk as a RuntimeError of many lines
         with suppress(OSError):
             temporary.unlink()
+        if not path.exists():
+            sharded.remove(sharded.folder_of(path))  # of no use without it, and the disk may be full
         cause = error if isinstance(error, OSError) else error.__context__
         reason = cause.strerror if isinstance(cause, OSError) else str(error).splitlines()[0]
         raise RunFailed(f"{path} could not be written: {reason}; the checkpoints before it stay") from None
@@ -90,7 +114,15 @@ def write(folder, state) -> Path:
     until_this = files[: files.index(path) + 1]  # a newer one is damaged: this run went on from the one before it
     for old in [*until_this[:-KEEP], *folder.glob("*.tmp")]:
         old.unlink()
+    for tensors in folder.glob("step-*[0-9]/"):  # of a file that is gone, or that a killed run did not come to write
+        if not tensors.with_suffix(".pt").exists():
+            sharded.remove(tensors)
     return path
+
+
+def path_of(folder, step) -> Path:
+    """The file of a step's checkpoint."""
+    return Path(folder) / f"step-{step:06d}.pt"
 
 
 def in_order(folder) -> list[Path]:
@@ -129,6 +161,8 @@ def read(path) -> dict:
         missing = PARTS - set(state)
         if missing:
             raise KeyError(*sorted(missing))
+        if state.get("shards") and sharded.checksums(sharded.folder_of(path)) != state["shards"]:
+            raise ValueError(f"the files in {sharded.folder_of(path).name}/ do not match their checksums")
     except Exception as error:  # torch.load raises many kinds of error on a damaged file
         raise UserError(f"{path} is not a checkpoint of mpdemo or is damaged ({error_line(error)})") from None
     return state

@@ -19,7 +19,7 @@ from mpdemo import data
 from mpdemo.errors import RunFailed
 from mpdemo.training import checkpoint
 from mpdemo.training.build import build, make_scheduler
-from mpdemo.training.measure import Steps
+from mpdemo.training.measure import Steps, peak_memory_of_all
 from mpdemo.training.resume import check_settings, folder_to_resume, read_newest, restore
 from mpdemo.training.run_log import open_log
 from mpdemo.training.stop_signal import StopSignal
@@ -127,7 +127,7 @@ class Run:
         return False
 
     def _flush(self):
-        """Fetch the losses kept on the device and write one line per step."""
+        """Fetch the losses kept on the device and write one line per step, the last one with the memory."""
         rows, seconds = self.steps.flush()
         batch, now, first = self.settings.batch_size, time.time(), self.step - len(rows) + 1
         for number, (loss, correct) in enumerate(rows, first):
@@ -136,7 +136,10 @@ class Run:
                 raise RunFailed(f"the loss is {loss} at step {number}: the training diverged; lower --lr {lr}")
             rate = round(batch / seconds, 2)
             when = round(now - (self.step - number) * seconds, 4)
-            self.log.write("step", step=number, epoch=self.epoch, loss=loss, images_per_second=rate, time=when)
+            line = {"step": number, "epoch": self.epoch, "loss": loss, "images_per_second": rate, "time": when}
+            if number == self.step:
+                line["peak_memory_mib"] = peak_memory_of_all(self.world, self.rung.devices)
+            self.log.write("step", **line)
             self.epoch_steps.append((loss, correct, seconds))
         if rows:
             self.bar.update(self.step - self.bar.n)
@@ -157,12 +160,12 @@ class Run:
 
         A run that goes on does so without it: the disk may have room again at the next.
         """
-        if state := checkpoint.collect(self):
-            try:
-                checkpoint.write(self.folder / "checkpoints", state)
-            except RunFailed as error:
-                if stop:
-                    raise
+        try:
+            checkpoint.save(self, self.folder / "checkpoints")
+        except RunFailed as error:
+            if stop:
+                raise
+            if self.world.rank == 0:
                 print(f"mpdemo: {error}", file=sys.stderr)
 
     def _finish_epoch(self):

@@ -13,15 +13,24 @@ import torch
 from mpdemo.world.collectives import sum_over_ranks
 
 
-def peak_memory_mib(device) -> float:
-    """Peak memory of this process's device in MiB (2**20 bytes).
+def peak_memory_mib(devices) -> list[float]:
+    """Peak memory so far of each device that this process drives, in MiB (2**20 bytes).
 
-    On a GPU what PyTorch allocated there; on a CPU the largest resident size of the whole process, libraries included.
+    On a GPU what PyTorch allocated there; on a CPU one number for all its cores: the largest resident size of the whole
+    process, libraries included.
     """
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**20
+    if devices[0].type == "cuda":
+        return [torch.cuda.max_memory_allocated(device) / 2**20 for device in devices]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10  # macOS counts bytes, Linux KiB
+    return [peak / 2**20 if sys.platform == "darwin" else peak / 2**10]  # macOS counts bytes, Linux KiB
+
+
+def peak_memory_of_all(world, devices) -> list[float]:
+    """Peak memory of the devices of all processes, in order of rank; every rank must call this."""
+    own = torch.tensor(peak_memory_mib(devices), dtype=torch.double, device=world.device)
+    table = own.new_zeros(world.world_size, len(own))
+    table[world.rank] = own
+    return [round(mib, 1) for mib in sum_over_ranks(table).flatten().tolist()]
 
 
 def relative_difference(values, reference) -> float:

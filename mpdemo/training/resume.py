@@ -10,7 +10,7 @@ import torch
 
 from mpdemo.errors import UserError
 from mpdemo.options import option_name
-from mpdemo.training import checkpoint
+from mpdemo.training import checkpoint, sharded
 
 
 def folder_to_resume(settings) -> Path | None:
@@ -53,6 +53,7 @@ def read_newest(run, report=True) -> dict:
         except UserError as error:
             damaged.append(error)
             continue
+        state["folder"] = sharded.folder_of(path)
         if damaged and report:
             print(*(f"mpdemo: {error}" for error in damaged), sep="\n", file=sys.stderr)
             print(f"mpdemo: goes on from the checkpoint before it: {path}", file=sys.stderr)
@@ -88,11 +89,18 @@ def check_settings(state, settings, length):
 def place(tensor, like):
     """Return a whole tensor on the device of another one; where that one is sharded, this process's part of it."""
     tensor = tensor.to(like.device)
-    if not hasattr(like, "full_tensor"):
+    if not hasattr(like, "full_tensor") or hasattr(tensor, "full_tensor"):
         return tensor
     from torch.distributed.tensor import distribute_tensor
 
     return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)  # all have read the file
+
+
+def add_shards(state, rung):
+    """Add to the state of a sharded checkpoint the tensors that this process needs."""
+    weights, states = sharded.read_tensors(state["folder"], rung.weights(), rung.named_parameters())
+    state["model"] |= weights
+    state["optimizer"] = {name: state["optimizer"].get(name, {}) | tensors for name, tensors in states.items()}
 
 
 def restore(state, rung, optimizer, scheduler, rank):
@@ -103,6 +111,8 @@ def restore(state, rung, optimizer, scheduler, rank):
     UserError
         The checkpoint is of another model.
     """
+    if state.get("shards"):
+        add_shards(state, rung)
     for stage in rung.stages:
         own = stage.state_dict()
         unlike = [k for k, v in own.items() if k not in state["model"] or state["model"][k].shape != v.shape]

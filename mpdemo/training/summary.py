@@ -5,14 +5,14 @@ import platform
 
 import torch
 
-from mpdemo.training.measure import peak_memory_mib
+from mpdemo.training.measure import peak_memory_of_all
 from mpdemo.world.collectives import gather_objects
 
 
 def summarise(run, seconds, stopped) -> dict:
     """Everything worth keeping of a `mpdemo.training.loop.Run`, in one dictionary; all ranks must call this."""
     settings, world = run.settings, run.world
-    memory, hosts = gather_objects(peak_memory_mib(world.device)), gather_objects(platform.node())
+    memory, hosts = peak_memory_of_all(world, run.rung.devices), gather_objects(platform.node())
     loss, accuracy = run.validation or (None, None)
     return {
         "settings": settings.as_dict(),
@@ -32,7 +32,7 @@ def summarise(run, seconds, stopped) -> dict:
         "seconds": round(seconds, 3),
         "images": run.step * settings.batch_size,
         "parameters": parameters(run.rung),
-        "peak_memory_mib": [round(m, 1) for m in memory],
+        "peak_memory_mib": memory,
         "loss": run.epoch_steps[-1][0] if run.epoch_steps else None,
         "validation_loss": loss,
         "validation_accuracy": accuracy,

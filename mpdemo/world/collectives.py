@@ -31,6 +31,7 @@ def gather_in_first(value) -> list | None:
     """One value from each rank, in order of rank, in rank 0; None in the other ranks."""
     if not dist.is_initialized():
         return [value]
-    values = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
-    dist.gather_object(value, values)
-    return values
+    first = dist.get_rank() == 0
+    values = [None] * dist.get_world_size() if first else None
+    dist.gather_object(None if first else value, values)  # its own is here already, and may be large
+    return [value, *values[1:]] if first else None

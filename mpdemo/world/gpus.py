@@ -30,3 +30,11 @@ def gpus_wanted(devices) -> int:
     same thing in each job.
     """
     return max(2, devices)
+
+
+def too_few_gpus(devices) -> bool:
+    """Return whether a job's devices must be CPU cores although this machine has GPUs.
+
+    Where the driver names none, nothing is decided here: PyTorch may know others (AMD's).
+    """
+    return 0 < gpus_here() < gpus_wanted(devices)

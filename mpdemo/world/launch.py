@@ -15,6 +15,7 @@ from mpdemo.world.failures import first_failure, read_message
 from mpdemo.world.versions import check_version
 
 PARENT = "MPDEMO_STARTED_BY_PARENT"  # its process number, for the processes that `start` launched: it speaks for them
+PYTHONS = ("py", "Py", "pt_", "torchrun")  # how the name of a torchrun's process begins
 PR_SET_PDEATHSIG = 1  # prctl: the signal that a process gets when its parent dies
 
 
@@ -57,16 +58,39 @@ def import_pytorch(with_torchvision=False, with_optimizers=False):
 def prepare_signals():
     """Hold SIGUSR1 back until the training can obey it, and end with the parent. Call this before PyTorch's import.
 
-    SIGUSR1 asks for a checkpoint and an end; by default it kills. A process that `start` launched ends silently when
-    its parent is interrupted or killed, also where the parent was gone before this call.
+    SIGUSR1 asks for a checkpoint and an end; by default it kills. A process that `start` or a torchrun launched ends
+    silently when its parent is killed, also where the parent was gone before this call.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     if PARENT in os.environ:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != int(os.environ[PARENT]):
-            os._exit(1)
+    end_with_parent()
+
+
+def end_with_parent():
+    """End when the launcher is killed: torchrun would leave its processes behind. Nothing to do under srun or alone."""
+    if PARENT not in os.environ and "TORCHELASTIC_RUN_ID" not in os.environ:
+        return
+    be_killed_with_parent()
+    if _parent_is_gone():
+        os._exit(1)
+
+
+def be_killed_with_parent():
+    """Ask the system to kill this process when its parent ends, also after an exec (``preexec_fn`` of a child)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _parent_is_gone() -> bool:
+    """Whether this process was left to one that takes in orphans. In a container process 1 may be torchrun itself."""
+    if PARENT in os.environ:
+        return os.getppid() != int(os.environ[PARENT])
+    try:
+        parent = psutil.Process(os.getppid())
+        return parent.name() == "systemd" or (parent.pid == 1 and not parent.name().startswith(PYTHONS))
+    except psutil.NoSuchProcess:
+        return True
 
 
 def end(status=0):

@@ -49,6 +49,8 @@ def test_every_rung_trains_and_validates(trained, rung, count):
     assert len(losses) == 4 and all(0 < loss < 10 for loss in losses.values())
     assert 0 < summary["validation_loss"] < 10
     assert (summary["environment"]["device"] == "cpu core") == ON_CPU
+    one = rung == "single" or (ON_CPU and rung == "data_parallel")
+    assert len(summary["peak_memory_mib"]) == (1 if one else count) and min(summary["peak_memory_mib"]) > 0
     assert ON_CPU or "nccl" in summary["environment"]["backend"]
 
 
@@ -61,10 +63,11 @@ def test_every_precision_trains(trained, rung, options, count):
     assert all(0 < loss < 10 for loss in losses.values())
 
 
-def test_a_checkpoint_goes_from_cpu_to_gpu_and_back(trained, tmp_path):
+@pytest.mark.parametrize("how", [[], ["--sharded-checkpoints"]], ids=["whole", "sharded"])
+def test_a_checkpoint_goes_from_cpu_to_gpu_and_back(trained, tmp_path, how):
     """The losses are those of a training that stayed on the CPU."""
     hidden = {"CUDA_VISIBLE_DEVICES": ""}
-    single = ["--rung", "single", "--checkpoint-every", "2"]
+    single = ["--rung", "single", "--checkpoint-every", "2", *how]
     stayed, _ = trained(*single, out="stayed", steps=6, **hidden)
     losses, _ = trained(*single, out="first", steps=2, **hidden)
     for name, before, stop, environment in [("second", "first", 4, {}), ("third", "second", 6, hidden)]:

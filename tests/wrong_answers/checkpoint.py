@@ -121,4 +121,6 @@ WRONG = {
         JOB.replace("-eq 3", "-eq 0"),
         JOB.replace("--model transformer", "--model transformers"),
     ],
+    "09.12": [(3, 3), (0.5, 0.25), (1.5, 3), (1.5, 1.5), (1, 0.5)],
+    "09.13": [(4, 4), (1, 1), (2, 1), (4, 8), (1, 4)],
 }
