@@ -1,5 +1,7 @@
 """A pytest plugin: in CI a skipped test is a failure, elsewhere the skips are counted at the end.
 
+A test that failed and passed when it ran once more is printed with its first failure.
+
 A test is skipped only where a system package is missing, and CI has them all; a test that quietly no longer runs
 would otherwise stay green for ever. Those of tests/gpu are skipped wherever there are too few GPUs.
 """
@@ -36,6 +38,9 @@ def pytest_sessionfinish(session, exitstatus):
 
 
 def pytest_terminal_summary(terminalreporter, config):
+    for report in terminalreporter.stats.get("rerun", []):
+        terminalreporter.section(f"failed at first: {report.nodeid}")
+        terminalreporter.write_line(report.longreprtext[-4000:])
     reports = config.stash[skipped]
     if reports and in_ci():
         names = ", ".join(report.nodeid for report in reports)

@@ -16,7 +16,7 @@ from mpdemo.jobs import JobFailed, attach, load_site, slurm, submit
 NO_GPUS = {"gpus_per_process": 0, "cpus_per_process": 4}
 STEPS = dataclasses.replace(load_site("generic"), inside_a_job="steps", cores_per_node=16)
 spec = functools.partial(worker_jobs.spec, processes_per_node=2)
-until = functools.partial(worker_jobs.until, seconds=30)
+until = functools.partial(worker_jobs.until, seconds=60)
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +39,13 @@ def allocation(shared_cluster):
 
 @pytest.fixture
 def inside(allocation, cluster, project, monkeypatch):
-    """This test runs inside the job."""
+    """This test runs inside the job, and leaves no step to the next one."""
     for name, value in allocation.items():
         monkeypatch.setenv(name, value)
-    return allocation
+    yield allocation
+    for step in steps(allocation):
+        slurm.run("scancel", step)
+    until(lambda: steps(allocation) == [])
 
 
 def steps(inside):
