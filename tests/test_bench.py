@@ -28,6 +28,11 @@ RESULTS = {
         {"rung": "fsdp", "model": "resnet18", "image_size": 64, "batch": 64, "speedup": 1.8, "bound": 1.9}
         | {"speedup_quartiles": SPREAD, "fraction_of_bound": 0.95, "fraction_quartiles": SPREAD}
     ],
+    "hybrid": [
+        {"schedule": schedule, "model": "t", "batch": 8, "speedup": x, "speedup_quartiles": SPREAD}
+        | {"fraction_of_bound": share}
+        for schedule, x, share in (("gpipe", 1.4, 0.8), ("zbv", 1.6, 0.9))
+    ],
     "pipeline": [
         PIPELINE | {"model": model, "batch": 32, "schedule": "1f1b", "microbatches": 8, "cut": cut, "step_seconds": s}
         for model, cut, s in (
@@ -107,6 +112,7 @@ def test_the_table_stands_between_the_marks_and_says_the_figures(tmp_path):
     assert "had changed by -10% and +25% since their parts were measured) | 5%, 20% |" in text
     assert "| FSDP, 2 processes, resnet18, 64 px, batch 64: speed-up over one |" in text
     assert "old" not in text and "over 7 interleaved rounds" in text and "Z80" in text
+    assert "the fastest schedule (zbv) over one; share, of all schedules | 1.60 [0.90-1.10] | the sim" in text
     assert "1.80 [0.90-1.10] | 1.90, two independent processes | 0.95 [0.90-1.10]" in text
     assert "200 µs, over a bare ConvNet step | 0.4 %" in text and "1.50 times faster" in text
     assert "the fastest of 19 others (1f1b, 4) | 1.02 [0.90-1.10]" in text
@@ -125,7 +131,7 @@ def test_the_readme_has_the_marks():
     [
         ("--readme nowhere.md", "allowed is a file with the lines"),
         ("--readme README.md --only ddp", "wants figures of one call"),
-        ("--only speed", "allowed parts loop, ddp, pipeline, planner"),
+        ("--only speed", "allowed parts loop, ddp, pipeline, hybrid, planner"),
         ("--rounds 2", "3 rounds or more"),
     ],
 )

@@ -245,6 +245,23 @@ def test_a_predicted_step_ends_with_the_last_ranks_optimizer_step():
         assert read.predict_seconds(step + updates, "naive") == pytest.approx(end)
 
 
+def test_ranks_that_share_cores_take_turns_in_the_prediction():
+    step = simulate("naive", [1, 1], [2, 2], 1, 2).events
+    for row in step:
+        row["on_core"] = row["end"] - row["start"]
+        row["start"], row["end"] = 2 * row["start"], 2 * row["end"]
+    assert read.predict_seconds(step, "naive") == pytest.approx(12)  # half of it waits for a core
+    assert read.predict_seconds(step, "naive", cores=1) == pytest.approx(6)
+    replicas = [row | {"rank": row["rank"] + r} for row in step for r in (0, 2)]
+    assert read.predict_seconds(replicas, "naive", cores=2) == pytest.approx(6)
+    assert read.predict_seconds(replicas, "naive", cores=1) == pytest.approx(12)
+
+
+def test_what_is_recorded_had_a_core_for_no_longer_than_it_took(recorded):
+    for row in (row for rows in read.load(recorded / "zbv") for row in rows if row["kind"] in read.COMPUTES):
+        assert 0 < row["on_core"] < row["end"] - row["start"] + 1e-3
+
+
 def test_the_picture_has_a_lane_a_rank_numbers_idle_shares_and_a_line_without_measured_numbers(recorded):
     from mpdemo.notebook import plots
     from mpdemo.notebook.plots.timeline import figure

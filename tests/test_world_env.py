@@ -11,6 +11,7 @@ import torch
 from mpdemo.errors import UserError
 from mpdemo.parallel.rung import local_devices
 from mpdemo.paths import root
+from mpdemo.world import cores
 from mpdemo.world.env import read_launcher, where_am_i
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
@@ -185,6 +186,22 @@ def test_a_process_that_drives_several_devices_takes_all_their_cores_or_none(cla
     assert claims(1, len(allowed))[1] == allowed
     if len(allowed) > 1:
         assert claims(1)[1] == [allowed[1]], "what it could not use stays free"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "shared"),
+    [
+        ([("a", {0, 1})] * 4, 2),
+        ([("a", {0}), ("a", {1}), ("a", {0, 1})], 2),
+        ([("a", {0}), ("a", {1})], None),
+        ([("a", {0, 1})] * 2 + [("b", {0, 1})] * 2, None),
+    ],
+    ids=["four on two", "some pinned", "one each", "two machines"],
+)
+def test_cores_are_shared_where_all_machines_have_fewer_than_processes(ranks, shared, monkeypatch):
+    assert cores.shared_cores() is None
+    monkeypatch.setattr(cores, "gather_objects", lambda value: ranks)
+    assert cores.shared_cores() == shared
 
 
 JOB = f"""#!/bin/bash

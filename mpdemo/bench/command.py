@@ -17,7 +17,8 @@ from mpdemo.world.launch import start
 from mpdemo.world.machine import describe
 from mpdemo.world.processes import check_room
 
-PARTS = ("loop", "ddp", "pipeline", "planner", "memory", "step_times", "lightning")
+PROCESSES = dict(loop=1, ddp=2, pipeline=2, hybrid=4, planner=2, memory=2, step_times=2, lightning=1)  # of each part
+PARTS = tuple(PROCESSES)
 
 
 def add_arguments(parser):
@@ -44,8 +45,7 @@ def main(args) -> int:
     machine = describe(2) | {"rounds": args.rounds}
     (out / "machine.json").write_text(json.dumps(machine, indent=2) + "\n")
     for part in parts:
-        processes = 1 if part in ("loop", "lightning") else 2
-        if status := start(["-m", "mpdemo.bench.parts", part, str(out), str(args.rounds)], processes):
+        if status := start(["-m", "mpdemo.bench.parts", part, str(out), str(args.rounds)], PROCESSES[part]):
             return status
         rows = json.loads((out / f"{part}.json").read_text())
         texts = [

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import torch
 
 from mpdemo import data
-from mpdemo.bench.pipelines import pipeline, planner
+from mpdemo.bench.pipelines import hybrid, pipeline, planner
 from mpdemo.labs import predictions, step_times
 from mpdemo.labs.harness import Comparison, join_world, quartiles
 from mpdemo.parallel.rung import loss_fn
@@ -143,7 +143,7 @@ def lightning(world, rounds):
 def main(part, out, rounds) -> int:
     """Run one part in this world; rank 0 writes its rows."""
     with join_world() as world:
-        parts = {"loop": loop, "ddp": ddp, "pipeline": pipeline, "planner": planner}
+        parts = {"loop": loop, "ddp": ddp, "pipeline": pipeline, "hybrid": hybrid, "planner": planner}
         parts |= {"memory": memory, "step_times": step_times.measure, "lightning": lightning}
         rows = parts[part](world, int(rounds))
     if world.rank == 0:

@@ -14,6 +14,7 @@ from mpdemo.settings import Settings
 from mpdemo.timeline import read
 from mpdemo.timeline.record import Recorder
 from mpdemo.world.collectives import gather_objects
+from mpdemo.world.cores import shared_cores
 
 # model, pixels per side, batch: large enough for operations of 5 ms or more, since sending one takes 0.5 ms
 PIPELINES = (("convstack", 32, 64), ("transformer", 28, 256))
@@ -34,13 +35,34 @@ def pipeline(world, rounds):
         base = pipeline_settings(model=model, image_size=size, batch_size=batch, norm="group")
         variants = [("naive", 1, HALVES)]
         for count in (2, 4, 8, 16):
-            cuts = {s: HALVES if SCHEDULES[s].stages_per_rank == 1 else QUARTERS for s in SCHEDULES if s != "naive"}
-            variants += [(schedule, count, cut) for schedule, cut in cuts.items()]
+            variants += [(schedule, count, cut) for schedule, cut in equal_cuts().items()]
         rows += pipeline_rows(world, rounds, base, variants)
     # ResNet-101: the cut after layer2, as in the courses that this one grew from, against the balanced one
     base = pipeline_settings(model="resnet101", image_size=128, batch_size=32)
     cuts = [(name, m, cut) for cut in ("layer2.3", "layer3.6") for name, m in (("naive", 1), ("1f1b", 8))]
     return rows + pipeline_rows(world, rounds, base, cuts)
+
+
+def hybrid(world, rounds):
+    """Two replicas of a pipeline over two processes, with every schedule, against the single device and its simulation.
+
+    Four processes may share two cores; the simulation then knows it (`mpdemo.timeline.read.predict_seconds`).
+    """
+    model, size, batch = PIPELINES[1]
+    single = Settings(rung="single", model=model, image_size=size, batch_size=batch, norm="group")
+    base = replace(single, rung="hybrid", replicas=2, microbatches=4, timeline=True)
+    comparison, names = Comparison(world), [(schedule, 4, cut) for schedule, cut in equal_cuts().items()]
+    comparison.add("single", single)
+    for schedule, count, cut in names:
+        comparison.add((schedule, count, cut), replace(base, schedule=schedule, microbatches=count, cut=cut))
+    comparison.run(rounds, title="hybrid")
+    recording = recording_seconds(world.device)
+    return [pipeline_row(comparison, name, "single", recording) for name in names]
+
+
+def equal_cuts() -> dict:
+    """The cut of eight equal blocks into equal stages, for every schedule that overlaps."""
+    return {s: HALVES if SCHEDULES[s].stages_per_rank == 1 else QUARTERS for s in SCHEDULES if s != "naive"}
 
 
 def pipeline_rows(world, rounds, base, variants):
@@ -60,9 +82,9 @@ def pipeline_row(comparison, name, first, recording):
     What lies between the two is communication, and the library's work between two operations.
     """
     trial, seconds = comparison.trials[name], comparison.median(name)
-    steps = trial.recorded_steps()[WARMUP:]
-    simulated = [read.predict([step], trial.settings.schedule) for step in steps]
-    shares = [simulation.step_time / read.step_time(step) for simulation, step in zip(simulated, steps, strict=True)]
+    steps, schedule, cores = trial.recorded_steps()[WARMUP:], trial.settings.schedule, shared_cores()
+    simulated = [read.predict_seconds(step, schedule, cores) for step in steps]
+    shares = [seconds / read.step_time(step) for seconds, step in zip(simulated, steps, strict=True)]
     speedup, *speedup_quartiles = comparison.ratio(first, name)
     return {
         "model": trial.settings.model,
@@ -75,11 +97,11 @@ def pipeline_row(comparison, name, first, recording):
         "step_quartiles": quartiles(comparison.seconds[name]),
         "speedup": speedup,  # over the first variant
         "speedup_quartiles": speedup_quartiles,
-        "simulated_seconds": median(simulation.step_time for simulation in simulated),
+        "simulated_seconds": median(simulated),
         "fraction_of_bound": median(shares),
         "fraction_quartiles": quartiles(shares),
         "measured_idle_share": median(read.idle_share(step) for step in steps),
-        "predicted_idle_share": median(simulation.idle_share for simulation in simulated),
+        "predicted_idle_share": median(read.predict([step], schedule).idle_share for step in steps),
         "recorder_share": len(trial.rung.recorder.steps[0]["events"]) * recording / seconds,
     }
 

@@ -74,6 +74,14 @@ def _comparisons(results):
             f"| PyTorch Lightning, without logger and checkpoints: time it adds to a step (our loop: {ours}), of a "
             f"step of the story {100 * row['lightning'] / row['story']:.1f} % | {lightning} | | |"
         )
+    fastest = max(results["hybrid"], key=lambda row: row["speedup"])
+    shares = sorted(row["fraction_of_bound"] for row in results["hybrid"])
+    yield (
+        f"| hybrid, 2 replicas of a pipeline over 2 processes, {fastest['model']}, batch {fastest['batch']}: speed-up "
+        f"of the fastest schedule ({fastest['schedule']}) over one; share, of all schedules "
+        f"| {_spread(fastest['speedup'], fastest['speedup_quartiles'])} "
+        f"| the simulation, on as many cores | {shares[0]:.2f}-{shares[-1]:.2f} |"
+    )
     pipelines = results["pipeline"]
     share = max(row["recorder_share"] for row in pipelines)
     yield f"| recording a timeline: share of a step, the largest of all pipelines | {100 * share:.2f} % | 1 % | |"

@@ -20,6 +20,7 @@ from mpdemo.timeline import read
 from mpdemo.timeline.observe import record_updates
 from mpdemo.training.measure import relative_difference
 from mpdemo.world.collectives import gather_objects
+from mpdemo.world.cores import shared_cores
 from mpdemo.world.launch import end
 
 REFERENCE = "single one-process"
@@ -133,7 +134,7 @@ def gradient_differences(comparison, world) -> dict:
 
 def bounds(comparison, world) -> dict:
     """Speed-up over ``single`` that each row could reach at best, from what was measured beside it."""
-    single = comparison.median(REFERENCE)
+    single, cores = comparison.median(REFERENCE), shared_cores()
     independent = single / comparison.median("independent")
     result = {("single", "one-process"): 1.0}
     result["data_parallel", "one-process"] = independent
@@ -141,7 +142,7 @@ def bounds(comparison, world) -> dict:
     for rung in (rung for rung in CUT_RUNGS if f"{rung} per-device" in comparison.trials):
         trial = comparison.trials[f"{rung} per-device"]
         schedule = "naive" if rung == "model_parallel" else trial.settings.schedule
-        simulated = [read.predict_seconds(step, schedule) for step in trial.recorded_steps()[WARMUP:]]
+        simulated = [read.predict_seconds(step, schedule, cores) for step in trial.recorded_steps()[WARMUP:]]
         result[rung, "per-device"] = result[rung, "one-process"] = single / statistics.median(simulated)
     if world.device.type == "cpu":  # a CPU operator blocks the one process: its devices never overlap
         result["model_parallel", "one-process"] = 1.0

@@ -1,9 +1,9 @@
 """How far the clocks of two ranks are apart, so that their timelines have one time axis."""
 
-import socket
 import time
-from pathlib import Path
 from statistics import median
+
+from mpdemo.world.machine import identity
 
 CLOCK_ROUNDS = 9  # barriers by which two machines compare their clocks
 
@@ -24,7 +24,7 @@ def clock_offset(machine=None):
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return 0.0
     machines = [None] * dist.get_world_size()
-    dist.all_gather_object(machines, machine or _machine())
+    dist.all_gather_object(machines, machine or identity())
     offsets = []
     for _ in range(CLOCK_ROUNDS if len(set(machines)) > 1 else 0):
         dist.barrier()
@@ -34,8 +34,3 @@ def clock_offset(machine=None):
     if not offsets or machines[dist.get_rank()] == machines[0]:
         return 0.0
     return median(offsets)
-
-
-def _machine():
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    return boot.read_text().strip() if boot.exists() else socket.gethostname()

@@ -5,6 +5,7 @@ begins. Beside F and B these timelines hold O, the optimizer's step, and A, the 
 between the moment when it was ready and the moment when it was reduced; A runs while B goes on.
 """
 
+from contextlib import ExitStack
 from itertools import pairwise
 
 from mpdemo.world import clock
@@ -61,9 +62,9 @@ def record_passes(rung, model, recorder):
 
 def record_updates(optimizer, recorder):
     """Record the optimizer's steps."""
-    begun = []
-    optimizer.register_step_pre_hook(lambda *_: begun.append(clock.read(recorder.device)))
-    optimizer.register_step_post_hook(lambda *_: recorder.add("O", begun.pop(), clock.read(recorder.device)))
+    under_way = ExitStack()
+    optimizer.register_step_pre_hook(lambda *_: under_way.enter_context(recorder.operation("O", stage=0)))
+    optimizer.register_step_post_hook(lambda *_: under_way.close())
 
 
 class RecordedThreads:

@@ -51,9 +51,11 @@ class Recorder:
         """Return `loss_fn` wrapped so that its time counts as part of the last stage's forward."""
 
         def timed(*args, **kwargs):
+            begin = time.thread_time()
             result = loss_fn(*args, **kwargs)
             if self._operations and self._operations[-1]["kind"] == "F":
                 self._operations[-1]["end"] = clock.read(self.device)
+                self._operations[-1]["on_core"] += time.thread_time() - begin
             return result
 
         return timed
@@ -73,9 +75,10 @@ class Recorder:
     @contextmanager
     def operation(self, kind, stage, microbatch=0, **more):
         """Record a ``with`` block as one operation of the step under way; outside of a step nothing is recorded."""
-        start = clock.read(self.device)
+        start, begin = clock.read(self.device), time.thread_time()
         yield
-        self.add(kind, start, clock.read(self.device), stage, microbatch, **more)
+        on_core = time.thread_time() - begin  # s that this thread had a core: less than it took where cores are shared
+        self.add(kind, start, clock.read(self.device), stage, microbatch, on_core=on_core, **more)
 
     def add(self, kind, start, end, stage=0, microbatch=0, **more):
         """Record an operation between two readings of the clock; `rank` where this process drives several devices."""

@@ -9,6 +9,9 @@ import os
 
 import torch
 
+from mpdemo.world.collectives import gather_objects
+from mpdemo.world.machine import identity
+
 LOCK = "/tmp/mpdemo-core-{}.lock"  # one for all users: they share the cores as well
 
 
@@ -42,6 +45,17 @@ def take(allowed, count) -> list:
     for lock in locks.values():
         os.close(lock)
     return []
+
+
+def shared_cores() -> int | None:
+    """Return how many cores all processes of the world have together where they are fewer than the processes.
+
+    None where each has its own. All ranks must call this.
+    """
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count())
+    machines = gather_objects((identity(), set(cores)))
+    count = len({(machine, core) for machine, cores in machines for core in cores})
+    return count if count < len(machines) else None
 
 
 def _locked(core) -> int | None:

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import socket
 import time
 from pathlib import Path
 
@@ -22,6 +23,12 @@ def describe(processes) -> dict:
         "python": platform.python_version(),
         "date": time.strftime("%Y-%m-%d"),
     }
+
+
+def identity() -> str:
+    """What tells this machine from others: its last boot, else its name. Several nodes of a test have one machine."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return boot.read_text().strip() if boot.exists() else socket.gethostname()
 
 
 def processor() -> str:
