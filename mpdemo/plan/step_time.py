@@ -91,8 +91,10 @@ def seconds(settings, blocks, speeds) -> float:
     if s.rung in SHARDED:
         fewest = fewest_images(s)
         more = _computing(s, speeds) - _computing(fewest, speeds)
-        sums = traffic.sums_of_split_layers(blocks, predict.parts(s)) if s.rung == "tensor" else 0
-        return speeds.fewest[fewest] + more + sums * (speeds.sums[images_at_once(s)] - speeds.sums[1])
+        if s.rung == "tensor":
+            sums = traffic.sums_of_split_layers(blocks, predict.parts(s))
+            more += sums * (speeds.sums[images_at_once(s)] - speeds.sums[1])
+        return speeds.fewest[fewest] + more
     if s.rung in CUT_RUNGS:
         return _of_stages(s, blocks, speeds)
     weights = sum(block.weights for block in blocks)
