@@ -55,6 +55,8 @@ def ran(tmp_path_factory):
     for n, cases in {2: TWO, 4: FOUR}.items():
         worlds.append([n, EQUALITY, written(folder / f"{n}.cases", cases), str(folder / f"{n}.results")])
     worlds += [[n, TRAIN, written(folder / f"{n}.runs", runs[n])] for n in (2, 4, 1)]
+    runs_of_four = [str(folder / f"to-{stop}") for stop in (4, 5)]
+    worlds.append([2, "tests/programs/damaged.py", *runs_of_four, str(folder / "damaged")])
     run_worlds(folder, worlds)
     return folder
 
@@ -79,6 +81,11 @@ def test_sharded_rungs_resume_every_rung_and_are_resumed(ran):
     for name, weight in ends[1]["model"].items():
         assert torch.linalg.vector_norm(ends[0]["model"][name] - weight) < 1e-4 * torch.linalg.vector_norm(weight), name
     assert epochs(ran / "to-6")[0]["validation_loss"] == pytest.approx(epochs(ran / "whole")[0]["validation_loss"])
+
+
+def test_ranks_that_share_the_search_for_damage_use_the_same_checkpoint(ran):
+    assert len(list((ran / "damaged/checkpoints/step-000005").iterdir())) > 2
+    assert [(ran / f"damaged/rank-{rank}").read_text() for rank in (0, 1)] == ["4", "4"]
 
 
 @pytest.mark.parametrize("stop", [2, 3, 4, 5])

@@ -527,7 +527,7 @@ def test_two_hundred_random_damages_never_change_a_training(runs):
     content, whole = path.read_bytes(), checkpoint.read(path)
     for number in range(200):
         path.write_bytes(damage(content, chance))
-        state = read_newest(out, report=False)
+        state = read_newest(out)
         assert state["step"] == 2 or same(state, whole), number
         older += state["step"] == 2
     assert older > 150

@@ -11,7 +11,7 @@ import sys
 import pytest
 import torch
 from soak import same, tensors_of
-from test_training import damage, losses, runs  # noqa: F401
+from test_training import damage, losses, run_here
 
 from mpdemo.errors import RunFailed, UserError
 from mpdemo.paths import root
@@ -22,12 +22,18 @@ SETTINGS = {"model": "toy", "batch_size": 256, "checkpoint_every": 2, "optimizer
 
 
 @pytest.fixture
-def run(runs):  # noqa: F811
+def runs(tmp_path):
+    """Train in this process: run("name", **settings) -> its folder."""
+    return lambda name, **settings: run_here(tmp_path / name, **settings)
+
+
+@pytest.fixture
+def run(runs):
     """The folder of a run with two sharded checkpoints."""
     return runs("run", **SETTINGS, steps=4, sharded_checkpoints=True)
 
 
-def test_the_tensors_are_in_the_folder_and_nothing_else_is(run, runs):  # noqa: F811
+def test_the_tensors_are_in_the_folder_and_nothing_else_is(run, runs):
     path = checkpoint.newest(run)
     state, wanted = checkpoint.read(path), checkpoint.read(checkpoint.newest(runs("whole", **SETTINGS, steps=4)))
     assert state["model"] == {} and all(set(values) == {"step"} for values in state["optimizer"].values())
@@ -38,7 +44,7 @@ def test_the_tensors_are_in_the_folder_and_nothing_else_is(run, runs):  # noqa: 
     assert {file.suffix for file in sharded.folder_of(path).iterdir()} == {".safetensors"}
 
 
-def test_resumed_equals_uninterrupted(run, runs):  # noqa: F811
+def test_resumed_equals_uninterrupted(run, runs):
     """Whole files and sharded ones in one training, bit for bit."""
     whole = runs("whole", **SETTINGS, steps=8)
     assert losses(runs("run", **SETTINGS, steps=6, resume="auto")) == {k: v for k, v in losses(whole).items() if k < 7}
@@ -54,7 +60,7 @@ def test_thirty_random_damages_are_refused_and_the_older_one_used(run):
     content = file.read_bytes()
     for number in range(30):
         file.write_bytes(damage(content, chance))
-        assert read_newest(run, report=False)["step"] == 2 or file.read_bytes() == content, number
+        assert read_newest(run)["step"] == 2 or file.read_bytes() == content, number
     file.write_bytes(content)
     assert read_newest(run)["step"] == 4
 
@@ -69,7 +75,7 @@ def test_a_folder_that_is_not_the_files_is_refused(run, how):
         checkpoint.read(newest)
 
 
-def test_another_model_is_refused(run, runs):  # noqa: F811
+def test_another_model_is_refused(run, runs):
     path = checkpoint.newest(run)
     state = checkpoint.read(path)
     state["settings"]["model"] = "convnet"
@@ -78,7 +84,7 @@ def test_another_model_is_refused(run, runs):  # noqa: F811
         runs("other", **SETTINGS | {"model": "convnet"}, steps=5, resume=str(run))
 
 
-def test_what_a_killed_write_leaves_is_swept_up(run, runs):  # noqa: F811
+def test_what_a_killed_write_leaves_is_swept_up(run, runs):
     """The file comes last: without it the folder is nobody's, also with a part of a larger world in it."""
     for step in (5, 6):
         left = run / f"checkpoints/step-00000{step}"

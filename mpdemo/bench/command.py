@@ -13,6 +13,7 @@ from tabulate import tabulate
 
 from mpdemo.bench import readme
 from mpdemo.errors import UserError
+from mpdemo.world.gpus import gpus_here, too_few_gpus
 from mpdemo.world.launch import start
 from mpdemo.world.machine import describe
 from mpdemo.world.processes import check_room
@@ -45,6 +46,9 @@ def main(args) -> int:
     machine = describe(2) | {"rounds": args.rounds}
     (out / "machine.json").write_text(json.dumps(machine, indent=2) + "\n")
     for part in parts:
+        if too_few_gpus(PROCESSES[part]):
+            print(f"{part} is left out: {PROCESSES[part]} processes for {gpus_here()} GPUs")
+            continue
         if status := start(["-m", "mpdemo.bench.parts", part, str(out), str(args.rounds)], PROCESSES[part]):
             return status
         rows = json.loads((out / f"{part}.json").read_text())

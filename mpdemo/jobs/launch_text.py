@@ -5,7 +5,7 @@ import shlex
 
 from mpdemo.jobs.array import INDEX
 from mpdemo.paths import SITES
-from mpdemo.world.launch import for_torchrun
+from mpdemo.world.launch import for_torchrun, is_program
 
 # Run after each line of the site's setup. Neither `set -e` nor `set -u`: `module` and `conda activate` are functions of
 # the shell, which use commands that may fail and variables that are not set. The status of the whole line counts.
@@ -100,13 +100,12 @@ def launch(spec, site) -> list[str]:
         srun = " ".join([srun, *site.binding])
         start = in_each_task(site) if site.each_task else f"{site.python} -u"
         return ["# One process per task; when one fails, all end.", f"{srun} \\", f"  {start} {arguments(spec)}"]
-    is_program = spec.command[0] == "-m" or spec.command[0].endswith(".py")
     passed_on = dataclasses.replace(spec, command=tuple(for_torchrun(spec.command)))
     return [
         "# One torchrun per node; single quotes, since SLURM_NODEID is known on each node only.",
         f"{srun} bash -c 'exec {in_quotes(site.python)} -m torch.distributed.run \\",
         *rendezvous(spec),
-        f"  torchrun {'' if is_program else '--no-python python '}{arguments(passed_on)}",
+        f"  torchrun {'' if is_program(spec.command) else '--no-python python '}{arguments(passed_on)}",
     ]
 
 

@@ -76,7 +76,7 @@ class Run:
         self.folder = Path(settings.out)
         resume = folder_to_resume(settings)
         if resume:
-            state = read_newest(resume, report=world.rank == 0)
+            state = read_newest(resume, world.rank, world.world_size)
             check_settings(state, settings, self.length)
             restore(state, rung, optimizer, self.scheduler, world.rank)
             self.epoch, self.step, self.epoch_steps = state["epoch"], state["step"], state["epoch_steps"]

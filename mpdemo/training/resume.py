@@ -11,6 +11,7 @@ import torch
 from mpdemo.errors import UserError
 from mpdemo.options import option_name
 from mpdemo.training import checkpoint, sharded
+from mpdemo.world.collectives import in_all
 
 
 def folder_to_resume(settings) -> Path | None:
@@ -32,14 +33,16 @@ def folder_to_resume(settings) -> Path | None:
     return Path(settings.resume) if settings.resume else None
 
 
-def read_newest(run, report=True) -> dict:
+def read_newest(run, rank=0, processes=1) -> dict:
     """Read the newest checkpoint of a run's folder; a damaged one is named, and the one before it is used.
+
+    Every rank must call this. They share the work of looking for damage, and all use the same checkpoint.
 
     Parameters
     ----------
     run : str or Path
-    report : bool
-        Whether this process names what it leaves out.
+    rank, processes : int
+        This process; the first one names what is left out.
 
     Raises
     ------
@@ -49,12 +52,12 @@ def read_newest(run, report=True) -> dict:
     damaged, newest = [], checkpoint.newest(run)
     for path in reversed(checkpoint.in_order(newest.parent)):
         try:
-            state = checkpoint.read(path)
+            state = in_all(checkpoint.read, path, rank, processes)
         except UserError as error:
             damaged.append(error)
             continue
         state["folder"] = sharded.folder_of(path)
-        if damaged and report:
+        if damaged and rank == 0:
             print(*(f"mpdemo: {error}" for error in damaged), sep="\n", file=sys.stderr)
             print(f"mpdemo: goes on from the checkpoint before it: {path}", file=sys.stderr)
         return state

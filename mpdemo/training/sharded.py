@@ -9,6 +9,7 @@ Sources: https://docs.pytorch.org/docs/stable/distributed.checkpoint.html, https
 import shutil
 import warnings
 import zlib
+from collections import ChainMap
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import torch.distributed as dist
 from torch.distributed import checkpoint as library
 
 from mpdemo.errors import RunFailed
+from mpdemo.world.collectives import gather_in_first, in_all
 
 CHUNK = 2**24  # bytes of a file that are read at a time
 warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)  # a single process is no mistake
@@ -36,7 +38,7 @@ def _is_large(value) -> bool:
     return isinstance(value, torch.Tensor) and value.dim() > 0
 
 
-def write_tensors(path, weights, states, rank) -> dict:
+def write_tensors(path, weights, states, world) -> dict:
     """Write the tensors of all processes; every rank must call this. What several ranks have is written once.
 
     Parameters
@@ -45,7 +47,7 @@ def write_tensors(path, weights, states, rank) -> dict:
         The checkpoint's file, which is written afterwards.
     weights, states : dict
         What this process has of the weights, and of the optimizer's states, by name of the weight.
-    rank : int
+    world : mpdemo.world.env.World
 
     Returns
     -------
@@ -60,7 +62,7 @@ def write_tensors(path, weights, states, rank) -> dict:
     folder = folder_of(path)
     tensors = {f"model.{name}": weight for name, weight in weights.items()}
     tensors |= {f"optimizer.{name}.{key}": value for name, state in states.items() for key, value in state.items()}
-    if rank == 0:
+    if world.rank == 0:
         remove(folder)  # a run that was killed here has left some of it
         with suppress(OSError):  # the writer names what is wrong
             folder.mkdir(parents=True)
@@ -70,9 +72,10 @@ def write_tensors(path, weights, states, rank) -> dict:
     try:
         large = {name: tensor for name, tensor in tensors.items() if _is_large(tensor)}
         library.save(large, storage_writer=writer, no_dist=not dist.is_initialized())
-        return checksums(folder) if rank == 0 else {}
+        sums = in_all(checksums, folder, world.rank, world.world_size)  # of its part of the files
+        return dict(ChainMap(*(gather_in_first(sums) or ())))
     except (library.CheckpointException, OSError) as error:
-        if rank == 0:
+        if world.rank == 0:
             remove(folder)
         raise RunFailed(f"{folder} could not be written: {_reason(error)}; the checkpoints before it stay") from None
 
@@ -83,10 +86,10 @@ def _reason(error) -> str:
     return getattr(first, "strerror", None) or str(first).splitlines()[0]
 
 
-def checksums(folder) -> dict:
-    """Return the checksum of every file in a folder, by name."""
+def checksums(folder, part=0, parts=1) -> dict:
+    """Return the checksum of every file in a folder, by name; or of one part of them, where processes share them."""
     sums = {}
-    for path in sorted(Path(folder).glob("*")):
+    for path in sorted(Path(folder).glob("*"))[part::parts]:
         sums[path.name] = 0
         with path.open("rb") as file:
             while chunk := file.read(CHUNK):

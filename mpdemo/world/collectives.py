@@ -27,6 +27,21 @@ def gather_objects(value) -> list:
     return values
 
 
+def in_all(function, *arguments):
+    """Call a function in every process and return its value; where one of them raises, all raise the same error.
+
+    So all of them go on in the same way, and none waits for one that does not.
+    """
+    value = error = None
+    try:
+        value = function(*arguments)
+    except Exception as raised:
+        error = raised
+    for raised in filter(None, gather_objects(error)):
+        raise raised
+    return value
+
+
 def gather_in_first(value) -> list | None:
     """One value from each rank, in order of rank, in rank 0; None in the other ranks."""
     if not dist.is_initialized():

@@ -117,8 +117,12 @@ def torchrun_arguments(command, processes) -> list[str]:
     """
     launcher = [f"--nproc-per-node={processes}", "--nnodes=1", "--node-rank=0"]
     launcher += ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
-    is_program = command[0] == "-m" or command[0].endswith(".py")
-    return [*launcher, *([] if is_program else ["--no-python", sys.executable]), *for_torchrun(command)]
+    return [*launcher, *([] if is_program(command) else ["--no-python", sys.executable]), *for_torchrun(command)]
+
+
+def is_program(command) -> bool:
+    """Whether torchrun starts a command as it is: a module or a file, not an option of Python such as ``-c``."""
+    return command[0] == "-m" or command[0].endswith(".py")
 
 
 def for_torchrun(command) -> list[str]:

@@ -1,0 +1,33 @@
+"""Run under torchrun: damage the newest of the sharded checkpoints of two runs, and go on from what is left.
+
+damaged.py OLDER NEWER FOLDER: both checkpoints are put together in FOLDER; every rank notes the step that it reads.
+"""
+
+import shutil
+import sys
+from pathlib import Path
+
+import torch.distributed as dist
+
+from mpdemo.labs.harness import join_world
+from mpdemo.training.resume import read_newest
+
+
+def put_together(older, newer, folder):
+    """Copy the checkpoints, and change a byte in the last file of the newer one."""
+    for run in (older, newer):
+        shutil.copytree(Path(run, "checkpoints"), folder / "checkpoints", dirs_exist_ok=True)
+    *_, last = sorted((folder / "checkpoints").glob("*/*"))
+    content = bytearray(last.read_bytes())
+    content[-1] ^= 1
+    last.write_bytes(content)
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[3])
+    with join_world() as world:
+        if world.rank == 0:
+            put_together(*sys.argv[1:3], folder)
+        dist.barrier()
+        state = read_newest(folder, world.rank, world.world_size)
+        (folder / f"rank-{world.rank}").write_text(str(state["step"]))
