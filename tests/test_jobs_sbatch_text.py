@@ -102,6 +102,14 @@ def test_juwels_has_the_directives_of_jsc(nodes, processes, cpus):
     assert "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK" in text
 
 
+def test_torchrun_waits_as_long_as_the_warning_gives():
+    """It would kill its processes after 30 s."""
+    text = render(spec(launcher="torchrun", signal="USR2@120"), load_site("generic"))
+    (line,) = (line for line in text.splitlines() if line.startswith("export PET_SIGNALS_TO_HANDLE="))
+    assert line.endswith(",SIGUSR1,SIGUSR2 TORCH_ELASTIC_SHUTDOWN_TIMEOUT=120")
+    assert "TORCH_ELASTIC" not in render(spec(launcher="torchrun"), load_site("generic"))
+
+
 def test_torchrun_asks_for_one_task_a_node_with_all_its_cpus():
     given = options(render(spec(nodes=2, processes_per_node=4, launcher="torchrun"), load_site("generic")))
     assert (given["ntasks-per-node"], given["cpus-per-task"], given["gres"]) == ("1", "40", "gpu:4")

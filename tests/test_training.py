@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from worlds import TRAIN, run_worlds, written
 
 from mpdemo.errors import RunFailed, UserError
+from mpdemo.parallel.rung import Rung
 from mpdemo.paths import root
 from mpdemo.settings import Settings, checked
 from mpdemo.training import checkpoint
@@ -131,11 +132,32 @@ def test_steps_end_a_run_within_an_epoch(runs):
     assert [row["step"] for row in epochs(out)] == [3, 4]
 
 
+def test_a_warning_during_a_validation_is_obeyed(runs, tmp_path, monkeypatch):
+    """It may take longer than what is left. The resumed run does the whole validation."""
+    common = {"model": "toy", "batch_size": 512, "epochs": 2, "log_every": 1}  # 3 steps per epoch
+    whole, evaluate = runs("whole", **common), Rung.evaluate
+
+    def warned(self, images, labels):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return evaluate(self, images, labels)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Rung, "evaluate", warned)
+        settings = Settings(rung="single", out=str(tmp_path / "part"), **common)
+        assert train(checked(settings), World()) == 3
+    part = tmp_path / "part"
+    assert list(losses(part)) == [1, 2, 3] and epochs(part) == []
+    runs("part", **common, resume="auto")
+    assert losses(part) == losses(whole) and epochs(part) == epochs(whole)
+
+
 def test_a_new_run_keeps_the_last_ones_metrics(runs):
-    runs("run", model="toy", batch_size=512, steps=2)
+    out = runs("run", model="toy", batch_size=512, steps=2)
+    (out / "timeline-rank3.json").write_text("of a larger world")
     out = runs("run", model="toy", batch_size=512, steps=1)
     assert list(losses(out)) == [1]
     assert (out / "metrics.previous.jsonl").read_text().count('"event": "step"') == 2
+    assert not (out / "timeline-rank3.json").exists()
 
 
 # resuming

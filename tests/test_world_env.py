@@ -109,6 +109,9 @@ def test_gpu_bound_by_slurm_is_number_0(monkeypatch):
     FakeGPUs(monkeypatch, 1)
     tasks = {"SLURM_LOCALID": "1", "SLURM_NODEID": "0", "SLURM_PROCID": "1"}
     assert where_am_i(SRUN | tasks).device == torch.device("cuda", 0)
+    assert where_am_i(SRUN | tasks | {"SLURM_GPUS_ON_NODE": "2"}).device == torch.device("cuda", 0)
+    with pytest.raises(UserError, match="local rank 1 has no GPU of its own: 2 processes on this node, 1 GPUs visible"):
+        where_am_i(SRUN | tasks | {"SLURM_GPUS_ON_NODE": "1"})  # --gres=gpu:1 for two tasks: both see the same one
 
 
 def test_a_process_with_two_gpus_begins_with_the_first_of_its_own(monkeypatch):

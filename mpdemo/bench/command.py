@@ -45,6 +45,7 @@ def main(args) -> int:
     out.mkdir(parents=True, exist_ok=True)
     machine = describe(2) | {"rounds": args.rounds}
     (out / "machine.json").write_text(json.dumps(machine, indent=2) + "\n")
+    print(f"A device here is {machine['device']}.")
     for part in parts:
         if too_few_gpus(PROCESSES[part]):
             print(f"{part} is left out: {PROCESSES[part]} processes for {gpus_here()} GPUs")

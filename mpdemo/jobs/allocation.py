@@ -105,7 +105,8 @@ def step_command(spec, site) -> list[str]:
     ]
     comment, first_line, *rest = launch(spec, replace(site, srun_options=(*shape, *gpus, *site.srun_options)))
     lines = [
-        f"export SLURM_CPUS_PER_TASK={spec.cpus_per_task(site)} PET_SIGNALS_TO_HANDLE={spec.handled_signals}",
+        f"export SLURM_CPUS_PER_TASK={spec.cpus_per_task(site)}",
+        *(f"export {name}={value}" for name, value in spec.torchrun_signals.items()),
         *environment(spec, site),
         "MASTER_PORT=$((20000 + ($SLURM_JOB_ID + $$) % 10000))  # a job may have several steps: one port for each",
         comment,

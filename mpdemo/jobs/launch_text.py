@@ -88,7 +88,7 @@ def environment(spec, site) -> list[str]:
     if site.export_visible_devices and spec.gpus_per_node:
         lines.append(f"export CUDA_VISIBLE_DEVICES={','.join(map(str, range(spec.gpus_per_node)))}")
     if spec.launcher == "torchrun" and spec.signal:
-        lines.append(f"export PET_SIGNALS_TO_HANDLE={spec.handled_signals}")
+        lines.append("export " + " ".join(f"{name}={value}" for name, value in spec.torchrun_signals.items()))
     return lines
 
 

@@ -137,7 +137,7 @@ def as_processes(spec, scratch) -> allocation.Start:
         torchrun = torchrun_arguments(spec.command, spec.world_size)
         arguments, launcher = ["-m", "torch.distributed.run", *torchrun], "torchrun"
     own = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TMPDIR": scratch}
-    own["PET_SIGNALS_TO_HANDLE"] = spec.handled_signals
+    own |= spec.torchrun_signals
     if too_few_gpus(spec.devices):
         own |= ON_THE_CPU
     return allocation.Start([sys.executable, *arguments], child_environment() | own, math.inf, launcher, HERE)

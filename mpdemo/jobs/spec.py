@@ -137,10 +137,15 @@ class JobSpec:
         )
 
     @property
-    def handled_signals(self) -> str:
-        """What torchrun has to pass on to its processes (``PET_SIGNALS_TO_HANDLE``): its own and the warning."""
-        names = ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", f"SIG{(self.signal or 'USR1').split('@')[0]}"]
-        return ",".join(dict.fromkeys(names))
+    def torchrun_signals(self) -> dict:
+        """Variables for torchrun: the signals that it passes on (its own and the warning), and how long it waits then.
+
+        Without the second it would kill its processes after 30 s, in the middle of a checkpoint.
+        """
+        name, _, seconds = (self.signal or "USR1").partition("@")
+        names = ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", f"SIG{name}"]
+        handled = {"PET_SIGNALS_TO_HANDLE": ",".join(dict.fromkeys(names))}
+        return handled | ({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": seconds} if seconds else {})
 
     def cpus_on(self, site: Site) -> int:
         """CPUs of each process: what was requested, else its GPUs' share of the cores; else one for each device."""

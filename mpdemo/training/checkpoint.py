@@ -32,7 +32,7 @@ def save(run, folder):
     Raises
     ------
     RunFailed
-        As `write`; in all ranks where it is sharded.
+        In rank 0 where the file cannot be written; in all ranks where the tensors of a sharded one cannot.
     """
     run.rung.synchronise()
     shards, own = {}, own_tensors(run)

@@ -82,7 +82,7 @@ class Run:
             self.epoch, self.step, self.epoch_steps = state["epoch"], state["step"], state["epoch_steps"]
         same = resume and resume.resolve() == self.folder.resolve()
         self.log = open_log(self, resumed=(self.epoch, self.step) if same else None)
-        self.stop_signal = StopSignal(world, self.step, settings.log_every)
+        self.stop_signal = StopSignal(world, settings.log_every)
 
     def go(self) -> int:
         """Train epoch after epoch; return the exit status."""
@@ -123,8 +123,7 @@ class Run:
             if self._checkpoint_if_due():
                 return True
         self._flush()
-        self._finish_epoch()
-        return False
+        return self._finish_epoch()
 
     def _flush(self):
         """Fetch the losses kept on the device and write one line per step, the last one with the memory."""
@@ -148,7 +147,7 @@ class Run:
     def _checkpoint_if_due(self) -> bool:
         """Write a checkpoint where one is due or a signal came; return whether to stop. All ranks decide alike."""
         every = self.settings.checkpoint_every
-        stop = self.stop_signal.seen(self.step)
+        stop = self.stop_signal.seen()
         if stop or (every and self.step % every == 0):
             self._flush()
             self._save(stop)
@@ -156,7 +155,7 @@ class Run:
         return stop
 
     def _save(self, stop):
-        """Write a checkpoint of where the run is now; the end of an epoch is the start of the next.
+        """Write a checkpoint of where the run is now; at the end of an epoch its validation is still to come.
 
         A run that goes on does so without it: the disk may have room again at the next.
         """
@@ -168,9 +167,12 @@ class Run:
             if self.world.rank == 0:
                 print(f"mpdemo: {error}", file=sys.stderr)
 
-    def _finish_epoch(self):
-        """Validate and write the epoch's line."""
-        loss, accuracy = self.validate()
+    def _finish_epoch(self) -> bool:
+        """Validate and write the epoch's line; return whether a signal stopped it."""
+        if not (result := self.validate()):
+            self._save(stop=True)
+            return True
+        loss, accuracy = result
         count = max(1, len(self.epoch_steps) * self.settings.batch_size)
         seconds = sum(row[2] for row in self.epoch_steps)
         self.log.write(
@@ -189,9 +191,10 @@ class Run:
                 f"epoch {self.epoch + 1}: step {self.step}, validation loss {loss:.4f}, accuracy {accuracy:.1%}"
             )
         self.epoch += 1
+        return False
 
-    def validate(self) -> tuple[float, float]:
-        """Return mean loss and accuracy over every validation image, once, over all ranks."""
+    def validate(self) -> tuple[float, float] | None:
+        """Return mean loss and accuracy over every validation image, once, over all ranks; None after a signal."""
         self.rung.synchronise()
         self.rung.train(False)
         sums = torch.zeros(3, dtype=torch.double, device=self.world.device)
@@ -199,6 +202,8 @@ class Run:
             loss, correct = self.rung.evaluate(images, labels)
             count = torch.full_like(correct, len(labels) if self.rung.has_output else 0)
             sums += torch.stack([loss.double(), correct.double(), count.double()]).to(sums.device)
+            if self.stop_signal.seen():  # a validation may take longer than is left
+                return None
         loss, correct, count = sum_over_ranks(sums).tolist()
         self.validation = loss / count, correct / count
         return self.validation

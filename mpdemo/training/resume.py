@@ -36,7 +36,8 @@ def folder_to_resume(settings) -> Path | None:
 def read_newest(run, rank=0, processes=1) -> dict:
     """Read the newest checkpoint of a run's folder; a damaged one is named, and the one before it is used.
 
-    Every rank must call this. They share the work of looking for damage, and all use the same checkpoint.
+    Every rank must call this. They share the work of looking for damage in the tensors of a sharded checkpoint, and all
+    use the same one.
 
     Parameters
     ----------

@@ -61,6 +61,8 @@ class RunLog:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock()
+            for old in (self.folder / "summary.json", *self.folder.glob("timeline-rank*.json")):
+                old.unlink(missing_ok=True)  # of the run before, which may have had more ranks
             if resumed is None and self.path.exists():
                 self.path.replace(self.folder / "metrics.previous.jsonl")
             elif self.path.exists():
@@ -89,7 +91,9 @@ class RunLog:
             for row in rows
             if row.get("step", 0) <= step and (row.get("event") != "epoch" or row.get("epoch", 0) < epoch)
         ]
-        self.path.write_text("".join(json.dumps(row) + "\n" for row in kept))
+        new = self.path.with_suffix(".tmp")
+        new.write_text("".join(json.dumps(row) + "\n" for row in kept))
+        new.replace(self.path)  # a run that is killed here has lost nothing
 
     def write(self, event, **values):
         """Append one JSON object as a line; while the disk is full, Python keeps the line for the next call."""

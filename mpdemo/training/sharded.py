@@ -81,7 +81,7 @@ def write_tensors(path, weights, states, world) -> dict:
 
 
 def _reason(error) -> str:
-    """Why a write failed: the first error of the ranks."""
+    """Why it failed: the first error of the ranks."""
     first, *_ = next(iter(getattr(error, "failures", {}).values()), (error,))
     return getattr(first, "strerror", None) or str(first).splitlines()[0]
 
@@ -115,13 +115,21 @@ def read_tensors(folder, weights, parameters) -> tuple[dict, dict]:
     -------
     weights, states : dict
         As in `write_tensors`; a weight is missing where the checkpoint has none of its name and shape.
+
+    Raises
+    ------
+    RunFailed
+        In all ranks, where one of them cannot read.
     """
     reader = library.HuggingFaceStorageReader(str(folder))
     shapes = {name: tensor.size for name, tensor in reader.read_metadata().state_dict_metadata.items()}
     like = {f"model.{name}": weight for name, weight in weights.items()}
     like |= {f: parameters[_owner(f)] for f in shapes if f.startswith("optimizer.") and _owner(f) in parameters}
     tensors = {name: torch.empty_like(v).detach() for name, v in like.items() if shapes.get(name) == v.shape}
-    library.load(tensors, storage_reader=reader, no_dist=not dist.is_initialized())
+    try:
+        library.load(tensors, storage_reader=reader, no_dist=not dist.is_initialized())
+    except library.CheckpointException as error:
+        raise RunFailed(f"{folder} could not be read: {_reason(error)}") from None
     states = {}
     for name in tensors:
         if name.startswith("optimizer."):

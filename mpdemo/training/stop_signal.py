@@ -1,4 +1,7 @@
-"""SIGUSR1, which Slurm sends before the time limit (``--signal=USR1@60``): all ranks stop after the same step."""
+"""SIGUSR1, which Slurm sends before the time limit (``--signal=USR1@60``): all ranks stop at the same point.
+
+That is after a step of the training, or after a batch of a validation.
+"""
 
 import signal
 import time
@@ -7,7 +10,7 @@ import torch
 
 from mpdemo.world.collectives import sum_over_ranks
 
-INTERVAL = 5.0  # seconds between two checks over all ranks (or one step, where that is longer)
+INTERVAL = 5.0  # seconds between two checks over all ranks (or one call, where a step takes longer)
 
 
 class StopSignal:
@@ -16,31 +19,30 @@ class StopSignal:
     Parameters
     ----------
     world : World
-    step : int
-        Steps done so far.
-    most_steps : int
-        Steps between two checks at the most.
+    most_calls : int
+        Calls between two checks at the most.
     """
 
-    def __init__(self, world, step, most_steps):
-        self.world, self.most_steps = world, most_steps
-        self.received, self.next_check = False, step + 1
-        self.last_check = None  # step and time (s)
+    def __init__(self, world, most_calls):
+        self.world, self.most_calls = world, most_calls
+        self.received, self.calls, self.next_check = False, 0, 1
+        self.last_check = None  # call and time (s)
         signal.signal(signal.SIGUSR1, self._receive)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # held back since the start (world/launch.py)
 
     def _receive(self, number, frame):
         self.received = True
 
-    def seen(self, step) -> bool:
-        """Return whether to stop after this step; every rank must ask, and all get the same answer."""
-        if step < self.next_check:
+    def seen(self) -> bool:
+        """Return whether to stop now. Every rank must ask after each step or batch, and all get the same answer."""
+        self.calls += 1
+        if self.calls < self.next_check:
             return False
         now, seconds = time.perf_counter(), INTERVAL
         if self.last_check:
-            seconds = (now - self.last_check[1]) / (step - self.last_check[0])
+            seconds = (now - self.last_check[1]) / (self.calls - self.last_check[0])
         flags = torch.tensor([float(self.received), seconds], device=self.world.device)  # reading it waits for a GPU
         received, seconds = (sum_over_ranks(flags) / self.world.world_size).tolist()
-        self.next_check = step + min(max(1, int(INTERVAL / seconds)), self.most_steps)
-        self.last_check = step, now
+        self.next_check = self.calls + min(max(1, int(INTERVAL / seconds)), self.most_calls)
+        self.last_check = self.calls, now
         return received > 0

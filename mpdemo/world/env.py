@@ -119,7 +119,8 @@ def where_am_i(environ=os.environ, devices=1) -> World:
     visible, local_rank = torch.cuda.device_count(), values["local_rank"]
     # with srun --gpus-per-task each task sees its own GPUs only, from number 0 on
     index = 0 if visible == devices and values["launcher"] == "slurm" else local_rank * devices
-    if index >= visible:
+    on_node = environ.get("SLURM_GPUS_ON_NODE", "")  # of the whole job: tasks that all see one GPU would share it
+    if index >= visible or (on_node.isdigit() and values["local_world_size"] * devices > int(on_node)):
         raise UserError(
             f"local rank {local_rank} has no GPU of its own: {values['local_world_size']} processes on this node, "
             f"{visible} GPUs visible; start at most {visible}, or set CUDA_VISIBLE_DEVICES= to compute on the CPU"

@@ -143,6 +143,7 @@ def start(command, processes) -> int:
 
     os.environ |= {PARENT: str(os.getpid()), "OMP_NUM_THREADS": "1"}
     signal.signal(signal.SIGUSR1, pass_on)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # in a job's shell it was held back (prepare_signals)
     logging.disable(logging.ERROR)  # what torchrun logs of a failed process is reported below, in one line
     try:
         run(parse_args(torchrun_arguments(["-m", "mpdemo.world.rank", *command], processes)))
