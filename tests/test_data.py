@@ -340,6 +340,7 @@ def test_loader_processes_give_the_same_batches(jpegs):
     [
         (10, 3, "batch of 10 images does not divide by 3 replicas"),
         (60, 1, "batch of 60 images, but only 48 .*allowed: 48 or fewer"),
+        (24, 24, "24 replicas of the model, but only 17 images to validate on; allowed: 17 replicas or fewer"),
     ],
 )
 def test_batches_that_are_refused(batch, replicas, problem):

@@ -122,7 +122,8 @@ class Loaders:
     Raises
     ------
     UserError
-        The batch does not divide by the replicas, or there are fewer training images than one batch.
+        The batch does not divide by the replicas, there are fewer training images than one batch, or fewer validation
+        images than replicas.
     """
 
     def __init__(
@@ -133,6 +134,11 @@ class Loaders:
         train, validation, count = data.train, data.validation, len(data.train)
         if count < batch_size:
             raise UserError(f"batch of {batch_size} images, but only {count} to train on; allowed: {count} or fewer")
+        if len(validation) < replicas:  # in a batch of a validation all replicas take part
+            raise UserError(
+                f"{replicas} replicas of the model, but only {len(validation)} images to validate on; "
+                f"allowed: {len(validation)} replicas or fewer"
+            )
         if not images:
             train, validation = LabelsOnly(train), LabelsOnly(validation)
         self.batch = batch_size // replicas

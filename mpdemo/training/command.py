@@ -34,6 +34,8 @@ from mpdemo.world.failures import report
 from mpdemo.world.launch import PARENT, end, import_pytorch, prepare_signals, start
 from mpdemo.world.processes import check_room
 
+PATIENCE = 1800.0  # s for which ranks wait for one that writes a large checkpoint, or lists a large folder of images
+
 
 def add_arguments(parser):
     """Add the options of ``train``; the launch lines stand below them in the help."""
@@ -120,7 +122,7 @@ def work(settings) -> int:
         devices = devices_of_a_process(settings)
         world = where_am_i(devices=devices)
         claim_cores(world, devices)
-        with process_group(world):
+        with process_group(world, timeout=PATIENCE):
             return train(settings, world)
     except Exception as error:
         if "TORCHELASTIC_ERROR_FILE" in os.environ:  # torchrun reads it and names the rank
