@@ -42,6 +42,13 @@ def train(settings, world) -> int:
     -------
     int
         Exit status: 0 done, 3 stopped with a checkpoint.
+
+    Raises
+    ------
+    UserError
+        The settings do not go with the data, or with the checkpoint from which the run is to go on.
+    RunFailed
+        The loss is not finite, or the checkpoint of a run that is stopped cannot be written.
     """
     dataset, rung, optimizer = build(settings, world)
     loaders = data.Loaders(

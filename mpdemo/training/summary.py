@@ -10,7 +10,10 @@ from mpdemo.world.collectives import gather_objects
 
 
 def summarise(run, seconds, stopped) -> dict:
-    """Everything worth keeping of a `mpdemo.training.loop.Run`, in one dictionary; all ranks must call this."""
+    """Everything worth keeping of a `mpdemo.training.loop.Run`, in one dictionary; all ranks must call this.
+
+    The steps and images are those of the whole training, the seconds those since this start of it.
+    """
     settings, world = run.settings, run.world
     memory, hosts = peak_memory_of_all(world, run.rung.devices), gather_objects(platform.node())
     loss, accuracy = run.validation or (None, None)
