@@ -101,7 +101,7 @@ def repair_a_job_file(path):
     require(tasks == 2 and script.number("nodes") == 2, f"Slurm reads {script.number('nodes')} nodes, {tasks} tasks.")
     given = " ".join(commands)
     require(
-        "localhost" not in given and "127.0.0.1" not in given, "On node 2, localhost is node 2: nobody listens there."
+        "localhost" not in given and "127.0.0.1" not in given, "On node 1, localhost is node 1: nobody listens there."
     )
     cpus = re.search(r"SRUN_CPUS_PER_TASK=|srun\b.*(--cpus-per-task|-c )", given)
     require(cpus, "The job has 4 CPUs per task, but the step that srun starts has one, as in Slurm 22.05 to 23.02.")
