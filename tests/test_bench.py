@@ -1,16 +1,20 @@
 """The benchmark ends and keeps its rows, and the README's table says what they say; speeds are never asserted."""
 
+import functools
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from mpdemo.__main__ import main
 from mpdemo.bench import pipelines
 from mpdemo.bench import readme as bench_readme
+from mpdemo.labs.harness import Comparison
 from mpdemo.paths import root
 from mpdemo.plan import SCHEDULES, roofline
 from mpdemo.plan.footprint import footprints
 from mpdemo.plan.planner import Workload
+from mpdemo.world.env import World
 
 SPREAD = [0.9, 1.1]
 PIPELINE = {
@@ -79,6 +83,16 @@ def test_the_loop_benchmark_ends_and_keeps_its_rows(run_once, tmp_path):
     rows = json.loads((tmp_path / "loop.json").read_text())
     assert [row["model"] for row in rows] == ["toy", "convnet"] and rows[1]["loop_over_bare"] > 0
     assert abs(rows[1]["added_share"]) < abs(rows[0]["added_share"])  # the same seconds of a longer step
+
+
+def test_the_second_of_two_equal_steps_is_counted():
+    steps, comparison = [], Comparison(World())
+    for name in "ab":
+        step = functools.partial(steps.append, name)
+        comparison.trials[name] = SimpleNamespace(step=step, devices=(), all_cores=False)
+    comparison.run(rounds=2, warmup=1, again=True)
+    assert "".join(steps) == 3 * "aabb"
+    assert [len(comparison.seconds[name]) for name in "ab"] == [2, 2]
 
 
 def test_the_planners_choice_runs_against_every_schedule_and_the_cuts_beside_it():

@@ -62,11 +62,15 @@ class Comparison:
         self.trials[name] = Trial(settings, self.world, self.model, self.batch) if active else None
         return self.trials[name]
 
-    def run(self, rounds, warmup=WARMUP, title=None):
-        """Run all variants in turn, `rounds` times; a `title` shows a progress bar on rank 0."""
+    def run(self, rounds, warmup=WARMUP, title=None, again=False):
+        """Run all variants in turn, `rounds` times; a `title` shows a progress bar on rank 0.
+
+        A step that follows one of another variant finds the caches full of that one's numbers. With `again` each
+        variant does two steps, and the second is counted, which follows one of its own as in a training.
+        """
         for number in tqdm(range(-warmup, rounds), desc=title, unit="round", disable=not title or self.world.rank > 0):
             for name, trial in self.trials.items():
-                seconds = self._time_step(trial)
+                seconds = [self._time_step(trial) for _ in range(1 + again)][-1]
                 if number >= 0:
                     self.seconds.setdefault(name, []).append(seconds)
 

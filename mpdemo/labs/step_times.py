@@ -58,7 +58,7 @@ def measure(world, rounds) -> list[dict]:
         comparison.add(number, case)
     share = replace(wanted[0], batch_size=wanted[0].batch_size // world.world_size)
     comparison.add("independent", share, everywhere=True)
-    comparison.run(rounds)
+    comparison.run(rounds, again=True)
     silent = replace(speeds, messages=dict.fromkeys(speeds.messages, (0, 0)))  # DDP that sends nothing
     independent = seconds(checked(replace(wanted[0], rung="ddp"), world.world_size), blocks, silent)
     alone = comparison.median(0) / predicted[0]
