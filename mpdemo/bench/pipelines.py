@@ -50,14 +50,9 @@ def hybrid(world, rounds):
     """
     model, size, batch = PIPELINES[1]
     single = Settings(rung="single", model=model, image_size=size, batch_size=batch, norm="group")
-    base = replace(single, rung="hybrid", replicas=2, microbatches=4, timeline=True)
-    comparison, names = Comparison(world), [(schedule, 4, cut) for schedule, cut in equal_cuts().items()]
-    comparison.add("single", single)
-    for schedule, count, cut in names:
-        comparison.add((schedule, count, cut), replace(base, schedule=schedule, microbatches=count, cut=cut))
-    comparison.run(rounds, title="hybrid")
-    recording = recording_seconds(world.device)
-    return [pipeline_row(comparison, name, "single", recording) for name in names]
+    base = replace(single, rung="hybrid", replicas=2, timeline=True)
+    variants = [(schedule, 4, cut) for schedule, cut in equal_cuts().items()]
+    return pipeline_rows(world, rounds, base, variants, against=single)
 
 
 def equal_cuts() -> dict:
@@ -65,26 +60,32 @@ def equal_cuts() -> dict:
     return {s: HALVES if SCHEDULES[s].stages_per_rank == 1 else QUARTERS for s in SCHEDULES if s != "naive"}
 
 
-def pipeline_rows(world, rounds, base, variants):
-    """Measure all variants (schedule, M, cut) of one model in turn; one row each, compared with the first."""
-    comparison = Comparison(world)
+def pipeline_rows(world, rounds, base, variants, against=None):
+    """Measure all variants (schedule, M, cut) of one model in turn; one row each.
+
+    They are compared with the first one, or with the settings `against`.
+    """
+    comparison, first = Comparison(world), variants[0]
+    if against:
+        first = against.rung
+        comparison.add(first, against)
     for schedule, microbatches, cut in variants:
         settings = replace(base, schedule=schedule, microbatches=microbatches, cut=cut)
         comparison.add((schedule, microbatches, cut), settings)
     comparison.run(rounds, title=base.model)
-    recording = recording_seconds(world.device)
-    return [pipeline_row(comparison, name, variants[0], recording) for name in variants]
+    recording, cores = recording_seconds(world.device), shared_cores()
+    return [pipeline_row(comparison, name, first, recording, cores) for name in variants]
 
 
-def pipeline_row(comparison, name, first, recording):
+def pipeline_row(comparison, name, first, recording, cores):
     """One row: measured, simulated with the stage times of the same steps, and how far apart. For all ranks to call.
 
     What lies between the two is communication, and the library's work between two operations.
     """
     trial, seconds = comparison.trials[name], comparison.median(name)
-    steps, schedule, cores = trial.recorded_steps()[WARMUP:], trial.settings.schedule, shared_cores()
+    steps, schedule = trial.recorded_steps()[WARMUP:], trial.settings.schedule
     simulated = [read.predict_seconds(step, schedule, cores) for step in steps]
-    shares = [seconds / read.step_time(step) for seconds, step in zip(simulated, steps, strict=True)]
+    shares = [bound / read.step_time(step) for bound, step in zip(simulated, steps, strict=True)]
     speedup, *speedup_quartiles = comparison.ratio(first, name)
     return {
         "model": trial.settings.model,
@@ -95,7 +96,7 @@ def pipeline_row(comparison, name, first, recording):
         "microbatches": trial.settings.microbatches,
         "step_seconds": seconds,
         "step_quartiles": quartiles(comparison.seconds[name]),
-        "speedup": speedup,  # over the first variant
+        "speedup": speedup,  # over what is compared with
         "speedup_quartiles": speedup_quartiles,
         "simulated_seconds": median(simulated),
         "fraction_of_bound": median(shares),

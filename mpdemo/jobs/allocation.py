@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from mpdemo.errors import UserError
 from mpdemo.jobs import slurm
-from mpdemo.jobs.launch_text import environment, launch
+from mpdemo.jobs.launch_text import environment, launch, torchrun_signals
 from mpdemo.jobs.sbatch_text import gpu_rows
 from mpdemo.world.processes import child_environment
 
@@ -106,7 +106,7 @@ def step_command(spec, site) -> list[str]:
     comment, first_line, *rest = launch(spec, replace(site, srun_options=(*shape, *gpus, *site.srun_options)))
     lines = [
         f"export SLURM_CPUS_PER_TASK={spec.cpus_per_task(site)}",
-        *(f"export {name}={value}" for name, value in spec.torchrun_signals.items()),
+        torchrun_signals(spec),
         *environment(spec, site),
         "MASTER_PORT=$((20000 + ($SLURM_JOB_ID + $$) % 10000))  # a job may have several steps: one port for each",
         comment,

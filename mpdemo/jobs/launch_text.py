@@ -88,8 +88,13 @@ def environment(spec, site) -> list[str]:
     if site.export_visible_devices and spec.gpus_per_node:
         lines.append(f"export CUDA_VISIBLE_DEVICES={','.join(map(str, range(spec.gpus_per_node)))}")
     if spec.launcher == "torchrun" and spec.signal:
-        lines.append("export " + " ".join(f"{name}={value}" for name, value in spec.torchrun_signals.items()))
+        lines.append(torchrun_signals(spec))
     return lines
+
+
+def torchrun_signals(spec) -> str:
+    """The line that tells torchrun which signals to pass on, and how long to wait afterwards."""
+    return "export " + " ".join(f"{name}={value}" for name, value in spec.torchrun_signals.items())
 
 
 def launch(spec, site) -> list[str]:

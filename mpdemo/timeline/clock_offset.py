@@ -21,15 +21,12 @@ def clock_offset(machine=None):
     """
     import torch.distributed as dist
 
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return 0.0
-    machines = [None] * dist.get_world_size()
-    dist.all_gather_object(machines, machine or identity())
-    offsets = []
+    from mpdemo.world.collectives import gather_objects
+
+    machines, offsets = gather_objects(machine or identity()), []
     for _ in range(CLOCK_ROUNDS if len(set(machines)) > 1 else 0):
         dist.barrier()
-        now = [None] * len(machines)
-        dist.all_gather_object(now, time.perf_counter())
+        now = gather_objects(time.perf_counter())
         offsets.append(now[dist.get_rank()] - now[0])
     if not offsets or machines[dist.get_rank()] == machines[0]:
         return 0.0
