@@ -16,7 +16,7 @@ from mpdemo.notebook.rung_table import table
 from mpdemo.notebook.story import equal_cut, story
 from mpdemo.settings import Settings, checked
 from mpdemo.world.launch import be_killed_with_parent, start
-from mpdemo.world.machine import describe
+from mpdemo.world.machine import take_devices
 from mpdemo.world.processes import check_room
 
 GRADIENTS_EQUAL = 1e-4  # relative; float32 summed in another order differs by about 1e-6
@@ -43,7 +43,7 @@ def main(args) -> int:
     check_room(args.processes, args.oversubscribe)
     settings, out = base_settings(args), Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
-    begin, machine = time.time(), describe(args.processes)
+    begin, machine = time.time(), take_devices(args.processes)
     print(f"mpdemo: one training, from one device to {args.processes}. A device here is {machine['device']}.")
     trained = train_all(settings, args.processes, args.all, out)
     rows = measure(settings, args.processes, args.rounds, args.all, out)

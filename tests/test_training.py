@@ -203,6 +203,20 @@ def test_resume_into_another_folder(runs, jpeg):
     assert (old / "metrics.jsonl").read_text() == before
 
 
+def test_a_run_that_goes_on_from_another_folder_keeps_the_checkpoints_that_are_in_its_own(runs):
+    """But a job that Slurm puts back into the queue finds its own checkpoints, and may begin again."""
+    settings = {"model": "toy", "batch_size": 512, "checkpoint_every": 1}
+    old, other = runs("old", **settings, steps=1), runs("other", **settings, steps=2)
+    files = sorted((other / "checkpoints").iterdir())
+    with pytest.raises(UserError, match="other holds the checkpoints of a run"):
+        runs("other", **settings, steps=3, resume=str(old))
+    assert sorted((other / "checkpoints").iterdir()) == files
+    new = runs("new", **settings, steps=2, resume=str(old))
+    assert list(losses(runs("new", **settings, steps=3, resume=str(old)))) == [2, 3]
+    assert list(losses(runs("new", **settings, steps=4, resume=str(new)))) == [2, 3, 4]
+    assert list(losses(runs("new", **settings, steps=2, resume=str(old)))) == [2]
+
+
 STORY = {"optimizer": "adamw", "lr": 0.01, "warmup_steps": 4, "lr_schedule": "cosine"}
 
 

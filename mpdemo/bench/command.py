@@ -15,7 +15,7 @@ from mpdemo.bench import readme
 from mpdemo.errors import UserError
 from mpdemo.world.gpus import gpus_here, too_few_gpus
 from mpdemo.world.launch import start
-from mpdemo.world.machine import describe
+from mpdemo.world.machine import take_devices
 from mpdemo.world.processes import check_room
 
 PROCESSES = dict(loop=1, ddp=2, pipeline=2, hybrid=4, planner=2, memory=2, step_times=2, lightning=1)  # of each part
@@ -43,7 +43,7 @@ def main(args) -> int:
     check_room(2)
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
-    machine = describe(2) | {"rounds": args.rounds}
+    machine = take_devices(2) | {"rounds": args.rounds}
     (out / "machine.json").write_text(json.dumps(machine, indent=2) + "\n")
     print(f"A device here is {machine['device']}.")
     for part in parts:

@@ -177,7 +177,7 @@ def write_the_settings(answer):
     require(settings.rung == choose(case).rung, f"{settings.rung} would run; but {_why_not(case, settings.rung)}")
     share, parts = case.batch // 8, settings.microbatches
     precision = "bf16" if settings.precision == "bf16" else "fp32"
-    used = fit.on_one(case, share, parts, precision).peak
+    used = fit.on_one(case, share, parts, precision, settings.activation_checkpointing).peak
     require(used <= case.limit, f"Each device would need {fit.mib(used)} and has {fit.mib(case.limit)}.")
     return f"Each device needs {fit.mib(used)} of {fit.mib(case.limit)}; choose() answers: {choose(case).answer}."
 

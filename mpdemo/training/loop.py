@@ -94,7 +94,8 @@ class Run:
     def go(self) -> int:
         """Train epoch after epoch; return the exit status."""
         begin, stopped = time.time(), False
-        self.log.write("start", step=self.step, steps=self.last_step, time=round(begin, 4))
+        source = {"resume": self.settings.resume} if self.settings.resume else {}
+        self.log.write("start", step=self.step, steps=self.last_step, time=round(begin, 4), **source)
         with self.start_bar(disable=True if self.world.rank > 0 else None):
             # a run that is resumed from its last step has its last validation still to do
             while not stopped and (self.step < self.last_step or self.validation is None):

@@ -11,6 +11,7 @@ import torch
 from mpdemo.errors import UserError
 from mpdemo.options import option_name
 from mpdemo.training import checkpoint, sharded
+from mpdemo.training.run_log import read_rows
 from mpdemo.world.collectives import in_all
 
 
@@ -22,15 +23,23 @@ def folder_to_resume(settings) -> Path | None:
     Raises
     ------
     UserError
-        A new run would write into the folder of one that has checkpoints.
+        A run would write into the folder of another one that has checkpoints, and so remove them.
     """
-    saved = checkpoint.in_order(Path(settings.out, "checkpoints"))
+    out, resume = Path(settings.out), settings.resume and Path(settings.resume)
+    saved = checkpoint.in_order(out / "checkpoints")
     if settings.resume == "auto":
-        return Path(settings.out) if saved else None
-    if saved and not settings.resume:
-        out = Path(settings.out)
+        return out if saved else None
+    own = resume and (resume.resolve() == out.resolve() or began_from(out) == settings.resume)
+    if saved and not own:
         raise UserError(f"{out} holds the checkpoints of a run; --resume {out} or auto, or another --out")
-    return Path(settings.resume) if settings.resume else None
+    return resume or None
+
+
+def began_from(folder) -> str | None:
+    """Return the ``--resume`` with which the run in a folder began: a job that is queued again meets its own."""
+    metrics = folder / "metrics.jsonl"
+    rows = read_rows(metrics.read_text(errors="replace")) if metrics.exists() else []
+    return next((row.get("resume") for row in rows if row.get("event") == "start"), None)
 
 
 def read_newest(run, rank=0, processes=1) -> dict:

@@ -6,17 +6,21 @@ import socket
 import time
 from pathlib import Path
 
+from mpdemo.world.gpus import ON_THE_CPU
 
-def describe(processes) -> dict:
-    """What this runs on; without a GPU for every process, the CPU is used, one core per device."""
+
+def take_devices(processes) -> dict:
+    """Return what so many processes of this one compute on: a GPU each, or else a CPU core each; and the versions.
+
+    Where GPUs are too few, they are hidden from this process's children: all of these take CPU cores.
+    """
     import torch
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if gpus < processes:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    device = torch.cuda.get_device_name() if gpus >= processes else "one CPU core (one process, one thread)"
+        os.environ |= ON_THE_CPU
     return {
-        "device": device,
+        "device": torch.cuda.get_device_name() if gpus >= processes else "one CPU core (one process, one thread)",
         "cores": os.cpu_count(),
         "processor": processor(),
         "torch": torch.__version__,
