@@ -43,7 +43,7 @@ CASES = [
 
 
 def leaves():
-    return set(re.findall(r'--> \w+\["([^"]+)"\]', tree()))
+    return set(re.findall(r'--> \w+\(\["([^"]+)"\]\)', tree()))
 
 
 @pytest.mark.parametrize(("case", "answer"), CASES, ids=lambda value: value if isinstance(value, str) else "")

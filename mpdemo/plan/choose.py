@@ -154,14 +154,14 @@ def tree() -> str:
         "flowchart TD",
         "  accTitle: Which rung?",
         "  accDescr: Questions in order; each yes leads to an answer, each no to the next question.",
-        '  start{"More than one device?"}',
+        '  start["More than one device?"]',
     ]
     for several, word in ((False, "no"), (True, "yes")):
         before, last = "start", word
         for number, rule in enumerate(rule for rule in RULES if rule.several == several):
             question, answer = f"q{word}{number}", f"a{word}{number}"
-            lines += [f'  {before} -- {last} --> {question}{{"{rule.question}"}}',
-                      f'  {question} -- yes --> {answer}["{rule.answer}"]']  # fmt: skip
+            lines += [f'  {before} -- {last} --> {question}["{rule.question}"]',
+                      f'  {question} -- yes --> {answer}(["{rule.answer}"])']  # fmt: skip
             before, last = question, "no"
-        lines.append(f'  {before} -- no --> none{word}["{NOTHING}"]')
+        lines.append(f'  {before} -- no --> none{word}(["{NOTHING}"])')
     return "\n".join(lines)

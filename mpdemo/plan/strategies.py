@@ -87,7 +87,7 @@ def table(case, strategies) -> str:
             (
                 mark,
                 strategy.answer,
-                "yes" if strategy.fits else f"{over / MIB:,.0f} MiB too large",
+                "yes" if strategy.fits else f"{over / MIB:,.0f} MiB over",
                 f"{fit.memory / MIB:,.0f}",
                 f"{fit.sent / MIB:,.0f}",
                 f"{1000 * messages:,.1f}",
@@ -95,7 +95,7 @@ def table(case, strategies) -> str:
                 f"{one_device / case.devices / seconds:.0%}" if seconds else "",
             )
         )
-    headers = "", "strategy", "fits", "MiB per device", "MiB sent", "messages (ms)", "step (ms)", "of the bound"
+    headers = "", "strategy", "fits", "MiB per\ndevice", "MiB\nsent", "messages\n(ms)", "step\n(ms)", "of the\nbound"
     alignment = ("left", "left", "left", *["right"] * 5)
     return tabulate(rows, headers, "simple", disable_numparse=True, colalign=alignment)
 
