@@ -58,6 +58,8 @@ def test_a_slow_network_between_the_nodes(slurm_programs, tmp_path):
         return
     with cluster:
         bridge = State.load(folder).bridge
+        cluster.kill_node("node2")
+        cluster.start_node("node2")
         for index in (1, 2):
             assert "tbf" in isolation.execute("tc", "qdisc", "show", "dev", f"{bridge}n{index}")
 

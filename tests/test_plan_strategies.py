@@ -110,7 +110,7 @@ def test_what_does_not_fit_fits_on_devices_of_the_memory_that_is_said():
 def test_the_table_marks_the_answer_and_says_by_how_much_the_others_are_too_large():
     tight = replace(CASE, memory=RESERVE + 4 * MIB)
     text = strategies.table(tight, strategies.compare(tight)).splitlines()
-    assert text[2].startswith("->") and " yes " in text[2]
+    assert text[3].startswith("->") and " yes " in text[3]  # below the headers of two lines
     assert any("MiB over" in line for line in text)
     assert ["tensor", "cannot"] in [line.split() for line in text]  # no layer of a convolutional net is split
 

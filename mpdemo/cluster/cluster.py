@@ -76,7 +76,7 @@ class Cluster:
         folder, wanted = prepare_folder(folder), wanted or {}
         network = isolation.choose() if network == "auto" else network
         names = [f"node{i + 1}" for i in range(nodes)]
-        state = State(folder, names, network, first_free_port(nodes + 2), owned)
+        state = State(folder, names, network, first_free_port(nodes + 2), owned, mbit=mbit)
         if network == "namespaces":
             state.bridge, state.subnet = isolation.free_bridge()
         state.save()
@@ -84,8 +84,6 @@ class Cluster:
         try:
             write_configuration(state, cpus, gpus, memory, wanted)
             cluster._start(wanted)
-            if mbit:
-                isolation.slow_down(state.bridge, nodes, mbit)
             cluster._reserve(wanted.get("reservations", []))
         except BaseException:
             cluster.down()
@@ -111,13 +109,15 @@ class Cluster:
         self._daemons.wait_for(f"{len(self.nodes)} idle nodes", self._all_idle)
 
     def start_node(self, name):
-        """Start the slurmd of one node, in its namespaces; also of one that was killed, but then at full speed."""
+        """Start the slurmd of one node, in its namespaces; also of one that was killed."""
         spool, index = self.folder / "spool" / name, self.nodes.index(name) + 1
         spool.mkdir(exist_ok=True)
         (spool / "connected").unlink(missing_ok=True)
         pid = self._daemons.start(name, isolation.node_command(self.network, self.folder, name))
         if self._state.bridge:
             isolation.connect(self._state.bridge, self._state.subnet, index, pid)
+        if self._state.mbit:
+            isolation.slow_down(self._state.bridge, index, self._state.mbit)
         (spool / "connected").touch()
 
     def _all_idle(self):

@@ -23,6 +23,7 @@ class State:
     owned: bool  # the daemons end with the process that started them
     bridge: str | None = None  # connects the nodes, where each has a network of its own
     subnet: str = "127.77.0"
+    mbit: int | None = None  # million bits per second that a node receives at most
     processes: dict = field(default_factory=dict)  # name -> (number, start time)
 
     @property
