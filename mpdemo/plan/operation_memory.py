@@ -7,7 +7,7 @@ of the schedule. Taught in notebooks/04_model_parallel.ipynb.
 from mpdemo.plan.footprint import needs
 
 
-def operations(blocks, size, received, sent, is_last, one_process):
+def operations(blocks, size, received, sent, kept, one_process):
     """Return what every operation of a stage needs.
 
     Parameters
@@ -17,8 +17,8 @@ def operations(blocks, size, received, sent, is_last, one_process):
         Samples of a microbatch.
     received, sent : int
         Bytes of one microbatch from the stage before and to the stage after; 0 where there is none.
-    is_last : bool
-        Whether this is the last stage of the model.
+    kept : int
+        Bytes of what was sent for a microbatch and stays until the end of the step.
     one_process : int
         Microbatches in the form with one process, 0 with one process per device.
 
@@ -31,23 +31,19 @@ def operations(blocks, size, received, sent, is_last, one_process):
     blocks = blocks[::-1]  # in the order of the backward pass
     need = [needs(block, size) for block in blocks]
     peak, saved = _follow((n.forward_peak, n.saved) for n in reversed(need))
-    if one_process and not is_last:
+    if one_process and sent:
         saved -= need[0].output_only  # the next device has its own copy
-    forward = received + peak, received + saved
-    # per-device: the gradient that was received stays until the whole stage is done, and the losses keep the
-    # last stage's inputs until the end of the step
-    gradient, kept = (0, 0) if one_process else (sent, received if is_last else 0)
+    copied = received if one_process else 0  # one process per device has a place for what each microbatch receives
+    forward = copied + peak, copied + saved
     result = []
     for new in (0, 1):
         released = kept - forward[1] + new * sum(block.gradients for block in blocks)
-        peak = gradient + _full_backward_peak(blocks, need, new)
+        peak = _full_backward_peak(blocks, need, new)
         if one_process > 1 and not new:  # autograd adds up the microbatches' gradients out of place, in a buffer
             peak += max(block.largest for block in blocks)
         backward = peak, released
-        if not received:  # the images need no gradient, so W is the whole backward pass
-            halves = (gradient, gradient), (peak - gradient, released - gradient)
-        else:
-            halves = _halves(blocks, need, new, gradient, released)
+        # the images need no gradient, so W is the whole backward pass of the first stage
+        halves = _halves(blocks, need, new, released) if received else ((0, 0), (peak, released))
         result += [forward, backward, *halves]
     return result
 
@@ -69,11 +65,11 @@ def _full_backward_peak(blocks, need, new):
     return _follow(steps)[0]
 
 
-def _halves(blocks, need, new, gradient, released):
+def _halves(blocks, need, new, released):
     """Return I and W: I keeps gradients inside the stage, W frees them and everything that was saved."""
     peak, kept = _follow((n.input_peak, n.kept_by_input) for n in need)
     weight_steps = (
         (n.weight_peak, new * block.gradients - n.saved - n.kept_by_input)
         for block, n in zip(blocks, need, strict=True)
     )
-    return (gradient + peak, gradient + kept), (_follow(weight_steps)[0], released - gradient - kept)
+    return (peak, kept), (_follow(weight_steps)[0], released - kept)
