@@ -73,8 +73,10 @@ class Cluster:
         """
         check_programs()
         isolation.remove_leftover_bridges()
-        folder, wanted = prepare_folder(folder), wanted or {}
         network = isolation.choose() if network == "auto" else network
+        if mbit and network != "namespaces":
+            raise UserError(f"--mbit {mbit} needs a network of its own for each node, which takes root, ip and unshare")
+        folder, wanted = prepare_folder(folder), wanted or {}
         names = [f"node{i + 1}" for i in range(nodes)]
         state = State(folder, names, network, first_free_port(nodes + 2), owned, mbit=mbit)
         if network == "namespaces":

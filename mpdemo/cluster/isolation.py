@@ -102,8 +102,6 @@ def connect(bridge, subnet, index, pid):
 
 def slow_down(bridge, index, mbit):
     """Let a node receive at most `mbit` million bits per second from the others."""
-    if not bridge:
-        raise UserError(f"--mbit {mbit} needs a network of its own for each node, which takes root, ip and unshare")
     limit = f"tbf rate {mbit}mbit burst 512kb latency 200ms".split()
     if not works("tc", "qdisc", "add", "dev", f"{bridge}n{index}", "root", *limit):
         raise UserError(f"--mbit {mbit}: tc cannot slow a network here; install iproute2, or leave it out")

@@ -11,7 +11,7 @@ from mpdemo.exercises import job_file
 from mpdemo.exercises.check import Wrong, require
 from mpdemo.jobs import times
 from mpdemo.paths import root
-from mpdemo.training.run_log import read_rows
+from mpdemo.training.run_log import rows_in
 
 OUT = "work/long"  # where the training of the exercise writes
 SECONDS = 60.0  # limit for each of its two allocations
@@ -65,8 +65,7 @@ def _run(path, environment, log):
 
 
 def _steps() -> list:
-    file = root() / OUT / "metrics.jsonl"
-    return [row["step"] for row in read_rows(file.read_text()) if row["event"] == "step"] if file.exists() else []
+    return [row["step"] for row in rows_in(root() / OUT) if row["event"] == "step"]
 
 
 def _wait(environment, job, log, condition, what):

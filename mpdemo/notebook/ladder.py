@@ -12,7 +12,7 @@ from mpdemo.notebook.bundle import Bundle
 from mpdemo.notebook.plots import curves, ladder_so_far
 from mpdemo.notebook.rung_table import COLUMNS, table
 from mpdemo.settings import RUNGS
-from mpdemo.training.run_log import read_rows
+from mpdemo.training.run_log import rows_in
 
 SO_FAR = [name for name in COLUMNS if name not in ("form", "processes")]
 FOOT = (
@@ -79,10 +79,10 @@ def loss_over_single(rung) -> Bundle:
 
 def losses(rung) -> list[dict]:
     """Return the rows of the steps of a rung's training."""
-    path = folder("story", rung) / "metrics.jsonl"
-    rows = [row for row in read_rows(path.read_text()) if row["event"] == "step"] if path.exists() else []
+    run = folder("story", rung)
+    rows = [row for row in rows_in(run) if row["event"] == "step"]
     if not rows:
-        raise UserError(f"no step in runs/{path.parent.name}; train it in notebook {number(rung)}")
+        raise UserError(f"no step in runs/{run.name}; train it in notebook {number(rung)}")
     return rows
 
 

@@ -11,7 +11,7 @@ import torch
 from mpdemo.errors import UserError
 from mpdemo.options import option_name
 from mpdemo.training import checkpoint, sharded
-from mpdemo.training.run_log import read_rows
+from mpdemo.training.run_log import rows_in
 from mpdemo.world.collectives import in_all
 
 
@@ -29,17 +29,14 @@ def folder_to_resume(settings) -> Path | None:
     saved = checkpoint.in_order(out / "checkpoints")
     if settings.resume == "auto":
         return out if saved else None
-    own = resume and (resume.resolve() == out.resolve() or began_from(out) == settings.resume)
-    if saved and not own:
+    if saved and not (resume and (resume.resolve() == out.resolve() or began_from(out) == settings.resume)):
         raise UserError(f"{out} holds the checkpoints of a run; --resume {out} or auto, or another --out")
     return resume or None
 
 
 def began_from(folder) -> str | None:
     """Return the ``--resume`` with which the run in a folder began: a job that is queued again meets its own."""
-    metrics = folder / "metrics.jsonl"
-    rows = read_rows(metrics.read_text(errors="replace")) if metrics.exists() else []
-    return next((row.get("resume") for row in rows if row.get("event") == "start"), None)
+    return next((row.get("resume") for row in rows_in(folder) if row.get("event") == "start"), None)
 
 
 def read_newest(run, rank=0, processes=1) -> dict:

@@ -18,6 +18,12 @@ def read_rows(text) -> list[dict]:
     return [row for row in rows if isinstance(row, dict)]
 
 
+def rows_in(folder) -> list[dict]:
+    """Return the rows of the ``metrics.jsonl`` in a run's folder; none where there is no such file."""
+    path = Path(folder) / "metrics.jsonl"
+    return read_rows(path.read_text(errors="replace")) if path.exists() else []
+
+
 def open_log(run, resumed):
     """Open the folder of a `mpdemo.training.loop.Run`, with a part for TensorBoard where the settings ask for it.
 
