@@ -13,7 +13,7 @@ from pathlib import Path
 
 from mpdemo.errors import UserError
 from mpdemo.notebook.rung_table import table
-from mpdemo.notebook.story import equal_cut, story
+from mpdemo.notebook.story import RECIPE, equal_cut, story
 from mpdemo.settings import Settings, checked
 from mpdemo.world.launch import be_killed_with_parent, start
 from mpdemo.world.machine import take_devices
@@ -27,7 +27,9 @@ LOSS_EQUAL = 0.01  # relative, after the whole training
 def add_arguments(parser):
     """Add the options of ``demo``."""
     parser.add_argument("--out", default="runs/demo", metavar="DIR", help="where the report goes")
-    parser.add_argument("--epochs", type=int, default=2, metavar="N", help="passes over the digits, for each rung")
+    parser.add_argument(
+        "--epochs", type=int, default=RECIPE["epochs"], metavar="N", help="passes over the digits, for each rung"
+    )
     parser.add_argument("--steps", type=int, metavar="N", help="stop every rung after so many steps: a quick look")
     parser.add_argument("--processes", type=int, default=2, metavar="N", help="devices to spread over")
     parser.add_argument("--oversubscribe", action="store_true", help="start more processes than there are cores")

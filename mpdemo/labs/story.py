@@ -24,7 +24,7 @@ from mpdemo.training.run_log import RunLog
 from mpdemo.world.collectives import gather_objects
 from mpdemo.world.launch import end
 
-ROUNDS = 11
+ROUNDS = 7
 
 
 def measure(world, rung, rounds=ROUNDS) -> dict:

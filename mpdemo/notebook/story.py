@@ -14,7 +14,7 @@ RECIPE = {
     "model": "transformer",
     "dataset": "digits",
     "batch_size": 64,
-    "epochs": 4,
+    "epochs": 2,
     "optimizer": "adamw",
     "lr": 1e-3,
     "warmup_steps": 10,

@@ -48,7 +48,7 @@ def curves(runs, y="loss", x="step", *, title=None):
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))  # there is no epoch 1.5
         axes.set_title(title or "", fontsize=10)
         if len(points) > 1:
-            axes.legend()
+            axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))  # beside the lines: none may run through it
 
     counts = ", ".join(f"{label} ({len(pairs)} points)" for label, pairs in points.items())
     return bundle(draw(paint), f"{y} against {x}: {counts}")
