@@ -33,9 +33,9 @@ RESULTS = {
         | {"speedup_quartiles": SPREAD, "fraction_of_bound": 0.95, "fraction_quartiles": SPREAD}
     ],
     "hybrid": [
-        {"schedule": schedule, "model": "t", "batch": 8, "speedup": x, "speedup_quartiles": SPREAD}
+        {"schedule": schedule, "model": "t", "batch": batch, "speedup": x, "speedup_quartiles": SPREAD}
         | {"fraction_of_bound": share}
-        for schedule, x, share in (("gpipe", 1.4, 0.8), ("zbv", 1.6, 0.9))
+        for schedule, batch, x, share in (("gpipe", 8, 1.4, 0.8), ("zbv", 8, 1.6, 0.9), ("gpipe", 32, 1.9, 0.96))
     ],
     "pipeline": [
         PIPELINE | {"model": model, "batch": 32, "schedule": "1f1b", "microbatches": 8, "cut": cut, "step_seconds": s}
@@ -127,6 +127,8 @@ def test_the_table_stands_between_the_marks_and_says_the_figures(tmp_path):
     assert "| FSDP, 2 processes, resnet18, 64 px, batch 64: speed-up over one |" in text
     assert "old" not in text and "over 7 interleaved rounds" in text and "Z80" in text
     assert "the fastest schedule (zbv) over one; share, of all schedules | 1.60 [0.90-1.10] | the sim" in text
+    assert "t, batch 8: speed-up" in text and "as many cores | 0.80-0.90 |" in text
+    assert "t, batch 32: speed-up" in text and "as many cores | 0.96-0.96 |" in text
     assert "1.80 [0.90-1.10] | 1.90, two independent processes | 0.95 [0.90-1.10]" in text
     assert "200 µs, over a bare ConvNet step | 0.4 %" in text and "1.50 times faster" in text
     assert "the fastest of 19 others (1f1b, 4) | 1.02 [0.90-1.10]" in text

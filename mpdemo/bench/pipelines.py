@@ -46,13 +46,16 @@ def pipeline(world, rounds):
 def hybrid(world, rounds):
     """Two replicas of a pipeline over two processes, with every schedule, against the single device and its simulation.
 
-    Four processes may share two cores; the simulation then knows it (`mpdemo.timeline.read.predict_seconds`).
+    A second time with larger operations, of which the messages are a smaller part. Four processes may share two cores;
+    the simulation then knows it (`mpdemo.timeline.read.predict_seconds`).
     """
-    model, size, batch = PIPELINES[1]
-    single = Settings(rung="single", model=model, image_size=size, batch_size=batch, norm="group")
-    base = replace(single, rung="hybrid", replicas=2, timeline=True)
-    variants = [(schedule, 4, cut) for schedule, cut in equal_cuts().items()]
-    return pipeline_rows(world, rounds, base, variants, against=single)
+    rows, (model, size, batch) = [], PIPELINES[1]
+    for images in (batch, 4 * batch):
+        single = Settings(rung="single", model=model, image_size=size, batch_size=images, norm="group")
+        base = replace(single, rung="hybrid", replicas=2, timeline=True)
+        variants = [(schedule, 4, cut) for schedule, cut in equal_cuts().items()]
+        rows += pipeline_rows(world, rounds, base, variants, against=single)
+    return rows
 
 
 def equal_cuts() -> dict:
