@@ -14,8 +14,8 @@ def root() -> Path:
     """
     if given := os.environ.get("MPDEMO_ROOT"):
         return Path(given).absolute()
-    here = Path.cwd()
-    return next((folder for folder in (here, *here.parents) if (folder / SITES).is_dir()), here)
+    current = Path.cwd()
+    return next((folder for folder in (current, *current.parents) if (folder / SITES).is_dir()), current)
 
 
 def source() -> Path:

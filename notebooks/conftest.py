@@ -1,6 +1,7 @@
-"""Repairs for nbval 0.11.0 (its last release is of March 2024), so that a green cell means what it says.
+"""Repairs for nbval 0.11.0 (its last release is of March 2024): a green cell means what it says.
 
-Each is a few lines and is tried against the real nbval, with and without the repair, in tests/test_notebooks_nbval.py.
+Each is a few lines and is tried against the real nbval, with and without the repair, in
+tests/test_notebooks_nbval.py.
 """
 
 import os
@@ -17,19 +18,19 @@ POLL = 2.0  # s between two looks whether the kernel still lives
 
 
 def start_kernel_that_captures_children(*args, **options):
-    """A kernel that sees PYTEST_CURRENT_TEST stops capturing file descriptors: what child processes print is lost."""
-    quiet = {"NBVAL": "1", "NO_COLOR": "1", "TQDM_DISABLE": "1"}
-    options["env"] = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"} | quiet
+    """A kernel that sees PYTEST_CURRENT_TEST loses what child processes print."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    options["env"] = kept | {"NBVAL": "1", "NO_COLOR": "1", "TQDM_DISABLE": "1"}
     return start_new_kernel(*args, **options)
 
 
 def execute_like_a_front_end(self, cell_input, allow_stdin=None):
-    """With store_history=False a trailing ';' does not hide the output, and `_` and `In` are missing."""
+    """With store_history=False a trailing ';' hides no output, and `_` and `In` are missing."""
     return self.kc.execute(cell_input, store_history=True, allow_stdin=allow_stdin, stop_on_error=False)
 
 
 def await_reply_of_a_live_kernel(self, msg_id, timeout=None):
-    """A dead kernel never replies: say so at once instead of waiting for the cell's whole time limit."""
+    """A dead kernel never replies: say so at once, and do not wait for the cell's time limit."""
     end = time.monotonic() + (timeout or float("inf"))
     while True:
         left = end - time.monotonic()

@@ -13,6 +13,7 @@ from IPython.core.inputtransformer2 import TransformerManager
 NBVAL_TAGS = {"nbval-ignore-output", "nbval-skip", "raises-exception"}
 COURSE_TAGS = {"exercise", "solution", "check"}
 MOST_LINES, MEDIAN_LINES = 19, 6  # of a code cell
+WIDEST = 104  # characters of a line of code that JupyterLab shows in a window of 1280 pixels
 MEDIAN_WORDS = 60  # of prose between two code cells
 MOST_BYTES = 300_000  # of one output
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -30,12 +31,12 @@ BANNED = {
 
 def lint(notebook, folder) -> list:
     """Return what is wrong with a notebook that lies in `folder`, a sentence each."""
-    found = list(_whole(notebook))
+    problems = list(_whole(notebook))
     for number, cell in enumerate(notebook.cells):
         checks = CODE_CHECKS if cell.cell_type == "code" else [_links]
         for check in checks:
-            found += [f"cell {number} ({cell.get('id')}): {said}" for said in check(cell, folder)]
-    return found
+            problems += [f"cell {number} ({cell.get('id')}): {said}" for said in check(cell, folder)]
+    return problems
 
 
 def tags(cell) -> set:
@@ -97,6 +98,7 @@ def _source(cell, folder):
         yield "is empty"
     if len(lines) > MOST_LINES:
         yield f"has {len(lines)} lines; at most {MOST_LINES}"
+    yield from _wide(lines)
     if cell.source.rstrip().endswith(";"):
         yield "ends with ';', which hides an output; display nothing instead"
     # A failed !command passes; an unknown magic stops the cell and passes.
@@ -108,6 +110,12 @@ def _source(cell, folder):
             yield f"uses {match.group()!r}: {why}"
     if match := MACHINE.search(cell.source):
         yield f"names a path of one machine: {match.group()!r}"
+
+
+def _wide(lines):
+    for line in lines:
+        if len(line) > WIDEST:
+            yield f"has a line of {len(line)} characters; at most {WIDEST}: {line.strip()[:60]}..."
 
 
 def _tags(cell, folder):
@@ -145,6 +153,8 @@ def _output(output):
     )
     if match := MACHINE.search(words):
         yield f"saved text of one machine: {match.group()!r}"
+    if shown := re.search(r"```(?:python|bash)\n(.*?)```", str(data.get("text/markdown", "")), re.S):
+        yield from _wide(shown[1].splitlines())
     if re.search(r"<script|(src|href)=[\"']?(https?:)?//", str(data.get("text/html", ""))):
         yield "saved HTML that runs a script or loads from elsewhere"
     if len(nbformat.writes(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(outputs=[output])]))) > MOST_BYTES:

@@ -92,9 +92,9 @@ def text_of(notebook) -> str:
 def compared(notebook) -> list:
     """Return what nbval compares of a notebook, sanitised: equal lists mean that nothing but numbers changed."""
     patterns = get_sanitize_patterns((root() / "tests" / "nbval.cfg").read_text())
-    found = []
+    parts = []
     for cell in notebook.cells:
-        found.append((cell.source.rstrip(), sorted(tags(cell)), cell.get("execution_count")))
+        parts.append((cell.source.rstrip(), sorted(tags(cell)), cell.get("execution_count")))
         if "nbval-ignore-output" in tags(cell) or cell.cell_type != "code":
             continue
         for output in coalesce_streams(copy.deepcopy(cell.outputs)):
@@ -102,8 +102,8 @@ def compared(notebook) -> list:
             for form, text in sorted(forms.items()):
                 for pattern, replacement in patterns:
                     text = re.sub(pattern, replacement, str(text))
-                found.append((form, "" if form.startswith("image/") else text))
-    return found
+                parts.append((form, "" if form.startswith("image/") else text))
+    return parts
 
 
 def execute(notebook, folder, where="notebooks"):
@@ -179,13 +179,13 @@ def nbval(name, project, **environ):
 def check(path) -> list:
     """Return what is wrong with a saved notebook: house rules and normal form."""
     notebook = nbformat.read(path, as_version=4)
-    found = lint(notebook, path.parent)
+    problems = lint(notebook, path.parent)
     wanted, text = text_of(normalise(notebook)), path.read_text()
     if wanted != text:
         changes = difflib.unified_diff(text.splitlines(), wanted.splitlines(), lineterm="", n=0)
         first = "; ".join(line.strip()[:70] for line in list(changes)[3:6])
-        found.append(f"is not in normal form ({first}); run: python tests/notebooks.py {path.stem}")
-    return [f"{path.name}: {said}" for said in found]
+        problems.append(f"is not in normal form ({first}); run: python tests/notebooks.py {path.stem}")
+    return [f"{path.name}: {said}" for said in problems]
 
 
 def main() -> int:

@@ -235,13 +235,13 @@ def submit_here(spec):
 
 def processes(spec, ranks=None) -> list[psutil.Process]:
     """The living processes of a job, by the folder in their arguments: all, its ranks, or its launchers."""
-    found = []
+    living = []
     for process in psutil.process_iter(["cmdline", "status"]):
         words = process.info["cmdline"] or []
         if spec.out in words and process.info["status"] != psutil.STATUS_ZOMBIE:
             is_rank = Path(words[0]).name != "srun" and "torch.distributed.run" not in words
-            found += [process] if ranks in (None, is_rank) else []
-    return found
+            living += [process] if ranks in (None, is_rank) else []
+    return living
 
 
 def until(condition, seconds, pause=0.05) -> bool:

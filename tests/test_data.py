@@ -139,9 +139,9 @@ def test_every_kind_of_image_file_becomes_the_same_rgb(jpegs, tmp_path, mode):
     image = Image.open(next((jpegs / "train" / "3").iterdir())).resize((90, 70), Image.BICUBIC).convert(mode)
     path = tmp_path / ("image.png" if mode in ("P", "RGBA") else "image.jpg")
     image.save(path)
-    found = images.plain(path, 32)
-    assert found.shape == (32, 32, 3) and found.dtype == torch.uint8
-    assert (found.float() - read_by_pil(path, 32)).abs().max() <= 2
+    pixels = images.plain(path, 32)
+    assert pixels.shape == (32, 32, 3) and pixels.dtype == torch.uint8
+    assert (pixels.float() - read_by_pil(path, 32)).abs().max() <= 2
 
 
 def test_a_large_file_is_decoded_at_a_reduced_size(tmp_path, monkeypatch):
@@ -200,7 +200,7 @@ def test_a_bad_file_is_named_in_one_line(tmp_path, spoil, said, workers):
     loaders.start_epoch(0)
     with pytest.raises(UserError) as refusal:
         list(loaders.train)
-    assert str(refusal.value) == f"image file {bad} cannot be read: {said}; replace it or remove it"
+    assert str(refusal.value) == f"image file {bad} cannot be read: {said}; replace or remove it"
 
 
 def test_folder_without_a_split(jpegs):

@@ -46,12 +46,12 @@ def words_of(file) -> str:
 
 
 def test_no_word_too_much():
-    found = []
+    problems = []
     for file in (file for file in TEXTS if file.as_posix() not in RULES):
         for number, line in enumerate(words_of(file).splitlines(), 1):
             whys = [why for pattern, why in FORBIDDEN.items() if re.search(pattern, line)]
-            found += [f"{file}:{number}: {why}: {line.strip()[:100]}" for why in whys]
-    assert not found, "\n".join(found)
+            problems += [f"{file}:{number}: {why}: {line.strip()[:100]}" for why in whys]
+    assert not problems, "\n".join(problems)
 
 
 @pytest.mark.parametrize("file", PAGES, ids=str)

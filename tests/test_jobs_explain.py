@@ -96,8 +96,8 @@ E1121 19:27:41.122000 17456 torch/distributed/elastic/multiprocessing/api.py:100
 """
 
 
-def words_of(found):
-    return {finding.known.seen[0] for finding in found}
+def words_of(findings):
+    return {finding.known.seen[0] for finding in findings}
 
 
 def loud():
@@ -117,9 +117,9 @@ def caused(tmp_path_factory):
 
 
 def test_failures_that_are_caused_here_are_found(caused):
-    found = explain.find(caused)
-    assert words_of(found) >= CAUSED, CAUSED - words_of(found)
-    kinds = [finding.known.kind for finding in found]
+    findings = explain.find(caused)
+    assert words_of(findings) >= CAUSED, CAUSED - words_of(findings)
+    kinds = [finding.known.kind for finding in findings]
     assert kinds == sorted(kinds, key=explain.KINDS.index)
 
 
@@ -166,9 +166,9 @@ def test_the_first_real_cause_comes_first():
         "RuntimeError: Timed out waiting 5000ms for recv operation",
     )
     own = "[rank1]: RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB."
-    found = explain.find("\n".join([lost, waited, own, own, "UnpicklingError: Weights only load failed."]))
-    assert [(finding.number, finding.count) for finding in found] == [(3, 2), (5, 1), (2, 1), (1, 1)]
-    assert found[0].message == "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    findings = explain.find("\n".join([lost, waited, own, own, "UnpicklingError: Weights only load failed."]))
+    assert [(finding.number, finding.count) for finding in findings] == [(3, 2), (5, 1), (2, 1), (1, 1)]
+    assert findings[0].message == "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB."
 
 
 def test_an_unknown_cause_is_shown_before_what_follows_from_it():

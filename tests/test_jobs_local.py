@@ -86,9 +86,9 @@ def test_gpus_are_used_where_each_device_has_one_and_two_can_be_compared(
     assert job.wait(60) == "done", job.log()
     (written,) = (project / "runs/toy").glob("tmp*.json")
     assert (json.loads(written.read_text()).get("CUDA_VISIBLE_DEVICES") != "") == used
-    here = len(visible.split(",")) if visible else gpus
-    said = f"on CPU cores: {max(2, devices)} GPUs wanted, {here} here" in capsys.readouterr().out
-    assert said == (here > 0 and not used)
+    gpus_here = len(visible.split(",")) if visible else gpus
+    said = f"on CPU cores: {max(2, devices)} GPUs wanted, {gpus_here} here" in capsys.readouterr().out
+    assert said == (gpus_here > 0 and not used)
 
 
 def test_torchrun_passes_arguments_on_as_they_are(project):

@@ -12,6 +12,7 @@ import pytest
 from mpdemo.errors import UserError
 from mpdemo.jobs import JobSpec, check, load_site, render, submit, times, train_command
 from mpdemo.jobs import spec as job_spec
+from mpdemo.jobs.allocation import step_command
 
 WORKER = "tests/programs/worker.py"
 
@@ -104,8 +105,10 @@ def test_juwels_has_the_directives_of_jsc(nodes, processes, cpus):
 
 def test_torchrun_waits_as_long_as_the_warning_gives():
     """It would kill its processes after 30 s."""
-    text = render(spec(launcher="torchrun", signal="USR2@120"), load_site("generic"))
+    site, job = load_site("generic"), spec(launcher="torchrun", signal="USR2@120")
+    text = render(job, site)
     (line,) = (line for line in text.splitlines() if line.startswith("export PET_SIGNALS_TO_HANDLE="))
+    assert step_command(job, site)[-1].splitlines().count(line) == 1
     assert line.endswith(",SIGUSR1,SIGUSR2 TORCH_ELASTIC_SHUTDOWN_TIMEOUT=120")
     assert "TORCH_ELASTIC" not in render(spec(launcher="torchrun"), load_site("generic"))
 

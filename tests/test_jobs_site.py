@@ -236,12 +236,12 @@ def test_the_setup_lines_and_the_python_of_a_site_are_tried(cluster, project):
         "import types\n__version__ = '99'\ncuda = types.SimpleNamespace(device_count=lambda: 4)\n"
     )
     setup = ("echo loading", f"export PYTHONPATH={shlex.quote(str(project))}")
-    found = findings(setup=setup, python=sys.executable)[-1]
-    assert found.ok and found.text == f"site mine: its Python is {sys.executable}, with PyTorch 99; 4 GPUs here"
-    found = findings(setup=("true", "module load nowhere", "echo went on >&2"))[-1]
-    assert not found.ok and found.text == "site mine: setup line failed: module load nowhere"
-    found = findings(python="no-such-container python")[-1]
-    assert not found.ok and "no-such-container: command not found" in found.text and "in a job" in found.remedy
+    finding = findings(setup=setup, python=sys.executable)[-1]
+    assert finding.ok and finding.text == f"site mine: its Python is {sys.executable}, with PyTorch 99; 4 GPUs here"
+    finding = findings(setup=("true", "module load nowhere", "echo went on >&2"))[-1]
+    assert not finding.ok and finding.text == "site mine: setup line failed: module load nowhere"
+    finding = findings(python="no-such-container python")[-1]
+    assert not finding.ok and "no-such-container: command not found" in finding.text and "in a job" in finding.remedy
     assert "not tried: no Slurm" in findings(None, setup=setup)[-1].text
 
 

@@ -76,12 +76,12 @@ def cluster_of(slurm_programs, of_course, monkeypatch):
 def test_a_slurm_of_its_shape_accepts_every_job_of_the_course(name, cluster_of, project):
     """Each job file is judged by Slurm; one job on two nodes really runs, with the site's words around srun."""
     site = load_site(name)
-    here, left_out = cluster_of(site)
+    throwaway, left_out = cluster_of(site)
     assert [word for word in left_out if word.startswith("--")] == OF_PLUGINS.get(name, [])
     for spec in [job(site), *COURSE]:
-        assert check(spec, here) == [], spec
+        assert check(spec, throwaway) == [], spec
     code = "import os; print(os.environ['SLURM_JOB_PARTITION'], os.environ['SLURM_PROCID'])"
-    run = submit(dataclasses.replace(job(site), command=("-c", code)), here)
+    run = submit(dataclasses.replace(job(site), command=("-c", code)), throwaway)
     assert run.wait(60) == "done", run.log()
     partition = site.partition or "debug"
     printed = {line.partition(": ")[2] for line in run.log().splitlines()}
@@ -92,23 +92,23 @@ def test_a_slurm_of_its_shape_refuses_what_the_site_would(cluster_of):
     """Another partition, model of GPU or feature, more time or cores than there are, a whole node's memory twice."""
     words = {"partition": "gpu", "gpu_type": "a100", "constraint": "big", "max_time": "01:00:00", "memory": "200G"}
     words |= {"account": "course", "qos": "short"}
-    here, _ = cluster_of(site := Site("small", cores_per_node=8, gpus_per_node=2, **words))
-    assert check(job(site), here) == []
+    throwaway, _ = cluster_of(site := Site("small", cores_per_node=8, gpus_per_node=2, **words))
+    assert check(job(site), throwaway) == []
     wrong = {"partition": "debug", "gpu_type": "v100", "constraint": "small", "memory": "500G", "reservation": "gone"}
     wrong |= {"cores_per_node": 16, "gpus_per_node": 4, "account": "gone", "qos": "gone"}
     for word, value in wrong.items():
-        other = dataclasses.replace(here, **{word: value})
+        other = dataclasses.replace(throwaway, **{word: value})
         assert check(job(other), other), word
     longer = dataclasses.replace(job(site), time_limit="02:00:00")
-    assert "time limit is invalid" in str(check(longer, dataclasses.replace(here, max_time="")))
+    assert "time limit is invalid" in str(check(longer, dataclasses.replace(throwaway, max_time="")))
 
 
 def test_a_stand_in_is_a_site_file_without_what_only_the_site_has(of_course, tmp_path):
     site = load_site("lumi_g")
-    here, left_out = stand_in(site, lambda program, option: program == "sbatch")
-    assert left_out == ["setup", "python", "scratch", "--cpu-bind"] and here.name == "lumi_g-throwaway"
-    write_site(here, tmp_path / "lumi_g-throwaway.toml")
-    assert load_site(str(tmp_path / "lumi_g-throwaway.toml")) == here
+    throwaway, left_out = stand_in(site, lambda program, option: program == "sbatch")
+    assert left_out == ["setup", "python", "scratch", "--cpu-bind"] and throwaway.name == "lumi_g-throwaway"
+    write_site(throwaway, tmp_path / "lumi_g-throwaway.toml")
+    assert load_site(str(tmp_path / "lumi_g-throwaway.toml")) == throwaway
     assert memory_of(Site("a", gpus_per_node=4, memory_per_gpu="120G")) == 4 * 120 * 1024
 
 

@@ -35,9 +35,9 @@ def ours(tmp_path_factory):
 
 
 def same_training(out, ours):
-    found, wanted = losses(out), losses(ours)
-    assert list(found) == list(wanted) == list(range(1, STEPS + 1))
-    assert found == pytest.approx(wanted, rel=ROUNDING)
+    own_losses, wanted = losses(out), losses(ours)
+    assert list(own_losses) == list(wanted) == list(range(1, STEPS + 1))
+    assert own_losses == pytest.approx(wanted, rel=ROUNDING)
     for name in ("validation_loss", "validation_accuracy"):
         assert summary(out)[name] == pytest.approx(summary(ours)[name], rel=1e-3)
 
@@ -58,8 +58,8 @@ def test_lightning_on_two_nodes_of_a_slurm(ours, cluster, project):
     job = submit(JobSpec(name="lightning", command=command, out="runs/lightning", **places))
     assert job.wait(300) == "done", job.log()
     same_training(project / "runs/lightning", ours)
-    told = summary(project / "runs/lightning")
-    assert (told["num_nodes"], told["devices"]) == (nodes, 2 // nodes)
+    written = summary(project / "runs/lightning")
+    assert (written["num_nodes"], written["devices"]) == (nodes, 2 // nodes)
 
 
 def test_horovods_calls_in_one_process_and_in_two(run_once, tmp_path):

@@ -24,10 +24,10 @@ EVENTS = [  # name, thread, begin, end; thread 1 trains, and others are those of
 
 
 def test_every_moment_of_a_step_belongs_to_one_part():
-    found = {name: round(1000 * s) for name, s in profile_parts.parts(EVENTS, 1, (0, 100 * MS)).items()}
-    assert found.pop("hidden") == 10
-    assert found == {"loading": 10, "forward": 18, "backward": 30, "optimizer": 15, "exposed": 20, "other": 7}
-    assert sum(found.values()) == 100
+    parts = {name: round(1000 * s) for name, s in profile_parts.parts(EVENTS, 1, (0, 100 * MS)).items()}
+    assert parts.pop("hidden") == 10
+    assert parts == {"loading": 10, "forward": 18, "backward": 30, "optimizer": 15, "exposed": 20, "other": 7}
+    assert sum(parts.values()) == 100
 
 
 def test_ranges_are_taken_off_each_other():

@@ -51,18 +51,18 @@ def test_notebook_gives_the_saved_outputs(name, place, tmp_path, trained, reques
 
 def changed_scripts(project) -> list:
     """Compare the scripts that the notebook wrote with the committed ones."""
-    found = []
+    problems = []
     for script in sorted((project / "slurm").glob("*.sbatch")):
-        mine = root() / "slurm" / script.name
+        committed = root() / "slurm" / script.name
         accept = "if that is meant: python tests/notebooks.py, look at git diff slurm/, commit"
-        if not mine.exists():
-            found.append(f"slurm/{script.name} is written by the notebook and not committed; {accept}")
+        if not committed.exists():
+            problems.append(f"slurm/{script.name} is written by the notebook and not committed; {accept}")
             continue
-        before, after = (file.read_text().splitlines() for file in (mine, script))
+        before, after = (file.read_text().splitlines() for file in (committed, script))
         lines = [line for line in difflib.unified_diff(before, after, "committed", "written now", lineterm="", n=0)]
         if lines:
-            found.append("\n".join([f"slurm/{script.name} would change; {accept}", *lines]))
-    return found
+            problems.append("\n".join([f"slurm/{script.name} would change; {accept}", *lines]))
+    return problems
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)

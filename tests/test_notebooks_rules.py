@@ -24,6 +24,7 @@ def stream(text, name="stdout"):
     return v4.new_output("stream", name=name, text=text)
 
 
+SHOWN = v4.new_output("display_data", data={"text/markdown": f"```python\n{105 * 'x'}\n```"})
 ERROR = v4.new_output("error", ename="KeyError", evalue="3", traceback=["KeyError: 3"])
 
 
@@ -77,6 +78,8 @@ BAD = {
     "executed twice": (notebook(code("x = 1", count=7)), "was not executed from top to bottom: [1, 2, 7]"),
     "median": (notebook(*[code("x = 1\n" * 9) for _ in range(5)]), "a median of 9"),
     "long cell": (notebook(code("x = 1\n" * 20)), "has 20 lines; at most 19"),
+    "wide cell": (notebook(code("%%ranks\nx = " + 101 * "1")), "has a line of 105 characters; at most 104"),
+    "wide source": (notebook(code("show(f)", [SHOWN])), "has a line of 105 characters; at most 104"),
     "empty cell": (notebook(code(" ")), "is empty"),
     "semicolon": (notebook(code("f();")), "ends with ';'"),
     "shell": (notebook(code("!false")), "uses ! or %"),
@@ -142,8 +145,8 @@ def test_a_notebook_in_order_is_left_alone(name, folder):
 @pytest.mark.parametrize("name", BAD)
 def test_a_trap_is_found(name, folder):
     whole, said = BAD[name]
-    found = lint(whole, folder)
-    assert len(found) == 1 and said in found[0], found
+    problems = lint(whole, folder)
+    assert len(problems) == 1 and said in problems[0], problems
 
 
 def test_normal_form_is_stable_and_keeps_what_is_compared():
@@ -164,8 +167,8 @@ def test_only_what_the_sanitizer_names_may_change():
     assert printing("1.87 times the speed") == printing("1.9 times the speed")
     assert printing("loss 3.1") != printing("loss 3.2")
     assert printing("97 % of the bound") == printing("93.5 % of the bound")
-    here = "no Slurm in reach: ddp runs on this machine, 2 processes under torchrun (job 16)\n"
-    assert printing(here) == printing("submitted ddp to cluster box: job 7 (slurm/03_ddp.sbatch)\n")
+    on_this_machine = "no Slurm in reach: ddp runs on this machine, 2 processes under torchrun (job 16)\n"
+    assert printing(on_this_machine) == printing("submitted ddp to cluster box: job 7 (slurm/03_ddp.sbatch)\n")
     assert printing("found job 16 (done)") == printing("found job 7 (done)") != printing("found job 7 (failed)")
     assert printing("accuracy 97 %") != printing("accuracy 93 %")
 

@@ -81,14 +81,14 @@ def test_hybrid_resumes_every_rung_and_is_resumed(ran):
     together = {step: loss for stop in PARTS for step, loss in losses(ran / f"to-{stop}").items()}
     together |= losses(ran / "end")
     assert far(together, losses(ran / "whole")) < ROUNDING
-    found, wanted = epochs(ran / "end")[0], epochs(ran / "whole")[0]
-    assert found["validation_loss"] == pytest.approx(wanted["validation_loss"], rel=ROUNDING)
+    resumed, wanted = epochs(ran / "end")[0], epochs(ran / "whole")[0]
+    assert resumed["validation_loss"] == pytest.approx(wanted["validation_loss"], rel=ROUNDING)
 
 
 def test_a_summary_counts_every_parameter_once(ran):
-    whole, told = summary(ran / "whole"), summary(ran / "to-5")
-    assert told["parameters"] == whole["parameters"]
-    assert (told["world_size"], told["settings"]["replicas"], told["settings"]["devices"]) == (4, 2, 2)
+    whole, resumed = summary(ran / "whole"), summary(ran / "to-5")
+    assert resumed["parameters"] == whole["parameters"]
+    assert (resumed["world_size"], resumed["settings"]["replicas"], resumed["settings"]["devices"]) == (4, 2, 2)
 
 
 def test_the_timeline_has_two_pipelines_and_an_all_reduce_at_their_end(ran):

@@ -20,9 +20,9 @@ def test_no_other_cut_has_a_faster_slowest_stage(seed):
     costs = [draw.choice([0.1, 1, 2, 5]) * draw.random() for _ in range(draw.randint(2, 9))]
     stages = draw.randint(1, min(4, len(costs)))
     every = [list(points) for points in combinations(range(1, len(costs)), stages - 1)]
-    found = balanced_cut(costs, stages)
-    assert found in every
-    assert slowest(costs, found) == pytest.approx(min(slowest(costs, points) for points in every))
+    points_chosen = balanced_cut(costs, stages)
+    assert points_chosen in every
+    assert slowest(costs, points_chosen) == pytest.approx(min(slowest(costs, points) for points in every))
 
 
 def test_hundreds_of_stages():

@@ -61,9 +61,9 @@ def lines(out, event):
 def losses(out):
     """Loss by step; each step stands there once."""
     rows = lines(out, "step")
-    found = {row["step"]: row["loss"] for row in rows}
-    assert len(found) == len(rows)
-    return found
+    by_step = {row["step"]: row["loss"] for row in rows}
+    assert len(by_step) == len(rows)
+    return by_step
 
 
 def epochs(out):
@@ -75,14 +75,14 @@ def summary(out):
     return json.loads((Path(out) / "summary.json").read_text())
 
 
-def far(found, wanted):
+def far(losses_by_step, wanted):
     """The largest relative difference of two rows of losses by step."""
-    assert found.keys() == wanted.keys()
-    return max(abs(found[step] - wanted[step]) / abs(wanted[step]) for step in wanted)
+    assert losses_by_step.keys() == wanted.keys()
+    return max(abs(losses_by_step[step] - wanted[step]) / abs(wanted[step]) for step in wanted)
 
 
-def after(found, step):
-    return {k: v for k, v in found.items() if k > step}
+def after(losses_by_step, step):
+    return {k: v for k, v in losses_by_step.items() if k > step}
 
 
 def test_what_a_run_writes(runs):
@@ -103,14 +103,14 @@ def test_what_a_run_writes(runs):
     assert all(row["images_per_second"] > 0 for row in rows)
     assert rows[3]["train_loss"] == pytest.approx(sum(r["loss"] for r in rows[:3]) / 3)
     assert 0 <= rows[7]["validation_accuracy"] <= 1 and (rows[7]["validation_accuracy"] * 261) % 1 < 1e-6
-    told = summary(out)
-    assert told["settings"]["batch_size"] == 512 and told["settings"]["rung"] == "single"
-    assert told["environment"]["torch"] == torch.__version__ and told["environment"]["device"] == "cpu core"
-    assert len(told["environment"]["hosts"]) == len(told["peak_memory_mib"]) == told["world_size"] == 1
-    assert 50 < told["peak_memory_mib"][0] < 20_000
-    assert (told["steps"], told["epochs"], told["images"], told["stopped"]) == (6, 2, 3072, False)
-    assert (told["loss"], told["validation_loss"]) == (rows[6]["loss"], rows[7]["validation_loss"])
-    assert told["parameters"] == 28 * 28 * 32 + 32 + 2 * (32 * 32 + 32) + 32 * 10 + 10
+    written = summary(out)
+    assert written["settings"]["batch_size"] == 512 and written["settings"]["rung"] == "single"
+    assert written["environment"]["torch"] == torch.__version__ and written["environment"]["device"] == "cpu core"
+    assert len(written["environment"]["hosts"]) == len(written["peak_memory_mib"]) == written["world_size"] == 1
+    assert 50 < written["peak_memory_mib"][0] < 20_000
+    assert (written["steps"], written["epochs"], written["images"], written["stopped"]) == (6, 2, 3072, False)
+    assert (written["loss"], written["validation_loss"]) == (rows[6]["loss"], rows[7]["validation_loss"])
+    assert written["parameters"] == 28 * 28 * 32 + 32 + 2 * (32 * 32 + 32) + 32 * 10 + 10
 
 
 def test_it_learns(runs):
@@ -371,9 +371,9 @@ def test_world_validates_what_it_saves(world, runs, jpeg, name):
     whole = world / f"{name}-whole"
     alone = runs("alone", model="convnet", epochs=2, resume=str(whole), **jpeg)
     assert losses(alone) == {}
-    found, wanted = epochs(alone)[0], epochs(whole)[1]
-    assert found["validation_loss"] == pytest.approx(wanted["validation_loss"], rel=ROUNDING)
-    assert found["validation_accuracy"] == wanted["validation_accuracy"]
+    validated, wanted = epochs(alone)[0], epochs(whole)[1]
+    assert validated["validation_loss"] == pytest.approx(wanted["validation_loss"], rel=ROUNDING)
+    assert validated["validation_accuracy"] == wanted["validation_accuracy"]
 
 
 def test_any_rung_resumes_any_rungs_checkpoint(world, runs, jpegs, jpeg):
@@ -389,11 +389,11 @@ def test_any_rung_resumes_any_rungs_checkpoint(world, runs, jpegs, jpeg):
 @pytest.fixture(scope="session")
 def resnets(world, jpegs):
     """ResNet-50 from a JPEG folder in every rung and form: name -> run folder."""
-    found = {name: world / f"resnet50 {name}" for name in WORLD}
+    folders = {name: world / f"resnet50 {name}" for name in WORLD}
     for name, rung in HERE.items():
-        found[name] = world / f"resnet50 {name}"
-        train(checked(Settings(**resnet50(jpegs, rung, found[name]))), World())
-    return found
+        folders[name] = world / f"resnet50 {name}"
+        train(checked(Settings(**resnet50(jpegs, rung, folders[name]))), World())
+    return folders
 
 
 @pytest.mark.parametrize("name", [*WORLD, *HERE])
@@ -401,13 +401,13 @@ def test_resnet50_from_jpegs(resnets, name):
     """Trains, and starts as the single device does that sees the same microbatches."""
     rung = (WORLD | HERE)[name]
     like = "single with group norm" if rung.get("norm") else "single in microbatches" if "microbatches" in rung else ""
-    found, wanted = losses(resnets[name]), losses(resnets[like or "single"])
-    assert list(found) == [1, 2] and all(map(math.isfinite, found.values()))
-    assert found[1] == pytest.approx(wanted[1], rel=ROUNDING)
-    assert found[2] == pytest.approx(wanted[2], rel=1e-2)  # batch norm on two images multiplies rounding errors
-    told = summary(resnets[name])
-    assert told["parameters"] == 23_528_522
-    assert told["world_size"] == (2 if name in WORLD else 1) == len(told["peak_memory_mib"])
+    trained, wanted = losses(resnets[name]), losses(resnets[like or "single"])
+    assert list(trained) == [1, 2] and all(map(math.isfinite, trained.values()))
+    assert trained[1] == pytest.approx(wanted[1], rel=ROUNDING)
+    assert trained[2] == pytest.approx(wanted[2], rel=1e-2)  # batch norm on two images multiplies rounding errors
+    written = summary(resnets[name])
+    assert written["parameters"] == 23_528_522
+    assert written["world_size"] == (2 if name in WORLD else 1) == len(written["peak_memory_mib"])
     assert epochs(resnets[name])[0]["validation_loss"] > 0
 
 

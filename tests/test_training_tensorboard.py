@@ -24,24 +24,24 @@ def of(rows, event, name):
     return [(row["step"], pytest.approx(row[name])) for row in rows if row["event"] == event]
 
 
-def agree(found, rows):
+def agree(logged, rows):
     """Compare tag by tag."""
-    assert found["train/loss"] == of(rows, "step", "loss")
-    assert found["train/images_per_second"] == of(rows, "step", "images_per_second")
-    assert found["validation/loss"] == of(rows, "epoch", "validation_loss")
-    assert found["validation/accuracy"] == of(rows, "epoch", "validation_accuracy")
+    assert logged["train/loss"] == of(rows, "step", "loss")
+    assert logged["train/images_per_second"] == of(rows, "step", "images_per_second")
+    assert logged["validation/loss"] == of(rows, "epoch", "validation_loss")
+    assert logged["validation/accuracy"] == of(rows, "epoch", "validation_accuracy")
 
 
 def test_a_whole_run_and_a_new_one_in_its_folder(tmp_path):
-    found, rows = run(tmp_path, **RECIPE)
-    agree(found, rows)
-    assert [step for step, _ in found["validation/loss"]] == [3, 6, 9]
-    rates = [value for _, value in found["train/learning_rate"]]
+    logged, rows = run(tmp_path, **RECIPE)
+    agree(logged, rows)
+    assert [step for step, _ in logged["validation/loss"]] == [3, 6, 9]
+    rates = [value for _, value in logged["train/learning_rate"]]
     assert rates[:3] == pytest.approx([0.01, 0.02, 0.02])
     assert rates[3:] == sorted(rates[3:], reverse=True) and 0 < rates[-1] < 0.002
     again, rows = run(tmp_path, steps=2)
     agree(again, rows)
-    assert scalars(tmp_path / "tensorboard.previous") == found
+    assert scalars(tmp_path / "tensorboard.previous") == logged
 
 
 @pytest.mark.parametrize("stop", [3, 4], ids=["at the end of an epoch", "within an epoch"])
@@ -49,11 +49,11 @@ def test_a_resumed_run_has_every_step_once(tmp_path, stop):
     whole, _ = run(tmp_path / "whole", **RECIPE)
     part = tmp_path / "part"
     run(part, **RECIPE, steps=5, checkpoint_every=stop)  # goes on after its checkpoint
-    found, rows = run(part, **RECIPE, resume=str(part))
-    agree(found, rows)
-    assert [step for step, _ in found["train/loss"]] == list(range(1, 10))
+    logged, rows = run(part, **RECIPE, resume=str(part))
+    agree(logged, rows)
+    assert [step for step, _ in logged["train/loss"]] == list(range(1, 10))
     for tag in ("train/loss", "train/learning_rate", "validation/loss"):
-        assert found[tag] == [(step, pytest.approx(value)) for step, value in whole[tag]], tag
+        assert logged[tag] == [(step, pytest.approx(value)) for step, value in whole[tag]], tag
 
 
 def test_a_run_that_began_without_it(tmp_path):
@@ -70,9 +70,9 @@ def test_the_settings_are_there_as_hyperparameters(tmp_path):
     from tensorboard.plugins.hparams import plugin_data_pb2
 
     content = events.summary_metadata["_hparams_/session_start_info"].plugin_data.content
-    told = plugin_data_pb2.HParamsPluginData.FromString(content).session_start_info.hparams
-    assert told["lr"].number_value == 0.02 and told["model"].string_value == "toy"
-    assert "data" not in told  # it is None
+    hparams = plugin_data_pb2.HParamsPluginData.FromString(content).session_start_info.hparams
+    assert hparams["lr"].number_value == 0.02 and hparams["model"].string_value == "toy"
+    assert "data" not in hparams  # it is None
 
 
 def test_without_the_package_one_line_says_so(run_mpdemo, tmp_path):

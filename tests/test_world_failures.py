@@ -19,14 +19,14 @@ PIPELINE = ["--rung", "pipeline", "--model", "toy", "--microbatches", "4"]
 
 def processes_of(mark) -> list[int]:
     """Processes whose command line holds `mark`."""
-    found = []
+    numbers = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             if mark.encode() in (entry / "cmdline").read_bytes() and int(entry.name) != os.getpid():
-                found.append(int(entry.name))
+                numbers.append(int(entry.name))
         except OSError:  # it ended meanwhile
             continue
-    return found
+    return numbers
 
 
 def wait_for(condition, seconds):

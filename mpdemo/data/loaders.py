@@ -143,7 +143,7 @@ class Loaders:
             train, validation = LabelsOnly(train), LabelsOnly(validation)
         self.batch = batch_size // replicas
         self.steps_per_epoch = count // batch_size  # a last, smaller batch is left out
-        self.sampler = ResumableDistributedSampler(train, replicas, replica, shuffle=True, seed=seed, drop_last=True)
+        self.sampler = ResumableDistributedSampler(train, replicas, replica, seed=seed, drop_last=True)
         common = {
             "num_workers": workers,
             "pin_memory": pin_memory,

@@ -53,11 +53,11 @@ def drive_moves(program, rank, world_size):
         result["moved"] = result["moved"] or ("" if str(model[name].weight.device) == device else name)
     result["device"] = str(loss.device) if isinstance(loss, torch.Tensor) else ""
     model, (images, labels), _ = call(("cpu", "cpu"), nullcontext())
-    found = [parameter.grad for parameter in model.parameters()]
+    computed = [parameter.grad for parameter in model.parameters()]
     model.zero_grad()
     cross_entropy(model["second"](model["first"](images).relu()), labels).backward()
     right = gradients(model)
-    for parameter, gradient in zip(model.parameters(), found, strict=True):
+    for parameter, gradient in zip(model.parameters(), computed, strict=True):
         parameter.grad = gradient
     return result | {"ratios": ratios(model, right)}
 

@@ -120,8 +120,8 @@ def own_order(answer):
         raise Wrong(message[0].upper() + message[1:] + ".") from None
     count = 1 + max(row["microbatch"] for row in rows)
     require(count == 4, f"There are four microbatches, and this order has {count}.")
-    for stage, (limit, held) in enumerate(zip((3, 2, 1), _peaks(rows), strict=True)):
-        require(held <= limit, f"It runs, and stage {stage} holds {held} microbatches; it has memory for {limit}.")
+    for stage, (limit, most) in enumerate(zip((3, 2, 1), _peaks(rows), strict=True)):
+        require(most <= limit, f"It runs, and stage {stage} holds {most} microbatches; it has memory for {limit}.")
     step = max(row["end"] for row in rows)
     require(step <= 18, f"It runs and fits, and takes {step:g} units. 1F1B takes 18.")
     return "This is 1F1B, or as good as it. Draw it with the next cell."
@@ -131,10 +131,10 @@ def _peaks(rows) -> list[int]:
     """Return the most microbatches that each stage holds, from its operations in their order."""
     peaks = []
     for stage in range(1 + max(row["stage"] for row in rows)):
-        held = peak = 0
+        microbatches = peak = 0
         for row in (row for row in rows if row["stage"] == stage):
-            held += 1 if row["kind"] == "F" else -1
-            peak = max(peak, held)
+            microbatches += 1 if row["kind"] == "F" else -1
+            peak = max(peak, microbatches)
         peaks.append(peak)
     return peaks
 

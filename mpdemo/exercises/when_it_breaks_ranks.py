@@ -60,16 +60,16 @@ def drive_heads(program, rank, world_size):
         reference(inputs, head).square().mean().backward()
         wrapped(inputs[rank::world_size], head).square().mean().backward()
         pairs = zip(model.parameters(), reference.parameters(), strict=True)
-        right.append(all(_close(mine.grad, wanted.grad) for mine, wanted in pairs))
+        right.append(all(_close(own.grad, wanted.grad) for own, wanted in pairs))
     return right
 
 
-def _close(mine, wanted) -> bool:
+def _close(own, wanted) -> bool:
     """Whether two gradients are equal up to rounding; none is a gradient of zeros."""
     import torch
 
-    mine, wanted = (torch.zeros(1) if gradient is None else gradient for gradient in (mine, wanted))
-    return torch.allclose(mine, wanted.expand_as(mine) if wanted.numel() == 1 else wanted, atol=1e-6)
+    own, wanted = (torch.zeros(1) if gradient is None else gradient for gradient in (own, wanted))
+    return torch.allclose(own, wanted.expand_as(own) if wanted.numel() == 1 else wanted, atol=1e-6)
 
 
 def drive_norm(program, rank, world_size):
@@ -90,7 +90,7 @@ def drive_norm(program, rank, world_size):
     pairs = zip(repaired.parameters(), reference.parameters(), strict=True)
     names = [type(module).__name__ for module in repaired.modules()]
     return {
-        "equal": all(torch.allclose(mine.grad, wanted.grad, atol=1e-5) for mine, wanted in pairs),
+        "equal": all(torch.allclose(own.grad, wanted.grad, atol=1e-5) for own, wanted in pairs),
         "batch": any("BatchNorm" in name for name in names),
         "norm": any("Norm" in name for name in names),
         "training": repaired.training,

@@ -106,8 +106,8 @@ def step_command(spec, site) -> list[str]:
     comment, first_line, *rest = launch(spec, replace(site, srun_options=(*shape, *gpus, *site.srun_options)))
     lines = [
         f"export SLURM_CPUS_PER_TASK={spec.cpus_per_task(site)}",
-        torchrun_signals(spec),
-        *environment(spec, site),
+        torchrun_signals(spec),  # also without a signal in the job: `warn` sends one
+        *environment(replace(spec, signal=None), site),
         "MASTER_PORT=$((20000 + ($SLURM_JOB_ID + $$) % 10000))  # a job may have several steps: one port for each",
         comment,
         f"exec {first_line}",

@@ -103,15 +103,16 @@ def find(text) -> list:
     -------
     list of Finding
     """
-    found = {}
+    findings = {}
     lost = next(known for known in known_failures() if known.kind == "consequence")  # the first one there
     present = [known for known in known_failures() if known.kind != "silent" and known.may_be_in(text)]
     for number, line in messages(text):
         known = next((known for known in present if known.pattern.search(line)), lost if lost_a_peer(line) else None)
         if known:
-            first = found.get(known)
-            found[known] = Finding(known, *((first.number, first.line, first.count + 1) if first else (number, line)))
-    return sorted(found.values(), key=lambda finding: KINDS.index(finding.known.kind))
+            first = findings.get(known)
+            seen = (first.number, first.line, first.count + 1) if first else (number, line)
+            findings[known] = Finding(known, *seen)
+    return sorted(findings.values(), key=lambda finding: KINDS.index(finding.known.kind))
 
 
 def messages(text):
@@ -124,12 +125,12 @@ def messages(text):
         after_file = bool(TRACEBACK_FILE.match(line))
 
 
-def last_error(text, found=()):
-    """Return number and text of the last line that looks like an error and is none of `found`; None if there is none.
+def last_error(text, findings=()):
+    """Return number and text of the last line that looks like an error and is none of the known ones, or None.
 
     Where only consequences are known, an exception that Python reports counts more than any other line.
     """
-    known = {finding.known for finding in found}
+    known = {finding.known for finding in findings}
     lines = [(number, line) for number, line in messages(text) if ERROR.search(line) and not lost_a_peer(line)]
     lines = [row for row in lines if not any(one.pattern.search(row[1]) for one in known)]
     exceptions = [row for row in lines if re.search(r"(?:^|[\]:] )[\w.]*(?:Error|Exception): ", row[1])]
@@ -138,14 +139,14 @@ def last_error(text, found=()):
 
 def report(text) -> str:
     """Return what a log shows, in words: the known failures, or the last line that looks like an error."""
-    found = find(text)
-    paragraphs = [_paragraph(finding) for finding in found]
-    if not any(finding.known.kind == "cause" for finding in found):
-        other = last_error(text, found)
+    findings = find(text)
+    paragraphs = [_paragraph(finding) for finding in findings]
+    if not any(finding.known.kind == "cause" for finding in findings):
+        other = last_error(text, findings)
         where = (
             f"The last line that looks like an error:\n{_shown(*other)}" if other else "No line looks like an error."
         )
-        also = "What follows from it:" if found and other else ""
+        also = "What follows from it:" if findings and other else ""
         paragraphs = [f"No known cause in this log. {where}", *filter(None, [also]), *paragraphs]
     return "\n\n".join(paragraphs)
 

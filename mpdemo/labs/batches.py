@@ -33,7 +33,8 @@ def settings_of(base, factor, rule) -> dict:
     batch = factor * base["batch_size"]
     steps = base["epochs"] * (IMAGES // batch)
     rate = base["lr"] * (1 if rule == "same rate" else factor)
-    return base | {"batch_size": batch, "lr": rate, "warmup_steps": steps // 4 if rule == "with warm-up" else 0}
+    warmup = steps // 4 if rule == "with warm-up" else 0
+    return base | {"batch_size": batch, "lr": rate, "warmup_steps": warmup}
 
 
 def median_row(world, folder, base, factor, rule) -> dict:

@@ -19,10 +19,11 @@ def describe(environ) -> str:
     """
     if "RANK" in environ:
         names = ("RANK", "WORLD_SIZE", "GROUP_RANK", "LOCAL_RANK")
-    else:  # a job file's own shell has SLURM_PROCID too; the number of tasks of a step is set by srun alone
+    else:  # a job file's own shell has SLURM_PROCID too; the number of tasks is set by srun alone
         names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NODEID", "SLURM_LOCALID")
     started_alone = names[1] not in environ
-    rank, world_size, node, local_rank = (0, 1, 0, 0) if started_alone else (environ[name] for name in names)
+    numbers = (0, 1, 0, 0) if started_alone else (environ[name] for name in names)
+    rank, world_size, node, local_rank = numbers
     gpus = environ.get("CUDA_VISIBLE_DEVICES") or "none"
     return f"rank {rank} of {world_size}: node {node}, local rank {local_rank}, GPUs {gpus}"
 

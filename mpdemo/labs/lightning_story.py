@@ -46,12 +46,13 @@ class Digits(pl.LightningDataModule):
     def setup(self, stage):
         s, trainer = self.settings, self.trainer
         self.dataset = data.load(s.dataset, s.data, s.image_size or 28, s.seed)
-        self.batch, self.ranks = s.batch_size // trainer.world_size, (trainer.world_size, trainer.global_rank)
+        self.batch = s.batch_size // trainer.world_size
+        self.ranks = trainer.world_size, trainer.global_rank
 
     def train_dataloader(self):
         images = self.dataset.train
         sampler = DistributedSampler(images, *self.ranks, seed=self.settings.seed, drop_last=True)
-        return DataLoader(images, self.batch, sampler=sampler, drop_last=True)  # Lightning calls sampler.set_epoch
+        return DataLoader(images, self.batch, sampler=sampler, drop_last=True)  # Lightning sets epochs
 
     def val_dataloader(self):
         images = self.dataset.validation
@@ -64,12 +65,13 @@ class Story(pl.LightningModule):
     def __init__(self, settings):
         super().__init__()
         s = self.settings = settings
-        self.model = models.build(s.model, classes=10, channels=1, image_size=s.image_size or 28, seed=s.seed)
+        data_shape = {"classes": 10, "channels": 1, "image_size": s.image_size or 28}
+        self.model = models.build(s.model, seed=s.seed, **data_shape)
 
     def training_step(self, batch, number):
         images, labels = batch
         loss = loss_fn(self.model(images), labels)
-        self.log("train/loss", loss)  # of this process's share; sync_dist=True would average over the processes
+        self.log("train/loss", loss)  # of this process; sync_dist=True would average over processes
         return loss  # the trainer calls zero_grad, backward and step
 
     def on_validation_epoch_start(self):

@@ -63,7 +63,8 @@ def parts(events, thread, step) -> dict:
     busy = loading + optimizer + backward + forward
     exposed = subtract(transfers, busy)
     other = subtract([step], busy + transfers)
-    spans = {"loading": loading, "forward": forward, "backward": backward, "optimizer": optimizer, "exposed": exposed}
+    spans = {"loading": loading, "forward": forward, "backward": backward}
+    spans |= {"optimizer": optimizer, "exposed": exposed}
     seconds = {name: length(ranges) / 1e6 for name, ranges in (spans | {"other": other}).items()}
     return seconds | {"hidden": (length(transfers) - length(exposed)) / 1e6}
 

@@ -64,7 +64,8 @@ class Blocks(nn.Module):
     def stage(self, start, stop) -> "Blocks":
         """Return blocks ``start`` to ``stop`` (excluded) as a model that shares these parameters."""
         part = Blocks({name: self.get_submodule(name) for name in self.names[start:stop]})
-        part.precision, part.checkpointing, part.channels_last = self.precision, self.checkpointing, self.channels_last
+        part.precision, part.checkpointing = self.precision, self.checkpointing
+        part.channels_last = self.channels_last
         return part
 
     def cut(self, points) -> "list[Blocks]":

@@ -31,7 +31,7 @@ class DDP(Rung):
         for part, target in (*earlier, last):
             with nullcontext() if part is last[0] else self.parallel.no_sync():  # one all-reduce, after the last part
                 outputs = self.parallel(part)
-                loss = loss_fn(outputs, target) / self.microbatches  # the mean of the parts' means is the batch's mean
+                loss = loss_fn(outputs, target) / self.microbatches  # the parts' mean is the batch's mean
                 self.scaler.scale(loss).backward()  # adds to parameter.grad, and all-reduces while it computes
             total, correct = total + loss.detach(), correct + count_correct(outputs, target)
         return total, correct

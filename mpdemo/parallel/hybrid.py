@@ -46,7 +46,8 @@ class PerDevice(pipeline.PerDevice):
     def __init__(self, model, world, settings):
         names = tuple(settings.mesh.split("-"))  # neighbouring ranks differ in the last one
         sizes = {"dp": settings.replicas, "pp": settings.devices}
-        mesh = init_device_mesh(world.device.type, tuple(sizes[name] for name in names), mesh_dim_names=names)
+        shape = tuple(sizes[name] for name in names)
+        mesh = init_device_mesh(world.device.type, shape, mesh_dim_names=names)
         self.group, self.same_stage = mesh.get_group("pp"), mesh.get_group("dp")
         super().__init__(model, world, settings)  # a pipeline over the processes of its group
         self.replicas, self.replica = settings.replicas, mesh.get_local_rank("dp")

@@ -47,7 +47,8 @@ class ScatterApplyGather(torch.autograd.Function):
     def backward(ctx, gradient):
         """Backward of every copy in its thread, from its part of the outputs' gradient (B, classes)."""
         replicas, parts = ctx.replicas, gradient.chunk(len(ctx.outputs))
-        return None, None, *add_gradients(replicas.threads.map(gradients, replicas.copies, ctx.outputs, parts))
+        computed = replicas.threads.map(gradients, replicas.copies, ctx.outputs, parts)
+        return None, None, *add_gradients(computed)
 
 
 def apply(model, images):

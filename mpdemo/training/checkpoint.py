@@ -131,7 +131,7 @@ def in_order(folder) -> list[Path]:
     return sorted((path for path in steps if steps[path].isdecimal()), key=lambda path: int(steps[path]))
 
 
-def newest(run) -> Path:
+def newest(folder) -> Path:
     """Return the newest checkpoint of a run's folder.
 
     Raises
@@ -139,9 +139,10 @@ def newest(run) -> Path:
     UserError
         There is none.
     """
-    checkpoints = in_order(Path(run) / "checkpoints")
+    place = Path(folder) / "checkpoints"
+    checkpoints = in_order(place)
     if not checkpoints:
-        raise UserError(f"no checkpoint in {run}/checkpoints; resume a run that was started with --checkpoint-every N")
+        raise UserError(f"no checkpoint in {place}; resume a run that was started with --checkpoint-every N")
     return checkpoints[-1]
 
 

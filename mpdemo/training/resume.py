@@ -39,7 +39,7 @@ def began_from(folder) -> str | None:
     return next((row.get("resume") for row in rows_in(folder) if row.get("event") == "start"), None)
 
 
-def read_newest(run, rank=0, processes=1) -> dict:
+def read_newest(folder, rank=0, processes=1) -> dict:
     """Read the newest checkpoint of a run's folder; a damaged one is named, and the one before it is used.
 
     Every rank must call this. They share the work of looking for damage in the tensors of a sharded checkpoint, and all
@@ -47,7 +47,8 @@ def read_newest(run, rank=0, processes=1) -> dict:
 
     Parameters
     ----------
-    run : str or Path
+    folder : str or Path
+        Of the run.
     rank, processes : int
         This process; the first one names what is left out.
 
@@ -56,7 +57,7 @@ def read_newest(run, rank=0, processes=1) -> dict:
     UserError
         There is no checkpoint, or none can be read.
     """
-    damaged, newest = [], checkpoint.newest(run)
+    damaged, newest = [], checkpoint.newest(folder)
     for path in reversed(checkpoint.in_order(newest.parent)):
         try:
             state = in_all(checkpoint.read, path, rank, processes)

@@ -3,7 +3,7 @@
 DATA is ../../mpdemo/data/digits.npz. --cut 3: the first stage has the layers 0 to 2.
 One process, to debug:   python train_pipeline.py --data DATA
 One node, 2 processes:   torchrun --standalone --nproc-per-node=2 train_pipeline.py --data DATA --cut 3
-Two nodes, on each one:  as above, with --nnodes=2 --node-rank=0 (or 1) --master-addr=FIRST_NODE for --standalone
+Two nodes, on each one:  with --nnodes=2 --node-rank=0 (or 1) --master-addr=FIRST_NODE for --standalone
 Slurm:                   sbatch train_pipeline.sbatch
 All print the same losses. The same command again goes on from its checkpoints."""
 
@@ -19,32 +19,33 @@ from torch.utils.data import DataLoader, TensorDataset
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--data", required=True)
-parser.add_argument("--cut", type=int, nargs="*", default=[], help="the layers that begin a new stage, counted from 0")
+parser.add_argument("--cut", type=int, nargs="*", default=[], help="layers that begin a stage, from 0")
 parser.add_argument("--schedule", choices=["gpipe", "1f1b"], default="1f1b")
-parser.add_argument("--microbatches", type=int, default=4, help="pieces of a batch, at least one per process")
+parser.add_argument("--microbatches", type=int, default=4, help="of a batch, at least one per process")
 parser.add_argument("--epochs", type=int, default=5)
 parser.add_argument("--batch-size", type=int, default=64)
-parser.add_argument("--checkpoint", default="train_pipeline", help="begins the names of the files, one per stage")
+parser.add_argument("--checkpoint", default="train_pipeline", help="begins the name of a stage's file")
 args = parser.parse_args()
 if "RANK" not in os.environ:  # no launcher: a world of one process
-    os.environ |= dict(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="localhost", MASTER_PORT="0")
-gpus = torch.cuda.device_count()  # 1 where Slurm shows each process its own GPU only: hence the remainder
-device = torch.device(f"cuda:{int(os.environ['LOCAL_RANK']) % gpus}" if gpus else "cpu")
+    os.environ |= dict(RANK="0", WORLD_SIZE="1", MASTER_ADDR="localhost", MASTER_PORT="0")
+gpus = torch.cuda.device_count()  # 1 where Slurm shows each process its own GPU: hence the remainder
+device = torch.device(f"cuda:{int(os.environ.get('LOCAL_RANK', 0)) % gpus}" if gpus else "cpu")
 if gpus:
     torch.cuda.set_device(device)
 dist.init_process_group("nccl" if gpus else "gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
 is_first, is_last = rank == 0, rank == world - 1
-assert len(args.cut) == world - 1, f"{world} processes need {world - 1} numbers after --cut, not {args.cut}"
-assert args.microbatches >= world, f"--microbatches {args.microbatches} is less than one per process ({world})"
-assert args.batch_size % args.microbatches == 0, f"--batch-size must be a multiple of {args.microbatches} microbatches"
+assert len(args.cut) == world - 1, f"--cut {args.cut}: {world} processes need {world - 1} numbers"
+assert args.microbatches >= world, f"--microbatches is less than one per process, {world}"
+assert args.batch_size % args.microbatches == 0, f"--batch-size is no multiple of {args.microbatches}"
 
-torch.manual_seed(0)  # every process makes the same split, the same weights and the same order of images
-data, order = np.load(args.data), torch.randperm(1797)  # your data here: two data sets of (image, label)
-images, labels = torch.from_numpy(data["images"])[order, None] / 16, torch.from_numpy(data["labels"])[order].long()
+torch.manual_seed(0)  # every process makes the same split, weights and order of images
+data, order = np.load(args.data), torch.randperm(1797)  # your data here: two sets of (image, label)
+images = torch.from_numpy(data["images"])[order, None] / 16
+labels = torch.from_numpy(data["labels"])[order].long()
 train = TensorDataset(images[:1536], labels[:1536])  # images: (1536, 1, 8, 8), 0 to 1
 check = TensorDataset(images[1536:], labels[1536:])
-# No DistributedSampler: every process walks through the same batches. drop_last: a schedule has one batch size.
+# No DistributedSampler: every process has the same batches. drop_last: a schedule has one batch size.
 shuffle = torch.Generator()
 loader = DataLoader(train, args.batch_size, shuffle=True, generator=shuffle, drop_last=True)
 check_loader = DataLoader(check, args.batch_size, drop_last=True)
@@ -53,7 +54,7 @@ layers = nn.Sequential(  # your model here, as a flat list; BatchNorm would see 
     *(nn.Conv2d(32, 32, 3), nn.GroupNorm(4, 32), nn.ReLU(), nn.Flatten(), nn.Linear(32 * 16, 10)),
 )
 bounds = [0, *args.cut, len(layers)]
-model = layers[bounds[rank] : bounds[rank + 1]].to(device)  # this process's stage, the only one that it keeps
+model = layers[bounds[rank] : bounds[rank + 1]].to(device)  # the stage that this process keeps
 stage = PipelineStage(model, rank, world, device)
 Schedule = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}[args.schedule]
 schedule = Schedule(stage, args.microbatches, loss_fn=nn.functional.cross_entropy)
@@ -76,16 +77,19 @@ for epoch in range(state["epoch"] + 1, args.epochs + 1):
         losses = []  # of the microbatches
         inputs = (x.to(device),) if is_first else ()
         targets = {"target": y.to(device), "losses": losses} if is_last else {}
-        schedule.step(*inputs, **targets)  # forward and backward of all microbatches; gradients are averaged over them
+        schedule.step(*inputs, **targets)  # forward and backward of all microbatches; mean gradients
         optimizer.step()
         totals[0] += torch.stack(losses).mean().detach() / len(loader) if is_last else 0
     model.eval()  # dropout behaves otherwise in a validation
     for x, y in check_loader:
-        outputs = schedule.eval(*((x.to(device),) if is_first else ()), **({"target": y.to(device)} if is_last else {}))
+        inputs = (x.to(device),) if is_first else ()
+        outputs = schedule.eval(*inputs, **({"target": y.to(device)} if is_last else {}))
         totals[1] += (outputs.argmax(1) == y.to(device)).sum() if is_last else 0
     if is_last:
-        print(f"epoch {epoch} loss {totals[0]:.6f} correct {int(totals[1])} of {len(check_loader) * args.batch_size}")
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}, file + ".tmp")
+        count = len(check_loader) * args.batch_size
+        print(f"epoch {epoch} loss {totals[0]:.6f} correct {int(totals[1])} of {count}")
+    state = dict(model=model.state_dict(), optimizer=optimizer.state_dict(), epoch=epoch)
+    torch.save(state, file + ".tmp")
     dist.barrier()  # all stages are written, so that all get their names at nearly the same time
     os.replace(file + ".tmp", file)
 dist.barrier()  # all are here: without it PyTorch sometimes aborts on the next line

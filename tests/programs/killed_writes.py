@@ -39,11 +39,11 @@ def main():
         time.sleep(chance.uniform(0.002, 0.03))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        told = len(os.read(finished, 1000))
+        written = len(os.read(finished, 1000))
         os.close(finished)
         met += bool(list((run / "checkpoints").glob("*.tmp")))
         newest = checkpoint.read(checkpoint.newest(run))["step"]
-        assert newest >= step + told, (newest, step, told)
+        assert newest >= step + written, (newest, step, written)
         step = newest
     print(f"{met} of {KILLS} kills met a write; {step} checkpoints, none lost")
 

@@ -29,9 +29,11 @@ def main(method):
     product()
     child = multiprocessing.get_context(method).Process(target=product)
     child.start()
-    child.join(PATIENCE[method])
+    patience = PATIENCE[method]
+    child.join(patience)
     if child.is_alive():
-        print(f"TimeoutError: the child ({method}) did not end within {PATIENCE[method]} s, and is killed", flush=True)
+        line = f"the child ({method}) did not end within {patience} s, and is killed"
+        print(f"TimeoutError: {line}", flush=True)
         child.kill()
         child.join()
     sys.exit(child.exitcode != 0)

@@ -97,8 +97,8 @@ def straggler(rows) -> str:
     lead = own_work(slow) - median(own_work(row) for row in others) if others else 0.0
     if lead < LEAST_LEAD * step:
         return f"{case}: no straggler, the ranks' own work differs by {lead / step:.0%} of the step; {mostly}."
-    mine = (part for part in PARTS if part != "exposed")
-    cause = max(mine, key=lambda part: slow[part] - median(row[part] for row in others))
+    own_parts = (part for part in PARTS if part != "exposed")
+    cause = max(own_parts, key=lambda part: slow[part] - median(row[part] for row in others))
     return (
         f"{case}: rank {slow['rank']} is the straggler, its own work takes {1000 * lead:.0f} ms longer than that "
         f"of the others, most of it in: {PARTS[cause][0]}."

@@ -37,9 +37,9 @@ def timelines(panels, *, memory=True, unit="units"):
     steps = {title: getattr(step, "events", step) for title, step in panels.items()}
     if not steps or not all(steps.values()):
         raise UserError("no operations to draw; give timelines() a dictionary of simulations or recorded steps")
-    held = {title: activations_held(rows) for title, rows in steps.items()}
-    text = ", ".join(title + (_most_held(lanes) if memory else "") for title, lanes in held.items())
-    return bundle(_figure(steps, held if memory else None, unit), f"timelines of {text}")
+    lanes_of = {title: activations_held(rows) for title, rows in steps.items()}
+    text = ", ".join(title + (_most_held(lanes) if memory else "") for title, lanes in lanes_of.items())
+    return bundle(_figure(steps, lanes_of if memory else None, unit), f"timelines of {text}")
 
 
 def activations_held(rows) -> list[list[tuple[float, float]]]:
@@ -68,24 +68,24 @@ def _most_held(lanes) -> str:
     return f" (a rank holds at most {most:g} microbatch{'es' if most != 1 else ''})"
 
 
-def _figure(steps, held, unit):
+def _figure(steps, lanes_of, unit):
     """Return the figure: a panel of lanes for each step and, where memory is drawn, one of curves under it."""
     scale = time_scale(steps.values(), unit)
     ranks = {title: 1 + max(row["rank"] for row in rows) for title, rows in steps.items()}
-    heights = [height for count in ranks.values() for height in ([LANE * count, HELD] if held else [LANE * count])]
+    heights = [height for count in ranks.values() for height in ([LANE * count, HELD] if lanes_of else [LANE * count])]
     with rc_context(STYLE):
         sheet = Figure(figsize=(8.0, 1.1 + sum(heights) + 0.4 * len(heights)), layout="constrained")
         axes = iter(sheet.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0])
-        highest = held and max(count for lanes in held.values() for lane in lanes for _, count in lane)
+        highest = lanes_of and max(count for lanes in lanes_of.values() for lane in lanes for _, count in lane)
         for title, rows in steps.items():
             upper = next(axes)
             paint_step(upper, title, rows, ranks[title], scale)
-            if held:
+            if lanes_of:
                 last = next(axes)
-                _paint_held(last, held[title], highest, scale)
-        (last if held else upper).set_xlabel(f"time ({scale.unit})")
+                _paint_held(last, lanes_of[title], highest, scale)
+        (last if lanes_of else upper).set_xlabel(f"time ({scale.unit})")
         handles = legend_handles(steps.values())
-        handles += last.get_legend_handles_labels()[0] if held else []
+        handles += last.get_legend_handles_labels()[0] if lanes_of else []
         sheet.legend(handles=handles, loc="outside lower center", ncols=min(4, len(handles)), fontsize=9)
     return sheet
 
