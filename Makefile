@@ -28,7 +28,7 @@ lint: $(STAMP)        ## style, form, import directions and the notebooks' house
 lab: $(STAMP)         ## open the notebooks in JupyterLab
 	$(BIN)/python -m jupyterlab --notebook-dir=. notebooks/00_start_here.ipynb
 
-bench: $(STAMP)       ## measure the speed figures of the README (about 30 minutes, on an otherwise idle machine)
+bench: $(STAMP)       ## measure the speed figures of the README (about 35 minutes, on an otherwise idle machine)
 	$(BIN)/python -m mpdemo bench --readme README.md
 
 soak: $(STAMP)        ## kill, cancel and requeue trainings at random for MINUTES (30); nothing may be lost
