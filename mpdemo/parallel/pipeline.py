@@ -34,8 +34,7 @@ class PerDevice(CutOverProcesses):
         owners = placement(settings.schedule, settings.devices, settings.stages_per_rank)
         super().__init__(model, world, settings, owners)
         stages, loss = pipeline_stages(self, loss_fn)
-        schedule = SCHEDULE_CLASSES[settings.schedule]
-        self.schedule = schedule(stages, n_microbatches=self.microbatches, loss_fn=loss)
+        self.schedule = SCHEDULE_CLASSES[settings.schedule](stages, self.microbatches, loss_fn=loss)
 
     def step(self, images, labels):
         """Do this rank's part of the schedule. See `Rung.step`."""
