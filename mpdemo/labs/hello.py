@@ -19,7 +19,7 @@ def describe(environ) -> str:
     """
     if "RANK" in environ:
         names = ("RANK", "WORLD_SIZE", "GROUP_RANK", "LOCAL_RANK")
-    else:  # a job file's own shell has SLURM_PROCID too; the number of tasks is set by srun alone
+    else:  # a job file's own shell has SLURM_PROCID too; srun alone sets the number of tasks
         names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NODEID", "SLURM_LOCALID")
     started_alone = names[1] not in environ
     numbers = (0, 1, 0, 0) if started_alone else (environ[name] for name in names)

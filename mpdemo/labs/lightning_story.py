@@ -52,7 +52,7 @@ class Digits(pl.LightningDataModule):
     def train_dataloader(self):
         images = self.dataset.train
         sampler = DistributedSampler(images, *self.ranks, seed=self.settings.seed, drop_last=True)
-        return DataLoader(images, self.batch, sampler=sampler, drop_last=True)  # Lightning sets epochs
+        return DataLoader(images, self.batch, sampler=sampler, drop_last=True)
 
     def val_dataloader(self):
         images = self.dataset.validation
@@ -71,7 +71,7 @@ class Story(pl.LightningModule):
     def training_step(self, batch, number):
         images, labels = batch
         loss = loss_fn(self.model(images), labels)
-        self.log("train/loss", loss)  # of this process; sync_dist=True would average over processes
+        self.log("train/loss", loss)  # of this process; sync_dist=True averages
         return loss  # the trainer calls zero_grad, backward and step
 
     def on_validation_epoch_start(self):

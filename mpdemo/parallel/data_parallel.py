@@ -26,7 +26,7 @@ class DataParallel(Rung):
         total, correct = 0, 0
         for part, target in self.split(images, labels):
             outputs = self.parallel(part)  # scatters the images, gathers the outputs on the first device
-            loss = loss_fn(outputs, target) / self.microbatches  # the parts' mean is the batch's mean
+            loss = loss_fn(outputs, target) / self.microbatches  # the parts' sum is the mean
             self.scaler.scale(loss).backward()  # sums the copies' gradients into parameter.grad
             total, correct = total + loss.detach(), correct + count_correct(outputs, target)
         return total, correct

@@ -21,7 +21,7 @@ class DDP(Rung):
         self.model = model.to(self.device)
         self.stages = [self.model]
         self.replicas, self.replica = world.world_size, world.rank
-        static = self.microbatches == 1  # DDP may then plan ahead: every backward pass ends with an all-reduce
+        static = self.microbatches == 1  # every backward pass ends with an all-reduce
         self.parallel = DistributedDataParallel(self.model, gradient_as_bucket_view=True, static_graph=static)
 
     def step(self, images, labels):
@@ -31,7 +31,7 @@ class DDP(Rung):
         for part, target in (*earlier, last):
             with nullcontext() if part is last[0] else self.parallel.no_sync():  # one all-reduce, after the last part
                 outputs = self.parallel(part)
-                loss = loss_fn(outputs, target) / self.microbatches  # the parts' mean is the batch's mean
+                loss = loss_fn(outputs, target) / self.microbatches  # the parts' sum is the mean
                 self.scaler.scale(loss).backward()  # adds to parameter.grad, and all-reduces while it computes
             total, correct = total + loss.detach(), correct + count_correct(outputs, target)
         return total, correct

@@ -32,7 +32,7 @@ class FSDP(Rung):
         for part, target in (*earlier, last):
             self.model.set_requires_gradient_sync(part is last[0])  # one reduce-scatter, after the last part
             outputs = self.model(part)  # gathers one block's weights after the other
-            loss = loss_fn(outputs, target) / self.microbatches  # the parts' mean is the batch's mean
+            loss = loss_fn(outputs, target) / self.microbatches  # the parts' sum is the mean
             self.scaler.scale(loss).backward()  # gathers again, and reduce-scatters the gradients while it computes
             total, correct = total + loss.detach(), correct + count_correct(outputs, target)
         return total, correct
@@ -61,4 +61,4 @@ def shard(model, mesh, reshard):
     """
     for name in model.names:
         fully_shard(model.get_submodule(name), mesh=mesh, reshard_after_forward=reshard == "always")
-    fully_shard(model, mesh=mesh)  # the root has no parameters left; it starts and ends every pass
+    fully_shard(model, mesh=mesh)  # the root: it starts and ends every pass

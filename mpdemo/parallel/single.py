@@ -19,7 +19,7 @@ class Single(Rung):
         total, correct = 0, 0
         for part, target in self.split(images, labels):
             outputs = self.model(part)
-            loss = loss_fn(outputs, target) / self.microbatches  # the parts' mean is the batch's mean
+            loss = loss_fn(outputs, target) / self.microbatches  # the parts' sum is the mean
             self.scaler.scale(loss).backward()  # adds to parameter.grad
             total, correct = total + loss.detach(), correct + count_correct(outputs, target)
         return total, correct

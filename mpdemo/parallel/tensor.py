@@ -50,7 +50,7 @@ class Tensor(Rung):
             if self.replicas > 1:
                 self.model.set_requires_gradient_sync(part is last[0])  # as in FSDP
             outputs = self.model(part)
-            loss = loss_fn(outputs, target) / self.microbatches  # the parts' mean is the batch's mean
+            loss = loss_fn(outputs, target) / self.microbatches  # the parts' sum is the mean
             self.scaler.scale(loss).backward()  # adds to parameter.grad
             total, correct = total + loss.detach(), correct + count_correct(outputs, target)
         add_up_gradients(self.named_parameters().values())

@@ -23,23 +23,23 @@ parser.add_argument("--checkpoint", default="train_ddp.pt", help="the same comma
 args = parser.parse_args()
 if "RANK" not in os.environ:  # no launcher: a world of one process
     os.environ |= dict(RANK="0", WORLD_SIZE="1", MASTER_ADDR="localhost", MASTER_PORT="0")
-gpus = torch.cuda.device_count()  # 1 where Slurm shows each process its own GPU: hence the remainder
+gpus = torch.cuda.device_count()  # 1 where Slurm shows each process its own: hence the %
 device = f"cuda:{int(os.environ.get('LOCAL_RANK', 0)) % gpus}" if gpus else "cpu"
 if gpus:
     torch.cuda.set_device(device)
 dist.init_process_group("nccl" if gpus else "gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
-assert args.batch_size % world == 0, f"--batch-size {args.batch_size} is no multiple of {world} ranks"
+assert args.batch_size % world == 0, f"--batch-size must be a multiple of {world}"
 torch.manual_seed(0)  # every process splits the data in the same way
 data, order = np.load(args.data), torch.randperm(1797)  # your data here: two sets of (image, label)
 images = torch.from_numpy(data["images"])[order, None] / 16
 labels = torch.from_numpy(data["labels"])[order].long()
 train = TensorDataset(images[:1536], labels[:1536])  # images: (1536, 1, 8, 8), 0 to 1
-check = TensorDataset(images[1536:][rank::world], labels[1536:][rank::world])  # a sampler repeats some
-sampler = DistributedSampler(train, drop_last=True)  # gives each process its own share of every batch
+check = TensorDataset(images[1536:][rank::world], labels[1536:][rank::world])  # no repeats
+sampler = DistributedSampler(train, drop_last=True)  # each process has its share of a batch
 loader = DataLoader(train, args.batch_size // world, sampler=sampler, drop_last=True)
 layers = nn.Conv2d(1, 32, 3), nn.GroupNorm(4, 32), nn.ReLU(), nn.Flatten(), nn.Linear(32 * 36, 10)
-model = DistributedDataParallel(nn.Sequential(*layers).to(device))  # your model here; rank 0's weights
+model = DistributedDataParallel(nn.Sequential(*layers).to(device))  # your model here
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 state = {"epoch": 0}
 if os.path.exists(args.checkpoint):
@@ -65,6 +65,6 @@ for epoch in range(state["epoch"] + 1, args.epochs + 1):
         print(f"epoch {epoch} loss {totals[0]:.6f} correct {totals[1]:.0f} of 261", flush=True)
         state = dict(model=model.module.state_dict(), optimizer=optimizer.state_dict(), epoch=epoch)
         torch.save(state, args.checkpoint + ".tmp")
-        os.replace(args.checkpoint + ".tmp", args.checkpoint)  # a killed job leaves no half file
+        os.replace(args.checkpoint + ".tmp", args.checkpoint)  # never half a file
 dist.barrier()  # all are here: without it PyTorch sometimes aborts on the next line
 dist.destroy_process_group()

@@ -28,7 +28,7 @@ parser.add_argument("--checkpoint", default="train_pipeline", help="begins the n
 args = parser.parse_args()
 if "RANK" not in os.environ:  # no launcher: a world of one process
     os.environ |= dict(RANK="0", WORLD_SIZE="1", MASTER_ADDR="localhost", MASTER_PORT="0")
-gpus = torch.cuda.device_count()  # 1 where Slurm shows each process its own GPU: hence the remainder
+gpus = torch.cuda.device_count()  # 1 where Slurm shows each process its own: hence the %
 device = torch.device(f"cuda:{int(os.environ.get('LOCAL_RANK', 0)) % gpus}" if gpus else "cpu")
 if gpus:
     torch.cuda.set_device(device)
@@ -49,16 +49,16 @@ check = TensorDataset(images[1536:], labels[1536:])
 shuffle = torch.Generator()
 loader = DataLoader(train, args.batch_size, shuffle=True, generator=shuffle, drop_last=True)
 check_loader = DataLoader(check, args.batch_size, drop_last=True)
-layers = nn.Sequential(  # your model here, as a flat list; BatchNorm would see one microbatch at a time
+layers = nn.Sequential(  # your model here, a flat list; BatchNorm would see microbatches
     *(nn.Conv2d(1, 32, 3), nn.GroupNorm(4, 32), nn.ReLU()),
     *(nn.Conv2d(32, 32, 3), nn.GroupNorm(4, 32), nn.ReLU(), nn.Flatten(), nn.Linear(32 * 16, 10)),
 )
 bounds = [0, *args.cut, len(layers)]
-model = layers[bounds[rank] : bounds[rank + 1]].to(device)  # the stage that this process keeps
+model = layers[bounds[rank] : bounds[rank + 1]].to(device)  # this process's stage
 stage = PipelineStage(model, rank, world, device)
 Schedule = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}[args.schedule]
 schedule = Schedule(stage, args.microbatches, loss_fn=nn.functional.cross_entropy)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)  # of this stage's weights
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)  # of this stage
 state, file = {"epoch": 0}, f"{args.checkpoint}-stage{rank}.pt"
 if os.path.exists(file):
     state = torch.load(file, map_location=device)
@@ -77,7 +77,7 @@ for epoch in range(state["epoch"] + 1, args.epochs + 1):
         losses = []  # of the microbatches
         inputs = (x.to(device),) if is_first else ()
         targets = {"target": y.to(device), "losses": losses} if is_last else {}
-        schedule.step(*inputs, **targets)  # forward and backward of all microbatches; mean gradients
+        schedule.step(*inputs, **targets)  # forward and backward of all microbatches
         optimizer.step()
         totals[0] += torch.stack(losses).mean().detach() / len(loader) if is_last else 0
     model.eval()  # dropout behaves otherwise in a validation
