@@ -50,10 +50,10 @@ def hybrid(world, rounds):
     the simulation then knows it (`mpdemo.timeline.read.predict_seconds`).
     """
     rows, (model, size, batch) = [], PIPELINES[1]
+    variants = [(schedule, 4, cut) for schedule, cut in equal_cuts().items()]
     for images in (batch, 4 * batch):
         single = Settings(rung="single", model=model, image_size=size, batch_size=images, norm="group")
         base = replace(single, rung="hybrid", replicas=2, timeline=True)
-        variants = [(schedule, 4, cut) for schedule, cut in equal_cuts().items()]
         rows += pipeline_rows(world, rounds, base, variants, against=single)
     return rows
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from mpdemo.labs.harness import join_world
 from mpdemo.settings import Settings, checked
 from mpdemo.training.loop import train
-from mpdemo.training.run_log import RunLog, read_rows
+from mpdemo.training.run_log import RunLog, rows_in
 from mpdemo.world.launch import end
 
 TOY = {"model": "toy", "batch_size": 32, "lr": 0.005, "epochs": 8}  # a careful rate: there is room above it
@@ -49,7 +49,7 @@ def median_row(world, folder, base, factor, rule) -> dict:
 def last_epoch(world, settings, out) -> dict:
     """Train once; return the number of steps, and loss and accuracy of the validation images at the end."""
     train(checked(Settings(rung="single", **settings, out=str(out), log_every=1000)), world)
-    row = [row for row in read_rows((out / "metrics.jsonl").read_text()) if row["event"] == "epoch"][-1]
+    row = [row for row in rows_in(out) if row["event"] == "epoch"][-1]
     return {"steps": row["step"], "loss": row["validation_loss"], "accuracy": row["validation_accuracy"]}
 
 
