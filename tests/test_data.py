@@ -200,7 +200,7 @@ def test_a_bad_file_is_named_in_one_line(tmp_path, spoil, said, workers):
     loaders.start_epoch(0)
     with pytest.raises(UserError) as refusal:
         list(loaders.train)
-    assert str(refusal.value) == f"image file {bad} cannot be read: {said}; replace or remove it"
+    assert str(refusal.value) == f"image file {bad} cannot be read: {said}; replace it or remove it"
 
 
 def test_folder_without_a_split(jpegs):

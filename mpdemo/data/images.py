@@ -56,8 +56,8 @@ def read(path, size, box_of):
     try:
         pixels, (left, top, width, height) = decode(np.fromfile(path, np.uint8), size, box_of)
     except UNREADABLE as error:
-        reason = what_is_wrong(error)
-        raise UserError(f"image file {path} cannot be read: {reason}; replace or remove it") from None
+        why = what_is_wrong(error)
+        raise UserError(f"image file {path} cannot be read: {why}; replace it or remove it") from None
     part = pixels[None, :, top : top + height, left : left + width]
     part = part.contiguous(memory_format=torch.channels_last)  # for it there is a fast path
     return interpolate(part, (size, size), mode="bilinear", antialias=True)[0].permute(1, 2, 0)

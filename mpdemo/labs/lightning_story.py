@@ -51,6 +51,7 @@ class Digits(pl.LightningDataModule):
 
     def train_dataloader(self):
         images = self.dataset.train
+        # Lightning calls sampler.set_epoch
         sampler = DistributedSampler(images, *self.ranks, seed=self.settings.seed, drop_last=True)
         return DataLoader(images, self.batch, sampler=sampler, drop_last=True)
 

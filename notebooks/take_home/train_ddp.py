@@ -29,7 +29,7 @@ if gpus:
     torch.cuda.set_device(device)
 dist.init_process_group("nccl" if gpus else "gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
-assert args.batch_size % world == 0, f"--batch-size must be a multiple of {world}"
+assert args.batch_size % world == 0, f"--batch-size {args.batch_size} is no multiple of {world} ranks"
 torch.manual_seed(0)  # every process splits the data in the same way
 data, order = np.load(args.data), torch.randperm(1797)  # your data here: two sets of (image, label)
 images = torch.from_numpy(data["images"])[order, None] / 16

@@ -1,11 +1,10 @@
 """Train a model that is cut into stages, one process per stage: plain PyTorch, for your own project.
 
-DATA is ../../mpdemo/data/digits.npz. --cut 3: the first stage has the layers 0 to 2.
+DATA is ../../mpdemo/data/digits.npz. --cut 3: layers 0 to 2, and the rest. All print the same losses.
 One process, to debug:   python train_pipeline.py --data DATA
 One node, 2 processes:   torchrun --standalone --nproc-per-node=2 train_pipeline.py --data DATA --cut 3
 Two nodes, on each one:  with --nnodes=2 --node-rank=0 (or 1) --master-addr=FIRST_NODE for --standalone
-Slurm:                   sbatch train_pipeline.sbatch
-All print the same losses. The same command again goes on from its checkpoints."""
+Slurm:                   sbatch train_pipeline.sbatch. Each goes on from its checkpoints."""
 
 import argparse
 import os
@@ -36,7 +35,7 @@ dist.init_process_group("nccl" if gpus else "gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
 is_first, is_last = rank == 0, rank == world - 1
 assert len(args.cut) == world - 1, f"--cut {args.cut}: {world} processes need {world - 1} numbers"
-assert args.microbatches >= world, f"--microbatches is less than one per process, {world}"
+assert args.microbatches >= world, f"--microbatches {args.microbatches} is less than one per process"
 assert args.batch_size % args.microbatches == 0, f"--batch-size is no multiple of {args.microbatches}"
 
 torch.manual_seed(0)  # every process makes the same split, weights and order of images
