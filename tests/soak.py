@@ -33,7 +33,7 @@ from mpdemo import paths
 from mpdemo.cluster import Cluster
 from mpdemo.errors import UserError
 from mpdemo.jobs import JobSpec, load_site, local_job, slurm, submit, train_command
-from mpdemo.jobs.run_folder import prepare
+from mpdemo.jobs.run_folder import prepared
 from mpdemo.jobs.submission import keep_record, make_job
 from mpdemo.training import checkpoint, sharded
 
@@ -228,8 +228,9 @@ def submit_to_slurm(spec):
 
 def submit_here(spec):
     """Start a job on this machine although there is a Slurm."""
-    out, site = prepare(spec), load_site("generic")
-    record, process = local_job.start(spec, site)
+    site = load_site("generic")
+    with prepared(spec) as out:
+        record, process = local_job.start(spec, site)
     return make_job(keep_record(record, "none", spec, site), out, process)
 
 

@@ -78,11 +78,15 @@ def test_the_rows_of_the_pipeline_benchmark(run_once, tmp_path):
 
 
 def test_the_loop_benchmark_ends_and_keeps_its_rows(run_once, tmp_path):
-    done = run_once("-m", "mpdemo", "bench", "--only", "loop", "--rounds", "3", "--out", str(tmp_path))
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    words = ("-m", "mpdemo", "bench", "--only", "loop", "--rounds", "3", "--out", str(tmp_path))
+    done = run_once(*words, TMPDIR=str(scratch))
     assert done.returncode == 0, done.stderr[-3000:]
     rows = json.loads((tmp_path / "loop.json").read_text())
     assert [row["model"] for row in rows] == ["toy", "convnet"] and rows[1]["loop_over_bare"] > 0
     assert abs(rows[1]["added_share"]) < abs(rows[0]["added_share"])  # the same seconds of a longer step
+    assert list(scratch.iterdir()) == []  # torchrun would leave its logs, PyTorch its caches
 
 
 def test_the_second_of_two_equal_steps_is_counted():
@@ -112,10 +116,11 @@ def test_the_planners_choice_runs_against_every_schedule_and_the_cuts_beside_it(
 def test_the_table_stands_between_the_marks_and_says_the_figures(tmp_path):
     readme, folder = tmp_path / "README.md", tmp_path / "bench"
     folder.mkdir()
+    measured = [name for name in RESULTS if name != "machine"]
     for name, rows in RESULTS.items():
         (folder / f"{name}.json").write_text(json.dumps(rows))
     readme.write_text("before\n<!-- bench -->\nold\n<!-- /bench -->\nafter\n")
-    bench_readme.update(readme, folder)
+    bench_readme.update(readme, folder, measured)
     text = readme.read_text()
     assert text.startswith("before\n<!-- bench -->\nMeasured on 2026-01-02") and text.endswith(
         "<!-- /bench -->\nafter\n"
@@ -133,8 +138,10 @@ def test_the_table_stands_between_the_marks_and_says_the_figures(tmp_path):
     assert "200 µs, over a bare ConvNet step | 0.4 %" in text and "1.50 times faster" in text
     assert "the fastest of 19 others (1f1b, 4) | 1.02 [0.90-1.10]" in text
     assert "| 1f1b | 1.50 (0.97; 0.21, 0.20) |" in text and "| 1.78 |" in text
-    bench_readme.update(readme, folder)
+    bench_readme.update(readme, folder, measured)
     assert readme.read_text() == text
+    bench_readme.update(readme, folder, [name for name in measured if name != "hybrid"])
+    assert "hybrid, 2 replicas" in text and "hybrid, 2 replicas" not in readme.read_text()  # of an earlier call
 
 
 def test_the_readme_has_the_marks():
@@ -155,3 +162,9 @@ def test_bad_options_are_refused_before_anything_runs(capsys, tmp_path, words, s
     assert main(["bench", "--out", str(tmp_path / "bench"), *words.split()]) == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / "bench").exists()
+
+
+def test_a_file_in_place_of_the_folder_is_refused(capsys, tmp_path):
+    (tmp_path / "bench").touch()
+    assert main(["bench", "--out", str(tmp_path / "bench")]) == 2
+    assert "bench: File exists; name another folder" in capsys.readouterr().err

@@ -153,3 +153,5 @@ def test_a_folder_in_which_nobody_works_is_refused(tmp_path):
         learners([tmp_path])
     with pytest.raises(UserError, match="is no folder"):
         learners([tmp_path / "no"])
+    with pytest.raises(UserError, match="is no folder, or hidden"):
+        learners(["x" * 5000])  # the system refuses to look, as below a folder that one may not enter

@@ -1,6 +1,8 @@
 """The throw-away Slurm cluster: real daemons, real jobs, and nothing left behind."""
 
+import functools
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -114,11 +116,13 @@ def test_run_takes_the_shape_of_a_site_and_says_what_it_cannot_check(slurm_progr
     assert "left out (only the site has it): setup, scratch" in done.stderr
 
 
-@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_no_daemon_outlives_a_killed_run(slurm_programs, sign):
     command = [sys.executable, "-m", "mpdemo", "cluster", "run", "--nodes", "2", "--"]
     command += ["sh", "-c", "echo $SLURM_CONF; sleep 60"]
-    process = subprocess.Popen(command, cwd=paths.root(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    heed = functools.partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)  # under nohup it would be ignored
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    process = subprocess.Popen(command, cwd=paths.root(), preexec_fn=heed, **pipes)
     folder = Path(process.stdout.readline().strip()).parent
     os.kill(process.pid, sign)
     process.wait(20)
@@ -126,7 +130,7 @@ def test_no_daemon_outlives_a_killed_run(slurm_programs, sign):
     while (left := {name for _, name in processes_of(folder)} - {"sh", "sleep"}) and time.monotonic() < end:
         time.sleep(0.05)
     assert left == set()
-    if sign == signal.SIGTERM:
+    if sign != signal.SIGKILL:
         assert not folder.exists()
     else:  # nobody could tidy up: `down` does, on what a dead cluster left
         for pid, _ in processes_of(folder):
@@ -149,9 +153,45 @@ def test_a_full_folder_is_refused(slurm_programs, tmp_path):
     assert (tmp_path / "thesis.tex").exists()
 
 
-def test_a_path_too_long_for_a_socket_is_refused(slurm_programs, tmp_path):
+def test_a_path_too_long_for_a_socket_is_refused(slurm_programs, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="too long"):
         Cluster.up(tmp_path / ("x" * 100))
+    (tmp_path / ("t" * 100)).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("t" * 100)))
+    with pytest.raises(UserError, match="too long"):
+        Cluster.up()
+    assert os.listdir(tempfile.tempdir) == []
+
+
+def test_a_machine_without_free_ports_is_a_users_mistake_and_gets_no_folder(slurm_programs, tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, hard))
+    try:
+        with pytest.raises(UserError, match="no 66 free ports in a row"):
+            Cluster.up(tmp_path / "c", nodes=64, network="none")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert not (tmp_path / "c").exists()
+
+
+def test_a_command_that_does_not_end_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(isolation, "PATIENCE", 0.1)
+    with pytest.raises(UserError, match="sleep 5: not done within 0.1 s; do: --network hosts"):
+        isolation.execute("sleep", "5")
+    with pytest.raises(UserError, match="sleep took over 0.1 s on the cluster in .*; do: "):
+        Daemons(State(tmp_path, [], "none", 0, False)).client("sleep", "5", seconds=0.1)
+
+
+def test_what_is_no_folder_of_a_cluster_is_refused(slurm_programs, tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "cluster.json").write_text("{")
+    (tmp_path / "private" / "cluster.json").mkdir(parents=True)
+    for folder, message in (("file", "no cluster in"), (".", "is damaged; do: "), ("private", "cannot read")):
+        with pytest.raises(UserError, match=message):
+            Cluster(tmp_path / folder)
+    for folder in ("file", "file/c"):
+        with pytest.raises(UserError, match="cannot make the folder .*: Not a directory; give another"):
+            Cluster.up(tmp_path / folder)
 
 
 def test_down_without_a_cluster_is_a_users_mistake(run_mpdemo, tmp_path):

@@ -1,5 +1,6 @@
 """Job arrays on a real Slurm: each element is a job of its own, in a folder of its own."""
 
+import dataclasses
 import doctest
 import json
 
@@ -7,7 +8,7 @@ import pytest
 from worker_jobs import PROGRAMS, until
 
 from mpdemo.errors import UserError
-from mpdemo.jobs import JobSpec, array, attach, load_site, queue, render, slurm, submit, submit_array
+from mpdemo.jobs import JobSpec, SlurmError, array, attach, load_site, queue, render, slurm, submit, submit_array
 
 
 def spec(*action, **changes):
@@ -57,6 +58,9 @@ def test_only_what_is_missing_is_submitted_again(cluster, project, capsys):
     assert [job.id for job in more[:3]] == [job.id for job in first]
     assert "found 3 of 4 elements in runs/many: not submitted again" in capsys.readouterr().out
     assert more[3].wait(60) == "done" and more[3].id.endswith("_4")
+    with pytest.raises(SlurmError, match="moon"):
+        submit_array(spec(array="1-4%2"), dataclasses.replace(load_site(), partition="moon"), resubmit=True)
+    assert [job.result()["processes"] for job in more] == [1] * 4  # a refusal takes nothing away
     again = submit_array(spec(array="1-4%2"), resubmit=True)
     assert not {job.id for job in again} & {job.id for job in more}
     assert [job.wait(60) for job in again] == ["done"] * 4

@@ -276,9 +276,23 @@ def test_a_damaged_record(project):
     assert submit(spec(), resubmit=True).wait(60) == "done"
 
 
-def test_a_script_outside_the_project_is_refused(project):
+def test_a_refused_submission_leaves_the_results_of_the_run_before(project):
+    job = submit(spec())
+    assert job.wait(60) == "done"
+    (job.out / "checkpoints").mkdir()
+    before = sorted(file.name for file in job.out.iterdir())
     with pytest.raises(UserError, match="below the project's root"):
-        submit(spec(), script="/etc/toy.sbatch")
+        submit(spec(), script="/etc/toy.sbatch", resubmit=True)
+    assert sorted(file.name for file in job.out.iterdir()) == before
+    assert attach("runs/toy").result()["processes"] == 1 and len(job.metrics()) == 3
+
+
+def test_a_job_is_announced_before_its_record_is_written(project, capsys):
+    """Where the disk is full, its number is all that one has of it."""
+    (project / "runs/toy/job.json.part").mkdir(parents=True)
+    with pytest.raises(OSError):
+        submit(spec())
+    assert "1 process (job" in capsys.readouterr().out
 
 
 def test_jobs_do_not_import_pytorch():

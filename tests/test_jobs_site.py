@@ -2,8 +2,10 @@
 
 import dataclasses
 import shlex
+import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from mpdemo.errors import UserError
 from mpdemo.jobs import JobFailed, JobSpec, check, diagnose, load_site, render, site_trial, submit
 from mpdemo.jobs.site import feature_names, find_site, say_once, wanted_by_sites
 from mpdemo.jobs.site_trial import try_site
+from mpdemo.world.processes import start_time
 
 WORKER = str(Path(__file__).parent / "programs/worker.py")
 
@@ -249,6 +252,22 @@ def test_a_program_that_never_ends_is_not_waited_for():
     started = time.monotonic()
     assert site_trial.run_bounded(["bash", "-s"], "sleep 300 & sleep 300\n", seconds=1)[0] is None
     assert time.monotonic() - started < 120  # its children were ended, too
+    begin = time.monotonic()
+    assert site_trial.run_bounded(["bash", "-s"], "setsid sleep 6 & sleep 300\n", seconds=0.5)[0] is None
+    assert time.monotonic() - begin < 5  # one that left the session keeps the output open
+
+
+def test_ctrl_c_ends_a_program_that_is_tried(tmp_path):
+    """It reaches this process only, not the session of the program."""
+    before = signal.signal(signal.SIGUSR2, signal.default_int_handler)  # a shell's background jobs ignore Ctrl-C itself
+    press = threading.Timer(0.5, signal.pthread_kill, (threading.main_thread().ident, signal.SIGUSR2))
+    try:
+        press.start()
+        with pytest.raises(KeyboardInterrupt):
+            site_trial.run_bounded(["bash", "-s"], f"echo $$ > {tmp_path}/number; sleep 300\n")
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert start_time(int((tmp_path / "number").read_text())) is None
 
 
 def test_the_quota_is_what_the_sites_own_command_says(cluster, project):

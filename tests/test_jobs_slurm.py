@@ -72,7 +72,8 @@ def test_processes_on_two_nodes_meet(late_jobs, cluster, project, launcher):
     assert job.run_time > 0
 
 
-def test_a_jobs_metrics_and_log(cluster, project, capsys):
+def test_a_jobs_metrics_and_log(cluster, project, capsys, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(project / "slurm/sites/generic.toml"))  # no folder for Slurm's answers
     job = submit(spec(processes_per_node=2), script="slurm/toy.sbatch")
     assert capsys.readouterr().out == f"submitted toy to cluster throwaway: job {job.id} (slurm/toy.sbatch)\n"
     assert job.wait(60) == "done"
@@ -362,10 +363,15 @@ def test_an_old_job_object_leaves_the_newer_record_alone(cluster, project):
 def test_slurms_refusal_is_shown_with_the_likely_cause(cluster, project, line, message):
     file = project / "mine.toml"
     both = "" if line.startswith("cores") else "cores_per_node = 8\n"
+    results = {project / "runs/toy" / name for name in ("metrics.jsonl", "summary.json", "exit-status.txt")}
+    (project / "runs/toy").mkdir(parents=True)
+    for result in results:
+        result.touch()
     file.write_text(f"{both}gpus_per_node = 4\n{line}\n")
     with pytest.raises(SlurmError, match=message):
         submit(spec(), site=str(file))
     assert not (project / "runs/toy/job.json").exists()
+    assert results <= set((project / "runs/toy").iterdir())  # of the run before
 
 
 def test_a_controller_that_goes_while_it_answers_is_one_short_line(tmp_path, monkeypatch):

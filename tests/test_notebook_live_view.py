@@ -142,6 +142,9 @@ def test_the_time_left_follows_from_the_steps_so_far():
     assert "about 4 min left" in text_of(running.header())
     assert snapshot(state="running", rows=rows[:1]).seconds_left is None
     assert snapshot(state="done", rows=rows).seconds_left is None
+    before = [{"event": "start", "step": 0, "steps": 20}, {"event": "step", "step": 20, "loss": 2.0}]
+    resumed = snapshot(state="running", rows=[*before, {"event": "start", "step": 20, "steps": 40}])
+    assert "step 20 of 40" in text_of(resumed.header())
 
 
 def test_a_waiting_job_shows_its_place_in_the_queue():

@@ -1,5 +1,6 @@
 """The rehearsal of a course, and the job files that it reads back: on a real throw-away Slurm, with real failures."""
 
+import contextlib
 import functools
 import os
 import re
@@ -18,7 +19,8 @@ from mpdemo.errors import UserError
 from mpdemo.jobs import JobSpec, load_site, render, slurm
 from mpdemo.jobs.course import course_jobs, read_job
 from mpdemo.jobs.render_course import hours_at_most
-from mpdemo.rehearse.trial import STEPS, smallest
+from mpdemo.rehearse.run import cancel, run_trials
+from mpdemo.rehearse.trial import STEPS, Trial, smallest
 
 COMMAND = (sys.executable, "-m", "mpdemo", "rehearse")
 JOB_FILES = paths.root() / "slurm"
@@ -113,9 +115,11 @@ def test_one_table_says_what_became_of_each_job(cluster, project):
 def test_time_that_is_over_and_ctrl_c_cancel_what_was_submitted_and_say_so(cluster, project):
     for name in ("a_long", "b_long", "c_long", "d_long"):
         add_job(project, name, QUICK.format(600))
-    only = ("--only", "a_long,b_long")
+    (project / "never.toml").write_text('extra = ["--hold"]\n')  # a job that does not start has no log
+    only = ("--only", "a_long,b_long", "--site", str(project / "never.toml"))
     late = rehearse(project, *only, "--wait", "2", "--at-once", "1")
-    assert late.returncode == 1 and re.search("still .* after 2 s; do: a larger --wait", late.stdout)
+    assert late.returncode == 1 and "0 of 2 jobs went well." in late.stdout, late.stderr
+    assert re.search("still pending.* after 2 s; do: a larger --wait", late.stdout)
     assert "its turn did not come within 2 s" in late.stdout and re.search(r"cancelled job \d+ \(a_long\)", late.stdout)
     env = os.environ | {"MPDEMO_ROOT": str(project), "PYTHONPATH": str(paths.source())}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -131,6 +135,26 @@ def test_time_that_is_over_and_ctrl_c_cancel_what_was_submitted_and_say_so(clust
     for job, name in zip(jobs, ("c_long", "d_long"), strict=True):
         assert f"cancelled job {job} ({name})" in said
         until(lambda job=job: slurm.ask(job).state == "cancelled")  # COMPLETING comes first
+
+
+def test_slurm_is_not_asked_for_a_job_that_is_no_job_of_its_queue(no_slurm, project, tmp_path, monkeypatch):
+    """As a step of the job around us, too, it has the number of a process: another job may have that one."""
+    (tmp_path / "scontrol").write_text(f"#!/bin/sh\ntouch {tmp_path}/asked\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    trial = Trial("short", add_job(project, "short", "pass"))
+    run_trials([trial], load_site("generic"), at_once=1, wait=60)
+    assert trial.job.state == "done" and trial.waited is None and not (tmp_path / "asked").exists()
+
+
+def test_jobs_are_cancelled_although_nobody_reads_it(no_slurm, project, monkeypatch):
+    trials = [Trial(name, add_job(project, name, QUICK.format(600))) for name in ("a_long", "b_long")]
+    for trial in trials:
+        trial.start(load_site("generic"))
+    with contextlib.suppress(OSError), open("/dev/full", "w") as lost:
+        monkeypatch.setattr(sys, "stdout", lost)
+        cancel(trials)
+    assert [trial.job.state for trial in trials] == ["cancelled"] * 2
 
 
 def test_without_a_slurm_it_says_where_to_rehearse(no_slurm, run_mpdemo):
@@ -150,6 +174,8 @@ def test_render_writes_every_job_file_for_a_site(project, run_mpdemo, tmp_path):
     assert written == {name: render(spec, site) for name, spec in jobs.items()}
     assert f"{len(jobs)} job files, none with a problem" in done.stdout
     assert "GPU-hours, if all reach their time limit" in done.stdout
+    done = run_mpdemo("render", "--site", "jeanzay", MPDEMO_ROOT=next(map(str, (tmp_path / "files").iterdir())))
+    assert done.returncode == 2 and "Not a directory; do: another --out" in done.stderr and "Trace" not in done.stderr
 
 
 def test_what_a_learner_takes_at_most():

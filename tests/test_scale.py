@@ -1,5 +1,6 @@
 """The scaling experiment: which jobs it asks for, how many run at once, what its report says, and what it refuses."""
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -10,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from mpdemo.__main__ import main
 from mpdemo.errors import UserError
-from mpdemo.jobs import JobFailed
+from mpdemo.jobs import JobFailed, submit
 from mpdemo.notebook import plots
 from mpdemo.plan import imagenet
 from mpdemo.plan.scaling import fit
@@ -131,6 +132,16 @@ def test_a_failed_job_ends_the_experiment_and_cancels_the_others(fake):
         run_jobs(Experiment(nodes=(1, 2, 4)), at_once=2, wait=60)
     assert len(submitted) < 5
     assert all(job.cancelled for job in submitted if job.left > 0)
+
+
+def test_a_job_that_was_cancelled_runs_again_in_the_next_call(fake, project, monkeypatch):
+    experiment, asked = Experiment(nodes=(1,), kinds=("strong",)), []
+    spec = experiment.specs()["strong", 1]
+    job = submit(dataclasses.replace(spec, command=("-c", "import time; time.sleep(60)")))
+    job.cancel()
+    monkeypatch.setattr(runs, "submit", lambda spec, site, **options: asked.append(options) or FakeJob(spec))
+    run_jobs(experiment, wait=60)
+    assert [options["resubmit"] for options in asked] == [True]
 
 
 def test_the_wait_for_jobs_is_bounded(fake, monkeypatch):

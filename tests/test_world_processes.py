@@ -13,6 +13,17 @@ from mpdemo.world.processes import child_environment, end_processes, is_running,
 
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(60)"
 KEEPS_A_ZOMBIE = "import subprocess, time; p = subprocess.Popen(['true']); print(p.pid, flush=True); time.sleep(60)"
+CLEANS_UP = """
+import os, signal, sys
+from mpdemo.world.processes import clean_up_on_signals
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup
+clean_up_on_signals()
+try:
+    os.kill(os.getpid(), int(sys.argv[1]))
+finally:
+    os.kill(os.getpid(), signal.SIGHUP)
+    print("clean")
+"""
 
 
 @pytest.fixture
@@ -52,6 +63,13 @@ def test_a_zombie_of_another_process_counts_as_ended(start):
     end_processes([(pid, None), (pid, psutil.Process(pid).create_time())], signal.SIGTERM)
     assert start_time(pid) is None and not is_running(pid, None)
     assert time.monotonic() - begin < 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_process_that_cleans_up_first(number):
+    """Also where a second one comes meanwhile, as when a connection is lost."""
+    child = subprocess.run([sys.executable, "-c", CLEANS_UP, str(int(number))], capture_output=True, text=True)
+    assert child.returncode == 128 + number and child.stdout == "clean\n", child.stderr
 
 
 def test_the_start_time_does_not_change_when_the_clock_is_set(monkeypatch):

@@ -7,6 +7,8 @@ Run it on an idle machine.
 """
 
 import json
+import os
+import tempfile
 from pathlib import Path
 
 from tabulate import tabulate
@@ -42,22 +44,35 @@ def main(args) -> int:
         readme.around(args.readme)  # refuse a file without marks before half an hour is spent
     check_room(2)
     out = Path(args.out)
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "machine.json").touch()
+    except OSError as error:
+        raise UserError(f"cannot write to --out {out}: {error.strerror}; name another folder") from None
     machine = take_devices(2) | {"rounds": args.rounds}
     (out / "machine.json").write_text(json.dumps(machine, indent=2) + "\n")
     print(f"A device here is {machine['device']}.")
+    possible = [part for part in parts if not too_few_gpus(PROCESSES[part])]
     for part in parts:
-        if too_few_gpus(PROCESSES[part]):
+        if part not in possible:
             print(f"{part} is left out: {PROCESSES[part]} processes for {gpus_here()} GPUs")
-            continue
-        if status := start(["-m", "mpdemo.bench.parts", part, str(out), str(args.rounds)], PROCESSES[part]):
+        elif status := measure(part, out, args.rounds):
             return status
-        rows = json.loads((out / f"{part}.json").read_text())
-        texts = [
-            {key: "-".join(f"{x:.4g}" for x in v) if isinstance(v, list) else v for key, v in row.items()}
-            for row in rows
-        ]
-        print(tabulate(texts, headers="keys", floatfmt=".4g"), flush=True)
     if args.readme:
-        readme.update(args.readme, out)
+        readme.update(args.readme, out, possible)
+    return 0
+
+
+def measure(part, out, rounds) -> int:
+    """Run one part and print its table; return the exit status of its processes."""
+    with tempfile.TemporaryDirectory(prefix="mpdemo-bench-") as folder:
+        os.environ["TMPDIR"] = folder  # where the processes make theirs: a killed one cannot remove it
+        status = start(["-m", "mpdemo.bench.parts", part, str(out), str(rounds)], PROCESSES[part])
+    if status:
+        return status
+    rows = json.loads((out / f"{part}.json").read_text())
+    texts = [
+        {key: "-".join(f"{x:.4g}" for x in v) if isinstance(v, list) else v for key, v in row.items()} for row in rows
+    ]
+    print(tabulate(texts, headers="keys", floatfmt=".4g"), flush=True)
     return 0

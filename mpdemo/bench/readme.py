@@ -31,10 +31,10 @@ def around(readme) -> tuple[str, str]:
     return before, after
 
 
-def update(readme, folder):
-    """Write the figures of all parts, read from `folder`, between the two marks of a Markdown file."""
+def update(readme, folder, parts):
+    """Write the figures of the parts that were measured, read from `folder`, between the marks of a Markdown file."""
     before, after = around(readme)
-    results = {path.stem: json.loads(path.read_text()) for path in Path(folder).glob("*.json")}
+    results = {name: json.loads(Path(folder, f"{name}.json").read_text()) for name in ("machine", *parts)}
     Path(readme).write_text(f"{before}{START}\n{markdown(results)}{END}{after}", encoding="utf-8")
 
 

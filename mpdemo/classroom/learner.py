@@ -93,8 +93,8 @@ def learners(folders) -> list[Path]:
     """
     result = []
     for folder in (Path(folder).resolve() for folder in folders):
-        if not folder.is_dir():
-            raise UserError(f"{folder} is no folder; give the learners' folders, or the one that holds them")
+        if not os.path.isdir(folder):  # false, too, where one may not look
+            raise UserError(f"{folder} is no folder, or hidden; give the learners' folders, or the one that holds them")
         result += [place for place in (folder, *_below(folder)) if _worked_in(place)]
     if not result:
         raise UserError(f"no runs/ or work/ in {', '.join(map(str, folders))} or right below: nobody works there yet")

@@ -76,13 +76,11 @@ class Cluster:
         network = isolation.choose() if network == "auto" else network
         if mbit and network != "namespaces":
             raise UserError(f"--mbit {mbit} needs a network of its own for each node, which takes root, ip and unshare")
-        folder, wanted = prepare_folder(folder), wanted or {}
-        names = [f"node{i + 1}" for i in range(nodes)]
-        state = State(folder, names, network, first_free_port(nodes + 2), owned, mbit=mbit)
-        if network == "namespaces":
-            state.bridge, state.subnet = isolation.free_bridge()
+        wanted, names = wanted or {}, [f"node{i + 1}" for i in range(nodes)]
+        port, bridge = first_free_port(nodes + 2), isolation.free_bridge() if network == "namespaces" else ()
+        state = State(prepare_folder(folder), names, network, port, owned, *bridge, mbit=mbit)  # the folder last
         state.save()
-        cluster = cls(folder)
+        cluster = cls(state.folder)
         try:
             write_configuration(state, cpus, gpus, memory, wanted)
             cluster._start(wanted)

@@ -17,7 +17,7 @@ from mpdemo.cluster import Cluster, accounting
 from mpdemo.cluster.shape import shape_of, stand_in, write_site
 from mpdemo.errors import UserError
 from mpdemo.jobs.site import load_site, wanted_by_sites
-from mpdemo.world.processes import end_processes, start_time
+from mpdemo.world.processes import clean_up_on_signals, end_processes, start_time
 
 
 def add_arguments(parser):
@@ -67,7 +67,7 @@ def main(args) -> int:
     command = args.program[1:] if args.program[:1] == ["--"] else args.program
     if not command:
         raise UserError("nothing to run; do: python -m mpdemo cluster run -- COMMAND")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that SIGTERM ends the `with` block as well
+    clean_up_on_signals()  # which end the `with` block as well
     with Cluster.up(owned=True, **options) as cluster:
         describe(cluster)
         return run_command(command, variables(cluster, site))

@@ -6,6 +6,8 @@ import socket
 
 import psutil
 
+from mpdemo.errors import UserError
+
 CLUSTER_NAME = "throwaway"
 SLURM_CONF = """\
 ClusterName={name}
@@ -121,12 +123,10 @@ def user_name() -> str:
 
 def first_free_port(count) -> int:
     """Return the first of `count` free ports in a row, below the range that outgoing connections use."""
-    first = 20_000 + os.getpid() * 37 % 10_000
-    while True:
-        with contextlib.ExitStack() as sockets:
-            try:
-                for port in range(first, first + count):
-                    sockets.enter_context(socket.socket()).bind(("", port))
-                return first
-            except OSError:
-                first = 20_000 + (first + 131) % 10_000
+    for attempt in range(100):
+        first = 20_000 + (os.getpid() * 37 + attempt * 131) % 10_000
+        with contextlib.suppress(OSError), contextlib.ExitStack() as sockets:
+            for port in range(first, first + count):
+                sockets.enter_context(socket.socket()).bind(("", port))
+            return first
+    raise UserError(f"no {count} free ports in a row from 20000 to 30000; do: end what listens there, or fewer nodes")

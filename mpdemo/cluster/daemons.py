@@ -67,8 +67,12 @@ class Daemons:
         return process.pid
 
     def client(self, *command, seconds=30) -> subprocess.CompletedProcess:
-        """Run one of Slurm's commands on this cluster, bounded."""
-        return subprocess.run(command, capture_output=True, text=True, env=self.environment, timeout=seconds)
+        """Run one of Slurm's commands on this cluster; `UserError` where it has not ended after some seconds."""
+        try:
+            return subprocess.run(command, capture_output=True, text=True, env=self.environment, timeout=seconds)
+        except subprocess.TimeoutExpired:
+            line = f"{command[0]} took over {seconds} s on the cluster in {self.state.folder}"
+            raise UserError(f"{line}; do: another TMPDIR (a faster disk), or fewer nodes") from None
 
     def wait_for(self, event, ready, seconds=30):
         """Wait until `ready()` is true; `UserError` with a daemon's last output if one ends or `seconds` pass."""

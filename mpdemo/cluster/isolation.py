@@ -16,6 +16,7 @@ from pathlib import Path
 from mpdemo.errors import UserError
 
 PREFIX = "mpdemo"  # of the bridges' names, by which a later cluster finds what a killed one left
+PATIENCE = 10  # s for one command
 UNSHARE = ["unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
 ROOTLESS = ["--user", "--map-current-user", "--keep-caps"]
 
@@ -115,8 +116,11 @@ def network_of(pid) -> str | None:
 
 
 def execute(*command) -> str:
-    """Run a command for at most 10 s and return its output; a refusal becomes one readable line."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    """Run a command for some seconds and return its output; a refusal, or no end, becomes one readable line."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        raise UserError(f"{' '.join(command)}: not done within {PATIENCE} s; do: --network hosts") from None
     if done.returncode:
         raise UserError(f"{' '.join(command)}: {done.stderr.strip()}; do: --network hosts")
     return done.stdout
@@ -126,6 +130,6 @@ def works(*command) -> bool:
     """Whether a command succeeds."""
     try:
         execute(*command)
-    except (OSError, UserError, subprocess.TimeoutExpired):
+    except (OSError, UserError):
         return False
     return True

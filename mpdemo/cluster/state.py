@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,23 +47,34 @@ class State:
         folder = Path(folder).absolute()
         try:
             return cls(**json.loads((folder / STATE_FILE).read_text()) | {"folder": folder})
-        except FileNotFoundError:
-            raise UserError(f"no cluster in {folder}; start one: python -m mpdemo cluster up {folder}") from None
+        except (FileNotFoundError, NotADirectoryError):
+            raise UserError(f"no cluster in {folder}; start one: python -m mpdemo cluster up FOLDER") from None
+        except OSError as error:
+            why = f"{error.strerror}; only the user who started a cluster can take it down"
+            raise UserError(f"cannot read {folder / STATE_FILE}: {why}") from None
+        except (ValueError, TypeError):
+            mend = f"end the daemons of that cluster, then rm -r {folder}"
+            raise UserError(f"{folder / STATE_FILE} is damaged; do: {mend}") from None
 
 
 def prepare_folder(folder) -> Path:
     """Make the cluster's folder; refuse one that is in use."""
-    folder = Path(folder or tempfile.mkdtemp(prefix="mpdemo-cluster-")).absolute()
+    name = f"mpdemo-cluster-{secrets.token_hex(4)}"  # made at the end only: a refusal leaves nothing behind
+    folder = Path(folder or Path(tempfile.gettempdir(), name)).absolute()
     if len(os.fsencode(folder / "munge.sock")) > SOCKET_PATH_LIMIT:
         raise UserError(
             f"the path {folder} is too long for a socket (at most {SOCKET_PATH_LIMIT} bytes); use a shorter one"
         )
     if any(c in str(folder) for c in " \t#,[]%"):
         raise UserError(f"slurm.conf cannot hold the path {str(folder)!r}; use one without blanks and any of #,[]%")
-    if (folder / STATE_FILE).exists():
-        raise UserError(f"a cluster is already in {folder}; take it down first: python -m mpdemo cluster down {folder}")
-    if folder.exists() and any(folder.iterdir()):
-        raise UserError(f"{folder} is not empty; give a new folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    folder.chmod(0o755)  # munged insists on a folder that others may pass through
+    try:
+        if (folder / STATE_FILE).exists():
+            down = f"take it down first: python -m mpdemo cluster down {folder}"
+            raise UserError(f"a cluster is already in {folder}; {down}")
+        if folder.exists() and any(folder.iterdir()):
+            raise UserError(f"{folder} is not empty; give a new folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o755)  # munged insists on a folder that others may pass through
+    except OSError as error:
+        raise UserError(f"cannot make the folder {folder}: {error.strerror}; give another one") from None
     return folder

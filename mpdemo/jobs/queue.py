@@ -83,7 +83,8 @@ def listing(identity, interval) -> Listing:
 
 def forget(identity):
     """Let the next listing be a new one: a job has just been cancelled or submitted."""
-    _file(identity).unlink(missing_ok=True)
+    with suppress(OSError):  # nothing to forget: no listing is kept there
+        _file(identity).unlink()
 
 
 def _ask(known, interval) -> Listing:

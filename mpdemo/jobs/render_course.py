@@ -29,7 +29,7 @@ def main(args) -> int:
     folder = Path(args.out) if args.out else paths.root() / "slurm" / site.name
     ask_slurm = slurm.in_reach() and (slurm.cluster_name() in site.cluster_names or find_site() == "generic")
     if not args.out:
-        (paths.root() / paths.SITES).mkdir(parents=True, exist_ok=True)  # by which a job file finds the root
+        make_folder(paths.root() / paths.SITES)  # by which a job file finds the root
     problems = {}
     for name, spec in specs.items():
         problems[name] = write(folder / f"{name}.sbatch", spec, site, ask_slurm)
@@ -53,10 +53,17 @@ def hours_at_most(specs, site) -> tuple[float, str]:
     return seconds / 3600, "GPU" if gpus else "core"
 
 
+def make_folder(folder):
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make {folder}: {error.strerror}; do: another --out") from None
+
+
 def write(file, spec, site, ask_slurm) -> list:
     """Write one file; return its problems."""
+    make_folder(file.parent)
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(render(spec, site), encoding="utf-8")
     except OSError as error:
         raise UserError(f"cannot write {file}: {error.strerror}; do: another --out") from None

@@ -1,5 +1,6 @@
 """A run's folder before its job is submitted: whose it is, on which disk it lies, what is left in it."""
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -7,7 +8,7 @@ from mpdemo import paths
 from mpdemo.errors import UserError
 from mpdemo.jobs.record import RECORD
 
-STALE = ("exit-status.txt", "exit-status.json", "summary.json")
+RESULTS = ("exit-status.txt", "exit-status.json", "summary.json")
 
 
 def refuse_folder_of_another(out):
@@ -38,20 +39,44 @@ def link_runs():
     runs.symlink_to(Path(wanted).absolute())
 
 
-def prepare(spec) -> Path:
-    """Make the run's folder (Slurm drops a log whose folder is missing) and clear the last run's results from it."""
-    out = paths.root() / spec.out
+def make_folder(spec) -> Path:
+    """Make the folder of a run, in which Slurm writes the log, and the one by which a job file finds the root.
+
+    Raises
+    ------
+    UserError
+        It cannot be made, or ``MPDEMO_RUNS`` names another place.
+    """
     try:
         link_runs()
-        out.mkdir(parents=True, exist_ok=True)
-        (paths.root() / paths.SITES).mkdir(parents=True, exist_ok=True)  # by which the job file finds the root
+        for folder in (paths.root() / spec.out, paths.root() / paths.SITES):
+            folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make the run's folder {spec.out}: {error.strerror}") from None
+    return paths.root() / spec.out
+
+
+@contextlib.contextmanager
+def prepared(spec):
+    """Yield the run's folder, and move the last run's results aside: they would be taken for those of the new job.
+
+    Where the submission is refused, they go back to their places.
+    """
+    out = make_folder(spec)
     resumed = any(argument.startswith("--resume") for argument in spec.command)
-    for name in STALE if resumed else (*STALE, "metrics.jsonl"):
-        (out / name).unlink(missing_ok=True)
-    if not resumed and (out / "checkpoints").exists():
+    names = RESULTS if resumed else (*RESULTS, "metrics.jsonl")
+    moved = {out / name: out / name.replace(".", ".previous.") for name in names}
+    if not resumed:
         keep = next(out / f"checkpoints.{n}" for n in range(1, 10**6) if not (out / f"checkpoints.{n}").exists())
-        (out / "checkpoints").rename(keep)
+        moved[out / "checkpoints"] = keep
+    moved = {path: aside for path, aside in moved.items() if path.exists()}
+    for path, aside in moved.items():
+        path.replace(aside)
+    try:
+        yield out
+    except BaseException:
+        for path, aside in moved.items():
+            aside.replace(path)
+        raise
+    if out / "checkpoints" in moved:
         print(f"the earlier run's checkpoints are kept in {spec.out}/{keep.name}")
-    return out

@@ -3,9 +3,11 @@
 `python -m mpdemo env --site NAME` prints what is found here. Taught in notebooks/00_start_here.ipynb.
 """
 
+import contextlib
 import os
 import re
 import shlex
+import signal
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,11 +145,13 @@ def run_bounded(command, text, seconds=PATIENCE) -> tuple:
     """Feed a program a text, in a session of its own, for some seconds; return status (None: too slow) and output."""
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     environment = child_environment("SLURM_CONF")
-    process = subprocess.Popen(command, **pipes, text=True, env=environment, start_new_session=True)
-    try:
-        out, err = process.communicate(text, timeout=seconds)
-        return process.returncode, out, err
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, 9)
-        process.communicate()
-        return None, "", ""
+    with subprocess.Popen(command, **pipes, text=True, env=environment, start_new_session=True) as process:
+        try:
+            out, err = process.communicate(text, timeout=seconds)
+            return process.returncode, out, err
+        except BaseException as error:  # Ctrl-C, too: it does not reach another session
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            if isinstance(error, subprocess.TimeoutExpired):
+                return None, "", ""
+            raise

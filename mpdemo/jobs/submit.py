@@ -1,11 +1,13 @@
 """Submit a job, once: to Slurm where one is in reach, else to this machine."""
 
+from contextlib import ExitStack
+
 from mpdemo import paths
 from mpdemo.errors import UserError
 from mpdemo.jobs import array, local_job, slurm_job
 from mpdemo.jobs.job import Job
 from mpdemo.jobs.record import read_record
-from mpdemo.jobs.run_folder import prepare
+from mpdemo.jobs.run_folder import prepared
 from mpdemo.jobs.sbatch_text import log_options, render
 from mpdemo.jobs.site import Site, load_site
 from mpdemo.jobs.submission import (
@@ -62,15 +64,14 @@ def submit(spec, site=None, script=None, resubmit=False, debug=False) -> Job | N
         return earlier
     if identity is None:
         check_here(spec, site)
-    out = prepare(spec)
-    path = write_script(text, spec, site, script)
-    if identity:
-        started, process = slurm_job.start(path, identity, log_options(spec, site)), None
-    else:
-        started, process = local_job.start(spec, site)
-    record = keep_record(started, path, spec, site)
-    print(announce(spec, record))
-    return make_job(record, out, process)
+    with prepared(spec) as out:
+        path = write_script(text, spec, site, script)
+        if identity:
+            started, process = slurm_job.start(path, identity, log_options(spec, site)), None
+        else:
+            started, process = local_job.start(spec, site)
+    print(announce(spec, started | {"script": path}))  # first: a full disk takes no record
+    return make_job(keep_record(started, path, spec, site), out, process)
 
 
 def submit_array(spec, site=None, script=None, resubmit=False) -> list[Job]:
@@ -111,14 +112,15 @@ def submit_array(spec, site=None, script=None, resubmit=False) -> list[Job]:
         print(f"found {len(jobs) - len(missing)} of {len(jobs)} elements in {spec.out}: not submitted again; "
               "resubmit=True runs them again")  # fmt: skip
     if missing:
-        folders = {index: prepare(elements[index]) for index in missing}
-        path = write_script(text, spec, site, script)
-        options = [*log_options(spec, site), f"--array={array.chosen(spec.array, missing)}"]
-        started = slurm_job.start(path, identity, options)
+        with ExitStack() as stack:
+            folders = {index: stack.enter_context(prepared(elements[index])) for index in missing}
+            path = write_script(text, spec, site, script)
+            options = [*log_options(spec, site), f"--array={array.chosen(spec.array, missing)}"]
+            started = slurm_job.start(path, identity, options)
+        print(announce(spec, started | {"script": path}))
         for index, out in folders.items():
             record = keep_record(started | {"id": f"{started['id']}_{index}"}, path, elements[index], site)
             jobs[index] = make_job(record, out)
-        print(announce(spec, record | started))
     return list(jobs.values())
 
 

@@ -40,7 +40,7 @@ class Source:
         return textwrap.dedent("\n".join(text for _, text in self.lines)).strip("\n")
 
 
-def show(target, name=None, *, lines=None, docstrings=True, language=None) -> Bundle:
+def show(target, name=None, *, lines=None, docstrings=True) -> Bundle:
     """Display the source of a file, of one thing in it, or a text.
 
     Parameters
@@ -54,8 +54,6 @@ def show(target, name=None, *, lines=None, docstrings=True, language=None) -> Bu
         Only the lines from the first one that holds the first text to the next one that holds the second.
     docstrings : bool
         Whether the docstrings stay.
-    language : str, optional
-        The fence's language, where `target` does not determine it: ``"bash"`` for the text of a job script.
 
     Returns
     -------
@@ -73,7 +71,7 @@ def show(target, name=None, *, lines=None, docstrings=True, language=None) -> Bu
     title = source.title.replace("__", r"\_\_")  # Markdown would write __init__ in bold letters
     heading = f"[{title}](../{source.path})\n\n" if source.path else ""
     fence = "````" if "```" in source.text else "```"
-    return Bundle(source.title, markdown=f"{heading}{fence}{language or source.language}\n{source.text}\n{fence}")
+    return Bundle(source.title, markdown=f"{heading}{fence}{source.language}\n{source.text}\n{fence}")
 
 
 def find(target, name=None, *, docstrings=True) -> Source:

@@ -51,8 +51,8 @@ class Snapshot:
 
     @property
     def total(self) -> int | None:
-        """The number of steps of the whole run, where its rows contain it."""
-        return next((row["steps"] for row in self.rows if "steps" in row), None)
+        """The number of steps of the whole run, where its rows contain it; a resumed one may have more steps."""
+        return next((row["steps"] for row in reversed(self.rows) if "steps" in row), None)
 
     @property
     def finished(self) -> bool:

@@ -8,9 +8,6 @@ A job is what a notebook submits, with as many nodes and processes; a training h
 long it waited and ran, what its Python is, and what to mend. Exit status 1 where one failed.
 """
 
-import signal
-import sys
-
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 from tabulate import tabulate
@@ -21,6 +18,7 @@ from mpdemo.jobs.course import course_jobs
 from mpdemo.options import add_options, option_name, options_from
 from mpdemo.rehearse.run import run_trials
 from mpdemo.rehearse.trial import Trial, smallest
+from mpdemo.world.processes import clean_up_on_signals
 
 HEADERS = ("job", "submitted", "waited", "ran", "Python", "torch", "GPUs", "nccl", "what to mend")
 PRETENDED = "throwaway"  # the name of the clusters whose GPUs are pretended
@@ -51,14 +49,14 @@ def main(args) -> int:
         raise UserError(f"no Slurm in reach; rehearse on the cluster, {there}")
     cluster = slurm.configuration().get("ClusterName")
     print(f"{len(trials)} jobs of the course for {site.name} on cluster {cluster}; Ctrl-C cancels them", flush=True)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # its jobs are cancelled then, too
+    clean_up_on_signals()  # its jobs are cancelled then, too
     run_trials(trials, site, request.at_once, request.wait)
     gpus_exist = site.gpus_per_node > 0 and cluster != PRETENDED
     advice = {trial: trial.advice(gpus_exist) for trial in trials}
     print("", table(advice), sep="\n")
     failed = [trial for trial, line in advice.items() if line]
-    for trial in (trial for trial in failed if trial.job):
-        print(f"more on {trial.name}: python -m mpdemo explain {trial.spec.out}/{trial.job.log_files[0].name}")
+    for trial in (trial for trial in failed if trial.job and trial.job.log_files):  # one that never started has none
+        print(f"more on {trial.name}: python -m mpdemo explain {trial.spec.out}/{trial.job.log_files[-1].name}")
     print(f"{len(trials) - len(failed)} of {len(trials)} jobs went well.")
     return 1 if failed else 0
 

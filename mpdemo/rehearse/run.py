@@ -1,5 +1,6 @@
 """The jobs of a rehearsal, so many at once; none of them outlives it."""
 
+import contextlib
 import time
 
 from mpdemo.errors import UserError
@@ -24,7 +25,7 @@ def run_trials(trials, site, at_once, wait):
                 started[-1].start(site)
             for trial in [trial for trial in started if trial.job is None or trial.job.finished]:
                 started.remove(trial)
-                if trial.job:
+                if trial.job and in_queue(trial.job):
                     trial.waited = slurm.seconds_in_queue(trial.job.id)
             time.sleep(0.1)
         for trial in started:
@@ -37,12 +38,20 @@ def run_trials(trials, site, at_once, wait):
 
 
 def cancel(trials):
-    """Cancel what has not ended, and say so; one that Slurm does not cancel is named too."""
+    """Cancel what has not ended, and say so; one that is not cancelled is named too."""
     for trial in (trial for trial in trials if trial.job):
+        line = f"cancelled job {trial.job.id} ({trial.name})"
         try:
             if trial.job.finished:
                 continue
             trial.job.cancel()
-            print(f"cancelled job {trial.job.id} ({trial.name})", flush=True)
-        except UserError as error:
-            print(f"job {trial.job.id} ({trial.name}) may still run: {error}; do: scancel {trial.job.id}", flush=True)
+        except (UserError, TimeoutError) as error:
+            end = "scancel" if in_queue(trial.job) else "kill"
+            line = f"job {trial.job.id} ({trial.name}) may still run: {error}; do: {end} {trial.job.id}"
+        with contextlib.suppress(OSError):  # after a lost connection nobody reads it; the others are cancelled too
+            print(line, flush=True)
+
+
+def in_queue(job) -> bool:
+    """Whether Slurm knows a job by its number; that of a step of the job around us is the number of a process."""
+    return job.where.startswith("cluster")

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 
 from mpdemo.errors import UserError
-from mpdemo.jobs import JobSpec, Site, check, load_site, slurm, submit, train_command
+from mpdemo.jobs import JobSpec, Site, attach, check, load_site, slurm, submit, train_command
 from mpdemo.jobs.allocation import nodes_held, surrounding_job
 from mpdemo.jobs.submission import check_here, cluster_of_jobs
 from mpdemo.notebook.story import story
@@ -140,7 +140,7 @@ def run_jobs(experiment, site=None, at_once=1, wait=3600.0, again=False, scripts
     JobFailed
         One of them; those that run are cancelled, and no other is submitted.
     TimeoutError
-        They have not ended within `wait` seconds. Slurm goes on with those that were submitted.
+        They have not ended within `wait` seconds. A cluster goes on with those that were submitted.
     """
     refuse_early(experiment, site)
     end, waiting, started, done = time.monotonic() + wait, list(experiment.specs().items()), {}, {}
@@ -149,7 +149,7 @@ def run_jobs(experiment, site=None, at_once=1, wait=3600.0, again=False, scripts
             size, spec = waiting.pop(0)
             before = rapl_joules() if at_once == 1 else None
             script = f"{scripts}/{spec.name}.sbatch" if scripts else None
-            job = submit(spec, site, script=script, resubmit=again)
+            job = submit(spec, site, script=script, resubmit=again or has_failed(spec))
             started[size] = job, None if job.finished else before  # one of an earlier call has been found
         for size in [size for size, (job, _) in started.items() if job.finished]:
             job, before = started.pop(size)
@@ -160,8 +160,16 @@ def run_jobs(experiment, site=None, at_once=1, wait=3600.0, again=False, scripts
             done[size] = job, used(job, before)
         if started and time.monotonic() > end:
             names = ", ".join(f"{job.name} ({job.state})" for job, _ in started.values())
-            raise TimeoutError(
-                f"{names} not ended after {wait:g} s; later the same command finds what Slurm has finished"
-            )
+            later = "later the same command goes on with what has ended well"
+            raise TimeoutError(f"{names} not ended after {wait:g} s; {later}")
         time.sleep(0.05)
     return done
+
+
+def has_failed(spec) -> bool:
+    """Whether the job of an earlier call has ended otherwise than well, as after Ctrl-C: its result is no use."""
+    try:
+        job = attach(spec.out)
+    except UserError:  # there was no such call
+        return False
+    return job.finished and job.state != "done"

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 
 import psutil
 
@@ -137,16 +138,26 @@ def start(command, processes) -> int:
     passed on to the processes, which write a checkpoint and end with exit status 3.
     """
     import_pytorch()
+    os.environ |= {PARENT: str(os.getpid()), "OMP_NUM_THREADS": "1"}
+    logging.disable(logging.ERROR)  # what torchrun logs of a failed process is reported below, in one line
+    try:
+        with tempfile.TemporaryDirectory(prefix="mpdemo-") as logs:  # torchrun would leave one of its own
+            arguments = torchrun_arguments(["-m", "mpdemo.world.rank", *command], processes)
+            return run_torchrun([f"--log-dir={logs}", *arguments], processes)
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def run_torchrun(arguments, processes) -> int:
+    """Run torchrun in this process, and report the rank that failed; return the exit status."""
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
-    os.environ |= {PARENT: str(os.getpid()), "OMP_NUM_THREADS": "1"}
     signal.signal(signal.SIGUSR1, pass_on)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # in a job's shell it was held back (prepare_signals)
-    logging.disable(logging.ERROR)  # what torchrun logs of a failed process is reported below, in one line
     try:
-        run(parse_args(torchrun_arguments(["-m", "mpdemo.world.rank", *command], processes)))
+        run(parse_args(arguments))
     except ChildFailedError as failed:
         rank, failure = first_failure(failed.failures)
         message = read_message(failure)
@@ -159,8 +170,6 @@ def start(command, processes) -> int:
     except SignalException as stopped:
         print(f"mpdemo: {stopped.sigval.name}: all {processes} processes ended", file=sys.stderr)
         return 128 + stopped.sigval
-    finally:
-        logging.disable(logging.NOTSET)
     return 0
 
 

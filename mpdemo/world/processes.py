@@ -102,3 +102,19 @@ def end_processes(processes, first_signal, seconds=5.0):
     for pid, _ in processes:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)  # take the exit status of our own children: else they stay as zombies
+
+
+def clean_up_on_signals():
+    """Let SIGTERM, and the SIGHUP of a lost connection, end this process by `SystemExit`: ``finally`` is then obeyed.
+
+    A second signal does not interrupt that. A SIGHUP that is ignored, as under ``nohup``, stays so.
+    """
+    ends = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
+
+    def end(number, frame):
+        for each in ends:
+            signal.signal(each, signal.SIG_IGN)
+        sys.exit(128 + number)
+
+    for number in ends:
+        signal.signal(number, end)
