@@ -4,6 +4,7 @@ import importlib
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -11,9 +12,12 @@ import nbformat
 import psutil
 import pytest
 
+from mpdemo.errors import UserError
 from mpdemo.exercises import run
-from mpdemo.exercises.check import EXERCISES, MODULES, is_blank, verdict
+from mpdemo.exercises.check import EXERCISES, MODULES, Wrong, is_blank, save_task, verdict
+from mpdemo.exercises.checkpoint_runs import drive_atomic
 from mpdemo.paths import root
+from mpdemo.world.processes import start_time
 
 for module in MODULES.values():
     importlib.import_module(f"mpdemo.exercises.{module}")
@@ -77,7 +81,15 @@ def save(folder, text) -> Path:
     return path
 
 
-def test_no_rank_outlives_a_killed_kernel(tmp_path):
+@pytest.fixture
+def temporary(monkeypatch):
+    """A folder for the temporary files of processes that start now, short enough for a socket."""
+    with tempfile.TemporaryDirectory(prefix="mp") as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        yield Path(folder)
+
+
+def test_no_rank_and_no_folder_outlives_a_killed_kernel(tmp_path, temporary):
     program, started = tmp_path / "waits.py", tmp_path / "started"
     program.write_text(f"import pathlib, time\npathlib.Path({str(started)!r}).touch()\ntime.sleep(300)\n")
     call = "import sys, pathlib; from mpdemo.exercises.run import run_on_ranks; run_on_ranks(pathlib.Path(sys.argv[1]))"
@@ -88,8 +100,75 @@ def test_no_rank_outlives_a_killed_kernel(tmp_path):
             assert kernel.poll() is None and time.monotonic() < end
             time.sleep(0.1)
         ranks = psutil.Process(kernel.pid).children(recursive=True)
-        assert len(ranks) >= 2
+        assert len(ranks) >= 2 and list(temporary.glob("mpdemo-exercise-*"))
     finally:
         kernel.kill()
         kernel.wait()
     assert not psutil.wait_procs(ranks, timeout=60)[1]
+    assert not list(temporary.glob("mpdemo-exercise-*"))
+
+
+def test_an_interrupt_ends_the_ranks_that_have_started(tmp_path, monkeypatch):
+    start, started = run._start, []
+
+    def start_one(*arguments):
+        if started:
+            raise KeyboardInterrupt
+        started.append(start(*arguments))
+        return started[0]
+
+    monkeypatch.setattr(run, "_start", start_one)
+    with pytest.raises(KeyboardInterrupt):
+        run.run_on_ranks(save(tmp_path, "import time\ntime.sleep(300)\n"))
+    assert not started[0].is_alive()
+
+
+def test_a_save_that_never_ends_goes_with_its_rank(tmp_path):
+    number = tmp_path / "number"
+    program = f"""import os, pathlib, time, torch
+
+
+def save(state, path):
+    if state["step"] == 2:
+        pathlib.Path({str(number)!r}).write_text(str(os.getpid()))
+        time.sleep(300)
+    torch.save(state, path)
+"""
+    with pytest.raises(Wrong, match="After 3 s"):
+        run.run_on_ranks(save(tmp_path, program), drive_atomic, processes=1, seconds=3)
+    end = time.monotonic() + 10
+    while start_time(int(number.read_text())):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_a_rank_that_dies_leaves_no_file(tmp_path):
+    noted = tmp_path / "noted"
+    program = f"import os\n\n\ndef load(path):\n    open({str(noted)!r}, 'w').write(str(path))\n    os._exit(1)\n"
+    state, message = verdict("10.8", save(tmp_path, program))
+    assert state == "wrong" and "ended without a message" in message
+    assert not Path(noted.read_text()).parent.exists()
+
+
+@pytest.mark.parametrize("answer", ["da", "A, d", ["a", "d"]], ids=str)
+def test_letters_may_be_separated(answer):
+    assert verdict("10.7", answer)[0] == "right"
+
+
+def test_an_option_may_have_an_equals_sign(tmp_path):
+    train = "srun python -m mpdemo train --rung=ddp --model transformer --batch-size=64 \\\n  --epochs 4"
+    job = f"#!/bin/bash\n#SBATCH --ntasks-per-node=4\n{train}\necho done\n"
+    assert verdict("11.8", save(tmp_path, job))[0] == "right"
+    state, message = verdict("11.8", save(tmp_path, job.replace("--epochs", "--epoch-count")))
+    assert state == "wrong" and "knows no --epoch-count 4" in message
+
+
+def test_task_without_a_number_says_what_it_needs():
+    with pytest.raises(UserError, match="needs the number of an exercise"):
+        save_task("", "print(1)\n")
+
+
+def test_a_slow_start_is_no_fault_of_the_answer(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "START_SECONDS", -1.0)
+    state, message = verdict("03.2", save(tmp_path, "def mean(tensor, rank, world_size):\n    return tensor\n"))
+    assert state == "open" and message.startswith("could not be tried: rank 0 was not ready"), message

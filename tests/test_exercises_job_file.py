@@ -1,5 +1,7 @@
 """A reader's job file is tried on a real Slurm that lives for one job; where none can be started, its text is read."""
 
+import contextlib
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -75,3 +77,14 @@ def test_no_programs_of_slurm_means_no_trial(write, monkeypatch):
     monkeypatch.delenv("SLURM_CONF", raising=False)
     monkeypatch.setattr(job_file, "real_cluster_in_reach", lambda: False)
     assert job_file.printed_by_job(write(RIGHT)) is None
+
+
+def test_a_slurm_that_does_not_answer_is_no_fault_of_the_file(tmp_path, write, monkeypatch):
+    silent = "echo 'scontrol: error: Unable to contact slurm controller' >&2; exit 1"
+    for name, line in {"sbatch": "echo 7", "scontrol": silent}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    monkeypatch.setattr(job_file, "trial", lambda nodes: contextlib.nullcontext((environment, tmp_path / "log")))
+    state, message = verdict("00.10", write(RIGHT))
+    assert state == "open" and message.startswith("could not be tried: scontrol: Unable to contact"), message

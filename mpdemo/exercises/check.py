@@ -6,7 +6,6 @@ Ellipsis (``...``) is not answered yet. Neither raises an error, so that a noteb
 """
 
 import ast
-import functools
 import importlib
 import inspect
 import textwrap
@@ -73,6 +72,7 @@ def verdict(number, answer=...) -> tuple[str, str]:
     Returns
     -------
     state : {"open", "wrong", "right"}
+        Open: not answered, or it could not be tried here, which is no fault of the answer.
     message : str
         One line.
 
@@ -89,6 +89,8 @@ def verdict(number, answer=...) -> tuple[str, str]:
         return "right", f"right. {function(answer)}"
     except Wrong as wrong:
         return "wrong", f"not yet. {wrong}"
+    except UserError as error:
+        return "open", f"could not be tried: {error}."
     except Exception as error:  # the answer is the reader's: it may be of any kind
         return "wrong", f"not yet. This answer cannot be used ({error_line(error)}); expected: {function.expects}."
 
@@ -107,6 +109,7 @@ def _exercise(number):
         importlib.import_module(f"mpdemo.exercises.{MODULES[notebook]}")
     if number not in EXERCISES:
         known = [name for name in EXERCISES if name.startswith(notebook)] or [f"{name}.1" for name in MODULES]
+        known.sort(key=lambda name: [*map(int, name.split("."))])
         hint = did_you_mean(number, known)
         raise UserError(f"there is no exercise {number!r}; this notebook has: {', '.join(known)}{hint}")
     return EXERCISES[number]
@@ -143,6 +146,8 @@ def _has_blank(text, is_python) -> bool:
 
 def save_task(line, cell):
     """Save a cell as the file of an exercise, and check it: the cell magic ``%%task NUMBER [SUFFIX]``."""
+    if not line.split():
+        raise UserError("%%task needs the number of an exercise, as in: %%task 03.4")
     number, suffix = (*line.split(), "py")[:2]
     _exercise(number)
     path = root() / "work" / f"{number.replace('.', '_')}.{suffix}"
@@ -158,4 +163,4 @@ def register_magic():
     except ImportError:
         return
     if shell := get_ipython():
-        shell.register_magic_function(functools.partial(save_task), "cell", "task")
+        shell.register_magic_function(save_task, "cell", "task")

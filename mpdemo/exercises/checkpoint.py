@@ -2,6 +2,7 @@
 
 import math
 
+from mpdemo.exercises.answers import letters_of
 from mpdemo.exercises.check import Wrong, exercise, require
 from mpdemo.exercises.checkpoint_job import goes_on_by_itself
 from mpdemo.exercises.checkpoint_runs import RENAMED, RENAMED_AT_ONCE, drive_atomic, drive_resume, drive_save
@@ -112,7 +113,7 @@ def lost_steps(answer):
 
 @exercise("09.9", expects='letters in one text, such as "ab"')
 def back_into_the_queue(answer):
-    letters = set(answer.lower()) & set("abcd")
+    letters = letters_of(answer, "abcd")
     require("a" not in letters, "A training that is done (a) would run again, and again.")
     require("b" not in letters, "A mistake in the command (b) will be there the next time too.")
     require("d" not in letters, "A program that fails (d) may fail at the same place again, until the hours are spent.")

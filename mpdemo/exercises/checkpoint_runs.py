@@ -5,16 +5,12 @@ import signal
 from pathlib import Path
 from types import SimpleNamespace
 
-from mpdemo.exercises.rank import FOLDER
+from mpdemo.exercises.rank import folder
+from mpdemo.world.launch import be_killed_with_parent
 
 BATCHES, STEPS = 5, 12  # batches of an epoch, steps of the uninterrupted run
 STOPS = (3, 5, 9)  # within the first epoch, at its end, within the second
 RENAMED, RENAMED_AT_ONCE = 9, 8  # exit status of a save that was ended just before the rename: after fsync, without
-
-
-def folder() -> Path:
-    """Return the folder of this check, which `mpdemo.exercises.run` removes."""
-    return Path(os.environ[FOLDER])
 
 
 def new_training(seed):
@@ -103,6 +99,7 @@ def in_child(program, path, prepare) -> int:
     child = os.fork()
     if child == 0:
         try:
+            be_killed_with_parent()  # a save that never ends must not outlive this rank
             prepare()
             program.save(state(2), path)
         finally:

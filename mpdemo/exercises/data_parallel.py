@@ -7,6 +7,7 @@ from mpdemo.errors import UserError
 from mpdemo.exercises.answers import close
 from mpdemo.exercises.check import Wrong, exercise, require
 from mpdemo.exercises.data_parallel_ranks import NUMBERS, drive_gradients, drive_outputs, drive_replicate
+from mpdemo.exercises.gradients import MISSING
 from mpdemo.exercises.run import run_on_ranks
 
 
@@ -62,20 +63,15 @@ def replicate(path):
 @exercise("02.4", expects="a program that defines gradients(model, images, labels, devices)")
 def sum_of_gradients(path):
     (result,) = run_on_ranks(path, drive_gradients, processes=1)
-    require("missing" not in result, "A parameter of the model has no gradient.")
-    require(
-        not result["first_only"],
-        "With 3 copies the model has the gradients of the first part only; those of the other copies are lost.",
-    )
-    shares, rests = zip(*result["ratios"], strict=True)
-    require(
-        max(rests) < 1e-4,
-        f"The gradients do not have the direction of one device's: they are off by {max(rests):.0%} of their length.",
-    )
-    require(
-        max(abs(share - 1) for share in shares) < 1e-4,
-        f"With 3 copies the gradients are {shares[0]:.2f} times those of one device. How often is one loss divided?",
-    )
+    require(MISSING not in result["whole"].values(), "A parameter of the model has no gradient.")
+    first_only = all(ratio is not None and close(ratio, 1, 1e-4) for ratio in result["first"].values())
+    lost = "With 3 copies the model has the gradients of the first part only; those of the other copies are lost."
+    require(not first_only, lost)
+    for name, ratio in result["whole"].items():
+        gradient = f"With 3 copies the gradient of {name}"
+        require(ratio is not None, f"{gradient} has another direction than that of one device.")
+        often = f"{gradient} is {ratio:.2f} times that of one device. How often is one loss divided?"
+        require(close(ratio, 1, 1e-4), often)
     return "One loss over the gathered batch is divided by the number of images already, so gradients are added."
 
 
@@ -121,8 +117,8 @@ def four_devices(answer):
     answer = dict(answer)
     devices = answer.pop("devices", None)
     out = "runs/four"
-    command = train_command(rung="data_parallel", devices=devices, batch_size=64, out=out)
     try:
+        command = train_command(rung="data_parallel", devices=devices, batch_size=64, out=out)
         spec = JobSpec(name="four", command=command, out=out, **answer)
         text = render(spec, load_site("generic"))
         used = checked(Settings(rung="data_parallel", devices=devices, batch_size=64), spec.world_size).devices

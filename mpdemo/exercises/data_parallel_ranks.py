@@ -1,5 +1,7 @@
 """What a rank runs to check the programs of notebooks/02_data_parallel.ipynb; the checks are in data_parallel.py."""
 
+from mpdemo.exercises.gradients import ratios
+
 NUMBERS = [1.0, 2, 3, 4, 5, 6, 7, 8, 9, 10]  # the ten inputs of exercise 02.2
 
 
@@ -65,7 +67,7 @@ def drive_replicate(program, rank, world_size):
 
 
 def drive_gradients(program, rank, world_size):
-    """Return the share of the right gradient that the reader's program computes, by parameter, and what is missing."""
+    """Call the reader's `gradients`; return the ratios to those of the whole batch, and of the first part alone."""
     import copy
 
     import torch
@@ -75,15 +77,9 @@ def drive_gradients(program, rank, world_size):
     reference = copy.deepcopy(model)
     torch.nn.functional.cross_entropy(reference(images), labels).backward()
     program.gradients(model, images, labels, 3)
-    ratios = []
-    for parameter, right in zip(model.parameters(), reference.parameters(), strict=True):
-        if parameter.grad is None:
-            return {"missing": True}
-        share = (parameter.grad * right.grad).sum() / right.grad.square().sum()
-        rest = (parameter.grad - share * right.grad).norm() / right.grad.norm()
-        ratios.append((share.item(), rest.item()))
+    right = [parameter.grad for parameter in reference.parameters()]
     first = copy.deepcopy(model)
     first.zero_grad()
     (torch.nn.functional.cross_entropy(first(images[:4]), labels[:4]) / 3).backward()
-    pairs = zip(model.parameters(), first.parameters(), strict=True)
-    return {"ratios": ratios, "first_only": all(torch.allclose(a.grad, b.grad, atol=1e-6) for a, b in pairs)}
+    first_right = [parameter.grad for parameter in first.parameters()]
+    return {"whole": ratios(model, right), "first": ratios(model, first_right)}

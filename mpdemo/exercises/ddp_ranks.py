@@ -1,8 +1,9 @@
 """What a rank runs to check the programs of notebooks/03_ddp.ipynb; the checks are in ddp.py."""
 
 import os
-import tempfile
 import time
+
+from mpdemo.exercises.rank import folder
 
 COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor", "gather", "scatter",
                "reduce_scatter", "reduce_scatter_tensor", "all_gather_object")  # fmt: skip
@@ -149,7 +150,7 @@ def drive_save(program, rank, world_size):
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
 
-    path = os.path.join(tempfile.gettempdir(), f"mpdemo-exercise-{os.environ['MASTER_PORT']}-model.pt")
+    path = str(folder() / "model.pt")
     written, save = [], torch.save
 
     def slow_save(state, file, *args, **kwargs):
@@ -161,7 +162,38 @@ def drive_save(program, rank, world_size):
     program.save(DistributedDataParallel(nn.Linear(2, 1)), path, rank)
     there = os.path.exists(path)
     barrier_by_store(rank, world_size)
-    if rank == 0 and os.path.exists(path):
-        os.remove(path)
     keys = list(written[0]) if written and isinstance(written[0], dict) else []
     return {"saved": len(written), "keys": keys, "there": there}
+
+
+def drive_training(program, rank, world_size):
+    """Call the reader's `train` with a model that differs between the ranks, and 24 inputs whose first number counts.
+
+    Return the numbers of the inputs in each batch of this rank, and how far its weights are from those of one device
+    that starts like rank 0 and takes the batches of all ranks together.
+    """
+    import copy
+
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.utils.data import TensorDataset
+
+    inputs, labels = torch.randn(24, 5, generator=torch.Generator().manual_seed(1)), torch.arange(24) % 3
+    inputs[:, 0] = torch.arange(24) / 24
+    torch.manual_seed(rank)
+    model, batches = nn.Linear(5, 3), []
+    single = copy.deepcopy(model)
+    model.register_forward_pre_hook(lambda _, taken: batches.append((24 * taken[0][:, 0]).round().int().tolist()))
+    program.train(model, TensorDataset(inputs, labels), 2, 8)
+    of_all = [None] * world_size
+    dist.all_gather_object(of_all, batches)
+    for parameter in single.parameters():
+        dist.broadcast(parameter.data, 0)
+    optimizer = torch.optim.SGD(single.parameters(), lr=0.1)
+    for step in zip(*of_all, strict=False):  # batches that only some ranks have are the check's concern
+        step = sum(step, [])
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(single(inputs[step]), labels[step]).backward()
+        optimizer.step()
+    return {"batches": batches, "apart": (single.weight - model.weight).abs().max().item()}

@@ -1,7 +1,5 @@
 """The checks of notebooks/06_hybrid.ipynb: the grid of ranks, who averages with whom, what crosses between nodes."""
 
-import math
-
 from mpdemo.errors import UserError
 from mpdemo.exercises import hybrid_ranks as ranks
 from mpdemo.exercises.answers import close, refuse_mistakes
@@ -46,7 +44,7 @@ def average_in_a_column(path):
     for rank, factor in enumerate(run_on_ranks(path, ranks.drive_average, processes=ranks.REPLICAS * ranks.STAGES)):
         where = f"On rank {rank} the gradients"
         mixture = "a mixture: something of another stage is in them, or of one replica only"
-        require(not math.isnan(factor), f"{where} are {mixture}.")
+        require(factor is not None, f"{where} are {mixture}.")
         require(
             not close(factor, ranks.REPLICAS), f"{where} are the sum over the replicas. The loss is a mean over images."
         )
@@ -84,10 +82,10 @@ def layout_of_the_story(answer):
 def settings_of_sixteen(answer):
     from mpdemo.settings import Settings, checked
 
-    settings = Settings(**answer)
-    fixed = (settings.rung, settings.batch_size, settings.schedule)
-    require(fixed == ("hybrid", 64, "1f1b"), "Rung, batch and schedule are given: only the two dots are yours.")
     try:
+        settings = Settings(**answer)
+        fixed = (settings.rung, settings.batch_size, settings.schedule)
+        require(fixed == ("hybrid", 64, "1f1b"), "Rung, batch and schedule are given: only the two dots are yours.")
         used = checked(settings, 16)
     except UserError as error:
         raise Wrong(f"It stops at once: {str(error).partition('; allowed')[0]}.") from None

@@ -1,5 +1,7 @@
 """What a rank runs to check the programs of notebooks/06_hybrid.ipynb; the checks are in hybrid.py."""
 
+from mpdemo.exercises.gradients import ratio_of_all
+
 REPLICAS, STAGES = 2, 2
 
 
@@ -25,12 +27,10 @@ def drive_average(program, rank, world_size):
     """Call the reader's `average` on a grid of 2 x 2; return the factor to the gradients of the whole batch."""
     import torch.distributed as dist
 
-    from mpdemo.exercises.pipeline_ranks import ratio
-
     rows = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     columns = [dist.new_group([0, 2]), dist.new_group([1, 3])]
     replica, stage = divmod(rank, STAGES)
     _, images, labels = two_stages()
     own = gradients_of(images.chunk(REPLICAS)[replica], labels.chunk(REPLICAS)[replica], stage)
     program.average(own, rows[replica], columns[stage])
-    return ratio(own, gradients_of(images, labels, stage))
+    return ratio_of_all(own, gradients_of(images, labels, stage))

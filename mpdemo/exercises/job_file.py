@@ -6,9 +6,7 @@ Where no Slurm can be started (see `mpdemo.cluster`), or a real cluster is in re
 import contextlib
 import re
 import subprocess
-import tempfile
 import time
-from pathlib import Path
 
 from mpdemo import jobs
 from mpdemo.cluster import Cluster
@@ -31,7 +29,7 @@ def printed_by_job(path) -> list[str] | None:
     Parameters
     ----------
     path : Path
-        The reader's file. Its log is redirected to a temporary folder.
+        The reader's file. Its log is redirected to the cluster's folder, which goes with the cluster.
 
     Returns
     -------
@@ -43,6 +41,8 @@ def printed_by_job(path) -> list[str] | None:
     ------
     Wrong
         Slurm would ignore a line, it refused the file, or the job did not end within `SECONDS`.
+    UserError
+        Slurm does not answer: no fault of the file.
     """
     check_text(path)
     with trial(nodes=2) as place:
@@ -70,8 +70,7 @@ def trial(nodes):
         if not real_cluster_in_reach():
             with contextlib.suppress(UserError, OSError):
                 cluster = stack.enter_context(Cluster.up(nodes=nodes, owned=True, **NODE))
-                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="mpdemo-exercise-"))
-                place = child_environment() | cluster.environ, Path(folder, "log")
+                place = child_environment() | cluster.environ, cluster.folder / "job.log"
         yield place
 
 
@@ -106,8 +105,11 @@ def submit(path, environment, log, *options) -> str:
 
 
 def ask(environment, job):
-    """Return Slurm's present answer about a job."""
-    return parse_scontrol(client(environment, "scontrol", "show", "job", "-o", job).stdout)
+    """Return Slurm's present answer about a job; raise `UserError` where it gives none."""
+    answered = client(environment, "scontrol", "show", "job", "-o", job)
+    if answered.returncode:
+        raise UserError(explain("scontrol", answered.stderr))
+    return parse_scontrol(answered.stdout)
 
 
 def lines_of(log) -> list[str]:
@@ -121,5 +123,9 @@ def own_lines(lines) -> list[str]:
 
 
 def client(environment, *command):
-    """Run one of Slurm's commands; return the completed process."""
-    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=root(), timeout=slurm.TIMEOUT)
+    """Run one of Slurm's commands; return the completed process, or raise `UserError` where it does not end."""
+    options = {"capture_output": True, "text": True, "timeout": slurm.TIMEOUT}
+    try:
+        return subprocess.run(command, env=environment, cwd=root(), **options)
+    except subprocess.TimeoutExpired:
+        raise UserError(f"{command[0]}: no answer from Slurm within {slurm.TIMEOUT} s; run this cell again") from None

@@ -3,6 +3,7 @@
 from mpdemo.exercises import model_parallel_ranks as ranks
 from mpdemo.exercises.answers import close, letters_of, refuse_mistakes
 from mpdemo.exercises.check import exercise, require
+from mpdemo.exercises.gradients import MISSING
 from mpdemo.exercises.run import run_on_ranks
 
 MIB, GIB = 2**20, 2**30
@@ -10,11 +11,11 @@ TOLERANCE = 0.02  # relative
 
 
 def require_gradients(results):
-    """Require every rank's gradients to be those of one process; a result is {name: ratio}, see `ranks.ratios`."""
+    """Require every rank's gradients to be those of one process; a result is {name: ratio}, see `ratios`."""
     for rank, ratios in enumerate(results):
         for name, ratio in ratios.items():
             whose = f"the gradient of {name} on rank {rank}"
-            require(ratio != "missing", f"There is none: {whose} is still None after the step.")
+            require(ratio != MISSING, f"There is none: {whose} is still None after the step.")
             require(ratio is not None, f"The step ends, but {whose} has another direction than that of one process.")
             require(close(ratio, 1, 1e-3), f"The step ends, but {whose} is {ratio:.2f} times the right one.")
 
@@ -106,6 +107,7 @@ def labels_of_other_images(path):
     require(sizes == {4}, f"With batch_size=4 a step has {min(sizes)} images: here the ranks do not share the batch.")
     require(sorted(sum(first[:3], [])) == list(range(12)), "An epoch does not hold each of the 12 images once.")
     require(first[0] != [0, 1, 2, 3], "The images are in their first order: not mixed.")
+    require(first[:3] != first[3:], "The second epoch has the order of the first.")
     return "A cut model needs the same batch on its first and its last rank; data parallelism needs another on each."
 
 
@@ -126,8 +128,7 @@ def memory_of_a_stage(answer):
 
 @exercise("04.9", expects='two texts, such as ("ab", "cd")')
 def what_becomes_smaller(answer):
-    accumulated, cut = (set(text.lower()) for text in answer)
-    require(accumulated | cut <= set("abcd"), f"{answer!r} holds a letter other than a, b, c, d.")
+    accumulated, cut = (letters_of(text, "abcd") for text in answer)
     require("d" in accumulated, "Accumulation: a part of the batch has fewer images, and fewer outputs are kept.")
     require(not accumulated & set("abc"), "Accumulation: the whole model is still on the device, with all that it has "
             "per weight.")  # fmt: skip

@@ -2,24 +2,9 @@
 
 from contextlib import nullcontext
 
+from mpdemo.exercises.gradients import ratios
+
 SHAPES = (6, 4), (4, 4), (4, 3)  # of the linear layers of a toy in three stages
-
-
-def ratios(layers, right) -> dict:
-    """Return, for each parameter, how many times the right gradient it has: a number, or None for another direction.
-
-    A parameter without a gradient is "missing". The names are those of `layers`, a module; `right` holds gradients.
-    """
-    result = {}
-    for (name, parameter), reference in zip(layers.named_parameters(), right, strict=True):
-        gradient = parameter.grad
-        if gradient is None:
-            result[name] = "missing"
-            continue
-        times = (gradient * reference).sum() / reference.square().sum()
-        same = (gradient - times * reference).norm() < 1e-3 * reference.norm()
-        result[name] = times.item() if same else None
-    return result
 
 
 def gradients(model) -> list:

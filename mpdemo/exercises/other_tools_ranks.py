@@ -78,7 +78,8 @@ def drive_optimizer(program, rank, world_size):
     import torch.distributed as dist
     from torch.nn.functional import cross_entropy
 
-    from mpdemo.exercises.ddp_ranks import COLLECTIVES, ratio, share_and_model, watch
+    from mpdemo.exercises.ddp_ranks import COLLECTIVES, share_and_model, watch
+    from mpdemo.exercises.gradients import ratio
 
     model, (inputs, labels), right = share_and_model(rank)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}

@@ -1,17 +1,14 @@
-"""The exercises of notebook 05: microbatches, the bubble, schedules and their memory, cuts, a script to take home."""
+"""The checks of notebooks/05_pipeline.ipynb: microbatches, the bubble, schedules and their memory, cuts."""
 
-import math
-import shlex
-import tempfile
 from itertools import pairwise
-from pathlib import Path
 
 from mpdemo.errors import UserError
+from mpdemo.exercises import pipeline_commands as commands  # noqa: F401 - it enters 05.8 and 05.13
 from mpdemo.exercises import pipeline_ranks as ranks
 from mpdemo.exercises.answers import close, refuse_mistakes
 from mpdemo.exercises.check import Wrong, exercise, require
+from mpdemo.exercises.gradients import MISSING, ratio_of_all
 from mpdemo.exercises.run import run_on_ranks
-from mpdemo.paths import root, source
 from mpdemo.plan import bubble, simulate
 from mpdemo.plan.own_order import simulate_order
 
@@ -39,15 +36,15 @@ def microbatch_loop(answer):
             require(
                 seen == wanted, f"With {microbatches} microbatches stage {number} computed batches of {seen} images."
             )
-            factor = ranks.ratio([parameter.grad for parameter in stage.parameters()], ranks.whole_batch(number))
+            factor = ratio_of_all([parameter.grad for parameter in stage.parameters()], ranks.whole_batch(number))
             _judge(factor, microbatches, f"With {microbatches} microbatches")
     return "One process did all of it, one thing after the other: it is a pipeline's arithmetic, without its speed."
 
 
-def _judge(factor, microbatches, when, stage="stage"):
+def _judge(factor, microbatches, when):
     """Refuse gradients that are not those of the whole batch."""
-    require(factor is not None, f"{when} a weight has no gradient.")
-    require(not math.isnan(factor), f"{when} the gradients do not even point where those of the whole batch do.")
+    require(factor != MISSING, f"{when} a weight has no gradient.")
+    require(factor is not None, f"{when} the gradients do not even point where those of the whole batch do.")
     require(
         not close(factor, microbatches, TOLERANCE),
         f"{when} the gradients are {factor:.0f} times those of the whole batch. Its loss is a mean.",
@@ -55,10 +52,15 @@ def _judge(factor, microbatches, when, stage="stage"):
     require(close(factor, 1, TOLERANCE), f"{when} the gradients are {factor:.2f} times those of the whole batch.")
 
 
-@exercise("05.2", expects="a program that defines last_stage(stage, labels, microbatches)")
-def forgets_to_divide(path):
+def _judge_last_stage(path):
+    """Run a program of the last stage; refuse it where a rank ends with other gradients."""
     for rank, factor in enumerate(run_on_ranks(path, ranks.drive_stages)):
         _judge(factor, ranks.MICROBATCHES, f"With {ranks.MICROBATCHES} microbatches, on rank {rank},")
+
+
+@exercise("05.2", expects="a program that defines last_stage(stage, labels, microbatches)")
+def forgets_to_divide(path):
+    _judge_last_stage(path)
     return "Nothing had failed before: without the division the training runs, with a learning rate M times as large."
 
 
@@ -141,57 +143,10 @@ def _peaks(rows) -> list[int]:
 
 @exercise("05.7", expects="a program that defines last_stage(stage, labels, microbatches)")
 def hangs(path):
-    for rank, factor in enumerate(run_on_ranks(path, ranks.drive_stages)):
-        _judge(factor, ranks.MICROBATCHES, f"With {ranks.MICROBATCHES} microbatches, on rank {rank},")
+    _judge_last_stage(path)
     return (
         "Two orders that are each sensible do not always fit together. The library posts its messages without waiting."
     )
-
-
-@exercise("05.8", expects="a command that begins with torchrun")
-def repair_a_command(path):
-    settings, processes = _training_of(path.read_text())
-    from mpdemo.settings import checked
-
-    require(settings.rung == "pipeline", f"This trains the rung {settings.rung}.")
-    require(processes == 4, f"It starts {processes} processes; the machine has four GPUs.")
-    require(settings.schedule == "1f1b", f"Its schedule is {settings.schedule}; 1f1b was chosen for its memory.")
-    require(settings.batch_size == 64, f"The batch has {settings.batch_size} images: that is another training.")
-    try:
-        used = checked(settings, processes)
-        from mpdemo.cuts import block_names, resolve_cut
-
-        points = resolve_cut(block_names(used.model), used.cut, processes)
-    except UserError as error:
-        message = str(error).partition("; allowed")[0].partition(": name ")[0]
-        raise Wrong(f"It stops at once: {message}.") from None
-    sizes = [stop - start for start, stop in pairwise([0, *points, 10])]
-    require(
-        max(sizes) <= 3, f"It runs, and one of the stages has {max(sizes)} of the 10 blocks: the others wait for it."
-    )
-    return "It is refused in the notebook too, before a queue: train_command and check know these rules."
-
-
-def _training_of(text):
-    """Return the settings of a command, and the processes that it starts."""
-    import argparse
-
-    from mpdemo.options import add_options, options_from
-    from mpdemo.settings import Settings
-
-    words = shlex.split(text.replace("\\\n", " "), comments=True)
-    require("train" in words, "There is no `-m mpdemo train` in it.")
-    launch, options = words[: words.index("train")], words[words.index("train") + 1 :]
-    processes = [word.partition("=")[2] for word in launch if word.startswith("--nproc-per-node=")]
-    require(processes and processes[0].isdigit(), "It does not say --nproc-per-node=NUMBER.")
-    parser = argparse.ArgumentParser(exit_on_error=False)
-    add_options(parser, Settings)
-    try:
-        parsed, unknown = parser.parse_known_args(options)
-        require(not unknown, f"The training knows no {' '.join(unknown)}.")
-        return options_from(parsed, Settings), int(processes[0])
-    except (argparse.ArgumentError, UserError) as error:
-        raise Wrong(f"The command is refused: {error}.") from None
 
 
 @exercise("05.9", expects="two whole numbers, such as (2, 6): one stage per rank, two stages per rank")
@@ -241,32 +196,3 @@ def choose_the_cut(answer):
         f"The stages take {', '.join(map(str, sums))} ms. A slowest stage of less than {max(sums)} ms is possible.",
     )
     return "The stages take 6, 7 and 7 ms, and have 2, 4 and 2 blocks: equal numbers of blocks are not equal stages."
-
-
-@exercise("05.13", expects='a text such as "--cut 3 --microbatches 4"')
-def three_stages(answer):
-    words = shlex.split(answer)
-    require("--data" not in words, "Leave --data out; it is given already.")
-    script, data = (root() / "notebooks/take_home/train_pipeline.py"), source() / "mpdemo/data/digits.npz"
-    with tempfile.TemporaryDirectory(prefix="mpdemo-exercise-") as folder:
-        options = ["--data", str(data), "--epochs", "1", "--checkpoint", f"{folder}/model", *words]
-        program = Path(folder, "start.py")
-        start = f"sys.argv = {[str(script), *options]!r}\nrunpy.run_path({str(script)!r}, run_name='__main__')\n"
-        program.write_text(f"import runpy, sys\n{start}")
-        printed = run_on_ranks(program, processes=3, seconds=40)
-        sizes = [_count_of_weights(Path(folder, f"model-stage{stage}.pt")) for stage in range(3)]
-    require("epoch 1 loss" in printed[2], f"It ran, and the last stage printed {printed[2][:60]!r}.")
-    require(all(sizes), f"It ran, and the stages have {sizes} weights: a stage without weights learns nothing.")
-    require(
-        sizes == [384, 9312, 5130],
-        f"It ran, and the stages have {', '.join(map(str, sizes))} weights. Is each of the two blocks on one stage?",
-    )
-    first_layers = [int(word) for word in words[words.index("--cut") + 1 :] if word.isdigit()][:2]
-    require(first_layers == [3, 6], "It ran, and a layer without weights is on another stage than the task says.")
-    return "Three processes trained it, and only the number of processes and --cut had changed."
-
-
-def _count_of_weights(path) -> int:
-    import torch
-
-    return sum(weight.numel() for weight in torch.load(path)["model"].values())

@@ -1,5 +1,7 @@
 """What a rank runs to check the programs of notebooks/05_pipeline.ipynb; the checks are in pipeline.py."""
 
+from mpdemo.exercises.gradients import ratio_of_all
+
 MICROBATCHES = 3
 
 
@@ -36,17 +38,6 @@ def whole_batch(number) -> list:
     return [parameter.grad for parameter in (first, second)[number].parameters()]
 
 
-def ratio(gradients, right) -> float | None:
-    """Return the factor between gradients and the right ones; nan where it is no factor; None where one is missing."""
-    import torch
-
-    if any(gradient is None for gradient in gradients):
-        return None
-    ours, theirs = (torch.cat([gradient.flatten() for gradient in group]) for group in (gradients, right))
-    factor = (ours @ theirs / (theirs @ theirs)).item()
-    return factor if torch.allclose(ours, factor * theirs, rtol=1e-3, atol=1e-5) else float("nan")
-
-
 def drive_stages(program, rank, world_size):
     """Run one step, on rank 1 by the reader's `last_stage`; return the factor to the gradients of the whole batch."""
     first, second, images, labels = two_stages()
@@ -54,4 +45,4 @@ def drive_stages(program, rank, world_size):
         first_stage(first, images, MICROBATCHES)
     else:
         program.last_stage(second, labels, MICROBATCHES)
-    return ratio([parameter.grad for parameter in (first, second)[rank].parameters()], whole_batch(rank))
+    return ratio_of_all([parameter.grad for parameter in (first, second)[rank].parameters()], whole_batch(rank))

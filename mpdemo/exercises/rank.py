@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import runpy
+import shutil
 import signal
 import sys
 import threading
@@ -19,7 +20,12 @@ from types import SimpleNamespace
 from mpdemo.errors import error_line
 from mpdemo.world.launch import PARENT, prepare_signals
 
-FOLDER = "MPDEMO_EXERCISE_FOLDER"  # where a program may write: the folder goes with the check
+FOLDER = "MPDEMO_EXERCISE_FOLDER"  # names the folder of a check to its ranks
+
+
+def folder() -> Path:
+    """Return where a rank may write: a folder that goes with the check, however it ends."""
+    return Path(os.environ[FOLDER])
 
 
 class Program(SimpleNamespace):
@@ -49,7 +55,7 @@ def main(path, driver, folder, root, environment):
     os.environ.clear()
     os.environ.update(environment | {PARENT: str(os.getppid()), FOLDER: folder})
     prepare_signals()
-    threading.Thread(target=_end_with_kernel, daemon=True).start()
+    threading.Thread(target=_end_with_kernel, args=(folder,), daemon=True).start()
     os.chdir(root)
     sys.path.insert(0, root)
     status = 1
@@ -60,9 +66,13 @@ def main(path, driver, folder, root, environment):
         os._exit(status)
 
 
-def _end_with_kernel():
-    """End this process with the one that asked for it; the server, its parent, lives as long as a rank does."""
+def _end_with_kernel(folder):
+    """End this process with the one that asked for it, and remove the folder, which nobody else does then.
+
+    The server, the parent of this process, lives as long as a rank does.
+    """
     wait([multiprocessing.parent_process().sentinel])
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 
 

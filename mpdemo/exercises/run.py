@@ -4,6 +4,7 @@ The processes are forked from a server that has loaded PyTorch once (about 250 M
 check answers at once. The server itself computes nothing: a fork after a computation could hang.
 """
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -13,6 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from mpdemo.errors import UserError
 from mpdemo.exercises import rank as rank_process
 from mpdemo.exercises.check import Wrong
 from mpdemo.paths import root
@@ -22,14 +24,14 @@ from mpdemo.world.launch import free_port
 from mpdemo.world.processes import child_environment
 from mpdemo.world.stacks import place_in_program
 
-START_SECONDS = 120.0  # limit for the first import of PyTorch: seconds on a laptop, more from a busy shared disk
+START_SECONDS = 120.0  # limit for the ranks to get ready, from the moment that the server has imported PyTorch
 SECONDS = 20.0  # limit for the program, from then on; those of the exercises need about 1 s
 
 _FORKING = multiprocessing.get_context("forkserver")
 _FORKING.set_forkserver_preload(["torch.distributed.pipelining", "torch.optim", "torchvision"])
 
 
-def run_on_ranks(path, driver=None, processes=2, seconds=None) -> list:
+def run_on_ranks(path, driver=None, processes=2, seconds=None, folder=None) -> list:
     """Run a program in several processes that have joined a process group (gloo), one core each.
 
     Parameters
@@ -42,6 +44,8 @@ def run_on_ranks(path, driver=None, processes=2, seconds=None) -> list:
         ``__main__``, makes its own process group, and what it prints is returned.
     seconds : float
         Limit for the program (default: `SECONDS`).
+    folder : path, optional
+        Where the ranks write (default: a temporary folder). They remove it when this process is killed.
 
     Returns
     -------
@@ -52,12 +56,15 @@ def run_on_ranks(path, driver=None, processes=2, seconds=None) -> list:
     ------
     Wrong
         A rank failed (its error and the line), or the program did not end (where each rank waits).
+    UserError
+        A rank did not get ready: no fault of the program.
     """
-    with tempfile.TemporaryDirectory(prefix="mpdemo-exercise-") as name:
-        folder = Path(name)
-        port = str(free_port())
-        ranks = [_start(path, driver, folder, rank, processes, port) for rank in range(processes)]
+    place = contextlib.nullcontext(folder) if folder else tempfile.TemporaryDirectory(prefix="mpdemo-exercise-")
+    with place as name:
+        folder, port, ranks = Path(name), str(free_port()), []
         try:
+            for rank in range(processes):  # within the try: an interrupt must end those that run already
+                ranks.append(_start(path, driver, folder, rank, processes, port))
             _wait_for_start(ranks, folder)
             _wait(ranks, path, folder, seconds or SECONDS)
         finally:
@@ -86,12 +93,12 @@ def _start(path, driver, folder, rank, processes, port):
 
 
 def _wait_for_start(ranks, folder):
-    """Wait until every rank has loaded PyTorch, or has ended."""
+    """Wait until every rank is ready for the program, or has ended."""
     end = time.monotonic() + START_SECONDS
     for rank, process in enumerate(ranks):
         while not (folder / f"rank{rank}.ready").exists() and process.exitcode is None:
             if time.monotonic() > end:
-                raise Wrong(f"After {START_SECONDS:.0f} s rank {rank} is still loading PyTorch; try again.")
+                raise UserError(f"rank {rank} was not ready within {START_SECONDS:.0f} s; run this cell again")
             time.sleep(0.01)
 
 

@@ -1,10 +1,9 @@
 """The checks of notebooks/07_sharding.ipynb: what a device stores, who gathers what, layers split inside, bytes."""
 
-import math
-
 from mpdemo.exercises import sharding_ranks as ranks
 from mpdemo.exercises.answers import close, refuse_mistakes
 from mpdemo.exercises.check import exercise, require
+from mpdemo.exercises.gradients import MISSING
 from mpdemo.exercises.run import run_on_ranks
 
 HALVES = ["reduce_scatter_tensor", "all_gather_into_tensor"]
@@ -57,7 +56,7 @@ def gradient_of_own_rows(path):
         require(shape == (ranks.ROWS // 2, 4), f"{where} the gradient has the shape {shape}, and the rows another one.")
         factor = result["factor"]
         mixed = "It is not that of the whole batch: whose images, and which rows are in it?"
-        require(factor is not None and not math.isnan(factor), f"{where} the gradient has another direction. {mixed}")
+        require(factor is not None, f"{where} the gradient has another direction. {mixed}")
         require(not close(factor, 2), f"{where} the gradient is the sum over the ranks; the loss is a mean.")
         require(close(factor, 1), f"{where} the gradient is {factor:.2f} times that of the whole batch.")
         require("all_reduce" not in used, f"{where} an all-reduce brings all rows, to keep some: use reduce-scatter.")
@@ -73,7 +72,7 @@ def prepared_for_training(path):
     require(all(result["moved"]), "After a step some of the weights have not changed: who trains them?")
     at_once = "The blocks are gathered all at once, so each rank holds the whole model in every step."
     require(all(result["blocks"]), at_once)
-    alone = "The model itself is not wrapped, so no block knows that others follow: each keeps its gathered weights."
+    alone = "Each block is a root of its own, and by default a root keeps its gathered weights after the forward pass."
     require(result["model"], alone)
     return "First the blocks, then the model, then the optimizer. None of the mistakes raises an error."
 
@@ -99,13 +98,13 @@ def mlp_in_two_parts(path):
         factor = result["output"]
         require(result["forward"], f"{where} nothing is added up: each rank has the sum over its own inputs alone.")
         apart = "is not that of one device. Is every bias in it, and once?"
-        require(not math.isnan(factor) and close(factor, 1, 1e-3), f"{where} the output {apart}")
+        require(factor is not None and close(factor, 1, 1e-3), f"{where} the output {apart}")
         require(result["forward"] == 1, f"{where} the forward pass has {result['forward']} all-reduces; one is enough.")
         for name, value in result["gradients"].items():
             gradient = f"{where} the gradient of {name}"
-            require(value is not None, f"{gradient} is missing.")
+            require(value != MISSING, f"{gradient} is missing.")
             half = "of this rank's half of the hidden layer alone" if name == "x" else "not that of one device"
-            require(not math.isnan(value), f"{gradient} is {half}.")
+            require(value is not None, f"{gradient} is {half}.")
             require(close(value, 1, 1e-3), f"{gradient} is {value:.2f} times that of one device.")
         require(result["backward"] == 1, f"{where} the backward pass has {result['backward']} all-reduces, not one.")
     return "One all-reduce forward, one backward, however large the hidden layer is."

@@ -1,6 +1,7 @@
 """What a rank runs to check the programs of notebooks/07_sharding.ipynb; the checks are in sharding.py."""
 
 from mpdemo.exercises.ddp_ranks import COLLECTIVES, watch
+from mpdemo.exercises.gradients import ratio, ratio_of_all
 
 ROWS = 6  # of the weight in 07.3, shared by the ranks
 
@@ -19,8 +20,6 @@ def drive_gradient(program, rank, world_size):
     """Call the reader's `gradient` on rows of a weight; return the factor to those of the whole batch's gradient."""
     import torch
 
-    from mpdemo.exercises.pipeline_ranks import ratio
-
     torch.manual_seed(0)
     weight, images, targets = torch.randn(ROWS, 4), torch.randn(8, 4), torch.randn(8, ROWS)
     whole = weight.clone().requires_grad_()
@@ -32,7 +31,7 @@ def drive_gradient(program, rank, world_size):
     collectives = [name for name, _ in calls]
     shape = list(own.shape) if isinstance(own, torch.Tensor) else None
     right = whole.grad.chunk(world_size)[rank]
-    factor = ratio([own], [right]) if shape == list(right.shape) else None
+    factor = ratio(own, right) if shape == list(right.shape) else None
     return {"shape": shape, "factor": factor, "collectives": collectives}
 
 
@@ -60,8 +59,6 @@ def drive_mlp(program, rank, world_size):
     import torch
     from torch.nn.functional import linear
 
-    from mpdemo.exercises.pipeline_ranks import ratio
-
     torch.manual_seed(0)
     x, up, up_bias = torch.randn(5, 4), torch.randn(6, 4), torch.randn(6)
     down, down_bias = torch.randn(4, 6), torch.randn(4)
@@ -79,6 +76,7 @@ def drive_mlp(program, rank, world_size):
     right = [whole[0].grad, *(tensor.grad.chunk(world_size)[rank] for tensor in whole[1:3])]
     right += [whole[3].grad.chunk(world_size, 1)[rank], whole[4].grad]
     names = ("x", "up", "up_bias", "down", "down_bias")
-    factors = {name: ratio([part.grad], [gradient]) for name, part, gradient in zip(names, parts, right, strict=True)}
-    output = ratio([own.detach()], [result.detach()])
+    pairs = zip(names, parts, right, strict=True)
+    factors = {name: ratio_of_all([part.grad], [gradient]) for name, part, gradient in pairs}
+    output = ratio(own.detach(), result.detach())
     return {"output": output, "gradients": factors, "forward": forward, "backward": len(calls) - forward}

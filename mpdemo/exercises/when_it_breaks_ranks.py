@@ -2,8 +2,9 @@
 
 import argparse
 import copy
-import tempfile
 from pathlib import Path
+
+from mpdemo.exercises.rank import folder
 
 RATE = 0.1
 BATCHES = (3, 5)  # of rank 0 and of rank 1
@@ -117,19 +118,18 @@ def drive_load(program, rank, world_size):
     """Let the reader's `load` read a good file, and one that calls a function."""
     import torch
 
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        torch.save({"weight": torch.ones(2), "options": argparse.Namespace(lr=0.5)}, folder / "good.pt")
-        torch.save({"weight": torch.ones(2), "options": Intruder(str(folder / "ran"))}, folder / "bad.pt")
-        try:
-            state = program.load(folder / "good.pt")
-            good = state["weight"].tolist() == [1, 1] and state["options"].lr == 0.5
-            error = ""
-        except Exception as caught:  # the reader's program may fail in any way
-            good, error = False, f"{type(caught).__name__}: {str(caught).partition('. ')[0][:80]}"
-        try:
-            program.load(folder / "bad.pt")
-            refused = False
-        except Exception:
-            refused = True
-        return {"good": good, "error": error, "refused": refused, "ran": (folder / "ran").exists()}
+    place = folder()
+    torch.save({"weight": torch.ones(2), "options": argparse.Namespace(lr=0.5)}, place / "good.pt")
+    torch.save({"weight": torch.ones(2), "options": Intruder(str(place / "ran"))}, place / "bad.pt")
+    try:
+        state = program.load(place / "good.pt")
+        good = state["weight"].tolist() == [1, 1] and state["options"].lr == 0.5
+        error = ""
+    except Exception as caught:  # the reader's program may fail in any way
+        good, error = False, f"{type(caught).__name__}: {str(caught).partition('. ')[0][:80]}"
+    try:
+        program.load(place / "bad.pt")
+        refused = False
+    except Exception:
+        refused = True
+    return {"good": good, "error": error, "refused": refused, "ran": (place / "ran").exists()}

@@ -1,11 +1,12 @@
-"""The exercises of notebook 11: what fits, what it costs, what to use."""
+"""The checks of notebooks/11_which_one.ipynb: what fits, what it costs, what to use."""
 
 import re
-import shlex
 
 from mpdemo.errors import UserError
+from mpdemo.exercises.answers import training_of
 from mpdemo.exercises.check import Wrong, exercise, require
 from mpdemo.exercises.run import run_on_ranks
+from mpdemo.exercises.which_one_ranks import drive_checkpointed
 from mpdemo.plan import fit
 from mpdemo.plan.choose import Case, choose
 from mpdemo.settings import RUNGS, Settings, checked
@@ -77,7 +78,7 @@ def what_autocast_halves(answer):
 
 @exercise("11.4", expects="a program that defines forward(blocks, x)")
 def compute_twice(path):
-    result = run_on_ranks(path, run_checkpointed, processes=1)[0]
+    result = run_on_ranks(path, drive_checkpointed, processes=1)[0]
     require(result["shape"], "The result has another shape than that of the blocks, one after the other.")
     require(not result["missing"], f"{result['missing']} of the parameters got no gradient.")
     require(result["difference"] < 1e-4, "The gradients are not those of the plain blocks.")
@@ -87,41 +88,6 @@ def compute_twice(path):
     too_high = f"The peak is {share:.2f} times that of the plain blocks"
     require(share < 0.75, f"{too_high}: the backward pass computes too many blocks again before it frees any.")
     return f"Forward and backward called {calls} blocks instead of {blocks}, at {share:.2f} times the peak memory."
-
-
-def run_checkpointed(program, rank, world_size):
-    """Run the reader's forward on eight blocks, and the blocks alone; compare gradients, calls and peak memory."""
-    import torch
-    from torch import nn
-
-    from mpdemo.plan.meter import Meter
-
-    def step(forward):
-        torch.manual_seed(0)
-        with Meter() as meter:
-            blocks = [nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(8)]
-            calls = []
-            for block in blocks:
-                block.register_forward_pre_hook(lambda *_: calls.append(1))
-            meter.start()
-            y = forward(blocks, torch.randn(512, 64))
-            if y.requires_grad:
-                y.square().mean().backward()
-            peak, shape = max(meter.levels), list(y.shape)
-        return [p.grad for block in blocks for p in block.parameters()], len(calls), peak, shape
-
-    def plain_forward(blocks, x):
-        for block in blocks:
-            x = block(x)
-        return x
-
-    wanted, _, plain, shape = step(plain_forward)
-    gradients, calls, peak, own_shape = step(program.forward)
-    missing = sum(gradient is None for gradient in gradients)
-    pairs = zip(gradients, wanted, strict=True)
-    difference = 1.0 if missing else max(((a - b).norm() / b.norm()).item() for a, b in pairs)
-    return {"shape": own_shape == shape, "missing": missing, "difference": difference, "calls": calls, "blocks": 8,
-            "peak": peak, "plain": plain}  # fmt: skip
 
 
 @exercise("11.5", expects="a whole number")
@@ -192,11 +158,8 @@ def _checked(values):
 @exercise("11.8", expects="a job file")
 def repair_the_plan(path):
     text = path.read_text()
-    command = " ".join(line.removesuffix("\\") for line in text.splitlines() if line and not line.startswith("#"))
-    require("mpdemo train" in command, "The file starts no training.")
-    words = shlex.split(command.partition("mpdemo train")[2])
-    pairs = zip(words[::2], words[1::2], strict=len(words) % 2 == 0)
-    settings = _checked({name.removeprefix("--").replace("-", "_"): value for name, value in pairs} | {"processes": 4})
+    _, settings = training_of(text)
+    settings = _checked(settings.as_dict() | {"processes": 4})
     require((settings.model, settings.batch_size) == ("transformer", 64), "It now trains another model or batch.")
     tasks = re.search(r"^#SBATCH --ntasks-per-node=(\d+)", text, re.M)
     require(tasks and tasks[1] == "4", "It does not start four processes, one per device.")

@@ -130,6 +130,26 @@ def always_its_own_half(rank, world_size, epoch, images):
     return random.Random(epoch).sample(own, len(own))
 
 
+TRAIN = """
+import torch
+import torch.distributed as dist
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+
+def train(model, dataset, epochs, batch_size):
+    sampler = DistributedSampler(dataset)
+    loader = DataLoader(dataset, batch_size // dist.get_world_size(), sampler=sampler)
+    model = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in range(epochs):
+        sampler.set_epoch(epoch)
+        for images, labels in loader:
+            optimizer.zero_grad()
+            cross_entropy(model(images), labels).backward()
+            optimizer.step()
+"""
+
 WRONG = {
     "03.1": [[3, 10], [1.5, 5], [6, 5], [9, 20], [6]],
     "03.2": [
@@ -213,5 +233,14 @@ WRONG = {
         SAVE.replace("    dist.barrier()\n", "    return\n"),
         SAVE.replace("    dist.barrier()\n", "        dist.barrier()\n"),
         SAVE.replace("        torch.save(model.module.state_dict(), path)\n", "        pass\n"),
+    ],
+    "03.18": [
+        TRAIN.replace("    model = DistributedDataParallel(model)\n", ""),
+        TRAIN.replace("        sampler.set_epoch(epoch)\n", ""),
+        TRAIN.replace(" // dist.get_world_size()", ""),
+        TRAIN.replace("sampler=sampler", "shuffle=True"),
+        TRAIN.replace("Sampler(dataset)", "Sampler(dataset, shuffle=False)").replace(
+            "        sampler.set_epoch(epoch)\n", ""
+        ),
     ],
 }

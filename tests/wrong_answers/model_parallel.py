@@ -116,6 +116,7 @@ WRONG = {
         "from torch.utils.data import DataLoader\n\ndef loader(dataset, batch_size, rank, world_size):\n"
         "    return DataLoader(dataset, batch_size)\n",
         LOADER.replace("world_size, rank)", "1, 0)"),
+        LOADER.replace("world_size, rank)", "1, 0)").replace("batch_size // world_size", "batch_size"),
     ],
     "04.8": [29.8, 1.86, 3.73, 5.59, 8, 100],
     "04.9": [("abcd", "abcd"), ("d", "abc"), ("", "abcd"), ("d", "ad"), ("d", "x")],

@@ -38,7 +38,7 @@ def cancels_and_returns_nothing(out):
 
 
 WRONG = {
-    "00.1": ["a", "abc", "bd"],
+    "00.1": ["a", "abc", "bd", "acx"],
     "00.2": [(1, 2), (3, 1), (2, 9), (0, 1)],
     "00.3": [
         "import os\nfor image in range(10):\n    print(image)\n",
