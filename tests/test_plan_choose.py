@@ -33,11 +33,13 @@ CASES = [
     (limited(SMALL, 9.2, devices=2), "ddp, bf16"),
     (limited(SMALL, 8.6, devices=2), "ddp, activation checkpointing"),
     (limited(LARGE, 170, devices=2), "fsdp"),
+    (limited(LARGE, 160, devices=2, batch=32), "fsdp, gradient accumulation"),
+    (limited(LARGE, 150, devices=2), "fsdp, activation checkpointing"),
     (limited(SPLIT, 45, devices=2), "tensor"),
     (limited(LARGE, 170, devices=2, batch=7), "pipeline"),
     (limited(LARGE, 170, devices=2, batch=1), "model_parallel"),
     (limited(LARGE, 170, devices=4, nodes=2, batch=6), "hybrid"),
-    (limited(LARGE, 114, devices=4, optimizer="adamw"), "hybrid, sharded"),
+    (limited(LARGE, 114, devices=4, batch=6, optimizer="adamw"), "hybrid, sharded"),
     (limited(LARGE, 20, devices=2), NOTHING),
 ]
 

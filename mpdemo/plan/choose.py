@@ -54,6 +54,11 @@ WHOLE_MODEL = (  # on every device: how it fits, the answer's second part, how t
     ("if activations are computed twice", ", activation checkpointing",
      lambda case: fit.replicas(case, None, checkpointing=True)),
 )  # fmt: skip
+SHARDED = (
+    ("at once", "", lambda case: fit.sharded(case)),
+    ("in parts, in one node", ", gradient accumulation", lambda case: fit.sharded(case, None)),
+    ("if activations are computed twice", ", activation checkpointing", lambda case: fit.sharded(case, (1,), True)),
+)
 BATCH, SHARE = "the whole batch", "a device's share of the batch"
 USED = "{memory} of {limit} per device"
 CUT = "No device holds the whole model, so it is cut over {devices} of {all} devices"
@@ -64,9 +69,11 @@ RULES = (
     *(Rule(True, "ddp", f"Does {SHARE} fit {how}, beside the whole model?", "ddp" + more,
            f"Each of {{devices}} devices holds the model, and {SHARE} fits {_counted(how)}: {USED}.", find)
       for how, more, find in WHOLE_MODEL),
-    Rule(True, "fsdp", f"Does {SHARE} fit at once, if weights, gradients and optimizer states are sharded?", "fsdp",
-         f"Weights, gradients and states are too large for one device; {{devices}} share them: {USED}.",
-         fit.sharded),
+    *(Rule(True, "fsdp", f"Does {SHARE} fit {how}, if weights, gradients and optimizer states are sharded?",
+           "fsdp" + more,
+           f"Weights, gradients and states are too large for one device; {{devices}} share them, and {SHARE} fits "
+           f"{_counted(how)}: {USED}.", find)
+      for how, more, find in SHARDED),
     Rule(True, "tensor", "Do all devices lie in one node, and does it fit if every layer is split?", "tensor",
          f"The {{devices}} devices of one node split every layer: {USED}.",
          fit.split_layers),

@@ -128,16 +128,20 @@ def replicas(case, parts=(1,), precision="fp32", checkpointing=False):
     for count in parts or divisors(share):
         used = on_one(case, share, count, precision, checkpointing).peak
         if used <= case.limit:
-            settings = {"precision": precision} if precision != "fp32" else {}
-            settings |= {"activation_checkpointing": True} if checkpointing else {}
-            settings |= {"microbatches": count} if count > 1 else {}
-            settings |= {"processes": case.devices} if case.devices > 1 else {}
-            twice = [cost.forward for cost in case.costs(share // count)] if checkpointing else []
-            seconds = count * sum(twice + [cost.both for cost in case.costs(share // count)])
-            seconds = None if precision == "bf16" else seconds  # the data sheets' rates are for float32
             sent = traffic.ring_bytes(traffic.of_replicas(case.blocks()), case.devices)
-            return Fit(settings, used, seconds, sent)
+            return _fit_of_a_share(case, count, precision, checkpointing, used, sent)
     return None
+
+
+def _fit_of_a_share(case, parts, precision, checkpointing, memory, sent) -> Fit:
+    """Return the `Fit` of devices that compute all blocks for their share of the batch, in so many parts."""
+    settings = {"precision": precision} if precision != "fp32" else {}
+    settings |= {"activation_checkpointing": True} if checkpointing else {}
+    settings |= {"microbatches": parts} if parts > 1 else {}
+    settings |= {"processes": case.devices} if case.devices > 1 else {}
+    costs = case.costs(case.batch // case.devices // parts)
+    seconds = parts * sum(cost.both + checkpointing * cost.forward for cost in costs)
+    return Fit(settings, memory, None if precision == "bf16" else seconds, sent)  # the data sheets are for float32
 
 
 def cut(case, microbatches=None, replicas=1, sharded=False):
@@ -178,17 +182,20 @@ def _cut_at(case, ranks, count, points, replicas, sharded):
     return Fit(settings, max(candidate.peaks), candidate.step_time, sent)
 
 
-def sharded(case):
-    """Return how FSDP fits. Its share of the batch is computed at once: parts would gather more often."""
-    if case.batch % case.devices:
+def sharded(case, parts=(1,), checkpointing=False):
+    """Return how FSDP fits, in the fewest `parts`, or None; arguments as for `replicas`.
+
+    Each part gathers all weights again, so more than one are for the fast links inside one node.
+    """
+    if case.batch % case.devices or (parts is None and case.nodes > 1):
         return None
-    blocks, share = case.blocks(), case.batch // case.devices
-    memory = sharded_layers.device(blocks, share, case.optimizer, shards=case.devices).peak
-    if memory > case.limit:
-        return None
-    seconds = sum(cost.both for cost in case.costs(share))
-    sent = traffic.ring_bytes(traffic.of_shards(blocks, case.devices), case.devices)
-    return Fit({"processes": case.devices}, memory, seconds, sent)
+    blocks, share = case.blocks(checkpointing=checkpointing), case.batch // case.devices
+    for count in parts or divisors(share):
+        memory = sharded_layers.device(blocks, share, case.optimizer, parts=count, shards=case.devices).peak
+        if memory <= case.limit:
+            sent = traffic.ring_bytes(traffic.of_shards(blocks, case.devices, count), case.devices)
+            return _fit_of_a_share(case, count, "fp32", checkpointing, memory, sent)
+    return None
 
 
 def split_layers(case):
