@@ -34,7 +34,8 @@ from mpdemo.paths import root
 
 CELL_LIMIT, NBVAL_LIMIT = 300, 900  # s, for one cell and for one notebook
 KEPT_METADATA = ("tags", "jupyter")
-SHOWS_THE_LADDER, RUNS_OF_THE_LADDER = "11_which_one", ("story_*", "speed_[!d]*", "speed_data_*")  # 11 times DDP itself
+RUNS_OF_THE_LADDER = "story_*", "speed_*"
+TIMES_DDP_ITSELF = "11_which_one"
 KERNEL = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
 
 
@@ -123,16 +124,17 @@ def execute(notebook, folder, where="notebooks"):
 def refresh(path, ladder, everything=False) -> str:
     """Execute one notebook and save it if something changed; return what happened, in a word.
 
-    `ladder` is a folder that collects the runs of the ladder: the last notebook shows those of the ones before it,
-    where they are refreshed in the same call.
+    `ladder` is a folder that collects the runs of the ladder: a notebook that shows the ladder so far shows those of
+    the ones before it, as a reader sees them, where they are refreshed in the same call.
     """
     saved = nbformat.read(path, as_version=4)
     fresh = copy.deepcopy(saved)
     with tempfile.TemporaryDirectory(prefix="mpdemo-") as name:
         folder = fresh_copy(name)
         before = _scripts(folder)
-        if path.stem == SHOWS_THE_LADDER:
-            shutil.copytree(ladder, folder / "runs", dirs_exist_ok=True)
+        if "ladder_table()" in path.read_text():
+            own = shutil.ignore_patterns(*["speed_ddp"] * (path.stem == TIMES_DDP_ITSELF))
+            shutil.copytree(ladder, folder / "runs", ignore=own, dirs_exist_ok=True)
         execute(fresh, folder, path.parent.relative_to(root()) if path.is_relative_to(root()) else "notebooks")
         scripts = _take_scripts(folder, before)
         for run in RUNS_OF_THE_LADDER:

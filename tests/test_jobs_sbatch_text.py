@@ -93,11 +93,12 @@ def test_jean_zay_has_the_directives_of_idris():
 @pytest.mark.parametrize("nodes, processes, cpus", [(1, 1, 96), (1, 4, None), (16, 4, None)])
 def test_juwels_has_the_directives_of_jsc(nodes, processes, cpus):
     job = spec(nodes=nodes, processes_per_node=processes, cpus_per_process=cpus, time_limit="02:00:00")
-    text = render(job, load_site("juwels"))
+    course = {"account": "training2324", "reservation": "ai_sc_day2"}
+    text = render(job, dataclasses.replace(load_site("juwels"), **course))
     given = options(text)
     wanted = {"nodes": str(nodes), "gres": f"gpu:{processes}", "ntasks-per-node": str(processes), "mem": "0"}
     wanted |= {"cpus-per-task": str(cpus or 24), "time": "02:00:00", "partition": "booster"}
-    wanted |= {"account": "training2324", "reservation": "ai_sc_day2"}
+    wanted |= course
     assert wanted.items() <= given.items()
     assert f"export CUDA_VISIBLE_DEVICES={','.join(map(str, range(processes)))}\n" in text
     assert "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK" in text

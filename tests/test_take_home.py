@@ -71,20 +71,22 @@ def assert_same(rows, reference, numbers):
         assert abs(correct - reference[epoch][1]) <= 1, f"right answers of epoch {epoch}"  # one may lie on the border
 
 
-def train_plainly(layers, order, validated, microbatches=1) -> dict:
+def train_plainly(layers, mix, order, validated, microbatches=1) -> dict:
     """Train in this process, without anything of torch.distributed; return what `epochs` does.
 
     Parameters
     ----------
     layers : callable
         Returns the model's layers.
+    mix : callable
+        Returns the order in which the script divides its images, of so many.
     order : callable
         Returns the order of the 1,536 training images in an epoch.
     validated : int
         Number of validation images.
     """
     torch.manual_seed(0)
-    data, mixed = np.load(DIGITS), torch.randperm(1797)
+    data, mixed = np.load(DIGITS), mix(1797)
     images, labels = torch.from_numpy(data["images"])[mixed, None] / 16, torch.from_numpy(data["labels"])[mixed].long()
     model, rows = nn.Sequential(*layers()), {}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
@@ -134,6 +136,7 @@ def undistributed():
     """The same training in this process. DistributedSampler's order is that of its seed, 0, plus the epoch."""
     return train_plainly(
         lambda: [nn.Conv2d(1, 32, 3), nn.GroupNorm(4, 32), nn.ReLU(), nn.Flatten(), nn.Linear(32 * 36, 10)],
+        lambda images: torch.randperm(images, generator=torch.Generator().manual_seed(0)),
         lambda epoch: torch.randperm(1536, generator=torch.Generator().manual_seed(epoch)),
         validated=261,
     )
@@ -187,7 +190,7 @@ def uncut():
         block += [nn.Conv2d(32, 32, 3), nn.GroupNorm(4, 32), nn.ReLU()]
         return [*block, nn.Flatten(), nn.Linear(512, 10)]
 
-    return train_plainly(layers, order, validated=256, microbatches=4)
+    return train_plainly(layers, torch.randperm, order, validated=256, microbatches=4)
 
 
 def test_two_stages_have_the_losses_of_one_process_with_either_schedule(uncut, tmp_path):

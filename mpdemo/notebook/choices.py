@@ -10,7 +10,10 @@ from mpdemo.plan.fit import LINKS
 from mpdemo.plan.memory import MIB
 from mpdemo.settings import SHARING_RUNGS
 
-HEADERS = "devices", "nodes", "use", "parts", "images at once", "MiB per device", "step (ms)", "speed-up", "sends (ms)"
+HEADERS = (
+    *("devices", "nodes", "use", "parts", "images at once", "MiB per device", "computing (ms)", "speed-up"),
+    "sends (ms)",
+)
 
 
 def show_tree() -> Bundle:
@@ -30,7 +33,7 @@ def choice_table(case, devices=((1, 1), (2, 1), (8, 2), (16, 4))) -> Bundle:
     Returns
     -------
     Bundle
-        `step` is what computing takes at least, `speed-up` compares it with one device that had room for all; `sends`
+        `computing` is what a step takes at least, `speed-up` compares it with one device that had room for all; `sends`
         is how long the busiest device's messages of a step take. "-": no data sheet says it.
     """
     rows = [_row(replace(case, devices=number, nodes=nodes)) for number, nodes in devices]

@@ -17,11 +17,12 @@ from mpdemo.training.run_log import rows_in
 SO_FAR = [name for name in COLUMNS if name not in ("form", "processes")]
 FOOT = (
     "Loss and accuracy are of the validation images, after the training. The speed-up is the median time of a step on "
-    "the single device over that of the rung; both run in turn. Its bound is the speed-up of independent processes "
-    "where the devices share the batch or each layer, and of the simulated schedule where the model is cut; share is "
-    "speed-up / bound. Gradient diff is the largest difference of a parameter's gradient from the single device's, "
-    "divided by the norm of that gradient. MiB per device: the peak of a step, as computed by mpdemo/plan/memory.py "
-    "(of fsdp and tensor an estimate); activations are what weights, gradients and optimizer state leave of it."
+    "the single device over that of the rung; both run in turn in one job, and each rung has a job of its own. Its "
+    "bound is the speed-up of independent processes where the devices share the batch or each layer, and of the "
+    "simulated schedule where the model is cut; share is speed-up / bound. Gradient diff is the largest difference of "
+    "a parameter's gradient from the single device's, divided by the norm of that gradient. MiB per device: the peak "
+    "of a step, as computed by mpdemo/plan/memory.py (of fsdp and tensor an estimate). Gradients that are dropped "
+    "after a step leave their room to the activations, whose bar is what they need beyond it."
 )
 
 

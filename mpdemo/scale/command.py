@@ -41,6 +41,7 @@ class Request:
     batch_size: int = Field(64, ge=1, description="images per step, over all processes of the smallest size")
     images: int = Field(1536, ge=1, description="images that each job trains on")
     precision: str = Field("fp32", description="as for train")
+    workers: int = Field(0, ge=0, description="loader processes of each process, as for train")
     efficiency: float = Field(EFFICIENCY, gt=0, le=1, description="that the advice asks for")
     time_limit: str = Field("00:10:00", description="of each job, HH:MM:SS")
     at_once: int = Field(1, ge=1, description="jobs that may wait or run at the same time")
@@ -80,7 +81,7 @@ def experiment_of(request) -> Experiment:
     out = Path(request.out)
     if out.is_absolute() or out.parent != Path("runs"):
         raise UserError(f"--out {request.out} is not allowed; allowed: a folder in runs, such as runs/scale")
-    names = ("model", "dataset", "data", "image_size", "precision")
+    names = ("model", "dataset", "data", "image_size", "precision", "workers")
     return Experiment(
         nodes=nodes,
         batch=request.batch_size,

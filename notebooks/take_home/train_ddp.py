@@ -30,9 +30,9 @@ if gpus:
 dist.init_process_group("nccl" if gpus else "gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
 assert args.batch_size % world == 0, f"--batch-size {args.batch_size} is no multiple of {world} ranks"
-torch.manual_seed(0)  # every process splits the data in the same way
-data, order = np.load(args.data), torch.randperm(1797)  # your data here: two sets of (image, label)
-images = torch.from_numpy(data["images"])[order, None] / 16
+torch.manual_seed(rank)  # each process draws its own dropout; DDP copies rank 0's first weights to all
+data, order = np.load(args.data), torch.randperm(1797, generator=torch.Generator().manual_seed(0))
+images = torch.from_numpy(data["images"])[order, None] / 16  # your data here, the same in every process
 labels = torch.from_numpy(data["labels"])[order].long()
 train = TensorDataset(images[:1536], labels[:1536])  # images: (1536, 1, 8, 8), 0 to 1
 check = TensorDataset(images[1536:][rank::world], labels[1536:][rank::world])  # no repeats

@@ -90,7 +90,8 @@ def paint_step(axes, title, rows, ranks, scale):
     """Fill one panel, and head it with the step's time and idle share."""
     paint_lanes(axes, rows, ranks, scale.longest, scale.factor)
     step, idle = read.step_time(rows) * scale.factor, read.idle_share(rows)
-    axes.set_title(f"{title}: step {step:.3g} {scale.unit}, idle {idle:.0%}", loc="left", fontsize=10)
+    what = "step without the optimizer" if any(row["kind"] == "O" for row in rows) else "step"
+    axes.set_title(f"{title}: {what} {step:.3g} {scale.unit}, idle {idle:.0%}", loc="left", fontsize=10)
 
 
 def paint_lanes(axes, rows, ranks, longest, scale):
