@@ -47,7 +47,8 @@ def slurm_programs():
 @pytest.fixture(scope="session")
 def shared_cluster(slurm_programs):
     """Four nodes for the whole test run. Ask for `cluster` instead: it also points the clients at them."""
-    with Cluster.up(nodes=4, wanted=wanted_by_sites(), owned=True) as cluster:
+    wanted = wanted_by_sites() | {"reservations": ["course"]}
+    with Cluster.up(nodes=4, wanted=wanted, owned=True) as cluster:
         yield cluster
 
 

@@ -205,11 +205,11 @@ def test_a_bad_neighbour_is_named_and_stops_nobody(cluster, project, capsys):
 
 
 def test_slurms_own_variables_of_the_environment_count_and_are_named(cluster, project, monkeypatch, capsys):
-    monkeypatch.setenv("SBATCH_RESERVATION", "ai_sc_day2")
+    monkeypatch.setenv("SBATCH_RESERVATION", "course")
     job = submit(spec("train"))
-    assert "with SBATCH_RESERVATION=ai_sc_day2 of the environment" in capsys.readouterr().out
+    assert "with SBATCH_RESERVATION=course of the environment" in capsys.readouterr().out
     shown = subprocess.run(["scontrol", "show", "job", job.id], capture_output=True, text=True).stdout
-    assert "Reservation=ai_sc_day2" in shown
+    assert "Reservation=course" in shown
     assert job.wait(60) == "done"
     monkeypatch.setenv("SBATCH_PARTITION", "nowhere")
     assert "invalid partition specified: nowhere" in check(spec(), "generic")[0].message

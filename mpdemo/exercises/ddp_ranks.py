@@ -3,6 +3,7 @@
 import os
 import time
 
+from mpdemo.exercises.gradients import ratio
 from mpdemo.exercises.rank import folder
 
 COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor", "gather", "scatter",
@@ -89,12 +90,6 @@ def share_and_model(rank):
     nn.functional.cross_entropy(whole(inputs), labels).backward()
     right = {name: parameter.grad for name, parameter in whole.named_parameters()}
     return model, (inputs[rank::2], labels[rank::2]), right
-
-
-def ratio(gradient, right):
-    """Return how many times the right gradient this one is; None if it has another direction."""
-    times = (gradient * right).sum() / right.square().sum()
-    return times.item() if (gradient - times * right).norm() < 1e-3 * gradient.norm() else None
 
 
 def drive_average(program, rank, world_size):
