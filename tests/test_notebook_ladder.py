@@ -112,7 +112,7 @@ def test_the_chart_has_every_timeline_on_one_axis_and_a_bar_for_each_device(clim
     times, memories = shown.figure.axes[::2], shown.figure.axes[1::2]
     assert [axes.get_title(loc="left") for axes in times] == [
         "single, 1 device: step 200 ms",
-        "ddp, 2 devices: step 120 ms, speed-up 1.60 of at most 1.90",
+        "ddp, 2 devices: step 192 → 120 ms, speed-up 1.60 of at most 1.90",
     ]
     assert {axes.get_xlim() for axes in times} == {(0, 200)}
     assert [[label.get_text() for label in axes.get_yticklabels()] for axes in times] == [

@@ -69,7 +69,7 @@ RULES = (
     *(Rule(True, "ddp", f"Does {SHARE} fit {how}, beside the whole model?", "ddp" + more,
            f"Each of {{devices}} devices holds the model, and {SHARE} fits {_counted(how)}: {USED}.", find)
       for how, more, find in WHOLE_MODEL),
-    *(Rule(True, "fsdp", f"Does {SHARE} fit {how}, if weights, gradients and optimizer states are sharded?",
+    *(Rule(True, "fsdp", f"Weights, gradients and optimizer states are sharded: does {SHARE} fit {how}?",
            "fsdp" + more,
            f"Weights, gradients and states are too large for one device; {{devices}} share them, and {SHARE} fits "
            f"{_counted(how)}: {USED}.", find)
@@ -164,11 +164,12 @@ def tree() -> str:
         '  start["More than one device?"]',
     ]
     for several, word in ((False, "no"), (True, "yes")):
-        before, last = "start", word
-        for number, rule in enumerate(rule for rule in RULES if rule.several == several):
-            question, answer = f"q{word}{number}", f"a{word}{number}"
-            lines += [f'  {before} -- {last} --> {question}["{rule.question}"]',
-                      f'  {question} -- yes --> {answer}(["{rule.answer}"])']  # fmt: skip
-            before, last = question, "no"
-        lines.append(f'  {before} -- no --> none{word}(["{NOTHING}"])')
+        rules = [rule for rule in RULES if rule.several == several]
+        boxes = [f'q{word}{number}["{rule.question}"]' for number, rule in enumerate(rules)]
+        boxes.append(f'none{word}(["{NOTHING}"])')
+        lines.append(f"  start -- {word} --> {boxes[0]}")
+        for number, rule in enumerate(rules):
+            answer = f'  q{word}{number} -- yes --> a{word}{number}(["{rule.answer}"])'
+            further = f"  q{word}{number} -- no --> {boxes[number + 1]}"
+            lines += [answer, further] if number % 2 else [further, answer]  # left and right in turn: a narrow tree
     return "\n".join(lines)

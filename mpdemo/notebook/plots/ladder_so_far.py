@@ -133,10 +133,13 @@ def row_end(row):
 
 
 def headline(row) -> str:
-    """Return a rung's line: the time of a step and the speed-up beside its bound."""
+    """Return a rung's line: its step after the single device's of the same job, and the speed-up beside its bound."""
     name = row["rung"]
     if row.get("schedule"):
         name += f" ({row['schedule']}, {row['microbatches']} microbatches)"
     devices = f"{row['devices']} device{'s' if row['devices'] > 1 else ''}"
-    speedup = "" if row["rung"] == "single" else f", speed-up {row['speedup']:.2f} of at most {row['bound']:.2f}"
-    return f"{name}, {devices}: step {row['step_seconds'] * 1e3:.0f} ms{speedup}"
+    step = row["step_seconds"] * 1e3
+    if row["rung"] == "single":
+        return f"{name}, {devices}: step {step:.0f} ms"
+    steps = f"step {step * row['speedup']:.0f} → {step:.0f} ms"
+    return f"{name}, {devices}: {steps}, speed-up {row['speedup']:.2f} of at most {row['bound']:.2f}"
