@@ -260,14 +260,21 @@ def test_a_program_that_never_ends_is_not_waited_for():
 def test_ctrl_c_ends_a_program_that_is_tried(tmp_path):
     """It reaches this process only, not the session of the program."""
     before = signal.signal(signal.SIGUSR2, signal.default_int_handler)  # a shell's background jobs ignore Ctrl-C itself
-    press = threading.Timer(0.5, signal.pthread_kill, (threading.main_thread().ident, signal.SIGUSR2))
+    number = tmp_path / "number"
+
+    def press():
+        end = time.monotonic() + 60
+        while not number.exists() and time.monotonic() < end:
+            time.sleep(0.05)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR2)
+
     try:
-        press.start()
+        threading.Thread(target=press, daemon=True).start()
         with pytest.raises(KeyboardInterrupt):
-            site_trial.run_bounded(["bash", "-s"], f"echo $$ > {tmp_path}/number; sleep 300\n")
+            site_trial.run_bounded(["bash", "-s"], f"echo $$ > {number}.new; mv {number}.new {number}; sleep 300\n", 90)
     finally:
         signal.signal(signal.SIGUSR2, before)
-    assert start_time(int((tmp_path / "number").read_text())) is None
+    assert start_time(int(number.read_text())) is None
 
 
 def test_the_quota_is_what_the_sites_own_command_says(cluster, project):

@@ -145,13 +145,15 @@ def run_bounded(command, text, seconds=PATIENCE) -> tuple:
     """Feed a program a text, in a session of its own, for some seconds; return status (None: too slow) and output."""
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     environment = child_environment("SLURM_CONF")
-    with subprocess.Popen(command, **pipes, text=True, env=environment, start_new_session=True) as process:
-        try:
-            out, err = process.communicate(text, timeout=seconds)
-            return process.returncode, out, err
-        except BaseException as error:  # Ctrl-C, too: it does not reach another session
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            if isinstance(error, subprocess.TimeoutExpired):
-                return None, "", ""
-            raise
+    process = subprocess.Popen(command, **pipes, text=True, env=environment, start_new_session=True)
+    try:
+        out, err = process.communicate(text, timeout=seconds)
+        return process.returncode, out, err
+    except BaseException as error:  # Ctrl-C, too: it does not reach another session
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(5)  # bounded: a program that waits for a dead disk cannot be killed
+        if isinstance(error, subprocess.TimeoutExpired):
+            return None, "", ""
+        raise
