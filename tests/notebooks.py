@@ -133,8 +133,8 @@ def refresh(path, ladder, everything=False) -> str:
         folder = fresh_copy(name)
         before = _scripts(folder)
         if "ladder_table()" in path.read_text():
-            own = shutil.ignore_patterns(*["speed_ddp"] * (path.stem == TIMES_DDP_ITSELF))
-            shutil.copytree(ladder, folder / "runs", ignore=own, dirs_exist_ok=True)
+            own = ["speed_ddp"] if path.stem == TIMES_DDP_ITSELF else []
+            shutil.copytree(ladder, folder / "runs", ignore=shutil.ignore_patterns(*own), dirs_exist_ok=True)
         execute(fresh, folder, path.parent.relative_to(root()) if path.is_relative_to(root()) else "notebooks")
         scripts = _take_scripts(folder, before)
         for run in RUNS_OF_THE_LADDER:

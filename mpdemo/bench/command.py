@@ -44,13 +44,12 @@ def main(args) -> int:
         readme.around(args.readme)  # refuse a file without marks before half an hour is spent
     check_room(2)
     out = Path(args.out)
+    machine = take_devices(2) | {"rounds": args.rounds}
     try:
         out.mkdir(parents=True, exist_ok=True)
-        (out / "machine.json").touch()
+        (out / "machine.json").write_text(json.dumps(machine, indent=2) + "\n")
     except OSError as error:
         raise UserError(f"cannot write to --out {out}: {error.strerror}; name another folder") from None
-    machine = take_devices(2) | {"rounds": args.rounds}
-    (out / "machine.json").write_text(json.dumps(machine, indent=2) + "\n")
     print(f"A device here is {machine['device']}.")
     possible = [part for part in parts if not too_few_gpus(PROCESSES[part])]
     for part in parts:

@@ -110,19 +110,24 @@ def sampler(function):
 
 @exercise("03.11", expects="a program that defines batches(images, batch_size, epochs)")
 def same_images_everywhere(path):
-    rows = run_on_ranks(path, ranks.drive_batches)
-    sizes = [len(batch) for row in rows for batch in row]
-    epochs = [[sum(row[first : first + len(row) // 2], []) for row in rows] for first in (0, len(rows[0]) // 2)]
-    shared = set(epochs[0][0]) & set(epochs[0][1])
+    require_shared_epochs(run_on_ranks(path, ranks.drive_batches), images=12, batch_size=4)
+    return "None of the three mistakes gave an error. Count the images of an epoch, once, in every new program."
+
+
+def require_shared_epochs(batches, images, batch_size):
+    """Require two ranks to share so many images, mixed anew, in two epochs; `batches` are those of each rank."""
+    sizes = [len(batch) for own in batches for batch in own]
+    epochs = [[sum(own[first : first + len(own) // 2], []) for own in batches] for first in (0, len(batches[0]) // 2)]
+    shared, together = set(epochs[0][0]) & set(epochs[0][1]), len(sum(epochs[0], []))
     require(not shared, f"In the first epoch both ranks train on image {shared and min(shared)}, and on others.")
+    require(together == images, f"An epoch of both ranks has {together} images instead of {images}.")
     require(
-        len(sum(epochs[0], [])) == 12, f"An epoch of both ranks has {len(sum(epochs[0], []))} images instead of 12."
+        set(sizes) == {batch_size // 2},
+        f"A batch of one rank has {max(sizes)} images: both together make a step of {2 * max(sizes)}, and batch_size "
+        f"is {batch_size}.",
     )
-    require(set(sizes) == {2}, f"A batch of one rank has {max(sizes)} images: both together make a step of "
-            f"{2 * max(sizes)}, and batch_size is 4.")  # fmt: skip
     require(epochs[0] != epochs[1], "The second epoch has the order of the first.")
     require(epochs[0][0] != sorted(epochs[0][0]), "The images are in their first order: not mixed.")
-    return "None of the three mistakes gave an error. Count the images of an epoch, once, in every new program."
 
 
 @exercise("03.16", expects="a program that defines mean_loss(loss_sum, count)")
@@ -161,22 +166,8 @@ def training_made_ddp(path):
     rows = run_on_ranks(path, ranks.drive_training)
     batches = [row["batches"] for row in rows]
     require(all(batches), "A rank computes no batch at all.")
-    first, second = (images_of_epoch(batches, number) for number in range(2))
-    shared = set(first[0]) & set(first[1])
-    require(not shared, f"In the first epoch both ranks train on image {shared and min(shared)}, and on others.")
-    together = len(first[0]) + len(first[1])
-    require(together == 24, f"An epoch of both ranks has {together} images instead of 24.")
-    most = max(len(batch) for of_rank in batches for batch in of_rank)
-    require(most == 4, f"A batch of one rank has {most} images: a step has {2 * most}, and batch_size is 8.")
-    require(first != second, "The second epoch has the order of the first.")
-    require(first[0] != sorted(first[0]), "The images are in their first order: not mixed.")
+    require_shared_epochs(batches, images=24, batch_size=8)
     for rank, row in enumerate(rows):
         right = row["apart"] < 1e-4
         require(right, f"Rank {rank} ends with other weights than one device that takes the batches of both ranks.")
     return "The same training, in two processes. Your own takes the same lines; a launcher starts the processes."
-
-
-def images_of_epoch(batches, number) -> list:
-    """Return the images of each rank in one of two epochs, from the batches of each rank."""
-    halves = [(own[: len(own) // 2], own[len(own) // 2 :]) for own in batches]
-    return [sum(half[number], []) for half in halves]
