@@ -9,7 +9,8 @@ from mpdemo import settings
 from mpdemo.errors import UserError
 from mpdemo.jobs import train_command
 from mpdemo.plan import fit, memory
-from mpdemo.plan.choose import NOTHING, Case, choose, tree
+from mpdemo.plan.case import Case
+from mpdemo.plan.choose import NOTHING, choose, tree
 
 MIB, RESERVE = memory.MIB, memory.RESERVE
 SMALL = Case("convnet", batch=4, image_size=112, classes=10)  # 4 MiB of weights and states, 15 MiB of activations

@@ -7,7 +7,8 @@ import pytest
 from mpdemo.errors import UserError
 from mpdemo.models.own import OwnModel
 from mpdemo.plan import meter, strategies
-from mpdemo.plan.choose import Case, choose
+from mpdemo.plan.case import Case
+from mpdemo.plan.choose import choose
 from mpdemo.plan.footprint import footprints, needs
 from mpdemo.plan.memory import MIB, RESERVE
 

@@ -8,7 +8,8 @@ from mpdemo.exercises.check import Wrong, exercise, require
 from mpdemo.exercises.run import run_on_ranks
 from mpdemo.exercises.which_one_ranks import drive_checkpointed
 from mpdemo.plan import fit
-from mpdemo.plan.choose import Case, choose
+from mpdemo.plan.case import Case
+from mpdemo.plan.choose import choose
 from mpdemo.settings import RUNGS, Settings, checked
 
 MODELS = 0.9e9, 1.2e9, 1.6e9, 3.0e9  # parameters, in exercise 11.1

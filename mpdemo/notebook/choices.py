@@ -5,8 +5,8 @@ from dataclasses import replace
 from tabulate import tabulate
 
 from mpdemo.notebook.bundle import Bundle
+from mpdemo.plan.case import LINKS
 from mpdemo.plan.choose import choose, tree
-from mpdemo.plan.fit import LINKS
 from mpdemo.plan.memory import MIB
 from mpdemo.settings import SHARING_RUNGS
 
@@ -24,7 +24,7 @@ def choice_table(case, devices=((1, 1), (2, 1), (8, 2), (16, 4))) -> Bundle:
 
     Parameters
     ----------
-    case : mpdemo.plan.fit.Case
+    case : mpdemo.plan.case.Case
     devices : sequence of (int, int)
         Devices and nodes of every row.
 

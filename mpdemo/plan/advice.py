@@ -5,7 +5,8 @@ Taught in notebooks/11_which_one.ipynb.
 
 from mpdemo.errors import UserError
 from mpdemo.plan import strategies
-from mpdemo.plan.choose import Case, choose
+from mpdemo.plan.case import Case
+from mpdemo.plan.choose import choose
 from mpdemo.plan.memory import MIB, RESERVE
 from mpdemo.plan.roofline import ROOFS
 from mpdemo.settings import as_arguments

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from mpdemo import settings
 from mpdemo.errors import UserError
 from mpdemo.plan import fit
-from mpdemo.plan.fit import Case, Fit, mib
+from mpdemo.plan.case import Case
+from mpdemo.plan.fit import Fit, mib
 
-__all__ = ["RULES", "Case", "Choice", "Rule", "choose", "tree"]
+__all__ = ["RULES", "Choice", "Rule", "choose", "tree"]
 
 
 @dataclass(frozen=True)
