@@ -8,6 +8,7 @@ Ellipsis (``...``) is not answered yet. Neither raises an error, so that a noteb
 import ast
 import importlib
 import inspect
+import re
 import textwrap
 from pathlib import Path
 
@@ -30,6 +31,7 @@ MODULES = {
     "11": "which_one",
     "12": "other_tools",
 }
+BLANK = re.compile(r"(?:^|[\s=\"'])\.\.\.(?:[\s\"']|$)")  # not that of echo "starting..."
 EXERCISES = {}  # number -> check, of the notebooks that were asked for
 
 
@@ -85,6 +87,8 @@ def verdict(number, answer=...) -> tuple[str, str]:
     answer = _file(number) or answer if answer is ... else answer
     if is_blank(answer):
         return "open", "not answered yet. Replace the ... and run this cell again."
+    if isinstance(answer, str) and function.expects.startswith(("a number", "a whole number")):
+        return "wrong", f"not yet. {answer!r} is a text; expected: {function.expects}, without quotes."
     try:
         return "right", f"right. {function(answer)}"
     except Wrong as wrong:
@@ -137,11 +141,13 @@ def is_blank(answer) -> bool:
 
 def _has_blank(text, is_python) -> bool:
     if not is_python:
-        return any("..." in line.partition("# ")[0] for line in text.splitlines())
+        return any(BLANK.search(line.partition("# ")[0]) for line in text.splitlines())
     try:
-        return any(isinstance(node, ast.Constant) and node.value is ... for node in ast.walk(ast.parse(text)))
+        nodes = list(ast.walk(ast.parse(text)))
     except SyntaxError:
         return False  # the check itself reports it
+    indices = {id(part) for node in nodes if isinstance(node, ast.Subscript) for part in ast.walk(node.slice)}
+    return any(isinstance(node, ast.Constant) and node.value is ... and id(node) not in indices for node in nodes)
 
 
 def save_task(line, cell):

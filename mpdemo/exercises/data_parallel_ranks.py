@@ -6,12 +6,12 @@ NUMBERS = [1.0, 2, 3, 4, 5, 6, 7, 8, 9, 10]  # the ten inputs of exercise 02.2
 
 
 def drive_outputs(program, rank, world_size):
-    """Call the reader's `outputs_of`; return values, gradient, and where the products were computed."""
+    """Call the reader's `outputs_of`; return values and gradient, where the products were computed, whether with w."""
     import threading
 
     import torch
 
-    products = []
+    products, shared = [], []
 
     class Watched(torch.Tensor):
         """Notes how large every product is, and whether the main thread computed it."""
@@ -21,6 +21,7 @@ def drive_outputs(program, rank, world_size):
             if function.__name__.strip("_") in ("mul", "rmul", "multiply"):
                 in_main = threading.current_thread() is threading.main_thread()
                 products.append((max(tensor.numel() for tensor in args), in_main))
+                shared.append(any(tensor.data_ptr() == w.data_ptr() for tensor in args))
             return super().__torch_function__(function, types, args, kwargs)
 
     x, w = torch.tensor(NUMBERS), torch.tensor(2.0, requires_grad=True)
@@ -29,7 +30,7 @@ def drive_outputs(program, rank, world_size):
     if tensor and outputs.requires_grad:
         outputs.as_subclass(torch.Tensor).mean().backward()
     values = outputs.tolist() if tensor else repr(type(outputs).__name__)
-    return {"values": values, "gradient": w.grad and w.grad.item(), "products": products}
+    return {"values": values, "gradient": w.grad and w.grad.item(), "products": products, "shared": any(shared)}
 
 
 def small_model():

@@ -31,7 +31,7 @@ _FORKING = multiprocessing.get_context("forkserver")
 _FORKING.set_forkserver_preload(["torch.distributed.pipelining", "torch.optim", "torchvision"])
 
 
-def run_on_ranks(path, driver=None, processes=2, seconds=None, folder=None) -> list:
+def run_on_ranks(path, driver=None, processes=2, seconds=None, folder=None, per_node=None) -> list:
     """Run a program in several processes that have joined a process group (gloo), one core each.
 
     Parameters
@@ -46,6 +46,8 @@ def run_on_ranks(path, driver=None, processes=2, seconds=None, folder=None) -> l
         Limit for the program (default: `SECONDS`).
     folder : path, optional
         Where the ranks write (default: a temporary folder). They remove it when this process is killed.
+    per_node : int
+        The ranks are told that so many of them share a node (default: all).
 
     Returns
     -------
@@ -64,7 +66,7 @@ def run_on_ranks(path, driver=None, processes=2, seconds=None, folder=None) -> l
         folder, port, ranks = Path(name), str(free_port()), []
         try:
             for rank in range(processes):  # within the try: an interrupt must end those that run already
-                ranks.append(_start(path, driver, folder, rank, processes, port))
+                ranks.append(_start(path, driver, folder, rank, processes, per_node or processes, port))
             _wait_for_start(ranks, folder)
             _wait(ranks, path, folder, seconds or SECONDS)
         finally:
@@ -74,13 +76,13 @@ def run_on_ranks(path, driver=None, processes=2, seconds=None, folder=None) -> l
         return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(processes)]
 
 
-def _start(path, driver, folder, rank, processes, port):
+def _start(path, driver, folder, rank, processes, per_node, port):
     environment = child_environment() | {
         **ON_THE_CPU,
         "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
+        "LOCAL_RANK": str(rank % per_node),
         "WORLD_SIZE": str(processes),
-        "LOCAL_WORLD_SIZE": str(processes),
+        "LOCAL_WORLD_SIZE": str(min(per_node, processes - rank // per_node * per_node)),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": port,
         "OMP_NUM_THREADS": "1",

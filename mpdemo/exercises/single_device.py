@@ -43,6 +43,8 @@ def accumulation(function):
         shown = f"With {parts} parts the gradient is {ratio:.3g} times that of the batch"
         require(not close(ratio, 1 + done["older"] / whole["gradient"]), f"{shown}: an older one was still in .grad.")
         require(close(ratio, 1), f"{shown}.")
+        passes = f"{parts} parts went through {done['backward passes']} backward pass together"
+        require(done["backward passes"] >= parts, f"{passes}: until then the activations of the whole batch were kept.")
     return "Two threads, two processes or the microbatches of a pipeline may compute the parts: notebooks 02, 03, 05."
 
 
@@ -97,7 +99,7 @@ def loader_processes(answer):
     for workers, value in answer.items():
         right = load + device if workers == 0 else max(load / workers, device)
         shown = f"{workers} loader processes" if workers != 1 else "1 loader process"
-        added = workers and close(value, load / workers + device)
+        added = workers and close(value, load / workers + device) and value not in (load, load + device)
         require(not added, f"{shown}: loading and computing overlap, so their times do not add up to {value}.")
         too_fast = value < device and not close(value, device)
         require(not too_fast, f"{shown}: {value} ms is less than the device needs for one batch.")
@@ -136,8 +138,14 @@ def training_state(answer):
     parameters = sum(parameter.numel() for parameter in models.build("transformer").parameters())
     mib = parameters * 4 / MIB
     require(not close(answer, mib), f"{answer} MiB holds the weights alone.")
-    require(not close(answer, 2 * mib), f"{answer} MiB holds weights and gradients. What does AdamW keep?")
-    require(not close(answer, 3 * mib), f"{answer} MiB holds one number of AdamW per weight. It keeps more.")
+    require(
+        not close(answer, 2 * mib),
+        f"{answer} MiB is two numbers per parameter. Weights, gradients and AdamW: which are not counted?",
+    )
+    require(
+        not close(answer, 3 * mib),
+        f"{answer} MiB is three numbers per parameter. Weights, gradients and AdamW: what has two?",
+    )
     in_mb = close(answer, 16 * parameters / 1e6, 0.005)
     require(not in_mb, f"{answer} is in MB (10**6 bytes). 1 MiB is 2**20 bytes.")
     require(

@@ -10,8 +10,10 @@ def accumulation_result(function, parts) -> dict:
     -------
     dict
         One weight's gradient at the optimizer's step, that of the last part alone, the older one, how many steps
-        the optimizer made, and how many images each forward pass took.
+        the optimizer made, how many backward passes there were, and how many images each forward pass took.
     """
+    import copy
+
     import torch
     from torch.nn.functional import cross_entropy
 
@@ -25,7 +27,9 @@ def accumulation_result(function, parts) -> dict:
     last_part = cross_entropy(model(images[-12 // parts :]), labels[-12 // parts :])
     last = torch.autograd.grad(last_part, model.weight)[0][0, 0].item()
     optimizer, seen, sizes = torch.optim.SGD(model.parameters(), lr=0.1), [], []
-    optimizer.register_step_pre_hook(lambda *_: seen.append(model.weight.grad))
+    passes = []
+    optimizer.register_step_pre_hook(lambda *_: seen.append(copy.deepcopy(model.weight.grad)))  # it may change later
+    model.weight.register_hook(lambda _: passes.append(1))
     model.register_forward_hook(lambda layer, inputs, outputs: sizes.append(len(inputs[0])))
     if function:
         function(model, optimizer, cross_entropy, images, labels, parts)
@@ -34,7 +38,8 @@ def accumulation_result(function, parts) -> dict:
         cross_entropy(model(images), labels).backward()
         optimizer.step()
     gradient = seen[0][0, 0].item() if seen and seen[0] is not None else 0.0
-    return {"gradient": gradient, "last part": last, "older": older, "steps": len(seen), "sizes": sizes}
+    counts = {"steps": len(seen), "backward passes": len(passes), "sizes": sizes}
+    return {"gradient": gradient, "last part": last, "older": older} | counts
 
 
 def drive_loop(program, rank, world_size):

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import re
 import tempfile
 from pathlib import Path
 
@@ -42,7 +43,8 @@ def place_of_rank_nine(answer):
 @exercise("00.3", expects="a program that prints the numbers of its images")
 def share_the_images(path):
     for processes in (2, 3):
-        printed = [_numbers(rank, text) for rank, text in enumerate(run_on_ranks(path, processes=processes))]
+        texts = run_on_ranks(path, processes=processes, per_node=2)
+        printed = [_numbers(rank, text) for rank, text in enumerate(texts)]
         for image in range(IMAGES):
             times_printed = sum(numbers.count(image) for numbers in printed)
             require(times_printed, f"Started {processes} times, no process printed image {image}.")
@@ -64,6 +66,8 @@ def _numbers(rank, text) -> list[int]:
 @exercise("00.4", expects="a JobSpec(...)")
 def describe_sixteen_gpus(answer):
     require(isinstance(answer, JobSpec), f"This is a {type(answer).__name__}; JobSpec(...) describes a job.")
+    require("train" in answer.command, f"It runs another command: python {' '.join(answer.command)}.")
+    require(answer.out == "runs/big", f"Its log would go to {answer.out}.")
     for problem in jobs.check(answer, "generic", ask_slurm=False):
         raise Wrong(f"Its file would be refused: {problem.message}.")
     require(answer.gpus_per_process == 1, f"Each process would have {answer.gpus_per_process} GPUs.")
@@ -137,7 +141,9 @@ def write_a_job_file(path):
     require(script.value("time"), "It has no time limit; Slurm then takes the partition's, often many hours.")
     limit = times.limit(script.value("time"))
     require(limit <= 300, f"Slurm would let it run for {limit // 60} minutes.")
-    require(script.value("output"), "It does not say where the log goes.")
+    log = script.value("output")
+    require(log, "It does not say where the log goes.")
+    require(log.endswith("work/slurm-%j.out"), f"Its log would go to {log}.")
     return f"{how} You need no package to submit a job: a text file and sbatch are enough."
 
 
@@ -161,12 +167,17 @@ def _runs_on_four_ranks(path) -> str:
 def _read_four_ranks(text):
     """Where no Slurm can be started: require the words that start four ranks."""
     script = Script(text)
-    command = " ".join(line for line in text.splitlines() if not line.startswith("#"))
-    require("srun" in command, "Nothing in it starts tasks: the program would run once, on the first node.")
+    commands = [line for line in text.replace("\\\n", " ").splitlines() if re.match(r"\s*srun\b", line)]
+    require(commands, "Nothing in it starts tasks: the program would run once, on the first node.")
+    program = any(re.search(r"\bmpdemo\.labs\.hello\b", line.partition(" #")[0]) for line in commands)
+    require(program, "srun does not start mpdemo.labs.hello.")
     nodes, tasks = script.number("nodes"), script.number("ntasks-per-node")
     gpus = script.gpus_per_node(tasks)
     require(nodes == 2, f"The number of its nodes is {nodes}.")
+    fixed = script.value("ntasks-per-node") or script.launcher == "torchrun"
+    require(fixed, "It does not say how many tasks a node gets.")
     require(tasks == 2 or script.launcher == "torchrun", f"The number of tasks that it fixes for each node is {tasks}.")
+    require(gpus, "It does not say how many GPUs it needs on each node.")
     require(gpus == 2, f"It asks for {gpus} GPUs on each node.")
 
 

@@ -131,7 +131,7 @@ def cpus_comment(spec, site) -> str:
     if spec.cpus_per_process is not None:
         text = f"{spec.cpus_per_process} asked for"
     elif site.gpus_per_node:
-        text = f"{site.cores_per_node} cores of a node / {site.gpus_per_node} GPUs"
+        text = f"{site.cores_per_node} CPUs of a node / {site.gpus_per_node} GPUs"
         text += f" x {spec.gpus_per_process} GPUs" * (spec.gpus_per_process > 1)
     else:
         text = f"{site.cpus_per_process} for each device, which is a core here"

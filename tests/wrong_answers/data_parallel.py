@@ -40,6 +40,10 @@ def no_warm_up(step, base, factor, warmup):
     return base * factor
 
 
+def from_the_small_rate(step, base, factor, warmup):
+    return base + base * (factor - 1) * min(1, (step + 1) / max(1, warmup))
+
+
 def starts_at_zero(step, base, factor, warmup):
     return base * factor * min(1, step / warmup)
 
@@ -64,6 +68,7 @@ WRONG = {
     "02.1": [4.5, 5, 3],
     "02.2": [
         OUTPUTS.replace("x.chunk", "x.split"),
+        OUTPUTS.replace("w.clone()", "w"),
         OUTPUTS.replace("w.clone()", "w.detach().clone()"),
         OUTPUTS.replace("list(threads.map(torch.mul, copies, parts))", "[c * p for c, p in zip(copies, parts)]"),
         OUTPUTS.replace("torch.cat(outputs)", "torch.cat(outputs[::-1])"),
@@ -103,5 +108,13 @@ WRONG = {
     "02.8": [8, 5, 0.3, 30, 4.5],
     "02.9": [700, 800, 1600, 100],
     "02.10": [600, 2400, 160],
-    "02.11": [no_warm_up, starts_at_zero, never_stops, of_the_small_batch, divides_by_zero, prints],
+    "02.11": [
+        no_warm_up,
+        starts_at_zero,
+        never_stops,
+        of_the_small_batch,
+        divides_by_zero,
+        prints,
+        from_the_small_rate,
+    ],
 }

@@ -230,6 +230,7 @@ WRONG = {
     "03.17": [
         SAVE.replace("    if rank == 0:\n    ", "") + "\n",
         SAVE.replace("model.module", "model"),
+        SAVE.replace("model.module.state_dict()", "{'model': model.module.state_dict()}"),
         SAVE.replace("    dist.barrier()\n", "    return\n"),
         SAVE.replace("    dist.barrier()\n", "        dist.barrier()\n"),
         SAVE.replace("        torch.save(model.module.state_dict(), path)\n", "        pass\n"),

@@ -30,6 +30,13 @@ def never_cleared(model, optimizer, loss_fn, images, labels, parts):
     optimizer.step()
 
 
+def one_backward(model, optimizer, loss_fn, images, labels, parts):
+    optimizer.zero_grad()
+    chunks = zip(images.chunk(parts), labels.chunk(parts), strict=True)
+    sum(loss_fn(model(part), target) / parts for part, target in chunks).backward()
+    optimizer.step()
+
+
 def mean_of_batches(model, loader):
     model.eval()
     shares = [(model(images).argmax(1) == labels).float().mean().item() for images, labels in loader]
@@ -74,7 +81,7 @@ def measure(device, batches):
 
 WRONG = {
     "01.1": [-15.0, 30.0, 0.0],
-    "01.2": [not_divided, cleared_inside, step_inside, never_cleared],
+    "01.2": [not_divided, cleared_inside, step_inside, never_cleared, one_backward],
     "01.3": [
         LOOP.format(before="optimizer.zero_grad()", first="pass", last="pass"),
         LOOP.format(before="pass", first="pass", last="optimizer.zero_grad()"),

@@ -2,7 +2,7 @@
 
 from mpdemo.jobs import JobSpec, attach
 
-COMMAND = ("-m", "mpdemo.labs.hello")
+COMMAND = ("-m", "mpdemo", "train", "--rung", "ddp")
 HEAD = "#!/bin/bash\n#SBATCH --nodes=2\n"
 TASKS = "#SBATCH --ntasks-per-node=2\n"
 GPUS = "#SBATCH --gres=gpu:2\n"
@@ -19,8 +19,8 @@ max_time = "1-00:00:00"
 
 def spec(**changes):
     """A right spec for exercise 00.4, but for the changes."""
-    values = {"nodes": 4, "processes_per_node": 4, "time_limit": "02:00:00"} | changes
-    return JobSpec(name="wrong", command=COMMAND, out="runs/wrong", **values)
+    values = {"command": COMMAND, "out": "runs/big", "nodes": 4, "processes_per_node": 4, "time_limit": "02:00:00"}
+    return JobSpec(name="wrong", **values | changes)
 
 
 def only_looks(out):
@@ -46,15 +46,19 @@ WRONG = {
         "import os\nfor image in range(10):\n    if image % 2 == os.environ['RANK']:\n        print(image)\n",
         "import os\nrank = int(os.environ['RANK'])\nfor image in range(10):\n    if image % 2 == rank:\n"
         "        print(image)\n",
+        "import os\nrank, world_size = int(os.environ['LOCAL_RANK']), int(os.environ['WORLD_SIZE'])\n"
+        "for image in range(rank, 10, world_size):\n    print(image)\n",
     ],
     "00.4": [
         spec(nodes=1, processes_per_node=16),
         spec(nodes=16, processes_per_node=4),
         spec(time_limit="02:00"),
         spec(gpus_per_process=4, processes_per_node=1, nodes=16),
+        spec(out="runs/00_first_job"),
+        spec(command=("-m", "mpdemo.labs.hello")),
         {"nodes": 4},
     ],
-    "00.5": [3, 18, 5, 6, 9],
+    "00.5": [3, 18, 5, 6, 9, "8"],
     "00.6": [96, 24, 40],
     "00.7": [3, 1],
     "00.8": [
@@ -78,6 +82,7 @@ WRONG = {
         HEAD + TASKS + GPUS + REST.replace("00:05:00", "05:00:00") + SRUN,
         HEAD + "#SBATCH --ntasks=4\n" + GPUS + REST + SRUN,
         HEAD + TASKS + GPUS + SRUN,
+        HEAD + TASKS + GPUS + REST.replace("work/", "") + SRUN,
         HEAD + TASKS + GPUS + REST.replace("work", "nowhere") + SRUN,
         HEAD + TASKS + GPUS.replace("2", "8") + REST + SRUN,
         HEAD + TASKS + "#SBATCH --partition=nowhere\n" + GPUS + REST + SRUN,
