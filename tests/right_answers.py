@@ -91,6 +91,50 @@ ADDRESSES = (
     f"read -r MASTER_ADDR <<< $({NODES} | tr '\\n' ' ' | cut -d ' ' -f 1)",
     "MASTER_ADDR=$(hostname)",
 )
+EACH_TWICE_BUT_THE_LAST = """
+from torch.utils.checkpoint import checkpoint_sequential
+
+def forward(blocks, x):
+    return checkpoint_sequential(blocks, len(blocks), x, use_reentrant=False)
+"""
+IMPORTED_BY_NAME = """
+from torch.distributed import all_reduce, get_world_size
+
+def DistributedOptimizer(optimizer, named_parameters):
+    for _, parameter in named_parameters:
+        parameter.register_post_accumulate_grad_hook(average)
+    return optimizer
+
+def average(parameter):
+    all_reduce(parameter.grad)
+    parameter.grad /= get_world_size()
+"""
+
+
+BY_KEYWORDS = """
+import torch
+from torch.distributed import all_gather_into_tensor, reduce_scatter_tensor
+
+def all_reduce(tensor, world_size):
+    part = torch.empty(len(tensor) // world_size)
+    reduce_scatter_tensor(output=part, input=tensor)
+    all_gather_into_tensor(output_tensor=tensor, input_tensor=part)
+"""
+OF_A_LIST = """
+import torch
+import torch.distributed as dist
+
+def gradient(rows, images, targets, world_size):
+    weight, own = torch.empty(len(rows) * world_size, rows.shape[1]), torch.empty_like(rows)
+    dist.all_gather(list(weight.chunk(world_size)), rows)
+    weight.requires_grad_()
+    ((images @ weight.T - targets) ** 2).mean().backward()
+    getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)(own, weight.grad)
+    return own / world_size
+"""
+TORCHRUN = """torchrun --standalone --nproc_per_node 4 -m mpdemo train --rung pipeline --model transformer \\
+  --batch-size 64 --schedule 1f1b --microbatches 8 --cut block.1,block.3,block.5
+"""
 
 
 def cleared_at_the_end(model, optimizer, loss_fn, images, labels, parts):
@@ -108,6 +152,13 @@ def share_of_a_permutation(rank, world_size, epoch, images):
     return order[: images - images % world_size][rank::world_size]
 
 
+def of_a_tensor(sizes):
+    import torch
+
+    sums = torch.tensor(sizes, dtype=torch.double).cumsum(0)
+    return torch.maximum(sums, sums[-1] - sums)[:-1].argmin() + 1
+
+
 RIGHT = {
     "00.10": [ECHO],
     "01.2": [cleared_at_the_end],
@@ -119,5 +170,12 @@ RIGHT = {
     "09.5": [ATOMIC, IN_A_FOLDER],
     "09.11": [LONG],
     "10.9": [MEET.replace("ADDRESS", address, 1) for address in ADDRESSES],
+    "11.4": [EACH_TWICE_BUT_THE_LAST],
+    "11.7": [{"rung": "ddp", "processes": 8, "accumulate": 2}, {"rung": "ddp", "processes": 8, "micro_batch_size": 8}],
+    "12.7": [IMPORTED_BY_NAME],
+    "04.2": [of_a_tensor],
+    "05.8": [TORCHRUN],
+    "07.2": [BY_KEYWORDS],
+    "07.3": [OF_A_LIST],
     "10.7": ["da", "A, d", ["a", "d"]],
 }

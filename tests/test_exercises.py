@@ -161,7 +161,9 @@ def test_a_right_answer_may_be_written_otherwise(number, index, tmp_path):
 
 
 def test_an_option_may_have_an_equals_sign(tmp_path):
-    train = "srun python -m mpdemo train --rung=ddp --model transformer --batch-size=64 \\\n  --epochs 4"
+    train = (
+        "srun python -m mpdemo train --rung=ddp --model transformer --batch-size=64 --optimizer=adamw \\\n  --epochs 4"
+    )
     job = f"#!/bin/bash\n#SBATCH --ntasks-per-node=4\n{train}\necho done\n"
     assert verdict("11.8", save(tmp_path, job))[0] == "right"
     state, message = verdict("11.8", save(tmp_path, job.replace("--epochs", "--epoch-count")))

@@ -5,7 +5,7 @@ import math
 from mpdemo.exercises.answers import letters_of
 from mpdemo.exercises.check import Wrong, exercise, require
 from mpdemo.exercises.checkpoint_job import goes_on_by_itself
-from mpdemo.exercises.checkpoint_runs import RENAMED, RENAMED_AT_ONCE, drive_atomic, drive_resume, drive_save
+from mpdemo.exercises.checkpoint_runs import ELSEWHERE, RENAMED, TOO_EARLY, drive_atomic, drive_resume, drive_save
 from mpdemo.exercises.run import run_on_ranks
 
 
@@ -71,8 +71,12 @@ def atomic_save(path):
     require(middle["status"] != 0, "The second save wrote nothing.")
     require(middle["step"] != 2, f"{ended}, and yet the file is the new one.")
     require(middle["step"] == 1, f"{ended}, and the old file is gone or damaged.")
-    require(rename["status"] in (RENAMED, RENAMED_AT_ONCE), "The new file did not get its name by a rename.")
+    require(rename["status"] != 0, "The new file did not get its name by a rename.")
     require(rename["step"] == 1, "Ended just before the rename, it had already destroyed the old file.")
+    elsewhere = "The file was renamed from another folder, perhaps of another disk: there a rename copies the content."
+    require(rename["status"] != ELSEWHERE, elsewhere)
+    early = "When os.fsync was called, a part of the content was not yet written: after a power cut it is missing."
+    require(rename["status"] != TOO_EARLY, early)
     unsafe = "The rename came while the content was in memory alone: after a power cut, the name is there without it."
     require(rename["status"] == RENAMED, unsafe)
     require(result["last"] == 3, "After the two that were ended, a third save did not give the newest state.")
@@ -122,10 +126,10 @@ def back_into_the_queue(answer):
 
 
 @exercise("09.10", expects="a whole number")
-def number_of_allocations(answer):
-    require(answer != 4, "This forgets that each allocation loses minutes: at its start, and from the warning on.")
+def runs_of_a_job(answer):
+    require(answer != 4, "This forgets that each run of the job loses minutes: at its start, and from the warning on.")
     require(answer >= 4, f"{answer} times 60 minutes are {answer * 60:.0f} minutes, and 220 minutes are to be trained.")
-    require(answer == 5, f"With {answer} allocations, how many minutes of training does each one have to give?")
+    require(answer == 5, f"With {answer} runs of the job, how many minutes of training does each one have to give?")
     return "A longer limit wastes less, a shorter one starts sooner: most queues reward the short job."
 
 

@@ -4,17 +4,21 @@ Where a Slurm can be started, the file runs: once training, it gets the warning,
 """
 
 import re
+import shlex
 import shutil
 import time
 
 from mpdemo.exercises import job_file
+from mpdemo.exercises.answers import Options, training_of
 from mpdemo.exercises.check import Wrong, require
 from mpdemo.jobs import times
+from mpdemo.jobs.check import Script
 from mpdemo.paths import root
 from mpdemo.training.run_log import rows_in
 
 OUT = "work/long"  # where the training of the exercise writes
-SECONDS = 60.0  # limit for each of its two allocations
+SECONDS = 60.0  # limit for each of its two runs
+OPERATOR = re.compile(r"\d?>>?&?\s*\S+|\|\||&&|[;|&]")  # ends a command: the training must not get it as an option
 AGAIN = "A file that was broken in this way costs nothing on the first day: its mistake shows at the first time limit."
 
 
@@ -30,23 +34,34 @@ def goes_on_by_itself(path) -> str:
 
 def _read(text):
     """Judge what no trial of some seconds can show: the warning's time, and the words that let the job go on."""
-    directives = dict(re.findall(r"^#SBATCH\s+--([\w-]+)(?:[= ](\S+))?", text, re.M))
-    command = " ".join(line for line in text.splitlines() if not line.startswith("#"))
-    require("srun" in command and "mpdemo train" in command, "It no longer starts the training with srun.")
-    require(f"--out {OUT}" in command, f"The training no longer writes to {OUT}.")
-    signal = directives.get("signal")
+    words, settings = training_of(OPERATOR.sub("\n", text.replace("\\\n", " ")))
+    require("srun" in words, "It no longer starts the training with srun.")
+    require(settings.out == OUT, f"The training writes to {settings.out}, and no longer to {OUT}.")
+    directives = _directives(text)
+    signal = directives.signal
     require(signal, "At the time limit, Slurm kills the training without a warning.")
     require(not signal.startswith("B:"), f"With {signal} the warning goes to the script alone, not to the training.")
     name, _, before = signal.partition("@")
     require(name in ("USR1", "SIGUSR1", "10"), f"The training does not know the signal {name} as a warning.")
     require(before.isdecimal(), f"{signal} does not say how many seconds before the end the warning comes.")
-    limit = times.limit(directives["time"]) if directives.get("time") else 10**6
+    limit = times.limit(Script(text).value("time") or "10-0")
     require(int(before) >= 10, f"{before} seconds may be too short to finish a step and write a checkpoint.")
     require(int(before) < limit, f"The warning would come {before} s before the end of a job of {limit} s.")
-    require("no-requeue" not in directives, "Slurm would refuse to put this job back into the queue.")
-    require("scontrol requeue" in command, "After the warning the job ends, and nothing puts it back into the queue.")
-    require("--resume" in command, "In its second allocation the training would not go on from the checkpoint.")
-    require("--resume auto" in command, "In its first allocation there is no checkpoint to resume from.")
+    require(directives.requeue is not False, "Slurm would refuse to put this job back into the queue.")
+    again = [line for line in text.splitlines() if "scontrol requeue" in line and not line.lstrip().startswith("#")]
+    require(again, "After the warning the job ends, and nothing puts it back into the queue.")
+    require(settings.resume, "In the second run of the job the training would not go on from the checkpoint.")
+    require(settings.resume == "auto", "In the first run of the job there is no checkpoint to resume from.")
+
+
+def _directives(text):
+    """Return the directives of which `mpdemo.jobs.check.Script` takes no note; several may stand in one line."""
+    lines = [line.removeprefix("#SBATCH") for line in text.splitlines() if line.startswith("#SBATCH")]
+    parser = Options(add_help=False, allow_abbrev=False)
+    parser.add_argument("--signal")
+    parser.add_argument("--requeue", action="store_true", default=None)
+    parser.add_argument("--no-requeue", dest="requeue", action="store_false", default=None)
+    return parser.parse_known_args([word for line in lines for word in shlex.split(line, comments=True)])[0]
 
 
 def _run(path, environment, log):
@@ -58,9 +73,9 @@ def _run(path, environment, log):
     stopped = _steps()
     time.sleep(2)  # a node refuses a job that starts again within the second of its end
     job_file.client(environment, "scontrol", "update", f"jobid={job}", "StartTime=now")  # else it waits for two minutes
-    _wait(environment, job, log, lambda answer: answer.state == "done", "end well in its second allocation")
+    _wait(environment, job, log, lambda answer: answer.state == "done", "end well in the second run of the job")
     steps = _steps()
-    require(len(steps) > len(stopped), f"The second allocation did no step after step {len(stopped)}.")
+    require(len(steps) > len(stopped), f"The second run of the job did no step after step {len(stopped)}.")
     require(steps == list(range(1, len(steps) + 1)), "Its file of metrics does not hold each step once.")
 
 

@@ -10,7 +10,9 @@ from mpdemo.world.launch import be_killed_with_parent
 
 BATCHES, STEPS = 5, 12  # batches of an epoch, steps of the uninterrupted run
 STOPS = (3, 5, 9)  # within the first epoch, at its end, within the second
-RENAMED, RENAMED_AT_ONCE = 9, 8  # exit status of a save that was ended just before the rename: after fsync, without
+# Exit status of a save that was ended just before the rename: all of the content was synced, none, a part; or the file
+# comes from another folder.
+RENAMED, RENAMED_AT_ONCE, TOO_EARLY, ELSEWHERE = 9, 8, 7, 6
 
 
 def new_training(seed):
@@ -72,7 +74,7 @@ def drive_atomic(program, rank, world_size):
     first = {"step": step_in(path), "files": sorted(file.name for file in path.parent.glob("*last*"))}
     size = path.stat().st_size if path.exists() else 0
     middle = {"status": in_child(program, path, lambda: limit_files(size // 2)), "step": step_in(path)}
-    rename = {"status": in_child(program, path, end_before_rename), "step": step_in(path)}
+    rename = {"status": in_child(program, path, lambda: end_before_rename(program.save, path)), "step": step_in(path)}
     program.save(state(3), path)
     return {"first": first, "middle": middle, "rename": rename, "last": step_in(path)}
 
@@ -116,15 +118,42 @@ def limit_files(size):
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
-def end_before_rename():
-    """End this process at its first rename."""
-    import shutil
+def end_before_rename(save, path):
+    """End this process when it renames a file to `path`; its exit status tells what was on the disk."""
+    synced = {}  # device and inode of a file -> its size at the last fsync
 
-    synced = []
-    fsync = os.fsync
-    os.fsync = lambda file: (synced.append(file), fsync(file))
-    end = lambda *names, **options: os._exit(RENAMED if synced else RENAMED_AT_ONCE)  # noqa: E731
-    os.replace = os.rename = shutil.move = Path.replace = Path.rename = end
+    def syncing(sync):
+        def call(file):
+            sync(file)
+            about = os.stat(file if isinstance(file, int) else file.fileno())
+            synced[about.st_dev, about.st_ino] = about.st_size
+
+        return call
+
+    def ending(rename):
+        def call(source, target, **options):
+            if Path(target).resolve() == path.resolve():
+                os._exit(_state_at_rename(Path(source).resolve(), path.resolve(), synced))
+            rename(source, target, **options)
+
+        return call
+
+    replaced = {}  # pathlib and shutil find theirs in os; a program may have imported its own names
+    for name, make in {"fsync": syncing, "fdatasync": syncing, "replace": ending, "rename": ending}.items():
+        function = getattr(os, name)
+        replaced[id(function)] = make(function)
+        setattr(os, name, replaced[id(function)])
+    names = getattr(save, "__globals__", {})
+    names.update({name: replaced[id(value)] for name, value in names.items() if id(value) in replaced})
+
+
+def _state_at_rename(source, path, synced) -> int:
+    """Return the exit status for a rename from `source` to `path`, given the size of each file at its last fsync."""
+    if path.parent not in source.parents:
+        return ELSEWHERE
+    about = source.stat()
+    size = synced.get((about.st_dev, about.st_ino))
+    return RENAMED_AT_ONCE if size is None else RENAMED if size == about.st_size else TOO_EARLY
 
 
 def drive_save(program, rank, world_size):

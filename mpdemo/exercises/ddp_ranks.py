@@ -1,30 +1,43 @@
 """What a rank runs to check the programs of notebooks/03_ddp.ipynb; the checks are in ddp.py."""
 
+import inspect
 import os
 import time
 
 from mpdemo.exercises.gradients import ratio
-from mpdemo.exercises.rank import folder
+from mpdemo.exercises.rank import RUN_NAME, folder
 
 COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor", "gather", "scatter",
-               "reduce_scatter", "reduce_scatter_tensor", "all_gather_object")  # fmt: skip
+               "reduce_scatter", "reduce_scatter_tensor", "all_gather_object", "all_gather_single",
+               "reduce_scatter_single")  # fmt: skip
+NEW_NAMES = {"all_gather_single": "all_gather_into_tensor", "reduce_scatter_single": "reduce_scatter_tensor"}
 
 
-def watch(names) -> list:
-    """Return a list that notes every call of these functions of torch.distributed: name, first argument's size."""
+def watch(names, program) -> list:
+    """Return a list that notes every call of these functions of torch.distributed: name, first argument's size.
+
+    Calls by a name that the reader's program has imported are noted as well, and new names under the old ones.
+    """
     import torch.distributed as dist
 
-    calls = []
+    calls, own_names = [], [vars(dist)]
+    for value in vars(program).values():
+        if inspect.isfunction(value) and value.__globals__.get("__name__") == RUN_NAME:
+            own_names.append(value.__globals__)
 
     def watched(name, function):
-        def call(tensor, *args, **kwargs):
-            calls.append((name, getattr(tensor, "numel", int)()))
-            return function(tensor, *args, **kwargs)
+        def call(*args, **kwargs):
+            tensor = args[0] if args else next(iter(kwargs.values()), None)
+            calls.append((NEW_NAMES.get(name, name), getattr(tensor, "numel", int)()))
+            return function(*args, **kwargs)
 
         return call
 
     for name in names:
-        setattr(dist, name, watched(name, getattr(dist, name)))
+        if function := getattr(dist, name, None):  # an older PyTorch has no new names
+            replacement = watched(name, function)
+            for namespace in own_names:
+                namespace |= {key: replacement for key, value in namespace.items() if value is function}
     return calls
 
 
@@ -32,7 +45,7 @@ def drive_mean(program, rank, world_size):
     """Call the reader's `mean`; return its value, the collectives that it used, and how many tensors it sent."""
     import torch
 
-    calls, sends = watch(COLLECTIVES), watch(("send", "isend"))
+    calls, sends = watch(COLLECTIVES, program), watch(("send", "isend"), program)
     value = program.mean(torch.tensor([1.0 + 3 * rank**2, 10.0]), rank, world_size)
     value = [round(number, 2) for number in value.tolist()] if isinstance(value, torch.Tensor) else None
     return {"value": value, "collectives": [name for name, _ in calls], "sent": len(sends)}
@@ -40,7 +53,7 @@ def drive_mean(program, rank, world_size):
 
 def drive_report(program, rank, world_size):
     """Call the reader's `report` with a loss of 1 on rank 0 and 2 on rank 1."""
-    calls = watch(COLLECTIVES)
+    calls = watch(COLLECTIVES, program)
     value = program.report(1.0 + rank, rank, world_size)
     barrier_by_store(rank, world_size)
     return {"value": None if value is None else float(value), "reduced": bool(calls)}
@@ -59,7 +72,7 @@ def drive_ring(program, rank, world_size):
     """Call the reader's `reduce_scatter`; rank r's numbers are 4 ** r times (1, 100, 10000) in chunk 0, 1, 2."""
     import torch
 
-    calls, sends = watch(COLLECTIVES), watch(("send", "isend"))
+    calls, sends = watch(COLLECTIVES, program), watch(("send", "isend"), program)
     chunks = [torch.full((2,), float(4**rank * 100**number)) for number in range(world_size)]
     number = program.reduce_scatter(chunks, rank, world_size)
     if number not in range(world_size):

@@ -56,15 +56,22 @@ def average_in_a_column(path):
 def bytes_between_nodes(answer):
     inside, across = answer
     gradients, activations = 25.6e6 * 4 / 1e6, 256 * 512 * 28 * 28 * 4 / 1e6  # MB: of the model, of the whole batch
+    swapped = close(inside, 2 * activations) and close(across, 2 * gradients)
+    require(not swapped, "These are the right numbers in the wrong order.")
+    mebi = [number * 1e6 / 2**20 for number in (2 * gradients, 2 * activations)]
+    in_mib = close(inside, mebi[0]) or close(across, mebi[1])
+    require(not in_mib, "One of these is in MiB, of 1,048,576 bytes. A MB has 1,000,000.")
     require(not close(inside, gradients / 4), "A weight has 4 bytes, and so has its gradient.")
     require(not close(inside, gradients), "Two nodes exchange the gradients: each sends its own to the other one.")
     require(not close(inside, 2 * 2 * gradients), "The devices of a node hold one copy together, not one copy each.")
-    require(close(inside, 2 * gradients), f"{inside} MB for the gradients: how many bytes has a weight?")
+    require(
+        close(inside, 2 * gradients),
+        f"{inside} MB for the gradients: count the copies of each node, the bytes of a weight, both ways.",
+    )
     mistakes = {
-        activations: "These are the activations of the forward pass. What comes back over the cut?",
+        activations: "This is half. Both replicas count, and both ways over the cut.",
         2 * 2 * activations: "Each image passes through one of the replicas only.",
-        activations / 2: "This is the forward pass of one replica's share of the batch.",
-        2 * activations / 4: "An activation is a number of 4 bytes.",
+        activations / 2: "This is a quarter. A number has 4 bytes; both replicas count, and both ways over the cut.",
     }
     refuse_mistakes(across, mistakes)
     require(close(across, 2 * activations), f"{across} MB for the activations: what passes the cut for each image?")

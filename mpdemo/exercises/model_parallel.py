@@ -1,8 +1,10 @@
 """The checks of notebooks/04_model_parallel.ipynb: moves, cuts, send and receive, memory, the idle device."""
 
+import operator
+
 from mpdemo.exercises import model_parallel_ranks as ranks
 from mpdemo.exercises.answers import close, letters_of, refuse_mistakes
-from mpdemo.exercises.check import exercise, require
+from mpdemo.exercises.check import Wrong, exercise, require
 from mpdemo.exercises.gradients import MISSING
 from mpdemo.exercises.run import run_on_ranks
 
@@ -35,8 +37,11 @@ def moves_between_devices(path):
 def cut_point(function):
     resnet18 = [9, 74, 74, 230, 295, 919, 1181, 3673, 4721, 5]
     for sizes in ([1, 1, 1, 1], [3, 1, 1, 1, 2, 2], [10, 1, 1, 1], [1, 1, 1, 10], resnet18):
-        point = function(list(sizes))
-        require(isinstance(point, int), f"For {sizes} it returns {point!r}, which is no whole number.")
+        returned = function(list(sizes))
+        try:
+            point = operator.index(returned)  # that of a tensor, too
+        except TypeError:
+            raise Wrong(f"For {sizes} it returns {returned!r}, which is no whole number.") from None
         require(0 < point < len(sizes), f"For {sizes} it returns {point}: one of the two stages is empty.")
         first, second = sum(sizes[:point]), sum(sizes[point:])
         best = min(max(sum(sizes[:n]), sum(sizes[n:])) for n in range(1, len(sizes)))
@@ -107,7 +112,9 @@ def labels_of_other_images(path):
     require(sizes == {4}, f"With batch_size=4 a step has {min(sizes)} images: here the ranks do not share the batch.")
     require(sorted(sum(first[:3], [])) == list(range(12)), "An epoch does not hold each of the 12 images once.")
     require(first[0] != [0, 1, 2, 3], "The images are in their first order: not mixed.")
-    require(first[:3] != first[3:], "The second epoch has the order of the first.")
+    require(
+        first[:3] != first[3:], "The second epoch has the order of the first: nobody calls `set_epoch` on this loader."
+    )
     return "A cut model needs the same batch on its first and its last rank; data parallelism needs another on each."
 
 

@@ -108,10 +108,14 @@ def drive_chain(program, rank, world_size):
 def drive_loader(program, rank, world_size):
     """Return the batches of two epochs of the reader's `loader`, over 12 images that are their own numbers.
 
-    The ranks' random states differ, as those of stages do that drew other numbers before.
+    The ranks' random states differ, as those of stages do whose dropout draws other numbers of them.
     """
     import torch
 
     torch.manual_seed(100 + rank)
     loader = program.loader(list(range(12)), 4, rank, world_size)
-    return [[int(image) for image in batch] for _ in range(2) for batch in loader]
+    batches = []
+    for _ in range(2):
+        torch.rand(1 + rank)
+        batches += [[int(image) for image in batch] for batch in loader]
+    return batches

@@ -29,7 +29,8 @@ def batch_and_steps(answer):
     require(steps != 24, "24 steps are those of one process alone with all images.")
     require(steps == 3, f"{steps} steps of {images} images are not the 1,536 images of an epoch.")
     return (
-        "The loss falls once in a step, so a run that should be 8 times as fast has an eighth of the steps to learn in."
+        "The weights move once in a step, so a run that should be 8 times as fast moves them an eighth as often in an "
+        "epoch."
     )
 
 
@@ -88,7 +89,8 @@ def averaging_optimizer(path):
     for rank, result in enumerate(run_on_ranks(path, drive_optimizer)):
         on = f"on rank {rank}"
         require(result["optimizer"], f"DistributedOptimizer returns no optimizer {on}.")
-        require(result["collectives"] > 0, f"No collective was called in a step {on}: each rank trains for itself.")
+        alone = f"The weights move {on} by the gradient of its own images: the mean comes too late, or not at all."
+        require(not result["alone"], alone)
         times = result["times"]
         require(times is not None, f"The weights move in another direction {on} than with all images in one process.")
         require(

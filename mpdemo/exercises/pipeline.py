@@ -37,7 +37,7 @@ def microbatch_loop(answer):
                 seen == wanted, f"With {microbatches} microbatches stage {number} computed batches of {seen} images."
             )
             factor = ratio_of_all([parameter.grad for parameter in stage.parameters()], ranks.whole_batch(number))
-            _judge(factor, microbatches, f"With {microbatches} microbatches")
+            _judge(factor, microbatches, f"With {microbatches} microbatches, on stage {number},")
     return "One process did all of it, one thing after the other: it is a pipeline's arithmetic, without its speed."
 
 
@@ -61,7 +61,10 @@ def _judge_last_stage(path):
 @exercise("05.2", expects="a program that defines last_stage(stage, labels, microbatches)")
 def forgets_to_divide(path):
     _judge_last_stage(path)
-    return "Nothing had failed before: without the division the training runs, with a learning rate M times as large."
+    return (
+        "Nothing had failed before, with gradients M times as large. For SGD that is a learning rate M times as large; "
+        "AdamW hides it, and clipping by norm does not."
+    )
 
 
 @exercise("05.3", expects="a share, such as 0.4")
@@ -77,7 +80,8 @@ def bubble_of_four(answer):
     require(0 < answer < 1, f"A share of the time lies between 0 and 1, and {answer} does not.")
     right = bubble.idle_share("gpipe", 4, 8)
     require(
-        abs(answer - right) < 0.005, f"With an idle share of {answer}, a step has {3 / answer:.1f} turns. Count them."
+        abs(answer - right) < 0.005,
+        f"With an idle share of {answer}, a step would be as long as {3 / answer:.1f} microbatches on one device.",
     )
     return "So four devices with eight microbatches are at most 2.9 times as fast as one."
 
@@ -156,7 +160,7 @@ def messages_forward(answer):
     require((one, two) != (3, 6), "Two stages per rank are 8 stages in a row. How many boundaries lie between them?")
     require(one == 3, f"Four stages in a row do not have {one} boundaries.")
     require(two == 7, f"With two stages per rank, a microbatch crosses not {two} stage boundaries.")
-    return "More than twice the messages buy half the bubble: interleaving wants a fast connection."
+    return "More than twice the messages halve the idle time: interleaving wants a fast connection."
 
 
 @exercise("05.10", expects="a number, such as 1.5")

@@ -1,5 +1,6 @@
 """The checks of 05.8 and 05.13: a command to repair, and one that starts the script to take home."""
 
+import re
 import shlex
 import tempfile
 from itertools import pairwise
@@ -17,9 +18,9 @@ from mpdemo.settings import checked
 @exercise("05.8", expects="a command that begins with torchrun")
 def repair_a_command(path):
     launch, settings = training_of(path.read_text())
-    numbers = [word.partition("=")[2] for word in launch if word.startswith("--nproc-per-node=")]
-    require(numbers and numbers[0].isdigit(), "It does not say --nproc-per-node=NUMBER.")
-    processes = int(numbers[0])
+    number = re.search(r"--nproc[-_]per[-_]node[= ](\d+)", " ".join(launch))
+    require(number, "It does not say --nproc-per-node=NUMBER.")
+    processes = int(number[1])
     require(settings.rung == "pipeline", f"This trains the rung {settings.rung}.")
     require(processes == 4, f"It starts {processes} processes; the machine has four GPUs.")
     require(settings.schedule == "1f1b", f"Its schedule is {settings.schedule}; 1f1b was chosen for its memory.")
@@ -41,13 +42,19 @@ def repair_a_command(path):
 def three_stages(answer):
     words = shlex.split(answer)
     require("--data" not in words, "Leave --data out; it is given already.")
+    require(
+        not any("," in word for word in words), "The script takes the numbers after --cut with spaces between them."
+    )
     script, data = (root() / "notebooks/take_home/train_pipeline.py"), source() / "mpdemo/data/digits.npz"
     with tempfile.TemporaryDirectory(prefix="mpdemo-exercise-") as folder:
         options = ["--data", str(data), "--epochs", "1", "--checkpoint", f"{folder}/model", *words]
         program = Path(folder, "start.py")
         start = f"sys.argv = {[str(script), *options]!r}\nrunpy.run_path({str(script)!r}, run_name='__main__')\n"
         program.write_text(f"import runpy, sys\n{start}")
-        printed = run_on_ranks(program, processes=3, seconds=40, folder=folder)
+        try:
+            printed = run_on_ranks(program, processes=3, seconds=40, folder=folder)
+        except Wrong as wrong:  # its line is one of a program that the reader does not see
+            raise Wrong(re.sub(r" \(line \d+\)$", "", str(wrong))) from None
         sizes = [_count_of_weights(Path(folder, f"model-stage{stage}.pt")) for stage in range(3)]
     require("epoch 1 loss" in printed[2], f"It ran, and the last stage printed {printed[2][:60]!r}.")
     require(all(sizes), f"It ran, and the stages have {sizes} weights: a stage without weights learns nothing.")

@@ -20,6 +20,7 @@ from types import SimpleNamespace
 from mpdemo.errors import error_line
 from mpdemo.world.launch import PARENT, prepare_signals
 
+RUN_NAME = "exercise"  # the __name__ of a program whose functions a driver calls
 FOLDER = "MPDEMO_EXERCISE_FOLDER"  # names the folder of a check to its ranks
 
 
@@ -99,7 +100,7 @@ def _drive(path, driver):
     import torch.distributed as dist
 
     module, _, name = driver.partition(":")
-    program = Program(**runpy.run_path(path, run_name="exercise"))
+    program = Program(**runpy.run_path(path, run_name=RUN_NAME))
     dist.init_process_group("gloo")
     result = getattr(importlib.import_module(module), name)(program, dist.get_rank(), dist.get_world_size())
     dist.barrier()  # PyTorch 2.15 may abort where the end follows the last collective at once

@@ -2,10 +2,11 @@
 
 import math
 from functools import partial
-from statistics import median
+from statistics import mean, median
 
+from mpdemo.errors import UserError
 from mpdemo.exercises import answers
-from mpdemo.exercises.check import exercise, require
+from mpdemo.exercises.check import Wrong, exercise, require
 from mpdemo.plan import imagenet
 from mpdemo.plan.scaling import Run, fit
 from mpdemo.plan.scaling_advice import advise, same_share
@@ -45,17 +46,26 @@ def strong_and_weak(answer):
         strong_share == 8, f"Strong scaling: four shares of {strong_share} images are a batch of {4 * strong_share}."
     )
     require(weak_share != 8, "Weak scaling: the share is that of the single device.")
-    require(weak_share == 32, f"Weak scaling: a device alone has 32 images per step, not {weak_share}.")
+    require(
+        weak_share == 32,
+        f"Weak scaling: a device has as many images per step as when it is alone. These are not {weak_share}.",
+    )
     require(weak_steps != 24, "Weak scaling: with 24 steps of the larger batch it would train on 3072 images.")
     require(weak_steps == 6, f"Weak scaling: {weak_steps} steps of 128 images are {128 * weak_steps} images, not 768.")
     return "Weak scaling leaves each device as busy as before, and leaves the optimizer fewer steps."
 
 
-STEPS = {  # a slow first and second step, then steady ones
-    1: ([3.0, 0.9, *[0.5] * 5, 0.6], 64),
-    2: ([5.0, 0.9, *[0.3] * 5, 0.4], 64),
-    4: ([9.0, 0.9, *[0.6] * 5, 0.7], 256),
+STEPS = {  # a slow first and second step; on 2 devices each other number of skipped steps gives another speed-up
+    1: ([3.0, 0.9, 0.5, 0.5, 0.5, 0.5], 64),
+    2: ([5.0, 0.9, 0.4, 0.35, 0.25, 0.2], 64),
+    4: ([9.0, 0.9, 0.6, 0.6, 0.6, 0.6], 256),
 }
+
+
+def _speedups(skipped, average=median):
+    """Return the speed-ups of `STEPS` in images per second, without so many steps at the beginning."""
+    rates = {n: batch / average(seconds[skipped:]) for n, (seconds, batch) in STEPS.items()}
+    return {n: rate / rates[1] for n, rate in rates.items()}
 
 
 @exercise("08.4", expects="a function speedups(runs)")
@@ -64,13 +74,23 @@ def repaired_table(answer):
     result = answer(runs)
     require(isinstance(result, dict) and set(result) == {1, 2, 4}, "It returns no speed-up for 1, 2 and 4 devices.")
     require(close(result[1], 1), f"The speed-up of the first run over itself is {result[1]:.3g}.")
-    rates = {n: batch / median(seconds[2:]) for n, (seconds, batch) in STEPS.items()}
-    right = {n: rate / rates[1] for n, rate in rates.items()}
-    smaller = right[4] * STEPS[1][1] / STEPS[4][1]
+    right = _speedups(2)
+
+    def is_like(values):
+        return all(math.isclose(result[n], values[n], rel_tol=0.05) for n in (2, 4))
+
     unfair = "The run on 4 devices has four times the images in each step, and its steps are compared as if it had not."
-    require(not math.isclose(result[4], smaller, rel_tol=0.15), unfair)
-    with_warmup = "The first two steps are part of it: they hold what happens once, and a long training has it once."
-    require(all(math.isclose(result[n], right[n], rel_tol=0.05) for n in (2, 4)), with_warmup)
+    require(not math.isclose(result[4], right[4] * STEPS[1][1] / STEPS[4][1], rel_tol=0.15), unfair)
+    upside_down = "It is upside down: the run that is faster has the smaller number."
+    require(not is_like({n: 1 / value for n, value in right.items()}), upside_down)
+    with_warmup = "Steps of the warm-up are part of it: they hold what happens once, and a long training has it once."
+    warm = [_speedups(skipped, average) for skipped in (0, 1) for average in (median, mean)]
+    require(not any(map(is_like, warm)), with_warmup)
+    too_short = "It leaves out more steps than the report above."
+    require(not any(is_like(_speedups(skipped)) for skipped in (3, 4, 5)), too_short)
+    for n in (2, 4):
+        asked = f"For {n} devices it gives {result[n]:.3g}; how many images per second has each run?"
+        require(math.isclose(result[n], right[n], rel_tol=0.05), asked)
     return "Compare images per second, without the warm-up, and say of which work: the same batch, or the same share."
 
 
@@ -78,10 +98,8 @@ def repaired_table(answer):
 def equal_loss(answer):
     require(answer in ("strong", "weak", "both", "neither"), f"{answer!r} is none of the four.")
     require(answer != "neither", "One of them is the very training of one device: the same batches, the same steps.")
-    require(answer == "strong", "In weak scaling the optimizer makes a quarter of the steps, each with a larger batch.")
-    return (
-        "Strong scaling is the same training, only faster. Weak scaling is another one, to be judged by its loss too."
-    )
+    require(answer == "strong", "In weak scaling the optimizer makes fewer steps, each with a larger batch.")
+    return "So weak scaling needs a column for the loss; strong scaling needs none."
 
 
 @exercise("08.6", expects='"compute", "communication" or "start"')
@@ -101,9 +119,12 @@ def largest_efficient(answer):
     for runs, images, share in (case, other):
         for wanted in (0.6, 0.9):
             right = advise(fit(runs, images), same_share(share), wanted).efficient
-            got = answer(runs, images, share, wanted)
             numbers = ", ".join(str(run.devices) for run in runs)
             asked = f"For runs on {numbers} devices and an efficiency of {wanted:g}"
+            try:
+                got = answer(runs, images, share, wanted)
+            except UserError as error:  # of what the answer asks for
+                raise Wrong(f"{asked} it ends with an error: {error}.") from None
             require(got is not None, f"{asked} it returns nothing.")
             require(isinstance(got, int), f"{asked} it returns {type(got).__name__}, which is no number of devices.")
             require(got == right, f"{asked} it returns {got}; the fitted model has another limit.")
@@ -151,10 +172,17 @@ STEP_PARTS = [  # ms of a step of four ranks: the sum is the same, as all of the
 @exercise("08.10", expects="a function straggler_of(rows)")
 def slowest_rank(answer):
     others = [row | {"rank": row["rank"] + 4} for row in STEP_PARTS[:2]]
-    for rows, right, which in ((STEP_PARTS, 2, "the four ranks above"), (others, 5, "the first two, numbered 4 and 5")):
+    backward = [STEP_PARTS[0] | {"backward": 300, "exposed": 15}, STEP_PARTS[3] | {"rank": 1}]
+    for rows, right, which in (
+        (STEP_PARTS, 2, "the four ranks above"),
+        (others, 5, "the first two, numbered 4 and 5"),
+        (backward, 0, "two ranks with other times"),
+    ):
         got = answer([dict(row) for row in rows])
         require(got is not None, "It returns nothing; wanted is the number of a rank.")
         require(not isinstance(got, dict), "It returns a whole row; wanted is its rank.")
+        known = [row["rank"] for row in rows]
+        require(got in known, f"For {which} it returns {got!r}, which is the number of none of them.")
         longest = max(rows, key=lambda row: row["exposed"])["rank"]
         require(got != longest, f"For {which} it returns {got}. This rank waits for the others most.")
         require(got == right, f"For {which} it returns {got}. Another rank waits for the others less.")

@@ -13,6 +13,7 @@ HALVES = ["reduce_scatter_tensor", "all_gather_into_tensor"]
 def stored_by_a_device(answer):
     copied, sharded = answer
     mistakes = {
+        112e9 / 2**30: "That is in GiB, of 2**30 bytes. A GB has 10**9.",
         28: "This is the weights alone. What else does a device keep from step to step?",
         56: "Weights and gradients: and the optimizer's two numbers for each weight?",
         84: "Weights and the optimizer's states: and the gradients?",
@@ -21,6 +22,7 @@ def stored_by_a_device(answer):
     refuse_mistakes(copied, mistakes)
     require(close(copied, 112), f"{copied} GB with DDP: how many numbers of 4 bytes belong to one weight?")
     mistakes = {
+        14e9 / 2**30: "That is in GiB, of 2**30 bytes. A GB has 10**9.",
         112: "Nothing of it is stored twice now: all devices together hold it once.",
         28 / 8 + 84: "Not only the weights are shared out, also what belongs to them.",
         28 + 84 / 8: "The weights are shared out as well; they are gathered only for a moment.",
@@ -42,6 +44,8 @@ def all_reduce_of_two_halves(path):
         where = f"On rank {rank} the tensor is {value}"
         require(value != [number * 37 for number in range(1, 7)], f"{where}: this is the mean, an all-reduce adds up.")
         require(value == [number * 111 for number in range(1, 7)], f"{where}, which is not the sum over all ranks.")
+        unused = [name for name in HALVES if name not in result["collectives"]]
+        require(not unused, f"It is the sum, and rank {rank} does not call {' and '.join(unused)}.")
     return "Two collectives, each with half of the work: FSDP uses the first for gradients, the second for weights."
 
 
@@ -49,7 +53,10 @@ def all_reduce_of_two_halves(path):
 def gradient_of_own_rows(path):
     for rank, result in enumerate(run_on_ranks(path, ranks.drive_gradient)):
         where, used = f"On rank {rank}", result["collectives"]
-        require("all_gather_into_tensor" in used, f"{where} the weight is never gathered from all ranks.")
+        require(
+            {"all_gather", "all_gather_into_tensor"} & set(used),
+            f"{where} the weight is never gathered from all ranks.",
+        )
         require(result["shape"] is not None, f"{where} no tensor is returned.")
         shape = tuple(result["shape"])
         require(shape != (ranks.ROWS, 4), f"{where} the whole gradient is returned: a rank keeps that of its rows.")
@@ -135,11 +142,10 @@ def megabytes_of_tensor_parallelism(answer):
     once = 64 * 16 * 192 * 4 / 1e6  # MB: the activations of a batch, between two layers
     mistakes = {
         once: "This is one message. How many does a block have, forward and backward, and how many blocks?",
-        8 * once: "This is one all-reduce for each block.",
+        8 * once: "This is a quarter. Is there one all-reduce in a block, and has a number one byte?",
         4 * once: "This is one block: the model has eight.",
-        16 * once: "Attention and the MLP have one all-reduce each, and the backward pass as many.",
-        32 * once / 4: "An activation is a number of 4 bytes.",
-        32 * once / 2: "Every device has the whole batch, not a share of it.",
+        16 * once: "This is half. Both parts of a block count, both passes, and every device has the whole batch.",
+        32 * once * 1e6 / 2**20: "That is in MiB, of 1,048,576 bytes. A MB has 1,000,000.",
         64 * once: "Two devices in a ring: each sends a tensor of an all-reduce once, in two halves.",
     }
     refuse_mistakes(answer, mistakes)

@@ -11,7 +11,7 @@ def drive_all_reduce(program, rank, world_size):
     import torch
 
     tensor = torch.arange(1.0, 2 * world_size + 1) * 10**rank
-    calls = watch(COLLECTIVES)
+    calls = watch(COLLECTIVES, program)
     program.all_reduce(tensor, world_size)
     return {"value": tensor.tolist(), "collectives": [name for name, _ in calls]}
 
@@ -25,7 +25,7 @@ def drive_gradient(program, rank, world_size):
     whole = weight.clone().requires_grad_()
     ((images @ whole.T - targets) ** 2).mean().backward()
     rows = weight.chunk(world_size)[rank].clone()
-    calls = watch(COLLECTIVES)
+    calls = watch(COLLECTIVES, program)
     shares = (tensor.chunk(world_size)[rank] for tensor in (images, targets))
     own = program.gradient(rows, *shares, world_size)
     collectives = [name for name, _ in calls]
@@ -67,7 +67,7 @@ def drive_mlp(program, rank, world_size):
     (result**2).sum().backward()
     parts = [x, *(tensor.chunk(world_size)[rank] for tensor in (up, up_bias)), down.chunk(world_size, 1)[rank]]
     parts = [tensor.clone().requires_grad_() for tensor in (*parts, down_bias)]
-    calls = watch(COLLECTIVES)
+    calls = watch(COLLECTIVES, program)
     own = program.mlp(*parts)
     if not isinstance(own, torch.Tensor) or own.shape != result.shape:
         return {"shape": list(getattr(own, "shape", []))}

@@ -9,6 +9,15 @@ from mpdemo.exercises.job_file import READ, TRIED, check_text, printed_by_job
 from mpdemo.exercises.run import run_on_ranks
 from mpdemo.jobs.check import Script
 
+MEET = "mpdemo.labs.failures.meet"  # what the job file of 10.9 starts
+NUMBER = r"[\"']?(\d+|\$\w+|\$\{[^}]*\})"
+CPUS = re.compile(rf"(?<!\S)(?:-c ?|--cpus-per-task[= ]){NUMBER}")  # of srun
+EXPORTED = re.compile(rf"\bSRUN_CPUS_PER_TASK={NUMBER}")
+ALL_NODES = {  # values of MASTER_ADDR that are more than one name
+    r"\$\{?SLURM_(?:JOB_)?NODELIST\}?": "the list of all nodes in Slurm's short form",
+    r"(?:\$\(|`)\s*scontrol show hostnames?\b[^|)`]*[)`]": "the names of all nodes",
+}
+
 
 @exercise("10.1", expects="a whole number")
 def who_is_to_blame(answer):
@@ -94,17 +103,7 @@ def load_safely(path):
 
 @exercise("10.9", expects="a job file")
 def repair_a_job_file(path):
-    text = check_text(path)
-    script = Script(text)
-    commands = [line for line in text.splitlines() if not line.startswith("#")]
-    tasks = script.number("nodes") * script.number("ntasks-per-node")
-    require(tasks == 2 and script.number("nodes") == 2, f"Slurm reads {script.number('nodes')} nodes, {tasks} tasks.")
-    given = " ".join(commands)
-    require(
-        "localhost" not in given and "127.0.0.1" not in given, "On node 1, localhost is node 1: nobody listens there."
-    )
-    cpus = re.search(r"SRUN_CPUS_PER_TASK=|srun\b.*(--cpus-per-task|-c )", given)
-    require(cpus, "The job has 4 CPUs per task, but the step that srun starts has one, as in Slurm 22.05 to 23.02.")
+    _read(check_text(path))
     printed = printed_by_job(path)
     if printed is not None:
         met = [line for line in printed if line.startswith("rank ")]
@@ -112,3 +111,25 @@ def repair_a_job_file(path):
         require(all("of 2: met the others" in line for line in met), f"It ran, and printed: {'; '.join(met)}.")
     how = READ if printed is None else TRIED
     return f"{how} Three of the four mistakes gave no message that names them: check a job file before you submit it."
+
+
+def _read(text):
+    """Judge the text of the job file of 10.9: it is all that is known where no Slurm can be started."""
+    script = Script(text)
+    nodes, cpus = script.number("nodes"), script.number("cpus-per-task")
+    tasks = nodes * script.number("ntasks-per-node")
+    require((nodes, tasks, cpus) == (2, 2, 4), f"Slurm reads {nodes} nodes, {tasks} tasks, CPUs per task: {cpus}.")
+    given = re.sub(r"(^|\s)#.*", "", text.replace("\\\n", " "), flags=re.M)
+    launch, program, _ = next((line for line in given.splitlines() if MEET in line), "").partition("python")
+    require(program, "Nothing starts the program in which the ranks meet.")
+    require(re.search(r"\bsrun\b", launch), "The program starts without srun: it is one process alone.")
+    local = "localhost" in given or "127.0.0.1" in given
+    require(not local, "On node 1, localhost is node 1: nobody listens there.")
+    for value, what in ALL_NODES.items():
+        found = re.search(rf"""\bMASTER_ADDR=["']?{value}["']?(?=\s|;|$)""", given)
+        mended = found and re.search(r"\bMASTER_ADDR=|\bread\b.*\bMASTER_ADDR", given[found.end() :])
+        require(not found or mended, f"MASTER_ADDR holds {what}: no machine has such a name.")
+    step = CPUS.search(launch) or EXPORTED.search(given)
+    require(step, "The job has 4 CPUs per task, but the step that srun starts has one, as in Slurm 22.05 to 23.02.")
+    wrong = step[1].isdecimal() and int(step[1]) != cpus
+    require(not wrong, f"The job has {cpus} CPUs per task, and the step that srun starts has {step[1]}.")

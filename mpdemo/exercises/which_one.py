@@ -63,7 +63,7 @@ def what_accumulation_changes(answer):
     require(time == "stays", "No image is computed twice; each part takes half as long as the batch.")
     require(activations != "doubles", "After a part's backward pass its activations are freed, before the next part.")
     require(activations == "halves", "Only one part's activations exist at a time.")
-    return "So accumulation is the first thing to try: it costs nearly no time, and the training stays the same."
+    return "So try accumulation first: it costs nearly no time, and without batch norm the training stays the same."
 
 
 @exercise("11.3", expects='a list of names, such as ["weights", "gradients"]')
@@ -85,6 +85,7 @@ def compute_twice(path):
     require(result["difference"] < 1e-4, "The gradients are not those of the plain blocks.")
     calls, blocks = result["calls"], result["blocks"]
     require(calls > blocks, f"Forward and backward called {calls} blocks, each once: nothing is computed twice.")
+    require(calls >= 2 * blocks - 1, f"Forward and backward called {calls} blocks: some are computed once only.")
     share = result["peak"] / result["plain"]
     too_high = f"The peak is {share:.2f} times that of the plain blocks"
     require(share < 0.75, f"{too_high}: the backward pass computes too many blocks again before it frees any.")
@@ -142,11 +143,25 @@ def write_the_settings(answer):
     require(settings.batch_size == case.batch, f"The batch has {settings.batch_size} images; it was to stay at 128.")
     require(settings.devices == 8, f"This uses {settings.devices} of the 8 devices.")
     require(settings.rung == choose(case).rung, f"{settings.rung} would run; but {_why_not(case, settings.rung)}")
+    require(settings.optimizer == "sgd", f"It would train with {settings.optimizer}.")
     share, parts = case.batch // 8, settings.microbatches
-    precision = "bf16" if settings.precision == "bf16" else "fp32"
+    precision = "fp32" if settings.precision == "fp32" else "bf16"
     used = fit.on_one(case, share, parts, precision, settings.activation_checkpointing).peak
     require(used <= case.limit, f"Each device would need {fit.mib(used)} and has {fit.mib(case.limit)}.")
+    _require_no_more(settings, choose(case).settings)
     return f"Each device needs {fit.mib(used)} of {fit.mib(case.limit)}; choose() answers: {choose(case).answer}."
+
+
+def _require_no_more(settings, wanted):
+    """Require that a training that fits does nothing for which the rules ask later: `wanted` is what they answer."""
+    more = {
+        f"computes in {settings.precision}": settings.precision != wanted.get("precision", "fp32"),
+        "computes activations twice": settings.activation_checkpointing
+        != wanted.get("activation_checkpointing", False),
+        f"cuts the share into {settings.microbatches} parts": settings.microbatches > wanted.get("microbatches", 1),
+    }
+    for what, is_more in more.items():
+        require(not is_more, f"It fits, but it {what}: the rules find an answer before they ask for that.")
 
 
 def _checked(values):
@@ -161,11 +176,14 @@ def repair_the_plan(path):
     text = path.read_text()
     _, settings = training_of(text)
     settings = _checked(settings.as_dict() | {"processes": 4})
-    require((settings.model, settings.batch_size) == ("transformer", 64), "It now trains another model or batch.")
+    case = Case(**STORY, devices=4)
+    require((settings.model, settings.batch_size) == (case.model, case.batch), "It now trains another model or batch.")
+    require(settings.optimizer == case.optimizer, f"It now trains with another optimizer: {settings.optimizer}.")
     tasks = re.search(r"^#SBATCH --ntasks-per-node=(\d+)", text, re.M)
     require(tasks and tasks[1] == "4", "It does not start four processes, one per device.")
-    case = Case(**STORY, devices=4)
     require(settings.rung == choose(case).rung, f"{settings.rung} would run; but {_why_not(case, settings.rung)}")
     parts = settings.microbatches
     require(parts == 1, f"Each device's share would be cut into {parts} parts, although it fits at once.")
+    require(settings.cut is None, "A part of the old plan is still in the command: DDP cuts nothing.")
+    _require_no_more(settings, choose(case).settings)
     return "It ran before, too: only the memory that stayed empty said that it was the wrong plan."

@@ -91,6 +91,14 @@ WRONG = {
     "09.5": [
         "import torch\n\n\ndef save(state, path):\n    torch.save(state, path)\n",
         ATOMIC.replace("        os.fsync(file.fileno())\n", ""),
+        ATOMIC.replace("        os.fsync(file.fileno())\n", "").replace(
+            "        torch.save", "        os.fsync(file.fileno())\n        torch.save"
+        ),
+        ATOMIC.replace("file.fileno()", "os.open(path.parent, os.O_RDONLY)"),
+        ATOMIC.replace('path.with_suffix(".tmp")', '"/tmp/mpdemo-exercise-last.tmp"'),
+        ATOMIC.replace(
+            "    os.replace", "    os.rename(path, f'{path}.old') if path.exists() else None\n    os.replace"
+        ),
         ATOMIC.replace("    os.replace", "    path.unlink(missing_ok=True)\n    os.replace"),
         ATOMIC.replace("    os.replace(temporary, path)", "    import shutil\n    shutil.copy(temporary, path)"),
         ATOMIC.replace("    os.replace(temporary, path)", "    open(path, 'wb').write(open(temporary, 'rb').read())"),
@@ -116,6 +124,10 @@ WRONG = {
         JOB.replace("--requeue", "--no-requeue"),
         JOB.replace("--resume auto", ""),
         JOB.replace("--resume auto", "--resume work/long"),
+        JOB.replace("--out work/long", "--out=work/short"),
+        JOB.replace("srun python", "python"),
+        JOB.replace("USR1@120\n#SBATCH --requeue", "B:USR1@120 --requeue"),
+        JOB.replace("--requeue", "--requeue --no-requeue"),
         JOB.replace("scontrol requeue", "echo requeue"),
         JOB.replace("#SBATCH --signal", "# SBATCH --signal"),
         JOB.replace("-eq 3", "-eq 0"),

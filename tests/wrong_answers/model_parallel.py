@@ -109,6 +109,8 @@ WRONG = {
         CHAIN.replace("rank < world_size - 1", "rank == 0"),
     ],
     "04.7": [
+        "import torch\nfrom torch.utils.data import DataLoader\n\ndef loader(dataset, batch_size, rank, world_size):\n"
+        "    torch.manual_seed(0)\n    return DataLoader(dataset, batch_size, shuffle=True)\n",
         LOADER,
         LOADER.replace("batch_size // world_size", "batch_size"),
         "from torch.utils.data import DataLoader\n\ndef loader(dataset, batch_size, rank, world_size):\n"

@@ -73,5 +73,6 @@ WRONG = {
         OPTIMIZER.replace("    optimizer.register_step_pre_hook(average)\n", ""),
         OPTIMIZER.replace("step_pre_hook", "step_post_hook"),
         OPTIMIZER.replace("    return optimizer\n", ""),
+        OPTIMIZER.replace("in parameters:", "in parameters[:1]:"),
     ],
 }

@@ -38,6 +38,26 @@ def without_the_batch(runs):
     return {devices: steps[1] / seconds for devices, seconds in steps.items()}
 
 
+def skipping(count):
+    """Return the right function, but for the number of steps that it leaves out."""
+
+    def speedups(runs):
+        rates = {run["devices"]: run["batch"] / median(run["seconds"][count:]) for run in runs}
+        return {devices: rate / rates[1] for devices, rate in rates.items()}
+
+    return speedups
+
+
+def rates_upside_down(runs):
+    rates = {run["devices"]: run["batch"] / median(run["seconds"][2:]) for run in runs}
+    return {devices: rates[1] / rate for devices, rate in rates.items()}
+
+
+def seconds_times_batch(runs):
+    times = {run["devices"]: run["batch"] * median(run["seconds"][2:]) for run in runs}
+    return {devices: times[1] / seconds for devices, seconds in times.items()}
+
+
 def rates_alone(runs):
     return {run["devices"]: run["batch"] / median(run["seconds"][2:]) for run in runs}
 
@@ -58,6 +78,14 @@ def always_the_default(runs, images, share, efficiency):
     return advise(fit(runs, images), same_share(share)).efficient
 
 
+def in_percent(runs, images, share, efficiency):
+    return advise(fit(runs, images), same_share(share), 100 * efficiency).efficient
+
+
+def of_two_runs(runs, images, share, efficiency):
+    return advise(fit(runs[:2], images), same_share(share), efficiency).efficient
+
+
 def waits_most(rows):
     return max(rows, key=lambda row: row["exposed"])["rank"]
 
@@ -68,6 +96,14 @@ def longest_forward(rows):
 
 def longest_computing(rows):
     return max(rows, key=lambda row: row["forward"] + row["backward"])["rank"]
+
+
+def longest_before_the_backward_pass(rows):
+    return max(rows, key=lambda row: row["loading"] + row["forward"])["rank"]
+
+
+def the_index(rows):
+    return min(range(len(rows)), key=lambda number: rows[number]["exposed"])
 
 
 def the_row(rows):
@@ -94,12 +130,29 @@ WRONG = {
     "08.1": [10, 9, 12, 20, 0],
     "08.2": [speedup, upside_down, from_one_device, prints],
     "08.3": [(24, 32, 24, 32), (6, 8, 24, 32), (24, 8, 24, 32), (24, 8, 6, 8), (24, 4, 6, 32)],
-    "08.4": [unrepaired, with_warmup, without_the_batch, rates_alone, prints],
+    "08.4": [
+        unrepaired,
+        with_warmup,
+        without_the_batch,
+        rates_alone,
+        prints,
+        rates_upside_down,
+        seconds_times_batch,
+        *map(skipping, (0, 1, 3, 4, 5)),
+    ],
     "08.5": ["weak", "both", "neither", "all"],
     "08.6": ["compute", "communication", "network"],
-    "08.7": [the_fastest, the_advice, the_same_batch, always_the_default, prints],
+    "08.7": [the_fastest, the_advice, the_same_batch, always_the_default, prints, in_percent, of_two_runs],
     "08.8": [(16, 16), (64, 16), (32, 32), (32, 4), (128, 128), (48, 16)],
     "08.9": [200, 100, 150, 25],
-    "08.10": [waits_most, longest_forward, longest_computing, the_row, prints],
+    "08.10": [
+        waits_most,
+        longest_forward,
+        longest_computing,
+        longest_before_the_backward_pass,
+        the_index,
+        the_row,
+        prints,
+    ],
     "08.11": [of_one_gpu, not_rounded, rounded_down, for_each_gpu, prints],
 }

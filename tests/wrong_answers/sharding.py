@@ -50,6 +50,8 @@ WRONG = {
     "07.1": [(28, 3.5), (112, 112), (56, 7), (14, 14), (112, 87.5), (112, 38.5)],
     "07.2": [
         ALL_REDUCE + "    dist.all_reduce(tensor)\n",
+        ALL_REDUCE + "    whole = torch.empty(len(tensor) * world_size)\n"
+        "    dist.all_gather_into_tensor(whole, tensor)\n    tensor.copy_(whole.view(world_size, -1).sum(0))\n",
         ALL_REDUCE + HALVES.splitlines()[0] + "\n",
         ALL_REDUCE + HALVES + "    tensor /= world_size\n",
         ALL_REDUCE + "    dist.all_gather_into_tensor(tensor.clone(), part.fill_(0))\n    tensor.zero_()\n",

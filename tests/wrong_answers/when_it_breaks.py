@@ -95,5 +95,12 @@ WRONG = {
         JOB.replace('$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)', "localhost"),
         JOB.replace("export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK\n", ""),
         JOB.replace("srun python", "python"),
+        JOB.replace(" | head -n 1", ""),
+        JOB.replace('$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)', "$SLURM_JOB_NODELIST"),
+        JOB.replace("=$SLURM_CPUS_PER_TASK", "=1"),
+        JOB.replace("srun", "srun --cpus-per-task=1"),
+        JOB.replace("export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK\nsrun python -u", "srun python -c 4"),
+        JOB.replace("task=4", "task=1"),
+        JOB.replace("meet", "greet"),
     ],
 }

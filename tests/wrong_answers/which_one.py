@@ -6,6 +6,22 @@ def forward(blocks, x):
         x = block(x)
     return x
 """
+EVERY_SECOND = """
+from torch.utils.checkpoint import checkpoint
+
+
+def forward(blocks, x):
+    for number, block in enumerate(blocks):
+        x = block(x) if number % 2 else checkpoint(block, x, use_reentrant=False)
+    return x
+"""
+TWO_SEGMENTS = """
+from torch.utils.checkpoint import checkpoint_sequential
+
+
+def forward(blocks, x):
+    return checkpoint_sequential(blocks, 2, x, use_reentrant=False)
+"""
 ALL_AT_ONCE = """
 from torch.utils.checkpoint import checkpoint
 
@@ -39,7 +55,7 @@ WRONG = {
     "11.1": [[True, True, False, False], [True, True, True, True], [True, True, True, False], [False] * 4],
     "11.2": [["halves", "stays", "halves"], ["halves", "doubles", "stays"], ["stays", "stays", "stays"]],
     "11.3": [["weights", "activations"], ["weights", "gradients", "optimizer states", "activations"], []],
-    "11.4": [PLAIN, ALL_AT_ONCE, NO_GRAPH],
+    "11.4": [PLAIN, ALL_AT_ONCE, NO_GRAPH, EVERY_SECOND, TWO_SEGMENTS],
     "11.5": [2, 4, 8],
     "11.6": [
         ["single", "fsdp", "ddp", "fsdp", "model_parallel"],
@@ -52,11 +68,19 @@ WRONG = {
         {"rung": "ddp", "processes": 8},
         {"rung": "pipeline", "processes": 8, "microbatches": 16},
         {"rung": "ddp", "processes": 7},
+        {"rung": "ddp", "processes": 8, "precision": "bf16"},
+        {"rung": "ddp", "processes": 8, "precision": "fp16", "microbatches": 2},
+        {"rung": "ddp", "processes": 8, "activation_checkpointing": True},
+        {"rung": "ddp", "processes": 8, "microbatches": 16},
+        {"rung": "ddp", "processes": 8, "microbatches": 2, "optimizer": "adamw"},
     ],
     "11.8": [
         JOB.format(rung="pipeline", tasks=4, batch=64, parts=16),
         JOB.format(rung="ddp", tasks=4, batch=64, parts=4),
         JOB.format(rung="model_parallel", tasks=4, batch=64, parts=1),
         JOB.format(rung="ddp", tasks=1, batch=64, parts=1),
+        JOB.format(rung="ddp", tasks=4, batch=64, parts="1 --cut block.1,block.3,block.5"),
+        JOB.format(rung="ddp", tasks=4, batch=64, parts="1 --precision bf16"),
+        JOB.format(rung="ddp", tasks=4, batch=64, parts=1).replace("adamw", "sgd"),
     ],
 }
