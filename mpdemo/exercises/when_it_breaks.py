@@ -126,9 +126,9 @@ def _read(text):
     local = "localhost" in given or "127.0.0.1" in given
     require(not local, "On node 1, localhost is node 1: nobody listens there.")
     for value, what in ALL_NODES.items():
-        found = re.search(rf"""\bMASTER_ADDR=["']?{value}["']?(?=\s|;|$)""", given)
-        mended = found and re.search(r"\bMASTER_ADDR=|\bread\b.*\bMASTER_ADDR", given[found.end() :])
-        require(not found or mended, f"MASTER_ADDR holds {what}: no machine has such a name.")
+        assignment = re.search(rf"""\bMASTER_ADDR=["']?{value}["']?(?=\s|;|$)""", given)
+        mended = assignment and re.search(r"\bMASTER_ADDR=|\bread\b.*\bMASTER_ADDR", given[assignment.end() :])
+        require(not assignment or mended, f"MASTER_ADDR holds {what}: no machine has such a name.")
     step = CPUS.search(launch) or EXPORTED.search(given)
     require(step, "The job has 4 CPUs per task, but the step that srun starts has one, as in Slurm 22.05 to 23.02.")
     wrong = step[1].isdecimal() and int(step[1]) != cpus
