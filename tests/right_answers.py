@@ -137,6 +137,27 @@ TORCHRUN = """torchrun --standalone --nproc_per_node 4 -m mpdemo train --rung pi
 """
 
 
+IN_ONE_BATCH = """
+import torch
+from torch.distributed import P2POp, batch_isend_irecv, irecv, isend
+
+def shift(tensor, rank, world_size):
+    received = torch.empty_like(tensor)
+    after, before = (rank + 1) % world_size, (rank - 1) % world_size
+    for work in batch_isend_irecv([P2POp(isend, tensor, after), P2POp(irecv, received, before)]):
+        work.wait()
+    return received
+
+def reduce_scatter(chunks, rank, world_size):
+    for step in range(world_size - 1):
+        received = shift(chunks[(rank - step) % world_size], rank, world_size)
+        chunks[(rank - step - 1) % world_size] += received
+    return (rank + 1) % world_size
+"""
+DIST = "import torch\nimport torch.distributed as dist\n"
+DECORATED = BY_KEYWORDS.replace("def all_reduce", "@torch.no_grad()\ndef all_reduce")
+
+
 def cleared_at_the_end(model, optimizer, loss_fn, images, labels, parts):
     optimizer.zero_grad()
     for part, target in zip(images.chunk(parts), labels.chunk(parts), strict=True):
@@ -165,6 +186,10 @@ RIGHT = {
     "02.3": [WITH_AN_ELLIPSIS],
     "02.8": [3.3, 3.33],
     "03.3": [BY_SEND_AND_RECV],
+    "03.4": [
+        IN_ONE_BATCH,
+        IN_ONE_BATCH.replace("P2POp(isend", "dist.P2POp(dist.isend").replace("import torch\n", DIST),
+    ],
     "03.9": [share_of_a_permutation],
     "03.12": ["a, c, b, d", "A c b D", ["a", "c", "b", "d"]],
     "09.5": [ATOMIC, IN_A_FOLDER],
@@ -175,7 +200,7 @@ RIGHT = {
     "12.7": [IMPORTED_BY_NAME],
     "04.2": [of_a_tensor],
     "05.8": [TORCHRUN],
-    "07.2": [BY_KEYWORDS],
+    "07.2": [BY_KEYWORDS, DECORATED],
     "07.3": [OF_A_LIST],
     "10.7": ["da", "A, d", ["a", "d"]],
 }

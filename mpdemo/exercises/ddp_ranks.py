@@ -20,10 +20,8 @@ def watch(names, program) -> list:
     """
     import torch.distributed as dist
 
-    calls, own_names = [], [vars(dist)]
-    for value in vars(program).values():
-        if inspect.isfunction(value) and value.__globals__.get("__name__") == RUN_NAME:
-            own_names.append(value.__globals__)
+    calls, originals, namespaces = [], {}, (vars(dist), own_names(program))
+    point_to_point = dist.P2POp
 
     def watched(name, function):
         def call(*args, **kwargs):
@@ -31,14 +29,31 @@ def watch(names, program) -> list:
             calls.append((NEW_NAMES.get(name, name), getattr(tensor, "numel", int)()))
             return function(*args, **kwargs)
 
+        originals[call] = function
         return call
 
-    for name in names:
-        if function := getattr(dist, name, None):  # an older PyTorch has no new names
-            replacement = watched(name, function)
-            for namespace in own_names:
-                namespace |= {key: replacement for key, value in namespace.items() if value is function}
+    def operation(op, tensor, *args, **kwargs):  # `dist.P2POp` takes no functions but isend and irecv themselves
+        if op in originals:
+            calls.append(("isend", tensor.numel()))
+        return point_to_point(originals.get(op, op), tensor, *args, **kwargs)
+
+    there = [name for name in names if hasattr(dist, name)]  # an older PyTorch has no new names
+    for name, replacement in [(name, watched(name, getattr(dist, name))) for name in there] + [("P2POp", operation)]:
+        function = getattr(dist, name)
+        for namespace in namespaces:
+            namespace |= {key: replacement for key, value in namespace.items() if value is function}
     return calls
+
+
+def own_names(program) -> dict:
+    """Return the names that the program's functions look up: those of the `Program` are a copy."""
+    classes = [value for value in vars(program).values() if inspect.isclass(value)]
+    for owner in (program, *classes):
+        for value in filter(callable, vars(owner).values()):
+            names = getattr(inspect.unwrap(value), "__globals__", {})  # a decorated function has those of its decorator
+            if names.get("__name__") == RUN_NAME:
+                return names
+    return {}
 
 
 def drive_mean(program, rank, world_size):
