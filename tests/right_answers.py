@@ -1,5 +1,7 @@
 """Right answers that are written otherwise than the solutions, each of which the check must accept."""
 
+from wrong_answers.ddp import RING
+
 ECHO = """#!/bin/bash
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=2
@@ -109,8 +111,6 @@ def average(parameter):
     all_reduce(parameter.grad)
     parameter.grad /= get_world_size()
 """
-
-
 BY_KEYWORDS = """
 import torch
 from torch.distributed import all_gather_into_tensor, reduce_scatter_tensor
@@ -135,8 +135,6 @@ def gradient(rows, images, targets, world_size):
 TORCHRUN = """torchrun --standalone --nproc_per_node 4 -m mpdemo train --rung pipeline --model transformer \\
   --batch-size 64 --schedule 1f1b --microbatches 8 --cut block.1,block.3,block.5
 """
-
-
 IN_ONE_BATCH = """
 import torch
 from torch.distributed import P2POp, batch_isend_irecv, irecv, isend
@@ -148,12 +146,8 @@ def shift(tensor, rank, world_size):
         work.wait()
     return received
 
-def reduce_scatter(chunks, rank, world_size):
-    for step in range(world_size - 1):
-        received = shift(chunks[(rank - step) % world_size], rank, world_size)
-        chunks[(rank - step - 1) % world_size] += received
-    return (rank + 1) % world_size
 """
+IN_ONE_BATCH += RING[RING.index("def reduce_scatter") :]
 DIST = "import torch\nimport torch.distributed as dist\n"
 DECORATED = BY_KEYWORDS.replace("def all_reduce", "@torch.no_grad()\ndef all_reduce")
 
@@ -192,15 +186,15 @@ RIGHT = {
     ],
     "03.9": [share_of_a_permutation],
     "03.12": ["a, c, b, d", "A c b D", ["a", "c", "b", "d"]],
-    "09.5": [ATOMIC, IN_A_FOLDER],
-    "09.11": [LONG],
-    "10.9": [MEET.replace("ADDRESS", address, 1) for address in ADDRESSES],
-    "11.4": [EACH_TWICE_BUT_THE_LAST],
-    "11.7": [{"rung": "ddp", "processes": 8, "accumulate": 2}, {"rung": "ddp", "processes": 8, "micro_batch_size": 8}],
-    "12.7": [IMPORTED_BY_NAME],
     "04.2": [of_a_tensor],
     "05.8": [TORCHRUN],
     "07.2": [BY_KEYWORDS, DECORATED],
     "07.3": [OF_A_LIST],
+    "09.5": [ATOMIC, IN_A_FOLDER],
+    "09.11": [LONG],
     "10.7": ["da", "A, d", ["a", "d"]],
+    "10.9": [MEET.replace("ADDRESS", address, 1) for address in ADDRESSES],
+    "11.4": [EACH_TWICE_BUT_THE_LAST],
+    "11.7": [{"rung": "ddp", "processes": 8, "accumulate": 2}, {"rung": "ddp", "processes": 8, "micro_batch_size": 8}],
+    "12.7": [IMPORTED_BY_NAME],
 }

@@ -67,13 +67,17 @@ def test_every_exercise_has_two_wrong_answers(number):
 @pytest.mark.parametrize(("number", "index"), WRONG, ids=str)
 def test_a_wrong_answer_is_refused(number, index, tmp_path, monkeypatch):
     monkeypatch.setattr(run, "SECONDS", 5.0)
-    answer = ANSWERS[number][index]
-    if isinstance(answer, str) and "\n" in answer:  # a program
-        answer = save(tmp_path, answer)
+    answer = saved(tmp_path, ANSWERS[number][index])
     assert not is_blank(answer)
     state, message = verdict(number, answer)
     assert state == "wrong", message
     assert len(message.splitlines()) == 1 and "This answer cannot be used" not in message, message
+
+
+def saved(folder, answer):
+    """Return the path of an answer that is a program, which is saved first; any other answer as it is."""
+    is_program = isinstance(answer, str) and "\n" in answer
+    return save(folder, answer) if is_program else answer
 
 
 def save(folder, text) -> Path:
@@ -153,10 +157,7 @@ def test_a_rank_that_dies_leaves_no_file(tmp_path):
 
 @pytest.mark.parametrize(("number", "index"), [(n, i) for n, answers in RIGHT.items() for i in range(len(answers))])
 def test_a_right_answer_may_be_written_otherwise(number, index, tmp_path):
-    answer = RIGHT[number][index]
-    if isinstance(answer, str) and "\n" in answer:
-        answer = save(tmp_path, answer)
-    state, message = verdict(number, answer)
+    state, message = verdict(number, saved(tmp_path, RIGHT[number][index]))
     assert state == "right", message
 
 

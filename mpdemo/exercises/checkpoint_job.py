@@ -4,12 +4,11 @@ Where a Slurm can be started, the file runs: once training, it gets the warning,
 """
 
 import re
-import shlex
 import shutil
 import time
 
 from mpdemo.exercises import job_file
-from mpdemo.exercises.answers import Options, training_of
+from mpdemo.exercises.answers import training_of
 from mpdemo.exercises.check import Wrong, require
 from mpdemo.jobs import times
 from mpdemo.jobs.check import Script
@@ -37,31 +36,21 @@ def _read(text):
     words, settings = training_of(OPERATOR.sub("\n", text.replace("\\\n", " ")))
     require("srun" in words, "It no longer starts the training with srun.")
     require(settings.out == OUT, f"The training writes to {settings.out}, and no longer to {OUT}.")
-    directives = _directives(text)
-    signal = directives.signal
+    script = Script(text)
+    signal = script.value("signal")
     require(signal, "At the time limit, Slurm kills the training without a warning.")
     require(not signal.startswith("B:"), f"With {signal} the warning goes to the script alone, not to the training.")
     name, _, before = signal.partition("@")
     require(name in ("USR1", "SIGUSR1", "10"), f"The training does not know the signal {name} as a warning.")
     require(before.isdecimal(), f"{signal} does not say how many seconds before the end the warning comes.")
-    limit = times.limit(Script(text).value("time") or "10-0")
+    limit = times.limit(script.value("time") or "10-0")
     require(int(before) >= 10, f"{before} seconds may be too short to finish a step and write a checkpoint.")
     require(int(before) < limit, f"The warning would come {before} s before the end of a job of {limit} s.")
-    require(directives.requeue is not False, "Slurm would refuse to put this job back into the queue.")
+    require(script.value("requeue") != "no", "Slurm would refuse to put this job back into the queue.")
     again = [line for line in text.splitlines() if "scontrol requeue" in line and not line.lstrip().startswith("#")]
     require(again, "After the warning the job ends, and nothing puts it back into the queue.")
     require(settings.resume, "In the second run of the job the training would not go on from the checkpoint.")
     require(settings.resume == "auto", "In the first run of the job there is no checkpoint to resume from.")
-
-
-def _directives(text):
-    """Return the directives of which `mpdemo.jobs.check.Script` takes no note; several may stand in one line."""
-    lines = [line.removeprefix("#SBATCH") for line in text.splitlines() if line.startswith("#SBATCH")]
-    parser = Options(add_help=False, allow_abbrev=False)
-    parser.add_argument("--signal")
-    parser.add_argument("--requeue", action="store_true", default=None)
-    parser.add_argument("--no-requeue", dest="requeue", action="store_false", default=None)
-    return parser.parse_known_args([word for line in lines for word in shlex.split(line, comments=True)])[0]
 
 
 def _run(path, environment, log):

@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 from types import SimpleNamespace
 
-from mpdemo.exercises.rank import folder
+from mpdemo.exercises.rank import folder, substitute
 from mpdemo.world.launch import be_killed_with_parent
 
 BATCHES, STEPS = 5, 12  # batches of an epoch, steps of the uninterrupted run
@@ -74,7 +74,7 @@ def drive_atomic(program, rank, world_size):
     first = {"step": step_in(path), "files": sorted(file.name for file in path.parent.glob("*last*"))}
     size = path.stat().st_size if path.exists() else 0
     middle = {"status": in_child(program, path, lambda: limit_files(size // 2)), "step": step_in(path)}
-    rename = {"status": in_child(program, path, lambda: end_before_rename(program.save, path)), "step": step_in(path)}
+    rename = {"status": in_child(program, path, lambda: end_before_rename(program, path)), "step": step_in(path)}
     program.save(state(3), path)
     return {"first": first, "middle": middle, "rename": rename, "last": step_in(path)}
 
@@ -118,7 +118,7 @@ def limit_files(size):
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
-def end_before_rename(save, path):
+def end_before_rename(program, path):
     """End this process when it renames a file to `path`; its exit status tells what was on the disk."""
     synced = {}  # device and inode of a file -> its size at the last fsync
 
@@ -138,13 +138,8 @@ def end_before_rename(save, path):
 
         return call
 
-    replaced = {}  # pathlib and shutil find theirs in os; a program may have imported its own names
     for name, make in {"fsync": syncing, "fdatasync": syncing, "replace": ending, "rename": ending}.items():
-        function = getattr(os, name)
-        replaced[id(function)] = make(function)
-        setattr(os, name, replaced[id(function)])
-    names = getattr(save, "__globals__", {})
-    names.update({name: replaced[id(value)] for name, value in names.items() if id(value) in replaced})
+        substitute(os, name, make(getattr(os, name)), program)  # pathlib and shutil find theirs in os
 
 
 def _state_at_rename(source, path, synced) -> int:

@@ -1,59 +1,11 @@
 """What a rank runs to check the programs of notebooks/03_ddp.ipynb; the checks are in ddp.py."""
 
-import inspect
 import os
 import time
 
 from mpdemo.exercises.gradients import ratio
-from mpdemo.exercises.rank import RUN_NAME, folder
-
-COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor", "gather", "scatter",
-               "reduce_scatter", "reduce_scatter_tensor", "all_gather_object", "all_gather_single",
-               "reduce_scatter_single")  # fmt: skip
-NEW_NAMES = {"all_gather_single": "all_gather_into_tensor", "reduce_scatter_single": "reduce_scatter_tensor"}
-
-
-def watch(names, program) -> list:
-    """Return a list that notes every call of these functions of torch.distributed: name, first argument's size.
-
-    Calls by a name that the reader's program has imported are noted as well, and new names under the old ones.
-    """
-    import torch.distributed as dist
-
-    calls, originals, namespaces = [], {}, (vars(dist), own_names(program))
-    point_to_point = dist.P2POp
-
-    def watched(name, function):
-        def call(*args, **kwargs):
-            tensor = args[0] if args else next(iter(kwargs.values()), None)
-            calls.append((NEW_NAMES.get(name, name), getattr(tensor, "numel", int)()))
-            return function(*args, **kwargs)
-
-        originals[call] = function
-        return call
-
-    def operation(op, tensor, *args, **kwargs):  # `dist.P2POp` takes no functions but isend and irecv themselves
-        if op in originals:
-            calls.append(("isend", tensor.numel()))
-        return point_to_point(originals.get(op, op), tensor, *args, **kwargs)
-
-    there = [name for name in names if hasattr(dist, name)]  # an older PyTorch has no new names
-    for name, replacement in [(name, watched(name, getattr(dist, name))) for name in there] + [("P2POp", operation)]:
-        function = getattr(dist, name)
-        for namespace in namespaces:
-            namespace |= {key: replacement for key, value in namespace.items() if value is function}
-    return calls
-
-
-def own_names(program) -> dict:
-    """Return the names that the program's functions look up: those of the `Program` are a copy."""
-    classes = [value for value in vars(program).values() if inspect.isclass(value)]
-    for owner in (program, *classes):
-        for value in filter(callable, vars(owner).values()):
-            names = getattr(inspect.unwrap(value), "__globals__", {})  # a decorated function has those of its decorator
-            if names.get("__name__") == RUN_NAME:
-                return names
-    return {}
+from mpdemo.exercises.rank import folder
+from mpdemo.exercises.watch import COLLECTIVES, watch
 
 
 def drive_mean(program, rank, world_size):

@@ -15,12 +15,11 @@ import threading
 import traceback
 from multiprocessing.connection import wait
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType
 
 from mpdemo.errors import error_line
 from mpdemo.world.launch import PARENT, prepare_signals
 
-RUN_NAME = "exercise"  # the __name__ of a program whose functions a driver calls
 FOLDER = "MPDEMO_EXERCISE_FOLDER"  # names the folder of a check to its ranks
 
 
@@ -29,11 +28,18 @@ def folder() -> Path:
     return Path(os.environ[FOLDER])
 
 
-class Program(SimpleNamespace):
-    """What the reader's program defines, as attributes."""
+class Program(ModuleType):
+    """What the reader's program defines, as attributes; its functions look their names up in `vars` of it."""
 
     def __getattr__(self, name):
         raise AttributeError(f"the program defines no {name}")
+
+
+def substitute(module, name, replacement, program):
+    """Put a function in the place of a module's, also under the names by which a program has imported it."""
+    function = getattr(module, name)
+    for names in (vars(module), vars(program)):
+        names |= {key: replacement for key, value in names.items() if value is function}
 
 
 def main(path, driver, folder, root, environment):
@@ -100,7 +106,9 @@ def _drive(path, driver):
     import torch.distributed as dist
 
     module, _, name = driver.partition(":")
-    program = Program(**runpy.run_path(path, run_name=RUN_NAME))
+    program = sys.modules["exercise"] = Program("exercise")
+    program.__file__ = path
+    exec(compile(Path(path).read_bytes(), path, "exec"), vars(program))
     dist.init_process_group("gloo")
     result = getattr(importlib.import_module(module), name)(program, dist.get_rank(), dist.get_world_size())
     dist.barrier()  # PyTorch 2.15 may abort where the end follows the last collective at once

@@ -1,7 +1,7 @@
 """What a rank runs to check the programs of notebooks/07_sharding.ipynb; the checks are in sharding.py."""
 
-from mpdemo.exercises.ddp_ranks import COLLECTIVES, watch
 from mpdemo.exercises.gradients import ratio, ratio_of_all
+from mpdemo.exercises.watch import COLLECTIVES, watch
 
 ROWS = 6  # of the weight in 07.3, shared by the ranks
 

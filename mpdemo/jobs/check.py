@@ -11,13 +11,15 @@ from mpdemo.jobs.sbatch_text import render
 from mpdemo.jobs.site import Site, feature_names, load_site
 from mpdemo.jobs.spec import JobSpec
 
-# The options that are compared with the site, and how sbatch lets one write them; others are skipped.
+# The options that a check looks at, and how sbatch lets one write them; others are skipped.
 OPTIONS = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-for option in ("ntasks-per-node", "gres", "gpus-per-node", "gpus-per-task"):
+for option in ("ntasks-per-node", "gres", "gpus-per-node", "gpus-per-task", "signal"):
     OPTIONS.add_argument(f"--{option}", dest=option)
 SHORT = {"c": "cpus-per-task", "t": "time", "C": "constraint", "o": "output", "e": "error", "N": "nodes"}
 for short, option in SHORT.items():
     OPTIONS.add_argument(f"-{short}", f"--{option}", dest=option)
+for option, value in {"requeue": "yes", "no-requeue": "no"}.items():
+    OPTIONS.add_argument(f"--{option}", dest="requeue", action="store_const", const=value)
 
 
 @dataclass(frozen=True)
