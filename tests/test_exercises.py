@@ -171,6 +171,11 @@ def test_an_option_may_have_an_equals_sign(tmp_path):
     assert state == "wrong" and "knows no --epoch-count 4" in message
 
 
+def test_what_a_script_refuses_is_told_in_its_own_words():
+    state, message = verdict("05.13", "--cut=3 6")
+    assert state == "wrong" and "error: unrecognized arguments: 6" in message, message
+
+
 def test_task_without_a_number_says_what_it_needs():
     with pytest.raises(UserError, match="needs the number of an exercise"):
         save_task("", "print(1)\n")

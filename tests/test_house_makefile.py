@@ -42,3 +42,11 @@ def test_lint_runs_every_check_that_executes_nothing(tmp_path):
     for command in ("ruff check .", "ruff format --check .", "lint-imports", "tests/notebooks.py --check"):
         assert command in said
     assert "bin/pytest" not in said and "-m pytest" not in said
+
+
+def test_the_last_words_of_make_test_are_those_of_the_tests_that_always_run(tmp_path):
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv" / ".installed").touch()  # newer than pyproject.toml: nothing is installed
+    commands = [line for line in make(tmp_path, "--dry-run", "test").splitlines() if "-m pytest" in line]
+    assert commands[0].endswith("tests/gpu") and "-n 2" in commands[-1]  # without a GPU the first runs no test

@@ -69,9 +69,9 @@ def bytes_between_nodes(answer):
         f"{inside} MB for the gradients: count the copies of each node, the bytes of a weight, both ways.",
     )
     mistakes = {
-        activations: "This is half. Both replicas count, and both ways over the cut.",
+        activations: "Not all of it: both replicas count, and both ways over the cut.",
         2 * 2 * activations: "Each image passes through one of the replicas only.",
-        activations / 2: "This is a quarter. A number has 4 bytes; both replicas count, and both ways over the cut.",
+        activations / 2: "Not all of it: a number has 4 bytes; both replicas count, and both ways over the cut.",
     }
     refuse_mistakes(across, mistakes)
     require(close(across, 2 * activations), f"{across} MB for the activations: what passes the cut for each image?")

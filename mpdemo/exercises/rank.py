@@ -93,6 +93,8 @@ def _run_rank(path, driver, folder, rank) -> int:
     try:
         result = _drive(path, driver) if driver else _run(path)
     except (Exception, SystemExit) as error:
+        if isinstance(error, SystemExit) and error.code == 2:
+            return 1  # argparse has said why, in the log
         own = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
         line = getattr(error, "lineno", None) or (own[-1] if own else None)
         where = f" (line {line})" if line else ""

@@ -142,9 +142,9 @@ def megabytes_of_tensor_parallelism(answer):
     once = 64 * 16 * 192 * 4 / 1e6  # MB: the activations of a batch, between two layers
     mistakes = {
         once: "This is one message. How many does a block have, forward and backward, and how many blocks?",
-        8 * once: "This is a quarter. Is there one all-reduce in a block, and has a number one byte?",
+        8 * once: "Not all of it. Is there one all-reduce in a block, and has a number one byte?",
         4 * once: "This is one block: the model has eight.",
-        16 * once: "This is half. Both parts of a block count, both passes, and every device has the whole batch.",
+        16 * once: "Not all of it: both parts of a block count, both passes, and every device has the whole batch.",
         32 * once * 1e6 / 2**20: "That is in MiB, of 1,048,576 bytes. A MB has 1,000,000.",
         64 * once: "Two devices in a ring: each sends a tensor of an all-reduce once, in two halves.",
     }
