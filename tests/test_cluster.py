@@ -1,5 +1,6 @@
 """The throw-away Slurm cluster: real daemons, real jobs, and nothing left behind."""
 
+import contextlib
 import functools
 import os
 import resource
@@ -29,12 +30,19 @@ def slurm(cluster, *command):
 
 
 def processes_of(folder):
-    """Number and name of the living processes that know a cluster's configuration."""
+    """Number and name of the living processes that know a cluster's configuration, or have a file of it open."""
     return [
         (process.pid, process.info["name"])
         for process in psutil.process_iter(["name", "environ"])
-        if str(folder) in str(process.info["environ"]) and start_time(process.pid)
+        if str(folder) in f"{process.info['environ']} {open_files(process.pid)}" and start_time(process.pid)
     ]
+
+
+def open_files(pid) -> list:
+    """What a process has open, removed files too, which psutil leaves out."""
+    with contextlib.suppress(OSError):
+        return [os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir()]
+    return []
 
 
 def test_nodes_have_what_was_asked(slurm_programs, tmp_path):

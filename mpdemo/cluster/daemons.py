@@ -45,14 +45,14 @@ class Daemons:
 
     def __init__(self, state):
         self.state = state
-        self.slurm_conf = str(state.folder / "slurm.conf")
+        self.slurm_conf, self.log = str(state.folder / "slurm.conf"), state.folder / "log"
         own = child_environment()  # without what an enclosing Slurm job set
         self.environment = own | {"PATH": own["PATH"] + SYSTEM_FOLDERS, "SLURM_CONF": self.slurm_conf}
 
     def start(self, name, command) -> int:
         """Start a daemon in the background; return its process number."""
         prefix = ["setpriv", "--pdeathsig", "KILL"] if self.state.owned and shutil.which("setpriv") else []
-        with open(self.state.folder / "log" / f"{name}.stderr", "ab") as log:
+        with open(self.log / f"{name}.stderr", "ab") as log:
             process = subprocess.Popen(
                 [*prefix, *command],
                 stdin=subprocess.DEVNULL,
@@ -88,7 +88,7 @@ class Daemons:
             time.sleep(0.02)
 
     def _last_output(self, name):
-        logs = sorted((self.state.folder / "log").glob(f"{name}*"))
+        logs = sorted(self.log.glob(f"{name}*"))
         lines = [line for file in logs for line in file.read_text(errors="replace").splitlines()]
         return " | ".join(lines[-3:]) or "(none)"
 
@@ -115,11 +115,17 @@ class Daemons:
     def end_strays(self):
         """Kill what still runs for this cluster: its jobs' processes and waiting clients."""
         for process in psutil.process_iter(["name", "environ"]):
-            environ = process.info["environ"] or {}  # None: another user's process
-            in_job = environ.get("SLURM_CLUSTER_NAME") == CLUSTER_NAME or process.info["name"] in STRAYS
-            if environ.get("SLURM_CONF") == self.slurm_conf and in_job:
-                with contextlib.suppress(psutil.NoSuchProcess):
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                if self._is_stray(process):
                     process.kill()
+
+    def _is_stray(self, process) -> bool:
+        name, environ = process.info["name"], process.info["environ"] or {}  # None: another user's process
+        in_job = environ.get("SLURM_CLUSTER_NAME") == CLUSTER_NAME or name in STRAYS
+        if in_job and environ.get("SLURM_CONF") == self.slurm_conf:
+            return True
+        # slurmstepd writes its title over its environment, and has the log of its node open
+        return name == "slurmstepd" and any(file.path.startswith(f"{self.log}/") for file in process.open_files())
 
 
 def port_answers(host, port) -> bool:
