@@ -140,11 +140,11 @@ def test_no_daemon_outlives_a_killed_run(slurm_programs, sign):
     assert left == set()
     if sign != signal.SIGKILL:
         assert not folder.exists()
-    else:  # nobody could tidy up: `down` does, on what a dead cluster left
+    else:  # nobody could tidy up: the next cluster does
         for pid, _ in processes_of(folder):
             os.kill(pid, signal.SIGKILL)
-        Cluster(folder).down()
-        assert not folder.exists()
+        with Cluster.up(nodes=1):
+            assert not folder.exists()
     links = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True).stdout
     assert str(folder) not in links
 

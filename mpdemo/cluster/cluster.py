@@ -5,13 +5,18 @@ written to ``/etc``, no service is started, and root is not needed. ``down`` (or
 nothing behind: each node is a process namespace, so that its end takes every process of every job with it.
 """
 
+import contextlib
+import os
 import shutil
+import tempfile
+from pathlib import Path
 
 from mpdemo.cluster import accounting, isolation
 from mpdemo.cluster.config import first_free_port, user_name, write_configuration
 from mpdemo.cluster.daemons import Daemons, check_programs, port_answers
-from mpdemo.cluster.state import State, prepare_folder
+from mpdemo.cluster.state import PREFIX, STATE_FILE, State, prepare_folder
 from mpdemo.errors import UserError
+from mpdemo.world.processes import is_running
 
 
 class Cluster:
@@ -72,7 +77,7 @@ class Cluster:
             The folder is in use or its path too long, a program is missing, or the daemons did not start.
         """
         check_programs()
-        isolation.remove_leftover_bridges()
+        remove_leftovers()
         network = isolation.choose() if network == "auto" else network
         if mbit and network != "namespaces":
             raise UserError(f"--mbit {mbit} needs a network of its own for each node, which takes root, ip and unshare")
@@ -164,3 +169,13 @@ class Cluster:
 
     def __exit__(self, *exception):
         self.down()
+
+
+def remove_leftovers():
+    """Take down what is left in the temporary directory of this user's clusters that ended with a killed owner."""
+    for file in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{STATE_FILE}"):
+        with contextlib.suppress(UserError, OSError):
+            processes, own = State.load(file.parent).processes.values(), file.stat().st_uid == os.getuid()
+            if own and processes and not any(is_running(*process) for process in processes):
+                Cluster(file.parent).down()
+    isolation.remove_leftover_bridges()

@@ -10,6 +10,7 @@ from pathlib import Path
 from mpdemo.errors import UserError
 
 STATE_FILE = "cluster.json"
+PREFIX = "mpdemo-cluster-"  # of folders in the temporary directory
 SOCKET_PATH_LIMIT = 100  # bytes: the kernel allows 107 for a socket's path
 
 
@@ -59,7 +60,7 @@ class State:
 
 def prepare_folder(folder) -> Path:
     """Make the cluster's folder; refuse one that is in use."""
-    name = f"mpdemo-cluster-{secrets.token_hex(4)}"  # made at the end only: a refusal leaves nothing behind
+    name = f"{PREFIX}{secrets.token_hex(4)}"  # made at the end only: a refusal leaves nothing behind
     folder = Path(folder or Path(tempfile.gettempdir(), name)).absolute()
     if len(os.fsencode(folder / "munge.sock")) > SOCKET_PATH_LIMIT:
         raise UserError(
