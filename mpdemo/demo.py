@@ -11,7 +11,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from mpdemo.errors import UserError
+from mpdemo.errors import RunFailed, UserError
 from mpdemo.notebook.rung_table import table
 from mpdemo.notebook.story import RECIPE, equal_cut, story
 from mpdemo.settings import Settings, checked
@@ -80,7 +80,7 @@ def train_all(settings, processes, sharded, out) -> dict:
         print("\npython " + " ".join(command), flush=True)
         status = subprocess.run([sys.executable, *command], preexec_fn=be_killed_with_parent).returncode
         if status:
-            stop(f"the command above ended with exit status {status}; see its message above")
+            raise RunFailed(f"the command above ended with exit status {status}; see its message above")
         summary = json.loads(Path(run.out, "summary.json").read_text())
         results[rung, form] = {"loss": summary["validation_loss"], "accuracy": summary["validation_accuracy"]}
     return results
@@ -93,14 +93,8 @@ def measure(settings, processes, rounds, sharded, out) -> list[dict]:
     files = [str(out / "settings.json"), str(out / "rows.json")]
     more = ["sharded"] if sharded else []
     if start(["-m", "mpdemo.labs.ladder", *files, str(rounds), *more], processes):
-        stop("the measurement failed; see its message above")
+        raise RunFailed("the measurement failed; see its message above")
     return json.loads((out / "rows.json").read_text())
-
-
-def stop(reason):
-    """End with exit status 1: not the user's mistake, which would be 2."""
-    print(f"mpdemo: {reason}", file=sys.stderr)
-    sys.exit(1)
 
 
 def write_report(out, machine, settings, rows):

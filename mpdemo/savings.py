@@ -15,7 +15,7 @@ from mpdemo.schedules import SCHEDULES
 
 WHOLE = ("single", "data_parallel", "ddp", "fsdp", "tensor")  # microbatches one after the other
 SCALED = ("single", "data_parallel", "ddp")  # rungs whose processes all see every gradient: one loss scale
-LINEAR = ("toy", "transformer")  # models with no convolution, or with one
+LINEAR = ("toy", "transformer")  # models without convolutions, but for the one that embeds the patches
 
 
 def check_savings(s):

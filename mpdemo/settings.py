@@ -24,7 +24,7 @@ Dataset = Literal["digits", "mnist", "imagenet", "folder"]
 Optimizer = Literal["sgd", "adamw"]
 Count = Annotated[int, Field(ge=1)]
 
-RUNGS, FORMS, MODELS, NORMS, DATASETS = map(get_args, (Rung, Form, Model, Norm, Dataset))
+RUNGS, MODELS, NORMS, DATASETS = map(get_args, (Rung, Model, Norm, Dataset))
 LEARNING_RATES = {"sgd": 0.01, "adamw": 0.001}  # by default
 RUNG_FORMS = {  # the first form is the default
     "single": ("one-process",),

@@ -5,6 +5,8 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+from multiprocessing.util import Finalize
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,17 @@ def need(*packages):
     if absent:
         line = f"missing {', '.join(absent)}; enable with: {setup_system.install_line(absent)}"
         (pytest.fail if setup_system.in_ci() else pytest.skip)(line)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def temporary_folder():
+    """This run's own folder for temporary files; at its end nothing of the package may be left there."""
+    folder = tempfile.mkdtemp(prefix="tests-")
+    Finalize(None, shutil.rmtree, args=(folder, True), exitpriority=-200)  # after multiprocessing's own folder in it
+    os.environ["TMPDIR"], tempfile.tempdir = folder, folder
+    yield
+    left = sorted(path.name for path in Path(folder).glob("mpdemo-*"))
+    assert not left, f"left behind: {left}"
 
 
 @pytest.fixture(scope="session")

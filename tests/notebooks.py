@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import nbformat
@@ -203,7 +204,8 @@ def main() -> int:
     for path in notebooks(args.prefixes):
         try:
             if not args.check:
-                print(f"{path.name}: {refresh(path, ladder, args.all)}", flush=True)
+                begin = time.monotonic()
+                print(f"{path.name}: {refresh(path, ladder, args.all)}, {time.monotonic() - begin:.0f} s", flush=True)
             problems = check(path)
         except CellExecutionError as error:
             problems = [f"{path.name}: not saved, a cell failed:\n{error}"]

@@ -33,6 +33,38 @@ def report(loss, rank, world_size):
     dist.recv(other, 1)
     return ((total + other) / world_size).item()
 """
+IMPORTED_SEND = """
+import torch
+from torch.distributed import recv, send
+from torch.nn.functional import cross_entropy
+
+def train_step(stage, images, labels, rank):
+    if rank == 0:
+        outputs, gradient = stage(images), torch.empty(8, 4)
+        send(outputs.detach(), 1)
+        recv(gradient, 1)
+        outputs.backward(gradient)
+        return None
+    activations = torch.empty(8, 4)
+    recv(activations, 0)
+    loss = cross_entropy(stage(activations.requires_grad_()), labels)
+    loss.backward()
+    send(activations.grad, 0)
+    return loss
+"""
+BY_BATCHES = (
+    IMPORTED_SEND.replace("import recv, send", "import P2POp, batch_isend_irecv, irecv, isend")
+    + """
+def send(tensor, other):
+    for work in batch_isend_irecv([P2POp(isend, tensor, other)]):
+        work.wait()
+
+
+def recv(tensor, other):
+    for work in batch_isend_irecv([P2POp(irecv, tensor, other)]):
+        work.wait()
+"""
+)
 ATOMIC = """
 from os import fdatasync, replace
 
@@ -187,6 +219,7 @@ RIGHT = {
     "03.9": [share_of_a_permutation],
     "03.12": ["a, c, b, d", "A c b D", ["a", "c", "b", "d"]],
     "04.2": [of_a_tensor],
+    "04.5": [IMPORTED_SEND, BY_BATCHES],
     "05.8": [TORCHRUN],
     "07.2": [BY_KEYWORDS, DECORATED],
     "07.3": [OF_A_LIST],

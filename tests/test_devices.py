@@ -8,7 +8,7 @@ import torch
 from placed import Devices, Placed
 
 from mpdemo import models
-from mpdemo.parallel import one_process
+from mpdemo.parallel import rung as all_rungs
 from mpdemo.parallel.per_device import stage_shapes
 from mpdemo.paths import root
 from mpdemo.settings import Settings, checked
@@ -37,7 +37,7 @@ def new_parameters():
 @pytest.mark.parametrize("name", RUNGS)
 def test_a_whole_training_on_other_devices(name, tmp_path, monkeypatch):
     """Steps, validation and checkpoint on devices of their own give the losses of the CPU."""
-    monkeypatch.setattr(one_process, "local_devices", lambda world, count: [FIRST, SECOND][:count])
+    monkeypatch.setattr(all_rungs, "local_devices", lambda world, count: [FIRST, SECOND][:count])
     losses = {}
     for device in (torch.device("cpu"), FIRST):
         out = tmp_path / str(device)

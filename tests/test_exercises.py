@@ -1,6 +1,7 @@
 """Every exercise has a learner's cell, a solution that its check accepts, and wrong answers that its check refuses."""
 
 import importlib
+import os
 import re
 import subprocess
 import sys
@@ -66,7 +67,7 @@ def test_every_exercise_has_two_wrong_answers(number):
 
 @pytest.mark.parametrize(("number", "index"), WRONG, ids=str)
 def test_a_wrong_answer_is_refused(number, index, tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "SECONDS", 5.0)
+    monkeypatch.setattr(run, "SECONDS", 3.0)
     answer = saved(tmp_path, ANSWERS[number][index])
     assert not is_blank(answer)
     state, message = verdict(number, answer)
@@ -111,6 +112,26 @@ def test_no_rank_and_no_folder_outlives_a_killed_kernel(tmp_path, temporary):
         kernel.wait()
     assert not psutil.wait_procs(ranks, timeout=60)[1]
     assert not list(temporary.glob("mpdemo-exercise-*"))
+
+
+def test_the_first_check_does_not_wait_for_an_import_without_end(tmp_path, temporary):
+    (tmp_path / "slow.py").write_text("import time\ntime.sleep(3)\n")
+    started = tmp_path / "started"
+    program = save(tmp_path, f"import pathlib\npathlib.Path({str(started)!r}).touch()\n")
+    call = f"""import time
+from mpdemo.exercises import run
+run._FORKING.set_forkserver_preload(["slow"])
+run.IMPORT_SECONDS = 1.0
+try:
+    run.run_on_ranks(run.Path({str(program)!r}))
+except run.UserError as error:
+    print(error)
+time.sleep(5)
+"""
+    options = {"cwd": tmp_path, "env": os.environ | {"PYTHONPATH": f"{root()}:{tmp_path}"}, "timeout": 60}
+    done = subprocess.run([sys.executable, "-c", call], capture_output=True, text=True, **options)
+    assert done.stdout == "PyTorch was not imported within 1 s; run this cell again\n", done.stderr
+    assert not started.exists() and not list(temporary.glob("mpdemo-exercise-*"))
 
 
 def test_an_interrupt_ends_the_ranks_that_have_started(tmp_path, monkeypatch):
@@ -169,6 +190,12 @@ def test_an_option_may_have_an_equals_sign(tmp_path):
     assert verdict("11.8", save(tmp_path, job))[0] == "right"
     state, message = verdict("11.8", save(tmp_path, job.replace("--epochs", "--epoch-count")))
     assert state == "wrong" and "knows no --epoch-count 4" in message
+
+
+def test_a_rank_that_prints_bytes_and_dies_is_no_fault_of_the_check(tmp_path):
+    program = "import os\nos.write(2, b'\\xff\\n')\n\n\ndef mean(tensor, rank, world_size):\n    os._exit(1)\n"
+    state, message = verdict("03.2", save(tmp_path, program))
+    assert state == "wrong" and "Rank 0 failed" in message, message
 
 
 def test_what_a_script_refuses_is_told_in_its_own_words():

@@ -1,14 +1,17 @@
 """What the files say of each other is true: links, names of files, commands, notebooks; and no word too much."""
 
 import ast
+import importlib
 import re
 import tomllib
+from collections import Counter
 
 import nbformat
 import pytest
 from project import files
 
 from mpdemo.__main__ import COMMANDS
+from mpdemo.exercises.check import EXERCISES, MODULES
 from mpdemo.paths import root
 from mpdemo.settings import RUNGS
 
@@ -52,6 +55,13 @@ def test_no_word_too_much():
             whys = [why for pattern, why in FORBIDDEN.items() if re.search(pattern, line)]
             problems += [f"{file}:{number}: {why}: {line.strip()[:100]}" for why in whys]
     assert not problems, "\n".join(problems)
+
+
+def test_trainers_are_told_how_many_exercises_a_notebook_has():
+    for name in MODULES.values():
+        importlib.import_module(f"mpdemo.exercises.{name}")
+    rows = re.findall(r"^\| \[(\d\d)_\w+\]\(\S+\) \| (\d+) \| \d+ s \|$", text("notebooks/for_trainers.md"), re.M)
+    assert {number: int(count) for number, count in rows} == Counter(number[:2] for number in EXERCISES)
 
 
 @pytest.mark.parametrize("file", PAGES, ids=str)

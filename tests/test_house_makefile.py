@@ -49,4 +49,4 @@ def test_the_last_words_of_make_test_are_those_of_the_tests_that_always_run(tmp_
     (tmp_path / ".venv").mkdir()
     (tmp_path / ".venv" / ".installed").touch()  # newer than pyproject.toml: nothing is installed
     commands = [line for line in make(tmp_path, "--dry-run", "test").splitlines() if "-m pytest" in line]
-    assert commands[0].endswith("tests/gpu") and "-n 2" in commands[-1]  # without a GPU the first runs no test
+    assert commands[0].endswith("tests/gpu") and "-n 3" in commands[-1]  # without a GPU the first runs no test

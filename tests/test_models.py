@@ -6,7 +6,8 @@ import torchvision
 
 from mpdemo.cuts import block_names
 from mpdemo.errors import UserError
-from mpdemo.models import NAMES, build, resolve_cut
+from mpdemo.models import build, resolve_cut
+from mpdemo.settings import MODELS
 
 CONVNET = ["layer1", "layer2", "fc"]
 SMALL = {"resnet18": 32, "resnet50": 32, "resnet101": 32}  # image sizes: residual networks take any
@@ -36,7 +37,7 @@ def test_resnets_are_torchvisions(name):
     assert all(torch.equal(p.grad, wanted[torchvision_name(k)]) for k, p in model.named_parameters())
 
 
-@pytest.mark.parametrize(("name", "norm"), [*[(name, "batch") for name in NAMES], ("convnet", "group")])
+@pytest.mark.parametrize(("name", "norm"), [*[(name, "batch") for name in MODELS], ("convnet", "group")])
 def test_cut_anywhere(name, norm):
     """The cut into single blocks and cuts in two compose to the uncut model and keep the parameters' names."""
     model = small(name, norm=norm).eval()
@@ -101,7 +102,7 @@ def test_stage_shares_parameters():
     assert model.get_parameter("fc.1.bias").eq(7).all()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", MODELS)
 def test_weights_depend_on_the_seed_only(name):
     torch.manual_seed(1)
     one = small(name, seed=5)
@@ -184,7 +185,7 @@ def test_models_that_are_refused(arguments, message):
         build(**arguments)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", MODELS)
 def test_block_names_are_known_without_building_the_model(name):
     with torch.device("meta"):
         assert block_names(name) == build(name).names

@@ -43,14 +43,12 @@ def test_a_real_cluster_is_predicted_from_its_first_three_runs():
     assert fit(imagenet.RUNS[:4], imagenet.IMAGES).start > 30
 
 
-def test_speedup_efficiency_and_hours_of_one_model():
+def test_speedup_and_efficiency_of_one_model():
     model = fit(made((3600, 0, 0), same_batch(64)), IMAGES)
     assert model.speedup(8, 64) == pytest.approx(8)
     assert model.efficiency(8, 64) == pytest.approx(1)
-    assert model.device_hours(8, 64) == pytest.approx(1)
     half = fit(made((3600, 0, 3600), same_batch(64)), IMAGES)
     assert half.speedup(10**9, 64) == pytest.approx(2)  # Amdahl: what does not shrink is half of the work
-    assert half.device_hours(2, 64) == pytest.approx(3)
 
 
 def test_advice_is_the_largest_efficient_number_and_the_least_time():

@@ -1,6 +1,5 @@
 """The measurements behind ``python -m mpdemo bench``, run under torchrun; each gives the rows of one table."""
 
-import copy
 import json
 import sys
 import tempfile
@@ -10,13 +9,11 @@ from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
 
-import torch
-
 from mpdemo import data
 from mpdemo.bench.pipelines import hybrid, pipeline, planner
 from mpdemo.labs import predictions, step_times
+from mpdemo.labs.bare_loop import bare_epoch
 from mpdemo.labs.harness import Comparison, join_world, quartiles
-from mpdemo.parallel.rung import loss_fn
 from mpdemo.settings import Settings, checked
 from mpdemo.training.build import build
 from mpdemo.training.loop import Run
@@ -64,7 +61,7 @@ def shared_row(comparison, rung, settings):
 
 
 def loop(world, rounds):
-    """The training loop against a bare loop with the same work on the same batches, epoch by epoch in turn.
+    """The training loop against a bare loop with the same work, epoch by epoch in turn.
 
     What the loop adds to a step does not depend on the model, so it is measured on a toy, whose steps are short; on
     the ConvNet it is smaller than the noise.
@@ -82,18 +79,8 @@ def loop_row(world, model, epochs):
         run = Run(settings, world, rung, optimizer, loaders)
         run.validate = lambda: (0.0, 0.0)  # the bare loop does not validate
         run.start_bar(disable=True)
-        bare_model, bare_loaders = copy.deepcopy(rung.model), data.Loaders(dataset, settings.batch_size)
-        bare_optimizer = torch.optim.SGD(bare_model.parameters(), lr=settings.lr, momentum=0.9)
-
-        def bare_epoch():
-            bare_loaders.sampler.set_epoch(run.epoch)
-            for images, labels in bare_loaders.train:
-                bare_optimizer.zero_grad()
-                loss_fn(bare_model(images), labels).backward()
-                bare_optimizer.step()
-
         comparison = Comparison(world)
-        for name, epoch in (("bare", bare_epoch), ("loop", run.one_epoch)):
+        for name, epoch in (("bare", bare_epoch(dataset, rung.model, settings)), ("loop", run.one_epoch)):
             comparison.trials[name] = SimpleNamespace(step=epoch, devices=(), all_cores=False)
         with redirect_stdout(None):  # the loop prints a line per epoch
             comparison.run(epochs)
@@ -140,7 +127,7 @@ def lightning(world, rounds):
     return [row]
 
 
-def main(part, out, rounds) -> int:
+def main(part, out, rounds):
     """Run one part in this world; rank 0 writes its rows."""
     with join_world() as world:
         parts = {"loop": loop, "ddp": ddp, "pipeline": pipeline, "hybrid": hybrid, "planner": planner}
@@ -148,7 +135,6 @@ def main(part, out, rounds) -> int:
         rows = parts[part](world, int(rounds))
     if world.rank == 0:
         Path(out, f"{part}.json").write_text(json.dumps(rows, indent=2) + "\n")
-    return 0
 
 
 if __name__ == "__main__":

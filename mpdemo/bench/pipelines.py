@@ -5,7 +5,7 @@ from dataclasses import replace
 from statistics import median
 
 from mpdemo.labs.harness import WARMUP, Comparison, quartiles
-from mpdemo.labs.trial import build_model, random_batch
+from mpdemo.labs.trial import build_model, random_batch, recorded_steps
 from mpdemo.plan import SCHEDULES, cost
 from mpdemo.plan.cut import move_boundary
 from mpdemo.plan.footprint import footprints
@@ -86,7 +86,7 @@ def pipeline_row(comparison, name, first, recording, cores):
     What lies between the two is communication, and the library's work between two operations.
     """
     trial, seconds = comparison.trials[name], comparison.median(name)
-    steps, schedule = trial.recorded_steps()[WARMUP:], trial.settings.schedule
+    steps, schedule = recorded_steps(trial)[WARMUP:], trial.settings.schedule
     simulated = [read.predict_seconds(step, schedule, cores) for step in steps]
     shares = [bound / read.step_time(step) for bound, step in zip(simulated, steps, strict=True)]
     speedup, *speedup_quartiles = comparison.ratio(first, name)

@@ -142,7 +142,7 @@ class Cluster:
         self._daemons.end("slurmctld")
 
     def start_controller(self):
-        """Start the controller again; it finds its jobs in the state folder."""
+        """Start the controller, for the first time or again: it finds its jobs in the state folder."""
         self._daemons.start("slurmctld", ["slurmctld", "-D"])
         self._daemons.wait_for("slurmctld", lambda: port_answers(self._state.controller, self._state.port))
 

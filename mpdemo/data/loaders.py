@@ -39,11 +39,6 @@ def labels_of(dataset) -> list[int]:
     return [int(label) for label in dataset.targets]  # torchvision's data sets
 
 
-def ignore_stop_signal(worker):
-    """Keep a loader process alive when Slurm sends SIGUSR1 to all processes: the rank decides when to stop."""
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-
-
 def keep_freed_memory():
     """Let this process keep memory that it frees, for the next image.
 
@@ -59,7 +54,7 @@ def keep_freed_memory():
 
 def prepare_worker(worker):
     """Set up a loader process; PyTorch calls this with its number."""
-    ignore_stop_signal(worker)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # Slurm sends it to all processes: the rank decides when to stop
     keep_freed_memory()
 
 
@@ -71,9 +66,6 @@ class Batches:
 
     def __init__(self, loader, data, device=None):
         self.loader, self.data, self.device = loader, data, device
-
-    def __len__(self):
-        return len(self.loader)
 
     def __iter__(self):
         try:

@@ -3,7 +3,6 @@
 One file per notebook holds its checks; a check runs the answer, in real processes where it is a program.
 """
 
-from mpdemo.exercises.check import check, register_magic
+from mpdemo.exercises.check import check
 
 __all__ = ["check"]
-register_magic()

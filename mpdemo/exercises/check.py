@@ -12,6 +12,8 @@ import re
 import textwrap
 from pathlib import Path
 
+from IPython import get_ipython
+
 from mpdemo.errors import UserError, did_you_mean, error_line
 from mpdemo.exercises.progress import note_right
 from mpdemo.paths import root
@@ -162,11 +164,5 @@ def save_task(line, cell):
     check(number, path)
 
 
-def register_magic():
-    """Make ``%%task`` known, where this runs in IPython."""
-    try:
-        from IPython import get_ipython
-    except ImportError:
-        return
-    if shell := get_ipython():
-        shell.register_magic_function(save_task, "cell", "task")
+if get_ipython():
+    get_ipython().register_magic_function(save_task, "cell", "task")

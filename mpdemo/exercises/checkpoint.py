@@ -2,9 +2,9 @@
 
 import math
 
+from mpdemo.exercises import checkpoint_job  # noqa: F401 - it enters 09.11
 from mpdemo.exercises.answers import letters_of
 from mpdemo.exercises.check import Wrong, exercise, require
-from mpdemo.exercises.checkpoint_job import goes_on_by_itself
 from mpdemo.exercises.checkpoint_runs import ELSEWHERE, RENAMED, TOO_EARLY, drive_atomic, drive_resume, drive_save
 from mpdemo.exercises.run import run_on_ranks
 
@@ -131,11 +131,6 @@ def runs_of_a_job(answer):
     require(answer >= 4, f"{answer} times 60 minutes are {answer * 60:.0f} minutes, and 220 minutes are to be trained.")
     require(answer == 5, f"With {answer} runs of the job, how many minutes of training does each one have to give?")
     return "A longer limit wastes less, a shorter one starts sooner: most queues reward the short job."
-
-
-@exercise("09.11", expects="a job file")
-def repair_a_long_job(path):
-    return goes_on_by_itself(path)
 
 
 @exercise("09.12", expects="two numbers, such as (6, 12)")

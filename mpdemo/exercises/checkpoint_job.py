@@ -9,9 +9,10 @@ import time
 
 from mpdemo.exercises import job_file
 from mpdemo.exercises.answers import training_of
-from mpdemo.exercises.check import Wrong, require
+from mpdemo.exercises.check import Wrong, exercise, require
 from mpdemo.jobs import times
 from mpdemo.jobs.check import Script
+from mpdemo.jobs.record import read_text
 from mpdemo.paths import root
 from mpdemo.training.run_log import rows_in
 
@@ -21,6 +22,7 @@ OPERATOR = re.compile(r"\d?>>?&?\s*\S+|\|\||&&|[;|&]")  # ends a command: the tr
 AGAIN = "A file that was broken in this way costs nothing on the first day: its mistake shows at the first time limit."
 
 
+@exercise("09.11", expects="a job file")
 def goes_on_by_itself(path) -> str:
     """Require that a job file asks for the warning, may be queued again, and goes on; return what follows."""
     _read(job_file.check_text(path))
@@ -86,5 +88,5 @@ def _wait(environment, job, log, condition, what):
             raise Wrong(
                 "The training stopped with status 3, and then the job ended: it did not go back into the queue."
             )
-        own = job_file.own_lines(job_file.lines_of(log))
+        own = job_file.own_lines(read_text(log).splitlines())
         raise Wrong(f"The job is {answer.state} and did not {what}; its last line: {(own or ['(none)'])[-1][:120]}.")

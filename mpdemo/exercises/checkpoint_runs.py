@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -153,8 +154,6 @@ def _state_at_rename(source, path, synced) -> int:
 
 def drive_save(program, rank, world_size):
     """Let every rank save its part, rank 0 slowly; return how often it wrote, and whether the file is there."""
-    import time
-
     import torch
 
     path, written, save = folder() / "checkpoint.pt", [], torch.save

@@ -9,6 +9,8 @@ from mpdemo.exercises.check import Wrong, exercise, require
 from mpdemo.exercises.data_parallel_ranks import NUMBERS, drive_gradients, drive_outputs, drive_replicate
 from mpdemo.exercises.gradients import MISSING
 from mpdemo.exercises.run import run_on_ranks
+from mpdemo.jobs import JobSpec, load_site, render, train_command
+from mpdemo.settings import Settings, checked
 
 
 @exercise("02.1", expects="a number")
@@ -113,9 +115,6 @@ def longest_pauses(answer):
 
 @exercise("02.7", expects="a dict: processes_per_node, gpus_per_process, devices")
 def four_devices(answer):
-    from mpdemo.jobs import JobSpec, load_site, render, train_command
-    from mpdemo.settings import Settings, checked
-
     answer = dict(answer)
     devices = answer.pop("devices", None)
     out = "runs/four"

@@ -1,5 +1,8 @@
 """What a rank runs to check the programs of notebooks/02_data_parallel.ipynb; the checks are in data_parallel.py."""
 
+import copy
+import threading
+
 from mpdemo.exercises.gradients import ratios
 
 NUMBERS = [1.0, 2, 3, 4, 5, 6, 7, 8, 9, 10]  # the ten inputs of exercise 02.2
@@ -7,8 +10,6 @@ NUMBERS = [1.0, 2, 3, 4, 5, 6, 7, 8, 9, 10]  # the ten inputs of exercise 02.2
 
 def drive_outputs(program, rank, world_size):
     """Call the reader's `outputs_of`; return values and gradient, where the products were computed, whether with w."""
-    import threading
-
     import torch
 
     products, shared = [], []
@@ -45,8 +46,6 @@ def small_model():
 
 def drive_replicate(program, rank, world_size):
     """Call the reader's `replicate` with two stale copies; return what of them differs, and what they share."""
-    import copy
-
     import torch
 
     model, inputs, _ = small_model()
@@ -69,8 +68,6 @@ def drive_replicate(program, rank, world_size):
 
 def drive_gradients(program, rank, world_size):
     """Call the reader's `gradients`; return the ratios to those of the whole batch, and of the first part alone."""
-    import copy
-
     import torch
 
     model, images, labels = small_model()

@@ -1,5 +1,7 @@
 """What a rank runs to check the programs of notebooks/03_ddp.ipynb; the checks are in ddp.py."""
 
+import copy
+import math
 import os
 import time
 
@@ -51,15 +53,13 @@ def drive_ring(program, rank, world_size):
         "missing": [other for other, count in enumerate(times) if count == 0],
         "double": [other for other, count in enumerate(times) if count > 1],
         "right": value == sum(4**other for other in range(world_size)),
-        "sent": sum(size for _, size in sends) / 2,
+        "sent": sum(math.prod(shape) for _, shape in sends) / 2,
         "collectives": [name for name, _ in calls],
     }
 
 
 def share_and_model(rank):
     """Return a small model, this rank's share of twelve inputs with labels, and the gradients of all twelve."""
-    import copy
-
     import torch
     from torch import nn
 
@@ -147,8 +147,6 @@ def drive_training(program, rank, world_size):
     Return the numbers of the inputs in each batch of this rank, and how far its weights are from those of one device
     that starts like rank 0 and takes the batches of all ranks together.
     """
-    import copy
-
     import torch
     import torch.distributed as dist
     from torch import nn

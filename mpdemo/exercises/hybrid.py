@@ -5,6 +5,7 @@ from mpdemo.exercises import hybrid_ranks as ranks
 from mpdemo.exercises.answers import close, refuse_mistakes
 from mpdemo.exercises.check import Wrong, exercise, require
 from mpdemo.exercises.run import run_on_ranks
+from mpdemo.settings import Settings, checked
 
 GRIDS = [(4, 2), (6, 2), (6, 3), (8, 2), (3, 1)]  # world size, replicas
 
@@ -87,8 +88,6 @@ def layout_of_the_story(answer):
 
 @exercise("06.6", expects='settings in a dictionary, such as {"replicas": 2}')
 def settings_of_sixteen(answer):
-    from mpdemo.settings import Settings, checked
-
     try:
         settings = Settings(**answer)
         fixed = (settings.rung, settings.batch_size, settings.schedule)

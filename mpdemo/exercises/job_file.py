@@ -13,6 +13,7 @@ from mpdemo.cluster import Cluster
 from mpdemo.errors import UserError
 from mpdemo.exercises.check import Wrong, require
 from mpdemo.jobs import slurm
+from mpdemo.jobs.record import read_text
 from mpdemo.jobs.slurm_answers import explain, parse_scontrol
 from mpdemo.paths import root
 from mpdemo.world.processes import child_environment
@@ -90,7 +91,7 @@ def _run(path, environment, log) -> list[str]:
         if time.monotonic() > end:
             raise Wrong(f"After {SECONDS:.0f} s the job is still {state}, and was ended.")
         time.sleep(0.1)
-    lines = [re.sub(r"^\s*\d+: ", "", line) for line in lines_of(log)]
+    lines = [re.sub(r"^\s*\d+: ", "", line) for line in read_text(log).splitlines()]
     own = own_lines(lines)
     require(state == "done", f"The job ended as {state}; its last line: {(own or lines or ['(none)'])[-1]}.")
     return sorted(own)
@@ -110,11 +111,6 @@ def ask(environment, job):
     if answered.returncode:
         raise UserError(explain("scontrol", answered.stderr))
     return parse_scontrol(answered.stdout)
-
-
-def lines_of(log) -> list[str]:
-    """Return the lines of a log; none before it exists."""
-    return log.read_text(errors="replace").splitlines() if log.exists() else []
 
 
 def own_lines(lines) -> list[str]:

@@ -3,6 +3,7 @@
 from contextlib import nullcontext
 
 from mpdemo.exercises.gradients import ratios
+from mpdemo.exercises.watch import watch
 
 SHAPES = (6, 4), (4, 4), (4, 3)  # of the linear layers of a toy in three stages
 
@@ -38,32 +39,12 @@ def drive_moves(program, rank, world_size):
         result["moved"] = result["moved"] or ("" if str(model[name].weight.device) == device else name)
     result["device"] = str(loss.device) if isinstance(loss, torch.Tensor) else ""
     model, (images, labels), _ = call(("cpu", "cpu"), nullcontext())
-    computed = [parameter.grad for parameter in model.parameters()]
-    model.zero_grad()
+    computed = gradients(model)
     cross_entropy(model["second"](model["first"](images).relu()), labels).backward()
     right = gradients(model)
     for parameter, gradient in zip(model.parameters(), computed, strict=True):
         parameter.grad = gradient
     return result | {"ratios": ratios(model, right)}
-
-
-def watch_send() -> list:
-    """Return a list that notes the shape of every tensor that this rank sends."""
-    import torch.distributed as dist
-
-    shapes = []
-
-    def watched(function):
-        def send(tensor, *args, **kwargs):
-            if tensor is None:
-                raise ValueError("send was given None instead of a tensor")
-            shapes.append(list(tensor.shape))
-            return function(tensor, *args, **kwargs)
-
-        return send
-
-    dist.send, dist.isend = watched(dist.send), watched(dist.isend)
-    return shapes
 
 
 def drive_step(program, rank, world_size):
@@ -79,10 +60,15 @@ def drive_step(program, rank, world_size):
     right_loss.backward()
     right = gradients(model)
     stage, own = (model[:2], right[:2]) if rank == 0 else (model[2:], right[2:])
-    sent = watch_send()
+    sends = watch(("send", "isend"), program)
     loss = program.train_step(stage, images if rank == 0 else None, labels if rank == 1 else None, rank)
     loss = loss.item() if isinstance(loss, torch.Tensor) else None
-    return {"loss": loss, "right_loss": right_loss.item(), "sent": sent, "ratios": ratios(stage, own)}
+    return {
+        "loss": loss,
+        "right_loss": right_loss.item(),
+        "sent": [shape for _, shape in sends],
+        "ratios": ratios(stage, own),
+    }
 
 
 def drive_chain(program, rank, world_size):
@@ -99,8 +85,7 @@ def drive_chain(program, rank, world_size):
     stages.append(nn.Sequential(nn.Linear(*SHAPES[-1]), Loss()))
     model, images = nn.Sequential(*stages), torch.randn(8, 6)
     model(images).backward()
-    right = [parameter.grad for parameter in model[rank].parameters()]
-    model.zero_grad()
+    right = gradients(model[rank])
     program.train_step(model[rank], images if rank == 0 else None, rank, world_size)
     return ratios(model[rank], right)
 

@@ -1,5 +1,7 @@
 """What a rank runs to check the programs of notebooks/12_other_tools.ipynb; the checks are in other_tools.py."""
 
+import copy
+
 STEPS = 4
 
 
@@ -14,8 +16,6 @@ def batches():
 
 def reference(module) -> list[float]:
     """Train a copy of the module's only layer in a loop of its own; return the losses."""
-    import copy
-
     import torch
     from torch.nn.functional import cross_entropy
 

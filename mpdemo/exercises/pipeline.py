@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from mpdemo.errors import UserError
+from mpdemo.errors import UserError, error_line
 from mpdemo.exercises import pipeline_commands as commands  # noqa: F401 - it enters 05.8 and 05.13
 from mpdemo.exercises import pipeline_ranks as ranks
 from mpdemo.exercises.answers import close, refuse_mistakes
@@ -28,8 +28,7 @@ def microbatch_loop(answer):
         try:
             answer(first, second, nn.functional.cross_entropy, images, labels, microbatches)
         except (RuntimeError, TypeError) as error:
-            line = str(error).splitlines()[0]
-            raise Wrong(f"With {microbatches} microbatches it fails: {type(error).__name__}: {line}.") from None
+            raise Wrong(f"With {microbatches} microbatches it fails: {error_line(error)}.") from None
         for name, number, stage in (("first", 0, first), ("second", 1, second)):
             wanted = [12 // microbatches] * microbatches
             seen, sizes[name] = sizes[name], []

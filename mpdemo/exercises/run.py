@@ -11,12 +11,14 @@ import os
 import re
 import signal
 import tempfile
+import threading
 import time
 from pathlib import Path
 
 from mpdemo.errors import UserError
 from mpdemo.exercises import rank as rank_process
 from mpdemo.exercises.check import Wrong
+from mpdemo.jobs.record import read_text
 from mpdemo.paths import root
 from mpdemo.world.failures import lost_a_peer
 from mpdemo.world.gpus import ON_THE_CPU
@@ -24,7 +26,8 @@ from mpdemo.world.launch import free_port
 from mpdemo.world.processes import child_environment
 from mpdemo.world.stacks import place_in_program
 
-START_SECONDS = 120.0  # limit for the ranks to get ready, from the moment that the server has imported PyTorch
+IMPORT_SECONDS = 300.0  # limit for the server's import of PyTorch, for which the first check waits
+START_SECONDS = 120.0  # limit for the ranks to get ready, from then on
 SECONDS = 20.0  # limit for the program, from then on; those of the exercises need about 1 s
 
 _FORKING = multiprocessing.get_context("forkserver")
@@ -59,7 +62,7 @@ def run_on_ranks(path, driver=None, processes=2, seconds=None, folder=None, per_
     Wrong
         A rank failed (its error and the line), or the program did not end (where each rank waits).
     UserError
-        A rank did not get ready: no fault of the program.
+        PyTorch was not imported in time, or a rank did not get ready: no fault of the program.
     """
     place = contextlib.nullcontext(folder) if folder else tempfile.TemporaryDirectory(prefix="mpdemo-exercise-")
     with place as name:
@@ -90,8 +93,27 @@ def _start(path, driver, folder, rank, processes, per_node, port):
     driver = f"{driver.__module__}:{driver.__name__}" if driver else ""
     arguments = (str(path), driver, str(folder), str(root()), environment)
     process = _FORKING.Process(target=rank_process.main, args=arguments)
-    process.start()
+    with _time_limit(IMPORT_SECONDS, "PyTorch was not imported within {:.0f} s; run this cell again"):
+        process.start()  # it waits for the server; what it starts too late finds no folder, and ends
     return process
+
+
+@contextlib.contextmanager
+def _time_limit(seconds, message):
+    """Raise `UserError` in a ``with`` block that takes too long; the main thread only, which runs the cells."""
+
+    def stop(number, frame):
+        raise UserError(message.format(seconds))
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler, timer = signal.signal(signal.SIGALRM, stop), signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+        signal.signal(signal.SIGALRM, handler)
 
 
 def _wait_for_start(ranks, folder):
@@ -123,11 +145,9 @@ def _wait(ranks, path, folder, seconds):
 
 
 def _error(folder, rank) -> str:
-    error = folder / f"rank{rank}.error"
-    if error.exists():
-        return error.read_text()
-    log = folder / f"rank{rank}.log"
-    lines = log.read_text().strip().splitlines() if log.exists() else []
+    if text := read_text(folder / f"rank{rank}.error"):
+        return text
+    lines = read_text(folder / f"rank{rank}.log").strip().splitlines()
     return lines[-1] if lines else "it ended without a message"
 
 

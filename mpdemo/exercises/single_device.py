@@ -5,7 +5,14 @@ import math
 from mpdemo.exercises.answers import close
 from mpdemo.exercises.check import exercise, require
 from mpdemo.exercises.run import run_on_ranks
-from mpdemo.exercises.single_device_runs import DEVICE_SECONDS, STEPS, drive_clock, drive_loop
+from mpdemo.exercises.single_device_runs import (
+    DEVICE_SECONDS,
+    STEPS,
+    accumulation_result,
+    accuracy_case,
+    drive_clock,
+    drive_loop,
+)
 
 MIB = 2**20
 
@@ -26,8 +33,6 @@ def two_backward_calls(answer):
 
 @exercise("01.2", expects="a function accumulate(model, optimizer, loss_fn, images, labels, parts)")
 def accumulation(function):
-    from mpdemo.exercises.single_device_runs import accumulation_result
-
     whole = accumulation_result(None, parts=1)
     for parts in (3, 4):
         done = accumulation_result(function, parts)
@@ -168,8 +173,6 @@ def largest_batch(answer):
 
 @exercise("01.10", expects="a function accuracy(model, loader)")
 def accuracy(function):
-    from mpdemo.exercises.single_device_runs import accuracy_case
-
     model, loader, right, means, padded, in_training = accuracy_case()
     value = float(function(model, loader))
     require(

@@ -1,5 +1,8 @@
 """What the checks of notebook 01 run: the reader's program in a process, or a function on a small model."""
 
+import copy
+import time
+
 DEVICE_SECONDS, STEPS = 0.010, 20  # of the toy device in 01.5
 
 
@@ -12,8 +15,6 @@ def accumulation_result(function, parts) -> dict:
         One weight's gradient at the optimizer's step, that of the last part alone, the older one, how many steps
         the optimizer made, how many backward passes there were, and how many images each forward pass took.
     """
-    import copy
-
     import torch
     from torch.nn.functional import cross_entropy
 
@@ -78,8 +79,6 @@ def _loop(model, optimizer, loss_fn, batches, clear):
 
 def drive_clock(program, rank, world_size):
     """Let the reader's program measure a toy device; return what it reports, and when the host waited."""
-    import time
-
     from mpdemo.labs.toy_device import ToyDevice
 
     def batches():

@@ -9,7 +9,7 @@ NEW_NAMES = {"all_gather_single": "all_gather_into_tensor", "reduce_scatter_sing
 
 
 def watch(names, program) -> list:
-    """Return a list that notes every call of these functions of torch.distributed: name, first argument's size.
+    """Return a list that notes every call of these functions of torch.distributed: name, shape of the first argument.
 
     Calls by a name that the reader's program has imported are noted as well, and new names under the old ones.
     """
@@ -20,7 +20,9 @@ def watch(names, program) -> list:
     def watched(name, function):
         def call(*args, **kwargs):
             tensor = args[0] if args else next(iter(kwargs.values()), None)
-            calls.append((NEW_NAMES.get(name, name), getattr(tensor, "numel", int)()))
+            if tensor is None:
+                raise ValueError(f"{name} was given None instead of a tensor")
+            calls.append((NEW_NAMES.get(name, name), list(getattr(tensor, "shape", []))))
             return function(*args, **kwargs)
 
         originals[call] = function
@@ -28,7 +30,7 @@ def watch(names, program) -> list:
 
     def operation(op, tensor, *args, **kwargs):  # `dist.P2POp` takes no functions but isend and irecv themselves
         if op in originals:
-            calls.append(("isend", tensor.numel()))
+            calls.append(("isend", list(tensor.shape)))
         return point_to_point(originals.get(op, op), tensor, *args, **kwargs)
 
     for name in names:

@@ -14,7 +14,7 @@ from mpdemo.training.run_log import read_rows
 FINISHED = ("done", "failed", "stopped", "cancelled", "timeout", "out_of_memory", "node_failure", "unknown")
 LOG = "log.txt"  # of a job on this machine
 HERE = "this machine"  # where such a job runs
-SAY_AFTER = 30.0  # seconds in the queue
+SAY_AFTER = 30.0  # seconds in the queue, after which `wait` prints that the job waits
 
 
 class JobFailed(RuntimeError):
@@ -46,7 +46,7 @@ class Job(ABC):
         The sbatch file (written on this machine too, though nothing reads it there).
     """
 
-    patience = 1.0  # polling interval, in seconds
+    patience: float  # polling interval, in seconds
 
     def __init__(self, record, out):
         self.record = record

@@ -89,8 +89,3 @@ class Site:
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} exclude each other; keep one")
         return self
-
-    @property
-    def cpus_per_gpu(self) -> int:
-        """A GPU's fair share of the node's cores."""
-        return max(1, self.cores_per_node // max(1, self.gpus_per_node))

@@ -148,12 +148,11 @@ class JobSpec:
         return handled | ({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": seconds} if seconds else {})
 
     def cpus_on(self, site: Site) -> int:
-        """CPUs of each process: what was requested, else its GPUs' share of the cores; else one for each device."""
+        """CPUs of each process: what was requested; else its share of the cores per GPU; else the site's per device."""
         if self.cpus_per_process is not None:
             return self.cpus_per_process
-        if site.gpus_per_node == 0:
-            return site.cpus_per_process * max(1, self.gpus_per_process)
-        return site.cpus_per_gpu * max(1, self.gpus_per_process)
+        gpus = site.gpus_per_node
+        return (max(1, site.cores_per_node // gpus) if gpus else site.cpus_per_process) * max(1, self.gpus_per_process)
 
     def cpus_per_task(self, site: Site) -> int:
         """CPUs of each of Slurm's tasks."""

@@ -10,10 +10,10 @@ import statistics
 import sys
 from pathlib import Path
 
-from mpdemo.labs.harness import join_world
+from mpdemo.labs.harness import write_result
 from mpdemo.settings import Settings, checked
 from mpdemo.training.loop import train
-from mpdemo.training.run_log import RunLog, rows_in
+from mpdemo.training.run_log import rows_in
 from mpdemo.world.launch import end
 
 TOY = {"model": "toy", "batch_size": 32, "lr": 0.005, "epochs": 8}  # a careful rate: there is room above it
@@ -53,14 +53,11 @@ def last_epoch(world, settings, out) -> dict:
     return {"steps": row["step"], "loss": row["validation_loss"], "accuracy": row["validation_accuracy"]}
 
 
-def main(out) -> int:
+def main(out):
     """Train the toy with every batch by every rule, and the ConvNet with and without warm-up; write the rows."""
     variants = [(TOY, factor, rule) for factor in FACTORS for rule in (RULES if factor > 1 else RULES[:1])]
     variants += [(CONVNET, 8, rule) for rule in RULES[1:]]
-    with join_world() as world:
-        rows = [median_row(world, Path(out), *variant) for variant in variants]
-    RunLog(out, active=True).finish({"rows": rows})
-    return 0
+    write_result(out, lambda world: {"rows": [median_row(world, Path(out), *variant) for variant in variants]})
 
 
 if __name__ == "__main__":

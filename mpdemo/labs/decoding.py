@@ -126,7 +126,7 @@ def measure(folder, workers) -> dict:
     return {"core": core, "workers": table}
 
 
-def main(out) -> int:
+def main(out):
     """Write the files, measure, write the result."""
     folder = Path(out) / "photos"
     torch.set_num_threads(1)
@@ -137,7 +137,6 @@ def main(out) -> int:
     result = measure(folder, range(min(cores, 4) + 1))
     shutil.rmtree(folder)
     RunLog(out, active=True).finish(result | {"file_bytes": round(size), "cores": cores})
-    return 0
 
 
 if __name__ == "__main__":

@@ -33,12 +33,16 @@ def join_world():
         yield world
 
 
-def run_lab(functions, out, names) -> int:
-    """Call functions of the world by name in every process; rank 0 writes all results to ``summary.json`` in `out`."""
+def write_result(out, measure):
+    """Call a function of the world in every process; rank 0 writes its result to ``summary.json`` in `out`."""
     with join_world() as world:
-        results = {name: gather_objects(functions[name](world)) for name in names}
-    RunLog(out, world.rank == 0).finish(results)
-    return 0
+        result = measure(world)
+    RunLog(out, world.rank == 0).finish(result)
+
+
+def run_lab(functions, out, names):
+    """Call functions of the world by name, as `write_result` does; each result is a list with one entry per rank."""
+    write_result(out, lambda world: {name: gather_objects(functions[name](world)) for name in names})
 
 
 class Comparison:

@@ -2,12 +2,12 @@
 
     torchrun --standalone --nproc-per-node 2 -m mpdemo.labs.horovod_calls runs/12_horovod
 
-In one process it is the same training: rank r of n takes images r, r + n, ... of every batch. A program that was
-written for Horovod can import this module in place of ``horovod.torch``. Taught in notebooks/12_other_tools.ipynb.
+In one process it is the same training: rank r of n takes images r, r + n, ... of every batch. `train` is written as a
+program for Horovod and takes its calls from here; ``hvd.init()`` is `join_world`. Taught in
+notebooks/12_other_tools.ipynb.
 Source: https://horovod.readthedocs.io/en/stable/pytorch.html.
 """
 
-import os
 import sys
 
 import torch
@@ -30,11 +30,6 @@ def rank() -> int:
 def size() -> int:
     """Return how many processes there are."""
     return dist.get_world_size() if dist.is_initialized() else 1
-
-
-def local_rank() -> int:
-    """Return this process's number on its node."""
-    return int(os.environ.get("LOCAL_RANK", 0))
 
 
 def allreduce(tensor):
@@ -98,7 +93,7 @@ def train(hvd, images, labels, steps) -> list[float]:
     return losses
 
 
-def main(out, steps=STEPS) -> int:
+def main(out, steps=STEPS):
     """Train in every process; rank 0 writes ``metrics.jsonl`` and ``summary.json``."""
     with join_world() as world:  # hvd.init(): torch.distributed.init_process_group
         images, labels = data.load("digits").train.tensors
@@ -108,7 +103,6 @@ def main(out, steps=STEPS) -> int:
     for step, loss in enumerate(losses, 1):
         log.write("step", step=step, loss=loss)
     log.finish({"ranks": ranks})
-    return 0
 
 
 if __name__ == "__main__":

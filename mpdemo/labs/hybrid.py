@@ -7,22 +7,17 @@ one node nothing crosses. Taught in notebooks/06_hybrid.ipynb.
 """
 
 import socket
-import statistics
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
-from mpdemo.labs.harness import join_world, rest
-from mpdemo.labs.trial import Trial
+from mpdemo.labs.harness import Comparison, rest, write_result
 from mpdemo.settings import Settings
-from mpdemo.training.run_log import RunLog
 from mpdemo.training.summary import parameters
-from mpdemo.world import clock
 from mpdemo.world.collectives import gather_objects
 from mpdemo.world.launch import end
 
-STEPS, WARMUP = 3, 1
+STEPS = 3
 LAYOUTS = {"inside": "dp-pp", "across": "pp-dp"}  # of a replica: in one node, or over the nodes
 MODELS = {  # many weights and small activations, and the other way round
     "transformer": Settings(rung="hybrid", model="transformer", batch_size=64, image_size=28, cut="block.3"),
@@ -51,20 +46,14 @@ def measure(world, settings) -> dict:
         `seconds` of a step, and the MB (millions of bytes) that all nodes `sent` in it; the model's `weights`, and the
         numbers of an `activation`, that of one image at the cut.
     """
-    trial = Trial(replace(settings, microbatches=4, replicas=2), world)
-    for _ in range(WARMUP):
-        trial.step()
-    seconds, before = [], sent_by_nodes()
-    for _ in range(STEPS):
-        rest()
-        begin = time.perf_counter()
-        trial.step()
-        clock.wait(world.device)
-        rest()
-        seconds.append(time.perf_counter() - begin)
+    comparison = Comparison(world)
+    rung = comparison.add("hybrid", replace(settings, microbatches=4, replicas=2)).rung
+    comparison.run(0, warmup=1)
+    before = sent_by_nodes()
+    comparison.run(STEPS, warmup=0)
     sent = (sent_by_nodes() - before) / STEPS / 1e6
-    sizes = {"weights": parameters(trial.rung), "activation": trial.rung.shapes[1][0][0].numel()}
-    return {"seconds": statistics.median(seconds), "sent": sent} | sizes
+    sizes = {"weights": parameters(rung), "activation": rung.shapes[1][0][0].numel()}
+    return {"seconds": comparison.median("hybrid"), "sent": sent} | sizes
 
 
 def sent_by_nodes() -> int:
@@ -73,16 +62,18 @@ def sent_by_nodes() -> int:
     return sum(dict(gather_objects((socket.gethostname(), sent_bytes()))).values())
 
 
-def main(out) -> int:
-    """Measure every model in both layouts; rank 0 writes the results."""
-    with join_world() as world:
-        results = {
-            model: {name: measure(world, replace(settings, mesh=mesh)) for name, mesh in LAYOUTS.items()}
-            for model, settings in MODELS.items()
-        }
-        hosts = gather_objects(socket.gethostname())
-    RunLog(out, world.rank == 0).finish({"layouts": results, "hosts": hosts})
-    return 0
+def layouts(world) -> dict:
+    """Measure every model in both layouts; all ranks must call this."""
+    results = {
+        model: {name: measure(world, replace(settings, mesh=mesh)) for name, mesh in LAYOUTS.items()}
+        for model, settings in MODELS.items()
+    }
+    return {"layouts": results, "hosts": gather_objects(socket.gethostname())}
+
+
+def main(out):
+    """Measure in every process; rank 0 writes the results."""
+    write_result(out, layouts)
 
 
 if __name__ == "__main__":

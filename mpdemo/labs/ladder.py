@@ -14,6 +14,7 @@ import torch
 from mpdemo import data, models
 from mpdemo.cuts import HEADS
 from mpdemo.labs.harness import WARMUP, Comparison, join_world
+from mpdemo.labs.trial import recorded_steps
 from mpdemo.schedules import usual_stages_per_rank
 from mpdemo.settings import CUT_RUNGS, RUNG_FORMS, Settings
 from mpdemo.timeline import read
@@ -142,7 +143,7 @@ def bounds(comparison, world) -> dict:
     for rung in (rung for rung in CUT_RUNGS if f"{rung} per-device" in comparison.trials):
         trial = comparison.trials[f"{rung} per-device"]
         schedule = "naive" if rung == "model_parallel" else trial.settings.schedule
-        simulated = [read.predict_seconds(step, schedule, cores) for step in trial.recorded_steps()[WARMUP:]]
+        simulated = [read.predict_seconds(step, schedule, cores) for step in recorded_steps(trial)[WARMUP:]]
         result[rung, "per-device"] = result[rung, "one-process"] = single / statistics.median(simulated)
     if world.device.type == "cpu":  # a CPU operator blocks the one process: its devices never overlap
         result["model_parallel", "one-process"] = 1.0
@@ -151,14 +152,13 @@ def bounds(comparison, world) -> dict:
     return result
 
 
-def main(settings_file, rows_file, rounds, *sharded) -> int:
+def main(settings_file, rows_file, rounds, *sharded):
     """Run under torchrun: read the settings, measure, write the rows; "sharded" adds those that shard."""
     base = Settings(**json.loads(Path(settings_file).read_text()))
     with join_world() as world:
         rows = measure(base, world, int(rounds), bool(sharded))
     if world.rank == 0:
         Path(rows_file).write_text(json.dumps(rows))
-    return 0
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ loss of every step in a file; Lightning has no logger, no checkpoints and no pro
 notebooks/12_other_tools.ipynb.
 """
 
-import copy
 import sys
 import tempfile
 import time
@@ -15,14 +14,12 @@ from contextlib import redirect_stdout
 from statistics import median
 
 from mpdemo import data
-from mpdemo.labs.harness import WARMUP, join_world, quartiles
+from mpdemo.labs.bare_loop import bare_epoch
+from mpdemo.labs.harness import WARMUP, Comparison, quartiles, write_result
 from mpdemo.labs.lightning_story import Digits, Story, lightning_settings, make_trainer, pl
-from mpdemo.labs.trial import Trial
-from mpdemo.parallel.rung import loss_fn
 from mpdemo.settings import Settings, checked
-from mpdemo.training.build import build, make_optimizer
+from mpdemo.training.build import build
 from mpdemo.training.loop import Run
-from mpdemo.training.run_log import RunLog
 from mpdemo.world.launch import end
 
 ROUNDS = 60
@@ -79,35 +76,17 @@ def measure(world, rounds=ROUNDS, model="toy") -> dict:
     }
 
 
-def bare_epoch(dataset, model, settings):
-    """Return a function that trains a copy of the model for one epoch, with nothing beside it."""
-    model, loaders = copy.deepcopy(model), data.Loaders(dataset, settings.batch_size)
-    optimizer = make_optimizer(model.parameters(), settings)
-
-    def epoch():
-        for images, labels in loaders.train:
-            optimizer.zero_grad()
-            loss_fn(model(images), labels).backward()
-            optimizer.step()
-
-    return epoch
-
-
 def story_seconds(world, steps=5) -> float:
     """Return the median time of a step of the story, in s."""
-    trial, seconds = Trial(lightning_settings(epochs=1), world), []
-    for _ in range(1 + steps):
-        begin = time.perf_counter()
-        trial.step()
-        seconds.append(time.perf_counter() - begin)
-    return median(seconds[1:])
+    comparison = Comparison(world)
+    comparison.add("story", lightning_settings(epochs=1))
+    comparison.run(steps, warmup=1)
+    return comparison.median("story")
 
 
-def main(out, rounds=ROUNDS) -> int:
+def main(out, rounds=ROUNDS):
     """Measure in one process and write the result."""
-    with join_world() as world:
-        RunLog(out, world.rank == 0).finish(measure(world, int(rounds)))
-    return 0
+    write_result(out, lambda world: measure(world, int(rounds)))
 
 
 if __name__ == "__main__":

@@ -130,7 +130,7 @@ def make_trainer(nodes=1, devices=1, **more):
     )
 
 
-def main(out, steps=None) -> int:
+def main(out, steps=None):
     """Train in every process; rank 0 writes ``metrics.jsonl``, ``summary.json`` and the folder ``tensorboard``."""
     world = where_am_i()
     claim_cores(world)
@@ -154,7 +154,6 @@ def main(out, steps=None) -> int:
         dist.barrier()
         time.sleep(0.1)
         dist.destroy_process_group()
-    return 0
 
 
 if __name__ == "__main__":

@@ -18,14 +18,6 @@ CONVNET = Settings(rung="single", model="convnet", batch_size=128)
 ALONE = 7  # steps of a measurement without a loader
 
 
-def one_step(trial, batch=None):
-    """Do one step of a trial, on its own batch by default; return the loss, still on the device."""
-    trial.optimizer.zero_grad()
-    loss, _ = trial.rung.step(*(batch or (trial.images, trial.labels)))
-    trial.optimizer.step()
-    return loss
-
-
 class RemoteImages(Dataset):
     """Images that come one by one from a slow file system: each takes `seconds`, in which no core works."""
 
@@ -51,8 +43,8 @@ def loading(world, workers=(0, 1, 2, 4), seconds_per_image=0.001):
     load = mean_seconds(batches(slow, 0), lambda batch: None, world.device)
     steps, alone = {}, []
     for count in workers:
-        steps[count] = mean_seconds(batches(slow, count), lambda batch: one_step(trial, batch), world.device)
-        alone.append(mean_seconds(iter(range(ALONE)), lambda batch: one_step(trial), world.device))
+        steps[count] = mean_seconds(batches(slow, count), trial.step, world.device)
+        alone.append(mean_seconds(iter(range(ALONE)), lambda _: trial.step(), world.device))
     return {"load": load, "device": min(alone), "workers": steps}
 
 

@@ -11,13 +11,12 @@ import sys
 from dataclasses import replace
 
 from mpdemo.labs.counting import peak_of_a_step, sent_in_a_step
-from mpdemo.labs.harness import join_world
+from mpdemo.labs.harness import write_result
 from mpdemo.labs.ladder import model_and_batch
 from mpdemo.labs.trial import Trial
 from mpdemo.notebook.story import story
 from mpdemo.plan import predict
 from mpdemo.settings import Settings, as_arguments
-from mpdemo.training.run_log import RunLog
 from mpdemo.world.collectives import gather_objects
 from mpdemo.world.launch import end
 
@@ -90,12 +89,14 @@ def predicted(settings) -> dict:
     }
 
 
-def main(out, batch_size=64) -> int:
+def main(out, batch_size=64):
     """Count in every process; rank 0 writes the result."""
-    with join_world() as world:
+
+    def count(world):
         rows = measure(world, CASES[world.world_size], int(batch_size))
-    RunLog(out, world.rank == 0).finish({"device": world.device.type, "rows": rows})
-    return 0
+        return {"device": world.device.type, "rows": rows}
+
+    write_result(out, count)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch.profiler import record_function
 
 from mpdemo.labs.counting import STEPS, sent_in_a_step
-from mpdemo.labs.harness import join_world
+from mpdemo.labs.harness import write_result
 from mpdemo.labs.ladder import model_and_batch
 from mpdemo.labs.profile_parts import STEP, recording
 from mpdemo.labs.trial import Trial
@@ -21,7 +21,6 @@ from mpdemo.timeline import read
 from mpdemo.timeline.observe import observe
 from mpdemo.timeline.record import Recorder
 from mpdemo.training.measure import relative_difference
-from mpdemo.training.run_log import RunLog
 from mpdemo.world.collectives import gather_objects, whole
 from mpdemo.world.launch import end
 
@@ -94,12 +93,9 @@ def measure(world) -> dict:
     return results
 
 
-def main(out) -> int:
+def main(out):
     """Count in every process; rank 0 writes the result."""
-    with join_world() as world:
-        result = measure(world)
-    RunLog(out, world.rank == 0).finish({"ways": result})
-    return 0
+    write_result(out, lambda world: {"ways": measure(world)})
 
 
 if __name__ == "__main__":

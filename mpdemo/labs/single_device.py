@@ -17,7 +17,7 @@ from mpdemo import data
 from mpdemo.labs.counting import peak_of_a_step
 from mpdemo.labs.harness import run_lab
 from mpdemo.labs.ladder import model_and_batch
-from mpdemo.labs.loading import CONVNET, loading, one_step
+from mpdemo.labs.loading import CONVNET, loading
 from mpdemo.labs.trial import Trial
 from mpdemo.notebook.story import story
 from mpdemo.parallel.rung import loss_fn
@@ -36,7 +36,7 @@ def reading(world, rounds=5, steps=5):
             clock.wait(world.device)
             begin = time.perf_counter()
             for step in range(1, steps + 1):
-                loss = one_step(trial)
+                loss = trial.step()
                 if step == steps:
                     launched = time.perf_counter() - begin
                 if step % every == 0:

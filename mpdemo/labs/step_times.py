@@ -8,14 +8,13 @@ Every process takes part; rank 0 writes ``summary.json`` in the folder. Also a p
 import sys
 from dataclasses import replace
 
-from mpdemo.labs.harness import Comparison, join_world, quartiles
+from mpdemo.labs.harness import Comparison, quartiles, write_result
 from mpdemo.labs.ladder import model_and_batch
 from mpdemo.labs.speeds import measured_speeds
 from mpdemo.notebook.story import story
 from mpdemo.plan import predict
 from mpdemo.plan.step_time import IN_TURN, seconds
 from mpdemo.settings import Settings, as_arguments, checked
-from mpdemo.training.run_log import RunLog
 from mpdemo.world.collectives import gather_objects
 from mpdemo.world.launch import end
 
@@ -75,12 +74,9 @@ def measure(world, rounds) -> list[dict]:
     ]
 
 
-def main(out, rounds=9) -> int:
+def main(out, rounds=9):
     """Measure in every process; rank 0 writes the result."""
-    with join_world() as world:
-        rows = measure(world, int(rounds))
-    RunLog(out, world.rank == 0).finish({"device": world.device.type, "rows": rows})
-    return 0
+    write_result(out, lambda world: {"rows": measure(world, int(rounds)), "device": world.device.type})
 
 
 if __name__ == "__main__":

@@ -12,15 +12,15 @@ from dataclasses import asdict, replace
 
 from mpdemo.errors import UserError, did_you_mean
 from mpdemo.labs.ddp import time_bucket
-from mpdemo.labs.harness import WARMUP, join_world, quartiles
+from mpdemo.labs.harness import WARMUP, quartiles, write_result
 from mpdemo.labs.ladder import compare, measured_rows
+from mpdemo.labs.trial import recorded_steps
 from mpdemo.notebook.story import story
 from mpdemo.plan import predict
 from mpdemo.settings import RUNG_FORMS, RUNGS, Settings
 from mpdemo.timeline import read
 from mpdemo.timeline.observe import RecordedBuckets, observe
 from mpdemo.timeline.record import Recorder
-from mpdemo.training.run_log import RunLog
 from mpdemo.world.collectives import gather_objects
 from mpdemo.world.launch import end
 
@@ -67,25 +67,16 @@ def observe_trial(trial, world):
         trial.rung.parallel.register_comm_hook(RecordedBuckets(recorder), time_bucket)
 
 
-def recorded_steps(trial) -> list:
-    """Return the timeline of every step of a trial, of all ranks that take part in it; all ranks must call this."""
-    ranks = [steps for steps in gather_objects(trial and trial.rung.recorder.steps) if steps]
-    return [read.merge(list(step)) for step in zip(*ranks, strict=True)]
-
-
 def device_memory(settings) -> list[dict]:
     """Estimate the peak memory of every device in a step (`mpdemo.plan.predict`), in bytes, from checked settings."""
     return [asdict(device) for device in predict.devices(settings, predict.blocks_of(settings))]
 
 
-def main(out, rung, rounds=ROUNDS) -> int:
+def main(out, rung, rounds=ROUNDS):
     """Measure in every process; rank 0 writes the result."""
     if rung not in RUNGS:
         raise UserError(f"no rung {rung!r}; allowed: {', '.join(RUNGS)}{did_you_mean(rung, RUNGS)}")
-    with join_world() as world:
-        result = measure(world, rung, int(rounds))
-    RunLog(out, world.rank == 0).finish(result)
-    return 0
+    write_result(out, lambda world: measure(world, rung, int(rounds)))
 
 
 if __name__ == "__main__":

@@ -47,12 +47,16 @@ class Trial:
             if self.all_cores:
                 self.gradients()
 
-    def step(self):
-        """Do one step of the training loop on the batch; a rung with a recorder records it."""
+    def step(self, batch=None):
+        """Do one step of the training loop, on the trial's batch by default; return the loss, still on the device.
+
+        A rung with a recorder records it.
+        """
         with self.rung.recorder.step() if self.rung.recorder else nullcontext():
             self.optimizer.zero_grad()
-            self.rung.step(self.images, self.labels)
+            loss, _ = self.rung.step(*(batch or (self.images, self.labels)))
             self.optimizer.step()
+        return loss
 
     def gradients(self) -> dict:
         """Return the gradients of one step by parameter name, sharded ones whole, without an update."""
@@ -60,9 +64,11 @@ class Trial:
         self.rung.step(self.images, self.labels)
         return {name: whole(parameter.grad) for name, parameter in self.rung.named_parameters().items()}
 
-    def recorded_steps(self) -> list:
-        """Return the timeline of every recorded step, of all ranks together; all ranks must call this."""
-        return [read.merge(list(step)) for step in zip(*gather_objects(self.rung.recorder.steps), strict=True)]
+
+def recorded_steps(trial) -> list:
+    """Return the timeline of every step of a trial, of all ranks that take part in it; all ranks must call this."""
+    ranks = [steps for steps in gather_objects(trial and trial.rung.recorder.steps) if steps]
+    return [read.merge(list(step)) for step in zip(*ranks, strict=True)]
 
 
 def is_per_device(settings) -> bool:

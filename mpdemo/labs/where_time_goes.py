@@ -14,14 +14,13 @@ import torch
 from torch.profiler import record_function
 
 from mpdemo import data
-from mpdemo.labs.harness import join_world, rest
+from mpdemo.labs.harness import rest, write_result
 from mpdemo.labs.ladder import model_and_batch
 from mpdemo.labs.loading import RemoteImages
 from mpdemo.labs.profile_parts import LOADING, STEP, recording, steps_of
 from mpdemo.labs.trial import Trial
 from mpdemo.notebook.story import story
 from mpdemo.settings import Settings
-from mpdemo.training.run_log import RunLog
 from mpdemo.world import clock
 from mpdemo.world.collectives import gather_objects
 from mpdemo.world.launch import end
@@ -33,7 +32,7 @@ SECONDS_PER_IMAGE = 0.01  # of the slow loader, in which no core works
 CASES = ("as it is", "slowed rank", "slow loader")
 
 
-def measure(world, case, steps=STEPS) -> dict:
+def measure(world, case) -> dict:
     """Record some steps of one case; all ranks must call this.
 
     Returns
@@ -53,7 +52,7 @@ def measure(world, case, steps=STEPS) -> dict:
         one_step(trial, loader)
     rest()
     with recording() as recorded:
-        for _ in range(steps):
+        for _ in range(STEPS):
             one_step(trial, loader)
     rows = steps_of(recorded)
     return {"case": case, "rank": world.rank} | {part: median(row[part] for row in rows) for part in rows[0]}
@@ -70,10 +69,8 @@ def one_step(trial, loader):
     """Do one step of the training loop, its ranges marked for the profiler."""
     with record_function(STEP):
         with record_function(LOADING):
-            images, labels = next(loader)
-        trial.optimizer.zero_grad()
-        trial.rung.step(images, labels)
-        trial.optimizer.step()
+            batch = next(loader)
+        trial.step(batch)
         for device in trial.devices:
             clock.wait(device)
 
@@ -85,12 +82,9 @@ def compute_again(block, inputs, outputs):
         block.forward(*inputs)
 
 
-def main(out) -> int:
+def main(out):
     """Measure all cases in every process; rank 0 writes the result."""
-    with join_world() as world:
-        rows = [row for case in CASES for row in gather_objects(measure(world, case))]
-    RunLog(out, world.rank == 0).finish({"rows": rows})
-    return 0
+    write_result(out, lambda world: {"rows": [row for case in CASES for row in gather_objects(measure(world, case))]})
 
 
 if __name__ == "__main__":

@@ -3,6 +3,5 @@
 from mpdemo.cuts import resolve_cut
 from mpdemo.models.blocks import Blocks
 from mpdemo.models.nets import build
-from mpdemo.settings import MODELS as NAMES
 
-__all__ = ["NAMES", "Blocks", "build", "resolve_cut"]
+__all__ = ["Blocks", "build", "resolve_cut"]

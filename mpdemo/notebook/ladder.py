@@ -8,6 +8,7 @@ import json
 
 from mpdemo import paths
 from mpdemo.errors import UserError, did_you_mean
+from mpdemo.jobs.record import read_text
 from mpdemo.notebook.bundle import Bundle
 from mpdemo.notebook.plots import curves, ladder_so_far
 from mpdemo.notebook.rung_table import COLUMNS, table
@@ -112,8 +113,7 @@ def missing(rows) -> list[str]:
 
 def summary(kind, rung) -> dict:
     """Return what a run of a rung left when it ended, an empty dictionary before."""
-    path = folder(kind, rung) / "summary.json"
-    return json.loads(path.read_text()) if path.exists() else {}
+    return json.loads(read_text(folder(kind, rung) / "summary.json") or "{}")
 
 
 def folder(kind, rung):

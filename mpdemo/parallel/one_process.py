@@ -5,7 +5,7 @@ Taught in notebooks/04_model_parallel.ipynb and 05_pipeline.ipynb.
 """
 
 from mpdemo.models import resolve_cut
-from mpdemo.parallel.rung import Rung, count_correct, local_devices, loss_fn
+from mpdemo.parallel.rung import Rung, count_correct, loss_fn
 
 
 class CutOverDevices(Rung):
@@ -13,7 +13,6 @@ class CutOverDevices(Rung):
 
     def __init__(self, model, world, settings):
         super().__init__(world, settings)
-        self.devices = local_devices(world, settings.devices)
         points = resolve_cut(model.names, settings.cut, len(self.devices))
         self.stages = [stage.to(device) for stage, device in zip(model.cut(points), self.devices, strict=True)]
         self.parallel = self.forward  # with several replicas: wrapped in DDP

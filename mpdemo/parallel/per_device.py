@@ -48,11 +48,21 @@ class CutOverProcesses(Rung):
         self.shapes = stage_shapes(model, points, settings, self.device)
         self.stages = [model.cut(points)[i].to(self.device) for i, rank in enumerate(owners) if rank == self.rank]
         self.has_input, self.has_output = self.rank == owners[0], self.rank == owners[-1]
-        self.recorder = make_recorder(settings, world)
+        self.recorder = Recorder(world.rank, world.device) if settings.timeline else None
 
     def forward(self, images):
-        """Outputs of a batch of any size, without training. See `Rung.forward`."""
-        return walk(self.stages, self.owners, self.shapes, images)
+        """Send a batch of any size, (B, 0) on ranks that take no images, through all stages. See `Rung.forward`."""
+        own_stages, x = iter(self.stages), images
+        for number, owner in enumerate(self.owners):
+            if owner != self.rank:
+                continue
+            if number > 0 and self.owners[number - 1] != self.rank:
+                like = self.shapes[number][0]  # all but the batch dimension
+                x = receive(like.new_empty(len(images), *like.shape[1:]), self.owners[number - 1], self.device)
+            x = next(own_stages)(x)
+            if number + 1 < len(self.owners) and self.owners[number + 1] != self.rank:
+                dist.send(x.contiguous(), self.owners[number + 1])
+        return x if self.has_output else None
 
 
 def stage_shapes(model, points, settings, device) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -94,11 +104,6 @@ def stage_shapes(model, points, settings, device) -> list[tuple[torch.Tensor, to
 def _without_memory(tensor, needs_gradient):
     """Shape and type of a tensor; the library must know where gradients come back."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta", requires_grad=needs_gradient)
-
-
-def make_recorder(settings, world):
-    """Return a recorder where the settings ask for a timeline, else None."""
-    return Recorder(world.rank, world.device) if settings.timeline else None
 
 
 def pipeline_stages(rung, loss_fn):
@@ -144,36 +149,3 @@ def receive(like, rank, device):
     tensor = torch.empty(like.shape, dtype=like.dtype, device=device)
     dist.recv(tensor, rank)
     return tensor
-
-
-def walk(stages, owners, shapes, images):
-    """Send a batch of any size through all stages, forward only.
-
-    Parameters
-    ----------
-    stages : list of Blocks
-        Those of this rank, in order.
-    owners : list of int
-        The rank that holds each stage of the whole model.
-    shapes : list of (input, output)
-        From `stage_shapes`; all but the batch dimension is used.
-    images : torch.Tensor
-        (B, C, S, S), or (B, 0) on ranks that do not take images.
-
-    Returns
-    -------
-    torch.Tensor or None
-        (B, classes) on the rank that holds the last stage.
-    """
-    rank, own_stages = dist.get_rank(), iter(stages)
-    x = images
-    for number, owner in enumerate(owners):
-        if owner != rank:
-            continue
-        if number > 0 and owners[number - 1] != rank:
-            microbatch = shapes[number][0]
-            x = receive(microbatch.new_empty(len(images), *microbatch.shape[1:]), owners[number - 1], images.device)
-        x = next(own_stages)(x)
-        if number + 1 < len(owners) and owners[number + 1] != rank:
-            dist.send(x.contiguous(), owners[number + 1])
-    return x if owners[-1] == rank else None

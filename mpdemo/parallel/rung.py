@@ -46,7 +46,8 @@ class Rung:
     has_input, has_output : bool
         Whether this process takes the images in, and whether it computes the loss.
     recorder : Recorder or None
-        Records what this rank does when (per-device forms of a cut model, where the settings ask for it).
+        Records what this rank does when: per-device forms of a cut model, where the settings ask for it, or
+        `mpdemo.timeline.observe`.
     """
 
     replicas, replica = 1, 0

@@ -21,7 +21,7 @@ class Case:
     Attributes
     ----------
     model : str or callable
-        One of ``mpdemo.models.NAMES``, or a function without arguments that returns `mpdemo.models.Blocks`.
+        One of ``mpdemo.settings.MODELS``, or a function without arguments that returns `mpdemo.models.Blocks`.
     batch : int
         Images of a whole step, over all devices together.
     devices, nodes : int

@@ -7,15 +7,13 @@ Taught in notebooks/11_which_one.ipynb.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mpdemo import settings
 from mpdemo.errors import UserError
 from mpdemo.plan import fit
 from mpdemo.plan.case import Case
 from mpdemo.plan.fit import Fit, mib
-
-__all__ = ["RULES", "Choice", "Rule", "choose", "tree"]
 
 
 @dataclass(frozen=True)
@@ -133,7 +131,7 @@ def choose(case) -> Choice:
     if case.devices < 1 or case.nodes < 1 or case.devices % case.nodes:
         raise UserError(f"{case.devices} devices in {case.nodes} nodes; allowed: equally many in each node, 1 or more")
     per_device = -(-case.batch // case.devices) * case.devices
-    if case.batch % case.devices and fit.replicas(fit.replace(case, batch=per_device), None):
+    if case.batch % case.devices and fit.replicas(replace(case, batch=per_device), None):
         raise UserError(
             f"a batch of {case.batch} does not divide by {case.devices} devices, each of which could hold the model; "
             f"allowed: a multiple of {case.devices}, such as {per_device}"

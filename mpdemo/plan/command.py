@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, ByteSize, Field
 from pydantic.dataclasses import dataclass
 
+from mpdemo.cuts import block_names, resolve_cut
 from mpdemo.errors import UserError, did_you_mean, one_line_errors
 from mpdemo.options import add_options, option_name, options_from
 from mpdemo.plan import advice, planner, report
@@ -134,7 +135,7 @@ def make_plan(request):
             "allowed: 1GiB or more, with the unit, such as 16GiB"
         )
     model = {name: getattr(request, name) for name in ("classes", "channels", "norm")}
-    fixed = fixed_choices(request, model)
+    fixed = fixed_choices(request)
     blocks = footprints(request.model, request.image_size, **model)
 
     def workload(costs):
@@ -159,20 +160,15 @@ def make_plan(request):
     return report.Plan(request, job, best, candidates)
 
 
-def fixed_choices(request, model):
+def fixed_choices(request):
     """Refuse what no plan can do; return what the user fixed, as arguments for ``planner.candidates``."""
-    import torch
-
-    from mpdemo.models import build, resolve_cut
-
     allowed = ("naive", "gpipe") if request.form == "one-process" else tuple(SCHEDULES)
     if request.schedule and request.schedule not in allowed:
         raise UserError(f"one process runs no {request.schedule}; allowed: gpipe, naive, or --form per-device")
     if request.microbatches or request.schedule == "naive":
         schedule, count = request.schedule or "gpipe", request.microbatches or 1
         check_schedule(schedule, request.stages, count, batch=request.batch)
-    with torch.device("meta"):
-        names = build(request.model, image_size=request.image_size, **model).names
+    names = block_names(request.model)
     if request.stages > len(names):
         raise UserError(f"--stages {request.stages} of a model of {len(names)} blocks; allowed: 1 to {len(names)}")
     stages = request.stages * (usual_stages_per_rank(request.schedule) if request.schedule else 1)

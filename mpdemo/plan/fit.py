@@ -1,6 +1,6 @@
 """Whether a training fits: on one device, in parts of the batch, in 16 bits, on several devices.
 
-Sums over the footprints of the blocks; `mpdemo.plan.choose` asks these questions in order of a `mpdemo.plan.case.Case`.
+Sums over the footprints of the blocks; `mpdemo.plan.choose` asks a `mpdemo.plan.case.Case` these questions, in order.
 Memory is what `mpdemo.plan.memory` and `mpdemo.plan.sharded_layers` describe, messages are those of
 `mpdemo.plan.traffic`.
 Taught in notebooks/11_which_one.ipynb.

@@ -107,7 +107,7 @@ def footprints(model, image_size, *, classes=1000, channels=3, norm="batch", pre
     Parameters
     ----------
     model : str or callable
-        One of ``mpdemo.models.NAMES``, or a function without arguments that returns the ``mpdemo.models.Blocks``
+        One of ``mpdemo.settings.MODELS``, or a function without arguments that returns the ``mpdemo.models.Blocks``
         (`mpdemo.models.own.OwnModel` says the shape and the type of its samples, and is built for a batch size).
     image_size, classes, channels, norm
         As in ``mpdemo.models.build``.

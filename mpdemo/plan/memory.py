@@ -67,7 +67,7 @@ def estimate(
     Parameters
     ----------
     model : str
-        One of ``mpdemo.models.NAMES``.
+        One of ``mpdemo.settings.MODELS``.
     points : list of int
         Where the model is cut, as ``mpdemo.models.resolve_cut`` gives it.
     batch : int

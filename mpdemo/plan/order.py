@@ -6,26 +6,10 @@ the stage before waits for, and ``W``, the gradient of its weights, which nobody
 gaps. Taught in notebooks/05_pipeline.ipynb.
 """
 
-from typing import NamedTuple
-
 import numpy as np
-
-from mpdemo.schedules import check_schedule
 
 KINDS = "FBIW"  # an operation's kind is stored as its position in this string
 F, B, I, W = range(4)  # noqa: E741 - the library and the papers call it I
-
-
-class Op(NamedTuple):
-    """One operation of one rank: what kind, on which stage, for which microbatch."""
-
-    kind: str
-    stage: int
-    microbatch: int
-
-    def __str__(self):
-        """Return the library's own notation: stage, kind, microbatch."""
-        return f"{self.stage}{self.kind}{self.microbatch}"
 
 
 def order_arrays(schedule, rank, ranks, microbatches, stages_per_rank):
@@ -49,40 +33,6 @@ def order_arrays(schedule, rank, ranks, microbatches, stages_per_rank):
         kind[slots], stage[slots], microbatch[slots] = lane_kind, lane_stage, lane_microbatch
     keep = microbatch < microbatches  # only zbv lays out more than there are
     return kind[keep], stage[keep], microbatch[keep]
-
-
-def rank_order(schedule, rank, ranks, microbatches, stages_per_rank=None):
-    """Return one rank's operations in the order in which it works through them.
-
-    Parameters
-    ----------
-    schedule : str
-        A name in SCHEDULES.
-    rank, ranks, microbatches : int
-        Which of the P ranks, P, and M.
-    stages_per_rank : int, optional
-        v; the schedule's usual number by default.
-
-    Returns
-    -------
-    list of Op
-
-    Raises
-    ------
-    UserError
-        Where the schedule cannot do this many ranks, microbatches and stages.
-
-    Examples
-    --------
-    >>> " ".join(map(str, rank_order("1f1b", rank=0, ranks=2, microbatches=3)))
-    '0F0 0F1 0B0 0F2 0B1 0B2'
-    """
-    stages_per_rank = check_schedule(schedule, ranks, microbatches, stages_per_rank)
-    columns = order_arrays(schedule, rank, ranks, microbatches, stages_per_rank)
-    return [
-        Op(KINDS[kind], stage, microbatch)
-        for kind, stage, microbatch in zip(*(c.tolist() for c in columns), strict=True)
-    ]
 
 
 def _repeat(lanes, times):

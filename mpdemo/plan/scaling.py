@@ -64,10 +64,6 @@ class Model:
         """Return the speed-up divided by the number of devices."""
         return self.speedup(devices, batch) / devices
 
-    def device_hours(self, devices, batch):
-        """Return the hours of all devices together, which is what a site counts."""
-        return self.time(devices, batch) * devices / 3600
-
 
 def fit(runs, images) -> Model:
     """Fit a model to runs of the same work: least squares of the relative errors, no term below zero.

@@ -37,15 +37,10 @@ class Simulation:
         """Seconds from the first operation's start to the last one's end."""
         return float(self.end.max())
 
-    @cached_property
-    def idle_share_per_rank(self):
-        """Share of the step in which each rank computes nothing: the bubble, rank by rank."""
-        return [1 - float(busy) / self.step_time for busy in (self.end - self.start).sum(axis=1)]
-
     @property
     def idle_share(self):
         """Share of all ranks' time in which nothing is computed: the bubble."""
-        return float(np.mean(self.idle_share_per_rank))
+        return 1 - float((self.end - self.start).sum(axis=1).mean()) / self.step_time
 
     @cached_property
     def peak_activations(self):

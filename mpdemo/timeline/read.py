@@ -1,9 +1,9 @@
 """Read recorded timelines: idle shares, the time each stage takes, the simulation beside them, an export to Perfetto.
 
-A step is a list of rows ``{"rank", "stage", "kind", "microbatch", "start", "end", "on_core"}``; times in seconds since
-the earliest operation of any rank in that step, `on_core` the seconds for which its thread had a CPU core. `kind` is F,
-B, I, W (computing), wait (for another rank) or send; and in timelines of `mpdemo.timeline.observe` O (the optimizer's
-step), A (an all-reduce), G (an all-gather) or R (a reduce-scatter).
+A step is a list of rows ``{"rank", "stage", "kind", "microbatch", "start", "end"}``; times in seconds since the
+earliest operation of any rank in that step. Those of `Recorder.operation` also have `on_core`, the seconds for which
+the thread had a CPU core. `kind` is F, B, I, W (computing), wait (for another rank) or send; and in timelines of
+`mpdemo.timeline.observe` O (the optimizer's step), A (an all-reduce), G (an all-gather) or R (a reduce-scatter).
 PyTorch is not needed. Taught in notebooks/05_pipeline.ipynb.
 """
 
@@ -68,19 +68,11 @@ def step_time(rows):
     return max(row["end"] for row in rows if row["kind"] in WORKS)
 
 
-def idle_shares(rows):
-    """Return, for each rank, the share of the step in which it computes nothing."""
-    length, busy = step_time(rows), {}
-    for row in rows:
-        if row["kind"] in COMPUTES:
-            busy[row["rank"]] = busy.get(row["rank"], 0.0) + row["end"] - row["start"]
-    return [1 - busy[rank] / length for rank in sorted(busy)]
-
-
 def idle_share(rows):
     """Return the share of all ranks' time in which nothing is computed: the measured bubble."""
-    shares = idle_shares(rows)
-    return sum(shares) / len(shares)
+    computing = [row for row in rows if row["kind"] in COMPUTES]
+    busy = sum(row["end"] - row["start"] for row in computing)
+    return 1 - busy / len({row["rank"] for row in computing}) / step_time(rows)
 
 
 def typical(steps):
@@ -120,7 +112,7 @@ def ranks_of_a_replica(rows) -> int:
     return len({row["rank"] for row in rows}) // len(replicas)
 
 
-def predict(steps, schedule, communication=0.0):
+def predict(steps, schedule):
     """Simulate the recorded pipeline with the stage times that were measured in it.
 
     The measurement differs by what the schedule does not know: communication, and operations that took longer than
@@ -139,7 +131,6 @@ def predict(steps, schedule, communication=0.0):
         microbatches=1 + max(row["microbatch"] for row in computing),
         ranks=ranks_of_a_replica(computing),
         weight=times["weight"] if SCHEDULES[schedule].splits_backward else None,
-        communication=communication,
     )
 
 

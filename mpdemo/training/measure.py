@@ -88,5 +88,5 @@ class Steps:
         return rows, seconds
 
     def restart_clock(self):
-        """Leave out what happened since the last flush (validation, a checkpoint)."""
+        """Leave out what happened since the last flush (a checkpoint)."""
         self.clock = time.perf_counter()

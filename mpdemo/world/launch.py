@@ -15,7 +15,7 @@ from mpdemo.errors import UserError
 from mpdemo.world.failures import first_failure, read_message
 from mpdemo.world.versions import check_version
 
-PARENT = "MPDEMO_STARTED_BY_PARENT"  # its process number, for the processes that `start` launched: it speaks for them
+PARENT = "MPDEMO_STARTED_BY_PARENT"  # tells the processes that `start` launched its number; it prints their errors
 PYTHONS = ("py", "Py", "pt_", "torchrun")  # how the name of a torchrun's process begins
 PR_SET_PDEATHSIG = 1  # prctl: the signal that a process gets when its parent dies
 

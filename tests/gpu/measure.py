@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 
 from mpdemo.labs.harness import Comparison
-from mpdemo.parallel import one_process
+from mpdemo.parallel import rung as all_rungs
 from mpdemo.settings import Settings, as_arguments
 from mpdemo.world.env import where_am_i
 from mpdemo.world.launch import end
@@ -38,7 +38,7 @@ def ratios(world, plain, options, rounds):
 
 def overlap(world, plain, rounds):
     """Print the time of two stages on one GPU, one after the other and as a pipeline, beside the uncut model's."""
-    one_process.local_devices = lambda world, count: [world.device] * count
+    all_rungs.local_devices = lambda world, count: [world.device] * count
     comparison = Comparison(world)
     comparison.add("single", plain)
     comparison.add("model_parallel", replace(plain, rung="model_parallel", **CUT))

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from mpdemo import data, models, parallel
 from mpdemo.labs.harness import join_world
-from mpdemo.parallel import one_process
+from mpdemo.parallel import rung as all_rungs
 from mpdemo.settings import SHARING_RUNGS, Settings, checked
 from mpdemo.training.build import make_optimizer
 from mpdemo.training.measure import relative_difference
@@ -97,7 +97,7 @@ def of_rank_0(value):
 @contextmanager
 def first_gpu():
     """A world whose devices all are the first GPU; several processes speak gloo, since NCCL wants a GPU for each."""
-    one_process.local_devices = lambda world, count: [world.device] * count
+    all_rungs.local_devices = lambda world, count: [world.device] * count
     world = where_am_i(os.environ | {"LOCAL_RANK": "0"})
     world = replace(world, backend="gloo") if world.world_size > 1 else world
     with process_group(world):

@@ -43,6 +43,10 @@ def whole_batch(first, second, loss_fn, images, labels, microbatches):
     loss_fn(second(first(images)), labels).backward()
 
 
+def fails_without_a_word(*_):
+    raise RuntimeError
+
+
 def forgets_to_ask_for_gradients(first, second, loss_fn, images, labels, microbatches):
     for x, y in zip(images.chunk(microbatches), labels.chunk(microbatches), strict=True):
         output = first(x)
@@ -56,7 +60,7 @@ LAST = ["F0", "B0", "F1", "B1", "F2", "B2", "F3", "B3"]
 MIDDLE = ["F0", "F1", "B0", "F2", "B1", "F3", "B2", "B3"]
 
 WRONG = {
-    "05.1": [forgets_to_divide, sends_nothing_back, whole_batch, forgets_to_ask_for_gradients],
+    "05.1": [forgets_to_divide, sends_nothing_back, whole_batch, forgets_to_ask_for_gradients, fails_without_a_word],
     "05.2": [
         HEAD + RECEIVE + COMPUTE.replace(" / microbatches", "") + SEND,
         HEAD + RECEIVE + COMPUTE.replace("/ microbatches", "/ microbatches ** 2") + SEND,

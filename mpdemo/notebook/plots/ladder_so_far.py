@@ -11,7 +11,6 @@ from mpdemo.notebook.plots.style import (
     GREEN,
     IDLE,
     INK,
-    MESSAGES,
     OPERATIONS,
     ORANGE,
     PAPER,
@@ -21,7 +20,7 @@ from mpdemo.notebook.plots.style import (
     group_operations,
     paler,
 )
-from mpdemo.notebook.plots.timeline import paint_messages
+from mpdemo.notebook.plots.timeline import legend_handles, paint_messages
 from mpdemo.notebook.rung_table import MIB, PARTS, memory_text
 
 LANE = 0.36  # inches per device
@@ -73,10 +72,10 @@ def ladder_so_far(rows):
 
 def paint_step(axes, row, longest):
     """Draw what every device does when; hatched is idle, and a low bar is an all-reduce under way."""
-    devices = row["devices"]
+    devices, end = row["devices"], max(operation["end"] for operation in row["timeline"])
     for device in range(devices):
         lane, place = [o for o in row["timeline"] if o["rank"] == device], (device - 0.4, 0.8)
-        axes.broken_barh([(0, row_end(row) * 1e3)], place, **IDLE, linewidth=0)
+        axes.broken_barh([(0, end * 1e3)], place, **IDLE, linewidth=0)
         for colour, group in group_operations(lane, devices):
             axes.broken_barh([span(o) for o in group], place, facecolor=colour, edgecolor=INK, linewidth=0.5)
         paint_messages(axes, lane, device, scale=1e3)
@@ -108,10 +107,7 @@ def paint_memory(axes, row, most):
 
 def add_legend(sheet, rows):
     """Explain the colours: of the operations in a first line, of the memory in a second one."""
-    kinds = {operation["kind"] for row in rows for operation in row["timeline"]}
-    drawn = [style for kind, style in {**OPERATIONS, **MESSAGES}.items() if kind in kinds]
-    line = [Patch(facecolor=colour, edgecolor=INK, linewidth=0.5, label=name) for name, colour in drawn]
-    line.append(Patch(**IDLE, label="idle"))
+    line = legend_handles([row["timeline"] for row in rows], edgecolor=INK, linewidth=0.5)
     if any(operation["stage"] >= row["devices"] for row in rows for operation in row["timeline"]):
         line.append(Patch(facecolor=PAPER, edgecolor=INK, linewidth=0.5, label="paler: later stage"))
     parts = [
@@ -125,11 +121,6 @@ def add_legend(sheet, rows):
 def span(operation):
     """Return start and length of an operation in milliseconds."""
     return operation["start"] * 1e3, (operation["end"] - operation["start"]) * 1e3
-
-
-def row_end(row):
-    """Return the seconds after which the last device has done its last operation of the step."""
-    return max(operation["end"] for operation in row["timeline"])
 
 
 def headline(row) -> str:

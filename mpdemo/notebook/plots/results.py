@@ -94,7 +94,7 @@ def _rung_label(row) -> str:
     return f"{row['rung']}{form} ({processes} process{'es' if processes > 1 else ''})"
 
 
-def bars(values, unit, bound=None, *, title=None, digits=2):
+def bars(values, unit, bound=None, *, digits=2):
     """Draw one horizontal bar per value, with the number at its end.
 
     Parameters
@@ -105,8 +105,6 @@ def bars(values, unit, bound=None, *, title=None, digits=2):
         Text of the axis, with the unit: ``"time of a step (s)"``.
     bound : float, optional
         A line to compare with.
-    title : str, optional
-        A headline.
     digits : int
         Decimal places of the numbers.
     """
@@ -126,7 +124,7 @@ def bars(values, unit, bound=None, *, title=None, digits=2):
         if bound is not None:
             axes.axvline(bound, color=GREEN, linewidth=2, linestyle="--", label="bound")
         _label_bars(axes, list(stacks))
-        axes.set(xlabel=unit, title=title, xlim=(0, max([*totals, bound or 0]) * 1.15))
+        axes.set(xlabel=unit, xlim=(0, max([*totals, bound or 0]) * 1.15))
         if len(names) > 1 or bound is not None:
             axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
 

@@ -23,7 +23,7 @@ class TimeScale(NamedTuple):
     unit: str
 
 
-def timeline(measured=None, ideal=None, *, unit="s", width=8.0):
+def timeline(measured=None, ideal=None, *, unit="s"):
     """Draw what every rank did when, the ideal schedule beneath it, and the idle share of both.
 
     Parameters
@@ -34,8 +34,6 @@ def timeline(measured=None, ideal=None, *, unit="s", width=8.0):
         The same pipeline simulated, drawn beneath on the same time axis. Either one may be left out.
     unit : str
         Unit of the times; times below one second are drawn in milliseconds.
-    width : float
-        Inches.
 
     Returns
     -------
@@ -52,10 +50,10 @@ def timeline(measured=None, ideal=None, *, unit="s", width=8.0):
         panels.append(("ideal" if panels else "simulated", ideal.events))
     if not panels or not all(rows for _, rows in panels):
         raise UserError("no operations to draw; give timeline() a recorded step, a simulation, or both")
-    return bundle(figure(panels, unit, width), _describe(panels))
+    return bundle(figure(panels, unit), _describe(panels))
 
 
-def figure(panels, unit="s", width=8.0):
+def figure(panels, unit="s"):
     """Return the matplotlib figure: one panel for each (title, rows), all on one time axis."""
     steps = [rows for _, rows in panels]
     scale = time_scale(steps, unit)
@@ -63,7 +61,7 @@ def figure(panels, unit="s", width=8.0):
     lane_height = 0.34 if max(ranks) <= 8 else max(0.06, 2.7 / max(ranks))  # inches
     with rc_context(STYLE):
         height = 1.15 + sum(0.45 + lane_height * count for count in ranks)
-        sheet = Figure(figsize=(width, height), layout="constrained")
+        sheet = Figure(figsize=(8.0, height), layout="constrained")
         all_axes = sheet.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=ranks)[:, 0]
         for axes, (title, rows), count in zip(all_axes, panels, ranks, strict=True):
             paint_step(axes, title, rows, count, scale)
@@ -79,11 +77,11 @@ def time_scale(steps, unit):
     return TimeScale(longest, 1e3, "ms") if unit == "s" and longest < 1 else TimeScale(longest, 1.0, unit)
 
 
-def legend_handles(steps):
-    """Return the legend's patches: the kinds of operations that occur, and idle time."""
+def legend_handles(steps, **look):
+    """Return the legend's patches: the kinds of operations that occur, in some `look`, and idle time."""
     kinds = {row["kind"] for rows in steps for row in rows}
     drawn = [style for kind, style in {**OPERATIONS, **MESSAGES}.items() if kind in kinds]
-    return [Patch(facecolor=colour, label=name) for name, colour in drawn] + [Patch(**IDLE, label="idle")]
+    return [Patch(facecolor=colour, label=name, **look) for name, colour in drawn] + [Patch(**IDLE, label="idle")]
 
 
 def paint_step(axes, title, rows, ranks, scale):
