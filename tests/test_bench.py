@@ -49,6 +49,7 @@ RESULTS = {
     "memory": [{"off_by": 0.01, "messages_equal": True}, {"off_by": 0.03, "messages_equal": False}],
     "step_times": [
         {"case": f"--rung {rung}", "predicted": predicted, "measured": measured, "drift": drift}
+        | {"recommended": rung == "b"}
         for rung, predicted, measured, drift in (
             ("single", 1.1, 1.0, 0.9),
             ("single --accumulate 4", 5.0, 1.0, 0.9),
@@ -126,7 +127,8 @@ def test_the_table_stands_between_the_marks_and_says_the_figures(tmp_path):
         "<!-- /bench -->\nafter\n"
     )
     assert "the largest | 2.0%, 3.0% | 5 % |" in text and "every byte was predicted | 1 of 2 |" in text
-    assert "predicted fastest (`--rung ddp`) over the fastest | 3 of 4; 1.00 | all; 1.03 |" in text
+    assert "`plan` recommends (`--rung b`), and the one predicted fastest (`--rung ddp`), over the fastest " in text
+    assert "| 3 of 4; 2.00, 1.00 | all; 1.03 |" in text
     assert "3 trainings of the story on two processes" in text
     assert "had changed by -10% and +25% since their parts were measured) | 5%, 20% |" in text
     assert "| FSDP, 2 processes, resnet18, 64 px, batch 64: speed-up over one |" in text

@@ -13,6 +13,8 @@ from mpdemo.labs.ladder import model_and_batch
 from mpdemo.labs.speeds import measured_speeds
 from mpdemo.notebook.story import story
 from mpdemo.plan import predict
+from mpdemo.plan.case import Case
+from mpdemo.plan.choose import choose
 from mpdemo.plan.step_time import IN_TURN, seconds
 from mpdemo.settings import Settings, as_arguments, checked
 from mpdemo.world.collectives import gather_objects
@@ -43,6 +45,7 @@ def measure(world, rounds) -> list[dict]:
     """Return a row for each case, complete on rank 0: seconds of a step, predicted and then measured.
 
     All ranks must call this. The steps are timed in turn, round by round; the quartiles are those of the ratio.
+    `recommended` marks the case that the plan recommends; it asks first what fits, and not what is fastest.
     `drift` is how much slower the machine has become since its parts were measured: of a device alone, or of all that
     compute at once and send nothing, for each case the one of its kind.
     """
@@ -62,9 +65,11 @@ def measure(world, rounds) -> list[dict]:
     independent = seconds(checked(replace(wanted[0], rung="ddp"), world.world_size), blocks, silent)
     alone = comparison.median(0) / predicted[0]
     together = comparison.median("independent") / independent
+    best = recommended(settings[0], world.world_size)
     return [
         {
             "case": " ".join(as_arguments(changes)),
+            "recommended": changes == best,
             "predicted": predicted[number],
             "measured": comparison.median(number),
             "drift": alone if settings[number].rung in IN_TURN else together,
@@ -72,6 +77,13 @@ def measure(world, rounds) -> list[dict]:
         }
         for number, changes in enumerate(CASES)
     ]
+
+
+def recommended(settings, devices) -> dict:
+    """Return the settings that `mpdemo.plan.choose` recommends for the story on so many devices, as in `CASES`."""
+    data = {"image_size": settings.image_size, "classes": 10, "channels": 1}
+    choice = choose(Case(settings.model, settings.batch_size, devices, optimizer=settings.optimizer, **data))
+    return {name: value for name, value in choice.settings.items() if name not in ("batch_size", "processes")}
 
 
 def main(out, rounds=9):
