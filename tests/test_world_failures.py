@@ -42,8 +42,8 @@ def steps_done(out) -> int:
 
 
 def begin(words, out):
-    """Start a program of which only stderr is kept."""
-    environment = {**os.environ, "PYTHONPATH": str(root())}
+    """Start a program of which only stderr is kept; what one that is killed cannot remove stays beside its folder."""
+    environment = {**os.environ, "PYTHONPATH": str(root()), "TMPDIR": str(out.parent)}
     return subprocess.Popen(
         [sys.executable, *words, "--out", str(out)], cwd=root(), env=environment, stderr=subprocess.PIPE, text=True
     )
