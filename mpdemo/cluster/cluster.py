@@ -175,7 +175,8 @@ def remove_leftovers():
     """Take down what is left in the temporary directory of this user's clusters that ended with a killed owner."""
     for file in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{STATE_FILE}"):
         with contextlib.suppress(UserError, OSError):
-            processes, own = State.load(file.parent).processes.values(), file.stat().st_uid == os.getuid()
-            if own and processes and not any(is_running(*process) for process in processes):
+            state, own = State.load(file.parent), file.stat().st_uid == os.getuid()
+            ended = state.processes and not any(is_running(*process) for process in state.processes.values())
+            if own and state.owned and ended:
                 Cluster(file.parent).down()
     isolation.remove_leftover_bridges()
