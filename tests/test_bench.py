@@ -48,19 +48,20 @@ RESULTS = {
     ],
     "memory": [{"off_by": 0.01, "messages_equal": True}, {"off_by": 0.03, "messages_equal": False}],
     "step_times": [
-        {"case": f"--rung {rung}", "predicted": predicted, "measured": measured, "drift": drift}
+        {"case": f"--rung {rung}", "predicted": predicted, "measured": measured, "ratio": ratio}
         | {"recommended": rung == "b"}
-        for rung, predicted, measured, drift in (
-            ("single", 1.1, 1.0, 0.9),
-            ("single --accumulate 4", 5.0, 1.0, 0.9),
-            ("ddp", 0.76, 1.0, 1.25),
-            ("a", 0.816, 1.0, 1.25),
-            ("b", 1.28, 2.0, 1.25),
+        for rung, predicted, measured, ratio in (
+            ("single", 1.1, 1.0, 1.1),
+            ("single --accumulate 4", 5.0, 1.0, 5.0),
+            ("ddp", 0.76, 1.0, 0.95),
+            ("a", 0.816, 1.0, 1.02),
+            ("b", 1.28, 2.0, 0.8),
         )
     ],
     "planner": [
         {"model": "resnet50", "schedule": s, "microbatches": 4, "of": 20, "speedup": x, "speedup_quartiles": SPREAD}
-        for s, x in (("zbv", 1.0), ("1f1b", 1.02))
+        | {"planned_seconds": planned, "step_seconds": 2.0}
+        for s, x, planned in (("zbv", 1.0, 1.98), ("1f1b", 1.02, 1.9), ("gpipe", 0.9, 2.3))
     ],
 }
 
@@ -130,7 +131,8 @@ def test_the_table_stands_between_the_marks_and_says_the_figures(tmp_path):
     assert "`plan` recommends (`--rung b`), and the one predicted fastest (`--rung ddp`), over the fastest " in text
     assert "| 3 of 4; 2.00, 1.00 | all; 1.03 |" in text
     assert "3 trainings of the story on two processes" in text
-    assert "had changed by -10% and +25% since their parts were measured) | 5%, 20% |" in text
+    assert "two processes: off by, the median and the largest | 5%, 20% | 10 % |" in text
+    assert "of these and the next 1: off by, the median and the largest | 5%, 15% | 10 % |" in text
     assert "| FSDP, 2 processes, resnet18, 64 px, batch 64: speed-up over one |" in text
     assert "old" not in text and "over 7 interleaved rounds" in text and "Z80" in text
     assert "the fastest schedule (zbv) over one; share, of all schedules | 1.60 [0.90-1.10] | the sim" in text

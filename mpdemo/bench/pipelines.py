@@ -5,8 +5,9 @@ from dataclasses import replace
 from statistics import median
 
 from mpdemo.labs.harness import WARMUP, Comparison, quartiles
+from mpdemo.labs.machine import measure
 from mpdemo.labs.trial import build_model, random_batch, recorded_steps
-from mpdemo.plan import SCHEDULES, cost
+from mpdemo.plan import SCHEDULES
 from mpdemo.plan.cut import move_boundary
 from mpdemo.plan.footprint import footprints
 from mpdemo.plan.planner import Workload, candidates, choose, evaluate
@@ -129,8 +130,8 @@ def planner(world, rounds, model="resnet50", size=128, batch=32):
     """
     base = pipeline_settings(model=model, image_size=size, batch_size=batch)
     sizes, (images, _) = [batch // count for count in COUNTS], random_batch(base)
-    measured = cost.measure(build_model(base), images, sizes) if world.rank == 0 else None
-    tried = choices(Workload(footprints(model, size), gather_objects(measured)[0], world.world_size, batch))
+    speeds = gather_objects(measure(world, build_model(base), images, sizes, "momentum").speeds())[0]
+    tried = choices(Workload(footprints(model, size), ranks=world.world_size, batch=batch, **speeds))
     variants = [(c.schedule, c.microbatches, ",".join(map(str, c.points))) for c in tried]
     rows = pipeline_rows(world, HEATS, base, variants)
     order = sorted(range(1, len(rows)), key=lambda i: -rows[i]["speedup"])

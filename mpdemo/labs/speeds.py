@@ -1,129 +1,114 @@
-"""Measure what a step consists of, in seconds: blocks, the optimizer's update, messages.
+"""Measure what a step consists of, in seconds: a step with few images, and each block with few and with many.
 
-`mpdemo.plan.step_time` puts a step together from these; `mpdemo.labs.step_times` compares the sums with real steps.
+    torchrun --standalone --nproc-per-node 2 -m mpdemo.labs.speeds FOLDER
+
+`mpdemo.plan.step_time` puts a step together from these; `mpdemo.labs.step_times` compares the sums with real steps. As
+a program it predicts the steps of ``question.json`` in the folder: ``python -m mpdemo plan --cost measure`` starts it.
 """
 
 import copy
+import sys
 import time
 from functools import partial
-from statistics import mean, median
+from types import SimpleNamespace
 
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.nn.functional import cross_entropy
-
-from mpdemo.labs.harness import rest
-from mpdemo.labs.trial import Trial
+from mpdemo.errors import UserError
+from mpdemo.labs.harness import Comparison, rest
+from mpdemo.labs.machine import answer_question, message
+from mpdemo.labs.trial import Trial, build_model, random_batch
 from mpdemo.plan import cost
-from mpdemo.plan.sharded_layers import local_shape
-from mpdemo.plan.step_time import SHARDED, Speeds, fewest_images, images_at_once
-from mpdemo.training.build import make_optimizer
+from mpdemo.plan.footprint import footprints
+from mpdemo.plan.step_time import Speeds, few_images, images_at_once, seconds, where
+from mpdemo.schedules import SCHEDULES
+from mpdemo.settings import CUT_RUNGS, Settings, checked
 from mpdemo.world import clock
 from mpdemo.world.collectives import gather_objects
+from mpdemo.world.launch import end
 
-SHORT, LONG = 16 * 2**10, 8 * 2**20  # bytes of the two messages through which a line is laid
-REPEATS = 15
-
-
-def measured_speeds(world, model, batch, settings) -> Speeds:
-    """Measure what a step consists of, on all devices at once and on the first alone."""
-    sizes, everyone = {images_at_once(s) for s in settings} | {1}, world.world_size
-    of_parts = {images_at_once(s) for s in settings if s.rung == "tensor"} | {1, len(batch[0])}
-    fewest = {fewest_images(s) for s in settings if s.rung in SHARDED}
-    model, images = copy.deepcopy(model).to(world.device), batch[0].to(world.device)
-    optimizer = make_optimizer(model.parameters(), settings[0])
-    between = model.stage(0, 1)(images)  # what a block puts out: (B, T, D)
-    return Speeds(
-        alone=block_costs(world, model, images, sizes, 1),
-        together=block_costs(world, model, images, sizes, everyone),
-        update=timed(world, optimizer.step) / sum(p.numel() * p.element_size() for p in model.parameters()),
-        messages={"send": message_costs(world, back_and_forth, 2), "all-reduce": message_costs(world, all_reduce)},
-        split=block_costs(world, split_copy(model, everyone), images, of_parts, everyone),
-        sums={size: cost_of_sum(world, between[:size].detach()) for size in of_parts},
-        fewest={s: timed(world, Trial(s, world, model, batch).step) for s in sorted(fewest, key=str)},
-    )
+ROUNDS = 3  # in which the parts of one training are timed for the plan
 
 
-def split_copy(model, splits):
-    """Return a copy whose layers are as large as what one of so many devices has under tensor parallelism."""
-    model = copy.deepcopy(model)
-    for name, layer in list(model.named_modules()):
-        if isinstance(layer, nn.Linear):
-            rows, columns = local_shape(f"{name}.weight", layer.weight.shape, splits)
-            model.set_submodule(name, nn.Linear(columns, rows, layer.bias is not None, device=layer.weight.device))
-    return model
+class Parts:
+    """What the steps of some trainings consist of: built once, and timed in turn as often as one likes.
 
-
-def block_costs(world, model, images, sizes, ranks) -> dict:
-    """Measure the blocks at several sizes in so many ranks at once, the others rest; images of a size -> costs.
-
-    A block on its own is faster than in a step, where other blocks took its place in the cache. So a whole step is
-    measured as well, and what it takes longer than its blocks is given to each of them.
+    Parameters
+    ----------
+    world : World
+    model, batch
+        As for `mpdemo.labs.trial.Trial`.
+    settings : list of Settings
+        Checked.
     """
-    active, labels = world.rank < ranks, torch.zeros(len(images), dtype=torch.long, device=world.device)
 
-    def step():
-        if active:
-            model.zero_grad()
-            cross_entropy(model(images), labels).backward()
+    def __init__(self, world, model, batch, settings):
+        self.world, self.images = world, batch[0].to(world.device)
+        self.blocks = {}  # where they run -> the blocks one by one, the numbers of images, whether halves are wanted
+        for place in dict.fromkeys(map(where, settings)):
+            like = [s for s in settings if where(s) == place]
+            here = Trial(like[0], world, model, batch).rung.model if "split" in place else copy.deepcopy(model)
+            here = here.to(world.device)
+            halves = any(s.rung in CUT_RUNGS and SCHEDULES[s.schedule].splits_backward for s in like)
+            sizes = sorted({images_at_once(s) for each in like for s in (each, few_images(each))})
+            self.blocks[place] = [here.stage(i, i + 1) for i in range(len(here))], sizes, halves
+        self.steps = Comparison(world, model, batch)
+        for few in dict.fromkeys(map(few_images, settings)):
+            self.steps.add(few, few)
 
-    rest()
-    measured = [c for c in gather_objects(cost.measure(model, images, sizes) if active else None) if c]
-    whole = timed(world, step)
-    costs = {size: mean_of([rank[size] for rank in measured]) for size in sizes}
-    factor = whole / sum(block.both for block in costs[len(images)])
-    return {size: [cost.BlockCost(*(factor * x for x in block)) for block in blocks] for size, blocks in costs.items()}
+    def measure(self, rounds) -> Speeds:
+        """Time all parts in turn, `rounds` times; return the medians, as rank 0 sees them. All ranks must call this."""
+        costs = {}
+        for _ in range(rounds):
+            for place, (parts, sizes, halves) in self.blocks.items():
+                for size in sizes:
+                    costs.setdefault((place, size), []).append(self.slowest(place, parts, size, halves))
+        _, per_byte = message(self.world) if self.world.world_size > 1 else (0.0, 0.0)
+        self.steps.seconds.clear()
+        self.steps.run(rounds, warmup=0, again=True)
+        speeds = Speeds(
+            blocks={key: cost.medians(runs) for key, runs in costs.items()},
+            few={few: self.steps.median(few) for few in self.steps.trials},
+            per_byte=per_byte,
+        )
+        return gather_objects(speeds)[0]
 
-
-def mean_of(costs) -> list:
-    """Return the mean costs of every block, from the costs that each rank measured."""
-    return [cost.BlockCost(*map(mean, zip(*block, strict=True))) for block in zip(*costs, strict=True)]
-
-
-def message_costs(world, send, messages=1) -> tuple[float, float]:
-    """Return seconds of a short message and seconds per byte, from calls that send `messages` of one of two sizes."""
-    tensors = [torch.zeros(size // 4, device=world.device) for size in (SHORT, LONG)]
-    short, long = (timed(world, partial(send, world, tensor)) / messages for tensor in tensors)
-    per_byte = (long - short) / (LONG - SHORT)
-    return short - SHORT * per_byte, per_byte
-
-
-def cost_of_sum(world, tensor) -> float:
-    """Return the seconds of an all-reduce that follows a computation: longer than of one that follows another.
-
-    The tensor (B, T, D) is no longer in the cache, and the ranks are not ready at the same moment.
-    """
-    weights = torch.eye(tensor.shape[-1], device=tensor.device).repeat(1, 4)
-
-    def compute(summing):
-        for _ in range(REPEATS):
-            tensor @ weights
-            if summing:
-                all_reduce(world, tensor)
-
-    without, together = (timed(world, partial(compute, summing)) for summing in (False, True))
-    return max(0.0, together - without) / REPEATS
-
-
-def timed(world, function) -> float:
-    """Return the median seconds of a call that all ranks make at the same time."""
-    taken = []
-    for _ in range(REPEATS):
+    def slowest(self, place, parts, size, halves) -> list:
+        """Return the cost of each block on the slowest rank, for which the others would wait."""
+        active, measured = place != "alone" or self.world.rank == 0, None
         rest()
-        begin = time.perf_counter()
-        function()
-        clock.wait(world.device)
-        taken.append(time.perf_counter() - begin)
-    return median(taken[1:])
+        if active:
+            measured = cost.once(parts, self.images[:size], partial(now, self.world.device), halves)
+            for parameter in (p for part in parts for p in part.parameters()):
+                parameter.grad = None
+        ranks = [costs for costs in gather_objects(measured) if costs]
+        return max(ranks, key=lambda costs: sum(block.both for block in costs))
 
 
-def all_reduce(world, tensor):
-    """Add up over all ranks."""
-    dist.all_reduce(tensor)
+def now(device) -> float:
+    """Return the seconds of a clock once the device has done all that was launched."""
+    clock.wait(device)
+    return time.perf_counter()
 
 
-def back_and_forth(world, tensor):
-    """Send from rank 0 to rank 1, and back; the others rest."""
-    for sender in (0, 1) if world.rank < 2 else ():
-        (dist.send if world.rank == sender else dist.recv)(tensor, 1 - world.rank)
+def answer(world, question) -> dict:
+    """Return the ``seconds`` of the steps that are asked for, one after the other, until the budget is spent."""
+    q, began, result = SimpleNamespace(**question), time.monotonic(), []
+    for words in q.settings:
+        spent = gather_objects(time.monotonic() - began)[0] > q.budget
+        result.append(None if spent else predicted(world, Settings(**words), q.classes, q.channels))
+    return {"seconds": result}
+
+
+def predicted(world, settings, classes, channels) -> float | None:
+    """Return the seconds of a step, predicted from what is measured now; None where none can be."""
+    s = checked(settings, world.world_size if settings.rung != "single" else None)
+    facts = {"classes": classes, "channels": channels}
+    model, batch = build_model(s, **facts), random_batch(s, **facts)
+    try:
+        speeds = Parts(world, model, batch, [s]).measure(ROUNDS)
+        return seconds(s, footprints(s.model, s.image_size, norm=s.norm, **facts), speeds)
+    except UserError:
+        return None
+
+
+if __name__ == "__main__":
+    end(answer_question(sys.argv[1], answer))

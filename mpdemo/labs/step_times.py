@@ -2,22 +2,24 @@
 
     torchrun --standalone --nproc-per-node 2 -m mpdemo.labs.step_times runs/step_times
 
-Every process takes part; rank 0 writes ``summary.json`` in the folder. Also a part of ``python -m mpdemo bench``.
+A machine's speed changes while it is measured: other users share its memory, its caches and its power. So this is done
+many times over: measure the parts, predict, and only then do the steps. Every process takes part; rank 0 writes
+``summary.json`` in the folder. Also a part of ``python -m mpdemo bench``.
 """
 
 import sys
 from dataclasses import replace
+from statistics import median
 
-from mpdemo.labs.harness import Comparison, quartiles, write_result
+from mpdemo.labs.harness import WARMUP, Comparison, quartiles, write_result
 from mpdemo.labs.ladder import model_and_batch
-from mpdemo.labs.speeds import measured_speeds
+from mpdemo.labs.speeds import Parts
 from mpdemo.notebook.story import story
 from mpdemo.plan import predict
 from mpdemo.plan.case import Case
 from mpdemo.plan.choose import choose
-from mpdemo.plan.step_time import IN_TURN, seconds
+from mpdemo.plan.step_time import seconds
 from mpdemo.settings import Settings, as_arguments, checked
-from mpdemo.world.collectives import gather_objects
 from mpdemo.world.launch import end
 
 HALVES = {"cut": None, "microbatches": 4}  # one stage per device
@@ -41,42 +43,49 @@ CASES = [  # changes of the story's settings
 ]
 
 
-def measure(world, rounds) -> list[dict]:
-    """Return a row for each case, complete on rank 0: seconds of a step, predicted and then measured.
+REPEATS = 3  # of every part before a prediction, and of every step after it
 
-    All ranks must call this. The steps are timed in turn, round by round; the quartiles are those of the ratio.
-    `recommended` marks the case that the plan recommends; it asks first what fits, and not what is fastest.
-    `drift` is how much slower the machine has become since its parts were measured: of a device alone, or of all that
-    compute at once and send nothing, for each case the one of its kind.
+
+def measure(world, rounds, cases=CASES, repeats=REPEATS) -> list[dict]:
+    """Return a row for each case, complete on rank 0. All ranks must call this.
+
+    In each round the parts are measured, all steps are predicted, and then they are done, in turn.
+
+    Returns
+    -------
+    list of dict
+        ``case``, as one types it; ``predicted`` and ``measured`` (seconds of a step), the medians of the rounds;
+        ``ratio`` (of the two in a round, the median) with its ``quartiles``; and ``recommended``: whether the plan
+        recommends this case. The plan asks first what fits, and not what is fastest.
     """
-    wanted = [replace(Settings(**story(**changes)), timeline=False) for changes in CASES]
+    wanted = [replace(Settings(**story(**changes)), timeline=False) for changes in cases]
     settings = [checked(s, world.world_size if s.rung != "single" else None) for s in wanted]
     model, batch = model_and_batch(settings[0])
-    speeds = gather_objects(measured_speeds(world, model, batch, settings))[0]
-    blocks = predict.blocks_of(settings[0])
-    predicted = [seconds(s, blocks, speeds) for s in settings]
+    blocks, parts = predict.blocks_of(settings[0]), Parts(world, model, batch, settings)
     comparison = Comparison(world, model, batch)
     for number, case in enumerate(wanted):
         comparison.add(number, case)
-    share = replace(wanted[0], batch_size=wanted[0].batch_size // world.world_size)
-    comparison.add("independent", share, everywhere=True)
-    comparison.run(rounds, again=True)
-    silent = replace(speeds, messages=dict.fromkeys(speeds.messages, (0, 0)))  # DDP that sends nothing
-    independent = seconds(checked(replace(wanted[0], rung="ddp"), world.world_size), blocks, silent)
-    alone = comparison.median(0) / predicted[0]
-    together = comparison.median("independent") / independent
+    comparison.run(0, WARMUP)
+    predicted, measured = [[] for _ in cases], [[] for _ in cases]
+    for _ in range(rounds):
+        speeds = parts.measure(repeats)
+        comparison.seconds.clear()
+        comparison.run(repeats, warmup=0, again=True)
+        for number, s in enumerate(settings):
+            predicted[number].append(seconds(s, blocks, speeds))
+            measured[number].append(comparison.median(number))
     best = recommended(settings[0], world.world_size)
     return [
-        {
-            "case": " ".join(as_arguments(changes)),
-            "recommended": changes == best,
-            "predicted": predicted[number],
-            "measured": comparison.median(number),
-            "drift": alone if settings[number].rung in IN_TURN else together,
-            "quartiles": quartiles([predicted[number] / step for step in comparison.seconds[number]]),
-        }
-        for number, changes in enumerate(CASES)
+        {"case": " ".join(as_arguments(changes)), "recommended": changes == best} | row_of(predictions, steps)
+        for changes, predictions, steps in zip(cases, predicted, measured, strict=True)
     ]
+
+
+def row_of(predicted, measured) -> dict:
+    """Return what the rounds of one case say: their medians, and how far apart the two are in a round."""
+    ratios = [p / m for p, m in zip(predicted, measured, strict=True)]
+    ratio = {"ratio": median(ratios), "quartiles": quartiles(ratios)}
+    return {"predicted": median(predicted), "measured": median(measured)} | ratio
 
 
 def recommended(settings, devices) -> dict:

@@ -4,28 +4,35 @@ Taught in notebooks/11_which_one.ipynb.
 """
 
 from mpdemo.errors import UserError
-from mpdemo.plan import strategies
+from mpdemo.plan import fit, strategies
 from mpdemo.plan.case import Case
 from mpdemo.plan.choose import choose
+from mpdemo.plan.machine import require_devices, step_seconds
 from mpdemo.plan.memory import MIB, RESERVE
 from mpdemo.plan.roofline import ROOFS
-from mpdemo.settings import as_arguments
+from mpdemo.plan.step_time import images_at_once
+from mpdemo.plan.strategies import ONE_DEVICE
+from mpdemo.settings import Settings, as_arguments, checked
 
 
 def text(request) -> str:
     """Return which rung to use on ``--devices``, why, all rungs in a table, and the command for each that fits."""
     if request.gpu_memory is None:
         raise UserError("--devices needs --gpu-memory: of one device, such as 16GiB")
+    if request.cost == "measure" and request.own_model:
+        raise UserError(f"--cost measure takes a model of the course; for your own: --cost {', '.join(ROOFS)}")
     if request.cost == "measure":
-        raise UserError(f"--devices estimates the times; allowed: --cost {', '.join(ROOFS)}")
+        require_devices(request.devices)
     names = ("batch", "devices", "nodes", "optimizer", "image_size", "classes", "channels", "norm")
     options = {name: getattr(request, name) for name in names}
-    case = Case(_model(request), memory=request.gpu_memory, gpu=request.cost or "v100", **options)
+    sheet = request.cost if request.cost in ROOFS else "v100"
+    case = Case(_model(request), memory=request.gpu_memory, gpu=sheet, **options)
     choice, rows = choose(case), strategies.compare(case)
-    lines = [f"{choice.answer}: {choice.why}", "", strategies.table(case, rows)]
-    lines += [
-        f"(times estimated for a {case.gpu} in float32, no message hidden; memory without CUDA's {RESERVE // MIB} MiB)"
-    ]
+    seconds = _measured(request, case, rows) if request.cost == "measure" else None
+    lines = [f"{choice.answer}: {choice.why}", "", strategies.table(case, rows, seconds)]
+    source = "steps predicted from what was measured here" if seconds else f"times estimated for a {case.gpu}"
+    hidden = "" if seconds else ", no message hidden"
+    lines += [f"({source} in float32{hidden}; memory without CUDA's {RESERVE // MIB} MiB)"]
     if uncut := getattr(case.model, "uncut", ""):
         lines += [f"the model is planned as one block: {uncut}"]
     if not choice.rung and (offers := strategies.changes_that_fit(case)):
@@ -52,7 +59,34 @@ def _commands(request, rows):
         return ["to train your own model: notebooks/take_home/train_ddp.py is a whole script, in plain PyTorch"]
     lines = []
     for row in (row for row in rows if row.fits):
-        settings = {"rung": row.rung, "batch_size": request.batch, "image_size": request.image_size}
-        words = " ".join(as_arguments(settings | row.predicted.settings))
-        lines.append(f"{row.answer}:\n  python -m mpdemo train --model {request.model} {words}")
+        words = " ".join(as_arguments(_settings(request, row)))
+        lines.append(f"{row.answer}:\n  python -m mpdemo train {words}")
     return lines
+
+
+def _settings(request, row) -> dict:
+    """Return the settings of a training by a strategy that fits."""
+    settings = {"model": request.model, "rung": row.rung}
+    settings |= {"optimizer": "adamw"} if request.optimizer == "adamw" else {}
+    return settings | {"batch_size": request.batch, "image_size": request.image_size} | row.predicted.settings
+
+
+def _measured(request, case, rows) -> dict:
+    """Return the seconds of a step of one device and, by their answers, of all strategies that fit.
+
+    They are None where nothing is predicted: what is measured are a device's blocks, all of them in float32.
+    """
+    single = {"model": request.model, "rung": "single", "batch_size": request.batch, "image_size": request.image_size}
+    words = {ONE_DEVICE: single} | {row.answer: _settings(request, row) for row in rows if row.fits}
+    settings = {name: Settings(**own, norm=request.norm) for name, own in words.items()}
+    wanted = list(dict.fromkeys(s for s in settings.values() if _can_be_measured(s, case)))
+    seconds = dict(zip(wanted, step_seconds(request, wanted), strict=True))
+    return {name: seconds.get(s) for name, s in settings.items()}
+
+
+def _can_be_measured(settings, case) -> bool:
+    """Whether one device holds the whole model and a microbatch of it, in float32, and no device is left over."""
+    if settings.processes not in (None, case.devices):
+        return False
+    s = checked(settings, case.devices if settings.rung != "single" else None)
+    return s.precision == "fp32" and fit.on_one(case, images_at_once(s), 1).peak <= case.limit

@@ -9,6 +9,7 @@ No GPU is needed, and nothing is trained. Taught in notebooks/05_pipeline.ipynb.
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -18,8 +19,9 @@ from pydantic.dataclasses import dataclass
 from mpdemo.cuts import block_names, resolve_cut
 from mpdemo.errors import UserError, did_you_mean, one_line_errors
 from mpdemo.options import add_options, option_name, options_from
-from mpdemo.plan import advice, planner, report
+from mpdemo.plan import advice, planner, report, roofline
 from mpdemo.plan.footprint import footprints
+from mpdemo.plan.machine import measured
 from mpdemo.plan.memory import FORMS, RESERVE, STATES
 from mpdemo.plan.roofline import ROOFS
 from mpdemo.schedules import SCHEDULES, check_schedule, usual_stages_per_rank
@@ -138,12 +140,8 @@ def make_plan(request):
     fixed = fixed_choices(request)
     blocks = footprints(request.model, request.image_size, **model)
 
-    def workload(costs):
-        return planner.Workload(
-            blocks, costs, request.stages, request.batch, limit, request.optimizer, form=request.form
-        )
-
-    smallest = planner.candidates(workload({}), **fixed)
+    job = planner.Workload(blocks, {}, request.stages, request.batch, limit, request.optimizer, form=request.form)
+    smallest = planner.candidates(job, **fixed)
     if not smallest:
         raise UserError(
             f"no schedule runs {request.stages} devices with a batch of {request.batch} cut like that; "
@@ -151,13 +149,14 @@ def make_plan(request):
             "or other --microbatches, --schedule, --cut"
         )
     if smallest[0].overflow(limit):  # refused before minutes are spent on measuring
-        report.refuse(workload({}), smallest[0], **fixed)
-    job = workload(_costs(request, {request.batch} | {request.batch // c.microbatches for c in smallest}, model))
+        report.refuse(job, smallest[0], **fixed)
+    speeds, devices = _speeds(request, {request.batch} | {request.batch // c.microbatches for c in smallest}, model)
+    job = replace(job, **speeds)
     candidates = planner.candidates(job, **fixed)
     best = planner.choose(candidates, limit)
     if best.overflow(limit):
         report.refuse(job, best, **fixed)
-    return report.Plan(request, job, best, candidates)
+    return report.Plan(request, job, best, candidates, devices)
 
 
 def fixed_choices(request):
@@ -179,21 +178,9 @@ def fixed_choices(request):
     }
 
 
-def _costs(request, sizes, model):
-    """Return the cost of every block at every microbatch size."""
-    import torch
-
-    from mpdemo.models import build
-    from mpdemo.plan import cost, roofline
-
+def _speeds(request, sizes, model):
+    """Return what the devices take, as a `Workload` has it, and on how many it was measured (0: a data sheet's)."""
     if request.cost not in (None, "measure"):
-        return roofline.estimate(request.model, sizes, request.image_size, request.cost, **model)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # a device on a CPU is one core, as in training
-    try:
-        blocks = build(request.model, image_size=request.image_size, **model).to(device)
-        images = torch.randn(max(sizes), request.channels, request.image_size, request.image_size, device=device)
-        return cost.measure(blocks, images, sizes, budget=request.budget)
-    finally:
-        torch.set_num_threads(threads)
+        return {"costs": roofline.estimate(request.model, sizes, request.image_size, request.cost, **model)}, 0
+    machine = measured(request, sizes, request.stages if request.form == "per-device" else 1)
+    return machine.speeds(), machine.devices

@@ -55,22 +55,19 @@ def measure(blocks, sample, sizes, *, repeats=REPEATS, budget=60.0):
         Size -> list of BlockCost, one per block.
     """
     parts, sizes = [blocks.stage(i, i + 1) for i in range(len(blocks))], sorted(set(sizes))
-    began, each, runs = time.monotonic(), 0.0, {}
+    clock, began, each, runs = _clock(sample.device), time.monotonic(), 0.0, {}
     for size in sizes:  # thrown away, but for the time it took
         spent = time.monotonic() - began
         if len(runs) >= 2 and (spent + each * size) * (1 + repeats) > budget:
             break
-        _once(parts, sample[:size])
+        once(parts, sample[:size], clock)
         each, runs[size] = (time.monotonic() - began - spent) / size, []
     for _ in range(repeats):  # all sizes in turn: what else the machine does meets them alike
         for size, costs in runs.items():
-            costs.append(_once(parts, sample[:size]))
+            costs.append(once(parts, sample[:size], clock))
     for parameter in blocks.parameters():
         parameter.grad = None
-    measured = {
-        size: [BlockCost(*map(median, zip(*block, strict=True))) for block in zip(*costs, strict=True)]
-        for size, costs in runs.items()
-    }
+    measured = {size: medians(costs) for size, costs in runs.items()}
     return {size: measured.get(size) or _extrapolate(measured, size) for size in sizes}
 
 
@@ -87,11 +84,33 @@ def _extrapolate(measured, size):
     return [BlockCost(*map(line, a, b)) for a, b in zip(measured[small], measured[large], strict=True)]
 
 
-def _once(parts, x):
-    """Run every block forward and backward once; return a BlockCost per block."""
+def medians(runs) -> list:
+    """Return the median cost of every block; `runs` are lists with a BlockCost per block."""
+    return [BlockCost(*map(median, zip(*block, strict=True))) for block in zip(*runs, strict=True)]
+
+
+def once(parts, x, clock, halves=True) -> list:
+    """Run every block forward, and then every block backward, the last one first.
+
+    Parameters
+    ----------
+    parts : list of mpdemo.models.Blocks
+        One block each.
+    x : torch.Tensor
+        Inputs (B, ...) of the first block.
+    clock : callable
+        Returns seconds.
+    halves : bool
+        Whether the two halves of a backward pass are timed, too; else all of it counts as the first half.
+
+    Returns
+    -------
+    list of BlockCost
+        One per block.
+    """
     import torch
 
-    clock, inputs, outputs, forward = _clock(x.device), [], [], []
+    inputs, outputs, forward, costs = [], [], [], []
     for number, part in enumerate(parts):
         x = x.detach().requires_grad_(number > 0)
         began = clock()
@@ -102,29 +121,30 @@ def _once(parts, x):
         inputs.append(x)
         outputs.append(y)
         x = y
-    return [
-        _cost(part, inputs[number], outputs[number], number == 0, clock, forward[number])
-        for number, part in enumerate(parts)
-    ]
+    for number in reversed(range(len(parts))):
+        both_halves = halves and number > 0  # the images need no gradient: all of it waits for the weight gradient
+        costs.append(_backward(parts[number], inputs[number], outputs.pop(), clock, both_halves))
+    costs = [cost._replace(forward=seconds) for cost, seconds in zip(reversed(costs), forward, strict=True)]
+    return [costs[0]._replace(input=0.0, weight=costs[0].backward), *costs[1:]]
 
 
-def _cost(part, x, y, first, clock, forward):
-    """Time the backward pass of one block, first in the library's two halves, then whole."""
+def _backward(part, x, y, clock, halves):
+    """Time the backward pass of one block, whole and then in the library's two halves."""
     import torch
     from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
     gradient = torch.ones_like(y)
     began = clock()
-    torch.autograd.backward(y, gradient, retain_graph=not first)
+    torch.autograd.backward(y, gradient, retain_graph=halves)
     whole = clock() - began
-    if first:  # the images need no gradient: all of it waits for the weight gradient's turn
-        return BlockCost(forward, whole, 0.0, whole)
+    if not halves:
+        return BlockCost(0.0, whole, whole, 0.0)
     x.grad = None
     began = clock()
     _, groups = stage_backward_input((y,), [gradient], [x], part.parameters())
     halfway = clock()
     stage_backward_weight(part.parameters(), groups)
-    return BlockCost(forward, whole, halfway - began, clock() - halfway)
+    return BlockCost(0.0, whole, halfway - began, clock() - halfway)
 
 
 def _clock(device):

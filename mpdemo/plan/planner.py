@@ -33,6 +33,8 @@ class Workload:
         "sgd", "momentum" or "adamw".
     bandwidth, latency : float
         Bytes per second between two devices, and seconds of a message without any.
+    update : float
+        Seconds of the optimizer's step for each byte of weights.
     form : str
         "per-device" or "one-process", as for `mpdemo.plan.memory.estimate`.
     shards : int
@@ -47,6 +49,7 @@ class Workload:
     optimizer: str = "sgd"
     bandwidth: float = 10e9
     latency: float = 0.0
+    update: float = 0.0
     form: str = "per-device"
     shards: int = 1
 
@@ -61,6 +64,8 @@ class Candidate:
         The first block of every stage but the first.
     devices : list of DeviceMemory
         As `mpdemo.plan.memory.estimate` gives it.
+    update : float
+        Seconds of the optimizer's step on the device with the most weights.
     """
 
     schedule: str
@@ -68,11 +73,12 @@ class Candidate:
     points: list
     simulation: Simulation
     devices: list
+    update: float = 0.0
 
     @property
     def step_time(self):
         """Predicted seconds per step."""
-        return self.simulation.step_time
+        return self.simulation.step_time + self.update
 
     @property
     def peaks(self):
@@ -97,7 +103,8 @@ def evaluate(job, schedule, microbatches, points):
     seconds = [job.latency + job.blocks[stop - 1].output * size / job.bandwidth for _, stop in slices[:-1]]
     simulation = simulate(schedule, forward, backward, microbatches, job.ranks, weight, seconds or 0.0)
     memory = devices(job.blocks, points, job.batch, job.form, schedule, microbatches, job.optimizer, shards=job.shards)
-    return Candidate(schedule, microbatches, list(points), simulation, memory)
+    update = job.update * max(device.weights for device in memory)
+    return Candidate(schedule, microbatches, list(points), simulation, memory, update)
 
 
 def _times(job, schedule, size, slices):
@@ -192,7 +199,7 @@ def choose(choices, limit):
 
 def one_device_step_time(job):
     """Return the seconds of a step of the whole batch on one device: what naive model parallelism takes at best."""
-    return sum(cost.both for cost in job.costs[job.batch])
+    return sum(cost.both for cost in job.costs[job.batch]) + job.update * sum(block.weights for block in job.blocks)
 
 
 def usual_cut(job):

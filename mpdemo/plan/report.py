@@ -15,13 +15,15 @@ from mpdemo.schedules import SCHEDULES, placement
 class Plan:
     """A chosen candidate with everything it was chosen from.
 
-    `request` is a `mpdemo.plan.command.Request`.
+    `request` is a `mpdemo.plan.command.Request`; `measured_on` is on how many devices of this machine the times were
+    measured at once, 0 where they are estimated.
     """
 
     request: object
     job: planner.Workload
     best: planner.Candidate
     candidates: list
+    measured_on: int = 0
 
     @property
     def speedup(self):
@@ -88,12 +90,17 @@ def _names(plan, points, separator=", "):
 
 def _head(plan):
     request, best = plan.request, plan.best
-    source = "measured on this machine" if request.cost in (None, "measure") else f"estimated for a {request.cost}"
+    source = f"estimated for a {request.cost}"
+    if plan.measured_on:
+        messages = "measured" if plan.measured_on > 1 else f"taken for {plan.job.bandwidth / 1e9:g} GB per second"
+        source = (
+            f"measured on this machine, {plan.measured_on} at once, with the optimizer's update; messages {messages}"
+        )
     limit = f" of {request.gpu_memory / 2**30:.4g}GiB" if request.gpu_memory else ""
     size = f"{request.image_size} x {request.image_size} pixels"
     return (
         f"{request.model}, batch {request.batch}, {size}, {request.stages} devices{limit}; "
-        f"cost of the blocks {source}\n"
+        f"times {source}\n"
         f"plan: {best.schedule}, {best.microbatches} microbatches of {request.batch // best.microbatches}, "
         f"cut after {_names(plan, best.points) or 'nothing'}"
     )

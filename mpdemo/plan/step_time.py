@@ -1,58 +1,52 @@
-"""How long a step will take on this machine: what was measured of blocks, update and messages, put together.
+"""How long a step will take on this machine: a step with few images, and what more images take in each block.
 
-`mpdemo.labs.speeds` measures these in seconds, before anything is trained; `mpdemo.labs.step_times` compares the sums
-with real steps.
+Much of a step does not depend on the number of images: the optimizer's update, the messages with weights and gradients,
+and the library's own work between two operations. So a step with a quarter of the images is measured. What the others
+take is computed, from blocks that were measured one by one and from the order in which the schedule runs them. (With a
+single image all messages would stay in the processor's caches, and cost less than they do.)
 
-Most of what FSDP and tensor parallelism add to a step is the library's own work between messages, which does not depend
-on the number of images. So a step with as few images as possible is measured, and what more images take is added.
+`mpdemo.labs.speeds` measures both, before anything is trained; `mpdemo.labs.step_times` compares the sums with real
+steps.
 """
 
 from dataclasses import dataclass, replace
-from math import ceil
 
 from mpdemo.errors import UserError
-from mpdemo.plan import planner, predict, traffic
+from mpdemo.plan import planner, predict
 from mpdemo.settings import CUT_RUNGS, RUNG_FORMS
 
 PREDICTED = ("single", "ddp", "model_parallel", "pipeline", "hybrid", "fsdp", "tensor")  # in their first form
 IN_TURN = ("single", "model_parallel")  # rungs in which one device computes at a time
-SHARDED = ("fsdp", "tensor")
-FIRST_BUCKET, BUCKET = 2**20, 25 * 2**20  # bytes of DDP's messages
+FEW = 4  # of so many images, one is in the step that is measured
 
 
 @dataclass(frozen=True)
 class Speeds:
-    """What a device of this machine takes.
+    """What the devices of this machine take.
 
     Attributes
     ----------
-    alone, together : dict
-        Images of a microbatch -> list of BlockCost, one per block: while the other devices rest, and while all of
-        them compute (cores share the memory).
-    update : float
-        Seconds per byte of weights that the optimizer's step takes.
-    messages : dict
-        "send" or "all-reduce" -> seconds of a short message, and seconds per byte.
-    split : dict
-        As `together`, of blocks of which every device computes a part of each layer.
-    sums : dict
-        Images of a microbatch -> seconds in which all devices add up what a block puts out.
-    fewest : dict
-        Settings with `fewest_images` -> seconds of a step; needed for FSDP and tensor parallelism.
+    blocks : dict
+        (where a block runs, as `where` says, and images of a microbatch) -> list of BlockCost, one per block.
+    few : dict
+        Settings with `few_images` -> seconds of a step.
+    per_byte : float
+        Seconds for each byte that one device sends to another.
     """
 
-    alone: dict
-    together: dict
-    update: float
-    messages: dict
-    split: dict
-    sums: dict
-    fewest: dict
+    blocks: dict
+    few: dict
+    per_byte: float
 
-    def message(self, kind, size, count=1) -> float:
-        """Return the seconds of `count` messages of `size` bytes together."""
-        latency, per_byte = self.messages[kind]
-        return count * latency + size * per_byte
+
+def where(settings) -> str:
+    """Return where the blocks of a training run: on one device at a time, on all, or each split over all.
+
+    Devices that compute at the same time may share their memory's speed. A split block holds its messages.
+    """
+    if settings.rung == "tensor":
+        return "split tokens" if settings.sequence_parallel else "split layers"
+    return "alone" if settings.rung in IN_TURN else "together"
 
 
 def images_at_once(settings) -> int:
@@ -61,9 +55,10 @@ def images_at_once(settings) -> int:
     return settings.batch_size // shares // predict.parts(settings)
 
 
-def fewest_images(settings):
-    """Return the settings with a batch of one image per microbatch and device."""
-    return replace(settings, batch_size=settings.batch_size // images_at_once(settings))
+def few_images(settings):
+    """Return the settings with a quarter of the images in each microbatch, at least one."""
+    images = images_at_once(settings)
+    return replace(settings, batch_size=settings.batch_size // images * max(1, images // FEW))
 
 
 def seconds(settings, blocks, speeds) -> float:
@@ -76,7 +71,7 @@ def seconds(settings, blocks, speeds) -> float:
     blocks : sequence of Footprint
         From `mpdemo.plan.predict.blocks_of`.
     speeds : Speeds
-        With the costs of `images_at_once`.
+        With the step of `few_images`, and the blocks for the `images_at_once` of both.
 
     Raises
     ------
@@ -88,42 +83,20 @@ def seconds(settings, blocks, speeds) -> float:
     if s.rung not in PREDICTED or s.form != RUNG_FORMS[s.rung][0] or grid:
         way = f"rung {s.rung}, {s.form}" + ", sharded" * bool(grid)
         raise UserError(f"no step time is predicted for {way}; allowed: {', '.join(PREDICTED)} in their first form")
-    if s.rung in SHARDED:
-        fewest = fewest_images(s)
-        more = _computing(s, speeds) - _computing(fewest, speeds)
-        if s.rung == "tensor":
-            sums = traffic.sums_of_split_layers(blocks, predict.parts(s))
-            more += sums * (speeds.sums[images_at_once(s)] - speeds.sums[1])
-        return speeds.fewest[fewest] + more
-    if s.rung in CUT_RUNGS:
-        return _of_stages(s, blocks, speeds)
-    weights = sum(block.weights for block in blocks)
-    buckets = 1 + ceil(max(0, weights - FIRST_BUCKET) / BUCKET)
-    averaging = speeds.message("all-reduce", weights, buckets) if s.rung == "ddp" else 0
-    return _computing(s, speeds) + averaging + speeds.update * weights
+    few = few_images(s)
+    return speeds.few[few] + _computing(s, blocks, speeds) - _computing(few, blocks, speeds)
 
 
-def _costs(settings, speeds):
-    """Return what each block costs for a microbatch of these settings."""
-    s = settings
-    measured = speeds.alone if s.rung in IN_TURN else speeds.split if s.rung == "tensor" else speeds.together
-    again = s.activation_checkpointing  # the forward pass is repeated in the backward pass
-    return [cost._replace(backward=cost.backward + again * cost.forward) for cost in measured[images_at_once(s)]]
-
-
-def _computing(settings, speeds):
-    """Return the seconds in which a device computes all its microbatches, one after the other."""
-    return predict.parts(settings) * sum(cost.both for cost in _costs(settings, speeds))
-
-
-def _of_stages(settings, blocks, speeds):
-    """Simulate the schedule, and add what follows it on the fullest device."""
-    s, costs, (schedule, points) = settings, _costs(settings, speeds), predict.schedule_and_cut(settings)
-    latency, per_byte = speeds.messages["send"]
+def _computing(settings, blocks, speeds):
+    """Return the seconds in which the devices compute all microbatches of a step."""
+    s, images, again = settings, images_at_once(settings), settings.activation_checkpointing
+    costs = [  # with checkpointing, the forward pass is repeated in the backward pass
+        cost._replace(backward=cost.backward + again * cost.forward) for cost in speeds.blocks[where(s), images]
+    ]
+    if s.rung not in CUT_RUNGS:
+        return predict.parts(s) * sum(cost.both for cost in costs)
+    schedule, points = predict.schedule_and_cut(s)
+    bandwidth = 1 / speeds.per_byte if speeds.per_byte > 0 else float("inf")
     share = s.batch_size // (s.replicas or 1) // s.accumulate
-    link = {"latency": latency, "bandwidth": 1 / per_byte if per_byte > 0 else float("inf")}
-    job = planner.Workload(blocks, {images_at_once(s): costs}, s.devices, share, **link)
-    candidate = planner.evaluate(job, schedule, s.microbatches, points)
-    weights = max(device.weights for device in candidate.devices)
-    averaging = speeds.message("all-reduce", weights) if s.rung == "hybrid" else 0
-    return s.accumulate * candidate.step_time + averaging + speeds.update * weights
+    job = planner.Workload(blocks, {images: costs}, s.devices, share, bandwidth=bandwidth)
+    return s.accumulate * planner.evaluate(job, schedule, s.microbatches, points).step_time

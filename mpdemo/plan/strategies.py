@@ -16,6 +16,7 @@ from mpdemo.plan.choose import RULES
 from mpdemo.plan.fit import Fit
 from mpdemo.plan.memory import MIB
 
+ONE_DEVICE = "one device"  # among measured times, beside the answers of the rules
 DOUBLINGS, EXACT = 16, 1.01  # how far, and how exactly, the memory is searched on which a strategy would fit
 
 
@@ -67,13 +68,14 @@ def smallest(case, rule) -> Fit | None:
     return best
 
 
-def table(case, strategies) -> str:
+def table(case, strategies, measured=None) -> str:
     """Return the strategies as text, a row each.
 
     Memory is what PyTorch allocates on the fullest device. Times are estimated from a data sheet, in float32, with no
-    message hidden behind the computation: real ones are hidden in part, and real kernels are slower.
+    message hidden behind the computation: real ones are hidden in part, and real kernels are slower. `measured` has
+    better ones: ONE_DEVICE and answers -> seconds of a step, or None.
     """
-    one_device = sum(cost.both for cost in case.costs(case.batch))
+    one_device = measured[ONE_DEVICE] if measured else sum(cost.both for cost in case.costs(case.batch))
     rows = []
     for number, strategy in enumerate(strategies):
         fit, mark = strategy.predicted, "->" if not number and strategy.fits else ""
@@ -82,7 +84,7 @@ def table(case, strategies) -> str:
             continue
         over = fit.memory - case.limit
         messages = fit.sent / case.link
-        seconds = fit.seconds and fit.seconds + messages
+        seconds = measured.get(strategy.answer) if measured else fit.seconds and fit.seconds + messages
         rows.append(
             (
                 mark,
@@ -90,9 +92,9 @@ def table(case, strategies) -> str:
                 "yes" if strategy.fits else f"{over / MIB:,.0f} MiB over",
                 f"{fit.memory / MIB:,.0f}",
                 f"{fit.sent / MIB:,.0f}",
-                f"{1000 * messages:,.1f}",
+                "" if measured else f"{1000 * messages:,.1f}",
                 f"{1000 * seconds:,.1f}" if seconds else "",
-                f"{one_device / case.devices / seconds:.0%}" if seconds else "",
+                f"{one_device / case.devices / seconds:.0%}" if seconds and one_device else "",
             )
         )
     headers = "", "strategy", "fits", "MiB per\ndevice", "MiB\nsent", "messages\n(ms)", "step\n(ms)", "of the\nbound"

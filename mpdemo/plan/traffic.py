@@ -62,11 +62,6 @@ def of_split_layers(blocks, images, parts=1, sequence_parallel=False, bf16=False
     return {"all-gather": halves + ends, "reduce-scatter": halves, "all-reduce": in_norms}
 
 
-def sums_of_split_layers(blocks, parts=1) -> int:
-    """Return how often the devices of tensor parallelism add up in a step, in so many parts of the batch."""
-    return (FORWARD_SUMS + BACKWARD_SUMS) * len(blocks[1:-1]) * parts
-
-
 def of_stages(blocks, points, owners, images) -> list[dict]:
     """Return the messages of each rank of a cut model: activations forward, and their gradients back.
 

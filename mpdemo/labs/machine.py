@@ -1,0 +1,106 @@
+"""Measure what the plan needs of the devices of this machine: `mpdemo.plan.machine.Machine`.
+
+    torchrun --standalone --nproc-per-node 2 -m mpdemo.labs.machine FOLDER
+
+It reads ``question.json`` in the folder, and rank 0 writes ``summary.json`` there. ``python -m mpdemo plan`` starts it.
+"""
+
+import json
+import sys
+import time
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from statistics import median
+from types import SimpleNamespace
+
+import torch
+import torch.distributed as dist
+
+from mpdemo import models
+from mpdemo.labs.harness import rest, write_result
+from mpdemo.plan import cost
+from mpdemo.plan.machine import Machine
+from mpdemo.world import clock
+from mpdemo.world.collectives import gather_objects
+from mpdemo.world.launch import end
+
+SHORT, LONG = 16 * 2**10, 8 * 2**20  # bytes of the two messages through which a line is laid
+REPEATS = 9
+OPTIMIZERS = {
+    "sgd": torch.optim.SGD,
+    "momentum": partial(torch.optim.SGD, momentum=0.9),
+    "adamw": torch.optim.AdamW,
+}  # by their names in mpdemo.plan.memory.STATES
+
+
+def measure(world, model, images, sizes, optimizer, budget=60.0) -> Machine:
+    """Measure in all ranks at the same time; of blocks, the slowest rank's costs. All ranks must call this.
+
+    Parameters
+    ----------
+    model, images, sizes, budget
+        As for `mpdemo.plan.cost.measure`.
+    optimizer : str
+        A key of `mpdemo.plan.memory.STATES`.
+    """
+    model, images = model.to(world.device), images.to(world.device)
+    rest()
+    ranks = gather_objects(cost.measure(model, images, sizes, budget=budget))
+    costs = {size: max((rank[size] for rank in ranks), key=lambda c: sum(block.both for block in c)) for size in sizes}
+    latency, per_byte = message(world) if world.world_size > 1 else (0.0, 0.0)
+    return Machine(world.world_size, costs, update(world, model, optimizer), latency, per_byte)
+
+
+def update(world, model, optimizer) -> float:
+    """Return the seconds of the optimizer's step for each byte of weights."""
+    parameters = list(model.parameters())
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    step = OPTIMIZERS[optimizer](parameters, lr=1e-6).step
+    return timed(world, step) / sum(parameter.nbytes for parameter in parameters)
+
+
+def message(world) -> tuple[float, float]:
+    """Return the seconds of a short message from one device to another, and those of each further byte."""
+    tensors = [torch.zeros(size // 4, device=world.device) for size in (SHORT, LONG)]
+    short, long = (timed(world, partial(there_and_back, world, tensor)) / 2 for tensor in tensors)
+    per_byte = max(0.0, (long - short) / (LONG - SHORT))
+    return max(0.0, short - SHORT * per_byte), per_byte
+
+
+def there_and_back(world, tensor):
+    """Send from rank 0 to rank 1, and back; the others rest."""
+    for sender in (0, 1) if world.rank < 2 and world.world_size > 1 else ():
+        (dist.send if world.rank == sender else dist.recv)(tensor, 1 - world.rank)
+
+
+def timed(world, function) -> float:
+    """Return the median seconds of a call that all ranks make at the same time; the first does not count."""
+    taken = []
+    for _ in range(1 + REPEATS):
+        rest()
+        clock.wait(world.device)
+        begin = time.perf_counter()
+        function()
+        clock.wait(world.device)
+        taken.append(time.perf_counter() - begin)
+    return median(taken[1:])
+
+
+def answer(world, question) -> dict:
+    """Build the model that is asked for, measure, and return the `Machine` as a dictionary."""
+    q = SimpleNamespace(**question)
+    model = models.build(q.model, classes=q.classes, channels=q.channels, image_size=q.image_size, norm=q.norm)
+    images = torch.randn(max(q.sizes), q.channels, q.image_size, q.image_size)
+    return asdict(measure(world, model, images, q.sizes, q.optimizer, q.budget))
+
+
+def answer_question(folder, function):
+    """Read a folder's question in every process; rank 0 writes what the function of world and question returns."""
+    question = json.loads(Path(folder, "question.json").read_text())
+    write_result(folder, lambda world: function(world, question))
+
+
+if __name__ == "__main__":
+    end(answer_question(sys.argv[1], answer))

@@ -1,0 +1,134 @@
+"""What the devices of this machine take, measured by processes of their own: for ``plan --cost measure``.
+
+There is a process on each device, where so many are here: devices that compute at the same time may share their
+memory's speed. Taught in notebooks/05_pipeline.ipynb.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from mpdemo.errors import UserError
+from mpdemo.plan.cost import BlockCost
+from mpdemo.world.gpus import gpus_here
+from mpdemo.world.launch import torchrun_arguments
+from mpdemo.world.processes import check_room, child_environment
+
+QUESTION = ("model", "image_size", "classes", "channels", "norm", "optimizer", "budget")  # what the job must know
+PATIENCE = 600.0  # seconds beyond the budget after which the measuring is ended
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What was measured on so many devices at once; with one there is no message.
+
+    Attributes
+    ----------
+    devices : int
+    costs : dict
+        Samples of a microbatch -> list of BlockCost, one per block.
+    update : float
+        Seconds of the optimizer's step for each byte of weights.
+    latency, per_byte : float
+        Seconds of a message from one device to another, and more for each byte of it.
+    """
+
+    devices: int
+    costs: dict
+    update: float
+    latency: float = 0.0
+    per_byte: float = 0.0
+
+    def speeds(self) -> dict:
+        """Return what a `mpdemo.plan.planner.Workload` takes of it."""
+        bandwidth = {"bandwidth": 1 / self.per_byte} if self.per_byte > 0 else {}
+        return {"costs": self.costs, "update": self.update, "latency": self.latency} | bandwidth
+
+
+def devices_here() -> int:
+    """Return how many devices this machine has: GPUs, or else CPU cores."""
+    return gpus_here() or len(os.sched_getaffinity(0))
+
+
+def require_devices(devices):
+    """Refuse more devices than this machine has."""
+    if devices > (here := devices_here()):
+        raise UserError(
+            f"--cost measure --devices {devices}: this machine has {here}; allowed: --devices {here}, or a data sheet "
+            "such as --cost v100"
+        )
+
+
+def measured(request, sizes, devices) -> Machine:
+    """Measure blocks, update and messages on so many devices of this machine at once, or on one where there are fewer.
+
+    Parameters
+    ----------
+    request : mpdemo.plan.command.Request
+        Names a model of the course.
+    sizes : iterable of int
+        Samples of a microbatch.
+    devices : int
+
+    Raises
+    ------
+    UserError
+        As `ask` does.
+    """
+    devices = devices if devices <= devices_here() else 1
+    result = ask("mpdemo.labs.machine", request, devices, sizes=sorted(set(sizes)))
+    costs = {int(size): [BlockCost(*block) for block in blocks] for size, blocks in result.pop("costs").items()}
+    return Machine(costs=costs, **result)
+
+
+def step_seconds(request, settings) -> list:
+    """Predict the steps of trainings on devices of this machine, from what is measured of them.
+
+    Parameters
+    ----------
+    request : mpdemo.plan.command.Request
+        Names a model of the course.
+    settings : list of Settings
+
+    Returns
+    -------
+    list of float or None
+        Seconds of each step; None where the budget was spent before, or where none can be predicted.
+
+    Raises
+    ------
+    UserError
+        As `ask` does.
+    """
+    return ask("mpdemo.labs.speeds", request, request.devices, settings=[asdict(s) for s in settings])["seconds"]
+
+
+def ask(lab, request, devices, **question) -> dict:
+    """Run a lab in so many processes on this machine, and return its result.
+
+    Raises
+    ------
+    UserError
+        Memory or cores are short, the lab failed, or it did not end.
+    """
+    if not gpus_here():
+        check_room(devices)
+    question = {name: getattr(request, name) for name in QUESTION} | question
+    with tempfile.TemporaryDirectory(prefix="mpdemo-plan-") as folder:
+        Path(folder, "question.json").write_text(json.dumps(question))
+        command = [sys.executable, "-m", "torch.distributed.run", f"--log-dir={folder}/logs"]
+        command += torchrun_arguments(["-m", lab, folder], devices)
+        environment = child_environment() | {"OMP_NUM_THREADS": "1", "TMPDIR": folder}
+        limit = request.budget + PATIENCE
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=limit)
+        except subprocess.TimeoutExpired:
+            raise UserError(f"--cost measure did not end within {limit:.0f} s; try a smaller --batch") from None
+        if done.returncode:
+            errors = [line.strip() for line in done.stderr.splitlines() if "Error" in line]
+            raise UserError(f"--cost measure failed: {errors[0] if errors else done.returncode}; try --cost v100")
+        return json.loads(Path(folder, "summary.json").read_text())
