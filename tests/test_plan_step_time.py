@@ -77,10 +77,12 @@ def test_a_pipeline_has_its_bubble(blocks):
     assert grid == pytest.approx((4 + 1) * 2 * 15 + 0.5)
 
 
-def test_few_images_are_a_quarter_and_at_least_one_for_each_device_and_part():
+def test_few_images_are_a_quarter_and_at_least_two_for_each_device_and_part():
     assert few_images(settings("single")).batch_size == 16
-    assert few_images(settings("fsdp", accumulate=16)).batch_size == 2 * 16
+    assert few_images(settings("fsdp", accumulate=8)).batch_size == 2 * 8 * 2  # of four; batch norm refuses one
+    assert few_images(settings("fsdp", accumulate=32)).batch_size == 2 * 32  # there is but one
     assert few_images(settings("tensor", accumulate=4)).batch_size == 16
+    assert checked(few_images(settings("ddp", micro_batch_size=16)), 2).microbatches == 2
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(map(str, case.values())))
@@ -97,23 +99,31 @@ def test_every_case_of_the_lab_is_predicted(blocks, case):
 
 
 def test_a_round_compares_its_own_prediction_with_its_own_steps():
-    """The machine became half as fast in the last round; each prediction was right but for a fifth."""
+    """The machine became half as fast in the last round, before its parts were measured again."""
     row = row_of([0.8, 1.0, 2.4], [1.0, 1.0, 2.0])
-    assert row["ratio"] == 1.0 and row["quartiles"] == pytest.approx([0.8, 1.2])
+    assert row["ratios"] == pytest.approx([0.8, 1.0, 1.2]) and row["ratio"] == 1.0
     assert (row["predicted"], row["measured"]) == (1.0, 1.0)
 
 
 def test_the_lab_measures_predicts_and_does_the_steps(tmp_path):
-    """One round of three trainings, of the three kinds of blocks; how near they come is `make bench`'s to say."""
+    """One round of trainings with each kind of blocks; how near they come is for `make bench` to say."""
     run_worlds(tmp_path, [[2, "tests/programs/step_times.py", str(tmp_path)]])
     rows = json.loads((tmp_path / "summary.json").read_text())
-    assert [row["case"].split()[1] for row in rows] == ["single", "pipeline", "tensor"]
+    assert [row["case"].split()[1] for row in rows] == ["single", "ddp", "pipeline", "tensor", "tensor"]
     for row in rows:
-        assert row["predicted"] > 0 and row["measured"] > 0 and 0.2 < row["ratio"] < 5, row
+        assert row["predicted"] > 0 and row["measured"] > 0 and len(row["ratios"]) == 1, row
 
 
 @pytest.mark.parametrize(
-    "words", [{"rung": "data_parallel"}, GRID, {"rung": "hybrid", "sharded": True}, {"form": "one-process"}]
+    "words",
+    [
+        {"rung": "data_parallel"},
+        GRID,
+        {"rung": "hybrid", "sharded": True},
+        {"form": "one-process"},
+        {"precision": "bf16"},
+        {"rung": "ddp", "compile": True},
+    ],
 )
 def test_what_is_not_predicted_is_refused(blocks, words):
     s = checked(Settings(**{"rung": "pipeline", "model": "transformer"} | words))

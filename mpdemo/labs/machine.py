@@ -48,12 +48,12 @@ def measure(world, model, images, sizes, optimizer, budget=60.0) -> Machine:
     rest()
     ranks = gather_objects(cost.measure(model, images, sizes, budget=budget))
     costs = {size: max((rank[size] for rank in ranks), key=lambda c: sum(block.both for block in c)) for size in sizes}
-    latency, per_byte = message(world) if world.world_size > 1 else (0.0, 0.0)
+    latency, per_byte = message(world)
     return Machine(world.world_size, costs, update(world, model, optimizer), latency, per_byte)
 
 
 def update(world, model, optimizer) -> float:
-    """Return the seconds of the optimizer's step for each byte of weights."""
+    """Return the seconds of the optimizer's step for each byte of weights. The model keeps gradients of zeros."""
     parameters = list(model.parameters())
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
@@ -62,7 +62,12 @@ def update(world, model, optimizer) -> float:
 
 
 def message(world) -> tuple[float, float]:
-    """Return the seconds of a short message from one device to another, and those of each further byte."""
+    """Return the seconds of a short message from one device to another, and those of each further byte.
+
+    A world of one sends none: zeros.
+    """
+    if world.world_size == 1:
+        return 0.0, 0.0
     tensors = [torch.zeros(size // 4, device=world.device) for size in (SHORT, LONG)]
     short, long = (timed(world, partial(there_and_back, world, tensor)) / 2 for tensor in tensors)
     per_byte = max(0.0, (long - short) / (LONG - SHORT))
@@ -71,7 +76,7 @@ def message(world) -> tuple[float, float]:
 
 def there_and_back(world, tensor):
     """Send from rank 0 to rank 1, and back; the others rest."""
-    for sender in (0, 1) if world.rank < 2 and world.world_size > 1 else ():
+    for sender in (0, 1) if world.rank < 2 else ():
         (dist.send if world.rank == sender else dist.recv)(tensor, 1 - world.rank)
 
 

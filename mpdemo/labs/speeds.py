@@ -7,12 +7,13 @@ a program it predicts the steps of ``question.json`` in the folder: ``python -m 
 """
 
 import copy
+import gc
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
-from mpdemo.errors import UserError
 from mpdemo.labs.harness import Comparison, rest
 from mpdemo.labs.machine import answer_question, message
 from mpdemo.labs.trial import Trial, build_model, random_batch
@@ -37,7 +38,7 @@ class Parts:
     model, batch
         As for `mpdemo.labs.trial.Trial`.
     settings : list of Settings
-        Checked.
+        Checked. All ranks must build this: some trainings exchange messages when they are built.
     """
 
     def __init__(self, world, model, batch, settings):
@@ -45,8 +46,9 @@ class Parts:
         self.blocks = {}  # where they run -> the blocks one by one, the numbers of images, whether halves are wanted
         for place in dict.fromkeys(map(where, settings)):
             like = [s for s in settings if where(s) == place]
-            here = Trial(like[0], world, model, batch).rung.model if "split" in place else copy.deepcopy(model)
-            here = here.to(world.device)
+            here = copy.deepcopy(model).to(world.device)
+            if "split" in place:
+                here = Trial(replace(like[0], activation_checkpointing=False), world, model, batch).rung.model
             halves = any(s.rung in CUT_RUNGS and SCHEDULES[s.schedule].splits_backward for s in like)
             sizes = sorted({images_at_once(s) for each in like for s in (each, few_images(each))})
             self.blocks[place] = [here.stage(i, i + 1) for i in range(len(here))], sizes, halves
@@ -61,7 +63,7 @@ class Parts:
             for place, (parts, sizes, halves) in self.blocks.items():
                 for size in sizes:
                     costs.setdefault((place, size), []).append(self.slowest(place, parts, size, halves))
-        _, per_byte = message(self.world) if self.world.world_size > 1 else (0.0, 0.0)
+        _, per_byte = message(self.world)
         self.steps.seconds.clear()
         self.steps.run(rounds, warmup=0, again=True)
         speeds = Speeds(
@@ -95,19 +97,17 @@ def answer(world, question) -> dict:
     for words in q.settings:
         spent = gather_objects(time.monotonic() - began)[0] > q.budget
         result.append(None if spent else predicted(world, Settings(**words), q.classes, q.channels))
+        gc.collect()  # a training holds itself in a circle; its memory is for the next one
     return {"seconds": result}
 
 
-def predicted(world, settings, classes, channels) -> float | None:
-    """Return the seconds of a step, predicted from what is measured now; None where none can be."""
+def predicted(world, settings, classes, channels) -> float:
+    """Return the seconds of a step, predicted from what is measured now."""
     s = checked(settings, world.world_size if settings.rung != "single" else None)
     facts = {"classes": classes, "channels": channels}
     model, batch = build_model(s, **facts), random_batch(s, **facts)
-    try:
-        speeds = Parts(world, model, batch, [s]).measure(ROUNDS)
-        return seconds(s, footprints(s.model, s.image_size, norm=s.norm, **facts), speeds)
-    except UserError:
-        return None
+    speeds = Parts(world, model, batch, [s]).measure(ROUNDS)
+    return seconds(s, footprints(s.model, s.image_size, norm=s.norm, **facts), speeds)
 
 
 if __name__ == "__main__":

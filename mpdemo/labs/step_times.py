@@ -1,17 +1,18 @@
 """Are step times right that were predicted beforehand? The parts of a step are measured first, then whole steps.
 
     torchrun --standalone --nproc-per-node 2 -m mpdemo.labs.step_times runs/step_times
+    torchrun --standalone --nproc-per-node 2 -m mpdemo.labs.step_times runs/step_times 1 ddp pipeline     once, of two
 
 A machine's speed changes while it is measured: other users share its memory, its caches and its power. So this is done
 many times over: measure the parts, predict, and only then do the steps. Every process takes part; rank 0 writes
-``summary.json`` in the folder. Also a part of ``python -m mpdemo bench``.
+``summary.json`` in the folder. Also a part of ``python -m mpdemo bench``. Taught in notebooks/11_which_one.ipynb.
 """
 
 import sys
 from dataclasses import replace
 from statistics import median
 
-from mpdemo.labs.harness import WARMUP, Comparison, quartiles, write_result
+from mpdemo.labs.harness import WARMUP, Comparison, write_result
 from mpdemo.labs.ladder import model_and_batch
 from mpdemo.labs.speeds import Parts
 from mpdemo.notebook.story import story
@@ -55,7 +56,7 @@ def measure(world, rounds, cases=CASES, repeats=REPEATS) -> list[dict]:
     -------
     list of dict
         ``case``, as one types it; ``predicted`` and ``measured`` (seconds of a step), the medians of the rounds;
-        ``ratio`` (of the two in a round, the median) with its ``quartiles``; and ``recommended``: whether the plan
+        ``ratios`` (of the two, in each round), their median ``ratio``; and ``recommended``: whether the plan
         recommends this case. The plan asks first what fits, and not what is fastest.
     """
     wanted = [replace(Settings(**story(**changes)), timeline=False) for changes in cases]
@@ -82,10 +83,9 @@ def measure(world, rounds, cases=CASES, repeats=REPEATS) -> list[dict]:
 
 
 def row_of(predicted, measured) -> dict:
-    """Return what the rounds of one case say: their medians, and how far apart the two are in a round."""
+    """Return what the rounds of one case say: medians, and how far apart the two are in each round."""
     ratios = [p / m for p, m in zip(predicted, measured, strict=True)]
-    ratio = {"ratio": median(ratios), "quartiles": quartiles(ratios)}
-    return {"predicted": median(predicted), "measured": median(measured)} | ratio
+    return {"predicted": median(predicted), "measured": median(measured), "ratio": median(ratios), "ratios": ratios}
 
 
 def recommended(settings, devices) -> dict:
@@ -95,9 +95,10 @@ def recommended(settings, devices) -> dict:
     return {name: value for name, value in choice.settings.items() if name not in ("batch_size", "processes")}
 
 
-def main(out, rounds=9):
-    """Measure in every process; rank 0 writes the result."""
-    write_result(out, lambda world: {"rows": measure(world, int(rounds)), "device": world.device.type})
+def main(out, rounds=9, *rungs):
+    """Measure in every process all cases, or those rungs as the story has them; rank 0 writes the result."""
+    cases = [{"rung": rung} for rung in rungs] or CASES
+    write_result(out, lambda world: {"rows": measure(world, int(rounds), cases), "device": world.device.type})
 
 
 if __name__ == "__main__":

@@ -10,9 +10,10 @@ from mpdemo.plan.choose import choose
 from mpdemo.plan.machine import require_devices, step_seconds
 from mpdemo.plan.memory import MIB, RESERVE
 from mpdemo.plan.roofline import ROOFS
-from mpdemo.plan.step_time import images_at_once
+from mpdemo.plan.step_time import images_at_once, is_predicted
 from mpdemo.plan.strategies import ONE_DEVICE
 from mpdemo.settings import Settings, as_arguments, checked
+from mpdemo.world.gpus import gpus_here
 
 
 def text(request) -> str:
@@ -21,6 +22,8 @@ def text(request) -> str:
         raise UserError("--devices needs --gpu-memory: of one device, such as 16GiB")
     if request.cost == "measure" and request.own_model:
         raise UserError(f"--cost measure takes a model of the course; for your own: --cost {', '.join(ROOFS)}")
+    if request.cost == "measure" and request.nodes > 1:
+        raise UserError(f"--cost measure measures in one node, not in --nodes {request.nodes}; allowed: --cost v100")
     if request.cost == "measure":
         require_devices(request.devices)
     names = ("batch", "devices", "nodes", "optimizer", "image_size", "classes", "channels", "norm")
@@ -30,9 +33,11 @@ def text(request) -> str:
     choice, rows = choose(case), strategies.compare(case)
     seconds = _measured(request, case, rows) if request.cost == "measure" else None
     lines = [f"{choice.answer}: {choice.why}", "", strategies.table(case, rows, seconds)]
-    source = "steps predicted from what was measured here" if seconds else f"times estimated for a {case.gpu}"
-    hidden = "" if seconds else ", no message hidden"
-    lines += [f"({source} in float32{hidden}; memory without CUDA's {RESERVE // MIB} MiB)"]
+    source = f"times estimated for a {case.gpu} in float32, no message hidden"
+    if seconds:
+        kind = "GPUs" if gpus_here() else "CPU cores"
+        source = f"steps on {case.devices} {kind} of this machine in float32, predicted from what was measured on them"
+    lines += [f"({source}; memory without CUDA's {RESERVE // MIB} MiB)"]
     if uncut := getattr(case.model, "uncut", ""):
         lines += [f"the model is planned as one block: {uncut}"]
     if not choice.rung and (offers := strategies.changes_that_fit(case)):
@@ -59,34 +64,39 @@ def _commands(request, rows):
         return ["to train your own model: notebooks/take_home/train_ddp.py is a whole script, in plain PyTorch"]
     lines = []
     for row in (row for row in rows if row.fits):
-        words = " ".join(as_arguments(_settings(request, row)))
+        words = " ".join(as_arguments(_settings(request, row.rung, row.predicted.settings)))
         lines.append(f"{row.answer}:\n  python -m mpdemo train {words}")
     return lines
 
 
-def _settings(request, row) -> dict:
-    """Return the settings of a training by a strategy that fits."""
-    settings = {"model": request.model, "rung": row.rung}
+def _settings(request, rung, more) -> dict:
+    """Return the settings of a training on a rung, with `more` of them."""
+    settings = {"model": request.model, "rung": rung}
     settings |= {"optimizer": "adamw"} if request.optimizer == "adamw" else {}
-    return settings | {"batch_size": request.batch, "image_size": request.image_size} | row.predicted.settings
+    settings |= {"norm": request.norm} if request.norm != "batch" else {}
+    return settings | {"batch_size": request.batch, "image_size": request.image_size} | more
 
 
 def _measured(request, case, rows) -> dict:
-    """Return the seconds of a step of one device and, by their answers, of all strategies that fit.
+    """Return the seconds of a step by their answers for all strategies that fit, and for one device.
 
-    They are None where nothing is predicted: what is measured are a device's blocks, all of them in float32.
+    They are None where nothing is predicted, and where ``--budget`` was spent before.
     """
-    single = {"model": request.model, "rung": "single", "batch_size": request.batch, "image_size": request.image_size}
-    words = {ONE_DEVICE: single} | {row.answer: _settings(request, row) for row in rows if row.fits}
-    settings = {name: Settings(**own, norm=request.norm) for name, own in words.items()}
+    words = {row.answer: _settings(request, row.rung, row.predicted.settings) for row in rows if row.fits}
+    words[ONE_DEVICE] = _settings(request, "single", {})
+    settings = {name: Settings(**own) for name, own in words.items()}
     wanted = list(dict.fromkeys(s for s in settings.values() if _can_be_measured(s, case)))
-    seconds = dict(zip(wanted, step_seconds(request, wanted), strict=True))
+    seconds = dict(zip(wanted, step_seconds(request, wanted), strict=True)) if wanted else {}
     return {name: seconds.get(s) for name, s in settings.items()}
 
 
 def _can_be_measured(settings, case) -> bool:
-    """Whether one device holds the whole model and a microbatch of it, in float32, and no device is left over."""
+    """Whether a step is predicted, on all devices, and each can hold what is measured.
+
+    That is the whole model with its gradients and the optimizer's states, and a microbatch beside a copy of them.
+    """
     if settings.processes not in (None, case.devices):
         return False
     s = checked(settings, case.devices if settings.rung != "single" else None)
-    return s.precision == "fp32" and fit.on_one(case, images_at_once(s), 1).peak <= case.limit
+    needed = fit.on_one(case, images_at_once(s), 1).peak + fit.states(case)
+    return is_predicted(s) and needed <= case.limit

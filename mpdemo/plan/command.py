@@ -5,7 +5,8 @@
     python -m mpdemo plan --model resnet101 --devices 8 --nodes 2 --batch 128 --gpu-memory 16GiB     which rung to use
     python -m mpdemo plan --model package.module:function --input 3,224,224 --devices 8 --gpu-memory 16GiB
 
-No GPU is needed, and nothing is trained. Taught in notebooks/05_pipeline.ipynb.
+No GPU is needed, and no model is trained; ``--cost measure`` does a few steps on random images. Taught in
+notebooks/05_pipeline.ipynb.
 """
 
 import json
@@ -69,7 +70,7 @@ class Request:
     cost: Literal["measure", *ROOFS] | None = Field(
         None, description="measure on this machine, or estimate for a GPU (default: measure; with --devices: v100)"
     )
-    budget: float = Field(60.0, ge=0, description="seconds to spend on measuring")
+    budget: float = Field(60.0, ge=0, le=86400, description="seconds after which nothing more is measured")
     json: str | None = Field(None, description="file to which the plan is written, too")
 
     @property

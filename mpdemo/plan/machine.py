@@ -5,18 +5,17 @@ memory's speed. Taught in notebooks/05_pipeline.ipynb.
 """
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from mpdemo.errors import UserError
+from mpdemo.errors import RunFailed, UserError
 from mpdemo.plan.cost import BlockCost
 from mpdemo.world.gpus import gpus_here
-from mpdemo.world.launch import torchrun_arguments
-from mpdemo.world.processes import check_room, child_environment
+from mpdemo.world.launch import be_killed_with_parent
+from mpdemo.world.processes import child_environment, processes_that_fit
 
 QUESTION = ("model", "image_size", "classes", "channels", "norm", "optimizer", "budget")  # what the job must know
 PATIENCE = 600.0  # seconds beyond the budget after which the measuring is ended
@@ -50,8 +49,8 @@ class Machine:
 
 
 def devices_here() -> int:
-    """Return how many devices this machine has: GPUs, or else CPU cores."""
-    return gpus_here() or len(os.sched_getaffinity(0))
+    """Return how many devices this machine has: GPUs, or else CPU cores with memory for a process on each."""
+    return gpus_here() or processes_that_fit()
 
 
 def require_devices(devices):
@@ -76,7 +75,7 @@ def measured(request, sizes, devices) -> Machine:
 
     Raises
     ------
-    UserError
+    RunFailed
         As `ask` does.
     """
     devices = devices if devices <= devices_here() else 1
@@ -101,7 +100,7 @@ def step_seconds(request, settings) -> list:
 
     Raises
     ------
-    UserError
+    RunFailed
         As `ask` does.
     """
     return ask("mpdemo.labs.speeds", request, request.devices, settings=[asdict(s) for s in settings])["seconds"]
@@ -112,23 +111,23 @@ def ask(lab, request, devices, **question) -> dict:
 
     Raises
     ------
-    UserError
-        Memory or cores are short, the lab failed, or it did not end.
+    RunFailed
+        The lab failed, or it did not end.
     """
-    if not gpus_here():
-        check_room(devices)
     question = {name: getattr(request, name) for name in QUESTION} | question
+    limit = request.budget + PATIENCE
     with tempfile.TemporaryDirectory(prefix="mpdemo-plan-") as folder:
         Path(folder, "question.json").write_text(json.dumps(question))
-        command = [sys.executable, "-m", "torch.distributed.run", f"--log-dir={folder}/logs"]
-        command += torchrun_arguments(["-m", lab, folder], devices)
-        environment = child_environment() | {"OMP_NUM_THREADS": "1", "TMPDIR": folder}
-        limit = request.budget + PATIENCE
+        command = [sys.executable, "-m", "mpdemo.world.launch", str(devices), "-m", lab, folder]
+        options = {"env": child_environment() | {"TMPDIR": folder}, "preexec_fn": be_killed_with_parent}
         try:
-            done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=limit)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=limit, **options)
         except subprocess.TimeoutExpired:
-            raise UserError(f"--cost measure did not end within {limit:.0f} s; try a smaller --batch") from None
+            raise RunFailed(
+                f"--cost measure did not end within {limit:.0f} s; try a smaller --batch, or --cost v100"
+            ) from None
         if done.returncode:
-            errors = [line.strip() for line in done.stderr.splitlines() if "Error" in line]
-            raise UserError(f"--cost measure failed: {errors[0] if errors else done.returncode}; try --cost v100")
+            said = [line.removeprefix("mpdemo: ") for line in done.stderr.splitlines() if line.startswith("mpdemo: ")]
+            why = said[-1] if said else f"exit status {done.returncode}"
+            raise RunFailed(f"--cost measure failed: {why}; --cost v100 needs no measuring")
         return json.loads(Path(folder, "summary.json").read_text())

@@ -90,17 +90,16 @@ def _names(plan, points, separator=", "):
 
 def _head(plan):
     request, best = plan.request, plan.best
-    source = f"estimated for a {request.cost}"
-    if plan.measured_on:
-        messages = "measured" if plan.measured_on > 1 else f"taken for {plan.job.bandwidth / 1e9:g} GB per second"
-        source = (
-            f"measured on this machine, {plan.measured_on} at once, with the optimizer's update; messages {messages}"
-        )
+    source = f"cost of the blocks estimated for a {request.cost}"
+    if plan.measured_on == 1:
+        source = "blocks and the optimizer's update measured on one device of this machine"
+    elif plan.measured_on:
+        source = f"blocks, messages and the optimizer's update measured on {plan.measured_on} devices of this machine"
     limit = f" of {request.gpu_memory / 2**30:.4g}GiB" if request.gpu_memory else ""
     size = f"{request.image_size} x {request.image_size} pixels"
     return (
         f"{request.model}, batch {request.batch}, {size}, {request.stages} devices{limit}; "
-        f"times {source}\n"
+        f"{source}\n"
         f"plan: {best.schedule}, {best.microbatches} microbatches of {request.batch // best.microbatches}, "
         f"cut after {_names(plan, best.points) or 'nothing'}"
     )

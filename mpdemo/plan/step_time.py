@@ -56,9 +56,18 @@ def images_at_once(settings) -> int:
 
 
 def few_images(settings):
-    """Return the settings with a quarter of the images in each microbatch, at least one."""
+    """Return the settings with a quarter of the images per microbatch, and with two rather than with one."""
     images = images_at_once(settings)
-    return replace(settings, batch_size=settings.batch_size // images * max(1, images // FEW))
+    few = max(min(2, images), images // FEW)  # of a single image, batch norm may have but one value per channel
+    return replace(settings, batch_size=settings.batch_size // images * few, micro_batch_size=None)
+
+
+def is_predicted(settings) -> bool:
+    """Whether the step of checked settings can be predicted: what is measured are blocks in plain float32."""
+    s = settings
+    grid = s.sharded or (s.rung == "tensor" and s.replicas)
+    plain = s.precision == "fp32" and not (s.channels_last or s.compile)
+    return s.rung in PREDICTED and s.form == RUNG_FORMS[s.rung][0] and plain and not grid
 
 
 def seconds(settings, blocks, speeds) -> float:
@@ -67,7 +76,7 @@ def seconds(settings, blocks, speeds) -> float:
     Parameters
     ----------
     settings : Settings
-        Checked, of a rung in PREDICTED, in float32.
+        Checked; `is_predicted` must be true of them.
     blocks : sequence of Footprint
         From `mpdemo.plan.predict.blocks_of`.
     speeds : Speeds
@@ -76,13 +85,14 @@ def seconds(settings, blocks, speeds) -> float:
     Raises
     ------
     UserError
-        The rung or the form is not among those that can be predicted.
+        It is not.
     """
     s = settings
-    grid = s.sharded or (s.rung == "tensor" and s.replicas)
-    if s.rung not in PREDICTED or s.form != RUNG_FORMS[s.rung][0] or grid:
-        way = f"rung {s.rung}, {s.form}" + ", sharded" * bool(grid)
-        raise UserError(f"no step time is predicted for {way}; allowed: {', '.join(PREDICTED)} in their first form")
+    if not is_predicted(s):
+        raise UserError(
+            f"no step time is predicted for rung {s.rung}, {s.form}, with these options; allowed: "
+            f"{', '.join(PREDICTED)} in their first form, in fp32, without a grid, --channels-last and --compile"
+        )
     few = few_images(s)
     return speeds.few[few] + _computing(s, blocks, speeds) - _computing(few, blocks, speeds)
 

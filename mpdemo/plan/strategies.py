@@ -73,7 +73,7 @@ def table(case, strategies, measured=None) -> str:
 
     Memory is what PyTorch allocates on the fullest device. Times are estimated from a data sheet, in float32, with no
     message hidden behind the computation: real ones are hidden in part, and real kernels are slower. `measured` has
-    better ones: ONE_DEVICE and answers -> seconds of a step, or None.
+    the seconds of a step by their answers, and of ONE_DEVICE, in place of these; None where nothing was measured.
     """
     one_device = measured[ONE_DEVICE] if measured else sum(cost.both for cost in case.costs(case.batch))
     rows = []

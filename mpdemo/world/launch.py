@@ -1,4 +1,7 @@
-"""Start processes on this machine under torchrun; report what goes wrong in one line; end with the parent."""
+"""Start processes on this machine under torchrun; report what goes wrong in one line; end with the parent.
+
+python -m mpdemo.world.launch 2 -m mpdemo.labs.hello runs/hello      a process of its own that calls `start`
+"""
 
 import ctypes
 import gc
@@ -177,3 +180,11 @@ def pass_on(number, frame):
     """Pass a signal on to this process's children. torchrun would, but kills them 30 s later."""
     for child in psutil.Process().children():
         child.send_signal(number)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(start(sys.argv[2:], int(sys.argv[1])))
+    except UserError as error:
+        print(f"mpdemo: {error}", file=sys.stderr)
+        sys.exit(error.status)

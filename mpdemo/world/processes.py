@@ -43,13 +43,23 @@ def check_room(processes, oversubscribe=False):
     UserError
         With both numbers, and what would fit.
     """
-    cores, free = len(os.sched_getaffinity(0)), psutil.virtual_memory().available // 2**20
-    fitting = min(cores, free // PROCESS_MIB)
-    if processes > max(1, fitting) and not oversubscribe:
+    cores, free = _cores_and_free_mib()
+    fitting = processes_that_fit()
+    if processes > fitting and not oversubscribe:
         raise UserError(
             f"{processes} processes need {processes} CPU cores and {processes * PROCESS_MIB} MiB; available: {cores} "
-            f"cores, {free} MiB; start at most {max(1, fitting)}, or say oversubscribe where more are meant"
+            f"cores, {free} MiB; start at most {fitting}, or say oversubscribe where more are meant"
         )
+
+
+def processes_that_fit() -> int:
+    """Return for how many processes this machine has a core and the memory, at least one."""
+    cores, free = _cores_and_free_mib()
+    return max(1, min(cores, free // PROCESS_MIB))
+
+
+def _cores_and_free_mib():
+    return len(os.sched_getaffinity(0)), psutil.virtual_memory().available // 2**20
 
 
 def start_time(pid) -> float | None:

@@ -7,7 +7,13 @@ from pathlib import Path
 from mpdemo.labs.harness import join_world
 from mpdemo.labs.step_times import measure
 
-CASES = [{"rung": "single"}, {"rung": "pipeline", "schedule": "zbv"}, {"rung": "tensor", "sequence_parallel": True}]
+CASES = [
+    {"rung": "single"},
+    {"rung": "ddp", "accumulate": 2, "activation_checkpointing": True},
+    {"rung": "pipeline", "schedule": "zbv"},
+    {"rung": "tensor", "activation_checkpointing": True},
+    {"rung": "tensor", "sequence_parallel": True},
+]
 
 with join_world() as world:
     rows = measure(world, 1, CASES, repeats=1)
