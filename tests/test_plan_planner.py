@@ -106,7 +106,7 @@ def test_measuring_on_this_machine_in_one_process_form(capsys):
     )
     status, out, _ = run(capsys, words)
     assert status == 0
-    assert "measured on this machine" in out and "--form one-process" in out
+    assert "measured on one device of this machine" in out and "--form one-process" in out
 
 
 def test_memory_that_nothing_fits_is_refused_saying_what_would(capsys):

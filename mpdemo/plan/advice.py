@@ -31,7 +31,7 @@ def text(request) -> str:
     sheet = request.cost if request.cost in ROOFS else "v100"
     case = Case(_model(request), memory=request.gpu_memory, gpu=sheet, **options)
     choice, rows = choose(case), strategies.compare(case)
-    seconds = _measured(request, case, rows) if request.cost == "measure" else None
+    seconds = _measured(request, case, rows) if request.cost == "measure" else {}
     lines = [f"{choice.answer}: {choice.why}", "", strategies.table(case, rows, seconds)]
     source = f"times estimated for a {case.gpu} in float32, no message hidden"
     if seconds:
@@ -80,14 +80,14 @@ def _settings(request, rung, more) -> dict:
 def _measured(request, case, rows) -> dict:
     """Return the seconds of a step by their answers for all strategies that fit, and for one device.
 
-    They are None where nothing is predicted, and where ``--budget`` was spent before.
+    They are None where nothing is predicted, and where ``--budget`` was spent before. Where all are, it is {}.
     """
     words = {row.answer: _settings(request, row.rung, row.predicted.settings) for row in rows if row.fits}
     words[ONE_DEVICE] = _settings(request, "single", {})
     settings = {name: Settings(**own) for name, own in words.items()}
     wanted = list(dict.fromkeys(s for s in settings.values() if _can_be_measured(s, case)))
     seconds = dict(zip(wanted, step_seconds(request, wanted), strict=True)) if wanted else {}
-    return {name: seconds.get(s) for name, s in settings.items()}
+    return {name: seconds.get(s) for name, s in settings.items()} if any(seconds.values()) else {}
 
 
 def _can_be_measured(settings, case) -> bool:

@@ -5,6 +5,7 @@ memory's speed. Taught in notebooks/05_pipeline.ipynb.
 """
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -13,11 +14,13 @@ from pathlib import Path
 
 from mpdemo.errors import RunFailed, UserError
 from mpdemo.plan.cost import BlockCost
+from mpdemo.world.failures import lost_a_peer
 from mpdemo.world.gpus import gpus_here
 from mpdemo.world.launch import be_killed_with_parent
 from mpdemo.world.processes import child_environment, processes_that_fit
 
 QUESTION = ("model", "image_size", "classes", "channels", "norm", "optimizer", "budget")  # what the job must know
+ERROR_LINE = re.compile(r"^(?:\[rank\d+\]: )?(?:[\w]+\.)*(\w+(?:Error|Exception): .+)$", re.MULTILINE)
 PATIENCE = 600.0  # seconds beyond the budget after which the measuring is ended
 
 
@@ -106,6 +109,12 @@ def step_seconds(request, settings) -> list:
     return ask("mpdemo.labs.speeds", request, request.devices, settings=[asdict(s) for s in settings])["seconds"]
 
 
+def cause(stderr) -> str:
+    """Return the error of the rank that failed by itself, as it stands under its traceback, or what ended it."""
+    errors = [error for error in ERROR_LINE.findall(stderr) if not lost_a_peer(error)]
+    return (errors or [line for line in stderr.splitlines() if line.startswith("mpdemo: ")] or ["no message"])[0]
+
+
 def ask(lab, request, devices, **question) -> dict:
     """Run a lab in so many processes on this machine, and return its result.
 
@@ -127,7 +136,5 @@ def ask(lab, request, devices, **question) -> dict:
                 f"--cost measure did not end within {limit:.0f} s; try a smaller --batch, or --cost v100"
             ) from None
         if done.returncode:
-            said = [line.removeprefix("mpdemo: ") for line in done.stderr.splitlines() if line.startswith("mpdemo: ")]
-            why = said[-1] if said else f"exit status {done.returncode}"
-            raise RunFailed(f"--cost measure failed: {why}; --cost v100 needs no measuring")
+            raise RunFailed(f"--cost measure failed: {cause(done.stderr)}; --cost v100 needs no measuring")
         return json.loads(Path(folder, "summary.json").read_text())
