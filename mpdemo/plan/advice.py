@@ -7,7 +7,7 @@ from mpdemo.errors import UserError
 from mpdemo.plan import fit, strategies
 from mpdemo.plan.case import Case
 from mpdemo.plan.choose import choose
-from mpdemo.plan.machine import require_devices, step_seconds
+from mpdemo.plan.machine import memory_per_device, require_devices, step_seconds
 from mpdemo.plan.memory import MIB, RESERVE
 from mpdemo.plan.roofline import ROOFS
 from mpdemo.plan.step_time import images_at_once, is_predicted
@@ -99,4 +99,4 @@ def _can_be_measured(settings, case) -> bool:
         return False
     s = checked(settings, case.devices if settings.rung != "single" else None)
     needed = fit.on_one(case, images_at_once(s), 1).peak + fit.states(case)
-    return is_predicted(s) and needed <= case.limit
+    return is_predicted(s) and needed <= min(case.limit, memory_per_device(case.devices))

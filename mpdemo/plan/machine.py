@@ -12,6 +12,8 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import psutil
+
 from mpdemo.errors import RunFailed, UserError
 from mpdemo.plan.cost import BlockCost
 from mpdemo.world.failures import lost_a_peer
@@ -63,6 +65,11 @@ def require_devices(devices):
             f"--cost measure --devices {devices}: this machine has {here}; allowed: --devices {here}, or a data sheet "
             "such as --cost v100"
         )
+
+
+def memory_per_device(devices) -> float:
+    """Return the bytes that each of so many CPU cores may take of this machine's free memory; GPUs have their own."""
+    return float("inf") if gpus_here() else psutil.virtual_memory().available / devices
 
 
 def measured(request, sizes, devices) -> Machine:
