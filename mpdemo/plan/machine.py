@@ -1,7 +1,7 @@
 """What the devices of this machine take, measured by processes of their own: for ``plan --cost measure``.
 
 There is a process on each device, where so many are here: devices that compute at the same time may share their
-memory's speed. Taught in notebooks/05_pipeline.ipynb.
+memory's speed. Taught in notebooks/11_which_one.ipynb.
 """
 
 import json
