@@ -78,17 +78,11 @@ class Parts:
         active, measured = place != "alone" or self.world.rank == 0, None
         rest()
         if active:
-            measured = cost.once(parts, self.images[:size], partial(now, self.world.device), halves)
+            measured = cost.once(parts, self.images[:size], partial(clock.now, self.world.device), halves)
             for parameter in (p for part in parts for p in part.parameters()):
                 parameter.grad = None
         ranks = [costs for costs in gather_objects(measured) if costs]
         return max(ranks, key=lambda costs: sum(block.both for block in costs))
-
-
-def now(device) -> float:
-    """Return the seconds of a clock once the device has done all that was launched."""
-    clock.wait(device)
-    return time.perf_counter()
 
 
 def answer(world, question) -> dict:

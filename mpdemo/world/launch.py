@@ -1,6 +1,8 @@
 """Start processes on this machine under torchrun; report what goes wrong in one line; end with the parent.
 
-python -m mpdemo.world.launch 2 -m mpdemo.labs.hello runs/hello      a process of its own that calls `start`
+    python -m mpdemo.world.launch 2 -m mpdemo.labs.hello
+
+As a program it is a process of its own that calls `start`.
 """
 
 import ctypes
