@@ -51,9 +51,10 @@ def late_jobs(shared_cluster, tmp_path_factory):
         patch.setattr("mpdemo.paths.root", lambda: folder)
         jobs = [
             submit(spec("sleep", out="runs/late", time_limit="00:10:00")),
-            submit(spec("sleep", out="runs/warned", signal="USR1@60")),
+            submit(spec("sleep", out="runs/warned", signal="USR1@120")),
         ]
-        for job, left in zip(jobs, (5, 30), strict=True):
+        # Warned in one round of Slurm's, ended two rounds later: time to write a checkpoint, also on a busy machine.
+        for job, left in zip(jobs, (5, 100), strict=True):
             until(lambda job=job: job.state == "running")
             scontrol("update", f"jobid={job.id}", f"EndTime=now+{left}")
     yield folder
