@@ -39,6 +39,24 @@ def test_sizes_beyond_the_budget_are_extrapolated_upwards(one_thread):
     assert totals[3] > 1.5 * totals[2]
 
 
+def test_a_size_between_two_measured_ones_lies_on_their_line():
+    measured = {n: [cost.BlockCost(n, 2.0 * n, n, n), cost.BlockCost(1.0, 0.0, 1.0, n)] for n in (2, 8, 32)}
+    assert cost.at(measured, 8) is measured[8]
+    for size in (1, 5, 20, 64):
+        assert cost.at(measured, size)[0] == cost.BlockCost(size, 2.0 * size, size, size)
+    assert cost.at(measured, 20)[1].forward == 1.0
+    rising = {2: [cost.BlockCost(1.0, 1.0, 1.0, 1.0)], 4: [cost.BlockCost(9.0, 1.0, 1.0, 1.0)]}
+    assert cost.at(rising, 1)[0].forward == 0.0  # no time is below zero
+
+
+def test_a_last_block_may_return_any_shape(one_thread):
+    from mpdemo.models import Blocks
+
+    words = Blocks({"words": torch.nn.Embedding(8, 4), "next": torch.nn.Linear(4, 8)})
+    costs = cost.measure(words, torch.zeros(4, 6, dtype=torch.int64), [2, 4], repeats=1, halves=False)
+    assert all(block.both > 0 and block.weight in (0, block.backward) for row in costs.values() for block in row)
+
+
 def test_measured_blocks_are_those_of_the_model(one_thread):
     blocks = build("resnet18", classes=10, channels=3, image_size=32)
     costs = cost.measure(blocks, torch.randn(4, 3, 32, 32), [2, 4], repeats=1)

@@ -12,13 +12,31 @@ import pytest
 
 from mpdemo.__main__ import main
 from mpdemo.errors import RunFailed
-from mpdemo.plan import machine, planner, roofline
+from mpdemo.plan import cost, fit, machine, planner, roofline
+from mpdemo.plan.case import Case
 from mpdemo.plan.command import plan
 from mpdemo.plan.footprint import footprints
 from mpdemo.world.launch import PARENT
 
 SMALL = {"channels": 1, "classes": 10, "image_size": 28, "batch": 8}
 QUESTION = {"image_size": 28, "classes": 10, "channels": 1, "norm": "batch", "optimizer": "sgd", "budget": 10.0}
+QUESTION |= {"input": None, "tokens": False}
+
+OWN = """
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.flat, self.linear = nn.Conv2d(3, 4, 3, padding=1), nn.Flatten(), nn.Linear(256, 10)
+
+    def forward(self, x):
+        return self.linear(self.flat(self.conv(x).relu()))
+
+
+def model(): return Model()
+"""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -27,6 +45,14 @@ def on_cpu_cores():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(machine, "gpus_here", lambda: 0)
         yield
+
+
+@pytest.fixture
+def own_model(tmp_path, monkeypatch):
+    """A model that is traced, in the current folder; its first block ends in a view, as Flatten makes one."""
+    (tmp_path / "traced_views.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    return "traced_views:model"
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +104,30 @@ def test_every_strategy_that_can_be_is_predicted_from_what_is_measured(capsys):
     assert "train --model convnet --rung ddp --optimizer adamw --batch-size 8" in out
 
 
+def test_an_own_model_is_measured_block_by_block(own_model, capsys):
+    words = "--batch 16 --devices 2 --gpu-memory 2GiB --optimizer adamw --cost measure --input 3,8,8 --model"
+    assert main(["plan", *words.split(), own_model]) == 0
+    out = capsys.readouterr().out
+    assert "(steps on 2 CPU cores of this machine in float32: blocks, messages and the update were measured" in out
+    for strategy in ("ddp", "fsdp", "pipeline"):
+        line = next(line for line in out.splitlines() if re.match(rf"(->)? +{strategy} +yes ", line))
+        assert float(line.split()[-2]) > 0 and line.endswith("%"), line
+
+
+def test_measured_costs_messages_and_the_update_make_the_steps():
+    block = cost.BlockCost(1.0, 2.0, 1.0, 1.0)
+    blocks = footprints("convnet", 28, classes=10, channels=1)
+    costs = {size: [block] * len(blocks) for size in (2, 8)}
+    here = machine.Machine(2, costs, update=1e-6, per_byte=1e-3)
+    case = Case("convnet", batch=8, devices=2, image_size=28, classes=10, channels=1, machine=here)
+    updated = 1e-6 * sum(b.weights for b in blocks)
+    assert case.link == pytest.approx(1e3)
+    assert fit.replicas(case).seconds == pytest.approx(3 * len(blocks) + updated)
+    assert fit.replicas(case, (2,), checkpointing=True).seconds == pytest.approx(2 * 4 * len(blocks) + updated)
+    assert fit.sharded(case).seconds == pytest.approx(3 * len(blocks) + updated / 2)
+    assert fit.cut(case, 1).seconds > 3 * len(blocks) + updated / 2  # the stage with the most weights
+
+
 def test_more_devices_than_there_are_cannot_be_measured(monkeypatch, capsys):
     monkeypatch.setattr(machine, "devices_here", lambda: 4)
     words = "plan --model convnet --image-size 28 --batch 8 --devices 8 --gpu-memory 2GiB --cost measure"
@@ -102,7 +152,6 @@ def test_what_this_machine_cannot_measure_is_refused_in_one_line(capsys):
     words = "plan --image-size 28 --batch 8 --devices 2 --gpu-memory 2GiB --cost measure"
     for wrong, said in (
         ("--nodes 2", "--cost measure measures in one node, not in --nodes 2; allowed: --cost v100"),
-        ("--model a:b --input 8", "--cost measure takes a model of the course; for your own: --cost v100"),
         ("--budget inf", "--budget inf is not allowed; allowed: 86400.0 or less"),
     ):
         assert main([*words.split(), *wrong.split()]) == 2

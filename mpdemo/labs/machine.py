@@ -7,7 +7,8 @@ It reads ``question.json`` in the folder, and rank 0 writes ``summary.json`` the
 
 import json
 import sys
-from dataclasses import asdict
+import time
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -18,6 +19,7 @@ import torch.distributed as dist
 
 from mpdemo import models
 from mpdemo.labs.harness import rest, write_result
+from mpdemo.models.own import OwnModel
 from mpdemo.plan import cost
 from mpdemo.plan.machine import Machine
 from mpdemo.world import clock
@@ -26,6 +28,7 @@ from mpdemo.world.launch import end
 
 SHORT, LONG = 16 * 2**10, 8 * 2**20  # bytes of the two messages through which a line is laid
 REPEATS = 9
+PASSES = 1 + cost.REPEATS  # forward and backward, that measuring takes
 OPTIMIZERS = {
     "sgd": torch.optim.SGD,
     "momentum": partial(torch.optim.SGD, momentum=0.9),
@@ -33,19 +36,19 @@ OPTIMIZERS = {
 }  # by their names in mpdemo.plan.memory.STATES
 
 
-def measure(world, model, images, sizes, optimizer, budget=60.0) -> Machine:
+def measure(world, model, images, sizes, optimizer, budget=60.0, halves=True) -> Machine:
     """Measure in all ranks at the same time; of blocks, the slowest rank's costs. All ranks must call this.
 
     Parameters
     ----------
-    model, images, sizes, budget
+    model, images, sizes, budget, halves
         As for `mpdemo.plan.cost.measure`.
     optimizer : str
         A key of `mpdemo.plan.memory.STATES`.
     """
     model, images = model.to(world.device), images.to(world.device)
     rest()
-    ranks = gather_objects(cost.measure(model, images, sizes, budget=budget))
+    ranks = gather_objects(cost.measure(model, images, sizes, budget=budget, halves=halves))
     costs = {size: max((rank[size] for rank in ranks), key=lambda c: sum(block.both for block in c)) for size in sizes}
     latency, per_byte = message(world)
     return Machine(world.world_size, costs, update(world, model, optimizer), latency, per_byte)
@@ -93,9 +96,31 @@ def timed(world, function) -> float:
 def answer(world, question) -> dict:
     """Build the model that is asked for, measure, and return the `Machine` as a dictionary."""
     q = SimpleNamespace(**question)
+    if ":" in q.model:
+        return asdict(measure_own(world, q))
     model = models.build(q.model, classes=q.classes, channels=q.channels, image_size=q.image_size, norm=q.norm)
     images = torch.randn(max(q.sizes), q.channels, q.image_size, q.image_size)
     return asdict(measure(world, model, images, q.sizes, q.optimizer, q.budget))
+
+
+def measure_own(world, question) -> Machine:
+    """Return the `Machine` as a reader's own model finds it; a traced one is built anew for each number of samples.
+
+    A number that would take longer than the budget is left out.
+    """
+    q, began, costs, per_sample = question, time.monotonic(), {}, 0.0
+    own = OwnModel(q.model, tuple(map(int, q.input.split(","))), q.tokens)
+    for size in q.sizes:
+        spent = gather_objects(time.monotonic() - began)[0]
+        if len(costs) > 1 and spent + PASSES * per_sample * size > q.budget:
+            break
+        samples = own.samples(size)
+        samples = torch.randn_like(samples) if samples.is_floating_point() else samples
+        # no halves: the plan has no schedule for them, and the library refuses to part a block that ends in a view
+        machine = measure(world, own.with_values(size), samples, [size], q.optimizer, halves=False)
+        costs |= machine.costs
+        per_sample = sum(block.both for block in machine.costs[size]) / size
+    return replace(machine, costs=costs)
 
 
 def answer_question(folder, function):

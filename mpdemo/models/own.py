@@ -49,14 +49,14 @@ class OwnModel:
         self.name, self.input_shape = name, input_shape
         self.input_type = torch.int64 if tokens else torch.float32
         self.uncut, self.templates = "", {}
-        function = imported(name)
+        self.function = imported(name)
         with torch.device("meta"):
-            self.module = _called(function, name)
+            self.module = _called(self.function, name)
         if not blocks_of(self.module):
             _require_room(self.module, name)
-            self.module = _called(function, name)
+            self.module = _called(self.function, name)
         with FakeTensorMode(allow_non_fake_inputs=True):
-            _tried(self.at(SAMPLES)(), self._samples(SAMPLES), name)
+            _tried(self.at(SAMPLES)(), self.samples(SAMPLES), name)
 
     def at(self, size):
         """Return a function that builds the model for batches of `size`: a trace holds for one size alone."""
@@ -68,20 +68,27 @@ class OwnModel:
                 self.templates[size] = Blocks(blocks).to("meta")
         return lambda: without_values(self.templates[size])
 
+    def with_values(self, size) -> Blocks:
+        """Return the model for batches of `size` as the function makes it, to compute with it."""
+        flat = blocks_of(self.module) and blocks_of(_called(self.function, self.name))
+        with quiet():
+            return Blocks(each_with_parameters(flat or self._blocks(size)))
+
     def _blocks(self, size):
         if blocks := blocks_of(self.module):
             return blocks
-        blocks, self.uncut = traced(self.module, self.layers, self._samples(size))
+        blocks, self.uncut = traced(self.module, self.layers, self.samples(size))
         return blocks
 
     @cached_property
     def layers(self) -> list:
         """The names of its layers in the order of a forward pass, which is the same for every size."""
-        samples = self._samples(SAMPLES)
+        samples = self.samples(SAMPLES)
         _tried(self.module, samples, self.name)
         return layers_in_order(self.module, samples)
 
-    def _samples(self, size):
+    def samples(self, size) -> torch.Tensor:
+        """Return a batch of zeros in the shape and the type of the samples."""
         return torch.zeros(size, *self.input_shape, dtype=self.input_type)
 
 

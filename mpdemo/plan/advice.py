@@ -3,11 +3,13 @@
 Taught in notebooks/11_which_one.ipynb.
 """
 
+from dataclasses import replace
+
 from mpdemo.errors import UserError
 from mpdemo.plan import fit, strategies
 from mpdemo.plan.case import Case
 from mpdemo.plan.choose import choose
-from mpdemo.plan.machine import memory_per_device, require_devices, step_seconds
+from mpdemo.plan.machine import measured, memory_per_device, require_devices, step_seconds
 from mpdemo.plan.memory import MIB, RESERVE
 from mpdemo.plan.roofline import ROOFS
 from mpdemo.plan.step_time import images_at_once, is_predicted
@@ -20,29 +22,52 @@ def text(request) -> str:
     """Return which rung to use on ``--devices``, why, all rungs in a table, and the command for each that fits."""
     if request.gpu_memory is None:
         raise UserError("--devices needs --gpu-memory: of one device, such as 16GiB")
-    if request.cost == "measure" and request.own_model:
-        raise UserError(f"--cost measure takes a model of the course; for your own: --cost {', '.join(ROOFS)}")
-    if request.cost == "measure" and request.nodes > 1:
+    measuring = request.cost == "measure"
+    if measuring and request.nodes > 1:
         raise UserError(f"--cost measure measures in one node, not in --nodes {request.nodes}; allowed: --cost v100")
-    if request.cost == "measure":
+    if measuring:
         require_devices(request.devices)
     names = ("batch", "devices", "nodes", "optimizer", "image_size", "classes", "channels", "norm")
     options = {name: getattr(request, name) for name in names}
     sheet = request.cost if request.cost in ROOFS else "v100"
     case = Case(_model(request), memory=request.gpu_memory, gpu=sheet, **options)
+    if measuring and request.own_model:
+        case = _with_measured_blocks(request, case)
     choice, rows = choose(case), strategies.compare(case)
-    seconds = _measured(request, case, rows) if request.cost == "measure" else {}
+    seconds = _measured_steps(request, case, rows) if measuring and not request.own_model else {}
     lines = [f"{choice.answer}: {choice.why}", "", strategies.table(case, rows, seconds)]
-    source = f"times estimated for a {case.gpu} in float32, no message hidden"
-    if seconds:
-        kind = "GPUs" if gpus_here() else "CPU cores"
-        source = f"steps on {case.devices} {kind} of this machine in float32, predicted from what was measured on them"
-    lines += [f"({source}; memory without CUDA's {RESERVE // MIB} MiB)"]
+    lines += [f"({_source(case, seconds)}; memory without CUDA's {RESERVE // MIB} MiB)"]
     if uncut := getattr(case.model, "uncut", ""):
         lines += [f"the model is planned as one block: {uncut}"]
     if not choice.rung and (offers := strategies.changes_that_fit(case)):
         lines += [f"what would fit: {', or '.join(offers)}"]
     return "\n".join([*lines, "", *_commands(request, rows)]).rstrip()
+
+
+def _source(case, seconds) -> str:
+    """Return where the times come from."""
+    here = f"{case.devices} {'GPUs' if gpus_here() else 'CPU cores'} of this machine in float32"
+    if seconds:
+        return f"steps on {here}, predicted from what was measured on them"
+    if case.machine:
+        return f"steps on {here}: blocks, messages and the update were measured on them; no message hidden"
+    return f"times estimated for a {case.gpu} in float32, no message hidden"
+
+
+def _with_measured_blocks(request, case):
+    """Return the case with what its devices take, measured; unchanged where this machine's memory has no room."""
+    sizes = {2, 8, 32, 128, case.batch // case.devices, case.batch}  # between these, costs lie on a line
+    sizes = [size for size in sizes if 2 <= size <= max(case.batch, 8) and _has_room(case, size)]
+    return replace(case, machine=measured(request, sizes, case.devices)) if len(sizes) > 1 else case
+
+
+def _has_room(case, size) -> bool:
+    """Whether each device can hold what is measured.
+
+    That is the whole model with its gradients and the optimizer's states, and a microbatch beside a copy of them.
+    """
+    needed = fit.on_one(case, size, 1).peak + fit.states(case)
+    return needed <= min(case.limit, memory_per_device(case.devices))
 
 
 def _model(request):
@@ -77,7 +102,7 @@ def _settings(request, rung, more) -> dict:
     return settings | {"batch_size": request.batch, "image_size": request.image_size} | more
 
 
-def _measured(request, case, rows) -> dict:
+def _measured_steps(request, case, rows) -> dict:
     """Return the seconds of a step by their answers for all strategies that fit, and for one device.
 
     They are None where nothing is predicted, and where ``--budget`` was spent before. Where all are, it is {}.
@@ -91,12 +116,8 @@ def _measured(request, case, rows) -> dict:
 
 
 def _can_be_measured(settings, case) -> bool:
-    """Whether a step is predicted, on all devices, and each can hold what is measured.
-
-    That is the whole model with its gradients and the optimizer's states, and a microbatch beside a copy of them.
-    """
+    """Whether a step is predicted, on all devices, and each can hold what is measured."""
     if settings.processes not in (None, case.devices):
         return False
     s = checked(settings, case.devices if settings.rung != "single" else None)
-    needed = fit.on_one(case, images_at_once(s), 1).peak + fit.states(case)
-    return is_predicted(s) and needed <= min(case.limit, memory_per_device(case.devices))
+    return is_predicted(s) and _has_room(case, images_at_once(s))

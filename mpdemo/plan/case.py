@@ -7,7 +7,9 @@ Taught in notebooks/11_which_one.ipynb.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from mpdemo.plan import cost
 from mpdemo.plan.footprint import footprints
+from mpdemo.plan.machine import Machine
 from mpdemo.plan.memory import RESERVE
 from mpdemo.plan.roofline import estimate
 
@@ -32,6 +34,8 @@ class Case:
         "sgd", "momentum" or "adamw".
     gpu : str
         Whose data sheet the times are estimated from, as for `mpdemo.plan.roofline.estimate`.
+    machine : Machine, optional
+        What was measured on this machine's devices; times are then theirs, and none is of a data sheet.
     """
 
     model: str | Callable
@@ -45,6 +49,7 @@ class Case:
     channels: int = 3
     norm: str = "batch"
     gpu: str = "v100"
+    machine: Machine | None = None
 
     @property
     def limit(self):
@@ -53,7 +58,9 @@ class Case:
 
     @property
     def link(self):
-        """Bytes per second between two devices: in one node, or the slower link between nodes."""
+        """Bytes per second between two devices: as measured, or of one node, or of the slower link between nodes."""
+        if self.machine:
+            return 1 / self.machine.per_byte if self.machine.per_byte > 0 else float("inf")
         return LINKS[self.nodes == 1]
 
     @property
@@ -66,6 +73,12 @@ class Case:
         options = {"precision": precision, "checkpointing": checkpointing}
         return footprints(self.model, self.image_size, **self.data, **options)
 
+    def update(self, shares=1):
+        """Return the seconds of the optimizer's step, measured, on one of so many shares of the weights; else 0."""
+        return self.machine.update * sum(b.weights for b in self.blocks()) / shares if self.machine else 0.0
+
     def costs(self, size):
-        """Return the estimated costs of the blocks for `size` images, in float32."""
+        """Return the costs of the blocks for `size` images, in float32, measured or estimated."""
+        if self.machine:
+            return cost.at(self.machine.costs, size)
         return estimate(self.model, [size], self.image_size, self.gpu, **self.data)[size]

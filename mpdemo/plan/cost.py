@@ -5,6 +5,7 @@ Taught in notebooks/05_pipeline.ipynb.
 """
 
 import time
+from bisect import bisect
 from functools import partial
 from operator import add
 from statistics import median
@@ -36,7 +37,7 @@ class BlockCost(NamedTuple):
         return self.forward + self.backward
 
 
-def measure(blocks, sample, sizes, *, repeats=REPEATS, budget=60.0):
+def measure(blocks, sample, sizes, *, repeats=REPEATS, budget=60.0, halves=True):
     """Measure every block at several microbatch sizes, on the device and with the threads that are set.
 
     Parameters
@@ -51,6 +52,8 @@ def measure(blocks, sample, sizes, *, repeats=REPEATS, budget=60.0):
         Measurements of which the median counts; one more before them is thrown away.
     budget : float
         Seconds after which no larger size is begun; what is missing is extrapolated.
+    halves : bool
+        As for `once`.
 
     Returns
     -------
@@ -63,11 +66,11 @@ def measure(blocks, sample, sizes, *, repeats=REPEATS, budget=60.0):
         spent = time.monotonic() - began
         if len(runs) >= 2 and (spent + each * size) * (1 + repeats) > budget:
             break
-        once(parts, sample[:size], clock)
+        once(parts, sample[:size], clock, halves)
         each, runs[size] = (time.monotonic() - began - spent) / size, []
     for _ in range(repeats):  # all sizes in turn: what else the machine does meets them alike
         for size, costs in runs.items():
-            costs.append(once(parts, sample[:size], clock))
+            costs.append(once(parts, sample[:size], clock, halves))
     for parameter in blocks.parameters():
         parameter.grad = None
     measured = {size: medians(costs) for size, costs in runs.items()}
@@ -83,6 +86,30 @@ def _extrapolate(measured, size):
 
     def line(y0, y1):
         return y1 + (size - large) * max((y1 - y0) / (large - small), 0.8 * y1 / large)
+
+    return [BlockCost(*map(line, a, b)) for a, b in zip(measured[small], measured[large], strict=True)]
+
+
+def at(measured, size) -> list:
+    """Return the costs of all blocks for any size: on a straight line between the sizes that were measured.
+
+    Parameters
+    ----------
+    measured : dict
+        At least two sizes -> list of BlockCost.
+    size : int
+        Samples of a microbatch.
+    """
+    if size in measured:
+        return measured[size]
+    sizes = sorted(measured)
+    if size > sizes[-1]:
+        return _extrapolate(measured, size)
+    above = max(1, bisect(sizes, size))
+    small, large = sizes[above - 1 : above + 1]
+
+    def line(y0, y1):
+        return max(0.0, y0 + (size - small) * (y1 - y0) / (large - small))
 
     return [BlockCost(*map(line, a, b)) for a, b in zip(measured[small], measured[large], strict=True)]
 
@@ -119,7 +146,8 @@ def once(parts, x, clock, halves=True) -> list:
         began = clock()
         y = part(x)
         if number == len(parts) - 1:
-            y = torch.nn.functional.cross_entropy(y, torch.zeros(len(y), dtype=torch.long, device=y.device))
+            classes = torch.zeros(len(y), dtype=torch.long, device=y.device)
+            y = torch.nn.functional.cross_entropy(y.reshape(len(y), -1), classes)
         forward.append(clock() - began)
         inputs.append(x)
         outputs.append(y)

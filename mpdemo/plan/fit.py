@@ -70,18 +70,21 @@ def replicas(case, parts=(1,), precision="fp32", checkpointing=False):
         used = on_one(case, share, count, precision, checkpointing).peak
         if used <= case.limit:
             sent = traffic.ring_bytes(traffic.of_replicas(case.blocks()), case.devices)
-            return _fit_of_a_share(case, count, precision, checkpointing, used, sent)
+            return _fit_of_a_share(case, count, precision, checkpointing, used, sent, 1)
     return None
 
 
-def _fit_of_a_share(case, parts, precision, checkpointing, memory, sent) -> Fit:
-    """Return the `Fit` of devices that compute all blocks for their share of the batch, in so many parts."""
+def _fit_of_a_share(case, parts, precision, checkpointing, memory, sent, shards) -> Fit:
+    """Return the `Fit` of devices that compute all blocks for their share of the batch, in so many parts.
+
+    Each keeps one of so many `shards` of the weights, which it updates.
+    """
     settings = {"precision": precision} if precision != "fp32" else {}
     settings |= {"activation_checkpointing": True} if checkpointing else {}
     settings |= {"microbatches": parts} if parts > 1 else {}
     settings |= {"processes": case.devices} if case.devices > 1 else {}
     costs = case.costs(case.batch // case.devices // parts)
-    seconds = parts * sum(cost.both + checkpointing * cost.forward for cost in costs)
+    seconds = parts * sum(cost.both + checkpointing * cost.forward for cost in costs) + case.update(shards)
     return Fit(settings, memory, None if precision == "bf16" else seconds, sent)  # the data sheets are for float32
 
 
@@ -112,7 +115,8 @@ def _even_cuts(case, ranks, size):
 def _cut_at(case, ranks, count, points, replicas, sharded):
     blocks, size, schedule = case.blocks(), case.batch // count, "1f1b" if count > 1 else "naive"
     shards = replicas if sharded else 1
-    options = {"bandwidth": float("inf"), "shards": shards}
+    update = case.machine.update if case.machine else 0.0
+    options = {"bandwidth": float("inf"), "shards": shards, "update": update}
     job = planner.Workload(blocks, {size: case.costs(size)}, ranks, case.batch, case.limit, case.optimizer, **options)
     candidate = planner.evaluate(job, schedule, count, points)
     settings = {"processes": ranks, "cut": ",".join(blocks[point - 1].name for point in points)}
@@ -135,7 +139,7 @@ def sharded(case, parts=(1,), checkpointing=False):
         memory = sharded_layers.device(blocks, share, case.optimizer, parts=count, shards=case.devices).peak
         if memory <= case.limit:
             sent = traffic.ring_bytes(traffic.of_shards(blocks, case.devices, count), case.devices)
-            return _fit_of_a_share(case, count, "fp32", checkpointing, memory, sent)
+            return _fit_of_a_share(case, count, "fp32", checkpointing, memory, sent, case.devices)
     return None
 
 
@@ -147,7 +151,7 @@ def split_layers(case):
     memory = sharded_layers.device(blocks, case.batch, case.optimizer, splits=case.devices).peak
     if memory > case.limit:
         return None
-    seconds = sum(cost.both for cost in case.costs(case.batch)) / case.devices
+    seconds = sum(cost.both for cost in case.costs(case.batch)) / case.devices + case.update(case.devices)
     sent = traffic.ring_bytes(traffic.of_split_layers(blocks, case.batch), case.devices)
     return Fit({"processes": case.devices}, memory, seconds, sent)
 

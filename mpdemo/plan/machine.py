@@ -21,7 +21,7 @@ from mpdemo.world.gpus import gpus_here
 from mpdemo.world.launch import be_killed_with_parent
 from mpdemo.world.processes import child_environment, processes_that_fit
 
-QUESTION = ("model", "image_size", "classes", "channels", "norm", "optimizer", "budget")  # what the job must know
+QUESTION = ("model", "input", "tokens", "image_size", "classes", "channels", "norm", "optimizer", "budget")
 ERROR_LINE = re.compile(r"^(?:\[rank\d+\]: )?(?:[\w]+\.)*(\w+(?:Error|Exception): .+)$", re.MULTILINE)
 PATIENCE = 600.0  # seconds beyond the budget after which the measuring is ended
 
@@ -78,7 +78,7 @@ def measured(request, sizes, devices) -> Machine:
     Parameters
     ----------
     request : mpdemo.plan.command.Request
-        Names a model of the course.
+        Names a model of the course, or the reader's own.
     sizes : iterable of int
         Samples of a microbatch.
     devices : int

@@ -71,11 +71,12 @@ def smallest(case, rule) -> Fit | None:
 def table(case, strategies, measured=None) -> str:
     """Return the strategies as text, a row each.
 
-    Memory is what PyTorch allocates on the fullest device. Times are estimated from a data sheet, in float32, with no
-    message hidden behind the computation: real ones are hidden in part, and real kernels are slower. `measured` has
-    the seconds of a step by their answers, and of ONE_DEVICE, in place of these; None where nothing was measured.
+    Memory is what PyTorch allocates on the fullest device. Times are sums of those of the case, in float32, with no
+    message hidden behind the computation: real ones are hidden in part, and real kernels are slower than a data sheet
+    says. `measured` has the seconds of a step by their answers, and of ONE_DEVICE, in place of these; None where
+    nothing was measured.
     """
-    one_device = measured[ONE_DEVICE] if measured else sum(cost.both for cost in case.costs(case.batch))
+    one_device = measured[ONE_DEVICE] if measured else sum(cost.both for cost in case.costs(case.batch)) + case.update()
     rows = []
     for number, strategy in enumerate(strategies):
         fit, mark = strategy.predicted, "->" if not number and strategy.fits else ""
