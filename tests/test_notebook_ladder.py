@@ -6,6 +6,7 @@ import statistics
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
+from worlds import run_worlds
 
 from mpdemo import demo, paths
 from mpdemo.errors import UserError
@@ -15,6 +16,7 @@ from mpdemo.notebook.rung_table import PARTS
 from mpdemo.settings import RUNGS
 
 MIB = 2**20
+MEASURED = ("ddp", "pipeline")  # rungs
 CHART = "the ladder so far: a step of each rung on one time axis, and the memory of every device"
 
 
@@ -170,15 +172,20 @@ def test_without_runs_the_next_notebook_is_named(runs):
         ladder.ladder_chart()
 
 
-@pytest.fixture(scope="module", params=["ddp", "pipeline"])
-def measured(request, tmp_path_factory, run_once):
-    """A rung's job, run for real in two processes for three rounds: the rung, its summary, the project's folder."""
-    folder = tmp_path_factory.mktemp("project")
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    job = ("-m", "mpdemo.labs.story", f"{folder}/runs/speed_{request.param}", request.param, "3")
-    done = run_once(*launcher, *job, OMP_NUM_THREADS="1")
-    assert done.returncode == 0, done.stderr[-3000:]
-    return request.param, json.loads((folder / "runs" / f"speed_{request.param}" / "summary.json").read_text()), folder
+@pytest.fixture(scope="module")
+def projects(tmp_path_factory):
+    """A folder with a project for each rung, which is measured there in two processes, for three rounds."""
+    folder = tmp_path_factory.mktemp("projects")
+    outs = {rung: f"{folder}/{rung}/runs/speed_{rung}" for rung in MEASURED}
+    run_worlds(folder, [[2, "mpdemo/labs/story.py", out, rung, "3"] for rung, out in outs.items()])
+    return folder
+
+
+@pytest.fixture(params=MEASURED)
+def measured(request, projects):
+    """A rung, the summary of its job, and the project's folder."""
+    rung, folder = request.param, projects / request.param
+    return rung, json.loads((folder / "runs" / f"speed_{rung}" / "summary.json").read_text()), folder
 
 
 def test_a_rung_is_measured_beside_the_single_device(measured):

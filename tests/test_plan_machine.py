@@ -140,10 +140,10 @@ def test_more_devices_than_there_are_cannot_be_measured(monkeypatch, capsys):
 
 def test_what_has_no_room_on_this_machine_is_not_measured(monkeypatch, capsys):
     """Two cores share the memory of their machine; the times are then those of a data sheet, and it is said."""
-    monkeypatch.setattr(machine.psutil, "virtual_memory", lambda: SimpleNamespace(available=2**28))
+    monkeypatch.setattr(machine.psutil, "virtual_memory", lambda: SimpleNamespace(available=2**22))
     monkeypatch.setattr(machine, "devices_here", lambda: 2)
     monkeypatch.setattr(machine, "ask", None)
-    words = "plan --model resnet18 --image-size 112 --batch 64 --devices 2 --gpu-memory 16GiB --cost measure"
+    words = "plan --model convnet --image-size 28 --batch 64 --devices 2 --gpu-memory 16GiB --cost measure"
     assert main(words.split()) == 0
     assert "(times estimated for a v100" in capsys.readouterr().out
 
