@@ -21,7 +21,7 @@ def test_measuring_finds_the_expensive_block_and_leaves_no_gradients(one_thread)
     from mpdemo.models import Blocks
 
     blocks = Blocks({"small": small, "large": large, "head": torch.nn.Linear(512, 10)})
-    costs = cost.measure(blocks, torch.randn(256, 8), [64, 256])
+    costs = cost.measure(dict.fromkeys((64, 256), blocks), torch.randn(256, 8))
     assert set(costs) == {64, 256}
     for row in costs.values():
         assert row[1].both > row[0].both and row[1].both > row[2].both
@@ -32,7 +32,7 @@ def test_measuring_finds_the_expensive_block_and_leaves_no_gradients(one_thread)
 
 def test_sizes_beyond_the_budget_are_extrapolated_upwards(one_thread):
     blocks = build("convnet", image_size=28)
-    costs = cost.measure(blocks, torch.randn(64, 1, 28, 28), [2, 4, 32, 64], repeats=1, budget=0.0)
+    costs = cost.measure(dict.fromkeys((2, 4, 32, 64), blocks), torch.randn(64, 1, 28, 28), repeats=1, budget=0.0)
     assert set(costs) == {2, 4, 32, 64}
     totals = [sum(block.both for block in costs[size]) for size in sorted(costs)]
     assert totals[1:] == sorted(totals[1:])  # the smallest two are measured, and may come out the other way round
@@ -53,13 +53,13 @@ def test_a_last_block_may_return_any_shape(one_thread):
     from mpdemo.models import Blocks
 
     words = Blocks({"words": torch.nn.Embedding(8, 4), "next": torch.nn.Linear(4, 8)})
-    costs = cost.measure(words, torch.zeros(4, 6, dtype=torch.int64), [2, 4], repeats=1, halves=False)
+    costs = cost.measure(dict.fromkeys((2, 4), words), torch.zeros(4, 6, dtype=torch.int64), repeats=1, halves=False)
     assert all(block.both > 0 and block.weight in (0, block.backward) for row in costs.values() for block in row)
 
 
 def test_measured_blocks_are_those_of_the_model(one_thread):
     blocks = build("resnet18", classes=10, channels=3, image_size=32)
-    costs = cost.measure(blocks, torch.randn(4, 3, 32, 32), [2, 4], repeats=1)
+    costs = cost.measure(dict.fromkeys((2, 4), blocks), torch.randn(4, 3, 32, 32), repeats=1)
     assert [len(row) for row in costs.values()] == [len(blocks)] * 2
 
 

@@ -130,7 +130,7 @@ def planner(world, rounds, model="resnet50", size=128, batch=32):
     """
     base = pipeline_settings(model=model, image_size=size, batch_size=batch)
     sizes, (images, _) = [batch // count for count in COUNTS], random_batch(base)
-    speeds = gather_objects(measure(world, build_model(base), images, sizes, "momentum").speeds())[0]
+    speeds = gather_objects(measure(world, dict.fromkeys(sizes, build_model(base)), images, "momentum").speeds())[0]
     tried = choices(Workload(footprints(model, size), ranks=world.world_size, batch=batch, **speeds))
     variants = [(c.schedule, c.microbatches, ",".join(map(str, c.points))) for c in tried]
     rows = pipeline_rows(world, HEATS, base, variants)

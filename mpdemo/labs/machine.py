@@ -8,7 +8,7 @@ It reads ``question.json`` in the folder, and rank 0 writes ``summary.json`` the
 import json
 import sys
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -28,7 +28,6 @@ from mpdemo.world.launch import end
 
 SHORT, LONG = 16 * 2**10, 8 * 2**20  # bytes of the two messages through which a line is laid
 REPEATS = 9
-PASSES = 1 + cost.REPEATS  # forward and backward, that measuring takes
 OPTIMIZERS = {
     "sgd": torch.optim.SGD,
     "momentum": partial(torch.optim.SGD, momentum=0.9),
@@ -36,20 +35,30 @@ OPTIMIZERS = {
 }  # by their names in mpdemo.plan.memory.STATES
 
 
-def measure(world, model, images, sizes, optimizer, budget=60.0, halves=True) -> Machine:
+def measure(world, models, sample, optimizer, budget=60.0) -> Machine:
     """Measure in all ranks at the same time; of blocks, the slowest rank's costs. All ranks must call this.
 
     Parameters
     ----------
-    model, images, sizes, budget, halves
+    models, sample, budget
         As for `mpdemo.plan.cost.measure`.
     optimizer : str
         A key of `mpdemo.plan.memory.STATES`.
     """
-    model, images = model.to(world.device), images.to(world.device)
+    models = {size: model.to(world.device) for size, model in models.items()}
     rest()
-    ranks = gather_objects(cost.measure(model, images, sizes, budget=budget, halves=halves))
-    costs = {size: max((rank[size] for rank in ranks), key=lambda c: sum(block.both for block in c)) for size in sizes}
+    costs = slowest(cost.measure(models, sample.to(world.device), budget=budget))
+    return with_costs(world, costs, models[min(models)], optimizer)
+
+
+def slowest(costs) -> dict:
+    """Return for each size the costs on the rank where they were largest, from all ranks' own."""
+    ranks = gather_objects(costs)
+    return {size: max((rank[size] for rank in ranks), key=lambda c: sum(block.both for block in c)) for size in costs}
+
+
+def with_costs(world, costs, model, optimizer) -> Machine:
+    """Measure the update and the messages, too."""
     latency, per_byte = message(world)
     return Machine(world.world_size, costs, update(world, model, optimizer), latency, per_byte)
 
@@ -100,27 +109,28 @@ def answer(world, question) -> dict:
         return asdict(measure_own(world, q))
     model = models.build(q.model, classes=q.classes, channels=q.channels, image_size=q.image_size, norm=q.norm)
     images = torch.randn(max(q.sizes), q.channels, q.image_size, q.image_size)
-    return asdict(measure(world, model, images, q.sizes, q.optimizer, q.budget))
+    return asdict(measure(world, dict.fromkeys(q.sizes, model), images, q.optimizer, q.budget))
 
 
 def measure_own(world, question) -> Machine:
-    """Return the `Machine` as a reader's own model finds it; a traced one is built anew for each number of samples.
+    """Return the `Machine` as a reader's own model finds it.
 
-    A number that would take longer than the budget is left out.
+    The sizes follow each other, the smallest first, and do not take turns: after larger batches PyTorch has memory at
+    hand which a training has to ask the system for in every step. What takes longer than the budget is left out.
     """
-    q, began, costs, per_sample = question, time.monotonic(), {}, 0.0
+    q, began, costs = question, time.monotonic(), {}
     own = OwnModel(q.model, tuple(map(int, q.input.split(","))), q.tokens)
-    for size in q.sizes:
+    models, per_sample = own.with_values(q.sizes), 0.0
+    for size, model in models.items():
         spent = gather_objects(time.monotonic() - began)[0]
-        if len(costs) > 1 and spent + PASSES * per_sample * size > q.budget:
+        if len(costs) > 1 and spent + (1 + REPEATS) * per_sample * size > q.budget:
             break
-        samples = own.samples(size)
-        samples = torch.randn_like(samples) if samples.is_floating_point() else samples
+        sample = own.samples(size).to(world.device)
+        sample = torch.randn_like(sample) if sample.is_floating_point() else sample
         # no halves: the plan has no schedule for them, and the library refuses to part a block that ends in a view
-        machine = measure(world, own.with_values(size), samples, [size], q.optimizer, halves=False)
-        costs |= machine.costs
-        per_sample = sum(block.both for block in machine.costs[size]) / size
-    return replace(machine, costs=costs)
+        costs |= slowest(cost.measure({size: model.to(world.device)}, sample, repeats=REPEATS, halves=False))
+        per_sample = sum(block.both for block in costs[size]) / size
+    return with_costs(world, costs, model, q.optimizer)
 
 
 def answer_question(folder, function):

@@ -68,11 +68,12 @@ class OwnModel:
                 self.templates[size] = Blocks(blocks).to("meta")
         return lambda: without_values(self.templates[size])
 
-    def with_values(self, size) -> Blocks:
-        """Return the model for batches of `size` as the function makes it, to compute with it."""
-        flat = blocks_of(self.module) and blocks_of(_called(self.function, self.name))
+    def with_values(self, sizes) -> dict:
+        """Return the model as the function makes it, to compute with it: size of a batch -> Blocks, for each size."""
+        if blocks_of(self.module):
+            return dict.fromkeys(sizes, Blocks(each_with_parameters(blocks_of(_called(self.function, self.name)))))
         with quiet():
-            return Blocks(each_with_parameters(flat or self._blocks(size)))
+            return {size: Blocks(each_with_parameters(self._blocks(size))) for size in sizes}
 
     def _blocks(self, size):
         if blocks := blocks_of(self.module):

@@ -57,16 +57,18 @@ def _source(case, seconds) -> str:
 def _with_measured_blocks(request, case):
     """Return the case with what its devices take, measured; unchanged where this machine's memory has no room."""
     sizes = {2, 8, 32, 128, case.batch // case.devices, case.batch}  # between these, costs lie on a line
-    sizes = [size for size in sizes if 2 <= size <= max(case.batch, 8) and _has_room(case, size)]
+    copies = (len(sizes) - 1) * fit.on_one(case, 1, 1).weights  # of a traced model, which takes one size alone
+    sizes = [size for size in sizes if 2 <= size <= max(case.batch, 8) and _has_room(case, size, copies)]
     return replace(case, machine=measured(request, sizes, case.devices)) if len(sizes) > 1 else case
 
 
-def _has_room(case, size) -> bool:
+def _has_room(case, size, more=0) -> bool:
     """Whether each device can hold what is measured.
 
-    That is the whole model with its gradients and the optimizer's states, and a microbatch beside a copy of them.
+    That is the whole model with its gradients and the optimizer's states, a microbatch beside a copy of them, and
+    `more` bytes.
     """
-    needed = fit.on_one(case, size, 1).peak + fit.states(case)
+    needed = fit.on_one(case, size, 1).peak + fit.states(case) + more
     return needed <= min(case.limit, memory_per_device(case.devices))
 
 

@@ -37,17 +37,16 @@ class BlockCost(NamedTuple):
         return self.forward + self.backward
 
 
-def measure(blocks, sample, sizes, *, repeats=REPEATS, budget=60.0, halves=True):
+def measure(models, sample, *, repeats=REPEATS, budget=60.0, halves=True):
     """Measure every block at several microbatch sizes, on the device and with the threads that are set.
 
     Parameters
     ----------
-    blocks : mpdemo.models.Blocks
-        The uncut model, on its device, in training mode.
+    models : dict
+        Samples of a microbatch -> the uncut model as `mpdemo.models.Blocks`, on its device, in training mode. It is the
+        same for every size, but for a traced one, which takes one size alone.
     sample : torch.Tensor
         Inputs (B, ...), at least as many as the largest size.
-    sizes : sequence of int
-        Samples of a microbatch.
     repeats : int
         Measurements of which the median counts; one more before them is thrown away.
     budget : float
@@ -60,21 +59,21 @@ def measure(blocks, sample, sizes, *, repeats=REPEATS, budget=60.0, halves=True)
     dict
         Size -> list of BlockCost, one per block.
     """
-    parts, sizes = [blocks.stage(i, i + 1) for i in range(len(blocks))], sorted(set(sizes))
+    parts = {size: [models[size].stage(i, i + 1) for i in range(len(models[size]))] for size in sorted(models)}
     clock, began, each, runs = _clock(sample.device), time.monotonic(), 0.0, {}
-    for size in sizes:  # thrown away, but for the time it took
+    for size in parts:  # thrown away, but for the time it took
         spent = time.monotonic() - began
         if len(runs) >= 2 and (spent + each * size) * (1 + repeats) > budget:
             break
-        once(parts, sample[:size], clock, halves)
+        once(parts[size], sample[:size], clock, halves)
         each, runs[size] = (time.monotonic() - began - spent) / size, []
     for _ in range(repeats):  # all sizes in turn: what else the machine does meets them alike
         for size, costs in runs.items():
-            costs.append(once(parts, sample[:size], clock, halves))
-    for parameter in blocks.parameters():
+            costs.append(once(parts[size], sample[:size], clock, halves))
+    for parameter in (p for model in models.values() for p in model.parameters()):
         parameter.grad = None
     measured = {size: medians(costs) for size, costs in runs.items()}
-    return {size: measured.get(size) or _extrapolate(measured, size) for size in sizes}
+    return {size: measured.get(size) or _extrapolate(measured, size) for size in parts}
 
 
 def _extrapolate(measured, size):
