@@ -59,9 +59,14 @@ class Alike(nn.Module):
         return x
 
 
-class Branch(nn.Linear):
+class Branch(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
     def forward(self, x):
-        return super().forward(x) if x.sum() > 0 else x
+        x = self.first(x)
+        return self.second(x) if x.sum() > 0 else x
 
 
 class Named(nn.Linear):
@@ -73,7 +78,7 @@ def skip(): return Skip()
 def alike(): return Alike()
 def words(): return nn.Sequential(nn.Embedding(50, 8), nn.Sequential(nn.Linear(8, 8), nn.ReLU()), nn.Linear(8, 50))
 def huge(): return nn.Sequential(nn.Flatten(), *(nn.Linear(2**16, 2**16) for _ in range(4)))
-def branch(): return Branch(8, 8)
+def branch(): return Branch()
 def named(): return Named(8, 8)
 def needs_one(width): return nn.Linear(width, 8)
 def empty(): return nn.Sequential(nn.Flatten())
@@ -152,7 +157,7 @@ def test_an_own_list_of_layers_is_counted_and_takes_no_memory(own):
 
 def test_a_model_that_cannot_be_traced_stays_whole_or_is_refused_in_one_line(own, capfd):
     for function, shape, words in (
-        ("branch", (8,), "does not compute samples of shape (8,)"),
+        ("branch", (8,), "asks for the values of its samples"),
         ("named", (8,), "returns dict; allowed: a tensor"),
         ("needs_one", (8,), "allowed: a function without arguments"),
         ("empty", (8,), "no parameters to train"),
@@ -163,7 +168,7 @@ def test_a_model_that_cannot_be_traced_stays_whole_or_is_refused_in_one_line(own
         with pytest.raises(UserError) as refusal:
             OwnModel(f"{own}:{function}", shape)
         assert words in str(refusal.value) and "\n" not in str(refusal.value), refusal.value
-    assert capfd.readouterr().err == ""
+    assert capfd.readouterr() == ("", "")  # torch.export prints a graph where it finds no way on
 
 
 def test_the_command_line_plans_an_own_model(own, run_mpdemo):

@@ -13,7 +13,7 @@ from functools import cached_property
 import psutil
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode, unset_fake_temporarily
 
 from mpdemo.errors import UserError, error_line
 from mpdemo.models.blocks import Blocks
@@ -148,6 +148,11 @@ def _tried(module, sample, name):
     try:
         with torch.no_grad():
             output = module(sample)
+    except DataDependentOutputException:
+        raise UserError(
+            f"--model {name} asks for the values of its samples, and a plan has none; allowed: a model of which only "
+            "shapes decide what it computes"
+        ) from None
     except Exception as error:  # the reader's own code
         raise UserError(f"--model {name} does not compute samples of shape {shape} ({error_line(error)})") from None
     if not isinstance(output, torch.Tensor):

@@ -5,9 +5,10 @@ https://docs.pytorch.org/docs/stable/distributed.pipelining.html (Option 2: spli
 """
 
 import copy
+import io
 import logging
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 
 import torch
 from torch import nn
@@ -84,9 +85,9 @@ def traced(module, layers, sample) -> tuple[dict, str]:
 
 @contextmanager
 def quiet():
-    """Keep torch.export's log and warnings, many lines for each refusal, from the reader's terminal."""
+    """Keep what torch.export logs, warns of and prints, many lines for each refusal, from the reader's terminal."""
     logging.disable(logging.CRITICAL)
-    with warnings.catch_warnings(action="ignore"):
+    with warnings.catch_warnings(action="ignore"), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         try:
             yield
         finally:

@@ -46,7 +46,8 @@ def text(request) -> str:
 
 def _source(case, seconds) -> str:
     """Return where the times come from."""
-    here = f"{case.devices} {'GPUs' if gpus_here() else 'CPU cores'} of this machine in float32"
+    several = "s" if case.devices > 1 else ""
+    here = f"{case.devices} {'GPU' if gpus_here() else 'CPU core'}{several} of this machine in float32"
     if seconds:
         return f"steps on {here}, predicted from what was measured on them"
     if case.machine:
