@@ -48,8 +48,8 @@ class RunFailed(UserError):
 
 
 def error_line(error) -> str:
-    """Return an exception as one line: its class, and the first line of its message."""
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+    """Return an exception as one line: its class, and the first line of its message where it has one."""
+    return f"{type(error).__name__}: {error}".splitlines()[0].removesuffix(": ")
 
 
 def did_you_mean(word, known) -> str:

@@ -35,7 +35,15 @@ class Model(nn.Module):
         return self.linear(self.flat(self.conv(x).relu()))
 
 
+class Real(nn.Linear):
+    def forward(self, x):
+        assert type(x).__name__ == "FakeTensor"
+        return super().forward(x)
+
+
 def model(): return Model()
+def uncut(): return nn.Linear(8, 2)
+def real(): return nn.Sequential(Real(8, 2))
 """
 
 
@@ -108,10 +116,24 @@ def test_an_own_model_is_measured_block_by_block(own_model, capsys):
     words = "--batch 16 --devices 2 --gpu-memory 2GiB --optimizer adamw --cost measure --input 3,8,8 --model"
     assert main(["plan", *words.split(), own_model]) == 0
     out = capsys.readouterr().out
-    assert "(steps on 2 CPU cores of this machine in float32: blocks, messages and the update were measured" in out
+    assert "this machine in float32: blocks in batches of up to 16, the bytes of messages, none hidden, and the" in out
     for strategy in ("ddp", "fsdp", "pipeline"):
         line = next(line for line in out.splitlines() if re.match(rf"(->)? +{strategy} +yes ", line))
         assert float(line.split()[-2]) > 0 and line.endswith("%"), line
+
+
+def test_a_model_that_stays_one_block_is_measured(own_model):
+    request = SimpleNamespace(**QUESTION | {"model": own_model.replace("model", "uncut"), "input": "8"})
+    here = machine.measured(request, [2, 8], 1)
+    assert [len(blocks) for blocks in here.costs.values()] == [1, 1] and here.update > 0
+
+
+def test_a_readers_error_is_one_line_without_a_word_of_ours(own_model, capsys):
+    words = "plan --batch 8 --devices 1 --gpu-memory 2GiB --cost measure --input 8 --model"
+    assert main([*words.split(), own_model.replace("model", "real")]) == 2
+    assert capsys.readouterr().err == (
+        "mpdemo: error: --model traced_views:real does not compute a batch of 2 (AssertionError)\n"
+    )
 
 
 def test_measured_costs_messages_and_the_update_make_the_steps():
@@ -161,8 +183,9 @@ def test_what_this_machine_cannot_measure_is_refused_in_one_line(capsys):
 
 def test_a_lab_that_fails_is_one_line():
     with pytest.raises(RunFailed) as failure:
-        machine.ask("mpdemo.labs.machine", SimpleNamespace(model="resnet19", **QUESTION), 1, sizes=[2])
-    assert re.fullmatch(r"--cost measure failed: \w+Error: .*resnet19.*; --cost v100 needs no m\w+", str(failure.value))
+        wrong = SimpleNamespace(model="convnet", **QUESTION | {"optimizer": "rmsprop"})
+        machine.ask("mpdemo.labs.machine", wrong, 1, sizes=[2])
+    assert re.fullmatch(r"--cost measure failed: KeyError: 'rmsprop'; --cost v100 needs no m\w+", str(failure.value))
 
 
 def test_a_lab_that_does_not_end_is_ended_with_its_ranks(monkeypatch, tmp_path):

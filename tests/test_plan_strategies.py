@@ -69,6 +69,19 @@ class Branch(nn.Module):
         return self.second(x) if x.sum() > 0 else x
 
 
+class Starts(nn.Linear):
+    def __init__(self):
+        super().__init__(8, 8)
+
+    def forward(self, x):
+        return super().forward(x.relu_())
+
+
+class Masked(nn.Linear):
+    def forward(self, x):
+        return super().forward(x[x[:, 0] > 0])
+
+
 class Named(nn.Linear):
     def forward(self, x):
         return {"out": super().forward(x)}
@@ -79,6 +92,8 @@ def alike(): return Alike()
 def words(): return nn.Sequential(nn.Embedding(50, 8), nn.Sequential(nn.Linear(8, 8), nn.ReLU()), nn.Linear(8, 50))
 def huge(): return nn.Sequential(nn.Flatten(), *(nn.Linear(2**16, 2**16) for _ in range(4)))
 def branch(): return Branch()
+def masked(): return Masked(8, 8)
+def in_place(): return nn.Sequential(nn.Linear(8, 8), Residual(nn.ReLU(inplace=True), 1), Starts())
 def named(): return Named(8, 8)
 def needs_one(width): return nn.Linear(width, 8)
 def empty(): return nn.Sequential(nn.Flatten())
@@ -157,7 +172,9 @@ def test_an_own_list_of_layers_is_counted_and_takes_no_memory(own):
 
 def test_a_model_that_cannot_be_traced_stays_whole_or_is_refused_in_one_line(own, capfd):
     for function, shape, words in (
-        ("branch", (8,), "asks for the values of its samples"),
+        ("branch", (8,), "asks for values"),
+        ("masked", (8,), "asks for values"),
+        ("in_place", (8,), "cannot be cut before 2"),
         ("named", (8,), "returns dict; allowed: a tensor"),
         ("needs_one", (8,), "allowed: a function without arguments"),
         ("empty", (8,), "no parameters to train"),

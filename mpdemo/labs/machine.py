@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from mpdemo import models
+from mpdemo.errors import UserError, error_line
 from mpdemo.labs.harness import rest, write_result
 from mpdemo.models.own import OwnModel
 from mpdemo.plan import cost
@@ -35,20 +36,20 @@ OPTIMIZERS = {
 }  # by their names in mpdemo.plan.memory.STATES
 
 
-def measure(world, models, sample, optimizer, budget=60.0) -> Machine:
+def measure(world, by_size, sample, optimizer, budget=60.0) -> Machine:
     """Measure in all ranks at the same time; of blocks, the slowest rank's costs. All ranks must call this.
 
     Parameters
     ----------
-    models, sample, budget
-        As for `mpdemo.plan.cost.measure`.
+    by_size, sample, budget
+        As `models` and so on for `mpdemo.plan.cost.measure`.
     optimizer : str
         A key of `mpdemo.plan.memory.STATES`.
     """
-    models = {size: model.to(world.device) for size, model in models.items()}
+    by_size = {size: model.to(world.device) for size, model in by_size.items()}
     rest()
-    costs = slowest(cost.measure(models, sample.to(world.device), budget=budget))
-    return with_costs(world, costs, models[min(models)], optimizer)
+    costs = slowest(cost.measure(by_size, sample.to(world.device), budget=budget))
+    return machine_of(world, costs, by_size[min(by_size)], optimizer)
 
 
 def slowest(costs) -> dict:
@@ -57,8 +58,8 @@ def slowest(costs) -> dict:
     return {size: max((rank[size] for rank in ranks), key=lambda c: sum(block.both for block in c)) for size in costs}
 
 
-def with_costs(world, costs, model, optimizer) -> Machine:
-    """Measure the update and the messages, too."""
+def machine_of(world, costs, model, optimizer) -> Machine:
+    """Measure the messages and a model's update; return the `Machine` with them and the costs."""
     latency, per_byte = message(world)
     return Machine(world.world_size, costs, update(world, model, optimizer), latency, per_byte)
 
@@ -119,18 +120,21 @@ def measure_own(world, question) -> Machine:
     hand which a training has to ask the system for in every step. What takes longer than the budget is left out.
     """
     q, began, costs = question, time.monotonic(), {}
-    own = OwnModel(q.model, tuple(map(int, q.input.split(","))), q.tokens)
-    models, per_sample = own.with_values(q.sizes), 0.0
-    for size, model in models.items():
+    own = OwnModel.wanted(q)
+    by_size, per_sample = own.with_values(q.sizes, world.device), 0.0
+    for size, model in by_size.items():
         spent = gather_objects(time.monotonic() - began)[0]
         if len(costs) > 1 and spent + (1 + REPEATS) * per_sample * size > q.budget:
             break
         sample = own.samples(size).to(world.device)
         sample = torch.randn_like(sample) if sample.is_floating_point() else sample
-        # no halves: the plan has no schedule for them, and the library refuses to part a block that ends in a view
-        costs |= slowest(cost.measure({size: model.to(world.device)}, sample, repeats=REPEATS, halves=False))
+        try:  # no halves: the plan has no schedule for them, and the library cannot part a block that ends in a view
+            here = cost.measure({size: model}, sample, repeats=REPEATS, halves=False)
+        except (Exception, SystemExit) as error:  # the reader's own code
+            raise UserError(f"--model {q.model} does not compute a batch of {size} ({error_line(error)})") from None
+        costs |= slowest(here)
         per_sample = sum(block.both for block in costs[size]) / size
-    return with_costs(world, costs, model, q.optimizer)
+    return machine_of(world, costs, by_size[min(by_size)], q.optimizer)
 
 
 def answer_question(folder, function):

@@ -13,7 +13,12 @@ from functools import cached_property
 import psutil
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    unset_fake_temporarily,
+)
 
 from mpdemo.errors import UserError, error_line
 from mpdemo.models.blocks import Blocks
@@ -52,33 +57,47 @@ class OwnModel:
         self.function = imported(name)
         with torch.device("meta"):
             self.module = _called(self.function, name)
-        if not blocks_of(self.module):
+        if not self.is_flat:
             _require_room(self.module, name)
             self.module = _called(self.function, name)
         with FakeTensorMode(allow_non_fake_inputs=True):
             _tried(self.at(SAMPLES)(), self.samples(SAMPLES), name)
+            _tried_one_by_one(self.at(SAMPLES)(), self.samples(SAMPLES), name)
+
+    @classmethod
+    def wanted(cls, request):
+        """Return the model that a `mpdemo.plan.command.Request` names."""
+        return cls(request.model, tuple(map(int, request.input.split(","))), request.tokens)
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether it is a list of layers already, which needs no trace."""
+        return bool(blocks_of(self.module))
 
     def at(self, size):
         """Return a function that builds the model for batches of `size`: a trace holds for one size alone."""
         if size not in self.templates:
             with unset_fake_temporarily(), quiet():
-                blocks = each_with_parameters(self._blocks(size))
+                blocks = each_with_parameters(self._blocks(size))  # of a traced model they are copies
                 if not blocks:
                     raise UserError(f"--model {self.name} has no parameters to train; allowed: a model with some")
                 self.templates[size] = Blocks(blocks).to("meta")
         return lambda: without_values(self.templates[size])
 
-    def with_values(self, sizes) -> dict:
+    def with_values(self, sizes, device) -> dict:
         """Return the model as the function makes it, to compute with it: size of a batch -> Blocks, for each size."""
-        if blocks_of(self.module):
-            return dict.fromkeys(sizes, Blocks(each_with_parameters(blocks_of(_called(self.function, self.name)))))
+        if self.is_flat:
+            blocks = each_with_parameters(blocks_of(_called(self.function, self.name)))
+            return dict.fromkeys(sizes, Blocks(blocks).to(device))
         with quiet():
-            return {size: Blocks(each_with_parameters(self._blocks(size))) for size in sizes}
+            return {size: Blocks(each_with_parameters(self._blocks(size, device))) for size in sizes}
 
-    def _blocks(self, size):
-        if blocks := blocks_of(self.module):
-            return blocks
-        blocks, self.uncut = traced(self.module, self.layers, self.samples(size))
+    def _blocks(self, size, device="cpu"):
+        """Return the blocks; a trace holds fast on which device its tensors are made."""
+        if self.is_flat:
+            return blocks_of(self.module)
+        samples = self.samples(size).to(device)
+        blocks, self.uncut = traced(self.module.to(device), self.layers, samples)
         return blocks
 
     @cached_property
@@ -148,12 +167,25 @@ def _tried(module, sample, name):
     try:
         with torch.no_grad():
             output = module(sample)
-    except DataDependentOutputException:
+    except (DataDependentOutputException, DynamicOutputShapeException):
         raise UserError(
-            f"--model {name} asks for the values of its samples, and a plan has none; allowed: a model of which only "
-            "shapes decide what it computes"
+            f"--model {name} asks for values (of samples, weights or random numbers), and a plan has none; allowed: a "
+            "model of which only shapes decide what it computes"
         ) from None
     except Exception as error:  # the reader's own code
         raise UserError(f"--model {name} does not compute samples of shape {shape} ({error_line(error)})") from None
     if not isinstance(output, torch.Tensor):
         raise UserError(f"--model {name} returns {type(output).__name__}; allowed: a tensor (wrap it in a module)")
+
+
+def _tried_one_by_one(blocks, x, name):
+    """Refuse a model with a block that cannot be a stage, which has an input with a gradient of its own."""
+    for number, label in enumerate(blocks.names):
+        x = x.detach().requires_grad_(number > 0 and x.is_floating_point())
+        try:
+            x = blocks.stage(number, number + 1)(x)
+        except Exception as error:  # the reader's own code
+            raise UserError(
+                f"--model {name} cannot be cut before {label} ({error_line(error)}); if this begins with an operation "
+                "in place, such as nn.ReLU(inplace=True), leave inplace out"
+            ) from None

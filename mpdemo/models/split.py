@@ -55,7 +55,7 @@ def _layers(module, prefix="") -> list:
 
 
 def traced(module, layers, sample) -> tuple[dict, str]:
-    """Split a module before each layer but the first; leave out those between which more than one tensor goes.
+    """Split a copy of a module before each layer but the first, but not where more than one tensor goes on.
 
     Returns
     -------
@@ -73,14 +73,14 @@ def traced(module, layers, sample) -> tuple[dict, str]:
             pipe = pipeline(copy.deepcopy(module), mb_args=(sample,), split_spec=spec)  # which marks the layers
         except Exception as error:  # torch.export refuses in many ways
             reason = str(error.__cause__ or error).strip().partition("\n")[0]
-            return {"model": module}, f"torch.export cannot trace it ({reason})"
+            return {"model": copy.deepcopy(module)}, f"torch.export cannot trace it ({reason})"
         calls = [node for node in pipe.split_gm.graph.nodes if node.op == "call_module"]
         names = dict(zip(calls, [layers[0], *begins], strict=True))
         wide = {names[call] for before, call in zip(calls, calls[1:], strict=False) if list(call.args) != [before]}
         if not wide:
             return {names[call]: getattr(pipe.split_gm, call.target) for call in calls}, ""
         begins = [name for name in begins if name not in wide]
-    return {"model": module}, "no two of its layers pass on one tensor alone"
+    return {"model": copy.deepcopy(module)}, "no two of its layers pass on one tensor alone"
 
 
 @contextmanager

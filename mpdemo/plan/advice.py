@@ -31,11 +31,14 @@ def text(request) -> str:
     options = {name: getattr(request, name) for name in names}
     sheet = request.cost if request.cost in ROOFS else "v100"
     case = Case(_model(request), memory=request.gpu_memory, gpu=sheet, **options)
+    choose(case)  # refuses what no device can do, before minutes are spent on measuring
     if measuring and request.own_model:
         case = _with_measured_blocks(request, case)
     choice, rows = choose(case), strategies.compare(case)
     seconds = _measured_steps(request, case, rows) if measuring and not request.own_model else {}
     lines = [f"{choice.answer}: {choice.why}", "", strategies.table(case, rows, seconds)]
+    if measuring and not (seconds or case.machine):
+        lines += ["(--cost measure: no step could be measured within this machine's memory and the --budget)"]
     lines += [f"({_source(case, seconds)}; memory without CUDA's {RESERVE // MIB} MiB)"]
     if uncut := getattr(case.model, "uncut", ""):
         lines += [f"the model is planned as one block: {uncut}"]
@@ -51,15 +54,18 @@ def _source(case, seconds) -> str:
     if seconds:
         return f"steps on {here}, predicted from what was measured on them"
     if case.machine:
-        return f"steps on {here}: blocks, messages and the update were measured on them; no message hidden"
+        sent = ", the bytes of messages, none hidden, and" if case.devices > 1 else " and"
+        return f"steps on {here}: blocks in batches of up to {max(case.machine.costs)}{sent} the update were measured"
     return f"times estimated for a {case.gpu} in float32, no message hidden"
 
 
 def _with_measured_blocks(request, case):
     """Return the case with what its devices take, measured; unchanged where this machine's memory has no room."""
-    sizes = {2, 8, 32, 128, case.batch // case.devices, case.batch}  # between these, costs lie on a line
-    copies = (len(sizes) - 1) * fit.on_one(case, 1, 1).weights  # of a traced model, which takes one size alone
-    sizes = [size for size in sizes if 2 <= size <= max(case.batch, 8) and _has_room(case, size, copies)]
+    wanted = {2, 8, 32, 128, case.batch // case.devices, case.batch}  # between these, costs lie on a line
+    wanted = [size for size in wanted if 2 <= size <= max(case.batch, 8)]
+    copies = 0 if case.model.is_flat else len(wanted) - 1  # a traced model takes one size alone
+    more = copies * fit.on_one(case, 1, 1).weights
+    sizes = [size for size in wanted if _has_room(case, size, more)]
     return replace(case, machine=measured(request, sizes, case.devices)) if len(sizes) > 1 else case
 
 
@@ -83,7 +89,7 @@ def _model(request):
         return request.model
     from mpdemo.models.own import OwnModel
 
-    return OwnModel(request.model, tuple(map(int, request.input.split(","))), request.tokens)
+    return OwnModel.wanted(request)
 
 
 def _commands(request, rows):

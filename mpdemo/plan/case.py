@@ -73,9 +73,14 @@ class Case:
         options = {"precision": precision, "checkpointing": checkpointing}
         return footprints(self.model, self.image_size, **self.data, **options)
 
+    @property
+    def update_per_byte(self):
+        """Seconds of the optimizer's step for each byte of weights, measured; else 0."""
+        return self.machine.update if self.machine else 0.0
+
     def update(self, shares=1):
-        """Return the seconds of the optimizer's step, measured, on one of so many shares of the weights; else 0."""
-        return self.machine.update * sum(b.weights for b in self.blocks()) / shares if self.machine else 0.0
+        """Return the seconds of the optimizer's step on one of so many shares of the weights."""
+        return self.update_per_byte * sum(block.weights for block in self.blocks()) / shares
 
     def costs(self, size):
         """Return the costs of the blocks for `size` images, in float32, measured or estimated."""

@@ -66,7 +66,9 @@ class Request:
     microbatches: int | None = Field(None, ge=1, description="only this number of microbatches")
     cut: str | None = Field(None, description="only this cut, as for train: layer2.3 or 8")
     form: Literal[FORMS] = Field("per-device", description="one process per device, or one process for all devices")
-    optimizer: Literal[tuple(STATES)] = Field("sgd", description="for its memory")
+    optimizer: Literal[tuple(STATES)] = Field(
+        "sgd", description="for its memory, and for the time of its update with --cost measure"
+    )
     cost: Literal["measure", *ROOFS] | None = Field(
         None, description="measure on this machine, or estimate for a GPU (default: measure; with --devices: v100)"
     )

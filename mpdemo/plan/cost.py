@@ -73,24 +73,13 @@ def measure(models, sample, *, repeats=REPEATS, budget=60.0, halves=True):
     for parameter in (p for model in models.values() for p in model.parameters()):
         parameter.grad = None
     measured = {size: medians(costs) for size, costs in runs.items()}
-    return {size: measured.get(size) or _extrapolate(measured, size) for size in parts}
-
-
-def _extrapolate(measured, size):
-    """Continue to a larger microbatch in a straight line from the largest two that were measured.
-
-    The line rises at least as the cost per sample of the largest one: noise must not make large batches free.
-    """
-    small, large = sorted(measured)[-2:]
-
-    def line(y0, y1):
-        return y1 + (size - large) * max((y1 - y0) / (large - small), 0.8 * y1 / large)
-
-    return [BlockCost(*map(line, a, b)) for a, b in zip(measured[small], measured[large], strict=True)]
+    return {size: at(measured, size) for size in parts}
 
 
 def at(measured, size) -> list:
-    """Return the costs of all blocks for any size: on a straight line between the sizes that were measured.
+    """Return the costs of all blocks for any size: on straight lines through those that were measured.
+
+    Beyond the largest one a line rises at least as the cost per sample there: noise must not make large batches free.
 
     Parameters
     ----------
@@ -102,13 +91,14 @@ def at(measured, size) -> list:
     if size in measured:
         return measured[size]
     sizes = sorted(measured)
-    if size > sizes[-1]:
-        return _extrapolate(measured, size)
-    above = max(1, bisect(sizes, size))
+    above = min(max(1, bisect(sizes, size)), len(sizes) - 1)
     small, large = sizes[above - 1 : above + 1]
 
     def line(y0, y1):
-        return max(0.0, y0 + (size - small) * (y1 - y0) / (large - small))
+        slope = (y1 - y0) / (large - small)
+        if size > large:
+            slope = max(slope, 0.8 * y1 / large)
+        return max(0.0, y1 + (size - large) * slope)
 
     return [BlockCost(*map(line, a, b)) for a, b in zip(measured[small], measured[large], strict=True)]
 
@@ -144,7 +134,7 @@ def once(parts, x, clock, halves=True) -> list:
         x = x.detach().requires_grad_(number > 0)
         began = clock()
         y = part(x)
-        if number == len(parts) - 1:
+        if number == len(parts) - 1 and y.dim():  # else it is a loss already
             classes = torch.zeros(len(y), dtype=torch.long, device=y.device)
             y = torch.nn.functional.cross_entropy(y.reshape(len(y), -1), classes)
         forward.append(clock() - began)

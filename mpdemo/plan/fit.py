@@ -28,7 +28,7 @@ class Fit:
     memory : float
         Bytes on the fullest device.
     seconds : float or None
-        Estimated time of a step, without messages; None where no data sheet says it.
+        Time of a step without messages, from the costs of the case; None where they do not say it.
     sent : float
         Bytes that the busiest device sends in a step.
     """
@@ -85,7 +85,7 @@ def _fit_of_a_share(case, parts, precision, checkpointing, memory, sent, shards)
     settings |= {"processes": case.devices} if case.devices > 1 else {}
     costs = case.costs(case.batch // case.devices // parts)
     seconds = parts * sum(cost.both + checkpointing * cost.forward for cost in costs) + case.update(shards)
-    return Fit(settings, memory, None if precision == "bf16" else seconds, sent)  # the data sheets are for float32
+    return Fit(settings, memory, None if precision == "bf16" else seconds, sent)  # the costs are for float32
 
 
 def cut(case, microbatches=None, replicas=1, sharded=False):
@@ -115,8 +115,7 @@ def _even_cuts(case, ranks, size):
 def _cut_at(case, ranks, count, points, replicas, sharded):
     blocks, size, schedule = case.blocks(), case.batch // count, "1f1b" if count > 1 else "naive"
     shards = replicas if sharded else 1
-    update = case.machine.update if case.machine else 0.0
-    options = {"bandwidth": float("inf"), "shards": shards, "update": update}
+    options = {"bandwidth": float("inf"), "shards": shards, "update": case.update_per_byte}
     job = planner.Workload(blocks, {size: case.costs(size)}, ranks, case.batch, case.limit, case.optimizer, **options)
     candidate = planner.evaluate(job, schedule, count, points)
     settings = {"processes": ranks, "cut": ",".join(blocks[point - 1].name for point in points)}

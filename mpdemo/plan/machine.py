@@ -127,8 +127,10 @@ def ask(lab, request, devices, **question) -> dict:
 
     Raises
     ------
+    UserError
+        It has refused the question.
     RunFailed
-        The lab failed, or it did not end.
+        It failed, or it did not end.
     """
     question = {name: getattr(request, name) for name in QUESTION} | question
     limit = request.budget + PATIENCE
@@ -143,5 +145,8 @@ def ask(lab, request, devices, **question) -> dict:
                 f"--cost measure did not end within {limit:.0f} s; try a smaller --batch, or --cost v100"
             ) from None
         if done.returncode:
-            raise RunFailed(f"--cost measure failed: {cause(done.stderr)}; --cost v100 needs no measuring")
+            message = cause(done.stderr)
+            if message.startswith("UserError: "):
+                raise UserError(message.removeprefix("UserError: "))
+            raise RunFailed(f"--cost measure failed: {message}; --cost v100 needs no measuring")
         return json.loads(Path(folder, "summary.json").read_text())
