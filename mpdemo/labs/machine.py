@@ -55,7 +55,7 @@ def measure(world, by_size, sample, optimizer, budget=60.0) -> Machine:
 def slowest(costs) -> dict:
     """Return for each size the costs on the rank where they were largest, from all ranks' own."""
     ranks = gather_objects(costs)
-    return {size: max((rank[size] for rank in ranks), key=lambda c: sum(block.both for block in c)) for size in costs}
+    return {size: max((rank[size] for rank in ranks), key=cost.total) for size in costs}
 
 
 def machine_of(world, costs, model, optimizer) -> Machine:
@@ -106,7 +106,7 @@ def timed(world, function) -> float:
 def answer(world, question) -> dict:
     """Build the model that is asked for, measure, and return the `Machine` as a dictionary."""
     q = SimpleNamespace(**question)
-    if ":" in q.model:
+    if q.input:  # the shape of a sample, which only a reader's own model has
         return asdict(measure_own(world, q))
     model = models.build(q.model, classes=q.classes, channels=q.channels, image_size=q.image_size, norm=q.norm)
     images = torch.randn(max(q.sizes), q.channels, q.image_size, q.image_size)
@@ -133,7 +133,7 @@ def measure_own(world, question) -> Machine:
         except (Exception, SystemExit) as error:  # the reader's own code
             raise UserError(f"--model {q.model} does not compute a batch of {size} ({error_line(error)})") from None
         costs |= slowest(here)
-        per_sample = sum(block.both for block in costs[size]) / size
+        per_sample = cost.total(costs[size]) / size
     return machine_of(world, costs, by_size[min(by_size)], q.optimizer)
 
 

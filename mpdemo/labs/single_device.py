@@ -22,7 +22,7 @@ from mpdemo.labs.trial import Trial
 from mpdemo.notebook.story import story
 from mpdemo.parallel.rung import loss_fn
 from mpdemo.settings import Settings
-from mpdemo.world import clock
+from mpdemo.world.clock import now
 
 STORY = Settings(**story("single"))
 
@@ -33,16 +33,14 @@ def reading(world, rounds=5, steps=5):
     seconds = {"every step": [], "at the end": [], "without waiting": []}
     for _ in range(rounds):
         for name, every in (("every step", 1), ("at the end", steps)):
-            clock.wait(world.device)
-            begin = time.perf_counter()
+            begin = now(world.device)
             for step in range(1, steps + 1):
                 loss = trial.step()
                 if step == steps:
                     launched = time.perf_counter() - begin
                 if step % every == 0:
                     loss.item()
-            clock.wait(world.device)
-            seconds[name].append((time.perf_counter() - begin) / steps)
+            seconds[name].append((now(world.device) - begin) / steps)
         seconds["without waiting"].append(launched / steps)
     return seconds
 
@@ -97,12 +95,6 @@ def share_of_products(model, batch):
     for hook in hooks:
         hook.remove()
     return total / whole
-
-
-def now(device):
-    """Return the time after the device has done all launched work."""
-    clock.wait(device)
-    return time.perf_counter()
 
 
 def memory(world, sizes=(16, 32, 64)):

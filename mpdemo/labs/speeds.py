@@ -82,7 +82,7 @@ class Parts:
             for parameter in (p for part in parts for p in part.parameters()):
                 parameter.grad = None
         ranks = [costs for costs in gather_objects(measured) if costs]
-        return max(ranks, key=lambda costs: sum(block.both for block in costs))
+        return max(ranks, key=cost.total)
 
 
 def answer(world, question) -> dict:

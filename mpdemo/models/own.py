@@ -61,8 +61,9 @@ class OwnModel:
             _require_room(self.module, name)
             self.module = _called(self.function, name)
         with FakeTensorMode(allow_non_fake_inputs=True):
-            _tried(self.at(SAMPLES)(), self.samples(SAMPLES), name)
-            _tried_one_by_one(self.at(SAMPLES)(), self.samples(SAMPLES), name)
+            blocks, samples = self.at(SAMPLES)(), self.samples(SAMPLES)
+            _tried(blocks, samples, name)
+            _tried_one_by_one(blocks, samples, name)
 
     @classmethod
     def wanted(cls, request):

@@ -46,8 +46,7 @@ def _row(case):
         return case.devices, case.nodes, choice.answer, *["-"] * 6
     predicted, parts = choice.predicted, choice.settings.get("microbatches", 1)
     replicas = choice.settings.get("replicas", case.devices if choice.rung in SHARING_RUNGS else 1)
-    one_device = sum(cost.both for cost in case.costs(case.batch))
-    seconds = predicted.seconds
+    one_device, seconds = case.one_device_seconds, predicted.seconds
     return (
         case.devices,
         case.nodes,

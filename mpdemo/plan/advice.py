@@ -31,10 +31,11 @@ def text(request) -> str:
     options = {name: getattr(request, name) for name in names}
     sheet = request.cost if request.cost in ROOFS else "v100"
     case = Case(_model(request), memory=request.gpu_memory, gpu=sheet, **options)
-    choose(case)  # refuses what no device can do, before minutes are spent on measuring
+    choice = choose(case)  # refuses what no device can do, before minutes are spent on measuring
     if measuring and request.own_model:
         case = _with_measured_blocks(request, case)
-    choice, rows = choose(case), strategies.compare(case)
+        choice = choose(case)
+    rows = strategies.compare(case)
     seconds = _measured_steps(request, case, rows) if measuring and not request.own_model else {}
     lines = [f"{choice.answer}: {choice.why}", "", strategies.table(case, rows, seconds)]
     if measuring and not (seconds or case.machine):

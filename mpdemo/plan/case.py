@@ -60,7 +60,7 @@ class Case:
     def link(self):
         """Bytes per second between two devices: as measured, or of one node, or of the slower link between nodes."""
         if self.machine:
-            return 1 / self.machine.per_byte if self.machine.per_byte > 0 else float("inf")
+            return cost.bandwidth(self.machine.per_byte)
         return LINKS[self.nodes == 1]
 
     @property
@@ -81,6 +81,11 @@ class Case:
     def update(self, shares=1):
         """Return the seconds of the optimizer's step on one of so many shares of the weights."""
         return self.update_per_byte * sum(block.weights for block in self.blocks()) / shares
+
+    @property
+    def one_device_seconds(self):
+        """Seconds of a step on one device that had room for the whole batch."""
+        return cost.total(self.costs(self.batch)) + self.update()
 
     def costs(self, size):
         """Return the costs of the blocks for `size` images, in float32, measured or estimated."""

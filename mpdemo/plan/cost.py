@@ -37,6 +37,16 @@ class BlockCost(NamedTuple):
         return self.forward + self.backward
 
 
+def total(costs) -> float:
+    """Return the seconds of forward and backward of all blocks."""
+    return sum(cost.both for cost in costs)
+
+
+def bandwidth(per_byte) -> float:
+    """Return the bytes per second of messages that take so many seconds per byte; without a time they are free."""
+    return 1 / per_byte if per_byte > 0 else float("inf")
+
+
 def measure(models, sample, *, repeats=REPEATS, budget=60.0, halves=True):
     """Measure every block at several microbatch sizes, on the device and with the threads that are set.
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from mpdemo.cuts import HEADS
 from mpdemo.plan import planner, sharded_layers, traffic
+from mpdemo.plan.cost import total
 from mpdemo.plan.cut import balanced_cut
 from mpdemo.plan.footprint import needs
 from mpdemo.plan.memory import MIB, replica
@@ -150,7 +151,7 @@ def split_layers(case):
     memory = sharded_layers.device(blocks, case.batch, case.optimizer, splits=case.devices).peak
     if memory > case.limit:
         return None
-    seconds = sum(cost.both for cost in case.costs(case.batch)) / case.devices + case.update(case.devices)
+    seconds = total(case.costs(case.batch)) / case.devices + case.update(case.devices)
     sent = traffic.ring_bytes(traffic.of_split_layers(blocks, case.batch), case.devices)
     return Fit({"processes": case.devices}, memory, seconds, sent)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from mpdemo.errors import RunFailed, UserError
-from mpdemo.plan.cost import BlockCost
+from mpdemo.plan.cost import BlockCost, bandwidth
 from mpdemo.world.failures import lost_a_peer
 from mpdemo.world.gpus import gpus_here
 from mpdemo.world.launch import be_killed_with_parent
@@ -49,8 +49,8 @@ class Machine:
 
     def speeds(self) -> dict:
         """Return what a `mpdemo.plan.planner.Workload` takes of it."""
-        bandwidth = {"bandwidth": 1 / self.per_byte} if self.per_byte > 0 else {}
-        return {"costs": self.costs, "update": self.update, "latency": self.latency} | bandwidth
+        measured = {"bandwidth": bandwidth(self.per_byte)} if self.per_byte > 0 else {}
+        return {"costs": self.costs, "update": self.update, "latency": self.latency} | measured
 
 
 def devices_here() -> int:

@@ -6,6 +6,7 @@ Taught in notebooks/05_pipeline.ipynb.
 from dataclasses import dataclass
 
 from mpdemo.errors import UserError
+from mpdemo.plan.cost import total
 from mpdemo.plan.cut import balanced_cut, improve, stage_slices
 from mpdemo.plan.footprint import needs
 from mpdemo.plan.memory import devices
@@ -199,7 +200,7 @@ def choose(choices, limit):
 
 def one_device_step_time(job):
     """Return the seconds of a step of the whole batch on one device: what naive model parallelism takes at best."""
-    return sum(cost.both for cost in job.costs[job.batch]) + job.update * sum(block.weights for block in job.blocks)
+    return total(job.costs[job.batch]) + job.update * sum(block.weights for block in job.blocks)
 
 
 def usual_cut(job):

@@ -6,6 +6,7 @@ from tabulate import tabulate
 
 from mpdemo.errors import UserError
 from mpdemo.plan import planner
+from mpdemo.plan.cost import total
 from mpdemo.plan.cut import stage_slices
 from mpdemo.plan.memory import MIB, RESERVE
 from mpdemo.schedules import SCHEDULES, placement
@@ -60,9 +61,7 @@ def stages(plan):
     """Return one dictionary per stage: its device, its blocks, its share of the work, its parameters."""
     job, best = plan.job, plan.best
     owners = placement(best.schedule, job.ranks)
-    costs = job.costs[job.batch // best.microbatches]
-    whole = sum(cost.both for cost in costs)
-    rows = []
+    costs, rows = job.costs[job.batch // best.microbatches], []
     for number, (start, stop) in enumerate(stage_slices(best.points, len(job.blocks))):
         rows.append(
             {
@@ -71,7 +70,7 @@ def stages(plan):
                 "first": job.blocks[start].name,
                 "last": job.blocks[stop - 1].name,
                 "blocks": stop - start,
-                "share": sum(cost.both for cost in costs[start:stop]) / whole,
+                "share": total(costs[start:stop]) / total(costs),
                 "parameters": sum(block.parameters for block in job.blocks[start:stop]),
             }
         )

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from mpdemo.errors import UserError
 from mpdemo.plan import planner, predict
+from mpdemo.plan.cost import bandwidth, total
 from mpdemo.settings import CUT_RUNGS, RUNG_FORMS
 
 PREDICTED = ("single", "ddp", "model_parallel", "pipeline", "hybrid", "fsdp", "tensor")  # in their first form
@@ -104,9 +105,8 @@ def _computing(settings, blocks, speeds):
         cost._replace(backward=cost.backward + again * cost.forward) for cost in speeds.blocks[where(s), images]
     ]
     if s.rung not in CUT_RUNGS:
-        return predict.parts(s) * sum(cost.both for cost in costs)
+        return predict.parts(s) * total(costs)
     schedule, points = predict.schedule_and_cut(s)
-    bandwidth = 1 / speeds.per_byte if speeds.per_byte > 0 else float("inf")
     share = s.batch_size // (s.replicas or 1) // s.accumulate
-    job = planner.Workload(blocks, {images: costs}, s.devices, share, bandwidth=bandwidth)
+    job = planner.Workload(blocks, {images: costs}, s.devices, share, bandwidth=bandwidth(speeds.per_byte))
     return s.accumulate * planner.evaluate(job, schedule, s.microbatches, points).step_time

@@ -76,7 +76,7 @@ def table(case, strategies, measured=None) -> str:
     says. `measured` has the seconds of a step by their answers, and of ONE_DEVICE, in place of these; None where
     nothing was measured.
     """
-    one_device = measured[ONE_DEVICE] if measured else sum(cost.both for cost in case.costs(case.batch)) + case.update()
+    one_device = measured[ONE_DEVICE] if measured else case.one_device_seconds
     rows = []
     for number, strategy in enumerate(strategies):
         fit, mark = strategy.predicted, "->" if not number and strategy.fits else ""

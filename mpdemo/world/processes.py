@@ -43,8 +43,7 @@ def check_room(processes, oversubscribe=False):
     UserError
         With both numbers, and what would fit.
     """
-    cores, free = _cores_and_free_mib()
-    fitting = processes_that_fit()
+    cores, free, fitting = _room()
     if processes > fitting and not oversubscribe:
         raise UserError(
             f"{processes} processes need {processes} CPU cores and {processes * PROCESS_MIB} MiB; available: {cores} "
@@ -54,12 +53,13 @@ def check_room(processes, oversubscribe=False):
 
 def processes_that_fit() -> int:
     """Return for how many processes this machine has a core and the memory, at least one."""
-    cores, free = _cores_and_free_mib()
-    return max(1, min(cores, free // PROCESS_MIB))
+    return _room()[-1]
 
 
-def _cores_and_free_mib():
-    return len(os.sched_getaffinity(0)), psutil.virtual_memory().available // 2**20
+def _room():
+    """Return the cores, the MiB that are free, and how many processes fit."""
+    cores, free = len(os.sched_getaffinity(0)), psutil.virtual_memory().available // 2**20
+    return cores, free, max(1, min(cores, free // PROCESS_MIB))
 
 
 def start_time(pid) -> float | None:
