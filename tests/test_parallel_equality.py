@@ -40,30 +40,27 @@ TWO = [
     *both_norms("pipeline", form="one-process", microbatches=4),
     case("pipeline", "transformer", form="one-process", microbatches=3, devices=3, batch_size=12),
     case("pipeline", "resnet18", "batch", form="one-process", microbatches=2, batch_size=8),
-    *both_norms("pipeline", schedule="gpipe", microbatches=2),
-    *both_norms("pipeline", schedule="1f1b", microbatches=6, cut="layer2"),
-    *both_norms("pipeline", schedule="naive"),
-    case("pipeline", "resnet18", "batch", schedule="1f1b", microbatches=4, batch_size=16, cut="layer3.0"),
-    case("pipeline", "resnet18", "group", schedule="zbv", microbatches=4, batch_size=16),
-    case("pipeline", "toy", schedule="interleaved-1f1b", microbatches=4),
-    case("pipeline", "toy", schedule="interleaved-zero-bubble", microbatches=4),
-    case("pipeline", "toy", schedule="zbv", microbatches=4),
-    *(case("pipeline", "transformer", schedule=name, microbatches=4) for name in ("gpipe", "1f1b")),
-    case("pipeline", "transformer", schedule="interleaved-1f1b", microbatches=4, cut="2,5,8"),
-    case("pipeline", "transformer", schedule="interleaved-zero-bubble", microbatches=4),
-    case("pipeline", "transformer", schedule="zbv", microbatches=8, cut="block.1,block.3,block.5"),
-    case("hybrid", "transformer", form="one-process", devices=2, microbatches=4),
-    case("hybrid", "toy", form="one-process", devices=3, microbatches=3),
+    *both_norms("pipeline", schedule="GPipe", microbatches=2),
+    *both_norms("pipeline", schedule="1F1B", microbatches=6, cut="layer2"),
+    case("pipeline", "resnet18", "batch", schedule="1F1B", microbatches=4, batch_size=16, cut="layer3.0"),
+    case("pipeline", "resnet18", "group", schedule="ZBVZeroBubble", microbatches=4, batch_size=16),
+    case("pipeline", "toy", schedule="Interleaved1F1B", microbatches=4),
+    case("pipeline", "toy", schedule="InterleavedZeroBubble", microbatches=4),
+    case("pipeline", "toy", schedule="ZBVZeroBubble", microbatches=4),
+    *(case("pipeline", "transformer", schedule=name, microbatches=4) for name in ("GPipe", "1F1B")),
+    case("pipeline", "transformer", schedule="Interleaved1F1B", microbatches=4, cut="2,5,8"),
+    case("pipeline", "transformer", schedule="InterleavedZeroBubble", microbatches=4),
+    case("pipeline", "transformer", schedule="ZBVZeroBubble", microbatches=8, cut="block.1,block.3,block.5"),
 ]
 THREE = [
     case("ddp", "convnet", "batch"),
     case("model_parallel", "convnet", "batch", cut="1,2"),
-    case("pipeline", "toy", schedule="1f1b", microbatches=6, cut="linear1,linear2"),
-    case("pipeline", "transformer", schedule="gpipe", microbatches=3, cut="2,6"),
-    case("pipeline", "transformer", schedule="interleaved-1f1b", microbatches=6),
-    case("pipeline", "transformer", schedule="interleaved-zero-bubble", microbatches=6),
-    case("pipeline", "transformer", schedule="zbv", microbatches=6),
-    case("pipeline", "resnet18", "batch", schedule="1f1b", microbatches=4, batch_size=16, cut="3,6"),
+    case("pipeline", "toy", schedule="1F1B", microbatches=6, cut="linear1,linear2"),
+    case("pipeline", "transformer", schedule="GPipe", microbatches=3, cut="2,6"),
+    case("pipeline", "transformer", schedule="Interleaved1F1B", microbatches=6),
+    case("pipeline", "transformer", schedule="InterleavedZeroBubble", microbatches=6),
+    case("pipeline", "transformer", schedule="ZBVZeroBubble", microbatches=6),
+    case("pipeline", "resnet18", "batch", schedule="1F1B", microbatches=4, batch_size=16, cut="3,6"),
 ]
 
 
@@ -108,5 +105,5 @@ def test_three_processes(results, number):
 
 def test_batch_norm_sees_microbatches(results):
     """The lesson of notebook 05: with batch norm a cut batch is another computation than the whole batch."""
-    number = next(i for i, c in enumerate(TWO) if c["norm"] == "batch" and c.get("schedule") == "1f1b")
+    number = next(i for i, c in enumerate(TWO) if c["norm"] == "batch" and c.get("schedule") == "1F1B")
     assert results[2][number]["full"]["gradients"] > 1e-2

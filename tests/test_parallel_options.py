@@ -13,10 +13,10 @@ from mpdemo import models, parallel
 from mpdemo.errors import UserError
 from mpdemo.labs.counting import peak_of_a_step
 from mpdemo.labs.ladder import model_and_batch
-from mpdemo.labs.trial import Trial
+from mpdemo.trial import Trial
 from mpdemo.savings import check_compiler
 from mpdemo.settings import Settings, checked
-from mpdemo.training.measure import relative_difference
+from mpdemo.trial import relative_difference
 from mpdemo.world.env import World
 
 TWICE = {"activation_checkpointing": True}
