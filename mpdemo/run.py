@@ -9,6 +9,7 @@ import itertools
 import math
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 
 import torch
@@ -306,6 +307,13 @@ class Run:
         loss, correct, count = sum_over_ranks(sums).tolist()
         self.validation = loss / count, correct / count
         return self.validation
+
+
+def train(settings, place) -> int:
+    """Train one run of checked settings in this process's place of the world; return the exit status."""
+    run = Run(settings, place)
+    import_module(f"mpdemo.rungs.{settings.rung}").train(run)
+    return run.status
 
 
 def local_devices(device, count) -> list:

@@ -22,7 +22,6 @@ A rung is a script, mpdemo/rungs/NAME.py. The same by hand, and on several nodes
 """
 
 import argparse
-import importlib
 import os
 from pathlib import Path
 
@@ -86,7 +85,7 @@ def run_script(doc, train):
         if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0" or PARENT in os.environ:
             report(error, None, started_by_parent=False)
         end(error.status)
-    end(work(settings, train))
+    end(work(settings))
 
 
 def require_rung(args, rung):
@@ -153,25 +152,23 @@ def check_precision(precision):
         raise UserError(f"--precision bf16: {name} has no bf16 units (they came with Ampere); allowed there: fp32")
 
 
-def work(settings, train=None) -> int:
+def work(settings) -> int:
     """Train in this process; its error, if any, is reported with its rank. Returns the exit status."""
     import_pytorch(needs_torchvision(settings), with_optimizers=True)
     from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 
-    from mpdemo.run import Run
+    from mpdemo.run import train
     from mpdemo.world.cores import claim_cores
     from mpdemo.world.env import process_group, where_am_i
 
-    place, train = None, train or importlib.import_module(f"mpdemo.rungs.{settings.rung}").train
+    place = None
     try:
         devices = devices_of_a_process(settings)
         place = where_am_i(devices=devices)
         check_precision(settings.precision)
         claim_cores(place, devices)
         with process_group(place, timeout=PATIENCE):
-            run = Run(settings, place)
-            train(run)
-            return run.status
+            return train(settings, place)
     except Exception as error:
         if "TORCHELASTIC_ERROR_FILE" in os.environ:  # torchrun reads it and names the rank
             ErrorHandler().record_exception(error)

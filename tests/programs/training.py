@@ -4,9 +4,9 @@ import json
 import sys
 
 import torch.distributed as dist
-from mpdemo.training.loop import train
+from mpdemo.trial import join_world
 
-from mpdemo.labs.harness import join_world
+from mpdemo.run import train
 from mpdemo.settings import Settings, checked
 
 
