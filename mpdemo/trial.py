@@ -84,9 +84,7 @@ class Trial(Run):
             group["lr"] = self.lr
         return optimizer
 
-    def batches(
-        self, model, optimizer, replicas=1, replica=0, *, group=None, evaluate=None, images=True, output=True
-    ):
+    def batches(self, model, optimizer, replicas=1, replica=0, *, group=None, evaluate=None, images=True, output=True):
         self.held, self.updates, self.evaluate, self.counts = model, optimizer, evaluate or model, output
         self.replicas, self.replica, self.group, self.takes_images = replicas, replica, group, images
         watch_for_ddp(self.wrapped)
@@ -165,8 +163,8 @@ def build_model(settings, classes=1000, channels=3):
 def random_batch(settings, classes=1000, channels=3):
     """Return random images (B, C, S, S) and labels (B,), the same in every process."""
     generator, size = torch.Generator().manual_seed(1), settings.image_size
-    images = torch.randn(settings.batch_size, channels, size, size, generator=generator)
-    return images, torch.randint(0, classes, (settings.batch_size,), generator=generator)
+    images = torch.randn(settings.batch_size, channels, size, size, generator=generator, device="cpu")
+    return images, torch.randint(0, classes, (settings.batch_size,), generator=generator, device="cpu")
 
 
 def relative_difference(values, reference) -> float:
