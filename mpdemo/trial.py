@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from mpdemo import models
-from mpdemo.run import Run, compile_blocks
+from mpdemo.between import compile_blocks
+from mpdemo.run import Run
 from mpdemo.settings import RUNG_FORMS, checked
 from mpdemo.timeline import read
 from mpdemo.world.collectives import gather_objects, whole
