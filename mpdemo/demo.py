@@ -59,7 +59,7 @@ def main(args) -> int:
 
 def base_settings(args):
     """The settings that all rows share: the story's, with its pipeline; refuses what one of the rows cannot do."""
-    from mpdemo.labs.ladder import row_settings, rows_of_ladder
+    from mpdemo.ladder import row_settings, rows_of_ladder
 
     cut = equal_cut(2 * args.processes) if args.processes in (2, 4) else None  # the pipeline has two stages per device
     changes = {"batch_size": BATCH, "epochs": args.epochs, "steps": args.steps, "cut": cut, "timeline": False}
@@ -71,7 +71,7 @@ def base_settings(args):
 
 def train_all(settings, processes, sharded, out) -> dict:
     """Train every rung and form by its own command; return loss and accuracy by (rung, form)."""
-    from mpdemo.labs.ladder import row_settings, rows_of_ladder
+    from mpdemo.ladder import row_settings, rows_of_ladder
 
     results = {}
     for rung, form in rows_of_ladder(processes, sharded):
@@ -92,7 +92,7 @@ def measure(settings, processes, rounds, sharded, out) -> list[dict]:
     (out / "settings.json").write_text(json.dumps(settings.as_dict()))
     files = [str(out / "settings.json"), str(out / "rows.json")]
     more = ["sharded"] if sharded else []
-    if start(["-m", "mpdemo.labs.ladder", *files, str(rounds), *more], processes):
+    if start(["-m", "mpdemo.ladder", *files, str(rounds), *more], processes):
         raise RunFailed("the measurement failed; see its message above")
     return json.loads((out / "rows.json").read_text())
 

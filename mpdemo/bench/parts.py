@@ -11,9 +11,9 @@ from types import SimpleNamespace
 
 from mpdemo import data
 from mpdemo.bench.pipelines import hybrid, pipeline, planner
+from mpdemo.compare import Comparison, join_world, quartiles
 from mpdemo.labs import predictions, step_times
 from mpdemo.labs.bare_loop import bare_epoch
-from mpdemo.labs.harness import Comparison, join_world, quartiles
 from mpdemo.settings import Settings, checked
 from mpdemo.training.build import build
 from mpdemo.training.loop import Run

@@ -4,9 +4,8 @@ import time
 from dataclasses import replace
 from statistics import median
 
-from mpdemo.labs.harness import WARMUP, Comparison, quartiles
+from mpdemo.compare import WARMUP, Comparison, quartiles
 from mpdemo.labs.machine import measure
-from mpdemo.labs.trial import build_model, random_batch, recorded_steps
 from mpdemo.plan import SCHEDULES
 from mpdemo.plan.cut import move_boundary
 from mpdemo.plan.footprint import footprints
@@ -14,6 +13,7 @@ from mpdemo.plan.planner import Workload, candidates, choose, evaluate
 from mpdemo.settings import Settings
 from mpdemo.timeline import read
 from mpdemo.timeline.record import Recorder
+from mpdemo.trial import build_model, random_batch, recorded_steps
 from mpdemo.world.collectives import gather_objects
 from mpdemo.world.cores import shared_cores
 

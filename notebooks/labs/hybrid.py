@@ -11,7 +11,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from mpdemo.labs.harness import Comparison, rest, write_result
+from mpdemo.compare import Comparison, rest, write_result
 from mpdemo.settings import Settings
 from mpdemo.training.summary import parameters
 from mpdemo.world.collectives import gather_objects

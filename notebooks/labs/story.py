@@ -10,17 +10,17 @@ device's and the rung's: those of ladder.py, with the typical step's timeline an
 import sys
 from dataclasses import asdict, replace
 
+from mpdemo.compare import WARMUP, quartiles, write_result
 from mpdemo.errors import UserError, did_you_mean
 from mpdemo.labs.ddp import time_bucket
-from mpdemo.labs.harness import WARMUP, quartiles, write_result
-from mpdemo.labs.ladder import compare, measured_rows
-from mpdemo.labs.trial import recorded_steps
+from mpdemo.ladder import compare, measured_rows
 from mpdemo.notebook.story import story
 from mpdemo.plan import predict
 from mpdemo.settings import RUNG_FORMS, RUNGS, Settings
 from mpdemo.timeline import read
 from mpdemo.timeline.observe import RecordedBuckets, observe
 from mpdemo.timeline.record import Recorder
+from mpdemo.trial import recorded_steps
 from mpdemo.world.collectives import gather_objects
 from mpdemo.world.launch import end
 
@@ -54,7 +54,12 @@ def measure(world, rung, rounds=ROUNDS) -> dict:
         }
         if row["rung"] in ("pipeline", "hybrid"):
             row |= {"schedule": settings.schedule, "microbatches": settings.microbatches}
-    return {"batch_size": base.batch_size, "rounds": rounds, "seconds": comparison.seconds, "rows": rows}
+    return {
+        "batch_size": base.batch_size,
+        "rounds": rounds,
+        "seconds": comparison.seconds,
+        "rows": rows,
+    }
 
 
 def observe_trial(trial, world):

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from mpdemo import data, models
-from mpdemo.labs.harness import run_lab
-from mpdemo.labs.trial import all_cores
+from mpdemo.compare import run_lab
+from mpdemo.trial import all_cores
 from mpdemo.world.launch import end
 
 
@@ -34,7 +34,10 @@ def pauses(world, rounds=5):
         "sum(range(n))": lambda: sum(range(5_000_000)),
         "Python loop": lambda: count_to(2_000_000),
     }
-    with all_cores(), ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) as threads:
+    with (
+        all_cores(),
+        ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) as threads,
+    ):
         rows = {name: [longest_pause(threads, work) for _ in range(rounds)] for name, work in works.items()}
     return {name: min(tries, key=lambda row: row["pause"]) for name, tries in rows.items()}
 

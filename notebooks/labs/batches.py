@@ -10,14 +10,25 @@ import statistics
 import sys
 from pathlib import Path
 
-from mpdemo.labs.harness import write_result
+from mpdemo.compare import write_result
 from mpdemo.settings import Settings, checked
 from mpdemo.training.loop import train
 from mpdemo.training.run_log import rows_in
 from mpdemo.world.launch import end
 
-TOY = {"model": "toy", "batch_size": 32, "lr": 0.005, "epochs": 8}  # a careful rate: there is room above it
-CONVNET = {"model": "convnet", "image_size": 14, "batch_size": 32, "lr": 0.02, "epochs": 4}  # as large as it can be
+TOY = {
+    "model": "toy",
+    "batch_size": 32,
+    "lr": 0.005,
+    "epochs": 8,
+}  # a careful rate: there is room above it
+CONVNET = {
+    "model": "convnet",
+    "image_size": 14,
+    "batch_size": 32,
+    "lr": 0.02,
+    "epochs": 4,
+}  # as large as it can be
 FACTORS = (1, 2, 4, 8, 16)  # the global batch over that of one device; with 16 an epoch has 3 steps
 RULES = ("same rate", "rate times factor", "with warm-up")
 SEEDS = (0, 1, 2)
@@ -50,7 +61,11 @@ def last_epoch(world, settings, out) -> dict:
     """Train once; return the number of steps, and loss and accuracy of the validation images at the end."""
     train(checked(Settings(rung="single", **settings, out=str(out), log_every=1000)), world)
     row = [row for row in rows_in(out) if row["event"] == "epoch"][-1]
-    return {"steps": row["step"], "loss": row["validation_loss"], "accuracy": row["validation_accuracy"]}
+    return {
+        "steps": row["step"],
+        "loss": row["validation_loss"],
+        "accuracy": row["validation_accuracy"],
+    }
 
 
 def main(out):

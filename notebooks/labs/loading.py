@@ -9,9 +9,9 @@ from dataclasses import replace
 from torch.utils.data import Dataset
 
 from mpdemo import data
-from mpdemo.labs.ladder import model_and_batch
-from mpdemo.labs.trial import Trial
+from mpdemo.ladder import model_and_batch
 from mpdemo.settings import Settings
+from mpdemo.trial import Trial
 from mpdemo.world import clock
 
 CONVNET = Settings(rung="single", model="convnet", batch_size=128)

@@ -12,11 +12,11 @@ import sys
 import torch.distributed as dist
 
 from mpdemo import data, models
-from mpdemo.labs.harness import rest, run_lab
-from mpdemo.labs.trial import Trial
+from mpdemo.compare import rest, run_lab
 from mpdemo.parallel.rung import loss_fn
 from mpdemo.settings import Settings
 from mpdemo.training.measure import relative_difference
+from mpdemo.trial import Trial
 from mpdemo.world import clock
 from mpdemo.world.launch import end
 
@@ -69,7 +69,11 @@ def buckets(world, image_size=64, share=16, warmup=3):
         {"mib": mib, "ready": clock.seconds(begin, ready), "reduced": clock.seconds(begin, reduced)}
         for mib, ready, reduced in observed
     ]
-    return {"forward": clock.seconds(begin, forward), "backward": clock.seconds(begin, end), "buckets": rows}
+    return {
+        "forward": clock.seconds(begin, forward),
+        "backward": clock.seconds(begin, end),
+        "buckets": rows,
+    }
 
 
 def time_bucket(observed, bucket):

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 
 from mpdemo import data, models
-from mpdemo.labs.harness import join_world
+from mpdemo.compare import join_world
 from mpdemo.training.run_log import RunLog
 from mpdemo.world.launch import end
 

@@ -41,7 +41,12 @@ def predictions() -> dict:
         (point,) = candidate.points
         peaks = {count: {name: peak_memory(point, name, count) for name in ("gpipe", "1f1b")} for count in COMPARED}
         share = sum(costs[:point]) / sum(costs)
-        cuts[cut] = {"point": point, "share": share, "speedup": one_device / candidate.step_time, "peak": peaks}
+        cuts[cut] = {
+            "point": point,
+            "share": share,
+            "speedup": one_device / candidate.step_time,
+            "peak": peaks,
+        }
     return {"text": report.text(chosen), "cuts": cuts}
 
 

@@ -14,13 +14,13 @@ from pathlib import Path
 import torch
 
 from mpdemo import data, models
-from mpdemo.labs.harness import Comparison, run_lab
-from mpdemo.labs.ladder import model_and_batch
-from mpdemo.labs.trial import Trial
+from mpdemo.compare import Comparison, run_lab
+from mpdemo.ladder import model_and_batch
 from mpdemo.notebook.story import equal_cut, story
 from mpdemo.schedules import SCHEDULES
 from mpdemo.settings import Settings
 from mpdemo.training.measure import relative_difference
+from mpdemo.trial import Trial
 from mpdemo.world.collectives import gather_objects
 from mpdemo.world.launch import end
 
@@ -49,7 +49,10 @@ def equality(world) -> dict:
         differences[name] = relative_difference(Trial(variant(name), world, model, batch).gradients(), reference)
     batch = [tensor[:64] for tensor in data.load("digits").train.tensors]
     for norm in ("group", "batch"):
-        model, parts = models.build("convnet", norm=norm), Settings(rung="single", norm=norm, batch_size=64)
+        model, parts = (
+            models.build("convnet", norm=norm),
+            Settings(rung="single", norm=norm, batch_size=64),
+        )
         gradients = Trial(replace(parts, rung="pipeline", microbatches=4), world, model, batch).gradients()
         for name, microbatches in (("whole batch", 1), ("same microbatches", 4)):
             reference = Trial(replace(parts, microbatches=microbatches), world, model, batch).gradients()

@@ -14,14 +14,14 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from mpdemo import data
+from mpdemo.compare import run_lab
 from mpdemo.labs.counting import peak_of_a_step
-from mpdemo.labs.harness import run_lab
-from mpdemo.labs.ladder import model_and_batch
 from mpdemo.labs.loading import CONVNET, loading
-from mpdemo.labs.trial import Trial
+from mpdemo.ladder import model_and_batch
 from mpdemo.notebook.story import story
 from mpdemo.parallel.rung import loss_fn
 from mpdemo.settings import Settings
+from mpdemo.trial import Trial
 from mpdemo.world.clock import now
 
 STORY = Settings(**story("single"))

@@ -42,7 +42,10 @@ def main() -> int:
     rank, world_size = (int(os.environ.get(name, number)) for name, number in (("SLURM_PROCID", 0), (TASKS, 1)))
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     met = listen(port, world_size - 1) == world_size - 1 if rank == 0 else knock(address, port)
-    print(f"rank {rank} of {world_size}: {'met the others' if met else f'nobody at {address}'}", flush=True)
+    print(
+        f"rank {rank} of {world_size}: {'met the others' if met else f'nobody at {address}'}",
+        flush=True,
+    )
     return 0 if met else 1
 
 

@@ -10,17 +10,17 @@ import sys
 from torch.distributed.tensor import DTensor
 from torch.profiler import record_function
 
+from mpdemo.compare import write_result
 from mpdemo.labs.counting import STEPS, sent_in_a_step
-from mpdemo.labs.harness import write_result
-from mpdemo.labs.ladder import model_and_batch
 from mpdemo.labs.profile_parts import STEP, recording
-from mpdemo.labs.trial import Trial
+from mpdemo.ladder import model_and_batch
 from mpdemo.notebook.story import story
 from mpdemo.settings import Settings
 from mpdemo.timeline import read
 from mpdemo.timeline.observe import observe
 from mpdemo.timeline.record import Recorder
 from mpdemo.training.measure import relative_difference
+from mpdemo.trial import Trial
 from mpdemo.world.collectives import gather_objects, whole
 from mpdemo.world.launch import end
 
@@ -30,7 +30,11 @@ WAYS = {  # name -> rung and its settings
     "fsdp, never resharded": {"rung": "fsdp", "reshard": "never"},
     "tensor": {"rung": "tensor"},
 }
-KINDS = {"all_reduce": "A", "all_gather": "G", "reduce_scatter": "R"}  # in the name of a range -> kind of a timeline
+KINDS = {
+    "all_reduce": "A",
+    "all_gather": "G",
+    "reduce_scatter": "R",
+}  # in the name of a range -> kind of a timeline
 
 
 def stored(trial) -> dict:
@@ -68,7 +72,14 @@ def timeline(trial, world) -> list[dict]:
         kind = next((KINDS[word] for word in KINDS if word in name), None)
         if kind and backend in ("gloo", "nccl"):
             start, end = (zero + microseconds / 1e6 for microseconds in (event.time_range.start, event.time_range.end))
-            row = {"rank": world.rank, "kind": kind, "stage": 0, "microbatch": 0, "start": start, "end": end}
+            row = {
+                "rank": world.rank,
+                "kind": kind,
+                "stage": 0,
+                "microbatch": 0,
+                "start": start,
+                "end": end,
+            }
             step["events"].append(row)
     return read.merge(gather_objects(step))
 

@@ -14,8 +14,8 @@ from contextlib import redirect_stdout
 from statistics import median
 
 from mpdemo import data
+from mpdemo.compare import WARMUP, Comparison, quartiles, write_result
 from mpdemo.labs.bare_loop import bare_epoch
-from mpdemo.labs.harness import WARMUP, Comparison, quartiles, write_result
 from mpdemo.labs.lightning_story import Digits, Story, lightning_settings, make_trainer, pl
 from mpdemo.settings import Settings, checked
 from mpdemo.training.build import build
@@ -59,7 +59,12 @@ def measure(world, rounds=ROUNDS, model="toy") -> dict:
         run.validate = lambda: (0.0, 0.0)  # no loop validates
         run.start_bar(disable=True)
         in_turn = InTurn({"our loop": run.one_epoch, "bare loop": bare_epoch(dataset, rung.model, settings)})
-        options = {"max_epochs": WARMUP + rounds, "limit_val_batches": 0, "logger": False, "callbacks": [in_turn]}
+        options = {
+            "max_epochs": WARMUP + rounds,
+            "limit_val_batches": 0,
+            "logger": False,
+            "callbacks": [in_turn],
+        }
         with redirect_stdout(None):  # our loop prints a line per epoch
             make_trainer(**options).fit(Story(settings), datamodule=Digits(settings))
         run.log.file.close()

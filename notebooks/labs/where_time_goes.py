@@ -14,13 +14,13 @@ import torch
 from torch.profiler import record_function
 
 from mpdemo import data
-from mpdemo.labs.harness import rest, write_result
-from mpdemo.labs.ladder import model_and_batch
+from mpdemo.compare import rest, write_result
 from mpdemo.labs.loading import RemoteImages
 from mpdemo.labs.profile_parts import LOADING, STEP, recording, steps_of
-from mpdemo.labs.trial import Trial
+from mpdemo.ladder import model_and_batch
 from mpdemo.notebook.story import story
 from mpdemo.settings import Settings
+from mpdemo.trial import Trial
 from mpdemo.world import clock
 from mpdemo.world.collectives import gather_objects
 from mpdemo.world.launch import end
@@ -84,7 +84,10 @@ def compute_again(block, inputs, outputs):
 
 def main(out):
     """Measure all cases in every process; rank 0 writes the result."""
-    write_result(out, lambda world: {"rows": [row for case in CASES for row in gather_objects(measure(world, case))]})
+    write_result(
+        out,
+        lambda world: {"rows": [row for case in CASES for row in gather_objects(measure(world, case))]},
+    )
 
 
 if __name__ == "__main__":
