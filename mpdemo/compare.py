@@ -1,4 +1,4 @@
-"""The harness of every measurement: join a world, and time several trials (trial.py) in turn.
+"""What every measurement stands on: join a world of processes, and time several trials (trial.py) alternately.
 
 A speed-up from two runs an hour apart compares what else the machine did. Here every round runs every variant once,
 and what is reported are medians over the rounds, their ratios, and the spread. Used by labs, ``demo`` and ``bench``.
@@ -46,7 +46,7 @@ def run_lab(functions, out, names):
 
 
 class Comparison:
-    """Variants of a training, timed in turn in one world.
+    """Variants of a training, timed alternately in one world.
 
     Attributes
     ----------
@@ -66,25 +66,29 @@ class Comparison:
         self.trials[name] = Trial(settings, self.world, self.model, self.batch) if active else None
         return self.trials[name]
 
-    def run(self, rounds, warmup=WARMUP, title=None, again=False):
-        """Run all variants in turn, `rounds` times; a `title` shows a progress bar on rank 0.
+    def run(self, rounds, warmup=WARMUP, title=None, again=False, batches=None):
+        """Run all variants alternately, `rounds` times; a `title` shows a progress bar on rank 0.
 
         A step that follows one of another variant finds the caches full of that one's numbers. With `again` each
-        variant does two steps, and the second is counted, which follows one of its own as in a training.
+        variant does two steps, and the second is counted, which follows one of its own as in a training run. An
+        iterator `batches` gives each round a batch of its own, so that all variants are trained; by default each
+        repeats its first one.
         """
         for number in tqdm(range(-warmup, rounds), desc=title, unit="round", disable=not title or self.world.rank > 0):
+            batch = next(batches) if batches else None
             for name, trial in self.trials.items():
-                seconds = [self._time_step(trial) for _ in range(1 + again)][-1]
+                share = trial.share(*batch) if trial and batch else None
+                seconds = [self._time_step(trial, share) for _ in range(1 + again)][-1]
                 if number >= 0:
                     self.seconds.setdefault(name, []).append(seconds)
 
-    def _time_step(self, trial):
-        """Seconds from the moment all ranks are ready until all are done."""
+    def _time_step(self, trial, share):
+        """Return the seconds from the moment all ranks are ready until all are done."""
         with all_cores(trial is not None and trial.all_cores):
             rest()
             begin = time.perf_counter()
             if trial:
-                trial.step()
+                trial.step(share)
                 for device in trial.devices:
                     clock.wait(device)
             rest()

@@ -1,165 +1,153 @@
-"""Measure the whole ladder on one model and one batch: gradients against ``single``, speed beside its bound.
+"""Rungs of the ladder beside the single device, in one world: speed, the best it could be, and gradients.
 
-``python -m mpdemo demo`` runs this module in as many processes as there are devices to compare (torchrun).
+Used by ``python -m mpdemo demo`` and ``bench``, and by the notebooks' job ``python -m mpdemo.labs.story``.
 """
 
-import json
 import statistics
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import torch
+from torch.nn.functional import cross_entropy
 
 from mpdemo import data, models
-from mpdemo.compare import WARMUP, Comparison, join_world
+from mpdemo.compare import WARMUP, Comparison, quartiles
 from mpdemo.cuts import HEADS
-from mpdemo.schedules import usual_stages_per_rank
-from mpdemo.settings import CUT_RUNGS, RUNG_FORMS, Settings
+from mpdemo.settings import CUT_RUNGS, RUNG_FORMS
 from mpdemo.timeline import read
 from mpdemo.timeline.observe import record_updates
 from mpdemo.training.measure import relative_difference
-from mpdemo.trial import recorded_steps
+from mpdemo.trial import is_per_device, recorded_steps
 from mpdemo.world.collectives import gather_objects
 from mpdemo.world.cores import shared_cores
-from mpdemo.world.launch import end
 
-REFERENCE = "single one-process"
-LADDER = ("single", "data_parallel", "ddp", "model_parallel", "pipeline")  # rungs that any world can compare
+SINGLE, INDEPENDENT, IN_PARTS = "single", "independent", "single, microbatches"  # names of what is compared with
 
 
-def rows_of_ladder(processes, sharded=False):
-    """Every rung and form that can be compared in a world of so many processes, in the order in which one climbs.
+def compare(variants, world, model=None, batch=None) -> Comparison:
+    """Return the trials of some variants and of what their limits are measured by; all ranks must call this.
 
-    A hybrid training needs two replicas of two devices; with one process per replica it would need another world.
-    With `sharded` the rungs follow that share every layer, where the heads of the transformer divide.
+    Parameters
+    ----------
+    variants : dict of str to Settings
+        By name, "single" among them.
+    world, model, batch
+        As for `mpdemo.trial.Trial`.
     """
-    rows = [(rung, form) for rung in LADDER for form in reversed(RUNG_FORMS[rung])]
-    grid = [("hybrid", "per-device")] if processes >= 4 and processes % 2 == 0 else []
-    split = [("tensor", "per-device")] if HEADS % processes == 0 else []
-    return rows + grid + ([("fsdp", "per-device"), *split] if sharded else [])
-
-
-def row_settings(base, rung, form, processes) -> Settings:
-    """The settings of one row: those of the demo, for this rung and form."""
-    scheduled = rung in ("pipeline", "hybrid") and form == "per-device"
-    own_cut = rung == base.rung or rung != "hybrid"  # a replica has fewer stages than a pipeline over all devices
-    return replace(
-        base,
-        rung=rung,
-        form=form,
-        processes=processes if form == "per-device" else None,
-        devices=processes if form == "one-process" and rung != "single" else None,
-        replicas=(base.replicas or 2) if rung == "hybrid" else None,
-        microbatches=base.microbatches if rung in ("pipeline", "hybrid") else None,
-        schedule=base.schedule if scheduled else Settings(rung=rung).schedule,
-        cut=(base.cut if scheduled else one_stage_per_device(base)) if rung in CUT_RUNGS and own_cut else None,
-    )
-
-
-def one_stage_per_device(base) -> str | None:
-    """The cut of rows with one stage per device: of several stages, each `stages_per_rank` become one."""
-    per_rank = base.stages_per_rank or usual_stages_per_rank(base.schedule)
-    return base.cut and ",".join(base.cut.split(",")[per_rank - 1 :: per_rank])
-
-
-def measure(base, world, rounds, sharded=False) -> list[dict]:
-    """Return a row for each rung and form: images/s, speed-up, bound, gradient difference."""
-    return measured_rows(compare(base, world, rows_of_ladder(world.world_size, sharded)), base, rounds)
-
-
-def compare(base, world, climbed) -> Comparison:
-    """The trials of some rungs and forms, ``single`` among them, and those from which their bounds are computed."""
-    comparison = Comparison(world, *model_and_batch(base))
-    for rung, form in climbed:
-        timeline = form == "per-device" and rung in CUT_RUNGS  # the bounds are read from it
-        settings = replace(row_settings(base, rung, form, world.world_size), timeline=timeline)
-        trial = comparison.add(f"{rung} {form}", settings)
+    comparison, single = Comparison(world, model, batch), variants[SINGLE]
+    for name, settings in variants.items():
+        timeline = settings.rung in CUT_RUNGS and is_per_device(settings)  # its limit is read from it
+        trial = comparison.add(name, replace(settings, timeline=timeline))
         if timeline:
             record_updates(trial.optimizer, trial.rung.recorder)
-    single = row_settings(base, "single", "one-process", 1)
-    share = replace(single, batch_size=base.batch_size // world.world_size)
-    comparison.add("independent", share, everywhere=True)
-    if ("pipeline", "one-process") in climbed:
-        comparison.add("single, microbatches", replace(single, microbatches=base.microbatches))
+    comparison.add(INDEPENDENT, replace(single, batch_size=single.batch_size // world.world_size), everywhere=True)
+    in_parts = {s.microbatches for s in variants.values() if s.rung == "pipeline" and not is_per_device(s)}
+    if in_parts:
+        comparison.add(IN_PARTS, replace(single, microbatches=max(in_parts)))
     return comparison
 
 
-def measured_rows(comparison, base, rounds) -> list[dict]:
-    """Measure, and return a row for each rung and form in the comparison."""
-    errors = gradient_differences(comparison, comparison.world)
-    comparison.run(rounds, title="measuring")
-    limits, rows = bounds(comparison, comparison.world), []
-    for rung, form in ((rung, form) for rung, forms in RUNG_FORMS.items() for form in reversed(forms)):
-        name = f"{rung} {form}"
-        if name not in comparison.trials:
-            continue
-        speedup, *quartiles = comparison.ratio(REFERENCE, name)
+def measured_rows(comparison, variants, errors) -> list[dict]:
+    """Return a row for each variant of a comparison that has run; all ranks must call this.
+
+    Returns
+    -------
+    list of dict
+        ``rung``, ``form``, ``processes``, ``images_per_second``; ``speedup`` over the single device and the ``bound``
+        that it could reach at best, as measured beside it; ``fraction_of_bound``, and the quartiles of both over the
+        rounds; ``at_bound``, whether the two are one quantity within the noise; ``max_relative_gradient_error``.
+    """
+    rows, single = [], comparison.median(SINGLE)
+    for name, settings in variants.items():
+        seconds, least = comparison.seconds[name], least_seconds(comparison, name, settings)
+        speedup, *spread = comparison.ratio(SINGLE, name)
+        bound = single / statistics.median(least)
+        shares = quartiles([a / b for a, b in zip(least, seconds, strict=True)])
         rows.append(
             {
-                "rung": rung,
-                "form": form,
-                "processes": comparison.world.world_size if form == "per-device" else 1,
-                "images_per_second": base.batch_size / comparison.median(name),
+                "rung": settings.rung,
+                "form": settings.form or RUNG_FORMS[settings.rung][0],
+                "processes": comparison.world.world_size if is_per_device(settings) else 1,
+                "images_per_second": settings.batch_size / comparison.median(name),
                 "speedup": speedup,
-                "speedup_quartiles": quartiles,
-                "bound": limits[rung, form],
-                "fraction_of_bound": speedup / limits[rung, form],
-                "max_relative_gradient_error": errors[name],
+                "speedup_quartiles": spread,
+                "bound": bound,
+                "fraction_of_bound": speedup / bound,
+                "fraction_quartiles": shares,
+                "at_bound": name != SINGLE and max(speedup / bound, shares[1]) >= 1,
+                "max_relative_gradient_error": errors.get(name),
             }
         )
     return rows
 
 
-def model_and_batch(base):
-    """The model with its initial weights, and one batch of real images: (B, C, S, S) and (B,)."""
-    dataset = data.load(base.dataset, base.data, base.image_size or 28, base.seed)
-    samples = [dataset.train[i] for i in range(base.batch_size)]
-    images, labels = (torch.stack([torch.as_tensor(x) for x in column]) for column in zip(*samples, strict=True))
-    images = dataset.prepare(images)
-    shape = {"classes": dataset.classes, "channels": dataset.channels, "image_size": images.shape[-1]}
-    return models.build(base.model, norm=base.norm, seed=base.seed, **shape), (images, labels)
+def least_seconds(comparison, name, settings) -> list[float]:
+    """Return the least that a variant's step could take, in each round; all ranks must call this.
+
+    Where the devices share the batch or each layer: as long as processes that do not talk to each other. Where the
+    model is cut: as the schedule is simulated, with the operations' times of the same step. A CPU operator blocks the
+    one process that drives several devices, so these never overlap: as long as the single device.
+    """
+    if settings.rung == SINGLE:
+        return comparison.seconds[SINGLE]
+    if settings.rung not in CUT_RUNGS:
+        return comparison.seconds[INDEPENDENT]
+    if not is_per_device(settings):
+        if comparison.world.device.type == "cpu":
+            return comparison.seconds[IN_PARTS if settings.rung == "pipeline" else SINGLE]
+        name = next(other for other in comparison.trials if other.startswith(settings.rung) and other != name)
+    trial, cores = comparison.trials[name], shared_cores()
+    schedule = "naive" if settings.rung == "model_parallel" else trial.settings.schedule
+    return [read.predict_seconds(step, schedule, cores) for step in recorded_steps(trial)[WARMUP:]]
 
 
-def gradient_differences(comparison, world) -> dict:
-    """Largest relative difference of every trial's gradients from ``single``, over all ranks, by name."""
-    reference = comparison.trials[REFERENCE].gradients() if world.rank == 0 else None
-    reference = gather_objects(reference)[0]
+def gradient_differences(comparison) -> dict:
+    """Return the largest relative difference of every variant's gradients from the single device's, by name."""
+    trial = comparison.trials[SINGLE]
+    reference = gather_objects(trial and trial.gradients())[0]
     errors = {}
     for name, trial in comparison.trials.items():
-        if name != "independent":  # it has another batch
+        if name != INDEPENDENT:  # it has another batch
             error = relative_difference(trial.gradients(), reference) if trial else 0.0
             errors[name] = max(gather_objects(error))
     return errors
 
 
-def bounds(comparison, world) -> dict:
-    """Speed-up over ``single`` that each row could reach at best, from what was measured beside it."""
-    single, cores = comparison.median(REFERENCE), shared_cores()
-    independent = single / comparison.median("independent")
-    result = {("single", "one-process"): 1.0}
-    result["data_parallel", "one-process"] = independent
-    result |= {(rung, "per-device"): independent for rung in ("ddp", "fsdp", "tensor")}  # all share the arithmetic
-    for rung in (rung for rung in CUT_RUNGS if f"{rung} per-device" in comparison.trials):
-        trial = comparison.trials[f"{rung} per-device"]
-        schedule = "naive" if rung == "model_parallel" else trial.settings.schedule
-        simulated = [read.predict_seconds(step, schedule, cores) for step in recorded_steps(trial)[WARMUP:]]
-        result[rung, "per-device"] = result[rung, "one-process"] = single / statistics.median(simulated)
-    if world.device.type == "cpu":  # a CPU operator blocks the one process: its devices never overlap
-        result["model_parallel", "one-process"] = 1.0
-        if "single, microbatches" in comparison.trials:
-            result["pipeline", "one-process"] = single / comparison.median("single, microbatches")
-    return result
+def model_and_batch(settings):
+    """Return the model with its initial weights, and one batch of real images: (B, C, S, S) and (B,)."""
+    dataset = data.load(settings.dataset, settings.data, settings.image_size or 28, settings.seed)
+    samples = [dataset.train[i] for i in range(settings.batch_size)]
+    images, labels = (torch.stack([torch.as_tensor(x) for x in column]) for column in zip(*samples, strict=True))
+    images = dataset.prepare(images)
+    shape = {"classes": dataset.classes, "channels": dataset.channels, "image_size": images.shape[-1]}
+    return models.build(settings.model, norm=settings.norm, seed=settings.seed, **shape), (images, labels)
 
 
-def main(settings_file, rows_file, rounds, *sharded):
-    """Run under torchrun: read the settings, measure, write the rows; "sharded" adds those that shard."""
-    base = Settings(**json.loads(Path(settings_file).read_text()))
-    with join_world() as world:
-        rows = measure(base, world, int(rounds), bool(sharded))
-    if world.rank == 0:
-        Path(rows_file).write_text(json.dumps(rows))
+def as_variants(rows) -> dict:
+    """Return settings by name, as `compare` takes them: "single" first, and each as RUNG or as RUNG FORM."""
+    return {SINGLE if s.rung == SINGLE else f"{s.rung} {s.form or RUNG_FORMS[s.rung][0]}": s for s in rows}
 
 
-if __name__ == "__main__":
-    end(main(*sys.argv[1:]))
+def rows_of_ladder(processes, sharded=False) -> list[tuple]:
+    """Return the rungs and forms that a world of so many processes can compare, in the order in which one climbs.
+
+    A hybrid run needs two replicas of two devices. With `sharded` the rungs follow that share every layer, tensor
+    parallelism where the transformer's heads divide.
+    """
+    rungs = ["single", "data_parallel", "ddp", "model_parallel", "pipeline"]
+    if processes >= 4 and processes % 2 == 0:
+        rungs.append("hybrid")
+    if sharded:
+        rungs += ["fsdp", *(["tensor"] if HEADS % processes == 0 else [])]
+    forms = {rung: reversed(RUNG_FORMS[rung]) if rung != "hybrid" else ["per-device"] for rung in rungs}
+    return [(rung, form) for rung in rungs for form in forms[rung]]
+
+
+def validated(trial, model, dataset) -> dict:
+    """Return loss and accuracy of the validation images with a trial's weights; all ranks must call this."""
+    for weights in gather_objects(trial and trial.weights()):
+        model.load_state_dict(weights or {}, strict=False)  # a rank of a cut model has some of them
+    images, labels = dataset.validation.tensors
+    with torch.no_grad():
+        outputs = model(images)
+    accuracy = (outputs.argmax(1) == labels).double().mean().item()
+    return {"loss": cross_entropy(outputs, labels).item(), "accuracy": accuracy}

@@ -38,14 +38,22 @@ class Trial:
         self.all_cores = s.rung == "data_parallel" and world.device.type == "cpu"
         with all_cores(self.all_cores):  # its threads keep the cores that are allowed when they start
             self.rung = parallel.make(model, self.world, s)
-            parts = (t[: s.batch_size].chunk(self.rung.replicas)[self.rung.replica] for t in (images, labels))
-            images, self.labels = parts
-            self.images = images if self.rung.has_input else images.new_empty(len(images), 0)
+            self.images, self.labels = self.share(images, labels)
             parameters = self.rung.named_parameters().values()
             self.devices = {parameter.device for parameter in parameters}
             self.optimizer = make_optimizer(parameters, replace(s, lr=1e-4))  # hundreds of steps on one batch
             if self.all_cores:
                 self.gradients()
+
+    def share(self, images, labels):
+        """Return what this process takes of a batch."""
+        size, replicas, replica = self.settings.batch_size, self.rung.replicas, self.rung.replica
+        images, labels = (tensor[:size].chunk(replicas)[replica] for tensor in (images, labels))
+        return images if self.rung.has_input else images.new_empty(len(images), 0), labels
+
+    def weights(self) -> dict:
+        """Return the weights that this process has by name, sharded ones whole."""
+        return {name: whole(parameter.detach()) for name, parameter in self.rung.named_parameters().items()}
 
     def step(self, batch=None):
         """Do one step of the training loop, on the trial's batch by default; return the loss, still on the device.
