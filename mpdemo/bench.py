@@ -82,14 +82,14 @@ def cases(part) -> list[dict]:
         ]
         rungs = {resnets[0]: ["ddp"], resnets[1]: ["ddp"], transformer: ["ddp", "fsdp", "tensor"]}
         return [{s.rung: s} | {rung: replace(s, rung=rung) for rung in more} for s, more in rungs.items()]
-    equal = {name: equal_cut(2 * SCHEDULES[name].stages_per_rank) for name in SCHEDULES if name != "naive"}
+    equal = {name: equal_cut(2 * SCHEDULES[name].stages_per_rank) for name in SCHEDULES}
     if part == "hybrid":
         grid = replace(transformer, rung="hybrid", replicas=2, microbatches=4)
         return [{"single": transformer} | {n: replace(grid, schedule=n, cut=cut) for n, cut in equal.items()}]
     stack = Settings(rung="single", model="convstack", image_size=32, batch_size=64, norm="group")
     resnet = Settings(rung="single", model="resnet101", image_size=128, batch_size=32)
-    pipeline = replace(resnet, rung="pipeline", schedule="1f1b", microbatches=8)
-    usual = {f"1f1b, 8 microbatches, cut after {cut}": replace(pipeline, cut=cut) for cut in ("layer2.3", "layer3.6")}
+    pipeline = replace(resnet, rung="pipeline", schedule="1F1B", microbatches=8)
+    usual = {f"1F1B, 8 microbatches, cut after {cut}": replace(pipeline, cut=cut) for cut in ("layer2.3", "layer3.6")}
     variants = [
         {"single": s, "naive": replace(s, rung="model_parallel", cut=equal_cut(2))}
         | {

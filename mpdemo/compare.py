@@ -6,31 +6,17 @@ and what is reported are medians over the rounds, their ratios, and the spread. 
 
 import statistics
 import time
-from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-from mpdemo.training.run_log import RunLog
-from mpdemo.trial import Trial, all_cores, is_per_device
+from mpdemo.log import RunLog
+from mpdemo.trial import Trial, all_cores, is_per_device, join_world
 from mpdemo.world import clock
 from mpdemo.world.collectives import gather_objects
-from mpdemo.world.cores import claim_cores
-from mpdemo.world.env import process_group, where_am_i
-from mpdemo.world.launch import end_with_parent
 
 WARMUP = 2  # rounds that are not counted
-
-
-@contextmanager
-def join_world():
-    """Join the processes that torchrun, Slurm or a plain ``python`` started; yields this one's `World`."""
-    end_with_parent()
-    world = where_am_i()
-    claim_cores(world)
-    with process_group(world):
-        yield world
 
 
 def write_result(out, measure):
@@ -77,18 +63,17 @@ class Comparison:
         for number in tqdm(range(-warmup, rounds), desc=title, unit="round", disable=not title or self.world.rank > 0):
             batch = next(batches) if batches else None
             for name, trial in self.trials.items():
-                share = trial.share(*batch) if trial and batch else None
-                seconds = [self._time_step(trial, share) for _ in range(1 + again)][-1]
+                seconds = [self._time_step(trial, batch) for _ in range(1 + again)][-1]
                 if number >= 0:
                     self.seconds.setdefault(name, []).append(seconds)
 
-    def _time_step(self, trial, share):
+    def _time_step(self, trial, batch):
         """Return the seconds from the moment all ranks are ready until all are done."""
         with all_cores(trial is not None and trial.all_cores):
             rest()
             begin = time.perf_counter()
             if trial:
-                trial.step(share)
+                trial.step(batch)
                 for device in trial.devices:
                     clock.wait(device)
             rest()

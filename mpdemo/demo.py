@@ -76,7 +76,8 @@ def settings_of_rows(args) -> list[Settings]:
 def train_all(out):
     """Run under torchrun: train all rungs alternately, and validate each; rank 0 writes the rows."""
     from mpdemo import data, ladder
-    from mpdemo.compare import WARMUP, join_world
+    from mpdemo.compare import WARMUP
+    from mpdemo.trial import join_world
 
     rows = [Settings(**row) for row in json.loads(Path(out, "settings.json").read_text())]
     variants, single = ladder.as_variants(rows), rows[0]
@@ -102,7 +103,7 @@ def batches(comparison, dataset, settings):
         for batch in loaders.train:
             step += 1
             for group in (
-                group for trial in comparison.trials.values() if trial for group in trial.optimizer.param_groups
+                group for trial in comparison.trials.values() if trial for group in trial.updates.param_groups
             ):
                 group["lr"] = settings.lr * min(1, step / settings.warmup_steps)
             yield batch

@@ -15,9 +15,8 @@ from mpdemo.cuts import HEADS
 from mpdemo.settings import CUT_RUNGS, RUNG_FORMS
 from mpdemo.timeline import read
 from mpdemo.timeline.observe import record_updates
-from mpdemo.training.measure import relative_difference
-from mpdemo.trial import is_per_device, recorded_steps
-from mpdemo.world.collectives import gather_objects
+from mpdemo.trial import is_per_device, recorded_steps, relative_difference
+from mpdemo.world.collectives import gather_objects, whole
 from mpdemo.world.cores import shared_cores
 
 SINGLE, INDEPENDENT, IN_PARTS = "single", "independent", "single, microbatches"  # names of what is compared with
@@ -38,7 +37,7 @@ def compare(variants, world, model=None, batch=None) -> Comparison:
         timeline = settings.rung in CUT_RUNGS and is_per_device(settings)  # its limit is read from it
         trial = comparison.add(name, replace(settings, timeline=timeline))
         if timeline:
-            record_updates(trial.optimizer, trial.rung.recorder)
+            record_updates(trial.updates, trial.recorder)
     comparison.add(INDEPENDENT, replace(single, batch_size=single.batch_size // world.world_size), everywhere=True)
     in_parts = {s.microbatches for s in variants.values() if s.rung == "pipeline" and not is_per_device(s)}
     if in_parts:
@@ -96,7 +95,7 @@ def least_seconds(comparison, name, settings) -> list[float]:
             return comparison.seconds[IN_PARTS if settings.rung == "pipeline" else SINGLE]
         name = next(other for other in comparison.trials if other.startswith(settings.rung) and other != name)
     trial, cores = comparison.trials[name], shared_cores()
-    schedule = "naive" if settings.rung == "model_parallel" else trial.settings.schedule
+    schedule = "GPipe" if settings.rung == "model_parallel" else trial.s.schedule
     return [read.predict_seconds(step, schedule, cores) for step in recorded_steps(trial)[WARMUP:]]
 
 
@@ -144,8 +143,9 @@ def rows_of_ladder(processes, sharded=False) -> list[tuple]:
 
 def validated(trial, model, dataset) -> dict:
     """Return loss and accuracy of the validation images with a trial's weights; all ranks must call this."""
-    for weights in gather_objects(trial and trial.weights()):
-        model.load_state_dict(weights or {}, strict=False)  # a rank of a cut model has some of them
+    weights = {name: whole(p.detach()) for name, p in trial.held.named_parameters()} if trial else {}
+    for part in gather_objects(weights):
+        model.load_state_dict(part, strict=False)  # a rank of a cut model has some of them
     images, labels = dataset.validation.tensors
     with torch.no_grad():
         outputs = model(images)

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mpdemo import data, models
 from mpdemo.compare import rest, run_lab
-from mpdemo.training.measure import relative_difference
+from mpdemo.trial import relative_difference
 from mpdemo.world import clock
 from mpdemo.world.launch import end
 

@@ -1,4 +1,4 @@
-"""What crosses between the nodes in a step of a hybrid training, for each layout of its grid, and how long it takes.
+"""What crosses between the nodes in a step of a hybrid run, for each layout of its grid, and how long it takes.
 
     srun --nodes 2 --ntasks-per-node 2 python -m mpdemo.labs.hybrid runs/06_layouts
 
@@ -8,52 +8,47 @@ one node nothing crosses. Taught in notebooks/06_hybrid.ipynb.
 
 import socket
 import sys
-from dataclasses import replace
 from pathlib import Path
 
+import torch
+
+from mpdemo import models
 from mpdemo.compare import Comparison, rest, write_result
 from mpdemo.settings import Settings
-from mpdemo.training.summary import parameters
 from mpdemo.world.collectives import gather_objects
 from mpdemo.world.launch import end
 
 STEPS = 3
 LAYOUTS = {"inside": "dp-pp", "across": "pp-dp"}  # of a replica: in one node, or over the nodes
-MODELS = {  # many weights and small activations, and the other way round
-    "transformer": Settings(rung="hybrid", model="transformer", batch_size=64, image_size=28, cut="block.3"),
-    "convstack": Settings(rung="hybrid", model="convstack", batch_size=64, image_size=28, cut="block.3"),
-}
+MODELS = ("transformer", "convstack")  # many weights and small activations, and the other way round
+GRID = {"rung": "hybrid", "batch_size": 64, "image_size": 28, "cut": "block.3", "microbatches": 4, "replicas": 2}
 
 
 def sent_bytes(table="/proc/net/dev") -> int:
     """Return how many bytes this node has sent over its network since it started, without those to itself.
 
-    Parameters
-    ----------
-    table : str or Path
-        The kernel's counters: a line ``NAME: received... sent...`` for each interface, 8 numbers for each direction.
+    The kernel's table has a line ``NAME: received... sent...`` for each interface, 8 numbers for each direction.
     """
     rows = [line.split(":") for line in Path(table).read_text().splitlines()[2:]]
     return sum(int(numbers.split()[8]) for name, numbers in rows if name.strip() != "lo")
 
 
-def measure(world, settings) -> dict:
-    """Do some steps; return what was measured, and the sizes of the model.
+def measure(world, name, mesh) -> dict:
+    """Do some steps; return the `seconds` of a step, the MB (millions of bytes) `sent` by all nodes, and sizes.
 
-    Returns
-    -------
-    dict
-        `seconds` of a step, and the MB (millions of bytes) that all nodes `sent` in it; the model's `weights`, and the
-        numbers of an `activation`, that of one image at the cut.
+    The sizes are the number of the model's `weights`, and the numbers of an `activation`, one image's at the cut.
     """
-    comparison = Comparison(world)
-    rung = comparison.add("hybrid", replace(settings, microbatches=4, replicas=2)).rung
+    model = models.build(name, classes=1000, channels=3, image_size=28)
+    comparison = Comparison(world, model)
+    comparison.add(name, Settings(**GRID, model=name, mesh=mesh))
     comparison.run(0, warmup=1)
     before = sent_by_nodes()
     comparison.run(STEPS, warmup=0)
     sent = (sent_by_nodes() - before) / STEPS / 1e6
-    sizes = {"weights": parameters(rung), "activation": rung.shapes[1][0][0].numel()}
-    return {"seconds": comparison.median("hybrid"), "sent": sent} | sizes
+    first = model.stage(0, model.names.index(GRID["cut"]) + 1)
+    activation = first(torch.zeros(1, *model.input_shape)).numel()
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    return {"seconds": comparison.median(name), "sent": sent, "weights": weights, "activation": activation}
 
 
 def sent_by_nodes() -> int:
@@ -64,17 +59,9 @@ def sent_by_nodes() -> int:
 
 def layouts(world) -> dict:
     """Measure every model in both layouts; all ranks must call this."""
-    results = {
-        model: {name: measure(world, replace(settings, mesh=mesh)) for name, mesh in LAYOUTS.items()}
-        for model, settings in MODELS.items()
-    }
+    results = {name: {layout: measure(world, name, mesh) for layout, mesh in LAYOUTS.items()} for name in MODELS}
     return {"layouts": results, "hosts": gather_objects(socket.gethostname())}
 
 
-def main(out):
-    """Measure in every process; rank 0 writes the results."""
-    write_result(out, layouts)
-
-
 if __name__ == "__main__":
-    end(main(*sys.argv[1:]))
+    end(write_result(sys.argv[1], layouts))

@@ -1,10 +1,11 @@
 """End a process in the middle of a save, and see what is left: once with a plain save, once with an atomic one.
 
     python -m mpdemo.labs.killed_save RUN FOLDER plain     # torch.save over the file last.pt
-    python -m mpdemo.labs.killed_save RUN FOLDER atomic    # mpdemo.training.checkpoint.write
+    python -m mpdemo.labs.killed_save RUN FOLDER atomic    # mpdemo.checkpoint.save
 
 It takes the newest checkpoint of a run and saves it twice. Before the second save it limits the size of its files to
-half of that, so that the operating system ends it there. Taught in notebooks/09_checkpoint.ipynb.
+a quarter of what the first one took, so that the operating system ends it there. Taught in
+notebooks/09_checkpoint.ipynb.
 """
 
 import resource
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from mpdemo.training import checkpoint
+from mpdemo import checkpoint, models
 
 
 def end_at(size):
@@ -24,21 +25,26 @@ def end_at(size):
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
-def save(state, folder, how) -> Path:
+def save(model, optimizer, state, folder, how):
     """Save a checkpoint over the last one, or under a temporary name first."""
     if how == "atomic":
-        return checkpoint.write(folder, state)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "last.pt"
-    torch.save(state, path)
-    return path
+        checkpoint.save(folder, model, optimizer, state)
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        weights = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        torch.save(state | weights, folder / "last.pt")
 
 
 def main(run, folder, how):
-    state = checkpoint.read(checkpoint.newest(run))
-    path = save(state, Path(folder), how)
-    end_at(path.stat().st_size // 2)
-    save(state | {"step": state["step"] + 1}, Path(folder), how)
+    state = checkpoint.read_newest(run)
+    model = models.build(state["settings"]["model"])
+    optimizer = torch.optim.AdamW(model.parameters())
+    checkpoint.restore(state, model, optimizer)
+    state, folder = {"step": state["step"]}, Path(folder)
+    save(model, optimizer, state, folder, how)
+    written = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    end_at(written // 4)
+    save(model, optimizer, {"step": state["step"] + 1}, folder, how)
 
 
 if __name__ == "__main__":

@@ -7,9 +7,10 @@ loss of every step in a file; Lightning has no logger, no checkpoints and no pro
 notebooks/12_other_tools.ipynb, and a part of ``python -m mpdemo bench``.
 """
 
-import copy
+import io
 import sys
 import tempfile
+import threading
 import time
 from contextlib import redirect_stdout
 from statistics import median
@@ -17,39 +18,70 @@ from statistics import median
 import torch
 from torch.nn.functional import cross_entropy
 
-from mpdemo import data
+from mpdemo import data, models
 from mpdemo.compare import WARMUP, Comparison, quartiles, write_result
+from mpdemo.errors import RunFailed
 from mpdemo.labs.lightning_story import Digits, Story, make_trainer, pl
 from mpdemo.notebook.story import story
+from mpdemo.run import Run
+from mpdemo.rungs import single
 from mpdemo.settings import Settings, checked
-from mpdemo.training.build import build
-from mpdemo.training.loop import Run
 from mpdemo.world.launch import end
 
-ROUNDS = 60
-NAMES = ("Lightning", "our loop", "bare loop")
+ROUNDS, BATCH = 60, 128
+OURS, BARE, LIGHTNING = "our loop", "bare loop", "Lightning"
+PATIENCE = 120  # s for an epoch of Lightning's, which takes less than one
 
 
-class InTurn(pl.Callback):
-    """After every epoch of Lightning's: an epoch of each of the others."""
+class InTurn(Run):
+    """Our loop; after each of its epochs the others do one, and every epoch's seconds are kept."""
 
-    def __init__(self, others):
-        self.others, self.seconds = others, {name: [] for name in NAMES}
+    def validate(self):
+        return 0.0, 0.0  # no loop validates
 
-    def on_train_epoch_start(self, trainer, module):
-        self.begin = time.perf_counter()
-
-    def on_train_epoch_end(self, trainer, module):
-        self.seconds["Lightning"].append(time.perf_counter() - self.begin)
+    def one_epoch(self):
+        begin = time.perf_counter()
+        yield from super().one_epoch()
+        self.seconds[OURS].append(time.perf_counter() - begin)
         for name, epoch in self.others.items():
             begin = time.perf_counter()
             epoch()
             self.seconds[name].append(time.perf_counter() - begin)
 
 
-def bare_loop(dataset, model, batch_size):
-    """Return a function that trains a copy of the model for one epoch, with nothing beside it."""
-    model, loaders = copy.deepcopy(model), data.Loaders(dataset, batch_size)
+class WhenCalled(pl.Callback):
+    """Lightning's loop in a thread, which does an epoch for each call of `epoch`."""
+
+    def __init__(self, settings):
+        self.settings, self.turn, self.ready = settings, threading.Semaphore(0), threading.Semaphore(0)
+        threading.Thread(target=self.fit, daemon=True).start()
+        self.wait()
+
+    def fit(self):
+        torch.set_num_threads(1)
+        s = self.settings
+        trainer = make_trainer(max_epochs=s.epochs, limit_val_batches=0, logger=False, callbacks=[self])
+        trainer.fit(Story(s), datamodule=Digits(s.batch_size))
+
+    def on_train_epoch_start(self, trainer, module):
+        self.ready.release()
+        self.turn.acquire()
+
+    def on_train_end(self, trainer, module):
+        self.ready.release()
+
+    def epoch(self):
+        self.turn.release()
+        self.wait()
+
+    def wait(self):
+        if not self.ready.acquire(timeout=PATIENCE):
+            raise RunFailed(f"Lightning's loop took more than {PATIENCE} s for an epoch; see its message above")
+
+
+def bare_loop(settings):
+    """Return a function that trains a model for one epoch, with nothing beside it."""
+    model, loaders = models.build(settings.model), data.Loaders(data.load("digits"), settings.batch_size)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     def epoch():
@@ -61,24 +93,18 @@ def bare_loop(dataset, model, batch_size):
     return epoch
 
 
-def measure(world, rounds=ROUNDS, model="toy") -> dict:
+def measure(world, rounds=ROUNDS) -> dict:
     """Time epochs alternately: seconds of a step, and what each loop adds to the bare one's of the same round."""
-    with tempfile.TemporaryDirectory(prefix="mpdemo-lightning-") as folder:
-        words = {"rung": "single", "model": model, "optimizer": "adamw", "epochs": 10_000, "image_size": 28}
-        settings = checked(Settings(**words, out=folder))
-        dataset, rung, optimizer = build(settings, world)
-        run = Run(settings, world, rung, optimizer, data.Loaders(dataset, settings.batch_size))
-        run.validate = lambda: (0.0, 0.0)  # no loop validates
-        run.start_bar(disable=True)
-        bare = bare_loop(dataset, rung.model, settings.batch_size)
-        in_turn = InTurn({"our loop": run.one_epoch, "bare loop": bare})
-        options = {"max_epochs": WARMUP + rounds, "limit_val_batches": 0, "logger": False, "callbacks": [in_turn]}
-        with redirect_stdout(None):  # our loop prints a line per epoch
-            make_trainer(**options).fit(Story(settings), datamodule=Digits(settings.batch_size))
-        run.log.file.close()
+    with tempfile.TemporaryDirectory(prefix="mpdemo-lightning-") as folder, redirect_stdout(io.StringIO()):
+        words = {"rung": "single", "model": "toy", "batch_size": BATCH, "optimizer": "adamw"}
+        settings = checked(Settings(**words, epochs=WARMUP + rounds, out=folder))
+        run = InTurn(settings, world)
+        run.others = {BARE: bare_loop(settings), LIGHTNING: WhenCalled(settings).epoch}
+        run.seconds = {name: [] for name in (OURS, BARE, LIGHTNING)}
+        single.train(run)
         steps = run.loaders.steps_per_epoch
-    seconds = {name: [epoch / steps for epoch in epochs[WARMUP:]] for name, epochs in in_turn.seconds.items()}
-    added = {name: [a - b for a, b in zip(seconds[name], seconds["bare loop"], strict=True)] for name in NAMES[:2]}
+    seconds = {name: [epoch / steps for epoch in epochs[WARMUP:]] for name, epochs in run.seconds.items()}
+    added = {name: [a - b for a, b in zip(seconds[name], seconds[BARE], strict=True)] for name in (LIGHTNING, OURS)}
     comparison = Comparison(world)
     comparison.add("story", Settings(**story("single", epochs=1)))
     comparison.run(5, warmup=1)
@@ -91,10 +117,5 @@ def measure(world, rounds=ROUNDS, model="toy") -> dict:
     }
 
 
-def main(out, rounds=ROUNDS):
-    """Measure in one process and write the result."""
-    write_result(out, lambda world: measure(world, int(rounds)))
-
-
 if __name__ == "__main__":
-    end(main(*sys.argv[1:]))
+    end(write_result(sys.argv[1], lambda world: measure(world, *map(int, sys.argv[2:]))))

@@ -18,10 +18,10 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from mpdemo import data, models
 from mpdemo.errors import UserError
+from mpdemo.log import RunLog
 from mpdemo.notebook.story import story
+from mpdemo.run import learning_rate
 from mpdemo.settings import Settings
-from mpdemo.training.build import make_scheduler
-from mpdemo.training.run_log import RunLog
 from mpdemo.world.cores import claim_cores
 from mpdemo.world.env import where_am_i
 from mpdemo.world.launch import end
@@ -88,7 +88,7 @@ class Story(pl.LightningModule):
     def configure_optimizers(self):
         optimizer = torch.optim.AdamW(self.parameters(), lr=1e-3)
         length = self.settings.epochs * len(self.trainer.datamodule.train_dataloader())
-        scheduler = make_scheduler(optimizer, self.settings, length)  # a warm-up, then a cosine
+        scheduler = learning_rate(optimizer, self.settings, length)  # a warm-up, then a cosine
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 

@@ -1,9 +1,9 @@
-"""Pipelines of the story's model measured side by side. A job starts this in two processes.
+"""Pipelines of the course model measured side by side. A job starts this in two processes.
 
     torchrun --standalone --nproc-per-node 2 -m mpdemo.labs.pipeline runs/lab equality splits schedules cuts one_process
 
-Every process runs the named functions; rank 0 writes all results to ``summary.json`` in the folder.
-Taught in notebooks/05_pipeline.ipynb.
+Every process runs the named functions; rank 0 writes all results to ``summary.json`` in the folder. The timelines go to
+one folder per variant, below it. Taught in notebooks/05_pipeline.ipynb.
 """
 
 import sys
@@ -19,89 +19,82 @@ from mpdemo.ladder import model_and_batch
 from mpdemo.notebook.story import equal_cut, story
 from mpdemo.schedules import SCHEDULES
 from mpdemo.settings import Settings
-from mpdemo.training.measure import relative_difference
-from mpdemo.trial import Trial
+from mpdemo.trial import Trial, relative_difference
 from mpdemo.world.collectives import gather_objects
 from mpdemo.world.launch import end
 
 ROUNDS = 3
 STORY = Settings(**story("pipeline"))
+NAIVE = replace(STORY, rung="model_parallel", schedule="1F1B", microbatches=None, cut=equal_cut(2))
 
 
 def variant(schedule, microbatches=4, cut=None) -> Settings:
-    """Return the story's pipeline with another schedule, cut into equal stages unless a cut is given."""
-    stages = 2 * SCHEDULES[schedule].stages_per_rank
-    count = 1 if schedule == "naive" else microbatches
-    return replace(STORY, schedule=schedule, microbatches=count, cut=cut or equal_cut(stages))
+    """Return the course model's pipeline with another schedule, cut into equal stages unless a cut is given."""
+    cut = cut or equal_cut(2 * SCHEDULES[schedule].stages_per_rank)
+    return replace(STORY, schedule=schedule, microbatches=microbatches, cut=cut)
 
 
 def equality(world) -> dict:
-    """Largest relative difference of the gradients of one batch from the single device's, over all ranks, by name.
+    """Return the largest relative difference of the gradients of one batch from the single device's, over all ranks.
 
     Of every schedule; and of a ConvNet with group norm and with batch norm, against the single device that takes the
     whole batch, and against the one that takes it in the same microbatches.
     """
-    differences = {}
-    model, batch = model_and_batch(STORY)
-    single = Settings(rung="single", model=STORY.model, batch_size=STORY.batch_size)
-    reference = Trial(single, world, model, batch).gradients()
-    for name in SCHEDULES:
-        differences[name] = relative_difference(Trial(variant(name), world, model, batch).gradients(), reference)
+
+    def gradients(settings, model, batch):
+        return Trial(replace(settings, timeline=False), world, model, batch).gradients()
+
+    differences, (model, batch) = {}, model_and_batch(STORY)
+    reference = gradients(Settings(**story("single")), model, batch)
+    for name, settings in {"naive": NAIVE, **{name: variant(name) for name in SCHEDULES}}.items():
+        differences[name] = relative_difference(gradients(settings, model, batch), reference)
     batch = [tensor[:64] for tensor in data.load("digits").train.tensors]
     for norm in ("group", "batch"):
-        model, parts = (
-            models.build("convnet", norm=norm),
-            Settings(rung="single", norm=norm, batch_size=64),
-        )
-        gradients = Trial(replace(parts, rung="pipeline", microbatches=4), world, model, batch).gradients()
+        model, single = models.build("convnet", norm=norm), Settings(rung="single", norm=norm, batch_size=64)
+        piped = gradients(replace(single, rung="pipeline", microbatches=4), model, batch)
         for name, microbatches in (("whole batch", 1), ("same microbatches", 4)):
-            reference = Trial(replace(parts, microbatches=microbatches), world, model, batch).gradients()
-            differences[f"{norm} norm, {name}"] = relative_difference(gradients, reference)
+            reference = gradients(replace(single, microbatches=microbatches), model, batch)
+            differences[f"{norm} norm, {name}"] = relative_difference(piped, reference)
     ranks = gather_objects(differences)
     return {name: max(rank[name] for rank in ranks) for name in differences}
 
 
 def splits(world, out) -> dict:
-    """GPipe on two equal stages: seconds per step for every number of microbatches, one number per round.
-
-    The timelines go to one folder per number of microbatches, in `out`: with the time of a microbatch on each stage.
-    """
-    return record_all(world, out, {m: variant("gpipe" if m > 1 else "naive", m) for m in (1, 2, 4, 8, 16, 32)})
+    """Return the seconds per step of GPipe on two equal stages for every number of microbatches, one per round."""
+    return record_all(world, out, {1: NAIVE} | {count: variant("GPipe", count) for count in (2, 4, 8, 16, 32)})
 
 
 def schedules(world, out) -> dict:
-    """Every schedule with four microbatches: seconds per step, one number per round; timelines as in `splits`."""
-    return record_all(world, out, {name: variant(name) for name in SCHEDULES})
+    """Return the seconds per step of every schedule with four microbatches, one number per round."""
+    return record_all(world, out, {"naive": NAIVE} | {name: variant(name) for name in SCHEDULES})
 
 
 def cuts(world, out) -> dict:
-    """1F1B on stages of two and six blocks, and of four and four: seconds per step; timelines as in `splits`."""
-    return record_all(world, out, {"2 and 6": variant("1f1b", cut="block.1"), "4 and 4": variant("1f1b")})
+    """Return the seconds per step of 1F1B on stages of two and six blocks, and of four and four."""
+    return record_all(world, out, {"2 and 6": variant("1F1B", cut="block.1"), "4 and 4": variant("1F1B")})
 
 
 def record_all(world, out, variants) -> dict:
-    """Time all variants (Settings by name) in turn and save their timelines in folders of `out`; seconds per step."""
+    """Time all variants (Settings by name) alternately and save their timelines in folders of `out`."""
     comparison = Comparison(world, *model_and_batch(STORY))
     for name, settings in variants.items():
         comparison.add(name, settings)
     comparison.run(ROUNDS, warmup=1)
     for name, trial in comparison.trials.items():
-        trial.rung.recorder.save(Path(out, str(name)))
+        trial.recorder.save(Path(out, str(name)))
     return comparison.seconds
 
 
 def one_process(world) -> dict:
-    """One and four microbatches on two devices that one process drives: seconds per step, one number per round.
+    """Return the seconds per step of one and four microbatches on two devices that one process drives.
 
     Nothing is measured where a process sees a single GPU (``srun --gpus-per-task``).
     """
     if world.device.type == "cuda" and torch.cuda.device_count() < 2:
         return {}
     comparison = Comparison(world, *model_and_batch(STORY))
-    schedule = Settings(rung="pipeline").schedule
-    four = replace(STORY, form="one-process", devices=2, schedule=schedule, cut=equal_cut(2), timeline=False)
-    comparison.add(1, replace(four, rung="model_parallel", microbatches=None))
-    comparison.add(4, four)
+    for count, settings in ((1, NAIVE), (4, variant("1F1B"))):
+        comparison.add(count, replace(settings, form="one-process", devices=2, timeline=False))
     comparison.run(2 * ROUNDS, warmup=1)
     return comparison.seconds
 

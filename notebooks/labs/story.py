@@ -20,7 +20,7 @@ from mpdemo.settings import RUNGS, Settings
 from mpdemo.timeline import read
 from mpdemo.timeline.observe import RecordedBuckets, observe
 from mpdemo.timeline.record import Recorder
-from mpdemo.trial import recorded_steps
+from mpdemo.trial import recorded_steps, watch_for_ddp
 from mpdemo.world.collectives import gather_objects
 from mpdemo.world.launch import end
 
@@ -60,12 +60,12 @@ def measure(world, rung, rounds=ROUNDS) -> dict:
 
 def observe_trial(trial, world):
     """Record what a trial does, unless it does so itself; None is the trial of another rank."""
-    if trial is None or trial.rung.recorder:
+    if trial is None or trial.recorder:
         return
-    recorder = Recorder(world.rank, world.device, alone=trial.world.world_size == 1)
-    observe(trial.rung, trial.optimizer, recorder)
-    if trial.settings.rung == "ddp":
-        trial.rung.parallel.register_comm_hook(RecordedBuckets(recorder), time_bucket)
+    recorder = Recorder(world.rank, world.device, alone=trial.world == 1)
+    observe(trial, recorder)
+    if trial.s.rung == "ddp":
+        watch_for_ddp(lambda ddp: ddp.register_comm_hook(RecordedBuckets(recorder), time_bucket))
 
 
 def device_memory(settings) -> list[dict]:
