@@ -23,7 +23,7 @@ COMMANDS = {
     "rehearse": ("mpdemo.rehearse.command", "run each job of the course on the cluster, small, and print one table"),
     "class": ("mpdemo.classroom.command", "a trainer's view: who finished what, what runs; cancel, collect"),
     "scale": ("mpdemo.scale.command", "what more nodes bring and cost, measured by jobs"),
-    "bench": ("mpdemo.bench.command", "measure the speed figures of the README"),
+    "bench": ("mpdemo.bench", "measure the course's speed figures, each beside its limit"),
 }
 
 

@@ -7,7 +7,7 @@ place until `Trial.step` brings a batch, and comes back to it when the step is d
 import copy
 import os
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 
 import torch
@@ -97,7 +97,8 @@ class Trial(Run):
             self.turn.acquire()
             if self.recorder:
                 self.recorder.begin_step()
-            yield self.next_batch()
+            with self.within or nullcontext():
+                yield self.next_batch()
             if self.recorder:
                 self.recorder.end_step()
 
@@ -113,9 +114,12 @@ class Trial(Run):
 
     # what drives it
 
-    def step(self, batch=None):
-        """Do one step of the rung's loop, on the trial's batch by default; return its loss, still on the device."""
-        self.batch, self.loss = batch or self.batch, torch.zeros((), device=self.device)
+    def step(self, batch=None, within=None):
+        """Do one step of the rung's loop, on the trial's batch by default; return its loss, still on the device.
+
+        A context manager `within` is entered for the step in the rung's thread: a profiler, a dispatch mode.
+        """
+        self.batch, self.loss, self.within = batch or self.batch, torch.zeros((), device=self.device), within
         self.turn.release()
         self._wait()
         return self.loss

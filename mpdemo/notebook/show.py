@@ -88,9 +88,9 @@ def find(target, name=None, *, docstrings=True) -> Source:
 
 
 def _locate(target) -> Path:
-    """Return the path of `target`, which is absolute or relative to ``mpdemo/`` or to the project's root."""
+    """Return the path of `target`: absolute, or relative to ``mpdemo/``, the project's root or its ``notebooks/``."""
     package = paths.source() / "mpdemo"
-    for folder in (package, paths.root()):
+    for folder in (package, paths.root(), paths.root() / "notebooks", paths.source() / "notebooks"):
         if (folder / target).is_file():
             return folder / target
     known = sorted(path.relative_to(package).as_posix() for path in package.rglob("*.py"))

@@ -11,16 +11,14 @@ from dataclasses import replace
 from statistics import median
 
 import torch
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import record_function
 
-from mpdemo import data
-from mpdemo.labs.harness import rest, write_result
-from mpdemo.labs.ladder import model_and_batch
+from mpdemo import data, models
+from mpdemo.compare import rest, write_result
 from mpdemo.labs.loading import RemoteImages
 from mpdemo.labs.profile_parts import LOADING, STEP, recording, steps_of
-from mpdemo.trial import Trial
-from mpdemo.notebook.story import story
-from mpdemo.settings import Settings
 from mpdemo.world import clock
 from mpdemo.world.collectives import gather_objects
 from mpdemo.world.launch import end
@@ -33,46 +31,36 @@ CASES = ("as it is", "slowed rank", "slow loader")
 
 
 def measure(world, case) -> dict:
-    """Record some steps of one case; all ranks must call this.
-
-    Returns
-    -------
-    dict
-        Of this rank: `case`, `rank` and the median seconds of a step's parts.
-    """
-    settings, digits = Settings(**story("ddp", batch_size=BATCH)), data.load("digits")
-    trial = Trial(settings, world, *model_and_batch(settings))
+    """Record some steps of one case; return this rank's median seconds of a step's parts. All ranks must call this."""
+    digits, model = data.load("digits"), models.build("transformer").to(world.device)
     if case == "slowed rank" and world.rank == SLOWED % world.world_size:
-        for name in trial.rung.model.names:
-            trial.rung.model.get_submodule(name).register_forward_hook(compute_again)
+        for name in model.names:
+            model.get_submodule(name).register_forward_hook(compute_again)
     if case == "slow loader":
         digits = replace(digits, train=RemoteImages(digits.train, SECONDS_PER_IMAGE))
-    loader = batches(digits, trial)
+    ddp = DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=True)
+    optimizer = torch.optim.AdamW(model.parameters())
+    loaders = data.Loaders(digits, BATCH, world.world_size, world.rank)  # the rank reads: a process would hide its time
+    loader = iter(loaders.train)
     for _ in range(WARMUP):
-        one_step(trial, loader)
+        one_step(ddp, optimizer, loader, world.device)
     rest()
     with recording() as recorded:
         for _ in range(STEPS):
-            one_step(trial, loader)
+            one_step(ddp, optimizer, loader, world.device)
     rows = steps_of(recorded)
     return {"case": case, "rank": world.rank} | {part: median(row[part] for row in rows) for part in rows[0]}
 
 
-def batches(dataset, trial):
-    """Return an iterator over the batches of a rank, read by the rank itself: a loader process would hide its time."""
-    loaders = data.Loaders(dataset, trial.settings.batch_size, trial.rung.replicas, trial.rung.replica)
-    loaders.start_epoch(0)
-    return iter(loaders.train)
-
-
-def one_step(trial, loader):
+def one_step(ddp, optimizer, loader, device):
     """Do one step of the training loop, its ranges marked for the profiler."""
     with record_function(STEP):
         with record_function(LOADING):
-            batch = next(loader)
-        trial.step(batch)
-        for device in trial.devices:
-            clock.wait(device)
+            images, labels = (tensor.to(device) for tensor in next(loader))
+        optimizer.zero_grad()
+        cross_entropy(ddp(images), labels).backward()
+        optimizer.step()
+        clock.wait(device)
 
 
 @torch.no_grad()

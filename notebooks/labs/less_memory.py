@@ -8,46 +8,34 @@ Runs in one process, on one device. It writes ``summary.json`` in the folder. Ta
 import sys
 from dataclasses import replace
 
+from mpdemo.compare import Comparison, run_lab
 from mpdemo.labs.counting import peak_of_a_step
-from mpdemo.labs.harness import Comparison, run_lab
-from mpdemo.labs.ladder import model_and_batch
-from mpdemo.labs.loading import CONVNET
-from mpdemo.trial import Trial
+from mpdemo.ladder import model_and_batch
 from mpdemo.notebook.story import story
 from mpdemo.settings import Settings, as_arguments
-from mpdemo.trial import relative_difference
+from mpdemo.trial import Trial, relative_difference
 from mpdemo.world.launch import end
 
-TRICKS = ({}, {"accumulate": 4}, {"precision": "bf16"}, {"activation_checkpointing": True})
+TRICKS = ({}, {"microbatches": 4}, {"precision": "bf16"}, {"activation_checkpointing": True})
 LAYOUT = ({}, {"channels_last": True})
 
 
 def tricks(world):
-    """Compare a plain step of the story's training with the options that need less memory. See `compare`."""
+    """Compare a plain step of the course model with the options that need less memory. See `compare`."""
     return compare(Settings(**story("single")), TRICKS, world)
 
 
 def layout(world):
     """Compare a step of the ConvNet in the usual memory layout and channels last. See `compare`."""
-    return compare(CONVNET, LAYOUT, world)
+    return compare(Settings(rung="single", model="convnet", batch_size=128), LAYOUT, world)
 
 
 def compare(plain, options, world, rounds=3):
-    """Time a training in turn with each of some options.
+    """Time a training run alternately with some options, which differ from `plain`; the first is empty.
 
-    Parameters
-    ----------
-    plain : Settings
-    options : list of dict
-        Settings that differ from `plain`; the first is empty.
-    world : World
-
-    Returns
-    -------
-    dict
-        The option as one types it ("plain" without) -> ``seconds`` of a step (one number per round), ``slower`` (ratio
-        of the median to that of the plain step), ``peak`` (bytes of all tensors at the worst moment) and ``difference``
-        (of the gradients to those of the plain step, relative, the largest of all parameters).
+    By option as you type it ("plain" without): ``seconds`` of a step (one number per round), ``slower`` (ratio of the
+    median to the plain step's), ``peak`` (bytes of all tensors at the peak) and ``difference`` (of the gradients to the
+    plain step's, relative, the largest of all parameters).
     """
     variants = {" ".join(as_arguments(option)) or "plain": replace(plain, **option) for option in options}
     model, batch = model_and_batch(plain)

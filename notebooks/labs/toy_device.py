@@ -5,14 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 
 class ToyDevice:
-    """A device with a queue. It needs `seconds` for each piece of work and runs beside the host.
+    """A device with a queue, which needs `seconds` for each piece of work and runs beside the host.
 
-    Attributes
-    ----------
-    launched : int
-        Pieces of work put into the queue so far.
-    waits : list of int
-        For each time that the host waited for a result: how many pieces had been launched by then.
+    `launched` counts the pieces of work put into the queue so far. `waits` has an entry for each time that the host
+    waited for a result: how many pieces had been launched by then.
     """
 
     def __init__(self, seconds):

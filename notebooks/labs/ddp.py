@@ -9,53 +9,56 @@ Taught in notebooks/03_ddp.ipynb.
 import copy
 import sys
 
+import torch
 import torch.distributed as dist
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
 
 from mpdemo import data, models
-from mpdemo.labs.harness import rest, run_lab
-from mpdemo.trial import Trial
-from torch.nn.functional import cross_entropy as loss_fn
-from mpdemo.settings import Settings
+from mpdemo.compare import rest, run_lab
 from mpdemo.trial import relative_difference
 from mpdemo.world import clock
 from mpdemo.world.launch import end
 
 
 def gradients(world, batch=64):
-    """How far this process's gradients of one batch are from the single device's (largest relative difference).
+    """Return how far this process's gradients of one batch are from the single device's (largest, relative).
 
-    Of the story's model: of this share alone; by DDP; by DDP in two parts with ``no_sync``; and by DDP against a single
+    Of the course model: of this share alone; by DDP; by DDP in two parts with ``no_sync``; and by DDP against a single
     device that takes the batch in as many parts as there are processes.
     """
-    images, labels = (tensor[:batch] for tensor in data.load("digits").train.tensors)
+    images, labels = (tensor[:batch].to(world.device) for tensor in data.load("digits").train.tensors)
     share = images.chunk(world.world_size)[world.rank], labels.chunk(world.world_size)[world.rank]
-    model = models.build("transformer")
-
-    def gradients_of(batch_of_images=(images, labels), **changes):
-        settings = Settings(**{"rung": "single", "model": "transformer", "batch_size": batch} | changes)
-        return Trial(settings, world, model, batch_of_images).gradients()
-
-    whole, ddp = gradients_of(), gradients_of(rung="ddp")
+    single = models.build("transformer").to(world.device)
+    ddp = DistributedDataParallel(copy.deepcopy(single))
+    whole, averaged = gradients_of(single, images, labels), gradients_of(ddp, *share)
+    in_parts = gradients_of(single, images, labels, world.world_size)
     return {
-        "share alone": relative_difference(gradients_of(share, batch_size=batch // world.world_size), whole),
-        "ddp": relative_difference(ddp, whole),
-        "ddp, accumulated": relative_difference(gradients_of(rung="ddp", microbatches=2), whole),
-        "ddp, single in as many parts": relative_difference(ddp, gradients_of(microbatches=world.world_size)),
+        "share alone": relative_difference(gradients_of(single, *share), whole),
+        "ddp": relative_difference(averaged, whole),
+        "ddp, accumulated": relative_difference(gradients_of(ddp, *share, parts=2), whole),
+        "ddp, single in as many parts": relative_difference(averaged, in_parts),
     }
 
 
-def buckets(world, image_size=64, share=16, warmup=3):
-    """When each bucket of gradients of a ResNet-18 was ready, and when it was reduced, in one step.
+def gradients_of(model, images, labels, parts=1) -> dict:
+    """Return the gradients of a batch that the model takes in some parts, averaged after the last one, by name."""
+    model.zero_grad()
+    for number, (x, y) in enumerate(zip(images.chunk(parts), labels.chunk(parts), strict=True), 1):
+        model.require_backward_grad_sync = number == parts  # what `with ddp.no_sync()` sets
+        (cross_entropy(model(x), y) / parts).backward()
+    return {name.removeprefix("module."): p.grad.clone() for name, p in model.named_parameters()}
 
-    Returns
-    -------
-    dict
-        Seconds since the step began: ``forward`` (its end), ``backward`` (the end of the whole step) and
-        ``buckets``, a list of ``{"mib", "ready", "reduced"}``.
+
+def buckets(world, image_size=64, share=16, warmup=3):
+    """Return when each bucket of gradients of a ResNet-18 was ready, and when it was reduced, in one step.
+
+    In seconds since the step began: ``forward`` (its end), ``backward`` (the end of the whole step) and ``buckets``, a
+    list of ``{"mib", "ready", "reduced"}``.
     """
-    batch = share * world.world_size
-    trial = Trial(Settings(rung="ddp", model="resnet18", image_size=image_size, batch_size=batch), world)
-    observed, ddp, images = [], trial.rung.parallel, trial.images.to(world.device)
+    model = models.build("resnet18", classes=1000, channels=3, image_size=image_size).to(world.device)
+    images = torch.randn(share, 3, image_size, image_size, device=world.device)
+    observed, ddp = [], DistributedDataParallel(model, gradient_as_bucket_view=True)
     ddp.register_comm_hook(observed, time_bucket)
     for _ in range(warmup + 1):  # DDP settles what goes into which bucket in its first step
         observed.clear()
@@ -85,7 +88,7 @@ def time_bucket(observed, bucket):
 
 
 def averaging(world, epochs=3, batch=128, lr=0.3):
-    """How far two ways of averaging end from the single device's weights (largest relative difference)."""
+    """Return how far two ways of averaging end from the single device's weights (largest relative difference)."""
     images, labels = (tensor.to(world.device) for tensor in data.load("digits").train.tensors)
     steps = list(zip(images.split(batch), labels.split(batch), strict=True)) * epochs
     start = models.build("toy").to(world.device)
@@ -104,9 +107,9 @@ def averaging(world, epochs=3, batch=128, lr=0.3):
 
 
 def sgd(model, images, labels, lr, mean=False):
-    """One plain step on these images; with `mean` the gradients are first averaged over the processes."""
+    """Do one plain step on these images; with `mean` the gradients are first averaged over the processes."""
     model.zero_grad()
-    loss_fn(model(images), labels).backward()
+    cross_entropy(model(images), labels).backward()
     for parameter in model.parameters():
         if mean:
             mean_over_ranks(parameter.grad)

@@ -1,11 +1,10 @@
-"""Horovod's calls, each in a few lines of `torch.distributed`, and a small training written with them.
+"""Horovod's calls, each in a few lines of `torch.distributed`, and a small run written with them.
 
     torchrun --standalone --nproc-per-node 2 -m mpdemo.labs.horovod_calls runs/12_horovod
 
 In one process it is the same training: rank r of n takes images r, r + n, ... of every batch. `train` is written as a
 program for Horovod and takes its calls from here; ``hvd.init()`` is `join_world`. Taught in
-notebooks/12_other_tools.ipynb.
-Source: https://horovod.readthedocs.io/en/stable/pytorch.html.
+notebooks/12_other_tools.ipynb. Source: https://horovod.readthedocs.io/en/stable/pytorch.html.
 """
 
 import sys
@@ -15,8 +14,8 @@ import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 
 from mpdemo import data, models
-from mpdemo.labs.harness import join_world
 from mpdemo.log import RunLog
+from mpdemo.trial import join_world
 from mpdemo.world.launch import end
 
 BATCH, STEPS = 64, 12  # images over all processes together
@@ -42,9 +41,9 @@ def allreduce(tensor):
 
 def allgather(tensor):
     """Return the tensors of all processes, one behind the other along their first dimension."""
-    parts = [torch.empty_like(tensor) for _ in range(size())]
     if size() == 1:
         return tensor.clone()
+    parts = [torch.empty_like(tensor) for _ in range(size())]
     dist.all_gather(parts, tensor)
     return torch.cat(parts)
 

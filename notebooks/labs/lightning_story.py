@@ -1,4 +1,4 @@
-"""The story's training as one writes it in PyTorch Lightning: the same model, images, optimizer and learning rates.
+"""The course model's training as you write it in PyTorch Lightning: same images, optimizer and learning rates.
 
     python -m mpdemo.labs.lightning_story runs/12_lightning                                 # num_nodes=1, devices=1
     torchrun --standalone --nproc-per-node 2 -m mpdemo.labs.lightning_story runs/12_lightning             # 1, 2
@@ -13,16 +13,15 @@ from importlib.util import find_spec
 
 import torch
 import torch.distributed as dist
+from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler
 
 from mpdemo import data, models
 from mpdemo.errors import UserError
-from mpdemo.notebook.story import story
-from mpdemo.parallel.rung import count_correct, loss_fn
-from mpdemo.settings import Settings
-from mpdemo.training.build import make_optimizer, make_scheduler
 from mpdemo.log import RunLog
-from mpdemo.world.collectives import sum_over_ranks
+from mpdemo.notebook.story import story
+from mpdemo.run import learning_rate
+from mpdemo.settings import Settings
 from mpdemo.world.cores import claim_cores
 from mpdemo.world.env import where_am_i
 from mpdemo.world.launch import end
@@ -39,39 +38,36 @@ from lightning.pytorch.strategies import DDPStrategy  # noqa: E402
 class Digits(pl.LightningDataModule):
     """The images: every process takes its share of each batch of `batch_size` images."""
 
-    def __init__(self, settings):
+    def __init__(self, batch_size):
         super().__init__()
-        self.settings = settings
+        self.batch_size = batch_size
 
     def setup(self, stage):
-        s, trainer = self.settings, self.trainer
-        self.dataset = data.load(s.dataset, s.data, s.image_size or 28, s.seed)
-        self.batch = s.batch_size // trainer.world_size
-        self.ranks = trainer.world_size, trainer.global_rank
+        self.dataset = data.load("digits")
+        self.share = self.batch_size // self.trainer.world_size
+        self.ranks = self.trainer.world_size, self.trainer.global_rank
 
     def train_dataloader(self):
         images = self.dataset.train
         # Lightning calls sampler.set_epoch
-        sampler = DistributedSampler(images, *self.ranks, seed=self.settings.seed, drop_last=True)
-        return DataLoader(images, self.batch, sampler=sampler, drop_last=True)
+        sampler = DistributedSampler(images, *self.ranks, drop_last=True)
+        return DataLoader(images, self.share, sampler=sampler, drop_last=True)
 
     def val_dataloader(self):
         images = self.dataset.validation
-        return DataLoader(images, self.batch, sampler=range(self.ranks[1], len(images), self.ranks[0]))
+        return DataLoader(images, self.share, sampler=range(self.ranks[1], len(images), self.ranks[0]))
 
 
 class Story(pl.LightningModule):
-    """The model, what a step computes, and what moves the weights; the trainer does the rest."""
+    """The model, what a step computes, and what updates the weights; the trainer does the rest."""
 
     def __init__(self, settings):
         super().__init__()
-        s = self.settings = settings
-        data_shape = {"classes": 10, "channels": 1, "image_size": s.image_size or 28}
-        self.model = models.build(s.model, seed=s.seed, **data_shape)
+        self.settings, self.model = settings, models.build(settings.model)
 
     def training_step(self, batch, number):
         images, labels = batch
-        loss = loss_fn(self.model(images), labels)
+        loss = cross_entropy(self.model(images), labels)
         self.log("train/loss", loss)  # of this process; sync_dist=True averages
         return loss  # the trainer calls zero_grad, backward and step
 
@@ -81,18 +77,18 @@ class Story(pl.LightningModule):
     def validation_step(self, batch, number):
         images, labels = batch
         outputs = self.model(images)
-        correct = count_correct(outputs, labels)
+        correct = (outputs.argmax(1) == labels).sum()
         count = torch.full_like(correct, len(labels))  # on the device, as the others
-        self.sums += torch.stack([loss_fn(outputs, labels).double() * count, correct, count])
+        self.sums += torch.stack([cross_entropy(outputs, labels).double() * count, correct, count])
 
     def on_validation_epoch_end(self):
         loss, correct, count = self.trainer.strategy.reduce(self.sums, reduce_op="sum").tolist()
         self.validation = loss / count, correct / count
 
     def configure_optimizers(self):
-        optimizer = make_optimizer(self.parameters(), self.settings)
+        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-3)
         length = self.settings.epochs * len(self.trainer.datamodule.train_dataloader())
-        scheduler = make_scheduler(optimizer, self.settings, length)
+        scheduler = learning_rate(optimizer, self.settings, length)  # a warm-up, then a cosine
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
@@ -107,18 +103,13 @@ class Losses(pl.Callback):
 
     def write(self, trainer, log):
         """Write one line per step; all ranks must call this."""
-        losses = sum_over_ranks(torch.stack([loss for *_, loss in self.rows])) / trainer.world_size
+        losses = trainer.strategy.reduce(torch.stack([loss for *_, loss in self.rows]), reduce_op="mean")
         for (step, epoch, _), loss in zip(self.rows, losses.tolist(), strict=True):
             log.write("step", step=step, epoch=epoch, loss=loss)
 
 
-def lightning_settings(**changes) -> Settings:
-    """Return the settings of the story on one device; the trainer says on how many it runs."""
-    return Settings(**story("single", **changes))
-
-
 def make_trainer(nodes=1, devices=1, **more):
-    """Return the trainer of the story: how many nodes, how many processes on each. Nothing else changes."""
+    """Return the trainer: how many nodes, how many processes on each. Nothing else changes."""
     many = DDPStrategy(static_graph=True, gradient_as_bucket_view=True)
     return pl.Trainer(
         num_nodes=nodes,
@@ -134,7 +125,7 @@ def main(out, steps=None):
     """Train in every process; rank 0 writes ``metrics.jsonl``, ``summary.json`` and the folder ``tensorboard``."""
     world = where_am_i()
     claim_cores(world)
-    settings, losses = lightning_settings(epochs=1), Losses()
+    settings, losses = Settings(**story("single", epochs=1)), Losses()
     trainer = make_trainer(
         nodes=world.world_size // world.local_world_size,
         devices=world.local_world_size,
@@ -145,7 +136,7 @@ def main(out, steps=None):
         callbacks=[losses],
     )
     module = Story(settings)
-    trainer.fit(module, datamodule=Digits(settings))
+    trainer.fit(module, datamodule=Digits(settings.batch_size))
     log, (loss, accuracy) = RunLog(out, trainer.is_global_zero), module.validation
     losses.write(trainer, log)
     arguments = {"num_nodes": trainer.num_nodes, "devices": trainer.num_devices}

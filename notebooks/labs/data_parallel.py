@@ -14,19 +14,16 @@ import torch
 from torch import nn
 
 from mpdemo import data, models
-from mpdemo.labs.harness import run_lab
+from mpdemo.compare import run_lab
 from mpdemo.trial import all_cores
 from mpdemo.world.launch import end
 
 
 def pauses(world, rounds=5):
-    """How long three kinds of work of another thread stop the main thread, which does nothing but read the clock.
+    """Return how long three kinds of work of another thread stop the main thread, which only reads the clock.
 
-    Returns
-    -------
-    dict
-        Name of the work -> its ``seconds``, and the longest ``pause`` between two readings meanwhile (s). Of all
-        rounds the one with the shortest pause counts: other programs cause pauses too.
+    Name of the work -> its ``seconds``, and the longest ``pause`` between two readings meanwhile (s). Of all rounds the
+    one with the shortest pause counts: other programs cause pauses too.
     """
     matrix = torch.randn(2000, 2000)
     works = {
@@ -41,19 +38,12 @@ def pauses(world, rounds=5):
 
 def longest_pause(threads, work) -> dict:
     """Read the clock in a loop while another thread works; return that work's seconds and the longest pause (s)."""
-    future = threads.submit(seconds_of, work)
-    last, longest = time.perf_counter(), 0.0
+    begin = last = time.perf_counter()
+    future, longest = threads.submit(work), 0.0
     while not future.done():
         last, before = time.perf_counter(), last
         longest = max(longest, last - before)
-    return {"seconds": future.result(), "pause": longest}
-
-
-def seconds_of(work):
-    """Return how long a call takes."""
-    begin = time.perf_counter()
-    work()
-    return time.perf_counter() - begin
+    return {"seconds": last - begin, "pause": longest}
 
 
 def count_to(number):

@@ -7,41 +7,37 @@ import os
 import socket
 import sys
 import time
+from contextlib import suppress
 
 PATIENCE = 8.0  # s
-TASKS = "SLURM_STEP_NUM_TASKS"  # set by srun alone
 
 
-def listen(port, others) -> int:
-    """Wait for the other ranks; return how many came."""
-    came = 0
-    with socket.create_server(("", port)) as server:
+def listen(port, others) -> bool:
+    """Wait for the other ranks; return whether all came."""
+    with socket.create_server(("", port)) as server, suppress(TimeoutError):
         server.settimeout(PATIENCE)
-        try:
-            while came < others:
-                server.accept()[0].close()
-                came += 1
-        except TimeoutError:
-            pass
-    return came
+        for _ in range(others):
+            server.accept()[0].close()
+        return True
+    return False
 
 
 def knock(address, port) -> bool:
-    """Connect to rank 0; return whether somebody was there."""
+    """Connect to rank 0; return whether it was there."""
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
-        try:
+        with suppress(OSError):
             socket.create_connection((address, port), timeout=1).close()
             return True
-        except OSError:
-            time.sleep(0.1)
+        time.sleep(0.1)
     return False
 
 
 def main() -> int:
-    rank, world_size = (int(os.environ.get(name, number)) for name, number in (("SLURM_PROCID", 0), (TASKS, 1)))
+    """Meet the others; return the exit status."""
+    rank, world_size = int(os.environ.get("SLURM_PROCID", 0)), int(os.environ.get("SLURM_STEP_NUM_TASKS", 1))
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    met = listen(port, world_size - 1) == world_size - 1 if rank == 0 else knock(address, port)
+    met = listen(port, world_size - 1) if rank == 0 else knock(address, port)
     print(f"rank {rank} of {world_size}: {'met the others' if met else f'nobody at {address}'}", flush=True)
     return 0 if met else 1
 

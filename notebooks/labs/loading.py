@@ -1,6 +1,6 @@
 """The loader against the device: the time of a training step with 0, 1, 2, ... loader processes.
 
-Part of the job of mpdemo/labs/single_device.py. Taught in notebooks/01_single_device.ipynb.
+Part of the job of notebooks/labs/single_device.py. Taught in notebooks/01_single_device.ipynb.
 """
 
 import time
@@ -9,9 +9,9 @@ from dataclasses import replace
 from torch.utils.data import Dataset
 
 from mpdemo import data
-from mpdemo.labs.ladder import model_and_batch
-from mpdemo.trial import Trial
+from mpdemo.ladder import model_and_batch
 from mpdemo.settings import Settings
+from mpdemo.trial import Trial
 from mpdemo.world import clock
 
 CONVNET = Settings(rung="single", model="convnet", batch_size=128)
@@ -33,10 +33,9 @@ class RemoteImages(Dataset):
 
 
 def loading(world, workers=(0, 1, 2, 4), seconds_per_image=0.001):
-    """Time of a step of the ConvNet with 0, 1, ... loader processes, and of its two parts alone.
+    """Return the time of a step of the ConvNet with 0, 1, ... loader processes, and of its two parts alone.
 
-    The device's own time, on a batch that is there, is a bound for all others: the least of some, measured in turn
-    with them.
+    The device's own time, on a batch that is there, is a lower limit for all others: the least of several measurements.
     """
     digits, trial = data.load("digits"), Trial(CONVNET, world, *model_and_batch(CONVNET))
     slow = replace(digits, train=RemoteImages(digits.train, seconds_per_image))
@@ -56,7 +55,7 @@ def batches(dataset, workers):
 
 
 def mean_seconds(batches, work, device, warmup=2):
-    """Time per batch: to get it and to work on it; the first ones are left out."""
+    """Return the time per batch, to get it and to work on it; the first ones are left out."""
     for _ in range(warmup):
         work(next(batches))
     begin, count = clock.now(device), 0

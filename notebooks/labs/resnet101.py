@@ -8,9 +8,9 @@ much for a front end, so it is a job. Taught in notebooks/05_pipeline.ipynb.
 
 import sys
 
+from mpdemo.log import RunLog
 from mpdemo.plan import memory, report
 from mpdemo.plan.command import plan
-from mpdemo.log import RunLog
 
 BATCH, IMAGE_SIZE, MICROBATCHES = 128, 224, 8
 COMPARED = (8, 16, 32)  # microbatches whose memory is estimated
@@ -41,7 +41,12 @@ def predictions() -> dict:
         (point,) = candidate.points
         peaks = {count: {name: peak_memory(point, name, count) for name in ("gpipe", "1f1b")} for count in COMPARED}
         share = sum(costs[:point]) / sum(costs)
-        cuts[cut] = {"point": point, "share": share, "speedup": one_device / candidate.step_time, "peak": peaks}
+        cuts[cut] = {
+            "point": point,
+            "share": share,
+            "speedup": one_device / candidate.step_time,
+            "peak": peaks,
+        }
     return {"text": report.text(chosen), "cuts": cuts}
 
 

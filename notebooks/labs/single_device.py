@@ -10,25 +10,27 @@ import sys
 import time
 from dataclasses import replace
 
+import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
-from mpdemo import data
+from mpdemo import data, models
+from mpdemo.compare import run_lab
 from mpdemo.labs.counting import peak_of_a_step
-from mpdemo.labs.harness import run_lab
-from mpdemo.labs.ladder import model_and_batch
 from mpdemo.labs.loading import CONVNET, loading
-from mpdemo.trial import Trial
+from mpdemo.ladder import model_and_batch
 from mpdemo.notebook.story import story
-from torch.nn.functional import cross_entropy as loss_fn
 from mpdemo.settings import Settings
+from mpdemo.trial import Trial
 from mpdemo.world.clock import now
+from mpdemo.world.launch import end
 
 STORY = Settings(**story("single"))
 
 
 def reading(world, rounds=5, steps=5):
-    """Time of a step of the ConvNet: the loss read in every step, read once at the end, and without waiting."""
+    """Time a step of the ConvNet: the loss read in every step, read once at the end, and without waiting."""
     trial = Trial(CONVNET, world, *model_and_batch(CONVNET))
     seconds = {"every step": [], "at the end": [], "without waiting": []}
     for _ in range(rounds):
@@ -45,41 +47,39 @@ def reading(world, rounds=5, steps=5):
     return seconds
 
 
-def parts(world, rounds=8):
+def parts(world):
     """For ConvNet and transformer: the time of each part of a step, and what the arithmetic explains of it."""
-    return {settings.model: parts_of(Trial(settings, world, *model_and_batch(settings)), rounds)
-            for settings in (CONVNET, STORY)}  # fmt: skip
+    return {settings.model: parts_of(settings, world.device) for settings in (CONVNET, STORY)}
 
 
-def parts_of(trial, rounds):
+def parts_of(settings, device, rounds=8):
     """Return the time of every part (a list, one number per round), and the counted operations."""
-    model, device = trial.rung.model, trial.world.device
-    seconds = {"load": [], "forward": [], "backward": [], "update": []}
-    loader = iter(data.Loaders(data.load("digits"), trial.settings.batch_size).train)
-    for number in range(-2, rounds):  # the first two are not counted
+    model = models.build(settings.model).to(device)
+    optimizer = torch.optim.AdamW(model.parameters())
+    loader, seconds = iter(data.Loaders(data.load("digits"), settings.batch_size).train), []
+    for _ in range(2 + rounds):
         times = [now(device)]
-        batch, labels = trial.rung.to_device(*next(loader))
+        images, labels = (tensor.to(device) for tensor in next(loader))
         times.append(now(device))
-        loss = loss_fn(model(batch), labels)
+        loss = cross_entropy(model(images), labels)
         times.append(now(device))
         loss.backward()
         times.append(now(device))
-        trial.optimizer.step()
-        trial.optimizer.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
         times.append(now(device))
-        for name, begin, end in zip(seconds, times, times[1:], strict=False):
-            if number >= 0:
-                seconds[name].append(end - begin)
+        seconds.append([end - begin for begin, end in zip(times, times[1:], strict=False)])
+    named = zip(("load", "forward", "backward", "update"), zip(*seconds[2:], strict=True), strict=True)
     with FlopCounterMode(display=False) as forward:
-        loss = loss_fn(model(batch), labels)
+        loss = cross_entropy(model(images), labels)
     with FlopCounterMode(display=False) as backward:
         loss.backward()
     counted = {"forward": forward.get_total_flops(), "backward": backward.get_total_flops()}
-    return {"seconds": seconds, "counted": counted, "products": share_of_products(model, batch)}
+    return {"seconds": dict(named), "counted": counted, "products": share_of_products(model, images)}
 
 
 def share_of_products(model, batch):
-    """Share of the forward pass's time in the layers whose arithmetic is counted: convolutions and linear layers."""
+    """Return the share of the forward pass's time in the layers whose arithmetic is counted: convolutions, linear."""
     begins, total = [], 0.0
 
     def end(layer, inputs, outputs):
@@ -98,11 +98,11 @@ def share_of_products(model, batch):
 
 
 def memory(world, sizes=(16, 32, 64)):
-    """Bytes: what the story's training keeps between two steps, and the peak of a step with several batches."""
+    """Return bytes: what the course model's training keeps between two steps, and the peak with several batches."""
     trial = Trial(STORY, world, *model_and_batch(STORY))
     trial.step()
-    parameters = list(trial.rung.named_parameters().values())
-    states = [value for p in parameters for value in trial.optimizer.state[p].values() if value.dim()]
+    parameters = list(trial.held.parameters())
+    states = [value for p in parameters for value in trial.updates.state[p].values() if value.dim()]
     kept = {"weights": parameters, "gradients": [p.grad for p in parameters], "AdamW": states}
     variants = {str(size): replace(STORY, batch_size=size) for size in sizes}
     variants[f"{sizes[-1]} in 4 parts"] = replace(STORY, batch_size=sizes[-1], microbatches=4)
@@ -114,4 +114,4 @@ def memory(world, sizes=(16, 32, 64)):
 
 if __name__ == "__main__":
     functions = {"reading": reading, "loading": loading, "parts": parts, "memory": memory}
-    sys.exit(run_lab(functions, sys.argv[1], sys.argv[2:]))
+    end(run_lab(functions, sys.argv[1], sys.argv[2:]))

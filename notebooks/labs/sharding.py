@@ -1,26 +1,27 @@
-"""What a process of a sharded training stores, and what it sends in a step, counted. A job starts this in processes.
+"""What a process of a sharded run stores, and what it sends in a step, counted. A job starts this in processes.
 
     torchrun --standalone --nproc-per-node 2 -m mpdemo.labs.sharding runs/07_bytes
 
-Every way of `WAYS` does two steps of the story. Rank 0 writes ``summary.json``. Taught in notebooks/07_sharding.ipynb.
+Every way of `WAYS` does two steps of the course model. Rank 0 writes ``summary.json``. Taught in
+notebooks/07_sharding.ipynb.
 """
 
 import sys
+from contextlib import contextmanager
 
 from torch.distributed.tensor import DTensor
 from torch.profiler import record_function
 
+from mpdemo.compare import write_result
 from mpdemo.labs.counting import STEPS, sent_in_a_step
-from mpdemo.labs.harness import write_result
-from mpdemo.labs.ladder import model_and_batch
 from mpdemo.labs.profile_parts import STEP, recording
-from mpdemo.trial import Trial
+from mpdemo.ladder import model_and_batch
 from mpdemo.notebook.story import story
 from mpdemo.settings import Settings
 from mpdemo.timeline import read
 from mpdemo.timeline.observe import observe
 from mpdemo.timeline.record import Recorder
-from mpdemo.trial import relative_difference
+from mpdemo.trial import Trial, relative_difference
 from mpdemo.world.collectives import gather_objects, whole
 from mpdemo.world.launch import end
 
@@ -35,8 +36,8 @@ KINDS = {"all_reduce": "A", "all_gather": "G", "reduce_scatter": "R"}  # in the 
 
 def stored(trial) -> dict:
     """Return the bytes of the weights, gradients and optimizer states that this rank keeps between two steps."""
-    parameters = list(trial.rung.named_parameters().values())
-    states = [value for state in trial.optimizer.state.values() for value in state.values()]
+    parameters = list(trial.held.parameters())
+    states = [value for state in trial.updates.state.values() for value in state.values()]
     return {
         "weights": sum(map(local_bytes, parameters)),
         "gradients": sum(local_bytes(parameter.grad) for parameter in parameters),
@@ -56,11 +57,11 @@ def timeline(trial, world) -> list[dict]:
     NCCL only while they are enqueued. gloo makes a reduce-scatter out of an all-reduce, so it is one here.
     """
     recorder = Recorder(world.rank, world.device)
-    observe(trial.rung, trial.optimizer, recorder)
+    observe(trial, recorder)
     for _ in range(STEPS):  # DDP decides once more what goes into which bucket
         trial.step()
-    with recording() as recorded, record_function(STEP):
-        trial.step()
+    recorded = recording()
+    trial.step(within=as_a_step(recorded))
     step = recorder.steps[-1]
     zero = step["start"] - next(e.time_range.start for e in recorded.events() if e.name == STEP) / 1e6
     for event in recorded.events():
@@ -73,30 +74,34 @@ def timeline(trial, world) -> list[dict]:
     return read.merge(gather_objects(step))
 
 
+@contextmanager
+def as_a_step(profiler):
+    """Record a ``with`` block as one step."""
+    with profiler, record_function(STEP):
+        yield
+
+
+def weights(trial) -> dict:
+    """Return a trial's weights by name, sharded ones whole."""
+    return {name: whole(parameter.detach()) for name, parameter in trial.held.named_parameters()}
+
+
 def measure(world) -> dict:
     """Return for each way what each rank `stored`, what one of them `sent` in a step, and when (`timeline`).
 
-    And how far its weights are after both steps from those of the single device (`relative_difference`).
+    And how far its weights are after both steps from the single device's (`relative_difference`).
     """
     model, batch = model_and_batch(Settings(**story("ddp")))
     results, single = {}, Trial(Settings(**story("single")), world, model, batch)
     for _ in range(STEPS):
         single.step()
-    reference = {name: parameter.detach() for name, parameter in single.rung.named_parameters().items()}
     for way, changes in WAYS.items():
         trial = Trial(Settings(**story(**changes, timeline=False)), world, model, batch)
-        sent = sent_in_a_step(trial)
-        weights = {name: whole(parameter.detach()) for name, parameter in trial.rung.named_parameters().items()}
-        apart = relative_difference(weights, reference)
+        sent, apart = sent_in_a_step(trial), relative_difference(weights(trial), weights(single))
         results[way] = {"sent": sent, "stored": gather_objects(stored(trial)), "weights_apart": apart}
         results[way]["timeline"] = timeline(trial, world)
     return results
 
 
-def main(out):
-    """Count in every process; rank 0 writes the result."""
-    write_result(out, lambda world: {"ways": measure(world)})
-
-
 if __name__ == "__main__":
-    end(main(*sys.argv[1:]))
+    end(write_result(sys.argv[1], lambda world: {"ways": measure(world)}))

@@ -1,11 +1,10 @@
 """What a rank's steps are made of, from the events that PyTorch's own profiler recorded.
 
-Taught in notebooks/08_scaling.ipynb. Source: https://docs.pytorch.org/docs/stable/profiler.html.
-
 The profiler has a range for each operation of the thread that trains (``aten::``), for each piece of the backward pass,
 and for the optimizer's step. gloo's threads enter a range for every transfer (``gloo:all_reduce``), from the moment at
-which they take it up until its end: it contains the wait for the other ranks. What the profiler does not see: how much
-of a transfer is such a wait, and that gloo's threads compute on the same cores.
+which they take it up until its end: it contains the wait for the other ranks. The profiler can't tell how much of a
+transfer is such a wait, nor that gloo's threads compute on the same cores. Taught in notebooks/08_scaling.ipynb.
+Source: https://docs.pytorch.org/docs/stable/profiler.html.
 """
 
 from torch.profiler import ProfilerActivity, profile
@@ -21,35 +20,17 @@ def recording():
 
 
 def steps_of(recorded) -> list[dict]:
-    """Reduce the events of a recording to the parts of every step; see `parts`.
-
-    Parameters
-    ----------
-    recorded : torch.profiler.profile
-        From `recording`, ended.
-    """
+    """Reduce the events of a recording that has ended to the parts of every step; see `parts`."""
     events = [(event.name, event.thread, event.time_range.start, event.time_range.end) for event in recorded.events()]
     return [parts(events, thread, (begin, end)) for name, thread, begin, end in events if name == STEP]
 
 
 def parts(events, thread, step) -> dict:
-    """Divide one step among what the training thread did in it.
+    """Divide one step, (begin, end), among what the training thread did in it; events (name, thread, begin, end) in µs.
 
-    Parameters
-    ----------
-    events : list of (name, thread, begin, end)
-        In microseconds.
-    thread : int
-        The one that trains.
-    step : tuple
-        Begin and end of the step.
-
-    Returns
-    -------
-    dict
-        Seconds: `loading`, `forward`, `backward`, `optimizer`, `exposed` (communication while the thread had nothing
-        else to do) and `other` (Python between operations) are the whole step; `hidden` is the communication during
-        the other parts.
+    In seconds: `loading`, `forward`, `backward`, `optimizer`, `exposed` (communication while the thread had nothing
+    else to do) and `other` (Python between operations) are the whole step; `hidden` is the communication during the
+    other parts.
     """
     own = [event for event in events if event[1] == thread]
     loading, optimizer, backward, operations = (
@@ -70,7 +51,7 @@ def parts(events, thread, step) -> dict:
 
 
 def within(step, spans) -> list[tuple]:
-    """Return what lies in a step of ranges that may overlap, as ranges in order that do not."""
+    """Return what lies in a step of ranges that may overlap, as ranges in order that don't."""
     result = []
     for begin, end in sorted((max(begin, step[0]), min(end, step[1])) for begin, end in spans):
         if result and begin <= result[-1][1]:
@@ -82,16 +63,14 @@ def within(step, spans) -> list[tuple]:
 
 def subtract(spans, others) -> list[tuple]:
     """Return what is left of ranges in order without the `others`, which may overlap."""
-    result, first = [], 0
+    result = []
     others = within((-float("inf"), float("inf")), others)
     for begin, end in spans:
-        while first < len(others) and others[first][1] <= begin:
-            first += 1
-        number = first
-        while number < len(others) and others[number][0] < end:
-            if others[number][0] > begin:
-                result.append((begin, others[number][0]))
-            begin, number = max(begin, others[number][1]), number + 1
+        for cut_from, cut_to in others:
+            if cut_to > begin and cut_from < end:
+                if cut_from > begin:
+                    result.append((begin, cut_from))
+                begin = max(begin, cut_to)
         if begin < end:
             result.append((begin, end))
     return result
