@@ -1,8 +1,8 @@
 """What each process of a rehearsed job runs: rank 0 says what it has, then all run the job's own command.
 
-    python -m mpdemo.rehearse.task -m mpdemo train --rung single --steps 2
+    python -m mpdemo.trainers.task -m mpdemo train --rung single --steps 2
 
-The lines go into the job's log; `mpdemo.rehearse.trial` reads them there.
+The lines go into the job's log, where `mpdemo.trainers.rehearse` reads them.
 """
 
 import json
