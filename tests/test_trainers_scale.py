@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from mpdemo.__main__ import main
-from mpdemo.jobs import JobFailed, submit
+from mpdemo.jobs import JobFailed, slurm, submit
 from mpdemo.notebook import plots
 from mpdemo.trainers import scale
-from mpdemo.trainers.report import WARMUP
+from mpdemo.trainers.experiment import WARMUP
 from mpdemo.trainers.scale import Experiment, gather, run_jobs, sentences, show_table, sizes_here
 
 
@@ -90,8 +90,8 @@ def test_strong_keeps_the_batch_and_weak_the_share():
 def test_the_sizes_that_there_is_room_for(no_slurm, monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1})
     assert sizes_here((1, 2, 4)) == (1, 2) and sizes_here((1, 2), processes_per_node=2) == (1,)
-    monkeypatch.setattr(scale.slurm, "in_reach", lambda: True)
-    monkeypatch.setattr(scale.slurm, "client", lambda *words: "node1\nnode2\nnode1\nnode3\nnode4\n")  # two partitions
+    monkeypatch.setattr(slurm, "in_reach", lambda: True)
+    monkeypatch.setattr(slurm, "client", lambda *words: "node1\nnode2\nnode1\nnode3\nnode4\n")  # two partitions
     assert sizes_here((1, 2, 4, 8), "generic") == (1, 2, 4)
 
 

@@ -85,9 +85,11 @@ class Cluster(Daemons):
         """Start the slurmd of one node, in its namespaces; also of one that was killed."""
         spool, index = self.folder / "spool" / name, self.nodes.index(name) + 1
         spool.mkdir(exist_ok=True)
-        (spool / "connected").unlink(missing_ok=True)
+        for mark in ("isolated", "connected"):  # of a node that was killed
+            (spool / mark).unlink(missing_ok=True)
         pid = self.start(name, isolation.node_command(self.network, self.folder, name))
         if self.bridge:
+            self.wait_for(f"network of {name}", (spool / "isolated").exists)
             isolation.connect(self.bridge, self.subnet, index, pid)
         if self.mbit:
             isolation.slow_down(self.bridge, index, self.mbit)

@@ -71,10 +71,8 @@ def write_configuration(cluster, cpus, gpus, memory, wanted):
     gres = f"NodeName={nodes} Name=gpu{kind} File={folder}/gpu/nvidia[0-{gpus - 1}]\n" if gpus else ""
     (folder / "gres.conf").write_text(gres)
     (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
-    key = folder / "munge.key"
-    key.touch(0o600)
-    key.write_bytes(os.urandom(128))
-
+    (folder / "munge.key").touch(0o600)
+    (folder / "munge.key").write_bytes(os.urandom(128))
     settings = {"name": CLUSTER_NAME, "host": host, "user": user_name(), "cluster": cluster, "folder": folder}
     settings |= {"licenses": ",".join(f"{name}:1000" for name in sorted({"seat", *wanted.get("licenses", [])}))}
     text = SLURM_CONF.format(**settings, memory_per_cpu=max(1, memory // cpus))

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import psutil
@@ -63,7 +63,9 @@ class Daemons:
 
     def save(self):
         """Write into the cluster's folder what `Cluster.load` reads."""
-        (self.folder / STATE_FILE).write_text(json.dumps(asdict(self), default=str))
+        (self.folder / STATE_FILE).write_text(
+            json.dumps({f.name: getattr(self, f.name) for f in fields(self)}, default=str)
+        )
 
     def start(self, name, command):
         """Start a daemon in the background and return its process number."""
@@ -86,7 +88,7 @@ class Daemons:
         """Wait until `ready()` is true; `UserError` with a daemon's last output if one ends or `seconds` pass."""
         end = time.monotonic() + seconds
         while not ready():
-            ended = [name for name, process in self.processes.items() if not is_running(*process)]
+            ended = [name for name, process in list(self.processes.items()) if not is_running(*process)]
             if ended or time.monotonic() > end:
                 name = (ended or ["slurmctld"])[0]
                 logs = [file.read_text(errors="replace") for file in sorted((self.folder / "log").glob(f"{name}*"))]

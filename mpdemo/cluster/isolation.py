@@ -9,7 +9,6 @@ import contextlib
 import os
 import shutil
 import subprocess
-import time
 from pathlib import Path
 
 from mpdemo.errors import UserError
@@ -37,10 +36,10 @@ def node_command(network, folder, name) -> list[str]:
         return slurmd
     root = os.getuid() == 0
     unshare = UNSHARE + ([] if root else ROOTLESS) + (["--net"] if network == "namespaces" else [])
-    # The node starts its daemon only when its network is there (at most 10 s).
+    spool = f"{folder}/spool/{name}"  # the node starts its daemon only when its network is there (at most 10 s)
     script = (
-        f"mount --bind {folder}/hosts /etc/hosts && hostname {name} || exit 1\n"
-        f"for i in $(seq 500); do [ -e {folder}/spool/{name}/connected ] && break; sleep 0.02; done\n"
+        f"mount --bind {folder}/hosts /etc/hosts && hostname {name} && touch {spool}/isolated || exit 1\n"
+        f"for i in $(seq 500); do [ -e {spool}/connected ] && break; sleep 0.02; done\n"
         f"exec {'' if root else 'setpriv --ambient-caps -all --inh-caps -all '}{' '.join(slurmd)}"
     )
     return [*unshare, "sh", "-c", script]
@@ -72,11 +71,6 @@ def remove_bridge(bridge):
 
 def connect(bridge, subnet, index, pid):
     """Lay a cable from the bridge to the network namespace of process `pid` and give it the node's address."""
-    end = time.monotonic() + 10
-    while namespace(pid) in (namespace("self"), None):  # until unshare has made its own
-        if time.monotonic() > end:
-            raise UserError(f"node {index} got no network namespace within 10 s; do: --network hosts")
-        time.sleep(0.005)
     cable = f"{bridge}n{index}"
     works("ip", "link", "del", cable)  # of a node that was killed, if the kernel has not removed it yet
     execute("ip", "link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", str(pid))
@@ -90,12 +84,6 @@ def slow_down(bridge, index, mbit):
     limit = f"tbf rate {mbit}mbit burst 512kb latency 200ms".split()
     if not works("tc", "qdisc", "add", "dev", f"{bridge}n{index}", "root", *limit):
         raise UserError(f"--mbit {mbit}: tc cannot slow a network here; install iproute2, or leave it out")
-
-
-def namespace(pid) -> str | None:
-    """Return the name of a process's network namespace; None if there is no such process."""
-    with contextlib.suppress(OSError):
-        return os.readlink(f"/proc/{pid}/ns/net")
 
 
 def execute(*command) -> str:

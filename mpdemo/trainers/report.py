@@ -8,9 +8,8 @@ from mpdemo.cluster.config import CLUSTER_NAME
 from mpdemo.errors import UserError
 from mpdemo.plan.scaling import FEWEST, Run, fit
 from mpdemo.plan.scaling_advice import EFFICIENCY, advise, same_batch, same_share
+from mpdemo.trainers.experiment import LEAST_STEPS, WARMUP
 
-WARMUP = 2  # steps that are not counted: DDP settles its buckets, caches fill
-LEAST_STEPS = WARMUP + 3
 COLUMNS = {  # of a row: its heading, its format
     "scaling": ("scaling", ""),
     "nodes": ("nodes", ""),

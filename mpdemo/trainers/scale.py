@@ -3,102 +3,24 @@
     python -m mpdemo scale --site jeanzay --nodes 1,2,4 --processes-per-node 4
     python -m mpdemo scale --nodes 1,2                     without a Slurm: 1 and 2 processes of this machine
 
-One job per size, one after the other, on the same images; a second call resumes where the first one was stopped. In
-strong scaling the global batch stays the same, in weak scaling the share of one device. The smallest size belongs to
-both and runs once. Taught in notebooks/08_scaling.ipynb.
+One job per size, one after the other, on the same images; a second call resumes where the first one was stopped.
+Taught in notebooks/08_scaling.ipynb.
 """
 
 import json
-import os
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 from mpdemo import paths
 from mpdemo.cluster.command import count
 from mpdemo.errors import UserError
-from mpdemo.jobs import JobFailed, JobSpec, Site, attach, check, load_site, slurm, submit, train_command
-from mpdemo.notebook.story import story
+from mpdemo.jobs import JobFailed, Site, attach, check, load_site, submit
 from mpdemo.plan.scaling_advice import EFFICIENCY
 from mpdemo.trainers.course import run_at_once
-from mpdemo.trainers.report import LEAST_STEPS, WARMUP, gather, sentences, show_table
+from mpdemo.trainers.experiment import KINDS, Experiment, sizes_here
+from mpdemo.trainers.report import gather, sentences, show_table
 
 __all__ = ["Experiment", "gather", "run_jobs", "sentences", "show_table", "sizes_here"]
-KINDS = "strong", "weak"
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """What is to be compared.
-
-    Attributes
-    ----------
-    nodes : tuple of int
-        Rising; the smallest is the reference.
-    batch : int
-        Images of a step over all devices of the smallest size.
-    images : int
-        That every job trains on, counted with repetitions.
-    name : str
-        The jobs are ``NAME_strong_1`` and so on, their folders ``runs/NAME_strong_1``.
-    kinds : tuple of str
-        "strong", "weak" or both.
-    changes : dict, optional
-        Settings of the training that differ from those of the course model.
-    """
-
-    nodes: tuple
-    batch: int = 64
-    images: int = 1536
-    name: str = "scale"
-    processes_per_node: int = 1
-    kinds: tuple = KINDS
-    time_limit: str = "00:10:00"
-    oversubscribe: bool = False
-    changes: dict | None = None
-
-    def __post_init__(self):
-        if not self.nodes or self.nodes[0] < 1 or list(self.nodes) != sorted(set(self.nodes)):
-            given = ",".join(map(str, self.nodes))
-            raise UserError(f"nodes {given} are not allowed; allowed: rising numbers, such as 1,2,4")
-        for kind, size in ((kind, size) for kind in self.kinds for size in self.nodes):
-            batch, devices = self.batch_of(kind, size), size * self.processes_per_node
-            if batch % devices or self.images % batch or self.images // batch < LEAST_STEPS:
-                raise UserError(
-                    f"{self.images} images in batches of {batch} on {devices} devices ({kind} scaling) do not divide "
-                    f"into equal shares and {LEAST_STEPS} steps or more; do: another batch size or number of images"
-                )
-
-    def batch_of(self, kind, nodes) -> int:
-        """Return the images of a step over all devices."""
-        return self.batch if kind == "strong" else self.batch * nodes // self.nodes[0]
-
-    def specs(self) -> dict:
-        """Return the jobs, by kind and number of nodes; the smallest is one of the first kind."""
-        sizes = {kind: self.nodes if kind == self.kinds[0] else self.nodes[1:] for kind in self.kinds}
-        return {(kind, nodes): self._spec(kind, nodes) for kind in self.kinds for nodes in sizes[kind]}
-
-    def _spec(self, kind, nodes):
-        batch, name = self.batch_of(kind, nodes), f"{self.name}_{kind}_{nodes}"
-        rung = "single" if nodes * self.processes_per_node == 1 else "ddp"
-        steps = {"batch_size": batch, "epochs": None, "steps": self.images // batch, "log_every": 1}
-        settings = story(rung, **{"warmup_steps": WARMUP} | (self.changes or {}) | steps, out=f"runs/{name}")
-        shape = {"nodes": nodes, "processes_per_node": self.processes_per_node, "oversubscribe": self.oversubscribe}
-        command = train_command(**settings)
-        return JobSpec(name=name, command=command, out=f"runs/{name}", time_limit=self.time_limit, **shape)
-
-
-def sizes_here(wanted, site=None, processes_per_node=1) -> tuple:
-    """Return those numbers of nodes that there are: of Slurm, of the job around us for its steps, or of cores."""
-    site = site if isinstance(site, Site) else load_site(site)
-    if site.inside_a_job == "steps" and "SLURM_JOB_ID" in os.environ:
-        most = int(os.environ.get("SLURM_JOB_NUM_NODES", 1))
-    elif slurm.in_reach():
-        partition = ["-p", site.partition] if site.partition else []
-        most = len(set(slurm.client("sinfo", "-h", "-N", "-o", "%N", *partition).split()))
-    else:
-        most = len(os.sched_getaffinity(0)) // processes_per_node
-    return tuple(size for size in wanted if size <= most)
 
 
 def run_jobs(experiment, site=None, at_once=1, wait=3600.0, again=False, scripts=None) -> dict:
@@ -108,10 +30,8 @@ def run_jobs(experiment, site=None, at_once=1, wait=3600.0, again=False, scripts
     ----------
     experiment : Experiment
     site : Site or str, optional
-    at_once : int
-        Jobs that may wait or run at the same time. On one machine more than one would disturb each other.
-    wait : float
-        Seconds for all of them.
+    at_once, wait : int and float
+        Jobs that may wait or run at the same time (on one machine, two disturb each other); seconds for all of them.
     again : bool
         Run a job again although its folder has its result.
     scripts : str, optional
@@ -124,17 +44,15 @@ def run_jobs(experiment, site=None, at_once=1, wait=3600.0, again=False, scripts
 
     Raises
     ------
-    JobFailed
-        One of them; those that run are cancelled, and no other is submitted.
-    TimeoutError
-        They have not ended within `wait` seconds. A cluster goes on with those that were submitted.
+    JobFailed, TimeoutError
+        One failed, and those that run are cancelled; or time is over, and a cluster goes on with those that run.
     """
     site = site if isinstance(site, Site) else load_site(site)
     specs, processes, started = experiment.specs(), experiment.processes_per_node, {}
     here = sizes_here(experiment.nodes, site, processes)
     if here != experiment.nodes and not experiment.oversubscribe:
         wanted = f"{experiment.nodes[-1]} nodes with {processes} processes each are too many"
-        raise UserError(f"{wanted}; here fit: {','.join(map(str, here)) or 'none'}; do: fewer, or oversubscribe")
+        raise UserError(f"{wanted}; here fit: {','.join(map(str, here)) or 'none'}; do: fewer")
     for (kind, nodes), spec in specs.items():
         if problems := check(spec, site):
             raise UserError(f"{nodes} nodes ({kind} scaling): " + "; ".join(map(str, problems)))
@@ -191,6 +109,8 @@ def add_arguments(parser):
 
 def main(args) -> int:
     """Run the jobs, print and save the report; return the exit status."""
+    from mpdemo.notebook.plots import scaling  # loads matplotlib, which an import of this module for its jobs need not
+
     site, experiment = load_site(args.site), experiment_of(args)
     try:
         done = run_jobs(experiment, site, args.at_once, args.wait, args.again)
@@ -198,7 +118,10 @@ def main(args) -> int:
         print(f"mpdemo: {error}", file=sys.stderr)
         return 1
     report = gather(experiment, done, args.efficiency) | {"site": site.name}
-    write(report, paths.root() / args.out)
+    folder = paths.root() / args.out
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+    scaling(report).save(folder / "scaling.png")
     print("", show_table(report), "", *sentences(report), f"saved {args.out}/report.json, scaling.png", sep="\n")
     return 0
 
@@ -218,12 +141,3 @@ def experiment_of(args) -> Experiment:
     changes = {name: vars(args)[name] for name in ("model", "dataset", "data", "image_size", "precision", "workers")}
     more = {"time_limit": args.time_limit, "oversubscribe": args.oversubscribe, "changes": changes}
     return Experiment(nodes, args.batch_size, args.images, out.name, args.processes_per_node, kinds, **more)
-
-
-def write(report, folder):
-    """Write report.json and the picture."""
-    from mpdemo.notebook import plots
-
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "report.json").write_text(json.dumps(report, indent=1) + "\n")
-    plots.scaling(report).save(folder / "scaling.png")
