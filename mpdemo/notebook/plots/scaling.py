@@ -19,7 +19,7 @@ def scaling(report):
     Parameters
     ----------
     report : dict
-        From `mpdemo.scale.report.gather`, or made like it. Of each of its ``rows`` are drawn: ``scaling`` (the name of
+        From `mpdemo.trainers.report`, or made like it. Of each of its ``rows`` are drawn: ``scaling`` (the name of
         its series), ``devices``, ``batch``, ``speedup``, ``speedup_quartiles`` (where it has them) and
         ``device_hours``; of ``fit``, by series, the model.
 

@@ -1,4 +1,4 @@
-"""The rehearsal of a course, and the job files that it reads back: on a real throw-away Slurm, with real failures."""
+"""The jobs of the course, read back from their files; rehearsed on a real throw-away Slurm, rendered for a site."""
 
 import contextlib
 import functools
@@ -12,15 +12,14 @@ import time
 from pathlib import Path
 
 import pytest
-from test_jobs_slurm import until
+from worker_jobs import until
 
 from mpdemo import paths
 from mpdemo.errors import UserError
-from mpdemo.jobs import JobSpec, load_site, render, slurm
-from mpdemo.jobs.course import course_jobs, read_job
-from mpdemo.jobs.render_course import hours_at_most
-from mpdemo.rehearse.run import cancel, run_trials
-from mpdemo.rehearse.trial import STEPS, Trial, smallest
+from mpdemo.jobs import JobSpec, load_site, render
+from mpdemo.trainers.course import jobs_of_course, read_job
+from mpdemo.trainers.rehearse import STEPS, Trial, smallest
+from mpdemo.trainers.render import hours_at_most
 
 COMMAND = (sys.executable, "-m", "mpdemo", "rehearse")
 JOB_FILES = paths.root() / "slurm"
@@ -46,7 +45,7 @@ def rehearse(project, *options, **environment):
 
 def test_every_job_file_of_the_course_is_read_back():
     files = sorted(file.stem for file in JOB_FILES.glob("*.sbatch"))
-    jobs = course_jobs()
+    jobs = jobs_of_course()
     assert list(jobs) == files and len(files) > 10
     assert {jobs["03_two_nodes"].world_size, jobs["06_hybrid"].world_size} == {2, 4}
 
@@ -66,29 +65,27 @@ def test_a_job_file_says_all_of_its_spec(changes):
     assert read_job(render(spec, load_site("generic"))) == spec
 
 
-@pytest.mark.parametrize("text", ["", "#!/bin/bash\n#SBATCH --nodes=two  # two\nsrun python train.py\n"])
-def test_another_file_among_them_is_named(project, text):
-    (project / "slurm/mine.sbatch").write_text(text)
-    with pytest.raises(UserError, match="mine.sbatch is not as its notebook writes it .*another folder"):
-        course_jobs()
-
-
-def test_a_job_changed_by_hand_is_named(project):
+def test_another_file_among_them_and_a_job_changed_by_hand_are_named(project):
     spec = add_job(project, "toy", "pass")
-    assert course_jobs()["toy"] == spec
-    file = project / "slurm/toy.sbatch"
-    file.write_text(file.read_text().replace("--label", "--labels"))
-    with pytest.raises(UserError, match="toy.sbatch is not as its notebook writes it"):
-        course_jobs()
+    assert jobs_of_course()["toy"] == spec
+    text = (project / "slurm/toy.sbatch").read_text()
+    for wrong in (
+        "",
+        "#!/bin/bash\n#SBATCH --nodes=two  # two\nsrun python a.py\n",
+        text.replace("--label", "--labels"),
+    ):
+        (project / "slurm/toy.sbatch").write_text(wrong)
+        with pytest.raises(UserError, match="toy.sbatch is not as its notebook writes it .*another folder"):
+            jobs_of_course()
 
 
 def test_a_small_job_keeps_its_processes_and_works_in_a_folder_of_its_own():
-    small = {name: smallest(name, spec) for name, spec in course_jobs().items()}
-    for name, spec in course_jobs().items():
+    small = {name: smallest(name, spec) for name, spec in jobs_of_course().items()}
+    for name, spec in jobs_of_course().items():
         words = " ".join(small[name].command)
         assert (small[name].nodes, small[name].world_size) == (spec.nodes, spec.world_size)
         assert f"runs/rehearsal/{name}" in words and "--resume" not in words and spec.out not in words.split()
-        assert words.endswith(f" --steps {STEPS} --warmup-steps 0") or "mpdemo.labs" in words
+        assert words.endswith(f" --steps {STEPS} --warmup-steps 0") or "labs" in words
 
 
 # --- rehearse
@@ -134,17 +131,8 @@ def test_time_that_is_over_and_ctrl_c_cancel_what_was_submitted_and_say_so(clust
     assert process.returncode == 130 and "interrupted" in error and "Traceback" not in error
     for job, name in zip(jobs, ("c_long", "d_long"), strict=True):
         assert f"cancelled job {job} ({name})" in said
-        until(lambda job=job: slurm.ask(job).state == "cancelled")  # COMPLETING comes first
-
-
-def test_slurm_is_not_asked_for_a_job_that_is_no_job_of_its_queue(no_slurm, project, tmp_path, monkeypatch):
-    """As a step of the job around us, too, it has the number of a process: another job may have that one."""
-    (tmp_path / "scontrol").write_text(f"#!/bin/sh\ntouch {tmp_path}/asked\n")
-    (tmp_path / "scontrol").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    trial = Trial("short", add_job(project, "short", "pass"))
-    run_trials([trial], load_site("generic"), at_once=1, wait=60)
-    assert trial.job.state == "done" and trial.waited is None and not (tmp_path / "asked").exists()
+        show = ["scontrol", "show", "job", job]
+        until(lambda show=show: "JobState=CANCELLED" in subprocess.run(show, capture_output=True, text=True).stdout)
 
 
 def test_jobs_are_cancelled_although_nobody_reads_it(no_slurm, project, monkeypatch):
@@ -153,7 +141,8 @@ def test_jobs_are_cancelled_although_nobody_reads_it(no_slurm, project, monkeypa
         trial.start(load_site("generic"))
     with contextlib.suppress(OSError), open("/dev/full", "w") as lost:
         monkeypatch.setattr(sys, "stdout", lost)
-        cancel(trials)
+        for trial in trials:
+            trial.cancel()
     assert [trial.job.state for trial in trials] == ["cancelled"] * 2
 
 
@@ -170,10 +159,10 @@ def test_render_writes_every_job_file_for_a_site(project, run_mpdemo, tmp_path):
     done = run_mpdemo("render", "--site", "jeanzay", "--out", str(tmp_path / "files"))
     assert done.returncode == 0, done.stderr
     written = {file.stem: file.read_text() for file in (tmp_path / "files").glob("*.sbatch")}
-    jobs, site = course_jobs(), load_site("jeanzay")
+    jobs, site = jobs_of_course(), load_site("jeanzay")
     assert written == {name: render(spec, site) for name, spec in jobs.items()}
     assert f"{len(jobs)} job files, none with a problem" in done.stdout
-    assert "GPU-hours, if all reach their time limit" in done.stdout
+    assert "GPU-hours (every job at its time limit)" in done.stdout
     done = run_mpdemo("render", "--site", "jeanzay", MPDEMO_ROOT=next(map(str, (tmp_path / "files").iterdir())))
     assert done.returncode == 2 and "Not a directory; do: another --out" in done.stderr and "Trace" not in done.stderr
 
