@@ -8,12 +8,13 @@ The networks are in nets.py and transformer.py. Taught in notebooks/04_model_par
 channels, S image size (pixels).
 """
 
+from contextlib import nullcontext
 from itertools import pairwise
 
 import torch
 from torch import nn
-
-from mpdemo.models.recompute import recomputed
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils.checkpoint import checkpoint
 
 
 class Blocks(nn.Module):
@@ -38,6 +39,7 @@ class Blocks(nn.Module):
         self.checkpointing = False  # whether the backward pass computes every block once more
         self.channels_last = False  # whether the channels of a pixel lie side by side in memory
         self.input_shape = None  # (C, S, S) of an image, for a whole model
+        self.is_end = True  # whether the last block is the model's last one
         for name, block in blocks.items():
             *containers, leaf = name.split(".")
             parent = self
@@ -59,6 +61,8 @@ class Blocks(nn.Module):
             for name in self.names:
                 block = self.get_submodule(name)
                 x = recomputed(block, x) if twice else block(x)
+        if self.is_end and x.dtype.itemsize == 2:
+            x = x.float()  # the loss is computed in float32: bf16 has three digits
         return x.contiguous()  # a tensor that is sent to another rank must be contiguous
 
     def stage(self, start, stop) -> "Blocks":
@@ -66,6 +70,7 @@ class Blocks(nn.Module):
         part = Blocks({name: self.get_submodule(name) for name in self.names[start:stop]})
         part.precision, part.checkpointing = self.precision, self.checkpointing
         part.channels_last = self.channels_last
+        part.is_end = self.is_end and part.names[-1:] == self.names[-1:]
         return part
 
     def cut(self, points) -> "list[Blocks]":
@@ -85,3 +90,30 @@ class ChannelsLast(torch.autograd.Function):
     def backward(ctx, gradient):
         """Return the gradient in the layout of x: a tensor that is sent to another rank must be contiguous."""
         return gradient.contiguous()
+
+
+def recomputed(block, x):
+    """Return ``block(x)``, of which autograd keeps only x: the backward pass computes the block again.
+
+    Taught in notebooks/11_which_one.ipynb. Source: https://arxiv.org/abs/1604.06174.
+    """
+    return checkpoint(block, x, use_reentrant=False, context_fn=lambda: (nullcontext(), StatisticsKept(block)))
+
+
+class StatisticsKept:
+    """Let a block compute without a change of its running statistics: this batch is in them already."""
+
+    def __init__(self, block):
+        self.norms = [module for module in block.modules() if isinstance(module, _NormBase)]
+
+    def __enter__(self):
+        self.buffers = [dict(norm.named_buffers(recurse=False)) for norm in self.norms]
+        self._replace([{name: buffer.clone() for name, buffer in own.items()} for own in self.buffers])
+
+    def __exit__(self, *error):
+        self._replace(self.buffers)
+
+    def _replace(self, buffers):
+        for norm, own in zip(self.norms, buffers, strict=True):
+            for name, buffer in own.items():
+                setattr(norm, name, buffer)
