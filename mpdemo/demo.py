@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mpdemo.errors import RunFailed, UserError
-from mpdemo.notebook.rung_table import table
+from mpdemo.notebook.ladder import table
 from mpdemo.notebook.story import RECIPE, equal_cut, story
 from mpdemo.settings import Settings, checked
 from mpdemo.world.launch import be_killed_with_parent, start

@@ -41,7 +41,7 @@ LIGHT = (
     "rehearse.command",
     "classroom.command",
     "plan.choose",
-    "notebook.choices",
+    "notebook.tables",
 )
 
 
