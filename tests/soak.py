@@ -27,7 +27,6 @@ from pathlib import Path
 
 import psutil
 import torch
-from mpdemo.training import checkpoint, sharded
 from torch.distributed.checkpoint import HuggingFaceStorageReader, load
 
 from mpdemo import paths
@@ -36,6 +35,7 @@ from mpdemo.errors import UserError
 from mpdemo.jobs import JobSpec, load_site, local_job, slurm, submit, train_command
 from mpdemo.jobs.run_folder import prepared
 from mpdemo.jobs.submission import keep_record, make_job
+from mpdemo.training import checkpoint, sharded
 
 STEPS = 24
 COMMON = {"model": "transformer", "batch_size": 32, "steps": STEPS, "log_every": 1, "resume": "auto"}

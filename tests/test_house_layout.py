@@ -41,7 +41,7 @@ LIGHT = (
     "trainers.render",
     "trainers.scale",
     "plan.choose",
-    "notebook.choices",
+    "notebook.tables",
 )
 
 

@@ -11,7 +11,7 @@ from mpdemo import __main__ as command_line
 from mpdemo.errors import UserError
 from mpdemo.jobs import explain
 from mpdemo.jobs.slurm_answers import CAUSES
-from mpdemo.notebook.failure_table import failure_table
+from mpdemo.notebook.tables import failure_table
 from mpdemo.paths import root
 from mpdemo.schedules import check_schedule
 

@@ -3,13 +3,13 @@
 import json
 
 import pytest
-from mpdemo.training.loop import train
 
 from mpdemo.jobs import JobSpec, submit
 from mpdemo.labs.horovod_calls import BATCH
-from mpdemo.notebook.scalars import scalars
 from mpdemo.notebook.story import story
+from mpdemo.notebook.tables import scalars
 from mpdemo.settings import Settings, checked
+from mpdemo.training.loop import train
 from mpdemo.world.env import World
 
 STEPS = 3

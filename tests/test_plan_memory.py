@@ -3,13 +3,13 @@
 import pytest
 import torch
 import torch.distributed as dist
-from mpdemo.parallel.per_device import SCHEDULE_CLASSES
 from torch.distributed.pipelining import PipelineStage
 from torch.nn.functional import cross_entropy
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mpdemo import models
 from mpdemo.errors import UserError
+from mpdemo.parallel.per_device import SCHEDULE_CLASSES
 from mpdemo.plan import SCHEDULES, memory, placement
 from mpdemo.plan.footprint import _footprints, footprints, needs
 from mpdemo.plan.meter import Meter

@@ -3,10 +3,10 @@
 import re
 
 import pytest
-from mpdemo.parallel.per_device import SCHEDULE_CLASSES
 from orders import order
 
 from mpdemo.errors import UserError
+from mpdemo.parallel.per_device import SCHEDULE_CLASSES
 from mpdemo.plan import SCHEDULES, placement
 from mpdemo.schedules import check_schedule
 

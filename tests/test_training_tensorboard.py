@@ -5,7 +5,7 @@ import json
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from mpdemo.notebook.scalars import scalars
+from mpdemo.notebook.tables import scalars
 from mpdemo.run import train
 from mpdemo.settings import Settings, checked
 from mpdemo.world.env import World
