@@ -18,10 +18,8 @@ from tabulate import tabulate
 
 from mpdemo.classroom.learner import Queue, last_change, learners, look
 from mpdemo.errors import UserError
-from mpdemo.jobs import slurm
-from mpdemo.jobs.queue import job_numbers
+from mpdemo.jobs import Job, slurm
 from mpdemo.jobs.slurm_answers import STATES
-from mpdemo.jobs.submission import make_job
 
 COUNTED = ("done", "failed", "stopped", "cancelled", "unknown", "pending")
 HEADERS = ("learner", "exercises right", *COUNTED, "running", "last change", "MiB in runs")
@@ -55,8 +53,8 @@ def queue_of_all() -> Queue:
     """Return the jobs that Slurm has now and the user may see. Asks once."""
     lines = slurm.client("squeue", "--noheader", "-o", "%i|%U|%T").split()
     jobs = {}
-    for numbers, user, state in (line.split("|") for line in lines):
-        jobs |= dict.fromkeys(job_numbers(numbers), (int(user), STATES.get(state, "unknown")))
+    for number, user, state in (line.split("|") for line in lines):
+        jobs[number] = int(user), STATES.get(state, "unknown")
     return Queue(slurm.identity(), jobs)
 
 
@@ -97,7 +95,7 @@ def cancel(names, students) -> int:
                 if run.job.get("identity"):
                     slurm.client("scancel", str(run.job["id"]))  # a number that squeue printed
                 elif out.stat().st_uid == os.getuid():
-                    make_job(run.job, out).cancel()
+                    Job(run.job, out).cancel()
                 else:
                     raise UserError(f"it runs on this machine, so only {learner.owner} can cancel it")
                 print(f"{name} cancelled")

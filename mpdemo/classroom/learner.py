@@ -14,11 +14,11 @@ from pathlib import Path
 
 from mpdemo.errors import UserError
 from mpdemo.exercises.progress import right_answers
-from mpdemo.jobs import times
+from mpdemo.jobs import Job, times
 from mpdemo.jobs.job import FINISHED
 from mpdemo.jobs.local_job import STATUS, answer_at_the_end, supervisor_lives
 from mpdemo.jobs.record import RECORD, read_record, read_text
-from mpdemo.jobs.slurm_job import SlurmJob
+from mpdemo.jobs.slurm_job import answer_from_files
 
 ODD = (OSError, ValueError, KeyError, TypeError, AttributeError)  # of files that hold something else, or are private
 
@@ -176,7 +176,7 @@ def _state(out, job, user, queue):
     owner, state = queue.jobs.get(str(job["id"]), (None, None))
     if job["identity"] == queue.identity and owner == user:
         return state
-    return SlurmJob(job, out).answer_from_files().state
+    return answer_from_files(Job(job, out)).state
 
 
 def last_change(learner) -> str:

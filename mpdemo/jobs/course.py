@@ -9,7 +9,6 @@ import shlex
 
 from mpdemo import paths
 from mpdemo.errors import UserError
-from mpdemo.jobs.array import INDEX
 from mpdemo.jobs.sbatch_text import render
 from mpdemo.jobs.site import load_site
 from mpdemo.jobs.spec import JobSpec
@@ -51,9 +50,8 @@ def read_job(text) -> JobSpec | None:
         cpus, arithmetic = rows["cpus-per-task"]
         return JobSpec(
             name=rows["job-name"][0],
-            command=tuple(argument.replace("$SLURM_ARRAY_TASK_ID", INDEX) for argument in shlex.split(command)),
-            out=folder.removesuffix("/$SLURM_ARRAY_TASK_ID"),
-            array=rows["array"][0] if "array" in rows else None,
+            command=tuple(shlex.split(command)),
+            out=folder,
             nodes=int(rows["nodes"][0]),
             processes_per_node=processes,
             gpus_per_process=int(rows.get("gres", ("gpu:0",))[0].rpartition(":")[2]) // processes,

@@ -64,6 +64,11 @@ def handles(pid, number) -> bool:
     return False
 
 
+def launcher_of(process, launcher) -> int:
+    """The process that takes signals: the one that was started, or the srun that bash, with a job's file, waits for."""
+    return (children(process.pid) or [process.pid])[0] if launcher == "srun" else process.pid
+
+
 def can_be_warned(pid, launcher, number) -> bool:
     """Whether a warning reaches the job's program: its launcher passes it on by now, and torchrun's ranks know it."""
     if launcher != "torchrun":
@@ -94,15 +99,16 @@ def watch(process, job, terminations, warnings) -> str:
         if name and left <= int(before):
             warnings.append(signal.Signals[f"SIG{name}"])
             name = ""
-        if warnings and can_be_warned(process.pid, job["launcher"], warnings[0]):
-            send(process.pid, warnings.pop(0))
+        launcher = launcher_of(process, job["launcher"])
+        if warnings and can_be_warned(launcher, job["launcher"], warnings[0]):
+            send(launcher, warnings.pop(0))
 
 
-def end_tree(process, grace):
+def end_tree(process, job):
     """Ask the job to end (torchrun ends its workers first), wait, then kill whatever is left below this process."""
     if process.returncode is None:
-        send(process.pid, signal.SIGTERM)
-        end = time.monotonic() + grace
+        send(launcher_of(process, job["launcher"]), signal.SIGTERM)
+        end = time.monotonic() + job["grace"]
         while process.returncode is None and time.monotonic() < end:
             reap(process)
             time.sleep(0.02)
@@ -128,7 +134,7 @@ def main():
     own = os.getpid()
     process = subprocess.Popen(job["command"], stdin=subprocess.DEVNULL, preexec_fn=lambda: end_with(own))
     how = watch(process, job, terminations, warnings)
-    end_tree(process, job["grace"])
+    end_tree(process, job)
     shutil.rmtree(job["scratch"], ignore_errors=True)  # a torchrun that was killed leaves files there
     status = process.returncode if process.returncode is not None else 1
     status = status if status >= 0 else 128 - status

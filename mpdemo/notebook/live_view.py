@@ -19,7 +19,7 @@ from IPython.display import display
 
 from mpdemo.errors import UserError
 from mpdemo.jobs import attach
-from mpdemo.jobs.deadline import DAY, Deadline
+from mpdemo.jobs.times import DAY, Deadline
 from mpdemo.notebook.job_widget import JobWidget
 from mpdemo.notebook.snapshot import Snapshot, together
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from mpdemo.errors import UserError
 from mpdemo.jobs import JobSpec, Site, attach, check, load_site, slurm, submit, train_command
 from mpdemo.jobs.allocation import nodes_held, surrounding_job
-from mpdemo.jobs.submission import check_here, cluster_of_jobs
+from mpdemo.jobs.submit import check_here, cluster_of_jobs
 from mpdemo.notebook.story import story
 from mpdemo.scale.energy import rapl_joules, used
 
