@@ -46,7 +46,7 @@ def cancel(job):
     end = time.monotonic() + GRACE + 6
     if supervisor_lives(job.record):
         os.kill(int(job.id), signal.SIGTERM)
-    while supervisor_lives(job.record):
+    while ask(job).state == "running":
         if time.monotonic() > end:
             raise TimeoutError(f"job {job.id} ({job.name}) does not end; do: kill -9 {job.id}")
         time.sleep(PATIENCE)
