@@ -229,10 +229,10 @@ def submit_to_slurm(spec):
 def submit_here(spec):
     """Start a job on this machine although there is a Slurm."""
     with prepared(spec) as out:
-        started, process = local_job.start(spec, load_site("generic"))
+        started = local_job.start(spec, load_site("generic"))
     facts = {"where": "this machine", "script": "none", "spec": dataclasses.asdict(spec), "submitted": time.time()}
     write_record(out, started | facts)
-    return Job(started | facts, out, process)
+    return Job(started | facts, out)
 
 
 def processes(spec, ranks=None) -> list[psutil.Process]:

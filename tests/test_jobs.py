@@ -30,7 +30,7 @@ def test_processes_meet(place, launcher):
 def test_a_job_that_is_done_has_metrics_a_log_and_a_result(place, capsys):
     job = submit(spec(processes_per_node=2))
     said = {"slurm": "submitted toy to cluster throwaway: job {} (runs/toy/job.sbatch)\n",
-            "here": "no Slurm in reach: toy runs on this machine, 2 processes under torchrun (job {})\n"}  # fmt: skip
+            "here": "no Slurm in reach: toy runs on this machine, 2 processes (job {})\n"}  # fmt: skip
     assert capsys.readouterr().out == said[place].format(job.id)
     assert (job.wait(60), job.exit_status) == ("done", 0)
     assert sorted(line.split(" on ")[0][-11:] for line in job.log().splitlines()) == ["rank 0 of 2", "rank 1 of 2"]

@@ -11,6 +11,7 @@ TORCHRUN = re.compile(  # in its report, the process that failed first
     r"Root Cause.*?^\s*(?:\d+: )?\s*rank\s*:\s*(\d+) \(local_rank: \d+\)\s*\n\s*(?:\d+: )?\s*exitcode\s*:\s*(-?\d+)",
     re.MULTILINE | re.DOTALL,
 )
+OURS = re.compile(r"^mpdemo: rank (\d+) of \d+ ended with exit status (\d+)$", re.MULTILINE)  # mpdemo.launch
 SLURMSTEPD = r"^(?:\s*\d+: )?slurmstepd(?:-\S+)?: error: "  # Slurm's own process beside each task
 CANCELLED = re.compile(SLURMSTEPD + r"\*\*\* JOB .*?CANCELLED AT \S+(?: DUE TO ([A-Z ]+?))? \*\*\*", re.MULTILINE)
 MEMORY = re.compile(
@@ -52,7 +53,7 @@ class Failure:
 
 def failure(log, exit_status=None) -> Failure:
     """Find the process to blame in a job's whole log; `exit_status` is the job's own, for a log that names nobody."""
-    if match := TORCHRUN.search(log):
+    if match := OURS.search(log) or TORCHRUN.search(log):
         rank, status = int(match[1]), int(match[2])
         # The label is the node's task, not the rank, so lines are not selected by it.
         return Failure(rank, status if status >= 0 else 128 - status, last_lines(log), cause(log))

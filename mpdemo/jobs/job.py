@@ -47,7 +47,7 @@ class Job:
         How often Slurm is asked about it, at most.
     """
 
-    def __init__(self, record, out, process=None):
+    def __init__(self, record, out):
         self.record = record
         self.id = str(record["id"])
         self.where = record["where"]
@@ -55,7 +55,6 @@ class Job:
         self.out = Path(out)
         self.script = Path(record["script"])
         self.polling_seconds = record.get("polling_seconds", 5.0)
-        self.process = process  # the supervisor of a job here; kept open: its stdin is the pipe whose end ends the job
         self.own_cluster = None  # whether the cluster in reach is the job's own; not known yet
         self._back_end = slurm_job if record.get("identity") else local_job
         self._seen = None  # the last answer

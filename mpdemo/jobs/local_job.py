@@ -1,8 +1,8 @@
 """How `mpdemo.jobs.job.Job` asks, cancels and warns a job on this machine, and how one is started.
 
-The same command under torchrun, or the job's file as a step of the job around us (`mpdemo.jobs.allocation`); a
-supervisor watches it, so that nothing outlives it. The job ends with the Python (the notebook's kernel) that started
-it.
+The same command in as many processes, or the job's file as a step of the job around us (`mpdemo.jobs.allocation`); a
+supervisor (`mpdemo.launch`) watches it, so that nothing outlives it. The job ends with the Python (the notebook's
+kernel) that started it.
 """
 
 import json
@@ -16,14 +16,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from mpdemo import paths
+from mpdemo import launch, paths, warm
 from mpdemo.errors import UserError
 from mpdemo.jobs import allocation, diagnose, times
-from mpdemo.jobs.launch_text import torchrun_signals
 from mpdemo.jobs.record import read_text
 from mpdemo.jobs.slurm_answers import Answer
 from mpdemo.world.gpus import ON_THE_CPU, too_few_gpus
-from mpdemo.world.launch import torchrun_arguments
 from mpdemo.world.processes import child_environment, first_child, is_running, start_time
 
 PATIENCE = 0.05  # s between two looks at a job
@@ -31,6 +29,8 @@ PREFIX = "mpdemo-"  # of the folder for temporary files
 GRACE = 5.0  # s between the request to end and the kill
 LOG = "log.txt"
 STATUS = "exit-status.json"
+RANKS = "processes.txt"  # the number of each rank's process, a line each
+PIPES = {}  # run's folder -> the pipe whose end ends its job; open as long as this Python lives, or until that end
 ORPHANED = "it ended with the Python that had started it"
 # How the supervisor ended a job -> state and reason.
 ENDS = {"cancelled": ("cancelled", ""), "orphaned": ("cancelled", ORPHANED), "timeout": ("timeout", "TimeLimit")}
@@ -62,11 +62,10 @@ def warn(job):
 
 def ask(job) -> Answer:
     """Return what is known of the job: its end as its supervisor wrote it, else whether that supervisor lives."""
-    if job.process:
-        job.process.poll()  # takes its exit status: no zombie stays
     ended = not supervisor_lives(job.record)
     # read after the question: once it has ended, the file is complete
     if answer := answer_at_the_end(job.out):
+        PIPES.pop(str(job.out), None)
         return answer
     if job.record.get("host", platform.node()) != platform.node():
         return Answer("unknown", f"it was started on {job.record['host']}")
@@ -94,44 +93,41 @@ def supervisor_lives(record) -> bool:
     return is_running(int(record["id"]), record.get("started"))
 
 
-def start(spec, site) -> tuple[dict, subprocess.Popen]:
-    """Start a job's processes; return what the job's record holds of them, and their supervisor."""
-    scratch = tempfile.mkdtemp(prefix=PREFIX)  # short: sockets are made below it
-    limit = times.limit(spec.time_limit)
-    if allocation.surrounding_job(site):
-        command = ["bash", *["-l"] * site.login_shell, "-c", allocation.step_text(spec, site)]
-        environment, launcher = allocation.step_environment(spec, site), "srun"
-        limit = min(limit, allocation.seconds_left())
+def start(spec, site) -> dict:
+    """Start a job's processes under a supervisor; return what the job's record holds of them."""
+    scratch = Path(tempfile.mkdtemp(prefix=PREFIX))  # short: sockets are made below it
+    out = paths.root() / spec.out
+    order = {"cwd": str(paths.root()), "status": str(out / STATUS), "ranks": str(out / RANKS), "grace": GRACE}
+    order |= {"name": spec.name, "signal": spec.signal, "scratch": str(scratch), "limit": times.limit(spec.time_limit)}
+    around = allocation.surrounding_job(site)
+    if around:
+        order["command"] = ["bash", *["-l"] * site.login_shell, "-c", allocation.step_text(spec, site)]
+        order["environment"] = allocation.step_environment(spec, site)
+        order["limit"] = min(order["limit"], allocation.seconds_left())
     else:
-        command, launcher = command_here(spec)
-        environment = environment_here(spec, scratch)
-    order = {"command": command, "status": str(paths.root() / spec.out / STATUS), "limit": limit, "grace": GRACE}
-    order |= {"signal": spec.signal, "launcher": launcher, "scratch": scratch}
+        order |= {"command": spec.command, "processes": spec.world_size, "environment": environment_here(spec, scratch)}
+    (scratch / "order.json").write_text(json.dumps(order))
     try:
-        process = supervise(order, environment, paths.root() / spec.out / LOG)
+        pid, PIPES[str(out)] = supervise(scratch / "order.json", out / LOG, cold=bool(around))
     except OSError as error:
         shutil.rmtree(scratch, ignore_errors=True)
         raise UserError(f"cannot start a job here: {error}") from None
-    record = {"id": process.pid, "started": start_time(process.pid), "identity": None}
-    return record | {"host": platform.node(), "scratch": scratch}, process
+    record = {"id": pid, "started": start_time(pid), "identity": None}
+    return record | {"host": platform.node(), "scratch": str(scratch)}
 
 
-def supervise(order, environment, log) -> subprocess.Popen:
-    """Start a supervisor with its order, in a session of its own."""
-    command = [sys.executable, "-S", str(Path(__file__).with_name("supervisor.py")), json.dumps(order)]
-    streams = {"stdin": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with open(log, "wb") as file:
-        return subprocess.Popen(
-            command, **streams, stdout=file, env=environment, cwd=paths.root(), start_new_session=True
-        )
+def supervise(order, log, cold) -> tuple[int, object]:
+    """Start a supervisor; return its number, and the pipe whose end tells it that this Python has ended.
 
-
-def command_here(spec) -> tuple[list[str], str]:
-    """Return the command that starts the job's processes here, and its launcher: a single process needs none."""
-    if spec.world_size == 1:
-        return [sys.executable, "-u", *spec.command], ""
-    torchrun = torchrun_arguments(spec.command, spec.world_size)
-    return [sys.executable, "-m", "torch.distributed.run", *torchrun], "torchrun"
+    It is forked from a process that has PyTorch, or, where a job's own processes start elsewhere, begins cold.
+    """
+    watched, pipe = os.pipe()
+    with open(log, "wb") as file, open(watched) as stdin:
+        if not cold:
+            return warm.supervise(order, stdin.fileno(), file.fileno()), open(pipe, "wb")
+        command = [sys.executable, "-SP", launch.__file__, str(order)]
+        process = subprocess.Popen(command, stdin=stdin, stdout=file, stderr=file, start_new_session=True)
+        return process.pid, open(pipe, "wb")
 
 
 def environment_here(spec, scratch) -> dict:
@@ -139,5 +135,5 @@ def environment_here(spec, scratch) -> dict:
 
     Where the GPUs are too few, their devices are CPU cores.
     """
-    own = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TMPDIR": scratch}
-    return child_environment() | own | torchrun_signals(spec) | (ON_THE_CPU if too_few_gpus(spec.devices) else {})
+    own = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TMPDIR": str(scratch)}
+    return child_environment() | own | (ON_THE_CPU if too_few_gpus(spec.devices) else {})

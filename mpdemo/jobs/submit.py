@@ -62,20 +62,19 @@ def submit(spec, site=None, script=None, resubmit=False, debug=False) -> Job | N
         return earlier
     if identity is None:
         check_here(spec, site)
-    process = None
     with prepared(spec) as out:
         path = write_script(text, spec, site, script)
         if identity:
             started = slurm_job.start(path, identity, log_options(spec, site))
         else:
-            started, process = local_job.start(spec, site)
+            started = local_job.start(spec, site)
             around = allocation.surrounding_job(site)
             started["where"] = f"job {around}" if around else HERE
     record = started | {"script": str(path), "spec": dataclasses.asdict(spec), "submitted": time.time()}
     record |= {"polling_seconds": site.polling_seconds}
     print(announcement(spec, record))  # first: a full disk takes no record
     write_record(out, record)
-    return Job(record, out, process)
+    return Job(record, out)
 
 
 def attach(out) -> Job:
@@ -160,7 +159,7 @@ def announcement(spec, record) -> str:
         return f"submitted {spec.name} to {record['where']}: job {record['id']} ({record['script']}){given}"
     if record["where"] != HERE:
         return f"{spec.name} runs as a step of {record['where']}, which runs this notebook (process {record['id']})"
-    how = f"{spec.world_size} processes under torchrun" if spec.world_size > 1 else "1 process"
+    how = f"{spec.world_size} processes" if spec.world_size > 1 else "1 process"
     how += f" in place of {spec.nodes} nodes" if spec.nodes > 1 else ""
     if too_few_gpus(spec.devices):
         how += f", on CPU cores: {gpus_wanted(spec.devices)} GPUs wanted, {gpus_here()} here"
