@@ -28,7 +28,8 @@ from pathlib import Path
 from mpdemo.board import check_tensorboard
 from mpdemo.errors import Parser, UserError
 from mpdemo.options import add_options, options_from
-from mpdemo.settings import Settings, check_compiler, checked
+from mpdemo.rules import check_compiler
+from mpdemo.settings import Settings, checked
 from mpdemo.world.failures import report
 from mpdemo.world.launch import PARENT, end, import_pytorch, prepare_signals, start
 from mpdemo.world.processes import check_room
@@ -79,7 +80,7 @@ def run_script(doc, train):
         if world_size is None and settings.processes > 1:
             raise UserError(
                 f"rung {rung} needs {settings.processes} processes, and this is one; start them by torchrun "
-                f"--standalone --nproc-per-node {settings.processes} -m mpdemo.rungs.{rung}, or by python -m mpdemo train"
+                f"--standalone --nproc-per-node {settings.processes} -m mpdemo.rungs.{rung} or python -m mpdemo train"
             )
     except UserError as error:
         if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0" or PARENT in os.environ:

@@ -268,10 +268,10 @@ def left_by(out) -> dict:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     kept = [{k: v for k, v in row.items() if k not in ("time", "images_per_second", "peak_memory_mib")} for row in rows]
     kept = [row for row in kept if row["event"] in ("step", "epoch")]
-    state = checkpoint.read(checkpoint.newest(folder))
+    state = resume.read(resume.newest(folder))
     del state["epoch_steps"]  # the rows of the current epoch once more, with their times
     if state.pop("shards"):  # their files may hold the tensors in another order
-        state["tensors"] = tensors_of(checkpoint.newest(folder))
+        state["tensors"] = tensors_of(resume.newest(folder))
     return {"rows": kept, "state": state}
 
 

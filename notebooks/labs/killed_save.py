@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from mpdemo import checkpoint, models
+from mpdemo import checkpoint, models, resume
 
 
 def end_at(size):
@@ -36,10 +36,10 @@ def save(model, optimizer, state, folder, how):
 
 
 def main(run, folder, how):
-    state = checkpoint.read_newest(run)
+    state = resume.read_newest(run)
     model = models.build(state["settings"]["model"])
     optimizer = torch.optim.AdamW(model.parameters())
-    checkpoint.restore(state, model, optimizer)
+    resume.restore(state, model, optimizer)
     state, folder = {"step": state["step"]}, Path(folder)
     save(model, optimizer, state, folder, how)
     written = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
