@@ -62,7 +62,7 @@ def learners(folders) -> list[Path]:
             below = sorted(folder.iterdir())
         result += [place for place in (folder, *below) if worked_in(place)]
     if not result:
-        raise UserError(f"no runs/ or work/ in {', '.join(map(str, folders))} or right below: nobody works there yet")
+        raise UserError(f"no runs/ or work/ in {', '.join(map(str, folders))} or right below; give learners' folders")
     return list(dict.fromkeys(result))
 
 
@@ -101,7 +101,7 @@ def row(folder, identity, queue) -> list:
 
 
 def state_of(out, job, user, identity, queue) -> str:
-    """Return the state of a user's job, of which its record tells; asks nobody and writes nothing."""
+    """Return the state of a user's job, of which its record tells; asks no one and writes nothing."""
     if not job.get("identity"):  # a job of one machine
         if answer := answer_at_the_end(out):
             return answer.state
