@@ -79,6 +79,15 @@ def read_newest(run_folder) -> dict:
     raise UserError(f"{damaged[0]}, and none before it can be read; start anew with another --out")
 
 
+def tensors(path) -> dict:
+    """Read every tensor of a checkpoint, whole, by name: ``model.NAME`` and ``optimizer.state.NAME.KEY``."""
+    reader = dcp.HuggingFaceStorageReader(str(path))
+    kinds = reader.read_metadata().state_dict_metadata
+    found = {name: torch.empty(kind.size, dtype=kind.properties.dtype, device="cpu") for name, kind in kinds.items()}
+    dcp.load(found, storage_reader=reader, no_dist=True)
+    return found
+
+
 def check_settings(state, settings, length):
     """Refuse to resume with another batch, another model or another learning rate.
 

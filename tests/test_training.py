@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 from jpegs import make_jpeg_folder
-from torch.distributed.checkpoint import HuggingFaceStorageReader, load
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from worlds import TRAIN, run_worlds, written
@@ -72,13 +71,7 @@ def summary(out):
 
 
 def tensors(out):
-    """Every tensor with dimensions of a run's newest checkpoint, whole, by name."""
-    path = str(resume.newest(out))
-    reader = HuggingFaceStorageReader(path)
-    sizes = reader.read_metadata().state_dict_metadata
-    found = {name: torch.empty(tensor.size, dtype=tensor.properties.dtype) for name, tensor in sizes.items()}
-    load(found, storage_reader=HuggingFaceStorageReader(path), no_dist=True)
-    return found
+    return resume.tensors(resume.newest(out))
 
 
 def same_tensors(one, other):

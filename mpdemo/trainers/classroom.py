@@ -18,12 +18,12 @@ from pathlib import Path
 from tabulate import tabulate
 
 from mpdemo.errors import UserError
-from mpdemo.jobs import slurm, times
+from mpdemo.jobs import Job, slurm, times
 from mpdemo.jobs.job import FINISHED
 from mpdemo.jobs.local_job import answer_at_the_end, supervisor_lives
 from mpdemo.jobs.record import RECORD, read_record
 from mpdemo.jobs.slurm_answers import STATES
-from mpdemo.jobs.slurm_job import SlurmJob
+from mpdemo.jobs.slurm_job import answer_from_files
 
 COUNTED = ("done", "failed", "stopped", "cancelled", "unknown", "pending")
 HEADERS = ("learner", "exercises right", *COUNTED, "running", "last change", "MiB in runs")
@@ -113,7 +113,7 @@ def state_of(out, job, user, identity, queue) -> str:
     owner, state = queue.get(str(job["id"]), (None, None))
     if job["identity"] == identity and owner == user:  # numbers of other clusters and users may be the same
         return state
-    return SlurmJob(job, out).answer_from_files().state
+    return answer_from_files(Job(job, out)).state
 
 
 def exercises(folder) -> str:

@@ -40,11 +40,12 @@ def main(run, folder, how):
     model = models.build(state["settings"]["model"])
     optimizer = torch.optim.AdamW(model.parameters())
     resume.restore(state, model, optimizer)
-    state, folder = {"step": state["step"]}, Path(folder)
+    of_this_save = ("small", "random", "checksums", "path")
+    state, folder = {name: value for name, value in state.items() if name not in of_this_save}, Path(folder)
     save(model, optimizer, state, folder, how)
     written = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     end_at(written // 4)
-    save(model, optimizer, {"step": state["step"] + 1}, folder, how)
+    save(model, optimizer, state | {"step": state["step"] + 1}, folder, how)
 
 
 if __name__ == "__main__":
