@@ -29,7 +29,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from mpdemo import paths, resume
+from mpdemo import checkpoint, paths, resume
 from mpdemo.cluster import Cluster
 from mpdemo.errors import UserError
 from mpdemo.jobs import Job, JobSpec, load_site, local_job, slurm, submit, train_command
