@@ -19,7 +19,7 @@ from mpdemo.errors import UserError
 from mpdemo.notebook import ranks_engine
 from mpdemo.notebook.ranks import check_front_end, start_ranks
 from mpdemo.paths import root
-from mpdemo.world.stacks import place_in_program
+from mpdemo.ranks.places import place_in_program
 
 MARK = "MPDEMO_TEST_RANKS"  # in the environment of a kernel and of all that descends from it
 START = "from mpdemo.notebook.ranks import start_ranks\nranks = start_ranks(2)"

@@ -6,7 +6,7 @@ import time
 from mpdemo.errors import UserError
 from mpdemo.notebook import ranks_engine
 from mpdemo.notebook.ranks_processes import RankProcesses
-from mpdemo.world.stacks import place_in_program
+from mpdemo.ranks.places import place_in_program
 
 POLL = 0.1  # s, polling interval
 ENDED = "The ranks were ended: run ranks.restart(), or this cell again, for fresh ones without earlier variables."
