@@ -20,11 +20,11 @@ from mpdemo.exercises import rank as rank_process
 from mpdemo.exercises.check import Wrong
 from mpdemo.jobs.record import read_text
 from mpdemo.paths import root
+from mpdemo.ranks.places import place_in_program
 from mpdemo.world.failures import lost_a_peer
 from mpdemo.world.gpus import ON_THE_CPU
 from mpdemo.world.launch import free_port
 from mpdemo.world.processes import child_environment
-from mpdemo.world.stacks import place_in_program
 
 IMPORT_SECONDS = 300.0  # limit for the server's import of PyTorch, for which the first check waits
 START_SECONDS = 120.0  # limit for the ranks to get ready, from then on
