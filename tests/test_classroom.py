@@ -11,9 +11,8 @@ from test_jobs_slurm import until
 from mpdemo import paths
 from mpdemo.classroom.learner import Queue, learners, look
 from mpdemo.errors import UserError
-from mpdemo.exercises import check
-from mpdemo.exercises.progress import FILE, right_answers
 from mpdemo.jobs import JobSpec, submit
+from mpdemo.notebook.check import RIGHT, check, right_answers
 
 WORKER = str(Path(__file__).parent / "programs" / "worker.py")
 
@@ -53,8 +52,8 @@ def test_a_table_has_a_row_for_each_learner_and_cancel_ends_what_runs(place, clu
     ben = place("ben")
     job = submit(spec("00_endless", "sleep"))
     until(lambda: job.state == "running")
-    (ben / FILE).parent.mkdir()
-    (ben / FILE).write_text('["03.2", "00.1", "03.10"]')
+    (ben / RIGHT).parent.mkdir()
+    (ben / RIGHT).write_text('["03.2", "00.1", "03.10"]')
     files = {file: file.stat().st_mtime_ns for file in anna.rglob("*")}
 
     done = run_mpdemo("class", str(tmp_path / "class"), "--collect", str(tmp_path / "all.json"))
@@ -86,7 +85,7 @@ def test_a_right_answer_is_remembered(place, capsys):
         check("00.1", answer)
     assert [line.split()[1] for line in capsys.readouterr().out.splitlines()] == ["not", "right.", "right."]
     assert right_answers(folder) == ["00.1"]
-    (folder / FILE).write_text("damaged")
+    (folder / RIGHT).write_text("damaged")
     assert right_answers(folder) == []
 
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mpdemo.errors import UserError
-from mpdemo.exercises.progress import right_answers
 from mpdemo.jobs import times
 from mpdemo.jobs.job import FINISHED
 from mpdemo.jobs.local_job import STATUS, answer_at_the_end, supervisor_lives
 from mpdemo.jobs.record import RECORD, read_record, read_text
 from mpdemo.jobs.slurm_job import SlurmJob
+from mpdemo.notebook.check import right_answers
 
 ODD = (OSError, ValueError, KeyError, TypeError, AttributeError)  # of files that hold something else, or are private
 
