@@ -30,6 +30,7 @@ LIGHT = (
     "notebook.explorer",
     "notebook.live_view",
     "notebook.ranks",
+    "ranks",
     "notebook.plots",
     "doctor",
     "settings",

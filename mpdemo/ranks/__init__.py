@@ -15,34 +15,15 @@ PROGRAM, TEST = "<program>", "<test>"  # what tracebacks call the reader's text,
 
 
 def run_program(source, test, world_size=2, timeout=20.0, group=True, files=None, per_node=None) -> list:
-    """Run a reader's program and then a test of it in fresh processes; return what each of them says.
+    """Run a reader's program and then a test of it in fresh processes; return a tuple for each of them.
 
-    Parameters
-    ----------
-    source, test : str
-        Both run in one namespace, which knows torch, dist, rank and world_size.
-    world_size : int
-        How many processes, with one thread each.
-    timeout : float
-        Seconds for both texts.
-    group : bool
-        Whether the processes have joined a process group (gloo). Without it a program makes its own.
-    files : dict, optional
-        Name -> text or bytes of files in the working folder, which is temporary and shared by the ranks.
-    per_node : int, optional
-        The ranks are told that so many of them share a node (default: all).
+    Both texts run in one namespace, which knows torch, dist, rank and world_size; the time limit is for both together.
+    Without a `group` the program makes its own. `files` (name -> text or bytes) lie in the working folder, which all
+    ranks share and which goes away afterwards. With `per_node` the ranks are told that so many share a node.
 
-    Returns
-    -------
-    list of (str, object, str or None)
-        For each rank what it printed, the value of the test's last expression (plain values), and the error in one
-        line: the message of the test's assert, the program's error with its line, or where the ranks still wait. A
-        rank that only waited for a failed one, or lost it, has no error and no value.
-
-    Raises
-    ------
-    CellFailed
-        The processes did not start: no fault of the program.
+    The tuple is (what the rank printed, the value of the test's last expression, the error or None). The error is one
+    line: the message of the test's assert, or the program's error with its line, or where each rank waits. A rank that
+    only waited for a failed one, or lost it, has neither. `CellFailed` is raised where the processes do not start.
     """
     parts = [(source, PROGRAM), (test, TEST)]
     ranks = Processes(world_size, group, files or {}, per_node)

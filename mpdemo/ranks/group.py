@@ -177,8 +177,8 @@ class Rank:
         status = self.process.exitcode
         if status < 0:
             return f"its process was killed ({signal.Signals(-status).name})"
-        lines = self.log.read().strip().splitlines()
-        return lines[-1] if lines and status else f"its process exited with status {status}"
+        lines = self.log.read().strip().splitlines() if status == 1 else []  # of an error before the first program
+        return lines[-1] if lines else f"its process exited with status {status}"
 
     def stop(self):
         """End the process, and all that it started."""
