@@ -33,7 +33,7 @@ from mpdemo import checkpoint, paths, resume
 from mpdemo.cluster import Cluster
 from mpdemo.errors import UserError
 from mpdemo.jobs import Job, JobSpec, load_site, local_job, slurm, submit, train_command
-from mpdemo.jobs.record import prepared, write_record
+from mpdemo.jobs.record import prepared, read_text, write_record
 
 STEPS = 24
 COMMON = {"model": "transformer", "batch_size": 32, "steps": STEPS, "log_every": 1, "resume": "auto"}
@@ -107,6 +107,7 @@ class Life:
             kinds |= {"requeue": set()} if self.spec.requeue else {}
         else:
             kinds["supervisor"] = {"cancelled"}
+            del kinds["launcher"]
         if self.kills_alone:
             kinds = {kind: kinds[kind] for kind in KILLS}
         kind = self.dice.choice(list(kinds))
@@ -235,6 +236,18 @@ def processes(spec, ranks=None) -> list[psutil.Process]:
         if spec.out in words and process.info["status"] != psutil.STATUS_ZOMBIE:
             is_rank = Path(words[0]).name != "srun" and "torch.distributed.run" not in words
             living += [process] if ranks in (None, is_rank) else []
+    return living + (forked(spec) if ranks in (None, True) else [])
+
+
+def forked(spec) -> list[psutil.Process]:
+    """The living ranks of a local job: their command line is that of the process that forked them."""
+    numbers = map(int, read_text(paths.root() / spec.out / local_job.RANKS).split())
+    living = []
+    for number in numbers:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(number)
+            if "mpdemo.warm" in " ".join(process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE:
+                living.append(process)
     return living
 
 
