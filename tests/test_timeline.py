@@ -29,8 +29,7 @@ def one_rank(folder, rank):
     from torch.distributed import pipelining
     from torch.distributed.pipelining.schedules import get_schedule_class
 
-    from mpdemo.timeline.clock_offset import clock_offset
-    from mpdemo.timeline.record import Recorder
+    from mpdemo.recorder import Recorder, clock_offset
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=RANKS, timeout=timedelta(seconds=60))
@@ -170,7 +169,7 @@ def test_no_recording_and_half_a_recording_are_refused(recorded, tmp_path):
 def test_what_is_computed_outside_a_step_is_not_recorded():
     import torch
 
-    from mpdemo.timeline.record import Recorder
+    from mpdemo.recorder import Recorder
 
     class Stage:
         stage_index = 0
@@ -198,9 +197,9 @@ def test_what_is_computed_outside_a_step_is_not_recorded():
 
 def observed_trial(rung, **settings):
     """Build a rung on a batch of random images, in this process alone, and record it from outside."""
+    from mpdemo.recorder import Recorder
     from mpdemo.settings import Settings
     from mpdemo.timeline.observe import observe
-    from mpdemo.timeline.record import Recorder
     from mpdemo.trial import Trial
     from mpdemo.world.env import World
 

@@ -6,6 +6,7 @@ between the moment when it was ready and the moment when it was reduced; A runs 
 """
 
 from contextlib import ExitStack
+from importlib import import_module
 from itertools import pairwise
 
 from mpdemo.world import clock
@@ -55,9 +56,7 @@ def record_updates(optimizer, recorder):
 
 def record_threads(model, recorder):
     """Record what each thread of the data-parallel rung does when; the first copy of the model is the trial's own."""
-    from mpdemo.rungs import data_parallel
-
-    devices = {id(model): 0}
+    data_parallel, devices = import_module("mpdemo.rungs.data_parallel"), {id(model): 0}
 
     def recorded(function, kind):
         def call(copy, *arguments):

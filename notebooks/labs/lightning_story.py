@@ -20,7 +20,7 @@ from mpdemo import data, models
 from mpdemo.errors import UserError
 from mpdemo.log import RunLog
 from mpdemo.notebook.story import story
-from mpdemo.run import learning_rate
+from mpdemo.between import learning_rate
 from mpdemo.settings import Settings
 from mpdemo.world.cores import claim_cores
 from mpdemo.world.env import where_am_i

@@ -20,7 +20,7 @@ from mpdemo.notebook.story import story
 from mpdemo.settings import Settings
 from mpdemo.timeline import read
 from mpdemo.timeline.observe import observe
-from mpdemo.timeline.record import Recorder
+from mpdemo.recorder import Recorder
 from mpdemo.trial import Trial, relative_difference
 from mpdemo.world.collectives import gather_objects, whole
 from mpdemo.world.launch import end

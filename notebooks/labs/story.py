@@ -19,7 +19,7 @@ from mpdemo.plan import predict
 from mpdemo.settings import RUNGS, Settings
 from mpdemo.timeline import read
 from mpdemo.timeline.observe import RecordedBuckets, observe
-from mpdemo.timeline.record import Recorder
+from mpdemo.recorder import Recorder
 from mpdemo.trial import recorded_steps, watch_for_ddp
 from mpdemo.world.collectives import gather_objects
 from mpdemo.world.launch import end
