@@ -1,5 +1,6 @@
 """Ranks beside a real kernel: what cells print, how errors and hangs are reported, what is left over; programs."""
 
+import multiprocessing
 import os
 import signal
 import tempfile
@@ -23,8 +24,8 @@ START = "from mpdemo.notebook.ranks import start_ranks\nranks = start_ranks(2)"
 ENDED = "The ranks were ended: run ranks.restart(), or this cell again, for fresh ones without earlier variables."
 
 
-def left_behind(folder, seconds=5.0) -> list:
-    """Return the processes of the kernel with this folder that are still alive after `seconds`."""
+def left_behind(folder, seconds=30.0) -> list:
+    """Return what is still alive of this kernel after `seconds`: a server first ends its import of PyTorch."""
     deadline = time.monotonic() + seconds
     while (
         living := [each for each in psutil.process_iter() if has_mark(each, folder)]
@@ -183,6 +184,18 @@ def test_a_start_that_fails_gives_its_reason_and_leaves_nothing(tmp_path, monkey
     with pytest.raises(UserError, match="the ranks did not start: rank 0 is gone: ValueError: embedded null byte"):
         start_ranks(1)
     assert not list(tmp_path.glob("mpdemo-ranks-*"))
+
+
+def test_a_start_that_takes_too_long_is_given_up_and_what_starts_later_ends(monkeypatch):
+    monkeypatch.setattr(group, "IMPORT_SECONDS", 0.0)
+    with pytest.raises(UserError, match="PyTorch was not imported within 0 s; run this cell again"):
+        start_ranks(2, oversubscribe=True)
+    end = time.monotonic() + 20
+    while threading.active_count() > 1 and time.monotonic() < end:
+        time.sleep(0.1)
+    while multiprocessing.active_children() and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not multiprocessing.active_children()
 
 
 def test_more_ranks_than_cores_are_refused():

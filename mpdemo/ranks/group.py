@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -68,20 +69,20 @@ class Processes:
 
     def _join(self, group, files, per_node):
         """Tell each process who it is, and wait until all have joined the process group."""
-        working_folder, world_size, port = os.getcwd(), len(self.ranks), free_port()
-        if files is not None:
-            working_folder = self.folder / "work"
-            working_folder.mkdir()
+        working_folder, world_size = self.folder / "work" if files is not None else Path.cwd(), len(self.ranks)
+        working_folder.mkdir(exist_ok=True)
         for name, content in (files or {}).items():
             (working_folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-        environment = child_environment() | ON_THE_CPU | {"OMP_NUM_THREADS": "1"}
-        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world_size)}
-        if os.path.exists("/sys/class/net/lo"):
+        environment = child_environment() | ON_THE_CPU | {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"}
+        environment |= {"MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world_size)}
+        if sys.platform == "linux":
             environment["GLOO_SOCKET_IFNAME"] = "lo"  # else gloo looks up the machine's name, which may fail
         for number, rank in enumerate(self.ranks):
-            local = {"LOCAL_RANK": number % per_node, "LOCAL_WORLD_SIZE": min(per_node, world_size)}
-            place = {name: str(value) for name, value in ({"RANK": number} | local).items()}
-            rank.pipe.send((environment | place, str(working_folder), group))
+            on_node = min(per_node, world_size - number // per_node * per_node)
+            place = {"RANK": number, "LOCAL_RANK": number % per_node, "LOCAL_WORLD_SIZE": on_node}
+            place = {name: str(value) for name, value in place.items()}
+            with contextlib.suppress(OSError):  # it is gone: `dead` says so
+                rank.pipe.send((environment | place, str(working_folder), group))
         self._gather(range(world_size), START_SECONDS)
         if dead := self.dead():
             raise CellFailed(f"the ranks did not start: {dead}")
@@ -97,7 +98,7 @@ class Processes:
         rank failed that long ago.
         """
         for number in chosen:
-            with contextlib.suppress(OSError):  # it is gone: `dead` says so
+            with contextlib.suppress(OSError):
                 self.ranks[number].pipe.send((parts, seconds, show))
         self._gather(chosen, seconds, patience)
 
@@ -177,6 +178,7 @@ class Rank:
         status = self.process.exitcode
         if status < 0:
             return f"its process was killed ({signal.Signals(-status).name})"
+        self.log.seek(0)
         lines = self.log.read().strip().splitlines() if status == 1 else []  # of an error before the first program
         return lines[-1] if lines else f"its process exited with status {status}"
 

@@ -15,12 +15,7 @@ WAITING = {"wait", "join", "sleep", "synchronize"}  # what waits though it is no
 def place_in_program(report, filename, source) -> str:
     """Return where a rank is, such as ``still waits in recv, line 4``.
 
-    Parameters
-    ----------
-    report : str
-        What faulthandler wrote: the stack of every thread, the innermost frame first.
-    filename, source : str
-        What tracebacks call the program, and its text.
+    The report has the stack of every thread, the innermost frame first; `filename` is what it calls the program.
     """
     for thread in THREAD.split(report):
         frames = FRAME.findall(thread)
