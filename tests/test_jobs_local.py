@@ -142,6 +142,12 @@ def test_a_forked_program_is_like_one_of_its_own(project, monkeypatch, how):
     assert job.log() == f"{project} ['{name}', 'a b'] __main__ 1 {how} False\n"
 
 
+def test_ranks_that_stop_with_a_checkpoint_wait_for_each_other(project):
+    code = "import os, sys, time; r = os.environ['RANK']; time.sleep(2 * int(r)); print('saved', r); sys.exit(3)"
+    job = submit(JobSpec("toy", ("-c", code), "runs/toy", processes_per_node=2))
+    assert job.wait(30) == "stopped" and "saved 1" in job.log()
+
+
 def test_a_pytorch_that_cannot_be_imported_says_why(project, monkeypatch):
     (project / "torch.py").write_text("raise ImportError('libtorch is damaged')")
     monkeypatch.setenv("PYTHONPATH", str(project))

@@ -41,17 +41,7 @@ class Finding:
 
 
 def find(text) -> list:
-    """Return the known failures in a log's text, the first real cause first.
-
-    Parameters
-    ----------
-    text : str
-        The whole log, of one process or of many.
-
-    Returns
-    -------
-    list of Finding
-    """
+    """Return the `Finding` of each known failure in a log of one or many processes, the first real cause first."""
     findings = {}
     lost = next(known for known in known_failures() if known.kind == "consequence")  # the first one there
     present = [known for known in known_failures() if known.kind != "silent" and known.may_be_in(text)]
@@ -114,13 +104,7 @@ def _shown(number, line) -> str:
 
 
 def read(path) -> str:
-    """Return the text of a log, of a very large one its end.
-
-    Raises
-    ------
-    UserError
-        It is missing, no plain file, not readable or not text.
-    """
+    """Return the text of a log, of a very large one its end; refuse what is missing, no plain file or not text."""
     path = Path(path)
     try:
         if not path.is_file():  # a folder, or a pipe that would wait for ever

@@ -12,28 +12,14 @@ KINDS = ("cause", "waiting", "consequence", "silent")
 
 @dataclass(frozen=True)
 class Known:
-    """A known failure.
+    """A known failure."""
 
-    Attributes
-    ----------
-    seen : tuple of str
-        The messages of which one is in the log; ``...`` stands for any text. For a silent failure: what one sees.
-    what, do : str
-        What it is, and what to do; ``...`` stands for the message's own text there.
-    notebook : str
-        Where it is explained.
-    kind : str
-        One of `KINDS`.
-    by : str
-        Who says it: "slurm" in refusing a job, "launcher" in starting one; empty for the processes themselves.
-    """
-
-    seen: tuple
-    what: str
+    seen: tuple  # messages of which one is in the log, ``...`` for any text; for a silent failure: what one sees
+    what: str  # ``...`` stands for the text that the message's last ``...`` stood for
     do: str
-    notebook: str = "00_start_here"
-    kind: str = "cause"
-    by: str = ""
+    notebook: str = "00_start_here"  # where it is explained
+    kind: str = "cause"  # one of `KINDS`
+    by: str = ""  # who says it: "slurm" in refusing a job, "launcher" in starting one; else the processes themselves
 
     @functools.cached_property
     def pattern(self):
