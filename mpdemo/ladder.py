@@ -12,7 +12,8 @@ from torch.nn.functional import cross_entropy
 from mpdemo import data, models
 from mpdemo.compare import Comparison, quartiles
 from mpdemo.cuts import HEADS
-from mpdemo.settings import CUT_RUNGS, RUNG_FORMS
+from mpdemo.rules import CUT_RUNGS
+from mpdemo.settings import RUNG_FORMS
 from mpdemo.timeline import read
 from mpdemo.timeline.observe import record_updates
 from mpdemo.trial import is_per_device, recorded_steps, relative_difference

@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from mpdemo import models
-from mpdemo.run import Run, compile_blocks
+from mpdemo.between import compile_blocks
+from mpdemo.run import Run
 from mpdemo.settings import RUNG_FORMS, checked
 from mpdemo.timeline import read
 from mpdemo.world.collectives import gather_objects, whole
@@ -167,8 +168,8 @@ def build_model(settings, classes=1000, channels=3):
 def random_batch(settings, classes=1000, channels=3):
     """Return random images (B, C, S, S) and labels (B,), the same in every process."""
     generator, size = torch.Generator().manual_seed(1), settings.image_size
-    images = torch.randn(settings.batch_size, channels, size, size, generator=generator)
-    return images, torch.randint(0, classes, (settings.batch_size,), generator=generator)
+    images = torch.randn(settings.batch_size, channels, size, size, generator=generator, device="cpu")
+    return images, torch.randint(0, classes, (settings.batch_size,), generator=generator, device="cpu")
 
 
 def relative_difference(values, reference) -> float:

@@ -1,7 +1,6 @@
 """What the files say of each other is true: links, names of files, commands, notebooks; and no word too much."""
 
 import ast
-import importlib
 import re
 import tomllib
 from collections import Counter
@@ -11,7 +10,7 @@ import pytest
 from project import files
 
 from mpdemo.__main__ import COMMANDS
-from mpdemo.exercises.check import EXERCISES, MODULES
+from mpdemo.notebook.check import exercises
 from mpdemo.paths import root
 from mpdemo.settings import RUNGS
 
@@ -58,10 +57,8 @@ def test_no_word_too_much():
 
 
 def test_trainers_are_told_how_many_exercises_a_notebook_has():
-    for name in MODULES.values():
-        importlib.import_module(f"mpdemo.exercises.{name}")
     rows = re.findall(r"^\| \[(\d\d)_\w+\]\(\S+\) \| (\d+) \| \d+ s \|$", text("notebooks/for_trainers.md"), re.M)
-    assert {number: int(count) for number, count in rows} == Counter(number[:2] for number in EXERCISES)
+    assert {number: int(count) for number, count in rows} == Counter(number[:2] for number in exercises())
 
 
 @pytest.mark.parametrize("file", PAGES, ids=str)

@@ -8,32 +8,25 @@ The networks are in nets.py and transformer.py. Taught in notebooks/04_model_par
 channels, S image size (pixels).
 """
 
+from contextlib import nullcontext
 from itertools import pairwise
 
 import torch
 from torch import nn
-
-from mpdemo.models.recompute import recomputed
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils.checkpoint import checkpoint
 
 
 class Blocks(nn.Module):
     """A model, or a stage of one: named blocks applied one after the other.
 
-    Parameters
-    ----------
-    blocks : dict of str to nn.Module
-        In order of application. The name ``layer3.6`` gives the parameters ``layer3.6.conv1.weight`` and so on,
-        as in torchvision: each dot opens a container.
-
-    Attributes
-    ----------
-    names : list of str
-        The blocks' names, in order.
+    `blocks` is a dictionary in order of application. The name ``layer3.6`` gives the parameters
+    ``layer3.6.conv1.weight`` and so on, as in torchvision: each dot opens a container.
     """
 
     def __init__(self, blocks):
         super().__init__()
-        self.names = list(blocks)
+        self.names = list(blocks)  # in order
         self.precision = None  # torch.dtype that autocast uses, None for plain float32
         self.checkpointing = False  # whether the backward pass computes every block once more
         self.channels_last = False  # whether the channels of a pixel lie side by side in memory
@@ -95,3 +88,30 @@ class ChannelsLast(torch.autograd.Function):
     def backward(ctx, gradient):
         """Return the gradient in the layout of x: a tensor that is sent to another rank must be contiguous."""
         return gradient.contiguous()
+
+
+def recomputed(block, x):
+    """Return ``block(x)``, of which autograd keeps only x: the backward pass computes the block again.
+
+    Taught in notebooks/11_which_one.ipynb. Source: https://arxiv.org/abs/1604.06174.
+    """
+    return checkpoint(block, x, use_reentrant=False, context_fn=lambda: (nullcontext(), StatisticsKept(block)))
+
+
+class StatisticsKept:
+    """Let a block compute without a change of its running statistics: this batch is in them already."""
+
+    def __init__(self, block):
+        self.norms = [module for module in block.modules() if isinstance(module, _NormBase)]
+
+    def __enter__(self):
+        self.buffers = [dict(norm.named_buffers(recurse=False)) for norm in self.norms]
+        self._replace([{name: buffer.clone() for name, buffer in own.items()} for own in self.buffers])
+
+    def __exit__(self, *error):
+        self._replace(self.buffers)
+
+    def _replace(self, buffers):
+        for norm, own in zip(self.norms, buffers, strict=True):
+            for name, buffer in own.items():
+                setattr(norm, name, buffer)
