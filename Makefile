@@ -34,6 +34,7 @@ bench: $(STAMP)       ## measure the speed figures of the README (about 35 minut
 	$(BIN)/python -m mpdemo bench --readme README.md
 
 soak: $(STAMP)        ## kill, cancel and requeue trainings at random for MINUTES (30); nothing may be lost
+	$(BIN)/python -m pytest -m soak
 	$(BIN)/python tests/soak.py --minutes $(MINUTES) --seed $(SEED)
 
 notebooks: $(STAMP)   ## run every notebook and refresh its saved outputs

@@ -6,36 +6,25 @@ it is imported only when it is asked for, so ``python -m mpdemo env`` works wher
 Exit status: 0 done, 1 failed, 2 bad input, 3 stopped with a checkpoint.
 """
 
-import argparse
 import importlib
 import sys
-import textwrap
 
-from mpdemo.errors import UserError
+from mpdemo.errors import Parser, UserError
 from mpdemo.world.launch import end
 
 COMMANDS = {
     "demo": ("mpdemo.demo", "train up the whole ladder and print one table"),
-    "train": ("mpdemo.training.command", "train one rung"),
+    "train": ("mpdemo.train", "train one rung"),
     "plan": ("mpdemo.plan.command", "where to cut, which schedule, how many microbatches"),
     "env": ("mpdemo.doctor", "check this machine, its PyTorch, Slurm and site"),
     "explain": ("mpdemo.jobs.explain", "find the known failures in a log, and say what to do"),
     "cluster": ("mpdemo.cluster.command", "a throw-away Slurm cluster on this machine"),
-    "render": ("mpdemo.jobs.render_course", "write the course's job files for a site; submit nothing"),
-    "rehearse": ("mpdemo.rehearse.command", "run each job of the course on the cluster, small, and print one table"),
-    "class": ("mpdemo.classroom.command", "a trainer's view: who finished what, what runs; cancel, collect"),
-    "scale": ("mpdemo.scale.command", "what more nodes bring and cost, measured by jobs"),
-    "bench": ("mpdemo.bench.command", "measure the speed figures of the README"),
+    "render": ("mpdemo.trainers.render", "write the course's batch scripts for a site; submit nothing"),
+    "rehearse": ("mpdemo.trainers.rehearse", "run each job of the course on the cluster, small, and print one table"),
+    "class": ("mpdemo.trainers.classroom", "a trainer's view: who finished what, what runs"),
+    "scale": ("mpdemo.trainers.scale", "what more nodes bring and cost, measured by jobs"),
+    "bench": ("mpdemo.bench", "measure the course's speed figures, each beside its limit"),
 }
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser whose mistakes are one line, without the usage lines above it."""
-
-    def error(self, message):
-        """Say what was wrong and where the options are listed; ends with exit status 2."""
-        message = textwrap.shorten(message, 500, placeholder=" ...")  # an argument may hold lines, and be long
-        self.exit(2, f"mpdemo: error: {message}; see {self.prog} --help\n")
 
 
 def main(argv=None) -> int:

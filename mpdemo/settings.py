@@ -1,20 +1,19 @@
 """Every setting of a training run, said once: its type, its unit, what is allowed, its default. Needs no PyTorch.
 
-The command line of ``python -m mpdemo train``, `mpdemo.jobs.train_command` and the checks are made from this class.
+The command line of ``python -m mpdemo train`` and of every rung, `mpdemo.jobs.train_command` and the checks are made
+from this class.
 """
 
 from dataclasses import asdict, fields, replace
 from typing import Annotated, Literal, get_args
 
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from mpdemo.cuts import block_names, check_split, resolve_cut
 from mpdemo.errors import one_line_errors
-from mpdemo.grid import require, with_processes, with_replicas
 from mpdemo.options import option_name
-from mpdemo.savings import check_savings, in_parts, with_accumulation
-from mpdemo.schedules import SCHEDULES, check_schedule
+from mpdemo.rules import require, settled
+from mpdemo.schedules import PLAIN, SCHEDULES
 
 Rung = Literal["single", "data_parallel", "ddp", "model_parallel", "pipeline", "hybrid", "fsdp", "tensor"]
 Form = Literal["one-process", "per-device"]
@@ -24,6 +23,13 @@ Dataset = Literal["digits", "mnist", "imagenet", "folder"]
 Optimizer = Literal["sgd", "adamw"]
 Count = Annotated[int, Field(ge=1)]
 
+
+def _library_name(text):
+    return PLAIN.get(str(text).lower().replace("-", ""), text)
+
+
+Schedule = Annotated[Literal[tuple(SCHEDULES)], BeforeValidator(_library_name)]  # without regard to case and hyphens
+
 RUNGS, MODELS, NORMS, DATASETS = map(get_args, (Rung, Model, Norm, Dataset))
 LEARNING_RATES = {"sgd": 0.01, "adamw": 0.001}  # by default
 RUNG_FORMS = {  # the first form is the default
@@ -32,12 +38,10 @@ RUNG_FORMS = {  # the first form is the default
     "ddp": ("per-device",),
     "model_parallel": ("per-device", "one-process"),
     "pipeline": ("per-device", "one-process"),
-    "hybrid": ("per-device", "one-process"),
+    "hybrid": ("per-device",),
     "fsdp": ("per-device",),
     "tensor": ("per-device",),
 }
-SHARING_RUNGS = ("data_parallel", "ddp", "fsdp")  # every device takes a share of the batch
-CUT_RUNGS = ("model_parallel", "pipeline", "hybrid")  # no process holds the whole model
 
 
 def setting(default, description):
@@ -66,7 +70,7 @@ class Settings:
     batch_size: Count = setting(128, "images per step, over all processes together")
     epochs: Count | None = setting(None, "passes over the training images (default: 1, without --steps)")
     steps: Count | None = setting(None, "stop after this many steps; with --epochs: earlier, in the same training")
-    optimizer: Optimizer = setting("sgd", "what moves the weights: SGD with momentum 0.9, or AdamW")
+    optimizer: Optimizer = setting("sgd", "what updates the weights: SGD with momentum 0.9, or AdamW")
     lr: Annotated[float, Field(gt=0)] | None = setting(None, "learning rate (default: 0.01 with sgd, 0.001 with adamw)")
     warmup_steps: int = Field(0, ge=0, description="first steps, over which the learning rate grows to --lr")
     lr_schedule: Literal["constant", "cosine"] = setting(
@@ -85,22 +89,18 @@ class Settings:
         "always", "of rung fsdp: drop a block's gathered weights after its forward pass, or keep them for its backward"
     )
     sequence_parallel: bool = setting(False, "of rung tensor: also split the tokens, between the layers that are split")
-    accumulate: Count = setting(1, "parts of the batch, one after the other; the weights move after the last one")
-    micro_batch_size: Count | None = setting(
-        None, "images that a device computes at a time (single, ddp, fsdp): --accumulate follows, for any --processes"
+    microbatches: Count | None = setting(
+        None, "parts of a process's share, one after the other or down a pipeline (default: 1; pipelines: 4 per device)"
     )
-    microbatches: Count | None = setting(None, "parts of the batch, or of a replica's share (pipelines: 4 per stage)")
-    schedule: Literal[tuple(SCHEDULES)] = setting("1f1b", "order of work of a per-device pipeline")
-    stages_per_rank: Count | None = setting(None, "of a pipeline (default: as many as the schedule uses)")
+    schedule: Schedule = setting("1F1B", "of a pipeline with one process per device: what a device computes when")
     cut: str | None = setting(None, "last block of each stage but the last: names or numbers, separated by commas")
-    precision: Literal["fp32", "bf16", "fp16"] = setting("fp32", "type that autocast computes in")
+    precision: Literal["fp32", "bf16"] = setting("fp32", "type that autocast computes in")
     activation_checkpointing: bool = setting(False, "keep only each block's input, and compute the block twice")
     channels_last: bool = setting(False, "keep the channels of a pixel side by side (convolutional models)")
     compile: bool = setting(False, "compile every block in the first step (needs a C++ compiler)")
     out: str = setting("runs/train", "run folder: metrics, summary, checkpoints")
     checkpoint_every: Count | None = setting(None, "steps between checkpoints (default: none is written)")
-    sharded_checkpoints: bool = setting(False, "each process writes its own part; none needs room for the whole model")
-    resume: str | None = setting(None, "run folder whose newest checkpoint to go on from; auto: --out, if it has one")
+    resume: str | None = setting(None, "run folder whose newest checkpoint to resume; auto: --out, if it has one")
     workers: int = Field(0, ge=0, description="loader processes per rank; with 0 the rank decodes its images itself")
     log_every: Count = setting(10, "steps between two log entries; each waits for the device")
     tensorboard: bool = setting(False, "also write the metrics for TensorBoard, into --out/tensorboard")
@@ -129,11 +129,6 @@ def as_arguments(values) -> list[str]:
     return arguments
 
 
-def records_timeline(rung, form) -> bool:
-    """Whether a training of this rung and form can record a timeline."""
-    return form == "per-device" and rung in CUT_RUNGS
-
-
 def checked(settings: Settings, world_size: int | None = None) -> Settings:
     """Return the settings with all defaults that depend on others; refuse what cannot work together.
 
@@ -156,62 +151,4 @@ def checked(settings: Settings, world_size: int | None = None) -> Settings:
         lr=s.lr or LEARNING_RATES[s.optimizer],
         image_size=s.image_size or (28 if s.dataset in ("digits", "mnist") else 224),
     )
-    recorded = records_timeline(s.rung, s.form)
-    require(recorded or not s.timeline, f"--timeline records rungs {', '.join(CUT_RUNGS)} in the form per-device")
-    hybrid = s.rung == "hybrid"
-    require(hybrid or s.rung == "tensor" or s.replicas is None, "--replicas belongs to --rung hybrid or tensor alone")
-    require(hybrid or s.mesh == "dp-pp", "--mesh belongs to --rung hybrid alone")
-    require((hybrid and s.form == "per-device") or not s.sharded, "--sharded belongs to --rung hybrid, form per-device")
-    require(s.replicas != 1 or not s.sharded, "--sharded divides stages among replicas; allowed: --replicas 2 or more")
-    require(s.rung == "fsdp" or s.reshard == "always", f"--reshard {s.reshard} belongs to --rung fsdp alone")
-    require(s.rung == "tensor" or not s.sequence_parallel, "--sequence-parallel belongs to --rung tensor alone")
-    check_savings(s)
-    s = with_accumulation(s, world_size)
-    return in_parts(s, lambda part: _settled(part, world_size))
-
-
-def _settled(s, world_size):
-    """Settle devices, replicas, stages and microbatches."""
-    grid = s.rung == "hybrid" or (s.replicas or 1) > 1
-    s = with_replicas(s, world_size) if grid else with_processes(s, world_size)
-    return _with_stages(s) if s.rung in ("pipeline", "hybrid") else _with_parts(s)
-
-
-def _with_parts(s):
-    """Settle the parts of a batch whose gradients are accumulated, and refuse a batch that does not divide."""
-    parts, shares = s.microbatches or 1, s.devices if s.rung in SHARING_RUNGS else s.replicas or 1
-    if s.rung == "tensor":
-        check_split(s.model, s.image_size, s.devices, s.sequence_parallel)
-    require(
-        parts == 1 or s.rung != "model_parallel",
-        f"rung model_parallel takes no --microbatches {parts}: with them it is --rung pipeline; "
-        f"one part after the other is --accumulate {parts}",
-    )
-    if s.rung == "model_parallel":
-        resolve_cut(block_names(s.model), s.cut, s.devices)
-    divisor = shares * parts
-    over = f"{shares} devices" if parts == 1 else f"{parts} microbatches" + (f" on {shares} devices" * (shares > 1))
-    require(
-        s.batch_size % divisor == 0,
-        f"--batch-size {s.batch_size} (all processes together) does not divide by {over}; "
-        f"allowed: a multiple of {divisor}, such as {max(1, s.batch_size // divisor) * divisor}",
-    )
-    return replace(s, microbatches=parts)
-
-
-def _with_stages(s):
-    """Settle microbatches and stages of a pipeline, or of each replica of one."""
-    share = s.batch_size // (s.replicas or 1)
-    schedule = "gpipe" if s.form == "one-process" else s.schedule  # one process: all forwards, then all backwards
-    parts = s.microbatches
-    if parts is None:
-        parts = next((m for m in (4 * s.devices, 2 * s.devices) if share % m == 0), s.devices)
-        parts = 1 if schedule == "naive" else parts
-    stages_per_rank = check_schedule(schedule, s.devices, parts, s.stages_per_rank, share)
-    require(
-        schedule == "naive" or parts >= s.devices,
-        f"{parts} microbatches are fewer than the {s.devices} devices, so some would never work; "
-        f"allowed: {s.devices} or more, or --schedule naive",
-    )
-    resolve_cut(block_names(s.model), s.cut, s.devices * stages_per_rank)
-    return replace(s, schedule=schedule, microbatches=parts, stages_per_rank=stages_per_rank)
+    return settled(s, world_size)

@@ -62,8 +62,8 @@ def sent_in_a_step(trial) -> dict:
     """
     for _ in range(STEPS - 1):
         trial.step()
-    with CountMessages() as count:
-        trial.step()
+    count = CountMessages()
+    trial.step(within=count)
     kinds = dict.fromkeys(kind for kind, _ in count.messages)
     sizes = {kind: [size for name, size in count.messages if name == kind] for kind in kinds}
     return {kind: {"messages": len(bytes_), "bytes": sum(bytes_)} for kind, bytes_ in sizes.items()}
@@ -105,10 +105,10 @@ def peak_of_a_step(trial) -> int:
         torch.cuda.reset_peak_memory_stats(gpu)
         trial.step()
         return torch.cuda.max_memory_allocated(gpu)
-    with LiveMemory() as live:
-        live.counting = False
-        trial.step()  # what lives longer than a step is known after one
-        gc.collect()
-        live.counting = True
-        trial.step()
+    live = LiveMemory()
+    live.counting = False
+    trial.step(within=live)  # what lives longer than a step is known after one
+    gc.collect()
+    live.counting = True
+    trial.step(within=live)
     return live.peak

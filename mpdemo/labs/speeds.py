@@ -16,12 +16,13 @@ from types import SimpleNamespace
 
 from mpdemo.labs.harness import Comparison, rest
 from mpdemo.labs.machine import answer_question, message
-from mpdemo.labs.trial import Trial, build_model, random_batch
 from mpdemo.plan import cost
 from mpdemo.plan.footprint import footprints
 from mpdemo.plan.step_time import Speeds, few_images, images_at_once, seconds, where
+from mpdemo.rules import CUT_RUNGS
 from mpdemo.schedules import SCHEDULES
-from mpdemo.settings import CUT_RUNGS, Settings, checked
+from mpdemo.settings import Settings, checked
+from mpdemo.trial import Trial, build_model, random_batch
 from mpdemo.world import clock
 from mpdemo.world.collectives import gather_objects
 from mpdemo.world.launch import end

@@ -8,12 +8,13 @@ The networks are in nets.py and transformer.py. Taught in notebooks/04_model_par
 channels, S image size (pixels).
 """
 
+from contextlib import nullcontext
 from itertools import pairwise
 
 import torch
 from torch import nn
-
-from mpdemo.models.recompute import recomputed
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils.checkpoint import checkpoint
 
 
 class Blocks(nn.Module):
@@ -38,6 +39,7 @@ class Blocks(nn.Module):
         self.checkpointing = False  # whether the backward pass computes every block once more
         self.channels_last = False  # whether the channels of a pixel lie side by side in memory
         self.input_shape = None  # (C, S, S) of an image, for a whole model
+        self.last = self.names[-1]  # of the whole model: its output is float32, so that the loss is not in bf16
         for name, block in blocks.items():
             *containers, leaf = name.split(".")
             parent = self
@@ -59,14 +61,23 @@ class Blocks(nn.Module):
             for name in self.names:
                 block = self.get_submodule(name)
                 x = recomputed(block, x) if twice else block(x)
+        x = x.float() if self.names[-1] == self.last else x
         return x.contiguous()  # a tensor that is sent to another rank must be contiguous
+
+    def blocks(self) -> list[nn.Module]:
+        """Return the blocks, in order."""
+        return [self.get_submodule(name) for name in self.names]
+
+    def some(self, names) -> "Blocks":
+        """Return the blocks of these names as a model that shares their parameters."""
+        part = Blocks({name: self.get_submodule(name) for name in names})
+        part.precision, part.checkpointing = self.precision, self.checkpointing
+        part.channels_last, part.last = self.channels_last, self.last
+        return part
 
     def stage(self, start, stop) -> "Blocks":
         """Return blocks ``start`` to ``stop`` (excluded) as a model that shares these parameters."""
-        part = Blocks({name: self.get_submodule(name) for name in self.names[start:stop]})
-        part.precision, part.checkpointing = self.precision, self.checkpointing
-        part.channels_last = self.channels_last
-        return part
+        return self.some(self.names[start:stop])
 
     def cut(self, points) -> "list[Blocks]":
         """Cut before each block index in `points`: ``cut([3])`` gives blocks 0 to 2 and blocks 3 to the end."""
@@ -85,3 +96,30 @@ class ChannelsLast(torch.autograd.Function):
     def backward(ctx, gradient):
         """Return the gradient in the layout of x: a tensor that is sent to another rank must be contiguous."""
         return gradient.contiguous()
+
+
+def recomputed(block, x):
+    """Return ``block(x)``, of which autograd keeps only x: the backward pass computes the block again.
+
+    Taught in notebooks/11_which_one.ipynb. Source: https://arxiv.org/abs/1604.06174.
+    """
+    return checkpoint(block, x, use_reentrant=False, context_fn=lambda: (nullcontext(), StatisticsKept(block)))
+
+
+class StatisticsKept:
+    """Let a block compute without a change of its running statistics: this batch is in them already."""
+
+    def __init__(self, block):
+        self.norms = [module for module in block.modules() if isinstance(module, _NormBase)]
+
+    def __enter__(self):
+        self.buffers = [dict(norm.named_buffers(recurse=False)) for norm in self.norms]
+        self._replace([{name: buffer.clone() for name, buffer in own.items()} for own in self.buffers])
+
+    def __exit__(self, *error):
+        self._replace(self.buffers)
+
+    def _replace(self, buffers):
+        for norm, own in zip(self.norms, buffers, strict=True):
+            for name, buffer in own.items():
+                setattr(norm, name, buffer)

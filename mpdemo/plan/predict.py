@@ -10,8 +10,8 @@ from dataclasses import replace
 from mpdemo.cuts import block_names, resolve_cut
 from mpdemo.plan import memory, sharded_layers, traffic
 from mpdemo.plan.footprint import footprints
+from mpdemo.rules import CUT_RUNGS
 from mpdemo.schedules import placement
-from mpdemo.settings import CUT_RUNGS
 
 STATE = {"sgd": "momentum", "adamw": "adamw"}  # this course's SGD has momentum
 

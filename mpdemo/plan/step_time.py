@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from mpdemo.errors import UserError
 from mpdemo.plan import planner, predict
 from mpdemo.plan.cost import bandwidth, total
-from mpdemo.settings import CUT_RUNGS, RUNG_FORMS
+from mpdemo.rules import CUT_RUNGS
+from mpdemo.settings import RUNG_FORMS
 
 PREDICTED = ("single", "ddp", "model_parallel", "pipeline", "hybrid", "fsdp", "tensor")  # in their first form
 IN_TURN = ("single", "model_parallel")  # rungs in which one device computes at a time

@@ -10,7 +10,7 @@ import tempfile
 
 import torchvision  # noqa: F401
 
-import mpdemo.training.loop  # noqa: F401
+import mpdemo.run  # noqa: F401
 from mpdemo.__main__ import main
 
 

@@ -1,0 +1,150 @@
+"""What every rung needs beside PyTorch: its place in the world, batches, a log, checkpoints, a stop signal.
+
+A rung is a script with a plain loop: ``for images, labels in run.batches(model, optimizer)``, then forward, backward,
+step and ``run.log(loss, outputs, labels)``. Between two batches the run validates, saves, and stops where it was asked
+to (between.py). Taught in notebooks/01_single_device.ipynb.
+"""
+
+import time
+from importlib import import_module
+
+import torch
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from tqdm import tqdm
+
+from mpdemo import data, models
+from mpdemo.between import STOPPED, Between
+from mpdemo.cuts import resolve_cut
+from mpdemo.errors import UserError
+from mpdemo.meter import summarise
+from mpdemo.stages import Part
+from mpdemo.timeline.record import Recorder
+
+PRECISION = {"fp32": None, "bf16": torch.bfloat16}
+
+
+class Run(Between):
+    """A training under way.
+
+    Attributes
+    ----------
+    s : Settings
+        Checked.
+    rank, world : int
+        This process, and how many there are.
+    device, devices : torch.device, list of torch.device
+        What this process computes on; `devices` where it drives several.
+    epoch, steps_done : int
+        Where the training is; steps are counted from its start.
+    """
+
+    def __init__(self, settings, place):
+        self.s, self.place = settings, place
+        self.rank, self.world, self.device = place.rank, place.world_size, place.device
+        self.devices = local_devices(place.device, settings.devices if settings.form == "one-process" else 1)
+        self.recorder = Recorder(self.rank, self.device) if settings.timeline else None
+        self.epoch = self.steps_done = self.status = 0
+        self.epoch_steps = []  # (loss, correct predictions, seconds) of every step of this epoch so far
+        self.validation = None  # loss and accuracy of the last validation
+        torch.manual_seed(settings.seed)
+
+    @staticmethod
+    def main(doc, train):
+        """Run a rung's file as a program: read its options, join the world, train, end with an exit status."""
+        from mpdemo.train import run_script
+
+        run_script(doc, train)
+
+    def model(self):
+        """Return the whole model with its initial weights, the same in every process, on the CPU."""
+        s, self.dataset = self.s, data.load(self.s.dataset, self.s.data, self.s.image_size, self.s.seed)
+        shape = {"classes": self.dataset.classes, "channels": self.dataset.channels, "image_size": s.image_size}
+        return self.prepared(models.build(s.model, **shape, norm=s.norm, seed=s.seed))
+
+    def prepared(self, model):
+        """Tell a model how to compute; its stages and copies will do the same."""
+        model.precision = None if self.s.rung == "fsdp" else PRECISION[self.s.precision]  # FSDP's is its own: policy()
+        model.checkpointing, model.channels_last = self.s.activation_checkpointing, self.s.channels_last
+        return model.to(memory_format=torch.channels_last) if self.s.channels_last else model
+
+    def policy(self):
+        """Return the precision in which FSDP gathers weights and computes; it averages gradients in float32."""
+        kind = PRECISION[self.s.precision] if self.s.rung == "fsdp" else None
+        return MixedPrecisionPolicy(param_dtype=kind, reduce_dtype=torch.float32 if kind else None)
+
+    def cut(self, model) -> list:
+        """Return the stages of a model for the devices of this process, all of which it drives."""
+        return model.cut(resolve_cut(model.names, self.s.cut, len(self.devices)))
+
+    def part(self, group=None) -> Part:
+        """Return this process's part of a model that is cut over the processes of a group (default: all)."""
+        schedule = "GPipe" if self.s.rung == "model_parallel" else self.s.schedule
+        part = Part(self.model(), self.s, self.rank, self.device, group, schedule)
+        if self.recorder:
+            self.recorder.watch(part)
+        return part
+
+    def optimizer(self, parameters):
+        """Return the optimizer that the settings name, with PyTorch's own defaults."""
+        if self.s.optimizer == "adamw":
+            return torch.optim.AdamW(parameters, lr=self.s.lr)
+        return torch.optim.SGD(parameters, lr=self.s.lr, momentum=0.9)
+
+    def split(self, images, labels) -> list:
+        """Return the parts of a batch whose gradients are accumulated: pairs (images, labels)."""
+        return list(zip(*(tensor.chunk(self.s.microbatches) for tensor in (images, labels)), strict=True))
+
+    def log(self, loss, outputs, labels):
+        """Keep the loss and the correct predictions of a batch, or of a part of it; does not wait for the device."""
+        self.results.add(loss, outputs, labels)
+
+    def batches(self, model, optimizer, replicas=1, replica=0, *, group=None, evaluate=None, images=True, output=True):
+        """Yield (images, labels) of every step on this process's device; between them validate, save, and stop.
+
+        Parameters
+        ----------
+        model : Blocks
+            What this process holds of the model: it is saved, restored, and compiled where the settings ask for it.
+        optimizer : torch.optim.Optimizer
+        replicas, replica : int
+            How many copies of the model share the batch, and which of them this process belongs to.
+        group : ProcessGroup, optional
+            The processes that hold the same part of all replicas; all processes by default.
+        evaluate : callable, optional
+            Images -> outputs (B, classes) in a validation, None where this process does not have them; `model` by
+            default.
+        images : bool
+            Whether this process takes the images; else it gets labels, and images of shape (B, 0).
+        output : bool
+            Whether this process's outputs count in a validation; another process has the same.
+        """
+        self.begin(model, optimizer, replicas, replica, group, images)
+        self.evaluate, self.counts = evaluate or model, output
+        begin = time.time()
+        source = {"resume": self.s.resume} if self.s.resume else {}
+        self.lines.write("start", step=self.steps_done, steps=self.last_step, time=round(begin, 4), **source)
+        bar = {"total": self.last_step, "initial": self.steps_done, "desc": self.s.rung, "unit": "step"}
+        with tqdm(**bar, disable=True if self.rank > 0 else None) as self.bar:
+            # a run that is resumed from its last step has its last validation still to do
+            while not self.status and (self.steps_done < self.last_step or self.validation is None):
+                yield from self.one_epoch()
+        if self.recorder:
+            self.recorder.save(self.folder)
+        self.lines.finish(summarise(self, model, time.time() - begin, stopped=self.status == STOPPED))
+
+
+def train(settings, place) -> int:
+    """Train one run of checked settings in this process's place of the world; return the exit status."""
+    run = Run(settings, place)
+    import_module(f"mpdemo.rungs.{settings.rung}").train(run)
+    return run.status
+
+
+def local_devices(device, count) -> list:
+    """Return the devices that one process drives: `count` GPUs from its own on, or `count` times the CPU."""
+    if device.type != "cuda":
+        return [device] * count
+    first, visible = device.index, torch.cuda.device_count()
+    if first + count > visible:
+        raise UserError(f"{count} devices wanted from GPU {first} on, {visible} GPUs visible; lower --devices")
+    return [torch.device("cuda", first + i) for i in range(count)]
