@@ -1,4 +1,4 @@
-"""The house rules that no linter knows: small rungs, small differences, light imports, make, skips."""
+"""The house rules that no linter knows: light imports, make, skips."""
 
 import os
 import pkgutil
@@ -7,33 +7,9 @@ import subprocess
 import sys
 import tomllib
 
-from mpdemo.notebook.diff import changed_lines
 from mpdemo.paths import root
-from mpdemo.settings import RUNGS
 
 PACKAGE = root() / "mpdemo"
-LESSONS = [  # what the notebooks show side by side
-    ("single.py", "data_parallel.py"),
-    ("single.py", "ddp.py"),
-    ("data_parallel.py", "ddp.py"),
-    (("single.py", "Single"), ("one_process.py", "CutOverDevices")),
-    (("single.py", "Single.step"), ("model_parallel.py", "PerDevice.step")),
-    ("model_parallel.py", "pipeline.py"),
-    (("ddp.py", "DDP"), ("hybrid.py", "OneProcess")),
-    (("ddp.py", "DDP"), ("fsdp.py", "FSDP")),
-    (("single.py", "Single"), ("tensor.py", "Tensor")),
-]
-
-
-def test_the_rungs_are_short():
-    lines = {rung: len((PACKAGE / f"parallel/{rung}.py").read_text().splitlines()) for rung in RUNGS}
-    assert sum(lines.values()) < 450, lines
-
-
-def test_the_difference_of_two_rungs_is_the_lesson_alone():
-    for before, after in LESSONS:
-        sides = [(f"parallel/{s[0]}", s[1]) if isinstance(s, tuple) else f"parallel/{s}" for s in (before, after)]
-        assert 0 < changed_lines(*sides) <= 25, sides
 
 
 def python(code) -> str:
