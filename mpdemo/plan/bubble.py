@@ -34,18 +34,21 @@ def idle_share(schedule, ranks, microbatches, stages_per_rank=None):
         Where no closed form holds: interleaved schedules need M to be a multiple of P, zbv needs M >= 2P-1.
     """
     stages_per_rank = check_schedule(schedule, ranks, microbatches, stages_per_rank)
-    if schedule.startswith("interleaved") and microbatches % ranks:
-        raise UserError(
-            f"no closed form for {schedule} with {microbatches} microbatches on {ranks} ranks; "
-            f"allowed: multiples of {ranks} (simulate does the others)"
-        )
-    if schedule == "zbv" and microbatches < 2 * ranks - 1:
-        raise UserError(
-            f"no closed form for zbv with {microbatches} microbatches on {ranks} ranks; "
-            f"allowed: {2 * ranks - 1} or more (simulate does the others)"
-        )
-    slots = {"interleaved-1f1b": stages_per_rank, "interleaved-zero-bubble": 3 * stages_per_rank, "zbv": 6}
-    return (ranks - 1) / (slots.get(schedule, 1) * microbatches + ranks - 1)
+    name = schedule.lower().replace("-", "")
+    fewest = 2 * ranks - 1
+    if name.startswith("interleaved") and microbatches % ranks:
+        _refuse(schedule, ranks, microbatches, f"multiples of {ranks}")
+    if name.startswith("zbv") and microbatches < fewest:
+        _refuse(schedule, ranks, microbatches, f"{fewest} or more")
+    in_three = 3 if "zerobubble" in name or name == "zbv" else 1
+    return (ranks - 1) / (in_three * stages_per_rank * microbatches + ranks - 1)
+
+
+def _refuse(schedule, ranks, microbatches, allowed):
+    raise UserError(
+        f"no closed form for {schedule} with {microbatches} microbatches on {ranks} ranks; "
+        f"allowed: {allowed} (simulate does the others)"
+    )
 
 
 def speedup(schedule, ranks, microbatches, stages_per_rank=None):
