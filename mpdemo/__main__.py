@@ -6,17 +6,15 @@ it is imported only when it is asked for, so ``python -m mpdemo env`` works wher
 Exit status: 0 done, 1 failed, 2 bad input, 3 stopped with a checkpoint.
 """
 
-import argparse
 import importlib
 import sys
-import textwrap
 
-from mpdemo.errors import UserError
+from mpdemo.errors import Parser, UserError
 from mpdemo.world.launch import end
 
 COMMANDS = {
     "demo": ("mpdemo.demo", "train up the whole ladder and print one table"),
-    "train": ("mpdemo.training.command", "train one rung"),
+    "train": ("mpdemo.train", "train one rung"),
     "plan": ("mpdemo.plan.command", "where to cut, which schedule, how many microbatches"),
     "env": ("mpdemo.doctor", "check this machine, its PyTorch, Slurm and site"),
     "explain": ("mpdemo.jobs.explain", "find the known failures in a log, and say what to do"),
@@ -27,15 +25,6 @@ COMMANDS = {
     "scale": ("mpdemo.scale.command", "what more nodes bring and cost, measured by jobs"),
     "bench": ("mpdemo.bench.command", "measure the speed figures of the README"),
 }
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser whose mistakes are one line, without the usage lines above it."""
-
-    def error(self, message):
-        """Say what was wrong and where the options are listed; ends with exit status 2."""
-        message = textwrap.shorten(message, 500, placeholder=" ...")  # an argument may hold lines, and be long
-        self.exit(2, f"mpdemo: error: {message}; see {self.prog} --help\n")
 
 
 def main(argv=None) -> int:

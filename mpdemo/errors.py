@@ -1,8 +1,10 @@
 """The exceptions that are shown as one line, without a traceback: a user's mistake, and a run that cannot go on."""
 
+import argparse
 import difflib
 import functools
 import reprlib
+import textwrap
 
 # What pydantic calls a wrong value, and what is allowed instead; {ge}, {gt} and {le} are the field's limits.
 ALLOWED = {
@@ -122,3 +124,12 @@ def one_line_errors(label=str):
         return cls
 
     return decorate
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose mistakes are one line, without the usage lines above it."""
+
+    def error(self, message):
+        """Say what was wrong and where the options are listed; ends with exit status 2."""
+        message = textwrap.shorten(message, 500, placeholder=" ...")  # an argument may hold lines, and be long
+        self.exit(2, f"mpdemo: error: {message}; see {self.prog} --help\n")

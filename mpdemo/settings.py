@@ -1,20 +1,23 @@
 """Every setting of a training run, said once: its type, its unit, what is allowed, its default. Needs no PyTorch.
 
-The command line of ``python -m mpdemo train``, `mpdemo.jobs.train_command` and the checks are made from this class.
+The command line of ``python -m mpdemo train`` and of every rung, `mpdemo.jobs.train_command` and the checks are made
+from this class.
 """
 
+import os
+import shutil
+import sysconfig
 from dataclasses import asdict, fields, replace
+from pathlib import Path
 from typing import Annotated, Literal, get_args
 
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from mpdemo.cuts import block_names, check_split, resolve_cut
-from mpdemo.errors import one_line_errors
-from mpdemo.grid import require, with_processes, with_replicas
+from mpdemo.errors import UserError, one_line_errors
 from mpdemo.options import option_name
-from mpdemo.savings import check_savings, in_parts, with_accumulation
-from mpdemo.schedules import SCHEDULES, check_schedule
+from mpdemo.schedules import PLAIN, SCHEDULES, check_schedule, usual_stages_per_rank
 
 Rung = Literal["single", "data_parallel", "ddp", "model_parallel", "pipeline", "hybrid", "fsdp", "tensor"]
 Form = Literal["one-process", "per-device"]
@@ -24,6 +27,13 @@ Dataset = Literal["digits", "mnist", "imagenet", "folder"]
 Optimizer = Literal["sgd", "adamw"]
 Count = Annotated[int, Field(ge=1)]
 
+
+def _library_name(text):
+    return PLAIN.get(str(text).lower().replace("-", ""), text)
+
+
+Schedule = Annotated[Literal[tuple(SCHEDULES)], BeforeValidator(_library_name)]  # without regard to case and hyphens
+
 RUNGS, MODELS, NORMS, DATASETS = map(get_args, (Rung, Model, Norm, Dataset))
 LEARNING_RATES = {"sgd": 0.01, "adamw": 0.001}  # by default
 RUNG_FORMS = {  # the first form is the default
@@ -32,12 +42,13 @@ RUNG_FORMS = {  # the first form is the default
     "ddp": ("per-device",),
     "model_parallel": ("per-device", "one-process"),
     "pipeline": ("per-device", "one-process"),
-    "hybrid": ("per-device", "one-process"),
+    "hybrid": ("per-device",),
     "fsdp": ("per-device",),
     "tensor": ("per-device",),
 }
 SHARING_RUNGS = ("data_parallel", "ddp", "fsdp")  # every device takes a share of the batch
-CUT_RUNGS = ("model_parallel", "pipeline", "hybrid")  # no process holds the whole model
+CUT_RUNGS = ("model_parallel", "pipeline", "hybrid")  # no device holds the whole model
+LINEAR = ("toy", "transformer")  # models without convolutions, but for the one that embeds the patches
 
 
 def setting(default, description):
@@ -66,7 +77,7 @@ class Settings:
     batch_size: Count = setting(128, "images per step, over all processes together")
     epochs: Count | None = setting(None, "passes over the training images (default: 1, without --steps)")
     steps: Count | None = setting(None, "stop after this many steps; with --epochs: earlier, in the same training")
-    optimizer: Optimizer = setting("sgd", "what moves the weights: SGD with momentum 0.9, or AdamW")
+    optimizer: Optimizer = setting("sgd", "what updates the weights: SGD with momentum 0.9, or AdamW")
     lr: Annotated[float, Field(gt=0)] | None = setting(None, "learning rate (default: 0.01 with sgd, 0.001 with adamw)")
     warmup_steps: int = Field(0, ge=0, description="first steps, over which the learning rate grows to --lr")
     lr_schedule: Literal["constant", "cosine"] = setting(
@@ -85,22 +96,18 @@ class Settings:
         "always", "of rung fsdp: drop a block's gathered weights after its forward pass, or keep them for its backward"
     )
     sequence_parallel: bool = setting(False, "of rung tensor: also split the tokens, between the layers that are split")
-    accumulate: Count = setting(1, "parts of the batch, one after the other; the weights move after the last one")
-    micro_batch_size: Count | None = setting(
-        None, "images that a device computes at a time (single, ddp, fsdp): --accumulate follows, for any --processes"
+    microbatches: Count | None = setting(
+        None, "parts of a process's share, one after the other or down a pipeline (default: 1; pipelines: 4 per device)"
     )
-    microbatches: Count | None = setting(None, "parts of the batch, or of a replica's share (pipelines: 4 per stage)")
-    schedule: Literal[tuple(SCHEDULES)] = setting("1f1b", "order of work of a per-device pipeline")
-    stages_per_rank: Count | None = setting(None, "of a pipeline (default: as many as the schedule uses)")
+    schedule: Schedule = setting("1F1B", "of a pipeline with one process per device: what a device computes when")
     cut: str | None = setting(None, "last block of each stage but the last: names or numbers, separated by commas")
-    precision: Literal["fp32", "bf16", "fp16"] = setting("fp32", "type that autocast computes in")
+    precision: Literal["fp32", "bf16"] = setting("fp32", "type that autocast computes in")
     activation_checkpointing: bool = setting(False, "keep only each block's input, and compute the block twice")
     channels_last: bool = setting(False, "keep the channels of a pixel side by side (convolutional models)")
     compile: bool = setting(False, "compile every block in the first step (needs a C++ compiler)")
     out: str = setting("runs/train", "run folder: metrics, summary, checkpoints")
     checkpoint_every: Count | None = setting(None, "steps between checkpoints (default: none is written)")
-    sharded_checkpoints: bool = setting(False, "each process writes its own part; none needs room for the whole model")
-    resume: str | None = setting(None, "run folder whose newest checkpoint to go on from; auto: --out, if it has one")
+    resume: str | None = setting(None, "run folder whose newest checkpoint to resume; auto: --out, if it has one")
     workers: int = Field(0, ge=0, description="loader processes per rank; with 0 the rank decodes its images itself")
     log_every: Count = setting(10, "steps between two log entries; each waits for the device")
     tensorboard: bool = setting(False, "also write the metrics for TensorBoard, into --out/tensorboard")
@@ -127,6 +134,12 @@ def as_arguments(values) -> list[str]:
         elif value is not None and value is not False:
             arguments += [f"{option_name(name)}={text}"] if text.startswith("-") else [option_name(name), text]
     return arguments
+
+
+def require(condition, message):
+    """Refuse what a user wrote, with a message, unless the condition holds."""
+    if not condition:
+        raise UserError(message)
 
 
 def records_timeline(rung, form) -> bool:
@@ -156,36 +169,98 @@ def checked(settings: Settings, world_size: int | None = None) -> Settings:
         lr=s.lr or LEARNING_RATES[s.optimizer],
         image_size=s.image_size or (28 if s.dataset in ("digits", "mnist") else 224),
     )
-    recorded = records_timeline(s.rung, s.form)
-    require(recorded or not s.timeline, f"--timeline records rungs {', '.join(CUT_RUNGS)} in the form per-device")
-    hybrid = s.rung == "hybrid"
-    require(hybrid or s.rung == "tensor" or s.replicas is None, "--replicas belongs to --rung hybrid or tensor alone")
-    require(hybrid or s.mesh == "dp-pp", "--mesh belongs to --rung hybrid alone")
-    require((hybrid and s.form == "per-device") or not s.sharded, "--sharded belongs to --rung hybrid, form per-device")
-    require(s.replicas != 1 or not s.sharded, "--sharded divides stages among replicas; allowed: --replicas 2 or more")
-    require(s.rung == "fsdp" or s.reshard == "always", f"--reshard {s.reshard} belongs to --rung fsdp alone")
-    require(s.rung == "tensor" or not s.sequence_parallel, "--sequence-parallel belongs to --rung tensor alone")
-    check_savings(s)
-    s = with_accumulation(s, world_size)
-    return in_parts(s, lambda part: _settled(part, world_size))
-
-
-def _settled(s, world_size):
-    """Settle devices, replicas, stages and microbatches."""
-    grid = s.rung == "hybrid" or (s.replicas or 1) > 1
-    s = with_replicas(s, world_size) if grid else with_processes(s, world_size)
+    _check_belonging(s)
+    _check_savings(s)
+    s = _with_grid(s, world_size) if s.rung == "hybrid" or (s.replicas or 1) > 1 else _with_devices(s, world_size)
     return _with_stages(s) if s.rung in ("pipeline", "hybrid") else _with_parts(s)
 
 
+def _check_belonging(s):
+    """Refuse an option of another rung."""
+    recorded, hybrid = records_timeline(s.rung, s.form), s.rung == "hybrid"
+    require(recorded or not s.timeline, f"--timeline records rungs {', '.join(CUT_RUNGS)} in the form per-device")
+    require(hybrid or s.rung == "tensor" or s.replicas is None, "--replicas belongs to --rung hybrid or tensor alone")
+    require(hybrid or s.mesh == "dp-pp", "--mesh belongs to --rung hybrid alone")
+    require(hybrid or not s.sharded, "--sharded belongs to --rung hybrid alone")
+    require(s.replicas != 1 or not s.sharded, "--sharded divides stages among replicas; allowed: --replicas 2 or more")
+    require(s.rung == "fsdp" or s.reshard == "always", f"--reshard {s.reshard} belongs to --rung fsdp alone")
+    require(s.rung == "tensor" or not s.sequence_parallel, "--sequence-parallel belongs to --rung tensor alone")
+
+
+def _check_savings(s):
+    """Refuse what saves memory or time where it cannot be combined with the rung, the model or the schedule."""
+    require(
+        not (s.channels_last and s.model in LINEAR),
+        f"--channels-last is a memory layout for convolutions, of no use to model {s.model}; leave it out",
+    )
+    shards = "--sharded" if s.sharded else "--rung fsdp"
+    require(
+        not (s.channels_last and (s.rung == "fsdp" or s.sharded)),
+        f"--channels-last does not go with {shards}, which shards weights that lie row by row",
+    )
+    require(
+        not (s.compile and s.rung == "data_parallel"),
+        "--compile does not reach the copies that data_parallel makes in every step; use --rung ddp",
+    )
+    if s.form == "per-device" and s.rung in ("pipeline", "hybrid") and SCHEDULES[s.schedule].splits_backward:
+        # a block, or its compiled backward pass, would be computed anew for each part; FSDP would miss the gradients
+        whole = ", ".join(name for name, schedule in SCHEDULES.items() if not schedule.splits_backward)
+        for name in ("activation_checkpointing", "compile", "sharded"):
+            require(
+                not getattr(s, name),
+                f"{option_name(name)} does not go with --schedule {s.schedule}, which splits the backward pass of "
+                f"every block; allowed: {whole}",
+            )
+
+
+def _started(s, world_size) -> int | None:
+    """Return how many processes there are by the launcher or by the settings; None where neither says it."""
+    require(
+        world_size is None or s.processes in (None, world_size),
+        f"--processes {s.processes} contradicts the launcher's {world_size} processes; leave it out",
+    )
+    return world_size or s.processes
+
+
+def _with_devices(s, world_size):
+    """Settle the number of processes and of devices of a rung without replicas of a cut model."""
+    if s.form == "per-device":
+        count = _started(s, world_size) or 2
+        return replace(s, processes=count, devices=count)
+    started = world_size if world_size is not None else s.processes
+    more = "" if s.rung == "single" else " (and say --devices for how many devices it drives)"
+    require(
+        started in (None, 1),
+        f"rung {s.rung} in the one-process form was started as {started} processes; start 1{more}",
+    )
+    return replace(s, processes=1, devices=1 if s.rung == "single" else s.devices or 2)
+
+
+def _with_grid(s, world_size):
+    """Settle processes, replicas, and the devices of each replica; a grid has one process per device."""
+    replicas = s.replicas or 2
+    processes = _started(s, world_size) or replicas * (s.devices or 2)
+    require(
+        processes % replicas == 0 and processes > replicas,
+        f"{processes} processes do not make {replicas} replicas of 2 or more devices each; "
+        f"allowed: a multiple of {replicas} from {2 * replicas} on, or another --replicas",
+    )
+    require(
+        s.batch_size % replicas == 0,
+        f"--batch-size {s.batch_size} (all processes together) does not divide by {replicas} replicas; "
+        f"allowed: a multiple of {replicas}, such as {max(1, s.batch_size // replicas) * replicas}",
+    )
+    return replace(s, processes=processes, replicas=replicas, devices=processes // replicas)
+
+
 def _with_parts(s):
-    """Settle the parts of a batch whose gradients are accumulated, and refuse a batch that does not divide."""
+    """Settle the parts whose gradients are accumulated, and refuse a batch that does not divide."""
     parts, shares = s.microbatches or 1, s.devices if s.rung in SHARING_RUNGS else s.replicas or 1
     if s.rung == "tensor":
         check_split(s.model, s.image_size, s.devices, s.sequence_parallel)
     require(
         parts == 1 or s.rung != "model_parallel",
-        f"rung model_parallel takes no --microbatches {parts}: with them it is --rung pipeline; "
-        f"one part after the other is --accumulate {parts}",
+        f"rung model_parallel takes no --microbatches {parts}: with them it is --rung pipeline",
     )
     if s.rung == "model_parallel":
         resolve_cut(block_names(s.model), s.cut, s.devices)
@@ -200,18 +275,26 @@ def _with_parts(s):
 
 
 def _with_stages(s):
-    """Settle microbatches and stages of a pipeline, or of each replica of one."""
+    """Settle the microbatches of a pipeline, or of each replica of one; one process runs GPipe's order."""
     share = s.batch_size // (s.replicas or 1)
-    schedule = "gpipe" if s.form == "one-process" else s.schedule  # one process: all forwards, then all backwards
-    parts = s.microbatches
-    if parts is None:
-        parts = next((m for m in (4 * s.devices, 2 * s.devices) if share % m == 0), s.devices)
-        parts = 1 if schedule == "naive" else parts
-    stages_per_rank = check_schedule(schedule, s.devices, parts, s.stages_per_rank, share)
+    schedule = "GPipe" if s.form == "one-process" else s.schedule
+    parts = s.microbatches or next((m for m in (4 * s.devices, 2 * s.devices) if share % m == 0), s.devices)
+    check_schedule(schedule, s.devices, parts, share)
     require(
-        schedule == "naive" or parts >= s.devices,
+        parts >= s.devices,
         f"{parts} microbatches are fewer than the {s.devices} devices, so some would never work; "
-        f"allowed: {s.devices} or more, or --schedule naive",
+        f"allowed: {s.devices} or more, or --rung model_parallel",
     )
-    resolve_cut(block_names(s.model), s.cut, s.devices * stages_per_rank)
-    return replace(s, schedule=schedule, microbatches=parts, stages_per_rank=stages_per_rank)
+    resolve_cut(block_names(s.model), s.cut, s.devices * usual_stages_per_rank(schedule))
+    return replace(s, schedule=schedule, microbatches=parts)
+
+
+def check_compiler():
+    """Refuse to compile where there is no C++ compiler, or no header of Python for what it compiles."""
+    compiler = os.environ.get("CXX", "g++")
+    require(
+        shutil.which(compiler),
+        f"--compile needs a C++ compiler, {compiler} is not found; install g++ or set CXX to another",
+    )
+    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    require(header.exists(), f"--compile needs {header}; install Python's development files, or leave it out")

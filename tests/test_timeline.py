@@ -196,7 +196,7 @@ def test_what_is_computed_outside_a_step_is_not_recorded():
 
 def observed_trial(rung, **settings):
     """Build a rung on a batch of random images, in this process alone, and record it from outside."""
-    from mpdemo.labs.trial import Trial
+    from mpdemo.trial import Trial
     from mpdemo.settings import Settings
     from mpdemo.timeline.observe import observe
     from mpdemo.timeline.record import Recorder

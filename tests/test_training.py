@@ -26,7 +26,7 @@ from mpdemo.settings import Settings, checked
 from mpdemo.training import checkpoint
 from mpdemo.training.loop import train
 from mpdemo.training.resume import read_newest
-from mpdemo.training.run_log import RunLog
+from mpdemo.log import RunLog
 from mpdemo.world.env import World
 
 ROUNDING = 2e-5  # float32, summed in another order

@@ -6,7 +6,7 @@ from statistics import median
 
 from mpdemo.labs.harness import WARMUP, Comparison, quartiles
 from mpdemo.labs.machine import measure
-from mpdemo.labs.trial import build_model, random_batch, recorded_steps
+from mpdemo.trial import build_model, random_batch, recorded_steps
 from mpdemo.plan import SCHEDULES
 from mpdemo.plan.cut import move_boundary
 from mpdemo.plan.footprint import footprints

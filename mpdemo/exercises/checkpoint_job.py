@@ -14,7 +14,7 @@ from mpdemo.jobs import times
 from mpdemo.jobs.check import Script
 from mpdemo.jobs.record import read_text
 from mpdemo.paths import root
-from mpdemo.training.run_log import rows_in
+from mpdemo.log import rows_in
 
 OUT = "work/long"  # where the training of the exercise writes
 SECONDS = 60.0  # limit for each of its two runs

@@ -9,7 +9,7 @@ from pathlib import Path
 from mpdemo.jobs import diagnose
 from mpdemo.jobs.deadline import DAY, Deadline
 from mpdemo.jobs.record import read_text
-from mpdemo.training.run_log import read_rows
+from mpdemo.log import read_rows
 
 FINISHED = ("done", "failed", "stopped", "cancelled", "timeout", "out_of_memory", "node_failure", "unknown")
 LOG = "log.txt"  # of a job on this machine

@@ -13,7 +13,7 @@ from pathlib import Path
 from mpdemo.labs.harness import write_result
 from mpdemo.settings import Settings, checked
 from mpdemo.training.loop import train
-from mpdemo.training.run_log import rows_in
+from mpdemo.log import rows_in
 from mpdemo.world.launch import end
 
 TOY = {"model": "toy", "batch_size": 32, "lr": 0.005, "epochs": 8}  # a careful rate: there is room above it

@@ -15,7 +15,7 @@ from torch import nn
 
 from mpdemo import data, models
 from mpdemo.labs.harness import run_lab
-from mpdemo.labs.trial import all_cores
+from mpdemo.trial import all_cores
 from mpdemo.world.launch import end
 
 

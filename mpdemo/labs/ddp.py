@@ -13,10 +13,10 @@ import torch.distributed as dist
 
 from mpdemo import data, models
 from mpdemo.labs.harness import rest, run_lab
-from mpdemo.labs.trial import Trial
-from mpdemo.parallel.rung import loss_fn
+from mpdemo.trial import Trial
+from torch.nn.functional import cross_entropy as loss_fn
 from mpdemo.settings import Settings
-from mpdemo.training.measure import relative_difference
+from mpdemo.trial import relative_difference
 from mpdemo.world import clock
 from mpdemo.world.launch import end
 

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-from mpdemo.labs.trial import Trial, all_cores, is_per_device
-from mpdemo.training.run_log import RunLog
+from mpdemo.trial import Trial, all_cores, is_per_device
+from mpdemo.log import RunLog
 from mpdemo.world import clock
 from mpdemo.world.collectives import gather_objects
 from mpdemo.world.cores import claim_cores

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from mpdemo import data, models
 from mpdemo.labs.harness import join_world
-from mpdemo.training.run_log import RunLog
+from mpdemo.log import RunLog
 from mpdemo.world.launch import end
 
 BATCH, STEPS = 64, 12  # images over all processes together

@@ -14,12 +14,12 @@ import torch
 from mpdemo import data, models
 from mpdemo.cuts import HEADS
 from mpdemo.labs.harness import WARMUP, Comparison, join_world
-from mpdemo.labs.trial import recorded_steps
+from mpdemo.trial import recorded_steps
 from mpdemo.schedules import usual_stages_per_rank
 from mpdemo.settings import CUT_RUNGS, RUNG_FORMS, Settings
 from mpdemo.timeline import read
 from mpdemo.timeline.observe import record_updates
-from mpdemo.training.measure import relative_difference
+from mpdemo.trial import relative_difference
 from mpdemo.world.collectives import gather_objects
 from mpdemo.world.cores import shared_cores
 from mpdemo.world.launch import end

@@ -12,10 +12,10 @@ from mpdemo.labs.counting import peak_of_a_step
 from mpdemo.labs.harness import Comparison, run_lab
 from mpdemo.labs.ladder import model_and_batch
 from mpdemo.labs.loading import CONVNET
-from mpdemo.labs.trial import Trial
+from mpdemo.trial import Trial
 from mpdemo.notebook.story import story
 from mpdemo.settings import Settings, as_arguments
-from mpdemo.training.measure import relative_difference
+from mpdemo.trial import relative_difference
 from mpdemo.world.launch import end
 
 TRICKS = ({}, {"accumulate": 4}, {"precision": "bf16"}, {"activation_checkpointing": True})

@@ -21,7 +21,7 @@ from mpdemo.notebook.story import story
 from mpdemo.parallel.rung import count_correct, loss_fn
 from mpdemo.settings import Settings
 from mpdemo.training.build import make_optimizer, make_scheduler
-from mpdemo.training.run_log import RunLog
+from mpdemo.log import RunLog
 from mpdemo.world.collectives import sum_over_ranks
 from mpdemo.world.cores import claim_cores
 from mpdemo.world.env import where_am_i

@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 
 from mpdemo import data
 from mpdemo.labs.ladder import model_and_batch
-from mpdemo.labs.trial import Trial
+from mpdemo.trial import Trial
 from mpdemo.settings import Settings
 from mpdemo.world import clock
 

@@ -16,11 +16,11 @@ import torch
 from mpdemo import data, models
 from mpdemo.labs.harness import Comparison, run_lab
 from mpdemo.labs.ladder import model_and_batch
-from mpdemo.labs.trial import Trial
+from mpdemo.trial import Trial
 from mpdemo.notebook.story import equal_cut, story
 from mpdemo.schedules import SCHEDULES
 from mpdemo.settings import Settings
-from mpdemo.training.measure import relative_difference
+from mpdemo.trial import relative_difference
 from mpdemo.world.collectives import gather_objects
 from mpdemo.world.launch import end
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from mpdemo.labs.counting import peak_of_a_step, sent_in_a_step
 from mpdemo.labs.harness import write_result
 from mpdemo.labs.ladder import model_and_batch
-from mpdemo.labs.trial import Trial
+from mpdemo.trial import Trial
 from mpdemo.notebook.story import story
 from mpdemo.plan import predict
 from mpdemo.settings import Settings, as_arguments

@@ -10,7 +10,7 @@ import sys
 
 from mpdemo.plan import memory, report
 from mpdemo.plan.command import plan
-from mpdemo.training.run_log import RunLog
+from mpdemo.log import RunLog
 
 BATCH, IMAGE_SIZE, MICROBATCHES = 128, 224, 8
 COMPARED = (8, 16, 32)  # microbatches whose memory is estimated

@@ -14,13 +14,13 @@ from mpdemo.labs.counting import STEPS, sent_in_a_step
 from mpdemo.labs.harness import write_result
 from mpdemo.labs.ladder import model_and_batch
 from mpdemo.labs.profile_parts import STEP, recording
-from mpdemo.labs.trial import Trial
+from mpdemo.trial import Trial
 from mpdemo.notebook.story import story
 from mpdemo.settings import Settings
 from mpdemo.timeline import read
 from mpdemo.timeline.observe import observe
 from mpdemo.timeline.record import Recorder
-from mpdemo.training.measure import relative_difference
+from mpdemo.trial import relative_difference
 from mpdemo.world.collectives import gather_objects, whole
 from mpdemo.world.launch import end
 

@@ -18,9 +18,9 @@ from mpdemo.labs.counting import peak_of_a_step
 from mpdemo.labs.harness import run_lab
 from mpdemo.labs.ladder import model_and_batch
 from mpdemo.labs.loading import CONVNET, loading
-from mpdemo.labs.trial import Trial
+from mpdemo.trial import Trial
 from mpdemo.notebook.story import story
-from mpdemo.parallel.rung import loss_fn
+from torch.nn.functional import cross_entropy as loss_fn
 from mpdemo.settings import Settings
 from mpdemo.world.clock import now
 

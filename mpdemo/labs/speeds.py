@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 from mpdemo.labs.harness import Comparison, rest
 from mpdemo.labs.machine import answer_question, message
-from mpdemo.labs.trial import Trial, build_model, random_batch
+from mpdemo.trial import Trial, build_model, random_batch
 from mpdemo.plan import cost
 from mpdemo.plan.footprint import footprints
 from mpdemo.plan.step_time import Speeds, few_images, images_at_once, seconds, where

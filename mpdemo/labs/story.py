@@ -14,7 +14,7 @@ from mpdemo.errors import UserError, did_you_mean
 from mpdemo.labs.ddp import time_bucket
 from mpdemo.labs.harness import WARMUP, quartiles, write_result
 from mpdemo.labs.ladder import compare, measured_rows
-from mpdemo.labs.trial import recorded_steps
+from mpdemo.trial import recorded_steps
 from mpdemo.notebook.story import story
 from mpdemo.plan import predict
 from mpdemo.settings import RUNG_FORMS, RUNGS, Settings

@@ -18,7 +18,7 @@ from mpdemo.labs.harness import rest, write_result
 from mpdemo.labs.ladder import model_and_batch
 from mpdemo.labs.loading import RemoteImages
 from mpdemo.labs.profile_parts import LOADING, STEP, recording, steps_of
-from mpdemo.labs.trial import Trial
+from mpdemo.trial import Trial
 from mpdemo.notebook.story import story
 from mpdemo.settings import Settings
 from mpdemo.world import clock

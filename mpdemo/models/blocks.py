@@ -38,6 +38,7 @@ class Blocks(nn.Module):
         self.checkpointing = False  # whether the backward pass computes every block once more
         self.channels_last = False  # whether the channels of a pixel lie side by side in memory
         self.input_shape = None  # (C, S, S) of an image, for a whole model
+        self.last = self.names[-1]  # of the whole model: its output is float32, so that the loss is not in bf16
         for name, block in blocks.items():
             *containers, leaf = name.split(".")
             parent = self
@@ -59,14 +60,23 @@ class Blocks(nn.Module):
             for name in self.names:
                 block = self.get_submodule(name)
                 x = recomputed(block, x) if twice else block(x)
+        x = x.float() if self.names[-1] == self.last else x
         return x.contiguous()  # a tensor that is sent to another rank must be contiguous
+
+    def blocks(self) -> list[nn.Module]:
+        """Return the blocks, in order."""
+        return [self.get_submodule(name) for name in self.names]
+
+    def some(self, names) -> "Blocks":
+        """Return the blocks of these names as a model that shares their parameters."""
+        part = Blocks({name: self.get_submodule(name) for name in names})
+        part.precision, part.checkpointing = self.precision, self.checkpointing
+        part.channels_last, part.last = self.channels_last, self.last
+        return part
 
     def stage(self, start, stop) -> "Blocks":
         """Return blocks ``start`` to ``stop`` (excluded) as a model that shares these parameters."""
-        part = Blocks({name: self.get_submodule(name) for name in self.names[start:stop]})
-        part.precision, part.checkpointing = self.precision, self.checkpointing
-        part.channels_last = self.channels_last
-        return part
+        return self.some(self.names[start:stop])
 
     def cut(self, points) -> "list[Blocks]":
         """Cut before each block index in `points`: ``cut([3])`` gives blocks 0 to 2 and blocks 3 to the end."""

@@ -13,7 +13,7 @@ from mpdemo.notebook.bundle import Bundle
 from mpdemo.notebook.plots import curves, ladder_so_far
 from mpdemo.notebook.rung_table import COLUMNS, table
 from mpdemo.settings import RUNGS
-from mpdemo.training.run_log import rows_in
+from mpdemo.log import rows_in
 
 SO_FAR = [name for name in COLUMNS if name not in ("form", "processes")]
 FOOT = (

@@ -1,8 +1,8 @@
-"""Record a rung that holds the whole model, from outside: the rung's file stays as the notebooks show it.
+"""Record a trial of a rung that holds the whole model, from outside: the rung's file stays as the notebooks show it.
 
 Hooks of PyTorch say when a forward pass begins and when a backward pass begins; an operation ends where the next one
 begins. Beside F and B these timelines hold O, the optimizer's step, and A, the all-reduce of a bucket of gradients
-between the moment when it was ready and the moment when it was reduced; A runs while B goes on.
+between the moment when it was ready and the moment when it was reduced; A runs while B continues.
 """
 
 from contextlib import ExitStack
@@ -10,29 +10,19 @@ from itertools import pairwise
 
 from mpdemo.world import clock
 
-KINDS_OF_THREADS = {"apply": "F", "gradients": "B"}  # what mpdemo/parallel/threads.py does in its threads
 
-
-def observe(rung, optimizer, recorder):
-    """Record all steps of a rung and of its optimizer from now on.
-
-    Parameters
-    ----------
-    rung : mpdemo.parallel.rung.Rung
-        With the attribute `model`, the whole model.
-    optimizer : torch.optim.Optimizer
-    recorder : Recorder
-    """
-    rung.recorder, wrapper = recorder, getattr(rung, "parallel", rung.model)
-    if hasattr(wrapper, "threads"):
-        wrapper.threads = RecordedThreads(wrapper.threads, recorder)
+def observe(trial, recorder):
+    """Record all steps of a `mpdemo.trial.Trial` and of its optimizer from now on."""
+    trial.recorder = recorder
+    if trial.s.rung == "data_parallel" and trial.device.type == "cpu":
+        record_threads(trial.held, recorder)
     else:
-        record_passes(rung, wrapper, recorder)
-    record_updates(optimizer, recorder)
+        record_passes(trial, recorder)
+    record_updates(trial.updates, recorder)
 
 
-def record_passes(rung, model, recorder):
-    """Record the forward and backward passes of every step of `rung` through `model`."""
+def record_passes(trial, recorder):
+    """Record the forward and backward passes of every step through the trial's model."""
     beginnings = []
 
     def note(kind):
@@ -42,22 +32,18 @@ def record_passes(rung, model, recorder):
         if outputs.requires_grad:
             outputs.register_hook(lambda gradient: note("B"))
 
-    model.register_forward_pre_hook(lambda module, inputs: note("F"))
-    model.register_forward_hook(wait_for_gradient)
-    step = rung.step
-
-    def recorded_step(images, labels):
-        beginnings.clear()
-        result = step(images, labels)
+    def end(*_):
         note("end")
         passes = [(kind, begin, end) for (kind, begin), (_, end) in pairwise(beginnings)]
         if ready := recorder.latest("A"):  # the last gradient was ready; then the step waited for the all-reduce
             passes[-1] = (*passes[-1][:2], ready["start"])
         for number, (kind, begin, end) in enumerate(passes):
             recorder.add(kind, begin, end, microbatch=number // 2)
-        return result
+        beginnings.clear()
 
-    rung.step = recorded_step
+    trial.held.register_forward_pre_hook(lambda module, inputs: note("F"))
+    trial.held.register_forward_hook(wait_for_gradient)
+    trial.updates.register_step_pre_hook(end)
 
 
 def record_updates(optimizer, recorder):
@@ -67,25 +53,25 @@ def record_updates(optimizer, recorder):
     optimizer.register_step_post_hook(lambda *_: under_way.close())
 
 
-class RecordedThreads:
-    """The threads of a `mpdemo.parallel.threads.ThreadedDataParallel`, one per device, and what each does when."""
+def record_threads(model, recorder):
+    """Record what each thread of the data-parallel rung does when; the first copy of the model is the trial's own."""
+    from mpdemo.rungs import data_parallel
 
-    def __init__(self, threads, recorder):
-        self.threads, self.recorder = threads, recorder
+    devices = {id(model): 0}
 
-    def map(self, function, copies, *more):
-        """Call a function for each copy of the model, in threads, and record it."""
-        kind = KINDS_OF_THREADS[function.__name__]
+    def recorded(function, kind):
+        def call(copy, *arguments):
+            with recorder.operation(kind, stage=0, rank=devices.setdefault(id(copy), len(devices))):
+                return function(copy, *arguments)
 
-        def recorded(device, *arguments):
-            with self.recorder.operation(kind, stage=0, rank=device):
-                return function(*arguments)
+        return call
 
-        return self.threads.map(recorded, range(len(copies)), copies, *more)
+    data_parallel.forward = recorded(data_parallel.forward, "F")
+    data_parallel.gradients = recorded(data_parallel.gradients, "B")
 
 
 class RecordedBuckets:
-    """Takes what `mpdemo.labs.ddp.time_bucket` notes of every bucket of gradients."""
+    """Takes what the lab of DDP notes of every bucket of gradients."""
 
     def __init__(self, recorder):
         self.recorder = recorder

@@ -9,8 +9,11 @@ Taught in notebooks/05_pipeline.ipynb.
 import json
 import socket
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+import torch
+import torch.distributed
 
 from mpdemo.timeline.clock_offset import clock_offset
 from mpdemo.world import clock
@@ -35,6 +38,25 @@ class Recorder:
         self._steps = []  # (begin, end, operations) as readings of the clock
         self._operations = None  # of the step under way
 
+    def watch(self, part):
+        """Record a `mpdemo.stages.Part`: its pipeline's stages, or the passes and messages of a stage without one."""
+        part.recorder = self
+        model, number = part.model, next(iter(part.stages))
+        passes = ExitStack()  # of a stage that no pipeline drives: a forward pass through the model, and `backward`
+        model.register_forward_pre_hook(lambda *_: passes.enter_context(self.operation("F", number)))
+        model.register_forward_hook(lambda *_: passes.close())
+        for holder, name, kind in ((torch.Tensor, "backward", "B"), (torch.distributed, "all_reduce", "A")):
+            setattr(holder, name, self._within(getattr(holder, name), kind, number))
+
+    def _within(self, function, kind, stage):
+        """Return a function whose calls are recorded in a step."""
+
+        def recorded(*args, **kwargs):
+            with self.operation(kind, stage):
+                return function(*args, **kwargs)
+
+        return recorded
+
     def attach(self, stage):
         """Record a ``PipelineStage``: what it computes, and when it sends to another stage."""
         methods = {
@@ -47,34 +69,30 @@ class Recorder:
         for name in ("get_fwd_send_ops", "get_bwd_send_ops"):
             setattr(stage, name, self._noted(getattr(stage, name), stage))
 
-    def loss(self, loss_fn):
-        """Return `loss_fn` wrapped so that its time counts as part of the last stage's forward."""
-
-        def timed(*args, **kwargs):
-            begin = time.thread_time()
-            result = loss_fn(*args, **kwargs)
-            if self._operations and self._operations[-1]["kind"] == "F":
-                self._operations[-1]["end"] = clock.read(self.device)
-                self._operations[-1]["on_core"] += time.thread_time() - begin
-            return result
-
-        return timed
-
     @contextmanager
     def step(self):
         """Record a ``with`` block as one step. In the first one the ranks compare clocks: all must come here."""
+        self.begin_step()
+        yield self
+        self.end_step()
+
+    def begin_step(self):
+        """Record what follows as one step. In the first one the ranks compare clocks: all must come here."""
         if self.offset is None:
             self._set_zero()
-        begin, self._operations = clock.read(self.device), []
-        try:
-            yield self
-        finally:
-            self._steps.append((begin, clock.read(self.device), self._operations))
-            self._operations = None
+        self._begin, self._operations = clock.read(self.device), []
+
+    def end_step(self):
+        """End the step under way."""
+        self._steps.append((self._begin, clock.read(self.device), self._operations))
+        self._operations = None
 
     @contextmanager
     def operation(self, kind, stage, microbatch=0, **more):
         """Record a ``with`` block as one operation of the step under way; outside of a step nothing is recorded."""
+        if self._operations is None:
+            yield
+            return
         start, begin = clock.read(self.device), time.thread_time()
         yield
         on_core = time.thread_time() - begin  # s that this thread had a core: less than it took where cores are shared

@@ -11,7 +11,7 @@ import torch
 
 from mpdemo.labs.counting import peak_of_a_step
 from mpdemo.labs.ladder import model_and_batch
-from mpdemo.labs.trial import Trial
+from mpdemo.trial import Trial
 from mpdemo.parallel import rung as all_rungs
 from mpdemo.plan import predict
 from mpdemo.settings import Settings

@@ -8,16 +8,16 @@ import sys
 from pathlib import Path
 
 import torch.distributed as dist
+from mpdemo.training.resume import read_newest
 
 from mpdemo.labs.harness import join_world
-from mpdemo.training.resume import read_newest
 
 
 def put_together(older, newer, folder):
     """Copy the checkpoints, and change a byte in the last file of the newer one."""
     for run in (older, newer):
         shutil.copytree(Path(run, "checkpoints"), folder / "checkpoints", dirs_exist_ok=True)
-    *_, last = sorted((folder / "checkpoints").glob("*/*"))
+    *_, last = sorted((folder / "checkpoints").glob("*/*.safetensors"))
     content = bytearray(last.read_bytes())
     content[-1] ^= 1
     last.write_bytes(content)
@@ -29,5 +29,5 @@ if __name__ == "__main__":
         if world.rank == 0:
             put_together(*sys.argv[1:3], folder)
         dist.barrier()
-        state = read_newest(folder, world.rank, world.world_size)
+        state = read_newest(folder)
         (folder / f"rank-{world.rank}").write_text(str(state["step"]))

@@ -6,7 +6,6 @@ relative difference of loss, gradients (step 1) and weights (after three steps) 
 same microbatches ("same") and from the single device that runs the whole batch ("full").
 """
 
-import copy
 import json
 import os
 import sys
@@ -16,39 +15,43 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from mpdemo import data, models, parallel
-from mpdemo.labs.harness import join_world
-from mpdemo.parallel import rung as all_rungs
+from mpdemo import data, models, run
 from mpdemo.settings import SHARING_RUNGS, Settings, checked
-from mpdemo.training.build import make_optimizer
-from mpdemo.training.measure import relative_difference
+from mpdemo.trial import Trial, is_per_device, join_world, relative_difference
 from mpdemo.world.collectives import gather_objects, sum_over_ranks, whole
-from mpdemo.world.env import World, process_group, where_am_i
+from mpdemo.world.env import process_group, where_am_i
 
 STEPS = 3
-PLAIN = {"accumulate": 1, "replicas": None, "activation_checkpointing": False, "compile": False}
-PLAIN |= {"reshard": "always", "sequence_parallel": False, "devices": 1, "cut": None, "schedule": "1f1b"}
-PLAIN |= {"stages_per_rank": None, "mesh": "dp-pp", "sharded": False}  # of the single device
+PLAIN = {"replicas": None, "activation_checkpointing": False, "compile": False, "form": "one-process"}
+PLAIN |= {"reshard": "always", "sequence_parallel": False, "devices": 1, "processes": 1, "cut": None}
+PLAIN |= {"schedule": "1F1B", "mesh": "dp-pp", "sharded": False}  # of the single device
 SINGLE = {}  # settings of the single device -> what its three steps gave
 
 
 def three_steps(settings, model, world, images, labels):
     """Losses, first gradients, final weights (by name) of what this process holds; a validation; final buffers."""
-    rung = parallel.make(copy.deepcopy(model), world, settings)
-    optimizer = make_optimizer(rung.named_parameters().values(), settings)
-    images, labels = images.chunk(rung.replicas)[rung.replica], labels.chunk(rung.replicas)[rung.replica]
-    losses, gradients = [], None
+    trial = Trial(settings, world, model, (images, labels), lr=settings.lr)
+    gradients, losses = {name: host_copy(gradient) for name, gradient in trial.gradients().items()}, []
+    for buffer, start in zip(trial.held.buffers(), trial.start, strict=True):
+        buffer.copy_(start)  # the gradients were a pass of their own
     for _ in range(STEPS):
-        optimizer.zero_grad()
-        loss, _ = rung.step(images if rung.has_input else images.new_empty(len(images), 0), labels)
-        losses.append(loss.double().cpu() / rung.replicas)
-        gradients = gradients or {n: host_copy(p.grad) for n, p in rung.named_parameters().items()}
-        optimizer.step()
-    weights = {n: host_copy(p.detach()) for n, p in rung.named_parameters().items()}
-    buffers = {n: b.cpu() for stage in rung.stages for n, b in stage.named_buffers()}
-    rung.train(False)
-    loss, correct = rung.evaluate(images if rung.has_input else images.new_empty(len(images), 0), labels)
-    return torch.stack(losses), gradients, weights, torch.stack([loss.double(), correct.double()]).cpu(), buffers
+        losses.append(trial.step().double().cpu() / trial.replicas)
+    weights = {name: host_copy(p.detach()) for name, p in trial.held.named_parameters()}
+    buffers = {name: b.cpu() for name, b in trial.held.named_buffers()}
+    return torch.stack(losses), gradients, weights, validation_of(trial), buffers
+
+
+@torch.no_grad()
+def validation_of(trial):
+    """Sum of the losses, and correct predictions, of the trial's batch in evaluation."""
+    trial.held.eval()
+    images, labels = trial.next_batch()
+    outputs = trial.evaluate(images)
+    if outputs is None or not trial.counts:
+        return torch.zeros(2, dtype=torch.double)
+    labels = labels.to(outputs.device)
+    loss = torch.nn.functional.cross_entropy(outputs, labels) * len(labels)
+    return torch.stack([loss.double(), (outputs.argmax(1) == labels).sum().double()]).cpu()
 
 
 def host_copy(tensor):
@@ -58,24 +61,23 @@ def host_copy(tensor):
 
 def compare(case, world):
     """One case's differences, the worst over all ranks."""
-    alone = case.get("form") == "one-process" and case["rung"] != "hybrid"
+    alone = not is_per_device(Settings(**case))
     settings = checked(Settings(**case), None if alone else world.world_size)
     train = data.load("digits", image_size=settings.image_size).train
     images, labels = (torch.stack(t) for t in zip(*[train[i] for i in range(settings.batch_size)], strict=True))
     model = models.build(settings.model, norm=settings.norm, image_size=settings.image_size, seed=3)
-    own_world = World(device=world.device) if alone else world
-    losses, gradients, weights, validation, buffers = three_steps(settings, model, own_world, images, labels)
+    losses, gradients, weights, validation, buffers = three_steps(settings, model, world, images, labels)
     if not alone:
         sum_over_ranks(losses), sum_over_ranks(validation)
     shares = settings.replicas or (settings.devices if settings.rung in SHARING_RUNGS else 1)
-    parts = settings.microbatches * shares * settings.accumulate
+    parts = settings.microbatches * shares
     result = {}
     for name, microbatches in {"same": parts, "full": 1}.items():
         if name == "full" and settings.norm == "batch" and settings.model == "resnet18":
             continue  # another computation, and a slow one
-        reference = replace(settings, rung="single", form="one-process", microbatches=microbatches, **PLAIN)
+        reference = replace(settings, rung="single", microbatches=microbatches, **PLAIN)
         if reference not in SINGLE:  # several cases compare with the same one
-            values = world.rank == 0 and three_steps(reference, model, World(device=world.device), images, labels)
+            values = world.rank == 0 and three_steps(reference, model, world, images, labels)
             SINGLE[reference] = of_rank_0(values)
         expected = SINGLE[reference]
         result[name] = {
@@ -99,7 +101,7 @@ def of_rank_0(value):
 @contextmanager
 def first_gpu():
     """A world whose devices all are the first GPU; several processes speak gloo, since NCCL wants a GPU for each."""
-    all_rungs.local_devices = lambda world, count: [world.device] * count
+    run.local_devices = lambda world, count: [world.device] * count
     world = where_am_i(os.environ | {"LOCAL_RANK": "0"})
     world = replace(world, backend="gloo") if world.world_size > 1 else world
     with process_group(world):

@@ -12,11 +12,9 @@ import sys
 
 import torchvision  # noqa: F401
 
-import mpdemo.labs.harness
-import mpdemo.parallel.fsdp
-import mpdemo.parallel.hybrid
-import mpdemo.parallel.tensor
-import mpdemo.training.loop  # noqa: F401
+import mpdemo.rungs.hybrid
+import mpdemo.rungs.tensor
+import mpdemo.trial  # noqa: F401
 from mpdemo.world.launch import free_port
 
 SECONDS = 200  # of one world, on a busy machine

@@ -13,7 +13,6 @@ import time
 from pathlib import Path
 
 import torch
-
 from mpdemo.training import checkpoint
 
 KILLS, WEIGHTS = 200, 2**19  # 2 MiB

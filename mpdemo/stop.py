@@ -7,6 +7,7 @@ import signal
 import time
 
 import torch
+import torch.distributed as dist
 
 from mpdemo.world.collectives import sum_over_ranks
 
@@ -14,17 +15,10 @@ INTERVAL = 5.0  # seconds between two checks over all ranks (or one call, where 
 
 
 class StopSignal:
-    """Whether any rank was asked to stop.
+    """Whether any rank was asked to stop; all ranks compare at the latest after `most_calls` calls."""
 
-    Parameters
-    ----------
-    world : World
-    most_calls : int
-        Calls between two checks at the most.
-    """
-
-    def __init__(self, world, most_calls):
-        self.world, self.most_calls = world, most_calls
+    def __init__(self, device, most_calls):
+        self.device, self.most_calls = device, most_calls
         self.received, self.calls, self.next_check = False, 0, 1
         self.last_check = None  # call and time (s)
         signal.signal(signal.SIGUSR1, self._receive)
@@ -41,8 +35,9 @@ class StopSignal:
         now, seconds = time.perf_counter(), INTERVAL
         if self.last_check:
             seconds = (now - self.last_check[1]) / (self.calls - self.last_check[0])
-        flags = torch.tensor([float(self.received), seconds], device=self.world.device)  # reading it waits for a GPU
-        received, seconds = (sum_over_ranks(flags) / self.world.world_size).tolist()
+        flags = torch.tensor([float(self.received), seconds], device=self.device)  # reading it waits for a GPU
+        world_size = dist.get_world_size() if dist.is_initialized() else 1
+        received, seconds = (sum_over_ranks(flags) / world_size).tolist()
         self.next_check = self.calls + min(max(1, int(INTERVAL / seconds)), self.most_calls)
         self.last_check = self.calls, now
         return received > 0

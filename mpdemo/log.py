@@ -5,8 +5,8 @@ import fcntl
 import json
 from pathlib import Path
 
+from mpdemo.board import TensorBoardLog
 from mpdemo.errors import RunFailed, UserError
-from mpdemo.training.tensorboard_log import TensorBoardLog
 
 
 def read_rows(text) -> list[dict]:
@@ -22,22 +22,6 @@ def rows_in(folder) -> list[dict]:
     """Return the rows of the ``metrics.jsonl`` in a run's folder; none where there is no such file."""
     path = Path(folder) / "metrics.jsonl"
     return read_rows(path.read_text(errors="replace")) if path.exists() else []
-
-
-def open_log(run, resumed):
-    """Open the folder of a `mpdemo.training.loop.Run`, with a part for TensorBoard where the settings ask for it.
-
-    Parameters
-    ----------
-    resumed : tuple of (int, int) or None
-        As for `RunLog`.
-    """
-    log = RunLog(run.folder, run.world.rank == 0, resumed)
-    if log.active and run.settings.tensorboard:
-        base, factor = run.scheduler.base_lrs[0], run.scheduler.lr_lambdas[0]
-        rows = resumed and read_rows(log.path.read_text())
-        log.board = TensorBoardLog(run.folder, run.settings, lambda step: base * factor(step - 1), rows)
-    return log
 
 
 class RunLog:
@@ -76,6 +60,12 @@ class RunLog:
             self.file = self.path.open("a", buffering=1)
         except OSError as error:
             raise UserError(f"cannot write to --out {out}: {error.strerror}; name a folder of your own") from None
+
+    def show_board(self, settings, learning_rate, resumed):
+        """Write the metrics for TensorBoard too; `learning_rate(step)` is that of every step, counted from 1."""
+        if self.active:
+            rows = rows_in(self.folder) if resumed else None
+            self.board = TensorBoardLog(self.folder, settings, learning_rate, rows)
 
     def _lock(self):
         """Refuse a folder that another run writes to now; the lock ends with this process."""

@@ -7,29 +7,28 @@ Every rung on one machine (``--processes`` starts torchrun for you)::
     python -m mpdemo train --rung ddp            --model resnet50 --dataset folder --data PATH --processes 2
     python -m mpdemo train --rung model_parallel --model resnet50 --cut layer2.3 --processes 2
     python -m mpdemo train --rung model_parallel --model resnet50 --form one-process --devices 2
-    python -m mpdemo train --rung pipeline       --model transformer --microbatches 8 --schedule 1f1b --processes 2
+    python -m mpdemo train --rung pipeline       --model transformer --microbatches 8 --schedule 1F1B --processes 2
     python -m mpdemo train --rung pipeline       --model resnet50 --form one-process --microbatches 8 --devices 2
     python -m mpdemo train --rung hybrid         --model transformer --processes 4 --replicas 2
-    python -m mpdemo train --rung hybrid         --model resnet50 --form one-process --devices 2 --replicas 2
     python -m mpdemo train --rung hybrid         --model transformer --processes 4 --replicas 2 --sharded
     python -m mpdemo train --rung fsdp           --model transformer --processes 2 --reshard never
     python -m mpdemo train --rung tensor         --model transformer --processes 2 --sequence-parallel
     python -m mpdemo train --rung tensor         --model transformer --processes 4 --replicas 2
 
-The same by hand, and on several nodes of a cluster::
+A rung is a script, mpdemo/rungs/NAME.py. The same by hand, and on several nodes of a cluster::
 
-    torchrun --standalone --nproc-per-node 2 -m mpdemo train --rung ddp --model convnet
+    torchrun --standalone --nproc-per-node 2 -m mpdemo.rungs.ddp --model convnet
     srun --ntasks-per-node 4 python -m mpdemo train --rung ddp --model resnet50   # MASTER_ADDR, MASTER_PORT exported
 """
 
 import argparse
 import os
+from pathlib import Path
 
-from mpdemo.errors import UserError
+from mpdemo.board import check_tensorboard
+from mpdemo.errors import Parser, UserError
 from mpdemo.options import add_options, options_from
-from mpdemo.savings import check_compiler
-from mpdemo.settings import Settings, checked
-from mpdemo.training.tensorboard_log import check_tensorboard
+from mpdemo.settings import Settings, check_compiler, checked
 from mpdemo.world.failures import report
 from mpdemo.world.launch import PARENT, end, import_pytorch, prepare_signals, start
 from mpdemo.world.processes import check_room
@@ -47,10 +46,7 @@ def add_arguments(parser):
 def main(args) -> int:
     """Check the settings, then train here or start the processes that do."""
     settings = options_from(args, Settings)
-    if settings.compile:
-        check_compiler()
-    if settings.tensorboard:
-        check_tensorboard()
+    check_tools(settings)
     if "RANK" in os.environ or "SLURM_PROCID" in os.environ:
         prepare_signals()
         import_pytorch(needs_torchvision(settings))
@@ -63,9 +59,50 @@ def main(args) -> int:
         return work(settings)
     check_room(settings.processes, settings.oversubscribe)
     import_pytorch(needs_torchvision(settings))
-    check_gpus(settings.processes, devices_of_a_process(settings))
-    check_precision(settings.precision)
-    return start(["-m", "mpdemo", "train", *settings.arguments()], settings.processes)
+    check_gpus(settings)
+    return start(["-m", f"mpdemo.rungs.{settings.rung}", *settings.arguments()], settings.processes)
+
+
+def run_script(doc, train):
+    """Run a rung's file as a program: options, world, training, exit status. Where it is rank 0 it says what is wrong."""
+    rung = Path(train.__code__.co_filename).stem
+    parser = Parser(prog=f"python -m mpdemo.rungs.{rung}", description=doc)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add_options(parser, Settings)
+    try:
+        args = parser.parse_args()
+        require_rung(args, rung)
+        settings = options_from(args, Settings)
+        check_tools(settings)
+        world_size = world_size_of_launcher()
+        settings = checked(settings, world_size)
+        if world_size is None and settings.processes > 1:
+            raise UserError(
+                f"rung {rung} needs {settings.processes} processes, and this is one; start them by torchrun --standalone "
+                f"--nproc-per-node {settings.processes} -m mpdemo.rungs.{rung} ..., or by python -m mpdemo train"
+            )
+    except UserError as error:
+        if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0" or PARENT in os.environ:
+            report(error, None, started_by_parent=False)
+        end(error.status)
+    end(work(settings))
+
+
+def require_rung(args, rung):
+    """Refuse another ``--rung`` than the file's own."""
+    if getattr(args, "rung", rung) != rung:
+        raise UserError(
+            f"--rung {args.rung} is not this file's; allowed: {rung}, or python -m mpdemo.rungs.{args.rung}"
+        )
+    args.rung = rung
+
+
+def check_tools(settings):
+    """Refuse what needs a program or package that is not here."""
+    if settings.compile:
+        check_compiler()
+    if settings.tensorboard:
+        check_tensorboard()
 
 
 def world_size_of_launcher():
@@ -86,47 +123,55 @@ def devices_of_a_process(settings) -> int:
     return 1 if settings.form == "per-device" else settings.devices
 
 
-def check_gpus(processes, devices=1):
-    """Refuse more devices than GPUs, where there are GPUs, before anything is started."""
+def check_gpus(settings):
+    """Refuse more devices than GPUs, or a precision that they lack, before anything is started."""
     import torch
 
-    visible = torch.cuda.device_count() if torch.cuda.is_available() else None
-    if visible is not None and processes * devices > visible:
-        each, fewer = (f" with {devices} devices each", "fewer --replicas or --devices") if devices > 1 else ("", None)
+    if not torch.cuda.is_available():
+        return
+    processes, devices, visible = settings.processes, devices_of_a_process(settings), torch.cuda.device_count()
+    if processes * devices > visible:
+        each, fewer = (f" with {devices} devices each", "fewer --devices") if devices > 1 else ("", None)
         raise UserError(
             f"{processes} processes{each} need {processes * devices} GPUs, {visible} visible; "
             f"{fewer or f'--processes {visible}'}, or CUDA_VISIBLE_DEVICES= to compute on the CPU"
         )
+    check_precision(settings.precision)
 
 
 def check_precision(precision):
-    """Refuse fp16 on a CPU before anything is started."""
+    """Refuse bf16 on a GPU that has no units for it."""
     import torch
 
-    from mpdemo.parallel.savings import precision_of
-
-    precision_of(precision, "cuda" if torch.cuda.is_available() else "cpu")
+    if (
+        precision == "bf16"
+        and torch.cuda.is_available()
+        and not torch.cuda.is_bf16_supported(including_emulation=False)
+    ):
+        name = torch.cuda.get_device_name()
+        raise UserError(f"--precision bf16: {name} has no bf16 units (they came with Ampere); allowed there: fp32")
 
 
 def work(settings) -> int:
-    """Train in this process; its error, if any, is reported with its rank."""
+    """Train in this process; its error, if any, is reported with its rank. Returns the exit status."""
     import_pytorch(needs_torchvision(settings), with_optimizers=True)
     from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 
-    from mpdemo.training.loop import train
+    from mpdemo.run import train
     from mpdemo.world.cores import claim_cores
     from mpdemo.world.env import process_group, where_am_i
 
-    world = None
+    place = None
     try:
         devices = devices_of_a_process(settings)
-        world = where_am_i(devices=devices)
-        claim_cores(world, devices)
-        with process_group(world, timeout=PATIENCE):
-            return train(settings, world)
+        place = where_am_i(devices=devices)
+        check_precision(settings.precision)
+        claim_cores(place, devices)
+        with process_group(place, timeout=PATIENCE):
+            return train(settings, place)
     except Exception as error:
         if "TORCHELASTIC_ERROR_FILE" in os.environ:  # torchrun reads it and names the rank
             ErrorHandler().record_exception(error)
-        report(error, world, PARENT in os.environ)
+        report(error, place, PARENT in os.environ)
         # here: tearing down a broken process group may hang, and the others are waiting for this end
         end(error.status if isinstance(error, UserError) else 1)

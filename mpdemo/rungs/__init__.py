@@ -1,0 +1,12 @@
+"""The ladder: one training script per rung, all of one shape. Read two side by side: what differs is the lesson.
+
+Each runs as it stands (``python -m mpdemo.rungs.single``, ``torchrun --nproc-per-node 2 -m mpdemo.rungs.ddp``) and owns
+its loop: ``train(run)`` is plain PyTorch, `mpdemo.run.Run` brings batches, log, checkpoints and the stop signal.
+"""
+
+import sys
+
+from mpdemo.world.launch import prepare_signals
+
+if sys.argv[:1] == ["-m"]:  # a rung starts here, and will import PyTorch for seconds: a SIGUSR1 must not kill it
+    prepare_signals()

@@ -1,0 +1,31 @@
+"""Distributed data parallel: one process per device, each with the whole model and its share of the batch.
+
+    torchrun --standalone --nproc-per-node 2 -m mpdemo.rungs.ddp --model transformer --epochs 2
+
+Taught in notebooks/03_ddp.ipynb. Source: https://arxiv.org/abs/2006.15704.
+"""
+
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+from mpdemo.run import Run
+
+
+def train(run):
+    model = run.model().to(run.device)
+    ddp = DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=run.s.microbatches == 1)
+    optimizer = run.optimizer(model.parameters())
+    for images, labels in run.batches(model, optimizer, run.world, run.rank):
+        optimizer.zero_grad()
+        parts = run.split(images, labels)  # one part, unless --microbatches asks for more
+        for part, target in parts:
+            ddp.require_backward_grad_sync = part is parts[-1][0]  # as `with ddp.no_sync()` for all but the last part
+            outputs = ddp(part)
+            loss = cross_entropy(outputs, target) / len(parts)  # the parts' losses add up to the mean
+            loss.backward()  # adds to parameter.grad, and averages it over all processes while it computes
+            run.log(loss, outputs, target)
+        optimizer.step()
+
+
+if __name__ == "__main__":
+    Run.main(__doc__, train)

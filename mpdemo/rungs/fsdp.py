@@ -1,0 +1,35 @@
+"""Fully sharded data parallel: as DDP, but each process holds only its part of the model.
+
+    torchrun --standalone --nproc-per-node 2 -m mpdemo.rungs.fsdp --model transformer --epochs 2
+
+Taught in notebooks/07_sharding.ipynb. Source: https://arxiv.org/abs/1910.02054.
+"""
+
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.functional import cross_entropy
+
+from mpdemo.run import Run
+
+
+def train(run):
+    model = run.model()  # goes to the device block by block, so that the device never holds it whole
+    sharding = {"mesh": init_device_mesh(run.device.type, (run.world,)), "mp_policy": run.policy()}
+    for block in model.blocks():  # what is one block is gathered in one message
+        fully_shard(block, **sharding, reshard_after_forward=run.s.reshard == "always")
+    fully_shard(model, **sharding)  # the root: it starts and ends every pass
+    optimizer = run.optimizer(model.parameters())
+    for images, labels in run.batches(model, optimizer, run.world, run.rank):
+        optimizer.zero_grad()
+        parts = run.split(images, labels)  # one part, unless --microbatches asks for more
+        for part, target in parts:
+            model.set_requires_gradient_sync(part is parts[-1][0])  # one reduce-scatter, after the last part
+            outputs = model(part)  # gathers one block's weights after the other
+            loss = cross_entropy(outputs, target) / len(parts)  # the parts' losses add up to the mean
+            loss.backward()  # gathers again, and reduce-scatters the gradients while it computes
+            run.log(loss, outputs, target)
+        optimizer.step()
+
+
+if __name__ == "__main__":
+    Run.main(__doc__, train)

@@ -1,0 +1,60 @@
+"""Naive model parallelism: the layers are cut over the devices, and one device is busy at a time.
+
+    torchrun --standalone --nproc-per-node 2 -m mpdemo.rungs.model_parallel --model transformer
+    python -m mpdemo.rungs.model_parallel --form one-process --devices 2 --model transformer
+
+It makes room for a model that fits no single device, nothing faster. Taught in notebooks/04_model_parallel.ipynb.
+"""
+
+import torch.distributed as dist
+from torch.nn.functional import cross_entropy
+
+from mpdemo.run import Run
+from mpdemo.stages import receive
+
+
+def per_device(run):
+    part = run.part()  # this process's layers, and the shapes in between
+    optimizer = run.optimizer(part.model.parameters())
+    for images, labels in run.batches(part.model, optimizer, evaluate=part.forward, images=part.first):
+        optimizer.zero_grad()
+        if not part.first:
+            images = receive(part.shapes[run.rank][0], run.rank - 1, run.device).requires_grad_()
+        outputs = part.model(images)
+        if part.last:
+            loss = cross_entropy(outputs, labels)
+            loss.backward()
+            run.log(loss, outputs, labels)
+        else:
+            dist.send(outputs.detach(), run.rank + 1)
+            outputs.backward(receive(outputs, run.rank + 1, run.device))  # the gradient comes back
+        if not part.first:
+            dist.send(images.grad.contiguous(), run.rank - 1)
+        optimizer.step()
+
+
+def one_process(run):
+    model = run.model()
+    stages = [stage.to(device) for stage, device in zip(run.cut(model), run.devices, strict=True)]
+
+    def forward(images):
+        for stage, device in zip(stages, run.devices, strict=True):
+            images = stage(images.to(device, non_blocking=True))
+        return images
+
+    optimizer = run.optimizer(model.parameters())
+    for images, labels in run.batches(model, optimizer, evaluate=forward):
+        optimizer.zero_grad()
+        outputs = forward(images)
+        loss = cross_entropy(outputs, labels.to(outputs.device))  # the loss is computed where the outputs are
+        loss.backward()  # adds to parameter.grad, on one device after the other
+        run.log(loss, outputs, labels)
+        optimizer.step()
+
+
+def train(run):
+    per_device(run) if run.s.form == "per-device" else one_process(run)
+
+
+if __name__ == "__main__":
+    Run.main(__doc__, train)

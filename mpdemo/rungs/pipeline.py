@@ -1,0 +1,58 @@
+"""Pipelined model parallelism: the batch is cut into microbatches, so that the stages work at the same time.
+
+    torchrun --standalone --nproc-per-node 2 -m mpdemo.rungs.pipeline --model transformer --schedule ZBVZeroBubble
+    python -m mpdemo.rungs.pipeline --form one-process --devices 2 --microbatches 4 --model transformer
+
+Taught in notebooks/05_pipeline.ipynb. Sources: GPipe https://arxiv.org/abs/1811.06965, 1F1B
+https://arxiv.org/abs/1806.03377, interleaved https://arxiv.org/abs/2104.04473, ZBV https://arxiv.org/abs/2401.10241.
+"""
+
+import torch
+from torch.distributed.pipelining.schedules import get_schedule_class
+from torch.nn.functional import cross_entropy
+
+from mpdemo.run import Run
+
+
+def per_device(run):
+    part = run.part()  # this process's layers, and the shapes in between
+    schedule = get_schedule_class(run.s.schedule)(part.pipeline_stages(), run.s.microbatches, loss_fn=cross_entropy)
+    optimizer = run.optimizer(part.model.parameters())
+    for images, labels in run.batches(part.model, optimizer, evaluate=part.forward, images=part.first):
+        optimizer.zero_grad()
+        losses = []
+        inputs, target = (images,) if part.first else (), {"target": labels, "losses": losses} if part.last else {}
+        outputs = schedule.step(*inputs, **target)  # all forward and backward passes, in the schedule's order
+        if part.last:
+            run.log(torch.stack(losses).mean(), outputs, labels)
+        optimizer.step()
+
+
+def one_process(run):
+    model = run.model()
+    stages = [stage.to(device) for stage, device in zip(run.cut(model), run.devices, strict=True)]
+
+    def forward(images):
+        parts = list(images.chunk(run.s.microbatches))
+        for tick in range(len(parts) + len(stages) - 1):  # stage s works on microbatch tick - s
+            for s in reversed(range(len(stages))):  # later stages first, since their input is ready
+                if 0 <= tick - s < len(parts):
+                    parts[tick - s] = stages[s](parts[tick - s].to(run.devices[s], non_blocking=True))
+        return torch.cat(parts)
+
+    optimizer = run.optimizer(model.parameters())
+    for images, labels in run.batches(model, optimizer, evaluate=forward):
+        optimizer.zero_grad()
+        outputs = forward(images)  # GPU kernels return at once, so the devices overlap; CPU cores wait for each other
+        loss = cross_entropy(outputs, labels.to(outputs.device))
+        loss.backward()  # adds to parameter.grad
+        run.log(loss, outputs, labels)
+        optimizer.step()
+
+
+def train(run):
+    per_device(run) if run.s.form == "per-device" else one_process(run)
+
+
+if __name__ == "__main__":
+    Run.main(__doc__, train)

@@ -1,0 +1,57 @@
+"""Tensor parallel: every process computes a part of every layer, all of them on the same images.
+
+    torchrun --standalone --nproc-per-node 2 -m mpdemo.rungs.tensor --model transformer --sequence-parallel
+
+The first layers of a block are split by columns (some heads each), the second by rows, and the processes' sums are
+added: an all-reduce. Taught in notebooks/07_sharding.ipynb. Sources: https://arxiv.org/abs/1909.08053, 2205.05198.
+"""
+
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import parallel as tp
+from torch.nn.functional import cross_entropy
+
+from mpdemo.run import Run
+
+WHOLE, TOKENS = Replicate(), Shard(1)  # how activations (B, T, D) lie: the same everywhere, or some tokens each
+LAYERS = {f"block.*.attention.{name}": tp.ColwiseParallel() for name in ("query", "key", "value")}
+LAYERS |= {"block.*.attention.out": tp.RowwiseParallel(), "block.*.mlp.down": tp.RowwiseParallel()}
+LAYERS |= {"block.*.mlp.up": tp.ColwiseParallel()}
+GATHER = {"input_layouts": TOKENS, "desired_input_layouts": WHOLE}
+SPLIT_TOKENS = {  # between these layers each process has some of the tokens: sequence parallelism
+    "embed": tp.PrepareModuleOutput(output_layouts=WHOLE, desired_output_layouts=TOKENS),
+    **{f"block.*.{name}": tp.SequenceParallel() for name in ("norm1", "norm2")},
+    **{f"block.*.{name}": tp.PrepareModuleInput(**GATHER) for name in ("attention", "mlp")},
+    **{f"block.*.{name}": tp.RowwiseParallel(output_layouts=TOKENS) for name in ("attention.out", "mlp.down")},
+    "head": tp.PrepareModuleInput(**GATHER, use_local_output=True),
+}
+
+
+def train(run):
+    model, replicas = run.model().to(run.device), run.s.replicas or 1
+    mesh = init_device_mesh(run.device.type, (replicas, run.s.devices), mesh_dim_names=("dp", "tp"))
+    tp.parallelize_module(model, mesh["tp"], LAYERS | (SPLIT_TOKENS if run.s.sequence_parallel else {}))
+    for module in [*model.blocks(), model] if replicas > 1 else []:  # divided once more, over the replicas
+        fully_shard(module, mesh=mesh["dp"], mp_policy=run.policy())
+    first, grid = mesh.get_local_rank("tp") == 0, {"replica": mesh.get_local_rank("dp"), "group": mesh.get_group("dp")}
+    optimizer = run.optimizer(model.parameters())
+    for images, labels in run.batches(model, optimizer, replicas, **grid, output=first):
+        optimizer.zero_grad()
+        parts = run.split(images, labels)  # one part, unless --microbatches asks for more
+        for part, target in parts:
+            if replicas > 1:
+                model.set_requires_gradient_sync(part is parts[-1][0])  # as in FSDP
+            outputs = model(part)
+            loss = cross_entropy(outputs, target) / len(parts)  # the parts' losses add up to the mean
+            loss.backward()  # adds to parameter.grad
+            if first:  # the others have the same loss
+                run.log(loss, outputs, target)
+        for parameter in model.parameters():  # the norms' are whole, and saw some of the tokens: add up
+            if isinstance(parameter, DTensor) and parameter.grad.placements != parameter.placements:
+                parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
+        optimizer.step()
+
+
+if __name__ == "__main__":
+    Run.main(__doc__, train)

@@ -1,1 +1,0 @@
-"""The one training: its loop, its checkpoints, what it measures and what it leaves behind."""

@@ -1,0 +1,216 @@
+"""A rung driven from outside, one step at a time: for its gradients, or to be timed alternately with others.
+
+A rung owns its loop and asks for one batch after the other. Here it runs in a thread of its own, which waits at that
+place until `Trial.step` brings a batch, and comes back to it when the step is done. One thread works at a time.
+"""
+
+import copy
+import os
+import threading
+from contextlib import contextmanager
+from importlib import import_module
+
+import torch
+from torch import nn
+
+from mpdemo import models
+from mpdemo.run import Run, compile_blocks
+from mpdemo.settings import RUNG_FORMS, checked
+from mpdemo.timeline import read
+from mpdemo.world.collectives import gather_objects, whole
+from mpdemo.world.cores import claim_cores
+from mpdemo.world.env import ALLOWED_CORES, World, process_group, where_am_i
+from mpdemo.world.launch import end_with_parent
+
+STEADY = 1e-4  # learning rate: a trial does hundreds of steps on one batch
+
+
+class Trial(Run):
+    """A rung on one batch, ready to compute its gradients or to do steps of a training.
+
+    Parameters
+    ----------
+    settings : Settings
+        Not checked yet. The one-process forms run in a world of one.
+    world : World
+    model : Blocks, optional
+        Copied; by default built as the settings say, for 1000 classes of RGB images.
+    batch : tuple of torch.Tensor, optional
+        Images (B, C, S, S) and labels (B,) of at least ``settings.batch_size`` samples; random by default.
+    lr : float
+        Learning rate of its steps.
+    wrapped : callable, optional
+        Called once with the `DistributedDataParallel` of the rung, before its first forward pass.
+    """
+
+    def __init__(self, settings, world, model=None, batch=None, lr=STEADY, wrapped=None):
+        alone = not is_per_device(settings)
+        place = World(device=world.device, backend=world.backend) if alone else world
+        super().__init__(checked(settings, None if alone else world.world_size), place)
+        self.given, self.lr, self.wrapped = copy.deepcopy(model) if model else build_model(self.s), lr, wrapped
+        self.batch = batch or random_batch(self.s)
+        self.settings, self.all_cores = self.s, self.s.rung == "data_parallel" and world.device.type == "cpu"
+        self.turn, self.done, self.error = threading.Semaphore(0), threading.Semaphore(0), None
+        with all_cores(self.all_cores):  # its threads keep the cores that are allowed when they start
+            threading.Thread(target=self._train, daemon=True).start()
+            self._wait()  # until the rung asks for its first batch
+            if self.all_cores:
+                self.gradients()
+
+    def _train(self):
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)  # a new thread has the first one
+        else:
+            torch.set_num_threads(1)
+        try:
+            import_module(f"mpdemo.rungs.{self.s.rung}").train(self)
+        except BaseException as error:
+            self.error = error
+        self.done.release()
+
+    def _wait(self):
+        self.done.acquire()
+        if self.error:
+            raise self.error
+
+    # what the rung asks for
+
+    def model(self):
+        return self.prepared(self.given)
+
+    def optimizer(self, parameters):
+        optimizer = super().optimizer(parameters)
+        for group in optimizer.param_groups:
+            group["lr"] = self.lr
+        return optimizer
+
+    def batches(
+        self, model, optimizer, replicas=1, replica=0, *, group=None, evaluate=None, images=True, output=True
+    ):
+        self.held, self.updates, self.evaluate, self.counts = model, optimizer, evaluate or model, output
+        self.replicas, self.replica, self.group, self.takes_images = replicas, replica, group, images
+        watch_for_ddp(self.wrapped)
+        self.start = [buffer.clone() for buffer in model.buffers()]
+        if self.s.compile:
+            compile_blocks(model)
+        while True:
+            self.done.release()
+            self.turn.acquire()
+            if self.recorder:
+                self.recorder.begin_step()
+            yield self.next_batch()
+            if self.recorder:
+                self.recorder.end_step()
+
+    def next_batch(self):
+        """Return this replica's share of the trial's batch, on the device."""
+        images, labels = (tensor[: self.s.batch_size] for tensor in self.batch)
+        images, labels = (tensor.chunk(self.replicas)[self.replica] for tensor in (images, labels))
+        images = images if self.takes_images else images.new_empty(len(images), 0)
+        return self.to_device(images), self.to_device(labels)
+
+    def log(self, loss, outputs, labels):
+        self.loss = self.loss + loss.detach()
+
+    # what drives it
+
+    def step(self, batch=None):
+        """Do one step of the rung's loop, on the trial's batch by default; return its loss, still on the device."""
+        self.batch, self.loss = batch or self.batch, torch.zeros((), device=self.device)
+        self.turn.release()
+        self._wait()
+        return self.loss
+
+    def gradients(self) -> dict:
+        """Return the gradients of one step by parameter name, sharded ones whole, without an update."""
+        found = {}
+        self.updates.step = lambda: found.update(
+            {name: whole(p.grad).clone() for name, p in self.held.named_parameters()}
+        )
+        self.step()
+        del self.updates.step
+        return found
+
+
+def watch_for_ddp(wrapped):
+    """Call a function with the first `DistributedDataParallel` that computes, before it does."""
+    if wrapped is None:
+        return
+
+    def look(module, inputs):
+        if isinstance(module, nn.parallel.DistributedDataParallel):
+            handle.remove()
+            wrapped(module)
+
+    handle = nn.modules.module.register_module_forward_pre_hook(look)
+
+
+def recorded_steps(trial) -> list:
+    """Return the timeline of every step of a trial, of all ranks that take part in it; all ranks must call this."""
+    ranks = [steps for steps in gather_objects(trial and trial.recorder.steps) if steps]
+    return [read.merge(list(step)) for step in zip(*ranks, strict=True)]
+
+
+def is_per_device(settings) -> bool:
+    """Whether these settings, checked or not, ask for one process per device."""
+    return (settings.form or RUNG_FORMS[settings.rung][0]) == "per-device"
+
+
+def build_model(settings, classes=1000, channels=3):
+    """Return the model of the settings, for a data set of these classes and channels."""
+    size = settings.image_size
+    return models.build(settings.model, classes=classes, channels=channels, image_size=size, norm=settings.norm)
+
+
+def random_batch(settings, classes=1000, channels=3):
+    """Return random images (B, C, S, S) and labels (B,), the same in every process."""
+    generator, size = torch.Generator().manual_seed(1), settings.image_size
+    images = torch.randn(settings.batch_size, channels, size, size, generator=generator)
+    return images, torch.randint(0, classes, (settings.batch_size,), generator=generator)
+
+
+def relative_difference(values, reference) -> float:
+    """How far gradients (or weights) are from those of the reference: the worst parameter's relative error.
+
+    Parameters
+    ----------
+    values, reference : dict of str to torch.Tensor
+        By parameter name; only the names in `values` are compared (a rank of a cut model holds some of them).
+
+    Returns
+    -------
+    float
+        max over parameters of ``|value - reference| / |reference|`` in the 2-norm. A parameter whose gradient is zero
+        but for rounding (a bias before a batch norm) is measured against 1 % of the whole gradient's norm instead.
+    """
+    norms = {name: torch.linalg.vector_norm(tensor.double()).item() for name, tensor in reference.items()}
+    floor = 0.01 * sum(n**2 for n in norms.values()) ** 0.5
+    differences = [
+        torch.linalg.vector_norm(value.double().cpu() - reference[name].double().cpu()).item() / max(norms[name], floor)
+        for name, value in values.items()
+    ]
+    return max(differences, default=0.0)
+
+
+@contextmanager
+def all_cores(wanted=True):
+    """Let this process use every core of its allocation for a ``with`` block, as its threads need them."""
+    if not wanted or ALLOWED_CORES is None:
+        yield
+        return
+    pinned = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, ALLOWED_CORES)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, pinned)
+
+
+@contextmanager
+def join_world():
+    """Join the processes that torchrun, Slurm or a plain ``python`` started; yields this one's `World`."""
+    end_with_parent()
+    world = where_am_i()
+    claim_cores(world)
+    with process_group(world):
+        yield world

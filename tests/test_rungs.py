@@ -1,0 +1,238 @@
+"""Every rung is the same training as the single device: loss, gradients, weights after three steps, validation.
+
+Worlds of two, three, four and six processes run all their cases (starting a world costs seconds, a case little).
+"""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from conftest import need
+from worlds import compared
+
+from mpdemo import models
+from mpdemo.errors import UserError
+from mpdemo.paths import source
+from mpdemo.settings import RUNGS, Settings, check_compiler, checked
+from mpdemo.trial import Trial, random_batch, relative_difference
+from mpdemo.world.env import World
+
+CLOSE = 2e-5  # float32, summed in another order
+SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble")
+
+
+def case(rung, model, norm="group", **more):
+    """Settings of one comparison; the batch is 24 images unless said. The transformer learns by AdamW."""
+    optimizer, lr = ("adamw", 1e-3) if model == "transformer" else ("sgd", 0.01)
+    common = {"norm": norm, "batch_size": 24, "optimizer": optimizer, "lr": lr}
+    return {"rung": rung, "model": model, **common, **more}
+
+
+def both_norms(rung, **more):
+    return [case(rung, "convnet", norm, **more) for norm in ("batch", "group")]
+
+
+ONE, TWICE = {"form": "one-process"}, {"activation_checkpointing": True}
+FORMAT = {"precision": "bf16", "channels_last": True}
+OPTIONS = [  # rungs and forms that take the options which save memory or time
+    ("data_parallel", ONE),
+    ("ddp", {}),
+    ("model_parallel", {}),
+    ("model_parallel", ONE),
+    ("pipeline", {"microbatches": 2, "schedule": "GPipe"}),
+    ("pipeline", {"microbatches": 2} | ONE),
+]
+SMALL, KEEP, TOKENS = {"model": "transformer", "batch_size": 8}, {"reshard": "never"}, {"sequence_parallel": True}
+TWO = [
+    *both_norms("data_parallel", **ONE),
+    *both_norms("data_parallel", **ONE, microbatches=2),
+    case("data_parallel", "transformer", **ONE, devices=3),
+    *both_norms("ddp"),
+    *both_norms("ddp", microbatches=3),
+    case("ddp", "resnet18", "batch", batch_size=8),
+    case("ddp", "transformer"),
+    *both_norms("model_parallel", cut="layer1"),
+    *both_norms("model_parallel", **ONE, cut="layer2"),
+    case("model_parallel", "resnet18", "batch", batch_size=8, cut="layer2.1"),
+    case("model_parallel", "resnet18", "batch", batch_size=8, cut="4", **ONE),
+    case("model_parallel", "transformer", cut="block.5"),
+    *both_norms("pipeline", **ONE, microbatches=4),
+    case("pipeline", "transformer", **ONE, microbatches=3, devices=3, batch_size=12),
+    *both_norms("pipeline", schedule="GPipe", microbatches=2),
+    *both_norms("pipeline", schedule="1F1B", microbatches=6, cut="layer2"),
+    case("pipeline", "resnet18", "batch", schedule="1F1B", microbatches=4, batch_size=16, cut="layer3.0"),
+    case("pipeline", "resnet18", "group", schedule="ZBVZeroBubble", microbatches=4, batch_size=16),
+    *(case("pipeline", "toy", schedule=name, microbatches=4) for name in SCHEDULES[2:]),
+    *(case("pipeline", "transformer", schedule=name, microbatches=4) for name in SCHEDULES[:2]),
+    case("pipeline", "transformer", schedule="Interleaved1F1B", microbatches=4, cut="2,5,8"),
+    case("pipeline", "transformer", schedule="InterleavedZeroBubble", microbatches=4),
+    case("pipeline", "transformer", schedule="ZBVZeroBubble", microbatches=8, cut="block.1,block.3,block.5"),
+    *(case(rung, "convnet", "batch", batch_size=16, **more, **TWICE) for rung, more in OPTIONS),
+    *(case(rung, "convnet", "batch", batch_size=8, **more, **FORMAT) for rung, more in OPTIONS),
+    case("pipeline", "resnet18", "batch", schedule="ZBVZeroBubble", microbatches=2, batch_size=4, channels_last=True),
+    case("pipeline", "toy", schedule="ZBVZeroBubble", microbatches=4, precision="bf16"),
+    case("pipeline", "toy", schedule="Interleaved1F1B", microbatches=4, precision="bf16", **TWICE),
+    case("fsdp", **SMALL, **KEEP, **TWICE, microbatches=2),
+    case("fsdp", "convnet", "batch", **TWICE),
+    case("tensor", **SMALL),
+    case("tensor", **SMALL, **TOKENS, **TWICE, microbatches=2),
+]
+THREE = [
+    case("ddp", "convnet", "batch"),
+    case("model_parallel", "convnet", "batch", cut="1,2"),
+    case("pipeline", "transformer", schedule="GPipe", microbatches=3, cut="2,6"),
+    *(case("pipeline", "transformer", schedule=name, microbatches=6) for name in SCHEDULES[2:]),
+    case("pipeline", "resnet18", "batch", schedule="1F1B", microbatches=4, batch_size=16, cut="3,6"),
+]
+FOUR = [  # hybrid: 2 replicas of 2 devices
+    *(case("hybrid", "toy", schedule=name, microbatches=2) for name in ("GPipe", "Interleaved1F1B", "ZBVZeroBubble")),
+    case("hybrid", "convnet", "batch", schedule="1F1B", microbatches=3, cut="layer2"),
+    case("hybrid", "transformer", schedule="1F1B", microbatches=2, cut="block.2", batch_size=8),
+    case("hybrid", "transformer", schedule="InterleavedZeroBubble", microbatches=2, mesh="pp-dp", batch_size=8),
+    *(case("hybrid", "toy", schedule=name, microbatches=2, sharded=True) for name in ("GPipe", "Interleaved1F1B")),
+    case("hybrid", "transformer", schedule="1F1B", microbatches=2, batch_size=8, sharded=True),
+    case("hybrid", "convnet", "batch", schedule="GPipe", microbatches=2, sharded=True, **TWICE),
+    case("fsdp", "toy", microbatches=2),
+    case("tensor", **SMALL, replicas=2, **TOKENS, **TWICE, microbatches=2),
+]
+SIX = [  # 2 x 3 and 3 x 2
+    case("hybrid", "toy", schedule="1F1B", microbatches=3, cut="linear1,linear2"),
+    case("hybrid", "transformer", schedule="ZBVZeroBubble", microbatches=3, batch_size=6),
+    case("hybrid", "toy", schedule="Interleaved1F1B", microbatches=2, replicas=3),
+]
+WORLDS = {2: TWO, 3: THREE, 4: FOUR, 6: SIX}
+ALL = [(world, number) for world, cases in WORLDS.items() for number in range(len(cases))]
+
+
+def named(world, number):
+    skip = ("norm", "batch_size", "optimizer", "lr")
+    words = [str(v) for k, v in WORLDS[world][number].items() if k not in skip]
+    return f"{world} {' '.join(words)} {WORLDS[world][number]['norm']}"
+
+
+@pytest.fixture(scope="session")
+def results(tmp_path_factory):
+    """Results by world and number of the case."""
+    return compared(tmp_path_factory.mktemp("equality"), WORLDS)
+
+
+def check(result, case):
+    """Equal to the single device with the same microbatches; with group norm to the whole batch as well."""
+    batch_norm = case["norm"] == "batch" and case["model"] in ("convnet", "resnet18")
+    replicated = case["rung"] in ("data_parallel", "ddp", "hybrid", "fsdp")
+    for which in ("same", "full"):
+        if which == "full" and (batch_norm or case.get("precision")):
+            continue
+        for what, difference in result[which].items():
+            if batch_norm and (what == "validation" or (what == "buffers" and replicated)):
+                continue  # batch norm's running statistics depend on who saw which images
+            assert difference < CLOSE, (which, what, difference)
+
+
+@pytest.mark.parametrize(("world", "number"), ALL, ids=[named(*pair) for pair in ALL])
+def test_equal_to_the_single_device(results, world, number):
+    check(results[world][number], WORLDS[world][number])
+
+
+def test_batch_norm_sees_microbatches(results):
+    """The lesson of notebook 05: with batch norm a cut batch is another computation than the whole batch."""
+    number = next(i for i, c in enumerate(TWO) if c["norm"] == "batch" and c.get("schedule") == "1F1B")
+    assert results[2][number]["full"]["gradients"] > 1e-2
+
+
+def test_bf16_of_fsdp_is_near_fp32():
+    """Its policy casts whole blocks, so that it rounds in other places than autocast does."""
+    settings = Settings(rung="fsdp", model="toy", batch_size=16, image_size=8, precision="bf16")
+    script = (
+        "import sys, torch\nfrom mpdemo.settings import Settings\nfrom mpdemo.trial import *\n"
+        f"settings = {settings!r}\n"
+        "with join_world() as world:\n"
+        "    single = Settings(rung='single', model='toy', batch_size=16, image_size=8)\n"
+        "    pairs = [Trial(s, world).gradients() for s in (settings, single)]\n"
+        "    assert 1e-4 < relative_difference(*pairs) < 0.05, relative_difference(*pairs)\n"
+    )
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python"]
+    command = [*launcher, sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=source(), capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_compiled():
+    """The first step of a process takes long, so one form has to do for all."""
+    need("g++")
+    plain = {"rung": "pipeline", "form": "one-process", "model": "toy", "image_size": 8, "batch_size": 16}
+    world, model = World(device=torch.device("cpu")), models.build("toy", classes=1000, channels=3, image_size=8)
+    eager, compiled = (
+        Trial(Settings(**plain, microbatches=2, **more), world, model) for more in ({}, {"compile": True} | TWICE)
+    )
+    assert relative_difference(compiled.gradients(), eager.gradients()) < CLOSE
+
+
+def test_every_stage_has_the_options():
+    settings = Settings(rung="model_parallel", form="one-process", image_size=28, batch_size=4, **FORMAT, **TWICE)
+    trial = Trial(settings, World(device=torch.device("cpu")), batch=random_batch(checked(settings)))
+    for stage in trial.cut(trial.held):
+        assert (stage.precision, stage.checkpointing, stage.channels_last) == (torch.bfloat16, True, True)
+    assert trial.held.get_submodule("layer2.0").weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_neighbours_differ_by_the_lesson():
+    """The difference of two files is what the course teaches: it must stay short enough to read."""
+    for one, other, most in (("single", "ddp", 16), ("ddp", "fsdp", 24)):
+        files = [str(source() / f"mpdemo/rungs/{name}.py") for name in (one, other)]
+        done = subprocess.run(["git", "diff", "--no-index", "--numstat", *files], capture_output=True, text=True)
+        assert sum(map(int, done.stdout.split()[:2])) <= most, done.stdout
+    for rung in RUNGS:
+        lines = len((source() / f"mpdemo/rungs/{rung}.py").read_text().splitlines())
+        assert lines <= (75 if rung == "data_parallel" else 60), rung
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            {"rung": "ddp", "microbatches": 3},
+            "does not divide by 3 microbatches on 2 devices; allowed: a multiple of 6",
+        ),
+        ({"rung": "pipeline", "microbatches": 5}, "a batch of 128 does not divide into 5 microbatches; allowed: 2, 4"),
+        ({"rung": "single", "model": "transformer", "channels_last": True}, "of no use to model transformer; leave it"),
+        (
+            {"rung": "pipeline", "schedule": "ZBVZeroBubble", "model": "resnet18", "activation_checkpointing": True},
+            "--activation-checkpointing does not go with --schedule ZBVZeroBubble, which splits the backward pass",
+        ),
+        ({"rung": "pipeline", "schedule": "ZBVZeroBubble", "compile": True}, "--compile does not go with"),
+        ({"rung": "data_parallel", "compile": True}, "--compile does not reach the copies that data_parallel makes"),
+        ({"rung": "pipeline", "sharded": True}, "--sharded belongs to --rung hybrid alone"),
+        ({"rung": "hybrid", "sharded": True, "replicas": 1}, "--sharded divides stages among replicas; allowed: --re"),
+        ({"rung": "hybrid", "sharded": True, "channels_last": True}, "--channels-last does not go with --sharded"),
+        ({"rung": "hybrid", "form": "one-process"}, "rung hybrid has no form 'one-process'; allowed: per-device"),
+        ({"rung": "ddp", "reshard": "never"}, "--reshard never belongs to --rung fsdp alone"),
+        ({"rung": "fsdp", "sequence_parallel": True}, "--sequence-parallel belongs to --rung tensor alone"),
+        ({"rung": "fsdp", "batch_size": 15}, "does not divide by 2 devices; allowed: a multiple of 2, such as 14"),
+        ({"rung": "fsdp", "channels_last": True}, "--channels-last does not go with --rung fsdp"),
+        ({"rung": "tensor"}, "splits the layers of --model transformer alone, not of convnet"),
+        ({"rung": "tensor", "processes": 4, **SMALL}, "6 heads do not divide by 4 processes; allowed: 2, 3, 6"),
+        ({"rung": "tensor", "processes": 3, **SMALL, **TOKENS}, "16 tokens do not divide by 3 processes; allowed: 2"),
+        ({"rung": "tensor", "replicas": 4, "batch_size": 6}, "does not divide by 4 replicas; allowed: a multiple of 4"),
+        ({"rung": "fsdp", "replicas": 2}, "--replicas belongs to --rung hybrid or tensor alone"),
+        ({"rung": "tensor", "timeline": True}, "--timeline records rungs"),
+    ],
+)
+def test_refused(words, said):
+    with pytest.raises(UserError, match=said) as refusal:
+        checked(Settings(**words))
+    assert "\n" not in str(refusal.value)
+
+
+def test_checked_settings_stay_as_they_are():
+    """The processes that are started get them as options, and check them again."""
+    for rung in RUNGS:
+        once = checked(Settings(rung=rung, model="transformer"))
+        assert checked(once) == once and once.microbatches >= 1
+
+
+def test_no_compiler(monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(UserError, match=r"no-such-compiler is not found; install g\+\+ or set CXX"):
+        check_compiler()
