@@ -10,7 +10,7 @@ import gc
 import sys
 from dataclasses import replace
 
-from mpdemo.labs.counting import peak_of_a_step, sent_in_a_step
+from mpdemo.plan.counting import peak_of_a_step, sent_in_a_step
 from mpdemo.labs.harness import write_result
 from mpdemo.labs.ladder import model_and_batch
 from mpdemo.trial import Trial
@@ -20,20 +20,20 @@ from mpdemo.settings import Settings, as_arguments
 from mpdemo.world.collectives import gather_objects
 from mpdemo.world.launch import end
 
-HALVES = {"schedule": "1f1b", "cut": None}  # one stage per device
+HALVES = {"schedule": "1F1B", "cut": None}  # one stage per device
 TWICE = {"activation_checkpointing": True}
 BF16 = {"precision": "bf16"}
 CONVNET = {"model": "convnet", "norm": "group"}
 CASES = {  # processes -> settings, as changes of the story's
     2: [
         {"rung": "ddp"},
-        {"rung": "ddp", "accumulate": 4},
+        {"rung": "ddp", "microbatches": 4},
         {"rung": "ddp", **TWICE},
         {"rung": "ddp", **CONVNET},
         {"rung": "ddp", "model": "convnet"},  # batch norm: its averages are sent, too
         {"rung": "fsdp"},
         {"rung": "fsdp", "reshard": "never"},
-        {"rung": "fsdp", "accumulate": 4, **TWICE},
+        {"rung": "fsdp", "microbatches": 4, **TWICE},
         {"rung": "fsdp", **BF16},
         {"rung": "tensor"},
         {"rung": "tensor", "sequence_parallel": True},
@@ -42,15 +42,15 @@ CASES = {  # processes -> settings, as changes of the story's
         {"rung": "model_parallel"},
         {"rung": "pipeline"},
         {"rung": "pipeline", **BF16},
-        {"rung": "pipeline", **HALVES, "accumulate": 2},
+        {"rung": "pipeline", **HALVES, "microbatches": 8},
         {"rung": "pipeline", **HALVES, **CONVNET},
-        {"rung": "pipeline", "schedule": "zbv"},
+        {"rung": "pipeline", "schedule": "ZBVZeroBubble"},
     ],
     4: [
         {"rung": "hybrid", "replicas": 2},
-        {"rung": "hybrid", "replicas": 2, **HALVES, "accumulate": 2},
+        {"rung": "hybrid", "replicas": 2, **HALVES, "mesh": "pp-dp"},
         {"rung": "hybrid", "replicas": 2, "sharded": True},
-        {"rung": "hybrid", "replicas": 2, **HALVES, "sharded": True, "accumulate": 2},
+        {"rung": "hybrid", "replicas": 2, **HALVES, "sharded": True, "microbatches": 8},
         {"rung": "tensor", "replicas": 2},
         {"rung": "tensor", "replicas": 2, "sequence_parallel": True},
     ],
@@ -82,10 +82,12 @@ def measure(world, cases, batch_size) -> list[dict]:
 
 def predicted(settings) -> dict:
     """Return what the plan says of checked settings, a list with an entry for each rank."""
-    blocks = predict.blocks_of(settings)
+    data = mpdemo.data.load(settings.dataset)
+    subject = Subject(settings.model, settings.image_size, data.classes, data.channels, settings.norm)
+    states = {"sgd": 1, "adamw": 2}[settings.optimizer]  # this course's SGD has momentum
     return {
-        "predicted": [device.peak for device in predict.devices(settings, blocks)],
-        "predicted_messages": predict.messages(settings, blocks),
+        "predicted": [device.peak for device in dry_run.devices(subject, settings, states)],
+        "predicted_messages": [each.messages for each in dry_run.processes(subject, settings, states)],
     }
 
 

@@ -5,7 +5,8 @@ rank. Derived in notebooks/05_pipeline.ipynb.
 """
 
 from mpdemo.errors import UserError
-from mpdemo.schedules import check_schedule
+from mpdemo.plan.simulate import check_stages
+from mpdemo.schedules import check_schedule, usual_stages_per_rank
 
 
 def idle_share(schedule, ranks, microbatches, stages_per_rank=None):
@@ -23,24 +24,25 @@ def idle_share(schedule, ranks, microbatches, stages_per_rank=None):
     Returns
     -------
     float
-        gpipe and 1f1b: (P-1) / (M+P-1), whatever forward and backward cost; naive is M = 1.
-        interleaved-1f1b: (P-1) / (vM+P-1).
+        GPipe and 1F1B: (P-1) / (M+P-1), whatever forward and backward cost.
+        Interleaved1F1B: (P-1) / (vM+P-1).
         The zero-bubble schedules, where forward, input gradient and weight gradient cost the same: (P-1) / (3vM+P-1),
         which is only the time in which the first microbatch reaches the last rank.
 
     Raises
     ------
     UserError
-        Where no closed form holds: interleaved schedules need M to be a multiple of P, zbv needs M >= 2P-1.
+        Where no closed form holds: interleaved schedules need M to be a multiple of P, ZBV needs M >= 2P-1.
     """
-    stages_per_rank = check_schedule(schedule, ranks, microbatches, stages_per_rank)
-    name = schedule.lower().replace("-", "")
+    schedule = check_schedule(schedule, ranks, microbatches)
+    stages_per_rank = stages_per_rank or usual_stages_per_rank(schedule)
+    check_stages(schedule, stages_per_rank)
     fewest = 2 * ranks - 1
-    if name.startswith("interleaved") and microbatches % ranks:
+    if schedule.startswith("Interleaved") and microbatches % ranks:
         _refuse(schedule, ranks, microbatches, f"multiples of {ranks}")
-    if name.startswith("zbv") and microbatches < fewest:
+    if schedule == "ZBVZeroBubble" and microbatches < fewest:
         _refuse(schedule, ranks, microbatches, f"{fewest} or more")
-    in_three = 3 if "zerobubble" in name or name == "zbv" else 1
+    in_three = 3 if schedule.endswith("ZeroBubble") else 1
     return (ranks - 1) / (in_three * stages_per_rank * microbatches + ranks - 1)
 
 

@@ -4,6 +4,7 @@ A message is noted where PyTorch hands it to the backend, so those that DDP send
 real tensors and on fake ones (dry_run.py). Taught in notebooks/07_sharding.ipynb.
 """
 
+import gc
 import weakref
 from collections import defaultdict
 
@@ -119,3 +120,37 @@ def size(value) -> int:
 def rounded(bytes_):
     """Return what PyTorch's allocator hands out for so many bytes."""
     return -(-bytes_ // BLOCK) * BLOCK
+
+
+def sent_in_a_step(trial) -> dict:
+    """Return how many messages of each kind a rank sends in a step, and their bytes; all ranks must call this.
+
+    Returns
+    -------
+    dict
+        Collective -> ``{"messages": ..., "bytes": ...}``.
+    """
+    trial.step()  # in the first one DDP decides what goes into which bucket
+    with CountMessages() as count:
+        trial.step()
+    kinds = [kind for kind, _ in count.messages]
+    return {kind: {"messages": kinds.count(kind), "bytes": total} for kind, total in count.by_kind().items()}
+
+
+def peak_of_a_step(trial) -> int:
+    """Return the bytes of all tensors at the peak of a step, when the optimizer has its states.
+
+    On a GPU what PyTorch allocated there.
+    """
+    gpu = next((device for device in trial.devices if device.type == "cuda"), None)
+    if gpu:
+        trial.step()
+        torch.cuda.reset_peak_memory_stats(gpu)
+        trial.step()
+        return torch.cuda.max_memory_allocated(gpu)
+    with LiveMemory() as live:
+        trial.step()  # what lives longer than a step is known after one
+        gc.collect()
+        live.start()
+        trial.step()
+    return live.peak()

@@ -12,6 +12,7 @@ import numpy as np
 
 from mpdemo.errors import UserError
 from mpdemo.plan.cost import BlockCost
+from mpdemo.plan.memory import Subject
 
 SIZES = 2, 8  # microbatch sizes of the two runs
 ROOFS = {  # floating point operations and bytes per second (data sheets, float32), seconds to launch a kernel
@@ -76,15 +77,14 @@ def footprints(model, image_size, *, classes=1000, channels=3, norm="batch"):
     -------
     tuple of Footprint
     """
-    return _footprints(model, image_size, classes, channels, norm)
+    return _footprints(Subject(model, image_size, classes, channels, norm))
 
 
 @cache  # of values, however they were given: the same blocks are run once
-def _footprints(model, image_size, classes, channels, norm):
+def _footprints(subject):
     from mpdemo.plan import meter
 
-    options = {"classes": classes, "channels": channels, "image_size": image_size, "norm": norm}
-    small, large = (meter.run_blocks(model, size, options) for size in SIZES)
+    small, large = (meter.run_blocks(subject, size) for size in SIZES)
     result = []
     for (facts, lines, work), (_, more_lines, more_work) in zip(small, large, strict=True):
         lines = {name: _line(lines[name], more_lines[name]) for name in lines}

@@ -53,21 +53,23 @@ class NextBlock(torch.autograd.Function):
         return gradient.new_empty(ctx.shape)
 
 
-def built(model, size, options):
-    """Build a model for microbatches of `size` on fake tensors: (Blocks, a microbatch)."""
+def built(subject, size):
+    """Build a model for microbatches of `size`, on fake tensors within a ``FakeTensorMode``: (Blocks, a microbatch)."""
     from mpdemo.models import build
 
-    shape = getattr(model, "input_shape", (options["channels"], options["image_size"], options["image_size"]))
+    options = subject._asdict()
+    model = options.pop("model")
+    shape = getattr(model, "input_shape", (subject.channels, subject.image_size, subject.image_size))
     build_it = model.at(size) if hasattr(model, "at") else model
     blocks = build_it() if callable(build_it) else build(model, **options)
     return blocks, torch.empty(size, *shape, dtype=getattr(model, "input_type", None))
 
 
-def run_blocks(model, size, options):
+def run_blocks(subject, size):
     """Return (facts, lines, work) of each block, as `mpdemo.plan.footprint.Footprint` has them, at one size."""
     rows, measured = [], {}  # equal blocks are run once
     with FakeTensorMode(allow_non_fake_inputs=True), LiveMemory() as memory, Kernels() as kernels:
-        blocks, x = built(model, size, options)
+        blocks, x = built(subject, size)
         for number in range(len(blocks)):
             part = blocks.stage(number, number + 1)
             x = x.detach().requires_grad_(number > 0)  # images need no gradient; all after the first block does

@@ -12,9 +12,8 @@ from functools import cache, cached_property
 from types import SimpleNamespace
 
 from mpdemo.errors import UserError
-from mpdemo.schedules import check_schedule
+from mpdemo.schedules import check_schedule, usual_stages_per_rank
 
-OTHER_NAMES = {"naive": "gpipe", "zbv": "zbvzerobubble"}  # naive is GPipe with one microbatch
 ACTION = re.compile(r"(\d+)([FBIW])(\d+)")  # stage, kind, microbatch, as PyTorch writes them
 
 
@@ -66,13 +65,12 @@ def order(schedule, ranks, microbatches, stages_per_rank=1) -> list:
     """
     from torch.distributed.pipelining.schedules import get_schedule_class
 
-    name = schedule.lower().replace("-", "")
     stages = [
         SimpleNamespace(group_size=ranks, group_rank=0, num_stages=ranks * stages_per_rank, stage_index=number,
                         is_first=number == 0, is_last=False, submod=None, has_backward=True)
         for number in range(stages_per_rank)
     ]  # fmt: skip
-    made = get_schedule_class(OTHER_NAMES.get(name, name))(stages if stages_per_rank > 1 else stages[0], microbatches)
+    made = get_schedule_class(schedule)(stages if stages_per_rank > 1 else stages[0], microbatches)
     matches = [[ACTION.fullmatch(str(action)) for action in made.pipeline_order[rank]] for rank in range(ranks)]
     lanes = [[(match[2], int(match[1]), int(match[3])) for match in lane if match] for lane in matches]
     return [_counted_from_zero(lane) for lane in lanes]
@@ -114,7 +112,7 @@ def simulate(schedule, forward, backward, microbatches, ranks, weight=None, comm
 
     Examples
     --------
-    >>> result = simulate("gpipe", forward=[1, 1], backward=[2, 2], microbatches=4, ranks=2)
+    >>> result = simulate("GPipe", forward=[1, 1], backward=[2, 2], microbatches=4, ranks=2)
     >>> result.step_time, round(result.idle_share, 3)
     (15.0, 0.2)
     """
@@ -124,7 +122,8 @@ def simulate(schedule, forward, backward, microbatches, ranks, weight=None, comm
             f"{stages} forward and {len(backward)} backward times for {ranks} ranks; "
             f"allowed: one of each per stage, and a multiple of {ranks} stages"
         )
-    stages_per_rank = check_schedule(schedule, ranks, microbatches, stages // ranks)
+    schedule, stages_per_rank = check_schedule(schedule, ranks, microbatches), stages // ranks
+    check_stages(schedule, stages_per_rank)
     share = [1.0] + [0.5] * (stages - 1) if weight is None else weight
     share = [share] * stages if isinstance(share, int | float) else share
     seconds = {"F": forward, "B": backward}
@@ -133,6 +132,14 @@ def simulate(schedule, forward, backward, microbatches, ranks, weight=None, comm
     delays = [communication] * (stages - 1) if isinstance(communication, int | float) else communication
     rows = play(order(schedule, ranks, microbatches, stages_per_rank), seconds, delays)
     return Simulation(schedule, ranks, stages_per_rank, microbatches, rows)
+
+
+def check_stages(schedule, stages_per_rank):
+    """Refuse stages per rank with which the library's schedule does not run."""
+    usual, several = usual_stages_per_rank(schedule), schedule.startswith("Interleaved")
+    if stages_per_rank < 2 if several else stages_per_rank != usual:
+        allowed = "2 or more" if several else usual
+        raise UserError(f"{schedule} does not run with {stages_per_rank} stages per rank; allowed: {allowed}")
 
 
 def play(lanes, seconds, delays) -> list[dict]:
