@@ -16,7 +16,7 @@ test: $(STAMP)        ## everything CI runs: lint, import directions, unit tests
 # Not last: without a GPU its last line says that all tests were skipped, which reads as if none had run.
 	$(MAKE) gpu
 # Three workers for two cores: a third of the time a test waits, for Slurm or for a time limit.
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --reruns 1
+	$(BIN)/python -m pytest -n 3 --no-loadscope-reorder --reruns 1
 
 gpu: $(STAMP)         ## what needs GPUs, on those that are here; without one all of it is skipped
 	$(BIN)/python -m pytest tests/gpu
@@ -34,6 +34,7 @@ bench: $(STAMP)       ## measure the speed figures of the README (about 35 minut
 	$(BIN)/python -m mpdemo bench --readme README.md
 
 soak: $(STAMP)        ## kill, cancel and requeue trainings at random for MINUTES (30); nothing may be lost
+	$(BIN)/python -m pytest -m soak
 	$(BIN)/python tests/soak.py --minutes $(MINUTES) --seed $(SEED)
 
 notebooks: $(STAMP)   ## run every notebook and refresh its saved outputs

@@ -19,11 +19,11 @@ COMMANDS = {
     "env": ("mpdemo.doctor", "check this machine, its PyTorch, Slurm and site"),
     "explain": ("mpdemo.jobs.explain", "find the known failures in a log, and say what to do"),
     "cluster": ("mpdemo.cluster.command", "a throw-away Slurm cluster on this machine"),
-    "render": ("mpdemo.jobs.render_course", "write the course's job files for a site; submit nothing"),
-    "rehearse": ("mpdemo.rehearse.command", "run each job of the course on the cluster, small, and print one table"),
-    "class": ("mpdemo.classroom.command", "a trainer's view: who finished what, what runs; cancel, collect"),
-    "scale": ("mpdemo.scale.command", "what more nodes bring and cost, measured by jobs"),
-    "bench": ("mpdemo.bench.command", "measure the speed figures of the README"),
+    "render": ("mpdemo.trainers.render", "write the course's job files for a site; submit nothing"),
+    "rehearse": ("mpdemo.trainers.rehearse", "run each job of the course on the cluster, small, and print one table"),
+    "class": ("mpdemo.trainers.classroom", "a trainer's view: who finished what, what runs"),
+    "scale": ("mpdemo.trainers.scale", "what more nodes bring and cost, measured by jobs"),
+    "bench": ("mpdemo.bench", "measure the course's speed figures, each beside its limit"),
 }
 
 

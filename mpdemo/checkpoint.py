@@ -1,9 +1,9 @@
 """Save a training so that a resumed run equals an uninterrupted one, whatever rung resumes it.
 
-A checkpoint is a folder, ``checkpoints/step-000123``: the weights and the optimizer's state under the names of the uncut
-model, each process having written what it holds (safetensors: numbers alone, never code), and ``state.pt``, with what is
-small: the learning-rate schedule, epoch and step (which say where the sampler is), every rank's random state, and the
-checksums. It gets its name when all of it is on the disk, so it is there whole or not at all. Taught in
+A checkpoint is a folder, ``checkpoints/step-000123``: the weights and the optimizer's state under the names of the
+uncut model, each process having written what it holds (safetensors: numbers alone, never code), and ``state.pt``, with
+what is small: the learning-rate schedule, epoch and step (which say where the sampler is), every rank's random state,
+and the checksums. It gets its name when all of it is on the disk, so it is there whole or not at all. Taught in
 notebooks/09_checkpoint.ipynb. Source: https://docs.pytorch.org/docs/stable/distributed.checkpoint.html.
 """
 

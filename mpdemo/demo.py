@@ -1,100 +1,127 @@
-"""``python -m mpdemo demo``: the main job. Train on real digits up the whole ladder, then show it in one table.
+"""``python -m mpdemo demo``: train a small vision transformer on real digits up the whole ladder; print one table.
 
-Every rung is trained by the very command that is printed. Then all rungs are timed in turn in one world, and every
-rung's gradients are compared with the single device's. The exit status is 1 if a rung is not the same training.
+All rungs are trained in one world of processes, alternately and one step each, on the same batches: so the training is
+also the measurement. Each is the training of the command that is printed. The exit status is 1 if a rung is not the
+same training as the single device's.
 """
 
 import json
-import subprocess
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
+from tabulate import tabulate
+
 from mpdemo.errors import RunFailed, UserError
-from mpdemo.notebook.rung_table import table
-from mpdemo.notebook.story import RECIPE, equal_cut, story
+from mpdemo.notebook.story import equal_cut, story
 from mpdemo.settings import Settings, checked
-from mpdemo.world.launch import be_killed_with_parent, start
+from mpdemo.world.launch import end, start
 from mpdemo.world.machine import take_devices
 from mpdemo.world.processes import check_room
 
 GRADIENTS_EQUAL = 1e-4  # relative; float32 summed in another order differs by about 1e-6
-BATCH = 128  # twice the story's: a microbatch is then large enough for its work to outweigh what each one costs
 LOSS_EQUAL = 0.01  # relative, after the whole training
+STEPS, LEAST = 16, 5  # of a training; two are not timed, and quartiles want three
 
 
 def add_arguments(parser):
     """Add the options of ``demo``."""
     parser.add_argument("--out", default="runs/demo", metavar="DIR", help="where the report goes")
-    parser.add_argument(
-        "--epochs", type=int, default=RECIPE["epochs"], metavar="N", help="passes over the digits, for each rung"
-    )
-    parser.add_argument("--steps", type=int, metavar="N", help="stop every rung after so many steps: a quick look")
+    parser.add_argument("--steps", type=int, default=STEPS, metavar="N", help="steps of every rung's training")
     parser.add_argument("--processes", type=int, default=2, metavar="N", help="devices to spread over")
     parser.add_argument("--oversubscribe", action="store_true", help="start more processes than there are cores")
     parser.add_argument("--all", action="store_true", help="also the rungs that share every layer: fsdp, tensor")
-    parser.add_argument("--rounds", type=int, default=9, metavar="N", help="how often every rung is timed in turn")
 
 
 def main(args) -> int:
     """Train, measure, report; return the exit status."""
-    for name, least in (("epochs", 1), ("steps", 1), ("processes", 2), ("rounds", 3)):
-        if getattr(args, name) is not None and getattr(args, name) < least:
+    for name, least in (("steps", LEAST), ("processes", 2)):
+        if getattr(args, name) < least:
             raise UserError(f"--{name} {getattr(args, name)} is not allowed; allowed: {least} or more")
     check_room(args.processes, args.oversubscribe)
-    settings, out = base_settings(args), Path(args.out)
+    out, begin = Path(args.out), time.time()
+    rows = settings_of_rows(args)
     out.mkdir(parents=True, exist_ok=True)
-    begin, machine = time.time(), take_devices(args.processes)
+    machine = take_devices(args.processes)
     print(f"mpdemo: one training, from one device to {args.processes}. A device here is {machine['device']}.")
-    trained = train_all(settings, args.processes, args.all, out)
-    rows = measure(settings, args.processes, args.rounds, args.all, out)
+    print("Each row of the table is the training of one of these commands:")
+    for settings in rows:
+        print("python -m mpdemo train " + " ".join(settings.arguments()), flush=True)
+    (out / "settings.json").write_text(json.dumps([settings.as_dict() for settings in rows]))
+    if start(["-m", "mpdemo.demo", str(out)], args.processes):
+        raise RunFailed("a training failed; see its message above")
+    measured = json.loads((out / "rows.json").read_text())
+    write_report(out, machine, rows[0], measured)
+    print(f"\n{table(measured)}\n\nsaved {out}/report.json, ladder.png ({time.time() - begin:.0f} s in all)")
+    return verdict(measured)
+
+
+def settings_of_rows(args) -> list[Settings]:
+    """Return the settings of each row: the story's for its rung and form; refuse what one of them cannot do."""
+    from mpdemo.ladder import rows_of_ladder
+
+    rows, n = [], args.processes
+    for rung, form in rows_of_ladder(n, args.all):
+        several = {"processes": n} if form == "per-device" else {"devices": n if rung != "single" else None}
+        settings = Settings(**story(rung, form=form, epochs=None, steps=args.steps, lr_schedule="constant"))
+        settings = replace(settings, **several, timeline=False, out=f"{args.out}/{rung}-{form}")
+        if rung == "pipeline" and form == "per-device":  # two stages per device
+            settings = replace(settings, cut=equal_cut(2 * n) if n in (2, 4) else None)
+        checked(replace(settings, oversubscribe=args.oversubscribe))
+        rows.append(settings)
+    return rows
+
+
+def train_all(out):
+    """Run under torchrun: train all rungs alternately, and validate each; rank 0 writes the rows."""
+    from mpdemo import data, ladder
+    from mpdemo.compare import WARMUP
+    from mpdemo.trial import join_world
+
+    rows = [Settings(**row) for row in json.loads(Path(out, "settings.json").read_text())]
+    variants, single = ladder.as_variants(rows), rows[0]
+    with join_world() as world:
+        model, first = ladder.model_and_batch(single)
+        comparison = ladder.compare(variants, world, model, first)
+        errors, dataset = ladder.gradient_differences(comparison), data.load(single.dataset)
+        comparison.run(single.steps - WARMUP, title="training", batches=batches(comparison, dataset, single))
+        measured = ladder.measured_rows(comparison, variants, errors)
+        for name, row in zip(variants, measured, strict=True):
+            row |= ladder.validated(comparison.trials[name], model, dataset)
+    if world.rank == 0:
+        Path(out, "rows.json").write_text(json.dumps(measured))
+
+
+def batches(comparison, dataset, settings):
+    """Yield the batches of the training run, and set every trial's learning rate before each."""
+    from mpdemo import data
+
+    loaders, step = data.Loaders(dataset, settings.batch_size, seed=settings.seed), 0
+    for epoch in range(settings.steps):
+        loaders.start_epoch(epoch)
+        for batch in loaders.train:
+            step += 1
+            for group in (
+                group for trial in comparison.trials.values() if trial for group in trial.updates.param_groups
+            ):
+                group["lr"] = settings.lr * min(1, step / settings.warmup_steps)
+            yield batch
+
+
+def table(rows) -> str:
+    """Return the rows as a table, in which no speed-up exceeds its limit: where both are one quantity, it says so."""
+    headings = ["rung", "form", "loss", "accuracy", "images/s", "speed-up", "limit", "share", "gradient diff"]
+    lines = []
     for row in rows:
-        row |= trained[row["rung"], row["form"]]
-    write_report(out, machine, settings, rows)
-    print("\n" + table(rows))
-    print(f"\nsaved {out / 'report.json'} and {out / 'ladder.png'} ({time.time() - begin:.0f} s in all)")
-    return verdict(rows)
-
-
-def base_settings(args):
-    """The settings that all rows share: the story's, with its pipeline; refuses what one of the rows cannot do."""
-    from mpdemo.labs.ladder import row_settings, rows_of_ladder
-
-    cut = equal_cut(2 * args.processes) if args.processes in (2, 4) else None  # the pipeline has two stages per device
-    changes = {"batch_size": BATCH, "epochs": args.epochs, "steps": args.steps, "cut": cut, "timeline": False}
-    settings = Settings(**story("pipeline", **changes), oversubscribe=args.oversubscribe)
-    for rung, form in rows_of_ladder(args.processes, args.all):
-        checked(row_settings(settings, rung, form, args.processes))
-    return settings
-
-
-def train_all(settings, processes, sharded, out) -> dict:
-    """Train every rung and form by its own command; return loss and accuracy by (rung, form)."""
-    from mpdemo.labs.ladder import row_settings, rows_of_ladder
-
-    results = {}
-    for rung, form in rows_of_ladder(processes, sharded):
-        run = replace(row_settings(settings, rung, form, processes), out=str(out / f"{rung}-{form}"))
-        command = ["-m", "mpdemo", "train", *run.arguments()]
-        print("\npython " + " ".join(command), flush=True)
-        status = subprocess.run([sys.executable, *command], preexec_fn=be_killed_with_parent).returncode
-        if status:
-            raise RunFailed(f"the command above ended with exit status {status}; see its message above")
-        summary = json.loads(Path(run.out, "summary.json").read_text())
-        results[rung, form] = {"loss": summary["validation_loss"], "accuracy": summary["validation_accuracy"]}
-    return results
-
-
-def measure(settings, processes, rounds, sharded, out) -> list[dict]:
-    """Time all rungs against each other and compare their gradients, in one world."""
-    print("\ntiming all rungs in turn", flush=True)
-    (out / "settings.json").write_text(json.dumps(settings.as_dict()))
-    files = [str(out / "settings.json"), str(out / "rows.json")]
-    more = ["sharded"] if sharded else []
-    if start(["-m", "mpdemo.labs.ladder", *files, str(rounds), *more], processes):
-        raise RunFailed("the measurement failed; see its message above")
-    return json.loads((out / "rows.json").read_text())
+        speed = f"{row['speedup']:.2f}", f"{row['bound']:.2f}", f"{row['fraction_of_bound']:.0%}"
+        if row["at_bound"]:
+            spread = [*row["speedup_quartiles"], row["speedup"], row["bound"]]
+            speed = f"{min(spread):.2f}-{max(spread):.2f}", "the same, within the noise", "~100%"
+        first = row["rung"], row["form"], f"{row['loss']:.4f}", f"{row['accuracy']:.1%}"
+        error = f"{row['max_relative_gradient_error']:.1e}"
+        lines.append([*first, f"{row['images_per_second']:.0f}", *speed, error])
+    return tabulate(lines, headings, "plain", disable_numparse=True, colalign=["left"] * 2 + ["right"] * 7)
 
 
 def write_report(out, machine, settings, rows):
@@ -110,13 +137,17 @@ def verdict(rows) -> int:
     """Say whether every rung was the same training; return the exit status."""
     reference = rows[0]["loss"]
     wrong = [
-        f"{r['rung']} ({r['form']})"
-        for r in rows
-        if not r["max_relative_gradient_error"] <= GRADIENTS_EQUAL
-        or not abs(r["loss"] - reference) <= LOSS_EQUAL * reference
+        f"{row['rung']} ({row['form']})"
+        for row in rows
+        if not row["max_relative_gradient_error"] <= GRADIENTS_EQUAL
+        or not abs(row["loss"] - reference) <= LOSS_EQUAL * reference
     ]
     if wrong:
         print(f"mpdemo: NOT the same training: {', '.join(wrong)}", file=sys.stderr)
         return 1
     print("Every rung was the same training. Now open the notebooks: make lab")
     return 0
+
+
+if __name__ == "__main__":
+    end(train_all(*sys.argv[1:]))

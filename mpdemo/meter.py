@@ -1,7 +1,7 @@
 """The clock and the memory of a run: what it costs, without making it wait; and its summary.
 
-Reading a loss on the host (``loss.item()``) waits for the device. So losses are kept where they are computed, and fetched
-together every few steps. Taught in notebooks/01_single_device.ipynb.
+Reading a loss on the host (``loss.item()``) waits for the device. So losses are kept where they are computed, and
+fetched together every few steps. Taught in notebooks/01_single_device.ipynb.
 """
 
 import os

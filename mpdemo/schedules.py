@@ -1,6 +1,6 @@
-"""The schedules of `torch.distributed.pipelining`, by the library's own names, and what each asks for. Needs no PyTorch.
+"""The schedules of `torch.distributed.pipelining`, by the library's own names, and what each asks for.
 
-Taught in notebooks/05_pipeline.ipynb.
+Needs no PyTorch. Taught in notebooks/05_pipeline.ipynb.
 """
 
 from dataclasses import dataclass

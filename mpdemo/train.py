@@ -64,7 +64,7 @@ def main(args) -> int:
 
 
 def run_script(doc, train):
-    """Run a rung's file as a program: options, world, training, exit status. Where it is rank 0 it says what is wrong."""
+    """Run a rung's file as a program: options, world, training, exit status. Rank 0 says what is wrong."""
     rung = Path(train.__code__.co_filename).stem
     parser = Parser(prog=f"python -m mpdemo.rungs.{rung}", description=doc)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -78,8 +78,8 @@ def run_script(doc, train):
         settings = checked(settings, world_size)
         if world_size is None and settings.processes > 1:
             raise UserError(
-                f"rung {rung} needs {settings.processes} processes, and this is one; start them by torchrun --standalone "
-                f"--nproc-per-node {settings.processes} -m mpdemo.rungs.{rung} ..., or by python -m mpdemo train"
+                f"rung {rung} needs {settings.processes} processes, and this is one; start them by torchrun "
+                f"--standalone --nproc-per-node {settings.processes} -m mpdemo.rungs.{rung}, or by python -m mpdemo train"
             )
     except UserError as error:
         if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0" or PARENT in os.environ:

@@ -7,14 +7,15 @@ place until `Trial.step` brings a batch, and comes back to it when the step is d
 import copy
 import os
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 
 import torch
 from torch import nn
 
 from mpdemo import models
-from mpdemo.run import Run, compile_blocks
+from mpdemo.between import compile_blocks
+from mpdemo.run import Run
 from mpdemo.settings import RUNG_FORMS, checked
 from mpdemo.timeline import read
 from mpdemo.world.collectives import gather_objects, whole
@@ -50,6 +51,7 @@ class Trial(Run):
         self.given, self.lr, self.wrapped = copy.deepcopy(model) if model else build_model(self.s), lr, wrapped
         self.batch = batch or random_batch(self.s)
         self.settings, self.all_cores = self.s, self.s.rung == "data_parallel" and world.device.type == "cpu"
+        self.over = False
         self.turn, self.done, self.error = threading.Semaphore(0), threading.Semaphore(0), None
         with all_cores(self.all_cores):  # its threads keep the cores that are allowed when they start
             threading.Thread(target=self._train, daemon=True).start()
@@ -84,9 +86,7 @@ class Trial(Run):
             group["lr"] = self.lr
         return optimizer
 
-    def batches(
-        self, model, optimizer, replicas=1, replica=0, *, group=None, evaluate=None, images=True, output=True
-    ):
+    def batches(self, model, optimizer, replicas=1, replica=0, *, group=None, evaluate=None, images=True, output=True):
         self.held, self.updates, self.evaluate, self.counts = model, optimizer, evaluate or model, output
         self.replicas, self.replica, self.group, self.takes_images = replicas, replica, group, images
         watch_for_ddp(self.wrapped)
@@ -96,9 +96,12 @@ class Trial(Run):
         while True:
             self.done.release()
             self.turn.acquire()
+            if self.over:
+                return
             if self.recorder:
                 self.recorder.begin_step()
-            yield self.next_batch()
+            with self.within or nullcontext():
+                yield self.next_batch()
             if self.recorder:
                 self.recorder.end_step()
 
@@ -114,12 +117,21 @@ class Trial(Run):
 
     # what drives it
 
-    def step(self, batch=None):
-        """Do one step of the rung's loop, on the trial's batch by default; return its loss, still on the device."""
-        self.batch, self.loss = batch or self.batch, torch.zeros((), device=self.device)
+    def step(self, batch=None, within=None):
+        """Do one step of the rung's loop, on the trial's batch by default; return its loss, still on the device.
+
+        A context manager `within` is entered for the step in the rung's thread: a profiler, a dispatch mode.
+        """
+        self.batch, self.loss, self.within = batch or self.batch, torch.zeros((), device=self.device), within
         self.turn.release()
         self._wait()
         return self.loss
+
+    def end(self):
+        """Let the rung's loop end where it asks for a batch, so that its memory is free for the next trial."""
+        self.over = True
+        self.turn.release()
+        self._wait()
 
     def gradients(self) -> dict:
         """Return the gradients of one step by parameter name, sharded ones whole, without an update."""
@@ -165,8 +177,8 @@ def build_model(settings, classes=1000, channels=3):
 def random_batch(settings, classes=1000, channels=3):
     """Return random images (B, C, S, S) and labels (B,), the same in every process."""
     generator, size = torch.Generator().manual_seed(1), settings.image_size
-    images = torch.randn(settings.batch_size, channels, size, size, generator=generator)
-    return images, torch.randint(0, classes, (settings.batch_size,), generator=generator)
+    images = torch.randn(settings.batch_size, channels, size, size, generator=generator, device="cpu")
+    return images, torch.randint(0, classes, (settings.batch_size,), generator=generator, device="cpu")
 
 
 def relative_difference(values, reference) -> float:

@@ -14,9 +14,6 @@ import sys
 PROGRAMS = {
     "slurm-wlm": ("sbatch", "slurmctld", "slurmd"),
     "munge": ("munged",),
-    "slurmdbd": ("slurmdbd",),
-    "mariadb-server-core": ("mariadbd", "mariadb-install-db"),
-    "mariadb-client-core": ("my_print_defaults",),
     "iproute2": ("ip",),
     "chromium": ("chromium",),
     "g++": ("g++",),

@@ -14,6 +14,7 @@ import argparse
 import collections
 import concurrent.futures
 import contextlib
+import dataclasses
 import itertools
 import json
 import os
@@ -32,9 +33,8 @@ from torch.distributed.checkpoint import HuggingFaceStorageReader, load
 from mpdemo import paths
 from mpdemo.cluster import Cluster
 from mpdemo.errors import UserError
-from mpdemo.jobs import JobSpec, load_site, local_job, slurm, submit, train_command
-from mpdemo.jobs.run_folder import prepared
-from mpdemo.jobs.submission import keep_record, make_job
+from mpdemo.jobs import Job, JobSpec, load_site, local_job, slurm, submit, train_command
+from mpdemo.jobs.record import prepared, write_record
 from mpdemo.training import checkpoint, sharded
 
 STEPS = 24
@@ -228,10 +228,11 @@ def submit_to_slurm(spec):
 
 def submit_here(spec):
     """Start a job on this machine although there is a Slurm."""
-    site = load_site("generic")
     with prepared(spec) as out:
-        record, process = local_job.start(spec, site)
-    return make_job(keep_record(record, "none", spec, site), out, process)
+        started = local_job.start(spec, load_site("generic"))
+    facts = {"where": "this machine", "script": "none", "spec": dataclasses.asdict(spec), "submitted": time.time()}
+    write_record(out, started | facts)
+    return Job(started | facts, out)
 
 
 def processes(spec, ranks=None) -> list[psutil.Process]:

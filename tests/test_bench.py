@@ -9,7 +9,7 @@ import pytest
 from mpdemo.__main__ import main
 from mpdemo.bench import pipelines
 from mpdemo.bench import readme as bench_readme
-from mpdemo.labs.harness import Comparison
+from mpdemo.compare import Comparison
 from mpdemo.paths import root
 from mpdemo.plan import SCHEDULES, roofline
 from mpdemo.plan.footprint import footprints

@@ -7,12 +7,11 @@ import pytest
 import torch
 from placed import Devices, Placed
 
-from mpdemo import models
-from mpdemo.parallel import rung as all_rungs
-from mpdemo.parallel.per_device import stage_shapes
+from mpdemo import models, run
 from mpdemo.paths import root
+from mpdemo.run import train
 from mpdemo.settings import Settings, checked
-from mpdemo.training.loop import train
+from mpdemo.stages import stage_shapes
 from mpdemo.world.env import World
 
 MAKERS = {f"torch.{name}" for name in ("tensor", "zeros", "ones", "empty", "full", "arange", "eye", "rand", "randn")}
@@ -37,7 +36,7 @@ def new_parameters():
 @pytest.mark.parametrize("name", RUNGS)
 def test_a_whole_training_on_other_devices(name, tmp_path, monkeypatch):
     """Steps, validation and checkpoint on devices of their own give the losses of the CPU."""
-    monkeypatch.setattr(all_rungs, "local_devices", lambda world, count: [FIRST, SECOND][:count])
+    monkeypatch.setattr(run, "local_devices", lambda world, count: [FIRST, SECOND][:count])
     losses = {}
     for device in (torch.device("cpu"), FIRST):
         out = tmp_path / str(device)
@@ -50,10 +49,10 @@ def test_a_whole_training_on_other_devices(name, tmp_path, monkeypatch):
     assert losses[FIRST] == pytest.approx(losses[torch.device("cpu")], rel=1e-6)
 
 
-@pytest.mark.parametrize("room", ["parallel", "training", "timeline", "world"])
-def test_a_tensor_that_is_made_names_its_device(room):
+@pytest.mark.parametrize("files", ["*.py", "rungs/*.py", "timeline/*.py", "world/*.py"])
+def test_a_tensor_that_is_made_names_its_device(files):
     """PyTorch makes a tensor without a device on the CPU, which no test on a CPU sees."""
-    for file in (root() / "mpdemo" / room).glob("*.py"):
+    for file in (root() / "mpdemo").glob(files):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in MAKERS:
                 assert "device" in {keyword.arg for keyword in node.keywords}, f"{file.name}, line {node.lineno}"

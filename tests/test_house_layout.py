@@ -36,12 +36,12 @@ LIGHT = (
     "plan",
     "plan.planner",
     "plan.scaling",
-    "scale",
-    "scale.command",
-    "rehearse.command",
-    "classroom.command",
+    "trainers.classroom",
+    "trainers.rehearse",
+    "trainers.render",
+    "trainers.scale",
     "plan.choose",
-    "notebook.choices",
+    "notebook.tables",
 )
 
 

@@ -97,7 +97,7 @@ def processes_of(cluster):
 def test_a_second_step_on_the_gpus_waits_for_the_first(inside, project):
     first = submit(spec("sleep"), STEPS)
     until(lambda: steps(inside))
-    with pytest.raises(UserError, match="the step toy of job .* uses its GPUs"):
+    with pytest.raises(UserError, match="step .* of job .* may use its GPUs"):
         submit(spec(out="runs/second"), STEPS)
     first.cancel()
     until(lambda: steps(inside) == [])
@@ -110,25 +110,24 @@ def test_a_step_ends_before_the_job_around_it(inside, project, monkeypatch):
     assert job.wait(60) in ("stopped", "timeout") and job.run_time < 14
 
 
-def test_a_failed_step_is_named(inside):
-    job = submit(spec("fail", 1, 7), STEPS)
-    with pytest.raises(JobFailed, match="rank 1 failed with exit status 7"):
-        job.result(60)
-
-
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "words"),
     [
-        ({"nodes": 3}, "toy needs 3 nodes; job .* has"),
-        ({"processes_per_node": 1, "cpus_per_process": 9}, "9 CPUs per node; job .* has 8"),
-        ({"processes_per_node": 4, "cpus_per_process": 2}, "4 GPUs per node; job .* has 2"),
-        ({"dependency": "afterok:1"}, "needs Slurm"),
+        ({"nodes": 3, "processes_per_node": 1}, "Only allocated|nodes"),
+        ({"processes_per_node": 1, "cpus_per_process": 9}, "More processors requested than permitted"),
+        ({"processes_per_node": 4, "cpus_per_process": 2}, "Invalid generic resource|Requested|requested"),
     ],
     ids=str,
 )
-def test_what_the_job_does_not_hold_is_refused(inside, project, changes, message):
-    with pytest.raises(UserError, match=message):
-        submit(spec(**changes), STEPS)
+def test_what_the_job_does_not_hold_is_refused_in_slurms_words(inside, changes, words):
+    job = submit(spec(**changes), STEPS)
+    with pytest.raises(JobFailed, match=f"srun: error: .*({words})"):
+        job.result(30)
+
+
+def test_a_step_waits_for_no_other_job(inside, project):
+    with pytest.raises(UserError, match="needs Slurm"):
+        submit(spec(dependency="afterok:1"), STEPS)
     assert not (project / "runs").exists()
 
 

@@ -18,14 +18,15 @@ from mpdemo import paths
 from mpdemo.cluster import Cluster
 from mpdemo.cluster.shape import memory_of, shape_of, stand_in, write_site
 from mpdemo.jobs import JobSpec, Site, check, load_site, render, submit, train_command
-from mpdemo.jobs.course import course_jobs
 from mpdemo.jobs.site import site_names
+from mpdemo.trainers.course import jobs_of_course
 
 FOLDER = Path(__file__).parent / "sites"
 ANY = {"name": "toy", "command": ("-c", "pass"), "out": "runs/toy"}
-COURSE = {dataclasses.replace(spec, **ANY) for spec in course_jobs().values()}  # one for each set of directives
+COURSE = {dataclasses.replace(spec, **ANY) for spec in jobs_of_course().values()}  # one for each set of directives
 REAL = [name for name in site_names() if name not in ("generic", "throwaway")]
 VARIABLES = {"COURSE_ACCOUNT": "course", "COURSE_IMAGE": "nersc/pytorch:newest"}
+FEW = ("generic", "ucr_cpu", "ucr_gpu")  # `make test` tries these shapes: four GPUs per node, none, one with a type
 OF_PLUGINS = {"alps_daint": ["--uenv", "--view"], "perlmutter": ["--image", "--module"]}
 
 
@@ -72,7 +73,12 @@ def cluster_of(slurm_programs, of_course, monkeypatch):
         yield start
 
 
-@pytest.mark.parametrize("name", site_names())
+def shapes():
+    """The sites whose shape is tried; all but a few of them only by `make soak`."""
+    return [name if name in FEW else pytest.param(name, marks=pytest.mark.soak) for name in site_names()]
+
+
+@pytest.mark.parametrize("name", shapes())
 def test_a_slurm_of_its_shape_accepts_every_job_of_the_course(name, cluster_of, project):
     """Each job file is judged by Slurm; one job on two nodes really runs, with the site's words around srun."""
     site = load_site(name)
@@ -91,11 +97,10 @@ def test_a_slurm_of_its_shape_accepts_every_job_of_the_course(name, cluster_of, 
 def test_a_slurm_of_its_shape_refuses_what_the_site_would(cluster_of):
     """Another partition, model of GPU or feature, more time or cores than there are, a whole node's memory twice."""
     words = {"partition": "gpu", "gpu_type": "a100", "constraint": "big", "max_time": "01:00:00", "memory": "200G"}
-    words |= {"account": "course", "qos": "short"}
     throwaway, _ = cluster_of(site := Site("small", cores_per_node=8, gpus_per_node=2, **words))
     assert check(job(site), throwaway) == []
     wrong = {"partition": "debug", "gpu_type": "v100", "constraint": "small", "memory": "500G", "reservation": "gone"}
-    wrong |= {"cores_per_node": 16, "gpus_per_node": 4, "account": "gone", "qos": "gone"}
+    wrong |= {"cores_per_node": 16, "gpus_per_node": 4}
     for word, value in wrong.items():
         other = dataclasses.replace(throwaway, **{word: value})
         assert check(job(other), other), word

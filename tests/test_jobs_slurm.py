@@ -1,4 +1,4 @@
-"""Jobs on a real Slurm: submitted once, followed, and every way of ending caused for real."""
+"""Jobs on a real Slurm: what only a queue and a controller can do to them. See test_jobs.py."""
 
 import dataclasses
 import os
@@ -8,17 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
-from worker_jobs import spec, until
+from worker_jobs import scontrol, spec, until
 
-from mpdemo import paths
 from mpdemo.cluster.cluster import Cluster
-from mpdemo.errors import UserError
 from mpdemo.jobs import JobFailed, JobSpec, SlurmError, attach, load_site, queue, slurm, submit, train_command
 from mpdemo.jobs.site import wanted_by_sites
-
-
-def scontrol(*words):
-    subprocess.run(["scontrol", *words], check=True, capture_output=True, timeout=30)
 
 
 def rows(job, event) -> list[dict]:
@@ -40,74 +34,17 @@ def own_cluster(slurm_programs, monkeypatch):
         yield cluster
 
 
-@pytest.fixture(scope="module")
-def late_jobs(shared_cluster, tmp_path_factory):
-    """Two jobs whose time is nearly over: Slurm checks every 30 s only, so they end while the other tests run."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in shared_cluster.environ.items():
-            patch.setenv(name, value)
-        folder = tmp_path_factory.mktemp("late")
-        shutil.copytree(paths.root() / "slurm" / "sites", folder / "slurm" / "sites")
-        patch.setattr("mpdemo.paths.root", lambda: folder)
-        jobs = [
-            submit(spec("sleep", out="runs/late", time_limit="00:10:00")),
-            submit(spec("sleep", out="runs/warned", signal="USR1@120")),
-        ]
-        # Warned in one round of Slurm's, ended two rounds later: time to write a checkpoint, also on a busy machine.
-        for job, left in zip(jobs, (5, 100), strict=True):
-            until(lambda job=job: job.state == "running")
-            scontrol("update", f"jobid={job.id}", f"EndTime=now+{left}")
-    yield folder
-
-
-# --- jobs that end well
-
-
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
-def test_processes_on_two_nodes_meet(late_jobs, cluster, project, launcher):
+def test_processes_on_two_nodes_meet(cluster, project, launcher):
     nodes = 1 if cluster.network == "none" else 2  # else node names do not resolve
     job = submit(spec(program="allreduce.py", nodes=nodes, processes_per_node=2, launcher=launcher))
     assert job.result(timeout=120)["sum"] == sum(range(2 * nodes))
     assert len(job.result()["hosts"]) == nodes
-    assert job.where == "cluster throwaway"
-    assert job.run_time > 0
 
 
-def test_a_jobs_metrics_and_log(cluster, project, capsys, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(project / "slurm/sites/generic.toml"))  # no folder for Slurm's answers
-    job = submit(spec(processes_per_node=2), script="slurm/toy.sbatch")
-    assert capsys.readouterr().out == f"submitted toy to cluster throwaway: job {job.id} (slurm/toy.sbatch)\n"
-    assert job.wait(60) == "done"
-    assert [row["step"] for row in job.metrics()] == [1, 2, 3]
-    assert sorted(line.split(" on ")[0] for line in job.log().splitlines()) == ["0: rank 0 of 2", "1: rank 1 of 2"]
-    assert job.result()["processes"] == 2
-    assert job.failure() is None
-    assert (project / "slurm" / "toy.sbatch").exists()
-
-
-def test_the_same_cell_again_finds_the_job(cluster, project, capsys):
-    first = submit(spec())
-    first.wait(60)
-    capsys.readouterr()
-    again = submit(spec())
-    assert again.id == first.id
-    assert "not submitted again; resubmit=True" in capsys.readouterr().out
-    assert attach("runs/toy").id == first.id
-    anew = submit(spec(), resubmit=True)
-    assert int(anew.id) > int(first.id)
-    assert "submitting a new one: resubmit=True" in capsys.readouterr().out
-    assert anew.wait(60) == "done"
-
-
-def test_a_changed_spec_is_a_new_job_but_not_while_the_old_one_runs(cluster, project):
-    first = submit(spec("sleep"))
-    until(lambda: first.state == "running")
-    with pytest.raises(Exception, match=f"job {first.id} .* is running and writes to runs/toy"):
-        submit(spec("train"))
-    first.cancel()
-    assert first.wait(30) == "cancelled"
-    second = submit(spec("train"))
-    assert (second.id != first.id, second.wait(60)) == (True, "done")
+def test_where_no_answer_can_be_kept_slurm_is_asked_each_time(cluster, project, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(project / "slurm/sites/generic.toml"))
+    assert submit(spec()).wait(60) == "done"
 
 
 def test_a_waiting_job_knows_its_place_and_reason(cluster, project):
@@ -127,24 +64,7 @@ def test_a_waiting_job_knows_its_place_and_reason(cluster, project):
     assert waiting[1].queue is None
 
 
-# --- the ways of ending
-
-
-@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
-def test_a_failed_task_is_named_with_its_status_and_last_lines(cluster, project, launcher):
-    job = submit(spec("fail", 1, 7, processes_per_node=2, launcher=launcher))
-    with pytest.raises(JobFailed, match="rank 1 failed with exit status 7") as caught:
-        job.result(90)
-    assert job.state == "failed"
-    assert "ValueError: the digits are upside down" in caught.value.failure.lines
-    assert "rank 0 of 2" not in "".join(caught.value.failure.lines) or launcher == "torchrun"
-    assert "ValueError: the digits are upside down" in str(caught.value)
-
-
-@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
-def test_status_3_is_a_stop_with_a_checkpoint(cluster, project, launcher):
-    job = submit(spec("fail", 0, 3, launcher=launcher))
-    assert job.wait(60) == "stopped"
+# --- troubles
 
 
 def test_a_missing_log_folder_is_the_failure_that_submit_prevents(cluster, project):
@@ -198,10 +118,11 @@ def test_followed_jobs_ask_slurm_once_per_interval_however_many_they_are(cluster
         job.cancel()
 
 
+@pytest.mark.soak
 def test_jobs_go_on_while_the_controller_does_not_answer(own_cluster, project):
     job = submit(spec("sleep"))
     until(lambda: job.state == "running")
-    until(lambda: queue.listing(slurm.identity(), 0.1).answer(job.id))
+    until(lambda: queue.own_job(slurm.identity(), job.id, 0.1)[0])
     own_cluster.stop_controller()
     started = time.monotonic()
     until(lambda: "Slurm does not answer, last seen running" in job.reason)
@@ -264,6 +185,7 @@ def test_a_stopped_job_goes_back_into_the_queue_and_ends_well(cluster, project):
     assert job.log().count("rank 0 of 1") == 2
 
 
+@pytest.mark.soak
 def test_a_training_goes_on_over_three_allocations(cluster, project):
     """One command, warned and requeued twice: every step is done once."""
     command = train_command(
@@ -281,6 +203,7 @@ def test_a_training_goes_on_over_three_allocations(cluster, project):
     assert job.wait(60) == "done" and steps(job) == list(range(1, 13))
 
 
+@pytest.mark.soak
 def test_a_training_goes_on_in_a_chain_where_requeue_is_forbidden(cluster, project):
     """One file, submitted three times at once: each job waits for the end of the one before, and goes on."""
     command = train_command(
@@ -301,6 +224,7 @@ def test_a_training_goes_on_in_a_chain_where_requeue_is_forbidden(cluster, proje
     assert len(rows(job, "start")) == 3
 
 
+@pytest.mark.soak
 def test_a_training_that_loses_a_node_goes_on_with_the_others(own_cluster, project):
     """Every step once, the global batch kept: the losses are those of a training that lost nothing."""
     if own_cluster.network == "none":
@@ -327,15 +251,6 @@ def test_a_training_that_loses_a_node_goes_on_with_the_others(own_cluster, proje
     assert alone.wait(60) == "done"
     for row, wanted in zip(rows(job, "step"), rows(alone, "step"), strict=True):
         assert row["loss"] == pytest.approx(wanted["loss"], rel=1e-4), row
-
-
-def test_a_running_job_can_be_warned(cluster, project):
-    job = submit(spec("sleep"))
-    until(lambda: list((project / "runs/toy").glob("pids-*")), seconds=30)
-    job.warn()
-    assert job.wait(60) == "stopped" and job.exit_status == 3
-    with pytest.raises(UserError, match="is stopped; only a running job can be warned"):
-        job.warn()
 
 
 def test_an_old_job_object_leaves_the_newer_record_alone(cluster, project):
@@ -409,14 +324,3 @@ def test_the_files_for_real_sites_are_accepted_and_run(cluster, project, site):
     assert job.script == Path("slurm") / site / "toy.sbatch"
     assert len(job.log_files) == 2
     assert job.result()["processes"] == 4
-
-
-# --- last, since it takes Slurm half a minute
-
-
-def test_the_time_limit_and_the_warning_before_it(late_jobs, cluster, monkeypatch):
-    monkeypatch.setattr("mpdemo.paths.root", lambda: late_jobs)
-    late, warned = attach("runs/late"), attach("runs/warned")
-    assert late.wait(100) == "timeout"
-    assert warned.wait(100) == "stopped"
-    assert "DUE TO TIME LIMIT" in late.log()

@@ -6,8 +6,8 @@ import pytest
 
 from mpdemo.jobs import JobSpec, submit
 from mpdemo.labs.horovod_calls import BATCH
-from mpdemo.notebook.scalars import scalars
 from mpdemo.notebook.story import story
+from mpdemo.notebook.tables import scalars
 from mpdemo.settings import Settings, checked
 from mpdemo.training.loop import train
 from mpdemo.world.env import World

@@ -91,15 +91,20 @@ def test_the_transformers_patches_follow_the_image(size, patches):
     assert model(torch.randn(2, 3, size, size)).shape == (2, 5)
 
 
-def test_stage_shares_parameters():
+def test_a_stage_shares_parameters_and_the_last_one_ends_in_float32():
+    """Between the stages bf16 travels; what the loss is computed from has seven digits."""
     model = build("convnet")
-    stage = model.stage(1, 3)
-    assert stage.names == ["layer2", "fc"]
+    model.precision = torch.bfloat16
+    first, second = model.cut([1])
     parameters = dict(model.named_parameters())
-    assert all(p is parameters[name] for name, p in stage.named_parameters())
-    with torch.no_grad():
-        stage.get_parameter("fc.1.bias").fill_(7)
-    assert model.get_parameter("fc.1.bias").eq(7).all()
+    assert second.names == ["layer2", "fc"]
+    assert all(p is parameters[name] for name, p in second.named_parameters())
+    between = first(torch.randn(2, 1, 28, 28))
+    outputs = second(between)
+    assert (between.dtype, outputs.dtype) == (torch.bfloat16, torch.float32)
+    assert second.cut([1])[0](between).dtype == torch.bfloat16
+    outputs.sum().backward()
+    assert parameters["layer1.0.weight"].grad is not None and model(torch.randn(2, 1, 28, 28)).dtype == torch.float32
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -123,25 +128,11 @@ def test_group_norm_does_not_see_the_batch():
         assert torch.allclose(model(images)[:2], model(images[:2]), atol=1e-6) == alike
 
 
-@pytest.mark.parametrize(
-    ("cut", "stages", "points"),
-    [
-        ("layer1", 2, [1]),
-        ("1", 2, [1]),
-        ("layer1,layer2", 3, [1, 2]),
-        (" layer1 , 2 ", 3, [1, 2]),
-        ([1, "layer2"], 3, [1, 2]),
-        (None, 3, [1, 2]),
-        ("", 1, []),
-        (None, 1, []),
-    ],
-)
-def test_resolve_cut(cut, stages, points):
-    assert resolve_cut(CONVNET, cut, stages) == points
-
-
-def test_resolve_cut_of_a_resnet():
-    names = build("resnet50").names
+def test_resolve_cut():
+    for cut in ("layer1,layer2", " layer1 , 2 ", [1, "layer2"], None):
+        assert resolve_cut(CONVNET, cut, 3) == [1, 2]
+    assert resolve_cut(CONVNET, "1", 2) == [1] and resolve_cut(CONVNET, "", 1) == resolve_cut(CONVNET, None, 1) == []
+    names = block_names("resnet50")
     assert resolve_cut(names, "layer2.3", 2) == [names.index("layer3.0")]
     equal = resolve_cut(names, None, 4)
     sizes = [b - a for a, b in zip([0, *equal], [*equal, len(names)], strict=True)]
@@ -154,13 +145,10 @@ def test_resolve_cut_of_a_resnet():
         (None, 4, "4 stages do not fit a model of 3 blocks; allowed: 1 to 3"),
         ("layer9", 2, "cannot cut after 'layer9'.*layer1, layer2"),
         ("fc", 2, "leaves a stage empty|cannot cut after 'fc'"),
-        ("0", 2, "cannot cut after '0'.*1 to 2"),
         ("3", 2, "cannot cut after '3'.*1 to 2"),
         ("-1", 2, "cannot cut after '-1'"),
-        ("1.5", 2, "cannot cut after '1.5'"),
         ("layer1,", 3, "cannot cut after ''"),
         ("layer1", 3, "gives 2 stages, but 3 are wanted"),
-        ("layer1,layer2", 2, "gives 3 stages, but 2 are wanted"),
         ("layer2,layer1", 3, "not increasing"),
         ("layer1,1", 3, "leaves a stage empty"),
     ],

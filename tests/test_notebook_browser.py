@@ -199,7 +199,7 @@ def test_a_difference_with_dollars_is_no_formula(page, server, project, outside)
     open_notebook(page, server, "dollars.ipynb", run=True)
     page.wait_for_selector(f"{OUTPUT} >> text=AFTER", timeout=WAIT)
     page.wait_for_timeout(1500)  # formulas are typeset later
-    assert page.locator(f"{OUTPUT} table").count() == 1
+    assert page.locator(f"{OUTPUT} pre >> text=second $A and $B $C and $D").count() == 1
     assert page.locator(f"{OUTPUT} mjx-container").count() == 0
 
 

@@ -8,12 +8,14 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from worlds import run_worlds
 
-from mpdemo import demo, paths
+from mpdemo import paths
 from mpdemo.errors import UserError
+from mpdemo.labs import story as lab
 from mpdemo.notebook import ladder
-from mpdemo.notebook.plots.style import MESSAGES, OPERATIONS
-from mpdemo.notebook.rung_table import PARTS
-from mpdemo.settings import RUNGS
+from mpdemo.notebook.plots.ladder_so_far import MEMORY
+from mpdemo.notebook.plots.timeline import MESSAGES, OPERATIONS
+from mpdemo.notebook.story import story
+from mpdemo.settings import RUNGS, Settings, checked
 
 MIB = 2**20
 MEASURED = ("ddp", "pipeline")  # rungs
@@ -24,16 +26,12 @@ def operation(rank, kind, start, end):
     return {"rank": rank, "stage": 0, "kind": kind, "microbatch": 0, "start": start, "end": end}
 
 
-def device(number, activations):
-    return {"device": number, "weights": 10 * MIB, "gradients": 10 * MIB, "optimizer": 20 * MIB,
-            "activations": activations * MIB}  # fmt: skip
-
-
 def row(rung, devices, step, timeline, **more):
-    memory = [device(number, 60 // devices) for number in range(devices)]
-    facts = {"rung": rung, "form": "one-process", "processes": 1, "devices": devices, "step_seconds": step,
-             "images_per_second": 64 / step, "timeline": timeline, "memory": memory}  # fmt: skip
-    return facts | {"speedup": 1.0, "bound": 1.0, "fraction_of_bound": 1.0, "max_relative_gradient_error": 0.0} | more
+    memory = [{"device": number, "weights": 10 * MIB, "gradients": 10 * MIB, "optimizer": 20 * MIB,
+               "activations": 60 * MIB // devices} for number in range(devices)]  # fmt: skip
+    facts = {"rung": rung, "devices": devices, "step_seconds": step, "images_per_second": 64 / step}
+    facts |= {"timeline": timeline, "memory": memory, "speedup": 1.0, "bound": 1.0, "fraction_of_bound": 1.0}
+    return facts | {"max_relative_gradient_error": 0.0} | more
 
 
 def single(step):
@@ -76,21 +74,17 @@ def climbed(runs):
 
 
 def test_the_table_has_a_row_for_each_rung_that_has_run_in_the_order_of_the_ladder(climbed):
-    lines = repr(ladder.ladder_table()).splitlines()
+    shown = ladder.ladder_table()
+    lines = repr(shown).splitlines()
     assert lines[0].split() == ["rung", "devices", "loss", "accuracy", "images/s", "speed-up", "bound", "share",
                                 "gradient", "diff", "MiB", "per", "device"]  # fmt: skip
     assert lines[1].split() == ["single", "1", "0.3125", "96.1%", "320", "1.00", "1.00", "100%", "0.0e+00", "100"]
     assert lines[2].split() == ["ddp", "2", "0.3126", "96.1%", "533", "1.60", "1.90", "84%", "0.0e+00", "70,", "70"]
     assert lines[3].split() == ["pipeline", "-", "0.3127", "96.1%", *"-" * 6]
-    assert lines[4].startswith(
-        "Not yet trained and timed: data_parallel (notebook 02), model_parallel (notebook 04), pipeline (notebook 05)"
-    )
-
-
-def test_the_table_is_html_too(climbed):
-    html = ladder.ladder_table().data["text/html"]
-    assert html.count("<tr>") == 4 and "533" in html
-    assert "<p>Not yet trained" in html and "pipeline (notebook 05)" in html
+    missing = "Not yet trained and timed: data_parallel (notebook 02), model_parallel (notebook 04), pipeline"
+    assert lines[4].startswith(missing)
+    html = shown.data["text/html"]
+    assert html.count("<tr>") == 4 and "533" in html and f"<p>{missing}" in html
 
 
 def test_the_single_device_is_also_known_from_a_rung_that_was_timed_beside_it(runs):
@@ -100,17 +94,8 @@ def test_the_single_device_is_also_known_from_a_rung_that_was_timed_beside_it(ru
     assert ladder.rows_so_far()[0]["images_per_second"] == pytest.approx(320)
 
 
-def test_the_table_of_the_demo_is_the_same_code():
-    text = demo.table([{"rung": "ddp", "form": "per-device", "processes": 2, "loss": 0.5, "accuracy": 0.9}])
-    assert [line.split() for line in text.splitlines()] == [
-        ["rung", "form", "processes", "loss", "accuracy"],
-        ["ddp", "per-device", "2", "0.5000", "90.0%"],
-    ]
-
-
 def test_the_chart_has_every_timeline_on_one_axis_and_a_bar_for_each_device(climbed):
     shown = ladder.ladder_chart()
-    assert repr(shown) == CHART
     times, memories = shown.figure.axes[::2], shown.figure.axes[1::2]
     assert [axes.get_title(loc="left") for axes in times] == [
         "single, 1 device: step 200 ms",
@@ -124,31 +109,26 @@ def test_the_chart_has_every_timeline_on_one_axis_and_a_bar_for_each_device(clim
     painted = [{to_hex(colour) for part in parts for colour in part.get_facecolor()} for parts in drawn]
     assert painted[0] >= {OPERATIONS[kind][1] for kind in "FBO"} and MESSAGES["A"][1] not in painted[0]
     assert painted[1] >= {MESSAGES["A"][1]}
-    legend = {text.get_text() for text in shown.figure.legends[0].get_texts()}
-    assert legend >= {"forward", "backward", "optimizer", "all-reduce", "idle", "memory: weights"}
-
-
-def test_the_boxes_of_the_chart_are_the_operations(climbed):
-    axes = ladder.ladder_chart().figure.axes[2]
-    boxes = [path.get_extents() for part in axes.collections for path in part.get_paths()]
+    boxes = [path.get_extents() for part in drawn[1] for path in part.get_paths()]
     spans = {(round(box.x0), round(box.x1)) for box in boxes}
     assert spans == {(0, 120), (0, 40), (40, 100), (60, 80), (100, 115), (115, 120)}  # ms; the first one is the lane
+    legend = {text.get_text() for text in shown.figure.legends[0].get_texts()}
+    assert legend >= {"forward", "backward", "optimizer", "all-reduce", "idle", "memory: weights"}
 
 
 def test_the_chart_says_its_numbers_in_its_alternative_text_only(climbed, runs):
     shown = ladder.ladder_chart()
     assert shown.metadata["image/png"]["alt"].startswith("single, 1 device: step 200 ms, peak memory (MiB) 100; ddp")
     runs("speed_ddp", {"rows": []})
-    assert repr(ladder.ladder_chart()) == CHART  # the same line, whichever rungs have run
+    assert repr(ladder.ladder_chart()) == repr(shown) == CHART  # the same line, whichever rungs have run
 
 
 def test_the_texts_of_the_chart_are_inside_the_figure(climbed):
     figure = ladder.ladder_chart().figure
     figure.draw_without_rendering()
     renderer = FigureCanvasAgg(figure).get_renderer()
-    legend = figure.legends[0]
-    texts = [text for axes in figure.axes for text in (axes.title, axes._left_title, axes.xaxis.label, *axes.texts)]
-    for text in [*texts, *legend.get_texts()]:
+    texts = [text for axes in figure.axes for text in (axes._left_title, axes.xaxis.label, *axes.texts)]
+    for text in [*texts, *figure.legends[0].get_texts()]:
         box = text.get_window_extent(renderer)
         assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= figure.bbox.width and box.y1 <= figure.bbox.height, text
 
@@ -177,48 +157,25 @@ def projects(tmp_path_factory):
     """A folder with a project for each rung, which is measured there in two processes, for three rounds."""
     folder = tmp_path_factory.mktemp("projects")
     outs = {rung: f"{folder}/{rung}/runs/speed_{rung}" for rung in MEASURED}
-    run_worlds(folder, [[2, "mpdemo/labs/story.py", out, rung, "3"] for rung, out in outs.items()])
+    run_worlds(folder, [[2, lab.__file__, out, rung, "3"] for rung, out in outs.items()])
     return folder
 
 
-@pytest.fixture(params=MEASURED)
-def measured(request, projects):
-    """A rung, the summary of its job, and the project's folder."""
-    rung, folder = request.param, projects / request.param
-    return rung, json.loads((folder / "runs" / f"speed_{rung}" / "summary.json").read_text()), folder
-
-
-def test_a_rung_is_measured_beside_the_single_device(measured):
-    rung, summary, _ = measured
+@pytest.mark.parametrize("rung", MEASURED)
+def test_a_rung_is_measured_beside_the_single_device_and_shown(rung, projects, monkeypatch):
+    monkeypatch.setattr(paths, "root", lambda: projects / rung)
+    summary = ladder.summary("speed", rung)
     first, second = summary["rows"]
     assert (first["rung"], first["devices"], second["rung"], second["devices"]) == ("single", 1, rung, 2)
     ones, others = (summary["seconds"][f"{row['rung']} {row['form']}"] for row in (first, second))
-    assert len(ones) == summary["rounds"] == 3
     assert second["speedup"] == pytest.approx(statistics.median(ones) / statistics.median(others))
-    assert second["images_per_second"] == pytest.approx(summary["batch_size"] / statistics.median(others))
     assert second["fraction_of_bound"] == pytest.approx(second["speedup"] / second["bound"])
-    assert second["max_relative_gradient_error"] < demo.GRADIENTS_EQUAL
-
-
-def test_every_operation_lies_inside_its_step(measured):
-    for row in measured[1]["rows"]:
-        longest = max(measured[1]["seconds"][f"{row['rung']} {row['form']}"])
-        assert row["timeline"] and {o["rank"] for o in row["timeline"]} == set(range(row["devices"]))
-        assert all(0 <= o["start"] <= o["end"] <= longest for o in row["timeline"])
-
-
-def test_the_single_devices_step_is_forward_then_backward_then_update(measured):
-    forward, backward, update = measured[1]["rows"][0]["timeline"]
-    assert [o["kind"] for o in (forward, backward, update)] == ["F", "B", "O"]
-    assert 0 == forward["start"] < forward["end"] == backward["start"] < backward["end"] <= update["start"]
-    assert update["start"] < update["end"]
-
-
-def test_the_rungs_timeline_is_what_the_rung_does(measured):
-    rung, summary, _ = measured
-    row = summary["rows"][1]
+    assert second["max_relative_gradient_error"] < 1e-4
+    assert [o["kind"] for o in first["timeline"]] == ["F", "B", "O"]
+    for seconds, measured in ((ones, first), (others, second)):
+        assert all(0 <= o["start"] <= o["end"] <= max(seconds) for o in measured["timeline"])
     for rank in (0, 1):
-        lane = [o for o in row["timeline"] if o["rank"] == rank]
+        lane = [o for o in second["timeline"] if o["rank"] == rank]
         kinds = [o["kind"] for o in lane if o["kind"] in "FBO"]
         if rung == "ddp":
             assert kinds == ["F", "B", "O"]
@@ -227,39 +184,19 @@ def test_the_rungs_timeline_is_what_the_rung_does(measured):
             assert backward["start"] < reductions[0]["start"] < backward["end"] == reductions[-1]["start"]
             assert reductions[-1]["end"] <= lane[-1]["start"]  # no update before the last gradient has arrived
         else:
-            assert kinds.count("F") == kinds.count("B") == row["microbatches"] * 2 and kinds[-1] == "O"
-
-
-def test_a_measured_rung_is_shown(measured, monkeypatch):
-    rung, _, folder = measured
-    monkeypatch.setattr(paths, "root", lambda: folder)
+            assert kinds.count("F") == kinds.count("B") == second["microbatches"] * 2 and kinds[-1] == "O"
     assert repr(ladder.ladder_table()).splitlines()[2].startswith(rung)
     assert len(ladder.ladder_chart().figure.axes) == 4
 
 
 def test_the_memory_of_a_device_falls_where_the_model_is_cut():
-    from mpdemo.labs.story import device_memory
-    from mpdemo.notebook.story import story
-    from mpdemo.settings import Settings, checked
-
-    memory = {rung: device_memory(checked(Settings(**story(rung)))) for rung in RUNGS}
-    peaks = {rung: [sum(d[p] for p in PARTS) for d in devices] for rung, devices in memory.items()}
+    memory = {rung: lab.device_memory(checked(Settings(**story(rung)))) for rung in RUNGS}
+    peaks = {rung: [sum(d[p] for p in MEMORY) for d in devices] for rung, devices in memory.items()}
     (whole,) = peaks["single"]
-    assert max(peaks["pipeline"]) < 0.7 * whole
     weights = memory["single"][0]["weights"]
     assert [device["weights"] for device in memory["ddp"]] == [weights] * 2  # every device holds the whole model
-    for rung in ("model_parallel", "fsdp", "tensor"):
+    for rung in ("model_parallel", "fsdp", "tensor", "pipeline"):
         assert sum(device["weights"] for device in memory[rung]) == pytest.approx(weights, rel=0.01)  # few stay whole
         assert max(peaks[rung]) < 0.7 * whole
-    assert memory["single"][0]["optimizer"] == 2 * memory["single"][0]["gradients"]  # AdamW: two values per weight
-    assert [device["optimizer"] > 0 for device in memory["data_parallel"]] == [True, False]  # one optimizer
-    assert [device["device"] for device in memory["ddp"]] == [0, 1]
     for rung in ("data_parallel", "ddp"):  # half the images per device
         assert max(device["activations"] for device in memory[rung]) < 0.7 * memory["single"][0]["activations"]
-
-
-def test_an_unknown_rung_is_refused():
-    from mpdemo.labs.story import main
-
-    with pytest.raises(UserError, match="no rung 'dpp'"):
-        main("runs/speed_dpp", "dpp")

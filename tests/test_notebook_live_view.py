@@ -13,7 +13,7 @@ from toyjob import ToyJob
 
 from mpdemo.errors import UserError
 from mpdemo.notebook.live_view import JobCancelled, follow, has_front_end
-from mpdemo.notebook.snapshot import Snapshot, memory_text, together
+from mpdemo.notebook.snapshot import Snapshot, labels, memory_text, together
 from mpdemo.paths import root
 
 
@@ -33,11 +33,6 @@ def test_without_a_front_end_a_job_is_displayed_once_with_a_reproducible_line(tm
     assert together([Snapshot.take(job)]).data["image/png"].startswith("iVBOR")
 
 
-def test_a_failed_job_is_reported_and_counts_no_steps(tmp_path, capsys):
-    asyncio.run(follow(ToyJob(tmp_path / "07_toy", status=3), live=False))
-    assert capsys.readouterr().out == "07_toy: failed\n"
-
-
 def test_several_jobs_are_displayed_together_when_the_last_has_ended(tmp_path, capsys):
     jobs = [ToyJob(tmp_path / "07_short", steps=3), ToyJob(tmp_path / "07_long"), ToyJob(tmp_path / "07_bad", status=3)]
     asyncio.run(follow(*jobs, live=False))
@@ -47,16 +42,18 @@ def test_several_jobs_are_displayed_together_when_the_last_has_ended(tmp_path, c
         asyncio.run(follow(live=False))
 
 
-def test_an_interrupt_cancels_all_jobs(tmp_path):
+def test_an_interrupt_cancels_all_jobs_and_stops_the_cells_below(tmp_path, capsys):
     jobs = [ToyJob(tmp_path / name, steps=1000) for name in ("07_a", "07_b")]
 
     async def cell():
         asyncio.get_running_loop().call_later(0.5, asyncio.current_task().cancel)
         await follow(*jobs, live=False)
 
+    begin = time.monotonic()
     with pytest.raises(JobCancelled, match=r"07_a was cancelled \(.*\), 07_b was cancelled \(.*\); the cells below"):
         asyncio.run(cell())
-    assert all(job.process.poll() is not None for job in jobs)
+    assert all(job.process.poll() is not None for job in jobs) and time.monotonic() - begin < 5
+    assert capsys.readouterr().out == "07_a: cancelled\n07_b: cancelled\n"
 
 
 def test_the_wait_is_bounded_and_its_error_tells_how_to_follow_again(tmp_path):
@@ -88,51 +85,25 @@ def test_the_kernel_goes_on_while_slurm_is_slow(tmp_path):
     assert all(came)
 
 
-def test_an_interrupt_cancels_the_job_and_stops_the_cells_below(tmp_path, capsys):
-    job = ToyJob(tmp_path / "07_toy", steps=1000)
-
-    async def cell():
-        task = asyncio.ensure_future(follow(job, live=False))
-        await asyncio.sleep(0.5)
-        task.cancel()
-        await task
-
-    begin = time.monotonic()
-    with pytest.raises(JobCancelled, match="07_toy was cancelled"):
-        asyncio.run(cell())
-    assert job.process.poll() is not None and time.monotonic() - begin < 5
-    assert capsys.readouterr().out == "07_toy: cancelled\n"
-
-
 def snapshot(**changes):
     """Return the snapshot of a job that has just been submitted."""
     fields = {"name": "03_ddp", "state": "pending", "reason": "", "queue": None, "run_time": 0.0}
-    fields |= {"where": "this machine", "id": "1", "rows": [], "log": ""}
+    fields |= {"where": "this machine", "id": "1", "rows": [], "log": "", "finished": False}
     return Snapshot(**(fields | changes))
 
 
 def test_the_view_of_a_running_job_is_readable():
-    rows = [
-        {
-            "event": "step",
-            "step": 7,
-            "steps": 56,
-            "loss": 1.5,
-            "images_per_second": 250.0,
-            "peak_memory_mib": [412.3, 398.0],
-        },
-        {"event": "epoch", "epoch": 0},
-    ]
+    step = {"event": "step", "step": 7, "steps": 56, "loss": 1.5, "images_per_second": 250.0}
+    rows = [step | {"peak_memory_mib": [412.3, 398.0]}, {"event": "epoch", "epoch": 0}]
     running = snapshot(state="running", run_time=4.21, rows=rows, log="a\n\r1%\r2%\n<b>\n")
     facts = "this machine, job 1 · 4.2 s · step 7 of 56, loss 1.5000 · 250 images/s · memory 412, 398 MiB"
     assert " ".join(text_of(running.header()).split()) == f"03_ddp running {facts}"
     assert text_of(running.log_tail()) == "a\n2%\n<b>"
     assert 'aria-label="loss 1.5 at step 7"' in running.chart()
-    assert running.total == 56
-
-
-def test_the_memory_of_many_devices_is_a_range():
     assert memory_text([398.0, 412.3] * 4) == "memory 398 to 412 MiB on 8 devices"
+    waiting = snapshot(reason="Resources", queue=3, where="cluster box", id="12")
+    assert "position 3 in the queue (Resources)" in text_of(waiting.header())
+    assert waiting.chart() == "" and repr(together([waiting])) == "03_ddp: pending"
 
 
 def test_the_time_left_follows_from_the_steps_so_far():
@@ -147,25 +118,15 @@ def test_the_time_left_follows_from_the_steps_so_far():
     assert "step 20 of 40" in text_of(resumed.header())
 
 
-def test_a_waiting_job_shows_its_place_in_the_queue():
-    waiting = snapshot(reason="Resources", queue=3, where="cluster box", id="12")
-    assert "position 3 in the queue (Resources)" in text_of(waiting.header())
-    assert waiting.chart() == "" and repr(together([waiting])) == "03_ddp: pending"
+def test_jobs_of_one_name_are_told_apart():
+    jobs = [snapshot(name=name, id=number) for name, number in (("ddp", "7"), ("ddp", "8"), ("single", "9"))]
+    assert labels(jobs) == ["ddp (job 7)", "ddp (job 8)", "single"]
 
 
-@pytest.mark.parametrize(
-    ("environment", "expected"),
-    [({}, "False"), ({"JPY_SESSION_NAME": "a.ipynb"}, "False")],
-    ids=["script", "script of a kernel"],
-)
-def test_a_script_has_no_front_end(environment, expected):
+def test_a_script_has_no_front_end():
     clean = {name: value for name, value in os.environ.items() if name not in ("PYTEST_CURRENT_TEST", "NBVAL")}
     code = "from mpdemo.notebook.live_view import has_front_end; print(has_front_end())"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=root(), env=clean | environment, capture_output=True, text=True, timeout=60
-    )
-    assert done.stdout.strip() == expected, done.stderr
-
-
-def test_a_test_has_no_front_end():
-    assert not has_front_end()
+    environment = clean | {"JPY_SESSION_NAME": "a.ipynb"}  # started from a kernel
+    done = subprocess.run([sys.executable, "-c", code], cwd=root(), env=environment, capture_output=True, text=True)
+    assert done.stdout.strip() == "False", done.stderr
+    assert not has_front_end()  # neither has a test

@@ -1,18 +1,18 @@
-"""Figures: readable pictures, lines of text that a test can compare, and only numbers from the rows."""
+"""Figures: readable pictures, lines of text that a test can compare, and only numbers from the rows; the sliders."""
 
-import base64
+import itertools
 import math
-import struct
 
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 
 from mpdemo.errors import UserError
-from mpdemo.notebook import plots
+from mpdemo.notebook import explorer, plots
 from mpdemo.notebook.plots import style
-from mpdemo.notebook.plots.style import OPERATIONS, paler
-from mpdemo.plan import simulate
+from mpdemo.notebook.plots.style import paler
+from mpdemo.notebook.plots.timeline import OPERATIONS, activations_held
+from mpdemo.plan import SCHEDULES, simulate
 
 ROWS = [
     {"event": "step", "step": step, "loss": 2.3 * math.exp(-step / 20), "time": 0.5 * step} for step in range(1, 41)
@@ -27,13 +27,6 @@ STEP = {
     "backward": 0.56,
     "buckets": [{"mib": 9.0, "ready": 0.2, "reduced": 0.25}, {"mib": 25.3, "ready": 0.5, "reduced": 0.55}],
 }
-
-
-def size(bundle):
-    """Return the picture's width and height in points, read from the PNG's own header."""
-    data = base64.b64decode(bundle.data["image/png"])
-    assert data[:8] == b"\x89PNG\r\n\x1a\n"
-    return struct.unpack(">II", data[16:24])
 
 
 def shown():
@@ -116,13 +109,68 @@ def test_curves_without_rows_are_refused():
         plots.curves({"single": ROWS, "ddp": []})
 
 
-def test_texts_hold_no_measured_number():
-    assert repr(plots.ladder(LADDER)) == (
-        "speed-up beside its bound: single (1 process), ddp, per-device (2 processes)"
-    )
+def test_texts_hold_no_measured_number_and_a_picture_can_be_saved(tmp_path):
+    ladder = plots.ladder(LADDER)
+    assert repr(ladder) == "speed-up beside its bound: single (1 process), ddp, per-device (2 processes)"
     assert repr(plots.bars({"a": 1.234, "b": 2}, "time of a step (s)")) == "time of a step (s): a, b"
-
-
-def test_a_picture_can_be_saved(tmp_path):
-    plots.ladder(LADDER).save(tmp_path / "ladder.png")
+    ladder.save(tmp_path / "ladder.png")
     assert (tmp_path / "ladder.png").read_bytes()[1:4] == b"PNG"
+
+
+@pytest.mark.parametrize("schedule", [name for name in SCHEDULES if name != "naive"])
+def test_the_most_that_a_rank_holds_is_that_of_the_simulation(schedule):
+    per_rank = SCHEDULES[schedule].stages_per_rank
+    simulation = simulate(schedule, [1] * 4 * per_rank, [2] * 4 * per_rank, 8, 4)
+    lanes = activations_held(simulation.events)
+    peaks = [max(count for _, count in lane) for lane in lanes]
+    assert peaks == pytest.approx([peak / per_rank for peak in simulation.peak_activations])
+    assert all(lane[-1][1] == 0 for lane in lanes)
+    replica = [row | {"rank": row["rank"] + 4} for row in simulation.events]
+    assert activations_held(simulation.events + replica) == 2 * lanes
+
+
+def test_the_picture_has_the_memory_under_each_timeline_and_names_the_most():
+    simulations = {"GPipe": simulate("gpipe", [1] * 4, [2] * 4, 8, 4), "1F1B": simulate("1f1b", [1] * 4, [2] * 4, 8, 4)}
+    both = plots.timelines(simulations)
+    assert repr(both) == (
+        "timelines of GPipe (a rank holds at most 8 microbatches), 1F1B (a rank holds at most 4 microbatches)"
+    )
+    assert [axes.get_title(loc="left")[:5] for axes in both.figure.axes] == ["GPipe", "", "1F1B:", ""]
+    alone = plots.timelines(simulations, memory=False)
+    assert repr(alone) == "timelines of GPipe, 1F1B" and len(alone.figure.axes) == 2
+    for nothing in ({}, {"GPipe": []}):
+        with pytest.raises(UserError, match="no operations to draw"):
+            plots.timelines(nothing)
+
+
+def test_the_sliders_begin_with_a_picture_and_a_reproducible_line():
+    shown = explorer.explore(live=False)
+    assert set(shown.data) == {"text/plain", "image/png"}
+    assert repr(shown) == (
+        "1f1b: step 33 forward passes, idle 27.3%, closed form 27.3%, 2.91 times one device, "
+        "at most 4 microbatches' activations on a rank"
+    )
+
+
+def test_moving_a_slider_redraws(capsys):
+    shown = explorer.explore(live=True)
+    assert shown.data[explorer.WIDGET]["model_id"] == shown.box.model_id and shown.data["image/png"]
+    schedule, _, microbatches, *_ = shown.box.children
+    microbatches.value = 64
+    assert "idle 4.5%" in capsys.readouterr().out
+    schedule.value = "interleaved-1f1b"
+    assert "idle 2.3%" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_setting_gives_a_simulation_or_a_reason(schedule):
+    simulated = 0
+    for ranks, microbatches, stages_per_rank in itertools.product((1, 2, 5, 16), (1, 7, 64), (2, 4)):
+        try:
+            simulation = explorer.pipeline(ranks, microbatches, stages_per_rank, schedule, 2.0)
+        except UserError as error:
+            assert "allowed: " in str(error)
+            continue
+        assert f"idle {simulation.idle_share:.1%}" in explorer.describe(simulation)
+        simulated += 1
+    assert simulated >= 8

@@ -4,7 +4,6 @@ import copy
 from pathlib import Path
 
 import nbformat
-import pytest
 from notebook_rules import lint
 
 import notebooks
@@ -24,7 +23,6 @@ def stream(text, name="stdout"):
     return v4.new_output("stream", name=name, text=text)
 
 
-SHOWN = v4.new_output("display_data", data={"text/markdown": f"```python\n{105 * 'x'}\n```"})
 ERROR = v4.new_output("error", ename="KeyError", evalue="3", traceback=["KeyError: 3"])
 
 
@@ -39,19 +37,8 @@ def notebook(*cells):
     return whole
 
 
-def without(number):
-    """The notebook in order, without one of its cells."""
-    whole = notebook()
-    del whole.cells[number]
-    for count, cell in enumerate([cell for cell in whole.cells if cell.cell_type == "code"], 1):
-        cell.execution_count = count
-    return whole
-
-
-def with_metadata(**metadata):
-    whole = notebook()
-    whole.metadata.update(metadata)
-    return whole
+def out(**data):
+    return [v4.new_output("display_data", data={name.replace("_", "/", 1): text for name, text in data.items()})]
 
 
 def with_twins():
@@ -60,93 +47,64 @@ def with_twins():
     return whole
 
 
-GOOD = {
-    "nothing more": notebook(),
-    "raises": notebook(code("raise KeyError(3)", [ERROR], tags=["raises-exception"])),
-    "skipped": notebook(code("for_eternity()", tags=["nbval-skip"], count=0)),
-    "link": notebook(v4.new_markdown_cell("[the loop](../mpdemo/errors.py) and [a page](https://pytorch.org)")),
-    "solution": notebook(code("# Solution - click to open\nx = 1", tags=["solution"], jupyter={"source_hidden": True})),
-    "remainder": notebook(code("x = 7 % 3 != 2")),
-}
-BAD = {
-    "title": (without(0), "does not begin with a title"),
-    "picture": (without(1), "has no picture in its first five cells"),
-    "assert": (without(2), "asserts nothing"),
-    "widget state": (with_metadata(widgets={}), "saves widget state"),
-    "ids": (with_twins(), "two cells with the same id"),
-    "never executed": (notebook(code("x = 1", count=0)), "was not executed from top to bottom: [1, 2, None]"),
-    "executed twice": (notebook(code("x = 1", count=7)), "was not executed from top to bottom: [1, 2, 7]"),
-    "median": (notebook(*[code("x = 1\n" * 9) for _ in range(5)]), "a median of 9"),
-    "long cell": (notebook(code("x = 1\n" * 20)), "has 20 lines; at most 19"),
-    "wide cell": (notebook(code("%%ranks\nx = " + 101 * "1")), "has a line of 105 characters; at most 104"),
-    "wide source": (notebook(code("show(f)", [SHOWN])), "has a line of 105 characters; at most 104"),
-    "empty cell": (notebook(code(" ")), "is empty"),
-    "semicolon": (notebook(code("f();")), "ends with ';'"),
-    "shell": (notebook(code("!false")), "uses ! or %"),
-    "shell in the middle": (notebook(code("if x:\n    !false")), "uses ! or %"),
-    "shell's answer": (notebook(code("x = !ls")), "uses ! or %"),
-    "magic": (notebook(code("%nosuchmagic")), "uses ! or %"),
-    "cell magic": (notebook(code("%%time\nx = 1")), "uses ! or %"),
-    "display again": (notebook(code("clear_output()")), "nbval cannot compare it"),
-    "orphans": (notebook(code("import subprocess")), "a child of the kernel outlives it"),
-    "spawn": (notebook(code("mp.spawn(f, nprocs=2)")), "a child of the kernel outlives it"),
-    "pyplot": (notebook(code("import matplotlib.pyplot as plt")), "figures come from mpdemo.notebook.plots"),
-    "comment": (notebook(code("# NBVAL_SKIP\nx = 1")), "say it with a tag"),
-    "path": (notebook(code("x = '/home/me/data'")), "names a path of one machine: '/home/m'"),
-    "path in text": (notebook(v4.new_markdown_cell("see /tmp/me")), "names a path of one machine: '/tmp/'"),
-    "mistyped tag": (notebook(code("x = 1", tags=["nbval-ignore-outputs"])), "unknown tag 'nbval-ignore-outputs'"),
-    "any exception": (
-        notebook(code("raise KeyError(3)", [ERROR], tags=["raises-exception", "nbval-ignore-output"])),
-        "which exception it raises is then not compared",
-    ),
-    "open solution": (notebook(code("# Solution - click to open", tags=["solution"])), "not collapsed"),
-    "solution's head": (
-        notebook(code("x = 1", tags=["solution"], jupyter={"source_hidden": True})),
-        "does not begin with '# Solution - click to open'",
-    ),
-    "error": (notebook(code("raise KeyError(3)", [ERROR])), "ended with an error"),
-    "raises nothing": (
-        notebook(code("x = 1", tags=["raises-exception"])),
-        "tagged raises-exception and raised nothing",
-    ),
-    "widget": (
-        notebook(code("w", [v4.new_output("display_data", data={"application/vnd.jupyter.widget-view+json": {}})])),
-        "saved a widget",
-    ),
-    "stderr": (notebook(code("f()", [stream("Warning: old", "stderr")])), "printed to stderr: 'Warning: old'"),
-    "path in output": (notebook(code("f()", [stream("at /root/x")])), "saved text of one machine: '/root/'"),
-    "address": (notebook(code("f", [stream("<f at 0x7f32a1b0>")])), "saved text of one machine: '0x7f32a1b0'"),
-    "script": (
-        notebook(code("f", [v4.new_output("display_data", data={"text/html": "<script src='https://cdn'>"})])),
-        "runs a script or loads from elsewhere",
-    ),
-    "large": (notebook(code("f", [stream("x" * 300_001)])), "more than 300 kB"),
-    "dead link": (
-        notebook(v4.new_markdown_cell("[gone](99_gone.ipynb)")),
-        "links to 99_gone.ipynb, which is not there",
-    ),
-    "picture from elsewhere": (
-        notebook(v4.new_markdown_cell("![logo](https://example.org/a.png)")),
-        "loads a picture from elsewhere",
-    ),
-}
+HIDDEN = {"tags": ["solution"], "jupyter": {"source_hidden": True}}
+RAISES = {"tags": ["raises-exception"]}
+WIDGET = v4.new_output("display_data", data={"application/vnd.jupyter.widget-view+json": {}})
+GOOD = [
+    code("raise KeyError(3)", [ERROR], **RAISES),
+    code("# Solution - click to open\nx = 1", **HIDDEN),
+    code("x = 7 % 3 != 2"),
+    v4.new_markdown_cell("[the loop](../mpdemo/errors.py) and [a page](https://pytorch.org)"),
+    code("for_eternity()", tags=["nbval-skip"], count=0),
+]
+WHOLE = [  # a notebook, and what is wrong with it
+    (v4.new_notebook(cells=notebook().cells[1:]), "does not begin with a title"),
+    (v4.new_notebook(cells=[notebook().cells[0], code("assert True", count=1)]), "has no picture in its first five"),
+    (v4.new_notebook(cells=notebook().cells[:2]), "asserts nothing"),
+    (v4.new_notebook(cells=notebook().cells, metadata={"widgets": {}}), "saves widget state"),
+    (with_twins(), "two cells with the same id"),
+    (notebook(code("x = 1", count=0)), "was not executed from top to bottom: [1, 2, None]"),
+    (notebook(code("x = 1", count=7)), "was not executed from top to bottom: [1, 2, 7]"),
+]
+CELLS = [  # a cell, and what is wrong with it
+    (code("x = 1\n" * 20), "has 20 lines; at most 19"),
+    (code("%%ranks\nx = " + 101 * "1"), "has a line of 105 characters; at most 104"),
+    (code("show(f)", out(text_markdown=f"```python\n{105 * 'x'}\n```")), "has a line of 105 characters; at most 104"),
+    (code(" "), "is empty"),
+    (code("f();"), "ends with ';'"),
+    (code("if x:\n    !false"), "uses ! or %"),
+    (code("x = !ls"), "uses ! or %"),
+    (code("%nosuchmagic"), "uses ! or %"),
+    (code("%%time\nx = 1"), "uses ! or %"),
+    (code("clear_output()"), "nbval cannot compare it"),
+    (code("mp.spawn(f, nprocs=2)"), "a child of the kernel outlives it"),
+    (code("import matplotlib.pyplot as plt"), "figures come from mpdemo.notebook.plots"),
+    (code("# NBVAL_SKIP\nx = 1"), "say it with a tag"),
+    (code("x = '/home/me/data'"), "names a path or an address of one machine: '/home/m'"),
+    (code("x = 1", tags=["nbval-ignore-outputs"]), "unknown tag 'nbval-ignore-outputs'"),
+    (code("raise x", [ERROR], tags=["raises-exception", "nbval-ignore-output"]), "is then not compared"),
+    (code("# Solution - click to open", tags=["solution"]), "is not collapsed"),
+    (code("x = 1", **HIDDEN), "does not begin with '# Solution - click to open'"),
+    (code("raise KeyError(3)", [ERROR]), "ended with an error"),
+    (code("x = 1", **RAISES), "tagged raises-exception and raised nothing"),
+    (code("w", [WIDGET]), "saved a widget"),
+    (code("f()", [stream("Warning: old", "stderr")]), "printed to stderr: 'Warning: old'"),
+    (code("f()", [stream("at /root/x")]), "names a path or an address of one machine: '/root/'"),
+    (code("f", [stream("<f at 0x7f32a1b0>")]), "names a path or an address of one machine: '0x7f32a1b0'"),
+    (code("f", out(text_html="<script src='https://cdn'>")), "runs a script or loads from elsewhere"),
+    (code("f", [stream("x" * 300_001)]), "more than 300 kB"),
+    (v4.new_markdown_cell("see /tmp/me"), "names a path or an address of one machine: '/tmp/'"),
+    (v4.new_markdown_cell("[gone](99_gone.ipynb)"), "links to 99_gone.ipynb, which is not there"),
+    (v4.new_markdown_cell("![logo](https://example.org/a.png)"), "loads a picture from elsewhere"),
+]
 
 
-@pytest.fixture
-def folder():
-    return notebooks.root() / "notebooks"
-
-
-@pytest.mark.parametrize("name", GOOD)
-def test_a_notebook_in_order_is_left_alone(name, folder):
-    assert lint(GOOD[name], folder) == []
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_a_trap_is_found(name, folder):
-    whole, said = BAD[name]
-    problems = lint(whole, folder)
-    assert len(problems) == 1 and said in problems[0], problems
+def test_the_lint_finds_each_trap_and_leaves_a_notebook_in_order_alone():
+    folder = notebooks.root() / "notebooks"
+    assert lint(notebook(*GOOD), folder) == []
+    for whole, said in [*WHOLE, *((notebook(cell), said) for cell, said in CELLS)]:
+        problems = lint(whole, folder)
+        assert len(problems) == 1 and said in problems[0], (said, problems)
 
 
 def test_normal_form_is_stable_and_keeps_what_is_compared():
@@ -175,7 +133,7 @@ def test_only_what_the_sanitizer_names_may_change():
 
 def test_a_refresh_executes_saves_and_then_leaves_no_trace(tmp_path, monkeypatch):
     whole = notebook(code("import time\nprint(f'{time.time():.3f} s')"), code("print(1 + 1)"))
-    whole.cells[1].source = "from mpdemo.notebook.bundle import Bundle\nBundle('a picture', png='iVBORw0KGgo=')"
+    whole.cells[1].source = "display({'text/plain': 'a picture', 'image/png': 'iVBORw0KGgo='}, raw=True)"
     path = tmp_path / "course" / "99_try.ipynb"
     path.parent.mkdir()
     nbformat.write(whole, path)

@@ -5,9 +5,9 @@ import json
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from mpdemo.notebook.scalars import scalars
+from mpdemo.notebook.tables import scalars
+from mpdemo.run import train
 from mpdemo.settings import Settings, checked
-from mpdemo.training.loop import train
 from mpdemo.world.env import World
 
 SETTINGS = {"rung": "single", "model": "toy", "batch_size": 512, "log_every": 2, "tensorboard": True, "lr": 0.02}

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from mpdemo.errors import UserError
-from mpdemo.parallel.rung import local_devices
 from mpdemo.paths import root
 from mpdemo.world import cores
 from mpdemo.world.env import read_launcher, where_am_i
@@ -115,25 +114,30 @@ def test_gpu_bound_by_slurm_is_number_0(monkeypatch):
 
 
 def test_a_process_with_two_gpus_begins_with_the_first_of_its_own(monkeypatch):
-    from mpdemo.training.command import check_gpus
+    from mpdemo.run import local_devices
+    from mpdemo.settings import Settings, checked
+    from mpdemo.train import check_gpus
 
     gpus = FakeGPUs(monkeypatch, 4)
     world = where_am_i(TORCHRUN, devices=2)
     assert (world.device, gpus.current) == (torch.device("cuda", 2), 2)
-    assert [device.index for device in local_devices(world, 2)] == [2, 3]
-    check_gpus(2, devices=2)
-    with pytest.raises(UserError, match="3 processes with 2 devices each need 6 GPUs, 4 visible; fewer --replicas"):
-        check_gpus(3, devices=2)
+    assert [device.index for device in local_devices(world.device, 2)] == [2, 3]
+    words = {"rung": "model_parallel", "form": "one-process", "model": "toy"}
+    check_gpus(checked(Settings(**words, devices=4)))
+    FakeGPUs(monkeypatch, 3)
+    with pytest.raises(UserError, match="1 processes with 4 devices each need 4 GPUs, 3 visible; fewer --devices"):
+        check_gpus(checked(Settings(**words, devices=4)))
 
 
 def test_more_ranks_than_gpus(monkeypatch):
-    from mpdemo.training.command import check_gpus
+    from mpdemo.settings import Settings, checked
+    from mpdemo.train import check_gpus
 
     FakeGPUs(monkeypatch, 1)
     with pytest.raises(UserError, match="local rank 1 has no GPU.*2 processes on this node, 1 GPUs visible"):
         where_am_i(TORCHRUN)
     with pytest.raises(UserError, match="2 processes need 2 GPUs, 1 visible"):
-        check_gpus(2)
+        check_gpus(checked(Settings(rung="ddp")))
 
 
 CLAIM = """

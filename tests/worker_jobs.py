@@ -1,9 +1,11 @@
 """Jobs of programs/worker.py, for the tests that submit them; and a bounded wait for what becomes of them."""
 
+import subprocess
 import time
 from pathlib import Path
 
 from mpdemo.jobs import JobSpec
+from mpdemo.world.processes import start_time
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -19,3 +21,22 @@ def until(condition, seconds=60):
     while not condition():
         assert time.monotonic() < end, "it did not happen in time"
         time.sleep(0.05)
+
+
+def scontrol(*words):
+    subprocess.run(["scontrol", *words], check=True, capture_output=True, timeout=30)
+
+
+def sleepers(folder, count, seconds=30):
+    """Wait until `count` workers sleep; return their process ids and their children's."""
+    files = [folder / f"pids-{rank}" for rank in range(count)]
+    until(lambda: all(file.exists() and file.read_text() for file in files), seconds)
+    return [int(pid) for file in files for pid in file.read_text().split()]
+
+
+def all_gone(pids, seconds=15):
+    """Whether all of these processes end within some seconds."""
+    end = time.monotonic() + seconds
+    while any(start_time(pid) for pid in pids) and time.monotonic() < end:
+        time.sleep(0.05)
+    return [pid for pid in pids if start_time(pid)] == []

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 
-from mpdemo.cluster import Cluster, accounting
+from mpdemo.cluster import Cluster
 from mpdemo.cluster.shape import shape_of, stand_in, write_site
 from mpdemo.errors import UserError
 from mpdemo.jobs.site import load_site, wanted_by_sites
@@ -52,52 +52,43 @@ def count(low, high):
 def main(args) -> int:
     """Run one form of the command; return its exit status (for ``run``, the command's own)."""
     if args.action == "down":
-        Cluster(args.folder).down()
+        Cluster.load(args.folder).down()
         return 0
     site = load_site(args.site) if args.site else None
     options = shape_of(site) if site else {"wanted": wanted_by_sites()}
     given = {name: getattr(args, name) for name in ("nodes", "cpus", "gpus", "network", "mbit")}
     options |= {name: value for name, value in given.items() if value is not None}
     if args.action == "up":
-        cluster = Cluster.up(args.folder, **options)
-        for name, value in variables(cluster, site).items():
+        for name, value in variables(Cluster.up(args.folder, **options), site).items():
             print(f"export {name}={value}")
-        describe(cluster)
         return 0
     command = args.program[1:] if args.program[:1] == ["--"] else args.program
     if not command:
         raise UserError("nothing to run; do: python -m mpdemo cluster run -- COMMAND")
     clean_up_on_signals()  # which end the `with` block as well
     with Cluster.up(owned=True, **options) as cluster:
-        describe(cluster)
         return run_command(command, variables(cluster, site))
 
 
-def variables(cluster, site=None) -> dict:
+def variables(cluster, site) -> dict:
     """Return the environment of a command on the cluster: Slurm's configuration and, for a site, its stand-in.
 
-    Says on stderr which words of the site file nothing here checks.
+    Says on stderr what was started, and which words of the site file nothing here checks.
     """
+    print(f"cluster of {len(cluster.nodes)} nodes in {cluster.folder} (network: {cluster.network})", file=sys.stderr)
+    if cluster.network == "none":
+        print("node names do not resolve here (unshare is refused): jobs over two nodes cannot meet", file=sys.stderr)
     if site is None:
         return cluster.environ
     local, left_out = stand_in(site, cluster.knows)
     file = cluster.folder / f"{local.name}.toml"
     write_site(local, file)
-    unchecked = [word for word in ("account", "qos") if getattr(site, word) and not accounting.available()]
-    print(f"its shape is that of {site.name}; MPDEMO_SITE is a stand-in of the site's file", file=sys.stderr)
-    if unchecked:
-        names = ", ".join(unchecked)
-        print(f"accepted with any value: {names}; to have them checked: {accounting.INSTALL}", file=sys.stderr)
+    print(f"its shape is that of {site.name}; MPDEMO_SITE is a stand-in for the site's file", file=sys.stderr)
+    if unchecked := [word for word in ("account", "qos") if getattr(site, word)]:
+        print(f"accepted with any value: {', '.join(unchecked)}", file=sys.stderr)
     if left_out:
         print(f"left out (only the site has it): {', '.join(left_out)}", file=sys.stderr)
     return cluster.environ | {"MPDEMO_SITE": str(file)}
-
-
-def describe(cluster):
-    """Print on stderr what was started, and what is missing where nodes share one network."""
-    print(f"cluster of {len(cluster.nodes)} nodes in {cluster.folder} (network: {cluster.network})", file=sys.stderr)
-    if cluster.network == "none":
-        print("node names do not resolve here (unshare is refused): jobs over two nodes cannot meet", file=sys.stderr)
 
 
 def run_command(command, environ) -> int:

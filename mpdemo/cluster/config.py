@@ -11,8 +11,8 @@ from mpdemo.errors import UserError
 CLUSTER_NAME = "throwaway"
 SLURM_CONF = """\
 ClusterName={name}
-SlurmctldHost={host}({state.controller})
-SlurmctldPort={state.port}
+SlurmctldHost={host}({cluster.controller})
+SlurmctldPort={cluster.port}
 SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/munge
@@ -59,41 +59,30 @@ MailProg=/bin/true
 """
 
 
-def write_configuration(state, cpus, gpus, memory, wanted):
-    """Write slurm.conf, gres.conf, munge's key and the nodes' /etc/hosts.
-
-    Parameters
-    ----------
-    state : mpdemo.cluster.state.State
-    cpus, gpus, memory : int
-        Of each node; `memory` in MiB.
-    wanted : dict
-        What jobs may ask for, as `Cluster.up` takes it.
-    """
-    folder, host = state.folder, socket.gethostname().split(".")[0]
+def write_configuration(cluster, cpus, gpus, memory, wanted):
+    """Write slurm.conf, gres.conf, munge's key and the nodes' /etc/hosts; the arguments are those of `Cluster.up`."""
+    folder, host = cluster.folder, socket.gethostname().split(".")[0]
     for name in ("state", "log", "spool", "gpu"):
         (folder / name).mkdir()
     for index in range(gpus):  # a GPU needs a device file: Slurm refuses a bare count
         (folder / "gpu" / f"nvidia{index}").symlink_to("/dev/null")
-    nodes = f"node[1-{len(state.nodes)}]"
+    nodes = f"node[1-{len(cluster.nodes)}]"
     kind = f" Type={wanted['gpu_type']}" if wanted.get("gpu_type") else ""
     gres = f"NodeName={nodes} Name=gpu{kind} File={folder}/gpu/nvidia[0-{gpus - 1}]\n" if gpus else ""
     (folder / "gres.conf").write_text(gres)
     (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
-    key = folder / "munge.key"
-    key.touch(0o600)
-    key.write_bytes(os.urandom(128))
-
-    settings = {"name": CLUSTER_NAME, "host": host, "user": user_name(), "state": state, "folder": folder}
+    (folder / "munge.key").touch(0o600)
+    (folder / "munge.key").write_bytes(os.urandom(128))
+    settings = {"name": CLUSTER_NAME, "host": host, "user": user_name(), "cluster": cluster, "folder": folder}
     settings |= {"licenses": ",".join(f"{name}:1000" for name in sorted({"seat", *wanted.get("licenses", [])}))}
     text = SLURM_CONF.format(**settings, memory_per_cpu=max(1, memory // cpus))
-    text += f"NodeName={nodes} CPUs={cpus} RealMemory={memory} {node_options(state, host, gpus, wanted)}\n"
+    text += f"NodeName={nodes} CPUs={cpus} RealMemory={memory} {node_options(cluster, host, gpus, wanted)}\n"
     text += "".join(partition_lines(wanted))
     (folder / "slurm.conf").write_text(text)
     # A second name with an "i", or with the site's own suffix: there the nodes are reached over the fast network.
     suffix = wanted.get("suffix") or "i"
-    table = ["127.0.0.1 localhost", f"{state.controller} {host}"]
-    table += [f"{state.subnet}.{10 + i} {name} {name}{suffix}" for i, name in enumerate(state.nodes, 1)]
+    table = ["127.0.0.1 localhost", f"{cluster.controller} {host}"]
+    table += [f"{cluster.subnet}.{10 + i} {name} {name}{suffix}" for i, name in enumerate(cluster.nodes, 1)]
     (folder / "hosts").write_text("\n".join(table) + "\n")
 
 
@@ -106,11 +95,11 @@ def partition_lines(wanted) -> list[str]:
     return lines + [f"PartitionName={name} Nodes=ALL PriorityTier=9 State=UP\n" for name in wanted.get("urgent", [])]
 
 
-def node_options(state, host, gpus, wanted) -> str:
+def node_options(cluster, host, gpus, wanted) -> str:
     """Return the addresses, ports, GPUs and features of all nodes, as slurm.conf describes them."""
-    count = len(state.nodes)
-    address = f"NodeHostname={host}" if state.network == "none" else f"NodeAddr={state.subnet}.[11-{10 + count}]"
-    options = [address, f"Port=[{state.port + 1}-{state.port + count}]"]
+    count = len(cluster.nodes)
+    address = f"NodeHostname={host}" if cluster.network == "none" else f"NodeAddr={cluster.subnet}.[11-{10 + count}]"
+    options = [address, f"Port=[{cluster.port + 1}-{cluster.port + count}]"]
     kind = f"{wanted['gpu_type']}:" if wanted.get("gpu_type") else ""
     options += [f"Gres=gpu:{kind}{gpus}"] if gpus else []
     options += [f"Feature={','.join(sorted(wanted['features']))}"] if wanted.get("features") else []

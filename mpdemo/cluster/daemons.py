@@ -1,12 +1,15 @@
 """The processes of a throw-away cluster: its daemons, Slurm's commands for it, and their end."""
 
 import contextlib
+import json
 import os
 import shutil
 import signal
 import socket
 import subprocess
 import time
+from dataclasses import dataclass, field, fields
+from pathlib import Path
 
 import psutil
 
@@ -14,122 +17,118 @@ from mpdemo.cluster.config import CLUSTER_NAME
 from mpdemo.errors import UserError
 from mpdemo.world.processes import child_environment, end_processes, first_child, is_running, start_time
 
+STATE_FILE = "cluster.json"
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "sinfo")
 SYSTEM_FOLDERS = ":/usr/sbin:/sbin"  # not on an ordinary user's PATH
-# Names of Slurm's processes that outlive their cluster: srun and salloc wait on for one that is gone.
-STRAYS = ("slurmstepd", "slurmd", "slurm_script", "srun", "salloc")
-
-
-def missing_programs(names) -> list[str]:
-    """Return those programs that are not installed here."""
-    path = os.environ.get("PATH", "") + SYSTEM_FOLDERS
-    return [name for name in names if not shutil.which(name, path=path)]
+# What may outlive a cluster: srun and salloc keep waiting for one that is gone.
+STRAYS = ("munged", "slurmctld", "slurmd", "slurmstepd", "slurm_script", "srun", "salloc")
 
 
 def check_programs():
     """Raise `UserError` with the one line that installs what is missing."""
-    if missing := missing_programs(PROGRAMS):
-        raise UserError(
-            f"no throw-away cluster without {', '.join(missing)}; do (Debian, Ubuntu): "
-            "apt-get install slurm-wlm munge iproute2"
+    path = os.environ.get("PATH", "") + SYSTEM_FOLDERS
+    if missing := [name for name in PROGRAMS if not shutil.which(name, path=path)]:
+        install = "do (Debian, Ubuntu): apt-get install slurm-wlm munge iproute2"
+        raise UserError(f"no throw-away cluster without {', '.join(missing)}; {install}")
+
+
+@dataclass
+class Daemons:
+    """The daemons of one cluster and where it lies, kept in its folder: another process can end them later."""
+
+    folder: Path
+    nodes: list[str]
+    network: str  # "namespaces", "hosts" or "none"
+    port: int  # of the controller; the nodes have the next ones
+    bridge: str | None = None  # connects the nodes, if each has a network of its own
+    subnet: str = "127.77.0"
+    mbit: int | None = None  # million bits per second that a node receives at most
+    processes: dict = field(default_factory=dict)  # name -> (number, start time)
+
+    @property
+    def controller(self) -> str:
+        """The controller's address."""
+        return f"{self.subnet}.1" if self.bridge else "127.0.0.1"
+
+    @property
+    def environ(self) -> dict:
+        """The variables that point Slurm's commands at this cluster."""
+        return {"SLURM_CONF": f"{self.folder}/slurm.conf"}
+
+    @property
+    def environment(self) -> dict:
+        """The environment of the daemons, without what an enclosing Slurm job has set."""
+        own = child_environment()
+        return own | self.environ | {"PATH": own["PATH"] + SYSTEM_FOLDERS}
+
+    def save(self):
+        """Write into the cluster's folder what `Cluster.load` reads."""
+        (self.folder / STATE_FILE).write_text(
+            json.dumps({f.name: getattr(self, f.name) for f in fields(self)}, default=str)
         )
 
-
-class Daemons:
-    """The daemons of one cluster, by name; the cluster's state records them.
-
-    Parameters
-    ----------
-    state : mpdemo.cluster.state.State
-    """
-
-    def __init__(self, state):
-        self.state = state
-        self.slurm_conf, self.log = str(state.folder / "slurm.conf"), state.folder / "log"
-        own = child_environment()  # without what an enclosing Slurm job set
-        self.environment = own | {"PATH": own["PATH"] + SYSTEM_FOLDERS, "SLURM_CONF": self.slurm_conf}
-
-    def start(self, name, command) -> int:
-        """Start a daemon in the background; return its process number."""
-        prefix = ["setpriv", "--pdeathsig", "KILL"] if self.state.owned and shutil.which("setpriv") else []
-        with open(self.log / f"{name}.stderr", "ab") as log:
-            process = subprocess.Popen(
-                [*prefix, *command],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=self.environment,
-                cwd="/",
-                start_new_session=True,
-            )
-        self.state.processes[name] = (process.pid, start_time(process.pid))
-        self.state.save()
+    def start(self, name, command):
+        """Start a daemon in the background and return its process number."""
+        with open(self.folder / "log" / f"{name}.stderr", "ab") as log:
+            files = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+            process = subprocess.Popen(command, **files, env=self.environment, cwd="/", start_new_session=True)
+        self.processes[name] = (process.pid, start_time(process.pid))
+        self.save()
         return process.pid
 
     def client(self, *command, seconds=30) -> subprocess.CompletedProcess:
-        """Run one of Slurm's commands on this cluster; `UserError` where it has not ended after some seconds."""
+        """Run one of Slurm's commands on this cluster; `UserError` if it has not ended after some seconds."""
         try:
             return subprocess.run(command, capture_output=True, text=True, env=self.environment, timeout=seconds)
         except subprocess.TimeoutExpired:
-            line = f"{command[0]} took over {seconds} s on the cluster in {self.state.folder}"
+            line = f"{command[0]} took over {seconds} s on the cluster in {self.folder}"
             raise UserError(f"{line}; do: another TMPDIR (a faster disk), or fewer nodes") from None
 
     def wait_for(self, event, ready, seconds=30):
         """Wait until `ready()` is true; `UserError` with a daemon's last output if one ends or `seconds` pass."""
         end = time.monotonic() + seconds
         while not ready():
-            ended = [name for name, (pid, started) in self.state.processes.items() if not is_running(pid, started)]
+            ended = [name for name, process in list(self.processes.items()) if not is_running(*process)]
             if ended or time.monotonic() > end:
-                name = ended[0] if ended else "slurmctld"
-                raise UserError(
-                    f"the cluster in {self.state.folder} did not start: no {event} after {seconds} s or {name} ended; "
-                    f"its last output: {self._last_output(name)}"
-                )
+                name = (ended or ["slurmctld"])[0]
+                logs = [file.read_text(errors="replace") for file in sorted((self.folder / "log").glob(f"{name}*"))]
+                said = " | ".join("".join(logs).splitlines()[-3:]) or "(none)"
+                why = f"no {event} after {seconds} s or {name} ended; its last output: {said}"
+                raise UserError(f"the cluster in {self.folder} did not start: {why}")
             time.sleep(0.02)
 
-    def _last_output(self, name):
-        logs = sorted(self.log.glob(f"{name}*"))
-        lines = [line for file in logs for line in file.read_text(errors="replace").splitlines()]
-        return " | ".join(lines[-3:]) or "(none)"
-
     def end(self, *names, first_signal=signal.SIGTERM):
-        """End daemons and remove them from the state; names without a process are ignored."""
-        end_processes([process for name, process in self.state.processes.items() if name in names], first_signal)
-        for name in names:
-            self.state.processes.pop(name, None)
-        self.state.save()
+        """End daemons and forget them; names without a process are ignored."""
+        end_processes([self.processes.pop(name) for name in names if name in self.processes], first_signal)
+        self.save()
 
     def end_nodes(self, *names):
         """End nodes as a power cut would: every process on them dies at once."""
-        first_signal = signal.SIGKILL
-        if self.state.network != "none":
-            # The first process inside a namespace takes all others there with it. The `unshare` outside must end by
-            # itself, or a zombie is left: SIGCONT does nothing to it.
-            first_signal = signal.SIGCONT
-            for name, (pid, started) in self.state.processes.items():
-                if name in names and is_running(pid, started):
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(first_child(pid) or pid, signal.SIGKILL)
-        self.end(*names, first_signal=first_signal)
+        if self.network == "none":
+            self.end(*names, first_signal=signal.SIGKILL)
+            return
+        # The first process inside a namespace takes all others there with it. The `unshare` outside must end by
+        # itself, or a zombie is left: SIGCONT does nothing to it.
+        for pid, started in [self.processes[name] for name in names if name in self.processes]:
+            with contextlib.suppress(ProcessLookupError):
+                if is_running(pid, started):
+                    os.kill(first_child(pid) or pid, signal.SIGKILL)
+        self.end(*names, first_signal=signal.SIGCONT)
 
     def end_strays(self):
         """Kill what still runs for this cluster: its jobs' processes and waiting clients."""
         for process in psutil.process_iter(["name", "environ"]):
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                if self._is_stray(process):
+                name, environ = process.info["name"], process.info["environ"] or {}  # None: another user's process
+                in_job = environ.get("SLURM_CLUSTER_NAME") == CLUSTER_NAME or name in STRAYS
+                own = in_job and environ.get("SLURM_CONF") == self.environ["SLURM_CONF"]
+                # slurmstepd writes its title over its environment, and has the log of its node open
+                logs = [file.path for file in process.open_files()] if name == "slurmstepd" else []
+                if own or any(path.startswith(f"{self.folder}/log/") for path in logs):
                     process.kill()
 
-    def _is_stray(self, process) -> bool:
-        name, environ = process.info["name"], process.info["environ"] or {}  # None: another user's process
-        in_job = environ.get("SLURM_CLUSTER_NAME") == CLUSTER_NAME or name in STRAYS
-        if in_job and environ.get("SLURM_CONF") == self.slurm_conf:
-            return True
-        # slurmstepd writes its title over its environment, and has the log of its node open
-        return name == "slurmstepd" and any(file.path.startswith(f"{self.log}/") for file in process.open_files())
 
-
-def port_answers(host, port) -> bool:
-    """Whether something listens on a port."""
+def listens(host, port) -> bool:
+    """Whether something listens on a port of this machine."""
     with socket.socket() as probe:
-        probe.settimeout(1)
         return probe.connect_ex((host, port)) == 0

@@ -6,16 +6,14 @@ The network namespace belongs to the node's first process and vanishes with it; 
 """
 
 import contextlib
-import json
 import os
 import shutil
 import subprocess
-import time
 from pathlib import Path
 
 from mpdemo.errors import UserError
 
-PREFIX = "mpdemo"  # of the bridges' names, by which a later cluster finds what a killed one left
+PREFIX = "mpdemo"  # of the bridges' names
 PATIENCE = 10  # s for one command
 UNSHARE = ["unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
 ROOTLESS = ["--user", "--map-current-user", "--keep-caps"]
@@ -24,15 +22,11 @@ ROOTLESS = ["--user", "--map-current-user", "--keep-caps"]
 def choose() -> str:
     """Return the most separate form that works here: "namespaces", "hosts" or "none"."""
     root = os.getuid() == 0
-    if root and shutil.which("ip") and works(*UNSHARE, "--net", "true") and bridge_works():
-        return "namespaces"
+    if root and shutil.which("ip") and works(*UNSHARE, "--net", "true"):
+        name = f"{PREFIX}t{os.getpid()}"[:15]
+        if works("ip", "link", "add", name, "type", "bridge") and works("ip", "link", "del", name):
+            return "namespaces"
     return "hosts" if works(*UNSHARE, *([] if root else ROOTLESS), "true") else "none"
-
-
-def bridge_works() -> bool:
-    """Whether this machine can make a network bridge."""
-    name = f"{PREFIX}t{os.getpid()}"[:15]
-    return works("ip", "link", "add", name, "type", "bridge") and works("ip", "link", "del", name)
 
 
 def node_command(network, folder, name) -> list[str]:
@@ -42,10 +36,10 @@ def node_command(network, folder, name) -> list[str]:
         return slurmd
     root = os.getuid() == 0
     unshare = UNSHARE + ([] if root else ROOTLESS) + (["--net"] if network == "namespaces" else [])
-    # The node starts its daemon only when its network is there (at most 10 s).
+    spool = f"{folder}/spool/{name}"  # the node starts its daemon only when its network is there (at most 10 s)
     script = (
-        f"mount --bind {folder}/hosts /etc/hosts && hostname {name} || exit 1\n"
-        f"for i in $(seq 500); do [ -e {folder}/spool/{name}/connected ] && break; sleep 0.02; done\n"
+        f"mount --bind {folder}/hosts /etc/hosts && hostname {name} && touch {spool}/isolated || exit 1\n"
+        f"for i in $(seq 500); do [ -e {spool}/connected ] && break; sleep 0.02; done\n"
         f"exec {'' if root else 'setpriv --ambient-caps -all --inh-caps -all '}{' '.join(slurmd)}"
     )
     return [*unshare, "sh", "-c", script]
@@ -61,10 +55,9 @@ def free_bridge() -> tuple[str, str]:
     raise UserError("no free 10.N.0.0/24 network on this machine; do: --network hosts")
 
 
-def make_bridge(bridge, subnet, folder):
+def make_bridge(bridge, subnet):
     """Make the network switch between the nodes; this machine is host 1 on it."""
     execute("ip", "link", "add", bridge, "type", "bridge")
-    execute("ip", "link", "set", bridge, "alias", str(folder))
     execute("ip", "addr", "add", f"{subnet}.1/24", "dev", bridge)
     execute("ip", "link", "set", bridge, "up")
 
@@ -76,25 +69,10 @@ def remove_bridge(bridge):
         works("ip", "link", "del", device)
 
 
-def remove_leftover_bridges():
-    """Remove the bridges whose cluster's folder is gone (its owner was killed and its folder deleted by hand)."""
-    if os.getuid() or not works("ip", "link"):
-        return
-    for link in json.loads(execute("ip", "-j", "link", "show", "type", "bridge") or "[]"):
-        folder = link.get("ifalias", "")
-        if link["ifname"].startswith(PREFIX) and folder and not Path(folder).exists():
-            remove_bridge(link["ifname"])
-
-
 def connect(bridge, subnet, index, pid):
     """Lay a cable from the bridge to the network namespace of process `pid` and give it the node's address."""
-    end = time.monotonic() + 10
-    while network_of(pid) in (network_of("self"), None):  # until unshare has made the namespace
-        if time.monotonic() > end:
-            raise UserError(f"node {index} got no network namespace within 10 s; do: --network hosts")
-        time.sleep(0.005)
     cable = f"{bridge}n{index}"
-    works("ip", "link", "del", cable)  # of a node that was killed, where the kernel has not removed it yet
+    works("ip", "link", "del", cable)  # of a node that was killed, if the kernel has not removed it yet
     execute("ip", "link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", str(pid))
     execute("ip", "link", "set", cable, "master", bridge, "up")
     for action in (f"addr add {subnet}.{10 + index}/24 dev eth0", "link set eth0 up", "link set lo up"):
@@ -108,28 +86,18 @@ def slow_down(bridge, index, mbit):
         raise UserError(f"--mbit {mbit}: tc cannot slow a network here; install iproute2, or leave it out")
 
 
-def network_of(pid) -> str | None:
-    """Return the name of a process's network namespace; None if there is no such process."""
-    with contextlib.suppress(OSError):
-        return os.readlink(f"/proc/{pid}/ns/net")
-    return None
-
-
 def execute(*command) -> str:
     """Run a command for some seconds and return its output; a refusal, or no end, becomes one readable line."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
-    except subprocess.TimeoutExpired:
-        raise UserError(f"{' '.join(command)}: not done within {PATIENCE} s; do: --network hosts") from None
-    if done.returncode:
-        raise UserError(f"{' '.join(command)}: {done.stderr.strip()}; do: --network hosts")
-    return done.stdout
+        return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        said = (getattr(error, "stderr", None) or str(error)).strip()
+        raise UserError(f"{' '.join(command)}: {said}; do: --network hosts") from None
 
 
 def works(*command) -> bool:
     """Whether a command succeeds."""
-    try:
+    with contextlib.suppress(UserError):
         execute(*command)
-    except (OSError, UserError):
-        return False
-    return True
+        return True
+    return False

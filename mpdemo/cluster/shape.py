@@ -12,24 +12,14 @@ import re
 from mpdemo.cluster.config import CLUSTER_NAME
 from mpdemo.jobs.site import feature_names
 
-LEAST_MEMORY = 180_000  # MiB of a node where the site file does not say how much it has
+LEAST_MEMORY = 180_000  # MiB of a node if the site file does not say how much it has
 MIB = {"K": 2**-10, "M": 1, "G": 2**10, "T": 2**20}
 OF_THE_SITE = ("setup", "python", "each_task", "scratch", "quota")  # words about what is installed there
 OPTION_LISTS = {"extra": "sbatch", "srun_options": "srun", "binding": "srun"}
 
 
 def shape_of(site) -> dict:
-    """Return the arguments of `mpdemo.cluster.Cluster.up` that give a cluster the shape of a site.
-
-    Parameters
-    ----------
-    site : mpdemo.jobs.Site
-
-    Returns
-    -------
-    dict
-        ``cpus`` and ``gpus`` of a node, its ``memory`` (MiB), and ``wanted``: the names that jobs may ask for.
-    """
+    """Return the arguments of `mpdemo.cluster.Cluster.up` that give a cluster the shape of a site."""
     partitions = [name for name in site.partition.split(",") if name]
     wanted = {
         "partitions": partitions,
@@ -40,20 +30,18 @@ def shape_of(site) -> dict:
         "gpu_type": site.gpu_type,
         "licenses": licenses(site.extra),
         "suffix": site.master_suffix,
-        "accounts": [site.account] if site.account else [],
-        "qos": [site.qos] if site.qos else [],
     }
     return {"cpus": site.cores_per_node, "gpus": site.gpus_per_node, "memory": memory_of(site), "wanted": wanted}
 
 
 def licenses(options) -> set:
-    """The names in ``--licenses=scratch:2,seat``."""
+    """Return the names in ``--licenses=scratch:2,seat``."""
     texts = [option.partition("=")[2] for option in options if option.startswith("--licenses=")]
     return {re.split("[:@]", name.strip())[0] for text in texts for name in re.split("[,|]", text)}
 
 
 def memory_of(site) -> int:
-    """Memory of a node in MiB: at least what the site file's word for memory asks of a whole node."""
+    """Return the memory of a node in MiB: at least what the site file asks of a whole node."""
     asked, mib = {"memory": 1, "memory_per_cpu": site.cores_per_node, "memory_per_gpu": site.gpus_per_node}, 0
     for word, shares in asked.items():
         if match := re.fullmatch(r"(\d+)([KMGT]?)", getattr(site, word), re.I):
@@ -62,20 +50,9 @@ def memory_of(site) -> int:
 
 
 def stand_in(site, knows):
-    """Return the site as this machine can run its jobs: without what only the site has.
+    """Return the site as this machine can run its jobs, and the words of its file that are left out.
 
-    Parameters
-    ----------
-    site : mpdemo.jobs.Site
-    knows : callable
-        `mpdemo.cluster.Cluster.knows` of the cluster.
-
-    Returns
-    -------
-    Site
-        The same directives, without the options that the site's own plugins add and without `OF_THE_SITE`.
-    list of str
-        The words of the site file that are left out.
+    `knows` is `Cluster.knows`: options that the site's own plugins add, and `OF_THE_SITE`, are left out.
     """
     plain = type(site)(site.name)
     changes = {word: getattr(plain, word) for word in OF_THE_SITE if getattr(site, word) != getattr(plain, word)}
@@ -84,12 +61,8 @@ def stand_in(site, knows):
         options = getattr(site, word)
         changes[word] = tuple(option for option in options if knows(program, option))
         left_out += [option.split("=")[0] for option in options if option not in changes[word]]
-    changes |= {
-        "name": f"{site.name}-throwaway",
-        "cluster_names": (CLUSTER_NAME,),
-        "polling_seconds": 1,
-        "inside_a_job": "queue",
-    }
+    changes |= {"name": f"{site.name}-throwaway", "cluster_names": (CLUSTER_NAME,)}
+    changes |= {"polling_seconds": 1, "inside_a_job": "queue"}
     return dataclasses.replace(site, **changes), left_out
 
 

@@ -1,4 +1,4 @@
-"""The data: sets of images (datasets.py), their files (images.py), batches (loaders.py), the order (sampler.py)."""
+"""The data: sets of images (datasets.py), their files (images.py), batches in order (loaders.py)."""
 
 from mpdemo.data.datasets import SplitDataset, load
 from mpdemo.data.loaders import Loaders

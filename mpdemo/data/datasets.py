@@ -1,8 +1,8 @@
 """The data sets: real images, split into training and validation.
 
-``digits`` ships with the package (mpdemo/data/README.md names its authors), so that a compute node without internet
-can train. MNIST and ImageNet are read by torchvision from a folder; ``folder`` is any set of class folders
-with images. Nothing is ever downloaded. Taught in notebooks/01_single_device.ipynb.
+``digits`` ships with the package (mpdemo/data/README.md names its authors), so that a compute node without internet can
+train. MNIST and ImageNet are read by torchvision from a folder; ``folder`` is any set of class folders with images.
+Nothing is ever downloaded. Taught in notebooks/01_single_device.ipynb.
 """
 
 import os
@@ -32,16 +32,17 @@ LAYOUTS = {
 
 @dataclass
 class SplitDataset:
-    """A data set in two parts, to train and to validate on. A sample is (image (C, S, S), label).
+    """A data set in two parts; a sample is (image, label).
 
-    Images read from files are still bytes, (S, S, C): `Loaders` normalise them batch by batch. The others are ready.
+    Images read from files are still bytes, (S, S, C): `Loaders` normalise them batch by batch. All others are ready,
+    (C, S, S).
     """
 
     train: Dataset
     validation: Dataset
     classes: int
     channels: int
-    pixels: tuple | None = None  # with which the batches are still to be normalised: mean, standard deviation
+    pixels: tuple | None = None  # mean and standard deviation, where the batches are still to be normalised
 
     def prepare(self, images):
         """Return a batch of samples' images as a model takes it: (B, C, S, S), float32, normalised."""

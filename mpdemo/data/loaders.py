@@ -7,11 +7,26 @@ import ctypes
 import signal
 
 import torch
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset, TensorDataset
 
 from mpdemo.data.datasets import SeededAugmentation
-from mpdemo.data.sampler import ResumableDistributedSampler
 from mpdemo.errors import UserError
+
+
+class ResumableDistributedSampler(DistributedSampler):
+    """PyTorch's DistributedSampler, able to start an epoch where an interrupted run stopped.
+
+    In each epoch all ranks shuffle the images in the same way, and rank r of n takes images r, r + n, r + 2 n, ... of
+    that order. So the ranks together train on the same images in each step, whatever their number.
+    """
+
+    start = 0  # samples of this rank that were used before the interruption
+
+    def __iter__(self):
+        return iter(list(super().__iter__())[self.start :])
+
+    def __len__(self):
+        return self.num_samples - self.start
 
 
 class LabelsOnly(Dataset):
@@ -40,10 +55,7 @@ def labels_of(dataset) -> list[int]:
 
 
 def keep_freed_memory():
-    """Let this process keep memory that it frees, for the next image.
-
-    By default glibc hands blocks of an image's size back to the kernel at once, which then gives new pages each time.
-    """
+    """Let this process keep memory that it frees for the next image: glibc would hand it back to the system."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):  # another C library than glibc
@@ -91,7 +103,7 @@ def equal_batches(count, batch, replicas, replica) -> list[list[int]]:
 
 
 class Loaders:
-    """Training and validation batches of one rank.
+    """Training and validation batches of one rank: iterate over `train` and `validation`.
 
     Parameters
     ----------
@@ -110,31 +122,17 @@ class Loaders:
         False: labels only, in the same order.
     device : torch.device, optional
         Where the images are normalised; by default where they were read.
-
-    Raises
-    ------
-    UserError
-        The batch does not divide by the replicas, there are fewer training images than one batch, or fewer validation
-        images than replicas.
     """
 
     def __init__(
         self, data, batch_size, replicas=1, replica=0, seed=0, workers=0, pin_memory=False, images=True, device=None
     ):
-        if batch_size % replicas:
-            raise UserError(f"batch of {batch_size} images does not divide by {replicas} replicas of the model")
-        train, validation, count = data.train, data.validation, len(data.train)
-        if count < batch_size:
-            raise UserError(f"batch of {batch_size} images, but only {count} to train on; allowed: {count} or fewer")
-        if len(validation) < replicas:  # in a batch of a validation all replicas take part
-            raise UserError(
-                f"{replicas} replicas of the model, but only {len(validation)} images to validate on; "
-                f"allowed: {len(validation)} replicas or fewer"
-            )
+        train, validation = data.train, data.validation
+        _check(len(train), len(validation), batch_size, replicas)
         if not images:
             train, validation = LabelsOnly(train), LabelsOnly(validation)
         self.batch = batch_size // replicas
-        self.steps_per_epoch = count // batch_size  # a last, smaller batch is left out
+        self.steps_per_epoch = len(train) // batch_size  # a last, smaller batch is left out
         self.sampler = ResumableDistributedSampler(train, replicas, replica, seed=seed, drop_last=True)
         common = {
             "num_workers": workers,
@@ -142,11 +140,10 @@ class Loaders:
             "worker_init_fn": prepare_worker,
             "generator": torch.Generator(),  # of its own: loading draws no random numbers from the training
         }
-        self.train = Batches(
-            DataLoader(train, self.batch, sampler=self.sampler, drop_last=True, **common), data, device
-        )
+        own = DataLoader(train, self.batch, sampler=self.sampler, drop_last=True, **common)
         # every validation image exactly once over all replicas; DistributedSampler would repeat some to even out
         shares = equal_batches(len(validation), self.batch, replicas, replica)
+        self.train = Batches(own, data, device)
         self.validation = Batches(DataLoader(validation, batch_sampler=shares, **common), data, device)
 
     def start_epoch(self, epoch, steps_done=0):
@@ -156,3 +153,16 @@ class Loaders:
         dataset = self.train.loader.dataset
         if isinstance(dataset, SeededAugmentation):
             dataset.epoch = epoch
+
+
+def _check(images, validation_images, batch_size, replicas):
+    """Refuse a batch that does not divide by the replicas, or for which there are too few images."""
+    if batch_size % replicas:
+        raise UserError(f"batch of {batch_size} images does not divide by {replicas} replicas of the model")
+    if images < batch_size:
+        raise UserError(f"batch of {batch_size} images, but only {images} to train on; allowed: {images} or fewer")
+    if validation_images < replicas:  # all replicas take part in each batch of a validation
+        raise UserError(
+            f"{replicas} replicas of the model, but only {validation_images} images to validate on; "
+            f"allowed: {validation_images} replicas or fewer"
+        )

@@ -13,8 +13,8 @@ from mpdemo.exercises.check import Wrong, exercise, require
 from mpdemo.jobs import times
 from mpdemo.jobs.check import Script
 from mpdemo.jobs.record import read_text
-from mpdemo.paths import root
 from mpdemo.log import rows_in
+from mpdemo.paths import root
 
 OUT = "work/long"  # where the training of the exercise writes
 SECONDS = 60.0  # limit for each of its two runs

@@ -46,9 +46,9 @@ def accumulation_result(function, parts) -> dict:
 def drive_loop(program, rank, world_size):
     """Train a small network with the reader's loop, with a right one and with one that never clears gradients."""
     import torch
+    from torch.nn.functional import cross_entropy as loss_fn
 
     from mpdemo import data, models
-    from torch.nn.functional import cross_entropy as loss_fn
 
     images, labels = data.load("digits").train.tensors
     batches = list(zip(images.split(128), labels.split(128), strict=True)) * 6  # epochs

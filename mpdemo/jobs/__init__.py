@@ -14,7 +14,7 @@ from mpdemo.jobs.sbatch_text import render
 from mpdemo.jobs.site import Site, load_site
 from mpdemo.jobs.slurm import SlurmError
 from mpdemo.jobs.spec import JobSpec, train_command
-from mpdemo.jobs.submit import attach, submit, submit_array
+from mpdemo.jobs.submit import attach, submit
 
 __all__ = ["Job", "JobFailed", "JobSpec", "Site", "SlurmError", "attach", "check", "load_site", "render", "submit",
-           "submit_array", "train_command"]  # fmt: skip
+           "train_command"]  # fmt: skip

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from mpdemo import paths
 from mpdemo.jobs import slurm, times
 from mpdemo.jobs.sbatch_text import render
-from mpdemo.jobs.site import Site, feature_names, load_site
+from mpdemo.jobs.site import Site, load_site
 from mpdemo.jobs.spec import JobSpec
 
-# The options that a check looks at, and how sbatch lets one write them; others are skipped.
+# The options that are looked at here and by the exercises, as sbatch lets one write them; others are skipped.
 OPTIONS = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-for option in ("ntasks-per-node", "gres", "gpus-per-node", "gpus-per-task", "signal"):
+LONG = ("ntasks-per-node", "gres", "gpus-per-node", "gpus-per-task", "signal")
+SHORT = {"c": "cpus-per-task", "t": "time", "o": "output", "e": "error", "N": "nodes"}
+for option in LONG:
     OPTIONS.add_argument(f"--{option}", dest=option)
-SHORT = {"c": "cpus-per-task", "t": "time", "C": "constraint", "o": "output", "e": "error", "N": "nodes"}
 for short, option in SHORT.items():
     OPTIONS.add_argument(f"-{short}", f"--{option}", dest=option)
 for option, value in {"requeue": "yes", "no-requeue": "no"}.items():
@@ -55,7 +56,7 @@ def check(job, site=None, ask_slurm=True) -> list[Problem]:
     is_spec = isinstance(job, JobSpec)
     text = render(job, site) if is_spec else job
     script = Script(text)
-    problems = [*script.problems, *geometry(script, site), *constraint(script, site), *time_limit(script, site)]
+    problems = [*script.problems, *shape(script, site), *time_limit(script, site)]
     problems += [] if is_spec else log_folder(script)
     if ask_slurm and not problems and slurm.in_reach():
         try:
@@ -111,20 +112,20 @@ class Script:
             self.options |= {name: (value, number) for name, value in vars(given).items() if value is not None}
 
     def value(self, name) -> str:
-        """What an option is set to; empty if it is not given."""
+        """Return what an option is set to; empty if it is not given."""
         return self.options.get(name, ("", None))[0]
 
     def number(self, name) -> int:
-        """The whole number an option holds; 1 if it is not given or no number (Slurm will report that)."""
+        """Return the whole number an option holds; 1 if it is not given or no number (Slurm will report that)."""
         value = self.value(name).split("-")[0]
         return int(value) if value.isdigit() else 1
 
     def line(self, *names) -> int | None:
-        """The line of the first of these options that is given."""
+        """Return the line of the first of these options that is given."""
         return next((self.options[name][1] for name in names if name in self.options), None)
 
     def gpus_per_node(self, tasks) -> int:
-        """GPUs requested on each node, whichever way."""
+        """Return the GPUs requested on each node, whichever way."""
         for name, factor in (("gres", 1), ("gpus-per-node", 1), ("gpus-per-task", tasks)):
             value = self.value(name)
             if value and (name != "gres" or value.startswith("gpu")):
@@ -133,8 +134,8 @@ class Script:
         return 0
 
 
-def geometry(script, site) -> list[Problem]:
-    """Processes, GPUs and CPUs against each other and against the site's node."""
+def shape(script, site) -> list[Problem]:
+    """Compare processes, GPUs and CPUs with each other and with the site's node."""
     tasks, cpus = script.number("ntasks-per-node"), script.number("cpus-per-task")
     gpus = script.gpus_per_node(tasks)
     problems = []
@@ -153,33 +154,19 @@ def geometry(script, site) -> list[Problem]:
     return problems
 
 
-def constraint(script, site) -> list[Problem]:
-    """A constraint that the site does not list."""
-    known = {feature for text in (*site.features, site.constraint) for feature in feature_names(text)}
-    wrong = [feature for feature in feature_names(script.value("constraint")) if feature not in known]
-    if not known or not wrong:
-        return []
-    message = f"unknown constraint {wrong[0]!r}"
-    return [Problem(script.line("constraint"), message, f"one of: {', '.join(sorted(known))}")]
-
-
 def time_limit(script, site) -> list[Problem]:
-    """A time over the partition's limit."""
+    """Find a time that Slurm cannot read, or that is over the partition's limit."""
     value, line = script.value("time"), script.line("time")
-    if not value:
-        return []
     try:
-        requested = times.limit(value)
+        over = value and times.limit(value) > times.limit(site.max_time or value)
     except ValueError as error:
         return [Problem(line, f"time limit: {value!r} {error}", "--time=HH:MM:SS")]
-    if not site.max_time or requested <= times.limit(site.max_time):
-        return []
     message = f"time {value} is over the limit here, {site.max_time}"
-    return [Problem(line, message, f"--time={site.max_time} or less")]
+    return [Problem(line, message, f"--time={site.max_time} or less")] if over else []
 
 
 def log_folder(script) -> list[Problem]:
-    """A log whose folder is missing: Slurm starts the job, drops its output, and calls it failed."""
+    """Find a log whose folder is missing: Slurm starts the job, drops its output, and calls it failed."""
     problems = []
     for name in ("output", "error"):
         pattern = script.value(name).rpartition("/")[0]

@@ -3,12 +3,15 @@
 import re
 from dataclasses import dataclass
 
+from mpdemo.jobs.known_failures import said_by
+
 LAST_LINES = 12
 SRUN = re.compile(r"^srun: error: \S+: tasks? (\d+)[\d,-]*: (?:Exited with exit code (\d+)|(.+))$", re.MULTILINE)
 TORCHRUN = re.compile(  # in its report, the process that failed first
     r"Root Cause.*?^\s*(?:\d+: )?\s*rank\s*:\s*(\d+) \(local_rank: \d+\)\s*\n\s*(?:\d+: )?\s*exitcode\s*:\s*(-?\d+)",
     re.MULTILINE | re.DOTALL,
 )
+OURS = re.compile(r"^mpdemo: rank (\d+) of \d+ ended with exit status (\d+)$", re.MULTILINE)  # mpdemo.launch
 SLURMSTEPD = r"^(?:\s*\d+: )?slurmstepd(?:-\S+)?: error: "  # Slurm's own process beside each task
 CANCELLED = re.compile(SLURMSTEPD + r"\*\*\* JOB .*?CANCELLED AT \S+(?: DUE TO ([A-Z ]+?))? \*\*\*", re.MULTILINE)
 MEMORY = re.compile(
@@ -19,18 +22,6 @@ LAUNCHER_LINE = re.compile(r"^(srun|slurmstepd\S*): |^\[W\d+ .*socket\.cpp")
 TORCHRUN_REPORT = re.compile(r"torch/distributed/elastic/")  # where torchrun's own report of a failure begins
 # How srun names the signal that ended a task.
 SIGNAL_STATUS = {"Aborted": 134, "Segmentation fault": 139, "Bus error": 135, "Out Of Memory": 137}
-
-
-NO_PROGRAM = (
-    "there is no program {0!r} on the compute node; activate its environment before the job is submitted, or write the "
-    "lines that do so into setup of the site file"
-)
-CAUSES = {  # a line of the log -> what it means and what to do; {0} is what the pattern's brackets hold
-    r"^setup line failed with exit status \d+: (.*)$": "the line {0!r} in setup of the site file failed",
-    r"execve\(\): (.+?): No such file or directory": NO_PROGRAM,  # srun found none
-    r"(?:bash|task|torchrun): line \d+: exec: (.+?): not found": NO_PROGRAM,  # the shell in each task found none
-}
-OUT_OF_MEMORY = "out of memory; ask for more (memory in the site file), or take smaller batches or fewer processes"
 
 
 @dataclass(frozen=True)
@@ -61,17 +52,8 @@ class Failure:
 
 
 def failure(log, exit_status=None) -> Failure:
-    """Find the process to blame in a job's log.
-
-    Parameters
-    ----------
-    log : str
-        The whole log.
-    exit_status : int, optional
-        The job's own status, for a log that names nobody.
-    """
-    match = TORCHRUN.search(log)
-    if match:
+    """Find the process to blame in a job's whole log; `exit_status` is the job's own, for a log that names nobody."""
+    if match := OURS.search(log) or TORCHRUN.search(log):
         rank, status = int(match[1]), int(match[2])
         # The label is the node's task, not the rank, so lines are not selected by it.
         return Failure(rank, status if status >= 0 else 128 - status, last_lines(log), cause(log))
@@ -84,15 +66,15 @@ def failure(log, exit_status=None) -> Failure:
 
 
 def cause(log) -> str:
-    """What somebody other than the program said of a failure: no program, a failed setup line, no memory."""
-    for pattern, text in CAUSES.items():
-        if match := re.search(pattern, log, re.MULTILINE):
-            return text.format(match[1])
-    return OUT_OF_MEMORY if out_of_memory(log) else ""
+    """Return what a launcher said of a failure, and what to do: no program, a failed setup line, no memory."""
+    for known in said_by("launcher"):
+        if known.may_be_in(log) and (match := known.pattern.search(log)):
+            return f"{known.what_of(match)}; {known.do}"
+    return ""
 
 
 def last_lines(log, task=None) -> tuple:
-    """The last lines that a task wrote (of all tasks where it wrote none), without the launcher's own messages."""
+    """Return the last lines that a task wrote (of all tasks where it wrote none), without the launcher's messages."""
     lines = log.splitlines()
     matches = [LABEL.match(line) for line in lines]
     if task is not None:
@@ -100,8 +82,9 @@ def last_lines(log, task=None) -> tuple:
     else:
         lines = [match[2] if match else line for match, line in zip(matches, lines, strict=True)]
     report = next((number for number, line in enumerate(lines) if TORCHRUN_REPORT.search(line)), len(lines))
-    lines = [line for line in lines[:report] if line.strip() and not LAUNCHER_LINE.search(line)]
-    return tuple(lines[-LAST_LINES:])
+    lines = [line for line in lines[:report] if line.strip()]
+    own = [line for line in lines if not LAUNCHER_LINE.search(line)]
+    return tuple((own or lines)[-LAST_LINES:])  # of a step that Slurm refused: why
 
 
 def stopped_with_checkpoint(log, exit_status) -> bool:
@@ -115,15 +98,14 @@ def out_of_memory(log) -> bool:
 
 
 def state_by_status(log, exit_status) -> str:
-    """The state of a job that ended by itself: done, stopped or failed."""
+    """Return the state of a job that ended by itself: done, stopped or failed."""
     if exit_status == 0:
         return "done"
     return "stopped" if stopped_with_checkpoint(log, exit_status) else "failed"
 
 
 def state_by_slurm(log) -> str | None:
-    """The state that Slurm wrote into the job's own log as it ended it; None if it wrote nothing."""
-    match = CANCELLED.search(log)
-    if not match:
-        return "out_of_memory" if out_of_memory(log) else None
-    return {"TIME LIMIT": "timeout", "NODE FAILURE": "node_failure"}.get(match[1], "cancelled")
+    """Return the state that Slurm wrote into the job's own log as it ended it; None if it wrote nothing."""
+    if match := CANCELLED.search(log):
+        return {"TIME LIMIT": "timeout", "NODE FAILURE": "node_failure"}.get(match[1], "cancelled")
+    return "out_of_memory" if out_of_memory(log) else None

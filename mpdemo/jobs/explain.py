@@ -4,10 +4,11 @@ The failures are data: see `mpdemo.jobs.known_failures`. Taught in notebooks/10_
 """
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from mpdemo.errors import UserError
-from mpdemo.jobs.known_failures import KINDS, Finding, known_failures
+from mpdemo.jobs.known_failures import KINDS, Known, known_failures
 from mpdemo.world.failures import lost_a_peer
 
 MOST_BYTES = 32 * 2**20  # of a file that are read: of a larger one, its end
@@ -17,6 +18,26 @@ ERROR = re.compile(
 )
 TRACEBACK_FILE = re.compile(r'^\W*(?:\[?[\w:]+\]?:? +)?File ".*", line \d+')  # the next line is code, no message
 UNSEEN = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[^\x20-\x7e\xa0-\U0010ffff]")  # colours and control characters
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A known failure in a log: the first line that shows it (its number, its text), and how many lines do."""
+
+    known: Known
+    number: int
+    line: str
+    count: int = 1
+
+    @property
+    def words(self) -> str:
+        """The part of the line that is known; the rest differs from run to run."""
+        return self.known.pattern.search(self.line)[0]
+
+    @property
+    def message(self) -> str:
+        """The line from the exception's name on, without a launcher's label before it."""
+        return re.sub(r"^.*?(?=\b\w+(?:Error|Exception): )", "", self.line)
 
 
 def find(text) -> list:
@@ -82,8 +103,10 @@ def report(text) -> str:
 def _paragraph(finding) -> str:
     known, more = finding.known, finding.count - 1
     lines = [_shown(finding.number, finding.line) + (f" (and {more} more)" if more else "")]
-    lines += [f"  what it is: {known.what}", f"  what to do: {known.do}"]
-    return "\n".join([*lines, f"  read: notebooks/{known.notebook}.ipynb"])
+    what = known.what_of(known.pattern.search(finding.line)) if "..." in known.what else known.what
+    return "\n".join(
+        [*lines, f"  what it is: {what}", f"  what to do: {known.do}", f"  read: notebooks/{known.notebook}.ipynb"]
+    )
 
 
 def _shown(number, line) -> str:
@@ -115,9 +138,7 @@ def read(path) -> str:
 
 def add_arguments(parser):
     """Declare the command's options."""
-    parser.add_argument(
-        "logfile", metavar="LOGFILE", help="the log of a job that failed: runs/NAME/log.txt, slurm-7.out"
-    )
+    parser.add_argument("logfile", metavar="LOGFILE", help="the log of a failed job: runs/NAME/log.txt, slurm-7.out")
 
 
 def main(args) -> int:

@@ -1,19 +1,18 @@
-"""One Job object, whether Slurm runs it or this machine."""
+"""One Job class, whether Slurm runs it (`mpdemo.jobs.slurm_job`) or this machine (`mpdemo.jobs.local_job`)."""
 
 import json
 import sys
 import time
-from abc import ABC, abstractmethod
 from pathlib import Path
 
-from mpdemo.jobs import diagnose
-from mpdemo.jobs.deadline import DAY, Deadline
+from mpdemo.errors import UserError
+from mpdemo.jobs import diagnose, local_job, slurm_job
 from mpdemo.jobs.record import read_text
+from mpdemo.jobs.times import DAY, Deadline
 from mpdemo.log import read_rows
 
 FINISHED = ("done", "failed", "stopped", "cancelled", "timeout", "out_of_memory", "node_failure", "unknown")
-LOG = "log.txt"  # of a job on this machine
-HERE = "this machine"  # where such a job runs
+HERE = "this machine"  # where a job runs that Slurm does not know
 SAY_AFTER = 30.0  # seconds in the queue, after which `wait` prints that the job waits
 
 
@@ -31,7 +30,7 @@ class JobFailed(RuntimeError):
         self.job, self.failure = job, failure
 
 
-class Job(ABC):
+class Job:
     """A submitted job. Made by `mpdemo.jobs.submit` or `mpdemo.jobs.attach`.
 
     Attributes
@@ -43,10 +42,10 @@ class Job(ABC):
     out : Path
         The run's folder.
     script : Path
-        The sbatch file (written on this machine too, though nothing reads it there).
+        The sbatch file, relative to the project's root.
+    polling_seconds : float
+        How often Slurm is asked about it, at most.
     """
-
-    patience: float  # polling interval, in seconds
 
     def __init__(self, record, out):
         self.record = record
@@ -55,38 +54,21 @@ class Job(ABC):
         self.name = record["spec"]["name"]
         self.out = Path(out)
         self.script = Path(record["script"])
+        self.polling_seconds = record.get("polling_seconds", 5.0)
+        self.own_cluster = None  # whether the cluster in reach is the job's own; not known yet
+        self._back_end = slurm_job if record.get("identity") else local_job
         self._seen = None  # the last answer
         self._seen_at = 0.0  # when it was given
 
     def __repr__(self):
         return f"<Job {self.id} {self.name!r} on {self.where}: {self.state}>"
 
-    @abstractmethod
-    def _ask(self):
-        """Return a `mpdemo.jobs.slurm_answers.Answer`: what is known of the job now."""
-
-    @abstractmethod
-    def cancel(self):
-        """End the job; its state becomes ``cancelled``. A finished job stays as it is."""
-
-    @abstractmethod
-    def warn(self):
-        """Send SIGUSR1 to the job's processes now, as Slurm does before the time limit of a job with ``signal``.
-
-        A training then stops with a checkpoint. Taught in notebooks/09_checkpoint.ipynb.
-
-        Raises
-        ------
-        UserError
-            The job does not run.
-        """
-
     @property
     def _answer(self):
-        """The newest answer; the source is asked at most once per polling interval, and never again after the end."""
+        """The newest answer; the back end is asked at most once per PATIENCE, and never again after the end."""
         seen = self._seen
-        if seen is None or (seen.state not in FINISHED and time.monotonic() - self._seen_at >= self.patience):
-            self._seen, self._seen_at = self._ask(), time.monotonic()
+        if seen is None or (seen.state not in FINISHED and time.monotonic() - self._seen_at >= self._back_end.PATIENCE):
+            self._seen, self._seen_at = self._back_end.ask(self), time.monotonic()
         return self._seen
 
     @property
@@ -118,12 +100,12 @@ class Job(ABC):
     @property
     def queue(self) -> int | None:
         """Place in the queue, 1 for the next; None for a job that does not wait."""
-        return None
+        return slurm_job.place(self) if self.state == "pending" else None
 
     @property
     def log_files(self) -> list[Path]:
         """The files that hold what the job prints."""
-        return [self.out / LOG]
+        return self._back_end.log_files(self)
 
     def log(self) -> str:
         """What the job has printed so far (a separate file of errors comes last)."""
@@ -132,6 +114,26 @@ class Job(ABC):
     def metrics(self) -> list[dict]:
         """The lines of metrics.jsonl so far; a line that is half written waits for the next call."""
         return read_rows(read_text(self.out / "metrics.jsonl").rpartition("\n")[0])
+
+    def cancel(self):
+        """End the job; its state becomes ``cancelled``. A finished job stays as it is."""
+        if not self.finished:
+            self._back_end.cancel(self)
+            self._seen = None
+
+    def warn(self):
+        """Send SIGUSR1 to the job's processes now, as Slurm does before the time limit of a job with ``signal``.
+
+        A training then stops with a checkpoint. Taught in notebooks/09_checkpoint.ipynb.
+
+        Raises
+        ------
+        UserError
+            The job does not run.
+        """
+        if self.state != "running":
+            raise UserError(f"job {self.id} ({self.name}) is {self.state}; only a running job can be warned")
+        self._back_end.warn(self)
 
     def wait(self, timeout=600.0, pending=DAY) -> str:
         """Wait for the end and return the final state.
@@ -177,10 +179,11 @@ class Job(ABC):
         if state != "done":
             failure = self.failure()
             ends = {"failed": str(failure), "stopped": "stopped early, with a checkpoint"}
-            end = (ends | {"out_of_memory": diagnose.OUT_OF_MEMORY}).get(state, state)
+            ends |= {"out_of_memory": diagnose.cause("oom_kill event")}
             reason = f" ({self.reason})" if self.reason and state != "failed" else ""
             tail = "\n".join(f"  {line}" for line in failure.lines)
-            raise JobFailed(f"job {self.id} ({self.name}) on {self.where}: {end}{reason}\n{tail}", self, failure)
+            where = f"job {self.id} ({self.name}) on {self.where}"
+            raise JobFailed(f"{where}: {ends.get(state, state)}{reason}\n{tail}", self, failure)
         file = self.out / "summary.json"
         if not file.exists():
             raise JobFailed(f"job {self.id} ({self.name}) is done but wrote no {file.name} in its folder", self, None)

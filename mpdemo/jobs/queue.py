@@ -1,8 +1,8 @@
 """Slurm's queue, asked once per polling interval for all jobs of all kernels of a user.
 
-Thirty learners who follow their jobs must not slow the controller down. So the kernels of a user share one small file
-in ``~/.cache/mpdemo``: the one that finds it older than the interval asks Slurm and writes it anew; the others read.
-Kept by hand: Slurm's commands have no such memory. Its own advice: https://slurm.schedmd.com/high_throughput.html.
+Thirty learners who follow their jobs must not slow the controller down. So the kernels of a user share small files in
+``~/.cache/mpdemo``: the one that finds an answer older than the interval asks Slurm and writes it anew; the others
+read. Kept by hand: Slurm's commands have no such memory. Its own advice: https://slurm.schedmd.com/high_throughput.html.
 """
 
 import fcntl
@@ -11,36 +11,24 @@ import json
 import os
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
-from mpdemo.jobs import array, slurm
+from mpdemo.jobs import slurm
 from mpdemo.jobs.slurm_answers import Answer, make_answer, seconds_of
 
-FORMAT = "%i|%U|%P|%T|%M|%r"  # number, user's number, partition, state, run time, reason
-COUNT_EVERY = 6  # polling intervals between two listings of all users' jobs, from which places in the queue are counted
+OWN = ("-u", str(os.getuid()), "-t", "all", "-o", "%i|%T|%M|%r")  # number, state, run time, reason
+WAITING = ("-t", "pending", "-S", "-p,i", "-o", "%P|%i")  # of all users, as far as one may see them: the next one first
+COUNT_EVERY = 6  # polling intervals between two looks at all users' jobs, from which places in the queue are counted
 OLD = 86400  # seconds after which the file of another cluster is removed
 
 
-@dataclass(frozen=True)
-class Listing:
-    """The queue at one moment; times in seconds since 1970.
-
-    Attributes
-    ----------
-    asked, answered, counted : float
-        When Slurm was last asked, when it last answered, and when it last listed the jobs of all users.
-    jobs : dict
-        Number -> (state, run time, reason) of the user's own jobs.
-    waiting : dict
-        Partition -> numbers of all waiting jobs that the user may see, the next one first.
-    """
+class Listing(NamedTuple):
+    """What squeue printed, when it was last asked, and when it last answered (seconds since 1970)."""
 
     asked: float = 0.0
     answered: float = 0.0
-    counted: float = 0.0
-    jobs: dict = field(default_factory=dict)
-    waiting: dict = field(default_factory=dict)
+    rows: tuple = ()
 
     @property
     def silence(self) -> float:
@@ -48,96 +36,67 @@ class Listing:
         return 0.0 if self.answered >= self.asked else time.time() - self.answered
 
     def is_fresh(self, interval) -> bool:
-        """Return whether Slurm was asked within the last `interval` seconds; a clock may be set back."""
+        """Whether Slurm was asked within the last `interval` seconds; a clock may be set back."""
         return 0 <= time.time() - self.asked < interval
 
-    def answer(self, job_id) -> Answer | None:
-        """Return what is known of a waiting or running job; None for any other."""
-        state, run_time, reason = self.jobs.get(job_id, ("", "", ""))
-        answer = make_answer(state, reason, "", seconds_of(run_time))
-        return answer if answer.state in ("pending", "running") else None
 
-    def position(self, job_id) -> int | None:
-        """Return the job's place among the waiting jobs of its partition, 1 for the next; None if it is not listed."""
-        siblings = job_id.partition("_")[0] + "_["  # the waiting elements of an array stand in one row
-        rows = [number for ids in self.waiting.values() for number in enumerate(ids, 1)]
-        return next((place for place, number in rows if number == job_id or number.startswith(siblings)), None)
+def own_job(identity, job_id, interval) -> tuple[Answer | None, float]:
+    """Return what Slurm says of a waiting or running job of the user (None for any other), and its silence in s."""
+    listing = listed(identity, OWN, interval)
+    rows = (row.split("|", 3) for row in listing.rows)
+    _, state, run_time, reason = next((row for row in rows if row[0] == job_id), ("", "", "", ""))
+    answer = make_answer(state, reason, "", seconds_of(run_time))
+    return answer if answer.state in ("pending", "running") else None, listing.silence
 
 
-def listing(identity, interval) -> Listing:
-    """Return the newest listing of a cluster (`slurm.identity`); ask Slurm if it is older than `interval` seconds.
+def position(identity, job_id, interval) -> int | None:
+    """Return a job's place among the waiting jobs of its partition, 1 for the next; None if it is not listed."""
+    rows = [row.rpartition("|") for row in listed(identity, WAITING, COUNT_EVERY * interval).rows]
+    partition = next((partition for partition, _, number in rows if number == job_id), None)
+    numbers = [number for other, _, number in rows if other == partition]
+    return numbers.index(job_id) + 1 if numbers else None
+
+
+def listed(identity, question, interval) -> Listing:
+    """Return squeue's newest answer on a cluster (`slurm.identity`); ask it if that is older than `interval` seconds.
 
     Where Slurm does not answer, or another kernel is asking just now, it is the last one.
     """
-    file = _file(identity)
+    file = _file(identity, question)
     known = _read(file)
     if known.is_fresh(interval):
         return known
     with _lock(file) as locked:
         known = _read(file)
         if locked and not known.is_fresh(interval):
-            known = _ask(known, interval)
+            now = time.time()
+            try:
+                known = Listing(now, now, slurm.client("squeue", "-h", *question).splitlines())
+            except slurm.SlurmError:
+                known = known._replace(asked=time.time())
             _write(file, known)
     return known
 
 
 def forget(identity):
-    """Let the next listing be a new one: a job has just been cancelled or submitted."""
-    with suppress(OSError):  # nothing to forget: no listing is kept there
-        _file(identity).unlink()
+    """Let the next answers be new ones: a job has just been cancelled or submitted."""
+    for question in (OWN, WAITING):
+        with suppress(OSError):  # nothing to forget: no answer is kept there
+            _file(identity, question).unlink()
 
 
-def _ask(known, interval) -> Listing:
-    """Ask Slurm once: of one's own jobs, and now and then of all users'."""
-    now, user = time.time(), str(os.getuid())
-    uncounted = any(state == "PENDING" and not known.position(job) for job, (state, *_) in known.jobs.items())
-    counting = uncounted or now - known.counted >= COUNT_EVERY * interval
-    whose = [] if counting else ["-u", user]
-    try:
-        rows = slurm.client("squeue", "-h", "-t", "all", "-S", "-p,i", "-o", FORMAT, *whose).splitlines()
-    except slurm.SlurmError:
-        return Listing(**asdict(known) | {"asked": time.time()})
-    rows = [row.split("|", 5) for row in rows if row.count("|") >= 5]
-    jobs = {
-        job: (state, run_time, reason)
-        for numbers, owner, _, state, run_time, reason in rows
-        if owner == user
-        for job in job_numbers(numbers)
-    }
-    if not counting:
-        return Listing(now, now, known.counted, jobs, known.waiting)
-    waiting = {}
-    for number, _, partition, state, _, _ in rows:
-        if state == "PENDING":
-            waiting.setdefault(partition, []).append(number)
-    return Listing(now, now, now, jobs, waiting)
-
-
-def job_numbers(text) -> list[str]:
-    """Return the numbers in squeue's first column: the waiting elements of an array stand in one row.
-
-    Examples
-    --------
-    >>> job_numbers("36_[2-3,7%2]"), job_numbers("37")
-    (['36_2', '36_3', '36_7'], ['37'])
-    """
-    job, bracket, elements = text.partition("_[")
-    with suppress(ValueError):
-        return [f"{job}_{index}" for index in array.indices(elements.removesuffix("]"))] if bracket else [text]
-    return [text]  # an array larger than ours may be
-
-
-def _file(identity) -> Path:
-    """Return the file of a cluster, in a folder that nobody else may read."""
+def _file(identity, question) -> Path:
+    """Return the file of an answer, in a folder that nobody else may read."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mpdemo"
     with suppress(OSError):  # a full or read-only home: every job then asks for itself
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return folder / f"queue-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.json"
+    name = hashlib.sha256(f"{identity} {question}".encode()).hexdigest()[:16]
+    return folder / f"queue-{name}.json"
 
 
 def _read(file) -> Listing:
     try:
-        return Listing(**json.loads(file.read_text()))
+        return Listing(*json.loads(file.read_text()))
     except (OSError, ValueError, TypeError):  # not there yet, or of another version
         return Listing()
 
@@ -146,7 +105,7 @@ def _write(file, known):
     """Replace the file in one step, and remove those of clusters that are gone."""
     with suppress(OSError):
         part = file.with_suffix(f".{os.getpid()}")
-        part.write_text(json.dumps(asdict(known)))
+        part.write_text(json.dumps(known))
         part.replace(file)
         for other in file.parent.glob("queue-*"):
             if time.time() - other.stat().st_mtime > OLD:

@@ -1,12 +1,13 @@
 """The sbatch file of a job: one pure function from a spec and a site to text that a learner can read and keep.
 
-Kept by hand: the libraries that submit to Slurm hide this text, which is what the course teaches.
+Kept by hand: the libraries that submit to Slurm hide this text, which is what the course teaches. The directives are
+made here, the commands below them in `mpdemo.jobs.launch_text`.
 """
 
 import shlex
 
 from mpdemo.errors import UserError
-from mpdemo.jobs.launch_text import ending, environment, launch, project
+from mpdemo.jobs.launch_text import commands
 from mpdemo.jobs.site import Site
 from mpdemo.jobs.spec import JobSpec
 
@@ -34,9 +35,16 @@ def render(spec: JobSpec, site: Site) -> str:
     ------
     UserError
         ``requeue`` with torchrun, which hides the processes' exit status; ``least_nodes`` without torchrun; one of the
-        two with a training that would start anew.
+        two with a training run that would start anew.
     """
     spec = spec.on(site)
+    refuse_what_cannot_restart(spec)
+    shell = "#!/bin/bash -l" if site.login_shell else "#!/bin/bash"
+    return "\n".join([shell, *directives(spec, site), "", *commands(spec, site)]) + "\n"
+
+
+def refuse_what_cannot_restart(spec):
+    """Refuse a job that Slurm or torchrun may start again, where that would lose its work or never happen."""
     fewer = f"least_nodes={spec.least_nodes}"
     again = "requeue=True" if spec.requeue else fewer if spec.least_nodes else None
     if again and "train" in spec.command and "--resume" not in spec.command:
@@ -48,70 +56,55 @@ def render(spec: JobSpec, site: Site) -> str:
             "requeue=True with torchrun: it ends with status 1 also where its processes stopped with a checkpoint (3), "
             'so the script cannot tell; do: launcher="srun"'
         )
-    parts = [directives(spec, site), project(spec, site), environment(spec, site), launch(spec, site) + ending(spec)]
-    shell = "#!/bin/bash -l" if site.login_shell else "#!/bin/bash"
-    lines = [shell, *(line for part in parts for line in (*part, ""))][:-1]
-    return "\n".join(lines) + "\n"
 
 
 def directives(spec, site) -> list[str]:
-    """The ``#SBATCH`` lines: what Slurm is asked for, each with its reason."""
-    log = log_name(spec)
+    """Return the ``#SBATCH`` lines: what Slurm is asked for, each with its reason."""
+    gpus = gpu_rows(spec, site)
     rows = [
         ("job-name", spec.name, "what the queue shows"),
         ("nodes", spec.nodes, f"{spec.world_size} process{'es' if spec.world_size > 1 else ''} in all"),
         ("ntasks-per-node", spec.tasks_per_node, tasks_comment(spec, site)),
-        *gpu_rows(spec, site),
+        *gpus,
         ("cpus-per-task", spec.cpus_per_task(site), cpus_comment(spec, site)),
         ("time", spec.time_limit, "the job is ended after this"),
         ("hint", site.hint, "one CPU per physical core" if site.hint == "nomultithread" else "how cores are counted"),
         ("mem", site.memory, "all of the node's memory" if site.memory == "0" else "memory of each node"),
         ("mem-per-cpu", site.memory_per_cpu, "memory of each CPU"),
-        ("mem-per-gpu", site.memory_per_gpu if gpu_rows(spec, site) else "", "memory of each GPU's share"),
+        ("mem-per-gpu", site.memory_per_gpu if gpus else "", "memory of each GPU's share"),
         ("partition", site.partition, "which part of the cluster"),
         ("account", site.account, "whose hours are spent"),
         ("qos", site.qos, "the queue's class: limits and priority"),
         ("constraint", site.constraint, "the kind of node"),
         ("reservation", site.reservation, "nodes set aside for a course"),
-        ("array", spec.array or "", "these elements, each a job of its own; after %: at most so many at a time"),
-        ("output", f"{log}.out", "the log, in the folder where sbatch is called"),
-        ("error", f"{log}.err" if site.separate_errors else "", "what goes to stderr"),
+        ("output", "slurm-%j.out", "the log, in the folder where sbatch is called"),
+        ("error", "slurm-%j.err" if site.separate_errors else "", "what goes to stderr"),
         ("signal", spec.signal or "", "a warning to every process before the end"),
     ]
-    lines = [directive(f"{option}={quote(value)}", comment) for option, value, comment in rows if value != ""]
-    lines += [directive(quote(option.removeprefix("--")), "of this site") for option in site.extra]
+    rows = [(f"{option}={quote(value)}", comment) for option, value, comment in rows if value != ""]
+    rows += [(quote(option.removeprefix("--")), "of this site") for option in site.extra]
     if spec.dependency:
-        lines += [directive(f"dependency={spec.dependency}", "it waits for other jobs")]
-        lines += [directive("kill-on-invalid-dep=yes", "and is taken away where they end otherwise")]
+        rows += [(f"dependency={spec.dependency}", "it waits for other jobs")]
+        rows += [("kill-on-invalid-dep=yes", "and is taken away where they end otherwise")]
     if spec.requeue:
-        lines += [directive("requeue", "it may start again from its checkpoint")]
-        lines += [directive("open-mode=append", "and then goes on in the same log")]
+        rows += [("requeue", "it may start again from its checkpoint")]
+        rows += [("open-mode=append", "and then goes on in the same log")]
     else:
-        lines += [directive("no-requeue", "a job that lost its node is not started again")]
+        rows += [("no-requeue", "a job that lost its node is not started again")]
     if spec.least_nodes:
-        lines += [directive("no-kill", "when a node fails, the job goes on")]
-    return lines
+        rows += [("no-kill", "when a node fails, the job goes on")]
+    return [f"{'#SBATCH --' + option:<{WIDTH}} # {comment}" for option, comment in rows]
 
 
 def log_options(spec, site) -> list[str]:
-    """Options of sbatch that put the log into the run's folder; they count more than the file's own."""
+    """Return the options of sbatch that put the log into the run's folder; they count more than the file's own."""
     ends = {"output": "out"} | ({"error": "err"} if site.separate_errors else {})
-    folder = spec.out.replace("%", "%%") + ("/%a" if spec.array else "")  # "%" begins a pattern there
-    return [f"--{option}={folder}/{log_name(spec)}.{end}" for option, end in ends.items()]
-
-
-def log_name(spec) -> str:
-    """The name of a log, in Slurm's patterns: the job's number, or the array's and the element's."""
-    return "slurm-%A_%a" if spec.array else "slurm-%j"
-
-
-def directive(option, comment) -> str:
-    text = f"#SBATCH --{option}"
-    return f"{text:<{WIDTH}} # {comment}"
+    folder = spec.out.replace("%", "%%")  # "%" begins a pattern there
+    return [f"--{option}={folder}/slurm-%j.{end}" for option, end in ends.items()]
 
 
 def quote(value) -> str:
-    """Quote a value for sbatch's own reader of directives, which knows quotes and backslashes and no shell."""
+    """Return a value as sbatch reads it in a directive: double quotes, where it holds more than a word."""
     text = str(value)
     if text == shlex.quote(text):
         return text
@@ -119,6 +112,7 @@ def quote(value) -> str:
 
 
 def tasks_comment(spec, site) -> str:
+    """Say what a task is."""
     if spec.launcher == "torchrun":
         return f"one torchrun per node, which starts {spec.processes_per_node}"
     if site.gpus_per_node and spec.gpus_per_process == 1:
@@ -127,7 +121,7 @@ def tasks_comment(spec, site) -> str:
 
 
 def cpus_comment(spec, site) -> str:
-    """The arithmetic behind the CPUs of a task."""
+    """Show the arithmetic behind the CPUs of a task."""
     if spec.cpus_per_process is not None:
         text = f"{spec.cpus_per_process} asked for"
     elif site.gpus_per_node:
@@ -140,7 +134,7 @@ def cpus_comment(spec, site) -> str:
 
 
 def gpu_rows(spec, site) -> list[tuple]:
-    """The line that asks for GPUs, in the site's syntax; none where neither the job nor the site has any."""
+    """Return the row that asks for GPUs, in the site's syntax; none where neither the job nor the site has any."""
     if site.gpus_per_node == 0 or spec.gpus_per_node == 0:
         return []
     kind = f"{site.gpu_type}:" if site.gpu_type else ""

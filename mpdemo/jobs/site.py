@@ -1,7 +1,7 @@
 """Site files: everything that differs from one cluster to the next, in ``slurm/sites/NAME.toml``.
 
-A new cluster is a new file: copy ``generic.toml`` and change what its comments name. No code changes. The words of a
-file are declared in `mpdemo.jobs.site_words`.
+A new cluster is a new file: copy ``generic.toml`` and change what its comments name. No code changes. Only the types
+of its values are checked here; what they ask for is judged by Slurm (``sbatch --test-only``, `mpdemo.jobs.check`).
 """
 
 import dataclasses
@@ -11,30 +11,81 @@ import re
 import sys
 import tomllib
 from pathlib import Path
+from typing import Annotated, Literal
 
-from pydantic import ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError
+from pydantic.dataclasses import dataclass
 
 from mpdemo import paths
 from mpdemo.errors import UserError, from_validation
-from mpdemo.jobs import slurm
-from mpdemo.jobs.site_words import Launcher, Line, Site, TimeLimit
+from mpdemo.jobs import slurm, times
 
-__all__ = ["Launcher", "Line", "Site", "TimeLimit", "feature_names", "find_site", "load_site", "read_site",
-           "site_names", "wanted_by_sites"]  # fmt: skip
-# Directives: Slurm expands no variable in them, so they are expanded here. All other lines reach a shell.
+
+def one_line(text) -> str:
+    """Refuse what no line of a script can carry; everything else is quoted."""
+    if any(ord(c) < 32 or ord(c) == 127 for c in text):
+        raise ValueError("holds a line break or another control character; write one line per text")
+    return text
+
+
+def time_limit(text) -> str:
+    """Refuse a time limit that Slurm could not read; an empty text is none."""
+    if text:
+        times.limit(text)
+    return text
+
+
+Line = Annotated[str, AfterValidator(one_line)]
+Lines = Annotated[tuple[Line, ...], Field(strict=False)]  # TOML has lists, a dataclass tuples
+TimeLimit = Annotated[str, AfterValidator(time_limit)]
+Launcher = Literal["srun", "torchrun"]
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
+class Site:
+    """A cluster as its site file describes it. Empty text leaves a directive out."""
+
+    name: Line = Field(description="the file's name; not a key of the file")
+    title: Line = Field("", description="the cluster in a few words")
+    cluster_names: Lines = Field((), description="Slurm's own names for this cluster, by which the file is found")
+    cores_per_node: int = Field(1, ge=1, description="what Slurm counts; CPUs per process = cores / GPUs x its GPUs")
+    gpus_per_node: int = Field(0, ge=0)
+    cpus_per_process: int = Field(1, ge=1, description="of each device where there are no GPUs: a core is a device")
+    gpu_syntax: Literal["gres", "gpus-per-node", "gpus-per-task"] = Field("gres", description="how GPUs are requested")
+    gpu_type: Line = Field("", description="a model, as in gpu:v100:2")
+    partition: Line = ""
+    account: Line = ""
+    qos: Line = ""
+    constraint: Line = ""
+    reservation: Line = ""
+    memory: Line = Field("", description="--mem; of the three words for memory at most one")
+    memory_per_cpu: Line = Field("", description="--mem-per-cpu")
+    memory_per_gpu: Line = Field("", description="--mem-per-gpu")
+    hint: Line = ""
+    extra: Lines = Field((), description="further directives, as --exclusive")
+    max_time: TimeLimit = Field("", description="the partition's time limit, [D-]HH:MM:SS")
+    features: Lines = Field((), description="constraints that exist, for a throw-away Slurm of this shape")
+    login_shell: bool = Field(False, description="#!/bin/bash -l, where only a login shell knows `module`")
+    setup: Lines = Field((), description="shell lines that make `python` the right one: modules, an activation")
+    python: Line = Field("python", description="how Python starts")
+    each_task: Lines = Field((), description="shell lines of each task before Python; not under torchrun")
+    srun_options: Lines = Field((), description="more options of srun, as --mpi=none")
+    binding: Lines = Field((), description="options of srun that bind a task to its cores; not under torchrun")
+    launcher: Launcher = Field("srun", description="one Slurm task per process, or one torchrun per node")
+    separate_errors: bool = Field(False, description="a second file for stderr")
+    export_visible_devices: bool = Field(False, description="set CUDA_VISIBLE_DEVICES explicitly")
+    master_suffix: str = Field("", pattern="^[A-Za-z0-9.-]*$", description="appended to the first node's name")
+    scratch: Line = Field("", description="where large files belong; `python -m mpdemo env` checks it")
+    ranks_on_front_end: bool = Field(True, description="whether a notebook may start ranks outside a Slurm job")
+    inside_a_job: Literal["queue", "steps"] = Field("queue", description="how a notebook in a job starts others")
+    quota: Line = Field("", description="the command that prints the user's quota; `python -m mpdemo env` runs it")
+    polling_seconds: float = Field(5, ge=1, description="how often Slurm is asked about a job, at most", strict=False)
+
+
+# Slurm expands no variable in a directive, so it is done here. All other lines reach a shell.
 DIRECTIVES = ("partition", "account", "qos", "constraint", "reservation", "memory", "memory_per_cpu", "memory_per_gpu",
               "gpu_type", "extra")  # fmt: skip
 VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
-
-
-def site_files() -> dict:
-    """Return every site file by its name."""
-    return paths.slurm_files("sites/*.toml")
-
-
-def site_names() -> list[str]:
-    """The names of the site files."""
-    return sorted(site_files())
 
 
 def load_site(name=None) -> Site:
@@ -67,9 +118,14 @@ def expand(value, where):
     return VARIABLE.sub(lambda match: os.environ[match[1] or match[2]], value)
 
 
+def site_names() -> list[str]:
+    """Return the names of the site files."""
+    return sorted(paths.slurm_files("sites/*.toml"))
+
+
 def read_site(name) -> Site:
     """Read a site file as it is written; see `load_site`."""
-    file = Path(name) if name.endswith(".toml") else site_files().get(name)
+    file = Path(name) if name.endswith(".toml") else paths.slurm_files("sites/*.toml").get(name)
     if file is None or not file.exists():
         names, new = ", ".join(site_names()), Path(name).stem + ".toml"
         raise UserError(f"no site {name!r}; there are: {names}; a new one is a file {new} in slurm/sites")
@@ -89,9 +145,9 @@ def read_site(name) -> Site:
 
 
 def all_sites() -> list[Site]:
-    """Every site file that can be read; one that cannot is named on stderr, and stops nobody who did not ask for it."""
+    """Return every site that can be read; a broken file is named on stderr, and stops nobody who did not ask for it."""
     sites = []
-    for name in site_files():
+    for name in paths.slurm_files("sites/*.toml"):
         try:
             sites.append(read_site(name))
         except UserError as error:
@@ -113,7 +169,7 @@ def find_site() -> str:
 
 
 def feature_names(constraint) -> list[str]:
-    """The features in a constraint: ``"[rack1|rack2]&gpu*4"`` holds rack1, rack2 and gpu."""
+    """Return the features in a constraint: ``"[rack1|rack2]&gpu*4"`` holds rack1, rack2 and gpu."""
     words = re.split(r"[&|,()\[\]]+", re.sub(r"\*\d+", "", constraint))
     return [word.strip() for word in words if word.strip()]
 

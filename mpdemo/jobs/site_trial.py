@@ -1,19 +1,16 @@
-"""Try a site as far as a front end can: ask Slurm about a job and the nodes, run the setup lines, start its Python.
+"""Try a site as far as a login node can: ask Slurm about a job, run the setup lines, start its Python.
 
 `python -m mpdemo env --site NAME` prints what is found here. Taught in notebooks/00_start_here.ipynb.
 """
 
 import contextlib
 import os
-import re
 import shlex
 import signal
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpdemo.errors import UserError
-from mpdemo.jobs import slurm
 from mpdemo.jobs.check import check
 from mpdemo.jobs.spec import JobSpec
 from mpdemo.world.processes import child_environment
@@ -37,21 +34,12 @@ class Finding:
 
 
 def try_site(site, cluster) -> list[Finding]:
-    """Return what is found of a site.
-
-    Parameters
-    ----------
-    site : mpdemo.jobs.Site
-    cluster : str or None
-        The name of the cluster in reach; None without a Slurm: then only the file is checked.
-    """
+    """Return what is found of a site; `cluster` is the name of the one in reach, None where only the file counts."""
     findings = [try_job(site, cluster)]
     if cluster:
-        findings += [try_nodes(site), *try_scratch(site), *try_quota(site)]
-    if site.setup or site.python != "python":
-        findings.append(
-            try_python(site) if cluster else Finding(True, f"site {site.name}: setup not tried: no Slurm here")
-        )
+        findings += [*try_scratch(site), *try_quota(site)]
+    if cluster and (site.setup or site.python != "python"):
+        findings.append(try_python(site))
     return findings
 
 
@@ -69,38 +57,11 @@ def try_job(site, cluster) -> Finding:
     return Finding(False, f"{text}; {problems[0].message}{named}", f"{problems[0].fix}; write it into {file}")
 
 
-def try_nodes(site) -> Finding:
-    """Does a node of the partition have the cores and GPUs that the site file says?"""
-    partition = ["-p", site.partition] if site.partition else []
-    try:
-        rows = [row.split("|") for row in slurm.client("sinfo", "-h", "-o", "%c|%G", *partition).splitlines()]
-    except UserError as error:
-        return Finding(False, f"site {site.name}: {error}", f"mend partition in {site.name}.toml")
-    cores = max((int(re.match(r"\d*", row[0])[0] or 0) for row in rows), default=0)
-    gpus = {}
-    for kind, count in re.findall(r"gpu:(?:([^:,()]+):)?(\d+)", ",".join(row[1] for row in rows)):
-        gpus[kind] = max(gpus.get(kind, 0), int(count))
-    has = gpus.get(site.gpu_type, 0) if site.gpu_type else max(gpus.values(), default=0)
-    kinds = (
-        ", ".join(f"gpu:{kind}:{count}" if kind else f"gpu:{count}" for kind, count in sorted(gpus.items())) or "no GPU"
-    )
-    text = f"nodes of {site.partition or 'all partitions'}: up to {cores} CPUs, {kinds}"
-    if cores < site.cores_per_node or has < site.gpus_per_node:
-        kind = f" of type {site.gpu_type}" if site.gpu_type else ""
-        wanted = f"{site.name}.toml says {site.cores_per_node} cores, {site.gpus_per_node} GPUs{kind}"
-        return Finding(
-            False, f"{text}, but {wanted}", f"mend cores_per_node, gpus_per_node, gpu_type in {site.name}.toml"
-        )
-    return Finding(True, text)
-
-
 def try_scratch(site) -> list[Finding]:
     """Is there the folder for large files?"""
     folder = os.path.expandvars(site.scratch)
     if "$" in folder:
-        return [
-            Finding(False, f"scratch {site.scratch!r}: a variable is not set here", "set it, or mend the site file")
-        ]
+        return [Finding(False, f"scratch {site.scratch!r}: a variable is not set here", "set it or fix the site file")]
     if folder and not Path(folder).is_dir():
         return [Finding(False, f"scratch {site.scratch!r}: no folder {folder}", f"mkdir -p {shlex.quote(folder)}")]
     return []
@@ -113,14 +74,14 @@ def try_quota(site) -> list[Finding]:
     status, out, err = run_bounded(["bash", "-s"], site.quota + "\n", seconds=30)
     if status in (None, 126, 127):  # too slow, or no such program
         why = "no answer within 30 s" if status is None else (err.strip() or f"exit status {status}").splitlines()[-1]
-        return [Finding(False, f"quota {site.quota!r}: {why}", f"mend quota in {site.name}.toml")]
+        return [Finding(False, f"quota {site.quota!r}: {why}", f"fix quota in {site.name}.toml")]
     lines = (out + err).strip().splitlines()[:QUOTA_LINES]
     shown = "\n       ".join([f"quota, as {site.quota!r} prints it:", *lines])
     return [Finding(status == 0, shown, "make room: `quota` ends with another status than 0 where a limit is passed")]
 
 
 def try_python(site) -> Finding:
-    """Run the setup lines, then the site's Python with PyTorch; GPUs are counted, though few front ends have any."""
+    """Run the setup lines, then the site's Python with PyTorch; GPUs are counted, though few login nodes have any."""
     lines = []
     for line in site.setup:
         failed = f"setup line failed: {line}"
@@ -129,13 +90,11 @@ def try_python(site) -> Finding:
     shell = ["bash", "-l", "-s"] if site.login_shell else ["bash", "-s"]
     status, out, err = run_bounded(shell, "\n".join(lines) + "\n")
     if status is None:
-        return Finding(
-            False, f"site {site.name}: setup and Python took over {PATIENCE} s", "try again; files are cached"
-        )
+        return Finding(False, f"site {site.name}: its setup took over {PATIENCE} s", "try again: files are cached")
     reports = [line.split("|")[1:] for line in out.splitlines() if line.startswith(FOUND)]
     if status or not reports:
         last = (err.strip() or f"exit status {status}").splitlines()[-1]
-        remedy = f"mend setup or python in {site.name}.toml; what exists on compute nodes only: try it in a job"
+        remedy = f"fix setup or python in {site.name}.toml; what exists on compute nodes only: try it in a job"
         return Finding(False, f"site {site.name}: {last}", remedy)
     python, torch, devices = reports[-1]
     return Finding(True, f"site {site.name}: its Python is {python}, with PyTorch {torch}; {devices} GPUs here")

@@ -61,7 +61,6 @@ def run(*command, **options) -> subprocess.CompletedProcess:
     """Run a client outside the job that may surround a notebook: sbatch would take that job's variables for options."""
     environment = child_environment("SLURM_CONF", *OF_THE_USER)
     environment.pop("CUDA_VISIBLE_DEVICES", None)
-    environment["SLURM_BITSTR_LEN"] = "0"  # squeue names all elements of an array, not the first few
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=TIMEOUT, **options)
 
 
@@ -122,7 +121,7 @@ def ask(job_id) -> Answer | None:
     try:
         return parse_scontrol(client("scontrol", "show", "job", "-o", job_id))
     except SlurmError as error:
-        if not re.search("Invalid job id|not found", str(error)):  # the second is what it says of an array's element
+        if "Invalid job id" not in str(error):
             raise
     return ask_accounting(job_id)
 
@@ -139,8 +138,7 @@ def seconds_in_queue(job_id) -> float | None:
 
 def ask_accounting(job_id) -> Answer | None:
     """Ask ``sacct`` (also for a job completion file, where a site keeps one); None if there is no accounting."""
-    kinds = [("-X", "-o", "State,ExitCode,ElapsedRaw"), ("-c", "-o", "State,ExitCode")]
-    for options in kinds[:1] if "_" in job_id else kinds:  # a completion file does not tell an array's elements apart
+    for options in (("-X", "-o", "State,ExitCode,ElapsedRaw"), ("-c", "-o", "State,ExitCode")):
         try:
             rows = client("sacct", "-n", "-P", "-j", job_id, *options).splitlines()
         except SlurmError:

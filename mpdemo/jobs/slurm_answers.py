@@ -4,31 +4,10 @@ Kept by hand: the Python clients for Slurm need its library or its REST service,
 """
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from mpdemo.jobs import times
-
-# A part of Slurm's message -> its likely cause, for somebody who has not met it.
-CAUSES = {
-    "Invalid feature specification": "no node has that constraint; see: sinfo -o '%N %f'",
-    "nvalid partition": "there is no such partition; see: sinfo -o '%P %l'",
-    "nvalid account": "no such account, or not yours; see: sacctmgr show associations user=$USER",
-    "nvalid qos": "no such qos, or not yours; see: sacctmgr show qos",
-    "Requested reservation is invalid": "no such reservation, or not yours, or over; see: scontrol show reservation",
-    "CPU count per node can not be satisfied": "more CPUs than a node has: fewer processes or CPUs per process",
-    "Node count specification invalid": "more nodes than the partition has; see: sinfo -o '%P %D'",
-    "Memory specification can not be satisfied": "more memory than a node has; see: sinfo -o '%N %m'",
-    "Requested node configuration is not available": "no node has that many CPUs, GPUs or features together",
-    "Invalid generic resource": "no GPUs under that name here: see gpus_per_node, gpu_type, gpu_syntax of the site",
-    "More processors requested than permitted": "more CPUs than the partition lets one job have",
-    "Requested time limit is invalid": "over the partition's time limit; see: sinfo -o '%P %l'",
-    "DOS line breaks": "the file was saved on Windows: save it with Unix line ends",
-    "Unable to contact slurm controller": "the controller does not answer: maintenance, or the wrong SLURM_CONF",
-    "Zero Bytes were transmitted": "the controller does not know this machine's key: munge is down or has another key",
-    "Invalid job id specified": "Slurm has forgotten the job, or it never was",
-    "QOSMaxSubmitJobPerUserLimit": "too many jobs of yours are in the queue: wait for one to end",
-    "AssocGrp": "the account's hours or limits are used up",
-}
+from mpdemo.jobs.known_failures import said_by
 
 # Our state -> Slurm's.
 SLURM_STATES = {
@@ -44,9 +23,8 @@ SLURM_STATES = {
 STATES = {slurm_state: state for state, names in SLURM_STATES.items() for slurm_state in names.split()}
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What Slurm reports of a job: our name for its state, Slurm's reason, exit status and run time (s)."""
+class Answer(NamedTuple):
+    """What is known of a job: our name for its state, the reason, its exit status and run time (s)."""
 
     state: str
     reason: str = ""
@@ -58,8 +36,8 @@ def explain(command, stderr) -> str:
     """Return Slurm's message in one line, with the likely cause where we know it."""
     lines = [line.split("error: ", 1)[-1].strip() for line in stderr.splitlines() if line.strip()]
     message = "; ".join(dict.fromkeys(lines)) or "no reason given"
-    cause = next((cause for pattern, cause in CAUSES.items() if pattern in stderr), None)
-    return f"{command}: {message}" + (f". Likely cause: {cause}" if cause else "")
+    known = next((known for known in said_by("slurm") if known.may_be_in(stderr)), None)
+    return f"{command}: {message}" + (f". Likely cause: {known.what}; {known.do}" if known else "")
 
 
 def fields_of(line) -> dict:

@@ -8,9 +8,11 @@ from pydantic import ConfigDict, Field, field_validator
 from pydantic.dataclasses import dataclass
 
 from mpdemo.errors import one_line_errors
-from mpdemo.jobs import array, times
+from mpdemo.jobs import times
 from mpdemo.jobs.site import Launcher, Line, Site, TimeLimit
 from mpdemo.settings import Settings, as_arguments
+
+OTHER_JOBS = r"(after|afterany|afterok|afternotok)(:\d+)+(,(after|afterany|afterok|afternotok)(:\d+)+)*|singleton"
 
 
 @one_line_errors()
@@ -41,9 +43,8 @@ class JobSpec:
     launcher: Launcher | None = Field(None, description="srun or torchrun; None: the site's")
     oversubscribe: bool = Field(False, description="without a Slurm: more processes here than there are cores")
     requeue: bool = Field(False, description="queue it again if it stopped with a checkpoint (status 3) or lost a node")
-    least_nodes: int | None = Field(None, ge=1, description="when nodes fail, go on with so many; torchrun alone")
+    least_nodes: int | None = Field(None, ge=1, description="when nodes fail, continue with so many; torchrun alone")
     dependency: str | None = Field(None, description="'afterok:7' starts it once job 7 has ended well; Slurm only")
-    array: str | None = Field(None, description="'1-8%2': 8 elements, 2 at a time, by submit_array; Slurm only")
     signal: str | None = Field(None, description="'USR1@60' sends SIGUSR1 to every process 60 s before the time limit")
 
     @field_validator("command", mode="before")
@@ -74,19 +75,11 @@ class JobSpec:
     @field_validator("dependency")
     @classmethod
     def _names_other_jobs(cls, dependency):
-        pattern = r"(after|afterany|afterok|afternotok)(:\d+)+(,(after|afterany|afterok|afternotok)(:\d+)+)*|singleton"
-        if dependency is not None and not re.fullmatch(pattern, dependency, re.ASCII):
+        if dependency is not None and not re.fullmatch(OTHER_JOBS, dependency, re.ASCII):
             raise ValueError(
                 "is not allowed; allowed: afterok, afterany, afternotok or after, with numbers: afterok:7:8"
             )
         return dependency
-
-    @field_validator("array")
-    @classmethod
-    def _has_few_elements(cls, text):
-        if text is not None:
-            array.indices(text)
-        return text
 
     @field_validator("signal")
     @classmethod
@@ -100,11 +93,6 @@ class JobSpec:
         if int(match[2]) >= limit:
             raise ValueError(f"comes before the start; the time limit is only {limit} s")
         return signal
-
-    def element(self, index) -> "JobSpec":
-        """One element of an array as a job of its own: its number in place of ``{index}``, its folder below `out`."""
-        command = tuple(argument.replace(array.INDEX, str(index)) for argument in self.command)
-        return dataclasses.replace(self, command=command, out=f"{self.out}/{index}", array=None)
 
     @property
     def world_size(self) -> int:
@@ -136,17 +124,6 @@ class JobSpec:
             processes_per_node=1 if spread else self.processes_per_node,
         )
 
-    @property
-    def torchrun_signals(self) -> dict:
-        """Variables for torchrun: the signals that it passes on (its own and the warning), and how long it waits then.
-
-        Without the second it would kill its processes after 30 s, in the middle of a checkpoint.
-        """
-        name, _, seconds = (self.signal or "USR1").partition("@")
-        names = ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", f"SIG{name}"]
-        handled = {"PET_SIGNALS_TO_HANDLE": ",".join(dict.fromkeys(names))}
-        return handled | ({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": seconds} if seconds else {})
-
     def cpus_on(self, site: Site) -> int:
         """CPUs of each process: what was requested; else its share of the cores per GPU; else the site's per device."""
         if self.cpus_per_process is not None:
@@ -160,7 +137,7 @@ class JobSpec:
 
 
 def train_command(**settings) -> tuple:
-    """Return the command of a training, for `JobSpec`.
+    """Return the command of a training run, for `JobSpec`.
 
     Parameters
     ----------

@@ -1,25 +1,23 @@
 """Submit a job, once: to Slurm where one is in reach, else to this machine."""
 
-from contextlib import ExitStack
+import dataclasses
+import json
+import os
+import time
+from pathlib import Path, PurePosixPath
 
 from mpdemo import paths
 from mpdemo.errors import UserError
-from mpdemo.jobs import array, local_job, slurm_job
-from mpdemo.jobs.job import Job
-from mpdemo.jobs.record import read_record
-from mpdemo.jobs.run_folder import prepared
+from mpdemo.jobs import allocation, local_job, slurm, slurm_job
+from mpdemo.jobs.check import check
+from mpdemo.jobs.job import HERE, Job
+from mpdemo.jobs.record import prepared, read_record, refuse_folder_of_another, write_record
 from mpdemo.jobs.sbatch_text import log_options, render
 from mpdemo.jobs.site import Site, load_site
-from mpdemo.jobs.submission import (
-    announce,
-    check_here,
-    checked_text,
-    cluster_of_jobs,
-    find_earlier,
-    keep_record,
-    make_job,
-    write_script,
-)
+from mpdemo.world.gpus import gpus_here, gpus_wanted, too_few_gpus
+from mpdemo.world.processes import check_room
+
+PLAIN_SITES = ("generic", "throwaway")  # they render the same text: the committed one
 
 
 def submit(spec, site=None, script=None, resubmit=False, debug=False) -> Job | None:
@@ -51,14 +49,14 @@ def submit(spec, site=None, script=None, resubmit=False, debug=False) -> Job | N
         The job cannot run on this site (see `check`), Slurm refused it (with its message), or the folder is busy.
     """
     site = site if isinstance(site, Site) else load_site(site)
+    text = render(spec, site)
     if debug:
-        print(render(spec, site), end="")
+        print(text, end="")
         return None
-    if spec.array:
-        raise UserError(f"{spec.name} is an array ({spec.array}); do: jobs = submit_array(spec)")
-    text, identity = checked_text(spec, site), cluster_of_jobs(site)
-    earlier = find_earlier(spec, identity, resubmit)
-    if earlier:
+    if problems := check(spec, site, ask_slurm=False):
+        raise UserError(f"{spec.name} was not submitted: " + "; ".join(map(str, problems)))
+    identity = cluster_of_jobs(site)
+    if earlier := find_earlier(spec, identity, resubmit):
         known = f"found job {earlier.id} ({earlier.state}) in {spec.out}"
         print(f"{known}: not submitted again; resubmit=True runs it again")
         return earlier
@@ -67,61 +65,16 @@ def submit(spec, site=None, script=None, resubmit=False, debug=False) -> Job | N
     with prepared(spec) as out:
         path = write_script(text, spec, site, script)
         if identity:
-            started, process = slurm_job.start(path, identity, log_options(spec, site)), None
+            started = slurm_job.start(path, identity, log_options(spec, site))
         else:
-            started, process = local_job.start(spec, site)
-    print(announce(spec, started | {"script": path}))  # first: a full disk takes no record
-    return make_job(keep_record(started, path, spec, site), out, process)
-
-
-def submit_array(spec, site=None, script=None, resubmit=False) -> list[Job]:
-    """Submit a job array: one sbatch, and a job of its own for each element, in a folder of its own.
-
-    In the spec's command ``{index}`` stands for the element's number, and the element's folder is ``OUT/NUMBER``. Only
-    the elements that their folders do not know yet are submitted.
-
-    Parameters
-    ----------
-    spec : JobSpec
-        With `array`, as ``"1-8%2"``: eight elements, two at a time.
-    site, script, resubmit
-        As for `submit`.
-
-    Returns
-    -------
-    list of Job
-        By rising number; each can be followed, cancelled and found again by itself.
-
-    Raises
-    ------
-    UserError
-        As `submit`; or there is no queue to submit to.
-    """
-    site = site if isinstance(site, Site) else load_site(site)
-    if not spec.array:
-        raise UserError(f'{spec.name} is no array; do: JobSpec(..., array="1-8%2"), or submit(spec)')
-    text, identity = checked_text(spec, site), cluster_of_jobs(site)
-    if identity is None:
-        raise UserError(
-            "an array needs Slurm's queue; here: submit one element after the other: submit(spec.element(1))"
-        )
-    elements = {index: spec.element(index) for index in array.indices(spec.array)}
-    jobs = {index: find_earlier(element, identity, resubmit) for index, element in elements.items()}
-    missing = [index for index, job in jobs.items() if job is None]
-    if len(missing) < len(jobs):
-        print(f"found {len(jobs) - len(missing)} of {len(jobs)} elements in {spec.out}: not submitted again; "
-              "resubmit=True runs them again")  # fmt: skip
-    if missing:
-        with ExitStack() as stack:
-            folders = {index: stack.enter_context(prepared(elements[index])) for index in missing}
-            path = write_script(text, spec, site, script)
-            options = [*log_options(spec, site), f"--array={array.chosen(spec.array, missing)}"]
-            started = slurm_job.start(path, identity, options)
-        print(announce(spec, started | {"script": path}))
-        for index, out in folders.items():
-            record = keep_record(started | {"id": f"{started['id']}_{index}"}, path, elements[index], site)
-            jobs[index] = make_job(record, out)
-    return list(jobs.values())
+            started = local_job.start(spec, site)
+            around = allocation.surrounding_job(site)
+            started["where"] = f"job {around}" if around else HERE
+    record = started | {"script": str(path), "spec": dataclasses.asdict(spec), "submitted": time.time()}
+    record |= {"polling_seconds": site.polling_seconds}
+    print(announcement(spec, record))  # first: a full disk takes no record
+    write_record(out, record)
+    return Job(record, out)
 
 
 def attach(out) -> Job:
@@ -141,4 +94,73 @@ def attach(out) -> Job:
     record = read_record(folder)
     if record is None:
         raise UserError(f"no job in {out}; submit one with out={str(out)!r}")
-    return make_job(record, folder)
+    return Job(record, folder)
+
+
+def cluster_of_jobs(site) -> str | None:
+    """Return the identity of the cluster that queues the jobs; None where they run here, or as steps of our own job."""
+    return slurm.identity() if not allocation.surrounding_job(site) and slurm.in_reach() else None
+
+
+def check_here(spec, site):
+    """Refuse what cannot run without a queue, or has no room on this machine or in the job around us."""
+    if spec.dependency:
+        raise UserError(f"dependency {spec.dependency!r} needs Slurm; here: wait for the other job, then submit")
+    if allocation.surrounding_job(site):
+        allocation.refuse_shared_gpus(spec, site)
+    else:
+        check_room(spec.world_size, spec.oversubscribe)
+
+
+def find_earlier(spec, identity, resubmit) -> Job | None:
+    """Return the folder's job if it has the same spec and place; refuse a folder whose job still runs."""
+    refuse_folder_of_another(spec.out)
+    folder = paths.root() / spec.out
+    try:
+        record = read_record(folder)
+    except UserError:
+        if not resubmit:
+            raise
+        return None
+    if record is None:
+        return None
+    job = Job(record, folder)
+    same_place = identity == record.get("identity")
+    same = same_place and record["spec"] == json.loads(json.dumps(dataclasses.asdict(spec)))
+    if same and not resubmit:
+        return job
+    if not job.finished:
+        busy = f"job {job.id} ({job.name}) on {job.where} is {job.state} and writes to {spec.out}"
+        raise UserError(f"{busy}; do: attach({spec.out!r}).cancel(), or give another out=")
+    why = "resubmit=True" if same else "another place" if not same_place else "the spec has changed"
+    print(f"job {job.id} ({job.state}) was there before; submitting a new one: {why}")
+    return None
+
+
+def write_script(text, spec, site, script) -> Path:
+    """Write the sbatch file and return its path relative to the project's root."""
+    path = PurePosixPath(script or f"{spec.out}/job.sbatch")
+    if path.is_absolute() or ".." in path.parts or path.suffix != ".sbatch":
+        raise UserError(f"script = {script!r}; it takes a name below the project's root, as slurm/03_ddp.sbatch")
+    if script and site.name not in PLAIN_SITES:
+        path = path.parent / site.name / path.name
+    file = paths.root() / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if not file.exists() or file.read_text(encoding="utf-8") != text:
+        file.write_text(text, encoding="utf-8")
+    return Path(path)
+
+
+def announcement(spec, record) -> str:
+    """Return the one line that reports where the job went."""
+    if record["identity"]:
+        given = ", ".join(f"{name}={os.environ[name]}" for name in slurm.OF_THE_USER if os.environ.get(name))
+        given = f", with {given} of the environment" if given else ""
+        return f"submitted {spec.name} to {record['where']}: job {record['id']} ({record['script']}){given}"
+    if record["where"] != HERE:
+        return f"{spec.name} runs as a step of {record['where']}, which runs this notebook (process {record['id']})"
+    how = f"{spec.world_size} processes" if spec.world_size > 1 else "1 process"
+    how += f" in place of {spec.nodes} nodes" if spec.nodes > 1 else ""
+    if too_few_gpus(spec.devices):
+        how += f", on CPU cores: {gpus_wanted(spec.devices)} GPUs wanted, {gpus_here()} here"
+    return f"no Slurm in reach: {spec.name} runs on this machine, {how} (job {record['id']})"

@@ -1,6 +1,13 @@
-"""Times as Slurm writes them, and as one says them. No library reads ``D-HH``, or takes a bare ``90`` for minutes."""
+"""Times as Slurm writes them and as one says them, and how long to wait for a job.
 
+No library reads ``D-HH``, or takes a bare ``90`` for minutes.
+"""
+
+import math
 import re
+import time
+
+DAY = 86400.0  # seconds
 
 
 def seconds(text) -> int:
@@ -28,12 +35,7 @@ def seconds(text) -> int:
 
 
 def limit(text) -> int:
-    """Return the seconds of a time limit, which is not 0; `ValueError` otherwise.
-
-    >>> limit("0")
-    Traceback (most recent call last):
-    ValueError: is no time at all; give at least one second, as in 00:10:00
-    """
+    """Return the seconds of a time limit; `ValueError` also for 0, which Slurm takes for no limit at all."""
     total = seconds(text)
     if total == 0:
         raise ValueError("is no time at all; give at least one second, as in 00:10:00")
@@ -41,13 +43,25 @@ def limit(text) -> int:
 
 
 def duration(seconds) -> str:
-    """Return a time in the unit that one would say.
-
-    Examples
-    --------
-    >>> duration(42.4), duration(600), duration(9000)
-    ('42 s', '10 min', '2.5 h')
-    """
+    """Return a time in the unit that one would say: ``42 s``, ``10 min``, ``2.5 h``."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+class Deadline:
+    """The bounds of a wait for a job, in seconds: of its time in the queue, and of its run, counted from its start."""
+
+    def __init__(self, timeout, pending=DAY):
+        self.limits = {"pending": pending, "running": timeout}
+        self.state = None
+
+    def check(self, job):
+        """Raise TimeoutError where the job has waited or run for too long; a requeued job begins anew."""
+        if job.state != self.state:
+            self.state, self.begin = job.state, time.monotonic()
+        limit = self.limits.get(self.state, math.inf)
+        if time.monotonic() - self.begin > limit:
+            reason = f" ({job.reason})" if job.reason else ""
+            again = f'follow it again: await follow("{job.out.as_posix()}")'
+            raise TimeoutError(f"job {job.id} ({job.name}) is still {job.state}{reason} after {limit:g} s; {again}")

@@ -5,29 +5,19 @@ from pathlib import Path
 
 
 class Bundle:
-    """A display object with its forms by MIME type, in `data`.
+    """A display object with its forms by MIME type, in `data`: ``Bundle("one line", html="<b>one line</b>")``.
 
-    Parameters
-    ----------
-    text : str
-        The plain form. It must not depend on timing, so that a test can compare it; it is also what a
-        terminal, a screen reader or a failed image shows.
-    **forms : str
-        Further forms, named ``markdown``, ``html`` or ``png`` (base64 text).
-    width : int, optional
-        Width of the picture on the page, in CSS pixels.
-
-    Examples
-    --------
-    >>> Bundle("one line", html="<b>one line</b>")
-    one line
+    The plain `text` must not depend on timing, so that a test can compare it; a terminal, a screen reader or a failed
+    image shows it too. Further forms are named ``markdown``, ``html`` or ``png`` (base64 text); `width` is that of the
+    picture on the page in CSS pixels, and `alt` describes it with its numbers.
     """
 
     MIME = {"markdown": "text/markdown", "html": "text/html", "png": "image/png"}
 
-    def __init__(self, text, *, width=None, **forms):
+    def __init__(self, text, *, width=None, alt=None, **forms):
         self.data = {"text/plain": text} | {self.MIME[name]: value for name, value in forms.items()}
-        self.metadata = {"image/png": {"width": width}} if width else {}
+        picture = {name: value for name, value in (("width", width), ("alt", alt)) if value}
+        self.metadata = {"image/png": picture} if picture else {}
 
     def __repr__(self):
         return self.data["text/plain"]

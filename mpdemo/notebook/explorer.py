@@ -1,11 +1,9 @@
 """A pipeline on sliders: every change draws its simulated timeline. Used in notebooks/05_pipeline.ipynb."""
 
-import base64
-
 import ipywidgets as w
+from IPython.display import display
 
 from mpdemo.errors import UserError
-from mpdemo.notebook.bundle import Bundle
 from mpdemo.notebook.live_view import has_front_end
 from mpdemo.notebook.plots import timeline
 from mpdemo.plan import SCHEDULES, bubble, simulate, usual_stages_per_rank
@@ -14,47 +12,48 @@ UNIT = "forward passes"  # of one microbatch through one rank's part of the mode
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
-def explore(ranks=4, microbatches=8, stages_per_rank=2, schedule="1f1b", ratio=2.0, *, live=None) -> Bundle:
-    """Show a pipeline with sliders for everything that shapes its timeline.
+def explore(ranks=4, microbatches=8, stages_per_rank=2, schedule="1f1b", ratio=2.0, *, live=None):
+    """Show the timeline of a pipeline, with sliders for everything that shapes it where there is a front end.
 
     The unit of time is the forward pass of one microbatch on one rank, however many stages that rank's part of the
-    model is cut into; so all schedules do the same work.
-
-    Parameters
-    ----------
-    ranks, microbatches, stages_per_rank : int
-        P, M and v at the start; v counts for the interleaved schedules only.
-    schedule : str
-        A name in ``mpdemo.plan.SCHEDULES``.
-    ratio : float
-        Time of a backward pass over that of a forward pass.
-    live : bool, optional
-        Whether to show the sliders; by default where there is a front end.
-
-    Returns
-    -------
-    Bundle
-        The picture and one line of text; with a front end, the widget too.
+    model is cut into; so all schedules do the same work. The stages of a rank count for the interleaved schedules only;
+    `ratio` is the time of a backward pass over that of a forward pass.
     """
-    setting = {"schedule": schedule, "ranks": ranks, "microbatches": microbatches}
-    setting |= {"stages_per_rank": stages_per_rank, "ratio": ratio}
-    simulation = pipeline(**setting)
+    picture = drawn(schedule, ranks, microbatches, stages_per_rank, ratio)
+    if has_front_end() if live is None else live:
+        controls = {
+            "schedule": w.Dropdown(options=list(SCHEDULES), value=schedule, description="schedule"),
+            "ranks": w.IntSlider(ranks, 1, 16, description="ranks (P)"),
+            "microbatches": w.IntSlider(microbatches, 1, 64, description="microbatches (M)"),
+            "stages_per_rank": w.IntSlider(stages_per_rank, 2, 4, description="stages per rank (v)"),
+            "ratio": w.FloatSlider(ratio, min=0.5, max=4, step=0.25, description="backward/forward"),
+        }
+        for control in controls.values():
+            control.layout.width, control.style.description_width = "400px", "130px"
+            control.continuous_update = False  # one drawing when the slider is released
+        output = w.interactive_output(redraw, controls)
+        picture.box = w.VBox([*controls.values(), output])  # an attribute, so that it lives as long as the output
+        picture.data[WIDGET] = picture.box._repr_mimebundle_()[WIDGET]
+    return picture
+
+
+def redraw(**setting):
+    """Display one setting: its line of numbers, and its picture."""
+    picture = drawn(**setting)
+    print(picture)
+    display(picture)
+
+
+def drawn(schedule, ranks, microbatches, stages_per_rank, ratio):
+    """Return the picture of one setting, and its numbers as one line."""
+    simulation = pipeline(ranks, microbatches, stages_per_rank, schedule, ratio)
     picture = timeline(ideal=simulation, unit=UNIT)
     picture.data["text/plain"] = f"{schedule}: {describe(simulation)}"
-    if has_front_end() if live is None else live:
-        picture.box = sliders(**setting)  # an attribute, so that the widget lives as long as the output
-        picture.data[WIDGET] = {"model_id": picture.box.model_id, "version_major": 2, "version_minor": 0}
     return picture
 
 
 def pipeline(ranks, microbatches, stages_per_rank, schedule, ratio):
-    """Return the simulation of one setting of the sliders.
-
-    Raises
-    ------
-    UserError
-        The schedule cannot run with this setting.
-    """
+    """Return the simulation of one setting of the sliders; a `UserError` where the schedule cannot run with it."""
     usual = usual_stages_per_rank(schedule)
     stages_per_rank = max(2, stages_per_rank) if schedule.startswith("interleaved") else usual
     microbatches = 1 if schedule == "naive" else microbatches
@@ -76,34 +75,3 @@ def describe(simulation) -> str:
         f"{ranks * (1 - simulation.idle_share):.3g} times one device, "
         f"at most {activations:.3g} microbatches' activations on a rank"
     )
-
-
-def sliders(**setting):
-    """Return the widget: sliders above, the timeline and its numbers below; `setting` as `pipeline` takes it."""
-    wide = {"style": {"description_width": "130px"}, "layout": w.Layout(width="400px")}
-    slider = wide | {"continuous_update": False}  # one drawing when the slider is released
-    controls = {
-        "schedule": w.Dropdown(options=list(SCHEDULES), description="schedule", **wide),
-        "ranks": w.IntSlider(min=1, max=16, description="ranks (P)", **slider),
-        "microbatches": w.IntSlider(min=1, max=64, description="microbatches (M)", **slider),
-        "stages_per_rank": w.IntSlider(min=2, max=4, description="stages per rank (v)", **slider),
-        "ratio": w.FloatSlider(min=0.5, max=4, step=0.25, description="backward/forward", **slider),
-    }
-    line, picture = w.HTML(), w.Image(format="png", width=800)
-
-    def draw(_=None):
-        setting = {name: control.value for name, control in controls.items()}
-        controls["stages_per_rank"].disabled = not setting["schedule"].startswith("interleaved")
-        controls["microbatches"].disabled = setting["schedule"] == "naive"
-        try:
-            simulation = pipeline(**setting)
-            line.value = describe(simulation)
-            picture.value = base64.b64decode(timeline(ideal=simulation, unit=UNIT).data["image/png"])
-        except UserError as error:  # the sliders reach settings that the schedule does not allow
-            line.value, picture.value = str(error), b""
-
-    for name, control in controls.items():
-        control.value = setting[name]
-        control.observe(draw, "value")
-    draw()
-    return w.VBox([*controls.values(), line, picture])

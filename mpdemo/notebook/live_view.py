@@ -14,14 +14,14 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import ipywidgets as w
 from IPython import get_ipython
-from IPython.display import display
+from IPython.display import HTML, display
 
 from mpdemo.errors import UserError
 from mpdemo.jobs import attach
-from mpdemo.jobs.deadline import DAY, Deadline
-from mpdemo.notebook.job_widget import JobWidget
-from mpdemo.notebook.snapshot import Snapshot, together
+from mpdemo.jobs.times import DAY, Deadline
+from mpdemo.notebook.snapshot import Snapshot, labels, together
 
 POLL = 0.25  # s, polling interval
 CANCEL_WAIT = 20.0  # s that a cancelled job has to end before the cell stops waiting for it
@@ -59,7 +59,7 @@ async def follow(*jobs, live=None, timeout=3600.0):
     jobs = [attach(job) if isinstance(job, str | Path) else job for job in jobs]
     view = JobWidget(jobs) if (has_front_end() if live is None else live) else None
     try:
-        cancelled = await _until_finished(jobs, view, None if view else [Deadline(timeout, DAY) for _ in jobs])
+        cancelled = await _until_finished(jobs, view, timeout)
     except (KeyboardInterrupt, asyncio.CancelledError):
         cancelled = [job for job in jobs if not job.finished] or jobs  # the same interrupt may have ended them
         await asyncio.gather(*map(_cancel, cancelled), return_exceptions=True)  # the states below say what became of it
@@ -74,15 +74,15 @@ async def follow(*jobs, live=None, timeout=3600.0):
         raise JobCancelled(f"{names}; the cells below were not run")
 
 
-async def _until_finished(jobs, view, deadlines) -> list:
-    """Wait for the end of all jobs, without a view until their deadlines; return those that the view has cancelled."""
-    cancelled = []
+async def _until_finished(jobs, view, timeout) -> list:
+    """Wait for the end of all jobs, without a view for a limited time; return those that the view has cancelled."""
+    cancelled, deadlines = [], [Deadline(timeout, DAY) for _ in jobs]
     while True:
         begin = time.monotonic()
         snapshots = await _read(jobs, view)
         if snapshots is None:
             cancelled.append(jobs[view.taken()])
-            with suppress(UserError):  # Slurm does not answer: the job's line says so, and the others go on
+            with suppress(UserError):  # Slurm does not answer: the job's line says so, and the others continue
                 await _cancel(cancelled[-1])
             continue
         if all(snapshot.finished or job in cancelled for snapshot, job in zip(snapshots, jobs, strict=True)):
@@ -125,3 +125,57 @@ def has_front_end() -> bool:
     if not hasattr(shell, "kernel"):
         return False
     return "JPY_SESSION_NAME" in os.environ or "__vsc_ipynb_file__" in shell.user_ns
+
+
+class JobWidget:
+    """A line for every job, and one of them in detail: its loss curve, the end of its log, a Cancel button.
+
+    `pressed` is the job whose Cancel button was pressed, counted from 0; `follow` acts on it.
+    """
+
+    def __init__(self, jobs):
+        self.pressed = None
+        self.header, self.chart, self.log = w.HTML(), w.HTML(), w.HTML(layout=w.Layout(flex="1 1 300px"))
+        self.bar = w.FloatProgress(min=0, max=1, layout=w.Layout(width="180px"))
+        self.detail = w.ToggleButtons(options=[(name, number) for number, name in enumerate(labels(jobs))])
+        self.button = w.Button(description="Cancel", icon="stop", button_style="danger")
+        self.button.layout.width = "100px"
+        self.button.on_click(self._press)
+        again = ", ".join(f'"{Path(job.out).as_posix()}"' for job in jobs)
+        hint = w.HTML(f'<small style="opacity:.75">Page reloaded? <code>await follow({again})</code></small>')
+        charts = w.HBox([self.chart, self.log], layout=w.Layout(flex_flow="row wrap"))
+        choice = [self.detail] if len(jobs) > 1 else []
+        self.box = w.VBox([self.header, *choice, charts, w.HBox([self.button, self.bar, hint])])
+        self.handle = display(self.box, display_id=True)
+
+    def _press(self, button):
+        """Note the click: the page may call this from another thread."""
+        self.pressed = self.detail.value
+        button.disabled, button.description = True, "Cancelling"
+
+    def taken(self):
+        """Return the job whose Cancel button was pressed; the button can be pressed again."""
+        pressed, self.pressed = self.pressed, None
+        return pressed
+
+    def paint(self, snapshots):
+        """Show a snapshot of every job."""
+        shown = snapshots[self.detail.value]
+        self.header.value = "<br>".join(snapshot.header() for snapshot in snapshots)
+        self.chart.value, self.log.value = shown.chart(), shown.log_tail()
+        if self.pressed is None:
+            self.button.disabled, self.button.description = shown.finished, "Cancel"
+        self.bar.layout.visibility = "visible" if shown.total else "hidden"
+        self.bar.value = shown.steps[-1]["step"] / shown.total if shown.total and shown.steps else 0
+
+    def replace(self, snapshots):
+        """Replace the widget by picture and lines; keep the end of the log of every job that did not succeed."""
+        self.handle.update(together(snapshots))
+        for snapshot in snapshots:
+            if snapshot.state != "done":
+                display(HTML(snapshot.header() + snapshot.log_tail()))
+        parts = [widget for row in self.box.children for widget in (*getattr(row, "children", ()), row)]
+        # A page that was reloaded shows the box of the kernel again, and does not know the display: this is its end.
+        self.box.children = [w.HTML("<br>".join(s.header() for s in snapshots) + snapshots[self.detail.value].chart())]
+        for widget in parts:
+            widget.close()

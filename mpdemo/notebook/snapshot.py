@@ -5,14 +5,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpdemo.jobs import times
-from mpdemo.jobs.job import FINISHED
 from mpdemo.notebook.bundle import Bundle
-from mpdemo.notebook.plots import curves, svg
+from mpdemo.notebook.plots import curves
+from mpdemo.notebook.plots.style import BLUE
 
-COLOURS = {"pending": "#8a6100", "running": "#0072B2", "done": "#00735a", "cancelled": "#666666"}
+COLOURS = {"pending": "#8a6100", "running": BLUE, "done": "#00735a", "cancelled": "#666666"}
 FAILED = "#b03a00"  # every other state
 LOG_LINES = 12
 DEVICES = 4  # whose memory is written out
+MOST_POINTS = 200  # of a curve: more are not visible where it is as wide as the page
+LEFT, RIGHT, BOTTOM = 52, 430, 136  # of the curve, in CSS pixels
 
 
 @dataclass
@@ -28,21 +30,15 @@ class Snapshot:
     id: str
     rows: list
     log: str
+    finished: bool  # the state will not change any more
 
     @classmethod
     def take(cls, job):
         """Read everything from a job; a log or metrics that do not exist yet are empty."""
-        return cls(
-            name=Path(job.out).name,
-            state=job.state,
-            reason=job.reason,
-            queue=job.queue,
-            run_time=job.run_time,
-            where=job.where,
-            id=str(job.id),
-            rows=job.metrics(),
-            log=job.log(),
-        )
+        finished = job.finished  # first: what is read after it is then the end
+        facts = {name: getattr(job, name) for name in ("state", "reason", "queue", "run_time", "where")}
+        name = Path(job.out).name
+        return cls(name=name, id=str(job.id), rows=job.metrics(), log=job.log(), finished=finished, **facts)
 
     @property
     def steps(self) -> list:
@@ -55,22 +51,14 @@ class Snapshot:
         return next((row["steps"] for row in reversed(self.rows) if "steps" in row), None)
 
     @property
-    def finished(self) -> bool:
-        """Whether the state will not change any more."""
-        return self.state in FINISHED
-
-    @property
     def seconds_left(self) -> float | None:
-        """Seconds that the remaining steps will take at the pace of those that were logged; None while unknown."""
-        if self.state != "running" or not self.total:
+        """Seconds that the remaining steps will take at the pace since the last start; None while unknown."""
+        begin = max((number for number, row in enumerate(self.rows) if row["event"] == "start"), default=0)
+        timed = [row for row in self.rows[begin:] if row["event"] == "step" and "time" in row]
+        if self.state != "running" or not self.total or len(timed) < 2:
             return None
-        starts = [number for number, row in enumerate(self.rows) if row["event"] == "start"]
-        since = self.rows[starts[-1] :] if starts else self.rows  # a resumed run has the steps of the first one as well
-        timed = [(row["step"], row["time"]) for row in since if row["event"] == "step" and "time" in row]
-        if len(timed) < 2:
-            return None
-        (first, begin), (last, end) = timed[0], timed[-1]
-        return (end - begin) / (last - first) * (self.total - last) if last > first else None
+        first, last = timed[0], timed[-1]
+        return (last["time"] - first["time"]) / (last["step"] - first["step"]) * (self.total - last["step"])
 
     @property
     def line(self) -> str:
@@ -84,21 +72,24 @@ class Snapshot:
         badge = f'<span style="background:{colour};color:#fff;border-radius:4px;padding:1px 8px">{self.state}</span>'
         facts = [f"{self.where}, job {self.id}"]
         if self.state == "pending":
-            place = f"position {self.queue} in the queue" if self.queue is not None else "waiting"
+            place = "waiting" if self.queue is None else f"position {self.queue} in the queue"
             facts.append(f"{place} ({self.reason})" if self.reason else place)
         else:
-            facts += [f"{self.run_time:.1f} s", *([self.reason] if self.reason else [])]
+            facts += [f"{self.run_time:.1f} s", self.reason]
         if self.steps:
-            last = self.steps[-1]
-            facts.append(f"step {last['step']}{f' of {self.total}' if self.total else ''}, loss {last['loss']:.4f}")
-            if last.get("images_per_second"):
-                facts.append(f"{last['images_per_second']:.0f} images/s")
-            if memory := [row["peak_memory_mib"] for row in self.steps if "peak_memory_mib" in row]:
-                facts.append(memory_text(memory[-1]))
-            if (left := self.seconds_left) is not None:
-                facts.append(f"about {times.duration(left)} left")
-        text = html.escape(" \N{MIDDLE DOT} ".join(facts))
+            facts += self._progress(self.steps[-1])
+        text = html.escape(" \N{MIDDLE DOT} ".join(fact for fact in facts if fact))
         return f'<b>{html.escape(self.name)}</b> {badge} <span style="opacity:.75">{text}</span>'
+
+    def _progress(self, last) -> list[str]:
+        facts = [f"step {last['step']}{f' of {self.total}' if self.total else ''}, loss {last['loss']:.4f}"]
+        if last.get("images_per_second"):
+            facts.append(f"{last['images_per_second']:.0f} images/s")
+        if memory := [row["peak_memory_mib"] for row in self.steps if "peak_memory_mib" in row]:
+            facts.append(memory_text(memory[-1]))
+        if (left := self.seconds_left) is not None:
+            facts.append(f"about {times.duration(left)} left")
+        return facts
 
     def log_tail(self) -> str:
         """Return the log's last lines as HTML; of a progress bar only its last state, as a terminal does."""
@@ -110,7 +101,26 @@ class Snapshot:
 
     def chart(self) -> str:
         """Return the loss curve so far as SVG, an empty text before the first step."""
-        return svg.curve([(row["step"], row["loss"]) for row in self.steps], self.total) if self.steps else ""
+        return loss_curve([(row["step"], row["loss"]) for row in self.steps], self.total) if self.steps else ""
+
+
+def loss_curve(points, steps=None) -> str:
+    """Return (step, loss) pairs as inline SVG, drawn in milliseconds, with text in the colour of the page."""
+    points = [*points[: -1 : max(1, len(points) // MOST_POINTS)], points[-1]]
+    end = max(steps or 0, points[-1][0]) or 1
+    low, high = min(y for _, y in points), max(y for _, y in points)
+    height = high - low or 1
+    x, y = (lambda step: LEFT + (RIGHT - LEFT) * step / end), (lambda loss: BOTTOM - 114 * (loss - low) / height)
+    text = '<text x="{:.0f}" y="{:.0f}" text-anchor="{}">{}</text>'
+    marks = [(LEFT, 12, "start", "loss"), (LEFT, 152, "start", "0"), (RIGHT, 152, "end", f"step {end}")]
+    marks += [(LEFT - 5, y(loss) + 4, "end", f"{loss:.3g}") for loss in (low, low + height / 2, low + height)]
+    path = " ".join(f"{x(step):.1f},{y(loss):.1f}" for step, loss in points)
+    return (
+        f'<svg role="img" aria-label="loss {points[-1][1]:.4g} at step {points[-1][0]}" viewBox="0 0 440 160" '
+        'width="440" height="160" style="max-width:100%" fill="currentColor" font-size="11" font-family="sans-serif">'
+        f"{''.join(text.format(*mark) for mark in marks)}"
+        f'<polyline points="{path}" fill="none" stroke="{BLUE}" stroke-width="2"/></svg>'
+    )
 
 
 def together(snapshots) -> Bundle:
@@ -120,10 +130,15 @@ def together(snapshots) -> Bundle:
     if not trained:
         return Bundle(lines)
     title = "\n".join(f"{s.line}, {s.run_time:.1f} s on {s.where}" for s in trained)
-    steps = (snapshot.steps for snapshot in trained)
-    picture = curves(dict(zip(labels([(s.name, s.id) for s in trained]), steps, strict=True)), title=title)
+    picture = curves(dict(zip(labels(trained), (s.steps for s in trained), strict=True)), title=title)
     picture.data["text/plain"] = lines
     return picture
+
+
+def labels(jobs) -> list[str]:
+    """Return what to call jobs or snapshots: by the folder's name, and by the number too where a name repeats."""
+    names = [job.name if isinstance(job, Snapshot) else Path(job.out).name for job in jobs]
+    return [f"{name} (job {job.id})" if names.count(name) > 1 else name for name, job in zip(names, jobs, strict=True)]
 
 
 def memory_text(mib) -> str:
@@ -131,15 +146,3 @@ def memory_text(mib) -> str:
     if len(mib) > DEVICES:
         return f"memory {min(mib):.0f} to {max(mib):.0f} MiB on {len(mib)} devices"
     return f"memory {', '.join(f'{m:.0f}' for m in mib)} MiB"
-
-
-def labels(jobs) -> list[str]:
-    """Return what to call jobs, given as (name, number): by the name, and by the number too where a name repeats.
-
-    Examples
-    --------
-    >>> labels([("ddp", "7"), ("ddp", "8"), ("single", "9")])
-    ['ddp (job 7)', 'ddp (job 8)', 'single']
-    """
-    names = [name for name, _ in jobs]
-    return [f"{name} (job {number})" if names.count(name) > 1 else name for name, number in jobs]

@@ -6,10 +6,12 @@ DDP averages gradients in C++, and DataParallel computes in threads, so these tw
 Taught in notebooks/04_model_parallel.ipynb and 11_which_one.ipynb.
 """
 
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
+from multiprocessing import get_context
 from typing import NamedTuple
 
 import torch
@@ -19,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mpdemo.plan.counting import CountMessages, LiveMemory, size
-from mpdemo.plan.memory import DeviceMemory
+from mpdemo.plan.memory import DeviceMemory, Subject
 from mpdemo.plan.meter import built
 from mpdemo.run import Run
 from mpdemo.schedules import usual_stages_per_rank
@@ -172,12 +174,26 @@ def few_steps(subject, settings, *others) -> Counted:
 def processes(subject, settings, states, keep_gradients=False) -> list[Counted]:
     """Return what every process of a training holds and sends."""
     s = settings
+    if dist.is_initialized():  # this process plays a part in another group; a new one plays the ranks
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as another:
+            return another.submit(processes, subject, s, states, keep_gradients).result()
     if s.rung in ("ddp", "data_parallel"):
         return _replicas(subject, s, states)
-    alike = s.rung in ("single", "fsdp", "tensor") or (s.rung == "hybrid" and s.mesh == "dp-pp")
-    apart = s.devices if s.rung == "hybrid" else 1
-    played = [few_steps(subject, s, rank, states, keep_gradients) for rank in range(apart if alike else s.processes)]
-    return [played[rank % len(played)] for rank in range(s.processes)]
+    first = list(range(s.devices if s.rung in CUT_RUNGS else 1))  # the other replicas are like this one
+    alike = [rank // (s.replicas or 1) if s.mesh == "pp-dp" else rank % s.devices for rank in range(s.processes)]
+    ranks = [alike.index(number) for number in first] if s.form == "per-device" and s.rung in CUT_RUNGS else [0]
+    played = [few_steps(subject, s, rank, states, keep_gradients) for rank in ranks]
+    return [played[number % len(played)] for number in alike]
+
+
+def of_training(settings) -> list[Counted]:
+    """Return what every process of a training holds and sends, from its checked settings."""
+    from mpdemo import data
+
+    s = settings
+    facts = data.load(s.dataset, s.data, s.image_size, s.seed)
+    subject = Subject(s.model, s.image_size, facts.classes, facts.channels, s.norm)
+    return processes(subject, s, {"sgd": 1, "adamw": 2}[s.optimizer])  # this course's SGD has momentum
 
 
 def _replicas(subject, settings, states) -> list[Counted]:

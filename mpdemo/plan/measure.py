@@ -124,21 +124,11 @@ def measure_own(world, q) -> Machine:
     return machine_of(world, costs, by_size[min(by_size)], q.optimizer)
 
 
-class TimedTrial(Trial):
-    """A rung whose steps are timed; it can be ended, so that its memory is for the next one."""
-
-    def end(self):
-        """Let the rung's loop end where it asks for a batch."""
-        self.next_batch = partial(next, iter(()))  # raises StopIteration inside the rung's thread
-        self.turn.release()
-        self.done.acquire()
-
-
 def step_seconds(world, settings, classes, channels) -> float:
     """Run a few steps of a training on random images; return the median seconds. All ranks must call this."""
     facts, trial = {"classes": classes, "channels": channels}, None
     if is_per_device(settings) or world.rank == 0:
-        trial = TimedTrial(settings, world, build_model(settings, **facts), random_batch(settings, **facts))
+        trial = Trial(settings, world, build_model(settings, **facts), random_batch(settings, **facts))
 
     def step():
         if trial:

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import torch
 
+from mpdemo import run
 from mpdemo.labs.harness import Comparison
-from mpdemo.parallel import rung as all_rungs
 from mpdemo.settings import Settings, as_arguments
 from mpdemo.world.env import where_am_i
 from mpdemo.world.launch import end
@@ -21,7 +21,7 @@ from mpdemo.world.launch import end
 RESNET = Settings(rung="single", model="resnet50", image_size=224, batch_size=128, optimizer="sgd")
 SMALL = {"model": "convnet", "image_size": 28, "batch_size": 16}  # on a CPU, which tests this program
 BF16, LAST = {"precision": "bf16"}, {"channels_last": True}
-OPTIONS = ({}, BF16, {"precision": "fp16"}, LAST, BF16 | LAST, {"compile": True}, BF16 | LAST | {"compile": True})
+OPTIONS = ({}, BF16, LAST, BF16 | LAST, {"compile": True}, BF16 | LAST | {"compile": True})
 CUT = {"form": "one-process", "devices": 2}
 ROUNDS = 15
 
@@ -38,7 +38,7 @@ def ratios(world, plain, options, rounds):
 
 def overlap(world, plain, rounds):
     """Print the time of two stages on one GPU, one after the other and as a pipeline, beside the uncut model's."""
-    all_rungs.local_devices = lambda world, count: [world.device] * count
+    run.local_devices = lambda world, count: [world.device] * count
     comparison = Comparison(world)
     comparison.add("single", plain)
     comparison.add("model_parallel", replace(plain, rung="model_parallel", **CUT))

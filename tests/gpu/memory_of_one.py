@@ -9,12 +9,12 @@ import sys
 
 import torch
 
+from mpdemo import run
 from mpdemo.labs.counting import peak_of_a_step
 from mpdemo.labs.ladder import model_and_batch
-from mpdemo.trial import Trial
-from mpdemo.parallel import rung as all_rungs
 from mpdemo.plan import predict
 from mpdemo.settings import Settings
+from mpdemo.trial import Trial
 from mpdemo.world.env import World, where_am_i
 
 RESNET = {"rung": "single", "model": "resnet101", "norm": "batch", "image_size": 224, "optimizer": "sgd"}
@@ -41,7 +41,7 @@ def main():
         for number in range(2):
             devices = [torch.device("cpu")] * 2
             devices[number] = gpu.device
-            all_rungs.local_devices = lambda world, count, devices=devices: devices
+            run.local_devices = lambda world, count, devices=devices: devices
             rows.append(row(settings, World(device=devices[0]) if number else gpu, number))
             gc.collect()
     with open(sys.argv[1], "w") as file:

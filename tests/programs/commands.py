@@ -8,9 +8,9 @@ import os
 import sys
 import tempfile
 
-import mpdemo.training.loop  # noqa: F401
 import torchvision  # noqa: F401
 
+import mpdemo.run  # noqa: F401
 from mpdemo.__main__ import main
 
 

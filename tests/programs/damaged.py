@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import torch.distributed as dist
-from mpdemo.training.resume import read_newest
 
-from mpdemo.labs.harness import join_world
+from mpdemo.checkpoint import read_newest
+from mpdemo.trial import join_world
 
 
 def put_together(older, newer, folder):

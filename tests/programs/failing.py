@@ -13,32 +13,24 @@ from mpdemo.world.launch import start
 rank, how, *words = sys.argv[1:]
 
 
-def fail_in_step(step, number):
-    """Wrap a rung's step so that call `number` fails."""
+def fail_in_step(number):
+    """Let step `number` of any optimizer fail."""
     calls = []
 
-    def failing(*args):
+    def fail(*_):
         calls.append(1)
         if len(calls) == number:
             if how == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             raise ValueError("the digits are upside down")
-        return step(*args)
 
-    return failing
+    register_optimizer_step_pre_hook(fail)
 
 
 if "RANK" not in os.environ:
     sys.exit(start([__file__, *sys.argv[1:]], int(words[words.index("--processes") + 1])))
 if os.environ["RANK"] == rank:
-    from mpdemo import parallel
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-    make = parallel.make
-
-    def make_failing(*args):
-        rung = make(*args)
-        rung.step = fail_in_step(rung.step, 3)
-        return rung
-
-    parallel.make = make_failing
+    fail_in_step(3)
 sys.exit(main(["train", *words]))

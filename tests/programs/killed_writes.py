@@ -1,7 +1,7 @@
-"""Write checkpoints, killed 200 times at random moments; argv[1] is the run's folder.
+"""Write checkpoints, killed at random moments; argv[1] is the run's folder, argv[2] how often.
 
 After each kill the newest checkpoint must be whole, and none that had been finished may be missing. Prints how many
-kills met a write, which leaves its temporary file.
+kills met a write, which leaves its temporary folder.
 """
 
 import itertools
@@ -13,29 +13,37 @@ import time
 from pathlib import Path
 
 import torch
-from mpdemo.training import checkpoint
 
-KILLS, WEIGHTS = 200, 2**19  # 2 MiB
-PARTS = dict.fromkeys(checkpoint.PARTS) | {"model": {"weight": torch.zeros(WEIGHTS)}}
+from mpdemo import checkpoint
+
+KILLS, WEIGHTS = int(sys.argv[2]) if sys.argv[2:] else 60, 2**19  # 2 MiB
+STATE = {"scheduler": {}, "settings": {}, "length": 9, "epoch": 0, "epoch_steps": []}
 
 
-def write_for_ever(folder, step, pipe):
+def write(run, model, step):
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    checkpoint.save(run / "checkpoints", model, optimizer, STATE | {"step": step})
+
+
+def write_until_killed(run, model, step, pipe):
     """Write one checkpoint after the other; each finished one is told through the pipe."""
     for number in itertools.count(step + 1):
-        checkpoint.write(folder, PARTS | {"step": number})
+        write(run, model, number)
         os.write(pipe, b".")
 
 
 def main():
     run, chance, step, met = Path(sys.argv[1]), random.Random(0), 1, 0
-    checkpoint.write(run / "checkpoints", PARTS | {"step": step})
+    torch.set_num_threads(1)
+    model = torch.nn.Linear(WEIGHTS, 1)
+    write(run, model, step)
     for _ in range(KILLS):
         finished, pipe = os.pipe()
         child = os.fork()
         if child == 0:
-            write_for_ever(run / "checkpoints", step, pipe)
+            write_until_killed(run, model, step, pipe)
         os.close(pipe)
-        time.sleep(chance.uniform(0.002, 0.03))
+        time.sleep(chance.uniform(0.005, 0.08))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         written = len(os.read(finished, 1000))
@@ -44,7 +52,7 @@ def main():
         newest = checkpoint.read(checkpoint.newest(run))["step"]
         assert newest >= step + written, (newest, step, written)
         step = newest
-    print(f"{met} of {KILLS} kills met a write; {step} checkpoints, none lost")
+    print(f"{KILLS} kills, {met} met a write; {step} checkpoints, none lost")
 
 
 if __name__ == "__main__":

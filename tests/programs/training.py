@@ -4,10 +4,10 @@ import json
 import sys
 
 import torch.distributed as dist
-from mpdemo.trial import join_world
 
 from mpdemo.run import train
 from mpdemo.settings import Settings, checked
+from mpdemo.trial import join_world
 
 
 def main():

@@ -1,11 +1,7 @@
 """What more devices bring and what they cost: speed-up beside the ideal, and the hours of all devices."""
 
-from matplotlib import rc_context
-from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
-
 from mpdemo.errors import UserError
-from mpdemo.notebook.plots.style import CYCLE, FAINT, STYLE, bundle
+from mpdemo.notebook.plots.style import CYCLE, FAINT, bundle, draw
 from mpdemo.plan.scaling import Model
 from mpdemo.plan.scaling_advice import same_batch, same_share
 
@@ -19,37 +15,30 @@ def scaling(report):
     Parameters
     ----------
     report : dict
-        From `mpdemo.scale.report.gather`, or made like it. Of each of its ``rows`` are drawn: ``scaling`` (the name of
+        From `mpdemo.trainers.report`, or made like it. Of each of its ``rows`` are drawn: ``scaling`` (the name of
         its series), ``devices``, ``batch``, ``speedup``, ``speedup_quartiles`` (where it has them) and
         ``device_hours``; of ``fit``, by series, the model.
-
-    Returns
-    -------
-    Bundle
-        The picture, and a line without measured numbers.
-
-    Raises
-    ------
-    UserError
-        There are no rows.
     """
     names = list(dict.fromkeys(row["scaling"] for row in report["rows"]))
     if not names:
         raise UserError("no rows to draw; give scaling() the report of gather()")
     series = {name: [row for row in report["rows"] if row["scaling"] == name] for name in names}
     numbers = sorted({row["devices"] for row in report["rows"]})
-    with rc_context(STYLE):
-        figure = Figure(figsize=(8.0, 3.6), layout="constrained")
-        speed, cost = figure.subplots(1, 2)
+    unit, seconds = _unit(report["rows"])
+
+    def paint(figure, both):
+        speed, cost = both
         speed.plot(numbers, [n / numbers[0] for n in numbers], color=FAINT, linestyle=":", label="ideal")
-        unit, seconds = _unit(report["rows"])
         for index, (name, rows) in enumerate(series.items()):
             look = {"color": CYCLE[index], "marker": MARKERS[index % len(MARKERS)], "markersize": 6}
             _paint_speed(speed, name, rows, report["fit"].get(name), look)
             hours = [row["device_hours"] * 3600 / seconds for row in rows]
             cost.plot([row["devices"] for row in rows], hours, linestyle="--", linewidth=1, label=name, **look)
-        for axes in (speed, cost):
-            _axis_of_devices(axes, numbers)
+        for axes in both:  # exactly the numbers that were measured
+            axes.set_xscale("log", base=2)
+            axes.set(xlabel="devices N")
+            axes.set_xticks(numbers, [f"{n:g}" for n in numbers])
+            axes.set_xticks([], minor=True)
         speed.set_yscale("log", base=2)
         speed.yaxis.set_major_formatter("{x:g}")
         speed.set(ylabel=f"speed-up over {numbers[0]} device{'s' * (numbers[0] > 1)}")
@@ -57,18 +46,18 @@ def scaling(report):
         if "speedup_quartiles" in report["rows"][0]:
             speed.set_title("bars: the middle half of the steps", fontsize=9)
         figure.legend(*speed.get_legend_handles_labels(), loc="outside upper center", ncols=5)
+
     fitted = "the fitted model, " * any(report["fit"].values())
     text = f"speed-up against devices with the ideal, {fitted}and the cost of a job: {', '.join(names)} on "
-    return bundle(figure, text + f"{', '.join(map(str, numbers))} devices")
+    return bundle(draw(paint, 8.0, 3.6, 1, 2), text + f"{', '.join(map(str, numbers))} devices")
 
 
 def _paint_speed(axes, name, rows, model, look):
     """Paint one series: its points, the spread of its steps, and the model through them."""
     devices, speedups = [row["devices"] for row in rows], [row["speedup"] for row in rows]
-    spreads = [row.get("speedup_quartiles", (row["speedup"],) * 2) for row in rows]
-    low, high = zip(*spreads, strict=True)
-    below = [max(0.0, y - edge) for y, edge in zip(speedups, low, strict=True)]
-    above = [max(0.0, edge - y) for y, edge in zip(speedups, high, strict=True)]
+    edges = [row.get("speedup_quartiles", (row["speedup"],) * 2) for row in rows]
+    below = [max(0.0, y - low) for y, (low, _) in zip(speedups, edges, strict=True)]
+    above = [max(0.0, high - y) for y, (_, high) in zip(speedups, edges, strict=True)]
     spread = (below, above) if "speedup_quartiles" in rows[0] else None
     axes.errorbar(devices, speedups, yerr=spread, linestyle="none", capsize=4, label=name, **look)
     if model:
@@ -84,13 +73,3 @@ def _unit(rows) -> tuple:
     """Return the unit in which the largest cost is a number above one, and its seconds."""
     largest = max(row["device_hours"] for row in rows) * 3600
     return [unit for unit in UNITS if largest >= unit[1] or unit[1] == 1][-1]
-
-
-def _axis_of_devices(axes, numbers):
-    """Label exactly the numbers that were measured, on a logarithmic axis."""
-    axes.set_xscale("log", base=2)
-    axes.set(xlabel="devices N")
-    axes.xaxis.set_major_locator(FixedLocator(numbers))
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_minor_formatter(NullFormatter())

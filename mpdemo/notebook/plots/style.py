@@ -1,7 +1,7 @@
-"""The look of every figure: colours that colour-blind readers can distinguish, on a light or a dark page.
+"""The look of every figure: colours that colour-blind readers can tell apart, on a light or a dark page.
 
-Figures are made without pyplot: no global state, no choice of a backend, nothing to close. The background is
-opaque, so the text keeps its contrast on every page.
+Figures are made without pyplot: no global state, no choice of a backend, nothing to close. The background is opaque, so
+the text keeps its contrast on every page.
 """
 
 import base64
@@ -21,6 +21,7 @@ CYCLE = [BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, BLACK]
 DASHES = ["-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (8, 2))]
 
 INK, FAINT, PAPER = "#222222", "#8a8a8a", "#fbfaf7"
+EDGE = {"edgecolor": INK, "linewidth": 0.5}  # of a box
 PIXELS = 100  # CSS pixels per inch on the page
 DENSITY = 1.6  # picture points per CSS pixel, so that the text is sharp on dense screens
 
@@ -45,66 +46,46 @@ def paler(colour, share=0.55) -> str:
     return to_hex([1 - share * (1 - channel) for channel in to_rgb(colour)])
 
 
-# Each kind of operation in a timeline: its name in the legend, its colour.
-OPERATIONS = {
-    "F": ("forward", paler(SKY, 0.85)),
-    "B": ("backward", paler(GREEN, 0.85)),
-    "I": ("backward, input", paler(GREEN, 0.6)),
-    "W": ("backward, weights", paler(ORANGE, 0.85)),
-    "O": ("optimizer", paler(PURPLE, 0.85)),
-}
-MESSAGES = {
-    "A": ("all-reduce", paler(VERMILLION, 0.7)),
-    "G": ("all-gather", YELLOW),
-    "R": ("reduce-scatter", paler(BLUE, 0.8)),
-}
-IDLE = {"facecolor": PAPER, "edgecolor": FAINT, "hatch": "////"}
+def line_style(index) -> dict:
+    """Return colour and dashes of the curve number `index`: curves differ in both."""
+    return {"color": CYCLE[index % len(CYCLE)], "linestyle": DASHES[index % len(DASHES)]}
 
 
-def group_operations(rows, ranks):
-    """Yield (colour, rows) for each kind of operation; those of a rank's second and later stages are paler.
-
-    `rows` are those of a timeline (`mpdemo.timeline.read`); with P ranks, stage P and all above are later stages.
-    """
-    for kind, (_, colour) in OPERATIONS.items():
-        for later in (False, True):
-            group = [row for row in rows if row["kind"] == kind and (row["stage"] >= ranks) is later]
-            yield paler(colour) if later else colour, group
-
-
-def draw(paint, width=6.4, height=3.2) -> Figure:
-    """Return a figure with one pair of axes, painted by ``paint(axes)`` in the package's style.
-
-    Parameters
-    ----------
-    paint : callable
-        Called with the matplotlib ``Axes``.
-    width, height : float
-        Inches, at 100 CSS pixels per inch.
-    """
+def draw(paint, width=6.4, height=3.2, rows=1, columns=1, **grid) -> Figure:
+    """Return a figure in inches of 100 CSS pixels, painted by ``paint(figure, axes)``; `grid`: of Figure.subplots."""
     with rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
-        paint(figure.add_subplot())
+        paint(figure, figure.subplots(rows, columns, **grid))
     return figure
 
 
-def bundle(figure, text) -> Bundle:
-    """Return `figure` as something to display: the picture as PNG, and one line that describes it.
+def bundle(figure, text, alt=None) -> Bundle:
+    """Return a figure as something to display: a PNG, one line that describes it, and numbers in its `alt` text only.
 
-    `text` must not hold measured numbers: the notebooks' test compares it. The result keeps the matplotlib figure
+    `text` holds no measured numbers, because the notebooks' test compares it. The result keeps the matplotlib figure
     as its attribute `figure`.
     """
-    buffer = io.BytesIO()
+    buffer, small = io.BytesIO(), io.BytesIO()
     with rc_context(STYLE):  # without the version in the metadata, which would make equal pictures differ
         figure.savefig(buffer, format="png", dpi=PIXELS * DENSITY, metadata={"Software": None})
-    small = io.BytesIO()
     Image.open(buffer).convert("RGB").quantize(128).save(small, format="png", optimize=True)  # a third of the bytes
     picture = base64.b64encode(small.getvalue()).decode()
-    result = Bundle(text, png=picture, width=round(figure.get_figwidth() * PIXELS))
+    result = Bundle(text, png=picture, width=round(figure.get_figwidth() * PIXELS), alt=alt)
     result.figure = figure
     return result
 
 
-def line_style(index) -> dict:
-    """Return colour and dashes of the curve number `index`: curves differ in both."""
-    return {"color": CYCLE[index % len(CYCLE)], "linestyle": DASHES[index % len(DASHES)]}
+def stack(axes, heights, parts, height=0.6):
+    """Draw horizontal bars of parts beside each other; `parts` are pairs (widths, look). Return the last ones."""
+    left = [0.0] * len(heights)
+    for widths, look in parts:
+        bars = axes.barh(heights, widths, left=left, height=height, **look)
+        left = [start + width for start, width in zip(left, widths, strict=True)]
+    return bars
+
+
+def name_bars(axes, heights, labels):
+    """Name horizontal bars, the first one on top."""
+    axes.set_yticks(heights, labels)
+    axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")

@@ -1,26 +1,37 @@
-"""The timeline of a pipeline: one lane per rank, operations numbered by microbatch, idle time hatched."""
+"""Timelines of pipelines: one lane per rank, operations numbered by microbatch, idle time hatched; memory below."""
 
-from typing import NamedTuple
+from collections import namedtuple
 
-from matplotlib import rc_context
-from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
 from mpdemo.errors import UserError
-from mpdemo.notebook.plots.style import IDLE, INK, MESSAGES, OPERATIONS, PURPLE, STYLE, bundle, group_operations
+from mpdemo.notebook.plots import style
+from mpdemo.notebook.plots.style import EDGE, bundle, draw, line_style, paler
 from mpdemo.timeline import read
 
-NARROWEST = 0.012  # share of the picture's width that a box needs to carry a number
+OPERATIONS = {  # kind: name in the legend, colour
+    "F": ("forward", paler(style.SKY, 0.85)),
+    "B": ("backward", paler(style.GREEN, 0.85)),
+    "I": ("backward, input", paler(style.GREEN, 0.6)),
+    "W": ("backward, weights", paler(style.ORANGE, 0.85)),
+    "O": ("optimizer", paler(style.PURPLE, 0.85)),
+}
+MESSAGES = {
+    "A": ("all-reduce", paler(style.VERMILLION, 0.7)),
+    "G": ("all-gather", style.YELLOW),
+    "R": ("reduce-scatter", paler(style.BLUE, 0.8)),
+}
+IDLE = {"facecolor": style.PAPER, "edgecolor": style.FAINT, "hatch": "////"}
+NARROWEST, WIDE = 0.012, 0.09  # share of the picture's width that a box needs to carry a number, a name
 MOST_NUMBERED = 16  # ranks; more lanes are too low for a text in each
 MOST_OUTLINED = 150  # operations per rank; the outlines of more hide their colours
+HELD = 0.95  # inches: the curves of memory under a timeline
 
 
-class TimeScale(NamedTuple):
-    """The time axis of a picture."""
-
-    longest: float  # step, in the unit of the rows
-    factor: float  # from the unit of the rows to that of the axis
-    unit: str
+TimeScale = namedtuple(
+    "TimeScale", "longest factor unit"
+)  # longest in the unit of the rows, factor to that of the axis
 
 
 def timeline(measured=None, ideal=None, *, unit="s"):
@@ -34,100 +45,155 @@ def timeline(measured=None, ideal=None, *, unit="s"):
         The same pipeline simulated, drawn beneath on the same time axis. Either one may be left out.
     unit : str
         Unit of the times; times below one second are drawn in milliseconds.
-
-    Returns
-    -------
-    Bundle
-        The picture, and a line without measured numbers.
-
-    Raises
-    ------
-    UserError
-        There is no operation to draw.
     """
-    panels = [] if measured is None else [("measured", measured)]
+    panels = {} if measured is None else {"measured": measured}
     if ideal is not None:
-        panels.append(("ideal" if panels else "simulated", ideal.events))
-    if not panels or not all(rows for _, rows in panels):
-        raise UserError("no operations to draw; give timeline() a recorded step, a simulation, or both")
-    return bundle(figure(panels, unit), _describe(panels))
+        panels["ideal" if panels else "simulated"] = ideal.events
+    _require_operations(panels)
+    rows = next(iter(panels.values()))
+    ranks, microbatches, stages = (1 + max(row[column] for row in rows) for column in ("rank", "microbatch", "stage"))
+    each = f", {stages // ranks} stages each" if stages > ranks else ""
+    parts = f"{microbatches} microbatch{'es' if microbatches > 1 else ''}"
+    text = f"timeline of {ranks} ranks{each}, {parts}: {' above '.join(panels)}"
+    return bundle(figure(panels, unit), text)
 
 
-def figure(panels, unit="s"):
-    """Return the matplotlib figure: one panel for each (title, rows), all on one time axis."""
-    steps = [rows for _, rows in panels]
-    scale = time_scale(steps, unit)
-    ranks = [1 + max(row["rank"] for row in rows) for _, rows in panels]
-    lane_height = 0.34 if max(ranks) <= 8 else max(0.06, 2.7 / max(ranks))  # inches
-    with rc_context(STYLE):
-        height = 1.15 + sum(0.45 + lane_height * count for count in ranks)
-        sheet = Figure(figsize=(8.0, height), layout="constrained")
-        all_axes = sheet.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=ranks)[:, 0]
-        for axes, (title, rows), count in zip(all_axes, panels, ranks, strict=True):
-            paint_step(axes, title, rows, count, scale)
-        all_axes[-1].set_xlabel(f"time ({scale.unit})")
-        handles = legend_handles(steps)
-        sheet.legend(handles=handles, loc="outside lower center", ncols=len(handles))
-    return sheet
+def timelines(panels, *, memory=True, unit="units"):
+    """Draw simulated or recorded steps below each other, with the memory over time under each.
+
+    Parameters
+    ----------
+    panels : dict
+        Title -> `mpdemo.plan.Simulation`, or rows as `mpdemo.timeline.read` describes them.
+    memory : bool
+        Whether to draw the activations that every rank holds, in microbatches.
+    unit : str
+        Unit of the times.
+    """
+    steps = {title: getattr(step, "events", step) for title, step in panels.items()}
+    _require_operations(steps)
+    held = {title: activations_held(rows) for title, rows in steps.items()} if memory else {}
+    text = ", ".join(title + (_most_held(held[title]) if memory else "") for title in steps)
+    return bundle(figure(steps, unit, held), f"timelines of {text}")
 
 
-def time_scale(steps, unit):
-    """Return the time axis that all steps share: the longest step, the factor of its times, and their unit."""
-    longest = max(row["end"] for rows in steps for row in rows)
-    return TimeScale(longest, 1e3, "ms") if unit == "s" and longest < 1 else TimeScale(longest, 1.0, unit)
+def _require_operations(panels):
+    if not panels or not all(panels.values()):
+        raise UserError("no operations to draw; give recorded steps, simulations, or both")
+
+
+def activations_held(rows) -> list[list[tuple[float, float]]]:
+    """Return for every rank the points (time, microbatches whose activations it holds), one at each change.
+
+    A forward pass keeps activations, the backward pass frees them (W, where it is split). A stage is a part of its
+    rank: with two stages per rank, a microbatch on one of them counts a half.
+    """
+    frees = "W" if any(row["kind"] == "W" for row in rows) else "B"
+    lanes = []
+    for rank in range(ranks_of(rows)):
+        own = [row for row in rows if row["rank"] == rank and row["kind"] in ("F", frees)]
+        stages = len({row["stage"] for row in own})
+        changes = [(row["start"], 1) if row["kind"] == "F" else (row["end"], -1) for row in own]
+        count, points = 0, [(0.0, 0.0)]
+        for time, change in sorted(changes):  # at the same time, what is freed counts first
+            count += change
+            points.append((time, count / stages))
+        lanes.append(points)
+    return lanes
+
+
+def _most_held(lanes) -> str:
+    most = max(count for lane in lanes for _, count in lane)
+    return f" (a rank holds at most {most:g} microbatch{'es' if most != 1 else ''})"
+
+
+def ranks_of(rows) -> int:
+    """Return how many ranks a step has."""
+    return 1 + max(row["rank"] for row in rows)
+
+
+def figure(steps, unit="s", held=None):
+    """Return the matplotlib figure: a panel for each step (title -> rows) on one time axis, and what is held below."""
+    steps = dict(steps)
+    longest = max(row["end"] for rows in steps.values() for row in rows)
+    scale = TimeScale(longest, 1e3, "ms") if unit == "s" and longest < 1 else TimeScale(longest, 1.0, unit)
+    most = max(map(ranks_of, steps.values()))
+    lane = 0.34 if most <= 8 else max(0.06, 2.7 / most)  # inches
+    highest = max((count for lanes in (held or {}).values() for points in lanes for _, count in points), default=0)
+    heights = [height for rows in steps.values() for height in [lane * ranks_of(rows)] + [HELD] * bool(held)]
+
+    def paint(sheet, grid):
+        axes = iter(grid[:, 0])
+        for title, rows in steps.items():
+            paint_step(next(axes), _heading(title, rows, scale), rows, scale)
+            if held:
+                last = next(axes)
+                _paint_held(last, held[title], highest, scale)
+        grid[-1, 0].set_xlabel(f"time ({scale.unit})")
+        handles = legend_handles(steps.values()) + (last.get_legend_handles_labels()[0] if held else [])
+        sheet.legend(handles=handles, loc="outside lower center", ncols=min(4, len(handles)), fontsize=9)
+
+    height = 1.1 + sum(heights) + 0.42 * len(heights)
+    return draw(paint, 8.0, height, len(heights), sharex=True, squeeze=False, height_ratios=heights)
+
+
+def _heading(title, rows, scale) -> str:
+    """Return a panel's title, with the step's time and idle share."""
+    step, idle = read.step_time(rows) * scale.factor, read.idle_share(rows)
+    what = "step without the optimizer" if any(row["kind"] == "O" for row in rows) else "step"
+    return f"{title}: {what} {step:.3g} {scale.unit}, idle {idle:.0%}"
 
 
 def legend_handles(steps, **look):
     """Return the legend's patches: the kinds of operations that occur, in some `look`, and idle time."""
     kinds = {row["kind"] for rows in steps for row in rows}
-    drawn = [style for kind, style in {**OPERATIONS, **MESSAGES}.items() if kind in kinds]
+    drawn = [named for kind, named in {**OPERATIONS, **MESSAGES}.items() if kind in kinds]
     return [Patch(facecolor=colour, label=name, **look) for name, colour in drawn] + [Patch(**IDLE, label="idle")]
 
 
-def paint_step(axes, title, rows, ranks, scale):
-    """Fill one panel, and head it with the step's time and idle share."""
-    paint_lanes(axes, rows, ranks, scale.longest, scale.factor)
-    step, idle = read.step_time(rows) * scale.factor, read.idle_share(rows)
-    what = "step without the optimizer" if any(row["kind"] == "O" for row in rows) else "step"
-    axes.set_title(f"{title}: {what} {step:.3g} {scale.unit}, idle {idle:.0%}", loc="left", fontsize=10)
+def paint_step(axes, title, rows, scale, lane="rank"):
+    """Fill one panel: a hatched lane for each rank, its operations as numbered boxes, the messages of all as low bars.
 
-
-def paint_lanes(axes, rows, ranks, longest, scale):
-    """Fill one panel: hatched lanes, boxes on them, numbers where they fit, a tick where a result was sent."""
-    ended, numbered = max(row["end"] for row in rows), any(row["microbatch"] for row in rows)
+    With P ranks, stage P and all above are later stages of a rank: these are paler.
+    """
+    ranks, ended = ranks_of(rows), max(row["end"] for row in rows)
+    many = len(rows) / ranks > MOST_OUTLINED
     for rank in range(ranks):
-        lane = [row for row in rows if row["rank"] == rank and row["kind"] in OPERATIONS]
-        place = (rank - 0.4, 0.8)
-        axes.broken_barh([(0, ended * scale)], place, **IDLE, linewidth=0)
-        for colour, group in group_operations(lane, ranks):
-            spans = [(row["start"] * scale, (row["end"] - row["start"]) * scale) for row in group]
-            line = 0.5 if len(lane) < MOST_OUTLINED else 0
-            axes.broken_barh(spans, place, facecolor=colour, edgecolor=INK, linewidth=line)
-        for row in lane if numbered and ranks <= MOST_NUMBERED else ():
-            if row["end"] - row["start"] > NARROWEST * longest:
-                middle = (row["start"] + row["end"]) / 2 * scale
-                axes.text(middle, rank, str(row["microbatch"]), ha="center", va="center", fontsize=7, clip_on=True)
-        paint_messages(axes, [row for row in rows if row["rank"] == rank], rank, scale)
+        axes.broken_barh([(0, ended * scale.factor)], (rank - 0.4, 0.8), **IDLE, linewidth=0)
+        own = [row for row in rows if row["rank"] == rank]
+        for kind, (_, colour) in (OPERATIONS | MESSAGES).items():
+            place = (rank - 0.4, 0.8) if kind in OPERATIONS else (rank + 0.19, 0.21)
+            for shade, later in ((colour, False), (paler(colour), True)):
+                boxes = [row for row in own if row["kind"] == kind and (row["stage"] >= ranks) is later]
+                spans = [(row["start"] * scale.factor, (row["end"] - row["start"]) * scale.factor) for row in boxes]
+                axes.broken_barh(spans, place, facecolor=shade, **EDGE | ({"linewidth": 0} if many else {}))
+    _write_numbers(axes, rows, scale)
     sends = [row for row in rows if row["kind"] == "send"]
-    axes.plot([row["start"] * scale for row in sends], [row["rank"] + 0.4 for row in sends], "|", color=PURPLE, ms=4)
-    axes.set(xlim=(0, longest * scale), ylim=(ranks - 0.5, -0.5))
+    starts = [row["start"] * scale.factor for row in sends]
+    axes.plot(starts, [row["rank"] + 0.4 for row in sends], "|", color=style.PURPLE, ms=4)
+    axes.set(xlim=(0, scale.longest * scale.factor), ylim=(ranks - 0.5, -0.5))
     ticks = range(0, ranks, 1 if ranks <= MOST_NUMBERED else ranks // 8)
-    axes.set_yticks(ticks, [f"rank {rank}" for rank in ticks])
+    axes.set_yticks(ticks, [f"{lane} {rank}" for rank in ticks])
     axes.grid(visible=False)
+    axes.set_title(title, loc="left", fontsize=10)
 
 
-def paint_messages(axes, rows, rank, scale):
-    """Draw a low bar for each message in which all ranks take part, among the rows of one rank."""
-    for kind, (_, colour) in MESSAGES.items():
-        spans = [(row["start"] * scale, (row["end"] - row["start"]) * scale) for row in rows if row["kind"] == kind]
-        axes.broken_barh(spans, (rank + 0.19, 0.21), facecolor=colour, edgecolor=INK, linewidth=0.5)
+def _write_numbers(axes, rows, scale):
+    """Write each operation's microbatch on its box, or its name where the batch is whole, if there is room for it."""
+    numbered = any(row["microbatch"] for row in rows)
+    for row in rows if ranks_of(rows) <= MOST_NUMBERED else ():
+        wide = NARROWEST if numbered else WIDE
+        if row["kind"] in OPERATIONS and row["end"] - row["start"] > wide * scale.longest:
+            middle = (row["start"] + row["end"]) / 2 * scale.factor
+            text = str(row["microbatch"]) if numbered else OPERATIONS[row["kind"]][0]
+            axes.text(middle, row["rank"] - 0.05, text, ha="center", va="center", fontsize=7, clip_on=True)
 
 
-def _describe(panels):
-    """Return one line that describes the picture, without measured numbers."""
-    rows = panels[0][1]
-    ranks, microbatches, stages = (1 + max(row[column] for row in rows) for column in ("rank", "microbatch", "stage"))
-    each = f", {stages // ranks} stages each" if stages > ranks else ""
-    plural = "es" if microbatches > 1 else ""
-    titles = " above ".join(title for title, _ in panels)
-    return f"timeline of {ranks} ranks{each}, {microbatches} microbatch{plural}: {titles}"
+def _paint_held(axes, lanes, highest, scale):
+    """Draw the microbatches that each rank holds, as steps."""
+    for rank, points in enumerate(lanes):
+        times, counts = zip(*points, (scale.longest, points[-1][1]), strict=True)
+        look = {"where": "post", "label": f"held by rank {rank}", "linewidth": 1.6} | line_style(rank)
+        axes.step([time * scale.factor for time in times], counts, **look)
+    axes.set(ylim=(0, highest * 1.12), ylabel="held")
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))

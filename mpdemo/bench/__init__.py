@@ -1,1 +1,0 @@
-"""The speed figures of the README."""

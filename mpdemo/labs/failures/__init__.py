@@ -1,1 +1,0 @@
-"""Programs that fail, each in one known way and within seconds: the jobs of notebooks/10_when_it_breaks.ipynb."""

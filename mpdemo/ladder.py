@@ -1,0 +1,153 @@
+"""Rungs of the ladder beside the single device, in one world: speed, the best it could be, and gradients.
+
+Used by ``python -m mpdemo demo`` and ``bench``, and by the notebooks' job ``python -m mpdemo.labs.story``.
+"""
+
+import statistics
+from dataclasses import replace
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from mpdemo import data, models
+from mpdemo.compare import WARMUP, Comparison, quartiles
+from mpdemo.cuts import HEADS
+from mpdemo.settings import CUT_RUNGS, RUNG_FORMS
+from mpdemo.timeline import read
+from mpdemo.timeline.observe import record_updates
+from mpdemo.trial import is_per_device, recorded_steps, relative_difference
+from mpdemo.world.collectives import gather_objects, whole
+from mpdemo.world.cores import shared_cores
+
+SINGLE, INDEPENDENT, IN_PARTS = "single", "independent", "single, microbatches"  # names of what is compared with
+
+
+def compare(variants, world, model=None, batch=None) -> Comparison:
+    """Return the trials of some variants and of what their limits are measured by; all ranks must call this.
+
+    Parameters
+    ----------
+    variants : dict of str to Settings
+        By name, "single" among them.
+    world, model, batch
+        As for `mpdemo.trial.Trial`.
+    """
+    comparison, single = Comparison(world, model, batch), variants[SINGLE]
+    for name, settings in variants.items():
+        timeline = settings.rung in CUT_RUNGS and is_per_device(settings)  # its limit is read from it
+        trial = comparison.add(name, replace(settings, timeline=timeline))
+        if timeline:
+            record_updates(trial.updates, trial.recorder)
+    comparison.add(INDEPENDENT, replace(single, batch_size=single.batch_size // world.world_size), everywhere=True)
+    in_parts = {s.microbatches for s in variants.values() if s.rung == "pipeline" and not is_per_device(s)}
+    if in_parts:
+        comparison.add(IN_PARTS, replace(single, microbatches=max(in_parts)))
+    return comparison
+
+
+def measured_rows(comparison, variants, errors) -> list[dict]:
+    """Return a row for each variant of a comparison that has run; all ranks must call this.
+
+    Returns
+    -------
+    list of dict
+        ``rung``, ``form``, ``processes``, ``images_per_second``; ``speedup`` over the single device and the ``bound``
+        that it could reach at best, as measured beside it; ``fraction_of_bound``, and the quartiles of both over the
+        rounds; ``at_bound``, whether the two are one quantity within the noise; ``max_relative_gradient_error``.
+    """
+    rows, single = [], comparison.median(SINGLE)
+    for name, settings in variants.items():
+        seconds, least = comparison.seconds[name], least_seconds(comparison, name, settings)
+        speedup, *spread = comparison.ratio(SINGLE, name)
+        bound = single / statistics.median(least)
+        shares = quartiles([a / b for a, b in zip(least, seconds, strict=True)])
+        rows.append(
+            {
+                "rung": settings.rung,
+                "form": settings.form or RUNG_FORMS[settings.rung][0],
+                "processes": comparison.world.world_size if is_per_device(settings) else 1,
+                "images_per_second": settings.batch_size / comparison.median(name),
+                "speedup": speedup,
+                "speedup_quartiles": spread,
+                "bound": bound,
+                "fraction_of_bound": speedup / bound,
+                "fraction_quartiles": shares,
+                "at_bound": name != SINGLE and max(speedup / bound, shares[1]) >= 1,
+                "max_relative_gradient_error": errors.get(name),
+            }
+        )
+    return rows
+
+
+def least_seconds(comparison, name, settings) -> list[float]:
+    """Return the least that a variant's step could take, in each round; all ranks must call this.
+
+    Where the devices share the batch or each layer: as long as processes that do not talk to each other. Where the
+    model is cut: as the schedule is simulated, with the operations' times of the same step. A CPU operator blocks the
+    one process that drives several devices, so these never overlap: as long as the single device.
+    """
+    if settings.rung == SINGLE:
+        return comparison.seconds[SINGLE]
+    if settings.rung not in CUT_RUNGS:
+        return comparison.seconds[INDEPENDENT]
+    if not is_per_device(settings):
+        if comparison.world.device.type == "cpu":
+            return comparison.seconds[IN_PARTS if settings.rung == "pipeline" else SINGLE]
+        name = next(other for other in comparison.trials if other.startswith(settings.rung) and other != name)
+    trial, cores = comparison.trials[name], shared_cores()
+    schedule = "GPipe" if settings.rung == "model_parallel" else trial.s.schedule
+    return [read.predict_seconds(step, schedule, cores) for step in recorded_steps(trial)[WARMUP:]]
+
+
+def gradient_differences(comparison) -> dict:
+    """Return the largest relative difference of every variant's gradients from the single device's, by name."""
+    trial = comparison.trials[SINGLE]
+    reference = gather_objects(trial and trial.gradients())[0]
+    errors = {}
+    for name, trial in comparison.trials.items():
+        if name != INDEPENDENT:  # it has another batch
+            error = relative_difference(trial.gradients(), reference) if trial else 0.0
+            errors[name] = max(gather_objects(error))
+    return errors
+
+
+def model_and_batch(settings):
+    """Return the model with its initial weights, and one batch of real images: (B, C, S, S) and (B,)."""
+    dataset = data.load(settings.dataset, settings.data, settings.image_size or 28, settings.seed)
+    samples = [dataset.train[i] for i in range(settings.batch_size)]
+    images, labels = (torch.stack([torch.as_tensor(x) for x in column]) for column in zip(*samples, strict=True))
+    images = dataset.prepare(images)
+    shape = {"classes": dataset.classes, "channels": dataset.channels, "image_size": images.shape[-1]}
+    return models.build(settings.model, norm=settings.norm, seed=settings.seed, **shape), (images, labels)
+
+
+def as_variants(rows) -> dict:
+    """Return settings by name, as `compare` takes them: "single" first, and each as RUNG or as RUNG FORM."""
+    return {SINGLE if s.rung == SINGLE else f"{s.rung} {s.form or RUNG_FORMS[s.rung][0]}": s for s in rows}
+
+
+def rows_of_ladder(processes, sharded=False) -> list[tuple]:
+    """Return the rungs and forms that a world of so many processes can compare, in the order in which one climbs.
+
+    A hybrid run needs two replicas of two devices. With `sharded` the rungs follow that share every layer, tensor
+    parallelism where the transformer's heads divide.
+    """
+    rungs = ["single", "data_parallel", "ddp", "model_parallel", "pipeline"]
+    if processes >= 4 and processes % 2 == 0:
+        rungs.append("hybrid")
+    if sharded:
+        rungs += ["fsdp", *(["tensor"] if HEADS % processes == 0 else [])]
+    forms = {rung: reversed(RUNG_FORMS[rung]) if rung != "hybrid" else ["per-device"] for rung in rungs}
+    return [(rung, form) for rung in rungs for form in forms[rung]]
+
+
+def validated(trial, model, dataset) -> dict:
+    """Return loss and accuracy of the validation images with a trial's weights; all ranks must call this."""
+    weights = {name: whole(p.detach()) for name, p in trial.held.named_parameters()} if trial else {}
+    for part in gather_objects(weights):
+        model.load_state_dict(part, strict=False)  # a rank of a cut model has some of them
+    images, labels = dataset.validation.tensors
+    with torch.no_grad():
+        outputs = model(images)
+    accuracy = (outputs.argmax(1) == labels).double().mean().item()
+    return {"loss": cross_entropy(outputs, labels).item(), "accuracy": accuracy}

@@ -1,0 +1,144 @@
+"""Figures from result rows: curves, bars, the ladder of speed-ups, the chunks of a ring all-reduce."""
+
+from matplotlib.ticker import MaxNLocator
+
+from mpdemo.errors import UserError
+from mpdemo.notebook.plots import style
+from mpdemo.notebook.plots.style import bundle, draw, line_style, name_bars, stack
+
+UNITS = {"loss": "loss (nats per image)", "images_per_second": "throughput (images/s)", "time": "time (s)"}
+
+
+def curves(runs, y="loss", x="step", *, title=None):
+    """Draw one curve per run, from the rows of its ``metrics.jsonl``.
+
+    Parameters
+    ----------
+    runs : dict
+        Label -> list of rows, as ``job.metrics()`` returns them. Curves of equal trainings coincide: the first
+        one is drawn broad and pale, the next ones thin and dashed on top.
+    y, x : str
+        Columns. Only the rows that have both are drawn. ``"time"`` counts from each run's first row.
+    title : str, optional
+        A headline.
+
+    Raises
+    ------
+    UserError
+        A run has no row with both columns.
+    """
+    points = {label: [(row[x], row[y]) for row in rows if x in row and y in row] for label, rows in runs.items()}
+    empty = [label for label, pairs in points.items() if not pairs]
+    if empty or not points:
+        raise UserError(f"no rows with {x!r} and {y!r} in {', '.join(empty) or 'an empty dict'}; did the run finish?")
+    if x == "time":
+        points = {label: [(time - pairs[0][0], value) for time, value in pairs] for label, pairs in points.items()}
+
+    def paint(figure, axes):
+        for index, (label, pairs) in enumerate(points.items()):
+            broad = {"linewidth": 5, "alpha": 0.35} if index == 0 and len(points) > 1 else {"linewidth": 1.8}
+            marker = {"marker": "o", "markersize": 4} if len(pairs) < 12 else {}
+            axes.plot(*zip(*pairs, strict=True), label=label, **line_style(index), **broad, **marker)
+        axes.set(xlabel=UNITS.get(x, x), ylabel=UNITS.get(y, y))
+        if x in ("step", "epoch"):
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))  # there is no epoch 1.5
+        axes.set_title(title or "", fontsize=10)
+        if len(points) > 1:
+            axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))  # beside the lines: none may run through it
+
+    counts = ", ".join(f"{label} ({len(pairs)} points)" for label, pairs in points.items())
+    return bundle(draw(paint), f"{y} against {x}: {counts}")
+
+
+def bars(values, unit, bound=None, *, digits=2):
+    """Draw one horizontal bar per value, with the number at its end.
+
+    Parameters
+    ----------
+    values : dict
+        Label -> number, or label -> dict of parts that are stacked (``{"forward": 0.1, "backward": 0.2}``).
+    unit : str
+        Text of the axis, with the unit: ``"time of a step (s)"``.
+    bound : float or list, optional
+        A line to compare with, or one for each bar (None: no line).
+    digits : int
+        Decimal places of the numbers.
+    """
+    stacks = {label: value if isinstance(value, dict) else {"": value} for label, value in values.items()}
+    names = list(dict.fromkeys(name for parts in stacks.values() for name in parts))
+    totals = [sum(parts.values()) for parts in stacks.values()]
+    bounds = bound if isinstance(bound, list) else [bound] * len(stacks)
+    lines = {height: limit for height, limit in enumerate(bounds) if limit is not None}
+
+    def paint(figure, axes):
+        looks = [{"color": line_style(index)["color"], "label": name or None} for index, name in enumerate(names)]
+        if len(names) == 1:
+            looks[0]["color"] = style.SKY
+        parts = [
+            ([part.get(name, 0) for part in stacks.values()], look) for name, look in zip(names, looks, strict=True)
+        ]
+        last = stack(axes, range(len(stacks)), parts)
+        paper = {"facecolor": axes.get_facecolor(), "edgecolor": "none", "pad": 1}  # no line runs through a number
+        axes.bar_label(last, [f"{total:.{digits}f}" for total in totals], padding=4, bbox=paper)
+        if lines:
+            low, high = ([height + side for height in lines] for side in (-0.5, 0.5))
+            axes.vlines(list(lines.values()), low, high, color=style.GREEN, linewidth=2, linestyle="--", label="bound")
+        name_bars(axes, range(len(stacks)), list(stacks))
+        axes.set(xlabel=unit, xlim=(0, max([*totals, *lines.values()]) * 1.15))
+        if len(names) > 1 or lines:
+            axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+
+    return bundle(draw(paint, height=1.0 + 0.4 * len(stacks)), f"{unit}: {', '.join(stacks)}")
+
+
+def ladder(rows):
+    """Draw the speed-up of every row of the demo's ``report.json`` beside its bound (None where there is none)."""
+    labels = []
+    for row in rows:
+        form = f", {row['form']}" if row.get("form") else ""
+        processes = row.get("processes", 1)
+        labels.append(f"{row['rung']}{form} ({processes} process{'es' if processes > 1 else ''})")
+    speedups = dict(zip(labels, [row["speedup"] for row in rows], strict=True))
+    result = bars(speedups, "speed-up over one device", [row.get("bound") for row in rows])
+    result.data["text/plain"] = f"speed-up beside its bound: {', '.join(labels)}"
+    return result
+
+
+def ring(steps):
+    """Draw the chunks of every rank before the first step of a ring all-reduce and after each one.
+
+    A chunk shows the ranks whose numbers are in its sum, in bold letters where the step changed it.
+
+    Parameters
+    ----------
+    steps : list
+        Of tables: ``table[rank][chunk]`` is the set of ranks whose numbers are in this chunk's sum.
+    """
+    ranks, columns = len(steps[0]), -(-len(steps) // 2)
+
+    def paint(figure, grid):
+        for axes in grid.ravel()[len(steps) :]:
+            axes.axis("off")
+        for number, (axes, table) in enumerate(zip(grid.ravel(), steps, strict=False)):
+            before = steps[max(0, number - 1)]
+            axes.imshow([[len(chunk) for chunk in row] for row in table], cmap="Blues", vmin=0, vmax=1.6 * ranks)
+            for rank, row in enumerate(table):
+                for place, chunk in enumerate(row):
+                    weight = "bold" if chunk != before[rank][place] else "normal"
+                    text = "".join(map(str, sorted(chunk)))
+                    axes.text(place, rank, text, ha="center", va="center", fontsize=7, weight=weight)
+            axes.set_title(f"after step {number}" if number else "before", fontsize=10)
+            axes.set(
+                xticks=[], yticks=range(ranks), yticklabels=[f"rank {rank}" for rank in range(ranks)], aspect="auto"
+            )
+            axes.grid(visible=False)
+
+    figure = draw(paint, 8.6, 2 * (0.55 + 0.3 * ranks), 2, columns, squeeze=False)
+    fullest = [max(len(chunk) for row in table for chunk in row) for table in steps]
+    full = [sum(len(chunk) == ranks for row in table for chunk in row) for table in steps]
+    return bundle(
+        figure,
+        f"ring of {ranks} ranks, complete chunks before and after each step: {full}",
+        f"The chunks of {ranks} ranks. Before and after each step, the fullest chunk holds the numbers of "
+        f"{', '.join(map(str, fullest))} ranks, and {', '.join(map(str, full))} chunks are complete.",
+    )

@@ -1,0 +1,135 @@
+"""``python -m mpdemo class``: who has come how far, in one table, with one row per learner.
+
+    python -m mpdemo class /path/to/learners
+
+It reads the learners' files and calls squeue once. Nothing is written: a trainer needs no right to the folders but to
+look into them. A learner can write anything into these files, so what they say is only ever shown.
+"""
+
+import argparse
+import json
+import os
+import platform
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+from tabulate import tabulate
+
+from mpdemo.errors import UserError
+from mpdemo.jobs import slurm, times
+from mpdemo.jobs.job import FINISHED
+from mpdemo.jobs.local_job import answer_at_the_end, supervisor_lives
+from mpdemo.jobs.record import RECORD, read_record
+from mpdemo.jobs.slurm_answers import STATES
+from mpdemo.jobs.slurm_job import SlurmJob
+
+COUNTED = ("done", "failed", "stopped", "cancelled", "unknown", "pending")
+HEADERS = ("learner", "exercises right", *COUNTED, "running", "last change", "MiB in runs")
+FAILED = ("timeout", "out_of_memory", "node_failure")  # counted as failed
+ODD = (OSError, ValueError, KeyError, TypeError, AttributeError, UserError)  # of files that hold something else
+WRITTEN = (RECORD, "metrics.jsonl", "summary.json", "exit-status.json")  # by a run, from its start to its end
+
+
+def add_arguments(parser):
+    """Declare the arguments of ``mpdemo class``."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.description = __doc__
+    parser.add_argument("folders", nargs="+", metavar="FOLDER", help="learners' folders, or one that holds them")
+
+
+def main(args) -> int:
+    """Print the table; return 0."""
+    folders = learners(args.folders)
+    identity, queue = (slurm.identity(), jobs_in_queue()) if slurm.in_reach() else (None, {})
+    common = folders[0].parent if len(folders) == 1 else os.path.commonpath(folders)
+    rows = [[os.path.relpath(folder, common), *row(folder, identity, queue)] for folder in folders]
+    print(tabulate(rows, HEADERS, "simple", disable_numparse=True))
+    if any(cells[HEADERS.index("unknown")] for cells in rows):
+        print("unknown: jobs that Slurm does not show from here, or that another machine runs")
+    return 0
+
+
+def learners(folders) -> list[Path]:
+    """Return the folders that learners work in, among `folders` and the folders right below them."""
+    result = []
+    for folder in (Path(folder).resolve() for folder in folders):
+        if not os.path.isdir(folder):  # false, too, for a folder that one may not look at
+            raise UserError(f"{folder} is no folder, or hidden; give the learners' folders, or the one that holds them")
+        below = []
+        with suppress(OSError):
+            below = sorted(folder.iterdir())
+        result += [place for place in (folder, *below) if worked_in(place)]
+    if not result:
+        raise UserError(f"no runs/ or work/ in {', '.join(map(str, folders))} or right below: nobody works there yet")
+    return list(dict.fromkeys(result))
+
+
+def worked_in(place) -> bool:
+    """Whether a learner works there; a folder that cannot be looked into counts, so that its row says so."""
+    try:
+        return place.is_dir() and ((place / "runs").is_dir() or (place / "work").is_dir())
+    except PermissionError:
+        return True
+
+
+def jobs_in_queue() -> dict:
+    """Ask Slurm once for the jobs that it has now: number -> its user's number and our state."""
+    lines = slurm.client("squeue", "--noheader", "-o", "%i|%U|%T").split()
+    rows = (line.split("|") for line in lines)
+    return {number: (int(user), STATES.get(state, "unknown")) for number, user, state in rows}
+
+
+def row(folder, identity, queue) -> list:
+    """Return a learner's row, without the name; `identity` is that of the cluster whose `queue` it is."""
+    try:
+        list(folder.iterdir())
+    except OSError as error:
+        return [f"cannot be read: {error.strerror}", *[0] * len(COUNTED), "", "", 0]
+    runs, states, changes = folder / "runs", {}, []
+    for record in sorted(runs.glob(f"**/{RECORD}")):
+        with suppress(*ODD):  # a damaged record hides no other run
+            job = read_record(record.parent)
+            states[record.parent] = "unknown"
+            changes += [file.stat().st_mtime for name in WRITTEN if (file := record.with_name(name)).exists()]
+            states[record.parent] = state_of(record.parent, job, record.stat().st_uid, identity, queue)
+    counts = Counter("failed" if state in FAILED else state for state in states.values())
+    running = ", ".join(str(out.relative_to(runs)) for out, state in states.items() if state == "running")
+    last = times.duration(max(0, time.time() - max(changes))) if changes else ""
+    return [exercises(folder), *(counts[state] for state in COUNTED), running, last, round(size(runs) / 2**20)]
+
+
+def state_of(out, job, user, identity, queue) -> str:
+    """Return the state of a user's job, of which its record tells; asks nobody and writes nothing."""
+    if not job.get("identity"):  # a job of one machine
+        if answer := answer_at_the_end(out):
+            return answer.state
+        if job.get("host") != platform.node():
+            return "unknown"
+        return "running" if supervisor_lives(job) else "cancelled"
+    if job.get("final", {}).get("state") in FINISHED:
+        return job["final"]["state"]
+    owner, state = queue.get(str(job["id"]), (None, None))
+    if job["identity"] == identity and owner == user:  # numbers of other clusters and users may be the same
+        return state
+    return SlurmJob(job, out).answer_from_files().state
+
+
+def exercises(folder) -> str:
+    """Return how many exercises of each notebook were right, as ``00: 1, 03: 2``."""
+    with suppress(*ODD):
+        numbers = json.loads((folder / "work" / "right.json").read_text())
+        counts = Counter(number.partition(".")[0] for number in numbers)
+        return ", ".join(f"{notebook}: {counts[notebook]}" for notebook in sorted(counts))
+    return ""
+
+
+def size(folder) -> int:
+    """Return the bytes of all files; those that vanish meanwhile, as a run writes, are left out."""
+    total = 0
+    for place, _, files in os.walk(folder):
+        for name in files:
+            with suppress(OSError):
+                total += os.lstat(os.path.join(place, name)).st_size
+    return total

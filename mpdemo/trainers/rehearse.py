@@ -1,0 +1,177 @@
+"""``python -m mpdemo rehearse``: the day before, run every job of the course on the cluster, as small as can be.
+
+    python -m mpdemo rehearse --site jeanzay
+    python -m mpdemo rehearse --only 03_two_nodes,06_hybrid
+    python -m mpdemo cluster run --site jeanzay -- python -m mpdemo rehearse    on a throw-away cluster of its shape
+
+A job is what a notebook submits, with as many nodes and processes; a training run has two steps. One table says of each
+how long it waited and ran, what its Python is, and what to fix. Exit status 1 if one failed.
+"""
+
+import contextlib
+import dataclasses
+import io
+import json
+import re
+import time
+from dataclasses import dataclass
+
+from tabulate import tabulate
+
+from mpdemo.cluster.command import count
+from mpdemo.cluster.config import CLUSTER_NAME
+from mpdemo.errors import UserError
+from mpdemo.jobs import Job, JobSpec, load_site, slurm, submit
+from mpdemo.jobs.explain import find
+from mpdemo.trainers.course import jobs_of_course, run_at_once
+from mpdemo.trainers.task import MARK
+from mpdemo.world.processes import clean_up_on_signals
+
+HEADERS = ("job", "submitted", "waited", "ran", "Python", "torch", "GPUs", "nccl", "what to fix")
+STEPS = 2  # of a training run
+# What follows the folder in a lab's command when it is small: one part of it, or a number of steps.
+LABS = {"less_memory": ["layout"], "lightning_story": [str(STEPS)]}
+LONGEST = 200  # characters of a line of advice
+LOOK = "do: python -c 'import torch; print(torch.__version__, torch.version.cuda, torch.version.hip)'"
+
+
+def add_arguments(parser):
+    """Declare the options."""
+    parser.add_argument("--site", help="a name in slurm/sites, or a .toml file (default: as for jobs)")
+    parser.add_argument("--only", help="names of job files, as 03_ddp,06_hybrid (default: all in slurm/)")
+    parser.add_argument("--at-once", type=count(1, 10_000), default=4, help="jobs that may wait or run at a time (4)")
+    late = "seconds for all jobs; what has not ended by then is cancelled (3600)"
+    parser.add_argument("--wait", type=count(1, 10**7), default=3600, help=late)
+
+
+def main(args) -> int:
+    """Run the jobs and print the table; return 0 if all went well, else 1."""
+    site, jobs = load_site(args.site), jobs_of_course()
+    names = [name.strip() for name in args.only.split(",")] if args.only else list(jobs)
+    if unknown := [name for name in names if name not in jobs]:
+        raise UserError(f"--only {args.only}: no job {unknown[0]!r}; allowed: {', '.join(jobs)}")
+    if not slurm.in_reach():
+        there = "or on a throw-away one: python -m mpdemo cluster run -- python -m mpdemo rehearse"
+        raise UserError(f"no Slurm in reach; rehearse on the cluster, {there}")
+    trials, cluster = [Trial(name, smallest(name, jobs[name])) for name in names], slurm.cluster_name()
+    print(f"{len(trials)} jobs of the course for {site.name} on cluster {cluster}; Ctrl-C cancels them", flush=True)
+    clean_up_on_signals()  # its jobs are cancelled then, too
+    run_trials(trials, site, args.at_once, args.wait)
+    gpus_exist = site.gpus_per_node > 0 and cluster != CLUSTER_NAME
+    advice = {trial: trial.advice(gpus_exist) for trial in trials}
+    print("", tabulate([trial.row(line) for trial, line in advice.items()], HEADERS, disable_numparse=True), sep="\n")
+    failed = [trial for trial, line in advice.items() if line]
+    for trial in (trial for trial in failed if trial.job and trial.job.log_files):  # one that never started has none
+        print(f"more on {trial.name}: python -m mpdemo explain {trial.spec.out}/{trial.job.log_files[-1].name}")
+    print(f"{len(trials) - len(failed)} of {len(trials)} jobs went well.")
+    return 1 if failed else 0
+
+
+@dataclass(eq=False)
+class Trial:
+    """A job of the course, made small, and what became of it."""
+
+    name: str
+    spec: JobSpec
+    job: Job | None = None  # None before it is submitted, and if it was refused
+    trouble: str = ""  # why it was not submitted or has not ended, and what to do
+    submitted: float = 0.0
+    waited: float | None = None  # seconds in the queue, as exact as the site is polled
+
+    def start(self, site):
+        """Submit the job; a refusal is kept."""
+        self.submitted = time.monotonic()
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):  # the rehearsal has one line for each job
+                self.job = submit(self.spec, site, resubmit=True)
+        except UserError as error:
+            self.trouble = str(error)
+        print(f"{self.name}: {f'job {self.job.id}' if self.job else 'refused'}", flush=True)
+        return self.job
+
+    def cancel(self):
+        """Cancel a job that has not ended, and say so; one that is not cancelled is named too."""
+        line = f"cancelled job {self.job.id} ({self.name})"
+        try:
+            if self.job.finished:
+                return
+            self.job.cancel()
+        except (UserError, TimeoutError) as error:
+            line = f"job {self.job.id} ({self.name}) on {self.job.where} may still run: {error}; do: end it by hand"
+        with contextlib.suppress(OSError):  # after a lost connection nobody reads it; the others are cancelled too
+            print(line, flush=True)
+
+    def facts(self) -> dict:
+        """Return what rank 0 said of its Python and PyTorch; empty if it said nothing."""
+        texts = re.findall(re.escape(MARK) + r"(\{.*\})$", self.job.log(), re.MULTILINE) if self.job else []
+        return {name: fact for text in texts for name, fact in json.loads(text).items()}
+
+    def advice(self, gpus_exist) -> str:
+        """Return one line on what to fix; empty if the job went well. Pretended GPUs do not exist for PyTorch."""
+        gpus, wanted, text = self.facts().get("gpus", 0), self.spec.gpus_per_process, self.trouble
+        if not text and self.job.state != "done":
+            text = why_it_failed(self.job)
+        elif not text and gpus_exist and gpus < wanted:
+            text = f"PyTorch sees {gpus} GPUs, {wanted} asked for each process; is it built for them? {LOOK}"
+        line = " ".join(text.split())
+        return line if len(line) <= LONGEST else line[: LONGEST - 3] + "..."
+
+    def row(self, advice) -> list:
+        """Return the job's row of the table."""
+        waited = "-" if self.waited is None else f"{self.waited:.0f} s"
+        ran = f"{self.job.run_time:.0f} s" if self.job else "-"
+        seen = [self.facts().get(name, "-") for name in ("python", "torch", "gpus", "nccl")]
+        return [self.name, self.job.id if self.job else "no", waited, ran, *seen, advice or "nothing"]
+
+
+def run_trials(trials, site, at_once, wait):
+    """Submit all trials, at most `at_once` at a time, and follow them for at most `wait` seconds.
+
+    Whatever ends it, Ctrl-C too, no job of it is left in Slurm: those that have not ended are cancelled.
+    """
+    try:
+        for trial, job in run_at_once(trials, lambda trial: trial.start(site), at_once, wait):
+            if job:
+                trial.waited = max(0.0, time.monotonic() - trial.submitted - job.run_time)
+    except TimeoutError:
+        for trial in (trial for trial in trials if not trial.trouble):
+            if trial.job is None:
+                trial.trouble = f"its turn did not come within {wait:g} s; do: a larger --wait or --at-once"
+            elif not trial.job.finished:
+                reason = f" ({trial.job.reason})" if trial.job.reason else ""
+                still = f"still {trial.job.state}{reason} after {wait:g} s"
+                trial.trouble = f"{still}; do: a larger --wait, or a reservation"
+    finally:
+        for trial in (trial for trial in trials if trial.job):
+            trial.cancel()
+
+
+def smallest(name, spec) -> JobSpec:
+    """Return a job of the course with as many processes as ever, and hardly any work: a training run has two steps.
+
+    It writes to a folder of its own, and does not resume from another job's checkpoint.
+    """
+    out, command = f"runs/rehearsal/{name}", list(spec.command)
+    command = [out if word == spec.out else word for word in command]
+    lab = re.split("[./]", command[command[0] == "-m"].removesuffix(".py"))[-1]
+    if command[:3] == ["-m", "mpdemo", "train"]:
+        if "--resume" in command:
+            del command[command.index("--resume") : command.index("--resume") + 2]
+        command += ["--steps", str(STEPS), "--warmup-steps", "0"]
+    elif lab in LABS:
+        command = [*command[: command.index(out) + 1], *LABS[lab]]
+    alone = {"requeue": False, "dependency": None}
+    return dataclasses.replace(spec, out=out, command=("-m", "mpdemo.trainers.task", *command), **alone)
+
+
+def why_it_failed(job) -> str:
+    """Return what a failed job's log shows: what the launcher said, a known failure, or the last line."""
+    failure = job.failure()
+    if failure.cause:
+        return str(failure)
+    for finding in find(job.log()):
+        if finding.known.kind == "cause":
+            return f"{finding.known.what}: {finding.known.do}"
+    if job.state == "failed" and failure.lines:
+        return failure.lines[-1]
+    return f"{job.state} ({job.reason})" if job.reason else job.state

@@ -1,0 +1,67 @@
+"""What crosses between the nodes in a step of a hybrid run, for each layout of its grid, and how long it takes.
+
+    srun --nodes 2 --ntasks-per-node 2 python -m mpdemo.labs.hybrid runs/06_layouts
+
+The bytes are those that the kernel of each node has sent over its network, headers and all. Where all processes are on
+one node nothing crosses. Taught in notebooks/06_hybrid.ipynb.
+"""
+
+import socket
+import sys
+from pathlib import Path
+
+import torch
+
+from mpdemo import models
+from mpdemo.compare import Comparison, rest, write_result
+from mpdemo.settings import Settings
+from mpdemo.world.collectives import gather_objects
+from mpdemo.world.launch import end
+
+STEPS = 3
+LAYOUTS = {"inside": "dp-pp", "across": "pp-dp"}  # of a replica: in one node, or over the nodes
+MODELS = ("transformer", "convstack")  # many weights and small activations, and the other way round
+GRID = {"rung": "hybrid", "batch_size": 64, "image_size": 28, "cut": "block.3", "microbatches": 4, "replicas": 2}
+
+
+def sent_bytes(table="/proc/net/dev") -> int:
+    """Return how many bytes this node has sent over its network since it started, without those to itself.
+
+    The kernel's table has a line ``NAME: received... sent...`` for each interface, 8 numbers for each direction.
+    """
+    rows = [line.split(":") for line in Path(table).read_text().splitlines()[2:]]
+    return sum(int(numbers.split()[8]) for name, numbers in rows if name.strip() != "lo")
+
+
+def measure(world, name, mesh) -> dict:
+    """Do some steps; return the `seconds` of a step, the MB (millions of bytes) `sent` by all nodes, and sizes.
+
+    The sizes are the number of the model's `weights`, and the numbers of an `activation`, one image's at the cut.
+    """
+    model = models.build(name, classes=1000, channels=3, image_size=28)
+    comparison = Comparison(world, model)
+    comparison.add(name, Settings(**GRID, model=name, mesh=mesh))
+    comparison.run(0, warmup=1)
+    before = sent_by_nodes()
+    comparison.run(STEPS, warmup=0)
+    sent = (sent_by_nodes() - before) / STEPS / 1e6
+    first = model.stage(0, model.names.index(GRID["cut"]) + 1)
+    activation = first(torch.zeros(1, *model.input_shape)).numel()
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    return {"seconds": comparison.median(name), "sent": sent, "weights": weights, "activation": activation}
+
+
+def sent_by_nodes() -> int:
+    """Return the bytes that all nodes have sent, each counted once; all ranks must call this."""
+    rest()
+    return sum(dict(gather_objects((socket.gethostname(), sent_bytes()))).values())
+
+
+def layouts(world) -> dict:
+    """Measure every model in both layouts; all ranks must call this."""
+    results = {name: {layout: measure(world, name, mesh) for layout, mesh in LAYOUTS.items()} for name in MODELS}
+    return {"layouts": results, "hosts": gather_objects(socket.gethostname())}
+
+
+if __name__ == "__main__":
+    end(write_result(sys.argv[1], layouts))

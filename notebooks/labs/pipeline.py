@@ -1,0 +1,105 @@
+"""Pipelines of the course model measured side by side. A job starts this in two processes.
+
+    torchrun --standalone --nproc-per-node 2 -m mpdemo.labs.pipeline runs/lab equality splits schedules cuts one_process
+
+Every process runs the named functions; rank 0 writes all results to ``summary.json`` in the folder. The timelines go to
+one folder per variant, below it. Taught in notebooks/05_pipeline.ipynb.
+"""
+
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from mpdemo import data, models
+from mpdemo.compare import Comparison, run_lab
+from mpdemo.ladder import model_and_batch
+from mpdemo.notebook.story import equal_cut, story
+from mpdemo.schedules import SCHEDULES
+from mpdemo.settings import Settings
+from mpdemo.trial import Trial, relative_difference
+from mpdemo.world.collectives import gather_objects
+from mpdemo.world.launch import end
+
+ROUNDS = 3
+STORY = Settings(**story("pipeline"))
+NAIVE = replace(STORY, rung="model_parallel", schedule="1F1B", microbatches=None, cut=equal_cut(2))
+
+
+def variant(schedule, microbatches=4, cut=None) -> Settings:
+    """Return the course model's pipeline with another schedule, cut into equal stages unless a cut is given."""
+    cut = cut or equal_cut(2 * SCHEDULES[schedule].stages_per_rank)
+    return replace(STORY, schedule=schedule, microbatches=microbatches, cut=cut)
+
+
+def equality(world) -> dict:
+    """Return the largest relative difference of the gradients of one batch from the single device's, over all ranks.
+
+    Of every schedule; and of a ConvNet with group norm and with batch norm, against the single device that takes the
+    whole batch, and against the one that takes it in the same microbatches.
+    """
+
+    def gradients(settings, model, batch):
+        return Trial(replace(settings, timeline=False), world, model, batch).gradients()
+
+    differences, (model, batch) = {}, model_and_batch(STORY)
+    reference = gradients(Settings(**story("single")), model, batch)
+    for name, settings in {"naive": NAIVE, **{name: variant(name) for name in SCHEDULES}}.items():
+        differences[name] = relative_difference(gradients(settings, model, batch), reference)
+    batch = [tensor[:64] for tensor in data.load("digits").train.tensors]
+    for norm in ("group", "batch"):
+        model, single = models.build("convnet", norm=norm), Settings(rung="single", norm=norm, batch_size=64)
+        piped = gradients(replace(single, rung="pipeline", microbatches=4), model, batch)
+        for name, microbatches in (("whole batch", 1), ("same microbatches", 4)):
+            reference = gradients(replace(single, microbatches=microbatches), model, batch)
+            differences[f"{norm} norm, {name}"] = relative_difference(piped, reference)
+    ranks = gather_objects(differences)
+    return {name: max(rank[name] for rank in ranks) for name in differences}
+
+
+def splits(world, out) -> dict:
+    """Return the seconds per step of GPipe on two equal stages for every number of microbatches, one per round."""
+    return record_all(world, out, {1: NAIVE} | {count: variant("GPipe", count) for count in (2, 4, 8, 16, 32)})
+
+
+def schedules(world, out) -> dict:
+    """Return the seconds per step of every schedule with four microbatches, one number per round."""
+    return record_all(world, out, {"naive": NAIVE} | {name: variant(name) for name in SCHEDULES})
+
+
+def cuts(world, out) -> dict:
+    """Return the seconds per step of 1F1B on stages of two and six blocks, and of four and four."""
+    return record_all(world, out, {"2 and 6": variant("1F1B", cut="block.1"), "4 and 4": variant("1F1B")})
+
+
+def record_all(world, out, variants) -> dict:
+    """Time all variants (Settings by name) alternately and save their timelines in folders of `out`."""
+    comparison = Comparison(world, *model_and_batch(STORY))
+    for name, settings in variants.items():
+        comparison.add(name, settings)
+    comparison.run(ROUNDS, warmup=1)
+    for name, trial in comparison.trials.items():
+        trial.recorder.save(Path(out, str(name)))
+    return comparison.seconds
+
+
+def one_process(world) -> dict:
+    """Return the seconds per step of one and four microbatches on two devices that one process drives.
+
+    Nothing is measured where a process sees a single GPU (``srun --gpus-per-task``).
+    """
+    if world.device.type == "cuda" and torch.cuda.device_count() < 2:
+        return {}
+    comparison = Comparison(world, *model_and_batch(STORY))
+    for count, settings in ((1, NAIVE), (4, variant("1F1B"))):
+        comparison.add(count, replace(settings, form="one-process", devices=2, timeline=False))
+    comparison.run(2 * ROUNDS, warmup=1)
+    return comparison.seconds
+
+
+if __name__ == "__main__":
+    experiments = {function.__name__: function for function in (equality, one_process)}
+    experiments |= {function.__name__: partial(function, out=sys.argv[1]) for function in (splits, schedules, cuts)}
+    end(run_lab(experiments, sys.argv[1], sys.argv[2:]))

@@ -1,0 +1,61 @@
+"""What the planner says of a ResNet-101 on two GPUs: where to cut it, and how much memory each schedule needs.
+
+    python -m mpdemo.labs.resnet101 runs/resnet101
+
+It needs no GPU, and no process group; it writes ``summary.json`` in the folder. Its peak memory and its time are too
+much for a front end, so it is a job. Taught in notebooks/05_pipeline.ipynb.
+"""
+
+import sys
+
+from mpdemo.log import RunLog
+from mpdemo.plan import memory, report
+from mpdemo.plan.command import plan
+
+BATCH, IMAGE_SIZE, MICROBATCHES = 128, 224, 8
+COMPARED = (8, 16, 32)  # microbatches whose memory is estimated
+
+
+def predictions() -> dict:
+    """Return the plan's text, and the two cuts side by side.
+
+    Returns
+    -------
+    dict
+        ``text``; and ``cuts``, by name: ``point`` (the first block of the second stage), ``share`` (of the work on the
+        first device), ``speedup`` (over one device) and ``peak`` (microbatches -> schedule -> MiB of every device).
+    """
+    chosen = plan(
+        model="resnet101",
+        stages=2,
+        batch=BATCH,
+        gpu_memory="16GiB",
+        cost="v100",
+        microbatches=MICROBATCHES,
+        schedule="1f1b",
+    )
+    costs = [cost.both for cost in chosen.job.costs[BATCH // MICROBATCHES]]
+    one_device = report.planner.one_device_step_time(chosen.job)
+    cuts = {}
+    for cut, candidate in (("usual", chosen.usual()), ("planned", chosen.best)):
+        (point,) = candidate.points
+        peaks = {count: {name: peak_memory(point, name, count) for name in ("gpipe", "1f1b")} for count in COMPARED}
+        share = sum(costs[:point]) / sum(costs)
+        cuts[cut] = {
+            "point": point,
+            "share": share,
+            "speedup": one_device / candidate.step_time,
+            "peak": peaks,
+        }
+    return {"text": report.text(chosen), "cuts": cuts}
+
+
+def peak_memory(point, schedule, microbatches) -> list[int]:
+    """Return the peak of every device in MiB, for a cut before the block with this number."""
+    options = {"schedule": schedule, "microbatches": microbatches, "optimizer": "momentum"}
+    devices = memory.estimate("resnet101", [point], BATCH, IMAGE_SIZE, **options)
+    return [round(device.peak / memory.MIB) for device in devices]
+
+
+if __name__ == "__main__":
+    RunLog(sys.argv[1], True).finish(predictions())

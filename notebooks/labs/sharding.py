@@ -1,0 +1,109 @@
+"""What a process of a sharded run stores, and what it sends in a step, counted. A job starts this in processes.
+
+    torchrun --standalone --nproc-per-node 2 -m mpdemo.labs.sharding runs/07_bytes
+
+Every way of `WAYS` does two steps of the course model. Rank 0 writes ``summary.json``. Taught in
+notebooks/07_sharding.ipynb.
+"""
+
+import sys
+from contextlib import contextmanager
+
+from torch.distributed.tensor import DTensor
+from torch.profiler import record_function
+
+from mpdemo.compare import write_result
+from mpdemo.plan.counting import sent_in_a_step
+from mpdemo.labs.profile_parts import STEP, recording
+from mpdemo.ladder import model_and_batch
+from mpdemo.notebook.story import story
+from mpdemo.settings import Settings
+from mpdemo.timeline import read
+from mpdemo.timeline.observe import observe
+from mpdemo.timeline.record import Recorder
+from mpdemo.trial import Trial, relative_difference
+from mpdemo.world.collectives import gather_objects, whole
+from mpdemo.world.launch import end
+
+WAYS = {  # name -> rung and its settings
+    "ddp": {"rung": "ddp"},
+    "fsdp": {"rung": "fsdp"},
+    "fsdp, never resharded": {"rung": "fsdp", "reshard": "never"},
+    "tensor": {"rung": "tensor"},
+}
+KINDS = {"all_reduce": "A", "all_gather": "G", "reduce_scatter": "R"}  # in the name of a range -> kind of a timeline
+
+STEPS = 2
+
+
+def stored(trial) -> dict:
+    """Return the bytes of the weights, gradients and optimizer states that this rank keeps between two steps."""
+    parameters = list(trial.held.parameters())
+    states = [value for state in trial.updates.state.values() for value in state.values()]
+    return {
+        "weights": sum(map(local_bytes, parameters)),
+        "gradients": sum(local_bytes(parameter.grad) for parameter in parameters),
+        "optimizer": sum(local_bytes(state) for state in states if state.dim()),  # not the count of steps, a scalar
+    }
+
+
+def local_bytes(tensor) -> int:
+    """Return the bytes that this rank holds of a tensor."""
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).nbytes
+
+
+def timeline(trial, world) -> list[dict]:
+    """Return the timeline of a step of all ranks with its messages, as `mpdemo.timeline.read` describes it.
+
+    The messages are those of PyTorch's profiler: with gloo from the moment a thread takes them up until their end, with
+    NCCL only while they are enqueued. gloo makes a reduce-scatter out of an all-reduce, so it is one here.
+    """
+    recorder = Recorder(world.rank, world.device)
+    observe(trial, recorder)
+    for _ in range(STEPS):  # DDP decides once more what goes into which bucket
+        trial.step()
+    recorded = recording()
+    trial.step(within=as_a_step(recorded))
+    step = recorder.steps[-1]
+    zero = step["start"] - next(e.time_range.start for e in recorded.events() if e.name == STEP) / 1e6
+    for event in recorded.events():
+        backend, _, name = event.name.partition(":")
+        kind = next((KINDS[word] for word in KINDS if word in name), None)
+        if kind and backend in ("gloo", "nccl"):
+            start, end = (zero + microseconds / 1e6 for microseconds in (event.time_range.start, event.time_range.end))
+            row = {"rank": world.rank, "kind": kind, "stage": 0, "microbatch": 0, "start": start, "end": end}
+            step["events"].append(row)
+    return read.merge(gather_objects(step))
+
+
+@contextmanager
+def as_a_step(profiler):
+    """Record a ``with`` block as one step."""
+    with profiler, record_function(STEP):
+        yield
+
+
+def weights(trial) -> dict:
+    """Return a trial's weights by name, sharded ones whole."""
+    return {name: whole(parameter.detach()) for name, parameter in trial.held.named_parameters()}
+
+
+def measure(world) -> dict:
+    """Return for each way what each rank `stored`, what one of them `sent` in a step, and when (`timeline`).
+
+    And how far its weights are after both steps from the single device's (`relative_difference`).
+    """
+    model, batch = model_and_batch(Settings(**story("ddp")))
+    results, single = {}, Trial(Settings(**story("single")), world, model, batch)
+    for _ in range(STEPS):
+        single.step()
+    for way, changes in WAYS.items():
+        trial = Trial(Settings(**story(**changes, timeline=False)), world, model, batch)
+        sent, apart = sent_in_a_step(trial), relative_difference(weights(trial), weights(single))
+        results[way] = {"sent": sent, "stored": gather_objects(stored(trial)), "weights_apart": apart}
+        results[way]["timeline"] = timeline(trial, world)
+    return results
+
+
+if __name__ == "__main__":
+    end(write_result(sys.argv[1], lambda world: {"ways": measure(world)}))

@@ -1,0 +1,117 @@
+"""What one step on one device costs: reading losses, parts of a step, loader processes, memory.
+
+    python -m mpdemo.labs.single_device runs/lab reading loading parts memory
+
+Runs in one process and writes ``summary.json`` in the folder. All times are seconds.
+Taught in notebooks/01_single_device.ipynb.
+"""
+
+import sys
+import time
+from dataclasses import replace
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.flop_counter import FlopCounterMode
+
+from mpdemo import data, models
+from mpdemo.compare import run_lab
+from mpdemo.plan.counting import peak_of_a_step
+from mpdemo.labs.loading import CONVNET, loading
+from mpdemo.ladder import model_and_batch
+from mpdemo.notebook.story import story
+from mpdemo.settings import Settings
+from mpdemo.trial import Trial
+from mpdemo.world.clock import now
+from mpdemo.world.launch import end
+
+STORY = Settings(**story("single"))
+
+
+def reading(world, rounds=5, steps=5):
+    """Time a step of the ConvNet: the loss read in every step, read once at the end, and without waiting."""
+    trial = Trial(CONVNET, world, *model_and_batch(CONVNET))
+    seconds = {"every step": [], "at the end": [], "without waiting": []}
+    for _ in range(rounds):
+        for name, every in (("every step", 1), ("at the end", steps)):
+            begin = now(world.device)
+            for step in range(1, steps + 1):
+                loss = trial.step()
+                if step == steps:
+                    launched = time.perf_counter() - begin
+                if step % every == 0:
+                    loss.item()
+            seconds[name].append((now(world.device) - begin) / steps)
+        seconds["without waiting"].append(launched / steps)
+    return seconds
+
+
+def parts(world):
+    """For ConvNet and transformer: the time of each part of a step, and what the arithmetic explains of it."""
+    return {settings.model: parts_of(settings, world.device) for settings in (CONVNET, STORY)}
+
+
+def parts_of(settings, device, rounds=8):
+    """Return the time of every part (a list, one number per round), and the counted operations."""
+    model = models.build(settings.model).to(device)
+    optimizer = torch.optim.AdamW(model.parameters())
+    loader, seconds = iter(data.Loaders(data.load("digits"), settings.batch_size).train), []
+    for _ in range(2 + rounds):
+        times = [now(device)]
+        images, labels = (tensor.to(device) for tensor in next(loader))
+        times.append(now(device))
+        loss = cross_entropy(model(images), labels)
+        times.append(now(device))
+        loss.backward()
+        times.append(now(device))
+        optimizer.step()
+        optimizer.zero_grad()
+        times.append(now(device))
+        seconds.append([end - begin for begin, end in zip(times, times[1:], strict=False)])
+    named = zip(("load", "forward", "backward", "update"), zip(*seconds[2:], strict=True), strict=True)
+    with FlopCounterMode(display=False) as forward:
+        loss = cross_entropy(model(images), labels)
+    with FlopCounterMode(display=False) as backward:
+        loss.backward()
+    counted = {"forward": forward.get_total_flops(), "backward": backward.get_total_flops()}
+    return {"seconds": dict(named), "counted": counted, "products": share_of_products(model, images)}
+
+
+def share_of_products(model, batch):
+    """Return the share of the forward pass's time in the layers whose arithmetic is counted: convolutions, linear."""
+    begins, total = [], 0.0
+
+    def end(layer, inputs, outputs):
+        nonlocal total
+        total += now(batch.device) - begins.pop()
+
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
+    hooks = [layer.register_forward_pre_hook(lambda *_: begins.append(now(batch.device))) for layer in layers]
+    hooks += [layer.register_forward_hook(end) for layer in layers]
+    begin = now(batch.device)
+    model(batch)
+    whole = now(batch.device) - begin
+    for hook in hooks:
+        hook.remove()
+    return total / whole
+
+
+def memory(world, sizes=(16, 32, 64)):
+    """Return bytes: what the course model's training keeps between two steps, and the peak with several batches."""
+    trial = Trial(STORY, world, *model_and_batch(STORY))
+    trial.step()
+    parameters = list(trial.held.parameters())
+    states = [value for p in parameters for value in trial.updates.state[p].values() if value.dim()]
+    kept = {"weights": parameters, "gradients": [p.grad for p in parameters], "AdamW": states}
+    variants = {str(size): replace(STORY, batch_size=size) for size in sizes}
+    variants[f"{sizes[-1]} in 4 parts"] = replace(STORY, batch_size=sizes[-1], microbatches=4)
+    trials = {name: Trial(settings, world, *model_and_batch(settings)) for name, settings in variants.items()}
+    peaks = {name: peak_of_a_step(trial) for name, trial in trials.items()}
+    kept = {name: sum(tensor.nbytes for tensor in tensors) for name, tensors in kept.items()}
+    return {"parameters": sum(p.numel() for p in parameters), "kept": kept, "peaks": peaks}
+
+
+if __name__ == "__main__":
+    functions = {"reading": reading, "loading": loading, "parts": parts, "memory": memory}
+    end(run_lab(functions, sys.argv[1], sys.argv[2:]))

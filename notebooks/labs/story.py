@@ -1,0 +1,85 @@
+"""One rung of the story against the single device: speed beside its bound, the timeline of a step, memory per device.
+
+    torchrun --standalone --nproc-per-node 2 -m mpdemo.labs.story runs/speed_ddp ddp
+
+Every process takes part; rank 0 writes ``summary.json`` in the folder. Its ``rows`` are the single device's and the
+rung's: those of `mpdemo.ladder`, with the typical step's timeline and the memory of every device.
+`mpdemo.notebook.ladder` makes the ladder so far from them.
+"""
+
+import sys
+from dataclasses import asdict, replace
+
+from mpdemo.compare import WARMUP, quartiles, write_result
+from mpdemo.errors import UserError, did_you_mean
+from mpdemo.labs.ddp import time_bucket
+from mpdemo.ladder import as_variants, compare, gradient_differences, measured_rows, model_and_batch
+from mpdemo.notebook.story import story
+from mpdemo.plan import dry_run
+from mpdemo.settings import RUNGS, Settings
+from mpdemo.timeline import read
+from mpdemo.timeline.observe import RecordedBuckets, observe
+from mpdemo.timeline.record import Recorder
+from mpdemo.trial import recorded_steps, watch_for_ddp
+from mpdemo.world.collectives import gather_objects
+from mpdemo.world.launch import end
+
+ROUNDS = 7
+
+
+def measure(world, rung, rounds=ROUNDS) -> dict:
+    """Time the single device and a rung in turn, recording both; all ranks must call this.
+
+    Returns
+    -------
+    dict
+        ``batch_size``, ``rounds``, ``seconds`` (name -> one number per round) and ``rows``. The speed-up of a row is
+        the ratio of the medians.
+    """
+    variants = as_variants([Settings(**story(name)) for name in dict.fromkeys(("single", rung))])
+    single = variants["single"]
+    comparison = compare(variants, world, *model_and_batch(single))
+    for name in variants:
+        observe_trial(comparison.trials[name], world)
+    errors = gradient_differences(comparison)
+    comparison.run(rounds, title="measuring")
+    rows = measured_rows(comparison, variants, errors)
+    for name, row in zip(variants, rows, strict=True):
+        settings = gather_objects(comparison.trials[name] and comparison.trials[name].settings)[0]
+        row |= {
+            "devices": settings.devices * (settings.replicas or 1),
+            "step_seconds": comparison.median(name),
+            "step_quartiles": quartiles(comparison.seconds[name]),
+            "timeline": read.typical(recorded_steps(comparison.trials[name])[WARMUP:]),
+            "memory": device_memory(settings),
+        }
+        if row["rung"] in ("pipeline", "hybrid"):
+            row |= {"schedule": settings.schedule, "microbatches": settings.microbatches}
+    return {"batch_size": single.batch_size, "rounds": rounds, "seconds": comparison.seconds, "rows": rows}
+
+
+def observe_trial(trial, world):
+    """Record what a trial does, unless it does so itself; None is the trial of another rank."""
+    if trial is None or trial.recorder:
+        return
+    recorder = Recorder(world.rank, world.device, alone=trial.world == 1)
+    observe(trial, recorder)
+    if trial.s.rung == "ddp":
+        watch_for_ddp(lambda ddp: ddp.register_comm_hook(RecordedBuckets(recorder), time_bucket))
+
+
+def device_memory(settings) -> list[dict]:
+    """Count the peak memory of every device in a step by a dry run (`mpdemo.plan.dry_run`), in bytes."""
+    devices = [device for process in dry_run.of_training(settings) for device in process.devices]
+    return [asdict(replace(device, device=number)) for number, device in enumerate(devices)]
+
+
+def main(out, rung, rounds=ROUNDS):
+    """Measure in every process; rank 0 writes the result."""
+    if rung not in RUNGS:
+        raise UserError(f"no rung {rung!r}; allowed: {', '.join(RUNGS)}{did_you_mean(rung, RUNGS)}")
+    write_result(out, lambda world: measure(world, rung, int(rounds)))
+
+
+if __name__ == "__main__":
+    end(main(*sys.argv[1:]))

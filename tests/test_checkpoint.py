@@ -1,0 +1,246 @@
+"""Checkpoints as files: killed, damaged, on a full disk; and what a run refuses to resume."""
+
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from test_training import losses, run_here, summary
+
+from mpdemo import checkpoint, models
+from mpdemo.errors import RunFailed, UserError
+from mpdemo.log import RunLog
+from mpdemo.paths import root
+from mpdemo.settings import Settings
+
+TOY = {"model": "toy", "batch_size": 512}
+STATE = {"scheduler": {}, "settings": {}, "length": 9, "epoch": 0, "epoch_steps": []}
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Train in this process: run("name", **settings) -> its folder."""
+    return lambda name, **settings: run_here(tmp_path / name, **settings)
+
+
+def write(folder, step):
+    """Write a checkpoint of the toy model without a training."""
+    model = models.build("toy")
+    checkpoint.save(folder / "checkpoints", model, torch.optim.SGD(model.parameters(), 0.1), STATE | {"step": step})
+    return folder / f"checkpoints/step-{step:06d}"
+
+
+KILLED = """
+import os, pathlib, signal, sys
+sys.path.insert(0, "tests")
+from test_checkpoint import write
+out = pathlib.Path(sys.argv[1])
+write(out, 1)
+pathlib.Path.replace = lambda *names: os.kill(os.getpid(), signal.SIGKILL)
+write(out, 2)
+"""
+
+
+def test_killed_while_writing(tmp_path):
+    """Killed between the new folder and its name: the older one counts, and the next one sweeps up."""
+    environment = {**os.environ, "PYTHONPATH": str(root())}
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], cwd=root(), env=environment, timeout=100)
+    folder = tmp_path / "checkpoints"
+    assert done.returncode == -signal.SIGKILL
+    assert sorted(path.name for path in folder.iterdir()) == ["step-000001", "step-000002.tmp"]
+    assert checkpoint.read_newest(tmp_path)["step"] == 1
+    write(tmp_path, 3)
+    assert sorted(path.name for path in folder.iterdir()) == ["step-000001", "step-000003"]
+
+
+def test_two_newest_are_kept(tmp_path):
+    for step in (5, 999_999, 1_000_000, 1_000_001):
+        last = write(tmp_path, step)
+    kept = checkpoint.in_order(tmp_path / "checkpoints")
+    assert [path.name for path in kept] == ["step-1000000", "step-1000001"]
+    assert checkpoint.newest(tmp_path) == kept[-1] == last
+    assert {file.suffix for file in last.iterdir()} == {".safetensors", ".pt"}
+
+
+def test_a_checkpoint_stays_beside_damaged_newer_ones(tmp_path):
+    """A run that resumed one before them must not lose what it writes."""
+    for step in (30, 40, 22):
+        write(tmp_path, step)
+    assert checkpoint.in_order(tmp_path / "checkpoints")[0].name == "step-000022"
+
+
+def test_a_copy_of_a_checkpoint_does_not_confuse(tmp_path):
+    path = write(tmp_path, 1)
+    shutil.copytree(path, path.with_name("step-000030 (copy)"))
+    assert checkpoint.newest(tmp_path) == path
+
+
+class Code:
+    """Unpickled by a careless reader, this would make a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("how", ["half", "empty", "noise", "other", "code", "without", "another"])
+def test_damaged_checkpoint(tmp_path, how):
+    write(tmp_path, 3)
+    path = write(tmp_path, 4)
+    file, state = path / "state.pt", checkpoint.read(path)
+    whole, (tensors,) = file.read_bytes(), path.glob("*.safetensors")
+    if how == "other":
+        torch.save({"weights": torch.zeros(3)}, file)
+    elif how == "code":
+        torch.save(state | {"epoch_steps": Code(tmp_path / "made")}, file)
+    elif how == "without":
+        tensors.unlink()
+    elif how == "another":
+        tensors.write_bytes(tensors.read_bytes()[::-1])
+    else:
+        file.write_bytes({"half": whole[: len(whole) // 2], "empty": b"", "noise": os.urandom(500)}[how])
+    with pytest.raises(UserError, match="not a checkpoint of mpdemo or is damaged") as refusal:
+        checkpoint.read(path)
+    assert str(path) in str(refusal.value) and "\n" not in str(refusal.value)
+    assert not (tmp_path / "made").exists()
+    assert checkpoint.read_newest(tmp_path)["step"] == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"model": "convnet"}, "--model toy, not convnet"),
+        ({"batch_size": 256}, "--batch-size 512, not 256"),
+        ({"seed": 1}, "--seed 0, not 1"),
+        ({"lr": 0.1}, "--lr 0.01, not 0.1"),
+        ({"optimizer": "adamw", "lr": 0.01}, "--optimizer sgd, not adamw"),
+        ({"warmup_steps": 3}, "--warmup-steps 0, not 3"),
+        ({"lr_schedule": "cosine"}, "--lr-schedule constant, not cosine"),
+    ],
+)
+def test_resume_as_another_training_is_refused(runs, change, said):
+    out = runs("run", **TOY, steps=1, checkpoint_every=1)
+    with pytest.raises(UserError, match=said):
+        runs("other", **TOY | {"steps": 2} | change, resume=str(out))
+
+
+def test_another_model_is_refused(runs):
+    out = runs("run", **TOY, steps=1, checkpoint_every=1)
+    path = checkpoint.newest(out)
+    state = checkpoint.read(path)
+    state["settings"]["model"] = "convnet"
+    torch.save(state, path / "state.pt")
+    with pytest.raises(UserError, match="the checkpoint is of another model: .* is missing or of another shape"):
+        runs("other", **TOY | {"model": "convnet"}, steps=5, resume=str(out))
+
+
+def test_the_same_command_starts_a_run_and_resumes_it(runs):
+    """As a job needs that Slurm puts back into the queue."""
+    settings = {"model": "toy", "batch_size": 256, "checkpoint_every": 4, "resume": "auto"}
+    whole = losses(runs("whole", model="toy", batch_size=256, steps=8))
+    out = runs("run", **settings, steps=4)
+    assert list(losses(out)) == [1, 2, 3, 4]
+    assert losses(runs("run", **settings, steps=8)) == whole
+    assert losses(runs("run", **settings, steps=8)) == whole  # nothing is left to do
+
+
+def test_the_checkpoint_before_a_damaged_one_is_used(runs, capfd):
+    """Both are named; the later losses are those of the run that was never interrupted."""
+    settings = {"model": "toy", "batch_size": 256, "checkpoint_every": 2}
+    whole, out = losses(runs("whole", **settings, steps=8)), runs("run", **settings, steps=4)
+    damaged = checkpoint.newest(out)
+    (damaged / "state.pt").write_bytes((damaged / "state.pt").read_bytes()[:1000])
+    assert losses(runs("run", **settings, steps=8, resume=str(out))) == whole
+    said = capfd.readouterr().err
+    assert f"{damaged} is not a checkpoint of mpdemo or is damaged" in said and "step-000002" in said
+
+
+def damage(content, chance):
+    """A file's content with a bit flipped, cut off, with a block of zeros or of noise, or with a byte too many."""
+    place = chance.randrange(len(content))
+    before, after = content[:place], content[place:]
+    return {
+        "bit": before + bytes([after[0] ^ 1 << chance.randrange(8)]) + after[1:],
+        "cut": before,
+        "zeros": before + bytes(512) + after[512:],
+        "noise": before + chance.randbytes(512) + after[512:],
+        "more": before + b"x" + after,
+    }[chance.choice(["bit", "bit", "bit", "cut", "zeros", "noise", "more"])]
+
+
+def test_random_damages_never_change_a_training(runs):
+    """The older one is used, or what is read had not changed: dates in the archive, the space between its parts."""
+    out = runs("run", model="toy", batch_size=256, steps=4, checkpoint_every=2, optimizer="adamw")
+    path, chance, older = checkpoint.newest(out), random.Random(0), 0
+    state = checkpoint.read(path)
+    for file in path.iterdir():
+        content = file.read_bytes()
+        for number in range(30):
+            file.write_bytes(damage(content, chance))
+            found = checkpoint.read_newest(out)
+            same = found["small"] == state["small"] and found["epoch_steps"] == state["epoch_steps"]
+            assert found["step"] == 2 or same, number
+            older += found["step"] == 2
+        file.write_bytes(content)
+    assert older > 45 and checkpoint.read_newest(out)["step"] == 4
+
+
+def test_kills_during_a_write_lose_no_checkpoint(run_once, tmp_path):
+    done = run_once("tests/programs/killed_writes.py", str(tmp_path), timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    kills, met = re.match(r"(\d+) kills, (\d+) met a write; \d+ checkpoints, none lost", done.stdout).groups()
+    assert int(met) > int(kills) / 4
+
+
+def test_no_checkpoint_that_can_be_read_is_refused(runs):
+    out = runs("run", **TOY, steps=2, checkpoint_every=1)
+    for path in checkpoint.in_order(out / "checkpoints"):
+        (path / "state.pt").write_bytes(b"")
+    with pytest.raises(UserError, match="none before it can be read"):
+        runs("other", **TOY, steps=3, resume=str(out))
+
+
+def test_a_checkpoint_whose_folder_cannot_be_made_is_one_line(tmp_path):
+    (tmp_path / "checkpoints").write_text("a file where the folder should be")
+    with pytest.raises(RunFailed, match="step-000001 could not be written: .*; the checkpoints before it stay"):
+        write(tmp_path, 1)
+
+
+@pytest.mark.parametrize("words", [["--rung", "single"], ["--rung", "ddp", "--processes", "2"]], ids=["one", "two"])
+def test_a_training_continues_while_the_disk_is_full(tmp_path, words):
+    """A limit on the size of files stands for the disk. Each time one line, from rank 0 alone, and no half folder."""
+    words = [*words, "--model", "convnet", "--batch-size", "512", "--steps", "2", "--checkpoint-every", "1"]
+    words += ["--oversubscribe", "--out", str(tmp_path)]
+    command = ["prlimit", "--fsize=30000", sys.executable, "-m", "mpdemo", "train", *words]
+    done = subprocess.run(command, cwd=root(), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    said = [line for line in done.stderr.splitlines() if "could not be written: File too large; the checkp" in line]
+    assert len(said) == 2 and "enforce fail" not in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert list((tmp_path / "checkpoints").iterdir()) == [] and summary(tmp_path)["steps"] == 2
+
+
+def test_a_diverged_training_ends(tmp_path):
+    """Status 1 and one line, before its weights push the good checkpoints out."""
+    words = Settings(rung="single", **TOY, lr=1e30, steps=20, log_every=1, out=str(tmp_path)).arguments()
+    command = [sys.executable, "-m", "mpdemo", "train", *words]
+    done = subprocess.run(command, cwd=root(), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert re.search(
+        r"mpdemo: error: the loss is (nan|inf) at step \d+: the training diverged; lower --lr", done.stderr
+    )
+
+
+def test_two_runs_do_not_share_a_folder(runs, tmp_path):
+    first = RunLog(tmp_path / "run", active=True)
+    with pytest.raises(UserError, match="another run writes to --out"):
+        runs("run", **TOY, steps=1)
+    first.finish({})
+    runs("run", **TOY, steps=1)

@@ -1,0 +1,142 @@
+"""What holds for a job wherever it runs: under a real Slurm, and on this machine without one."""
+
+import subprocess
+import sys
+
+import pytest
+from worker_jobs import all_gone, scontrol, sleepers, spec, until
+
+from mpdemo import paths
+from mpdemo.errors import UserError
+from mpdemo.jobs import JobFailed, attach, submit
+
+
+@pytest.fixture(params=["slurm", "here"])
+def place(request, project):
+    """Where the jobs run; an empty project for them."""
+    request.getfixturevalue("cluster" if request.param == "slurm" else "no_slurm")
+    return request.param
+
+
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+def test_processes_meet(place, launcher):
+    job = submit(spec(program="allreduce.py", processes_per_node=2, launcher=launcher), script="slurm/toy.sbatch")
+    assert job.result(timeout=120)["sum"] == 1
+    assert job.where == {"slurm": "cluster throwaway", "here": "this machine"}[place]
+    assert 0 < job.run_time < 120 and job.queue is None and job.failure() is None
+    assert "--ntasks-per-node" in (paths.root() / "slurm/toy.sbatch").read_text()
+
+
+def test_a_job_that_is_done_has_metrics_a_log_and_a_result(place, capsys):
+    job = submit(spec(processes_per_node=2))
+    said = {"slurm": "submitted toy to cluster throwaway: job {} (runs/toy/job.sbatch)\n",
+            "here": "no Slurm in reach: toy runs on this machine, 2 processes (job {})\n"}  # fmt: skip
+    assert capsys.readouterr().out == said[place].format(job.id)
+    assert (job.wait(60), job.exit_status) == ("done", 0)
+    assert sorted(line.split(" on ")[0][-11:] for line in job.log().splitlines()) == ["rank 0 of 2", "rank 1 of 2"]
+    assert [row["step"] for row in job.metrics()] == [1, 2, 3]
+    assert job.result()["processes"] == 2
+    with open(job.out / "metrics.jsonl", "a") as file:
+        file.write('{"event": "st')  # half a line waits for the rest
+    assert len(job.metrics()) == 3
+
+
+def test_the_same_cell_again_finds_the_job(place, capsys):
+    first = submit(spec())
+    first.wait(60)
+    again = submit(spec())
+    assert (again.id, again.state) == (first.id, "done")
+    assert "not submitted again; resubmit=True" in capsys.readouterr().out
+    assert attach("runs/toy").id == first.id and attach("runs/toy").result()["processes"] == 1
+    anew = submit(spec(), resubmit=True)
+    assert anew.id != first.id
+    assert "submitting a new one: resubmit=True" in capsys.readouterr().out
+    assert anew.wait(60) == "done"
+
+
+def test_a_folder_is_busy_while_its_job_runs(place):
+    first = submit(spec("sleep"))
+    until(lambda: first.state == "running")
+    with pytest.raises(UserError, match=f"job {first.id} .* is running and writes to runs/toy"):
+        submit(spec("train"))
+    with pytest.raises(TimeoutError, match=r"job \d+ \(toy\) is still running after 0.3 s; follow it again"):
+        first.wait(0.3)
+    first.cancel()
+    assert first.wait(30) == "cancelled"
+    assert submit(spec("train")).wait(60) == "done"
+
+
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+def test_a_failed_process_is_named_with_its_status_and_last_lines(place, launcher):
+    job = submit(spec("fail", 1, 7, processes_per_node=2, launcher=launcher))
+    with pytest.raises(JobFailed, match="rank 1 failed with exit status 7") as caught:
+        job.result(90)
+    assert job.state == "failed"
+    assert "ValueError: the digits are upside down" in caught.value.failure.lines
+    assert "ValueError: the digits are upside down" in str(caught.value)
+
+
+def test_a_job_of_one_process_that_fails(place):
+    job = submit(spec("fail", 0, 9))
+    assert (job.wait(60), job.failure().exit_status) == ("failed", 9)
+    assert submit(spec("fail", 0, 3, out="runs/stopped")).wait(60) == "stopped"  # 3: stopped with a checkpoint
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_cancel_ends_the_whole_tree(place, processes):
+    job = submit(spec("sleep", processes_per_node=processes))
+    pids = sleepers(job.out, processes)
+    attach("runs/toy").cancel()  # as from another kernel
+    assert job.wait(30) == "cancelled"
+    assert place == "slurm" or all_gone(pids)
+
+
+def test_the_time_limit_and_the_warning_before_it(place):
+    """Slurm looks at its jobs' limits every 30 s; so their ends are moved close, and one wait serves both."""
+    limits = {"slurm": ("00:10:00", "00:10:00"), "here": ("00:00:05", "00:00:40")}[place]
+    late = submit(spec("sleep", out="runs/late", time_limit=limits[0]))
+    warned = submit(spec("sleep", out="runs/warned", time_limit=limits[1], signal="USR1@37"))
+    if place == "slurm":
+        for job, left in ((late, 5), (warned, 35)):
+            until(lambda job=job: job.state == "running")
+            scontrol("update", f"jobid={job.id}", f"EndTime=now+{left}")
+    assert late.wait(100) == "timeout"
+    assert warned.wait(100) == "stopped"
+    assert place == "here" or "DUE TO TIME LIMIT" in late.log()
+
+
+@pytest.mark.parametrize("processes, signal", [(1, None), (2, "USR1@60")])
+def test_a_running_job_can_be_warned(place, processes, signal):
+    job = submit(spec("sleep", processes_per_node=processes, signal=signal, launcher="torchrun" if signal else None))
+    pids = sleepers(job.out, processes)
+    job.warn()
+    assert job.wait(60) == "stopped"
+    assert place == "slurm" or all_gone(pids)
+    with pytest.raises(UserError, match="is stopped; only a running job can be warned"):
+        job.warn()
+
+
+def test_an_earlier_runs_checkpoints_are_moved_aside_not_lost(place, capsys):
+    assert submit(spec()).wait(60) == "done"
+    checkpoints = paths.root() / "runs/toy/checkpoints"
+    checkpoints.mkdir()
+    (checkpoints / "step-000001.pt").write_text("kept")
+    assert submit(spec(), resubmit=True).wait(60) == "done"
+    assert not checkpoints.exists()
+    assert (checkpoints.with_name("checkpoints.1") / "step-000001.pt").read_text() == "kept"
+    assert "kept in runs/toy/checkpoints.1" in capsys.readouterr().out
+
+
+def test_a_damaged_record_and_none(place):
+    submit(spec()).wait(60)
+    (paths.root() / "runs/toy/job.json").write_text("{")
+    with pytest.raises(UserError, match="damaged"):
+        submit(spec())
+    assert submit(spec(), resubmit=True).wait(60) == "done"
+    with pytest.raises(UserError, match="no job in runs/none"):
+        attach("runs/none")
+
+
+def test_jobs_do_not_import_pytorch():
+    code = "import sys, mpdemo.jobs, mpdemo.doctor; sys.exit(bool({'torch', 'matplotlib', 'numpy'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=paths.root()).returncode == 0

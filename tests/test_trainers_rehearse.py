@@ -1,0 +1,216 @@
+"""The jobs of the course, read back from their files; rehearsed on a real throw-away Slurm, rendered for a site."""
+
+import contextlib
+import functools
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from worker_jobs import until
+
+from mpdemo import paths
+from mpdemo.errors import UserError
+from mpdemo.jobs import JobSpec, load_site, render
+from mpdemo.trainers.course import jobs_of_course, read_job
+from mpdemo.trainers.rehearse import STEPS, Trial, smallest
+from mpdemo.trainers.render import hours_at_most
+
+COMMAND = (sys.executable, "-m", "mpdemo", "rehearse")
+JOB_FILES = paths.root() / "slurm"
+QUICK = "import time; time.sleep({})"
+
+
+def add_job(project, name, code, processes=1, **changes):
+    """Write a job file of the course as a notebook does; return its spec."""
+    (project / f"{name}.py").write_text(code)
+    values = {"command": (f"{name}.py",), "out": f"runs/{name}", "processes_per_node": processes} | changes
+    spec = JobSpec(name=name, **values)
+    (project / "slurm" / f"{name}.sbatch").write_text(render(spec, load_site("generic")))
+    return spec
+
+
+def rehearse(project, *options, **environment):
+    env = os.environ | {"MPDEMO_ROOT": str(project), "PYTHONPATH": str(paths.source())} | environment
+    return subprocess.run([*COMMAND, *options], cwd=project, env=env, capture_output=True, text=True, timeout=200)
+
+
+# --- the list of the course's jobs
+
+
+def test_every_job_file_of_the_course_is_read_back():
+    files = sorted(file.stem for file in JOB_FILES.glob("*.sbatch"))
+    jobs = jobs_of_course()
+    assert list(jobs) == files and len(files) > 10
+    assert {jobs["03_two_nodes"].world_size, jobs["06_hybrid"].world_size} == {2, 4}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"launcher": "torchrun", "nodes": 2, "processes_per_node": 2, "cpus_per_process": 3},
+        {"launcher": "torchrun", "command": ("-m", "mpdemo", "a b")},
+        {"gpus_per_process": 2, "signal": "USR1@60", "dependency": "afterok:7", "requeue": True},
+        {"gpus_per_process": 0, "cpus_per_process": 3, "time_limit": "1-00:00:00"},
+    ],
+    ids=str,
+)
+def test_a_job_file_says_all_of_its_spec(changes):
+    spec = JobSpec(**{"name": "toy", "command": ("toy.py", "a b", "it's"), "out": "runs/toy"} | changes)
+    assert read_job(render(spec, load_site("generic"))) == spec
+
+
+def test_another_file_among_them_and_a_job_changed_by_hand_are_named(project):
+    spec = add_job(project, "toy", "pass")
+    assert jobs_of_course()["toy"] == spec
+    text = (project / "slurm/toy.sbatch").read_text()
+    for wrong in (
+        "",
+        "#!/bin/bash\n#SBATCH --nodes=two  # two\nsrun python a.py\n",
+        text.replace("--label", "--labels"),
+    ):
+        (project / "slurm/toy.sbatch").write_text(wrong)
+        with pytest.raises(UserError, match="toy.sbatch is not as its notebook writes it .*another folder"):
+            jobs_of_course()
+
+
+def test_a_small_job_keeps_its_processes_and_works_in_a_folder_of_its_own():
+    small = {name: smallest(name, spec) for name, spec in jobs_of_course().items()}
+    for name, spec in jobs_of_course().items():
+        words = " ".join(small[name].command)
+        assert (small[name].nodes, small[name].world_size) == (spec.nodes, spec.world_size)
+        assert f"runs/rehearsal/{name}" in words and "--resume" not in words and spec.out not in words.split()
+        assert words.endswith(f" --steps {STEPS} --warmup-steps 0") or "labs" in words
+
+
+# --- rehearse
+
+
+def test_one_table_says_what_became_of_each_job(cluster, project):
+    """One of the course and another are well, one fails with a known error, one has no such nodes, one gives up."""
+    shutil.copy(JOB_FILES / "08_strong_1.sbatch", project / "slurm/a_course.sbatch")
+    add_job(project, "a_good", QUICK.format(0), processes=2, launcher="torchrun")
+    add_job(project, "b_broken", "raise RuntimeError('CUDA out of memory. Tried to allocate 2 GiB')")
+    add_job(project, "c_large", QUICK.format(0), nodes=9)
+    add_job(project, "d_refused", "print('mpdemo: error: no such thing; do: another'); raise SystemExit(2)")
+    done = rehearse(project, "--only", "a_course,a_good,b_broken,c_large,d_refused", "--at-once", "3")
+    rows = {line.split()[0]: line for line in done.stdout.splitlines() if re.match("[a-d]_.* {3}", line)}
+    assert done.returncode == 1 and rows, done.stdout + done.stderr
+    assert rows["a_course"].endswith("nothing"), done.stdout
+    assert rows["a_good"].endswith("nothing") and re.search(r"3\.\d+\.\d+ +\d+\.\d+\.\d+\S* +0 ", rows["a_good"])
+    assert "smaller batch" in rows["b_broken"] and "Likely cause" in rows["c_large"]
+    assert "mpdemo: error: no such thing; do: another" in rows["d_refused"]
+    assert "2 of 5 jobs went well." in done.stdout and "cancelled" not in done.stdout
+    assert "python -m mpdemo explain runs/rehearsal/b_broken/slurm-" in done.stdout
+
+
+def test_time_that_is_over_and_ctrl_c_cancel_what_was_submitted_and_say_so(cluster, project):
+    for name in ("a_long", "b_long", "c_long", "d_long"):
+        add_job(project, name, QUICK.format(600))
+    (project / "never.toml").write_text('extra = ["--hold"]\n')  # a job that does not start has no log
+    only = ("--only", "a_long,b_long", "--site", str(project / "never.toml"))
+    late = rehearse(project, *only, "--wait", "2", "--at-once", "1")
+    assert late.returncode == 1 and "0 of 2 jobs went well." in late.stdout, late.stderr
+    assert re.search("still pending.* after 2 s; do: a larger --wait", late.stdout)
+    assert "its turn did not come within 2 s" in late.stdout and re.search(r"cancelled job \d+ \(a_long\)", late.stdout)
+    env = os.environ | {"MPDEMO_ROOT": str(project), "PYTHONPATH": str(paths.source())}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    # A shell's background jobs, and their children, ignore Ctrl-C: these tests may be one.
+    heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    process = subprocess.Popen([*COMMAND, "--only", "c_long,d_long"], cwd=project, env=env, preexec_fn=heed, **pipes)
+    lines = [process.stdout.readline() for _ in range(3)]
+    jobs = [line.split()[-1] for line in lines[1:]]
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    said, error = process.communicate(timeout=60)
+    assert process.returncode == 130 and "interrupted" in error and "Traceback" not in error
+    for job, name in zip(jobs, ("c_long", "d_long"), strict=True):
+        assert f"cancelled job {job} ({name})" in said
+        show = ["scontrol", "show", "job", job]
+        until(lambda show=show: "JobState=CANCELLED" in subprocess.run(show, capture_output=True, text=True).stdout)
+
+
+def test_jobs_are_cancelled_although_nobody_reads_it(no_slurm, project, monkeypatch):
+    trials = [Trial(name, add_job(project, name, QUICK.format(600))) for name in ("a_long", "b_long")]
+    for trial in trials:
+        trial.start(load_site("generic"))
+    with contextlib.suppress(OSError), open("/dev/full", "w") as lost:
+        monkeypatch.setattr(sys, "stdout", lost)
+        for trial in trials:
+            trial.cancel()
+    assert [trial.job.state for trial in trials] == ["cancelled"] * 2
+
+
+def test_without_a_slurm_it_says_where_to_rehearse(no_slurm, run_mpdemo):
+    done = run_mpdemo("rehearse", PATH="/nowhere")
+    assert done.returncode == 2 and "no Slurm in reach; rehearse on the cluster, or" in done.stderr
+    assert "no job 'nine'; allowed: 00_first_job" in run_mpdemo("rehearse", "--only", "nine").stderr
+
+
+# --- render, and an installation without the project
+
+
+def test_render_writes_every_job_file_for_a_site(project, run_mpdemo, tmp_path):
+    done = run_mpdemo("render", "--site", "jeanzay", "--out", str(tmp_path / "files"))
+    assert done.returncode == 0, done.stderr
+    written = {file.stem: file.read_text() for file in (tmp_path / "files").glob("*.sbatch")}
+    jobs, site = jobs_of_course(), load_site("jeanzay")
+    assert written == {name: render(spec, site) for name, spec in jobs.items()}
+    assert f"{len(jobs)} job files, none with a problem" in done.stdout
+    assert "GPU-hours (every job at its time limit)" in done.stdout
+    done = run_mpdemo("render", "--site", "jeanzay", MPDEMO_ROOT=next(map(str, (tmp_path / "files").iterdir())))
+    assert done.returncode == 2 and "Not a directory; do: another --out" in done.stderr and "Trace" not in done.stderr
+
+
+def test_what_a_learner_takes_at_most():
+    job = JobSpec(name="a", command=("a.py",), out="runs/a", nodes=2, processes_per_node=3, cpus_per_process=4)
+    assert hours_at_most([job, job], load_site("jeanzay")) == (2.0, "GPU")
+    assert hours_at_most([job], load_site("ucr_cpu")) == (4.0, "core")
+
+
+def test_render_names_what_a_site_cannot_run(run_mpdemo, tmp_path):
+    (tmp_path / "tiny.toml").write_text('cores_per_node = 4\ngpus_per_node = 1\nmax_time = "00:05:00"\n')
+    done = run_mpdemo("render", "--site", str(tmp_path / "tiny.toml"), "--out", str(tmp_path / "files"))
+    assert done.returncode == 1
+    assert "time 00:10:00 is over the limit here, 00:05:00; do: --time=00:05:00 or less" in done.stdout
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """A plain installation, ``pip install``, made without a network, and an empty folder to work in."""
+    pytest.importorskip("setuptools", reason="the build backend; enable with: pip install setuptools")
+    from project import fresh_copy
+
+    folder = tmp_path_factory.mktemp("installed")
+    copy = fresh_copy(folder / "copy")
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    wheel = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", str(folder), str(copy)]
+    subprocess.run(wheel, check=True, timeout=300)
+    target = ["--no-deps", "--no-index", "--target", str(folder / "site"), *map(str, folder.glob("*.whl"))]
+    subprocess.run([*pip, "install", *target], check=True, timeout=300)
+    shutil.rmtree(copy)
+    (folder / "empty").mkdir()
+    return folder
+
+
+def test_an_installation_finds_the_site_files_from_an_empty_folder(installed):
+    env = {
+        name: value for name, value in os.environ.items() if name not in ("MPDEMO_ROOT", "MPDEMO_SITE", "SLURM_CONF")
+    }
+    env |= {"PYTHONPATH": str(installed / "site"), "PATH": "/nowhere"}
+    run = {"cwd": installed / "empty", "env": env, "capture_output": True, "text": True, "timeout": 300}
+    code = "import mpdemo.jobs.site as s, mpdemo.paths as p; print(s.__file__, p.root(), *s.site_names(), sep='\\n')"
+    file, root, *names = subprocess.run([sys.executable, "-c", code], **run).stdout.splitlines()
+    assert Path(file).is_relative_to(installed / "site") and Path(root) == installed / "empty"
+    assert names == sorted(file.stem for file in (JOB_FILES / "sites").glob("*.toml"))
+    done = subprocess.run(
+        [sys.executable, "-m", "mpdemo", "env", "--site", "leonardo"], **run | {"env": env | {"COURSE_ACCOUNT": "a"}}
+    )
+    assert "[OK]   site leonardo: 4 GPUs and 32 cores per node" in done.stdout, done.stderr
+    done = subprocess.run([sys.executable, "-m", "mpdemo", "render", "--site", "jeanzay"], **run)
+    assert len(list((installed / "empty/slurm/jeanzay").glob("*.sbatch"))) == len(list(JOB_FILES.glob("*.sbatch")))
