@@ -51,6 +51,7 @@ class Trial(Run):
         self.given, self.lr, self.wrapped = copy.deepcopy(model) if model else build_model(self.s), lr, wrapped
         self.batch = batch or random_batch(self.s)
         self.settings, self.all_cores = self.s, self.s.rung == "data_parallel" and world.device.type == "cpu"
+        self.over = False
         self.turn, self.done, self.error = threading.Semaphore(0), threading.Semaphore(0), None
         with all_cores(self.all_cores):  # its threads keep the cores that are allowed when they start
             threading.Thread(target=self._train, daemon=True).start()
@@ -95,6 +96,8 @@ class Trial(Run):
         while True:
             self.done.release()
             self.turn.acquire()
+            if self.over:
+                return
             if self.recorder:
                 self.recorder.begin_step()
             with self.within or nullcontext():
@@ -123,6 +126,12 @@ class Trial(Run):
         self.turn.release()
         self._wait()
         return self.loss
+
+    def end(self):
+        """Let the rung's loop end where it asks for a batch, so that its memory is free for the next trial."""
+        self.over = True
+        self.turn.release()
+        self._wait()
 
     def gradients(self) -> dict:
         """Return the gradients of one step by parameter name, sharded ones whole, without an update."""

@@ -1,7 +1,6 @@
-"""Predict a pipeline before running it: schedules, their simulation, the cut of a model, its memory.
+"""Predict a training before running it: schedules and their simulation, the cut of a model, its memory and messages.
 
-Importing this package loads no PyTorch, so a front end with little memory can simulate any pipeline; the functions
-that look at a model's blocks (``mpdemo.plan.cost``, ``mpdemo.plan.memory``) load it when they are called.
+Importing this package loads no PyTorch; a function that asks it something loads it when it is called.
 """
 
 from mpdemo.plan import bubble

@@ -6,13 +6,12 @@ Taught in notebooks/11_which_one.ipynb.
 from dataclasses import replace
 
 from mpdemo.errors import UserError
-from mpdemo.plan import fit, strategies
-from mpdemo.plan.case import Case
+from mpdemo.plan import strategies
+from mpdemo.plan.case import Case, on_one
 from mpdemo.plan.choose import choose
+from mpdemo.plan.footprint import ROOFS
 from mpdemo.plan.machine import measured, memory_per_device, require_devices, step_seconds
 from mpdemo.plan.memory import MIB, RESERVE
-from mpdemo.plan.roofline import ROOFS
-from mpdemo.plan.step_time import images_at_once, is_predicted
 from mpdemo.plan.strategies import ONE_DEVICE
 from mpdemo.settings import Settings, as_arguments, checked
 from mpdemo.world.gpus import gpus_here
@@ -43,8 +42,6 @@ def text(request) -> str:
     lines += [f"({_source(case, seconds)}; memory without CUDA's {RESERVE // MIB} MiB)"]
     if uncut := getattr(case.model, "uncut", ""):
         lines += [f"the model is planned as one block: {uncut}"]
-    if not choice.rung and (offers := strategies.changes_that_fit(case)):
-        lines += [f"what would fit: {', or '.join(offers)}"]
     return "\n".join([*lines, "", *_commands(request, rows)]).rstrip()
 
 
@@ -53,7 +50,7 @@ def _source(case, seconds) -> str:
     several = "s" if case.devices > 1 else ""
     here = f"{case.devices} {'GPU' if gpus_here() else 'CPU core'}{several} of this machine in float32"
     if seconds:
-        return f"steps on {here}, predicted from what was measured on them"
+        return f"steps of each strategy measured on {here}"
     if case.machine:
         sent = ", the bytes of messages, none hidden, and" if case.devices > 1 else " and"
         return f"steps on {here}: blocks in batches of up to {max(case.machine.costs)}{sent} the update were measured"
@@ -65,7 +62,7 @@ def _with_measured_blocks(request, case):
     wanted = {2, 8, 32, 128, case.batch // case.devices, case.batch}  # between these, costs lie on a line
     wanted = [size for size in wanted if 2 <= size <= max(case.batch, 8)]
     copies = 0 if case.model.is_flat else len(wanted) - 1  # a traced model takes one size alone
-    more = copies * fit.on_one(case, 1, 1).weights
+    more = copies * sum(block.weights for block in case.blocks())
     sizes = [size for size in wanted if _has_room(case, size, more)]
     return replace(case, machine=measured(request, sizes, case.devices)) if len(sizes) > 1 else case
 
@@ -76,7 +73,7 @@ def _has_room(case, size, more=0) -> bool:
     That is the whole model with its gradients and the optimizer's states, a microbatch beside a copy of them, and
     `more` bytes.
     """
-    needed = fit.on_one(case, size, 1).peak + fit.states(case) + more
+    needed = on_one(case, size, 1).peak + case.states() + more
     return needed <= min(case.limit, memory_per_device(case.devices))
 
 
@@ -126,8 +123,9 @@ def _measured_steps(request, case, rows) -> dict:
 
 
 def _can_be_measured(settings, case) -> bool:
-    """Whether a step is predicted, on all devices, and each can hold what is measured."""
+    """Whether a step takes all devices, and each can hold it beside a copy of the model."""
     if settings.processes not in (None, case.devices):
         return False
     s = checked(settings, case.devices if settings.rung != "single" else None)
-    return is_predicted(s) and _has_room(case, images_at_once(s))
+    shares = s.devices if s.rung in ("ddp", "fsdp") else s.replicas or 1
+    return _has_room(case, s.batch_size // shares // s.microbatches)

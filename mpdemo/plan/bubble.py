@@ -5,7 +5,8 @@ rank. Derived in notebooks/05_pipeline.ipynb.
 """
 
 from mpdemo.errors import UserError
-from mpdemo.schedules import check_schedule
+from mpdemo.plan.simulate import check_stages
+from mpdemo.schedules import check_schedule, usual_stages_per_rank
 
 
 def idle_share(schedule, ranks, microbatches, stages_per_rank=None):
@@ -23,29 +24,33 @@ def idle_share(schedule, ranks, microbatches, stages_per_rank=None):
     Returns
     -------
     float
-        gpipe and 1f1b: (P-1) / (M+P-1), whatever forward and backward cost; naive is M = 1.
-        interleaved-1f1b: (P-1) / (vM+P-1).
+        GPipe and 1F1B: (P-1) / (M+P-1), whatever forward and backward cost.
+        Interleaved1F1B: (P-1) / (vM+P-1).
         The zero-bubble schedules, where forward, input gradient and weight gradient cost the same: (P-1) / (3vM+P-1),
         which is only the time in which the first microbatch reaches the last rank.
 
     Raises
     ------
     UserError
-        Where no closed form holds: interleaved schedules need M to be a multiple of P, zbv needs M >= 2P-1.
+        Where no closed form holds: interleaved schedules need M to be a multiple of P, ZBV needs M >= 2P-1.
     """
-    stages_per_rank = check_schedule(schedule, ranks, microbatches, stages_per_rank)
-    if schedule.startswith("interleaved") and microbatches % ranks:
-        raise UserError(
-            f"no closed form for {schedule} with {microbatches} microbatches on {ranks} ranks; "
-            f"allowed: multiples of {ranks} (simulate does the others)"
-        )
-    if schedule == "zbv" and microbatches < 2 * ranks - 1:
-        raise UserError(
-            f"no closed form for zbv with {microbatches} microbatches on {ranks} ranks; "
-            f"allowed: {2 * ranks - 1} or more (simulate does the others)"
-        )
-    slots = {"interleaved-1f1b": stages_per_rank, "interleaved-zero-bubble": 3 * stages_per_rank, "zbv": 6}
-    return (ranks - 1) / (slots.get(schedule, 1) * microbatches + ranks - 1)
+    schedule = check_schedule(schedule, ranks, microbatches)
+    stages_per_rank = stages_per_rank or usual_stages_per_rank(schedule)
+    check_stages(schedule, stages_per_rank)
+    fewest = 2 * ranks - 1
+    if schedule.startswith("Interleaved") and microbatches % ranks:
+        _refuse(schedule, ranks, microbatches, f"multiples of {ranks}")
+    if schedule == "ZBVZeroBubble" and microbatches < fewest:
+        _refuse(schedule, ranks, microbatches, f"{fewest} or more")
+    in_three = 3 if schedule.endswith("ZeroBubble") else 1
+    return (ranks - 1) / (in_three * stages_per_rank * microbatches + ranks - 1)
+
+
+def _refuse(schedule, ranks, microbatches, allowed):
+    raise UserError(
+        f"no closed form for {schedule} with {microbatches} microbatches on {ranks} ranks; "
+        f"allowed: {allowed} (simulate does the others)"
+    )
 
 
 def speedup(schedule, ranks, microbatches, stages_per_rank=None):

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from mpdemo import settings
 from mpdemo.errors import UserError
 from mpdemo.plan import fit
-from mpdemo.plan.case import Case
-from mpdemo.plan.fit import Fit, mib
+from mpdemo.plan.case import Fit, mib
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class Rule:
         The reason, one sentence; ``{memory}``, ``{limit}``, ``{parts}``, ``{devices}`` (that are used) and ``{all}``
         are filled in.
     find : callable
-        ``find(case)``: a `Fit` where the answer is yes, else None.
+        ``find(case)``: a `Fit`, the first that fits or else the one that needs least; None where it cannot be done.
     """
 
     several: bool
@@ -38,7 +37,7 @@ class Rule:
     question: str
     answer: str
     why: str
-    find: Callable[[Case], Fit | None]
+    find: Callable
 
 
 def _counted(how):
@@ -49,15 +48,16 @@ def _counted(how):
 WHOLE_MODEL = (  # on every device: how it fits, the answer's second part, how to find out
     ("at once", "", lambda case: fit.replicas(case)),
     ("in parts, one after the other", ", gradient accumulation", lambda case: fit.replicas(case, None)),
-    ("in bf16", ", bf16", lambda case: fit.replicas(case, None, "bf16")),
+    ("in bf16", ", bf16", lambda case: fit.replicas(case, None, precision="bf16")),
     ("if activations are computed twice", ", activation checkpointing",
-     lambda case: fit.replicas(case, None, checkpointing=True)),
+     lambda case: fit.replicas(case, None, activation_checkpointing=True)),
 )  # fmt: skip
 SHARDED = (
     ("at once", "", lambda case: fit.sharded(case)),
     ("in parts, in one node", ", gradient accumulation", lambda case: fit.sharded(case, None)),
-    ("if activations are computed twice", ", activation checkpointing", lambda case: fit.sharded(case, (1,), True)),
-)
+    ("if activations are computed twice", ", activation checkpointing",
+     lambda case: fit.sharded(case, activation_checkpointing=True)),
+)  # fmt: skip
 BATCH, SHARE = "the whole batch", "a device's share of the batch"
 USED = "{memory} of {limit} per device"
 CUT = "No device holds the whole model, so it is cut over {devices} of {all} devices"
@@ -131,18 +131,19 @@ def choose(case) -> Choice:
     if case.devices < 1 or case.nodes < 1 or case.devices % case.nodes:
         raise UserError(f"{case.devices} devices in {case.nodes} nodes; allowed: equally many in each node, 1 or more")
     per_device = -(-case.batch // case.devices) * case.devices
-    if case.batch % case.devices and fit.replicas(replace(case, batch=per_device), None):
+    whole = fit.replicas(replace(case, batch=per_device), None) if case.batch % case.devices else None
+    if whole and whole.memory <= case.limit:
         raise UserError(
             f"a batch of {case.batch} does not divide by {case.devices} devices, each of which could hold the model; "
             f"allowed: a multiple of {case.devices}, such as {per_device}"
         )
     for rule in (rule for rule in RULES if rule.several == (case.devices > 1)):
         predicted = rule.find(case)
-        if predicted:
+        if predicted and predicted.memory <= case.limit:
             changes = {"rung": rule.rung, "batch_size": case.batch} | predicted.settings
             return Choice(rule.rung, rule.answer, _reason(rule, case, predicted), changes, predicted)
-    why = f"Weights, gradients and optimizer states need {mib(fit.states(case))}; a device has {mib(case.limit)}"
-    why += ", too little also for one image." if fit.states(case) <= case.limit else "."
+    why = f"Weights, gradients and optimizer states need {mib(case.states())}; a device has {mib(case.limit)}"
+    why += ", too little also for one image." if case.states() <= case.limit else "."
     return Choice(None, NOTHING, why, {}, None)
 
 

@@ -1,7 +1,7 @@
 """``python -m mpdemo plan``: where to cut a model, which schedule, how many microbatches, and whether it fits.
 
     python -m mpdemo plan --model resnet101 --stages 2 --batch 128 --image-size 224 --gpu-memory 16GiB
-    python -m mpdemo plan --model resnet101 --stages 2 --batch 128 --image-size 224 --cost v100 --schedule 1f1b
+    python -m mpdemo plan --model resnet101 --stages 2 --batch 128 --image-size 224 --cost v100 --schedule 1F1B
     python -m mpdemo plan --model resnet101 --devices 8 --nodes 2 --batch 128 --gpu-memory 16GiB     which rung to use
     python -m mpdemo plan --model package.module:function --input 3,224,224 --devices 8 --gpu-memory 16GiB
 
@@ -20,13 +20,12 @@ from pydantic.dataclasses import dataclass
 from mpdemo.cuts import block_names, resolve_cut
 from mpdemo.errors import UserError, did_you_mean, one_line_errors
 from mpdemo.options import add_options, option_name, options_from
-from mpdemo.plan import advice, planner, report, roofline
-from mpdemo.plan.footprint import footprints
+from mpdemo.plan import advice, planner, report
+from mpdemo.plan.footprint import ROOFS, estimate, footprints
 from mpdemo.plan.machine import measured
-from mpdemo.plan.memory import FORMS, RESERVE, STATES
-from mpdemo.plan.roofline import ROOFS
+from mpdemo.plan.memory import FORMS, MIB, RESERVE, STATES, Subject
 from mpdemo.schedules import SCHEDULES, check_schedule, usual_stages_per_rank
-from mpdemo.settings import MODELS, NORMS
+from mpdemo.settings import MODELS, NORMS, Schedule
 
 
 def _known_model(name):
@@ -62,7 +61,7 @@ class Request:
     classes: int = Field(1000, ge=1, description="of the data set")
     norm: Literal[NORMS] = Field("batch", description="normalisation of the convolutional models")
     gpu_memory: ByteSize | None = Field(None, description="of one device, such as 16GiB; no limit by default")
-    schedule: Literal[tuple(SCHEDULES)] | None = Field(None, description="only this one; all by default")
+    schedule: Schedule | None = Field(None, description="only this one; all by default")
     microbatches: int | None = Field(None, ge=1, description="only this number of microbatches")
     cut: str | None = Field(None, description="only this cut, as for train: layer2.3 or 8")
     form: Literal[FORMS] = Field("per-device", description="one process per device, or one process for all devices")
@@ -139,11 +138,11 @@ def make_plan(request):
             f"--gpu-memory {request.gpu_memory.human_readable()} is less than CUDA itself takes; "
             "allowed: 1GiB or more, with the unit, such as 16GiB"
         )
-    model = {name: getattr(request, name) for name in ("classes", "channels", "norm")}
+    facts = {name: getattr(request, name) for name in ("classes", "channels", "norm")}
     fixed = fixed_choices(request)
-    blocks = footprints(request.model, request.image_size, **model)
-
-    job = planner.Workload(blocks, {}, request.stages, request.batch, limit, request.optimizer, form=request.form)
+    subject = Subject(request.model, request.image_size, **facts)
+    options = {"optimizer": request.optimizer, "form": request.form, "subject": subject}
+    job = planner.Workload(footprints(**subject._asdict()), {}, request.stages, request.batch, limit, **options)
     smallest = planner.candidates(job, **fixed)
     if not smallest:
         raise UserError(
@@ -152,24 +151,42 @@ def make_plan(request):
             "or other --microbatches, --schedule, --cut"
         )
     if smallest[0].overflow(limit):  # refused before minutes are spent on measuring
-        report.refuse(job, smallest[0], **fixed)
-    speeds, devices = _speeds(request, {request.batch} | {request.batch // c.microbatches for c in smallest}, model)
+        that_fits(job, smallest)
+    sizes = {request.batch} | {request.batch // c.microbatches for c in smallest}
+    speeds, measured_on = _speeds(request, sizes, facts)
     job = replace(job, **speeds)
     candidates = planner.candidates(job, **fixed)
-    best = planner.choose(candidates, limit)
-    if best.overflow(limit):
-        report.refuse(job, best, **fixed)
-    return report.Plan(request, job, best, candidates, devices)
+    best, devices = that_fits(job, [planner.choose(candidates, limit), *candidates])
+    return report.Plan(request, job, best, devices, candidates, measured_on)
+
+
+def that_fits(job, candidates):
+    """Return the first of some candidates that fits by a dry run, and the memory of its devices; refuse where none."""
+    tried = [(candidate, planner.devices(job, candidate)) for candidate in candidates[:1]]
+    tried += [] if _largest(tried[0]) <= job.limit else [(c, planner.devices(job, c)) for c in candidates[1:3]]
+    best = min(tried, key=lambda pair: (_largest(pair) > job.limit, pair[0].step_time))
+    over = min(map(_largest, tried)) - job.limit
+    if over > 0:
+        nearest = min(tried, key=_largest)[0]
+        raise UserError(
+            f"no plan fits: {job.ranks} devices of {(job.limit + RESERVE) / 2**30:.3g} GiB (0.75 GiB of it for CUDA), "
+            f"batch {job.batch}; the smallest found is over by {over / MIB:,.0f} MiB ({nearest.schedule}, "
+            f"{nearest.microbatches} microbatches); allowed: more --gpu-memory or --stages, or a smaller --batch"
+        )
+    return best
+
+
+def _largest(pair):
+    return max(device.peak for device in pair[1])
 
 
 def fixed_choices(request):
     """Refuse what no plan can do; return what the user fixed, as arguments for ``planner.candidates``."""
-    allowed = ("naive", "gpipe") if request.form == "one-process" else tuple(SCHEDULES)
+    allowed = ("GPipe",) if request.form == "one-process" else tuple(SCHEDULES)
     if request.schedule and request.schedule not in allowed:
-        raise UserError(f"one process runs no {request.schedule}; allowed: gpipe, naive, or --form per-device")
-    if request.microbatches or request.schedule == "naive":
-        schedule, count = request.schedule or "gpipe", request.microbatches or 1
-        check_schedule(schedule, request.stages, count, batch=request.batch)
+        raise UserError(f"one process runs no {request.schedule}; allowed: GPipe, or --form per-device")
+    if request.microbatches:
+        check_schedule(request.schedule or "GPipe", request.stages, request.microbatches, batch=request.batch)
     names = block_names(request.model)
     if request.stages > len(names):
         raise UserError(f"--stages {request.stages} of a model of {len(names)} blocks; allowed: 1 to {len(names)}")
@@ -184,6 +201,6 @@ def fixed_choices(request):
 def _speeds(request, sizes, model):
     """Return what the devices take, as a `Workload` has it, and on how many it was measured (0: a data sheet's)."""
     if request.cost not in (None, "measure"):
-        return {"costs": roofline.estimate(request.model, sizes, request.image_size, request.cost, **model)}, 0
+        return {"costs": estimate(request.model, sizes, request.image_size, request.cost, **model)}, 0
     machine = measured(request, sizes, request.stages if request.form == "per-device" else 1)
     return machine.speeds(), machine.devices

@@ -1,43 +1,19 @@
-"""Whether a training fits: on one device, in parts of the batch, in 16 bits, on several devices.
+"""The ways in which a case may fit: on one device, in parts of the batch, in 16 bits, on several devices.
 
-Sums over the footprints of the blocks; `mpdemo.plan.choose` asks a `mpdemo.plan.case.Case` these questions, in order.
-Memory is what `mpdemo.plan.memory` and `mpdemo.plan.sharded_layers` describe, messages are those of
-`mpdemo.plan.traffic`.
-Taught in notebooks/11_which_one.ipynb.
+`mpdemo.plan.choose` asks these questions in order. Each answer is a dry run of the rung with the first settings that
+fit; where none fit, with those that need least. Taught in notebooks/11_which_one.ipynb.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from mpdemo.cuts import HEADS
-from mpdemo.plan import planner, sharded_layers, traffic
+from mpdemo.plan import planner
+from mpdemo.plan.case import Fit, counted
 from mpdemo.plan.cost import total
 from mpdemo.plan.cut import balanced_cut
-from mpdemo.plan.footprint import needs
-from mpdemo.plan.memory import MIB, replica
 
 MOST = planner.MOST_MICROBATCHES
-
-
-@dataclass(frozen=True)
-class Fit:
-    """One way in which a case fits.
-
-    Attributes
-    ----------
-    settings : dict
-        Of ``python -m mpdemo train``, without the model and the data.
-    memory : float
-        Bytes on the fullest device.
-    seconds : float or None
-        Time of a step without messages, from the costs of the case; None where they do not say it.
-    sent : float
-        Bytes that the busiest device sends in a step.
-    """
-
-    settings: dict
-    memory: float
-    seconds: float | None = None
-    sent: float = 0.0
+TRIED = 3  # cuts that are dry-run: the first ones that fit by a sum over the blocks
 
 
 def divisors(number):
@@ -45,128 +21,134 @@ def divisors(number):
     return [part for part in range(1, number + 1) if number % part == 0]
 
 
-def states(case):
-    """Return the bytes of weights, gradients and optimizer states, which no smaller batch makes smaller."""
-    one = on_one(case, 1, 1)
-    return one.weights + one.gradients + one.optimizer
+def first_that_fits(case, find, numbers) -> Fit:
+    """Return `find` of the first number that fits, or of the one that needs least; larger numbers need less memory."""
+    first = find(numbers[0])
+    if first.memory <= case.limit or len(numbers) == 1:
+        return first
+    best = find(numbers[-1])
+    if best.memory > case.limit:
+        return min(first, best, key=lambda fit: fit.memory)
+    low, high = 0, len(numbers) - 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        found = find(numbers[middle])
+        if found.memory <= case.limit:
+            best, high = found, middle
+        else:
+            low = middle
+    return best
 
 
-def on_one(case, images, parts, precision="fp32", checkpointing=False):
-    """Return the memory of one device that accumulates the gradients of `images` in so many parts."""
-    return replica(case.blocks(precision, checkpointing), images, parts, case.optimizer, case.devices > 1)
+def replicas(case, parts=(1,), **saving):
+    """Return how the whole model fits on every device, each with its share of the batch; None where it cannot.
 
-
-def replicas(case, parts=(1,), precision="fp32", checkpointing=False):
-    """Return how the whole model fits on every device, each with its share of the batch, in the fewest parts; or None.
-
-    Parameters
-    ----------
-    parts : sequence of int, optional
-        Numbers of parts to try; None tries all.
+    `parts` are the numbers of parts to try; None tries all.
     """
-    if case.batch % case.devices or states(case) > case.limit:
-        return None
-    share = case.batch // case.devices
-    for count in parts or divisors(share):
-        used = on_one(case, share, count, precision, checkpointing).peak
-        if used <= case.limit:
-            sent = traffic.ring_bytes(traffic.of_replicas(case.blocks()), case.devices)
-            return _fit_of_a_share(case, count, precision, checkpointing, used, sent, 1)
-    return None
+    rung = "ddp" if case.devices > 1 else "single"
+    return _of_shares(case, rung, parts, 1, saving)
 
 
-def _fit_of_a_share(case, parts, precision, checkpointing, memory, sent, shards) -> Fit:
-    """Return the `Fit` of devices that compute all blocks for their share of the batch, in so many parts.
-
-    Each keeps one of so many `shards` of the weights, which it updates.
-    """
-    settings = {"precision": precision} if precision != "fp32" else {}
-    settings |= {"activation_checkpointing": True} if checkpointing else {}
-    settings |= {"microbatches": parts} if parts > 1 else {}
-    settings |= {"processes": case.devices} if case.devices > 1 else {}
-    costs = case.costs(case.batch // case.devices // parts)
-    seconds = parts * sum(cost.both + checkpointing * cost.forward for cost in costs) + case.update(shards)
-    return Fit(settings, memory, None if precision == "bf16" else seconds, sent)  # the costs are for float32
-
-
-def cut(case, microbatches=None, replicas=1, sharded=False):
-    """Return how the model fits when it is cut over as many devices as possible; None where it does not.
-
-    With ``microbatches=1`` one device works at a time; else 1F1B with four microbatches per device, or two, or one, or
-    any other number: the first that divides the batch and fits. The case is that of one of so many `replicas`, which
-    divide every stage among them where they are `sharded`.
-    """
-    for ranks in range(min(case.devices, len(case.blocks())), 1, -1):
-        wanted = [4 * ranks, 2 * ranks, ranks, *(m for m in divisors(case.batch) if ranks < m <= MOST)]
-        for count in [m for m in wanted if case.batch % m == 0] if microbatches is None else [microbatches]:
-            for points in _even_cuts(case, ranks, case.batch // count):
-                fit = _cut_at(case, ranks, count, points, replicas, sharded)
-                if fit.memory <= case.limit:
-                    return fit
-    return None
-
-
-def _even_cuts(case, ranks, size):
-    """Return the cut with the most even times, and the one with the most even memory."""
-    blocks = case.blocks()
-    memory = [needs(block, size).saved + block.weights + block.gradients for block in blocks]
-    return [balanced_cut([cost.both for cost in case.costs(size)], ranks), balanced_cut(memory, ranks)]
-
-
-def _cut_at(case, ranks, count, points, replicas, sharded):
-    blocks, size, schedule = case.blocks(), case.batch // count, "1f1b" if count > 1 else "naive"
-    shards = replicas if sharded else 1
-    options = {"bandwidth": float("inf"), "shards": shards, "update": case.update_per_byte}
-    job = planner.Workload(blocks, {size: case.costs(size)}, ranks, case.batch, case.limit, case.optimizer, **options)
-    candidate = planner.evaluate(job, schedule, count, points)
-    settings = {"processes": ranks, "cut": ",".join(blocks[point - 1].name for point in points)}
-    settings |= {"microbatches": count} if count > 1 else {}
-    within = traffic.of_stages(blocks, points, range(ranks), case.batch)
-    across = traffic.of_grid(blocks, points, range(ranks), shards, count)
-    sent = max(own["send"] + traffic.ring_bytes(other, replicas) for own, other in zip(within, across, strict=True))
-    return Fit(settings, max(candidate.peaks), candidate.step_time, sent)
-
-
-def sharded(case, parts=(1,), checkpointing=False):
-    """Return how FSDP fits, in the fewest `parts`, or None; arguments as for `replicas`.
+def sharded(case, parts=(1,), **saving):
+    """Return how FSDP fits; arguments as for `replicas`.
 
     Each part gathers all weights again, so more than one are for the fast links inside one node.
     """
-    if case.batch % case.devices or (parts is None and case.nodes > 1):
+    return None if parts is None and case.nodes > 1 else _of_shares(case, "fsdp", parts, case.devices, saving)
+
+
+def _of_shares(case, rung, parts, shards, saving):
+    """Return how devices fit that compute all blocks for their share of the batch, and update one of the shards."""
+    if case.batch % case.devices:
         return None
-    blocks, share = case.blocks(checkpointing=checkpointing), case.batch // case.devices
-    for count in parts or divisors(share):
-        memory = sharded_layers.device(blocks, share, case.optimizer, parts=count, shards=case.devices).peak
-        if memory <= case.limit:
-            sent = traffic.ring_bytes(traffic.of_shards(blocks, case.devices, count), case.devices)
-            return _fit_of_a_share(case, count, "fp32", checkpointing, memory, sent, case.devices)
-    return None
+    share, processes = case.batch // case.devices, {"processes": case.devices} if case.devices > 1 else {}
+    bf16, twice = saving.get("precision") == "bf16", saving.get("activation_checkpointing", False)
+
+    def find(count):
+        memory, sent = counted(case, rung, microbatches=count, **saving)
+        settings = saving | ({"microbatches": count} if count > 1 else {}) | processes
+        costs = [] if bf16 else case.costs(share // count)  # which are for float32
+        seconds = count * sum(cost.both + twice * cost.forward for cost in costs) + case.update(shards)
+        return Fit(settings, memory, None if bf16 else seconds, sent)
+
+    return first_that_fits(case, find, parts or divisors(share))
 
 
 def split_layers(case):
     """Return how tensor parallelism inside one node fits."""
     if case.nodes > 1 or case.model != "transformer" or HEADS % case.devices:
         return None
-    blocks = case.blocks()
-    memory = sharded_layers.device(blocks, case.batch, case.optimizer, splits=case.devices).peak
-    if memory > case.limit:
-        return None
+    memory, sent = counted(case, "tensor")
     seconds = total(case.costs(case.batch)) / case.devices + case.update(case.devices)
-    sent = traffic.ring_bytes(traffic.of_split_layers(blocks, case.batch), case.devices)
     return Fit({"processes": case.devices}, memory, seconds, sent)
 
 
+def cut(case, microbatches=None, replicas=None, sharded=False):
+    """Return how the model fits when it is cut over as many devices as possible; None where it cannot be cut.
+
+    With ``microbatches=1`` one device works at a time; else 1F1B with four microbatches per device, or two, or one, or
+    any other number that divides the batch. The case is that of one of so many `replicas`, which divide every stage
+    among them where they are `sharded`.
+    """
+    ways = []
+    for ranks in range(min(case.devices, len(case.blocks())), 1, -1) if replicas is None else [case.devices]:
+        wanted = [4 * ranks, 2 * ranks, ranks, *(m for m in divisors(case.batch) if ranks < m <= MOST)]
+        for count in [m for m in wanted if case.batch % m == 0] if microbatches is None else [microbatches]:
+            for points in _even_cuts(case, ranks, case.batch // count):
+                ways.append(_estimated(case, ranks, count, points, replicas if sharded else 1))
+        if any(max(candidate.peaks) <= case.limit for _, candidate in ways):
+            break  # fewer devices are for a model that more do not hold
+    ways = [way for way in ways if max(way[1].peaks) <= 1.05 * case.limit][:TRIED] or _least(ways)
+    fits = []
+    for ranks, candidate in ways:
+        fits.append(_cut_at(case, ranks, candidate, replicas, sharded))
+        if fits[-1].memory <= case.limit:
+            break
+    return min(fits, key=lambda fit: (fit.memory > case.limit, fit.memory), default=None)
+
+
+def _least(ways):
+    return [min(ways, key=lambda way: max(way[1].peaks))] if ways else []
+
+
+def _even_cuts(case, ranks, size):
+    """Return the cut with the most even times, and the one with the most even memory."""
+    blocks = case.blocks()
+    if len(blocks) < ranks:
+        return []
+    memory = [block.bytes("saved", size) + block.weights + block.gradients for block in blocks]
+    return [balanced_cut([cost.both for cost in case.costs(size)], ranks), balanced_cut(memory, ranks)]
+
+
+def _estimated(case, ranks, count, points, shards):
+    """Return the number of devices, and one way to cut over them with estimated memory."""
+    costs, size = case.costs(case.batch // count), case.batch // count
+    options = {"bandwidth": float("inf"), "shards": shards, "update": case.update_per_byte}
+    job = planner.Workload(case.blocks(), {size: costs}, ranks, case.batch, case.limit, case.optimizer, **options)
+    return ranks, planner.evaluate(job, "1F1B" if count > 1 else "GPipe", count, points)
+
+
+def _cut_at(case, ranks, candidate, replicas, sharded):
+    """Dry-run the fullest device of a cut."""
+    count, peaks = candidate.microbatches, candidate.peaks
+    whole = replace(case, batch=case.batch * (replicas or 1))
+    options = {"cut": ",".join(map(str, candidate.points)), "schedule": candidate.schedule, "microbatches": count}
+    options |= {"replicas": replicas, "sharded": sharded} if replicas else {}
+    rung = "hybrid" if replicas else "pipeline" if count > 1 else "model_parallel"
+    memory, sent = counted(whole, rung, rank=peaks.index(max(peaks)), devices=ranks, **options)
+    names = ",".join(case.blocks()[point - 1].name for point in candidate.points)
+    settings = {"processes": ranks * (replicas or 1), "cut": names} | ({"microbatches": count} if count > 1 else {})
+    settings |= {"replicas": replicas} if replicas else {}
+    return Fit(settings | ({"sharded": True} if sharded else {}), memory, candidate.step_time, sent)
+
+
 def replicas_of_a_cut(case, sharded=False):
-    """Return how several replicas fit, each cut over the fewest devices, perhaps sharded; None where they do not."""
+    """Return how several replicas fit, each cut over the fewest devices, perhaps sharded; None where it cannot be."""
+    best = None
     for stages in [n for n in divisors(case.devices)[1:-1] if case.batch % (case.devices // n) == 0]:
-        replicas = case.devices // stages
-        fit = cut(replace(case, devices=stages, batch=case.batch // replicas), None, replicas, sharded)
-        if fit and fit.settings["processes"] == stages:
-            grid = {"processes": case.devices, "replicas": replicas} | ({"sharded": True} if sharded else {})
-            return replace(fit, settings=fit.settings | grid)
-    return None
-
-
-def mib(number):
-    """Return bytes as text, in MiB."""
-    return f"{number / MIB:,.0f} MiB"
+        count = case.devices // stages
+        found = cut(replace(case, devices=stages, batch=case.batch // count), None, count, sharded)
+        if found and found.memory <= case.limit:
+            return found
+        best = min(filter(None, (best, found)), key=lambda fit: fit.memory, default=None)
+    return best

@@ -1,40 +1,25 @@
-"""What every block of a model allocates and computes, found on fake tensors: they have a shape, but no storage.
+"""What every block of a model allocates, computes and moves, found on fake tensors: they have a shape, but no storage.
 
 Each block is run alone, forward and backward, at two microbatch sizes. All counts are straight lines in the size, so
-the two runs give them for every size. `mpdemo.plan.memory` adds the blocks up to the memory of a device,
-`mpdemo.plan.roofline` turns operations into seconds. Taught in notebooks/04_model_parallel.ipynb.
+the two runs give them for every size. They tell the time on a GPU that is not here (`estimate`) and say where a cut may
+lie; what a whole training holds is counted by running it (dry_run.py). Taught in notebooks/04_model_parallel.ipynb.
 """
 
 from dataclasses import dataclass
 from functools import cache
-from math import prod
-from typing import NamedTuple
 
 import numpy as np
 
+from mpdemo.errors import UserError
+from mpdemo.plan.cost import BlockCost
+from mpdemo.plan.memory import Subject
+
 SIZES = 2, 8  # microbatch sizes of the two runs
-
-
-@dataclass(frozen=True, eq=False)
-class Pass:
-    """One pass of one block. Each row is a line: the value without samples, and what every sample adds.
-
-    Attributes
-    ----------
-    levels : np.ndarray
-        (allocations + 1, 2); bytes above the start, after every allocation and at the end.
-    operations, moved : np.ndarray
-        (kernels, 2); floating point operations, and bytes read and written.
-    """
-
-    levels: np.ndarray
-    operations: np.ndarray
-    moved: np.ndarray
-
-    def peak_and_change(self, size):
-        """Return the most bytes above the start, and the bytes more at the end, for `size` samples."""
-        levels = self.levels @ (1, size)
-        return levels.max(), levels[-1]
+ROOFS = {  # floating point operations and bytes per second (data sheets, float32), seconds to launch a kernel
+    "v100": (15.7e12, 0.9e12, 5e-6),
+    "a100": (19.5e12, 1.555e12, 5e-6),
+    "h100": (67e12, 3.35e12, 4e-6),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,64 +29,40 @@ class Footprint:
     Attributes
     ----------
     name : str
-    shapes : dict
-        Name of a parameter -> its shape.
+    parameters : int
+        How many (not bytes).
     weights, gradients, largest : int
         Bytes of parameters and buffers, of the parameters' gradients, and of the largest gradient.
     input, output : int
         Bytes of one sample that cross the boundary before and after the block.
-    passes : dict of str to Pass
-        ``forward``; ``first_backward`` creates the gradients, ``backward`` adds to them; ``input`` and ``weight`` are
-        the two halves of the backward pass, as zero-bubble schedules run them.
-    buffers : int
-        Bytes of the buffers alone, such as batch norm's averages.
+    lines : dict
+        ``saved`` (bytes that a forward pass leaves behind), ``forward`` and ``backward`` (bytes above the start at the
+        peak): the value without samples, and what each sample adds.
+    work : dict
+        A BlockCost's fields -> (kernels, 2, 2): operations and bytes moved of each kernel, as lines.
     """
 
     name: str
-    shapes: dict
+    parameters: int
     weights: int
     gradients: int
     largest: int
     input: int
     output: int
-    passes: dict
-    buffers: int = 0
+    lines: dict
+    work: dict
 
-    @property
-    def parameters(self):
-        """How many (not bytes)."""
-        return sum(prod(shape) for shape in self.shapes.values())
+    def bytes(self, what, size):
+        """Return ``saved``, ``forward`` or ``backward`` for a microbatch of `size` samples."""
+        return float(self.lines[what] @ (1, size))
 
-
-class Needs(NamedTuple):
-    """Bytes of one block for one microbatch.
-
-    `saved` is what the forward pass leaves behind, the output included; `output_only` is the output, where the block
-    itself does not need it for its backward pass, else 0. `kept_by_input` are the gradients which the input half of
-    the backward pass keeps for the weight half. The peaks are above what was allocated before the pass.
-    """
-
-    saved: float
-    output_only: float
-    kept_by_input: float
-    forward_peak: float
-    first_backward_peak: float
-    backward_peak: float
-    input_peak: float
-    weight_peak: float
+    def seconds(self, kind, size, rate, bandwidth, launch):
+        """Return the seconds of a pass: each kernel computes or moves, whichever takes longer, and is launched."""
+        operations, moved = (self.work[kind] @ (1, size)).T
+        return float((np.maximum(operations / rate, moved / bandwidth) + launch).sum())
 
 
-@cache
-def needs(block, size) -> Needs:
-    """Return what a Footprint's passes need for a microbatch of `size` samples."""
-    (forward, saved), (first, _), (backward, freed), (input_peak, kept), (weight, _) = (
-        block.passes[name].peak_and_change(size)
-        for name in ("forward", "first_backward", "backward", "input", "weight")
-    )
-    return Needs(saved, saved + freed, kept, forward, first, backward, input_peak, weight)
-
-
-def footprints(model, image_size, *, classes=1000, channels=3, norm="batch", precision="fp32", checkpointing=False):
+def footprints(model, image_size, *, classes=1000, channels=3, norm="batch"):
     """Return the footprint of every block of a model.
 
     Parameters
@@ -111,56 +72,65 @@ def footprints(model, image_size, *, classes=1000, channels=3, norm="batch", pre
         (`mpdemo.models.own.OwnModel` says the shape and the type of its samples, and is built for a batch size).
     image_size, classes, channels, norm
         As in ``mpdemo.models.build``.
-    precision : {"fp32", "bf16"}
-        Type that autocast computes in.
-    checkpointing : bool
-        Whether the backward pass computes each block once more. Not for schedules that split the backward pass.
 
     Returns
     -------
     tuple of Footprint
     """
-    return _footprints(model, image_size, classes, channels, norm, precision, checkpointing)
+    return _footprints(Subject(model, image_size, classes, channels, norm))
 
 
 @cache  # of values, however they were given: the same blocks are run once
-def _footprints(model, image_size, classes, channels, norm, precision, checkpointing):
-    from mpdemo.plan.meter import run_blocks
+def _footprints(subject):
+    from mpdemo.plan import meter
 
-    shape = getattr(model, "input_shape", (channels, image_size, image_size))
-    kind = getattr(model, "input_type", None)  # PyTorch's float by default
-    options = {"classes": classes, "channels": channels, "image_size": image_size, "norm": norm}
-    built_for = getattr(model, "at", lambda size: model)
-    small, large = (run_blocks(_build(built_for(n), precision, checkpointing, options), n, shape, kind) for n in SIZES)
-    return tuple(
-        Footprint(**facts, passes={name: _lines(passes[name], more[name]) for name in passes})
-        for (facts, passes), (_, more) in zip(small, large, strict=True)
-    )
-
-
-def _build(model, precision, checkpointing, options):
-    """Return a function that builds the model."""
-    import torch
-
-    from mpdemo.models import build
-
-    def blocks():
-        built = model() if callable(model) else build(model, **options)
-        built.precision = torch.bfloat16 if precision == "bf16" else None
-        built.checkpointing = checkpointing
-        return built
-
-    return blocks
+    small, large = (meter.run_blocks(subject, size) for size in SIZES)
+    result = []
+    for (facts, lines, work), (_, more_lines, more_work) in zip(small, large, strict=True):
+        lines = {name: _line(lines[name], more_lines[name]) for name in lines}
+        # the library runs the weights' halves in any order, so kernels are sorted
+        work = {kind: _line(sorted(work[kind]), sorted(more_work[kind])).reshape(-1, 2, 2) for kind in work}
+        result.append(Footprint(**facts, lines=lines, work=work))
+    return tuple(result)
 
 
-def _lines(small, large):
-    """Return a Pass from the same pass at the two SIZES, each (levels, work)."""
-    columns = []
-    sorted_work = sorted(small[1]), sorted(large[1])  # the library runs the weights' halves in any order
-    for a, b in ((small[0], large[0]), sorted_work):
-        a, b = np.array(a, dtype=float), np.array(b, dtype=float)
-        slope = (b - a) / (SIZES[1] - SIZES[0])
-        columns.append(np.stack([a - SIZES[0] * slope, slope], axis=-1))
-    levels, work = columns
-    work = work.reshape(-1, 2, 2)
-    return Pass(levels, work[:, 0], work[:, 1])
+def _line(small, large):
+    """Return numbers at the two SIZES as lines: their values at size 0, and their slopes, in a last dimension."""
+    small, large = np.array(small, dtype=float), np.array(large, dtype=float)
+    slope = (large - small) / (SIZES[1] - SIZES[0])
+    return np.stack([small - SIZES[0] * slope, slope], axis=-1)
+
+
+def estimate(model, sizes, image_size, gpu, **options):
+    """Estimate the cost of every block on a GPU that is not here.
+
+    Each operation takes the longer of computing (operations / peak rate) and moving (bytes / bandwidth), and a
+    launch: the roofline model (https://doi.org/10.1145/1498765.1498785). Real kernels stay below the roof, so shares
+    and ratios are worth more than seconds.
+
+    Parameters
+    ----------
+    model, image_size, options
+        As for `footprints`.
+    sizes : sequence of int
+        Samples of a microbatch.
+    gpu : str
+        A key of ROOFS.
+
+    Returns
+    -------
+    dict
+        Size -> list of BlockCost.
+
+    Raises
+    ------
+    UserError
+        No figures for this GPU.
+    """
+    if gpu not in ROOFS:
+        raise UserError(f"no figures for GPU {gpu!r}; allowed: {', '.join(ROOFS)}, or measure")
+    blocks = footprints(model, image_size, **options)
+    return {
+        size: [BlockCost(*(block.seconds(kind, size, *ROOFS[gpu]) for kind in BlockCost._fields)) for block in blocks]
+        for size in sizes
+    }

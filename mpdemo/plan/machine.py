@@ -73,47 +73,19 @@ def memory_per_device(devices) -> float:
 
 
 def measured(request, sizes, devices) -> Machine:
-    """Measure blocks, update and messages on so many devices of this machine at once, or on one where there are fewer.
+    """Measure blocks, update and messages on so many devices of this machine at once, or on one where it has fewer.
 
-    Parameters
-    ----------
-    request : mpdemo.plan.command.Request
-        Names a model of the course, or the reader's own.
-    sizes : iterable of int
-        Samples of a microbatch.
-    devices : int
-
-    Raises
-    ------
-    RunFailed
-        As `ask` does.
+    `request` names a model of the course, or the reader's own; `sizes` are samples of a microbatch.
     """
     devices = devices if devices <= devices_here() else 1
-    result = ask("mpdemo.labs.machine", request, devices, sizes=sorted(set(sizes)))
+    result = ask(request, devices, sizes=sorted(set(sizes)))
     costs = {int(size): [BlockCost(*block) for block in blocks] for size, blocks in result.pop("costs").items()}
     return Machine(costs=costs, **result)
 
 
 def step_seconds(request, settings) -> list:
-    """Predict the steps of trainings on devices of this machine, from what is measured of them.
-
-    Parameters
-    ----------
-    request : mpdemo.plan.command.Request
-        Names a model of the course.
-    settings : list of Settings
-
-    Returns
-    -------
-    list of float or None
-        Seconds of each step; None where the budget was spent before, or where none can be predicted.
-
-    Raises
-    ------
-    RunFailed
-        As `ask` does.
-    """
-    return ask("mpdemo.labs.speeds", request, request.devices, settings=[asdict(s) for s in settings])["seconds"]
+    """Return the median seconds of a few steps of each training on this machine's devices; None beyond the budget."""
+    return ask(request, request.devices, settings=[asdict(s) for s in settings])["seconds"]
 
 
 def cause(stderr) -> str:
@@ -122,21 +94,13 @@ def cause(stderr) -> str:
     return (errors or [line for line in stderr.splitlines() if line.startswith("mpdemo: ")] or ["no message"])[0]
 
 
-def ask(lab, request, devices, **question) -> dict:
-    """Run a lab in so many processes on this machine, and return its result.
-
-    Raises
-    ------
-    UserError
-        It has refused the question.
-    RunFailed
-        It failed, or it did not end.
-    """
+def ask(request, devices, **question) -> dict:
+    """Measure in so many processes on this machine; a refusal of theirs, or a failure, is one line of ours."""
     question = {name: getattr(request, name) for name in QUESTION} | question
     limit = request.budget + PATIENCE
     with tempfile.TemporaryDirectory(prefix="mpdemo-plan-") as folder:
         Path(folder, "question.json").write_text(json.dumps(question))
-        command = [sys.executable, "-m", "mpdemo.world.launch", str(devices), "-m", lab, folder]
+        command = [sys.executable, "-m", "mpdemo.world.launch", str(devices), "-m", "mpdemo.plan.measure", folder]
         options = {"env": child_environment() | {"TMPDIR": folder}, "preexec_fn": be_killed_with_parent}
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=limit, **options)

@@ -1,17 +1,17 @@
 """Choose cut, schedule and number of microbatches together: every candidate is simulated, the fastest that fits wins.
 
-Taught in notebooks/05_pipeline.ipynb.
+While cuts are compared, memory is a sum over the blocks (`estimated_peaks`); that of the answer is counted by a dry
+run. Taught in notebooks/05_pipeline.ipynb.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mpdemo.errors import UserError
 from mpdemo.plan.cost import total
 from mpdemo.plan.cut import balanced_cut, improve, stage_slices
-from mpdemo.plan.footprint import needs
-from mpdemo.plan.memory import devices
+from mpdemo.plan.memory import STATES, Subject, estimate
 from mpdemo.plan.simulate import Simulation, simulate
-from mpdemo.schedules import SCHEDULES, check_schedule, usual_stages_per_rank
+from mpdemo.schedules import SCHEDULES, check_schedule, placement, usual_stages_per_rank
 
 MOST_MICROBATCHES = 64
 
@@ -39,7 +39,9 @@ class Workload:
     form : str
         "per-device" or "one-process", as for `mpdemo.plan.memory.estimate`.
     shards : int
-        Replicas that divide every stage among them, as for `mpdemo.plan.memory.devices`.
+        Replicas that divide every stage among them.
+    subject : Subject, optional
+        What is trained, for a dry run.
     """
 
     blocks: list
@@ -53,59 +55,49 @@ class Workload:
     update: float = 0.0
     form: str = "per-device"
     shards: int = 1
+    subject: Subject | None = None
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to run the workload, simulated.
-
-    Attributes
-    ----------
-    points : list of int
-        The first block of every stage but the first.
-    devices : list of DeviceMemory
-        As `mpdemo.plan.memory.estimate` gives it.
-    update : float
-        Seconds of the optimizer's step on the device with the most weights.
-    """
+    """One way to run the workload, simulated: `peaks` are the estimated bytes of every device."""
 
     schedule: str
     microbatches: int
     points: list
     simulation: Simulation
-    devices: list
-    update: float = 0.0
+    peaks: list = field(repr=False)
+    update: float = 0.0  # seconds of the optimizer's step on the device with the most weights
 
     @property
     def step_time(self):
         """Predicted seconds per step."""
         return self.simulation.step_time + self.update
 
-    @property
-    def peaks(self):
-        """Peak bytes of every device."""
-        return [device.peak for device in self.devices]
-
     def overflow(self, limit):
         """Bytes that the fullest device lacks; 0 where all fit."""
         return max(0.0, max(self.peaks) - limit)
 
 
-def evaluate(job, schedule, microbatches, points):
-    """Simulate one candidate and add up its memory.
-
-    Returns
-    -------
-    Candidate
-    """
+def evaluate(job, schedule, microbatches, points) -> Candidate:
+    """Simulate one candidate and estimate its memory."""
     size = job.batch // microbatches
     slices = stage_slices(points, len(job.blocks))
     forward, backward, weight = _times(job, schedule, size, slices)
     seconds = [job.latency + job.blocks[stop - 1].output * size / job.bandwidth for _, stop in slices[:-1]]
     simulation = simulate(schedule, forward, backward, microbatches, job.ranks, weight, seconds or 0.0)
-    memory = devices(job.blocks, points, job.batch, job.form, schedule, microbatches, job.optimizer, shards=job.shards)
-    update = job.update * max(device.weights for device in memory)
-    return Candidate(schedule, microbatches, list(points), simulation, memory, update)
+    stages = [job.blocks[start:stop] for start, stop in slices]
+    owned = _owned(schedule, job.ranks, stages)
+    update = job.update * max(sum(block.weights for block in own) for own in owned)
+    peaks = estimated_peaks(job, simulation, stages, owned, size)
+    return Candidate(schedule, microbatches, list(points), simulation, peaks, update)
+
+
+def _owned(schedule, ranks, stages):
+    """Return the blocks of every rank."""
+    owners = placement(schedule, ranks, len(stages) // ranks)
+    return [[b for stage, owner in zip(stages, owners, strict=True) if owner == rank for b in stage]
+            for rank in range(ranks)]  # fmt: skip
 
 
 def _times(job, schedule, size, slices):
@@ -121,31 +113,54 @@ def _times(job, schedule, size, slices):
     return [s.forward for s in stages], backward, weight
 
 
-def candidates(job, schedules=None, microbatches=None, cut=None):
+def estimated_peaks(job, simulation, stages, owned, size) -> list:
+    """Add up what every device holds, in the order of the simulation: a few per cent beside what a dry run counts."""
+    result, splits = [], SCHEDULES[simulation.schedule].splits_backward
+    crossing = [0, *(size * stage[-1].output for stage in stages[:-1]), 0]
+    for rank, blocks in enumerate(owned):
+        gradients = sum(block.gradients for block in blocks) / job.shards
+        whole = (job.shards > 1) * 2 * max(block.weights for block in blocks)  # gathered by FSDP, block by block
+        always = sum(block.weights for block in blocks) / job.shards + STATES[job.optimizer] * gradients + whole
+        events = [row for row in simulation.events if row["rank"] == rank]
+        places = sum(crossing[s] + crossing[s + 1] for s in {row["stage"] for row in events})
+        level = always + simulation.microbatches * places + (rank == 0) * job.batch * blocks[0].input
+        peak, created = level + gradients, 0.0
+        for row in events:
+            stage = stages[row["stage"]]
+            saved = sum(block.bytes("saved", size) for block in stage)
+            if row["kind"] == "F":
+                level += saved
+            elif row["kind"] != "I" or not splits:
+                peak = max(peak, level + created + max(block.bytes("backward", size) for block in stage))
+                level, created = level - saved, gradients
+            peak = max(peak, level + created)
+        temporary = 2 * max(block.largest for block in blocks) if job.optimizer == "adamw" else 0
+        result.append(max(peak, always + gradients + temporary))
+    return result
+
+
+def devices(job, candidate) -> list:
+    """Return the DeviceMemory of every device of a candidate, by a dry run."""
+    options = {"form": job.form, "schedule": candidate.schedule, "microbatches": candidate.microbatches}
+    facts = job.subject._asdict()
+    model, image_size = facts.pop("model"), facts.pop("image_size")
+    return estimate(model, candidate.points, job.batch, image_size, optimizer=job.optimizer, **options, **facts)
+
+
+def candidates(job, schedules=None, microbatches=None, cut=None) -> list[Candidate]:
     """Return the best cut of every schedule and every number of microbatches that can run, fastest first.
 
-    Parameters
-    ----------
-    schedules : list of str, optional
-        All of SCHEDULES by default.
-    microbatches : list of int, optional
-        Those of `divisors` by default; naive runs with one.
-    cut : list of int, optional
-        Take this cut instead of searching; schedules that want another number of stages are left out.
-
-    Returns
-    -------
-    list of Candidate
-        Those that do not fit in memory are at the end, the nearest to fitting first.
+    A given `cut` is taken instead of searching; schedules that want another number of stages are then left out.
+    Candidates that do not fit in memory are at the end, the nearest to fitting first.
     """
     result = []
     for schedule in schedules or SCHEDULES:
         stages = job.ranks * usual_stages_per_rank(schedule)
         if stages > len(job.blocks) or (cut is not None and len(cut) + 1 != stages):
             continue
-        for count in [1] if schedule == "naive" else microbatches or divisors(job):
+        for count in microbatches or divisors(job):
             try:
-                check_schedule(schedule, job.ranks, count, None, job.batch)
+                check_schedule(schedule, job.ranks, count, job.batch)
             except UserError:
                 continue
             points = best_cut(job, schedule, count, stages) if cut is None else cut
@@ -164,7 +179,7 @@ def best_cut(job, schedule, count, stages):
     if job.costs:
         even = balanced_cut([cost.both for cost in job.costs[size]], stages)
     else:
-        even = balanced_cut([needs(block, size).saved + block.weights for block in job.blocks], stages)
+        even = balanced_cut([block.bytes("saved", size) + block.weights for block in job.blocks], stages)
 
     def score(points):
         candidate = evaluate(job, schedule, count, points)
@@ -174,22 +189,10 @@ def best_cut(job, schedule, count, stages):
     return points
 
 
-def choose(choices, limit):
+def choose(choices, limit) -> Candidate:
     """Return the fastest candidate that fits; of those within 1 % of it, the one which needs least memory.
 
-    Times less than 1 % apart cannot be told apart by measuring.
-
-    Parameters
-    ----------
-    choices : list of Candidate
-        From `candidates`.
-    limit : float
-        Bytes per device.
-
-    Returns
-    -------
-    Candidate
-        Where nothing fits, the one that lacks least.
+    Times less than 1 % apart cannot be told apart by measuring. Where nothing fits: the one that lacks least.
     """
     fitting = [c for c in choices if not c.overflow(limit)]
     if not fitting:

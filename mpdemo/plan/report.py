@@ -1,10 +1,9 @@
-"""A plan as text and as JSON, and the refusal where nothing fits. Taught in notebooks/05_pipeline.ipynb."""
+"""A plan as text and as JSON. Taught in notebooks/05_pipeline.ipynb."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 from tabulate import tabulate
 
-from mpdemo.errors import UserError
 from mpdemo.plan import planner
 from mpdemo.plan.cost import total
 from mpdemo.plan.cut import stage_slices
@@ -23,6 +22,7 @@ class Plan:
     request: object
     job: planner.Workload
     best: planner.Candidate
+    devices: list  # of DeviceMemory
     candidates: list
     measured_on: int = 0
 
@@ -32,9 +32,9 @@ class Plan:
         return planner.one_device_step_time(self.job) / self.best.step_time
 
     def usual(self):
-        """Return the candidate with the usual cut, 1f1b where it runs and as many microbatches as the plan."""
+        """Return the candidate with the usual cut, 1F1B where it runs and as many microbatches as the plan."""
         count = self.best.microbatches
-        schedule = "1f1b" if count >= self.job.ranks else "naive"
+        schedule = "1F1B" if count >= self.job.ranks else "GPipe"
         return planner.evaluate(self.job, schedule, count, planner.usual_cut(self.job))
 
 
@@ -49,7 +49,7 @@ def as_dict(plan):
         "microbatches": best.microbatches,
         "cut": [plan.job.blocks[point - 1].name for point in best.points],
         "stages": stages(plan),
-        "devices": [{**asdict(device), "peak": device.peak} for device in best.devices],
+        "devices": [{**asdict(device), "peak": device.peak} for device in plan.devices],
         "step_time": best.step_time,
         "speedup": plan.speedup,
         "idle_share": best.simulation.idle_share,
@@ -116,7 +116,7 @@ def _stages(plan):
 
 def _memory(plan):
     kinds = "weights", "gradients", "optimizer", "activations", "peak"
-    rows = [(d.device, *(getattr(d, kind) / MIB for kind in kinds)) for d in plan.best.devices]
+    rows = [(d.device, *(getattr(d, kind) / MIB for kind in kinds)) for d in plan.devices]
     table = tabulate(rows, ("device", *kinds[:-1], "peak (MiB)"), "simple", floatfmt=".0f")
     kept = f"of a GPU's memory {RESERVE // MIB} MiB are kept for CUDA"
     return f"{table}\n(what PyTorch allocates, without workspaces; {kept})"
@@ -150,32 +150,3 @@ def _command(plan):
         f"--image-size {request.image_size} --batch-size {request.batch} --processes {request.stages} "
         f"--schedule {best.schedule} --microbatches {best.microbatches}" + (f" --cut {cut}" if cut else "")
     )
-
-
-def refuse(job, nearest, **fixed):
-    """Raise UserError: nothing fits; name what would.
-
-    Parameters
-    ----------
-    nearest : Candidate
-        The one that needs least.
-    fixed
-        `schedules` and `microbatches` that the user insists on, as for `planner.candidates`; a `cut` is given up.
-    """
-    needs = max(nearest.peaks) + RESERVE
-    offers = [f"--gpu-memory {-(-needs // 2**30):.0f}GiB"]
-    more = (job.ranks * factor for factor in (2, 4, 8) if job.ranks * factor <= len(job.blocks))
-    less = (job.batch // factor for factor in (2, 4, 8, 16) if job.batch % factor == 0)
-    offers += [f"--stages {ranks}" for ranks in more if _fits(replace(job, costs={}, ranks=ranks), fixed)][:1]
-    offers += [f"--batch {batch}" for batch in less if _fits(replace(job, costs={}, batch=batch), fixed)][:1]
-    raise UserError(
-        f"no plan fits: {job.ranks} devices of {(job.limit + RESERVE) / 2**30:.3g} GiB (0.75 GiB of it for CUDA), "
-        f"batch {job.batch}; the smallest found needs {needs / 2**30:.1f} GiB per device "
-        f"({nearest.schedule}, {nearest.microbatches} microbatches); what would fit: {', or '.join(offers)}"
-    )
-
-
-def _fits(job, fixed):
-    """Try what needs least memory: the smallest microbatches."""
-    fixed = {**fixed, "microbatches": fixed.get("microbatches") or planner.divisors(job)[-1:], "cut": None}
-    return any(c.overflow(job.limit) == 0 for c in planner.candidates(job, **fixed))

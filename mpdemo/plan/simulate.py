@@ -1,66 +1,85 @@
 """Simulate a schedule: when does every rank compute what, how long is the step, how long does each rank wait?
 
-The rule is short. A rank works through its list of operations in order; an operation starts when the rank is free
-and what it needs has arrived: a forward needs the stage before, a backward the stage after, the weight gradient
-nothing but its own rank. Taught in notebooks/05_pipeline.ipynb.
+The rule is short. A rank works through its list of operations in order; an operation starts when the rank is free and
+what it needs has arrived: a forward needs the stage before, a backward the stage after, the weight gradient nothing but
+its own rank. The lists are those of PyTorch's own schedules (`order`), or yours (own_order.py). Taught in
+notebooks/05_pipeline.ipynb.
 """
 
+import re
 from dataclasses import dataclass
-from functools import cached_property
-
-import numpy as np
+from functools import cache, cached_property
+from types import SimpleNamespace
 
 from mpdemo.errors import UserError
-from mpdemo.plan.order import KINDS, B, F, I, W, order_arrays
-from mpdemo.schedules import SCHEDULES, check_schedule, placement
+from mpdemo.schedules import check_schedule, usual_stages_per_rank
+
+ACTION = re.compile(r"(\d+)([FBIW])(\d+)")  # stage, kind, microbatch, as PyTorch writes them
 
 
 @dataclass(frozen=True)
 class Simulation:
     """A simulated training step.
 
-    The arrays hold one row per rank and one column per operation, in the order in which the rank works.
+    `events` is its timeline, rows sorted by rank and start, as `mpdemo.timeline.record` records it of a real step.
     """
 
     schedule: str
     ranks: int
     stages_per_rank: int
     microbatches: int
-    kind: np.ndarray
-    stage: np.ndarray
-    microbatch: np.ndarray
-    start: np.ndarray  # s
-    end: np.ndarray  # s
+    events: list
 
-    @property
+    @cached_property
     def step_time(self):
         """Seconds from the first operation's start to the last one's end."""
-        return float(self.end.max())
+        return max(row["end"] for row in self.events)
 
-    @property
+    @cached_property
     def idle_share(self):
         """Share of all ranks' time in which nothing is computed: the bubble."""
-        return 1 - float((self.end - self.start).sum(axis=1).mean()) / self.step_time
+        return 1 - sum(row["end"] - row["start"] for row in self.events) / self.ranks / self.step_time
 
     @cached_property
     def peak_activations(self):
-        """Microbatches whose activations each rank holds at the worst moment, counted stage by stage.
+        """The most microbatches whose activations each rank holds at a time, counted stage by stage.
 
         A rank with two stages counts a microbatch twice when both stages hold it: each is half as much memory.
         """
-        frees = W if SCHEDULES[self.schedule].splits_backward else B
-        change = (self.kind == F).astype(int) - (self.kind == frees)
-        return np.cumsum(change, axis=1).max(axis=1).tolist()
+        frees = "W" if any(row["kind"] == "W" for row in self.events) else "B"
+        held, peaks = [0] * self.ranks, [0] * self.ranks
+        for row in self.events:
+            rank = row["rank"]
+            held[rank] += (row["kind"] == "F") - (row["kind"] == frees)
+            peaks[rank] = max(peaks[rank], held[rank])
+        return peaks
 
-    @cached_property
-    def events(self):
-        """The timeline as rows, sorted by rank and start: what `mpdemo.timeline.record` records of a real step."""
-        columns = (self.kind, self.stage, self.microbatch, self.start, self.end)
-        return [
-            {"rank": rank, "stage": s, "kind": KINDS[k], "microbatch": m, "start": start, "end": end}
-            for rank in range(self.ranks)
-            for k, s, m, start, end in zip(*(column[rank].tolist() for column in columns), strict=True)
-        ]
+
+@cache
+def order(schedule, ranks, microbatches, stages_per_rank=1) -> list:
+    """Ask PyTorch for the operations of every rank: lists of (kind, stage, microbatch).
+
+    F is the forward pass of a microbatch through a stage, B its backward pass. The zero-bubble schedules cut B in two:
+    I, the gradient of the stage's input, which the stage before waits for, and W, the gradient of its weights, which
+    fills gaps. The library decides all of that when a schedule is made, before it needs a process group.
+    """
+    from torch.distributed.pipelining.schedules import get_schedule_class
+
+    stages = [
+        SimpleNamespace(group_size=ranks, group_rank=0, num_stages=ranks * stages_per_rank, stage_index=number,
+                        is_first=number == 0, is_last=False, submod=None, has_backward=True)
+        for number in range(stages_per_rank)
+    ]  # fmt: skip
+    made = get_schedule_class(schedule)(stages if stages_per_rank > 1 else stages[0], microbatches)
+    matches = [[ACTION.fullmatch(str(action)) for action in made.pipeline_order[rank]] for rank in range(ranks)]
+    lanes = [[(match[2], int(match[1]), int(match[3])) for match in lane if match] for lane in matches]
+    return [_counted_from_zero(lane) for lane in lanes]
+
+
+def _counted_from_zero(lane):
+    """Repair the list of 1F1B's last rank, whose forwards PyTorch 2.14 numbers from 1 (it does not run by the list)."""
+    first = min((microbatch for kind, _, microbatch in lane if kind == "F"), default=0)
+    return [(kind, stage, microbatch - first * (kind == "F")) for kind, stage, microbatch in lane]
 
 
 def simulate(schedule, forward, backward, microbatches, ranks, weight=None, communication=0.0):
@@ -93,70 +112,80 @@ def simulate(schedule, forward, backward, microbatches, ranks, weight=None, comm
 
     Examples
     --------
-    >>> result = simulate("gpipe", forward=[1, 1], backward=[2, 2], microbatches=4, ranks=2)
+    >>> result = simulate("GPipe", forward=[1, 1], backward=[2, 2], microbatches=4, ranks=2)
     >>> result.step_time, round(result.idle_share, 3)
     (15.0, 0.2)
     """
-    forward, backward = np.asarray(forward, dtype=float), np.asarray(backward, dtype=float)
     stages = len(forward)
     if len(backward) != stages or stages == 0 or stages % ranks:
         raise UserError(
             f"{stages} forward and {len(backward)} backward times for {ranks} ranks; "
             f"allowed: one of each per stage, and a multiple of {ranks} stages"
         )
-    stages_per_rank = check_schedule(schedule, ranks, microbatches, stages // ranks)
-    orders = [order_arrays(schedule, rank, ranks, microbatches, stages_per_rank) for rank in range(ranks)]
-    kind, stage, microbatch = (np.stack([order[column] for order in orders]) for column in range(3))
-    share = np.where(np.arange(stages) == 0, 1.0, 0.5) if weight is None else np.asarray(weight, dtype=float)
-    seconds = np.stack([forward, backward, (1 - share) * backward, share * backward])  # in the order of KINDS
-    duration = seconds[kind, stage]
-    owners = np.asarray(placement(schedule, ranks, stages_per_rank))
-    start = _start_times(duration, *_dependencies(kind, stage, microbatch, owners, communication))
-    return Simulation(schedule, ranks, stages_per_rank, microbatches, kind, stage, microbatch, start, start + duration)
+    schedule, stages_per_rank = check_schedule(schedule, ranks, microbatches), stages // ranks
+    check_stages(schedule, stages_per_rank)
+    share = [1.0] + [0.5] * (stages - 1) if weight is None else weight
+    share = [share] * stages if isinstance(share, int | float) else share
+    seconds = {"F": forward, "B": backward}
+    seconds["I"] = [(1 - w) * b for w, b in zip(share, backward, strict=True)]
+    seconds["W"] = [w * b for w, b in zip(share, backward, strict=True)]
+    delays = [communication] * (stages - 1) if isinstance(communication, int | float) else communication
+    rows = play(order(schedule, ranks, microbatches, stages_per_rank), seconds, delays)
+    return Simulation(schedule, ranks, stages_per_rank, microbatches, rows)
 
 
-def _dependencies(kind, stage, microbatch, owners, communication):
-    """Return, for each operation, the result it waits for, the seconds until that arrives, and the result it gives.
-
-    Result s * M + m is the forward of microbatch m through stage s, result S * M + s * M + m its backward. Of the last
-    two numbers, 2 * S * M stands for "nothing", which is there from the start, the other for a result nobody uses.
-    """
-    stages, microbatches = len(owners), int(microbatch.max()) + 1
-    results = stages * microbatches
-    boundary = np.zeros(stages + 1)  # boundary s lies between stages s-1 and s
-    boundary[1:stages] = np.where(owners[1:] != owners[:-1], communication, 0.0)
-    own = stage * microbatches + microbatch
-    after_forward = (kind == F) & (stage > 0)
-    after_backward = ((kind == B) | (kind == I)) & (stage < stages - 1)
-    conditions = [after_forward, after_backward]
-    needs = np.select(conditions, [own - microbatches, results + own + microbatches], 2 * results)
-    delay = np.select(conditions, [boundary[stage], boundary[stage + 1]], 0.0)
-    gives = np.select([kind == F, kind == W], [own, 2 * results + 1], results + own)
-    return needs, delay, gives, 2 * results + 2
+def check_stages(schedule, stages_per_rank):
+    """Refuse stages per rank with which the library's schedule does not run."""
+    usual, several = usual_stages_per_rank(schedule), schedule.startswith("Interleaved")
+    if stages_per_rank < 2 if several else stages_per_rank != usual:
+        allowed = "2 or more" if several else usual
+        raise UserError(f"{schedule} does not run with {stages_per_rank} stages per rank; allowed: {allowed}")
 
 
-def _start_times(duration, needs, delay, gives, results):
-    """Return every operation's start.
+def play(lanes, seconds, delays) -> list[dict]:
+    """Let every rank work through its list; `seconds` are by kind and stage, `delays` by stage boundary."""
+    owner = {stage: rank for rank, lane in enumerate(lanes) for _, stage, _ in lane}
+    last = max(owner)
+    arrive = [0.0 if owner[s] == owner[s + 1] else float(delays[s]) for s in range(last)]
+    ends, free, position, rows = {}, [0.0] * len(lanes), [0] * len(lanes), []
+    done = -1
+    while done < len(rows):
+        done = len(rows)
+        for rank, lane in enumerate(lanes):
+            while position[rank] < len(lane):
+                kind, stage, microbatch = operation = lane[position[rank]]
+                start = free[rank]
+                for need in needs(operation, last):
+                    end = ends.get(need)
+                    if end is None:
+                        break
+                    start = max(start, end + (arrive[min(stage, need[1])] if need[1] != stage else 0.0))
+                else:
+                    ends["B" if kind == "I" else kind, stage, microbatch] = end = start + float(seconds[kind][stage])
+                    row = {"rank": rank, "stage": stage, "kind": kind, "microbatch": microbatch}
+                    rows.append(row | {"start": start, "end": end})
+                    free[rank] = end
+                    position[rank] += 1
+                    continue
+                break
+    if waiting := [lane[place] for lane, place in zip(lanes, position, strict=True) if place < len(lane)]:
+        raise UserError(f"deadlock: {'; '.join(_waits(operation, last, ends) for operation in waiting)}")
+    return sorted(rows, key=lambda row: (row["rank"], row["start"]))
 
-    All ranks advance together: each whose next operation has what it needs takes it, and so on until all are done.
-    One such sweep is a few array operations, so hundreds of ranks cost hardly more than two.
-    """
-    ranks, length = duration.shape
-    finished = np.full(results, np.inf)
-    finished[-2] = 0.0
-    start = np.empty(ranks * length)
-    needs, delay, duration, gives = (array.ravel() for array in (needs, delay, duration, gives))
-    free, position = np.zeros(ranks), np.arange(ranks) * length
-    end, waiting = position + length, np.arange(ranks)
-    while len(waiting):
-        operation = position[waiting]
-        arrival = finished[needs[operation]] + delay[operation]
-        ready = np.isfinite(arrival)
-        if not ready.any():
-            raise RuntimeError(f"this order never ends: rank {waiting[0]} waits for an operation that waits for it")
-        rank, operation = waiting[ready], operation[ready]
-        start[operation] = begin = np.maximum(arrival[ready], free[rank])
-        free[rank] = finished[gives[operation]] = begin + duration[operation]
-        position[rank] += 1
-        waiting = waiting[position[waiting] < end[waiting]]
-    return start.reshape(ranks, length)
+
+def needs(operation, last):
+    """Return the operations that must have ended before this one; of a backward pass in two, I counts as B."""
+    kind, stage, microbatch = operation
+    if kind == "F":
+        return [("F", stage - 1, microbatch)] if stage else []
+    if kind == "W":
+        return [("B", stage, microbatch)]
+    return [("F", stage, microbatch)] + ([("B", stage + 1, microbatch)] if stage < last else [])
+
+
+def _waits(operation, last, ends):
+    """Say what an operation waits for."""
+    kind, stage, microbatch = operation
+    missing = next(need for need in needs(operation, last) if need not in ends)
+    place = "itself" if missing[1] == stage else f"stage {missing[1]}"
+    return f"stage {stage} wants to do {kind}{microbatch}, and waits for {missing[0]}{missing[2]} of {place}"

@@ -13,14 +13,14 @@ from torch.distributed.tensor import DTensor
 from torch.profiler import record_function
 
 from mpdemo.compare import write_result
-from mpdemo.labs.counting import STEPS, sent_in_a_step
 from mpdemo.labs.profile_parts import STEP, recording
 from mpdemo.ladder import model_and_batch
 from mpdemo.notebook.story import story
+from mpdemo.plan.counting import sent_in_a_step
+from mpdemo.recorder import Recorder
 from mpdemo.settings import Settings
 from mpdemo.timeline import read
 from mpdemo.timeline.observe import observe
-from mpdemo.recorder import Recorder
 from mpdemo.trial import Trial, relative_difference
 from mpdemo.world.collectives import gather_objects, whole
 from mpdemo.world.launch import end
@@ -32,6 +32,8 @@ WAYS = {  # name -> rung and its settings
     "tensor": {"rung": "tensor"},
 }
 KINDS = {"all_reduce": "A", "all_gather": "G", "reduce_scatter": "R"}  # in the name of a range -> kind of a timeline
+
+STEPS = 2
 
 
 def stored(trial) -> dict:

@@ -8,18 +8,18 @@ rung's: those of `mpdemo.ladder`, with the typical step's timeline and the memor
 """
 
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from mpdemo.compare import quartiles, write_result
 from mpdemo.errors import UserError, did_you_mean
 from mpdemo.labs.ddp import time_bucket
 from mpdemo.ladder import as_variants, compare, gradient_differences, measured_rows, model_and_batch
 from mpdemo.notebook.story import story
-from mpdemo.plan import predict
+from mpdemo.plan import dry_run
+from mpdemo.recorder import Recorder
 from mpdemo.settings import RUNGS, Settings
 from mpdemo.timeline import read
 from mpdemo.timeline.observe import RecordedBuckets, observe
-from mpdemo.recorder import Recorder
 from mpdemo.trial import recorded_steps, watch_for_ddp
 from mpdemo.world.collectives import gather_objects
 from mpdemo.world.launch import end
@@ -69,8 +69,9 @@ def observe_trial(trial, world):
 
 
 def device_memory(settings) -> list[dict]:
-    """Estimate the peak memory of every device in a step (`mpdemo.plan.predict`), in bytes, from checked settings."""
-    return [asdict(device) for device in predict.devices(settings, predict.blocks_of(settings))]
+    """Count the peak memory of every device in a step by a dry run (`mpdemo.plan.dry_run`), in bytes."""
+    devices = [device for process in dry_run.of_training(settings) for device in process.devices]
+    return [asdict(replace(device, device=number)) for number, device in enumerate(devices)]
 
 
 def main(out, rung, rounds=ROUNDS):

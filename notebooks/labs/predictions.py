@@ -10,30 +10,30 @@ import gc
 import sys
 from dataclasses import replace
 
-from mpdemo.labs.counting import peak_of_a_step, sent_in_a_step
-from mpdemo.labs.harness import write_result
-from mpdemo.labs.ladder import model_and_batch
+from mpdemo.ladder import model_and_batch
+from mpdemo.log import RunLog
 from mpdemo.notebook.story import story
-from mpdemo.plan import predict
-from mpdemo.settings import Settings, as_arguments
-from mpdemo.trial import Trial
+from mpdemo.plan import dry_run
+from mpdemo.plan.counting import peak_of_a_step, sent_in_a_step
+from mpdemo.settings import Settings, as_arguments, checked
+from mpdemo.trial import Trial, join_world
 from mpdemo.world.collectives import gather_objects
 from mpdemo.world.launch import end
 
-HALVES = {"schedule": "1f1b", "cut": None}  # one stage per device
+HALVES = {"schedule": "1F1B", "cut": None}  # one stage per device
 TWICE = {"activation_checkpointing": True}
 BF16 = {"precision": "bf16"}
 CONVNET = {"model": "convnet", "norm": "group"}
 CASES = {  # processes -> settings, as changes of the story's
     2: [
         {"rung": "ddp"},
-        {"rung": "ddp", "accumulate": 4},
+        {"rung": "ddp", "microbatches": 4},
         {"rung": "ddp", **TWICE},
         {"rung": "ddp", **CONVNET},
         {"rung": "ddp", "model": "convnet"},  # batch norm: its averages are sent, too
         {"rung": "fsdp"},
         {"rung": "fsdp", "reshard": "never"},
-        {"rung": "fsdp", "accumulate": 4, **TWICE},
+        {"rung": "fsdp", "microbatches": 4, **TWICE},
         {"rung": "fsdp", **BF16},
         {"rung": "tensor"},
         {"rung": "tensor", "sequence_parallel": True},
@@ -42,19 +42,24 @@ CASES = {  # processes -> settings, as changes of the story's
         {"rung": "model_parallel"},
         {"rung": "pipeline"},
         {"rung": "pipeline", **BF16},
-        {"rung": "pipeline", **HALVES, "accumulate": 2},
+        {"rung": "pipeline", **HALVES, "microbatches": 8},
         {"rung": "pipeline", **HALVES, **CONVNET},
-        {"rung": "pipeline", "schedule": "zbv"},
+        {"rung": "pipeline", "schedule": "ZBVZeroBubble"},
     ],
     4: [
         {"rung": "hybrid", "replicas": 2},
-        {"rung": "hybrid", "replicas": 2, **HALVES, "accumulate": 2},
+        {"rung": "hybrid", "replicas": 2, **HALVES, "mesh": "pp-dp"},
         {"rung": "hybrid", "replicas": 2, "sharded": True},
-        {"rung": "hybrid", "replicas": 2, **HALVES, "sharded": True, "accumulate": 2},
+        {"rung": "hybrid", "replicas": 2, **HALVES, "sharded": True, "microbatches": 8},
         {"rung": "tensor", "replicas": 2},
         {"rung": "tensor", "replicas": 2, "sequence_parallel": True},
     ],
 }
+
+
+def wanted(changes, batch_size) -> Settings:
+    """Return the settings of a case, not checked yet."""
+    return replace(Settings(**story(**changes)), batch_size=batch_size, timeline=False)
 
 
 def measure(world, cases, batch_size) -> list[dict]:
@@ -63,18 +68,18 @@ def measure(world, cases, batch_size) -> list[dict]:
     Returns
     -------
     list of dict
-        ``case`` (as one types it), and for each rank ``predicted`` and ``counted`` (bytes at the worst moment of a
-        step) and ``predicted_messages`` and ``messages`` (collective -> bytes in a step).
+        ``case`` (as one types it), and for each rank ``counted`` (bytes at the peak of a step) and ``messages``
+        (collective -> bytes in a step).
     """
     rows = []
     for changes in cases:
-        settings = replace(Settings(**story(**changes)), batch_size=batch_size, timeline=False)
+        settings = wanted(changes, batch_size)
         trial = Trial(settings, world, *model_and_batch(settings))
         counted = peak_of_a_step(trial)
         messages = {kind: row["bytes"] for kind, row in sent_in_a_step(trial).items()}
-        row = {"counted": gather_objects(counted), "messages": gather_objects(messages)}
         case = " ".join(as_arguments(changes))
-        rows.append({"case": case, **row, **(predicted(trial.settings) if world.rank == 0 else {})})
+        rows.append({"case": case, "counted": gather_objects(counted), "messages": gather_objects(messages)})
+        trial.end()
         del trial
         gc.collect()
     return rows
@@ -82,21 +87,22 @@ def measure(world, cases, batch_size) -> list[dict]:
 
 def predicted(settings) -> dict:
     """Return what the plan says of checked settings, a list with an entry for each rank."""
-    blocks = predict.blocks_of(settings)
+    processes = dry_run.of_training(settings)
     return {
-        "predicted": [device.peak for device in predict.devices(settings, blocks)],
-        "predicted_messages": predict.messages(settings, blocks),
+        "predicted": [device.peak for each in processes for device in each.devices],
+        "predicted_messages": [each.messages for each in processes],
     }
 
 
 def main(out, batch_size=64):
-    """Count in every process; rank 0 writes the result."""
-
-    def count(world):
-        rows = measure(world, CASES[world.world_size], int(batch_size))
-        return {"device": world.device.type, "rows": rows}
-
-    write_result(out, count)
+    """Count in every process; rank 0 predicts when the others are done, and writes the result."""
+    with join_world() as world:
+        cases = CASES[world.world_size]
+        rows = measure(world, cases, int(batch_size))
+    if world.rank == 0:
+        for row, changes in zip(rows, cases, strict=True):
+            row |= predicted(checked(wanted(changes, int(batch_size)), world.world_size))
+    RunLog(out, world.rank == 0).finish({"device": world.device.type, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -1,0 +1,156 @@
+"""Count what a process holds and sends: every operation of PyTorch passes through a dispatch mode.
+
+A message is noted where PyTorch hands it to the backend, so those that DDP sends from C++ are counted as well. Works on
+real tensors and on fake ones (dry_run.py). Taught in notebooks/07_sharding.ipynb.
+"""
+
+import gc
+import weakref
+from collections import defaultdict
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+BLOCK = 512  # bytes; PyTorch's CUDA allocator hands out multiples of it
+KINDS = {  # PyTorch's operators, of tensors and of DTensors -> the collective
+    "allreduce_": "all-reduce",
+    "all_reduce": "all-reduce",
+    "broadcast_": "broadcast",
+    "_allgather_base_": "all-gather",
+    "all_gather_into_tensor": "all-gather",
+    "_reduce_scatter_base_": "reduce-scatter",
+    "reduce_scatter_tensor": "reduce-scatter",
+}
+SILENT = ("wait_tensor", "_wrap_tensor_autograd", "barrier", "recv_")  # no tensor, or one that another rank sends
+
+
+class CountMessages(TorchDispatchMode):
+    """Note the messages of a ``with`` block in `messages`: pairs (collective, bytes of the whole tensor).
+
+    The whole tensor is what is reduced, or what all parts make together. An unknown operator is noted by its name.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.messages = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        name = function._schema.name.partition("::")[2]
+        if function.namespace in ("c10d", "_c10d_functional") and name not in SILENT:
+            self.messages.append((KINDS.get(name, name), max(size(value) for value in (result, *args))))
+        return result
+
+    def by_kind(self) -> dict:
+        """Return the bytes of each kind of message: collective -> bytes."""
+        total = defaultdict(int)
+        for kind, bytes_ in self.messages:
+            total[kind] += bytes_
+        return dict(total)
+
+
+class LiveMemory(TorchDispatchMode):
+    """Count the bytes of all tensors of a ``with`` block, on each device: `live` now, and every level since `start`.
+
+    A storage counts from the first operation that sees it until it is freed, and as it is: one that FSDP empties and
+    fills again counts while it is full.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.known, self.live, self.levels = {}, defaultdict(int), defaultdict(list)
+
+    def start(self):
+        """Forget all levels but the present ones."""
+        self.levels = defaultdict(list, {device: [bytes_] for device, bytes_ in self.live.items()})
+
+    def peak(self, device="cpu") -> int:
+        """Return the most bytes on a device since `start`."""
+        return max(self.levels[device], default=0)
+
+    def __enter__(self):
+        resize = torch.UntypedStorage.resize_
+
+        def noted(storage, bytes_):
+            resize(storage, bytes_)
+            if found := self.known.get(weakref.ref(storage)):
+                self.note(storage, found[0])
+            return storage
+
+        torch.UntypedStorage.resize_ = noted  # FSDP calls it from Python, and no operation follows
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        del torch.UntypedStorage.resize_  # the base class has PyTorch's own
+        return super().__exit__(*error)
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # it calls the operations on this rank's part, which are counted
+        result = function(*args, **(kwargs or {}))
+        for value in tree_leaves((args, kwargs, result)):
+            if isinstance(value, torch.Tensor):
+                self.note(value.untyped_storage(), str(value.device))
+        return result
+
+    def note(self, storage, device):
+        """Count a storage that is new, or whose size has changed."""
+        bytes_, found = rounded(storage.nbytes()), self.known.get(weakref.ref(storage))
+        if found and found[1] == bytes_:
+            return
+        self.known[weakref.ref(storage, self.forget)] = device, bytes_
+        self.live[device] += bytes_ - (found[1] if found else 0)
+        self.levels[device].append(self.live[device])
+
+    def forget(self, reference):
+        """Count a storage that is freed."""
+        device, bytes_ = self.known.pop(reference)
+        self.live[device] -= bytes_
+
+
+def size(value) -> int:
+    """Return the bytes of a tensor, or of all in a list; 0 for what is no tensor."""
+    if isinstance(value, list | tuple):
+        return sum(size(part) for part in value)
+    return value.nbytes if isinstance(value, torch.Tensor) else 0
+
+
+def rounded(bytes_):
+    """Return what PyTorch's allocator hands out for so many bytes."""
+    return -(-bytes_ // BLOCK) * BLOCK
+
+
+def sent_in_a_step(trial) -> dict:
+    """Return how many messages of each kind a rank sends in a step, and their bytes; all ranks must call this.
+
+    Returns
+    -------
+    dict
+        Collective -> ``{"messages": ..., "bytes": ...}``.
+    """
+    trial.step()  # in the first one DDP decides what goes into which bucket
+    with CountMessages() as count:
+        trial.step()
+    kinds = [kind for kind, _ in count.messages]
+    return {kind: {"messages": kinds.count(kind), "bytes": total} for kind, total in count.by_kind().items()}
+
+
+def peak_of_a_step(trial) -> int:
+    """Return the bytes of all tensors at the peak of a step, when the optimizer has its states.
+
+    On a GPU what PyTorch allocated there.
+    """
+    gpu = next((device for device in trial.devices if device.type == "cuda"), None)
+    if gpu:
+        trial.step()
+        torch.cuda.reset_peak_memory_stats(gpu)
+        trial.step()
+        return torch.cuda.max_memory_allocated(gpu)
+    with LiveMemory() as live:
+        trial.step()  # what lives longer than a step is known after one
+        gc.collect()
+        live.start()
+        trial.step()
+    return live.peak()
