@@ -15,8 +15,8 @@ from mpdemo.cuts import HEADS
 from mpdemo.rules import CUT_RUNGS
 from mpdemo.settings import RUNG_FORMS
 from mpdemo.timeline import read
-from mpdemo.timeline.observe import record_updates
-from mpdemo.trial import is_per_device, recorded_steps, relative_difference
+from mpdemo.timeline.observe import record_updates, recorded_steps
+from mpdemo.trial import is_per_device, relative_difference
 from mpdemo.world.collectives import gather_objects, whole
 from mpdemo.world.cores import shared_cores
 

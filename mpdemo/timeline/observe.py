@@ -9,7 +9,9 @@ from contextlib import ExitStack
 from importlib import import_module
 from itertools import pairwise
 
+from mpdemo.timeline import read
 from mpdemo.world import clock
+from mpdemo.world.collectives import gather_objects
 
 
 def observe(trial, recorder):
@@ -79,3 +81,9 @@ class RecordedBuckets:
         """Record the all-reduce of a bucket: its size in MiB, and the clock when it was ready and when reduced."""
         _, ready, reduced = bucket
         self.recorder.add("A", ready, reduced)
+
+
+def recorded_steps(trial) -> list:
+    """Return the timeline of every step of a trial, of all ranks that take part in it; all ranks must call this."""
+    ranks = [steps for steps in gather_objects(trial and trial.recorder.steps) if steps]
+    return [read.merge(list(step)) for step in zip(*ranks, strict=True)]

@@ -19,8 +19,8 @@ from mpdemo.plan import dry_run
 from mpdemo.recorder import Recorder
 from mpdemo.settings import RUNGS, Settings
 from mpdemo.timeline import read
-from mpdemo.timeline.observe import RecordedBuckets, observe
-from mpdemo.trial import recorded_steps, watch_for_ddp
+from mpdemo.timeline.observe import RecordedBuckets, observe, recorded_steps
+from mpdemo.trial import watch_for_ddp
 from mpdemo.world.collectives import gather_objects
 from mpdemo.world.launch import end
 
