@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from mpdemo.jobs.known_failures import said_by
+from mpdemo.jobs.explain import said_by
 
 LAST_LINES = 12
 SRUN = re.compile(r"^srun: error: \S+: tasks? (\d+)[\d,-]*: (?:Exited with exit code (\d+)|(.+))$", re.MULTILINE)
