@@ -9,9 +9,9 @@ import sys
 from dataclasses import replace
 
 from mpdemo.compare import Comparison, run_lab
-from mpdemo.plan.counting import peak_of_a_step
 from mpdemo.ladder import model_and_batch
 from mpdemo.notebook.story import story
+from mpdemo.plan.counting import peak_of_a_step
 from mpdemo.settings import Settings, as_arguments
 from mpdemo.trial import Trial, relative_difference
 from mpdemo.world.launch import end

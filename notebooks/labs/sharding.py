@@ -13,10 +13,10 @@ from torch.distributed.tensor import DTensor
 from torch.profiler import record_function
 
 from mpdemo.compare import write_result
-from mpdemo.plan.counting import sent_in_a_step
 from mpdemo.labs.profile_parts import STEP, recording
 from mpdemo.ladder import model_and_batch
 from mpdemo.notebook.story import story
+from mpdemo.plan.counting import sent_in_a_step
 from mpdemo.settings import Settings
 from mpdemo.timeline import read
 from mpdemo.timeline.observe import observe
