@@ -99,8 +99,9 @@ class Trial(Run):
                 return
             if self.recorder:
                 self.recorder.begin_step()
+            batch = self.next_batch()
             with self.within or nullcontext():
-                yield self.next_batch()
+                yield batch
             if self.recorder:
                 self.recorder.end_step()
 

@@ -1,7 +1,4 @@
-"""What the plan says of a training is what its processes hold and send, with grids of two by two.
-
-Two processes, with every rung, are what notebooks/11_which_one.ipynb runs and asserts.
-"""
+"""What a dry run says of a training is what its processes hold and send: every rung, and grids of two by two."""
 
 import json
 
@@ -12,21 +9,21 @@ from mpdemo.labs.predictions import CASES
 
 CLOSE = 0.05  # of the memory; the messages are equal to the last byte
 BATCH = 16
-PROCESSES = 4
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def rows(tmp_path_factory):
-    """A row for each case."""
-    folder = tmp_path_factory.mktemp("predictions")
-    run_worlds(folder, [[PROCESSES, "mpdemo/labs/predictions.py", str(folder), str(BATCH)]])
-    return json.loads((folder / "summary.json").read_text())["rows"]
+    """Processes -> a row for each case."""
+    folders = {count: tmp_path_factory.mktemp(f"predictions-{count}") for count in CASES}
+    worlds = [[n, "notebooks/labs/predictions.py", str(folder), str(BATCH)] for n, folder in folders.items()]
+    run_worlds(tmp_path_factory.mktemp("worlds"), worlds)
+    return {n: json.loads((folder / "summary.json").read_text())["rows"] for n, folder in folders.items()}
 
 
-@pytest.mark.parametrize("number", range(len(CASES[PROCESSES])))
-def test_memory_is_met_within_five_percent_and_messages_to_the_byte(rows, number):
-    row = rows[number]
-    assert len(row["counted"]) == len(row["predicted"]) == PROCESSES, row["case"]
+@pytest.mark.parametrize(("processes", "number"), [(n, i) for n, cases in CASES.items() for i in range(len(cases))])
+def test_memory_is_met_within_five_percent_and_messages_to_the_byte(rows, processes, number):
+    row = rows[processes][number]
+    assert len(row["counted"]) == len(row["predicted"]) == processes, row["case"]
     for predicted, counted in zip(row["predicted"], row["counted"], strict=True):
         assert predicted == pytest.approx(counted, rel=CLOSE), row["case"]
     assert row["messages"] == row["predicted_messages"], row["case"]

@@ -5,7 +5,7 @@ import torch
 
 from mpdemo.errors import UserError
 from mpdemo.models import build
-from mpdemo.plan import cost, roofline
+from mpdemo.plan import cost, footprint
 
 
 @pytest.fixture
@@ -63,20 +63,20 @@ def test_measured_blocks_are_those_of_the_model(one_thread):
     assert [len(row) for row in costs.values()] == [len(blocks)] * 2
 
 
-@pytest.mark.parametrize("gpu", roofline.ROOFS)
+@pytest.mark.parametrize("gpu", footprint.ROOFS)
 def test_the_usual_cut_of_resnet101_is_unbalanced_on_every_gpu(gpu):
     """Measured on a CPU, the blocks up to layer2 are 0.285 of the work; the estimate agrees without measuring."""
-    costs = roofline.estimate("resnet101", [16], 224, gpu)[16]
+    costs = footprint.estimate("resnet101", [16], 224, gpu)[16]
     share = sum(block.both for block in costs[:8]) / sum(block.both for block in costs)
     assert share == pytest.approx(0.285, abs=0.02)
 
 
 def test_small_microbatches_cost_more_a_sample_on_a_gpu():
-    costs = roofline.estimate("resnet50", [1, 16], 224, "v100")
+    costs = footprint.estimate("resnet50", [1, 16], 224, "v100")
     one, sixteen = (sum(block.both for block in costs[size]) / size for size in (1, 16))
     assert one > 1.3 * sixteen
 
 
 def test_an_unknown_gpu_is_refused():
     with pytest.raises(UserError, match="allowed: v100, a100, h100"):
-        roofline.estimate("resnet18", [1], 64, "rtx")
+        footprint.estimate("resnet18", [1], 64, "rtx")

@@ -1,17 +1,17 @@
 """An order of one's own: it runs as the library's does, and one that cannot run is named."""
 
 import pytest
-from orders import order
 
 from mpdemo.errors import UserError
 from mpdemo.plan import simulate
 from mpdemo.plan.own_order import simulate_order
+from mpdemo.plan.simulate import order
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])
 @pytest.mark.parametrize(("ranks", "microbatches"), [(1, 2), (2, 4), (3, 4), (4, 8)])
 def test_the_order_of_a_schedule_gives_its_simulation(schedule, ranks, microbatches):
-    orders = [[op[1:] for op in order(schedule, rank, ranks, microbatches)] for rank in range(ranks)]  # F0, not 0F0
+    orders = [[f"{kind}{m}" for kind, _, m in lane] for lane in order(schedule, ranks, microbatches)]
     simulation = simulate(schedule, [1] * ranks, [2] * ranks, microbatches, ranks)
     assert simulate_order(orders, forward=1, backward=2) == simulation.events
 

@@ -11,11 +11,11 @@ import time
 from datetime import timedelta
 
 import pytest
-from orders import order
 
 from mpdemo.errors import UserError
 from mpdemo.paths import root
 from mpdemo.plan import SCHEDULES, placement, simulate, usual_stages_per_rank
+from mpdemo.plan.simulate import order
 from mpdemo.timeline import read
 
 RANKS, MICROBATCHES, STEPS = 2, 4, 3
@@ -90,7 +90,8 @@ def test_every_operation_is_recorded_once_in_the_order_of_the_schedule(recorded,
                 for row in rows
                 if row["rank"] == rank and row["kind"] in read.COMPUTES
             ]
-            assert done == order(schedule, rank, RANKS, MICROBATCHES)
+            listed = order(schedule, RANKS, MICROBATCHES, usual_stages_per_rank(schedule))[rank]
+            assert done == [f"{stage}{kind}{microbatch}" for kind, stage, microbatch in listed]
 
 
 @pytest.mark.parametrize("schedule", RECORDED)

@@ -131,8 +131,8 @@ def sent_in_a_step(trial) -> dict:
         Collective -> ``{"messages": ..., "bytes": ...}``.
     """
     trial.step()  # in the first one DDP decides what goes into which bucket
-    with CountMessages() as count:
-        trial.step()
+    count = CountMessages()
+    trial.step(within=count)
     kinds = [kind for kind, _ in count.messages]
     return {kind: {"messages": kinds.count(kind), "bytes": total} for kind, total in count.by_kind().items()}
 
@@ -148,9 +148,9 @@ def peak_of_a_step(trial) -> int:
         torch.cuda.reset_peak_memory_stats(gpu)
         trial.step()
         return torch.cuda.max_memory_allocated(gpu)
-    with LiveMemory() as live:
-        trial.step()  # what lives longer than a step is known after one
-        gc.collect()
-        live.start()
-        trial.step()
+    live = LiveMemory()
+    trial.step(within=live)  # what lives longer than a step is known after one
+    gc.collect()
+    live.start()
+    trial.step(within=live)
     return live.peak()

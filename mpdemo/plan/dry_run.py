@@ -63,15 +63,15 @@ class DryRun(Run):
             return Update(list(parameters), self.states, self.keep_gradients)
 
     def batches(self, model, optimizer, replicas=1, replica=0, *, images=True, **others):
-        """Yield one batch, with counting on."""
+        """Yield a batch, with counting on."""
         self.held, self.updates, count = model, optimizer, self.s.batch_size // replicas
         self.modes.enter_context(self.fake)  # not before: a mesh of devices is made of real numbers
         shape = self.sample.shape[1:] if images else (0,)
-        batch = torch.empty(count, *shape, dtype=self.sample.dtype, device=self.device)
+        images = torch.empty(count, *shape, dtype=self.sample.dtype, device=self.device)
         labels = torch.zeros(count, dtype=torch.long, device=self.device)
         self.memory.start()
         self.modes.enter_context(self.sent)
-        yield batch, labels
+        yield images, labels
         self.modes.close()
 
     def log(self, loss, outputs, labels):

@@ -2,7 +2,8 @@
 
 It is what ``torch.cuda.max_memory_allocated`` would report. Not counted is memory that is no tensor: the workspaces
 that cuDNN and cuBLAS ask for while a convolution or a matrix product runs (tens of MiB; they differ from run to run),
-and the CUDA context, which no PyTorch counter shows. `RESERVE` covers both. Taught in notebooks/04_model_parallel.ipynb.
+and the CUDA context, which no PyTorch counter shows. `RESERVE` covers both.
+Taught in notebooks/04_model_parallel.ipynb.
 """
 
 from collections.abc import Callable
