@@ -86,6 +86,11 @@ class Recorder:
             self._set_zero()
         self._begin, self._operations = clock.read(self.device), []
 
+    @property
+    def under_way(self) -> bool:
+        """Whether a step is being recorded."""
+        return self._operations is not None
+
     def end_step(self):
         """End the step under way."""
         self._steps.append((self._begin, clock.read(self.device), self._operations))
@@ -94,7 +99,7 @@ class Recorder:
     @contextmanager
     def operation(self, kind, stage, microbatch=0, **more):
         """Record a ``with`` block as one operation of the step under way; outside of a step nothing is recorded."""
-        if self._operations is None:
+        if not self.under_way:
             yield
             return
         start, begin = clock.read(self.device), time.thread_time()
@@ -104,7 +109,7 @@ class Recorder:
 
     def add(self, kind, start, end, stage=0, microbatch=0, **more):
         """Record an operation between two readings of the clock; `rank` where this process drives several devices."""
-        if self._operations is not None:
+        if self.under_way:
             row = {"kind": kind, "stage": stage, "microbatch": microbatch, "start": start, "end": end}
             self._operations.append(row | more)
 

@@ -134,13 +134,15 @@ class Trial(Run):
         self._wait()
 
     def gradients(self) -> dict:
-        """Return the gradients of one step by parameter name, sharded ones whole, without an update."""
-        found = {}
+        """Return the gradients of one step by parameter name, sharded ones whole, without an update or a recording."""
+        found, recorder = {}, self.recorder
+        self.recorder = None
         self.updates.step = lambda: found.update(
             {name: whole(p.grad).clone() for name, p in self.held.named_parameters()}
         )
         self.step()
         del self.updates.step
+        self.recorder = recorder
         return found
 
 

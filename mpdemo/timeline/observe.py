@@ -29,7 +29,8 @@ def record_passes(trial, recorder):
     beginnings = []
 
     def note(kind):
-        beginnings.append((kind, clock.read(recorder.device)))
+        if recorder.under_way:
+            beginnings.append((kind, clock.read(recorder.device)))
 
     def wait_for_gradient(module, inputs, outputs):
         if outputs.requires_grad:
