@@ -1,7 +1,6 @@
 """Tests of the programs in notebook 01: a training loop, and a measurement that waits for the device."""
 # ruff: noqa: F821 - what the reader's program defines
 
-import math
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -10,6 +9,8 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+
+from checks.helpers import close
 
 
 def losses_of(loop):
@@ -40,11 +41,10 @@ def test_01_3(rank, n):
     wanted, never_cleared = losses_of(plain_loop)[0], losses_of(partial(plain_loop, clear=False))[0]
     assert len(losses) == steps, f"For {steps} batches it returned {len(losses)} losses."
     assert moved, f"After {steps} steps no weight has moved: the optimizer finds no gradient."
-    same = all(math.isclose(a, b, rel_tol=1e-4) for a, b in zip(losses, never_cleared, strict=True))
+    same = all(close(a, b, 1e-4) for a, b in zip(losses, never_cleared, strict=True))
     assert not same, f"In step {steps} the optimizer still follows the gradient of step 1, added to all the others."
     for step, (loss, right) in enumerate(zip(losses, wanted, strict=True), 1):
-        wrong = f"In step {step} the loss is {loss:.4f}, but a correct loop has {right:.4f}."
-        assert math.isclose(loss, right, rel_tol=1e-4), wrong
+        assert close(loss, right, 1e-4), f"In step {step} the loss is {loss:.4f}, but a correct loop has {right:.4f}."
     broken = f"the broken loop had {never_cleared[-1]:.2f}" if never_cleared[-1] < 1e3 else "the broken loop exploded"
     return f"The loss is {losses[-1]:.2f} after {steps} steps; {broken}."
 

@@ -19,8 +19,7 @@ def check_02_11(learning_rate):
     assert math.isclose(tenth, 0.16, rel_tol=0.01), last
     assert max(rates) < 0.17, f"The rate grows to {max(rates):.3g} and never stops at the full rate."
     growth = [later - earlier for earlier, later in zip(rates[:9], rates[1:10], strict=True)]
-    steady = "The rate doesn't grow by the same amount in each step of the warm-up."
-    assert max(growth) - min(growth) < 1e-3, steady
+    assert max(growth) - min(growth) < 1e-3, "The rate doesn't grow by the same amount in each step of the warm-up."
     try:
         constant = learning_rate(0, 0.02, 8, 0)
     except ZeroDivisionError:

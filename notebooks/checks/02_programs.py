@@ -2,14 +2,13 @@
 # ruff: noqa: F821 - what the reader's program defines
 
 import copy
-import math
 import threading
 
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from checks.helpers import MISSING, ratio
+from checks.helpers import MISSING, close, ratio
 
 
 def test_02_2(rank, n):
@@ -42,7 +41,7 @@ def test_02_2(rank, n):
         outputs.as_subclass(torch.Tensor).mean().backward()
     assert w.grad is not None, "No gradient arrives at w: the copies are cut off from it (detach?)."
     gradient = w.grad.item()
-    same = math.isclose(gradient, 5.5, rel_tol=1e-5)
+    same = close(gradient, 5.5, 1e-5)
     assert same, f"The gradient of the mean output is {gradient}; for w * x it is another one."
 
 
@@ -83,9 +82,9 @@ def test_02_4(rank, n):
     first_part = ratio(own, [parameter.grad for parameter in first.parameters()])
     assert first_part != MISSING, "A parameter of the model has no gradient."
     lost = "With 3 copies the model has the gradients of the first part only; those of the other copies are lost."
-    assert first_part is None or not math.isclose(first_part, 1, rel_tol=1e-4), lost
+    assert first_part is None or not close(first_part, 1, 1e-4), lost
     for (name, parameter), right in zip(model.named_parameters(), whole.parameters(), strict=True):
         factor, gradient = (ratio([parameter.grad], [right.grad]), f"With 3 copies the gradient of {name}")
         assert factor is not None, f"{gradient} points in another direction than on one device."
         often = f"{gradient} is {factor:.2f} times the one on one device. How often is a loss divided?"
-        assert math.isclose(factor, 1, rel_tol=1e-4), often
+        assert close(factor, 1, 1e-4), often

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
-from checks.helpers import COLLECTIVES, gathered, ratio, share_of, watch
+from checks.helpers import COLLECTIVES, close, gathered, ratio, share_of, watch
 
 
 def test_03_2(rank, n):
@@ -36,7 +36,7 @@ def test_03_3(rank, n):
     if rank > 0:
         assert value is None, f"Rank {rank} reports too: every line would appear in the log once per rank."
         return
-    right = value is not None and math.isclose(value, 1.5, rel_tol=0.02)
+    right = value is not None and close(value, 1.5, 0.02)
     assert calls or right, "It no longer hangs, but nothing is added up: rank 0 reports without asking rank 1."
     assert value is not None, "Rank 0 now returns nothing."
     assert value != 3, "Rank 0 returns 3.0, the sum of the losses 1 and 2."
@@ -70,9 +70,9 @@ def test_03_6(rank, n):
         times = ratio([parameter.grad], [right[name]])
         assert times is not None, f"On rank {rank} the gradient of {name} is still the one of its own images."
         said = f"The gradient of {name} is {times:.2f} times that of the whole batch"
-        assert not math.isclose(times, 2, rel_tol=0.02), f"{said}. Two ranks took part."
-        assert not math.isclose(times, 0.5, rel_tol=0.02), f"{said}: divided twice?"
-        assert math.isclose(times, 1, rel_tol=0.02), f"{said}."
+        assert not close(times, 2, 0.02), f"{said}. Two ranks took part."
+        assert not close(times, 0.5, 0.02), f"{said}: divided twice?"
+        assert close(times, 1, 0.02), f"{said}."
 
 
 def test_03_8(rank, n):
@@ -95,8 +95,8 @@ def test_03_8(rank, n):
     assert same, "There is one all-reduce, but of the wrong part: what was added after it differs between the ranks."
     times = ratio(own, whole)
     assert times is not None, "The gradients point in another direction than those of the whole batch."
-    assert not math.isclose(times, 3, rel_tol=0.02), "The gradients are 3 times too large: one loss per part, 3 parts."
-    assert math.isclose(times, 1, rel_tol=0.02), f"The gradients are {times:.2f} times those of the whole batch."
+    assert not close(times, 3, 0.02), "The gradients are 3 times too large: one loss per part, 3 parts."
+    assert close(times, 1, 0.02), f"The gradients are {times:.2f} times those of the whole batch."
 
 
 def require_shared_epochs(own, images, batch_size):
@@ -131,9 +131,8 @@ def test_03_16(rank, n):
         8: "The sum of the losses is divided by the number of ranks, not of images.",
     }
     for number, message in known.items():
-        assert not math.isclose(value, number, rel_tol=0.02), message
-    made = f"Of 3 images with sum 3 and 5 with sum 13 rank {rank} makes {value:.2f}."
-    assert math.isclose(value, 2, rel_tol=0.02), made
+        assert not close(value, number, 0.02), message
+    assert close(value, 2, 0.02), f"Of 3 images with sum 3 and 5 with sum 13 rank {rank} makes {value:.2f}."
 
 
 def test_03_17(rank, n):

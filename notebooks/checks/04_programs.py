@@ -1,7 +1,6 @@
 """Tests of the programs in notebook 04: moves between devices, messages between stages, the same images everywhere."""
 # ruff: noqa: F821 - what the reader's program defines
 
-import math
 from contextlib import nullcontext
 
 import torch
@@ -9,7 +8,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import cross_entropy
 
-from checks.helpers import MISSING, gathered, gradients, ratio, watch
+from checks.helpers import MISSING, close, gathered, gradients, ratio, watch
 
 
 def require_gradients(names, own, right, rank=0):
@@ -18,7 +17,7 @@ def require_gradients(names, own, right, rank=0):
         times, whose = ratio([gradient], [wanted]), f"the gradient of {name} on rank {rank}"
         assert times != MISSING, f"There is none: {whose} is still None after the step."
         assert times is not None, f"The step ends, but {whose} points in another direction than in one process."
-        assert math.isclose(times, 1, rel_tol=1e-3), f"The step ends, but {whose} is {times:.2f} times the right one."
+        assert close(times, 1, 1e-3), f"The step ends, but {whose} is {times:.2f} times the right one."
 
 
 def names_of(model):
@@ -43,8 +42,7 @@ def test_04_1(rank, n):
     for name, stage, device in zip(("first", "second"), stages, ("cpu:0", "cpu:1"), strict=True):
         assert str(stage.weight.device) == device, f"Now the weights of the {name} stage are on the other device."
     assert isinstance(loss, torch.Tensor), "It returns no loss."
-    back = "It runs, and the loss is on device 0: so the outputs were sent back there."
-    assert str(loss.device) == "cpu:1", back
+    assert str(loss.device) == "cpu:1", "It runs, and the loss is on device 0: so the outputs were sent back there."
     (first, second), (images, labels), _ = call_on(("cpu", "cpu"), nullcontext())
     own = gradients(first) + gradients(second)
     cross_entropy(second(first(images).relu()), labels).backward()
@@ -69,11 +67,13 @@ def test_04_5(rank, n):
     assert len(sent) == 1, f"In one step rank {rank} sends {len(sent)} tensors. One is enough."
     assert rank == 0 or isinstance(loss, torch.Tensor), "Rank 1 returns no loss."
     require_gradients(names_of(stage), gradients(stage), right, rank)
-    near = rank == 0 or math.isclose(loss.item(), right_loss.item(), rel_tol=1e-4)
+    near = rank == 0 or close(loss.item(), right_loss.item(), 1e-4)
     assert near, f"The gradients are right, but rank 1 returns the loss {loss:.3f}."
 
 
 class Loss(nn.Module):
+    """The last layer of a stage that computes the loss."""
+
     def forward(self, outputs):
         return outputs.square().mean()
 

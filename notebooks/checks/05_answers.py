@@ -58,8 +58,7 @@ def check_05_6(orders):
     assert count == 4, f"There are four microbatches, and this order has {count}."
     for stage, (limit, order) in enumerate(zip((3, 2, 1), orders, strict=True)):
         most = max(sum(1 if name[0] == "F" else -1 for name in order[:end]) for end in range(len(order) + 1))
-        full = f"It runs, but stage {stage} holds {most} microbatches and has memory for {limit}."
-        assert most <= limit, full
+        assert most <= limit, f"It runs, but stage {stage} holds {most} microbatches and has memory for {limit}."
     step = max(row["end"] for row in rows)
     assert step <= 18, f"It runs and fits, but takes {step:g} units. 1F1B takes 18."
 
@@ -77,8 +76,7 @@ def check_05_8(path):
     names = ["embed", *(f"block.{block}" for block in range(8)), "head"]
     ends = [names.index(name) + 1 if name in names else int(name) for name in (used.cut or "").split(",")]
     sizes = [stop - start for start, stop in pairwise([0, *ends, len(names)])]
-    longest = f"It runs, but one of the stages has {max(sizes)} of the 10 blocks: the others wait for it."
-    assert max(sizes) <= 3, longest
+    assert max(sizes) <= 3, f"It runs, but one of the stages has {max(sizes)} of the 10 blocks: the others wait for it."
 
 
 def check_05_12(answer):
@@ -95,8 +93,7 @@ def check_05_12(answer):
 def check_05_13(answer):
     words = shlex.split(answer)
     assert "--data" not in words, "Leave --data out; it is already given."
-    spaces = "The script takes the numbers after --cut with spaces between them."
-    assert not any("," in word for word in words), spaces
+    assert not any("," in word for word in words), "The script takes the numbers after --cut with spaces between them."
     script, data = root() / "notebooks/take_home/train_pipeline.py", source() / "mpdemo/data/digits.npz"
     with tempfile.TemporaryDirectory(prefix="mpdemo-exercise-") as folder:
         options = ["--data", str(data), "--epochs", "1", "--checkpoint", f"{folder}/model", *words]
@@ -112,8 +109,7 @@ def check_05_13(answer):
     split = f"It ran, and the stages have {sizes} weights. Is each of the two blocks on one stage?"
     assert sizes == [384, 9312, 5130], split
     first_layers = [int(word) for word in words[words.index("--cut") + 1 :] if word.isdigit()][:2]
-    moved = "It ran, but a layer without weights is on another stage than the task says."
-    assert first_layers == [3, 6], moved
+    assert first_layers == [3, 6], "It ran, but a layer without weights is on another stage than the task says."
 
 
 def count_of_weights(path):

@@ -1,14 +1,12 @@
 """Tests of the programs in notebook 05: the last stage of a pipeline, which must not forget to divide, nor hang."""
 # ruff: noqa: F821 - what the reader's program defines
 
-import math
-
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from checks.helpers import MISSING, gradients, ratio
+from checks.helpers import MISSING, close, gradients, ratio
 
 MICROBATCHES = 3
 
@@ -35,8 +33,8 @@ def test_05_2(rank, n):
     assert times != MISSING, f"{when} a weight has no gradient."
     assert times is not None, f"{when} the gradients don't even point where those of the whole batch do."
     many = f"{when} the gradients are {times:.2f} times those of the whole batch."
-    assert not math.isclose(times, MICROBATCHES, rel_tol=0.005), f"{many} Its loss is a mean."
-    assert math.isclose(times, 1, rel_tol=0.005), many
+    assert not close(times, MICROBATCHES, 0.005), f"{many} Its loss is a mean."
+    assert close(times, 1, 0.005), many
 
 
 test_05_7 = test_05_2

@@ -1,15 +1,13 @@
 """Tests of the programs in notebook 07: two halves of an all-reduce, gathered weights, FSDP, a layer split inside."""
 # ruff: noqa: F821 - what the reader's program defines
 
-import math
-
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.functional import linear
 
-from checks.helpers import COLLECTIVES, MISSING, ratio, watch
+from checks.helpers import COLLECTIVES, MISSING, close, ratio, watch
 
 
 def test_07_2(rank, n):
@@ -45,9 +43,8 @@ def test_07_3(rank, n):
     times = ratio([own], [right])
     mixed = "It isn't the one of the whole batch: whose images, and which rows are in it?"
     assert times is not None, f"{where} the gradient points in another direction. {mixed}"
-    assert not math.isclose(times, 2, rel_tol=0.01), f"{where} the gradient is the sum over the ranks, not the mean."
-    many = f"{where} the gradient is {times:.2f} times that of the whole batch."
-    assert math.isclose(times, 1, rel_tol=0.01), many
+    assert not close(times, 2), f"{where} the gradient is the sum over the ranks, not the mean."
+    assert close(times, 1), f"{where} the gradient is {times:.2f} times that of the whole batch."
     assert "all_reduce" not in used, f"{where} an all-reduce brings all rows, to keep some: use reduce-scatter."
 
 
@@ -62,8 +59,7 @@ def test_07_4(rank, n):
     moved = [not torch.equal(*pair) for pair in zip(before, after, strict=True)]
     blocks, whole = [isinstance(block, FSDPModule) for block in model], isinstance(model, FSDPModule)
     assert any(blocks) or whole, "Nothing is sharded: every rank still has the whole model."
-    stale = "After a step no weight has changed: the optimizer holds tensors that the model no longer uses."
-    assert any(moved), stale
+    assert any(moved), "After a step no weight has changed: the optimizer holds tensors that the model no longer uses."
     assert all(moved), "After a step some of the weights haven't changed: who trains them?"
     assert all(blocks), "The blocks are gathered all at once, so each rank holds the whole model in every step."
     alone = "Each block is a root of its own, and by default a root keeps its gathered weights after the forward pass."
@@ -91,7 +87,7 @@ def test_07_6(rank, n):
     forward, times = len(calls), ratio([own.detach()], [result.detach()])
     assert forward, f"{where} nothing is added up: each rank has the sum over its own inputs alone."
     apart = f"{where} the output isn't the one of a single device. Is every bias in it, and once?"
-    assert times is not None and math.isclose(times, 1, rel_tol=1e-3), apart
+    assert times is not None and close(times, 1, 1e-3), apart
     assert forward == 1, f"{where} the forward pass has {forward} all-reduces; one is enough."
     (own**2).sum().backward()
     for name, part, wanted in zip(("x", "up", "up_bias", "down", "down_bias"), parts, right, strict=True):
@@ -99,6 +95,6 @@ def test_07_6(rank, n):
         assert times != MISSING, f"{whose} is missing."
         half = "of this rank's half of the hidden layer alone" if name == "x" else "not the one of a single device"
         assert times is not None, f"{whose} is {half}."
-        assert math.isclose(times, 1, rel_tol=1e-3), f"{whose} is {times:.2f} times the one of a single device."
+        assert close(times, 1, 1e-3), f"{whose} is {times:.2f} times the one of a single device."
     backward = len(calls) - forward
     assert backward == 1, f"{where} the backward pass has {backward} all-reduces, not one."

@@ -36,8 +36,7 @@ def speedups_without(skipped, average=median):
 
 def check_08_4(speedups):
     result = speedups([{"devices": n, "seconds": [*seconds], "batch": batch} for n, (seconds, batch) in STEPS.items()])
-    shape = "It returns no speed-up for 1, 2 and 4 devices."
-    assert isinstance(result, dict) and set(result) == {1, 2, 4}, shape
+    assert isinstance(result, dict) and set(result) == {1, 2, 4}, "It returns no speed-up for 1, 2 and 4 devices."
     assert close(result[1], 1), f"The speed-up of the first run over itself is {result[1]:.3g}."
     right = speedups_without(2)
 
@@ -108,7 +107,6 @@ def check_08_11(cores):
         got = cores(gpus, gpu, core)
         case = f"{gpus} GPUs of {gpu:.0f} images/s and cores of {core:.0f} images/s: it returns {got!r}"
         assert isinstance(got, int | float), f"{case}, which is no number."
-        few = f"{case}, and these cores read {got * core:.0f} of {gpus * gpu:.0f} images/s."
-        assert got * core >= gpus * gpu, few
+        assert got * core >= gpus * gpu, f"{case}, and these cores read {got * core:.0f} of {gpus * gpu:.0f} images/s."
         assert got == int(got), f"{case}, but there are only whole cores."
         assert got == right, f"{case}; fewer cores are enough."

@@ -2,7 +2,6 @@
 # ruff: noqa: F821 - what the reader's program defines
 
 import ctypes
-import math
 import os
 import resource
 import signal
@@ -14,7 +13,7 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-from checks.helpers import gathered, substitute
+from checks.helpers import close, gathered, substitute
 
 BATCHES, STEPS = 5, 12  # batches of an epoch, steps of the uninterrupted run
 
@@ -61,7 +60,7 @@ def test_09_3(rank, n):
             other = f"{after} steps: step {step} trains on {place}; without the stop it is {right_place}."
             assert place == right_place, other
             rates = f"{after} steps: step {step} has the learning rate {rate:.4f}, not {right_rate:.4f}."
-            assert math.isclose(rate, right_rate), rates
+            assert close(rate, right_rate, 1e-9), rates
             dropout = f"step {step} has the right weights and images, but dropout draws other zeros."
             later = f"step {step - 1} has the right loss, and then the weights move differently than before."
             assert loss == right_loss, f"{after} steps: {dropout if step == stop + 1 else later}"

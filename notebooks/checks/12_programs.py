@@ -85,10 +85,8 @@ def test_12_7(rank, n):
     alone = times is None and ratio(moved, first) is not None
     late = f"The weights move {on} by the gradient of its own images: the mean comes too late, or not at all."
     assert not alone, late
-    elsewhere = f"The weights move in another direction {on} than with all images in one process."
-    assert times is not None, elsewhere
-    far = f"The weights move {times:.1f} times as far {on} as with all images in one process."
-    assert abs(times - 1) < 1e-3, far
+    assert times is not None, f"The weights move in another direction {on} than with all images in one process."
+    assert abs(times - 1) < 1e-3, f"The weights move {times:.1f} times as far {on} as with all images in one process."
     weights = gathered([parameter.detach() for parameter in model.parameters()])
     same = all(map(torch.equal, *weights))
     assert same, f"After the second step the weights of the ranks differ ({on})."

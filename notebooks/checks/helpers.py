@@ -1,5 +1,6 @@
 """What the tests of several programs use. They run in every rank, after the reader's program, in plain PyTorch."""
 
+import math
 from itertools import count
 from pathlib import Path
 
@@ -13,6 +14,11 @@ COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather", "all_gather_in
                "reduce_scatter_single")  # fmt: skip
 OLD_NAMES = {"all_gather_single": "all_gather_into_tensor", "reduce_scatter_single": "reduce_scatter_tensor"}
 MISSING = "missing"  # stands for the ratio of a gradient that was never computed
+
+
+def close(number, right, within=0.01):
+    """Whether a number is right up to a relative tolerance."""
+    return math.isclose(number, right, rel_tol=within)
 
 
 def ratio(own, right):
