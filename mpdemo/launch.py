@@ -102,6 +102,7 @@ def become_rank(job, rank, port, parent):
     if processes and processes > 1:
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
         place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        place |= {"GROUP_RANK": 0, "TORCHELASTIC_RUN_ID": job["name"]}  # by which Lightning and others know torchrun
         os.environ |= {name: str(value) for name, value in place.items()}
     run_program = job.get("run_program")
     if run_program and (command[0] in ("-m", "-c") or command[0].endswith(".py")):
