@@ -5,8 +5,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import _functional_collectives as functional
 
-from mpdemo.labs.counting import CountMessages, LiveMemory
 from mpdemo.labs.sharding import local_bytes
+from mpdemo.plan.counting import CountMessages, LiveMemory
 from mpdemo.plan.sharded_layers import local_shape, padded_bytes
 
 

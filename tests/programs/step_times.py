@@ -4,8 +4,8 @@ import json
 import sys
 from pathlib import Path
 
-from mpdemo.labs.harness import join_world
 from mpdemo.labs.step_times import measure
+from mpdemo.trial import join_world
 
 CASES = [
     {"rung": "single"},
