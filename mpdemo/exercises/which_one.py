@@ -8,7 +8,7 @@ from mpdemo.exercises.check import Wrong, exercise, require
 from mpdemo.exercises.run import run_on_ranks
 from mpdemo.exercises.which_one_ranks import drive_checkpointed
 from mpdemo.plan import fit
-from mpdemo.plan.case import Case
+from mpdemo.plan.case import Case, mib, on_one
 from mpdemo.plan.choose import choose
 from mpdemo.settings import RUNGS, Settings, checked
 
@@ -113,6 +113,7 @@ def decide_five_cases(answer):
 
 def _why_not(case, rung):
     whole = fit.replicas(case, None)
+    whole = whole if whole and whole.memory <= case.limit else None
     if case.devices == 1:
         return "there is one device, so nothing can be shared."
     if rung == "single":
@@ -122,9 +123,9 @@ def _why_not(case, rung):
     if whole:
         parts = whole.settings.get("microbatches", 1)
         how = f"in {parts} parts" if parts > 1 else "at once"
-        return f"a device holds the whole model, its share {how}: {fit.mib(whole.memory)} of {fit.mib(case.limit)}."
+        return f"a device holds the whole model, its share {how}: {mib(whole.memory)} of {mib(case.limit)}."
     if rung == "ddp":
-        return f"every device would hold {fit.mib(fit.states(case))} of weights, gradients and states, and has less."
+        return f"every device would hold {mib(case.states())} of weights, gradients and states, and has less."
     if rung == "tensor":
         return "this package splits the layers of the story's model alone."
     if rung == "fsdp":
@@ -146,10 +147,10 @@ def write_the_settings(answer):
     require(settings.optimizer == "sgd", f"It would train with {settings.optimizer}.")
     share, parts = case.batch // 8, settings.microbatches
     precision = "fp32" if settings.precision == "fp32" else "bf16"
-    used = fit.on_one(case, share, parts, precision, settings.activation_checkpointing).peak
-    require(used <= case.limit, f"Each device would need {fit.mib(used)} and has {fit.mib(case.limit)}.")
+    used = on_one(case, share, parts, precision, settings.activation_checkpointing).peak
+    require(used <= case.limit, f"Each device would need {mib(used)} and has {mib(case.limit)}.")
     _require_no_more(settings, choose(case).settings)
-    return f"Each device needs {fit.mib(used)} of {fit.mib(case.limit)}; choose() answers: {choose(case).answer}."
+    return f"Each device needs {mib(used)} of {mib(case.limit)}; choose() answers: {choose(case).answer}."
 
 
 def _require_no_more(settings, wanted):

@@ -6,20 +6,21 @@ def drive_checkpointed(program, rank, world_size):
     import torch
     from torch import nn
 
-    from mpdemo.plan.meter import Meter
+    from mpdemo.plan.counting import LiveMemory
 
     def step(forward):
         torch.manual_seed(0)
-        with Meter() as meter:
+        with LiveMemory() as meter:
             blocks = [nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(8)]
             calls = []
             for block in blocks:
                 block.register_forward_pre_hook(lambda *_: calls.append(1))
             meter.start()
+            before = meter.live["cpu"]
             y = forward(blocks, torch.randn(512, 64))
             if y.requires_grad:
                 y.square().mean().backward()
-            peak, shape = max(meter.levels), list(y.shape)
+            peak, shape = meter.peak() - before, list(y.shape)
         return [p.grad for block in blocks for p in block.parameters()], len(calls), peak, shape
 
     def plain_forward(blocks, x):

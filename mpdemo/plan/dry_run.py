@@ -55,6 +55,7 @@ class DryRun(Run):
         with self.fake:
             model, self.sample = built(self.subject, self.s.batch_size // shares // self.s.microbatches)
         model.input_shape = self.sample.shape[1:]
+        model.blocks()[-1].register_forward_hook(flat)
         return self.prepared(model)
 
     def optimizer(self, parameters):
@@ -109,6 +110,11 @@ class Update:
             largest = max((local(p) for p in self.parameters), key=torch.numel)
             temporary = torch.empty_like(largest), torch.empty_like(largest)
             del temporary
+
+
+def flat(block, inputs, outputs):
+    """Turn outputs of any shape into rows, from which a loss can be computed."""
+    return outputs if outputs.dim() == 2 else outputs.reshape(len(outputs), -1)
 
 
 def local(parameter):
