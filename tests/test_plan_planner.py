@@ -130,7 +130,7 @@ def test_memory_that_nothing_fits_is_refused_saying_what_would(capsys):
         ("--stages 4 --schedule 1F1B --microbatches 2", "4 or more"),
         ("--microbatches 5", "allowed: 1, 2, 4, 8, 16, 32"),
         ("--batch 67 --stages 3 --schedule 1F1B", "a divisor from 3 to 64"),
-        ("--schedule 1F1", "did you mean '1F1B'"),
+        ("--schedule 1F1", "allowed: GPipe, 1F1B"),
         ("--microbatches four", "allowed: a whole number"),
         ("--budget -1", "--budget -1 is not allowed; allowed: 0.0 or more"),
         ("--gpu-memory 16", "such as 16GiB"),

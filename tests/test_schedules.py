@@ -99,7 +99,7 @@ def test_the_order_is_the_one_that_the_library_runs_and_both_refuse_alike(
         (("GPipe", 2, 3, 32), "1, 2, 4, 8, 16, 32"),
         (("Interleaved1F1B", 2, 5), "multiple of 2"),
         (("1F1B", 2, 3, 8), "2, 4, 8"),
-        (("1F1BB", 2, 4), "did you mean '1F1B'"),
+        (("Interleaved1F1", 2, 4), "did you mean 'Interleaved1F1B'"),
         (("zb-v", 2, 4), "GPipe, 1F1B, Interleaved1F1B, InterleavedZeroBubble, ZBVZeroBubble"),
     ],
 )

@@ -6,6 +6,7 @@ DDP averages gradients in C++, and DataParallel computes in threads, so these tw
 Taught in notebooks/04_model_parallel.ipynb and 11_which_one.ipynb.
 """
 
+import warnings
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -146,7 +147,7 @@ def step(subject, settings, rank=0, states=0, keep_gradients=False) -> Counted:
     run, to = DryRun(subject, settings, rank, states, keep_gradients), nn.Module.to
     nn.Module.to = moved
     try:
-        with run.memory:
+        with run.memory, warnings.catch_warnings(action="ignore"):
             import_module(f"mpdemo.rungs.{settings.rung}").train(run)
         return run.counted()
     finally:
