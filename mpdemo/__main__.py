@@ -19,7 +19,7 @@ COMMANDS = {
     "env": ("mpdemo.doctor", "check this machine, its PyTorch, Slurm and site"),
     "explain": ("mpdemo.jobs.explain", "find the known failures in a log, and say what to do"),
     "cluster": ("mpdemo.cluster.command", "a throw-away Slurm cluster on this machine"),
-    "render": ("mpdemo.trainers.render", "write the course's job files for a site; submit nothing"),
+    "render": ("mpdemo.trainers.render", "write the course's batch scripts for a site; submit nothing"),
     "rehearse": ("mpdemo.trainers.rehearse", "run each job of the course on the cluster, small, and print one table"),
     "class": ("mpdemo.trainers.classroom", "a trainer's view: who finished what, what runs"),
     "scale": ("mpdemo.trainers.scale", "what more nodes bring and cost, measured by jobs"),

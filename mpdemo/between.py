@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.functional import cross_entropy
 
-from mpdemo import checkpoint, data
+from mpdemo import checkpoint, data, resume
 from mpdemo.errors import RunFailed, UserError
 from mpdemo.log import RunLog, rows_in
 from mpdemo.meter import Steps, peak_memory_of_all
@@ -46,10 +46,10 @@ class Between:
         self.length = s.epochs * self.loaders.steps_per_epoch if s.epochs else s.steps
         self.last_step = min(s.steps or self.length, self.length)
         self.scheduler = learning_rate(optimizer, s, self.length)
-        self.folder, resume = Path(s.out), folder_to_resume(s)
-        if resume:
-            self.restore(resume)
-        same = resume and resume.resolve() == self.folder.resolve()
+        self.folder, before = Path(s.out), folder_to_resume(s)
+        if before:
+            self.restore(before)
+        same = before and before.resolve() == self.folder.resolve()
         self.lines = RunLog(self.folder, self.rank == 0, (self.epoch, self.steps_done) if same else None)
         if s.tensorboard:
             base, factor = self.scheduler.base_lrs[0], self.scheduler.lr_lambdas[0]
@@ -136,9 +136,9 @@ class Between:
 
     def restore(self, folder):
         """Resume the newest checkpoint of a run's folder, whatever rung wrote it."""
-        state = checkpoint.read_newest(folder)
-        checkpoint.check_settings(state, self.s, self.length)
-        checkpoint.restore(state, self.held, self.optimizer_)
+        state = resume.read_newest(folder)
+        resume.check_settings(state, self.s, self.length)
+        resume.restore(state, self.held, self.optimizer_)
         self.epoch, self.steps_done, self.epoch_steps = state["epoch"], state["step"], state["epoch_steps"]
         self.scheduler.load_state_dict(state["scheduler"])
         for group, lr in zip(self.optimizer_.param_groups, self.scheduler.get_last_lr(), strict=True):

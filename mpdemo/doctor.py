@@ -3,9 +3,6 @@
 One line per finding, [OK] or [FAIL], each failure with its remedy. The site is tried by `mpdemo.jobs.site_trial`.
 PyTorch is imported in a process of its own, so the check works (and helps) where that import fails. Taught in
 notebooks/00_start_here.ipynb.
-
-    python -m mpdemo env                  # this machine
-    python -m mpdemo env --site jeanzay   # and a site file
 """
 
 import json
@@ -40,7 +37,6 @@ REMEDIES = {
     "libcudart": "this torch needs CUDA libraries that are missing: load the site's module, or reinstall torch",
     "libtorch": "torch's own libraries are damaged: pip install --force-reinstall torch torchvision",
     "GLIBC": "this torch is built for a newer system: take an older torch, or the site's module",
-    "numpy": "pip install --upgrade numpy torch torchvision",
     "": "reinstall both together: pip install --force-reinstall torch torchvision",  # any other error
 }
 
@@ -92,14 +88,14 @@ def findings(site=None) -> list[Finding]:
 
 def check_python() -> Finding:
     """Is Python new enough?"""
-    version, oldest = (".".join(map(str, numbers)) for numbers in (sys.version_info[:3], OLDEST_PYTHON))
-    return Finding(sys.version_info >= OLDEST_PYTHON, f"Python {version}", f"Python {oldest} or newer is needed")
+    version = ".".join(map(str, sys.version_info[:3]))
+    return Finding(sys.version_info >= OLDEST_PYTHON, f"Python {version}", "Python 3.11 or newer is needed")
 
 
 def check_location(site) -> Finding:
-    """Is this a compute node, a front end or one's own machine? What matters is where work may be done."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    place = "not inside a job, so a front end or a machine of your own"
+    """Is this a compute node, a login node or your own machine? What matters is where work may be done."""
+    cores = len(os.sched_getaffinity(0))
+    place = "not inside a job, so a login node or your own machine"
     if "SLURM_JOB_ID" in os.environ:
         jobs = "its steps" if site.inside_a_job == "steps" else "queued"
         place = f"inside Slurm job {os.environ['SLURM_JOB_ID']}, on a compute node (new jobs are {jobs})"
@@ -120,13 +116,10 @@ def check_pytorch() -> list[Finding]:
     devices = report["devices"]
     device = f"{len(devices)} x {devices[0]}" if devices else "no GPU: each process takes one core as its device"
     device += ", too few to compare with: jobs on this machine take CPU cores" if too_few_gpus(1) else ""
-    result = [check_versions(report)]
-    result.append(Finding(True, f"devices: {device}"))
     backend = "nccl" if devices else "gloo"
-    if not report[backend]:
-        remedy = "this build of torch has none: install torch from pytorch.org or the site's module"
-        result.append(Finding(False, f"no {backend}, so processes cannot communicate", remedy))
-    return result
+    remedy = "this build of torch has none: install torch from pytorch.org or the site's module"
+    silent = [] if report[backend] else [Finding(False, f"no {backend}, so processes cannot communicate", remedy)]
+    return [check_versions(report), Finding(True, f"devices: {device}"), *silent]
 
 
 def check_versions(report) -> Finding:
@@ -145,7 +138,7 @@ def check_slurm() -> tuple[Finding, str | None]:
     """Is there a Slurm, and does its controller answer? Having none is fine. Returns the cluster's name, too."""
     try:
         if not slurm.in_reach():
-            return Finding(True, "no Slurm in reach: jobs run on this machine, under torchrun"), None
+            return Finding(True, "no Slurm in reach: jobs run on this machine"), None
         cluster = slurm.configuration().get("ClusterName")
         nodes = slurm.client("sinfo", "-h", "-o", "%D").split()
     except UserError as error:

@@ -10,12 +10,13 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from mpdemo import data, models
-from mpdemo.compare import WARMUP, Comparison, quartiles
+from mpdemo.compare import Comparison, quartiles
 from mpdemo.cuts import HEADS
-from mpdemo.settings import CUT_RUNGS, RUNG_FORMS
+from mpdemo.rules import CUT_RUNGS
+from mpdemo.settings import RUNG_FORMS
 from mpdemo.timeline import read
-from mpdemo.timeline.observe import record_updates
-from mpdemo.trial import is_per_device, recorded_steps, relative_difference
+from mpdemo.timeline.observe import record_updates, recorded_steps
+from mpdemo.trial import is_per_device, relative_difference
 from mpdemo.world.collectives import gather_objects, whole
 from mpdemo.world.cores import shared_cores
 
@@ -96,7 +97,8 @@ def least_seconds(comparison, name, settings) -> list[float]:
         name = next(other for other in comparison.trials if other.startswith(settings.rung) and other != name)
     trial, cores = comparison.trials[name], shared_cores()
     schedule = "GPipe" if settings.rung == "model_parallel" else trial.s.schedule
-    return [read.predict_seconds(step, schedule, cores) for step in recorded_steps(trial)[WARMUP:]]
+    timed = recorded_steps(trial)[-len(comparison.seconds[name]) :]  # not the warm-up, nor a step for its gradients
+    return [read.predict_seconds(step, schedule, cores) for step in timed]
 
 
 def gradient_differences(comparison) -> dict:

@@ -2,13 +2,10 @@
 
 A supervisor is a process of its own: it starts the ranks as its children, adopts every orphan of theirs, holds a pipe
 from its owner (its stdin), and ends the whole tree when the job ends, on SIGTERM, at the time limit, or when the owner
-dies (end of file on the pipe). It writes how the job ended to the run's folder. `mpdemo.warm` forks one from a process
-that has imported PyTorch, and so do the ranks; as a program it starts cold. Only the standard library is used here.
+dies (end of file on the pipe). It writes how the job ended to the run's folder. `mpdemo.warm` forks it from a process
+that has imported PyTorch; as a program, ``python -SP launch.py ORDER.json``, it needs the standard library alone.
 
-    python -SP launch.py ORDER.json
-
-What an order holds: see `mpdemo.jobs.local_job.start`. Without "processes" its command is a program of its own, such
-as bash, which waits for srun.
+What an order holds: see `mpdemo.jobs.local_job.start`. Without "processes" its command is bash, which waits for srun.
 """
 
 import contextlib
@@ -24,7 +21,6 @@ import time
 
 PRCTL = ctypes.CDLL(None).prctl
 SIGNAL_AT_PARENTS_DEATH, NAME, ADOPT_ORPHANS = 1, 15, 36  # PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER
-HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD)
 STOPPED = 3  # the exit status of a process that stopped with a checkpoint
 
 
@@ -35,10 +31,11 @@ def children(pid) -> list[int]:
     return []
 
 
-def send(pid, number):
-    """Send a signal to a process that may be gone."""
-    with contextlib.suppress(OSError):
-        os.kill(pid, number)
+def send(pids, number):
+    """Send a signal to processes that may be gone."""
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            os.kill(pid, number)
 
 
 def handles(pid, number) -> bool:
@@ -96,15 +93,17 @@ def become_rank(job, rank, port, parent):
     if os.getppid() != parent:
         os._exit(1)
     signal.set_wakeup_fd(-1)
-    for number in HANDLED:
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.closerange(3, 256)
     processes, command = job.get("processes"), job["command"]
     if processes and processes > 1:
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
+        place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        place |= {"GROUP_RANK": 0, "TORCHELASTIC_RUN_ID": job["name"]}  # by which Lightning and others know torchrun
         os.environ |= {name: str(value) for name, value in place.items()}
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     run_program = job.get("run_program")
     if run_program and (command[0] in ("-m", "-c") or command[0].endswith(".py")):
         PRCTL(NAME, f"{job['name'][:11]} {rank}".encode(), 0, 0, 0)
@@ -147,15 +146,12 @@ def watch(job, ranks, terminations, warnings, wake) -> str:
             name = ""
         listeners = ranks.to_warn()
         if warnings and listeners and all(handles(pid, warnings[0]) for pid in listeners):
-            number = warnings.pop(0)
-            for pid in listeners:
-                send(pid, number)
+            send(listeners, warnings.pop(0))
 
 
 def end_tree(job, ranks):
     """Ask the job to end, wait, then kill whatever is left below this process."""
-    for pid in ranks.to_warn() or ranks.living:
-        send(pid, signal.SIGTERM)
+    send(ranks.to_warn() or ranks.living, signal.SIGTERM)
     end = time.monotonic() + job["grace"]
     while ranks.living and time.monotonic() < end:
         ranks.reap()
@@ -165,8 +161,7 @@ def end_tree(job, ranks):
         living = children(os.getpid())
         if not living:
             return
-        for pid in living:
-            send(pid, signal.SIGKILL)
+        send(living, signal.SIGKILL)
         time.sleep(0.02)
 
 

@@ -6,7 +6,9 @@ to (between.py). Taught in notebooks/01_single_device.ipynb.
 """
 
 import time
+from functools import partial
 from importlib import import_module
+from pathlib import Path
 
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -17,8 +19,9 @@ from mpdemo.between import STOPPED, Between
 from mpdemo.cuts import resolve_cut
 from mpdemo.errors import UserError
 from mpdemo.meter import summarise
+from mpdemo.recorder import Recorder
+from mpdemo.script import run_script
 from mpdemo.stages import Part
-from mpdemo.timeline.record import Recorder
 
 PRECISION = {"fp32": None, "bf16": torch.bfloat16}
 
@@ -51,9 +54,7 @@ class Run(Between):
     @staticmethod
     def main(doc, train):
         """Run a rung's file as a program: read its options, join the world, train, end with an exit status."""
-        from mpdemo.train import run_script
-
-        run_script(doc, train)
+        run_script(doc, Path(train.__code__.co_filename).stem, partial(drive, train))
 
     def model(self):
         """Return the whole model with its initial weights, the same in every process, on the CPU."""
@@ -135,8 +136,13 @@ class Run(Between):
 
 def train(settings, place) -> int:
     """Train one run of checked settings in this process's place of the world; return the exit status."""
+    return drive(import_module(f"mpdemo.rungs.{settings.rung}").train, settings, place)
+
+
+def drive(script, settings, place) -> int:
+    """Call a rung's ``train(run)`` with a new run; return the exit status."""
     run = Run(settings, place)
-    import_module(f"mpdemo.rungs.{settings.rung}").train(run)
+    script(run)
     return run.status
 
 

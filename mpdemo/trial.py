@@ -17,8 +17,7 @@ from mpdemo import models
 from mpdemo.between import compile_blocks
 from mpdemo.run import Run
 from mpdemo.settings import RUNG_FORMS, checked
-from mpdemo.timeline import read
-from mpdemo.world.collectives import gather_objects, whole
+from mpdemo.world.collectives import whole
 from mpdemo.world.cores import claim_cores
 from mpdemo.world.env import ALLOWED_CORES, World, process_group, where_am_i
 from mpdemo.world.launch import end_with_parent
@@ -135,13 +134,15 @@ class Trial(Run):
         self._wait()
 
     def gradients(self) -> dict:
-        """Return the gradients of one step by parameter name, sharded ones whole, without an update."""
-        found = {}
+        """Return the gradients of one step by parameter name, sharded ones whole, without an update or a recording."""
+        found, recorder = {}, self.recorder
+        self.recorder = None
         self.updates.step = lambda: found.update(
             {name: whole(p.grad).clone() for name, p in self.held.named_parameters()}
         )
         self.step()
         del self.updates.step
+        self.recorder = recorder
         return found
 
 
@@ -156,12 +157,6 @@ def watch_for_ddp(wrapped):
             wrapped(module)
 
     handle = nn.modules.module.register_module_forward_pre_hook(look)
-
-
-def recorded_steps(trial) -> list:
-    """Return the timeline of every step of a trial, of all ranks that take part in it; all ranks must call this."""
-    ranks = [steps for steps in gather_objects(trial and trial.recorder.steps) if steps]
-    return [read.merge(list(step)) for step in zip(*ranks, strict=True)]
 
 
 def is_per_device(settings) -> bool:

@@ -75,23 +75,24 @@ def serve():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel collects what ends
     connection = socket.socket(fileno=os.dup(0))
+    program = run_program
     try:
         import torch  # noqa: F401
-    except Exception:  # each job will say it
-        sys.modules.pop("torch", None)
+    except Exception:  # each job starts a Python of its own, which says why
+        program = None
     while True:
         order, descriptors, _, _ = socket.recv_fds(connection, 4096, 2)
         if not order:
             return
         pid = os.fork()
         if pid == 0:
-            _become_supervisor(connection, Path(os.fsdecode(order)), *descriptors)
+            _become_supervisor(connection, program, Path(os.fsdecode(order)), *descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
         connection.send(str(pid).encode())
 
 
-def _become_supervisor(connection, order, pipe, log):
+def _become_supervisor(connection, program, order, pipe, log):
     """In a forked child: take the job's streams, and supervise it."""
     try:
         os.setsid()
@@ -99,7 +100,7 @@ def _become_supervisor(connection, order, pipe, log):
         for descriptor, stream in ((pipe, 0), (log, 1), (log, 2)):
             os.dup2(descriptor, stream)
         os.closerange(3, 256)
-        launch.supervise(json.loads(order.read_text()) | {"run_program": run_program})
+        launch.supervise(json.loads(order.read_text()) | {"run_program": program})
     except BaseException:
         traceback.print_exc()
     finally:
@@ -139,8 +140,11 @@ def _run(command) -> int:
             runpy.run_path(command[0], run_name="__main__")
     except SystemExit as end:
         status = _status_of(end)
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
+    except BaseException as error:
+        place = error.__traceback__
+        while place.tb_next and place.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
+            place = place.tb_next  # the program's own lines are enough
+        sys.excepthook(type(error), error.with_traceback(place), place)
         status = 1
     threading._shutdown()  # waits for the program's own threads, as the end of Python does
     atexit._run_exitfuncs()

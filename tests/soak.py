@@ -28,14 +28,12 @@ from pathlib import Path
 
 import psutil
 import torch
-from torch.distributed.checkpoint import HuggingFaceStorageReader, load
 
-from mpdemo import paths
+from mpdemo import checkpoint, paths, resume
 from mpdemo.cluster import Cluster
 from mpdemo.errors import UserError
 from mpdemo.jobs import Job, JobSpec, load_site, local_job, slurm, submit, train_command
-from mpdemo.jobs.record import prepared, write_record
-from mpdemo.training import checkpoint, sharded
+from mpdemo.jobs.record import prepared, read_text, write_record
 
 STEPS = 24
 COMMON = {"model": "transformer", "batch_size": 32, "steps": STEPS, "log_every": 1, "resume": "auto"}
@@ -44,22 +42,16 @@ CASES = {  # settings, and processes
     "single": ({"rung": "single"}, 1),
     "data_parallel": ({"rung": "data_parallel", "devices": 2}, 1),
     "ddp": ({"rung": "ddp"}, 2),
-    "ddp, accumulated": ({"rung": "ddp", "accumulate": 2}, 2),
+    "ddp, accumulated": ({"rung": "ddp", "microbatches": 2}, 2),
     "model_parallel": ({"rung": "model_parallel"}, 2),
-    "gpipe": ({"rung": "pipeline", "microbatches": 4, "schedule": "gpipe"}, 2),
+    "gpipe": ({"rung": "pipeline", "microbatches": 4, "schedule": "GPipe"}, 2),
     "1f1b": ({"rung": "pipeline", "microbatches": 4}, 2),
-    "interleaved-1f1b": ({"rung": "pipeline", "microbatches": 4, "schedule": "interleaved-1f1b"}, 2),
-    "interleaved-zero-bubble": ({"rung": "pipeline", "microbatches": 4, "schedule": "interleaved-zero-bubble"}, 2),
-    "zbv": ({"rung": "pipeline", "microbatches": 4, "schedule": "zbv"}, 2),
+    "interleaved-1f1b": ({"rung": "pipeline", "microbatches": 4, "schedule": "Interleaved1F1B"}, 2),
+    "interleaved-zero-bubble": ({"rung": "pipeline", "microbatches": 4, "schedule": "InterleavedZeroBubble"}, 2),
+    "zbv": ({"rung": "pipeline", "microbatches": 4, "schedule": "ZBVZeroBubble"}, 2),
     "one-process pipeline": ({"rung": "pipeline", "form": "one-process", "microbatches": 4, "devices": 2}, 1),
     "fsdp": ({"rung": "fsdp"}, 2),
-    "fsdp, sharded checkpoints": ({"rung": "fsdp", "sharded_checkpoints": True}, 2),
     "tensor": ({"rung": "tensor"}, 2),
-    "tensor, sharded checkpoints": ({"rung": "tensor", "sharded_checkpoints": True}, 2),
-    "gpipe, sharded checkpoints": (
-        {"rung": "pipeline", "microbatches": 4, "schedule": "gpipe", "sharded_checkpoints": True},
-        2,
-    ),
     "hybrid": ({"rung": "hybrid", "replicas": 2, "microbatches": 2}, 4),
 }
 CLUSTER = threading.Lock()  # of what starts and stops its daemons
@@ -115,6 +107,7 @@ class Life:
             kinds |= {"requeue": set()} if self.spec.requeue else {}
         else:
             kinds["supervisor"] = {"cancelled"}
+            del kinds["launcher"]
         if self.kills_alone:
             kinds = {kind: kinds[kind] for kind in KILLS}
         kind = self.dice.choice(list(kinds))
@@ -243,6 +236,18 @@ def processes(spec, ranks=None) -> list[psutil.Process]:
         if spec.out in words and process.info["status"] != psutil.STATUS_ZOMBIE:
             is_rank = Path(words[0]).name != "srun" and "torch.distributed.run" not in words
             living += [process] if ranks in (None, is_rank) else []
+    return living + (forked(spec) if ranks in (None, True) else [])
+
+
+def forked(spec) -> list[psutil.Process]:
+    """The living ranks of a local job: their command line is that of the process that forked them."""
+    numbers = map(int, read_text(paths.root() / spec.out / local_job.RANKS).split())
+    living = []
+    for number in numbers:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(number)
+            if "mpdemo.warm" in " ".join(process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE:
+                living.append(process)
     return living
 
 
@@ -257,9 +262,8 @@ def until(condition, seconds, pause=0.05) -> bool:
 
 
 def is_written(folder) -> bool:
-    """Whether a checkpoint is being written: a file without its name, or tensors without their file."""
-    shards = (path for path in folder.glob("step-*[0-9]/") if not path.with_suffix(".pt").exists())
-    return any(folder.glob("*.tmp")) or any(shards)
+    """Whether a checkpoint is being written: a folder without its name."""
+    return any(folder.glob("*.tmp"))
 
 
 def left_by(out) -> dict:
@@ -268,20 +272,11 @@ def left_by(out) -> dict:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     kept = [{k: v for k, v in row.items() if k not in ("time", "images_per_second", "peak_memory_mib")} for row in rows]
     kept = [row for row in kept if row["event"] in ("step", "epoch")]
-    state = checkpoint.read(checkpoint.newest(folder))
+    state = resume.read(resume.newest(folder))
     del state["epoch_steps"]  # the rows of the current epoch once more, with their times
-    if state.pop("shards"):  # their files may hold the tensors in another order
-        state["tensors"] = tensors_of(checkpoint.newest(folder))
+    del state["checksums"]  # the files may hold the tensors in another order
+    state["tensors"] = resume.tensors(resume.newest(folder))
     return {"rows": kept, "state": state}
-
-
-def tensors_of(path) -> dict:
-    """All tensors of a sharded checkpoint, whole."""
-    reader = HuggingFaceStorageReader(str(sharded.folder_of(path)))
-    rows = reader.read_metadata().state_dict_metadata.items()
-    tensors = {name: torch.empty(row.size, dtype=row.properties.dtype) for name, row in rows}
-    load(tensors, storage_reader=reader, no_dist=True)
-    return tensors
 
 
 def same(one, other) -> bool:

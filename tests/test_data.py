@@ -220,7 +220,7 @@ def epoch_of(all_loaders, epoch, steps_done=0):
 @pytest.mark.parametrize("count", [48, 50, 59])
 @pytest.mark.parametrize("replicas", [1, 2, 3])
 def test_every_image_once_and_in_each_step_the_same_on_any_number_of_replicas(replicas, count):
-    """Also where the images do not divide: the rest is left out, the same number of steps for all."""
+    """Also where the images do not divide: the rest is left out, the same number of steps for all; also resumed."""
     parts = loaders(count, 12, replicas)
     first, second = epoch_of(parts, 0), epoch_of(parts, 1)
     assert [len(step) for step in first] == [12] * 4 == [12] * parts[0].steps_per_epoch
@@ -228,6 +228,8 @@ def test_every_image_once_and_in_each_step_the_same_on_any_number_of_replicas(re
     assert first != second and epoch_of(parts, 0) == first
     assert epoch_of(loaders(count, 12, replicas, seed=1), 0) != first
     assert [set(step) for step in first] == [set(step) for step in epoch_of(loaders(count, 12, 1), 0)]
+    assert epoch_of(parts, 0, steps_done=3) == first[3:] and epoch_of(parts, 0, steps_done=4) == []
+    assert epoch_of(parts, 1) == second  # the next epoch is whole again
 
 
 @pytest.mark.parametrize(("replicas", "batch"), [(1, 12), (2, 12), (3, 12), (2, 16), (3, 15), (2, 2)])
@@ -236,15 +238,6 @@ def test_validation_sees_each_image_once(replicas, batch):
     batches = [[images.tolist() for images, _ in one.validation] for one in loaders(48, batch, replicas)]
     assert sorted(sum(sum(batches, []), [])) == list(range(17))
     assert len({len(own) for own in batches}) == 1
-
-
-@pytest.mark.parametrize("replicas", [1, 3])
-def test_resume_in_the_middle_of_an_epoch(replicas):
-    parts = loaders(50, 12, replicas)
-    whole = epoch_of(parts, 2)
-    assert epoch_of(parts, 2, steps_done=3) == whole[3:]
-    assert epoch_of(parts, 2, steps_done=4) == []
-    assert epoch_of(parts, 3) != whole and len(epoch_of(parts, 3)) == 4  # the next epoch is whole again
 
 
 def test_labels_only_come_in_the_same_order(jpegs):
@@ -258,8 +251,8 @@ def test_labels_only_come_in_the_same_order(jpegs):
         batches = list(getattr(labels, name))
         assert [batch[1].tolist() for batch in batches] == wanted
         assert all(batch[0].shape == (len(batch[1]), 0) for batch in batches)
-    for nothing_to_read in (load("digits").validation, load("folder", jpegs / "train", 32).train):
-        assert LabelsOnly(nothing_to_read).labels == [int(nothing_to_read[i][1]) for i in range(len(nothing_to_read))]
+    for ready in (load("digits").validation, load("folder", jpegs / "train", 32).train):
+        assert LabelsOnly(ready).labels == [int(ready[i][1]) for i in range(len(ready))]
 
 
 def test_loader_processes_give_the_same_batches_and_take_no_random_numbers(jpegs):

@@ -1,214 +1,206 @@
 """Every exercise has a learner's cell, a solution that its check accepts, and wrong answers that its check refuses."""
 
-import importlib
-import os
+import linecache
 import re
-import subprocess
-import sys
-import tempfile
-import time
+import tomllib
 from pathlib import Path
 
 import nbformat
-import psutil
 import pytest
-from right_answers import RIGHT
 
+from mpdemo import ranks
 from mpdemo.errors import UserError
-from mpdemo.exercises import run
-from mpdemo.exercises.check import EXERCISES, MODULES, Wrong, is_blank, save_task, verdict
-from mpdemo.exercises.checkpoint_runs import drive_atomic
+from mpdemo.notebook import check
+from mpdemo.notebook.check import exercises, is_blank, right_answers, save_task, verdict
 from mpdemo.paths import root
-from mpdemo.world.processes import start_time
 
-for module in MODULES.values():
-    importlib.import_module(f"mpdemo.exercises.{module}")
-ANSWERS = {
-    number: answers
-    for module in MODULES.values()
-    for number, answers in importlib.import_module(f"wrong_answers.{module}").WRONG.items()
-}
-WRONG = [(number, index) for number, answers in sorted(ANSWERS.items()) for index in range(len(answers))]
-CELL = re.compile(r"""^(?:check\(\s*"([\d.]+)"|%%task ([\d.]+))""", re.M)
+EXERCISES = exercises()
+PREDICTIONS = {number: row for number, row in EXERCISES.items() if "right" in row}
+PROGRAMS = tomllib.loads((Path(__file__).parent / "wrong_programs.toml").read_text())
+CELL = re.compile(r"""^(?:check\(\s*"([\d.]+)"|%%task ([\d.]+) ?(\w*)$)""", re.M)
+
+
+def code_cells(path):
+    return [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
 
 
 def exercises_of(path) -> dict:
     """Return the printed output of every cell that checks an exercise, by number."""
-    outputs = {}
-    for cell in nbformat.read(path, as_version=4).cells:
-        for groups in CELL.findall(cell.source) if cell.cell_type == "code" else []:
-            outputs["".join(groups)] = "".join(output.get("text", "") for output in cell.outputs)
-    return outputs
+    cells = [(match, cell) for cell in code_cells(path) for match in CELL.finditer(cell.source)]
+    return {m[1] or m[2]: "".join(output.get("text", "") for output in cell.outputs) for m, cell in cells}
 
 
-def learner_notebooks():
-    return sorted((root() / "notebooks").glob("*.ipynb"))
-
-
-def test_the_course_has_forty_exercises():
-    assert len(EXERCISES) >= 40
-
-
-@pytest.mark.parametrize("path", learner_notebooks(), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((root() / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
 def test_every_exercise_stands_in_its_notebook_unanswered_and_in_its_solution_right(path):
-    checks = {number for number in EXERCISES if number.startswith(path.name[:2])}
     questions, solutions = exercises_of(path), exercises_of(path.parent / "solutions" / path.name)
-    assert set(questions) == set(solutions) == checks
-    assert len(checks) >= 4
-    for number in checks:
+    assert set(questions) == set(solutions) == set(exercises(path.name[:2]))
+    assert len(questions) >= 4
+    for number in questions:
         assert f"{number}: not answered yet." in questions[number]
         assert f"{number}: right." in solutions[number]
 
 
-@pytest.mark.parametrize("number", sorted(EXERCISES))
-def test_every_exercise_has_two_wrong_answers(number):
-    assert len(ANSWERS[number]) >= 2
+def test_every_exercise_has_wrong_answers_two_where_it_is_a_program():
+    for number, row in EXERCISES.items():
+        if number in PREDICTIONS:
+            assert {"wrong", "otherwise", "choose", "below"} & set(row), number
+        else:
+            assert len(PROGRAMS["wrong"][number]) >= 2
+
+
+def right_of(number):
+    """Return the right answer of a prediction in the form in which a reader gives it."""
+    right = PREDICTIONS[number]["right"]
+    if str(right).startswith("function:"):
+        right = getattr(check._answers(number[:2]), right.partition(":")[2])()
+    return dict(zip(PREDICTIONS[number]["parts"], right, strict=True)) if "parts" in PREDICTIONS[number] else right
+
+
+def filled(value, right):
+    """Return a wrong value with the right parts in the place of its stars."""
+    right = list(right.values()) if isinstance(right, dict) else right
+    if not isinstance(value, list) or "*" not in value:
+        return value
+    return [own if part == "*" else part for part, own in zip(value, right, strict=True)]
+
+
+def refused(number, answer, message):
+    """Require that an answer is refused with a message of the row."""
+    if "parts" in (row := PREDICTIONS[number]):
+        answer = dict(zip(row["parts"], answer, strict=True))
+    parts = list(answer.values()) if isinstance(answer, dict) else answer if isinstance(answer, list) else [answer]
+    said = message.format(answer=answer, **{f"_{n}": part for n, part in enumerate(parts)})
+    assert verdict(number, answer) == ("wrong", f"not yet. {said}")
+
+
+ROWS = [(number, value, message) for number, row in PREDICTIONS.items() for value, message in row.get("wrong", [])]
+
+
+@pytest.mark.parametrize(("number", "value", "message"), ROWS, ids=str)
+def test_a_wrong_prediction_is_told_what_is_wrong_with_it(number, value, message):
+    refused(number, filled(value, right_of(number)), message)
+
+
+@pytest.mark.parametrize("number", PREDICTIONS)
+def test_a_right_prediction_is_accepted_and_others_are_refused(number):
+    right, row = right_of(number), PREDICTIONS[number]
+    assert verdict(number, right) == ("right", f"right. {row['then']}")
+    for name, message in row.get("choose", {}).items():
+        refused(number, [*(set(right) ^ {name})], message)
+    for kind, beyond in (("below", -0.25), ("above", 0.25)):
+        for limit, message in row.get(kind, []) if "choices" not in row else []:
+            refused(number, limit + beyond * max(1, limit), message)
+    if isinstance(row.get("otherwise"), str) and isinstance(right, float):
+        refused(number, right * 1.3456, row["otherwise"])
+    if "choose" not in row:
+        assert verdict(number, [right, right])[0] == verdict(number, {"a": "b"})[0] == "wrong"
+
+
+@pytest.fixture(scope="module")
+def solutions():
+    """Return the cell of every exercise's solution, and those before it in its notebook."""
+    cells = {}
+    for path in sorted((root() / "notebooks" / "solutions").glob("*.ipynb")):
+        before = []
+        for cell in code_cells(path):
+            if match := CELL.search(cell.source):
+                cells[match[1] or match[2]] = cell.source, list(before)
+            if not cell.source.startswith("%%"):
+                before.append(cell.source)
+    return cells
+
+
+def answer_of(number, changes, solutions, folder):
+    """Return the answer of a solution with some of its text replaced: a file, or what its cell gives to `check`."""
+    source, before = f"{solutions[number][0]}\n", solutions[number][1]
+    for old, new in zip(changes[::2], changes[1::2], strict=True):
+        assert old in source, f"the solution of {number} holds no {old!r}"
+        source = source.replace(old, new)
+    if source.startswith("%%task"):
+        head, _, text = source.partition("\n")
+        path = folder / f"answer.{CELL.match(head)[3] or 'py'}"
+        path.write_text(text)
+        return path
+    answers = {}
+    names = {"check": lambda number, answer: answers.update({number: answer})}
+    for text in [*before, source]:
+        text = re.sub(r"^from mpdemo.notebook.check import check$", "", text, flags=re.M)
+        linecache.cache[number] = len(text), None, text.splitlines(True), number
+        exec(compile(text, number, "exec"), names)
+    return answers[number]
+
+
+WRONG = [(number, index) for number, rows in PROGRAMS["wrong"].items() for index in range(len(rows))]
+RIGHT = [(number, index) for number, rows in PROGRAMS["right"].items() for index in range(len(rows))]
 
 
 @pytest.mark.parametrize(("number", "index"), WRONG, ids=str)
-def test_a_wrong_answer_is_refused(number, index, tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "SECONDS", 3.0)
-    answer = saved(tmp_path, ANSWERS[number][index])
+def test_a_wrong_program_is_told_what_is_wrong_with_it(number, index, solutions, tmp_path, monkeypatch):
+    monkeypatch.setattr(check, "SECONDS", 10.0)
+    *changes, expected = PROGRAMS["wrong"][number][index]
+    answer = answer_of(number, changes, solutions, tmp_path)
     assert not is_blank(answer)
     state, message = verdict(number, answer)
-    assert state == "wrong", message
-    assert len(message.splitlines()) == 1 and "This answer cannot be used" not in message, message
+    assert state == "wrong" and expected in message, message
+    assert len(message.splitlines()) == 1
 
 
-def saved(folder, answer):
-    """Return the path of an answer that is a program, which is saved first; any other answer as it is."""
-    is_program = isinstance(answer, str) and "\n" in answer
-    return save(folder, answer) if is_program else answer
+@pytest.mark.parametrize(("number", "index"), RIGHT, ids=str)
+def test_a_right_answer_may_be_written_otherwise(number, index, solutions, tmp_path):
+    state, message = verdict(number, answer_of(number, PROGRAMS["right"][number][index], solutions, tmp_path))
+    assert state == "right", message
 
 
 def save(folder, text) -> Path:
-    path = folder / ("answer.sbatch" if text.startswith("#!") else "answer.py")
+    path = folder / "answer.py"
     path.write_text(text)
     return path
 
 
-@pytest.fixture
-def temporary(monkeypatch):
-    """A folder for the temporary files of processes that start now, short enough for a socket."""
-    with tempfile.TemporaryDirectory(prefix="mp") as folder:
-        monkeypatch.setenv("TMPDIR", folder)
-        yield Path(folder)
-
-
-def test_no_rank_and_no_folder_outlives_a_killed_kernel(tmp_path, temporary):
-    program, started = tmp_path / "waits.py", tmp_path / "started"
-    program.write_text(f"import pathlib, time\npathlib.Path({str(started)!r}).touch()\ntime.sleep(300)\n")
-    call = "import sys, pathlib; from mpdemo.exercises.run import run_on_ranks; run_on_ranks(pathlib.Path(sys.argv[1]))"
-    kernel = subprocess.Popen([sys.executable, "-c", call, str(program)], cwd=root())
-    try:
-        end = time.monotonic() + 120
-        while not started.exists():
-            assert kernel.poll() is None and time.monotonic() < end
-            time.sleep(0.1)
-        ranks = psutil.Process(kernel.pid).children(recursive=True)
-        assert len(ranks) >= 2 and list(temporary.glob("mpdemo-exercise-*"))
-    finally:
-        kernel.kill()
-        kernel.wait()
-    assert not psutil.wait_procs(ranks, timeout=60)[1]
-    assert not list(temporary.glob("mpdemo-exercise-*"))
-
-
-def test_the_first_check_does_not_wait_for_an_import_without_end(tmp_path, temporary):
-    (tmp_path / "slow.py").write_text("import time\ntime.sleep(3)\n")
-    started = tmp_path / "started"
-    program = save(tmp_path, f"import pathlib\npathlib.Path({str(started)!r}).touch()\n")
-    call = f"""import time
-from mpdemo.exercises import run
-run._FORKING.set_forkserver_preload(["slow"])
-run.IMPORT_SECONDS = 1.0
-try:
-    run.run_on_ranks(run.Path({str(program)!r}))
-except run.UserError as error:
-    print(error)
-time.sleep(5)
-"""
-    options = {"cwd": tmp_path, "env": os.environ | {"PYTHONPATH": f"{root()}:{tmp_path}"}, "timeout": 60}
-    done = subprocess.run([sys.executable, "-c", call], capture_output=True, text=True, **options)
-    assert done.stdout == "PyTorch was not imported within 1 s; run this cell again\n", done.stderr
-    assert not started.exists() and not list(temporary.glob("mpdemo-exercise-*"))
-
-
-def test_an_interrupt_ends_the_ranks_that_have_started(tmp_path, monkeypatch):
-    start, started = run._start, []
-
-    def start_one(*arguments):
-        if started:
-            raise KeyboardInterrupt
-        started.append(start(*arguments))
-        return started[0]
-
-    monkeypatch.setattr(run, "_start", start_one)
-    with pytest.raises(KeyboardInterrupt):
-        run.run_on_ranks(save(tmp_path, "import time\ntime.sleep(300)\n"))
-    assert not started[0].is_alive()
-
-
-def test_a_save_that_never_ends_goes_with_its_rank(tmp_path):
-    number = tmp_path / "number"
-    program = f"""import os, pathlib, time, torch
-
-
-def save(state, path):
-    if state["step"] == 2:
-        pathlib.Path({str(number)!r}).write_text(str(os.getpid()))
-        time.sleep(300)
-    torch.save(state, path)
-"""
-    with pytest.raises(Wrong, match="After 3 s"):
-        run.run_on_ranks(save(tmp_path, program), drive_atomic, processes=1, seconds=3)
-    end = time.monotonic() + 10
-    while start_time(int(number.read_text())):
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
-def test_a_rank_that_dies_leaves_no_file(tmp_path):
-    noted = tmp_path / "noted"
-    program = f"import os\n\n\ndef load(path):\n    open({str(noted)!r}, 'w').write(str(path))\n    os._exit(1)\n"
-    state, message = verdict("10.8", save(tmp_path, program))
-    assert state == "wrong" and "ended without a message" in message
-    assert not Path(noted.read_text()).parent.exists()
-
-
-@pytest.mark.parametrize(("number", "index"), [(n, i) for n, answers in RIGHT.items() for i in range(len(answers))])
-def test_a_right_answer_may_be_written_otherwise(number, index, tmp_path):
-    state, message = verdict(number, saved(tmp_path, RIGHT[number][index]))
-    assert state == "right", message
-
-
-def test_an_option_may_have_an_equals_sign(tmp_path):
-    train = (
-        "srun python -m mpdemo train --rung=ddp --model transformer --batch-size=64 --optimizer=adamw \\\n  --epochs 4"
-    )
-    job = f"#!/bin/bash\n#SBATCH --ntasks-per-node=4\n{train}\necho done\n"
-    assert verdict("11.8", save(tmp_path, job))[0] == "right"
-    state, message = verdict("11.8", save(tmp_path, job.replace("--epochs", "--epoch-count")))
-    assert state == "wrong" and "knows no --epoch-count 4" in message
-
-
-def test_a_rank_that_prints_bytes_and_dies_is_no_fault_of_the_check(tmp_path):
+def test_a_program_that_lacks_the_function_or_dies_is_told_so(tmp_path):
+    assert "defines no mean" in verdict("03.2", save(tmp_path, "x = 1\n"))[1]
     program = "import os\nos.write(2, b'\\xff\\n')\n\n\ndef mean(tensor, rank, world_size):\n    os._exit(1)\n"
     state, message = verdict("03.2", save(tmp_path, program))
     assert state == "wrong" and "Rank 0 failed" in message, message
 
 
-def test_what_a_script_refuses_is_told_in_its_own_words():
-    state, message = verdict("05.13", "--cut=3 6")
-    assert state == "wrong" and "error: unrecognized arguments: 6" in message, message
+@pytest.mark.parametrize("answer", [..., (1, ...), {"a": ...}, [[1, ...]]], ids=str)
+def test_an_answer_with_a_blank_is_open(answer):
+    assert verdict("03.5", answer)[0] == "open"
 
 
-def test_task_without_a_number_says_what_it_needs():
+def test_a_number_in_quotes_and_an_unknown_exercise_are_told():
+    assert verdict("00.5", "8")[1] == "not yet. '8' is a text; expected: a whole number, without quotes."
+    with pytest.raises(UserError, match=r"there is no exercise '03.99'; this notebook has: 03.1, "):
+        verdict("03.99")
+    with pytest.raises(UserError, match=r"there is no exercise '99.1'; this notebook has: 00.1, "):
+        verdict("99.1")
+
+
+def test_what_cannot_be_tried_here_is_no_fault_of_the_answer(tmp_path, monkeypatch):
+    def no_start(*_, **__):
+        raise UserError("the ranks did not start; run this cell again")
+
+    monkeypatch.setattr(ranks, "run_program", no_start)
+    state, message = verdict("03.2", save(tmp_path, "def mean(tensor, rank, world_size):\n    return tensor\n"))
+    assert (state, message) == ("open", "could not be tried: the ranks did not start; run this cell again.")
+    monkeypatch.setattr(check, "_answers", lambda notebook: __import__("torch.nothing"))
+    state, message = verdict("01.7", (1, 2))
+    assert state == "open" and "this kernel has no torch.nothing" in message
+    monkeypatch.setattr(check, "checks", lambda: tmp_path / "none")
+    state, message = verdict("01.7", (1, 2))
+    assert state == "open" and "could not be tried: there is no " in message
+
+
+def test_a_task_is_saved_checked_and_noted_for_the_class(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("MPDEMO_ROOT", str(tmp_path))
     with pytest.raises(UserError, match="needs the number of an exercise"):
         save_task("", "print(1)\n")
-
-
-def test_a_slow_start_is_no_fault_of_the_answer(tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "START_SECONDS", -1.0)
-    state, message = verdict("03.2", save(tmp_path, "def mean(tensor, rank, world_size):\n    return tensor\n"))
-    assert state == "open" and message.startswith("could not be tried: rank 0 was not ready"), message
+    save_task("02.3", "def replicate(model, *copies):\n    ...\n")
+    check.check("03.10", 6)
+    check.check("03.5", 170.6)
+    check.check("03.5", 5)
+    assert (tmp_path / "work" / "02_3.py").read_text().startswith("def replicate")
+    said = [line[:12] for line in capsys.readouterr().out.splitlines()]
+    assert said == ["02.3: not an", "03.10: right", "03.5: right.", "03.5: not ye"]
+    assert right_answers(tmp_path) == ["03.5", "03.10"]

@@ -1,17 +1,17 @@
-"""A reader's job file is tried on a real Slurm that lives for one job; where none can be started, its text is read."""
+"""A reader's batch script is tried on a real Slurm that lives for one job; where none can start, its text is read."""
 
 import contextlib
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
 import psutil
 import pytest
 
-from mpdemo.exercises import job_file
-from mpdemo.exercises.check import Wrong, verdict
-from mpdemo.exercises.start_here import READ, TRIED
+from mpdemo.notebook import check
+from mpdemo.notebook.check import verdict
 
 RIGHT = """#!/bin/bash
 #SBATCH --nodes=2
@@ -21,6 +21,13 @@ RIGHT = """#!/bin/bash
 #SBATCH --output=work/slurm-%j.out
 srun --label python -u -m mpdemo.labs.hello
 """
+
+
+@pytest.fixture
+def job_files():
+    """The module of the checks that tries batch scripts."""
+    check._answers("00")
+    return sys.modules["checks.job_files"]
 
 
 @pytest.fixture
@@ -47,44 +54,44 @@ def living(folder) -> list:
     return [p.info["name"] for p in every if (p.info["environ"] or {}).get("SLURM_CONF", "").startswith(str(folder))]
 
 
-def test_every_rank_of_a_right_file_prints_its_line(slurm_programs, temporary, write):
+def test_every_rank_of_a_right_script_prints_its_line(slurm_programs, temporary, write, job_files):
     state, message = verdict("00.10", write(RIGHT))
-    assert state == "right" and TRIED in message, message
+    assert state == "right" and job_files.TRIED in message, message
     assert not living(temporary)
     assert not list(temporary.iterdir())
 
 
-def test_a_job_that_does_not_end_is_ended(slurm_programs, temporary, write, monkeypatch):
-    monkeypatch.setattr(job_file, "SECONDS", 3.0)
-    with pytest.raises(Wrong, match="After 3 s the job is still running"):
-        job_file.printed_by_job(write(RIGHT + "sleep 60\n"))
+def test_a_job_that_does_not_end_is_ended(slurm_programs, temporary, write, monkeypatch, job_files):
+    monkeypatch.setattr(job_files, "SECONDS", 3.0)
+    with pytest.raises(AssertionError, match="After 3 s the job is still running"):
+        job_files.printed_by_job(write(RIGHT + "sleep 60\n"))
     assert not living(temporary)
     assert not list(temporary.iterdir())
 
 
-def test_without_a_slurm_the_text_is_read(write, monkeypatch):
-    monkeypatch.setattr(job_file, "real_cluster_in_reach", lambda: True)
+def test_without_a_slurm_the_text_is_read(write, monkeypatch, job_files):
+    monkeypatch.setattr(job_files, "real_cluster_in_reach", lambda: True)
     state, message = verdict("00.10", write(RIGHT))
-    assert state == "right" and READ in message, message
+    assert state == "right" and job_files.READ in message, message
     for part in ("srun --label ", "#SBATCH --ntasks-per-node=2\n", "#SBATCH --gpus-per-task=1\n"):
         state, message = verdict("00.10", write(RIGHT.replace(part, "")))
         assert state == "wrong" and "cannot be used" not in message, message
 
 
-def test_no_programs_of_slurm_means_no_trial(write, monkeypatch):
+def test_no_programs_of_slurm_means_no_trial(write, monkeypatch, job_files):
     which = shutil.which
     monkeypatch.setattr(shutil, "which", lambda name, **options: None if "slurm" in name else which(name, **options))
     monkeypatch.delenv("SLURM_CONF", raising=False)
-    monkeypatch.setattr(job_file, "real_cluster_in_reach", lambda: False)
-    assert job_file.printed_by_job(write(RIGHT)) is None
+    monkeypatch.setattr(job_files, "real_cluster_in_reach", lambda: False)
+    assert job_files.printed_by_job(write(RIGHT)) is None
 
 
-def test_a_slurm_that_does_not_answer_is_no_fault_of_the_file(tmp_path, write, monkeypatch):
+def test_a_slurm_that_does_not_answer_is_no_fault_of_the_file(tmp_path, write, monkeypatch, job_files):
     silent = "echo 'scontrol: error: Unable to contact slurm controller' >&2; exit 1"
     for name, line in {"sbatch": "echo 7", "scontrol": silent}.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
         (tmp_path / name).chmod(0o755)
     environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    monkeypatch.setattr(job_file, "trial", lambda nodes: contextlib.nullcontext((environment, tmp_path / "log")))
+    monkeypatch.setattr(job_files, "trial", lambda nodes: contextlib.nullcontext((environment, tmp_path / "log")))
     state, message = verdict("00.10", write(RIGHT))
     assert state == "open" and message.startswith("could not be tried: scontrol: Unable to contact"), message

@@ -1,7 +1,6 @@
-"""What the files say of each other is true: links, names of files, commands, notebooks; and no word too much."""
+"""What the files say of each other is true: links, names of files, commands, words; and no word too much."""
 
 import ast
-import importlib
 import re
 import tomllib
 from collections import Counter
@@ -11,27 +10,29 @@ import pytest
 from project import files
 
 from mpdemo.__main__ import COMMANDS
-from mpdemo.exercises.check import EXERCISES, MODULES
+from mpdemo.notebook.check import exercises
 from mpdemo.paths import root
 from mpdemo.settings import RUNGS
 
 FILES = files()
-TEXTS = [
-    file for file in FILES if file.suffix in {".md", ".py", ".toml", ".cfg", ".sbatch", ".sh", ".yml", ".ipynb", ""}
-]
+NOTEBOOKS = [file for file in FILES if file.match("notebooks/*.ipynb")]
 PAGES = [file for file in FILES if file.suffix == ".md"]
-# The files with the rules name what they forbid.
-RULES = {"tests/test_house_docs.py", "tests/notebook_rules.py", "tests/test_notebooks_rules.py"}
+RULES = {
+    "tests/test_house_docs.py",
+    "tests/notebook_rules.py",
+    "tests/test_notebooks_rules.py",
+}  # name what they forbid
 COUNTED = "process|line|thread|node|device|rank|value|stage|file|row|task|second|step|column|GPU|core"
 PER = "process|device|node|rank|step|epoch|task|GPU|image|microbatch|stage|rung|job|user|copy|thread|channel"
 FORBIDDEN = {
     r"(?<![\w.])/(work|root|farm)/": "a path of one machine",
     r"(?<![\w.])/(home|Users)/\w": "a path of one machine",
-    r"(?i)\bissues? #?\d": "the project's files speak of the project, not of how it was made",
-    r"(?i)\bhelper [a-c]\b": "the project's files speak of the project, not of how it was made",
+    r"(?i)\bissues? #?\d|\bhelper [a-c]\b": "the project's files speak of the project, not of how it was made",
     r"\b(TODO|FIXME|XXX)\b": "half-done work is not committed",
     rf"\b(?:one|two|a|an|\d+) (?:{COUNTED})s? an? (?:{PER})\b": "the field writes per: one process per device",
 }
+GLOSSARY = re.compile(r'^\| <a id="([^"]+)"></a>([^|]+?) \| [^|]+ \| \[\d\d\]', re.M)  # anchor, word
+NOT_PROSE = re.compile(r"```.*?```|`[^`]*`|<[^>]+>|\]\([^)]*\)|^#[^\n]*$|https?://\S+", re.S | re.M)
 
 
 def text(file) -> str:
@@ -42,15 +43,16 @@ def words_of(file) -> str:
     """Return a file's text; of a notebook all but its pictures, which are long and say nothing."""
     if file.suffix != ".ipynb":
         return text(file)
-    notebook = nbformat.reads(text(file), as_version=4)
-    outputs = [o for cell in notebook.cells if cell.cell_type == "code" for o in cell.outputs]
+    cells = nbformat.reads(text(file), as_version=4).cells
+    outputs = [output for cell in cells for output in cell.get("outputs", [])]
     data = [value for o in outputs for form, value in o.get("data", {}).items() if form.startswith("text/")]
-    return "\n".join([cell.source for cell in notebook.cells] + [o.get("text", "") for o in outputs] + data)
+    return "\n".join([cell.source for cell in cells] + [o.get("text", "") for o in outputs] + data)
 
 
 def test_no_word_too_much():
+    kinds = {".md", ".py", ".toml", ".cfg", ".sbatch", ".sh", ".yml", ".ipynb", ""}
     problems = []
-    for file in (file for file in TEXTS if file.as_posix() not in RULES):
+    for file in (file for file in FILES if file.suffix in kinds and file.as_posix() not in RULES):
         for number, line in enumerate(words_of(file).splitlines(), 1):
             whys = [why for pattern, why in FORBIDDEN.items() if re.search(pattern, line)]
             problems += [f"{file}:{number}: {why}: {line.strip()[:100]}" for why in whys]
@@ -58,63 +60,34 @@ def test_no_word_too_much():
 
 
 def test_trainers_are_told_how_many_exercises_a_notebook_has():
-    for name in MODULES.values():
-        importlib.import_module(f"mpdemo.exercises.{name}")
     rows = re.findall(r"^\| \[(\d\d)_\w+\]\(\S+\) \| (\d+) \| \d+ s \|$", text("notebooks/for_trainers.md"), re.M)
-    assert {number: int(count) for number, count in rows} == Counter(number[:2] for number in EXERCISES)
+    assert {number: int(count) for number, count in rows} == Counter(number[:2] for number in exercises())
 
 
 @pytest.mark.parametrize("file", PAGES, ids=str)
-def test_links_lead_somewhere(file):
-    for target in re.findall(r"\]\(([^)\s]+)\)", text(file)):
-        if re.match(r"https?:|mailto:", target):
-            continue
+def test_a_page_names_what_is_there(file):
+    page, missing = text(file), []
+    for target in re.findall(r"\]\(([^)\s]+)\)", page):
         path, _, heading = target.partition("#")
         place = (root() / file).parent / path if path else root() / file
-        assert place.exists(), f"{file} links to {target}"
-        if heading and place.suffix == ".md":
-            assert heading in headings(place.read_text()), f"{file} links to {target}: no such heading"
+        there = re.match(r"https?:|mailto:", target) or place.exists()
+        if there and heading and place.suffix == ".md":
+            there = heading in anchors(place.read_text())
+        missing += [] if there else [f"link to {target}"]
+    for name in re.findall(r"`((?:mpdemo|notebooks|slurm|tests)/[\w./-]*\w/?)`", page):
+        missing += [] if (root() / name).exists() or "NAME" in name else [name]
+    missing += [word for word in re.findall(r"\bpython -m mpdemo ([a-z]+)", page) if word not in COMMANDS]
+    targets = re.findall(r"^([\w.-]+):", text("Makefile"), re.M)
+    wanted = re.findall(r"^\s*(?:\$ )?make (\w+)|`make (\w+)`", page, re.M)
+    missing += [f"make {max(words)}" for words in wanted if max(words) not in targets]
+    assert not missing, f"{file} names what is not there: {', '.join(missing)}"
 
 
-def headings(page) -> set:
-    """Return the anchors that GitHub makes of a page's headings."""
+def anchors(page) -> set:
+    """Return the anchors of a page: those that GitHub makes of its headings, and its own."""
     lines = re.findall(r"^#+ (.*)$", page, re.M)
-    return {re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in lines}
-
-
-@pytest.mark.parametrize("file", PAGES, ids=str)
-def test_names_in_code_quotes_exist(file):
-    quoted = re.findall(r"`([^`\n]+)`", text(file))
-    for name in quoted:
-        if "NAME" in name:  # stands for a name that the reader chooses
-            continue
-        if re.fullmatch(r"(mpdemo|notebooks|slurm|tests)/[\w./-]*\w/?", name):
-            assert (root() / name).exists(), f"{file} names {name}, which is not there"
-
-
-@pytest.mark.parametrize("file", PAGES, ids=str)
-def test_commands_on_the_pages_exist(file):
-    page = text(file)
-    for command in re.findall(r"\bpython -m mpdemo ([a-z]+)", page):
-        assert command in COMMANDS, f"{file}: python -m mpdemo {command}"
-    targets = re.findall(r"^([\w.-]+):", text("Makefile"), re.M) if (root() / "Makefile").exists() else []
-    for target in re.findall(r"^\s*(?:\$ )?make (\w+)|`make (\w+)`", page, re.M):
-        assert max(target) in targets, f"{file}: make {max(target)}"
-
-
-def test_every_module_and_every_public_class_says_what_it_is():
-    silent = []
-    for file in (file for file in FILES if file.parts[0] in ("mpdemo", "tests") and file.suffix == ".py"):
-        tree = ast.parse(text(file))
-        public = [n for n in tree.body if isinstance(n, ast.ClassDef) and not n.name.startswith("_")]
-        silent += [f"{file}: {getattr(n, 'name', 'the module')}" for n in [tree, *public] if not ast.get_docstring(n)]
-    assert not silent, "no docstring: " + ", ".join(silent)
-
-
-def test_every_requirement_has_no_upper_bound_but_the_one_that_is_explained():
-    project = tomllib.loads(text("pyproject.toml"))["project"]
-    wanted = [*project["dependencies"], *(r for group in project["optional-dependencies"].values() for r in group)]
-    assert [r for r in wanted if re.search(r"==|<", r)] == ["nbval==0.11.0"]
+    made = {re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in lines}
+    return made | set(re.findall(r'<a id="([^"]+)"', page))
 
 
 def test_docstrings_name_things_that_exist():
@@ -128,10 +101,41 @@ def test_docstrings_name_things_that_exist():
     assert not missing, "named and not there: " + ", ".join(missing)
 
 
+def test_every_requirement_has_no_upper_bound_but_the_one_that_is_explained():
+    project = tomllib.loads(text("pyproject.toml"))["project"]
+    wanted = [*project["dependencies"], *(r for group in project["optional-dependencies"].values() for r in group)]
+    assert [r for r in wanted if re.search(r"==|<", r)] == ["nbval==0.11.0"]
+
+
 def test_the_ladder_on_the_first_page_names_each_rung_its_notebook_and_its_file():
-    rows = [line for line in text("README.md").splitlines() if line.startswith("|")]
-    rungs = [file.stem for file in FILES if file.match("mpdemo/parallel/*.py")]
-    for rung in set(rungs) & set(RUNGS):
-        row = [line for line in rows if f"mpdemo/parallel/{rung}.py" in line]
-        assert len(row) == 1, f"README.md: one row for {rung}, with mpdemo/parallel/{rung}.py"
-        assert re.search(r"notebooks/\w+\.ipynb", row[0]), f"README.md: the row of {rung} links no notebook"
+    for rung in RUNGS:
+        rows = [line for line in text("README.md").splitlines() if re.match(rf"\|.*mpdemo/\w+/{rung}\.py", line)]
+        assert len(rows) == 1, f"README.md: one row for {rung}, with its file"
+        assert re.search(r"notebooks/\w+\.ipynb", rows[0]), f"README.md: the row of {rung} links no notebook"
+
+
+def test_a_word_of_the_glossary_is_explained_where_it_first_stands():
+    """There it is in *italics*, or a link to the glossary."""
+    cells = [(file, cell) for file in NOTEBOOKS for cell in nbformat.reads(text(file), as_version=4).cells]
+    prose = [(file, cell.source) for file, cell in cells if cell.cell_type == "markdown"]
+    rows = GLOSSARY.findall(text("notebooks/glossary.md"))
+    words = [word.lower() for _, word in rows]
+    assert len(words) > 60 and words == sorted(set(words))
+    problems = [problem for anchor, word in rows if (problem := unexplained(anchor, word, prose))]
+    strangers = {anchor for _, source in prose for anchor in re.findall(r"glossary\.md#([\w-]+)", source)}
+    problems += [f"no row for glossary.md#{anchor}" for anchor in strangers - {anchor for anchor, _ in rows}]
+    assert not problems, "\n".join(problems)
+
+
+def unexplained(anchor, word, prose) -> str:
+    """Return what is wrong with the first use of a word; nothing if it is explained there."""
+    pattern = re.escape(word).replace(r"\ ", r"\s+")
+    use = re.compile(rf"(?<![\w-]){pattern}(e?s)?(?![\w-])", 0 if word == "World" else re.I)
+    for file, source in prose:
+        if match := use.search(NOT_PROSE.sub(lambda code: " " * len(code.group()), source)):
+            before, after = source[: match.start()], source[match.end() :]
+            italic = re.search(r"\*[^*\n]*$", before) and re.match(r"[^*\n]*\*", after)
+            if italic or f"glossary.md#{anchor})" in source:
+                return ""
+            return f"{file}: ... {before[-40:]}{match[0]}{after[:40]} ...: put it in italics, or link to glossary.md"
+    return f"no notebook uses {word!r}"

@@ -10,7 +10,7 @@ import pytest
 from mpdemo import __main__ as command_line
 from mpdemo.errors import UserError
 from mpdemo.jobs import explain, slurm_answers
-from mpdemo.jobs.known_failures import said_by
+from mpdemo.jobs.explain import said_by
 from mpdemo.notebook.tables import failure_table
 from mpdemo.paths import root
 from mpdemo.schedules import check_schedule

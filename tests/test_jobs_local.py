@@ -7,12 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from worker_jobs import PROGRAMS, all_gone, sleepers, spec
 
-from mpdemo import paths
+from mpdemo import paths, warm
 from mpdemo.errors import UserError
-from mpdemo.jobs import attach, local_job, submit
+from mpdemo.jobs import JobSpec, attach, local_job, submit
 from mpdemo.world.gpus import gpus_here
 
 pytestmark = pytest.mark.usefixtures("no_slurm")
@@ -105,6 +106,65 @@ def test_a_killed_supervisor_is_reported_and_leaves_no_rank(project, processes):
     assert all_gone(pids[::2])  # the ranks; nobody is left who could know of what they started themselves
     for pid in pids[1::2]:
         os.kill(pid, signal.SIGKILL)
+
+
+def test_the_server_ends_with_the_kernel_and_a_killed_one_is_replaced(project):
+    kernel = owner(project)
+    pids = sleepers(project / "runs/toy", 2)
+    assert (project / "runs/toy/processes.txt").read_text().split() == [str(pid) for pid in pids[::2]]
+    server, *_ = [process.pid for process in psutil.Process(kernel.pid).children()]
+    kernel.kill()
+    kernel.wait(10)
+    assert all_gone([server, *pids])
+    assert submit(spec(out="runs/first")).wait(60) == "done"
+    for _, server in warm.SERVERS.values():
+        server.kill()
+        server.wait(10)
+    assert submit(spec(out="runs/second")).wait(60) == "done"
+
+
+PROGRAM = """
+import os, sys, torch
+print(os.getcwd(), sys.argv, __name__, torch.get_num_threads(), end=" ")
+print(os.environ["TORCH_SYMBOLIZE_MODE"], torch.cuda._is_in_bad_fork())
+"""
+
+
+@pytest.mark.parametrize("how", ["file", "module"])
+def test_a_forked_program_is_like_one_of_its_own(project, monkeypatch, how):
+    """With variables that PyTorch reads as it starts, in spite of the server that has started before."""
+    monkeypatch.setenv("TORCH_SYMBOLIZE_MODE", how)
+    (project / "program.py").write_text(PROGRAM)
+    words = {"file": ("program.py",), "module": ("-m", "program")}[how]
+    job = submit(JobSpec("toy", (*words, "a b"), "runs/toy"))
+    assert job.wait(60) == "done", job.log()
+    name = {"file": "program.py", "module": f"{project}/program.py"}[how]
+    assert job.log() == f"{project} ['{name}', 'a b'] __main__ 1 {how} False\n"
+
+
+def test_ranks_that_stop_with_a_checkpoint_wait_for_each_other(project):
+    code = "import os, sys, time; r = os.environ['RANK']; time.sleep(2 * int(r)); print('saved', r); sys.exit(3)"
+    job = submit(JobSpec("toy", ("-c", code), "runs/toy", processes_per_node=2))
+    assert job.wait(30) == "stopped" and "saved 1" in job.log()
+
+
+def test_a_pytorch_that_cannot_be_imported_says_why(project, monkeypatch):
+    (project / "torch.py").write_text("raise ImportError('libtorch is damaged')")
+    monkeypatch.setenv("PYTHONPATH", str(project))
+    job = submit(JobSpec("toy", ("-c", "import torch"), "runs/toy"))
+    assert job.wait(60) == "failed" and job.log().endswith("ImportError: libtorch is damaged\n")
+
+
+@pytest.mark.parametrize(
+    "code, status, last",
+    [("raise SystemExit('bad')", 1, "bad"), ("import sys; sys.exit(7)", 7, ""), ("1/0", 1, "ZeroDivisionError: divisi"),
+     ("import os; os.kill(os.getpid(), 9)", 137, ""), ("import atexit; atexit.register(print, 'bye')", 0, "bye")],
+)  # fmt: skip
+def test_a_forked_program_ends_like_one_of_its_own(project, code, status, last):
+    job = submit(JobSpec("toy", ("-c", code), "runs/toy"))
+    job.wait(60)
+    assert (job.exit_status, job.log().strip().split("\n")[-1][:25]) == (status, last)
+    assert "warm.py" not in job.log() and "runpy" not in job.log()
 
 
 def test_a_process_that_only_has_the_supervisors_number_is_not_it(project):

@@ -9,7 +9,6 @@ import threading
 import time
 from pathlib import Path
 
-import nbformat
 import pytest
 
 from mpdemo.errors import UserError
@@ -252,27 +251,3 @@ def test_the_scratch_folder_is_looked_for_with_its_variables_expanded(cluster, p
     assert findings(scratch="$BIG/me")[-1].remedy == f"mkdir -p {project}/me"
     monkeypatch.delenv("BIG")
     assert "a variable is not set here" in findings(scratch="$BIG/me")[-1].text
-
-
-def test_notebook_00_runs_on_a_site_of_one_gpu_per_node_and_torchrun(project, monkeypatch, capsys):
-    """Its cells that describe, write and check the job; nothing is submitted."""
-    write_site(project, "small", 'cores_per_node = 8\ngpus_per_node = 1\nlauncher = "torchrun"')
-    monkeypatch.setenv("MPDEMO_SITE", "small")
-    cells = nbformat.read(Path(__file__).parent.parent / "notebooks/00_start_here.ipynb", as_version=4).cells
-    wanted = (
-        "spec",
-        "render",
-        "cpus-look",
-        "launchers",
-        "jeanzay",
-        "sites-check",
-        "check-good",
-        "check-bad",
-        "check-ignored",
-    )
-    namespace = {}
-    for cell in cells:
-        if cell.cell_type == "code" and cell.id in wanted:
-            exec(compile(cell.source, cell.id, "exec"), namespace)
-    assert namespace["spec"].world_size == 2 and "--nnodes" in namespace["text"]
-    assert namespace["find_problems"](namespace["spec"], namespace["site"], ask_slurm=False) == []

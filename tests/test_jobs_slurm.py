@@ -1,17 +1,15 @@
 """Jobs on a real Slurm: what only a queue and a controller can do to them. See test_jobs.py."""
 
-import dataclasses
 import os
 import shutil
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
 from worker_jobs import scontrol, spec, until
 
 from mpdemo.cluster.cluster import Cluster
-from mpdemo.jobs import JobFailed, JobSpec, SlurmError, attach, load_site, queue, slurm, submit, train_command
+from mpdemo.jobs import JobFailed, JobSpec, SlurmError, attach, queue, slurm, submit, train_command
 from mpdemo.jobs.site import wanted_by_sites
 
 
@@ -314,13 +312,3 @@ def test_a_job_inside_a_job_is_not_confused_by_the_outer_one(cluster, project, m
     monkeypatch.setenv("SBATCH_CONSTRAINT", "moon")
     monkeypatch.setenv("SLURM_JOB_ID", "1")
     assert submit(spec(processes_per_node=2)).result(60)["processes"] == 2
-
-
-@pytest.mark.parametrize("site", ["jeanzay", "juwels"])
-def test_the_files_for_real_sites_are_accepted_and_run(cluster, project, site):
-    without_modules = dataclasses.replace(load_site(site), setup=())
-    job = submit(spec(nodes=2, processes_per_node=2), site=without_modules, script="slurm/toy.sbatch")
-    assert job.wait(60) == "done", job.log()
-    assert job.script == Path("slurm") / site / "toy.sbatch"
-    assert len(job.log_files) == 2
-    assert job.result()["processes"] == 4

@@ -14,7 +14,8 @@ from worlds import compared
 from mpdemo import models
 from mpdemo.errors import UserError
 from mpdemo.paths import source
-from mpdemo.settings import RUNGS, Settings, check_compiler, checked
+from mpdemo.rules import check_compiler
+from mpdemo.settings import RUNGS, Settings, checked
 from mpdemo.trial import Trial, random_batch, relative_difference
 from mpdemo.world.env import World
 

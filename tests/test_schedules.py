@@ -65,7 +65,9 @@ def library():
             for stage in stages:
                 NotedStage(stage, seen)
             runner = get_schedule_class(schedule)(
-                stages if stages_per_rank > 1 else stages[0], n_microbatches=microbatches, loss_fn=torch.nn.functional.mse_loss
+                stages if stages_per_rank > 1 else stages[0],
+                n_microbatches=microbatches,
+                loss_fn=torch.nn.functional.mse_loss,
             )
             batch = torch.zeros(2 * microbatches, 4)
             runner.step(*((batch,) if owners[0] == rank else ()), target=batch, losses=[])

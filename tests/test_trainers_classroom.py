@@ -125,7 +125,7 @@ def test_a_folder_that_cannot_be_read_is_said_in_its_row(place, tmp_path, monkey
 
 
 def test_a_folder_in_which_nobody_works_is_refused(tmp_path):
-    with pytest.raises(UserError, match="nobody works there yet"):
+    with pytest.raises(UserError, match="give learners' folders"):
         learners([tmp_path])
     with pytest.raises(UserError, match="is no folder, or hidden"):
         learners(["x" * 5000])  # the system refuses to look, as below a folder that one may not enter

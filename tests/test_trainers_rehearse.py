@@ -161,7 +161,7 @@ def test_render_writes_every_job_file_for_a_site(project, run_mpdemo, tmp_path):
     written = {file.stem: file.read_text() for file in (tmp_path / "files").glob("*.sbatch")}
     jobs, site = jobs_of_course(), load_site("jeanzay")
     assert written == {name: render(spec, site) for name, spec in jobs.items()}
-    assert f"{len(jobs)} job files, none with a problem" in done.stdout
+    assert f"{len(jobs)} batch scripts, none with a problem" in done.stdout
     assert "GPU-hours (every job at its time limit)" in done.stdout
     done = run_mpdemo("render", "--site", "jeanzay", MPDEMO_ROOT=next(map(str, (tmp_path / "files").iterdir())))
     assert done.returncode == 2 and "Not a directory; do: another --out" in done.stderr and "Trace" not in done.stderr

@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 from jpegs import make_jpeg_folder
-from torch.distributed.checkpoint import HuggingFaceStorageReader, load
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from worlds import TRAIN, run_worlds, written
 
-from mpdemo import checkpoint
+from mpdemo import resume
 from mpdemo.errors import UserError
 from mpdemo.paths import root
 from mpdemo.run import Run, train
@@ -72,13 +71,7 @@ def summary(out):
 
 
 def tensors(out):
-    """Every tensor with dimensions of a run's newest checkpoint, whole, by name."""
-    path = str(checkpoint.newest(out))
-    reader = HuggingFaceStorageReader(path)
-    sizes = reader.read_metadata().state_dict_metadata
-    found = {name: torch.empty(tensor.size, dtype=tensor.properties.dtype) for name, tensor in sizes.items()}
-    load(found, storage_reader=HuggingFaceStorageReader(path), no_dist=True)
-    return found
+    return resume.tensors(resume.newest(out))
 
 
 def same_tensors(one, other):
@@ -252,7 +245,7 @@ def test_adamw_warm_up_and_cosine_are_resumed(runs, jpeg, stop):
     runs("part", **common, resume=str(part))
     assert losses(part) == losses(whole) and epochs(part) == epochs(whole)
     assert same_tensors(part, whole) and "optimizer.state.linear2.0.weight.exp_avg_sq" in tensors(part)
-    small = [checkpoint.read(checkpoint.newest(out))["small"] for out in (part, whole)]
+    small = [resume.read(resume.newest(out))["small"] for out in (part, whole)]
     assert small[0] == small[1] and small[0]["optimizer.state.linear2.0.weight.step"] == 10
 
 
@@ -458,7 +451,7 @@ def test_sigusr1_leaves_a_checkpoint(words, tmp_path, runs):
     assert child.returncode == 3, stderr
     assert "Traceback" not in stderr
     stopped = max(losses(out))
-    assert checkpoint.newest(out).name == f"step-{stopped:06d}"
+    assert resume.newest(out).name == f"step-{stopped:06d}"
     assert summary(out)["stopped"] is True and summary(out)["steps"] == stopped
     more = {**common, "epochs": None, "steps": stopped + 2}
     assert far(losses(runs("run", **more, resume=str(out))), losses(runs("whole", **more))) < ROUNDING

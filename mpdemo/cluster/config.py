@@ -43,7 +43,7 @@ SelectTypeParameters=CR_Core_Memory
 # without a default every job takes a whole node's memory
 DefMemPerCPU={memory_per_cpu}
 EnforcePartLimits=ALL
-# an urgent partition, where there is one, takes nodes from the others' jobs
+# an urgent partition, if there is one, takes nodes from the others' jobs
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 

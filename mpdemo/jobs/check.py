@@ -13,9 +13,8 @@ from mpdemo.jobs.spec import JobSpec
 
 # The options that are looked at here and by the exercises, as sbatch lets one write them; others are skipped.
 OPTIONS = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-LONG = ("ntasks-per-node", "gres", "gpus-per-node", "gpus-per-task", "signal")
 SHORT = {"c": "cpus-per-task", "t": "time", "o": "output", "e": "error", "N": "nodes"}
-for option in LONG:
+for option in ("ntasks-per-node", "gres", "gpus-per-node", "gpus-per-task", "signal"):
     OPTIONS.add_argument(f"--{option}", dest=option)
 for short, option in SHORT.items():
     OPTIONS.add_argument(f"-{short}", f"--{option}", dest=option)
@@ -67,19 +66,11 @@ def check(job, site=None, ask_slurm=True) -> list[Problem]:
 
 
 class Script:
-    """An sbatch file's directives as Slurm reads them, with their lines.
-
-    Attributes
-    ----------
-    options : dict
-        Long name of an option in `OPTIONS` -> (value, line number). The last of several counts.
-    problems : list of Problem
-        Directives that Slurm would ignore, and a first line it would refuse.
-    launcher : {"srun", "torchrun"}
-    """
+    """An sbatch file's directives as Slurm reads them, with their lines."""
 
     def __init__(self, text):
-        self.options, self.problems = {}, []
+        self.options = {}  # long name of an option in `OPTIONS` -> (value, line number); the last of several counts
+        self.problems = []  # directives that Slurm would ignore, and a first line it would refuse
         self.launcher = "torchrun" if re.search(r"torch\.distributed\.run|\btorchrun\b", text) else "srun"
         if "\r\n" in text:
             self._problem(1, "DOS line breaks", "save the file with Unix line ends")

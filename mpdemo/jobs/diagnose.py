@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from mpdemo.jobs.known_failures import said_by
+from mpdemo.jobs.explain import said_by
 
 LAST_LINES = 12
 SRUN = re.compile(r"^srun: error: \S+: tasks? (\d+)[\d,-]*: (?:Exited with exit code (\d+)|(.+))$", re.MULTILINE)
@@ -26,24 +26,12 @@ SIGNAL_STATUS = {"Aborted": 134, "Segmentation fault": 139, "Bus error": 135, "O
 
 @dataclass(frozen=True)
 class Failure:
-    """The process that failed first.
+    """The process that failed first."""
 
-    Attributes
-    ----------
-    rank : int or None
-        Its rank among all processes (with torchrun under Slurm: the rank torchrun names).
-    exit_status : int or None
-        Its exit status; above 128, a signal's number + 128.
-    lines : tuple of str
-        The last lines it wrote.
-    cause : str
-        What the launcher, Slurm or the job file said of it, and what to do; empty if they said nothing.
-    """
-
-    rank: int | None
-    exit_status: int | None
-    lines: tuple
-    cause: str = ""
+    rank: int | None  # among all processes
+    exit_status: int | None  # above 128, a signal's number + 128
+    lines: tuple  # the last that it wrote
+    cause: str = ""  # what the launcher, Slurm or the job file said of it, and what to do
 
     def __str__(self):
         who = "the job" if self.rank is None else f"rank {self.rank}"

@@ -1,16 +1,19 @@
 """Find the known failures in a log, and say what each one is and what to do: ``python -m mpdemo explain LOGFILE``.
 
-The failures are data: see `mpdemo.jobs.known_failures`. Taught in notebooks/10_when_it_breaks.ipynb.
+The failures are data, in known_failures.toml. Taught in notebooks/10_when_it_breaks.ipynb.
 """
 
+import functools
 import re
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
 from mpdemo.errors import UserError
-from mpdemo.jobs.known_failures import KINDS, Known, known_failures
 from mpdemo.world.failures import lost_a_peer
 
+# In this order: a rank that waited in vain, or lost another one, is seldom the one to blame.
+KINDS = ("cause", "waiting", "consequence", "silent")
 MOST_BYTES = 32 * 2**20  # of a file that are read: of a larger one, its end
 LONGEST = 240  # characters of a line that are shown
 ERROR = re.compile(
@@ -18,6 +21,44 @@ ERROR = re.compile(
 )
 TRACEBACK_FILE = re.compile(r'^\W*(?:\[?[\w:]+\]?:? +)?File ".*", line \d+')  # the next line is code, no message
 UNSEEN = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[^\x20-\x7e\xa0-\U0010ffff]")  # colours and control characters
+
+
+@dataclass(frozen=True)
+class Known:
+    """A known failure."""
+
+    seen: tuple  # messages of which one is in the log, ``...`` for any text; for a silent failure: what one sees
+    what: str  # ``...`` stands for the text that the message's last ``...`` stood for
+    do: str
+    notebook: str = "00_start_here"  # where it is explained
+    kind: str = "cause"  # one of `KINDS`
+    by: str = ""  # who says it: "slurm" in refusing a job, "launcher" in starting one; else the processes themselves
+
+    @functools.cached_property
+    def pattern(self):
+        """The compiled expression that finds the message."""
+        return re.compile("|".join(re.escape(words).replace(r"\.\.\.", "(.{0,300})") for words in self.seen))
+
+    def may_be_in(self, text) -> bool:
+        """Whether the longest piece of a message is in a text: much faster than the pattern."""
+        return any(max(words.split("..."), key=len) in text for words in self.seen)
+
+    def what_of(self, match) -> str:
+        """Say what it is, with the text that the message's last ``...`` stood for."""
+        shown = [text for text in match.groups() if text is not None]
+        return self.what.replace("...", repr(shown[-1])) if shown else self.what
+
+
+@functools.cache
+def known_failures() -> tuple:
+    """Return every `Known` failure of the table."""
+    rows = tomllib.loads(Path(__file__).with_name("known_failures.toml").read_text(encoding="utf-8"))["failure"]
+    return tuple(Known(**row | {"seen": tuple(row["seen"])}) for row in rows)
+
+
+def said_by(speaker) -> list:
+    """Return the known failures that "slurm" or a "launcher" says."""
+    return [known for known in known_failures() if known.by == speaker]
 
 
 @dataclass(frozen=True)
@@ -41,17 +82,7 @@ class Finding:
 
 
 def find(text) -> list:
-    """Return the known failures in a log's text, the first real cause first.
-
-    Parameters
-    ----------
-    text : str
-        The whole log, of one process or of many.
-
-    Returns
-    -------
-    list of Finding
-    """
+    """Return the `Finding` of each known failure in a log of one or many processes, the first real cause first."""
     findings = {}
     lost = next(known for known in known_failures() if known.kind == "consequence")  # the first one there
     present = [known for known in known_failures() if known.kind != "silent" and known.may_be_in(text)]
@@ -114,13 +145,7 @@ def _shown(number, line) -> str:
 
 
 def read(path) -> str:
-    """Return the text of a log, of a very large one its end.
-
-    Raises
-    ------
-    UserError
-        It is missing, no plain file, not readable or not text.
-    """
+    """Return the text of a log, of a very large one its end; refuse what is missing, no plain file or not text."""
     path = Path(path)
     try:
         if not path.is_file():  # a folder, or a pipe that would wait for ever

@@ -38,10 +38,7 @@ SILENT = (
 def in_reach() -> bool:
     """Whether jobs can be submitted from here: the clients are installed and know a cluster.
 
-    Raises
-    ------
-    SlurmError
-        ``SLURM_CONF`` names a file that is not there (every client would hang for a minute).
+    `SlurmError` where ``SLURM_CONF`` names a file that is not there: every client would hang for a minute.
     """
     if not shutil.which("sbatch"):
         return False
@@ -67,10 +64,7 @@ def run(*command, **options) -> subprocess.CompletedProcess:
 def client(*command, **options) -> str:
     """Run one of Slurm's commands and return what it prints; `options` are those of `subprocess.run`.
 
-    Raises
-    ------
-    SlurmError
-        With Slurm's own message and the likely cause; `NoAnswer` also when none came within 15 s.
+    `SlurmError` with Slurm's own message and the likely cause; `NoAnswer` also when none came within 15 s.
     """
     try:
         done = run(*command, **options)

@@ -7,7 +7,7 @@ import re
 from typing import NamedTuple
 
 from mpdemo.jobs import times
-from mpdemo.jobs.known_failures import said_by
+from mpdemo.jobs.explain import said_by
 
 # Our state -> Slurm's.
 SLURM_STATES = {

@@ -20,21 +20,13 @@ from torch.utils.checkpoint import checkpoint
 class Blocks(nn.Module):
     """A model, or a stage of one: named blocks applied one after the other.
 
-    Parameters
-    ----------
-    blocks : dict of str to nn.Module
-        In order of application. The name ``layer3.6`` gives the parameters ``layer3.6.conv1.weight`` and so on,
-        as in torchvision: each dot opens a container.
-
-    Attributes
-    ----------
-    names : list of str
-        The blocks' names, in order.
+    `blocks` is a dictionary in order of application. The name ``layer3.6`` gives the parameters
+    ``layer3.6.conv1.weight`` and so on, as in torchvision: each dot opens a container.
     """
 
     def __init__(self, blocks):
         super().__init__()
-        self.names = list(blocks)
+        self.names = list(blocks)  # in order
         self.precision = None  # torch.dtype that autocast uses, None for plain float32
         self.checkpointing = False  # whether the backward pass computes every block once more
         self.channels_last = False  # whether the channels of a pixel lie side by side in memory

@@ -1,5 +1,7 @@
 """A pipeline on sliders: every change draws its simulated timeline. Used in notebooks/05_pipeline.ipynb."""
 
+from contextlib import suppress
+
 import ipywidgets as w
 from IPython.display import display
 
@@ -63,15 +65,12 @@ def pipeline(ranks, microbatches, stages_per_rank, schedule, ratio):
 
 def describe(simulation) -> str:
     """Return the numbers of a simulation as one line."""
-    ranks, stages_per_rank = simulation.ranks, simulation.stages_per_rank
-    try:
-        share = bubble.idle_share(simulation.schedule, ranks, simulation.microbatches, stages_per_rank)
-        closed_form = f"closed form {share:.1%}"
-    except UserError:
-        closed_form = "no closed form"
-    activations = max(simulation.peak_activations) / stages_per_rank
+    ranks, microbatches, per_rank = simulation.ranks, simulation.microbatches, simulation.stages_per_rank
+    closed_form = "no closed form"
+    with suppress(UserError):
+        closed_form = f"closed form {bubble.idle_share(simulation.schedule, ranks, microbatches, per_rank):.1%}"
     return (
         f"step {simulation.step_time:.4g} {UNIT}, idle {simulation.idle_share:.1%}, {closed_form}, "
         f"{ranks * (1 - simulation.idle_share):.3g} times one device, "
-        f"at most {activations:.3g} microbatches' activations on a rank"
+        f"at most {max(simulation.peak_activations) / per_rank:.3g} microbatches' activations on a rank"
     )

@@ -28,13 +28,12 @@ COLUMNS = {  # of a row: its heading; its format, or a function that writes the 
     "memory": ("MiB per device", memory_text),
 }
 FOOT = (
-    "Loss and accuracy are of the validation images, after the training. The speed-up is the median time of a step on "
-    "the single device over that of the rung; both run in turn in one job, and each rung has a job of its own. Its "
-    "bound is the speed-up of independent processes where the devices share the batch or each layer, and of the "
-    "simulated schedule where the model is cut; share is speed-up / bound. Gradient diff is the largest difference of "
-    "a parameter's gradient from the single device's, divided by the norm of that gradient. MiB per device: the peak "
-    "of a step, as planned by mpdemo.plan. Gradients that are dropped after a step leave their room to the "
-    "activations, whose bar is what they need beyond it."
+    "Loss and accuracy are of the validation images, after the training. Speed-up: the single device's median step "
+    "over that of the rung, timed alternately in a job of its own. Bound: the speed-up of independent processes where "
+    "the devices share the batch or each layer, of the simulated schedule where the model is cut; share: speed-up / "
+    "bound. Gradient diff: the largest difference of a parameter's gradient from the single device's, relative to its "
+    "norm. MiB per device: the planned peak of a step; the activations' bar is what they need beyond the room of "
+    "gradients that are dropped after a step."
 )
 
 

@@ -43,14 +43,12 @@ async def follow(*jobs, live=None, timeout=3600.0):
     live : bool, optional
         Whether to show the widget; by default where there is a front end (`has_front_end`).
     timeout : float
-        Seconds that a job may run where there is no front end; time in the queue does not count (a day at most).
-        The live view waits without limit.
+        Seconds that a job may run (and a day in the queue) where there is no widget, which waits without limit.
 
     Raises
     ------
     JobCancelled
-        The Cancel button or the interrupt button was pressed: of the job in detail, or of all. They have been
-        cancelled.
+        The Cancel button (for the job in detail) or the interrupt button (for all) was pressed.
     TimeoutError
         A job still waits or runs after `timeout`. It continues.
     """
@@ -97,10 +95,7 @@ async def _until_finished(jobs, view, timeout) -> list:
 
 
 async def _read(jobs, view):
-    """Read the jobs' files and ask Slurm, in a thread: a slow answer keeps neither kernel nor Cancel button waiting.
-
-    Returns None once the button was pressed.
-    """
+    """Read the jobs' files and ask Slurm, in a thread: neither kernel nor Cancel button, which returns None, waits."""
     reading = asyncio.ensure_future(asyncio.to_thread(lambda: [Snapshot.take(job) for job in jobs]))
     while not (view and view.pressed is not None):
         await asyncio.wait({reading}, timeout=POLL)

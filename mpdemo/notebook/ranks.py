@@ -7,8 +7,8 @@
     dist.all_reduce(tensor)
     print(tensor)
 
-Known in such a cell: torch, dist, rank, world_size, and what earlier cells defined. What the ranks print appears when
-the cell ends, in order of rank. A cell that waits for ever is ended after its time-out, and says where each rank is.
+A cell knows torch, dist, rank, world_size and what earlier cells defined. What the ranks print appears when the cell
+ends, in order of rank. A cell that hangs is ended after its timeout, and says where each rank is.
 Taught in notebooks/03_ddp.ipynb.
 """
 
@@ -20,16 +20,17 @@ from IPython.core.magic_arguments import argument, magic_arguments, parse_argstr
 
 from mpdemo.errors import UserError
 from mpdemo.jobs.site import load_site
-from mpdemo.notebook import ranks_engine
-from mpdemo.notebook.ranks_group import CellFailed, Ranks
+from mpdemo.ranks import CellFailed, Processes
+from mpdemo.ranks.rank import GROUP_TIMEOUT
 from mpdemo.world.processes import check_room
 
-LONGEST = ranks_engine.GROUP_TIMEOUT  # s
+LONGEST = GROUP_TIMEOUT  # s
+ENDED = "The ranks were ended: run ranks.restart(), or this cell again, for fresh ones without earlier variables."
 _ranks = None  # those of this kernel
 
 
 def start_ranks(world_size, oversubscribe=False):
-    """Start ranks beside the kernel; where as many of them live already, return those.
+    """Start ranks beside the kernel; if as many are alive already, return them.
 
     Parameters
     ----------
@@ -45,7 +46,7 @@ def start_ranks(world_size, oversubscribe=False):
     Raises
     ------
     UserError
-        Too few cores or too little memory, a site that forbids computing on its front end, or no start within 60 s.
+        Too few cores or too little memory, a site that forbids computing on its login node, or a start that failed.
     """
     global _ranks
     if not isinstance(world_size, int) or world_size < 1:
@@ -64,7 +65,7 @@ def start_ranks(world_size, oversubscribe=False):
 
 
 def check_front_end(world_size):
-    """Refuse ranks on a front end whose site forbids them; inside a Slurm job they are allowed."""
+    """Refuse ranks on a login node whose site forbids them; inside a Slurm job they are allowed."""
     if "SLURM_JOB_ID" in os.environ:
         return
     site = load_site()
@@ -72,10 +73,96 @@ def check_front_end(world_size):
         names = ("account", "partition", "qos", "constraint")
         options = "".join(f" --{name}={getattr(site, name)}" for name in names if getattr(site, name))
         raise UserError(
-            f"the site {site.name} forbids computing on its front end (ranks_on_front_end = false); open JupyterLab "
+            f"the site {site.name} forbids computing on its login node (ranks_on_front_end = false); open JupyterLab "
             f"inside an interactive job: srun{options} --ntasks=1 --cpus-per-task={world_size} --time=01:00:00 --pty "
             "jupyter lab --no-browser --ip=0.0.0.0"
         )
+
+
+class Ranks:
+    """The ranks of one kernel. `start_ranks` makes it; the magic ``%%ranks`` calls `run`."""
+
+    def __init__(self, world_size):
+        self.world_size, self.cells, self.processes = world_size, 0, None
+
+    @property
+    def alive(self) -> bool:
+        """Whether every rank lives."""
+        return self.processes is not None and self.processes.alive
+
+    def start(self):
+        """Start the processes."""
+        self.processes = Processes(self.world_size)
+
+    def stop(self):
+        """End the processes. The next cell starts fresh ones."""
+        processes, self.processes = self.processes, None
+        if processes:
+            processes.stop()
+
+    def restart(self):
+        """End the ranks, even those that hang, and start fresh ones, which know no earlier variables."""
+        self.stop()
+        self.start()
+        print(self.describe("fresh "), "without earlier variables", sep=", ")
+
+    def describe(self, adjective="") -> str:
+        """One line: how many ranks there are, and on what."""
+        cores = "one core each" if len(os.sched_getaffinity(0)) >= self.world_size else "sharing the cores"
+        count = "1 {}rank is" if self.world_size == 1 else f"{self.world_size} {{}}ranks are"
+        return f"{count.format(adjective)} ready: gloo, {cores}"
+
+    def run(self, source, only=(), timeout=20.0):
+        """Run a cell on all ranks, or on those in `only`; print what each one prints, in order of rank.
+
+        Raises
+        ------
+        CellFailed
+            It raised on some rank, a rank's process ended, or a rank was not done after `timeout` seconds. After the
+            last two all ranks are ended.
+        """
+        try:
+            ast.parse(source)
+        except SyntaxError as error:  # said once, not once per rank
+            raise CellFailed(f"SyntaxError: {error.msg}  (line {error.lineno})") from None
+        if not self.processes:
+            self.restart()
+        self.cells += 1
+        processes, chosen = self.processes, only or range(self.world_size)
+        parts = [(source, f"<ranks cell {self.cells}>")]
+        try:
+            if not processes.dead():
+                processes.run(parts, chosen, timeout, show=True)
+        except KeyboardInterrupt:
+            try:
+                self._show(chosen)
+                self._fail(f"Interrupted: {processes.places(chosen, parts)}.")
+            finally:
+                self.stop()  # after a second interrupt, too: late answers would be taken for those of the next cell
+        dead = processes.dead()
+        failed = self._show(chosen, errors=not dead)  # the others' errors would only say that a connection closed
+        if dead or len(processes.answers) < len(chosen):
+            self._fail(f"{dead}." if dead else f"After {timeout:g} s {processes.places(chosen, parts)}.")
+        if failed:
+            raise CellFailed(f"the cell failed on rank{'s'[: len(failed) - 1]} {' and '.join(failed)}; see above")
+
+    def _show(self, chosen, errors=True) -> list:
+        """Print each rank's output, and its error unless `errors` is False; return the ranks that failed."""
+        failed = []
+        for number in chosen:
+            lines = self.processes.ranks[number].printed().splitlines()
+            _, error, frames = self.processes.answers.get(number, (None, None, []))
+            if error and errors:
+                failed.append(str(number))
+                lines.append(error + (f"  (line {frames[-1][1]})" if frames else ""))
+            for text in lines:
+                print(f"[rank {number}] {text}")
+        return failed
+
+    def _fail(self, sentence):
+        """End all ranks and raise: a process group with a rank that waits or is gone cannot be used again."""
+        self.stop()
+        raise CellFailed(f"{sentence} {ENDED}")
 
 
 @magic_arguments()
@@ -93,9 +180,7 @@ def ranks_magic(line, cell):
     if strange:
         raise UserError(f"there is no rank {strange[0]}; there are: 0 to {_ranks.world_size - 1}")
     try:
-        source = "\n" + cell  # line 1 is the line of the magic
-        _check_syntax(source)
-        _ranks.run(source, sorted(set(options.only)), options.timeout)
+        _ranks.run("\n" + cell, sorted(set(options.only)), options.timeout)  # line 1 is the line of the magic
     except CellFailed as failed:
         if not options.expect_error:
             raise
@@ -103,14 +188,6 @@ def ranks_magic(line, cell):
     else:
         if options.expect_error:
             raise UserError("the cell has --expect-error, but no rank failed; remove it, or make the cell fail")
-
-
-def _check_syntax(source):
-    """Report a syntax error once, not once per rank."""
-    try:
-        ast.parse(source)
-    except SyntaxError as error:
-        raise CellFailed(f"SyntaxError: {error.msg}  (line {error.lineno})") from None
 
 
 if get_ipython():

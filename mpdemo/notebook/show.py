@@ -65,30 +65,24 @@ def find(target, name=None, *, docstrings=True) -> Source:
         raise UserError(f"cannot show a {type(target).__name__}; give a path, a path and a name, or a text")
     if "\n" in str(target):
         return Source("text", target, "bash" if target.startswith("#!") else "text")
-    path, folder = _locate(Path(target))
+    path = _locate(target)
+    folder = next((one for one in (paths.root(), paths.source()) if path.is_relative_to(one)), None)
     title = path.relative_to(folder).as_posix() if folder else path.name
     source = Source(title, path.read_text(), LANGUAGES.get(path.suffix, "text"), title if folder else None)
     if name is not None:
-        spans = _spans(ast.parse(source.text))
-        if name not in spans:
-            raise UserError(f"no {name!r} in {title}; it has: {', '.join(spans)}")
-        first, last = spans[name]
-        source.text = textwrap.dedent("\n".join(source.text.splitlines()[first - 1 : last]))
-        source.title = f"{title}: {name}"
+        source.title, source.text = f"{title}: {name}", _named(source.text, name, title)
     if not docstrings and source.language == "python":
         source.text = _without_docstrings(source.text)
     return source
 
 
-def _locate(target):
-    """Return the path of a file and the project's folder that it lies in (None: it lies elsewhere)."""
+def _locate(target) -> Path:
     package = paths.source() / "mpdemo"
-    folders = (package, paths.root(), paths.root() / "notebooks", paths.source() / "notebooks")
-    path = next((folder / target for folder in folders if (folder / target).is_file()), None)
-    if path is None:
-        hint = did_you_mean(target, sorted(path.relative_to(package).as_posix() for path in package.rglob("*.py")))
-        raise UserError(f"no such file: {target}; looked in mpdemo/ and in the project's root{hint}")
-    return path, next((one for one in (paths.root(), paths.source()) if path.is_relative_to(one)), None)
+    for folder in (package, paths.root(), paths.root() / "notebooks", paths.source() / "notebooks"):
+        if (folder / target).is_file():
+            return folder / target
+    known = sorted(path.relative_to(package).as_posix() for path in package.rglob("*.py"))
+    raise UserError(f"no such file: {target}; looked in mpdemo/ and in the project's root{did_you_mean(target, known)}")
 
 
 def _between(source, first, last=None) -> str:
@@ -102,18 +96,26 @@ def _between(source, first, last=None) -> str:
     raise UserError(f"no line with {(last if kept else first)!r} in {source.title}")
 
 
-def _spans(tree, prefix="") -> dict:
-    """Map each qualified name in a module to its first and last line, decorators included."""
-    spans = {}
+def _named(text, name, title) -> str:
+    """Return the lines of one thing in a module, with its decorators."""
+    nodes = _nodes(ast.parse(text))
+    if name not in nodes:
+        raise UserError(f"no {name!r} in {title}; it has: {', '.join(nodes)}")
+    node = nodes[name]
+    first = min(part.lineno for part in (node, *getattr(node, "decorator_list", ())))
+    return textwrap.dedent("\n".join(text.splitlines()[first - 1 : node.end_lineno]))
+
+
+def _nodes(tree, prefix="") -> dict:
+    """Return functions, classes and constants by their qualified names."""
+    nodes = {}
     for node in tree.body:
         if isinstance(node, DEFINITIONS):
-            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-            spans[prefix + node.name] = (first, node.end_lineno)
-            spans |= _spans(node, prefix + node.name + ".")
+            nodes |= {prefix + node.name: node} | _nodes(node, f"{prefix}{node.name}.")
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            spans |= {prefix + t.id: (node.lineno, node.end_lineno) for t in targets if isinstance(t, ast.Name)}
-    return spans
+            nodes |= {prefix + target.id: node for target in targets if isinstance(target, ast.Name)}
+    return nodes
 
 
 def _without_docstrings(text) -> str:

@@ -12,7 +12,6 @@ from mpdemo.notebook.plots.style import BLUE
 COLOURS = {"pending": "#8a6100", "running": BLUE, "done": "#00735a", "cancelled": "#666666"}
 FAILED = "#b03a00"  # every other state
 LOG_LINES = 12
-DEVICES = 4  # whose memory is written out
 MOST_POINTS = 200  # of a curve: more are not visible where it is as wide as the page
 LEFT, RIGHT, BOTTOM = 52, 430, 136  # of the curve, in CSS pixels
 
@@ -55,7 +54,7 @@ class Snapshot:
         """Seconds that the remaining steps will take at the pace since the last start; None while unknown."""
         begin = max((number for number, row in enumerate(self.rows) if row["event"] == "start"), default=0)
         timed = [row for row in self.rows[begin:] if row["event"] == "step" and "time" in row]
-        if self.state != "running" or not self.total or len(timed) < 2:
+        if self.state != "running" or not self.total or not timed or timed[-1]["step"] <= timed[0]["step"]:
             return None
         first, last = timed[0], timed[-1]
         return (last["time"] - first["time"]) / (last["step"] - first["step"]) * (self.total - last["step"])
@@ -143,6 +142,5 @@ def labels(jobs) -> list[str]:
 
 def memory_text(mib) -> str:
     """Return the peak memory of some devices in words: each number, or of many devices the least and the most."""
-    if len(mib) > DEVICES:
-        return f"memory {min(mib):.0f} to {max(mib):.0f} MiB on {len(mib)} devices"
-    return f"memory {', '.join(f'{m:.0f}' for m in mib)} MiB"
+    many = f"{min(mib):.0f} to {max(mib):.0f} MiB on {len(mib)} devices"
+    return f"memory {many}" if len(mib) > 4 else f"memory {', '.join(f'{m:.0f}' for m in mib)} MiB"

@@ -8,7 +8,8 @@ Used in every notebook from notebooks/01_single_device.ipynb on, and by ``python
 """
 
 from mpdemo.cuts import DEPTH
-from mpdemo.settings import RUNG_FORMS, records_timeline
+from mpdemo.rules import records_timeline
+from mpdemo.settings import RUNG_FORMS
 
 RECIPE = {
     "model": "transformer",

@@ -11,7 +11,7 @@ from mpdemo.jobs.explain import known_failures
 from mpdemo.notebook.bundle import Bundle
 from mpdemo.plan.case import LINKS
 from mpdemo.plan.choose import choose, tree
-from mpdemo.settings import SHARING_RUNGS
+from mpdemo.rules import SHARING_RUNGS
 
 CHOICE = ("devices", "nodes", "use", "parts", "images at once", "MiB per device", "computing (ms)", "speed-up",
           "sends (ms)")  # fmt: skip

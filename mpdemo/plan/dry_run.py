@@ -24,9 +24,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from mpdemo.plan.counting import CountMessages, LiveMemory, size
 from mpdemo.plan.memory import DeviceMemory, Subject
 from mpdemo.plan.meter import built
+from mpdemo.rules import CUT_RUNGS
 from mpdemo.run import Run
 from mpdemo.schedules import usual_stages_per_rank
-from mpdemo.settings import CUT_RUNGS
 from mpdemo.world.env import World
 
 
@@ -55,7 +55,7 @@ class DryRun(Run):
         shares = self.s.devices if self.s.rung == "fsdp" else self.s.replicas or 1
         with self.fake:
             model, self.sample = built(self.subject, self.s.batch_size // shares // self.s.microbatches)
-        model.input_shape = self.sample.shape[1:]
+        model.input_shape, model.input_type = self.sample.shape[1:], self.sample.dtype
         model.blocks()[-1].register_forward_hook(flat)
         return self.prepared(model)
 

@@ -1,1 +1,1 @@
-"""What each rank did when: recorded (record.py), read and compared with a simulation (read.py)."""
+"""What each rank did when: recorded from outside (observe.py), read and compared with a simulation (read.py)."""

@@ -6,9 +6,12 @@ between the moment when it was ready and the moment when it was reduced; A runs 
 """
 
 from contextlib import ExitStack
+from importlib import import_module
 from itertools import pairwise
 
+from mpdemo.timeline import read
 from mpdemo.world import clock
+from mpdemo.world.collectives import gather_objects
 
 
 def observe(trial, recorder):
@@ -26,7 +29,8 @@ def record_passes(trial, recorder):
     beginnings = []
 
     def note(kind):
-        beginnings.append((kind, clock.read(recorder.device)))
+        if recorder.under_way:
+            beginnings.append((kind, clock.read(recorder.device)))
 
     def wait_for_gradient(module, inputs, outputs):
         if outputs.requires_grad:
@@ -55,9 +59,7 @@ def record_updates(optimizer, recorder):
 
 def record_threads(model, recorder):
     """Record what each thread of the data-parallel rung does when; the first copy of the model is the trial's own."""
-    from mpdemo.rungs import data_parallel
-
-    devices = {id(model): 0}
+    data_parallel, devices = import_module("mpdemo.rungs.data_parallel"), {id(model): 0}
 
     def recorded(function, kind):
         def call(copy, *arguments):
@@ -80,3 +82,9 @@ class RecordedBuckets:
         """Record the all-reduce of a bucket: its size in MiB, and the clock when it was ready and when reduced."""
         _, ready, reduced = bucket
         self.recorder.add("A", ready, reduced)
+
+
+def recorded_steps(trial) -> list:
+    """Return the timeline of every step of a trial, of all ranks that take part in it; all ranks must call this."""
+    ranks = [steps for steps in gather_objects(trial and trial.recorder.steps) if steps]
+    return [read.merge(list(step)) for step in zip(*ranks, strict=True)]

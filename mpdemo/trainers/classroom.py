@@ -18,12 +18,12 @@ from pathlib import Path
 from tabulate import tabulate
 
 from mpdemo.errors import UserError
-from mpdemo.jobs import slurm, times
+from mpdemo.jobs import Job, slurm, times
 from mpdemo.jobs.job import FINISHED
 from mpdemo.jobs.local_job import answer_at_the_end, supervisor_lives
 from mpdemo.jobs.record import RECORD, read_record
 from mpdemo.jobs.slurm_answers import STATES
-from mpdemo.jobs.slurm_job import SlurmJob
+from mpdemo.jobs.slurm_job import answer_from_files
 
 COUNTED = ("done", "failed", "stopped", "cancelled", "unknown", "pending")
 HEADERS = ("learner", "exercises right", *COUNTED, "running", "last change", "MiB in runs")
@@ -62,7 +62,7 @@ def learners(folders) -> list[Path]:
             below = sorted(folder.iterdir())
         result += [place for place in (folder, *below) if worked_in(place)]
     if not result:
-        raise UserError(f"no runs/ or work/ in {', '.join(map(str, folders))} or right below: nobody works there yet")
+        raise UserError(f"no runs/ or work/ in {', '.join(map(str, folders))} or right below; give learners' folders")
     return list(dict.fromkeys(result))
 
 
@@ -101,7 +101,7 @@ def row(folder, identity, queue) -> list:
 
 
 def state_of(out, job, user, identity, queue) -> str:
-    """Return the state of a user's job, of which its record tells; asks nobody and writes nothing."""
+    """Return the state of a user's job, of which its record tells; asks no one and writes nothing."""
     if not job.get("identity"):  # a job of one machine
         if answer := answer_at_the_end(out):
             return answer.state
@@ -113,7 +113,7 @@ def state_of(out, job, user, identity, queue) -> str:
     owner, state = queue.get(str(job["id"]), (None, None))
     if job["identity"] == identity and owner == user:  # numbers of other clusters and users may be the same
         return state
-    return SlurmJob(job, out).answer_from_files().state
+    return answer_from_files(Job(job, out)).state
 
 
 def exercises(folder) -> str:

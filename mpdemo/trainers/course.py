@@ -1,4 +1,4 @@
-"""The jobs of the course: the `JobSpec` of each committed job file, read back from its text.
+"""The jobs of the course: the `JobSpec` of each committed batch script, read back from its text.
 
 The notebooks say what their jobs are and write ``slurm/*.sbatch``; these files are the one list of them. Nothing is
 kept twice: a spec counts only if it renders to the very text that it was read from.
@@ -34,7 +34,7 @@ def jobs_of_course() -> dict:
 
 
 def read_job(text) -> JobSpec | None:
-    """Read the text of a job file that was rendered for the plain site; None if it is another kind of file."""
+    """Read the text of a batch script that was rendered for the plain site; None if it is another kind of file."""
     rows = {name: (value, comment) for name, value, comment in DIRECTIVE.findall(text)}
     by_torchrun, by_srun = TORCHRUN.search(text), SRUN.search(text)
     try:

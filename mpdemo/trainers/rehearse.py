@@ -38,7 +38,7 @@ LOOK = "do: python -c 'import torch; print(torch.__version__, torch.version.cuda
 def add_arguments(parser):
     """Declare the options."""
     parser.add_argument("--site", help="a name in slurm/sites, or a .toml file (default: as for jobs)")
-    parser.add_argument("--only", help="names of job files, as 03_ddp,06_hybrid (default: all in slurm/)")
+    parser.add_argument("--only", help="names of batch scripts, as 03_ddp,06_hybrid (default: all in slurm/)")
     parser.add_argument("--at-once", type=count(1, 10_000), default=4, help="jobs that may wait or run at a time (4)")
     late = "seconds for all jobs; what has not ended by then is cancelled (3600)"
     parser.add_argument("--wait", type=count(1, 10**7), default=3600, help=late)
@@ -98,7 +98,7 @@ class Trial:
             self.job.cancel()
         except (UserError, TimeoutError) as error:
             line = f"job {self.job.id} ({self.name}) on {self.job.where} may still run: {error}; do: end it by hand"
-        with contextlib.suppress(OSError):  # after a lost connection nobody reads it; the others are cancelled too
+        with contextlib.suppress(OSError):  # a lost connection: the others are cancelled too
             print(line, flush=True)
 
     def facts(self) -> dict:

@@ -1,4 +1,4 @@
-"""``python -m mpdemo render``: write every job file of the course for a site, and submit nothing.
+"""``python -m mpdemo render``: write every batch script of the course for a site, and submit nothing.
 
     python -m mpdemo render --site leonardo               # into slurm/leonardo/
     python -m mpdemo render --site leonardo --out DIR
@@ -29,7 +29,7 @@ def main(args) -> int:
     wrong = 0
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if not args.out:  # a job file finds the root by this folder
+        if not args.out:  # a batch script finds the root by this folder
             (paths.root() / paths.SITES).mkdir(parents=True, exist_ok=True)
         for name, spec in specs.items():
             (folder / f"{name}.sbatch").write_text(render(spec, site), encoding="utf-8")
@@ -39,7 +39,7 @@ def main(args) -> int:
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror}; do: another --out") from None
     judge = f"{site.name} and its Slurm" if ask_slurm else f"{site.name}.toml; no Slurm of that site was asked"
-    print(f"{len(specs)} job files, {wrong or 'none'} with a problem; checked against {judge}")
+    print(f"{len(specs)} batch scripts, {wrong or 'none'} with a problem; checked against {judge}")
     hours, what = hours_at_most(specs.values(), site)
     print(f"one learner who runs all of them once takes at most {hours:.1f} {what}-hours (every job at its time limit)")
     return 1 if wrong else 0

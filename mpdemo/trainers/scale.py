@@ -35,7 +35,7 @@ def run_jobs(experiment, site=None, at_once=1, wait=3600.0, again=False, scripts
     again : bool
         Run a job again although its folder has its result.
     scripts : str, optional
-        Folder for the job files, as ``"slurm"``; default: each run's own.
+        Folder for the batch scripts, as ``"slurm"``; default: each run's own.
 
     Returns
     -------
@@ -45,7 +45,7 @@ def run_jobs(experiment, site=None, at_once=1, wait=3600.0, again=False, scripts
     Raises
     ------
     JobFailed, TimeoutError
-        One failed, and those that run are cancelled; or time is over, and a cluster goes on with those that run.
+        One failed, and those that run are cancelled; or time is over, and on a cluster those that run continue.
     """
     site = site if isinstance(site, Site) else load_site(site)
     specs, processes, started = experiment.specs(), experiment.processes_per_node, {}
@@ -101,7 +101,7 @@ def add_arguments(parser):
     option("--efficiency", type=float, default=EFFICIENCY, help=f"that the advice asks for ({EFFICIENCY})")
     option("--time-limit", default="00:10:00", help="of each job, HH:MM:SS (00:10:00)")
     option("--at-once", type=count(1, 1000), default=1, help="jobs that may wait or run at the same time (1)")
-    option("--wait", type=count(1, 10**7), default=3600, help="seconds for all jobs; Slurm goes on with them (3600)")
+    option("--wait", type=count(1, 10**7), default=3600, help="seconds for all jobs; on Slurm they run on (3600)")
     option("--again", action="store_true", help="run jobs again that have already ended")
     option("--oversubscribe", action="store_true", help="without a Slurm: more processes here than there are cores")
     option("--out", default="runs/scale", help="folder for the report; the jobs' folders begin so (runs/scale)")

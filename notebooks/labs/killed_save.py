@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from mpdemo import checkpoint, models
+from mpdemo import checkpoint, models, resume
 
 
 def end_at(size):
@@ -36,15 +36,16 @@ def save(model, optimizer, state, folder, how):
 
 
 def main(run, folder, how):
-    state = checkpoint.read_newest(run)
+    state = resume.read_newest(run)
     model = models.build(state["settings"]["model"])
     optimizer = torch.optim.AdamW(model.parameters())
-    checkpoint.restore(state, model, optimizer)
-    state, folder = {"step": state["step"]}, Path(folder)
+    resume.restore(state, model, optimizer)
+    of_this_save = ("small", "random", "checksums", "path")
+    state, folder = {name: value for name, value in state.items() if name not in of_this_save}, Path(folder)
     save(model, optimizer, state, folder, how)
     written = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     end_at(written // 4)
-    save(model, optimizer, {"step": state["step"] + 1}, folder, how)
+    save(model, optimizer, state | {"step": state["step"] + 1}, folder, how)
 
 
 if __name__ == "__main__":

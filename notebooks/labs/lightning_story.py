@@ -17,10 +17,10 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler
 
 from mpdemo import data, models
+from mpdemo.between import learning_rate
 from mpdemo.errors import UserError
 from mpdemo.log import RunLog
 from mpdemo.notebook.story import story
-from mpdemo.run import learning_rate
 from mpdemo.settings import Settings
 from mpdemo.world.cores import claim_cores
 from mpdemo.world.env import where_am_i

@@ -17,10 +17,10 @@ from mpdemo.labs.profile_parts import STEP, recording
 from mpdemo.ladder import model_and_batch
 from mpdemo.notebook.story import story
 from mpdemo.plan.counting import sent_in_a_step
+from mpdemo.recorder import Recorder
 from mpdemo.settings import Settings
 from mpdemo.timeline import read
 from mpdemo.timeline.observe import observe
-from mpdemo.timeline.record import Recorder
 from mpdemo.trial import Trial, relative_difference
 from mpdemo.world.collectives import gather_objects, whole
 from mpdemo.world.launch import end

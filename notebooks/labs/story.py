@@ -10,17 +10,17 @@ rung's: those of `mpdemo.ladder`, with the typical step's timeline and the memor
 import sys
 from dataclasses import asdict, replace
 
-from mpdemo.compare import WARMUP, quartiles, write_result
+from mpdemo.compare import quartiles, write_result
 from mpdemo.errors import UserError, did_you_mean
 from mpdemo.labs.ddp import time_bucket
 from mpdemo.ladder import as_variants, compare, gradient_differences, measured_rows, model_and_batch
 from mpdemo.notebook.story import story
 from mpdemo.plan import dry_run
+from mpdemo.recorder import Recorder
 from mpdemo.settings import RUNGS, Settings
 from mpdemo.timeline import read
-from mpdemo.timeline.observe import RecordedBuckets, observe
-from mpdemo.timeline.record import Recorder
-from mpdemo.trial import recorded_steps, watch_for_ddp
+from mpdemo.timeline.observe import RecordedBuckets, observe, recorded_steps
+from mpdemo.trial import watch_for_ddp
 from mpdemo.world.collectives import gather_objects
 from mpdemo.world.launch import end
 
@@ -50,7 +50,7 @@ def measure(world, rung, rounds=ROUNDS) -> dict:
             "devices": settings.devices * (settings.replicas or 1),
             "step_seconds": comparison.median(name),
             "step_quartiles": quartiles(comparison.seconds[name]),
-            "timeline": read.typical(recorded_steps(comparison.trials[name])[WARMUP:]),
+            "timeline": read.typical(recorded_steps(comparison.trials[name])[-rounds:]),
             "memory": device_memory(settings),
         }
         if row["rung"] in ("pipeline", "hybrid"):

@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 
 from mpdemo import run
-from mpdemo.labs.harness import Comparison
+from mpdemo.compare import Comparison
 from mpdemo.settings import Settings, as_arguments
 from mpdemo.world.env import where_am_i
 from mpdemo.world.launch import end

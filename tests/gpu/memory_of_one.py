@@ -10,9 +10,9 @@ import sys
 import torch
 
 from mpdemo import run
-from mpdemo.labs.counting import peak_of_a_step
-from mpdemo.labs.ladder import model_and_batch
+from mpdemo.ladder import model_and_batch
 from mpdemo.plan import predict
+from mpdemo.plan.counting import peak_of_a_step
 from mpdemo.settings import Settings
 from mpdemo.trial import Trial
 from mpdemo.world.env import World, where_am_i

@@ -4,7 +4,7 @@ import json
 import sys
 
 from mpdemo.bench.pipelines import pipeline_rows, pipeline_settings
-from mpdemo.labs.harness import join_world
+from mpdemo.trial import join_world
 
 VARIANTS = [("naive", 1, "linear2"), ("1f1b", 4, "linear2"), ("zbv", 4, "1,2,3")]
 

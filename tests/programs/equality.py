@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 
 from mpdemo import data, models, run
-from mpdemo.settings import SHARING_RUNGS, Settings, checked
+from mpdemo.rules import SHARING_RUNGS
+from mpdemo.settings import Settings, checked
 from mpdemo.trial import Trial, is_per_device, join_world, relative_difference
 from mpdemo.world.collectives import gather_objects, sum_over_ranks, whole
 from mpdemo.world.env import process_group, where_am_i

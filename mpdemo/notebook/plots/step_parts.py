@@ -67,53 +67,41 @@ def own_work(row) -> float:
 
 
 def straggler(rows) -> str:
-    """Say in a sentence which rank the others wait for, if one leads by a tenth of the step, and what takes it so long.
-
-    Parameters
-    ----------
-    rows : list of dict
-        Those of one case; see `step_parts`.
-    """
+    """Say which rank of a case the others wait for, if one leads by a tenth of the step, and what takes it so long."""
     case, slow = rows[0]["case"], max(rows, key=own_work)
     others = [row for row in rows if row is not slow]
     step = max(own_work(row) + row["exposed"] for row in rows)
     lead = own_work(slow) - median(own_work(row) for row in others) if others else 0.0
     if lead < LEAST_LEAD * step:
-        largest = max((part for part in PARTS if part != "other"), key=lambda part: median(row[part] for row in rows))
-        share = median(row[largest] for row in rows) / step
+        middle = {part: median(row[part] for row in rows) for part in PARTS if part != "other"}
+        largest = max(middle, key=middle.get)
         return (
             f"{case}: no straggler, the ranks' own work differs by {lead / step:.0%} of the step; "
-            f"the largest part of a step is {PARTS[largest][0]}, {share:.0%} of it."
+            f"the largest part of a step is {PARTS[largest][0]}, {middle[largest] / step:.0%} of it."
         )
-    own_parts = (part for part in PARTS if part != "exposed")
-    cause = max(own_parts, key=lambda part: slow[part] - median(row[part] for row in others))
+    leads = {part: slow[part] - median(row[part] for row in others) for part in PARTS if part != "exposed"}
     return (
         f"{case}: rank {slow['rank']} is the straggler, its own work takes {1000 * lead:.0f} ms longer than that "
-        f"of the others, most of it in: {PARTS[cause][0]}."
+        f"of the others, most of it in: {PARTS[max(leads, key=leads.get)][0]}."
     )
 
 
 def buckets(step):
     """Draw when each bucket of gradients was ready and when its all-reduce had ended.
 
-    Parameters
-    ----------
-    step : dict
-        ``forward``, ``backward`` (s since the step began) and ``buckets``, a list of dicts: `mib`, `ready`, `reduced`.
+    `step` has ``forward``, ``backward`` (s since the step began) and ``buckets``: dicts of `mib`, `ready`, `reduced`.
     """
     rows = sorted(step["buckets"], key=lambda row: row["ready"])
     last = rows[-1]["ready"]
-    lanes = [("forward", 0, step["forward"], style.SKY), ("backward", step["forward"], last, style.GREEN)]
-    lanes += [
-        (f"bucket {n}, {row['mib']:.0f} MiB", row["ready"], row["reduced"], style.BLUE) for n, row in enumerate(rows, 1)
-    ]
-    names, starts, ends, colours = zip(*lanes, strict=True)
-    lengths = [end - start for start, end in zip(starts, ends, strict=True)]
+    lanes = {"forward": (0, step["forward"], style.SKY), "backward": (step["forward"], last, style.GREEN)}
+    for number, row in enumerate(rows, 1):
+        lanes[f"bucket {number}, {row['mib']:.0f} MiB"] = row["ready"], row["reduced"], style.BLUE
 
     def paint(figure, axes):
-        axes.barh(range(len(lanes)), lengths, left=starts, height=0.62, color=colours, **EDGE)
+        for height, (start, end, colour) in enumerate(lanes.values()):
+            axes.barh(height, end - start, left=start, height=0.62, color=colour, **EDGE)
         axes.axvline(last, color=style.VERMILLION, linestyle="--", linewidth=1.5, label="the last gradient is ready")
-        name_bars(axes, range(len(lanes)), names)
+        name_bars(axes, range(len(lanes)), list(lanes))
         axes.set(xlabel="time since the step began (s)", xlim=(0, max(step["backward"], rows[-1]["reduced"]) * 1.03))
         axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1))
 

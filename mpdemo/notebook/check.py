@@ -1,0 +1,194 @@
+"""Check a reader's answer to an exercise, and say one of three things: not answered, not yet, right.
+
+In a notebook, ``check("03.5", answer)`` checks a value or a function. The cell magic ``%%task 03.4`` saves the cell as
+``work/03_4.py`` and checks this file; ``%%task 00.9 sbatch`` saves ``work/00_9.sbatch``. An answer that still holds an
+Ellipsis (``...``) is not answered yet. Neither raises an error, so a notebook runs from top to bottom as it is.
+
+Every exercise is a row of ``notebooks/checks/NN.toml``. A row with ``right`` is a prediction. A row with ``processes``
+is a program: ``test_NN_M`` of ``NN_programs.py`` runs after it in so many ranks. Any other answer goes to
+``check_NN_M`` of ``NN_answers.py``, in the kernel. What fails an assert isn't right yet; its message is for the reader.
+"""
+
+import ast
+import importlib
+import inspect
+import json
+import re
+import sys
+import textwrap
+import tomllib
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+
+from IPython import get_ipython
+
+from mpdemo.errors import UserError, did_you_mean, error_line
+from mpdemo.notebook.predictions import judge_prediction
+from mpdemo.paths import root, source
+
+SECONDS = 20.0  # limit for a program; those of the exercises need about 1 s
+RIGHT = Path("work", "right.json")  # which exercises were answered right; `python -m mpdemo class` shows them
+BLANK = re.compile(r"(?:^|[\s=\"'])\.\.\.(?:[\s\"']|$)")  # but not the dots of echo "starting..."
+TEST = """
+import sys, types
+sys.modules["checks"] = package = types.ModuleType("checks")
+package.__path__ = [{folder!r}]
+from checks.helpers import run_test
+run_test({file!r}, {test!r}, globals())
+"""
+
+
+def checks() -> Path:
+    """Return the folder of the checks: the project's, else the one that came with mpdemo."""
+    places = root() / "notebooks" / "checks", source() / "mpdemo" / "checks", source() / "notebooks" / "checks"
+    return next((folder for folder in places if folder.is_dir()), places[0])
+
+
+def exercises(notebook="") -> dict:
+    """Return the rows of one notebook's exercises, or of all, by number."""
+    files = sorted(checks().glob(f"{notebook or '[0-9][0-9]'}.toml"))
+    return {number: row for file in files for number, row in tomllib.loads(file.read_text()).items()}
+
+
+def check(number, answer=...):
+    """Print whether an answer is right. Without an answer, the file of an earlier ``%%task`` is checked."""
+    state, message = verdict(number, answer)
+    print(f"{number}: {message}")
+    if state == "right":
+        note_right(number)
+
+
+def verdict(number, answer=...) -> tuple[str, str]:
+    """Check an answer.
+
+    Returns
+    -------
+    state : {"open", "wrong", "right"}
+        Open: not answered, or it could not be tried here, which isn't the answer's fault.
+    message : str
+        One line.
+
+    Raises
+    ------
+    UserError
+        There is no exercise with this number.
+    """
+    if not checks().is_dir():
+        return "open", f"could not be tried: there is no {checks()}, and none came with mpdemo; install it again."
+    if not __debug__:
+        return "open", "could not be tried: this kernel runs with python -O, which skips the asserts of the checks."
+    row, name = _row(number), number.replace(".", "_")
+    if answer is ...:
+        answer = next(iter(sorted((root() / "work").glob(f"{name}.*"))), ...)
+    if is_blank(answer):
+        return "open", "not answered yet. Replace the ... and run this cell again."
+    if isinstance(answer, str) and row["expects"].startswith(("a number", "a whole number")):
+        return "wrong", f"not yet. {answer!r} is a text; expected: {row['expects']}, without quotes."
+    try:
+        return "right", f"right. {_judge(number[:2], name, row, answer) or row['then']}"
+    except UserError as error:
+        return "open", f"could not be tried: {error}."
+    except Exception as error:  # the answer is the reader's: it may be of any kind
+        if isinstance(error, AssertionError) and str(error):
+            return "wrong", f"not yet. {error}"
+        if isinstance(error, ModuleNotFoundError) and error.name.startswith(("torch", "checks.")):
+            return "open", f"could not be tried: this kernel has no {error.name}; python -m mpdemo env says more."
+        said = f"This answer cannot be used ({error_line(error)}); expected: {row['expects']}."
+        return "wrong", f"not yet. {said}"
+
+
+def _row(number) -> dict:
+    notebook = str(number).partition(".")[0]
+    rows = exercises(notebook) if re.fullmatch(r"\d\d", notebook) else {}
+    if number not in rows:
+        known = list(rows) or [name for name in exercises() if name.endswith(".1")]
+        hint = did_you_mean(number, known)
+        raise UserError(f"there is no exercise {number!r}; this notebook has: {', '.join(known)}{hint}")
+    return rows[number]
+
+
+def _judge(notebook, name, row, answer):
+    """Raise `AssertionError` for a wrong answer; return what follows from a right one where the row doesn't say it."""
+    if "processes" in row:
+        return run_test(notebook, f"test_{name}", answer, row["processes"], row.get("seconds", SECONDS))
+    if "right" not in row:
+        return getattr(_answers(notebook), f"check_{name}")(answer)
+    function = re.fullmatch(r"function:(\w+)", str(row["right"]))
+    return judge_prediction(row | {"right": getattr(_answers(notebook), function[1])()} if function else row, answer)
+
+
+def _answers(notebook):
+    """Import the functions that judge answers in the kernel."""
+    package = sys.modules.setdefault("checks", ModuleType("checks"))
+    package.__path__ = [str(checks())]
+    return importlib.import_module(f"checks.{notebook}_answers")
+
+
+def run_test(notebook, test, path, processes, seconds):
+    """Run a program and then our test of it in real ranks; return what the test returns."""
+    from mpdemo import ranks
+
+    program = TEST.format(folder=str(checks()), file=str(checks() / f"{notebook}_programs.py"), test=test)
+    results = ranks.run_program(path.read_text(), program, world_size=processes, timeout=seconds)
+    for _, _, error in results:
+        assert not error, error
+    return results[0][1]
+
+
+def is_blank(answer) -> bool:
+    """Whether an answer still holds an Ellipsis: itself, one of its parts, or the text of a program or a function."""
+    if isinstance(answer, list | tuple):
+        return any(is_blank(part) for part in answer)
+    if isinstance(answer, dict):
+        return any(is_blank(part) for part in answer.values())
+    if isinstance(answer, Path):
+        return _has_blank(answer.read_text(), answer.suffix == ".py")
+    if inspect.isfunction(answer):
+        with suppress(OSError):  # its source is not known
+            return _has_blank(textwrap.dedent(inspect.getsource(answer)), True)
+    return answer is ...
+
+
+def _has_blank(text, is_python) -> bool:
+    if not is_python:
+        return any(BLANK.search(line.partition("# ")[0]) for line in text.splitlines())
+    try:
+        nodes = list(ast.walk(ast.parse(text)))
+    except SyntaxError:
+        return False  # the check itself reports it
+    indices = {id(part) for node in nodes if isinstance(node, ast.Subscript) for part in ast.walk(node.slice)}
+    return any(isinstance(node, ast.Constant) and node.value is ... and id(node) not in indices for node in nodes)
+
+
+def right_answers(folder) -> list[str]:
+    """Return the numbers of the exercises that were right in a project's folder, in their order."""
+    try:
+        return sorted(json.loads((folder / RIGHT).read_text()), key=lambda number: [*map(int, number.split("."))])
+    except (OSError, ValueError, TypeError, AttributeError):
+        return []
+
+
+def note_right(number):
+    """Remember that an exercise was answered right; where nothing can be written, nothing is lost but this."""
+    file = root() / RIGHT
+    with suppress(OSError):
+        file.parent.mkdir(exist_ok=True)
+        part = file.with_suffix(".part")
+        part.write_text(json.dumps(sorted({*right_answers(root()), number})) + "\n")
+        part.replace(file)
+
+
+def save_task(line, cell):
+    """Save a cell as the file of an exercise, and check it: the cell magic ``%%task NUMBER [SUFFIX]``."""
+    if not line.split():
+        raise UserError("%%task needs the number of an exercise, as in: %%task 03.4")
+    number, suffix = (*line.split(), "py")[:2]
+    path = root() / "work" / f"{number.replace('.', '_')}.{suffix}"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(cell)
+    check(number, path)
+
+
+if get_ipython():
+    get_ipython().register_magic_function(save_task, "cell", "task")

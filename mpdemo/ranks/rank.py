@@ -1,0 +1,106 @@
+"""What each process of `mpdemo.ranks` does: join the process group, then run what the kernel sends until that ends."""
+
+import ast
+import contextlib
+import faulthandler
+import linecache
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import threading
+import traceback
+import warnings
+from datetime import timedelta
+from multiprocessing.connection import wait
+from pathlib import Path
+from types import ModuleType
+
+STACK_SIGNAL = signal.SIGUSR2  # a rank then writes its stack into its log, even while it waits outside Python
+GROUP_TIMEOUT = 3600.0  # s; longer than any cell, so that the cell reports first
+
+
+def main(pipe, folder, number):
+    """Be rank `number`: the first message is its environment and working folder, the others are programs to run."""
+    os.setsid()  # an interrupt of the kernel doesn't reach this process, and all that it starts can be ended with it
+    threading.Thread(target=end_with_kernel, args=(folder,), daemon=True).start()
+    with contextlib.suppress(EOFError):  # the kernel has given up
+        environment, working_folder, group = pipe.recv()
+        output, log = (open(Path(folder, f"{name}{number}"), "a", buffering=1) for name in ("output", "log"))  # noqa: SIM115
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+        faulthandler.register(STACK_SIGNAL, file=log, all_threads=True)
+        os.environ.clear()
+        os.environ.update(environment)
+        os.chdir(working_folder)
+        names = begin(group)
+        pipe.send("ready")
+        while True:
+            parts, seconds, show = pipe.recv()
+            faulthandler.dump_traceback_later(seconds + 60, exit=True, file=log)  # where the thread gets no turn
+            answer = run(parts, names, output, show)
+            faulthandler.cancel_dump_traceback_later()
+            pipe.send(answer)
+    os._exit(0)
+
+
+def end_with_kernel(folder):
+    """End this process and its children with the kernel, however that ends, and remove the folder."""
+    wait([multiprocessing.parent_process().sentinel])
+    shutil.rmtree(folder, ignore_errors=True)
+    os.killpg(0, signal.SIGKILL)
+
+
+def begin(group) -> dict:
+    """Take one core, join the process group, and return the names that every program knows."""
+    import torch
+    import torch.distributed as dist
+
+    from mpdemo.world.cores import claim_cores
+    from mpdemo.world.env import World
+
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    claim_cores(World(rank, world_size, rank, world_size))
+    if group:
+        dist.init_process_group("gloo", timeout=timedelta(seconds=GROUP_TIMEOUT))
+    # PyTorch 2.14 warns of names that are the only ones in older releases, such as reduce_scatter_tensor
+    warnings.filterwarnings("ignore", ".*Please use `torch.distributed.*_single`", FutureWarning)
+    program = sys.modules["__main__"] = ModuleType("__main__")
+    vars(program).update(torch=torch, dist=dist, rank=rank, world_size=world_size)
+    return vars(program)
+
+
+def run(parts, names, output, show) -> tuple:
+    """Run texts one after the other in one namespace.
+
+    Returns the value of the last expression (printed instead if `show`), the error in one line or None, and where in
+    the texts it was raised: file name and line of each frame, the innermost last.
+    """
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        try:
+            for source, filename in parts:
+                value = execute(source, filename, names)
+            if show and value is not None:
+                print(repr(value))
+            return None if show else value, None, []
+        except BaseException as error:
+            return None, *describe(error, [filename for _, filename in parts])
+
+
+def execute(source, filename, names):
+    """Run a text; return the value of a last expression, unless a semicolon follows."""
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    body = ast.parse(source, filename).body
+    last = body.pop() if body and isinstance(body[-1], ast.Expr) and not source.rstrip().endswith(";") else None
+    exec(compile(ast.Module(body, []), filename, "exec"), names)
+    return eval(compile(ast.Expression(last.value), filename, "eval"), names) if last else None
+
+
+def describe(error, filenames) -> tuple:
+    """Return an error in one line, and the frames of these files that it went through."""
+    if isinstance(error, SyntaxError) and error.filename in filenames:
+        return f"SyntaxError: {error.msg}", [(error.filename, error.lineno)]
+    message = traceback.format_exception_only(error)[0].strip().splitlines()[0]
+    frames = traceback.extract_tb(error.__traceback__)
+    return message, [(frame.filename, frame.lineno) for frame in frames if frame.filename in filenames]

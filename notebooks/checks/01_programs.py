@@ -1,0 +1,89 @@
+"""Tests of the programs in notebook 01: a training loop, and a measurement that waits for the device."""
+# ruff: noqa: F821 - what the reader's program defines
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import SimpleNamespace
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from checks.helpers import close
+
+
+def losses_of(loop):
+    """Train a small network with a loop, on the same data in every call; return the losses, and whether it moved."""
+    torch.manual_seed(0)
+    model, images = (nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 10)), torch.randn(1536, 16))
+    labels = (images @ torch.randn(16, 10)).argmax(1)
+    batches = list(zip(images.split(128), labels.split(128), strict=True)) * 6  # epochs
+    before = model[0].weight.clone()
+    losses = loop(model, torch.optim.SGD(model.parameters(), lr=0.1), cross_entropy, batches)
+    return [float(loss) for loss in losses], not torch.equal(before, model[0].weight), len(batches)
+
+
+def plain_loop(model, optimizer, loss_fn, batches, clear=True):
+    losses = []
+    for images, labels in batches:
+        if clear:
+            optimizer.zero_grad()
+        loss = loss_fn(model(images), labels)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_01_3(rank, n):
+    losses, moved, steps = losses_of(train)
+    wanted, never_cleared = losses_of(plain_loop)[0], losses_of(partial(plain_loop, clear=False))[0]
+    assert len(losses) == steps, f"For {steps} batches it returned {len(losses)} losses."
+    assert moved, f"After {steps} steps no weight has moved: the optimizer finds no gradient."
+    same = all(close(a, b, 1e-4) for a, b in zip(losses, never_cleared, strict=True))
+    assert not same, f"In step {steps} the optimizer still follows the gradient of step 1, added to all the others."
+    for step, (loss, right) in enumerate(zip(losses, wanted, strict=True), 1):
+        assert close(loss, right, 1e-4), f"In step {step} the loss is {loss:.4f}, but a correct loop has {right:.4f}."
+    broken = f"the broken loop had {never_cleared[-1]:.2f}" if never_cleared[-1] < 1e3 else "the broken loop exploded"
+    return f"The loss is {losses[-1]:.2f} after {steps} steps; {broken}."
+
+
+class Device:
+    """A toy device with a queue: each piece of work takes 10 ms; it notes when the host waits for a result."""
+
+    def __init__(self):
+        self.queue, self.launched, self.waits, self.last = ThreadPoolExecutor(1), 0, [], None
+
+    def launch(self, result=0.0):
+        self.launched += 1
+        future = self.queue.submit(lambda: time.sleep(0.010) or result)
+        self.last = SimpleNamespace(item=partial(self.read, future))
+        return self.last
+
+    def read(self, future):
+        if not future.done():
+            self.waits.append(self.launched)
+        return future.result()
+
+    def wait(self):
+        self.last.item()
+
+
+def slow_batches(count):
+    for number in range(count):
+        time.sleep(0.002)  # the host loads a batch
+        yield number
+
+
+def test_01_5(rank, n):
+    device, steps = Device(), 20
+    losses, seconds = measure(device, slow_batches(steps))
+    losses = [loss if isinstance(loss, int | float) else type(loss).__name__ for loss in losses]
+    assert losses == list(range(steps)), f"The losses of {steps} steps should come back in order, but it gave {losses}."
+    early = [launched for launched in device.waits if launched < steps]
+    assert len(early) <= steps // 5, f"The host waited {len(early)} times before the last step: they take turns."
+    said = f"It reports {1000 * seconds:.1f} ms a step"
+    late = "The clock was read before the device had done its work."
+    assert seconds > 0.0097, f"{said}, but the device computes 10 ms for each. {late}"
+    return f"{said} for a device that computes 10 ms: measured, not just launched."

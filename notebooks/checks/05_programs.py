@@ -1,0 +1,40 @@
+"""Tests of the programs in notebook 05: the last stage of a pipeline, which must not forget to divide, nor hang."""
+# ruff: noqa: F821 - what the reader's program defines
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from checks.helpers import MISSING, close, gradients, ratio
+
+MICROBATCHES = 3
+
+
+def first_stage(stage, images):
+    """Do rank 0's part of one step of GPipe: send every microbatch, then receive every gradient."""
+    outputs = [stage(part) for part in images.chunk(MICROBATCHES)]
+    for output in outputs:
+        dist.send(output.detach(), 1)
+    for output in outputs:
+        gradient = torch.empty_like(output)
+        dist.recv(gradient, 1)
+        output.backward(gradient)
+
+
+def test_05_2(rank, n):
+    torch.manual_seed(0)
+    stages, images = (nn.Sequential(nn.Linear(4, 6), nn.ReLU()), nn.Linear(6, 3)), torch.randn(12, 4)
+    labels, own = torch.randint(0, 3, (12,)), stages[rank]
+    cross_entropy(stages[1](stages[0](images)), labels).backward()
+    right = [gradients(stage) for stage in stages][rank]
+    first_stage(own, images) if rank == 0 else last_stage(own, labels, MICROBATCHES)
+    times, when = ratio(gradients(own), right), f"With {MICROBATCHES} microbatches, on rank {rank},"
+    assert times != MISSING, f"{when} a weight has no gradient."
+    assert times is not None, f"{when} the gradients don't even point where those of the whole batch do."
+    many = f"{when} the gradients are {times:.2f} times those of the whole batch."
+    assert not close(times, MICROBATCHES, 0.005), f"{many} Its loss is a mean."
+    assert close(times, 1, 0.005), many
+
+
+test_05_7 = test_05_2

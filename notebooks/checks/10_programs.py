@@ -1,0 +1,113 @@
+"""Tests of the programs in notebook 10, each of which repairs something that broke."""
+# ruff: noqa: F821 - what the reader's program defines
+
+import argparse
+import copy
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from checks.helpers import gathered
+
+
+def test_10_2(rank, n):
+    """The losses are 1 and 2, and rank 0 knows the best one, 0.25."""
+    values = finish(1.0 + rank, (0.25, 9.0)[rank], rank, n)
+    assert len(values) == 2, f"Rank {rank} returns {len(values)} numbers instead of two."
+    mean, best = (round(float(value), 4) for value in values)
+    assert mean != 3, f"Rank {rank} returns 3.0 for the losses 1 and 2: their sum."
+    assert mean == 1.5, f"Rank {rank} returns {mean} as the mean of the losses 1 and 2."
+    assert best == 0.25, f"Rank {rank} returns {best} as the best loss, and rank 0 knows 0.25."
+
+
+def test_10_3(rank, n):
+    torch.manual_seed(rank)
+    batches, model, seen = [torch.randn(4, 2) for _ in range((3, 5)[rank])], nn.Linear(2, 1), []
+    model.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0]))
+    ddp = DistributedDataParallel(model)
+    train(ddp, torch.optim.SGD(ddp.parameters(), lr=0.1), batches)
+    wait_for_all()
+    used = sum(any(torch.equal(batch, one) for one in seen) for batch in batches)
+    assert used == len(batches), f"Rank {rank} trained on {used} of its {len(batches)} batches."
+    first, second = gathered([round(number, 5) for number in model.weight.flatten().tolist()])
+    assert first == second, "Both ranks used all their batches, and have different weights now."
+
+
+class TwoHeads(nn.Module):
+    """A trunk and two heads, of which a forward pass uses one."""
+
+    def __init__(self):
+        super().__init__()
+        self.trunk, self.heads = nn.Linear(3, 4), nn.ModuleList([nn.Linear(4, 1), nn.Linear(4, 1)])
+
+    def forward(self, inputs, head):
+        return self.heads[head](torch.tanh(self.trunk(inputs)))
+
+
+def test_10_4(rank, n):
+    torch.manual_seed(0)
+    model, inputs = TwoHeads(), torch.randn(8, 3)
+    reference, wrapped = copy.deepcopy(model), wrap(model)
+    for step, head in enumerate((0, 1, 0), 1):
+        model.zero_grad()
+        reference.zero_grad()
+        reference(inputs, head).square().mean().backward()
+        wrapped(inputs[rank::n], head).square().mean().backward()
+        for own, wanted in zip(model.parameters(), reference.parameters(), strict=True):
+            own, wanted = (torch.zeros_like(p) if p.grad is None else p.grad for p in (own, wanted))
+            wrong = f"In step {step}, the gradients of rank {rank} aren't the mean over both ranks."
+            assert torch.allclose(own, wanted, atol=1e-6), wrong
+
+
+def test_10_5(rank, n):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16, 3))
+    images, first = torch.randn(8, 1, 6, 6), model[0].weight.clone()
+    repaired = repair(model)
+    names = [type(module).__name__ for module in repaired.modules()]
+    assert repaired.training, "The model is in evaluation mode: its batch norm no longer learns the statistics."
+    batch = "There is still a batch norm, which computes its mean from one rank's images."
+    assert not any("BatchNorm" in name for name in names), batch
+    gone = "No layer normalizes any more: it is another model, which trains worse."
+    assert any("Norm" in name for name in names), gone
+    assert torch.equal(repaired[0].weight, first), "The other layers have new weights."
+    reference = copy.deepcopy(repaired)
+    reference(images).square().mean().backward()
+    ddp = DistributedDataParallel(repaired)
+    ddp(images[rank::n]).square().mean().backward()
+    pairs = zip(repaired.parameters(), reference.parameters(), strict=True)
+    same = all(torch.allclose(own.grad, wanted.grad, atol=1e-5) for own, wanted in pairs)
+    assert same, "The gradients on two ranks still differ from those of one device."
+
+
+class Intruder:
+    """An object whose pickle calls a function when it is loaded: here one that only leaves a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (Path(self.path),)
+
+
+def test_10_8(rank, n):
+    options = argparse.Namespace(lr=0.5)
+    torch.save({"weight": torch.ones(2), "options": options}, folder / "good.pt")
+    torch.save({"weight": torch.ones(2), "options": Intruder(str(folder / "ran"))}, folder / "bad.pt")
+    try:
+        load(folder / "bad.pt")
+        refused = False
+    except Exception:  # the reader's program may fail in any way, here and below
+        refused = True
+    ran = "A file from elsewhere called a function of its own while your program loaded it."
+    assert not (folder / "ran").exists(), ran
+    try:
+        found = load(folder / "good.pt")
+        good = found["weight"].tolist() == [1, 1] and found["options"] == options
+    except Exception as error:
+        said = f"{type(error).__name__}: {str(error).partition('. ')[0][:80]}"
+        raise AssertionError(f"The file of weights and options can't be loaded: {said}.") from None
+    assert good, "The weights or the options of the file are lost."
+    assert refused, "It returns something for a file with an object of an unknown class."

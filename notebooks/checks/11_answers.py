@@ -1,0 +1,51 @@
+"""Checks of notebook 11: the settings of a plan that fits, and a plan that asks for too much."""
+
+import re
+
+from checks.job_files import settled, training_of
+
+NOT_THIS = {  # why a strategy isn't the answer where DDP fits
+    "single": "all devices but one would do nothing.",
+    "data_parallel": "one process for all devices has one GIL and can't use a second node (notebook 02).",
+}
+NEEDED = {("fp32", False): 2458, ("fp32", True): 1112, ("bf16", False): 1592, ("bf16", True): 828}  # MiB, in one part
+
+
+def check_11_7(answer):
+    used = settled({"model": "resnet101", "dataset": "imagenet", "batch_size": 128} | answer)
+    assert used.batch_size == 128, f"The batch has {used.batch_size} images; it was to stay at 128."
+    assert used.devices == 8, f"This uses {used.devices} of the 8 devices."
+    why = "a device holds the whole model and its share in 2 parts, with 1,661 of 2,304 MiB."
+    assert used.rung == "ddp", f"{used.rung} would run; but {NOT_THIS.get(used.rung, why)}"
+    assert used.optimizer == "sgd", f"It would train with {used.optimizer}."
+    needed = NEEDED[used.precision, used.activation_checkpointing] if used.microbatches == 1 else 0
+    assert needed <= 2304, f"Each device would need {needed:,} MiB and has 2,304 MiB."
+    require_no_more(used, parts=2)
+
+
+def require_no_more(used, parts):
+    """Require that a training that fits does nothing for which the rules only ask later."""
+    more = {
+        f"computes in {used.precision}": used.precision != "fp32",
+        "computes activations twice": used.activation_checkpointing,
+        f"cuts the share into {used.microbatches} parts": used.microbatches > parts,
+    }
+    for what, is_more in more.items():
+        assert not is_more, f"It fits, but it {what}: the rules find an answer before they ask for that."
+
+
+def check_11_8(path):
+    text = path.read_text()
+    _, settings = training_of(text)
+    used = settled(settings.as_dict(), 4)
+    assert (used.model, used.batch_size) == ("transformer", 64), "It now trains another model or batch."
+    assert used.optimizer == "adamw", f"It now trains with another optimizer: {used.optimizer}."
+    tasks = re.search(r"^#SBATCH --ntasks-per-node=(\d+)", text, re.M)
+    assert tasks and tasks[1] == "4", "It doesn't start four processes, one per device."
+    why = "a device holds the whole model and its share at once."
+    assert used.rung == "ddp", f"{used.rung} would run; but {NOT_THIS.get(used.rung, why)}"
+    assert used.microbatches == 1, (
+        f"Each device's share would be cut into {used.microbatches} parts, but it fits at once."
+    )
+    assert used.cut is None, "A part of the old plan is still in the command: DDP cuts nothing."
+    require_no_more(used, parts=1)

@@ -1,0 +1,92 @@
+"""Tests of the programs in notebook 12: a module for a trainer, and Horovod's calls in PyTorch."""
+# ruff: noqa: F821 - what the reader's program defines
+
+import copy
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from checks.helpers import gathered, ratio, share_of
+
+
+def plain_losses(net, batches):
+    """Train a copy of the module's only layer in a loop of its own; return the losses."""
+    net, losses = copy.deepcopy(net), []
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    for images, labels in batches:
+        optimizer.zero_grad()
+        loss = cross_entropy(net(images.flatten(1)), labels)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_12_2(rank, n):
+    torch.manual_seed(0)
+    batches = [(torch.randn(8, 1, 28, 28), torch.randint(0, 10, (8,))) for _ in range(4)]
+    module = Classifier()
+    wanted, losses, weight = plain_losses(module.net, batches), [], module.net.weight.detach().clone()
+    optimizer = module.configure_optimizers()
+    for number, batch in enumerate(batches):
+        if isinstance(optimizer, torch.optim.Optimizer):
+            optimizer.zero_grad()
+        loss = module.training_step(batch, number)
+        if number == 0:
+            twice = "training_step updates the weights itself, and then the trainer updates them once more."
+            assert torch.equal(weight, module.net.weight), twice
+            left = "training_step leaves gradients behind, and the trainer's backward adds to them."
+            assert module.net.weight.grad is None, left
+            is_tensor = isinstance(loss, torch.Tensor)
+            kind = f"a {type(loss).__name__}" + " without a graph" * is_tensor
+            graph = f"training_step returns {kind}, from which the trainer can't run the backward pass."
+            assert is_tensor and loss.requires_grad, graph
+            none = "configure_optimizers doesn't return an optimizer of PyTorch."
+            assert isinstance(optimizer, torch.optim.Optimizer), none
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    same = "After 4 steps the losses differ from those of the original loop: the loss or the optimizer has changed."
+    assert losses == wanted, same
+
+
+def test_12_6(rank, n):
+    tensor, on = torch.tensor([2.0, 10.0]) * (1 + rank), f"on rank {rank}"
+    given = tensor.clone()
+    reduced = allreduce(tensor)
+    assert isinstance(reduced, torch.Tensor), f"allreduce returns no tensor {on}."
+    reduced = reduced.tolist()
+    assert reduced != [6.0, 30.0], f"allreduce gives the sum {on}; Horovod's gives the mean."
+    assert reduced == [3.0, 15.0], f"allreduce of [2, 10] and [4, 20] gives {reduced} {on}."
+    assert torch.equal(tensor, given), (
+        f"allreduce has changed the tensor it was given {on}; Horovod's returns a new one."
+    )
+    state = {"weight": torch.full((1,), float(rank)), "bias": torch.full((1,), float(rank))}
+    broadcast_parameters(state, 1)
+    values = [tensor.item() for tensor in state.values()]
+    got = f"After broadcast_parameters(state, 1) the state is {values} {on}; on rank 1 it was [1.0, 1.0]."
+    assert values == [1.0, 1.0], got
+
+
+def test_12_7(rank, n):
+    model, (inputs, labels), right = share_of(rank)
+    on, before = (f"on rank {rank}", {name: parameter.detach().clone() for name, parameter in model.named_parameters()})
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    kind = isinstance(optimizer, torch.optim.Optimizer)
+    assert kind, f"DistributedOptimizer doesn't return an optimizer {on}."
+    for step in range(2):
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        own = [parameter.grad.clone() for parameter in model.parameters()]
+        optimizer.step()
+        if step == 0:
+            first, moved = own, [(before[name] - p.detach()) / 0.1 for name, p in model.named_parameters()]
+    times = ratio(moved, list(right.values()))
+    alone = times is None and ratio(moved, first) is not None
+    late = f"The weights move {on} by the gradient of its own images: the mean comes too late, or not at all."
+    assert not alone, late
+    assert times is not None, f"The weights move in another direction {on} than with all images in one process."
+    assert abs(times - 1) < 1e-3, f"The weights move {times:.1f} times as far {on} as with all images in one process."
+    weights = gathered([parameter.detach() for parameter in model.parameters()])
+    same = all(map(torch.equal, *weights))
+    assert same, f"After the second step the weights of the ranks differ ({on})."

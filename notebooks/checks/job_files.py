@@ -1,0 +1,151 @@
+"""Try a reader's batch script on a throw-away Slurm that lives for one job, or read its text where none can be started.
+
+On a machine whose jobs go to a real cluster no daemon is started, and the text alone is judged.
+"""
+
+import argparse
+import contextlib
+import re
+import shlex
+import subprocess
+import time
+
+from mpdemo import jobs
+from mpdemo.cluster import Cluster
+from mpdemo.errors import UserError
+from mpdemo.jobs import slurm
+from mpdemo.options import add_options, options_from
+from mpdemo.paths import root
+from mpdemo.settings import Settings, checked
+from mpdemo.world.processes import child_environment
+
+SECONDS = 40.0  # limit for the job; four processes that load no PyTorch need about 1 s
+NODE = {"cpus": 40, "gpus": 4}  # of the throw-away cluster, as in slurm/sites/generic.toml
+TRIED = "It ran on a throw-away Slurm."
+READ = "No Slurm can be started here, so only its text was read."
+
+
+def printed_by_job(path):
+    """Run a batch script on two nodes; return the lines that it printed, sorted, or None where no Slurm can start."""
+    check_text(path)
+    with trial(nodes=2) as place:
+        if not place:
+            return None
+        job = submit(path, *place)
+        state, _ = wait_for(job, *place, lambda state: state not in ("pending", "running"), "end", SECONDS)
+        lines = [re.sub(r"^\s*\d+: ", "", line) for line in lines_of(place[1])]
+    own = own_lines(lines)
+    assert state == "completed", f"The job ended as {state}; its last line: {(own or lines or ['(none)'])[-1]}."
+    return sorted(own)
+
+
+def check_text(path):
+    """Return the text of a batch script, unless Slurm would ignore or refuse a line of it."""
+    (root() / "work").mkdir(exist_ok=True)  # where the exercises put the log
+    for problem in jobs.check(path.read_text(), "generic", ask_slurm=False):
+        place = f"Line {problem.line}: " if problem.line else ""
+        raise AssertionError(f"{place}{problem.message}.")
+    return path.read_text()
+
+
+@contextlib.contextmanager
+def trial(nodes):
+    """Start a Slurm for a ``with`` block; yields its clients' environment and the path of a log, or None."""
+    with contextlib.ExitStack() as stack:
+        place = None
+        if not real_cluster_in_reach():
+            with contextlib.suppress(UserError, OSError):
+                cluster = stack.enter_context(Cluster.up(nodes=nodes, owned=True, **NODE))
+                place = child_environment() | cluster.environ, cluster.folder / "job.log"
+        yield place
+
+
+def real_cluster_in_reach():
+    try:
+        return slurm.in_reach() and slurm.cluster_name() != "throwaway"
+    except UserError:
+        return False
+
+
+def submit(path, environment, log, *options):
+    """Submit a batch script, its output redirected to a log; return the job's number."""
+    options = ["--parsable", f"--output={log}", f"--error={log}", *options]  # they override the script's own
+    submitted = client(environment, "sbatch", *options, str(path.absolute()))
+    said = submitted.stderr.strip().removeprefix("sbatch: error: ").replace("\n", "; ")
+    assert submitted.returncode == 0, f"Slurm refused it: {said}."
+    return submitted.stdout.strip()
+
+
+def client(environment, *command):
+    """Run one of Slurm's commands; one that doesn't end isn't the script's fault."""
+    try:
+        return subprocess.run(command, env=environment, cwd=root(), capture_output=True, text=True, timeout=60)
+    except subprocess.TimeoutExpired:
+        raise UserError(f"{command[0]}: no answer from Slurm within 60 s; run this cell again") from None
+
+
+def wait_for(job, environment, log, condition, what, seconds):
+    """Wait until a condition on the job's state holds; return the state and the exit status."""
+    end = time.monotonic() + seconds
+    while True:
+        answered = client(environment, "scontrol", "show", "job", "-o", job)
+        if answered.returncode:
+            raise UserError(f"scontrol: {answered.stderr.strip().removeprefix('scontrol: error: ')}")
+        state, status = re.search(r"JobState=(\w+).* ExitCode=(\d+)", answered.stdout).groups()
+        state = {"COMPLETING": "running", "CONFIGURING": "pending"}.get(state, state.lower())
+        if condition(state):
+            return state, int(status)
+        if state not in ("pending", "running"):
+            stopped = "The run stopped with status 3, and then the job ended: it didn't go back into the queue."
+            assert status != "3", stopped
+            last = (own_lines(lines_of(log)) or ["(none)"])[-1][:120]
+            raise AssertionError(f"The job is {state} and didn't {what}; its last line: {last}.")
+        assert time.monotonic() < end, f"After {seconds:.0f} s the job is still {state}, and was ended."
+        time.sleep(0.1)
+
+
+def lines_of(log):
+    return log.read_text(errors="replace").splitlines() if log.exists() else []
+
+
+def own_lines(lines):
+    """Return the lines that the program printed: no empty ones, and none of Slurm's."""
+    return [line for line in lines if line.strip() and not line.startswith(("srun:", "slurmstepd:"))]
+
+
+class Options(argparse.ArgumentParser):
+    """A parser that refuses an answer where the command would end with an error."""
+
+    def error(self, message):
+        raise AssertionError(f"The command is refused: {message}.")
+
+
+def training_of(text):
+    """Return how a command or a batch script starts its training: the words before ``train``, and the settings."""
+    lines = text.replace("\\\n", " ").splitlines()
+    commands = [shlex.split(line, comments=True) for line in lines if re.search(r"\bmpdemo\s+train\b", line)]
+    words = next((words for words in commands if "train" in words), [])
+    assert words, "There is no `-m mpdemo train` in it."
+    place = words.index("train")
+    parser = Options(add_help=False)
+    add_options(parser, Settings)
+    with told("The command is refused"):
+        parsed, unknown = parser.parse_known_args(words[place + 1 :])
+        assert not unknown, f"`train` doesn't know {' '.join(unknown)}."
+        return words[:place], options_from(parsed, Settings)
+
+
+def settled(settings, processes=None, **values):
+    """Return settings as the training would take them, or say why it would refuse them."""
+    with told("It stops at once"):
+        return checked(Settings(**(settings | values)), processes)
+
+
+@contextlib.contextmanager
+def told(how):
+    """Turn what the package refuses into what is wrong with the answer."""
+    try:
+        yield
+    except UserError as error:
+        said = str(error).partition("; allowed")[0].partition(": name ")[0]
+        raise AssertionError(f"{how}: {said}.") from None

@@ -1,0 +1,263 @@
+"""Ranks beside a real kernel: what cells print, how errors and hangs are reported, what is left over; programs."""
+
+import multiprocessing
+import os
+import signal
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from jupyter_client.manager import start_new_kernel
+from project import environment
+
+from mpdemo.errors import UserError
+from mpdemo.notebook.ranks import check_front_end, start_ranks
+from mpdemo.paths import root
+from mpdemo.ranks import group, run_program
+from mpdemo.ranks.places import place_in_program
+
+MARK = "MPDEMO_TEST_RANKS"  # in the environment of a kernel and of all that descends from it
+START = "from mpdemo.notebook.ranks import start_ranks\nranks = start_ranks(2)"
+ENDED = "The ranks were ended: run ranks.restart(), or this cell again, for fresh ones without earlier variables."
+
+
+def left_behind(folder, seconds=30.0) -> list:
+    """Return what is still alive of this kernel after `seconds`: a server first ends its import of PyTorch."""
+    deadline = time.monotonic() + seconds
+    while (
+        living := [each for each in psutil.process_iter() if has_mark(each, folder)]
+    ) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return living
+
+
+def has_mark(process, folder) -> bool:
+    try:
+        return process.environ().get(MARK) == str(folder)
+    except psutil.Error:
+        return False
+
+
+class Kernel:
+    """A kernel whose files all lie in a folder; `run` executes a cell and returns what it prints, then its error."""
+
+    def __init__(self, folder):
+        more = {"PYTHONPATH": str(root()), "TMPDIR": str(folder), MARK: str(folder)}
+        self.manager, self.client = start_new_kernel(env=environment(folder, **more))
+        self.pid = self.manager.provisioner.pid
+
+    def run(self, source) -> str:
+        printed = []
+
+        def note(message):
+            content = message["content"]
+            printed.append(
+                f"{content['ename']}: {content['evalue']}" if "ename" in content else content.get("text", "")
+            )
+
+        self.client.execute_interactive(source, timeout=90, output_hook=note)
+        return "".join(printed)
+
+    def stop(self):
+        self.client.stop_channels()
+        self.manager.shutdown_kernel(now=True)
+
+
+@pytest.fixture(scope="module")
+def kernel():
+    with tempfile.TemporaryDirectory(prefix="mpdemo-") as folder:
+        kernel = Kernel(folder)
+        yield kernel
+        kernel.stop()
+        assert not left_behind(folder)
+        assert not list(Path(folder).glob("mpdemo-ranks-*")), "a temporary folder is left"
+
+
+def test_an_all_reduce_is_printed_in_order_of_rank(kernel):
+    cores = "one core each" if len(os.sched_getaffinity(0)) > 1 else "sharing the cores"
+    assert kernel.run(START) == f"2 ranks are ready: gloo, {cores}\n"
+    cell = "%%ranks\ntensor = torch.full((2,), float(rank))\ndist.all_reduce(tensor)\nprint(tensor)"
+    assert kernel.run(cell) == "[rank 0] tensor([1., 1.])\n[rank 1] tensor([1., 1.])\n"
+
+
+def test_one_thread_per_rank_a_value_is_shown_and_warnings_keep_their_place(kernel):
+    cell = "%%ranks\nimport sys\nprint('a\\nb')\nprint('c', file=sys.stderr)\n(rank, torch.get_num_threads())"
+    expected = [f"[rank {rank}] {text}\n" for rank in (0, 1) for text in ("a", "b", "c", f"({rank}, 1)")]
+    assert kernel.run(cell) == "".join(expected)
+    assert kernel.run("%%ranks\nrank;") == ""
+
+
+def test_start_twice_gives_the_living_ranks_and_one_rank_can_run_alone(kernel):
+    kernel.run("%%ranks\nkept = 10 + rank")
+    kernel.run("%%ranks 1\nkept = 21")
+    assert "Error" not in kernel.run("before = ranks\n" + START + "\nassert ranks is before")
+    assert kernel.run("%%ranks\nkept") == "[rank 0] 10\n[rank 1] 21\n"
+
+
+def test_errors_name_rank_and_line_and_the_cell_fails(kernel):
+    cell = "%%ranks\nif rank == 1:\n    raise ValueError('no such\\nthing')\nprint('fine')"
+    printed = "[rank 0] fine\n[rank 1] ValueError: no such  (line 3)\n"
+    assert kernel.run(cell) == printed + "CellFailed: the cell failed on rank 1; see above"
+    both = "".join(f"[rank {rank}] ZeroDivisionError: division by zero  (line 2)\n" for rank in (0, 1))
+    assert kernel.run("%%ranks --expect-error\n1 / 0") == both + "the cell failed on ranks 0 and 1; see above\n"
+    assert kernel.run("%%ranks\nx = = 3") == "CellFailed: SyntaxError: invalid syntax  (line 2)"
+    assert "no rank failed" in kernel.run("%%ranks --expect-error\npass")
+    assert "there is no rank 7; there are: 0 to 1" in kernel.run("%%ranks 7\npass")
+    assert "--timeout 0 is not allowed" in kernel.run("%%ranks --timeout 0\npass")
+
+
+def test_a_recv_without_send_is_reported_with_its_line_and_restart_gives_fresh_ranks(kernel):
+    cell = "%%ranks --timeout 2\nprint('before')\nif rank == 0:\n    dist.recv(torch.ones(1), src=1)"
+    waits = "After 2 s rank 0 still waits in recv, line 4; rank 1 is done."
+    assert kernel.run(cell) == f"[rank 0] before\n[rank 1] before\nCellFailed: {waits} {ENDED}"
+    assert "2 fresh ranks are ready: gloo" in kernel.run("ranks.restart()")
+    assert kernel.run("%%ranks\n'kept' in globals()") == "[rank 0] False\n[rank 1] False\n"
+
+
+def test_mismatched_collectives_and_waits_inside_functions_are_found_and_the_cell_itself_restarts(kernel):
+    kernel.run("%%ranks\ndef exchange(tensor):\n    dist.irecv(tensor, src=1).wait()")
+    cell = "%%ranks --timeout 2 --expect-error\nx = torch.ones(1)\nif rank:\n    dist.all_reduce(x)\nif not rank:\n"
+    cell += "    exchange(x)"
+    waits = "rank 0 is still in exchange, line 6; rank 1 still waits in all_reduce, line 4."
+    assert kernel.run(cell) == f"After 2 s {waits} {ENDED}\n"
+    cell = "%%ranks --timeout 2 --expect-error\nif rank:\n    dist.barrier()\nwhile not rank:\n    pass"
+    fresh, sentence = kernel.run(cell).splitlines()
+    assert fresh.startswith("2 fresh ranks are ready")
+    waits = "rank 1 still waits in barrier, line 3."
+    runs = [f"rank 0 still runs line {line}" for line in (4, 5)]
+    assert sentence in [f"After 2 s {place}; {waits} {ENDED}" for place in runs]
+
+
+@pytest.mark.parametrize(
+    ("end", "how"),
+    [
+        ("os._exit(3)", "its process exited with status 3"),
+        ("os.kill(os.getpid(), 9)", "its process was killed (SIGKILL)"),
+    ],
+    ids=["exit", "kill"],
+)
+def test_a_rank_that_dies_in_a_cell_is_named(kernel, end, how):
+    kernel.run(START)
+    printed = kernel.run(f"%%ranks\nimport os\nif rank == 1:\n    {end}\ndist.barrier()")
+    assert printed == f"CellFailed: rank 1 is gone: {how}. {ENDED}"
+
+
+def test_an_interrupt_ends_a_waiting_cell(kernel):
+    kernel.run(START)
+    timer = threading.Timer(1.0, kernel.manager.interrupt_kernel)
+    timer.start()
+    printed = kernel.run("%%ranks --timeout 60\ndist.recv(torch.ones(1), src=1 - rank)")
+    timer.join()
+    places = [f"rank {rank} still waits in recv, line 2" for rank in (0, 1)]
+    assert printed == f"CellFailed: Interrupted: {places[0]}; {places[1]}. {ENDED}"
+
+
+@pytest.mark.parametrize("seconds", [0.6, 1.5, None], ids=["early in the start", "late in the start", "in a cell"])
+def test_a_killed_kernel_leaves_no_process(tmp_path, seconds):
+    kernel = Kernel(tmp_path)
+    try:
+        if seconds is None:
+            kernel.run(START)
+            kernel.client.execute(
+                "%%ranks\nimport os\nos.system('sleep 300 &')\ndist.recv(torch.ones(1), src=1 - rank)"
+            )
+        else:
+            kernel.client.execute(START)
+        time.sleep(seconds or 1)
+        end = time.monotonic() + 60
+        while len(left_behind(tmp_path, 0)) < 2 and time.monotonic() < end:
+            time.sleep(0.05)
+        assert len(left_behind(tmp_path, 0)) > 1, "the ranks were not there yet"
+        os.kill(kernel.pid, signal.SIGKILL)
+        kernel.manager.provisioner.process.wait()
+        assert not left_behind(tmp_path)
+    finally:
+        kernel.stop()
+
+
+def test_a_start_that_fails_gives_its_reason_and_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(group, "child_environment", lambda: {"NOT": "a\0b"})
+    with pytest.raises(UserError, match="the ranks did not start: rank 0 is gone: ValueError: embedded null byte"):
+        start_ranks(1)
+    assert not list(tmp_path.glob("mpdemo-ranks-*"))
+
+
+def test_a_start_that_takes_too_long_is_given_up_and_what_starts_later_ends(monkeypatch):
+    monkeypatch.setattr(group, "IMPORT_SECONDS", 0.0)
+    with pytest.raises(UserError, match="PyTorch was not imported within 0 s; run this cell again"):
+        start_ranks(2, oversubscribe=True)
+    end = time.monotonic() + 20
+    while threading.active_count() > 1 and time.monotonic() < end:
+        time.sleep(0.1)
+    while multiprocessing.active_children() and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not multiprocessing.active_children()
+
+
+def test_more_ranks_than_cores_are_refused():
+    with pytest.raises(UserError, match="1000 processes need 1000 CPU cores"):
+        start_ranks(1000)
+    with pytest.raises(UserError, match="world_size 0 is not allowed"):
+        start_ranks(0)
+
+
+def test_a_site_may_forbid_ranks_on_its_front_end(project, no_slurm, monkeypatch):
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    check_front_end(2)
+    site = project / "slurm/sites/strict.toml"
+    site.write_text('account = "abc"\nranks_on_front_end = false\n')
+    monkeypatch.setenv("MPDEMO_SITE", "strict")
+    with pytest.raises(UserError, match="srun --account=abc --ntasks=1 --cpus-per-task=2 .* jupyter lab"):
+        check_front_end(2)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    check_front_end(2)
+
+
+MEAN = "def mean(tensor):\n    dist.all_reduce(tensor)\n    return tensor / world_size\n"
+TEST = """
+def test(rank, n):
+    value = mean(torch.full((1,), float(rank))).item()
+    assert value == (n - 1) / 2, f"Rank {rank} has {value}.\\nMore."
+    return [value]
+test(rank, world_size)"""
+
+
+@pytest.mark.parametrize(
+    ("program", "errors"),
+    [
+        (MEAN.replace(" / world_size", ""), ["Rank 0 has 1.0.", "Rank 1 has 1.0."]),
+        (MEAN.replace("mean", "median"), ["The program defines no mean."] * 2),
+        (MEAN.replace("    d", "    1 / rank\n    d"),
+         ["Rank 0 failed: ZeroDivisionError: division by zero (line 2)", None]),
+        (MEAN + "import os\nif rank:\n    os.abort()", [None, "Rank 1 failed: its process was killed (SIGABRT)"]),
+        ("def mean(:", [f"Rank {rank} failed: SyntaxError: invalid syntax (line 1)" for rank in (0, 1)]),
+        (MEAN.replace("    d", "    if rank: return tensor / 2\n    d"),
+         ["After 4 s rank 0 still waits in all_reduce, line 3; rank 1 is done.", None]),
+    ],
+    ids=["wrong", "another name", "error", "killed", "syntax", "hangs"],
+)  # fmt: skip
+def test_a_wrong_program_is_told_why(program, errors):
+    assert [error for _, _, error in run_program(program, TEST, timeout=4.0)] == errors
+
+
+def test_a_right_program_prints_and_returns_and_may_write_files_and_make_its_own_group():
+    assert run_program("print('hi', rank)\n" + MEAN, TEST, 3) == [(f"hi {rank}\n", [1.0], None) for rank in range(3)]
+    program = "from pathlib import Path\ndist.init_process_group('gloo')\nPath(str(rank)).touch()\ndist.barrier()"
+    test = "import os\nsorted(os.listdir()), os.environ['LOCAL_RANK']"
+    results = run_program(program, test, 3, group=False, files={"data": b"x"}, per_node=2)
+    assert [value for _, value, _ in results] == [(["0", "1", "2", "data"], local) for local in "010"]
+    assert not Path("data").exists()
+
+
+def test_the_place_is_found_whatever_thread_was_interrupted():
+    report = (
+        'Current thread 0x00007f (most recent call first):\n  File "/lib/zmq/garbage.py", line 46 in run\n\n'
+        'Thread 0x00007e (most recent call first):\n  File "/lib/torch/nn/module.py", line 1 in _call_impl\n'
+        '  File "<ranks cell 2>", line 2 in <module>\n'
+    )
+    assert place_in_program(report, "<ranks cell 2>", "\nloss = model(x)") == "is still in model, line 2"
+    assert place_in_program(report, "<ranks cell 3>", "\nloss = model(x)") == "still runs"
