@@ -22,8 +22,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mpdemo.plan.counting import CountMessages, LiveMemory, size
-from mpdemo.plan.memory import DeviceMemory, Subject
 from mpdemo.plan.meter import built
+from mpdemo.plan.subject import DeviceMemory, Subject
 from mpdemo.rules import CUT_RUNGS
 from mpdemo.run import Run
 from mpdemo.schedules import usual_stages_per_rank
