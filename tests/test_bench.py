@@ -11,8 +11,8 @@ from mpdemo.bench import pipelines
 from mpdemo.bench import readme as bench_readme
 from mpdemo.compare import Comparison
 from mpdemo.paths import root
-from mpdemo.plan import SCHEDULES, roofline
-from mpdemo.plan.footprint import footprints
+from mpdemo.plan import SCHEDULES
+from mpdemo.plan.footprint import estimate, footprints
 from mpdemo.plan.planner import Workload
 from mpdemo.world.env import World
 
@@ -104,7 +104,7 @@ def test_the_second_of_two_equal_steps_is_counted():
 
 def test_the_planners_choice_runs_against_every_schedule_and_the_cuts_beside_it():
     sizes = [32 // count for count in pipelines.COUNTS]
-    workload = Workload(footprints("resnet18", 64), roofline.estimate("resnet18", sizes, 64, "v100"), ranks=2, batch=32)
+    workload = Workload(footprints("resnet18", 64), estimate("resnet18", sizes, 64, "v100"), ranks=2, batch=32)
     best, *others = pipelines.choices(workload)
     ways = [(c.schedule, c.microbatches, tuple(c.points)) for c in (best, *others)]
     assert len(set(ways)) == len(ways)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from mpdemo.plan import cost
 from mpdemo.plan.footprint import estimate, footprints
 from mpdemo.plan.machine import Machine
-from mpdemo.plan.memory import MIB, RESERVE, STATES, Subject, settled
+from mpdemo.plan.subject import MIB, RESERVE, STATES, Subject, settled
 
 LINKS = {True: 150e9, False: 12.5e9}  # bytes per second: NVLink of a V100 in one node; InfiniBand EDR between nodes
 # An all-reduce is an all-gather and a reduce-scatter; a broadcast goes round the ring once.

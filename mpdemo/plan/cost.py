@@ -1,4 +1,4 @@
-"""What every block of a model costs in time, measured on this machine (`mpdemo.plan.roofline` estimates it for a GPU).
+"""What every block of a model costs in time, measured on this machine (`mpdemo.plan.footprint` estimates it for a GPU).
 
 The cost depends on the microbatch: a small one uses the device badly. So it is measured at several sizes.
 Taught in notebooks/05_pipeline.ipynb.

@@ -6,6 +6,7 @@ DDP averages gradients in C++, and DataParallel computes in threads, so these tw
 Taught in notebooks/04_model_parallel.ipynb and 11_which_one.ipynb.
 """
 
+import warnings
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -21,8 +22,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mpdemo.plan.counting import CountMessages, LiveMemory, size
-from mpdemo.plan.memory import DeviceMemory, Subject
 from mpdemo.plan.meter import built
+from mpdemo.plan.subject import DeviceMemory, Subject
 from mpdemo.rules import CUT_RUNGS
 from mpdemo.run import Run
 from mpdemo.schedules import usual_stages_per_rank
@@ -54,7 +55,8 @@ class DryRun(Run):
         shares = self.s.devices if self.s.rung == "fsdp" else self.s.replicas or 1
         with self.fake:
             model, self.sample = built(self.subject, self.s.batch_size // shares // self.s.microbatches)
-        model.input_shape = self.sample.shape[1:]
+        model.input_shape, model.input_type = self.sample.shape[1:], self.sample.dtype
+        model.blocks()[-1].register_forward_hook(flat)
         return self.prepared(model)
 
     def optimizer(self, parameters):
@@ -111,6 +113,11 @@ class Update:
             del temporary
 
 
+def flat(block, inputs, outputs):
+    """Turn outputs of any shape into rows, from which a loss can be computed."""
+    return outputs if outputs.dim() == 2 else outputs.reshape(len(outputs), -1)
+
+
 def local(parameter):
     """Return this rank's part of a parameter."""
     return parameter.to_local() if hasattr(parameter, "to_local") else parameter
@@ -140,7 +147,7 @@ def step(subject, settings, rank=0, states=0, keep_gradients=False) -> Counted:
     run, to = DryRun(subject, settings, rank, states, keep_gradients), nn.Module.to
     nn.Module.to = moved
     try:
-        with run.memory:
+        with run.memory, warnings.catch_warnings(action="ignore"):
             import_module(f"mpdemo.rungs.{settings.rung}").train(run)
         return run.counted()
     finally:

@@ -132,11 +132,11 @@ def _cut_at(case, ranks, candidate, replicas, sharded):
     """Dry-run the fullest device of a cut."""
     count, peaks = candidate.microbatches, candidate.peaks
     whole = replace(case, batch=case.batch * (replicas or 1))
-    options = {"cut": ",".join(map(str, candidate.points)), "schedule": candidate.schedule, "microbatches": count}
+    names = ",".join(case.blocks()[point - 1].name for point in candidate.points)
+    options = {"cut": names, "schedule": candidate.schedule, "microbatches": count}
     options |= {"replicas": replicas, "sharded": sharded} if replicas else {}
     rung = "hybrid" if replicas else "pipeline" if count > 1 else "model_parallel"
     memory, sent = counted(whole, rung, rank=peaks.index(max(peaks)), devices=ranks, **options)
-    names = ",".join(case.blocks()[point - 1].name for point in candidate.points)
     settings = {"processes": ranks * (replicas or 1), "cut": names} | ({"microbatches": count} if count > 1 else {})
     settings |= {"replicas": replicas} if replicas else {}
     return Fit(settings | ({"sharded": True} if sharded else {}), memory, candidate.step_time, sent)

@@ -12,7 +12,7 @@ import numpy as np
 
 from mpdemo.errors import UserError
 from mpdemo.plan.cost import BlockCost
-from mpdemo.plan.memory import Subject
+from mpdemo.plan.subject import Subject
 
 SIZES = 2, 8  # microbatch sizes of the two runs
 ROOFS = {  # floating point operations and bytes per second (data sheets, float32), seconds to launch a kernel

@@ -6,68 +6,12 @@ and the CUDA context, which no PyTorch counter shows. `RESERVE` covers both.
 Taught in notebooks/04_model_parallel.ipynb.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import NamedTuple
-
 from mpdemo.errors import UserError
+from mpdemo.plan.subject import MIB, RESERVE, STATES, DeviceMemory, Subject, settled
 from mpdemo.schedules import usual_stages_per_rank
-from mpdemo.settings import RUNG_FORMS, Settings
 
-MIB = 2**20
-RESERVE = 768 * MIB  # of a GPU's memory, kept for the CUDA context (about 500 MiB) and for workspaces
-STATES = {"sgd": 0, "momentum": 1, "adamw": 2}  # optimizer state, in values per parameter
+__all__ = ["FORMS", "MIB", "RESERVE", "STATES", "DeviceMemory", "Subject", "estimate", "settled"]
 FORMS = "per-device", "one-process"
-
-
-class Subject(NamedTuple):
-    """What is trained: one of ``mpdemo.settings.MODELS``, or a function that returns `mpdemo.models.Blocks`."""
-
-    model: str | Callable
-    image_size: int = 224
-    classes: int = 1000
-    channels: int = 3
-    norm: str = "batch"
-
-
-@dataclass(frozen=True)
-class DeviceMemory:
-    """Peak memory of one device in a training step, in bytes.
-
-    `activations` is all of the peak that is not weights, gradients or optimizer state: saved activations, the batch,
-    and temporary tensors of the backward pass.
-    """
-
-    device: int
-    weights: int
-    gradients: int
-    optimizer: int
-    activations: int
-
-    @property
-    def peak(self):
-        """Bytes of all four together."""
-        return self.weights + self.gradients + self.optimizer + self.activations
-
-
-def settled(subject, rung, batch, devices=1, replicas=None, **more) -> Settings:
-    """Return the settings of a training of any model, as `mpdemo.settings.checked` would return them.
-
-    `devices` are those of a replica where there are `replicas`. A model that the settings do not know is called toy.
-    """
-    model = subject.model if isinstance(subject.model, str) else "toy"
-    form = more.pop("form", RUNG_FORMS[rung][0])
-    s = Settings(rung=rung, model=model, batch_size=batch, image_size=subject.image_size or None, **more)
-    return replace(
-        s,
-        form=form,
-        devices=devices,
-        replicas=replicas,
-        processes=1 if form == "one-process" else devices * (replicas or 1),
-        microbatches=s.microbatches or 1,
-        epochs=1,
-        lr=1.0,
-    )
 
 
 def estimate(
@@ -120,7 +64,7 @@ def estimate(
     for what, value, allowed in (("optimizer", optimizer, STATES), ("form", form, FORMS)):
         if value not in allowed:
             raise UserError(f"unknown {what} {value!r}; allowed: {', '.join(allowed)}")
-    from mpdemo.plan import dry_run
+    from mpdemo.plan import dry_run  # loads PyTorch
 
     subject = Subject(model, image_size, classes, channels, norm)
     devices = (len(points) + 1) // (usual_stages_per_rank(schedule) if form == "per-device" else 1)
