@@ -112,7 +112,7 @@ class Between:
             self.bar.set_postfix(loss=f"{rows[-1][0]:.4f}", refresh=False)
 
     def agree_on_buffers(self):
-        """Give every replica the first one's buffers (batch norm's statistics), before they are used or saved."""
+        """Give every replica the first one's buffers (batch norm's), before they are used or saved."""
         for buffer in self.held.buffers() if self.replicas > 1 else ():
             dist.broadcast(buffer, group=self.group, group_src=0)
 
@@ -178,7 +178,8 @@ class Between:
             outputs, labels = self.evaluate(self.to_device(images)), self.to_device(labels)
             if outputs is not None and self.counts:
                 labels = labels.to(outputs.device)
-                loss, correct = cross_entropy(outputs, labels) * len(labels), (outputs.argmax(1) == labels).sum()
+                correct = (outputs.argmax(1) == labels).sum()
+                loss = cross_entropy(outputs, labels) * len(labels)
                 count = torch.full_like(correct, len(labels))
                 sums += torch.stack([loss.double(), correct.double(), count.double()]).to(sums.device)
             if self.stop_signal.seen():  # a validation may take longer than is left

@@ -2,8 +2,8 @@
 
     python -m mpdemo.rungs.data_parallel --model convnet --devices 2
 
-With GPUs this is ``nn.DataParallel`` itself. It needs CUDA, so on CPU cores the same moves are made by hand; PyTorch's
-operators release the GIL, so two threads compute at the same time. Taught in notebooks/02_data_parallel.ipynb.
+With GPUs this is ``nn.DataParallel`` itself. It needs CUDA, so on CPU cores the same moves are made by hand. Taught in
+notebooks/02_data_parallel.ipynb.
 """
 
 import copy
@@ -21,8 +21,8 @@ class ThreadedDataParallel(nn.Module):
 
     def __init__(self, model, devices):
         super().__init__()
-        self.copies = [model, *(copy.deepcopy(model) for _ in devices[1:])]  # the gradients end up in the first
-        self.threads = ThreadPoolExecutor(len(devices), initializer=torch.set_num_threads, initargs=(1,))
+        self.copies = [model, *(copy.deepcopy(model) for _ in devices[1:])]  # gradients go to the first
+        self.threads = ThreadPoolExecutor(len(devices), None, torch.set_num_threads, (1,))
 
     def forward(self, images):
         return ScatterApplyGather.apply(self, images, *self.copies[0].parameters())

@@ -13,16 +13,17 @@ from mpdemo.run import Run
 
 def train(run):
     model = run.model().to(run.device)
-    ddp = DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=run.s.microbatches == 1)
+    static = run.s.microbatches == 1
+    ddp = DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=static)
     optimizer = run.optimizer(model.parameters())
     for images, labels in run.batches(model, optimizer, run.world, run.rank):
         optimizer.zero_grad()
         parts = run.split(images, labels)  # one part, unless --microbatches asks for more
         for part, target in parts:
-            ddp.require_backward_grad_sync = part is parts[-1][0]  # as `with ddp.no_sync()` for all but the last part
+            ddp.require_backward_grad_sync = part is parts[-1][0]  # no_sync() but for the last part
             outputs = ddp(part)
             loss = cross_entropy(outputs, target) / len(parts)  # the parts' losses add up to the mean
-            loss.backward()  # adds to parameter.grad, and averages it over all processes while it computes
+            loss.backward()  # adds to parameter.grad, and averages it over all processes
             run.log(loss, outputs, target)
         optimizer.step()
 

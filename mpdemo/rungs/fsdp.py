@@ -23,10 +23,10 @@ def train(run):
         optimizer.zero_grad()
         parts = run.split(images, labels)  # one part, unless --microbatches asks for more
         for part, target in parts:
-            model.set_requires_gradient_sync(part is parts[-1][0])  # one reduce-scatter, after the last part
+            model.set_requires_gradient_sync(part is parts[-1][0])  # after the last part
             outputs = model(part)  # gathers one block's weights after the other
             loss = cross_entropy(outputs, target) / len(parts)  # the parts' losses add up to the mean
-            loss.backward()  # gathers again, and reduce-scatters the gradients while it computes
+            loss.backward()  # gathers again, and reduce-scatters the gradients
             run.log(loss, outputs, target)
         optimizer.step()
 

@@ -17,7 +17,7 @@ from mpdemo.run import Run
 
 
 def average(parameters, group):
-    """Replace each gradient by its mean over a group; all travel in one message, small ones would wait many times."""
+    """Replace each gradient by its mean over a group; all of them travel in one message."""
     gradients = [parameter.grad for parameter in parameters]
     message = torch.cat([gradient.flatten() for gradient in gradients])
     dist.all_reduce(message, group=group)
@@ -33,14 +33,17 @@ def train(run):
     part = run.part(mesh.get_group("pp"))  # a pipeline over the processes of this replica
     for module in part.shardable() if run.s.sharded else []:  # every block, then every stage
         fully_shard(module, mesh=mesh["dp"], mp_policy=run.policy())
-    schedule = get_schedule_class(run.s.schedule)(part.pipeline_stages(), run.s.microbatches, loss_fn=cross_entropy)
+    make = get_schedule_class(run.s.schedule)
+    schedule = make(part.pipeline_stages(), run.s.microbatches, loss_fn=cross_entropy)
     optimizer = run.optimizer(part.model.parameters())
     grid = {"replicas": run.s.replicas, "replica": replica, "group": same_stage}
-    for images, labels in run.batches(part.model, optimizer, evaluate=part.forward, images=part.first, **grid):
+    grid |= {"evaluate": part.forward, "images": part.first}
+    for images, labels in run.batches(part.model, optimizer, **grid):
         optimizer.zero_grad()
         losses = []
-        inputs, target = (images,) if part.first else (), {"target": labels, "losses": losses} if part.last else {}
-        outputs = schedule.step(*inputs, **target)  # all forward and backward passes, in the schedule's order
+        inputs = (images,) if part.first else ()
+        targets = {"target": labels, "losses": losses} if part.last else {}
+        outputs = schedule.step(*inputs, **targets)  # all forward and backward passes, in order
         if not run.s.sharded:  # FSDP averages what it divides
             average(part.model.parameters(), same_stage)
         if part.last:

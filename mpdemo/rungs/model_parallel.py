@@ -46,7 +46,7 @@ def one_process(run):
     for images, labels in run.batches(model, optimizer, evaluate=forward):
         optimizer.zero_grad()
         outputs = forward(images)
-        loss = cross_entropy(outputs, labels.to(outputs.device))  # the loss is computed where the outputs are
+        loss = cross_entropy(outputs, labels.to(outputs.device))  # where the outputs are
         loss.backward()  # adds to parameter.grad, on one device after the other
         run.log(loss, outputs, labels)
         optimizer.step()

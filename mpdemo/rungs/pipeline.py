@@ -16,13 +16,15 @@ from mpdemo.run import Run
 
 def per_device(run):
     part = run.part()  # this process's layers, and the shapes in between
-    schedule = get_schedule_class(run.s.schedule)(part.pipeline_stages(), run.s.microbatches, loss_fn=cross_entropy)
+    make = get_schedule_class(run.s.schedule)
+    schedule = make(part.pipeline_stages(), run.s.microbatches, loss_fn=cross_entropy)
     optimizer = run.optimizer(part.model.parameters())
     for images, labels in run.batches(part.model, optimizer, evaluate=part.forward, images=part.first):
         optimizer.zero_grad()
         losses = []
-        inputs, target = (images,) if part.first else (), {"target": labels, "losses": losses} if part.last else {}
-        outputs = schedule.step(*inputs, **target)  # all forward and backward passes, in the schedule's order
+        inputs = (images,) if part.first else ()
+        targets = {"target": labels, "losses": losses} if part.last else {}
+        outputs = schedule.step(*inputs, **targets)  # all forward and backward passes, in order
         if part.last:
             run.log(torch.stack(losses).mean(), outputs, labels)
         optimizer.step()
@@ -43,7 +45,7 @@ def one_process(run):
     optimizer = run.optimizer(model.parameters())
     for images, labels in run.batches(model, optimizer, evaluate=forward):
         optimizer.zero_grad()
-        outputs = forward(images)  # GPU kernels return at once, so the devices overlap; CPU cores wait for each other
+        outputs = forward(images)  # GPU kernels return at once, so the devices overlap; CPUs wait
         loss = cross_entropy(outputs, labels.to(outputs.device))
         loss.backward()  # adds to parameter.grad
         run.log(loss, outputs, labels)

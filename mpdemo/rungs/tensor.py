@@ -14,16 +14,16 @@ from torch.nn.functional import cross_entropy
 
 from mpdemo.run import Run
 
-WHOLE, TOKENS = Replicate(), Shard(1)  # how activations (B, T, D) lie: the same everywhere, or some tokens each
-LAYERS = {f"block.*.attention.{name}": tp.ColwiseParallel() for name in ("query", "key", "value")}
-LAYERS |= {"block.*.attention.out": tp.RowwiseParallel(), "block.*.mlp.down": tp.RowwiseParallel()}
-LAYERS |= {"block.*.mlp.up": tp.ColwiseParallel()}
-GATHER = {"input_layouts": TOKENS, "desired_input_layouts": WHOLE}
-SPLIT_TOKENS = {  # between these layers each process has some of the tokens: sequence parallelism
+WHOLE, TOKENS = Replicate(), Shard(1)  # activations (B, T, D): the same everywhere, or some tokens each
+COLUMNS, ROWS = tp.ColwiseParallel(), tp.RowwiseParallel()
+LAYERS = {f"block.*.attention.{name}": COLUMNS for name in ("query", "key", "value")}
+LAYERS |= {"block.*.mlp.up": COLUMNS, "block.*.attention.out": ROWS, "block.*.mlp.down": ROWS}
+GATHER, SOME = {"input_layouts": TOKENS, "desired_input_layouts": WHOLE}, {"output_layouts": TOKENS}
+TOKENS_TOO = {  # between these layers each process has some of the tokens: sequence parallelism
     "embed": tp.PrepareModuleOutput(output_layouts=WHOLE, desired_output_layouts=TOKENS),
     **{f"block.*.{name}": tp.SequenceParallel() for name in ("norm1", "norm2")},
     **{f"block.*.{name}": tp.PrepareModuleInput(**GATHER) for name in ("attention", "mlp")},
-    **{f"block.*.{name}": tp.RowwiseParallel(output_layouts=TOKENS) for name in ("attention.out", "mlp.down")},
+    **{f"block.*.{name}": tp.RowwiseParallel(**SOME) for name in ("attention.out", "mlp.down")},
     "head": tp.PrepareModuleInput(**GATHER, use_local_output=True),
 }
 
@@ -31,10 +31,11 @@ SPLIT_TOKENS = {  # between these layers each process has some of the tokens: se
 def train(run):
     model, replicas = run.model().to(run.device), run.s.replicas or 1
     mesh = init_device_mesh(run.device.type, (replicas, run.s.devices), mesh_dim_names=("dp", "tp"))
-    tp.parallelize_module(model, mesh["tp"], LAYERS | (SPLIT_TOKENS if run.s.sequence_parallel else {}))
-    for module in [*model.blocks(), model] if replicas > 1 else []:  # divided once more, over the replicas
+    tp.parallelize_module(model, mesh["tp"], LAYERS | (TOKENS_TOO if run.s.sequence_parallel else {}))
+    for module in [*model.blocks(), model] if replicas > 1 else []:  # divided once more
         fully_shard(module, mesh=mesh["dp"], mp_policy=run.policy())
-    first, grid = mesh.get_local_rank("tp") == 0, {"replica": mesh.get_local_rank("dp"), "group": mesh.get_group("dp")}
+    first = mesh.get_local_rank("tp") == 0
+    grid = {"replica": mesh.get_local_rank("dp"), "group": mesh.get_group("dp")}
     optimizer = run.optimizer(model.parameters())
     for images, labels in run.batches(model, optimizer, replicas, **grid, output=first):
         optimizer.zero_grad()
