@@ -24,14 +24,15 @@ BATCH, STEPS = 64, 12  # images over all processes together
 
 
 class OnTwoDevices(nn.Module):
-    """The course model: the first four of its eight blocks on the first device, the rest on the second."""
+    """The course model: four of its eight blocks on the first device, the rest on the second."""
 
     def __init__(self, first, second):
         super().__init__()
         model = models.build("transformer")
         half = model.names.index("block.3") + 1
         self.devices = first, second
-        self.first, self.second = model.stage(0, half).to(first), model.stage(half, len(model)).to(second)
+        self.first = model.stage(0, half).to(first)
+        self.second = model.stage(half, len(model)).to(second)
 
     def forward(self, images):
         x = self.first(images.to(self.devices[0]))
@@ -48,7 +49,7 @@ def two_devices():
 def train(world, steps) -> list[float]:
     """Train; return the loss of every step, over all processes."""
     devices, losses = two_devices(), []
-    ddp = DistributedDataParallel(OnTwoDevices(*devices))  # device_ids=None: the module places its own inputs
+    ddp = DistributedDataParallel(OnTwoDevices(*devices))  # the module places its own inputs
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-3)
     loaders = data.Loaders(data.load("digits"), BATCH, world.world_size, world.rank)
     for _, (images, labels) in zip(range(steps), loaders.train, strict=False):
