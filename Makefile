@@ -30,8 +30,8 @@ lint: $(STAMP)        ## style, form, import directions and the notebooks' house
 lab: $(STAMP)         ## open the notebooks in JupyterLab
 	$(BIN)/python -m jupyterlab --notebook-dir=. notebooks/00_start_here.ipynb
 
-bench: $(STAMP)       ## measure the speed figures of the README (about 35 minutes, on an otherwise idle machine)
-	$(BIN)/python -m mpdemo bench --readme README.md
+bench: $(STAMP)       ## measure the speed figures, each beside its limit (on an otherwise idle machine)
+	$(BIN)/python -m mpdemo bench
 
 soak: $(STAMP)        ## kill, cancel and requeue trainings at random for MINUTES (30); nothing may be lost
 	$(BIN)/python -m pytest -m soak

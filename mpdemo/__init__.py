@@ -1,7 +1,7 @@
 """mpdemo: one PyTorch training, taken from one device to many.
 
 The notebooks import everything they run from here. Each rung of the ladder is a file of
-``mpdemo/parallel``, all of one shape: read two side by side and the difference is the lesson.
+``mpdemo/rungs``, a script of plain PyTorch: read two side by side and the difference is the lesson.
 This module imports nothing, so that a front end without much memory can use ``mpdemo.jobs``,
 ``mpdemo.notebook.show``, ``mpdemo.notebook.plots`` and ``mpdemo.plan`` without loading PyTorch.
 """

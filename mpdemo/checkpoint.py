@@ -90,8 +90,11 @@ def save(folder, model, optimizer, state):
 def tensors_of(model, optimizer) -> dict:
     """Return what this process has of the weights and of the optimizer's state, by name; those sharded as DTensors."""
     weights, states = get_state_dict(model, optimizer, options=FLAT)
-    weights = {f"model.{name}": weight.detach() for name, weight in weights.items()}
-    return weights | {f"optimizer.{name}": value for name, value in states.items() if isinstance(value, torch.Tensor)}
+    found = {f"model.{name}": weight.detach() for name, weight in weights.items()}
+    for name, value in states.items():
+        if isinstance(value, torch.Tensor):
+            found[f"optimizer.{name}"] = value
+    return found
 
 
 def finish(path, state):

@@ -15,7 +15,7 @@ Every rung on one machine (``--processes`` starts torchrun for you)::
     python -m mpdemo train --rung tensor         --model transformer --processes 2 --sequence-parallel
     python -m mpdemo train --rung tensor         --model transformer --processes 4 --replicas 2
 
-A rung is a script, mpdemo/rungs/NAME.py. The same by hand, and on several nodes of a cluster::
+A rung is a script in mpdemo/rungs. The same by hand, and on several nodes of a cluster::
 
     torchrun --standalone --nproc-per-node 2 -m mpdemo.rungs.ddp --model convnet
     srun --ntasks-per-node 4 python -m mpdemo train --rung ddp --model resnet50   # MASTER_ADDR, MASTER_PORT exported
