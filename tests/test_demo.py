@@ -35,7 +35,7 @@ KEYS = {
 def finished(tmp_path_factory, run_once):
     """One short demo: its folder and its output."""
     out = tmp_path_factory.mktemp("demo")
-    done = run_once("-m", "mpdemo", "demo", "--all", "--steps", "2", "--rounds", "3", "--out", str(out))
+    done = run_once("-m", "mpdemo", "demo", "--all", "--steps", "5", "--out", str(out))
     return out, done
 
 
@@ -56,13 +56,25 @@ def test_the_report_has_a_row_for_each_rung_and_form(finished):
         assert row["max_relative_gradient_error"] < demo.GRADIENTS_EQUAL
 
 
-def test_every_rung_ran_by_the_command_that_is_printed(finished):
+def test_every_row_is_the_training_of_a_command_that_is_printed(finished, run_once):
     printed = [line for line in finished[1].stdout.splitlines() if line.startswith("python -m mpdemo train")]
     assert [line.split()[5] for line in printed] == [rung for rung, _, _ in ROWS]
     pipelines = [line for line in printed if "--rung pipeline" in line]
-    assert [("--schedule interleaved-1f1b" in line, line.count("block.")) for line in pipelines] == [
-        (False, 1), (True, 3)
-    ]  # fmt: skip
+    assert ["--cut block.1,block.3,block.5" in line for line in pipelines] == [False, True]
+    assert run_once(*printed[0].split()[1:]).returncode == 0
+    summary = json.loads((finished[0] / "single-one-process" / "summary.json").read_text())
+    row = json.loads((finished[0] / "report.json").read_text())["rungs"][0]
+    assert (summary["validation_loss"], summary["validation_accuracy"]) == pytest.approx((row["loss"], row["accuracy"]))
+
+
+def test_no_speed_up_in_the_table_exceeds_its_limit():
+    row = {"rung": "ddp", "form": "per-device", "loss": 1.0, "accuracy": 0.5, "images_per_second": 100.0}
+    row |= {"max_relative_gradient_error": 1e-6, "speedup_quartiles": [1.9, 2.1], "bound": 2.0}
+    far = row | {"speedup": 1.6, "fraction_of_bound": 0.8, "at_bound": False}
+    at = row | {"speedup": 2.05, "fraction_of_bound": 1.025, "at_bound": True}
+    _, first, second = demo.table([far, at]).splitlines()
+    assert first.split()[-4:] == ["1.60", "2.00", "80%", "1.0e-06"]
+    assert "2.05" not in second and "1.90-2.10  the same, within the noise" in second
 
 
 def test_what_a_row_cannot_do_is_refused_before_anything_is_trained(run_mpdemo, tmp_path):

@@ -165,7 +165,7 @@ def test_a_refusal_of_slurm_is_found_and_explained_at_once(known):
 @pytest.mark.parametrize("numbers", [{"microbatches": 1, "batch": 8}, {"microbatches": 3, "batch": 8}], ids=str)
 def test_refusals_of_the_package_are_known(numbers):
     with pytest.raises(UserError) as refusal:
-        check_schedule("1f1b", ranks=2, **numbers)
+        check_schedule("1F1B", ranks=2, **numbers)
     (finding,) = explain.find(f"mpdemo: error: {refusal.value}")
     assert finding.known.notebook in ("05_pipeline", "10_when_it_breaks")
 

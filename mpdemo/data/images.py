@@ -36,14 +36,16 @@ def read(path, size, box_of) -> torch.Tensor:
         with Image.open(io.BytesIO(Path(path).read_bytes())) as image:
             left, top, width, height = box_of(image)
             whole = image.width
-            # JPEG alone can do this: decode at a reduced size that still has `size` pixels per side of the box
+            # JPEG alone can decode at a reduced size that still has `size` pixels per side of the box
             image.draft("RGB", [math.ceil(side * size / min(width, height)) for side in image.size])
             share = image.width / whole
             box = [round(edge * share) for edge in (left, top, left + width, top + height)]
             part = np.array(image.crop(box).convert("RGB"))
     except UNREADABLE as error:
-        raise UserError(f"image file {path} cannot be read: {_why(error)}; replace it or remove it") from None
-    pixels = torch.from_numpy(part).permute(2, 0, 1)[None]  # (1, 3, H, W), the three channels of a pixel side by side
+        why = f"image file {path} cannot be read: {_why(error)}; replace it or remove it"
+        raise UserError(why) from None
+    # (1, 3, H, W), the three channels of a pixel side by side
+    pixels = torch.from_numpy(part).permute(2, 0, 1)[None]
     return interpolate(pixels, (size, size), mode="bilinear", antialias=True)[0].permute(1, 2, 0)
 
 

@@ -14,7 +14,7 @@ UNIT = "forward passes"  # of one microbatch through one rank's part of the mode
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
-def explore(ranks=4, microbatches=8, stages_per_rank=2, schedule="1f1b", ratio=2.0, *, live=None):
+def explore(ranks=4, microbatches=8, stages_per_rank=2, schedule="1F1B", ratio=2.0, *, live=None):
     """Show the timeline of a pipeline, with sliders for everything that shapes it where there is a front end.
 
     The unit of time is the forward pass of one microbatch on one rank, however many stages that rank's part of the

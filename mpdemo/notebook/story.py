@@ -21,7 +21,7 @@ RECIPE = {
     "warmup_steps": 10,
     "lr_schedule": "cosine",
 }
-PIPELINE = {"schedule": "interleaved-1f1b", "microbatches": 4}  # the fastest here on two devices, with two stages each
+PIPELINE = {"schedule": "Interleaved1F1B", "microbatches": 4}  # the fastest here on two devices, with two stages each
 
 
 def story(rung, **changes) -> dict:

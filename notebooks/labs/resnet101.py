@@ -32,14 +32,14 @@ def predictions() -> dict:
         gpu_memory="16GiB",
         cost="v100",
         microbatches=MICROBATCHES,
-        schedule="1f1b",
+        schedule="1F1B",
     )
     costs = [cost.both for cost in chosen.job.costs[BATCH // MICROBATCHES]]
     one_device = report.planner.one_device_step_time(chosen.job)
     cuts = {}
     for cut, candidate in (("usual", chosen.usual()), ("planned", chosen.best)):
         (point,) = candidate.points
-        peaks = {count: {name: peak_memory(point, name, count) for name in ("gpipe", "1f1b")} for count in COMPARED}
+        peaks = {count: {name: peak_memory(point, name, count) for name in ("GPipe", "1F1B")} for count in COMPARED}
         share = sum(costs[:point]) / sum(costs)
         cuts[cut] = {
             "point": point,

@@ -1,7 +1,7 @@
 """Two stages of a model, each with the same limit of memory: with an uneven cut the second one does not fit.
 
-    torchrun --nproc-per-node=2 mpdemo/labs/failures/memory.py 8     # 8 of 40 blocks on rank 0: rank 1 fails
-    torchrun --nproc-per-node=2 mpdemo/labs/failures/memory.py 20
+    torchrun --nproc-per-node=2 notebooks/labs/failures/memory.py 8     # 8 of 40 blocks on rank 0: rank 1 fails
+    torchrun --nproc-per-node=2 notebooks/labs/failures/memory.py 20
 
 The operating system's limit on a process's memory stands for that of a GPU. Taught in
 notebooks/10_when_it_breaks.ipynb.
