@@ -101,4 +101,4 @@ def quartiles(values) -> list[float]:
 def rest():
     """Wait for all ranks, over gloo: in NCCL's barrier a waiting rank would keep its GPU busy."""
     if dist.is_initialized():
-        dist.all_reduce(torch.zeros(1))
+        dist.all_reduce(torch.zeros(1, device="cpu"))

@@ -46,10 +46,9 @@ def test_a_script_belongs_to_a_notebook_and_is_sound(script):
 @pytest.fixture
 def clone(tmp_path):
     """A project as it is cloned, with its Python installed and not activated."""
-    for folder in ("mpdemo", "slurm"):
+    for folder in ("mpdemo", "slurm", "notebooks/labs"):
         shutil.copytree(paths.root() / folder, tmp_path / "clone" / folder)
-    for folder in ("notebooks", ".venv/bin"):
-        (tmp_path / "clone" / folder).mkdir(parents=True)
+    (tmp_path / "clone/.venv/bin").mkdir(parents=True)
     python = tmp_path / "clone/.venv/bin/python"
     python.write_text(PYTHON)
     python.chmod(0o755)

@@ -11,8 +11,8 @@ from worlds import run_worlds
 from mpdemo.jobs import JobSpec, submit
 from mpdemo.labs.horovod_calls import BATCH
 from mpdemo.labs.hybrid import sent_bytes
-from mpdemo.notebook.tables import scalars
 from mpdemo.notebook.story import story
+from mpdemo.notebook.tables import scalars
 from mpdemo.paths import root
 from mpdemo.settings import Settings
 

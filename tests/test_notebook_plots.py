@@ -77,7 +77,7 @@ def test_the_background_is_opaque_and_the_ink_has_contrast():
 
 
 def test_both_timelines_share_one_table_of_colours_and_names():
-    simulation = simulate("zbv", [1] * 4, [2] * 4, 4, 2)
+    simulation = simulate("ZBVZeroBubble", [1] * 4, [2] * 4, 4, 2)
     figure = plots.timeline(ideal=simulation).figure
     legend = {text.get_text() for text in figure.legends[0].get_texts()}
     painted = {to_hex(colour) for boxes in figure.axes[0].collections for colour in boxes.get_facecolor()}
@@ -111,7 +111,7 @@ def test_texts_hold_no_measured_number_and_a_picture_can_be_saved(tmp_path):
     assert (tmp_path / "ladder.png").read_bytes()[1:4] == b"PNG"
 
 
-@pytest.mark.parametrize("schedule", [name for name in SCHEDULES if name != "naive"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
 def test_the_most_that_a_rank_holds_is_that_of_the_simulation(schedule):
     per_rank = SCHEDULES[schedule].stages_per_rank
     simulation = simulate(schedule, [1] * 4 * per_rank, [2] * 4 * per_rank, 8, 4)
@@ -124,7 +124,7 @@ def test_the_most_that_a_rank_holds_is_that_of_the_simulation(schedule):
 
 
 def test_the_picture_has_the_memory_under_each_timeline_and_names_the_most():
-    simulations = {"GPipe": simulate("gpipe", [1] * 4, [2] * 4, 8, 4), "1F1B": simulate("1f1b", [1] * 4, [2] * 4, 8, 4)}
+    simulations = {"GPipe": simulate("GPipe", [1] * 4, [2] * 4, 8, 4), "1F1B": simulate("1F1B", [1] * 4, [2] * 4, 8, 4)}
     both = plots.timelines(simulations)
     assert repr(both) == (
         "timelines of GPipe (a rank holds at most 8 microbatches), 1F1B (a rank holds at most 4 microbatches)"
@@ -141,7 +141,7 @@ def test_the_sliders_begin_with_a_picture_and_a_reproducible_line():
     shown = explorer.explore(live=False)
     assert set(shown.data) == {"text/plain", "image/png"}
     assert repr(shown) == (
-        "1f1b: step 33 forward passes, idle 27.3%, closed form 27.3%, 2.91 times one device, "
+        "1F1B: step 33 forward passes, idle 27.3%, closed form 27.3%, 2.91 times one device, "
         "at most 4 microbatches' activations on a rank"
     )
 
@@ -152,7 +152,7 @@ def test_moving_a_slider_redraws(capsys):
     schedule, _, microbatches, *_ = shown.box.children
     microbatches.value = 64
     assert "idle 4.5%" in capsys.readouterr().out
-    schedule.value = "interleaved-1f1b"
+    schedule.value = "Interleaved1F1B"
     assert "idle 2.3%" in capsys.readouterr().out
 
 

@@ -57,8 +57,7 @@ def drawn(schedule, ranks, microbatches, stages_per_rank, ratio):
 def pipeline(ranks, microbatches, stages_per_rank, schedule, ratio):
     """Return the simulation of one setting of the sliders; a `UserError` where the schedule cannot run with it."""
     usual = usual_stages_per_rank(schedule)
-    stages_per_rank = max(2, stages_per_rank) if schedule.startswith("interleaved") else usual
-    microbatches = 1 if schedule == "naive" else microbatches
+    stages_per_rank = max(2, stages_per_rank) if schedule.startswith("Interleaved") else usual
     forward = [1 / stages_per_rank] * ranks * stages_per_rank
     return simulate(schedule, forward, [ratio * time for time in forward], microbatches, ranks, weight=0.5)
 
