@@ -80,7 +80,8 @@ def test_both_timelines_share_one_table_of_colours_and_names():
     simulation = simulate("ZBVZeroBubble", [1] * 4, [2] * 4, 4, 2)
     figure = plots.timeline(ideal=simulation).figure
     legend = {text.get_text() for text in figure.legends[0].get_texts()}
-    painted = {to_hex(colour) for boxes in figure.axes[0].collections for colour in boxes.get_facecolor()}
+    drawn = [boxes for boxes in figure.axes[0].collections if boxes.get_paths()]
+    painted = {to_hex(colour) for boxes in drawn for colour in boxes.get_facecolor()}
     for name, colour in (OPERATIONS[kind] for kind in "FIW"):
         assert name in legend
         for shade in (colour, paler(colour)):  # of a rank's first stage, and of its second one

@@ -29,9 +29,8 @@ MOST_OUTLINED = 150  # operations per rank; the outlines of more hide their colo
 HELD = 0.95  # inches: the curves of memory under a timeline
 
 
-TimeScale = namedtuple(
-    "TimeScale", "longest factor unit"
-)  # longest in the unit of the rows, factor to that of the axis
+# longest: of all steps, in the unit of their rows; factor: from that unit to the axis's
+TimeScale = namedtuple("TimeScale", "longest factor unit")
 
 
 def timeline(measured=None, ideal=None, *, unit="s"):
