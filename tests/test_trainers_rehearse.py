@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from worker_jobs import until
@@ -178,39 +177,3 @@ def test_render_names_what_a_site_cannot_run(run_mpdemo, tmp_path):
     done = run_mpdemo("render", "--site", str(tmp_path / "tiny.toml"), "--out", str(tmp_path / "files"))
     assert done.returncode == 1
     assert "time 00:10:00 is over the limit here, 00:05:00; do: --time=00:05:00 or less" in done.stdout
-
-
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory):
-    """A plain installation, ``pip install``, made without a network, and an empty folder to work in."""
-    pytest.importorskip("setuptools", reason="the build backend; enable with: pip install setuptools")
-    from project import fresh_copy
-
-    folder = tmp_path_factory.mktemp("installed")
-    copy = fresh_copy(folder / "copy")
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    wheel = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", str(folder), str(copy)]
-    subprocess.run(wheel, check=True, timeout=300)
-    target = ["--no-deps", "--no-index", "--target", str(folder / "site"), *map(str, folder.glob("*.whl"))]
-    subprocess.run([*pip, "install", *target], check=True, timeout=300)
-    shutil.rmtree(copy)
-    (folder / "empty").mkdir()
-    return folder
-
-
-def test_an_installation_finds_the_site_files_from_an_empty_folder(installed):
-    env = {
-        name: value for name, value in os.environ.items() if name not in ("MPDEMO_ROOT", "MPDEMO_SITE", "SLURM_CONF")
-    }
-    env |= {"PYTHONPATH": str(installed / "site"), "PATH": "/nowhere"}
-    run = {"cwd": installed / "empty", "env": env, "capture_output": True, "text": True, "timeout": 300}
-    code = "import mpdemo.jobs.site as s, mpdemo.paths as p; print(s.__file__, p.root(), *s.site_names(), sep='\\n')"
-    file, root, *names = subprocess.run([sys.executable, "-c", code], **run).stdout.splitlines()
-    assert Path(file).is_relative_to(installed / "site") and Path(root) == installed / "empty"
-    assert names == sorted(file.stem for file in (JOB_FILES / "sites").glob("*.toml"))
-    done = subprocess.run(
-        [sys.executable, "-m", "mpdemo", "env", "--site", "leonardo"], **run | {"env": env | {"COURSE_ACCOUNT": "a"}}
-    )
-    assert "[OK]   site leonardo: 4 GPUs and 32 cores per node" in done.stdout, done.stderr
-    done = subprocess.run([sys.executable, "-m", "mpdemo", "render", "--site", "jeanzay"], **run)
-    assert len(list((installed / "empty/slurm/jeanzay").glob("*.sbatch"))) == len(list(JOB_FILES.glob("*.sbatch")))

@@ -1,0 +1,89 @@
+"""The wheel that a class installs: all that the notebooks need is in it, and it works from a folder without a checkout."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from project import fresh_copy
+
+from mpdemo.paths import root
+
+SLURM = root() / "slurm"
+LAB = """
+from mpdemo.jobs import JobSpec, submit
+job = submit(JobSpec("hello", ("-m", "mpdemo.labs.hello"), "runs/hello", processes_per_node=2, gpus_per_process=0))
+print(job.wait(120), job.log())
+"""
+CHECKS = """
+from pathlib import Path
+from mpdemo.notebook.check import check
+check("00.2", (1, 2))
+check("00.2", (2, 1))
+Path("work").mkdir()
+Path("work/00_3.py").write_text({program!r})
+check("00.3")
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """Install the wheel without a network; return a function that runs Python in a folder with notebooks alone."""
+    pytest.importorskip("hatchling", reason="the build backend; enable with: pip install hatchling")
+    folder = tmp_path_factory.mktemp("installed")
+    copy, here = fresh_copy(folder / "copy"), folder / "class"
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    wheel = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", str(folder), str(copy)]
+    subprocess.run(wheel, check=True, timeout=300)
+    target = ["--no-deps", "--no-index", "--target", str(folder / "site"), *map(str, folder.glob("*.whl"))]
+    subprocess.run([*pip, "install", *target], check=True, timeout=300)
+    shutil.rmtree(copy)
+    shutil.copytree(root() / "notebooks", here, ignore=lambda _, names: [n for n in names if not n.endswith(".ipynb")])
+    strange = ("MPDEMO_ROOT", "MPDEMO_SITE", "SLURM_CONF", "PYTEST_CURRENT_TEST")
+    env = {name: value for name, value in os.environ.items() if name not in strange}
+    env |= {"PYTHONPATH": str(folder / "site"), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
+
+    def run(*words, **more):
+        command = [sys.executable, *words]
+        done = subprocess.run(command, cwd=here, env=env | more, capture_output=True, text=True, timeout=300)
+        assert str(root()) not in done.stdout, done.stdout
+        return done.stdout + done.stderr
+
+    run.folder = folder
+    return run
+
+
+def test_it_finds_its_sites_and_batch_scripts(installed):
+    code = "import mpdemo.jobs.site as s, mpdemo.paths as p; print(s.__file__, p.root(), *s.site_names(), sep='\\n')"
+    file, here, *names = installed("-c", code).splitlines()
+    assert Path(file).is_relative_to(installed.folder / "site") and Path(here) == installed.folder / "class"
+    assert names == sorted(file.stem for file in (SLURM / "sites").glob("*.toml"))
+    assert "[OK]   site leonardo: 4 GPUs and 32 cores per node" in installed(
+        "-m", "mpdemo", "env", "--site", "leonardo", COURSE_ACCOUNT="a"
+    )
+    installed("-m", "mpdemo", "render", "--site", "jeanzay")
+    made = (installed.folder / "class/slurm/jeanzay").glob("*.sbatch")
+    assert len(list(made)) == len(list(SLURM.glob("*.sbatch")))
+    shutil.rmtree(installed.folder / "class/slurm")
+
+
+def test_a_check_judges_a_prediction_and_a_program(installed):
+    solutions = nbformat.read(root() / "notebooks/solutions/00_start_here.ipynb", as_version=4)
+    task = next(cell.source for cell in solutions.cells if cell.source.startswith("%%task 00.3\n"))
+    said = installed("-c", CHECKS.format(program=task.partition("\n")[2])).splitlines()
+    assert [line[:11] for line in said] == ["00.2: not y", "00.2: right", "00.3: right"], said
+
+
+def test_a_labs_job_runs(installed):
+    said = installed("-c", LAB)
+    assert "done" in said and "rank 1 of 2" in said, said
+
+
+def test_a_row_of_the_demo_and_the_command_that_it_prints(installed):
+    said = installed("-m", "mpdemo", "demo", "--steps", "5")
+    assert "Every rung was the same training" in said, said[-3000:]
+    command = next(line for line in said.splitlines() if line.startswith("python -m mpdemo train --rung ddp"))
+    assert "done" in installed(*command.split()[1:], "--out", "runs/row"), command
