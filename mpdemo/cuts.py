@@ -64,13 +64,7 @@ def resolve_cut(names, cut, stages) -> list[int]:
 
 
 def check_split(model, image_size, parts, tokens=False):
-    """Refuse to split the layers of a model, or also its tokens, into parts that do not come out equal.
-
-    Raises
-    ------
-    UserError
-        With the numbers of parts that are allowed.
-    """
+    """Refuse to split the layers of a model, or also its tokens, into parts that do not come out equal."""
     if model != "transformer":
         raise UserError(f"--rung tensor splits the layers of --model transformer alone, not of {model}; or --rung fsdp")
     counts = {"heads": HEADS} | ({"tokens": (image_size // PATCH) ** 2} if tokens else {})

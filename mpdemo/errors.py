@@ -61,21 +61,7 @@ def did_you_mean(word, known) -> str:
 
 
 def from_validation(error, fields, label=str) -> UserError:
-    """Return pydantic's first complaint as one line: what was wrong, the value, what is allowed.
-
-    Parameters
-    ----------
-    error : pydantic.ValidationError
-        Of a dataclass that forbids unknown names.
-    fields : iterable of str
-        The names that exist.
-    label : callable
-        How a field is called where the user wrote it: ``batch_size`` is ``--batch-size`` on the command line.
-
-    Returns
-    -------
-    UserError
-    """
+    """Return pydantic's first complaint as one line: what was wrong, the value, what is allowed."""
     complaint = error.errors(include_url=False)[0]
     kind, value, limits = complaint["type"], complaint["input"], complaint.get("ctx", {})
     name = str(complaint["loc"][0]) if complaint["loc"] else ""

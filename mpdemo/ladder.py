@@ -47,15 +47,7 @@ def compare(variants, world, model=None, batch=None) -> Comparison:
 
 
 def measured_rows(comparison, variants, errors) -> list[dict]:
-    """Return a row for each variant of a comparison that has run; all ranks must call this.
-
-    Returns
-    -------
-    list of dict
-        ``rung``, ``form``, ``processes``, ``images_per_second``; ``speedup`` over the single device and the ``bound``
-        that it could reach at best, as measured beside it; ``fraction_of_bound``, and the quartiles of both over the
-        rounds; ``at_bound``, whether the two are one quantity within the noise; ``max_relative_gradient_error``.
-    """
+    """Return a row for each variant of a comparison that has run; all ranks must call this."""
     rows, single = [], comparison.median(SINGLE)
     for name, settings in variants.items():
         seconds, least = comparison.seconds[name], least_seconds(comparison, name, settings)

@@ -9,14 +9,7 @@ from typing import Literal, get_args, get_origin
 
 
 def add_options(parser, dataclass):
-    """Add one option per field to an argparse parser; a bool field becomes a switch.
-
-    Parameters
-    ----------
-    parser : argparse.ArgumentParser
-    dataclass : type
-        A pydantic dataclass with `mpdemo.errors.one_line_errors`; every field has a description.
-    """
+    """Add one option per field to an argparse parser; a bool field becomes a switch."""
     for name, field in dataclass.__pydantic_fields__.items():
         arguments = {"default": argparse.SUPPRESS, "help": (field.description or "").replace("%", "%%")}
         if field.annotation is bool:
@@ -29,13 +22,7 @@ def add_options(parser, dataclass):
 
 
 def options_from(args, dataclass):
-    """Return the dataclass with the options that were given; `args` may hold others, which are left alone.
-
-    Raises
-    ------
-    UserError
-        A value that is not allowed, naming ``--field-name``.
-    """
+    """Return the dataclass with the options that were given; `args` may hold others, which are left alone."""
     given = {name: getattr(args, name) for name in dataclass.__pydantic_fields__ if hasattr(args, name)}
     return dataclass(**given)
 

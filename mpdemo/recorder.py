@@ -174,11 +174,6 @@ def clock_offset(machine=None):
 
     Processes of one machine read the same clock: exactly 0. Between machines all ranks leave a barrier at nearly the
     same moment; the median of several is good to about the time of a barrier, 0.1 ms.
-
-    Parameters
-    ----------
-    machine : str, optional
-        What tells this machine from others; the identity of its last boot by default.
     """
     machines, offsets = gather_objects(machine or identity()), []
     for _ in range(CLOCK_ROUNDS if len(set(machines)) > 1 else 0):

@@ -59,11 +59,6 @@ def read_newest(run_folder) -> dict:
     """Read the newest checkpoint of a run that is whole; a damaged one is named. Every rank must call this.
 
     The ranks share the work of looking for damage, and all use the same checkpoint, whose folder is in the result.
-
-    Raises
-    ------
-    UserError
-        There is no checkpoint, or none can be read.
     """
     damaged, last = [], newest(run_folder)
     for path in reversed(in_order(last.parent)):
@@ -89,13 +84,7 @@ def tensors(path) -> dict:
 
 
 def check_settings(state, settings, length):
-    """Refuse to resume with another batch, another model or another learning rate.
-
-    Raises
-    ------
-    UserError
-        Naming the first setting that differs.
-    """
+    """Refuse to resume with another batch, another model or another learning rate."""
     for name, saved in state["settings"].items():
         value = getattr(settings, name)
         if value != saved:
@@ -109,13 +98,7 @@ def check_settings(state, settings, length):
 
 
 def restore(state, model, optimizer):
-    """Put a checkpoint's tensors into a model (or a part of it) and its optimizer; every rank must call this.
-
-    Raises
-    ------
-    UserError
-        The checkpoint is of another model.
-    """
+    """Put a checkpoint's tensors into a model (or a part of it) and its optimizer; every rank must call this."""
     reader = dcp.HuggingFaceStorageReader(str(state["path"]))
     shapes = {name: tensor.size for name, tensor in reader.read_metadata().state_dict_metadata.items()}
     own = tensors_of(model, optimizer)

@@ -76,22 +76,7 @@ def placement(schedule, ranks, per_rank=None) -> list[int]:
 
 
 def check_schedule(schedule, ranks, microbatches, batch=None) -> str:
-    """Refuse numbers that the library's schedule cannot run with, before anything is started; return its name.
-
-    Parameters
-    ----------
-    schedule : str
-        One of `SCHEDULES`.
-    ranks, microbatches : int
-        Processes of the pipeline, P, and parts into which the batch is cut, M.
-    batch : int, optional
-        Samples in the batch, which must be a multiple of M.
-
-    Raises
-    ------
-    UserError
-        One line: what is wrong, its value, the values allowed.
-    """
+    """Refuse numbers that the library's schedule cannot run with, before anything is started; return its name."""
     schedule = schedule_name(schedule)
     for what, value in (("ranks", ranks), ("microbatches", microbatches)):
         if not isinstance(value, int) or value < 1:

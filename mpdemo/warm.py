@@ -30,15 +30,7 @@ SERVERS = {}  # the one server of this process: the variables that it was starte
 
 
 def supervise(order, pipe, log) -> int:
-    """Let the server fork a job's supervisor; return its number.
-
-    Parameters
-    ----------
-    order : Path
-        A JSON file with the job, see `mpdemo.launch`.
-    pipe, log : int
-        File descriptors: what the supervisor watches for its owner's end, and where the job prints to.
-    """
+    """Let the server fork a job's supervisor; return its number."""
     environment = json.loads(order.read_text())["environment"]
     with LOCK:
         try:

@@ -55,15 +55,7 @@ def _layers(module, prefix="") -> list:
 
 
 def traced(module, layers, sample) -> tuple[dict, str]:
-    """Split a copy of a module before each layer but the first, but not where more than one tensor goes on.
-
-    Returns
-    -------
-    blocks : dict
-        Name of a block's first layer -> module.
-    uncut : str
-        Why there is one block alone; "" where there are several.
-    """
+    """Split a copy of a module before each layer but the first, but not where more than one tensor goes on."""
     from torch.distributed.pipelining import SplitPoint, pipeline
 
     begins = layers[1:]

@@ -117,21 +117,7 @@ def plan(**options):
 
 
 def make_plan(request):
-    """Measure or estimate the blocks and search for the best plan.
-
-    Parameters
-    ----------
-    request : Request
-
-    Returns
-    -------
-    mpdemo.plan.report.Plan
-
-    Raises
-    ------
-    UserError
-        The request cannot be met, nothing fits the limit, or nothing can run.
-    """
+    """Measure or estimate the blocks and search for the best plan."""
     limit = float("inf") if request.gpu_memory is None else request.gpu_memory - RESERVE
     if limit <= 0:
         raise UserError(

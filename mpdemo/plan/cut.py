@@ -59,22 +59,7 @@ def balanced_cut(costs, stages):
 
 
 def improve(points, count, score):
-    """Move one or several neighbouring boundaries by one block as long as that lowers the score.
-
-    Parameters
-    ----------
-    points : list of int
-        A cut.
-    count : int
-        Blocks of the model.
-    score : callable
-        ``score(points)``, lower is better.
-
-    Returns
-    -------
-    list of int, and what `score` returns
-        The best cut and its score.
-    """
+    """Move one or several neighbouring boundaries by one block as long as that lowers the score."""
     best = score(points)
     runs = [(first, n) for first in range(len(points)) for n in range(1, len(points) - first + 1)]
     improved = True

@@ -63,20 +63,7 @@ class Footprint:
 
 
 def footprints(model, image_size, *, classes=1000, channels=3, norm="batch"):
-    """Return the footprint of every block of a model.
-
-    Parameters
-    ----------
-    model : str or callable
-        One of ``mpdemo.settings.MODELS``, or a function without arguments that returns the ``mpdemo.models.Blocks``
-        (`mpdemo.models.own.OwnModel` says the shape and the type of its samples, and is built for a batch size).
-    image_size, classes, channels, norm
-        As in ``mpdemo.models.build``.
-
-    Returns
-    -------
-    tuple of Footprint
-    """
+    """Return the footprint of every block of a model."""
     return _footprints(Subject(model, image_size, classes, channels, norm))
 
 

@@ -28,13 +28,7 @@ def lost_a_peer(error) -> bool:
 
 
 def first_failure(failures):
-    """Return the rank that failed by itself, not because another rank was gone, and its failure.
-
-    Parameters
-    ----------
-    failures : dict
-        Rank -> torchrun's ``ProcessFailure``.
-    """
+    """Return the rank that failed by itself, not because another rank was gone, and its failure."""
 
     def cause_first(rank):
         failure = failures[rank]

@@ -26,20 +26,7 @@ PR_SET_PDEATHSIG = 1  # prctl: the signal that a process gets when its parent di
 
 
 def import_pytorch(with_torchvision=False, with_optimizers=False):
-    """Import torch; explain the error where it is missing, too old, or does not fit torchvision.
-
-    Parameters
-    ----------
-    with_torchvision : bool
-        Import that as well. It takes as long as PyTorch itself, and not every training needs it.
-    with_optimizers : bool
-        Import the compiler as well, which the first optimizer does, compiled or not.
-
-    Raises
-    ------
-    UserError
-        With the remedy.
-    """
+    """Import torch; explain the error where it is missing, too old, or does not fit torchvision."""
     gc.disable()  # the search for garbage would take a fifth of the imports, and find none
     try:
         import torch

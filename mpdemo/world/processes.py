@@ -24,25 +24,13 @@ LAUNCHER_VARIABLES = (
 
 
 def child_environment(*keep) -> dict:
-    """Return this process's environment without the variables of a launcher, and with this Python first on the path.
-
-    Parameters
-    ----------
-    *keep : str
-        Variables that stay although a launcher sets them, such as ``SLURM_CONF``.
-    """
+    """Return this process's environment without the variables of a launcher, and with this Python first on the path."""
     kept = {name: v for name, v in os.environ.items() if name in keep or not name.startswith(LAUNCHER_VARIABLES)}
     return kept | {"PATH": f"{Path(sys.executable).parent}:{kept.get('PATH', os.defpath)}"}
 
 
 def check_room(processes, oversubscribe=False):
-    """Refuse more processes than this machine has cores or memory for, before any is started.
-
-    Raises
-    ------
-    UserError
-        With both numbers, and what would fit.
-    """
+    """Refuse more processes than this machine has cores or memory for, before any is started."""
     cores, free, fitting = _room()
     if processes > fitting and not oversubscribe:
         raise UserError(
@@ -88,15 +76,7 @@ def first_child(pid) -> int | None:
 
 
 def end_processes(processes, first_signal, seconds=5.0):
-    """Send a signal to each process, wait for all, and kill those that are left; return when they are gone.
-
-    Parameters
-    ----------
-    processes : iterable of (int, float)
-        Number and start time. A process whose start time differs is another one and is left alone.
-    first_signal : int
-        Sent first; SIGKILL follows for those that live after `seconds`.
-    """
+    """Send a signal to each process, wait for all, and kill those that are left; return when they are gone."""
     processes = list(processes)
 
     def living():

@@ -21,13 +21,7 @@ def requirements() -> dict:
 
 
 def check_version(package, version):
-    """Refuse a version that pyproject.toml does not allow.
-
-    Raises
-    ------
-    UserError
-        With the version, what is allowed and what to do.
-    """
+    """Refuse a version that pyproject.toml does not allow."""
     allowed = requirements()[package]
     if Version(version).base_version not in allowed:  # without the local part of 2.11.0+cu126
         raise UserError(
