@@ -47,14 +47,15 @@ class Part:
 
     def pipeline_stages(self):
         """Return this process's stages for `torch.distributed.pipelining`: one, or a list where it holds several."""
+        count, device = len(self.owners), self.device
         stages = [
-            PipelineStage(stage, number, len(self.owners), self.device, *self.shapes[number], group=self.group)
+            PipelineStage(stage, number, count, device, *self.shapes[number], group=self.group)
             for number, stage in self.stages.items()
         ]
         for stage in stages:
-            # PyTorch 2.11 opens its channels with a handshake between neighbours. gloo needs none, and cannot send
-            # to itself, as the two stages of one rank at the foot of ZBV's V would.
-            if self.device.type == "cpu" and hasattr(stage, "_get_init_p2p_neighbors_ops"):
+            # PyTorch 2.11 opens its channels with a handshake. gloo needs none, and cannot send to
+            # itself, as the two stages of one rank at the foot of ZBV's V would.
+            if device.type == "cpu" and hasattr(stage, "_get_init_p2p_neighbors_ops"):
                 stage._get_init_p2p_neighbors_ops = list
             if self.recorder:
                 self.recorder.attach(stage)
