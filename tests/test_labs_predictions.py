@@ -8,7 +8,7 @@ from worlds import run_worlds
 from mpdemo.labs.predictions import CASES
 
 CLOSE = 0.05  # of the memory; the messages are equal to the last byte
-BATCH = 16
+BATCH = 32
 
 
 @pytest.fixture(scope="module")
