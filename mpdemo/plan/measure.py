@@ -24,7 +24,7 @@ from mpdemo.errors import UserError, error_line
 from mpdemo.models.own import OwnModel
 from mpdemo.plan import cost
 from mpdemo.plan.machine import Machine
-from mpdemo.settings import Settings
+from mpdemo.settings import Settings, checked
 from mpdemo.trial import Trial, build_model, is_per_device, join_world, random_batch
 from mpdemo.world import clock
 from mpdemo.world.collectives import gather_objects
@@ -128,7 +128,8 @@ def step_seconds(world, settings, classes, channels) -> float:
     """Run a few steps of a training on random images; return the median seconds. All ranks must call this."""
     facts, trial = {"classes": classes, "channels": channels}, None
     if is_per_device(settings) or world.rank == 0:
-        trial = Trial(settings, world, build_model(settings, **facts), random_batch(settings, **facts))
+        complete = checked(settings, world.world_size if is_per_device(settings) else None)
+        trial = Trial(settings, world, build_model(complete, **facts), random_batch(complete, **facts))
 
     def step():
         if trial:
