@@ -7,7 +7,6 @@ import pytest
 
 from mpdemo.world.gpus import gpus_here
 
-need = conftest.need  # tests that are imported from the folder above find it here
 ON_CPU = os.environ.get("GPU_TESTS_ON") == "cpu"
 AVAILABLE = 2 if ON_CPU else gpus_here()
 
