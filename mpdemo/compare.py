@@ -7,12 +7,10 @@ and what is reported are medians over the rounds, their ratios, and the spread. 
 import statistics
 import time
 
-import torch
-import torch.distributed as dist
 from tqdm import tqdm
 
 from mpdemo.log import RunLog
-from mpdemo.trial import Trial, all_cores, is_per_device, join_world
+from mpdemo.trial import Trial, all_cores, is_per_device, join_world, rest
 from mpdemo.world import clock
 from mpdemo.world.collectives import gather_objects
 
@@ -96,9 +94,3 @@ def quartiles(values) -> list[float]:
     """The edges of the middle half."""
     values = sorted(values)
     return [values[len(values) // 4], values[(3 * len(values)) // 4]]
-
-
-def rest():
-    """Wait for all ranks, over gloo: in NCCL's barrier a waiting rank would keep its GPU busy."""
-    if dist.is_initialized():
-        dist.all_reduce(torch.zeros(1, device="cpu"))

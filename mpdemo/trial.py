@@ -11,6 +11,7 @@ from contextlib import contextmanager, nullcontext
 from importlib import import_module
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from mpdemo import models
@@ -222,3 +223,9 @@ def join_world():
     claim_cores(world)
     with process_group(world):
         yield world
+
+
+def rest():
+    """Wait for all ranks, over gloo: in NCCL's barrier a waiting rank would keep its GPU busy."""
+    if dist.is_initialized():
+        dist.all_reduce(torch.zeros(1, device="cpu"))

@@ -25,7 +25,7 @@ from mpdemo.models.own import OwnModel
 from mpdemo.plan import cost
 from mpdemo.plan.machine import Machine
 from mpdemo.settings import Settings, checked
-from mpdemo.trial import Trial, build_model, is_per_device, join_world, random_batch
+from mpdemo.trial import Trial, build_model, is_per_device, join_world, random_batch, rest
 from mpdemo.world import clock
 from mpdemo.world.collectives import gather_objects
 from mpdemo.world.launch import end
@@ -38,12 +38,6 @@ OPTIMIZERS = {
     "momentum": partial(torch.optim.SGD, momentum=0.9),
     "adamw": torch.optim.AdamW,
 }  # by their names in mpdemo.plan.memory.STATES
-
-
-def rest():
-    """Wait for all ranks, over gloo: in NCCL's barrier a waiting rank would keep its GPU busy."""
-    if dist.is_initialized():
-        dist.all_reduce(torch.zeros(1))
 
 
 def timed(world, function, repeats=REPEATS, unseen=1) -> float:
