@@ -8,7 +8,6 @@ import sys
 
 import pytest
 import torch
-from conftest import need
 from worlds import compared
 
 from mpdemo import models
@@ -161,6 +160,8 @@ def test_bf16_of_fsdp_is_near_fp32():
 
 def test_compiled():
     """The first step of a process takes long, so one form has to do for all."""
+    from conftest import need  # not above: the GPU tests import this file beside a conftest of their own
+
     need("g++")
     plain = {"rung": "pipeline", "form": "one-process", "model": "toy", "image_size": 8, "batch_size": 16}
     world, model = World(device=torch.device("cpu")), models.build("toy", classes=1000, channels=3, image_size=8)
