@@ -8,5 +8,7 @@ import sys
 
 from mpdemo.world.launch import prepare_signals
 
-if sys.argv[:1] == ["-m"]:  # a rung starts here, and will import PyTorch for seconds: a SIGUSR1 must not kill it
+if sys.argv[:1] == [
+    "-m"
+]:  # a rung starts here, and will import PyTorch for seconds: a SIGUSR1 must not kill it
     prepare_signals()
