@@ -8,6 +8,11 @@ from torch.distributed import _functional_collectives as functional
 from mpdemo.labs.sharding import local_bytes
 from mpdemo.plan.counting import CountMessages, LiveMemory
 
+# PyTorch 2.14 renamed them
+all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+all_gather_of_dtensors = getattr(functional, "all_gather_single", None) or functional.all_gather_tensor
+
 
 @pytest.fixture
 def group(tmp_path):
@@ -21,8 +26,8 @@ def test_every_message_is_noted_with_the_bytes_of_the_whole_tensor(group):
     tensor, large = torch.zeros(10), torch.zeros(10, dtype=torch.float64)
     with CountMessages() as count:
         dist.all_reduce(tensor)
-        dist.all_gather_into_tensor(large, large.clone())
-        dist.reduce_scatter_tensor(tensor, tensor.clone())
+        all_gather(large, large.clone())
+        reduce_scatter(tensor, tensor.clone())
         dist.broadcast(tensor, 0)
         dist.barrier()
     expected = [("all-reduce", 40), ("all-gather", 80), ("reduce-scatter", 40), ("broadcast", 40)]
@@ -33,7 +38,7 @@ def test_the_messages_of_distributed_tensors_are_noted(group):
     """They use operators of their own, which return another tensor."""
     with CountMessages() as count:
         functional.all_reduce(torch.zeros(10), "sum", dist.group.WORLD).sum()
-        functional.all_gather_tensor(torch.zeros(4, 3), 0, dist.group.WORLD).sum()
+        all_gather_of_dtensors(torch.zeros(4, 3), 0, dist.group.WORLD).sum()
     assert count.messages == [("all-reduce", 40), ("all-gather", 48)]
 
 

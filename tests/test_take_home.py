@@ -142,34 +142,19 @@ def undistributed():
     )
 
 
-@pytest.fixture(scope="module")
-def two_processes(tmp_path_factory):
-    """A training with two processes that ended after epoch 2, and the same one resumed."""
-    folder = tmp_path_factory.mktemp("two")
-    return [epochs(launch(folder, "train_ddp.py", "--data", DIGITS, "--epochs", last, processes=2)) for last in (2, 4)]
-
-
-def test_the_training_learns(undistributed):
-    assert undistributed[5][0] < 0.1 < undistributed[1][0]
-    assert undistributed[5][1] > 0.9 * 261
-
-
-def test_one_process_without_a_launcher(undistributed, tmp_path):
-    assert_same(epochs(launch(tmp_path, "train_ddp.py", "--data", DIGITS, "--epochs", 2)), undistributed, (1, 2))
-
-
-def test_two_processes_have_the_losses_of_one(undistributed, two_processes):
-    assert_same(two_processes[0], undistributed, (1, 2))
-
-
-def test_a_resumed_training_equals_one_that_was_not_interrupted(undistributed, two_processes):
-    assert_same(two_processes[1], undistributed, (3, 4))
+def test_one_process_and_two_have_the_same_losses_also_when_resumed(undistributed, tmp_path):
+    (tmp_path / "alone").mkdir()
+    words = ("train_ddp.py", "--data", DIGITS, "--epochs")
+    assert_same(epochs(launch(tmp_path / "alone", *words, 1)), undistributed, (1,))
+    assert_same(epochs(launch(tmp_path, *words, 1, processes=2)), undistributed, (1,))
+    assert_same(epochs(launch(tmp_path, *words, 2, processes=2)), undistributed, (2,))
 
 
 def test_the_job_file_runs_on_two_nodes(cluster, undistributed, tmp_path):
     nodes = 1 if cluster.network == "none" else 2  # else node names do not resolve
     log = submit_and_wait(tmp_path, "train_ddp.sbatch", f"--nodes={nodes}")
     assert_same(epochs(log), undistributed, (1, 2, 3, 4, 5))
+    assert undistributed[5][0] < 0.1 < undistributed[1][0] and undistributed[5][1] > 0.9 * 261  # it learns
     assert {file.name for file in tmp_path.iterdir() if file.suffix != ".out"} == {"train_ddp.pt"}
 
 
@@ -193,15 +178,13 @@ def uncut():
     return train_plainly(layers, torch.randperm, order, validated=256, microbatches=4)
 
 
-def test_two_stages_have_the_losses_of_one_process_with_either_schedule(uncut, tmp_path):
-    common = ("train_pipeline.py", "--data", DIGITS, "--cut", "3")
-    assert_same(epochs(launch(tmp_path, *common, "--epochs", 1, processes=2)), uncut, (1,))
-    resumed = launch(tmp_path, *common, "--epochs", 3, "--schedule", "gpipe", processes=2)
-    assert_same(epochs(resumed), uncut, (2, 3))
-
-
-def test_a_pipeline_of_one_process_can_be_debugged(uncut, tmp_path):
-    assert_same(epochs(launch(tmp_path, "train_pipeline.py", "--data", DIGITS, "--epochs", 2)), uncut, (1, 2))
+def test_one_process_and_two_stages_have_the_losses_of_the_uncut_model_with_either_schedule(uncut, tmp_path):
+    (tmp_path / "alone").mkdir()
+    words = ("train_pipeline.py", "--data", DIGITS)
+    assert_same(epochs(launch(tmp_path / "alone", *words, "--epochs", 1)), uncut, (1,))
+    assert_same(epochs(launch(tmp_path, *words, "--cut", 3, "--epochs", 1, processes=2)), uncut, (1,))
+    resumed = launch(tmp_path, *words, "--cut", 3, "--epochs", 2, "--schedule", "gpipe", processes=2)
+    assert_same(epochs(resumed), uncut, (2,))
 
 
 def test_the_job_file_of_the_pipeline_runs_on_two_nodes(cluster, uncut, tmp_path):

@@ -8,5 +8,5 @@ import sys
 
 from mpdemo.world.launch import prepare_signals
 
-if sys.argv[:1] == ["-m"]:  # a rung starts here, and will import PyTorch for seconds: a SIGUSR1 must not kill it
+if sys.argv[:1] == ["-m"]:  # a rung starts here: SIGUSR1 must not kill it while it imports PyTorch
     prepare_signals()
