@@ -1,7 +1,11 @@
 """What the files say of each other is true: links, names of files, commands, words; and no word too much."""
 
 import ast
+import functools
 import re
+import shlex
+import subprocess
+import sys
 import tomllib
 from collections import Counter
 
@@ -107,11 +111,35 @@ def test_every_requirement_has_no_upper_bound_but_the_one_that_is_explained():
     assert [r for r in wanted if re.search(r"==|<", r)] == ["nbval==0.11.0"]
 
 
-def test_the_ladder_on_the_first_page_names_each_rung_its_notebook_and_its_file():
+def test_the_course_page_names_each_rung_its_notebook_and_its_file():
     for rung in RUNGS:
-        rows = [line for line in text("README.md").splitlines() if re.match(rf"\|.*mpdemo/\w+/{rung}\.py", line)]
-        assert len(rows) == 1, f"README.md: one row for {rung}, with its file"
-        assert re.search(r"notebooks/\w+\.ipynb", rows[0]), f"README.md: the row of {rung} links no notebook"
+        rows = [line for line in text("notebooks/README.md").splitlines() if f"mpdemo/rungs/{rung}.py)" in line]
+        assert len(rows) == 1, f"notebooks/README.md: one row for {rung}, with its file"
+        assert ".ipynb)" in rows[0], f"notebooks/README.md: the row of {rung} links no notebook"
+
+
+def test_readmes_list_every_notebook_and_every_site():
+    for page in ("README.md", "notebooks/README.md"):
+        assert all(f"({'notebooks/' * (page == 'README.md')}{file.name})" in text(page) for file in NOTEBOOKS), page
+    sites = [file.name for file in FILES if file.match("slurm/sites/*.toml")]
+    assert all(f"(sites/{name})" in text("slurm/README.md") for name in sites)
+
+
+@pytest.mark.parametrize("file", [page for page in PAGES if page.name == "README.md"], ids=str)
+def test_a_command_on_a_page_parses(file):
+    for line in re.findall(r"^\$ python -m mpdemo (.*?)(?: +#.*)?$", text(file), re.M):
+        command, *arguments = shlex.split(line.partition(" -- ")[0])
+        shown = set(re.findall(r"--[\w-]+", helps(command, *arguments[: command == "cluster"])))
+        used = [word.partition("=")[0] for word in arguments if word.startswith("--")]
+        assert shown.issuperset(used), f"{file}: {line}"
+
+
+@functools.cache
+def helps(*command) -> str:
+    """Return the help of a command."""
+    asked = subprocess.run([sys.executable, "-m", "mpdemo", *command, "--help"], capture_output=True, text=True)
+    assert asked.returncode == 0, asked.stderr
+    return asked.stdout
 
 
 def test_a_word_of_the_glossary_is_explained_where_it_first_stands():
