@@ -63,9 +63,22 @@ def test_no_word_too_much():
     assert not problems, "\n".join(problems)
 
 
-def test_trainers_are_told_how_many_exercises_a_notebook_has():
-    rows = re.findall(r"^\| \[(\d\d)_\w+\]\(\S+\) \| (\d+) \| \d+ s \|$", text("notebooks/for_trainers.md"), re.M)
-    assert {number: int(count) for number, count in rows} == Counter(number[:2] for number in exercises())
+def test_trainers_are_told_how_many_exercises_a_notebook_has_and_how_long_it_takes():
+    rows = re.findall(
+        r"^\| \[(\w+)\]\(\S+\) \| (\d+) \| (\d+) min \| \d+ s \|$", text("notebooks/for_trainers.md"), re.M
+    )
+    count = Counter(number[:2] for number in exercises())
+    assert {name[:2]: int(exercise) for name, exercise, _ in rows} == count
+    for name, _, minutes in rows:
+        wanted = working_time(nbformat.reads(text(f"notebooks/{name}.ipynb"), as_version=4).cells, count[name[:2]])
+        assert int(minutes) == pytest.approx(wanted, rel=0.1), f"{name}: {wanted:.0f} min"
+
+
+def working_time(cells, exercises) -> float:
+    """Return minutes for a notebook, by the rule that the page for trainers states."""
+    words = sum(len(cell.source.split()) for cell in cells if cell.cell_type == "markdown")
+    lines = sum(bool(line.strip()) for cell in cells if cell.cell_type == "code" for line in cell.source.splitlines())
+    return 5 * exercises + words / 150 + lines * 3 / 60
 
 
 @pytest.mark.parametrize("file", PAGES, ids=str)
