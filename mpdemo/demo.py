@@ -16,12 +16,8 @@ from tabulate import tabulate
 from mpdemo.cuts import HEADS
 from mpdemo.errors import RunFailed, UserError
 from mpdemo.notebook.story import equal_cut, story
-<<<<<<< HEAD
-from mpdemo.settings import Settings, checked
-from mpdemo.world.devices import take_devices
-=======
 from mpdemo.settings import RUNG_FORMS, Settings, checked
->>>>>>> trainers
+from mpdemo.world.devices import take_devices
 from mpdemo.world.launch import end, start
 from mpdemo.world.processes import check_room
 
