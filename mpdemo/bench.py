@@ -19,9 +19,8 @@ from mpdemo.errors import UserError
 from mpdemo.notebook.story import equal_cut
 from mpdemo.schedules import SCHEDULES
 from mpdemo.settings import Settings
-from mpdemo.world.gpus import gpus_here, too_few_gpus
+from mpdemo.world.devices import gpus_here, take_devices, too_few_gpus
 from mpdemo.world.launch import end, start
-from mpdemo.world.machine import take_devices
 from mpdemo.world.processes import check_room
 
 STRATEGIES = {"ddp": 2, "pipeline": 2, "hybrid": 4}  # parts that compare strategies -> their processes

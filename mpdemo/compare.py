@@ -9,7 +9,7 @@ import time
 
 from tqdm import tqdm
 
-from mpdemo.log import RunLog
+from mpdemo.training.log import RunLog
 from mpdemo.trial import Trial, all_cores, is_per_device, join_world, rest
 from mpdemo.world import clock
 from mpdemo.world.collectives import gather_objects

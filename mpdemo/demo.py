@@ -17,8 +17,8 @@ from mpdemo.cuts import HEADS
 from mpdemo.errors import RunFailed, UserError
 from mpdemo.notebook.story import equal_cut, story
 from mpdemo.settings import RUNG_FORMS, Settings, checked
+from mpdemo.world.devices import take_devices
 from mpdemo.world.launch import end, start
-from mpdemo.world.machine import take_devices
 from mpdemo.world.processes import check_room
 
 GRADIENTS_EQUAL = 1e-4  # relative; float32 summed in another order differs by about 1e-6

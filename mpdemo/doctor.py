@@ -16,7 +16,7 @@ from mpdemo import paths
 from mpdemo.errors import UserError
 from mpdemo.jobs import load_site, slurm
 from mpdemo.jobs.site_trial import Finding, try_site
-from mpdemo.world.gpus import too_few_gpus
+from mpdemo.world.devices import too_few_gpus
 from mpdemo.world.versions import check_version
 
 PYTORCH_REPORT = """

@@ -17,7 +17,7 @@ from mpdemo.timeline import read
 from mpdemo.timeline.observe import record_updates, recorded_steps
 from mpdemo.trial import is_per_device, relative_difference
 from mpdemo.world.collectives import gather_objects, sum_over_ranks, whole
-from mpdemo.world.cores import shared_cores
+from mpdemo.world.devices import shared_cores
 
 SINGLE, INDEPENDENT, IN_PARTS = "single", "independent", "single, microbatches"  # names of what is compared with
 

@@ -15,11 +15,11 @@ import torch.distributed as dist
 from torch import nn
 
 from mpdemo import models
-from mpdemo.between import compile_blocks
 from mpdemo.run import Run
 from mpdemo.settings import RUNG_FORMS, checked
+from mpdemo.training.between import compile_blocks
 from mpdemo.world.collectives import whole
-from mpdemo.world.cores import claim_cores
+from mpdemo.world.devices import claim_cores
 from mpdemo.world.env import ALLOWED_CORES, World, process_group, where_am_i
 from mpdemo.world.launch import end_with_parent
 
