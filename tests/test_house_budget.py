@@ -8,9 +8,9 @@ from mpdemo.paths import root
 # Lines of all .py, docstrings and blank lines included, formatted by ruff: a budget is for what a room does, not for
 # how tightly it is written. A name that begins with / is a file or folder of mpdemo.
 BUDGET = {
-    "mpdemo": 15_697,
+    "mpdemo": 17_097,
     "notebooks/labs notebooks/checks notebooks/scripts notebooks/take_home": 4_532,
-    "tests": 11865,
+    "tests": 12_400,
     "/__main__.py /errors.py /settings.py /options.py /rules.py /schedules.py /cuts.py /paths.py": 772,
     "/rungs": 414,
     "/run.py /training": 1_327,
@@ -24,9 +24,10 @@ BUDGET = {
     "/cluster": 709,
     "/trainers": 852,
     "/demo.py /bench.py /doctor.py /ladder.py /compare.py /trial.py": 973,
+    "/same": 1_400,
     "/labs": 9,
 }
-FILES = 148  # in mpdemo
+FILES = 158  # in mpdemo
 PYTHON = [file for file in files() if file.suffix == ".py"]
 
 
