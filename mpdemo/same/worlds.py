@@ -15,6 +15,7 @@ from pathlib import Path
 
 from mpdemo.errors import UserError
 
+LEVELS = 3  # above the reader's folder: a relative path reaches what lies there
 IMPORT = 60.0  # seconds for `import torch`, also from a slow disk
 
 
@@ -172,7 +173,7 @@ class Watcher:
     def run_new(self, processes, **options) -> World:
         """Run the script as if it had never run: without what an earlier run of it has left in the reader's folder."""
         world = self.run(processes, **options)
-        found = world.names("file") | (set() if world.steps else world.names("read"))
+        found = world.names("new") | (set() if world.steps else world.names("read"))
         before = {path for name in found for path in self.of_before(name)} - self.hidden
         if not before:
             return world
@@ -191,13 +192,16 @@ class Watcher:
     def mirror(self, real, place):
         """Make a folder of links to the reader's files, and real folders down to the script: its own ``..`` work."""
         place.mkdir()
+        wanted = (self.real, self.script.parent, *self.hidden)
+        near = any(real.is_relative_to(parent) for parent in (self.real, *self.real.parents[:LEVELS]))
         with contextlib.suppress(PermissionError):
-            for path in sorted(real.iterdir()):
+            below = [child for child in (self.real, *self.real.parents) if child.parent == real != child]
+            for path in sorted(real.iterdir()) if near else below:
                 if path in self.hidden:
                     continue
-                if any(other.is_relative_to(path) for other in (self.real, self.script.parent, *self.hidden)):
+                if any(other.is_relative_to(path) for other in wanted):
                     self.mirror(path, place / path.name)
-                elif path.suffix == ".py" and real in (self.real, self.script.parent):
+                elif path.suffix == ".py" and real in wanted[:2]:
                     shutil.copy(path, place)  # so that what it resolves from __file__ lies here
                 else:
                     (place / path.name).symlink_to(path)
