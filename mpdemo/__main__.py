@@ -7,6 +7,7 @@ Exit status: 0 done, 1 failed, 2 bad input, 3 stopped with a checkpoint.
 """
 
 import importlib
+import os
 import sys
 
 from mpdemo.errors import Parser, UserError
@@ -40,7 +41,12 @@ def main(argv=None) -> int:
             module.add_arguments(sub)
     args = parser.parse_args(argv)
     try:
-        return module.main(args)
+        status = module.main(args)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # nobody reads on, as behind `| head`; the shell's status for it is that of SIGPIPE
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except UserError as error:
         print(f"mpdemo: error: {error}", file=sys.stderr)
         return error.status

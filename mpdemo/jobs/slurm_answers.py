@@ -36,7 +36,7 @@ def explain(command, stderr) -> str:
     """Return Slurm's message in one line, with the likely cause where we know it."""
     lines = [line.split("error: ", 1)[-1].strip() for line in stderr.splitlines() if line.strip()]
     message = "; ".join(dict.fromkeys(lines)) or "no reason given"
-    known = next((known for known in said_by("slurm") if known.may_be_in(stderr)), None)
+    known = next((known for known in said_by("slurm") if known.pattern.search(stderr)), None)
     return f"{command}: {message}" + (f". Likely cause: {known.what}; {known.do}" if known else "")
 
 
