@@ -293,7 +293,9 @@ def test_wrong_folders_are_refused_with_the_expected_layout(dataset, tmp_path, m
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "readme.txt").write_text("nothing here")
     wrong = {None: "needs --data PATH or MPDEMO_DATA", "nowhere": "does not exist", "empty": "is empty"}
-    for name, problem in (wrong | {"file": "is a file", "other": f"is not a {dataset} set|has no class folder"}).items():
+    for name, problem in (
+        wrong | {"file": "is a file", "other": f"is not a {dataset} set|has no class folder"}
+    ).items():
         with pytest.raises(UserError, match=problem) as refusal:
             load(dataset, name and tmp_path / name)
         message = str(refusal.value)

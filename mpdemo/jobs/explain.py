@@ -35,10 +35,9 @@ class Known:
     @functools.cached_property
     def pattern(self):
         """The compiled expression that finds the message."""
-        anchors = {"\\^": "^", "\\$": "$"}  # at the ends of a message alone
         texts = [re.escape(words).replace(r"\.\.\.", "(.{0,300}?)") for words in self.seen]
-        texts = [anchors.get(text[:2], text[:2]) + text[2:] for text in texts]
-        return re.compile("|".join(text[:-2] + anchors.get(text[-2:], text[-2:]) for text in texts))
+        texts = [re.sub(r"\?\)$", ")", text) for text in texts]  # at the end, all that is left of the line
+        return re.compile("|".join(re.sub(r"^\\\^", "^", re.sub(r"\\\$$", "$", text)) for text in texts))
 
     def what_of(self, match) -> str:
         """Say what it is, with the text that the message's last ``...`` stood for."""
