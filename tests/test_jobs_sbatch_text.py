@@ -11,7 +11,7 @@ import pytest
 from mpdemo.errors import UserError
 from mpdemo.jobs import JobSpec, check, load_site, render, submit, times, train_command
 from mpdemo.jobs import spec as job_spec
-from mpdemo.jobs.allocation import step_text
+from mpdemo.jobs.local_job import step_text
 
 WORKER = "tests/programs/worker.py"
 

@@ -10,7 +10,8 @@ from pydantic.dataclasses import dataclass
 from mpdemo.errors import one_line_errors
 from mpdemo.jobs import times
 from mpdemo.jobs.site import Launcher, Line, Site, TimeLimit
-from mpdemo.settings import Settings, as_arguments
+from mpdemo.options import as_arguments
+from mpdemo.settings import Settings
 
 OTHER_JOBS = r"(after|afterany|afterok|afternotok)(:\d+)+(,(after|afterany|afterok|afternotok)(:\d+)+)*|singleton"
 

@@ -1,13 +1,9 @@
-"""Times as Slurm writes them and as one says them, and how long to wait for a job.
+"""Times as Slurm writes them and as one says them.
 
 No library reads ``D-HH``, or takes a bare ``90`` for minutes.
 """
 
-import math
 import re
-import time
-
-DAY = 86400.0  # seconds
 
 
 def seconds(text) -> int:
@@ -47,21 +43,3 @@ def duration(seconds) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
-class Deadline:
-    """The bounds of a wait for a job, in seconds: of its time in the queue, and of its run, counted from its start."""
-
-    def __init__(self, timeout, pending=DAY):
-        self.limits = {"pending": pending, "running": timeout}
-        self.state = None
-
-    def check(self, job):
-        """Raise TimeoutError where the job has waited or run for too long; a requeued job begins anew."""
-        if job.state != self.state:
-            self.state, self.begin = job.state, time.monotonic()
-        limit = self.limits.get(self.state, math.inf)
-        if time.monotonic() - self.begin > limit:
-            reason = f" ({job.reason})" if job.reason else ""
-            again = f'follow it again: await follow("{job.out.as_posix()}")'
-            raise TimeoutError(f"job {job.id} ({job.name}) is still {job.state}{reason} after {limit:g} s; {again}")

@@ -19,10 +19,8 @@ from tabulate import tabulate
 
 from mpdemo.errors import UserError
 from mpdemo.jobs import Job, slurm, times
-from mpdemo.jobs.job import FINISHED
+from mpdemo.jobs.job import FINISHED, RECORD, read_record
 from mpdemo.jobs.local_job import answer_at_the_end, supervisor_lives
-from mpdemo.jobs.record import RECORD, read_record
-from mpdemo.jobs.slurm_answers import STATES
 from mpdemo.jobs.slurm_job import answer_from_files
 
 COUNTED = ("done", "failed", "stopped", "cancelled", "unknown", "pending")
@@ -78,7 +76,7 @@ def jobs_in_queue() -> dict:
     """Ask Slurm once for the jobs that it has now: number -> its user's number and our state."""
     lines = slurm.client("squeue", "--noheader", "-o", "%i|%U|%T").split()
     rows = (line.split("|") for line in lines)
-    return {number: (int(user), STATES.get(state, "unknown")) for number, user, state in rows}
+    return {number: (int(user), slurm.STATES.get(state, "unknown")) for number, user, state in rows}
 
 
 def row(folder, identity, queue) -> list:
