@@ -18,7 +18,7 @@ import torch.distributed
 
 from mpdemo.world import clock
 from mpdemo.world.collectives import gather_objects
-from mpdemo.world.machine import identity
+from mpdemo.world.devices import identity
 
 CLOCK_ROUNDS = 9  # barriers by which two machines compare their clocks
 
@@ -43,7 +43,7 @@ class Recorder:
         self._operations = None  # of the step under way
 
     def watch(self, part):
-        """Record a `mpdemo.stages.Part`: its pipeline's stages, or the passes and messages of a stage without one."""
+        """Record a `Part` of a cut model: its pipeline's stages, or the passes and messages of a stage without one."""
         part.recorder = self
         model, number = part.model, next(iter(part.stages))
         passes = ExitStack()  # of a stage that no pipeline drives: a forward pass through the model, and `backward`

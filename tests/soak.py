@@ -27,11 +27,12 @@ from pathlib import Path
 import psutil
 import torch
 
-from mpdemo import checkpoint, paths, resume
+from mpdemo import paths
 from mpdemo.cluster import Cluster
 from mpdemo.errors import UserError
 from mpdemo.jobs import JobSpec, load_site, slurm, submit, train_command
 from mpdemo.jobs.submit import start
+from mpdemo.training import checkpoint, resume
 
 STEPS = 24
 COMMON = {"model": "transformer", "batch_size": 32, "steps": STEPS, "log_every": 1, "resume": "auto"}

@@ -267,30 +267,29 @@ def test_what_is_recorded_had_a_core_for_no_longer_than_it_took(recorded):
 
 def test_the_picture_has_a_lane_a_rank_numbers_idle_shares_and_a_line_without_measured_numbers(recorded):
     from mpdemo.notebook import plots
-    from mpdemo.notebook.plots.timeline import figure
 
     rows = read.load(recorded / "GPipe")[-1]
     ideal = simulate("GPipe", [1e-3] * RANKS, [2e-3] * RANKS, MICROBATCHES, RANKS)
     shown = plots.timeline(rows, ideal)
     assert repr(shown) == "timeline of 2 ranks, 4 microbatches: measured above ideal"
     assert shown.data["image/png"]
-    measured, below = figure([("measured", rows), ("ideal", ideal.events)]).axes
+    measured, below = shown.figure.axes
     assert [label.get_text() for label in measured.get_yticklabels()] == ["rank 0", "rank 1"]
     assert f"idle {read.idle_share(rows):.0%}" in measured.get_title(loc="left")
     assert "step 15 ms, idle 20%" in below.get_title(loc="left")
-    alone = figure([("simulated", ideal.events)]).axes[0]
+    alone = plots.timeline(ideal=ideal).figure.axes[0]
     assert sorted(text.get_text() for text in alone.texts) == sorted("0123" * 2 * RANKS)
 
 
 def test_the_time_axis_has_the_unit_that_is_given():
-    from mpdemo.notebook.plots.timeline import figure
+    from mpdemo.notebook import plots
 
-    paper = [("simulated", simulate("GPipe", [1, 1], [2, 2], 4, 2).events)]
+    paper = simulate("GPipe", [1, 1], [2, 2], 4, 2)
     for given, drawn in (({}, "time (s)"), ({"unit": "forward passes"}, "time (forward passes)")):
-        axes = figure(paper, **given).axes[0]
+        axes = plots.timeline(ideal=paper, **given).figure.axes[0]
         assert axes.get_xlabel() == drawn and "step 15" in axes.get_title(loc="left")
-    short = [("simulated", simulate("GPipe", [0.001] * 2, [0.002] * 2, 4, 2).events)]
-    assert figure(short).axes[0].get_xlabel() == "time (ms)"
+    short = simulate("GPipe", [0.001] * 2, [0.002] * 2, 4, 2)
+    assert plots.timeline(ideal=short).figure.axes[0].get_xlabel() == "time (ms)"
 
 
 def test_a_picture_of_nothing_is_refused():

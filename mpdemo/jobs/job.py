@@ -9,7 +9,7 @@ from pathlib import Path
 from mpdemo.errors import UserError
 from mpdemo.jobs import diagnose, local_job, slurm_job
 from mpdemo.jobs.queue import position
-from mpdemo.log import rows_in
+from mpdemo.training.log import rows_in
 
 FINISHED = ("done", "failed", "stopped", "cancelled", "timeout", "out_of_memory", "node_failure", "unknown")
 RECORD = "job.json"  # in the run's folder: which job it has

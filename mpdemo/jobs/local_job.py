@@ -1,7 +1,7 @@
 """How `mpdemo.jobs.job.Job` asks, cancels and warns a job on this machine, and how one is started.
 
-The same command in as many processes; a supervisor (`mpdemo.launch`) watches them, so that nothing outlives it. The job
-ends with the Python (the notebook's kernel) that started it.
+The same command in as many processes, watched by a supervisor (`mpdemo.world.supervisor`). The job ends with the
+Python, the notebook's kernel, that began it.
 
 JupyterLab may itself run in a Slurm job, with GPUs of its own. A site file then says ``inside_a_job = "steps"``, or
 "queue" for jobs as from a login node. A step is the job's own file, run by bash under the same supervisor: its srun
@@ -20,13 +20,14 @@ import tempfile
 import time
 from pathlib import Path
 
-from mpdemo import launch, paths, warm
+from mpdemo import paths
 from mpdemo.errors import UserError
-from mpdemo.jobs import diagnose, slurm, times
+from mpdemo.jobs import diagnose, slurm
 from mpdemo.jobs.launch_text import torchrun_signals
 from mpdemo.jobs.sbatch_text import gpu_rows, render
 from mpdemo.jobs.slurm import Answer
-from mpdemo.world.gpus import ON_THE_CPU, too_few_gpus
+from mpdemo.world import supervisor, warm
+from mpdemo.world.devices import ON_THE_CPU, too_few_gpus
 from mpdemo.world.processes import check_room, child_environment, first_child, is_running, start_time
 
 HERE = "this machine"  # where a job runs that Slurm does not know
@@ -125,7 +126,7 @@ def start(spec, site) -> dict:
     scratch = Path(tempfile.mkdtemp(prefix=PREFIX))  # short: sockets are made below it
     out, around = paths.root() / spec.out, surrounding_job(site)
     order = {"cwd": str(paths.root()), "status": str(out / STATUS), "ranks": str(out / RANKS), "grace": GRACE}
-    order |= {"name": spec.name, "signal": spec.signal, "scratch": str(scratch), "limit": times.limit(spec.time_limit)}
+    order |= {"name": spec.name, "signal": spec.signal, "scratch": str(scratch), "limit": slurm.limit(spec.time_limit)}
     order |= step(spec, site, order["limit"]) if around else ranks(spec, scratch)
     (scratch / "order.json").write_text(json.dumps(order))
     try:
@@ -176,6 +177,6 @@ def supervise(order, log, cold) -> tuple[int, object]:
     with open(log, "wb") as file, open(watched) as stdin:
         if not cold:
             return warm.supervise(order, stdin.fileno(), file.fileno()), open(pipe, "wb")
-        command = [sys.executable, "-SP", launch.__file__, str(order)]
+        command = [sys.executable, "-SP", supervisor.__file__, str(order)]
         process = subprocess.Popen(command, stdin=stdin, stdout=file, stderr=file, start_new_session=True)
         return process.pid, open(pipe, "wb")

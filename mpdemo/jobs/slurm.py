@@ -1,4 +1,4 @@
-"""Slurm's command-line clients: bounded in time, with output in our own format, states and refusals translated.
+"""Slurm's command-line clients: bounded in time, with output in our own format; its states, refusals, times translated.
 
 Kept by hand: the Python clients need Slurm's library or its REST service, which few sites offer. A job is followed
 without accounting (sacct), which many sites lack, and the formats are given with ``-o`` and ``-P``, since ``--json``
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mpdemo.errors import UserError
-from mpdemo.jobs import times
 from mpdemo.jobs.explain import said_by
 from mpdemo.world.processes import child_environment
 
@@ -129,12 +128,6 @@ def identity() -> str:
     return f"{config.get('ClusterName')} {host} {config.get('SlurmctldPort')} {config.get('StateSaveLocation')}"
 
 
-def sbatch(script, cwd, *options) -> str:
-    """Submit a file and return the job's number."""
-    answer = client("sbatch", "--parsable", *options, str(script), cwd=cwd)
-    return answer.strip().splitlines()[-1].split(";")[0]
-
-
 def ask(job_id) -> Answer | None:
     """Return what Slurm knows of a job; None once it has forgotten it. Absence is not success.
 
@@ -169,7 +162,38 @@ def make_answer(slurm_state, reason, exit_code, run_time) -> Answer:
         state = "out_of_memory"
     if slurm_state.startswith("PREEMPTED"):
         reason = "a more urgent job took its nodes"
-    seconds = 0.0
-    with contextlib.suppress(ValueError):
-        seconds = float(times.seconds(run_time))
-    return Answer(state, "" if reason == "None" else reason, exit_status, seconds)
+    ran = float(seconds(run_time)) if re.match(r"\d", run_time) else 0.0
+    return Answer(state, "" if reason == "None" else reason, exit_status, ran)
+
+
+def seconds(text) -> int:
+    """Return the seconds in ``MM``, ``MM:SS``, ``HH:MM:SS``, ``D-HH``, ``D-HH:MM`` or ``D-HH:MM:SS``; or `ValueError`.
+
+    Examples
+    --------
+    >>> seconds("00:10:00"), seconds("90"), seconds("1:30"), seconds("1-12"), seconds("1-00:00:10")
+    (600, 5400, 90, 129600, 86410)
+    """
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text, re.ASCII)
+    if not match:
+        raise ValueError("is no time; allowed: HH:MM:SS or D-HH:MM:SS, as in 00:10:00")
+    days, *fields = match.groups()
+    numbers = [int(field) for field in fields if field is not None]
+    if days is None and len(numbers) < 3:
+        numbers.insert(0, 0)  # without days and hours, the first number is the minutes
+    hours, minutes, rest = (*numbers, 0, 0)[:3]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + rest
+
+
+def limit(text) -> int:
+    """Return the seconds of a time limit; `ValueError` also for 0, which Slurm takes for no limit at all."""
+    if not (total := seconds(text)):
+        raise ValueError("is no time at all; give at least one second, as in 00:10:00")
+    return total
+
+
+def duration(time) -> str:
+    """Return some seconds in the unit that one would say: ``42 s``, ``10 min``, ``2.5 h``."""
+    if time < 120:
+        return f"{time:.0f} s"
+    return f"{time / 60:.0f} min" if time < 7200 else f"{time / 3600:.1f} h"

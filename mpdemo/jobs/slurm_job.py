@@ -13,9 +13,9 @@ PATIENCE = 0.5  # s between two looks at the user's jobs, about which Slurm is a
 
 def start(script, identity, options) -> dict:
     """Submit a script from the project's root with more options; return what the job's record holds of it."""
-    job_id = slurm.sbatch(script, paths.root(), *options)
+    said = slurm.client("sbatch", "--parsable", *options, str(script), cwd=paths.root())
     queue.forget(identity)
-    return {"id": job_id, "where": f"cluster {identity.split()[0]}", "identity": identity}
+    return {"id": said.split()[-1].split(";")[0], "where": f"cluster {identity.split()[0]}", "identity": identity}
 
 
 def log_files(job) -> list[Path]:

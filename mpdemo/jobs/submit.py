@@ -14,7 +14,7 @@ from mpdemo.jobs.check import check
 from mpdemo.jobs.job import RECORD, Job, read_record, write_record
 from mpdemo.jobs.sbatch_text import log_options, render
 from mpdemo.jobs.site import Site, load_site
-from mpdemo.world.gpus import gpus_here, gpus_wanted, too_few_gpus
+from mpdemo.world.devices import gpus_here, gpus_wanted, too_few_gpus
 
 PLAIN_SITES = ("generic", "throwaway")  # they render the same text: the committed one
 RESULTS = ("exit-status.txt", "exit-status.json", "summary.json")

@@ -18,7 +18,7 @@ from pathlib import Path
 from tabulate import tabulate
 
 from mpdemo.errors import UserError
-from mpdemo.jobs import Job, slurm, times
+from mpdemo.jobs import Job, slurm
 from mpdemo.jobs.job import FINISHED, RECORD, read_record
 from mpdemo.jobs.local_job import answer_at_the_end, supervisor_lives
 from mpdemo.jobs.slurm_job import answer_from_files
@@ -94,7 +94,7 @@ def row(folder, identity, queue) -> list:
             states[record.parent] = state_of(record.parent, job, record.stat().st_uid, identity, queue)
     counts = Counter("failed" if state in FAILED else state for state in states.values())
     running = ", ".join(str(out.relative_to(runs)) for out, state in states.items() if state == "running")
-    last = times.duration(max(0, time.time() - max(changes))) if changes else ""
+    last = slurm.duration(max(0, time.time() - max(changes))) if changes else ""
     return [exercises(folder), *(counts[state] for state in COUNTED), running, last, round(size(runs) / 2**20)]
 
 
