@@ -10,11 +10,11 @@ from tabulate import tabulate
 
 from mpdemo import paths
 from mpdemo.errors import UserError, did_you_mean
-from mpdemo.log import rows_in
 from mpdemo.notebook.plots import curves
 from mpdemo.notebook.plots.ladder_so_far import ladder_so_far, memory_text
 from mpdemo.notebook.show import Bundle
 from mpdemo.settings import RUNGS
+from mpdemo.training.log import rows_in
 
 COLUMNS = {  # of a row: its heading; its format, or a function that writes the value
     "rung": ("rung", ""),
