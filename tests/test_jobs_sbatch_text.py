@@ -68,7 +68,7 @@ def test_a_job_that_goes_on_with_fewer_nodes():
     """Slurm leaves it alone, and the torchruns meet again; as ever it needs a training that goes on."""
     command = train_command(rung="ddp", out="runs/toy", resume="auto")
     text = render(spec(command=command, nodes=4, least_nodes=2, launcher="torchrun"), load_site("generic"))
-    assert "no-kill" in options(text) and "srun --no-kill --kill-on-bad-exit=0" in text
+    assert "no-kill" in options(text) and " --no-kill --kill-on-bad-exit=0 " in text
     assert '--nnodes=2:"$SLURM_NNODES" --nproc-per-node=1 --max-restarts=2' in text
     assert "--node-rank" not in text and "--master-addr" not in text
     for changes, said in (
@@ -205,6 +205,7 @@ def test_no_such_site_lists_those_there_are():
         ("partition = 3", "partition 3 is not allowed; allowed: a text"),
         ('setup = "module load x"', "a list of texts"),
         ('gpu_syntax = "--gpus"', "allowed: gres"),
+        ('gpu_type = "gpu:a100"', "is more than a model; write it alone"),
         ('launcher = "mpirun"', "allowed: srun, torchrun"),
         ('master_suffix = "; rm"', "master_suffix .; rm. is not allowed"),
         ('name = "generic"', "'name' is not allowed"),
@@ -249,7 +250,11 @@ def script(*lines):
         (script("#SBATCH --time=03:00:00"), 2, "over the limit"),
         (script("#SBATCH --output=nowhere/%j.out"), 2, "does not exist: nowhere"),
         (script("#SBATCH --output=50%%/%j.out"), 2, "does not exist: 50%"),
-        (script("#SBATCH --time"), 2, "expected one argument"),
+        (script("#SBATCH --time"), 2, "expects a value"),
+        (script("#SBATCH -c 4", "#SBATCH --cpus-per-task=8"), 3, "there twice (also in line 2)"),
+        (script("#SBATCH --gres=nvme:9,gpu:a100:8"), 2, "8 GPUs per node"),
+        (script("#SBATCH --nodes=2", "#SBATCH --gpus=10"), 3, "5 GPUs per node"),
+        (script("if true; then"), 4, "bash cannot read it: syntax error"),
         (script("#SBATCH --job-name='open"), 2, "quotes do not match"),
         (script("#SBATCH --nodes=1").replace("\n", "\r\n"), 1, "DOS line breaks"),
         ("#SBATCH --nodes=1\nsrun python\n", 1, "names no shell"),

@@ -27,7 +27,27 @@ COURSE = {dataclasses.replace(spec, **ANY) for spec in jobs_of_course().values()
 REAL = [name for name in site_names() if name not in ("generic", "throwaway")]
 VARIABLES = {"COURSE_ACCOUNT": "course", "COURSE_IMAGE": "nersc/pytorch:newest"}
 FEW = ("generic", "ucr_cpu", "ucr_gpu")  # `make test` tries these shapes: four GPUs per node, none, one with a type
-OF_PLUGINS = {"alps_daint": ["--uenv", "--view"], "perlmutter": ["--image", "--module"]}
+# What a throw-away Slurm cannot have: options of plugins, other clusters, local disks.
+LEFT_OUT = {"alps_daint": ["--uenv", "--view"], "perlmutter": ["--image", "--module"]}
+LEFT_OUT |= {"alex": ["--clusters"], "mahti": ["--gres"]}
+# Lines that the documentation of a site shows, in the scripts of files written from generic.toml's comments alone.
+TRIALS = {
+    "alex": (
+        "#!/bin/bash -l\n",
+        "--gres=gpu:a100:8 ",
+        "--clusters=alex ",
+        "--export=NONE ",
+        "\nunset SLURM_EXPORT_ENV ||",
+    ),
+    "bridges2": ("--gpus=v100-32:16 ", "--partition=GPU "),
+    "isambard_ai": ("--gpus-per-node=4 ", "--cpus-per-task=72 ", "\nmodule reset ||"),
+    "karolina": ("--gpus-per-node=8 ", "--gpu-bind=single:1 ", "--kill-on-bad-exit=1"),
+    "mahti": ("--gres=gpu:a100:4,nvme:900 ", "--partition=gpumedium "),
+    "meluxina": ("--gpus-per-task=1 ", "--qos=short ", "--error=", "export NCCL_SOCKET_IFNAME=ib0\n"),
+    "narval": ("--gpus-per-node=a100:4 ", "--mem-per-gpu=124G ", "\nexport TORCH_NCCL_ASYNC_HANDLING=1\n"),
+    "puhti": ("--gres=gpu:v100:4 ", "--mem=0 ", " python3 -m mpdemo train"),
+    "roihu": ("--gres=gpu:gh200:4 ", "OMP_NUM_THREADS"),
+}
 
 
 def job(site):
@@ -60,6 +80,15 @@ def test_a_site_file_says_where_it_comes_from(name):
         assert re.search(r"Written on 20\d\d-\d\d-\d\d from", head) and "https://" in head
 
 
+@pytest.mark.parametrize(("name", "lines"), TRIALS.items())
+def test_a_site_file_that_a_stranger_wrote_gives_what_the_site_shows(name, lines, of_course):
+    site = load_site(str(FOLDER / "trials" / f"{name}.toml"))
+    text = render(job(site), site)
+    assert check(job(site), site, ask_slurm=False) == []
+    for line in lines:
+        assert text.count(line) == 1, f"{line}\n{text}"
+
+
 @pytest.fixture
 def cluster_of(slurm_programs, of_course, monkeypatch):
     """A throw-away cluster of a site's shape; gives the site's stand-in, and what that leaves out."""
@@ -75,7 +104,8 @@ def cluster_of(slurm_programs, of_course, monkeypatch):
 
 def shapes():
     """The sites whose shape is tried; all but a few of them only by `make soak`."""
-    return [name if name in FEW else pytest.param(name, marks=pytest.mark.soak) for name in site_names()]
+    names = [*site_names(), *(str(FOLDER / "trials" / f"{name}.toml") for name in TRIALS)]
+    return [name if name in FEW else pytest.param(name, marks=pytest.mark.soak, id=Path(name).stem) for name in names]
 
 
 @pytest.mark.parametrize("name", shapes())
@@ -83,7 +113,7 @@ def test_a_slurm_of_its_shape_accepts_every_job_of_the_course(name, cluster_of, 
     """Each job file is judged by Slurm; one job on two nodes really runs, with the site's words around srun."""
     site = load_site(name)
     throwaway, left_out = cluster_of(site)
-    assert [word for word in left_out if word.startswith("--")] == OF_PLUGINS.get(name, [])
+    assert [word for word in left_out if word.startswith("--")] == LEFT_OUT.get(site.name, [])
     for spec in [job(site), *COURSE]:
         assert check(spec, throwaway) == [], spec
     code = "import os; print(os.environ['SLURM_JOB_PARTITION'], os.environ['SLURM_PROCID'])"
