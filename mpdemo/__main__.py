@@ -14,7 +14,7 @@ from mpdemo.world.launch import end
 
 COMMANDS = {
     "demo": ("mpdemo.demo", "train up the whole ladder and print one table"),
-    "train": ("mpdemo.train", "train one rung"),
+    "train": ("mpdemo.training.command", "train one rung"),
     "plan": ("mpdemo.plan.command", "where to cut, which schedule, how many microbatches"),
     "env": ("mpdemo.doctor", "check this machine, its PyTorch, Slurm and site"),
     "explain": ("mpdemo.jobs.explain", "find the known failures in a log, and say what to do"),

@@ -15,13 +15,13 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from tqdm import tqdm
 
 from mpdemo import data, models
-from mpdemo.between import STOPPED, Between
 from mpdemo.cuts import resolve_cut
 from mpdemo.errors import UserError
-from mpdemo.meter import summarise
 from mpdemo.recorder import Recorder
-from mpdemo.script import run_script
-from mpdemo.stages import Part
+from mpdemo.training.between import STOPPED, Between
+from mpdemo.training.meter import summarise
+from mpdemo.training.script import run_script
+from mpdemo.training.stages import Part
 
 PRECISION = {"fp32": None, "bf16": torch.bfloat16}
 

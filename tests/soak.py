@@ -29,11 +29,12 @@ from pathlib import Path
 import psutil
 import torch
 
-from mpdemo import checkpoint, paths, resume
+from mpdemo import paths
 from mpdemo.cluster import Cluster
 from mpdemo.errors import UserError
 from mpdemo.jobs import Job, JobSpec, load_site, local_job, slurm, submit, train_command
 from mpdemo.jobs.record import prepared, read_text, write_record
+from mpdemo.training import checkpoint, resume
 
 STEPS = 24
 COMMON = {"model": "transformer", "batch_size": 32, "steps": STEPS, "log_every": 1, "resume": "auto"}
@@ -246,7 +247,7 @@ def forked(spec) -> list[psutil.Process]:
     for number in numbers:
         with contextlib.suppress(psutil.NoSuchProcess):
             process = psutil.Process(number)
-            if "mpdemo.warm" in " ".join(process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE:
+            if "mpdemo.world.warm" in " ".join(process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE:
                 living.append(process)
     return living
 

@@ -13,11 +13,12 @@ import pytest
 import torch
 from test_training import losses, run_here, summary
 
-from mpdemo import checkpoint, models, resume
+from mpdemo import models
 from mpdemo.errors import RunFailed, UserError
-from mpdemo.log import RunLog
 from mpdemo.paths import root
 from mpdemo.settings import Settings
+from mpdemo.training import checkpoint, resume
+from mpdemo.training.log import RunLog
 
 TOY = {"model": "toy", "batch_size": 512}
 STATE = {"scheduler": {}, "settings": {}, "length": 9, "epoch": 0, "epoch_steps": []}

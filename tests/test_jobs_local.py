@@ -11,10 +11,11 @@ import psutil
 import pytest
 from worker_jobs import PROGRAMS, all_gone, sleepers, spec
 
-from mpdemo import paths, warm
+from mpdemo import paths
 from mpdemo.errors import UserError
 from mpdemo.jobs import JobSpec, attach, local_job, submit
-from mpdemo.world.gpus import gpus_here
+from mpdemo.world import warm
+from mpdemo.world.devices import gpus_here
 
 pytestmark = pytest.mark.usefixtures("no_slurm")
 OWNER = """

@@ -29,7 +29,7 @@ CHECK = """
 import argparse, importlib.util, os, sys
 from mpdemo.options import options_from
 from mpdemo.settings import Settings, checked
-from mpdemo.train import add_arguments
+from mpdemo.training.command import add_arguments
 start, option, module, *words = sys.argv
 if module == "mpdemo":
     parser = argparse.ArgumentParser()

@@ -16,12 +16,12 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from worlds import TRAIN, run_worlds, written
 
-from mpdemo import resume
 from mpdemo.errors import UserError
 from mpdemo.paths import root
 from mpdemo.run import Run, train
 from mpdemo.settings import Settings, checked
 from mpdemo.timeline import read
+from mpdemo.training import resume
 from mpdemo.world.env import World
 
 ROUNDING = 2e-5  # float32, summed in another order
@@ -483,7 +483,7 @@ def test_the_loop_does_not_wait_every_step(runs, monkeypatch, rung):
     counts = []
     for steps in (10, 50):
         form = "one-process" if rung in ("model_parallel", "pipeline") else None
-        monkeypatch.setattr("mpdemo.stop.INTERVAL", 1e6)  # s; on a busy machine it would come round
+        monkeypatch.setattr("mpdemo.training.stop.INTERVAL", 1e6)  # s; on a busy machine it would come round
         with CountWaits(monkeypatch) as waits:
             runs(f"run{steps}", rung=rung, form=form, model="toy", batch_size=24, steps=steps, log_every=1000)
         counts.append(waits.count)

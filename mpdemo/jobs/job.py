@@ -9,7 +9,7 @@ from mpdemo.errors import UserError
 from mpdemo.jobs import diagnose, local_job, slurm_job
 from mpdemo.jobs.record import read_text
 from mpdemo.jobs.times import DAY, Deadline
-from mpdemo.log import read_rows
+from mpdemo.training.log import read_rows
 
 FINISHED = ("done", "failed", "stopped", "cancelled", "timeout", "out_of_memory", "node_failure", "unknown")
 HERE = "this machine"  # where a job runs that Slurm does not know

@@ -1,8 +1,7 @@
 """How `mpdemo.jobs.job.Job` asks, cancels and warns a job on this machine, and how one is started.
 
-The same command in as many processes, or the job's file as a step of the job around us (`mpdemo.jobs.allocation`); a
-supervisor (`mpdemo.launch`) watches it, so that nothing outlives it. The job ends with the Python (the notebook's
-kernel) that started it.
+The same command in as many processes, or the job's file as a step of the job around us (`mpdemo.jobs.allocation`),
+watched by a supervisor (`mpdemo.world.supervisor`). The job ends with the Python, the notebook's kernel, that began it.
 """
 
 import json
@@ -16,12 +15,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from mpdemo import launch, paths, warm
+from mpdemo import paths
 from mpdemo.errors import UserError
 from mpdemo.jobs import allocation, diagnose, times
 from mpdemo.jobs.record import read_text
 from mpdemo.jobs.slurm_answers import Answer
-from mpdemo.world.gpus import ON_THE_CPU, too_few_gpus
+from mpdemo.world import supervisor, warm
+from mpdemo.world.devices import ON_THE_CPU, too_few_gpus
 from mpdemo.world.processes import child_environment, first_child, is_running, start_time
 
 PATIENCE = 0.05  # s between two looks at a job
@@ -125,7 +125,7 @@ def supervise(order, log, cold) -> tuple[int, object]:
     with open(log, "wb") as file, open(watched) as stdin:
         if not cold:
             return warm.supervise(order, stdin.fileno(), file.fileno()), open(pipe, "wb")
-        command = [sys.executable, "-SP", launch.__file__, str(order)]
+        command = [sys.executable, "-SP", supervisor.__file__, str(order)]
         process = subprocess.Popen(command, stdin=stdin, stdout=file, stderr=file, start_new_session=True)
         return process.pid, open(pipe, "wb")
 

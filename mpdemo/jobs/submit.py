@@ -14,7 +14,7 @@ from mpdemo.jobs.job import HERE, Job
 from mpdemo.jobs.record import prepared, read_record, refuse_folder_of_another, write_record
 from mpdemo.jobs.sbatch_text import log_options, render
 from mpdemo.jobs.site import Site, load_site
-from mpdemo.world.gpus import gpus_here, gpus_wanted, too_few_gpus
+from mpdemo.world.devices import gpus_here, gpus_wanted, too_few_gpus
 from mpdemo.world.processes import check_room
 
 PLAIN_SITES = ("generic", "throwaway")  # they render the same text: the committed one

@@ -16,7 +16,7 @@ from pathlib import Path
 from mpdemo.errors import UserError, error_line
 from mpdemo.ranks import rank as rank_process
 from mpdemo.ranks.places import place_in_program
-from mpdemo.world.gpus import ON_THE_CPU
+from mpdemo.world.devices import ON_THE_CPU
 from mpdemo.world.launch import free_port
 from mpdemo.world.processes import child_environment
 

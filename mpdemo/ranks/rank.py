@@ -57,7 +57,7 @@ def begin(group) -> dict:
     import torch
     import torch.distributed as dist
 
-    from mpdemo.world.cores import claim_cores
+    from mpdemo.world.devices import claim_cores
     from mpdemo.world.env import World
 
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

@@ -17,12 +17,12 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler
 
 from mpdemo import data, models
-from mpdemo.between import learning_rate
 from mpdemo.errors import UserError
-from mpdemo.log import RunLog
 from mpdemo.notebook.story import story
 from mpdemo.settings import Settings
-from mpdemo.world.cores import claim_cores
+from mpdemo.training.between import learning_rate
+from mpdemo.training.log import RunLog
+from mpdemo.world.devices import claim_cores
 from mpdemo.world.env import where_am_i
 from mpdemo.world.launch import end
 

@@ -8,7 +8,7 @@ import torch
 from conftest import ON_CPU
 from worlds import run_worlds
 
-from mpdemo import resume
+from mpdemo.training import resume
 
 CLOSE = 1e-3  # of losses after some steps on a GPU and on a CPU, which add in another order
 RUNGS = ["single", "data_parallel", "ddp", "fsdp", "tensor", "model_parallel", "pipeline"]

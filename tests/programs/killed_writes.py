@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from mpdemo import checkpoint, resume
+from mpdemo.training import checkpoint, resume
 
 KILLS, WEIGHTS = int(sys.argv[2]) if sys.argv[2:] else 60, 2**19  # 2 MiB
 STATE = {"scheduler": {}, "settings": {}, "length": 9, "epoch": 0, "epoch_steps": []}

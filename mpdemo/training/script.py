@@ -4,11 +4,11 @@ import argparse
 import os
 import time
 
-from mpdemo.board import check_tensorboard
 from mpdemo.errors import Parser, UserError
 from mpdemo.options import add_options, options_from
 from mpdemo.rules import check_compiler
 from mpdemo.settings import Settings, checked
+from mpdemo.training.board import check_tensorboard
 from mpdemo.world.failures import report
 from mpdemo.world.launch import PARENT, end, import_pytorch
 
@@ -111,7 +111,7 @@ def work(settings, train) -> int:
     import_pytorch(needs_torchvision(settings), with_optimizers=True)
     from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 
-    from mpdemo.world.cores import claim_cores
+    from mpdemo.world.devices import claim_cores
     from mpdemo.world.env import process_group, where_am_i
 
     place = None

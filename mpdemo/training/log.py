@@ -5,8 +5,8 @@ import fcntl
 import json
 from pathlib import Path
 
-from mpdemo.board import TensorBoardLog
 from mpdemo.errors import RunFailed, UserError
+from mpdemo.training.board import TensorBoardLog
 
 
 def read_rows(text) -> list[dict]:

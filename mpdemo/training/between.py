@@ -14,11 +14,12 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.functional import cross_entropy
 
-from mpdemo import checkpoint, data, resume
+from mpdemo import data
 from mpdemo.errors import RunFailed, UserError
-from mpdemo.log import RunLog, rows_in
-from mpdemo.meter import Steps, peak_memory_of_all
-from mpdemo.stop import StopSignal
+from mpdemo.training import checkpoint, resume
+from mpdemo.training.log import RunLog, rows_in
+from mpdemo.training.meter import Steps, peak_memory_of_all
+from mpdemo.training.stop import StopSignal
 from mpdemo.world.collectives import sum_over_ranks
 
 STOPPED = 3  # exit status: stopped by a signal, a checkpoint is written

@@ -12,9 +12,9 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-from mpdemo.checkpoint import FLAT, PARTS, checksums, in_order, place, tensors_of
 from mpdemo.errors import UserError, error_line
 from mpdemo.options import option_name
+from mpdemo.training.checkpoint import FLAT, PARTS, checksums, in_order, place, tensors_of
 from mpdemo.world.collectives import in_all
 
 

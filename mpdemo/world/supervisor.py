@@ -2,8 +2,9 @@
 
 A supervisor is a process of its own: it starts the ranks as its children, adopts every orphan of theirs, holds a pipe
 from its owner (its stdin), and ends the whole tree when the job ends, on SIGTERM, at the time limit, or when the owner
-dies (end of file on the pipe). It writes how the job ended to the run's folder. `mpdemo.warm` forks it from a process
-that has imported PyTorch; as a program, ``python -SP launch.py ORDER.json``, it needs the standard library alone.
+dies (end of file on the pipe). It writes how the job ended to the run's folder. `mpdemo.world.warm` forks it from a
+process that has imported PyTorch; as a program, ``python -SP supervisor.py ORDER.json``, it needs the standard library
+alone.
 
 What an order holds: see `mpdemo.jobs.local_job.start`. Without "processes" its command is bash, which waits for srun.
 """

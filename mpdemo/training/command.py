@@ -23,10 +23,11 @@ A rung is a script in mpdemo/rungs. The same by hand, and on several nodes of a 
 
 import argparse
 import os
+from importlib import import_module
 
 from mpdemo.options import add_options, options_from
-from mpdemo.script import check_gpus, check_tools, needs_torchvision, work, world_size_of_launcher
 from mpdemo.settings import Settings, checked
+from mpdemo.training.script import check_gpus, check_tools, needs_torchvision, work, world_size_of_launcher
 from mpdemo.world.launch import import_pytorch, prepare_signals, start
 from mpdemo.world.processes import check_room
 
@@ -60,6 +61,4 @@ def main(args) -> int:
 
 def train(settings, place) -> int:
     """Train in this process, by the rung's file; return the exit status."""
-    from mpdemo.run import train
-
-    return train(settings, place)
+    return import_module("mpdemo.run").train(settings, place)

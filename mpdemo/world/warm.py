@@ -2,7 +2,7 @@
 
 It belongs to one kernel (or other Python), which starts it with its first local job, and ends with it. It imports
 PyTorch alone and never uses it: no threads, no GPU, nothing that a forked process could not inherit. What it forks is
-a supervisor (`mpdemo.launch`), whose ranks are then forked from that.
+a supervisor (`mpdemo.world.supervisor`), whose ranks are then forked from that.
 """
 
 import atexit
@@ -19,12 +19,12 @@ import traceback
 import types
 from pathlib import Path
 
-from mpdemo import launch
+from mpdemo.world import supervisor
 
 # PyTorch and Python read these when they start: where one has changed, another server is needed.
 READ_AT_START = ("OMP", "MKL", "KMP", "TORCH", "PYTORCH", "PYTHON", "LD_")
-SOURCE = str(Path(__file__).resolve().parent.parent)
-SERVE = "import sys; sys.path.insert(0, sys.argv.pop()); from mpdemo.warm import serve; sys.path.pop(0); serve()"
+SOURCE = str(Path(__file__).resolve().parents[2])
+SERVE = "import sys; sys.path.insert(0, sys.argv.pop()); from mpdemo.world.warm import serve; sys.path.pop(0); serve()"
 LOCK = threading.Lock()
 SERVERS = {}  # the one server of this process: the variables that it was started with -> connection, process
 
@@ -92,7 +92,7 @@ def _become_supervisor(connection, program, order, pipe, log):
         for descriptor, stream in ((pipe, 0), (log, 1), (log, 2)):
             os.dup2(descriptor, stream)
         os.closerange(3, 256)
-        launch.supervise(json.loads(order.read_text()) | {"run_program": program})
+        supervisor.supervise(json.loads(order.read_text()) | {"run_program": program})
     except BaseException:
         traceback.print_exc()
     finally:
