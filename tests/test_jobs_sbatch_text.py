@@ -188,7 +188,7 @@ def test_the_examples_in_docstrings_are_true(module):
 
 
 def test_no_such_site_lists_those_there_are():
-    with pytest.raises(UserError, match="no site 'nowhere'; there are: .*jeanzay, jureca, juwels, .*throwaway"):
+    with pytest.raises(UserError, match="no site 'nowhere'; there are: .*jeanzay, jeanzay_a100, jupiter, .*throwaway"):
         load_site("nowhere")
 
 
@@ -245,7 +245,7 @@ def script(*lines):
         (script("#SBATCH --gpus-per-node=v100:5"), 2, "5 GPUs per node"),
         (script("#SBATCH --ntasks-per-node=8", "#SBATCH --gpus-per-task=1"), 3, "8 GPUs per node"),
         (script("#SBATCH --ntasks-per-node=4", "#SBATCH --gres=gpu:2"), 2, "4 processes do not match 2 GPUs"),
-        (script("#SBATCH --ntasks-per-node=2", "#SBATCH -c 25 # a quarter"), 3, "2 tasks x 25 CPUs = 50"),
+        (script("#SBATCH --ntasks-per-node=2", "#SBATCH -c 50 # a quarter"), 3, "2 tasks x 50 CPUs = 100"),
         (script("#SBATCH --time=soon"), 2, "is no time"),
         (script("#SBATCH --time=03:00:00"), 2, "over the limit"),
         (script("#SBATCH --output=nowhere/%j.out"), 2, "does not exist: nowhere"),
@@ -269,7 +269,7 @@ def test_the_checker_names_the_line_and_the_fix(project, text, line, message):
 
 
 def test_a_good_file_has_no_problems(project):
-    assert check(script("#SBATCH --ntasks-per-node=2 --gres=gpu:4", "#SBATCH -C 'v100-16g|v100-32g'"), "jeanzay") == []
+    assert check(script("#SBATCH --ntasks-per-node=2 --gres=gpu:4", "#SBATCH -C 'h100|a100'"), "jeanzay") == []
 
 
 def test_a_spec_is_checked_before_it_is_submitted(project):

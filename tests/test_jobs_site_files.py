@@ -19,13 +19,14 @@ from mpdemo.cluster import Cluster
 from mpdemo.cluster.shape import memory_of, shape_of, stand_in, write_site
 from mpdemo.jobs import JobSpec, Site, check, load_site, render, submit, train_command
 from mpdemo.jobs.site import site_names
+from mpdemo.jobs.site_trial import try_site
 from mpdemo.trainers.course import jobs_of_course
 
 FOLDER = Path(__file__).parent / "sites"
 ANY = {"name": "toy", "command": ("-c", "pass"), "out": "runs/toy"}
 COURSE = {dataclasses.replace(spec, **ANY) for spec in jobs_of_course().values()}  # one for each set of directives
 REAL = [name for name in site_names() if name not in ("generic", "throwaway")]
-VARIABLES = {"COURSE_ACCOUNT": "course", "COURSE_IMAGE": "nersc/pytorch:newest"}
+VARIABLES = {"COURSE_ACCOUNT": "course"}
 FEW = ("generic", "ucr_cpu", "ucr_gpu")  # `make test` tries these shapes: four GPUs per node, none, one with a type
 # What a throw-away Slurm cannot have: options of plugins, other clusters, local disks.
 LEFT_OUT = {"alps_daint": ["--uenv", "--view"], "perlmutter": ["--image", "--module"]}
@@ -73,11 +74,15 @@ def test_the_job_file_of_a_site_stays_as_it_is(name, of_course):
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_a_site_file_says_where_it_comes_from(name):
+def test_a_site_file_says_where_and_when_it_comes_from(name, of_course):
+    title = load_site(name).title
     head = (paths.root() / f"slurm/sites/{name}.toml").read_text().split("\n\n")[0]
-    assert "Not tried on the site." in head
-    if name not in ("jeanzay", "juwels"):  # from the sites' own courses
-        assert re.search(r"Written on 20\d\d-\d\d-\d\d from", head) and "https://" in head
+    assert "Not tried on the site." in head and re.search(r"; [a-z ]+ of \w+ 20\d\d$|; read in \w+ 20\d\d$", title)
+    if name != "juwels":  # from a course of the site's
+        assert re.search(r"Written on 20\d\d-\d\d-\d\d from", head) and re.search("https?://", head)
+    (*_, last) = try_site(load_site(name), None)
+    if not last.ok:  # a class should not learn it on its day
+        assert re.search(r"has PyTorch 2\.\d+.*, and this course needs", head.splitlines()[0]), last
 
 
 @pytest.mark.parametrize(("name", "lines"), TRIALS.items())
@@ -139,11 +144,11 @@ def test_a_slurm_of_its_shape_refuses_what_the_site_would(cluster_of):
 
 
 def test_a_stand_in_is_a_site_file_without_what_only_the_site_has(of_course, tmp_path):
-    site = load_site("lumi_g")
+    site = load_site("frontier")
     throwaway, left_out = stand_in(site, lambda program, option: program == "sbatch")
-    assert left_out == ["setup", "python", "scratch", "--cpu-bind"] and throwaway.name == "lumi_g-throwaway"
-    write_site(throwaway, tmp_path / "lumi_g-throwaway.toml")
-    assert load_site(str(tmp_path / "lumi_g-throwaway.toml")) == throwaway
+    assert left_out == ["setup", "--gpu-bind"] and throwaway.name == "frontier-throwaway"
+    write_site(throwaway, tmp_path / "frontier-throwaway.toml")
+    assert load_site(str(tmp_path / "frontier-throwaway.toml")) == throwaway
     assert memory_of(Site("a", gpus_per_node=4, memory_per_gpu="120G")) == 4 * 120 * 1024
 
 

@@ -20,6 +20,7 @@ from mpdemo.jobs import check, slurm
 from mpdemo.paths import root
 
 FOLDER = root() / "notebooks" / "take_home"
+SCRIPTS = root() / "notebooks" / "scripts"
 DIGITS = root() / "mpdemo" / "data" / "digits.npz"
 LIMITS = {"train_ddp.py": 70, "train_pipeline.py": 95, "split_any_model.py": 40}  # lines
 # Sums in float32 in another order: the losses of one process and of two were equal to the six printed digits. A step
@@ -106,13 +107,14 @@ def train_plainly(layers, mix, order, validated, microbatches=1) -> dict:
 
 
 def submit_and_wait(folder, command, *options) -> str:
-    """Submit the batch script with a command in its last line, in a copy of the folder; return its log."""
-    shutil.copytree(FOLDER, folder, dirs_exist_ok=True)
-    text = (folder / "train_ddp.sbatch").read_text()
+    """Submit the batch script with a command in its last line, from a folder with the scripts; return its log."""
+    for source in (FOLDER, SCRIPTS):
+        shutil.copytree(source, folder, dirs_exist_ok=True)
+    text = (folder / "train.sbatch").read_text()
     assert len(text.splitlines()) == 20 and check(text, "throwaway", ask_slurm=False) == []
-    text = text.replace("module load pytorch", "#").replace("train_ddp.py --data digits.npz", command)
-    (folder / "train_ddp.sbatch").write_text(text)
-    job = run(folder, "sbatch", "--parsable", *options, "train_ddp.sbatch").strip()
+    text = text.replace("module load pytorch", "#").replace("train_ddp.py", command)
+    (folder / "train.sbatch").write_text(text)
+    job = run(folder, "sbatch", "--parsable", *options, "train.sbatch").strip()
     end = time.monotonic() + 120
     while (state := slurm.ask(job).state) in ("pending", "running"):
         assert time.monotonic() < end, f"the job is still {state}"
@@ -156,12 +158,14 @@ def test_one_process_and_two_have_the_same_losses_also_when_resumed(undistribute
     assert_same(epochs(launch(tmp_path, *words, 2, processes=2)), undistributed, (2,))
 
 
-def test_the_batch_script_runs_on_two_nodes(cluster, undistributed, tmp_path):
+def test_the_batch_script_trains_on_two_nodes(cluster, tmp_path):
     nodes = 1 if cluster.network == "none" else 2  # else node names do not resolve
-    log = submit_and_wait(tmp_path, "train_ddp.py --data digits.npz", f"--nodes={nodes}", "--gpus-per-node=2")
-    assert_same(epochs(log), undistributed, (1, 2, 3, 4, 5))
-    assert undistributed[5][0] < 0.1 < undistributed[1][0] and undistributed[5][1] > 0.9 * 261  # it learns
-    assert (tmp_path / "train_ddp.pt").exists()
+    log = submit_and_wait(tmp_path, "train_ddp.py", f"--nodes={nodes}", "--gpus-per-node=2")
+    assert f"rank {2 * nodes - 1} of {2 * nodes} on cpu" in log
+    losses = [float(loss) for loss in re.findall(r"epoch \d: loss ([\d.]+),", log)]
+    alone = run(tmp_path, sys.executable, SCRIPTS / "train_single.py")
+    assert losses == pytest.approx([float(loss) for loss in re.findall(r"loss ([\d.]+)", alone)], abs=1e-4)
+    assert len(losses) == 5 and losses[-1] < 0.2 < losses[0]
 
 
 # --- the pipeline
