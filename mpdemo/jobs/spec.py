@@ -130,7 +130,8 @@ class JobSpec:
         if self.cpus_per_process is not None:
             return self.cpus_per_process
         gpus = site.gpus_per_node
-        return (max(1, site.cores_per_node // gpus) if gpus else site.cpus_per_process) * max(1, self.gpus_per_process)
+        share = (max(1, site.cores_per_node // gpus) if gpus else site.cpus_per_process) * max(1, self.gpus_per_process)
+        return min(share, max(1, site.cores_per_job // self.world_size)) if site.cores_per_job else share
 
     def cpus_per_task(self, site: Site) -> int:
         """CPUs of each of Slurm's tasks."""
