@@ -19,8 +19,8 @@ from mpdemo.cuts import resolve_cut
 from mpdemo.errors import UserError
 from mpdemo.recorder import Recorder
 from mpdemo.training.between import STOPPED, Between
+from mpdemo.training.command import run_script
 from mpdemo.training.meter import summarise
-from mpdemo.training.script import run_script
 from mpdemo.training.stages import Part
 
 PRECISION = {"fp32": None, "bf16": torch.bfloat16}

@@ -116,7 +116,7 @@ def test_gpu_bound_by_slurm_is_number_0(monkeypatch):
 def test_a_process_with_two_gpus_begins_with_the_first_of_its_own(monkeypatch):
     from mpdemo.run import local_devices
     from mpdemo.settings import Settings, checked
-    from mpdemo.training.script import check_gpus
+    from mpdemo.training.command import check_gpus
 
     gpus = FakeGPUs(monkeypatch, 4)
     world = where_am_i(TORCHRUN, devices=2)
@@ -131,7 +131,7 @@ def test_a_process_with_two_gpus_begins_with_the_first_of_its_own(monkeypatch):
 
 def test_more_ranks_than_gpus(monkeypatch):
     from mpdemo.settings import Settings, checked
-    from mpdemo.training.script import check_gpus
+    from mpdemo.training.command import check_gpus
 
     FakeGPUs(monkeypatch, 1)
     with pytest.raises(UserError, match="local rank 1 has no GPU.*2 processes on this node, 1 GPUs visible"):

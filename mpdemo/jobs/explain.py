@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpdemo.errors import UserError
-from mpdemo.world.failures import lost_a_peer
+from mpdemo.world.launch import lost_a_peer
 
 # In this order: a rank that waited in vain, or lost another one, is seldom the one to blame.
 KINDS = ("cause", "waiting", "consequence", "silent")

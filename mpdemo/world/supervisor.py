@@ -20,9 +20,10 @@ import socket
 import sys
 import time
 
-PRCTL = ctypes.CDLL(None).prctl
+PRCTL = getattr(ctypes.CDLL(None), "prctl", lambda *_: None)  # Linux alone has it
 SIGNAL_AT_PARENTS_DEATH, NAME, ADOPT_ORPHANS = 1, 15, 36  # PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER
 STOPPED = 3  # the exit status of a process that stopped with a checkpoint
+LOST = "lost another rank and ends"  # what a rank says that didn't fail by itself
 
 
 def children(pid) -> list[int]:
@@ -52,7 +53,7 @@ class Ranks:
 
     def __init__(self, job):
         self.numbers, self.ended = [], {}
-        self.by_srun = not job.get("processes")
+        self.by_srun, self.lines = not job.get("processes"), job.get("errors")
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -80,8 +81,23 @@ class Ranks:
 
     @property
     def failed(self) -> tuple | None:
-        """Rank and exit status of the one that failed first."""
-        return next(((rank, status) for rank, status in self.ended.items() if status), None)
+        """Rank and exit status of the one that failed first, by itself rather than because it lost another."""
+        failed = [(rank, status) for rank, status in self.ended.items() if status]
+        return next((one for one in failed if not self.line(one[0]).endswith(LOST)), failed[0] if failed else None)
+
+    def line(self, rank) -> str:
+        """Return the line in which a rank said why it ended, where it was asked to leave one."""
+        with contextlib.suppress(OSError), open(f"{self.lines}/{rank}") as file:
+            return file.read()
+        return ""
+
+    def last_words(self, rank, status) -> str:
+        """Say why a job failed: the line of the rank, or how it ended."""
+        this = f"mpdemo: rank {rank} of {len(self.numbers)}"
+        if not self.lines:
+            return f"{this} ended with exit status {status}" if len(self.numbers) > 1 else ""
+        how = f"ended by signal {status - 128}" if status > 128 else f"exit status {status}"
+        return "" if status == STOPPED else self.line(rank) or f"{this} failed: {how}"
 
     def to_warn(self) -> list[int]:
         """Return the processes that take a signal: the ranks, or the srun that bash, with a job's file, waits for."""
@@ -100,7 +116,7 @@ def become_rank(job, rank, port, parent):
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.closerange(3, 256)
     processes, command = job.get("processes"), job["command"]
-    if processes and processes > 1:
+    if processes and (processes > 1 or job.get("errors")):
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
         place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         place |= {"GROUP_RANK": 0, "TORCHELASTIC_RUN_ID": job["name"]}  # by which Lightning and others know torchrun
@@ -159,7 +175,7 @@ def end_tree(job, ranks):
         time.sleep(0.02)
     for _ in range(200):
         ranks.reap()
-        living = children(os.getpid())
+        living = children(os.getpid()) or ranks.living
         if not living:
             return
         send(living, signal.SIGKILL)
@@ -178,6 +194,7 @@ def supervise(job):
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.signal(signal.SIGTERM, lambda *_: terminations.append(True))
     signal.signal(signal.SIGUSR1, lambda number, _: warnings.append(number))
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.chdir(job["cwd"])
     os.environ.clear()
     os.environ |= job["environment"]
@@ -185,9 +202,9 @@ def supervise(job):
     ranks = Ranks(job)
     how = watch(job, ranks, terminations, warnings, wake)
     rank, status = ranks.failed or (None, 0 if how == "ended" else 1)
-    if how == "ended" and status and len(ranks.numbers) > 1:
-        print(f"mpdemo: rank {rank} of {len(ranks.numbers)} ended with exit status {status}", flush=True)
     end_tree(job, ranks)
+    if how == "ended" and status and (words := ranks.last_words(rank, status)):
+        print(words, file=sys.stderr, flush=True)
     shutil.rmtree(job["scratch"], ignore_errors=True)  # a process that was killed leaves files there
     with open(job["status"] + ".part", "w") as file:
         json.dump({"how": how, "exit_status": status, "run_time": time.monotonic() - started}, file)
