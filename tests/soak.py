@@ -34,7 +34,7 @@ from mpdemo.cluster import Cluster
 from mpdemo.errors import UserError
 from mpdemo.jobs import Job, JobSpec, load_site, local_job, slurm, submit, train_command
 from mpdemo.jobs.record import prepared, read_text, write_record
-from mpdemo.training import checkpoint, resume
+from mpdemo.training import checkpoint
 
 STEPS = 24
 COMMON = {"model": "transformer", "batch_size": 32, "steps": STEPS, "log_every": 1, "resume": "auto"}
@@ -273,10 +273,10 @@ def left_by(out) -> dict:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     kept = [{k: v for k, v in row.items() if k not in ("time", "images_per_second", "peak_memory_mib")} for row in rows]
     kept = [row for row in kept if row["event"] in ("step", "epoch")]
-    state = resume.read(resume.newest(folder))
+    state = checkpoint.read(checkpoint.newest(folder))
     del state["epoch_steps"]  # the rows of the current epoch once more, with their times
     del state["checksums"]  # the files may hold the tensors in another order
-    state["tensors"] = resume.tensors(resume.newest(folder))
+    state["tensors"] = checkpoint.tensors(checkpoint.newest(folder))
     return {"rows": kept, "state": state}
 
 
