@@ -142,11 +142,10 @@ def test_more_ranks_than_gpus(monkeypatch):
 
 CLAIM = """
 import os, sys, torch
-from mpdemo.world import devices
-from mpdemo.world.env import World
-devices.LOCK = sys.argv[1]
-world = World(rank=1, world_size=int(sys.argv[2]), local_rank=1, local_world_size=int(sys.argv[2]))
-devices.claim_cores(world, int(sys.argv[3]))
+from mpdemo.world import env
+env.LOCK = sys.argv[1]
+world = env.World(rank=1, world_size=int(sys.argv[2]), local_rank=1, local_world_size=int(sys.argv[2]))
+env.claim_cores(world, int(sys.argv[3]))
 print(sorted(os.sched_getaffinity(0)), torch.get_num_threads(), flush=True)
 sys.stdin.read()
 """

@@ -59,7 +59,7 @@ def main(args) -> int:
         sys.argv[1:] = settings.arguments()
         runpy.run_module(rung, run_name="__main__", alter_sys=True)  # it ends this process
     check_room(settings.processes, settings.oversubscribe)
-    import_pytorch(needs_torchvision(settings), with_optimizers=True)
+    import_pytorch(needs_torchvision(settings))
     check_gpus(settings)
     import_module("mpdemo.run")  # once, not in each process
     return start(["-m", rung, *settings.arguments()], settings.processes)
@@ -149,11 +149,10 @@ def check_precision(precision):
 
 def work(settings, train) -> int:
     """Call ``train(settings, place)`` in this process's place of the world; return the exit status."""
-    import_pytorch(needs_torchvision(settings), with_optimizers=True)
+    import_pytorch(needs_torchvision(settings))
     from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 
-    from mpdemo.world.devices import claim_cores
-    from mpdemo.world.env import process_group, where_am_i
+    from mpdemo.world.env import claim_cores, process_group, where_am_i
 
     place = None
     try:

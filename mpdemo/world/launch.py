@@ -9,7 +9,6 @@ import ctypes
 import gc
 import os
 import signal
-import socket
 import sys
 import tempfile
 import tomllib
@@ -32,15 +31,17 @@ PYTHONS = ("py", "Py", "pt_", "torchrun")  # how the name of a torchrun's proces
 FORKS = sys.platform == "linux" and not any(map(os.path.exists, ("/dev/nvidiactl", "/dev/kfd")))
 
 
-def import_pytorch(with_torchvision=False, with_optimizers=False):
+def import_pytorch(with_torchvision=False):
     """Import torch; explain the error where it is missing, too old, or does not fit torchvision."""
+    if ERRORS in os.environ:  # this process was begun by one that did it
+        return
     gc.disable()  # the search for garbage would take a fifth of the imports, and find none
     try:
         import torch
 
         check_version("torch", torch.__version__)  # first: an old one may lack what follows
-        if with_optimizers:
-            import torch._dynamo
+        import torch._dynamo  # an optimizer would in its first step
+
         if with_torchvision:
             import torchvision
     except (RuntimeError, ImportError, OSError) as error:
@@ -129,13 +130,6 @@ def lost_a_peer(error) -> bool:
     """Whether an error only reports that another rank is gone, so that it is not this rank's own."""
     messages = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
     return any(message in str(error) for message in messages)
-
-
-def free_port() -> int:
-    """Return a port of 127.0.0.1 that no process has now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def is_program(command) -> bool:

@@ -48,16 +48,20 @@ def handles(pid, number) -> bool:
     return False
 
 
+def free_port() -> int:
+    """Return a port of 127.0.0.1 that no process has now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 class Ranks:
     """The processes of a job: their numbers, and the exit statuses of those that have ended, the first one first."""
 
     def __init__(self, job):
         self.numbers, self.ended = [], {}
         self.by_srun, self.lines = not job.get("processes"), job.get("errors")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        parent = os.getpid()
+        port, parent = free_port(), os.getpid()
         for rank in range(job.get("processes") or 1):
             pid = os.fork()
             if pid == 0:

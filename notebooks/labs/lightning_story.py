@@ -22,8 +22,7 @@ from mpdemo.notebook.story import story
 from mpdemo.run import Run
 from mpdemo.settings import Settings
 from mpdemo.training.log import RunLog
-from mpdemo.world.devices import claim_cores
-from mpdemo.world.env import where_am_i
+from mpdemo.world.env import claim_cores, where_am_i
 from mpdemo.world.launch import end
 
 for package in ("lightning", "tensorboard"):
