@@ -33,8 +33,8 @@ from mpdemo.options import add_options, options_from
 from mpdemo.rules import check_compiler
 from mpdemo.settings import Settings, checked
 from mpdemo.training.board import check_tensorboard
-from mpdemo.world.launch import ERRORS, end, import_pytorch, prepare_signals, report, start
-from mpdemo.world.processes import check_room
+from mpdemo.world.launch import ERRORS, end, import_pytorch, report, start
+from mpdemo.world.processes import check_room, prepare_signals
 
 MANNERS = 10.0  # s for which the others let rank 0 say what is wrong: the first that ends lets torchrun end them all
 PATIENCE = 1800.0  # s for which ranks wait for one that writes a large checkpoint, or lists a large folder of images

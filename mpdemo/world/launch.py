@@ -5,7 +5,6 @@
 As a program it is a process of its own that calls `start`.
 """
 
-import ctypes
 import gc
 import os
 import signal
@@ -16,7 +15,6 @@ import traceback
 from importlib import metadata
 from pathlib import Path
 
-import psutil
 from packaging.requirements import Requirement
 from packaging.version import Version
 
@@ -26,7 +24,6 @@ from mpdemo.world import supervisor, warm
 
 ERRORS = "MPDEMO_ERRORS"  # the folder where a rank that `start` began leaves its line; the first one is printed
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-PYTHONS = ("py", "Py", "pt_", "torchrun")  # how the name of a torchrun's process begins
 # CUDA does not survive a fork, nor the frameworks of macOS: there each rank starts a Python of its own
 FORKS = sys.platform == "linux" and not any(map(os.path.exists, ("/dev/nvidiactl", "/dev/kfd")))
 
@@ -69,35 +66,6 @@ def check_version(package, version):
             f"{package} {version} is too old; allowed: {allowed}; "
             f"load a newer module (setup in the site file), or pip install --upgrade {package}"
         )
-
-
-def prepare_signals():
-    """Hold SIGUSR1 back until the training can obey it, and end with the parent. Call this before PyTorch's import.
-
-    SIGUSR1 asks for a checkpoint and an end; by default it kills.
-    """
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-    end_with_parent()
-
-
-def end_with_parent():
-    """End when a torchrun is killed: it would leave its processes behind. Nothing to do under srun or alone."""
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
-        return
-    be_killed_with_parent()
-    try:  # it may be gone already; in a container process 1 may be torchrun itself
-        parent = psutil.Process(os.getppid())
-        gone = parent.name() == "systemd" or (parent.pid == 1 and not parent.name().startswith(PYTHONS))
-    except psutil.NoSuchProcess:
-        gone = True
-    if gone:
-        os._exit(1)
-
-
-def be_killed_with_parent():
-    """Ask the system to kill this process when its parent ends, also after an exec (``preexec_fn`` of a child)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(supervisor.SIGNAL_AT_PARENTS_DEATH, signal.SIGKILL)
 
 
 def end(status=0):

@@ -1,12 +1,10 @@
-"""Start the processes of a local job, watch them, report the first that fails, and let nothing of them survive.
+"""Start the processes of a job, watch them, report the first that fails, and let nothing of them survive.
 
-A supervisor is a process of its own: it starts the ranks as its children, adopts every orphan of theirs, holds a pipe
-from its owner (its stdin), and ends the whole tree when the job ends, on SIGTERM, at the time limit, or when the owner
-dies (end of file on the pipe). It writes how the job ended to the run's folder. `mpdemo.world.warm` forks it from a
-process that has imported PyTorch; as a program, ``python -SP supervisor.py ORDER.json``, it needs the standard library
-alone.
-
-What an order holds: see `mpdemo.jobs.local_job.start`. Without "processes" its command is bash, which waits for srun.
+A supervisor is a process of its own: it starts the ranks as its children, adopts every orphan of theirs, and ends the
+whole tree when the job ends, on SIGTERM, at the time limit, or when its owner dies, whose pipe is its stdin. It is
+forked from a process that has imported PyTorch (launch.py, warm.py); as a program, ``python -SP supervisor.py
+ORDER.json``, it needs the standard library alone. What an order holds: `mpdemo.jobs.local_job.start`. Without
+"processes" its command is bash, which waits for srun.
 """
 
 import contextlib
@@ -86,8 +84,8 @@ class Ranks:
     @property
     def failed(self) -> tuple | None:
         """Rank and exit status of the one that failed first, by itself rather than because it lost another."""
-        failed = [(rank, status) for rank, status in self.ended.items() if status]
-        return next((one for one in failed if not self.line(one[0]).endswith(LOST)), failed[0] if failed else None)
+        failed = (ended for ended in self.ended.items() if ended[1])
+        return min(failed, key=lambda ended: self.line(ended[0]).endswith(LOST), default=None)
 
     def line(self, rank) -> str:
         """Return the line in which a rank said why it ended, where it was asked to leave one."""
