@@ -32,7 +32,7 @@ from mpdemo.cluster import Cluster
 from mpdemo.errors import UserError
 from mpdemo.jobs import JobSpec, load_site, slurm, submit, train_command
 from mpdemo.jobs.submit import start
-from mpdemo.training import checkpoint, resume
+from mpdemo.training import checkpoint
 
 STEPS = 24
 COMMON = {"model": "transformer", "batch_size": 32, "steps": STEPS, "log_every": 1, "resume": "auto"}
@@ -213,7 +213,7 @@ def left_by(out) -> str:
     folder = paths.root() / out
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     kept = [{k: v for k, v in row.items() if k not in ("time", "images_per_second", "peak_memory_mib")} for row in rows]
-    state = resume.read(resume.newest(folder)) | {"tensors": resume.tensors(resume.newest(folder))}
+    state = checkpoint.read(checkpoint.newest(folder)) | {"tensors": checkpoint.tensors(checkpoint.newest(folder))}
     del state["epoch_steps"]  # the rows of the current epoch once more, with their times
     del state["checksums"]  # the files may hold the tensors in another order
     rows = [row for row in kept if row["event"] in ("step", "epoch")]

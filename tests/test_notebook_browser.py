@@ -14,7 +14,7 @@ from labserver import lab
 from project import fresh_copy
 from setup_system import find, install_line
 
-from mpdemo.world.launch import free_port
+from mpdemo.world.supervisor import free_port
 
 CHROMIUM = find("chromium")
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason=f"no Chromium; {install_line(['chromium'])}")
