@@ -9,7 +9,7 @@ from mpdemo.paths import root
 # how tightly it is written. A name that begins with / is a file or folder of mpdemo.
 BUDGET = {
     "mpdemo": 15_697,
-    "notebooks/labs notebooks/checks notebooks/scripts notebooks/take_home": 4_532,
+    "notebooks/labs notebooks/checks notebooks/scripts": 4_532,
     "tests": 11865,
     "/__main__.py /errors.py /settings.py /options.py /rules.py /schedules.py /cuts.py /paths.py": 772,
     "/rungs": 414,
