@@ -9,9 +9,9 @@ import subprocess
 import pytest
 
 from mpdemo.errors import UserError
-from mpdemo.jobs import JobSpec, check, load_site, render, submit, times, train_command
+from mpdemo.jobs import JobSpec, check, load_site, render, slurm, submit, train_command
 from mpdemo.jobs import spec as job_spec
-from mpdemo.jobs.allocation import step_text
+from mpdemo.jobs.local_job import step_text
 
 WORKER = "tests/programs/worker.py"
 
@@ -175,10 +175,10 @@ def test_impossible_specs_are_refused(changes, message):
     "text, wanted", [("10", 600), ("1:30", 90), ("2-0", 172800), ("1-02:03", 93780), ("00:00:05", 5)]
 )
 def test_time_is_read_as_slurm_reads_it(text, wanted):
-    assert times.seconds(text) == wanted
+    assert slurm.seconds(text) == wanted
 
 
-@pytest.mark.parametrize("module", [times, job_spec], ids=["times", "spec"])
+@pytest.mark.parametrize("module", [slurm, job_spec], ids=["slurm", "spec"])
 def test_the_examples_in_docstrings_are_true(module):
     failed, attempted = doctest.testmod(module)
     assert attempted and not failed

@@ -6,7 +6,7 @@ import subprocess
 from dataclasses import dataclass
 
 from mpdemo import paths
-from mpdemo.jobs import slurm, times
+from mpdemo.jobs import slurm
 from mpdemo.jobs.sbatch_text import fitted, render
 from mpdemo.jobs.site import Site, load_site
 from mpdemo.jobs.spec import JobSpec
@@ -174,7 +174,7 @@ def time_limit(script, site) -> list[Problem]:
     """Find a time that Slurm cannot read, or that is over the partition's limit."""
     value, line = script.value("time"), script.line("time")
     try:
-        over = value and times.limit(value) > times.limit(site.max_time or value)
+        over = value and slurm.limit(value) > slurm.limit(site.max_time or value)
     except ValueError as error:
         return [Problem(line, f"time limit: {value!r} {error}", "--time=HH:MM:SS")]
     message = f"time {value} is over the limit here, {site.max_time}"

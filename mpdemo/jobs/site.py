@@ -17,7 +17,7 @@ from pydantic.dataclasses import dataclass
 
 from mpdemo import paths
 from mpdemo.errors import UserError, from_validation
-from mpdemo.jobs import slurm, times
+from mpdemo.jobs import slurm
 
 
 def one_line(text) -> str:
@@ -30,7 +30,7 @@ def one_line(text) -> str:
 def time_limit(text) -> str:
     """Refuse a time limit that Slurm could not read; an empty text is none."""
     if text:
-        times.limit(text)
+        slurm.limit(text)
     return text
 
 
