@@ -14,8 +14,8 @@ from pathlib import Path
 from mpdemo.errors import UserError
 from mpdemo.jobs.check import check
 from mpdemo.jobs.spec import JobSpec
-from mpdemo.world.processes import child_environment
 from mpdemo.world.launch import check_version
+from mpdemo.world.processes import child_environment
 
 PATIENCE = 180  # s for the setup lines and PyTorch together: a slow file system
 QUOTA_LINES = 12  # at most, of what a quota command prints
