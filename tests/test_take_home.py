@@ -37,17 +37,12 @@ ERRORS = [  # that the page quotes, and that one process can provoke; see progra
 ]
 
 
-def environment(**more) -> dict:
-    """Return the environment of a user's shell: no launcher's variables, this Python first in the path."""
-    kept = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-    return kept | {"OMP_NUM_THREADS": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"} | more
-
-
 def run(folder, *command) -> str:
-    """Run a command in a folder, for at most two minutes; return what it printed."""
-    done = subprocess.run(
-        [*map(str, command)], cwd=folder, env=environment(), capture_output=True, text=True, timeout=120
-    )
+    """Run a command in a folder as from a user's shell, for at most two minutes; return what it printed."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    environ = kept | {"OMP_NUM_THREADS": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    words = {"cwd": folder, "env": environ, "capture_output": True, "text": True, "timeout": 120}
+    done = subprocess.run([*map(str, command)], **words)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     return done.stdout
 
@@ -74,16 +69,8 @@ def assert_same(rows, reference, numbers):
 def train_plainly(layers, mix, order, validated, microbatches=1) -> dict:
     """Train in this process, without anything of torch.distributed; return what `epochs` does.
 
-    Parameters
-    ----------
-    layers : callable
-        Returns the model's layers.
-    mix : callable
-        Returns the order in which the script divides its images, of so many.
-    order : callable
-        Returns the order of the 1,536 training images in an epoch.
-    validated : int
-        Number of validation images.
+    ``layers()`` gives the model, ``mix(images)`` the order in which the script divides its images, and ``order(epoch)``
+    that of the 1,536 training images; so many images are validated.
     """
     torch.manual_seed(0)
     data, mixed = np.load(DIGITS), mix(1797)
@@ -128,9 +115,6 @@ def test_a_script_is_short_and_needs_nothing_of_this_package(script):
         assert not [name for name in names if name.split(".")[0] == "mpdemo"]
 
 
-# --- DDP
-
-
 @pytest.fixture(scope="module")
 def undistributed():
     """The same training in this process. DistributedSampler's order is that of its seed, 0, plus the epoch."""
@@ -156,9 +140,6 @@ def test_the_job_file_runs_on_two_nodes(cluster, undistributed, tmp_path):
     assert_same(epochs(log), undistributed, (1, 2, 3, 4, 5))
     assert undistributed[5][0] < 0.1 < undistributed[1][0] and undistributed[5][1] > 0.9 * 261  # it learns
     assert {file.name for file in tmp_path.iterdir() if file.suffix != ".out"} == {"train_ddp.pt"}
-
-
-# --- the pipeline
 
 
 @pytest.fixture(scope="module")
@@ -200,14 +181,10 @@ def test_a_model_that_is_no_list_is_cut_and_has_the_same_loss_and_gradient(tmp_p
     losses = [nn.functional.cross_entropy(model(images[i : i + 4]), labels[i : i + 4]) for i in (0, 4)]
     (sum(losses) / 2).backward()
     norm = sum(parameter.grad.square().sum() for parameter in model.parameters()).sqrt()
-    loss, gradient = re.search(
-        r"loss ([\d.]+) gradient ([\d.]+)", launch(tmp_path, "split_any_model.py", processes=2)
-    ).groups()
+    printed = launch(tmp_path, "split_any_model.py", processes=2)
+    loss, gradient = re.search(r"loss ([\d.]+) gradient ([\d.]+)", printed).groups()
     assert float(loss) == pytest.approx(sum(losses).item() / 2, rel=1e-5)
     assert float(gradient) == pytest.approx(norm.item(), rel=1e-4)  # a sum over 11 million squares
-
-
-# --- the page
 
 
 def test_the_page_quotes_errors_as_they_are(tmp_path):
