@@ -11,7 +11,7 @@ from mpdemo import models, run
 from mpdemo.paths import root
 from mpdemo.run import train
 from mpdemo.settings import Settings, checked
-from mpdemo.stages import stage_shapes
+from mpdemo.training.stages import stage_shapes
 from mpdemo.world.env import World
 
 MAKERS = {f"torch.{name}" for name in ("tensor", "zeros", "ones", "empty", "full", "arange", "eye", "rand", "randn")}

@@ -11,11 +11,11 @@ from tabulate import tabulate
 
 from mpdemo import paths
 from mpdemo.errors import UserError, did_you_mean
-from mpdemo.log import rows_in
 from mpdemo.notebook.plots import curves, style
 from mpdemo.notebook.plots.timeline import TimeScale, legend_handles, paint_step
 from mpdemo.notebook.show import Bundle
 from mpdemo.settings import RUNGS
+from mpdemo.training.log import rows_in
 
 MIB = 2**20
 MEMORY = {  # part of a device's memory: its look

@@ -14,7 +14,7 @@ from mpdemo.plan.machine import measured, memory_per_device, require_devices, st
 from mpdemo.plan.memory import MIB, RESERVE
 from mpdemo.plan.strategies import ONE_DEVICE
 from mpdemo.settings import Settings, as_arguments, checked
-from mpdemo.world.gpus import gpus_here
+from mpdemo.world.devices import gpus_here
 
 
 def text(request) -> str:

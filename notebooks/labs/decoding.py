@@ -26,7 +26,7 @@ from mpdemo.data import Loaders, SplitDataset
 from mpdemo.data.datasets import PIXELS, SeededAugmentation
 from mpdemo.data.images import augmented
 from mpdemo.data.loaders import keep_freed_memory
-from mpdemo.log import RunLog
+from mpdemo.training.log import RunLog
 from mpdemo.world.launch import end
 
 IMAGES, WIDTH, HEIGHT, QUALITY = 24, 500, 375, 85  # files of about 90 kB, as the photos of ImageNet

@@ -11,11 +11,11 @@ import sys
 from dataclasses import replace
 
 from mpdemo.ladder import model_and_batch
-from mpdemo.log import RunLog
 from mpdemo.notebook.story import story
 from mpdemo.plan import dry_run
 from mpdemo.plan.counting import peak_of_a_step, sent_in_a_step
 from mpdemo.settings import Settings, as_arguments, checked
+from mpdemo.training.log import RunLog
 from mpdemo.trial import Trial, join_world
 from mpdemo.world.collectives import gather_objects
 from mpdemo.world.launch import end
