@@ -1,5 +1,6 @@
 """Values from all processes; a world of one needs no process group for it."""
 
+import torch
 import torch.distributed as dist
 
 
@@ -50,3 +51,9 @@ def gather_in_first(value) -> list | None:
     values = [None] * dist.get_world_size() if first else None
     dist.gather_object(None if first else value, values)  # its own is here already, and may be large
     return [value, *values[1:]] if first else None
+
+
+def rest():
+    """Wait for all ranks, over gloo: in NCCL's barrier a waiting rank would keep its GPU busy."""
+    if dist.is_initialized():
+        dist.all_reduce(torch.zeros(1, device="cpu"))

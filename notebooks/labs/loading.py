@@ -9,7 +9,7 @@ from dataclasses import replace
 from torch.utils.data import Dataset
 
 from mpdemo import data
-from mpdemo.ladder import model_and_batch
+from mpdemo.compare import model_and_batch
 from mpdemo.settings import Settings
 from mpdemo.trial import Trial
 from mpdemo.world import clock

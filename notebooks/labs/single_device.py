@@ -16,9 +16,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
 from mpdemo import data, models
-from mpdemo.compare import run_lab
+from mpdemo.compare import model_and_batch, run_lab
 from mpdemo.labs.loading import CONVNET, loading
-from mpdemo.ladder import model_and_batch
 from mpdemo.notebook.story import story
 from mpdemo.plan.counting import peak_of_a_step
 from mpdemo.settings import Settings
