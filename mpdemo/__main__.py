@@ -7,6 +7,7 @@ Exit status: 0 done, 1 failed, 2 bad input, 3 stopped with a checkpoint.
 """
 
 import importlib
+import os
 import sys
 
 from mpdemo.errors import Parser, UserError
@@ -23,6 +24,7 @@ COMMANDS = {
     "rehearse": ("mpdemo.trainers.rehearse", "run each job of the course on the cluster, small, and print one table"),
     "class": ("mpdemo.trainers.classroom", "a trainer's view: who finished what, what runs"),
     "scale": ("mpdemo.trainers.scale", "what more nodes bring and cost, measured by jobs"),
+    "same": ("mpdemo.same.command", "is a script of YOUR own the same training on 1 and N processes; does it resume?"),
     "bench": ("mpdemo.bench", "measure the course's speed figures, each beside its limit"),
 }
 
@@ -40,7 +42,12 @@ def main(argv=None) -> int:
             module.add_arguments(sub)
     args = parser.parse_args(argv)
     try:
-        return module.main(args)
+        status = module.main(args)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # nobody reads on, as behind `| head`; the shell's status for it is that of SIGPIPE
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except UserError as error:
         print(f"mpdemo: error: {error}", file=sys.stderr)
         return error.status

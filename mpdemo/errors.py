@@ -22,6 +22,9 @@ ALLOWED = {
     "greater_than_equal": "{ge} or more",
     "greater_than": "more than {gt}",
     "less_than_equal": "{le} or less",
+    "less_than": "less than {lt}",
+    "string_too_short": "a text that is not empty",
+    "string_pattern_mismatch": "a text without a null byte",
     "byte_size": "a number and a unit, such as 16GiB",
     "byte_size_unit": "a number and a unit, such as 16GiB",
 }

@@ -17,9 +17,8 @@ from mpdemo.run import Run
 from mpdemo.settings import RUNG_FORMS, checked
 from mpdemo.training.between import compile_blocks
 from mpdemo.world.collectives import whole
-from mpdemo.world.devices import claim_cores
-from mpdemo.world.env import ALLOWED_CORES, World, process_group, where_am_i
-from mpdemo.world.launch import end_with_parent
+from mpdemo.world.env import ALLOWED_CORES, World, claim_cores, process_group, where_am_i
+from mpdemo.world.processes import end_with_parent
 
 STEADY = 1e-4  # learning rate: a trial does hundreds of steps on one batch
 

@@ -126,7 +126,7 @@ def test_run_takes_the_shape_of_a_site_and_says_what_it_cannot_check(slurm_progr
     show = "sinfo -h -o '%P %l %c %G %f'; basename $MPDEMO_SITE; grep '^setup' $MPDEMO_SITE"
     done = run_mpdemo("cluster", "run", "--site", "jeanzay", "--nodes", "1", "--", "sh", "-c", show)
     row, name, setup = done.stdout.splitlines()
-    assert row == "debug* 2:00:00 40 gpu:4 v100-16g,v100-32g"
+    assert row == "debug* 2:00:00 96 gpu:4 a100,h100"
     assert (name, setup) == ("jeanzay-throwaway.toml", "setup = []")
     assert "accepted with any value: qos" in done.stderr
     assert "left out (only the site has it): setup, scratch" in done.stderr

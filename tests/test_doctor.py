@@ -63,7 +63,7 @@ def test_a_pytorch_that_is_too_old_is_refused(run_mpdemo, quick_torch):
 def test_an_unknown_site_is_a_users_mistake(run_mpdemo):
     done = run_mpdemo("env", "--site", "nowhere")
     assert done.returncode == 2
-    assert "generic, jeanzay, jureca, juwels" in done.stderr and "there are: " in done.stderr
+    assert "generic, jeanzay, jeanzay_a100, jupiter, " in done.stderr and "there are: " in done.stderr
 
 
 def test_on_the_cluster(run_mpdemo, cluster, quick_torch):

@@ -14,7 +14,7 @@ from labserver import lab
 from project import fresh_copy
 from setup_system import find, install_line
 
-from mpdemo.world.launch import free_port
+from mpdemo.world.supervisor import free_port
 
 CHROMIUM = find("chromium")
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason=f"no Chromium; {install_line(['chromium'])}")
@@ -124,7 +124,7 @@ def color(page) -> str:
 
 def test_jobs_are_live_and_then_pictures(page, server, project, outside, tmp_path):
     """One page: formulas, a job that fails, one that is done, and one that lives through a reload and is cancelled."""
-    cells = [DOLLARS, *follow_cells("failed", 5, status=3), *follow_cells("short", 40), *follow_cells("long", 4000)]
+    cells = [DOLLARS, *follow_cells("failed", 5, status=1), *follow_cells("short", 40), *follow_cells("long", 4000)]
     write(project, "flow.ipynb", cells)
     open_notebook(page, server, "flow.ipynb", run=True)
     page.wait_for_selector(f"{OUTPUT} >> text=AFTER failed", timeout=WAIT)

@@ -34,7 +34,7 @@ def test_without_a_front_end_a_job_is_displayed_once_with_a_reproducible_line(tm
 
 
 def test_several_jobs_are_displayed_together_when_the_last_has_ended(tmp_path, capsys):
-    jobs = [ToyJob(tmp_path / "07_short", steps=3), ToyJob(tmp_path / "07_long"), ToyJob(tmp_path / "07_bad", status=3)]
+    jobs = [ToyJob(tmp_path / "07_short", steps=3), ToyJob(tmp_path / "07_long"), ToyJob(tmp_path / "07_bad", status=1)]
     asyncio.run(follow(*jobs, live=False))
     assert all(job.finished for job in jobs)
     assert capsys.readouterr().out == "07_short: done, 3 steps\n07_long: done, 20 steps\n07_bad: failed\n"

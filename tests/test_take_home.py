@@ -3,6 +3,7 @@
 import ast
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -15,10 +16,11 @@ from torch import nn
 from torch.utils.data import DataLoader
 from torchvision.models import resnet18
 
-from mpdemo.jobs import slurm
+from mpdemo.jobs import check, slurm
 from mpdemo.paths import root
 
 FOLDER = root() / "notebooks" / "take_home"
+SCRIPTS = root() / "notebooks" / "scripts"
 DIGITS = root() / "mpdemo" / "data" / "digits.npz"
 LIMITS = {"train_ddp.py": 70, "train_pipeline.py": 95, "split_any_model.py": 40}  # lines
 # Sums in float32 in another order: the losses of one process and of two were equal to the six printed digits. A step
@@ -104,9 +106,15 @@ def train_plainly(layers, mix, order, validated, microbatches=1) -> dict:
     return rows
 
 
-def submit_and_wait(folder, script, *options) -> str:
-    """Submit a job file by hand, from a folder that has nothing to do with it; return its log."""
-    job = run(folder, "sbatch", "--parsable", *options, FOLDER / script).strip()
+def submit_and_wait(folder, command, *options) -> str:
+    """Submit the batch script with a command in its last line, from a folder with the scripts; return its log."""
+    for source in (FOLDER, SCRIPTS):
+        shutil.copytree(source, folder, dirs_exist_ok=True)
+    text = (folder / "train.sbatch").read_text()
+    assert len(text.splitlines()) == 20 and check(text, "throwaway", ask_slurm=False) == []
+    text = text.replace("module load pytorch", "#").replace("train_ddp.py", command)
+    (folder / "train.sbatch").write_text(text)
+    job = run(folder, "sbatch", "--parsable", *options, "train.sbatch").strip()
     end = time.monotonic() + 120
     while (state := slurm.ask(job).state) in ("pending", "running"):
         assert time.monotonic() < end, f"the job is still {state}"
@@ -150,12 +158,14 @@ def test_one_process_and_two_have_the_same_losses_also_when_resumed(undistribute
     assert_same(epochs(launch(tmp_path, *words, 2, processes=2)), undistributed, (2,))
 
 
-def test_the_job_file_runs_on_two_nodes(cluster, undistributed, tmp_path):
+def test_the_batch_script_trains_on_two_nodes(cluster, tmp_path):
     nodes = 1 if cluster.network == "none" else 2  # else node names do not resolve
-    log = submit_and_wait(tmp_path, "train_ddp.sbatch", f"--nodes={nodes}")
-    assert_same(epochs(log), undistributed, (1, 2, 3, 4, 5))
-    assert undistributed[5][0] < 0.1 < undistributed[1][0] and undistributed[5][1] > 0.9 * 261  # it learns
-    assert {file.name for file in tmp_path.iterdir() if file.suffix != ".out"} == {"train_ddp.pt"}
+    log = submit_and_wait(tmp_path, "train_ddp.py", f"--nodes={nodes}", "--gpus-per-node=2")
+    assert f"rank {2 * nodes - 1} of {2 * nodes} on cpu" in log
+    losses = [float(loss) for loss in re.findall(r"epoch \d: loss ([\d.]+),", log)]
+    alone = run(tmp_path, sys.executable, SCRIPTS / "train_single.py")
+    assert losses == pytest.approx([float(loss) for loss in re.findall(r"loss ([\d.]+)", alone)], abs=1e-4)
+    assert len(losses) == 5 and losses[-1] < 0.2 < losses[0]
 
 
 # --- the pipeline
@@ -187,9 +197,9 @@ def test_one_process_and_two_stages_have_the_losses_of_the_uncut_model_with_eith
     assert_same(epochs(resumed), uncut, (2,))
 
 
-def test_the_job_file_of_the_pipeline_runs_on_two_nodes(cluster, uncut, tmp_path):
-    options = ("--nodes=1", "--ntasks-per-node=2") if cluster.network == "none" else ()
-    log = submit_and_wait(tmp_path, "train_pipeline.sbatch", *options)
+def test_the_batch_script_runs_the_pipeline_on_two_nodes(cluster, uncut, tmp_path):
+    options = ("--nodes=1", "--gpus-per-node=2") if cluster.network == "none" else ("--nodes=2", "--gpus-per-node=1")
+    log = submit_and_wait(tmp_path, "train_pipeline.py --data digits.npz --cut 3", *options)
     assert_same(epochs(log), uncut, (1, 2, 3, 4, 5))
 
 

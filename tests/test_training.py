@@ -21,7 +21,7 @@ from mpdemo.paths import root
 from mpdemo.run import Run, train
 from mpdemo.settings import Settings, checked
 from mpdemo.timeline import read
-from mpdemo.training import resume
+from mpdemo.training import checkpoint
 from mpdemo.world.env import World
 
 ROUNDING = 2e-5  # float32, summed in another order
@@ -71,7 +71,7 @@ def summary(out):
 
 
 def tensors(out):
-    return resume.tensors(resume.newest(out))
+    return checkpoint.tensors(checkpoint.newest(out))
 
 
 def same_tensors(one, other):
@@ -245,7 +245,7 @@ def test_adamw_warm_up_and_cosine_are_resumed(runs, jpeg, stop):
     runs("part", **common, resume=str(part))
     assert losses(part) == losses(whole) and epochs(part) == epochs(whole)
     assert same_tensors(part, whole) and "optimizer.state.linear2.0.weight.exp_avg_sq" in tensors(part)
-    small = [resume.read(resume.newest(out))["small"] for out in (part, whole)]
+    small = [checkpoint.read(checkpoint.newest(out))["small"] for out in (part, whole)]
     assert small[0] == small[1] and small[0]["optimizer.state.linear2.0.weight.step"] == 10
 
 
@@ -451,7 +451,7 @@ def test_sigusr1_leaves_a_checkpoint(words, tmp_path, runs):
     assert child.returncode == 3, stderr
     assert "Traceback" not in stderr
     stopped = max(losses(out))
-    assert resume.newest(out).name == f"step-{stopped:06d}"
+    assert checkpoint.newest(out).name == f"step-{stopped:06d}"
     assert summary(out)["stopped"] is True and summary(out)["steps"] == stopped
     more = {**common, "epochs": None, "steps": stopped + 2}
     assert far(losses(runs("run", **more, resume=str(out))), losses(runs("whole", **more))) < ROUNDING
@@ -483,7 +483,7 @@ def test_the_loop_does_not_wait_every_step(runs, monkeypatch, rung):
     counts = []
     for steps in (10, 50):
         form = "one-process" if rung in ("model_parallel", "pipeline") else None
-        monkeypatch.setattr("mpdemo.training.stop.INTERVAL", 1e6)  # s; on a busy machine it would come round
+        monkeypatch.setattr("mpdemo.world.collectives.INTERVAL", 1e6)  # s; on a busy machine it would come round
         with CountWaits(monkeypatch) as waits:
             runs(f"run{steps}", rung=rung, form=form, model="toy", batch_size=24, steps=steps, log_every=1000)
         counts.append(waits.count)

@@ -11,9 +11,11 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from mpdemo.errors import UserError
 from mpdemo.jobs.check import check
 from mpdemo.jobs.spec import JobSpec
 from mpdemo.world.processes import child_environment
+from mpdemo.world.versions import check_version
 
 PATIENCE = 180  # s for the setup lines and PyTorch together: a slow file system
 QUOTA_LINES = 12  # at most, of what a quota command prints
@@ -39,8 +41,18 @@ def try_site(site, cluster) -> list[Finding]:
     if cluster:
         findings += [*try_scratch(site), *try_quota(site)]
     if cluster and (site.setup or site.python != "python"):
-        findings.append(try_python(site))
-    return findings
+        return [*findings, try_python(site)]
+    return [*findings, version(site, site.pytorch, "its file says that its PyTorch is")] if site.pytorch else findings
+
+
+def version(site, torch, said) -> Finding:
+    """Is a site's PyTorch new enough for this course? A class should know before it stands there."""
+    try:
+        check_version("torch", torch)
+    except UserError as error:
+        remedy = f"python -m venv --system-site-packages there, and pip install a newer one; see {site.name}.toml"
+        return Finding(False, f"site {site.name}: {said} {torch}; {str(error).split('; ')[1]}", remedy)
+    return Finding(True, f"site {site.name}: {said} {torch}")
 
 
 def try_job(site, cluster) -> Finding:
@@ -97,7 +109,7 @@ def try_python(site) -> Finding:
         remedy = f"fix setup or python in {site.name}.toml; what exists on compute nodes only: try it in a job"
         return Finding(False, f"site {site.name}: {last}", remedy)
     python, torch, devices = reports[-1]
-    return Finding(True, f"site {site.name}: its Python is {python}, with PyTorch {torch}; {devices} GPUs here")
+    return version(site, torch, f"its Python is {python}, which sees {devices} GPUs here, and its PyTorch is")
 
 
 def run_bounded(command, text, seconds=PATIENCE) -> tuple:

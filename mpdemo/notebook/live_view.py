@@ -20,7 +20,7 @@ from IPython.display import HTML, display
 
 from mpdemo.errors import UserError
 from mpdemo.jobs import attach
-from mpdemo.jobs.times import DAY, Deadline
+from mpdemo.jobs.job import DAY, Deadline
 from mpdemo.notebook.snapshot import Snapshot, labels, together
 
 POLL = 0.25  # s, polling interval

@@ -4,7 +4,7 @@ import html
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpdemo.jobs import times
+from mpdemo.jobs.slurm import duration
 from mpdemo.notebook.plots import curves
 from mpdemo.notebook.plots.style import BLUE
 from mpdemo.notebook.show import Bundle
@@ -90,7 +90,7 @@ class Snapshot:
             if memory := [row["peak_memory_mib"] for row in self.steps if "peak_memory_mib" in row]:
                 yield memory_text(memory[-1])
             if (left := self.seconds_left) is not None:
-                yield f"about {times.duration(left)} left"
+                yield f"about {duration(left)} left"
 
     def log_tail(self) -> str:
         """Return the log's last lines as HTML; of a progress bar only its last state, as a terminal does."""

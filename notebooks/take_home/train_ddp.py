@@ -1,9 +1,9 @@
 """Train on several devices with DistributedDataParallel, one process per device: plain PyTorch.
 
-One process, to debug:   python train_ddp.py --data DATA, which is ../../mpdemo/data/digits.npz
+One process, to debug:   python train_ddp.py --data DATA, which is ../scripts/digits.npz
 One node, 2 processes:   torchrun --standalone --nproc-per-node=2 train_ddp.py --data DATA
 Two nodes, on each one:  with --nnodes=2 --node-rank=0 (or 1) --master-addr=FIRST_NODE for --standalone
-Slurm:                   sbatch train_ddp.sbatch. All print the same losses. Checklist: nine_steps.md"""
+Slurm:                   ../scripts/train.sbatch. All print the same losses. Checklist: nine_steps.md"""
 
 import argparse
 import os

@@ -1,10 +1,10 @@
 """Train a model that is cut into stages, one process per stage: plain PyTorch, for your own project.
 
-DATA is ../../mpdemo/data/digits.npz. --cut 3: layers 0 to 2, and the rest. All print the same losses.
+DATA is ../scripts/digits.npz. --cut 3: layers 0 to 2, and the rest. All print the same losses.
 One process, to debug:   python train_pipeline.py --data DATA
 One node, 2 processes:   torchrun --standalone --nproc-per-node=2 train_pipeline.py --data DATA --cut 3
 Two nodes, on each one:  with --nnodes=2 --node-rank=0 (or 1) --master-addr=FIRST_NODE for --standalone
-Slurm:                   sbatch train_pipeline.sbatch. Each goes on from its checkpoints."""
+Slurm:                   in the last line of ../scripts/train.sbatch. Each resumes its checkpoints."""
 
 import argparse
 import os
