@@ -10,7 +10,7 @@ import gc
 import sys
 from dataclasses import replace
 
-from mpdemo.ladder import model_and_batch
+from mpdemo.compare import model_and_batch
 from mpdemo.notebook.story import story
 from mpdemo.plan import dry_run
 from mpdemo.plan.counting import peak_of_a_step, sent_in_a_step
