@@ -9,6 +9,7 @@ import os
 import sys
 import tempfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -72,26 +73,23 @@ def run(part, folder, rounds) -> int:
 
 def cases(part) -> list[dict]:
     """Return the comparisons of a part: settings by name, "single" the first."""
-    transformer = Settings(rung="single", model="transformer", image_size=28, batch_size=256, optimizer="adamw")
-    stack = Settings(rung="single", model="convstack", image_size=32, batch_size=64, norm="group")
-    resnets = [
-        Settings(rung="single", model=model, image_size=size, batch_size=batch)
-        for model, size, batch in (("resnet18", 64, 64), ("resnet50", 128, 32), ("resnet101", 128, 32))
-    ]
+    single = partial(Settings, rung="single")
+    transformer = single(model="transformer", image_size=28, batch_size=256, optimizer="adamw")
+    resnet18 = single(model="resnet18", image_size=64, batch_size=64)
+    resnet50, resnet101 = (single(model=f"resnet{n}", image_size=128, batch_size=32) for n in (50, 101))
     if part == "ddp":
-        rungs = [(resnets[0], ["ddp"]), (resnets[1], ["ddp"]), (transformer, ["ddp", "fsdp", "tensor"])]
-        return [{"single": single} | {rung: replace(single, rung=rung) for rung in more} for single, more in rungs]
+        rungs = [(resnet18, ["ddp"]), (resnet50, ["ddp"]), (transformer, ["ddp", "fsdp", "tensor"])]
+        return [{"single": plain} | {rung: replace(plain, rung=rung) for rung in more} for plain, more in rungs]
     if part == "hybrid":
         return [{"single": transformer} | schedules(replace(transformer, rung="hybrid", replicas=2), [4])]
-    naive = {"rung": "model_parallel", "cut": equal_cut(2)}
     variants = [
-        {"single": single, "naive": replace(single, **naive)}
-        | schedules(replace(single, rung="pipeline"), (2, 4, 8, 16))
-        for single in (stack, transformer)
+        {"single": plain, "naive": replace(plain, rung="model_parallel", cut=equal_cut(2))}
+        | schedules(replace(plain, rung="pipeline"), (2, 4, 8, 16))
+        for plain in (single(model="convstack", image_size=32, batch_size=64, norm="group"), transformer)
     ]
-    cut = replace(resnets[2], rung="pipeline", schedule="1F1B", microbatches=8)
+    cut = replace(resnet101, rung="pipeline", schedule="1F1B", microbatches=8)
     usual_and_balanced = {f"1F1B, 8 microbatches, cut after {c}": replace(cut, cut=c) for c in ("layer2.3", "layer3.6")}
-    return [*variants, {"single": resnets[2]} | usual_and_balanced]
+    return [*variants, {"single": resnet101} | usual_and_balanced]
 
 
 def schedules(settings, counts) -> dict:

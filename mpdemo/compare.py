@@ -30,19 +30,12 @@ def run_lab(functions, out, names):
 
 
 class Comparison:
-    """Variants of a training, timed alternately in one world.
-
-    Attributes
-    ----------
-    trials : dict of str to Trial
-        By name; None where a variant runs on rank 0 alone and this is another rank.
-    seconds : dict of str to list of float
-        Time per step, one number per round.
-    """
+    """Variants of a training, timed alternately in one world."""
 
     def __init__(self, world, model=None, batch=None):
         self.world, self.model, self.batch = world, model, batch
-        self.trials, self.seconds = {}, {}
+        self.trials = {}  # by name; None where a variant runs on rank 0 alone and this is another rank
+        self.seconds = {}  # per step, by name: one number per round
 
     def add(self, name, settings, *, everywhere=False) -> Trial | None:
         """Add a variant. One-process forms run on rank 0 while the others rest, or `everywhere` at the same time."""

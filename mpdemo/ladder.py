@@ -11,13 +11,12 @@ from torch.nn.functional import cross_entropy
 
 from mpdemo import data, models
 from mpdemo.compare import Comparison, quartiles
-from mpdemo.cuts import HEADS
 from mpdemo.rules import CUT_RUNGS
 from mpdemo.settings import RUNG_FORMS
 from mpdemo.timeline import read
 from mpdemo.timeline.observe import record_updates, recorded_steps
 from mpdemo.trial import is_per_device, relative_difference
-from mpdemo.world.collectives import gather_objects, whole
+from mpdemo.world.collectives import gather_objects, sum_over_ranks, whole
 from mpdemo.world.devices import shared_cores
 
 SINGLE, INDEPENDENT, IN_PARTS = "single", "independent", "single, microbatches"  # names of what is compared with
@@ -26,12 +25,7 @@ SINGLE, INDEPENDENT, IN_PARTS = "single", "independent", "single, microbatches" 
 def compare(variants, world, model=None, batch=None) -> Comparison:
     """Return the trials of some variants and of what their limits are measured by; all ranks must call this.
 
-    Parameters
-    ----------
-    variants : dict of str to Settings
-        By name, "single" among them.
-    world, model, batch
-        As for `mpdemo.trial.Trial`.
+    `variants` are settings by name, "single" among them; the rest is as for `mpdemo.trial.Trial`.
     """
     comparison, single = Comparison(world, model, batch), variants[SINGLE]
     for name, settings in variants.items():
@@ -57,7 +51,7 @@ def measured_rows(comparison, variants, errors) -> list[dict]:
         rows.append(
             {
                 "rung": settings.rung,
-                "form": settings.form or RUNG_FORMS[settings.rung][0],
+                "form": form_of(settings),
                 "processes": comparison.world.world_size if is_per_device(settings) else 1,
                 "images_per_second": settings.batch_size / comparison.median(name),
                 "speedup": speedup,
@@ -99,7 +93,7 @@ def gradient_differences(comparison) -> dict:
     reference = gather_objects(trial and trial.gradients())[0]
     errors = {}
     for name, trial in comparison.trials.items():
-        if name != INDEPENDENT:  # it has another batch
+        if name not in (INDEPENDENT, IN_PARTS):  # these are timed alone
             error = relative_difference(trial.gradients(), reference) if trial else 0.0
             errors[name] = max(gather_objects(error))
     return errors
@@ -115,33 +109,24 @@ def model_and_batch(settings):
     return models.build(settings.model, norm=settings.norm, seed=settings.seed, **shape), (images, labels)
 
 
+def form_of(settings) -> str:
+    """Return the form of a rung, the default where none is asked for."""
+    return settings.form or RUNG_FORMS[settings.rung][0]
+
+
 def as_variants(rows) -> dict:
     """Return settings by name, as `compare` takes them: "single" first, and each as RUNG or as RUNG FORM."""
-    return {SINGLE if s.rung == SINGLE else f"{s.rung} {s.form or RUNG_FORMS[s.rung][0]}": s for s in rows}
+    return {SINGLE if s.rung == SINGLE else f"{s.rung} {form_of(s)}": s for s in rows}
 
 
-def rows_of_ladder(processes, sharded=False) -> list[tuple]:
-    """Return the rungs and forms that a world of so many processes can compare, in the order in which one climbs.
-
-    A hybrid run needs two replicas of two devices. With `sharded` the rungs follow that share every layer, tensor
-    parallelism where the transformer's heads divide.
-    """
-    rungs = ["single", "data_parallel", "ddp", "model_parallel", "pipeline"]
-    if processes >= 4 and processes % 2 == 0:
-        rungs.append("hybrid")
-    if sharded:
-        rungs += ["fsdp", *(["tensor"] if HEADS % processes == 0 else [])]
-    forms = {rung: reversed(RUNG_FORMS[rung]) if rung != "hybrid" else ["per-device"] for rung in rungs}
-    return [(rung, form) for rung in rungs for form in forms[rung]]
-
-
-def validated(trial, model, dataset) -> dict:
-    """Return loss and accuracy of the validation images with a trial's weights; all ranks must call this."""
+def validated(trial, model, dataset, world) -> dict:
+    """Return loss and accuracy of the validation images, shared out over the ranks, with a trial's weights."""
     weights = {name: whole(p.detach()) for name, p in trial.held.named_parameters()} if trial else {}
     for part in gather_objects(weights):
         model.load_state_dict(part, strict=False)  # a rank of a cut model has some of them
-    images, labels = dataset.validation.tensors
+    images, labels = (tensor.tensor_split(world.world_size)[world.rank] for tensor in dataset.validation.tensors)
     with torch.no_grad():
         outputs = model(images)
-    accuracy = (outputs.argmax(1) == labels).double().mean().item()
-    return {"loss": cross_entropy(outputs, labels).item(), "accuracy": accuracy}
+    loss, correct = cross_entropy(outputs, labels, reduction="sum"), (outputs.argmax(1) == labels).sum()
+    sums = sum_over_ranks(torch.stack([loss.double(), correct.double()])) / len(dataset.validation)
+    return dict(zip(("loss", "accuracy"), sums.tolist(), strict=True))

@@ -39,15 +39,13 @@ class Trial(Run):
         Images (B, C, S, S) and labels (B,) of at least ``settings.batch_size`` samples; random by default.
     lr : float
         Learning rate of its steps.
-    wrapped : callable, optional
-        Called once with the `DistributedDataParallel` of the rung, before its first forward pass.
     """
 
-    def __init__(self, settings, world, model=None, batch=None, lr=STEADY, wrapped=None):
+    def __init__(self, settings, world, model=None, batch=None, lr=STEADY):
         alone = not is_per_device(settings)
         place = World(device=world.device, backend=world.backend) if alone else world
         super().__init__(checked(settings, None if alone else world.world_size), place)
-        self.given, self.lr, self.wrapped = copy.deepcopy(model) if model else build_model(self.s), lr, wrapped
+        self.given, self.lr = copy.deepcopy(model) if model else build_model(self.s), lr
         self.batch = batch or random_batch(self.s)
         self.settings, self.all_cores = self.s, self.s.rung == "data_parallel" and world.device.type == "cpu"
         self.over = False
@@ -88,7 +86,6 @@ class Trial(Run):
     def batches(self, model, optimizer, replicas=1, replica=0, *, group=None, evaluate=None, images=True, output=True):
         self.held, self.updates, self.evaluate, self.counts = model, optimizer, evaluate or model, output
         self.replicas, self.replica, self.group, self.takes_images = replicas, replica, group, images
-        watch_for_ddp(self.wrapped)
         self.start = [buffer.clone() for buffer in model.buffers()]
         if self.s.compile:
             compile_blocks(model)
@@ -148,8 +145,6 @@ class Trial(Run):
 
 def watch_for_ddp(wrapped):
     """Call a function with the first `DistributedDataParallel` that computes, before it does."""
-    if wrapped is None:
-        return
 
     def look(module, inputs):
         if isinstance(module, nn.parallel.DistributedDataParallel):
@@ -178,18 +173,11 @@ def random_batch(settings, classes=1000, channels=3):
 
 
 def relative_difference(values, reference) -> float:
-    """How far gradients (or weights) are from those of the reference: the worst parameter's relative error.
+    """Return how far gradients (or weights) are from those of the reference: the worst parameter's relative error.
 
-    Parameters
-    ----------
-    values, reference : dict of str to torch.Tensor
-        By parameter name; only the names in `values` are compared (a rank of a cut model holds some of them).
-
-    Returns
-    -------
-    float
-        max over parameters of ``|value - reference| / |reference|`` in the 2-norm. A parameter whose gradient is zero
-        but for rounding (a bias before a batch norm) is measured against 1 % of the whole gradient's norm instead.
+    Both are dictionaries by parameter name; only the names in `values` are compared (a rank of a cut model holds some
+    of them). The error is ``|value - reference| / |reference|`` in the 2-norm. A parameter whose gradient is zero but
+    for rounding (a bias before a batch norm) is measured against 1 % of the whole gradient's norm instead.
     """
     norms = {name: torch.linalg.vector_norm(tensor.double()).item() for name, tensor in reference.items()}
     floor = 0.01 * sum(n**2 for n in norms.values()) ** 0.5

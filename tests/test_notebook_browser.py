@@ -42,7 +42,7 @@ await follow(job)
 """
 AFTER = "print('AFTER', job.state)"
 DOLLARS = """
-from mpdemo.notebook.diff import diff
+from mpdemo.notebook.show import diff
 diff('first $A and $B\\n', 'second $A and $B $C and $D\\n')
 """
 

@@ -10,10 +10,11 @@ from tabulate import tabulate
 
 from mpdemo import paths
 from mpdemo.errors import UserError, did_you_mean
-from mpdemo.notebook.bundle import Bundle
 from mpdemo.notebook.plots import curves
 from mpdemo.notebook.plots.ladder_so_far import ladder_so_far, memory_text
+from mpdemo.notebook.show import Bundle
 from mpdemo.settings import RUNGS
+from mpdemo.training.log import rows_in
 
 COLUMNS = {  # of a row: its heading; its format, or a function that writes the value
     "rung": ("rung", ""),
@@ -61,26 +62,28 @@ def table(rows, style="plain") -> str:
     return tabulate(texts, [head for head, _ in COLUMNS.values()], style, colalign=align, disable_numparse=True)
 
 
+def ladder_chart() -> Bundle:
+    """Show a step of each rung that was timed, on one time axis, and beside it the peak memory of every device."""
+    rows = [row for row in rows_so_far() if row.get("timeline")]
+    if not rows:
+        raise UserError("no rung has been timed yet; run the job of notebook 01 that writes runs/speed_single")
+    return ladder_so_far(rows)
+
+
 def loss_over_single(rung) -> Bundle:
     """Draw the loss curve of a rung that was trained over the single device's, headed by their largest difference."""
     if rung not in RUNGS:
         raise UserError(f"no rung {rung!r}; allowed: {', '.join(RUNGS)}{did_you_mean(rung, RUNGS)}")
-    runs = {name: losses(name) for name in ("single", rung)}
+    runs = {
+        name: [row for row in rows_in(folder("story", name)) if row["event"] == "step"] for name in ("single", rung)
+    }
+    for name, rows in runs.items():
+        if not rows:
+            raise UserError(f"no step in runs/story_{name}; train it in notebook {number(name)}")
     single, other = ({row["step"]: row["loss"] for row in rows} for rows in runs.values())
-    step = max(single.keys() & other.keys(), key=lambda step: abs(single[step] - other[step]))
-    difference = abs(single[step] - other[step])
-    title = f"largest difference of {len(single.keys() & other.keys())} losses: {difference:.1e}, in step {step}"
-    return curves(runs, title=title)
-
-
-def losses(rung) -> list[dict]:
-    """Return the rows of the steps of a rung's training."""
-    file = folder("story", rung) / "metrics.jsonl"
-    rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    steps = [row for row in rows if row["event"] == "step"]
-    if not steps:
-        raise UserError(f"no step in runs/{file.parent.name}; train it in notebook {number(rung)}")
-    return steps
+    apart = {step: abs(single[step] - other[step]) for step in single.keys() & other.keys()}
+    step = max(apart, key=apart.get)
+    return curves(runs, title=f"largest difference of {len(apart)} losses: {apart[step]:.1e}, in step {step}")
 
 
 def rows_so_far() -> list[dict]:
@@ -113,11 +116,3 @@ def folder(kind, rung):
 def number(rung) -> str:
     """Return the number of the notebook that teaches a rung: 01 teaches the first one, 07 the last two."""
     return f"{min(RUNGS.index(rung) + 1, 7):02}"
-
-
-def ladder_chart() -> Bundle:
-    """Show a step of each rung that was timed, on one time axis, and beside it the peak memory of every device."""
-    rows = [row for row in rows_so_far() if row.get("timeline")]
-    if not rows:
-        raise UserError("no rung has been timed yet; run the job of notebook 01 that writes runs/speed_single")
-    return ladder_so_far(rows)

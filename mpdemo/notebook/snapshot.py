@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpdemo.jobs import times
-from mpdemo.notebook.bundle import Bundle
 from mpdemo.notebook.plots import curves
 from mpdemo.notebook.plots.style import BLUE
+from mpdemo.notebook.show import Bundle
 
 COLOURS = {"pending": "#8a6100", "running": BLUE, "done": "#00735a", "cancelled": "#666666"}
 FAILED = "#b03a00"  # every other state
@@ -69,26 +69,28 @@ class Snapshot:
         """Return the first line of the live view as HTML: name, state, place, time, latest numbers."""
         colour = COLOURS.get(self.state, FAILED)
         badge = f'<span style="background:{colour};color:#fff;border-radius:4px;padding:1px 8px">{self.state}</span>'
-        facts = [f"{self.where}, job {self.id}"]
         if self.state == "pending":
             place = "waiting" if self.queue is None else f"position {self.queue} in the queue"
-            facts.append(f"{place} ({self.reason})" if self.reason else place)
+            facts = [f"{place} ({self.reason})" if self.reason else place]
         else:
-            facts += [f"{self.run_time:.1f} s", self.reason]
-        if self.steps:
-            facts += self._progress(self.steps[-1])
-        text = html.escape(" \N{MIDDLE DOT} ".join(fact for fact in facts if fact))
-        return f'<b>{html.escape(self.name)}</b> {badge} <span style="opacity:.75">{text}</span>'
+            facts = [f"{self.run_time:.1f} s", self.reason, *self._progress()]
+        text = html.escape(" \N{MIDDLE DOT} ".join(filter(None, [f"{self.where}, job {self.id}", *facts])))
+        line = f'<b>{html.escape(self.name)}</b> {badge} <span style="opacity:.75">{text}</span>'
+        if self.state == "running" and self.total and self.steps:
+            line += f' <progress value="{self.steps[-1]["step"]}" max="{self.total}"></progress>'
+        return line
 
-    def _progress(self, last) -> list[str]:
-        facts = [f"step {last['step']}{f' of {self.total}' if self.total else ''}, loss {last['loss']:.4f}"]
-        if last.get("images_per_second"):
-            facts.append(f"{last['images_per_second']:.0f} images/s")
-        if memory := [row["peak_memory_mib"] for row in self.steps if "peak_memory_mib" in row]:
-            facts.append(memory_text(memory[-1]))
-        if (left := self.seconds_left) is not None:
-            facts.append(f"about {times.duration(left)} left")
-        return facts
+    def _progress(self):
+        """Yield what the latest steps say, in words."""
+        if self.steps:
+            last = self.steps[-1]
+            yield f"step {last['step']}{f' of {self.total}' if self.total else ''}, loss {last['loss']:.4f}"
+            if last.get("images_per_second"):
+                yield f"{last['images_per_second']:.0f} images/s"
+            if memory := [row["peak_memory_mib"] for row in self.steps if "peak_memory_mib" in row]:
+                yield memory_text(memory[-1])
+            if (left := self.seconds_left) is not None:
+                yield f"about {times.duration(left)} left"
 
     def log_tail(self) -> str:
         """Return the log's last lines as HTML; of a progress bar only its last state, as a terminal does."""

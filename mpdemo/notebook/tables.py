@@ -8,7 +8,7 @@ from tabulate import tabulate
 
 from mpdemo.errors import UserError
 from mpdemo.jobs.explain import known_failures
-from mpdemo.notebook.bundle import Bundle
+from mpdemo.notebook.show import Bundle
 from mpdemo.plan.case import LINKS
 from mpdemo.plan.choose import choose, tree
 from mpdemo.rules import SHARING_RUNGS
@@ -47,8 +47,7 @@ def choice_table(case, devices=((1, 1), (2, 1), (8, 2), (16, 4))) -> Bundle:
     """
     rows = [_choice(replace(case, devices=number, nodes=nodes)) for number, nodes in devices]
     columns = {"disable_numparse": True, "colalign": ("right", "right", "left", *["right"] * 6)}
-    text, markdown = (tabulate(rows, CHOICE, form, **columns) for form in ("simple", "pipe"))
-    return Bundle(text, markdown=markdown)
+    return Bundle(tabulate(rows, CHOICE, "simple", **columns), markdown=tabulate(rows, CHOICE, "pipe", **columns))
 
 
 def _choice(case):

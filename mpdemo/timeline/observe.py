@@ -73,15 +73,14 @@ def record_threads(model, recorder):
 
 
 class RecordedBuckets:
-    """Takes what the lab of DDP notes of every bucket of gradients."""
+    """A list for the lab of DDP, which appends the MiB of every bucket, and the clock when ready and when reduced."""
 
     def __init__(self, recorder):
         self.recorder = recorder
 
     def append(self, bucket):
-        """Record the all-reduce of a bucket: its size in MiB, and the clock when it was ready and when reduced."""
-        _, ready, reduced = bucket
-        self.recorder.add("A", ready, reduced)
+        """Record the all-reduce of a bucket."""
+        self.recorder.add("A", *bucket[1:])
 
 
 def recorded_steps(trial) -> list:

@@ -2,17 +2,15 @@
 
 from itertools import zip_longest
 
-from matplotlib.patches import Patch
-
 from mpdemo.notebook.plots import style
 from mpdemo.notebook.plots.timeline import TimeScale, legend_handles, paint_step
 
 MIB = 2**20
-MEMORY = {  # part of a device's memory: colour and hatch
-    "weights": (style.paler(style.BLUE, 0.9), ""),
-    "gradients": (style.paler(style.GREEN, 0.6), "\\\\\\\\"),
-    "optimizer": (style.paler(style.ORANGE, 0.7), "...."),
-    "activations": (style.paler(style.SKY, 0.6), ""),
+MEMORY = {  # part of a device's memory: its look
+    "weights": {"facecolor": style.paler(style.BLUE, 0.9)} | style.EDGE,
+    "gradients": {"facecolor": style.paler(style.GREEN, 0.6), "hatch": "\\\\\\\\"} | style.EDGE,
+    "optimizer": {"facecolor": style.paler(style.ORANGE, 0.7), "hatch": "...."} | style.EDGE,
+    "activations": {"facecolor": style.paler(style.SKY, 0.6)} | style.EDGE,
 }
 LANE = 0.36  # inches per device
 
@@ -41,19 +39,15 @@ def ladder_so_far(rows):
 
     heights = [row["devices"] + 0.4 for row in rows]
     height = 1.35 + sum(0.42 + LANE * row["devices"] for row in rows)
-    ratios = {"height_ratios": heights, "width_ratios": [3, 1]}
-    sheet = style.draw(paint, 8.6, height, len(rows), 2, sharex="col", squeeze=False, **ratios)
+    ratios = {"height_ratios": heights, "width_ratios": [3, 1], "sharex": "col", "squeeze": False}
     text = "the ladder so far: a step of each rung on one time axis, and the memory of every device"
-    numbers = [f"{headline(row)}, peak memory (MiB) {memory_text(row['memory'])}" for row in rows]
-    return style.bundle(sheet, text, "; ".join(numbers))
+    alt = "; ".join(f"{headline(row)}, peak memory (MiB) {memory_text(row['memory'])}" for row in rows)
+    return style.picture(paint, text, alt, 8.6, height, len(rows), 2, **ratios)
 
 
 def _paint_memory(axes, row, most):
     """Draw a bar of stacked parts for every device, its total at the end."""
-    parts = [
-        ([device[part] / MIB for device in row["memory"]], {"color": colour, "hatch": hatch} | style.EDGE)
-        for part, (colour, hatch) in MEMORY.items()
-    ]
+    parts = [([device[part] / MIB for device in row["memory"]], look) for part, look in MEMORY.items()]
     last = style.stack(axes, range(row["devices"]), parts, 0.8)
     axes.bar_label(last, memory_text(row["memory"]).split(", "), padding=3, fontsize=8)
     axes.set(xlim=(0, most * 1.22), ylim=(row["devices"] - 0.5, -0.5))
@@ -65,11 +59,8 @@ def _add_legend(sheet, rows):
     """Explain the colours: of the operations in a first line, of the memory in a second one."""
     line = legend_handles([row["timeline"] for row in rows], **style.EDGE)
     if any(operation["stage"] >= row["devices"] for row in rows for operation in row["timeline"]):
-        line.append(Patch(facecolor=style.PAPER, label="paler: later stage", **style.EDGE))
-    memory = [
-        Patch(facecolor=colour, hatch=hatch, label=f"memory: {part}", **style.EDGE)
-        for part, (colour, hatch) in MEMORY.items()
-    ]
+        line += style.patches([("paler: later stage", {"facecolor": style.PAPER})], **style.EDGE)
+    memory = style.patches((f"memory: {part}", look) for part, look in MEMORY.items())
     by_column = [handle for pair in zip_longest(line, memory) for handle in pair if handle]
     sheet.legend(handles=by_column, loc="outside lower center", ncols=max(len(line), len(memory)), fontsize=8)
 
