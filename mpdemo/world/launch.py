@@ -118,9 +118,7 @@ def start(command, processes) -> int:
     is reported in one line. SIGUSR1 is passed on to them: they write a checkpoint and end with exit status 3.
     """
     import_pytorch()
-    folder = tempfile.mkdtemp(
-        prefix="mpdemo-"
-    )  # a TemporaryDirectory would be removed by each forked process that ends
+    folder = tempfile.mkdtemp(prefix="mpdemo-")  # a TemporaryDirectory would end with the first forked process
     environment = os.environ | {"OMP_NUM_THREADS": "1", ERRORS: folder}
     job = {"name": "mpdemo", "command": command, "processes": processes, "environment": environment}
     job |= {"cwd": os.getcwd(), "limit": float("inf"), "grace": 5.0, "signal": None, "errors": folder}
