@@ -38,12 +38,9 @@ def check_05_1(step):
             seen = [size for stage, size in sizes if stage == number]
             wanted = [12 // microbatches] * microbatches
             assert seen == wanted, f"{when} stage {number} computed batches of {seen} images."
-            times, where = (
-                ratio([parameter.grad for parameter in weights[number]], right[number]),
-                f"on stage {number},",
-            )
-            assert times != MISSING, f"{when}, {where} a weight has no gradient."
-            many = f"{when}, {where} the gradients"
+            times = ratio([parameter.grad for parameter in weights[number]], right[number])
+            assert times != MISSING, f"{when}, on stage {number}, a weight has no gradient."
+            many = f"{when}, on stage {number}, the gradients"
             assert times is not None, f"{many} don't even point where those of the whole batch do."
             mean = f"{many} are {times:.2f} times those of the whole batch. Its loss is a mean."
             assert close(times, 1, 0.005), mean
