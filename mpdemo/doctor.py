@@ -129,7 +129,7 @@ def check_slurm() -> tuple[Finding, str | None]:
     """Is there a Slurm, and does its controller answer? Having none is fine. Returns the cluster's name, too."""
     try:
         if not slurm.in_reach():
-            return Finding(True, "no Slurm in reach: jobs run on this machine"), None
+            return Finding(True, f"{slurm.none_in_reach()}: jobs run on this machine"), None
         cluster = slurm.configuration().get("ClusterName")
         nodes = slurm.client("sinfo", "-h", "-o", "%D").split()
     except UserError as error:

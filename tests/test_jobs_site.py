@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mpdemo.errors import UserError
-from mpdemo.jobs import JobFailed, JobSpec, check, diagnose, load_site, render, site_trial, submit
+from mpdemo.jobs import JobFailed, JobSpec, check, diagnose, load_site, render, site_trial, slurm, slurm_job, submit
 from mpdemo.jobs.site import find_site, say_once, wanted_by_sites
 from mpdemo.jobs.site_trial import try_site
 from mpdemo.world.processes import start_time
@@ -83,17 +83,14 @@ def test_a_job_out_of_memory_says_so(line):
 
 
 def test_the_words_of_a_launch_reach_every_task(cluster, project):
-    """Python behind a prefix, lines of each task, more options of srun, a login shell."""
-    words = {
-        "python": f"env PREFIX=there {sys.executable}",
-        "each_task": ("export MASK='a b'", "export PLACE=$SLURM_LOCALID"),
-    }
-    words |= {"srun_options": ("--export=ALL",), "binding": ("--cpu-bind=none",), "login_shell": True}
-    code = "import os; print(*(os.environ[name] for name in ('PREFIX', 'MASK', 'PLACE')))"
+    """Python behind a prefix, more options of srun, a login shell."""
+    words = {"python": f"env PREFIX=there {sys.executable}", "login_shell": True}
+    words |= {"srun_options": ("--export=ALL",), "binding": ("--cpu-bind=none",)}
+    code = "import os; print(*(os.environ[name] for name in ('PREFIX', 'SLURM_LOCALID')))"
     job = submit(spec(command=("-c", code), processes_per_node=2), site=site(**words))
     assert job.wait(60) == "done", job.log()
     printed = [line for line in job.log().splitlines() if not line.startswith("srun: ")]  # it cannot bind here
-    assert sorted(printed) == ["0: there a b 0", "1: there a b 1"]
+    assert sorted(printed) == ["0: there 0", "1: there 1"]
 
 
 def test_a_job_waits_for_another_one(cluster, project):
@@ -165,9 +162,9 @@ def test_the_file_says_which_pytorch_the_site_has(project):
 
 
 def test_under_torchrun_no_task_is_bound_and_the_prefix_stands_in_the_quotes():
-    words = {"each_task": ("export A=1",), "binding": ("--cpu-bind=cores",), "python": "run 'my image' python"}
+    words = {"binding": ("--cpu-bind=cores",), "python": "run 'my image' python"}
     text = render(spec(launcher="torchrun"), site(**words))
-    assert "export A=1" not in text and "--cpu-bind" not in text
+    assert "--cpu-bind" not in text
     assert r"exec run '\''my image'\'' python -m torch.distributed.run" in text
     assert subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True).stderr == ""
 
@@ -195,6 +192,32 @@ def test_variables_of_directives_are_expanded_and_a_missing_one_is_named(project
         UserError, match=r"mine.toml: account '\$COURSE_ACCOUNT': COURSE_ACCOUNT is not set; do: export"
     ):
         load_site("mine")
+
+
+def test_a_job_of_another_cluster_is_asked_there(project, monkeypatch):
+    """As sbatch answers where a script says --clusters: the number and the cluster's name."""
+    (project / "bin").mkdir()
+    for name, said in {
+        "sbatch": "7;alex",
+        "scontrol": "JobId=7 UserId=a JobState=RUNNING ExitCode=0:0",
+        "scancel": "",
+    }.items():
+        (project / "bin" / name).write_text(f"#!/bin/sh\necho {name} $* >> {project}/asked\necho '{said}'\n")
+        (project / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{project}/bin:/usr/bin:/bin")
+    number = slurm_job.start("toy.sbatch", "home x", [])["id"]
+    assert slurm.ask(number).state == "running"
+    slurm.client("scancel", number)
+    asked = (project / "asked").read_text().splitlines()
+    assert asked[1:] == ["scontrol --clusters=alex show job -o 7", "scancel --clusters=alex 7"]
+    assert slurm.number(number) == "7"
+
+
+def test_another_batch_system_is_named(tmp_path, monkeypatch):
+    (tmp_path / "bsub").write_text("#!/bin/sh\n")
+    (tmp_path / "bsub").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert slurm.none_in_reach() == "LSF (bsub) is here, but this course speaks Slurm"
 
 
 def test_a_bad_neighbour_is_named_and_stops_nobody(cluster, project, capsys):
@@ -252,7 +275,7 @@ def test_the_setup_lines_and_the_python_of_a_site_are_tried(cluster, project):
     there = f"site mine: its Python is {sys.executable}, which sees 4 GPUs here, and its PyTorch is 99"
     assert finding.ok and finding.text == there
     finding = findings(setup=("true", "module load nowhere", "echo went on >&2"))[-1]
-    assert not finding.ok and finding.text == "site mine: setup line failed: module load nowhere"
+    assert not finding.ok and finding.text.endswith("setup line failed with exit status 127: module load nowhere")
     finding = findings(python="no-such-container python")[-1]
     assert not finding.ok and "no-such-container: command not found" in finding.text and "in a job" in finding.remedy
 

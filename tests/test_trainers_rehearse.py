@@ -46,8 +46,8 @@ def test_the_list_of_the_course_holds_its_jobs_and_a_wrong_word_is_named(project
     jobs = jobs_of_course()
     assert len(jobs) > 10 and {jobs["03_two_nodes"].world_size, jobs["06_hybrid"].world_size} == {2, 4}
     assert add_job(project, "toy", "pass", nodes=2) == jobs_of_course()["toy"]  # the folder's own list counts
-    for words, said in (("node=2", "unknown name 'node'"), ("nodes=", "Invalid value"), ("out='a'", "'command'")):
-        (project / "slurm/course.toml").write_text(f"[toy]\n{words}\n")
+    for words, said in (("command='a.py'\nnode=2", "unknown name 'node'"), ("nodes=", "Invalid"), ("", "'command'")):
+        (project / "slurm/course.toml").write_text(f"[toy]\nout='a'\n{words}\n")
         with pytest.raises(UserError, match=f"course.toml .*{said}"):
             jobs_of_course()
 

@@ -1,4 +1,4 @@
-"""The commands of a job's sbatch file: its folder, its Python, its launch, its end. See `mpdemo.jobs.sbatch_text`."""
+"""The commands of a batch script: its folder, its Python, its launch, its end. See `mpdemo.jobs.sbatch_text`."""
 
 import re
 import shlex
@@ -7,52 +7,37 @@ from mpdemo.world.launch import for_torchrun, is_program
 
 LAST_CALL = 15  # s for which nodes that are left wait for others before they go on: as long as one counts as alive
 
-# A signal would run the first trap at once, with status 0. The second one makes bash wait for srun and its status.
-PROJECT = """\
-# What only this course needs: its folder, its Python, and the exit status for the day when Slurm has forgotten the job.
+# A signal would run the first trap at once, with status 0: the second one makes bash wait for srun.
+COURSE = """\
+# What only this course needs: its folder, its Python, and how a job ended that Slurm has forgotten.
 until [ -d slurm/sites ]; do [ "$PWD" != / ] && cd .. || { echo "call sbatch in the project's folder"; exit 2; }; done
-mkdir -p {out}{venv}
-trap {note} EXIT; trap : TERM{failed}
 """
-VENV = '\n[ -d .venv ] && PATH="$PWD/.venv/bin:$PATH"'
+VENV = '[ -d .venv ] && PATH="$PWD/.venv/bin:$PATH"'
 
 # Neither `set -e` nor `set -u`: `module` and `conda activate` are functions of the shell, which use commands that may
 # fail and variables that are not set. The status of each whole line counts.
-FAILED = '\nfailed() { echo "setup line failed with exit status $?: $1" >&2; exit 1; }'
+FAILED = 'failed() { echo "setup line failed with exit status $?: $1" >&2; exit 1; }'
 EXPORT = re.compile(r"export [^`;&|()#\\]*")  # a line that cannot fail
 
-# Where the processes meet, and what each has in its environment.
-MEET = """\
-export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1){master_suffix}
-export MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))  # ranks meet there: two jobs on a node must not share it
-{exports}"""
-
+MASTER_ADDR = 'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
+MASTER_PORT = "export MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))  # ranks meet there: two jobs must not share it"
 QUOTES = "# One torchrun per node; single quotes, since SLURM_NODEID is known on each node only."
 # 3: stopped with a checkpoint.
 REQUEUE = """\
 status=$?
 [ "$status" -eq 3 ] && scontrol requeue "$SLURM_JOB_ID"  # back into the queue, to resume from its checkpoint
-exit "$status"
-"""
+exit "$status\""""
 
 
 def commands(spec, site) -> list[str]:
-    """Return the lines below the directives; the spec names its launcher."""
+    """Return the lines below the directives, in blocks; the spec names its launcher."""
     out = shlex.quote(spec.out)
     note = shlex.quote(f'echo "$SLURM_JOB_ID $?" > {out}/exit-status.txt')
-    failed, venv = (FAILED, "") if site.setup else ("", VENV)
-    parts = [filled(PROJECT, venv=venv, failed=failed, note=note, out=out)]
-    parts += ["".join(setup_line(line) + "\n" for line in site.setup)] if site.setup else []
-    parts += [filled(MEET, exports=exports(spec, site), master_suffix=site.master_suffix)]
-    parts += [launch(spec, site) + (REQUEUE if spec.requeue else "")]
-    return "\n".join(parts).splitlines()
-
-
-def filled(text, **words) -> str:
-    """Return a template with its words in, what a user wrote last; a shell's own braces stay."""
-    for name, value in words.items():
-        text = text.replace("{" + name + "}", str(value))
-    return text
+    ours = [f"{COURSE}mkdir -p {out}", *([] if site.setup else [VENV]), f"trap {note} EXIT; trap : TERM"]
+    meet = [MASTER_ADDR + site.master_suffix, MASTER_PORT, *exports(spec, site)]
+    blocks = [[*ours, *([FAILED] if site.setup else [])], map(setup_line, site.setup), meet]
+    blocks.append([launch(spec, site), *([REQUEUE] if spec.requeue else [])])
+    return "\n\n".join(filter(None, map("\n".join, blocks))).splitlines()
 
 
 def setup_line(line) -> str:
@@ -63,7 +48,7 @@ def setup_line(line) -> str:
     return f"{whole} || failed {shlex.quote(line)}"
 
 
-def exports(spec, site) -> str:
+def exports(spec, site) -> list[str]:
     """Return what else the processes' environment must hold, a line each."""
     lines = ["export PYTHONUNBUFFERED=1  # lines appear as they are printed"]
     if not any("OMP_NUM_THREADS" in line for line in site.setup):
@@ -74,7 +59,7 @@ def exports(spec, site) -> str:
         lines.append(f"export CUDA_VISIBLE_DEVICES={','.join(map(str, range(spec.gpus_per_node)))}")
     if spec.launcher == "torchrun" and spec.signal:
         lines.append("export " + " ".join(f"{name}={value}" for name, value in torchrun_signals(spec).items()))
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def torchrun_signals(spec) -> dict:
@@ -96,12 +81,12 @@ def launch(spec, site) -> str:
     names = {option_name(option) for option in given}
     srun = " ".join(["srun", *(option for option in ours if option_name(option) not in names), *given])
     if spec.launcher == "srun":
-        start = [in_each_task(site), "task"] if site.each_task else [site.python]
-        return " \\\n  ".join([srun, *start[:-1], f"{start[-1]} {lines_of(spec.command)}"]) + "\n"
-    torchrun = f"bash -c 'exec {in_quotes(site.python)} -m torch.distributed.run"
+        return f"{srun} \\\n  {site.python} {lines_of(spec.command)}"
+    python = site.python.replace("'", "'\\''")  # as it stands between single quotes
+    torchrun = f"bash -c 'exec {python} -m torch.distributed.run"
     program = "" if is_program(spec.command) else "--no-python python "
     script = f"torchrun {program}{lines_of(for_torchrun(spec.command))}"
-    return f"{QUOTES}\n" + " \\\n  ".join([srun, torchrun, *rendezvous(spec), script]) + "\n"
+    return f"{QUOTES}\n" + " \\\n  ".join([srun, torchrun, *rendezvous(spec), script])
 
 
 def rendezvous(spec) -> list[str]:
@@ -130,14 +115,3 @@ def lines_of(command) -> str:
     """Return a command as one writes it by hand: each option on a line of its own."""
     words = [f" \\\n  {word}" if word.startswith("--") else f" {word}" for word in map(shlex.quote, command)]
     return "".join(words)[1:]
-
-
-def in_each_task(site) -> str:
-    """Return what each task runs: the site's lines, then Python with the task's arguments."""
-    lines = " && ".join([*site.each_task, f'exec {site.python} "$@"'])
-    return f"bash -c '{in_quotes(lines)}'"
-
-
-def in_quotes(text) -> str:
-    """Return a text as it stands between single quotes of the shell."""
-    return text.replace("'", "'\\''")

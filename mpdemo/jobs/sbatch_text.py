@@ -170,14 +170,11 @@ def with_gres(rows, extra) -> tuple:
 
 def gpu_rows(spec, site) -> list[tuple]:
     """Return the row that asks for GPUs, in the site's syntax; none where neither the job nor the site has any."""
-    if site.gpus_per_node == 0 or spec.gpus_per_node == 0:
+    if not (site.gpus_per_node and spec.gpus_per_node):
         return []
-    kind = f"{site.gpu_type}:" if site.gpu_type else ""
-    if site.gpu_syntax == "gpus":
-        return [("gpus", f"{kind}{spec.devices}", "GPUs of the whole job")]
-    if site.gpu_syntax == "gpus-per-task":
-        gpus = spec.gpus_per_process if spec.launcher == "srun" else spec.gpus_per_node
-        return [("gpus-per-task", f"{kind}{gpus}", "GPUs of each task")]
-    prefix = "gpu:" if site.gpu_syntax == "gres" else ""
-    comment = f"on each node: {spec.processes_per_node} x {spec.gpus_per_process} (processes x GPUs of each)"
-    return [(site.gpu_syntax, f"{prefix}{kind}{spec.gpus_per_node}", comment)]
+    of_task = spec.gpus_per_process if spec.launcher == "srun" else spec.gpus_per_node
+    of_node = f"on each node: {spec.processes_per_node} x {spec.gpus_per_process} (processes x GPUs of each)"
+    others = {"gpus": (spec.devices, "GPUs of the whole job"), "gpus-per-task": (of_task, "GPUs of each task")}
+    number, comment = others.get(site.gpu_syntax, (spec.gpus_per_node, of_node))
+    kind = ["gpu"] * (site.gpu_syntax == "gres") + [site.gpu_type] * (site.gpu_type != "")
+    return [(site.gpu_syntax, ":".join([*kind, str(number)]), comment)]

@@ -87,7 +87,6 @@ class Site:
     setup: Lines = ()
     python: Line = "python"
     pytorch: str = Field("", pattern=r"^(\d+\.\d+\S*)?$")
-    each_task: Lines = ()
     srun_options: Lines = ()
     binding: Lines = ()
     launcher: Launcher = "srun"

@@ -13,9 +13,10 @@ from pathlib import Path
 
 from mpdemo.errors import UserError
 from mpdemo.jobs.check import check
+from mpdemo.jobs.launch_text import FAILED, setup_line
 from mpdemo.jobs.spec import JobSpec
+from mpdemo.world.launch import check_version
 from mpdemo.world.processes import child_environment
-from mpdemo.world.versions import check_version
 
 PATIENCE = 180  # s for the setup lines and PyTorch together: a slow file system
 QUOTA_LINES = 12  # at most, of what a quota command prints
@@ -72,11 +73,11 @@ def try_job(site, cluster) -> Finding:
 def try_scratch(site) -> list[Finding]:
     """Is there the folder for large files?"""
     folder = os.path.expandvars(site.scratch)
+    why, remedy = f"no folder {folder}", f"mkdir -p {shlex.quote(folder)}"
     if "$" in folder:
-        return [Finding(False, f"scratch {site.scratch!r}: a variable is not set here", "set it or fix the site file")]
-    if folder and not Path(folder).is_dir():
-        return [Finding(False, f"scratch {site.scratch!r}: no folder {folder}", f"mkdir -p {shlex.quote(folder)}")]
-    return []
+        why, remedy = "a variable is not set here", "set it or fix the site file"
+    bad = "$" in folder or (folder and not Path(folder).is_dir())
+    return [Finding(False, f"scratch {site.scratch!r}: {why}", remedy)] if bad else []
 
 
 def try_quota(site) -> list[Finding]:
@@ -94,11 +95,7 @@ def try_quota(site) -> list[Finding]:
 
 def try_python(site) -> Finding:
     """Run the setup lines, then the site's Python with PyTorch; GPUs are counted, though few login nodes have any."""
-    lines = []
-    for line in site.setup:
-        failed = f"setup line failed: {line}"
-        lines += [line, f"[ $? -eq 0 ] || {{ echo {shlex.quote(failed)} >&2; exit 97; }}"]
-    lines.append(f"{site.python} -c {shlex.quote(REPORT)}")
+    lines = [FAILED, *map(setup_line, site.setup), f"{site.python} -c {shlex.quote(REPORT)}"]
     shell = ["bash", "-l", "-s"] if site.login_shell else ["bash", "-s"]
     status, out, err = run_bounded(shell, "\n".join(lines) + "\n")
     if status is None:

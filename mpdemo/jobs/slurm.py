@@ -78,7 +78,21 @@ def run(*command, **options) -> subprocess.CompletedProcess:
     """Run a client outside the job that may surround a notebook: sbatch would take that job's variables for options."""
     environment = child_environment("SLURM_CONF", *OF_THE_USER)
     environment.pop("CUDA_VISIBLE_DEVICES", None)
+    if cluster := next((word.partition(";")[2] for word in command if re.fullmatch(r"\d+;[\w-]+", word)), ""):
+        command = [command[0], f"--clusters={cluster}", *(word.removesuffix(f";{cluster}") for word in command[1:])]
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=TIMEOUT, **options)
+
+
+def number(job_id) -> str:
+    """Return ``7`` of ``7;alex``, which is what sbatch calls a job that it sent to another cluster."""
+    return job_id.partition(";")[0]
+
+
+def none_in_reach() -> str:
+    """Say that there is no Slurm, and which other batch system there is."""
+    others = {"qsub": "PBS (qsub)", "bsub": "LSF (bsub)", "flux": "Flux"}
+    here = next((name for program, name in others.items() if shutil.which(program)), "")
+    return f"{here} is here, but this course speaks Slurm" if here else "no Slurm in reach"
 
 
 def client(*command, **options) -> str:

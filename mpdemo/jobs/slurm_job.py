@@ -15,12 +15,12 @@ def start(script, identity, options) -> dict:
     """Submit a script from the project's root with more options; return what the job's record holds of it."""
     said = slurm.client("sbatch", "--parsable", *options, str(script), cwd=paths.root())
     queue.forget(identity)
-    return {"id": said.split()[-1].split(";")[0], "where": f"cluster {identity.split()[0]}", "identity": identity}
+    return {"id": said.split()[-1], "where": f"cluster {identity.split()[0]}", "identity": identity}
 
 
 def log_files(job) -> list[Path]:
     """Return the files that hold what the job prints; one of errors comes last."""
-    return [job.out / f"slurm-{job.id}.out", job.out / f"slurm-{job.id}.err"]
+    return [job.out / f"slurm-{slurm.number(job.id)}.{end}" for end in ("out", "err")]
 
 
 def cancel(job):
@@ -90,7 +90,7 @@ def answer_from_files(job) -> Answer:
     if state := diagnose.state_by_slurm(log):
         return Answer(state, "from the job's log; Slurm has forgotten it")
     words = marker.read_text().split() if marker.exists() else []
-    if len(words) == 2 and words[0] == job.id:
+    if len(words) == 2 and words[0] == slurm.number(job.id):
         state = diagnose.state_by_status(log, int(words[1]))
         return Answer(state, "from the script's marker; Slurm has forgotten the job", int(words[1]))
     return Answer("unknown", "Slurm has forgotten the job, and its script left no marker")

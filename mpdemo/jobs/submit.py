@@ -135,7 +135,7 @@ def announcement(spec, record) -> str:
     how += f" in place of {spec.nodes} nodes" if spec.nodes > 1 else ""
     if too_few_gpus(spec.devices):
         how += f", on CPU cores: {gpus_wanted(spec.devices)} GPUs wanted, {gpus_here()} here"
-    return f"no Slurm in reach: {spec.name} runs on this machine, {how} (job {record['id']})"
+    return f"{slurm.none_in_reach()}: {spec.name} runs on this machine, {how} (job {record['id']})"
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ def jobs_of_course() -> dict:
         jobs = tomllib.loads(file.read_text(encoding="utf-8"))
         for name, words in jobs.items():
             jobs[name] = JobSpec(**{"name": name} | words | {"command": shlex.split(words["command"])})
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, UserError) as error:
         raise UserError(f"{file} {name}: {error}; do: write it as its other jobs are") from None
     return jobs
 
