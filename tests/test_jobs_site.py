@@ -248,7 +248,7 @@ def test_slurms_own_variables_of_the_environment_count_and_are_named(cluster, pr
     assert "invalid partition specified: nowhere" in check(spec(), "generic")[0].message
 
 
-# --- tried, as far as a front end can
+# --- tried, as far as a login node can
 
 
 def findings(cluster_name="throwaway", **words):
