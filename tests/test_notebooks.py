@@ -13,7 +13,7 @@ import shutil
 import pytest
 from project import fresh_copy
 
-from mpdemo.jobs.record import RECORD
+from mpdemo.jobs.job import RECORD
 from mpdemo.paths import root
 from mpdemo.trainers.course import jobs_of_course
 from notebooks import NBVAL_LIMIT, check, nbval, notebooks
