@@ -29,7 +29,7 @@ VARIABLES = {"COURSE_ACCOUNT": "course"}
 FEW = ("generic", "ucr_cpu", "ucr_gpu")  # `make test` tries these shapes: four GPUs per node, none, one with a type
 # What a throw-away Slurm cannot have: options of plugins, other clusters, local disks.
 LEFT_OUT = {"alps_daint": ["--uenv", "--view"], "perlmutter": ["--image", "--module"]}
-LEFT_OUT |= {"alex": ["--clusters"], "mahti": ["--gres"]}
+LEFT_OUT |= {"alex": ["--clusters", "--export"], "mahti": ["--gres"]}
 # Lines that the documentation of a site shows, in the scripts of files written from generic.toml's comments alone.
 TRIALS = {
     "alex": (
