@@ -1,16 +1,25 @@
-"""`python -m mpdemo same`: right scripts pass, each planted fault is found under its name, and nothing is left behind."""
+"""`python -m mpdemo same`: right scripts pass, each planted fault is found under its name, nothing is left behind."""
 
 import argparse
+import json
 import re
+import subprocess
+import sys
+import time
+from pathlib import Path
 
+import nbformat
+import psutil
 import pytest
 
+from mpdemo.errors import UserError
 from mpdemo.paths import root
 from mpdemo.same import command, resume
+from mpdemo.same.findings import TABLE
 from mpdemo.same.worlds import Watcher
 
 SCRIPTS = root() / "tests" / "same"
-TAKE_HOME = root() / "notebooks" / "take_home" / "train_ddp.py"
+TAKE_HOME = root() / "notebooks" / "scripts" / "train_ddp.py"
 DIGITS = root() / "mpdemo" / "data" / "digits.npz"
 LINES = {  # of the base scripts, which faults change
     "sampler": "sampler = DistributedSampler(train, drop_last=True)",
@@ -111,6 +120,8 @@ FAULTS = {
         [('reduction="sum"', 'reduction="mean"'), ("model(**batch) / terms * dist.get_world_size()", "model(**batch)")],
     ),
     "loss of one rank": ("plain.py", [], line("shown", "shown = total")),
+    "loss summed": ("plain.py", [], [("return value / dist.get_world_size()", "return value")]),
+    "not finite": ("plain.py", [], line("loss", LINES["loss"] + " / 0")),
     "same file from every rank": (
         "plain.py",
         [],
@@ -148,7 +159,10 @@ RESUMES = {  # name: (changes, what the notes say)
     "scheduler not restored": ([('        schedule.load_state_dict(state["schedule"])\n', "")], ""),
     "weights not restored": ([('        model.module.load_state_dict(state["model"])\n', "")], ""),
     "random state not restored": (
-        [('        torch.set_rng_state(state["chance"])\n', ""), (".relu()", ".relu().dropout(0.1, self.training)")],
+        [
+            ('        torch.set_rng_state(state["chance"])\n', ""),
+            ("self.norm(self.inside(x)).relu()", "nn.functional.dropout(self.norm(self.inside(x)).relu(), 0.1)"),
+        ],
         "",
     ),
     "does not resume": ([('if os.path.exists("last.pt")', "if False")], ""),
@@ -176,7 +190,7 @@ def arguments(*words):
     """Return the command's options for a script."""
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
-    args = parser.parse_args(["--timeout", "60", "--", *map(str, words)])
+    args = parser.parse_args(["--timeout", "60", *map(str, words)])
     command.checked(args)
     return args
 
@@ -229,3 +243,135 @@ def test_the_first_difference_after_a_resume_is_named(judge, name):
     found = judge("plain.py", [], changes, resumed=True)
     assert list(dict.fromkeys(names(found))) == ([name] if name else [])
     assert note in str(found["notes"])
+
+
+NO_WRAPPER = """nn.ModuleDict({"module": nn.Sequential(*layers)})
+model.forward = model["module"].forward"""
+FORGOTTEN = {  # of the script to take home: what is found without a line of it
+    "no sampler": [("sampler=sampler,", "shuffle=True,")],
+    "no set_epoch": [("    sampler.set_epoch(epoch)", "    pass")],
+    "batch not divided": [("args.batch_size // world", "args.batch_size")],
+    "wrapper missing": [("DistributedDataParallel(nn.Sequential(*layers).to(device))", NO_WRAPPER)],
+    "loss summed": [(" / len(loader) / world", " / len(loader)")],
+    "loss of one rank": [("    dist.all_reduce(totals)", "    # ")],
+    "same file from every rank": [("    if rank == 0:\n", "    open('log', 'a')\n    if rank == 0:\n")],
+}
+
+
+@pytest.mark.parametrize("name", ["", *FORGOTTEN])
+def test_each_line_of_the_script_to_take_home_is_missed(judge, name):
+    assert names(judge(TAKE_HOME, ["--data", DIGITS], FORGOTTEN.get(name, []))) == ([name] if name else [])
+
+
+def test_the_script_to_take_home_resumes_and_without_its_optimizer_does_not(judge):
+    assert names(judge(TAKE_HOME, ["--data", DIGITS], [], resumed=True)) == []
+    without = [('    optimizer.load_state_dict(state["optimizer"])\n', "")]
+    assert names(judge(TAKE_HOME, ["--data", DIGITS], without, resumed=True)) == ["optimizer not restored"]
+
+
+WRITES = """    assert open("notes.txt").read() == "mine\\n"
+    dist.barrier()
+    if rank == 0:
+        os.makedirs("out/new", exist_ok=True)
+        os.rmdir("out/old")
+        for name in ("notes.txt", "out/log.txt", "out/new/log.txt"):
+            open(name, "a").write("x")
+"""
+
+
+def test_what_lies_in_the_readers_folder_is_read_and_never_changed(judge, watcher, tmp_path, monkeypatch):
+    """Relative paths work; a checkpoint of before is not read; a written file is a copy; absolute paths are refused."""
+    folder = tmp_path / "reader"
+    (folder / "out" / "old").mkdir(parents=True)
+    (folder / "notes.txt").write_text("mine\n")
+    (folder / "out" / "log.txt").write_text("mine\n")
+    (folder / "last.pt").write_bytes((SCRIPTS / "plain.py").read_bytes())  # to load it would fail
+    script, place = (SCRIPTS / "plain.py").read_text(), "    optimizer = "
+    assert script.count(place) == 1
+    (folder / "train.py").write_text(script.replace(place, WRITES + place))
+    before = state(folder)
+    monkeypatch.chdir(folder)
+    watcher.aim(arguments("train.py"))
+    assert names(command.verdicts_of(watcher, [1, 2])[0]) == []
+    assert state(folder) == before
+    (folder / "train.py").write_text(script.replace('"last.tmp"', f'"{folder}/out/last.tmp"'))
+    with pytest.raises(UserError, match="let it write to a relative path"):
+        command.verdicts_of(watcher, [1, 2])
+    assert not (folder / "out" / "last.tmp").exists()
+
+
+def state(folder) -> dict:
+    """Return each file of a folder with its content and time."""
+    return {path: (path.stat().st_mtime_ns, path.is_file() and path.read_bytes()) for path in folder.rglob("*")}
+
+
+BAD = {  # arguments: what the line says
+    "": "no script given",
+    "-- nothing.py": "script 'nothing.py' is no file",
+    "--processes 1 -- train.py": "two numbers or more",
+    "--processes 1,x -- train.py": "two numbers or more",
+    "--processes 1,999 -- train.py": "this machine has",
+    "--batches 0 -- train.py": "--batches 0 is not allowed",
+    "--without drop -- train.py": "allowed: dropout, batchnorm, augmentation",
+    "--json no/folder.json -- train.py": "its folder does not exist",
+    "--python nothing -- train.py": "--python nothing: No such file",
+    "--python /bin/true -- train.py": "does not load PyTorch",
+}
+
+
+@pytest.mark.parametrize("words", BAD)
+def test_bad_input_is_one_line_before_the_script_starts(tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("open('started', 'w')")
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    with pytest.raises(UserError, match=BAD[words]) as refusal:
+        command.main(parser.parse_args(words.split()))
+    assert "\n" not in str(refusal.value) and [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+REFUSED = {  # script: what the line says
+    "raise ValueError('my own')": "fails with 1 process: ValueError: my own",
+    "import sys; sys.exit('bye')": "fails with 1 process: bye",
+    "print('nothing')": "no optimizer step seen",
+    "import time; time.sleep(99)": "no optimizer step seen within 2 s",
+    "import torch.multiprocessing as mp; mp.spawn(print, nprocs=2)": "starts its own processes",
+}
+
+
+@pytest.mark.parametrize("script", REFUSED)
+def test_a_script_that_does_not_train_is_refused_in_one_line(watcher, tmp_path, monkeypatch, script):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(script)
+    watcher.aim(arguments("--timeout", "2", "train.py"))
+    with pytest.raises(UserError, match=REFUSED[script]) as refusal:
+        command.verdicts_of(watcher, [1, 2])
+    assert "\n" not in str(refusal.value)
+
+
+def test_the_command_ends_with_its_verdict_and_leaves_no_process(run_mpdemo, tmp_path):
+    """Killed, too: the watcher ends with its owner, and the ranks with it."""
+    file, words = tmp_path / "verdict.json", ("same", "--json")
+    done = run_mpdemo(*words, str(file), "--batches", "2", "--", str(SCRIPTS / "sharded.py"))
+    assert done.returncode == 0, done.stderr
+    assert "the same training" in done.stdout and json.loads(file.read_text())["same"]
+    script = tmp_path / "train.py"
+    script.write_text("import time\ntime.sleep(600)")
+    started = subprocess.Popen([sys.executable, "-m", "mpdemo", "same", "--", str(script)], cwd=root())
+    family = []
+    end = time.monotonic() + 60
+    while len(family) < 3 and time.monotonic() < end:
+        family = psutil.Process(started.pid).children(recursive=True)
+        time.sleep(0.1)
+    started.kill()
+    started.wait()
+    assert len(family) == 3
+    assert psutil.wait_procs(family, timeout=20)[1] == []
+
+
+def test_each_finding_has_its_section_in_a_notebook():
+    for name, row in TABLE.items():
+        number, section = re.fullmatch(r"notebook (\d\d), section (\d)", row["section"]).groups()
+        (file,) = (root() / "notebooks").glob(f"{number}_*.ipynb")
+        cells = nbformat.read(file, 4).cells
+        assert any(re.search(rf"(?m)^## {section}\. ", cell.source) for cell in cells), name

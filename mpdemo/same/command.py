@@ -11,7 +11,7 @@ from mpdemo.errors import UserError
 from mpdemo.same import compare, resume
 from mpdemo.same.findings import BY_NATURE, Finding
 from mpdemo.same.worlds import Watcher
-from mpdemo.world.gpus import gpus_here
+from mpdemo.world.devices import gpus_here
 
 
 def add_arguments(parser):

@@ -196,7 +196,8 @@ def of_log(one, many):
             sizes = {len(b) for rank in many.replicas for note in rank.passes(many.loader) for b in note["batches"]}
             what = f"{name} {a:g} is printed with one process, {b:g} with {many.processes}"
             unequal = len(sizes) > 1 and distance(a, b) < 0.01
-            yield Finding("mean of means" if unequal else "loss of one rank", what)
+            summed = distance(b, a * len(many.replicas)) < 0.01
+            yield Finding("mean of means" if unequal else "loss summed" if summed else "loss of one rank", what)
             return
 
 

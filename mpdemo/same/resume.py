@@ -22,7 +22,7 @@ def verdict(watcher, processes, other) -> dict:
     if not killed.names("file"):
         findings = [Finding("no checkpoint", f"none was written in {stop} steps")]
         return answer(processes, findings, notes, rows)
-    copy = killed.folder.with_name("copy")
+    copy = killed.folder.with_name(f"{killed.folder.name}-copy")
     shutil.copytree(killed.folder, copy, symlinks=True)
     again = watcher.run(processes, without, folder=killed.folder, epochs=EPOCHS)
     findings, rows["SIGKILL"] = list(follow(whole, again, "SIGKILL")), [place_of(whole, again)]

@@ -1,4 +1,4 @@
-"""A right script like a trainer of a library: a data set of dicts, padding, loss per token, logs as dicts, dropout, workers."""
+"""A right script like a library's trainer: dicts, padding, a loss per token, logs as dicts, dropout, workers."""
 
 import os
 import random
