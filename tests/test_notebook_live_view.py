@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from toyjob import ToyJob
@@ -31,7 +32,7 @@ def test_several_jobs_are_displayed_together_when_the_last_has_ended(tmp_path, c
     asyncio.run(follow(*jobs, live=False))
     assert all(job.finished for job in jobs)
     assert capsys.readouterr().out == "07_short: done, 3 steps\n07_long: done, 20 steps\n07_bad: failed\n"
-    assert together([Snapshot.take(job) for job in jobs]).data["image/png"].startswith("iVBOR")
+    assert together([Snapshot(job) for job in jobs]).data["image/png"].startswith("iVBOR")
     assert labels([*jobs, jobs[0]])[:2] == [f"07_short (job {jobs[0].id})", "07_long"]
     with pytest.raises(UserError, match="nothing to follow; give a job"):
         asyncio.run(follow(live=False))
@@ -80,11 +81,11 @@ def test_the_kernel_goes_on_while_slurm_is_slow(tmp_path):
     assert all(came)
 
 
-def snapshot(**changes):
+def snapshot(rows=(), log="", **changes):
     """Return the snapshot of a job that has just been submitted."""
-    fields = {"name": "03_ddp", "state": "pending", "reason": "", "queue": None, "run_time": 0.0}
-    fields |= {"where": "this machine", "id": "1", "rows": [], "log": "", "finished": False}
-    return Snapshot(**(fields | changes))
+    facts = {"state": "pending", "reason": "", "queue": None, "run_time": 0.0, "where": "this machine", "id": "1"}
+    facts |= {"out": "runs/03_ddp", "finished": False, "metrics": lambda: list(rows), "log": lambda: log}
+    return Snapshot(SimpleNamespace(**(facts | changes)))
 
 
 def test_the_view_of_a_running_job_is_readable():

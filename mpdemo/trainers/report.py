@@ -6,8 +6,7 @@ from tabulate import tabulate
 
 from mpdemo.cluster.config import CLUSTER_NAME
 from mpdemo.errors import UserError
-from mpdemo.plan.scaling import FEWEST, Run, fit
-from mpdemo.plan.scaling_advice import EFFICIENCY, advise, same_batch, same_share
+from mpdemo.plan.scaling import EFFICIENCY, FEWEST, Run, advise, fit, same_batch, same_share
 from mpdemo.trainers.experiment import LEAST_STEPS, WARMUP
 
 COLUMNS = {  # of a row: its heading, its format

@@ -16,7 +16,7 @@ from mpdemo import compare
 from mpdemo.errors import UserError, did_you_mean
 from mpdemo.labs.ddp import time_bucket
 from mpdemo.notebook.story import story
-from mpdemo.plan import dry_run
+from mpdemo.plan import memory
 from mpdemo.recorder import Recorder
 from mpdemo.settings import RUNGS, Settings
 from mpdemo.timeline import read
@@ -91,8 +91,8 @@ class RecordedBuckets:
 
 
 def device_memory(settings) -> list[dict]:
-    """Count the peak memory of every device in a step by a dry run (`mpdemo.plan.dry_run`), in bytes."""
-    devices = [device for process in dry_run.of_training(settings) for device in process.devices]
+    """Count the peak memory of every device in a step by a dry run (`mpdemo.plan.memory`), in bytes."""
+    devices = [device for process in memory.of_training(settings) for device in process.devices]
     return [asdict(replace(device, device=number)) for number, device in enumerate(devices)]
 
 
