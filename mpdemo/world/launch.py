@@ -25,7 +25,7 @@ from mpdemo.paths import source
 from mpdemo.world import supervisor, warm
 
 ERRORS = "MPDEMO_ERRORS"  # the folder where a rank that `start` began leaves its line; the first one is printed
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+STOPS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
 # CUDA does not survive a fork, nor the frameworks of macOS: there each rank starts a Python of its own
 FORKS = sys.platform == "linux" and not any(map(os.path.exists, ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")))
 
@@ -151,7 +151,9 @@ def _last_words(folder, processes) -> str:
 
 def _supervised(job) -> tuple:
     """Fork a job's supervisor and wait for it; return its exit status and the signal that asked for its end, or 0."""
-    stops, signals = [], {signal.SIGUSR1, *(one for one in STOPS if signal.getsignal(one) != signal.SIG_IGN)}
+    stops, signals = [], STOPS | {signal.SIGUSR1}
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # under nohup
+        signals.remove(signal.SIGHUP)
     pipe, held = os.pipe()  # when this process ends, however it does, the supervisor sees the pipe's end
     sys.stdout.flush()
     sys.stderr.flush()
