@@ -195,7 +195,7 @@ def test_a_job_of_another_cluster_is_asked_there(project, monkeypatch):
         (project / "bin" / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{project}/bin:/usr/bin:/bin")
     number = slurm_job.start("toy.sbatch", "home x", [])["id"]
-    assert slurm.ask(number).state == "running"
+    assert slurm_job.look_up(number).state == "running"
     slurm.client("scancel", number)
     asked = (project / "asked").read_text().splitlines()
     assert asked[1:] == ["scontrol --clusters=alex show job -o 7", "scancel --clusters=alex 7"]
