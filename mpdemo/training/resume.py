@@ -28,6 +28,11 @@ def newest(run_folder) -> Path:
     """
     folder = Path(run_folder) / "checkpoints"
     if not (checkpoints := in_order(folder)):
+        own = next(
+            (path for path in (Path(run_folder), *Path(run_folder).parents[:2]) if path.name == "checkpoints"), None
+        )
+        if own:
+            raise UserError(f"--resume {run_folder} is inside a run's folder; give that folder: --resume {own.parent}")
         raise UserError(f"no checkpoint in {folder}; resume a run that was started with --checkpoint-every N")
     return checkpoints[-1]
 

@@ -22,9 +22,13 @@ def report(error, world, started_by_parent):
 
 
 def lost_a_peer(error) -> bool:
-    """Whether an error only reports that another rank is gone, so that it is not this rank's own."""
+    """Whether an error only reports that another rank is gone, so that it is not this rank's own.
+
+    Python's own BrokenPipeError is none: nobody reads what this process prints, as behind ``| head``.
+    """
     messages = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
-    return any(message in str(error) for message in messages)
+    own = isinstance(error, BrokenPipeError) or "BrokenPipeError" in str(error)
+    return not own and any(message in str(error) for message in messages)
 
 
 def first_failure(failures):

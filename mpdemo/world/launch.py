@@ -9,6 +9,7 @@ import ctypes
 import gc
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -22,11 +23,15 @@ from mpdemo.world.versions import check_version
 
 PARENT = "MPDEMO_STARTED_BY_PARENT"  # tells the processes that `start` launched its number; it prints their errors
 PYTHONS = ("py", "Py", "pt_", "torchrun")  # how the name of a torchrun's process begins
+ADDRESSES = 4_000_000  # KiB that importing PyTorch maps; with less it aborts without a word that names the limit
 PR_SET_PDEATHSIG = 1  # prctl: the signal that a process gets when its parent dies
 
 
 def import_pytorch(with_torchvision=False, with_optimizers=False):
     """Import torch; explain the error where it is missing, too old, or does not fit torchvision."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0] // 1024
+    if 0 <= limit < ADDRESSES:
+        raise UserError(f"ulimit -v {limit} is too small for PyTorch; do: ulimit -v unlimited, or {ADDRESSES} at least")
     gc.disable()  # the search for garbage would take a fifth of the imports, and find none
     try:
         import torch
