@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from mpdemo.errors import one_line_errors
-from mpdemo.options import option_name
+from mpdemo.options import as_arguments, option_name
 from mpdemo.rules import require, settled
 from mpdemo.schedules import PLAIN, SCHEDULES
 
@@ -131,18 +131,6 @@ class Settings:
         defaults = {field.name: field.default.default for field in fields(self)}
         given = {name: value for name, value in asdict(self).items() if value != defaults[name] or name == "model"}
         return as_arguments(given)
-
-
-def as_arguments(values) -> list[str]:
-    """Return values by setting as command-line arguments; None and False are left out, True is an option alone."""
-    arguments = []
-    for name, value in values.items():
-        text = str(value)
-        if value is True:
-            arguments.append(option_name(name))
-        elif value is not None and value is not False:
-            arguments += [f"{option_name(name)}={text}"] if text.startswith("-") else [option_name(name), text]
-    return arguments
 
 
 def checked(settings: Settings, world_size: int | None = None) -> Settings:

@@ -12,7 +12,7 @@ import pytest
 
 from mpdemo import __main__ as command_line
 from mpdemo.errors import UserError
-from mpdemo.jobs import explain, slurm_answers
+from mpdemo.jobs import explain, slurm
 from mpdemo.jobs.explain import said_by
 from mpdemo.notebook.tables import failure_table
 from mpdemo.paths import root
@@ -101,7 +101,7 @@ def test_a_refusal_of_slurm_is_found_and_explained_at_once(known):
     said = f"sbatch: error: Batch job submission failed: {known.seen[0]}"
     (finding,) = explain.find(said)
     assert finding.known is known
-    assert slurm_answers.explain("sbatch", said).endswith(f"Likely cause: {known.what}; {known.do}")
+    assert slurm.explain("sbatch", said).endswith(f"Likely cause: {known.what}; {known.do}")
 
 
 @pytest.mark.parametrize("numbers", [{"microbatches": 1, "batch": 8}, {"microbatches": 3, "batch": 8}], ids=str)

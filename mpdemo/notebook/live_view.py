@@ -20,7 +20,7 @@ from IPython.display import HTML, display
 
 from mpdemo.errors import UserError
 from mpdemo.jobs import attach
-from mpdemo.jobs.times import DAY, Deadline
+from mpdemo.jobs.job import DAY, Deadline
 from mpdemo.notebook.snapshot import Snapshot, labels, together
 
 POLL = 0.25  # s, polling interval
@@ -62,7 +62,7 @@ async def follow(*jobs, live=None, timeout=3600.0):
     except (KeyboardInterrupt, asyncio.CancelledError):
         cancelled = [job for job in jobs if not job.finished] or jobs  # the same interrupt may have ended them
         await asyncio.to_thread(_end, cancelled)
-    snapshots = [Snapshot.take(job) for job in jobs]
+    snapshots = [Snapshot(job) for job in jobs]
     view.replace(snapshots) if view else display(together(snapshots))
     if cancelled:
         ended = [snapshot for snapshot, job in zip(snapshots, jobs, strict=True) if job in cancelled]
@@ -75,7 +75,7 @@ async def _until_finished(jobs, view, timeout):
     deadlines = [Deadline(timeout, DAY) for _ in jobs]
     while True:
         begin = time.monotonic()
-        snapshots = await asyncio.to_thread(lambda: [Snapshot.take(job) for job in jobs])  # Slurm may be slow
+        snapshots = await asyncio.to_thread(lambda: [Snapshot(job) for job in jobs])  # Slurm may be slow
         gone = [view is not None and begin > view.cancelled.get(job, begin) + CANCEL_WAIT for job in jobs]
         if all(snapshot.finished or given_up for snapshot, given_up in zip(snapshots, gone, strict=True)):
             return
