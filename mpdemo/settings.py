@@ -4,10 +4,11 @@ The command line of ``python -m mpdemo train`` and of every rung, `mpdemo.jobs.t
 from this class.
 """
 
+import os
 from dataclasses import asdict, fields, replace
 from typing import Annotated, Literal, get_args
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from mpdemo.errors import one_line_errors
@@ -22,7 +23,15 @@ Norm = Literal["batch", "group"]
 Dataset = Literal["digits", "mnist", "imagenet", "folder"]
 Optimizer = Literal["sgd", "adamw"]
 Count = Annotated[int, Field(ge=1, le=10**9)]
-Text = Annotated[str, Field(min_length=1, pattern="^[^\0]*$")]  # a name or a path
+
+
+def _path(text):
+    if not text.strip() or "\0" in text or max(map(len, os.fsencode(text).split(b"/"))) > 255:
+        raise ValueError("allowed: a path that is not empty, of names of at most 255 bytes")
+    return text
+
+
+PathName = Annotated[str, AfterValidator(_path)]
 
 
 def _library_name(text):
@@ -66,7 +75,7 @@ class Settings:
     model: Model = setting("convnet", "the network")
     norm: Norm = setting("batch", "normalisation of convolutional models")
     dataset: Dataset = setting("digits", "what to train on; digits ships with the package")
-    data: Text | None = setting(None, "folder of the data set (default: MPDEMO_DATA)")
+    data: PathName | None = setting(None, "folder of the data set (default: MPDEMO_DATA)")
     image_size: Annotated[int, Field(ge=1, le=4096)] | None = setting(
         None, "pixels per side (default: 28 for digits and mnist, else 224)"
     )
@@ -98,14 +107,14 @@ class Settings:
         None, "parts of a process's share, one after the other or down a pipeline (default: 1; pipelines: 4 per device)"
     )
     schedule: Schedule = setting("1F1B", "of a pipeline with one process per device: what a device computes when")
-    cut: Text | None = setting(None, "last block of each stage but the last: names or numbers, separated by commas")
+    cut: str | None = setting(None, "last block of each stage but the last: names or numbers, separated by commas")
     precision: Literal["fp32", "bf16"] = setting("fp32", "type that autocast computes in")
     activation_checkpointing: bool = setting(False, "keep only each block's input, and compute the block twice")
     channels_last: bool = setting(False, "keep the channels of a pixel side by side (convolutional models)")
     compile: bool = setting(False, "compile every block in the first step (needs a C++ compiler)")
-    out: Text = setting("runs/train", "run folder: metrics, summary, checkpoints")
+    out: PathName = setting("runs/train", "run folder: metrics, summary, checkpoints")
     checkpoint_every: Count | None = setting(None, "steps between checkpoints (default: none is written)")
-    resume: Text | None = setting(None, "run folder whose newest checkpoint to resume; auto: --out, if it has one")
+    resume: PathName | None = setting(None, "run folder whose newest checkpoint to resume; auto: --out, if it has one")
     workers: int = Field(
         0, ge=0, le=256, description="loader processes per rank; with 0 the rank decodes its images itself"
     )

@@ -6,6 +6,8 @@ Taught in notebooks/12_other_tools.ipynb. Source: https://docs.pytorch.org/docs/
 import contextlib
 import importlib.util
 import shutil
+import sys
+import threading
 
 from mpdemo.errors import UserError
 
@@ -24,6 +26,14 @@ def check_tensorboard():
         )
 
 
+def tell_full_disk(failed, otherwise=threading.excepthook):
+    """Say in one line that a thread of TensorBoard's cannot write any more; the run goes on."""
+    if issubclass(failed.exc_type, OSError):
+        print(f"mpdemo: --tensorboard ends here: {failed.exc_value.strerror}; the run goes on", file=sys.stderr)
+    else:
+        otherwise(failed)
+
+
 class TensorBoardLog:
     """The folder ``tensorboard`` of a run. Every scalar stands at its step and at the time of its line in the metrics.
 
@@ -39,6 +49,7 @@ class TensorBoardLog:
         if rows is None and path.exists():  # like metrics.previous.jsonl
             shutil.rmtree(folder / "tensorboard.previous", ignore_errors=True)
             path.replace(folder / "tensorboard.previous")
+        threading.excepthook = tell_full_disk
         self.writer = SummaryWriter(path, purge_step=None if rows is None else 0, flush_secs=FLUSH)
         values = {name: value for name, value in settings.as_dict().items() if value is not None}
         # SummaryWriter.add_hparams would make a folder of its own for them

@@ -115,6 +115,9 @@ def newest(run_folder) -> Path:
     """Return the newest checkpoint of a run's folder; refuse a folder without one."""
     folder = Path(run_folder) / "checkpoints"
     if not (checkpoints := in_order(folder)):
+        above = (folder.parent, *folder.parent.parents[:2])
+        if own := next((path.parent for path in above if path.name == "checkpoints"), None):
+            raise UserError(f"--resume {run_folder} is inside a run's folder; give that folder: --resume {own}")
         raise UserError(f"no checkpoint in {folder}; resume a run that was started with --checkpoint-every N")
     return checkpoints[-1]
 

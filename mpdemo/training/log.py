@@ -71,7 +71,12 @@ class RunLog:
         """Write the metrics for TensorBoard too; `learning_rate(step)` is that of every step, counted from 1."""
         if self.active:
             rows = rows_in(self.folder) if resumed else None
-            self.board = TensorBoardLog(self.folder, settings, learning_rate, rows)
+            try:
+                self.board = TensorBoardLog(self.folder, settings, learning_rate, rows)
+            except OSError as error:
+                raise UserError(
+                    f"cannot write --tensorboard to {self.folder}: {error.strerror}; leave it out"
+                ) from None
 
     def _lock(self):
         """Refuse a folder that another run writes to now; the lock ends with this process."""

@@ -8,6 +8,7 @@ As a program it is a process of its own that calls `start`.
 import gc
 import json
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -24,6 +25,7 @@ from mpdemo.errors import UserError
 from mpdemo.paths import source
 from mpdemo.world import supervisor, warm
 
+ADDRESSES = 4_000_000  # KiB that importing PyTorch maps; with less it aborts without a word that names the limit
 ERRORS = "MPDEMO_ERRORS"  # the folder where a rank that `start` began leaves its line; the first one is printed
 STOPS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
 # CUDA does not survive a fork, nor the frameworks of macOS: there each rank starts a Python of its own
@@ -32,6 +34,9 @@ FORKS = sys.platform == "linux" and not any(map(os.path.exists, ("/dev/nvidiactl
 
 def import_pytorch(with_torchvision=False):
     """Import torch; explain the error where it is missing, too old, or does not fit torchvision."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0] // 1024
+    if 0 <= limit < ADDRESSES:
+        raise UserError(f"ulimit -v {limit} is too small for PyTorch; do: ulimit -v unlimited, or {ADDRESSES} at least")
     if ERRORS in os.environ:  # this process was begun by one that did it
         return
     gc.disable()  # the search for garbage would take a fifth of the imports, and find none
@@ -97,9 +102,12 @@ def report(error, world):
 
 
 def lost_a_peer(error) -> bool:
-    """Whether an error only reports that another rank is gone, so that it is not this rank's own."""
+    """Whether an error only reports that another rank is gone, so that it is not this rank's own.
+
+    Python's own BrokenPipeError is none: nobody reads what this process prints, as behind ``| head``.
+    """
     messages = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
-    return any(message in str(error) for message in messages)
+    return not isinstance(error, BrokenPipeError) and any(message in str(error) for message in messages)
 
 
 def is_program(command) -> bool:
