@@ -59,16 +59,6 @@ def findings(site=None) -> list[Finding]:
     ----------
     site : str, optional
         The site file to check; default: `mpdemo.jobs.load_site`'s choice.
-
-    Returns
-    -------
-    list of Finding
-        notebooks/00_start_here.ipynb prints them and asserts that every one is ok.
-
-    Raises
-    ------
-    UserError
-        There is no such site, or its file is wrong.
     """
     slurm_finding, cluster = check_slurm()
     if not slurm_finding.ok:  # it cannot tell which site this is

@@ -11,8 +11,6 @@ from contextlib import contextmanager, nullcontext
 from importlib import import_module
 
 import torch
-import torch.distributed as dist
-from torch import nn
 
 from mpdemo import models
 from mpdemo.run import Run
@@ -143,17 +141,6 @@ class Trial(Run):
         return found
 
 
-def watch_for_ddp(wrapped):
-    """Call a function with the first `DistributedDataParallel` that computes, before it does."""
-
-    def look(module, inputs):
-        if isinstance(module, nn.parallel.DistributedDataParallel):
-            handle.remove()
-            wrapped(module)
-
-    handle = nn.modules.module.register_module_forward_pre_hook(look)
-
-
 def is_per_device(settings) -> bool:
     """Whether these settings, checked or not, ask for one process per device."""
     return (settings.form or RUNG_FORMS[settings.rung][0]) == "per-device"
@@ -210,9 +197,3 @@ def join_world():
     claim_cores(world)
     with process_group(world):
         yield world
-
-
-def rest():
-    """Wait for all ranks, over gloo: in NCCL's barrier a waiting rank would keep its GPU busy."""
-    if dist.is_initialized():
-        dist.all_reduce(torch.zeros(1, device="cpu"))

@@ -280,13 +280,6 @@ HANDED = {  # and one of hybrid, sharded and split rungs, in worlds of so many p
     8: (1, {"rung": "single"}),
 }
 HYBRID = {"model": "transformer", "batch_size": 8, "epochs": 1, "log_every": 1} | STORY
-RESNET = {
-    "ddp": {"rung": "ddp", "norm": "group"},
-    "zbv": {"rung": "pipeline", "microbatches": 4, "schedule": "ZBVZeroBubble"},
-    "single in microbatches": {"rung": "single", "microbatches": 4},
-    "single with group norm": {"rung": "single", "norm": "group"},
-    "pipeline one process": {"rung": "pipeline", "form": "one-process", "microbatches": 4},
-}
 
 
 def handed_on(folder, jpeg):
@@ -294,33 +287,10 @@ def handed_on(folder, jpeg):
     runs, before = {}, None
     for stop, rung in PARTS.items():
         resume = {"resume": str(folder / f"to-{before}")} if before else {}
-        out = str(folder / f"to-{stop}")
-        runs[stop] = {
-            "rung": "single",
-            "model": "toy",
-            "epochs": 2,
-            "steps": stop,
-            **STORY,
-            "checkpoint_every": stop,
-            "out": out,
-            **rung,
-            **resume,
-            **jpeg,
-        }
+        where = {"steps": stop, "checkpoint_every": stop, "out": str(folder / f"to-{stop}")}
+        runs[stop] = {"model": "toy", "epochs": 2, **STORY, **where, **rung, **resume, **jpeg}
         before = stop
     return runs
-
-
-def resnet50(jpegs, rung, out):
-    common = {
-        "rung": "single",
-        "model": "resnet50",
-        "dataset": "folder",
-        "data": str(jpegs),
-        "image_size": 64,
-        "batch_size": 8,
-    }
-    return {**common, "steps": 2, "log_every": 1, **rung, "out": str(out)}
 
 
 @pytest.fixture(scope="session")
@@ -339,7 +309,6 @@ def world(tmp_path_factory, jpegs):
             {**common, "steps": 7, "checkpoint_every": 7, "out": part},
             {**common, "epochs": 2, "out": part, "resume": part},
         ]
-    todo += [resnet50(jpegs, RESNET[name], folder / f"resnet50 {name}") for name in ("ddp", "zbv")]
     worlds = [[2, TRAIN, written(folder / "runs.json", todo)]]
     for stop, (processes, rung) in HANDED.items():
         resume = {"resume": str(folder / f"step-{stop - 1}")} if stop > 1 else {}
@@ -371,7 +340,7 @@ def test_world_validates_what_it_saves(world, runs, jpeg, name):
     assert validated["validation_accuracy"] == wanted["validation_accuracy"]
 
 
-def test_any_rung_resumes_any_rungs_checkpoint(world, runs, jpegs, jpeg):
+def test_any_rung_resumes_any_rungs_checkpoint(world, runs, jpeg):
     """One training handed from rung to rung has the losses of one that nobody interrupted."""
     parts = handed_on(world, jpeg)
     for stop in (9, 10):
@@ -408,22 +377,6 @@ def test_the_timeline_of_a_hybrid_has_two_pipelines_and_an_all_reduce_at_their_e
         0: {0, 3}, 1: {1, 2}, 2: {0, 3}, 3: {1, 2}}  # fmt: skip
     assert all([row["kind"] for row in lane].index("A") == len(lane) - 1 for lane in work.values())
     assert read.step_time(rows) == max(lane[-1]["end"] for lane in work.values())
-
-
-@pytest.mark.parametrize("name", RESNET)
-def test_resnet50_from_jpegs(world, runs, jpegs, name):
-    """Trains, and starts as the single device does that sees the same microbatches."""
-    trained = world / f"resnet50 {name}"
-    if not trained.exists():
-        train(checked(Settings(**resnet50(jpegs, RESNET[name], trained))), World())
-    like = "single with group norm" if RESNET[name].get("norm") else "single in microbatches"
-    wanted = world / f"resnet50 {like}"
-    if not wanted.exists():
-        train(checked(Settings(**resnet50(jpegs, RESNET[like], wanted))), World())
-    assert list(losses(trained)) == [1, 2] and all(map(math.isfinite, losses(trained).values()))
-    assert losses(trained)[1] == pytest.approx(losses(wanted)[1], rel=ROUNDING)
-    assert losses(trained)[2] == pytest.approx(losses(wanted)[2], rel=1e-2)  # batch norm multiplies rounding errors
-    assert summary(trained)["parameters"] == 23_528_522
 
 
 # stopping and waiting

@@ -11,8 +11,8 @@ from mpdemo.plan.case import Case, on_one
 from mpdemo.plan.choose import choose
 from mpdemo.plan.footprint import ROOFS
 from mpdemo.plan.machine import measured, memory_per_device, require_devices, step_seconds
-from mpdemo.plan.memory import MIB, RESERVE
 from mpdemo.plan.strategies import ONE_DEVICE
+from mpdemo.plan.subject import MIB, RESERVE
 from mpdemo.settings import Settings, as_arguments, checked
 from mpdemo.world.devices import gpus_here
 

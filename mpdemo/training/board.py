@@ -16,13 +16,7 @@ FLUSH = 10  # seconds after which a scalar is in the file at the latest
 
 
 def check_tensorboard():
-    """Refuse --tensorboard where the package is not installed.
-
-    Raises
-    ------
-    UserError
-        With the line that installs it.
-    """
+    """Refuse --tensorboard where the package is not installed."""
     if importlib.util.find_spec("tensorboard") is None:
         raise UserError(
             "--tensorboard needs the package tensorboard, which is not installed; pip install tensorboard, or leave "
@@ -33,17 +27,8 @@ def check_tensorboard():
 class TensorBoardLog:
     """The folder ``tensorboard`` of a run. Every scalar stands at its step and at the time of its line in the metrics.
 
-    Parameters
-    ----------
-    folder : Path
-        Of the run.
-    settings : Settings
-        The hyperparameters; those that are None are left out.
-    learning_rate : callable
-        ``learning_rate(step)``, for steps counted from 1.
-    rows : list of dict or None
-        A resumed run's lines of ``metrics.jsonl``: they are written anew, and what stood there before is hidden
-        (``purge_step``). So every step is there once, also where the run before was killed. None: a new run.
+    `learning_rate` takes a step, counted from 1. A resumed run's `rows` of ``metrics.jsonl`` are written anew, and what
+    stood there before is hidden (``purge_step``), so every step is there once, even if the run before was killed.
     """
 
     def __init__(self, folder, settings, learning_rate, rows=None):

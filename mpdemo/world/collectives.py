@@ -63,6 +63,12 @@ def in_all(function, *arguments):
     return value
 
 
+def rest():
+    """Wait for all ranks, over gloo: in NCCL's barrier a waiting rank would keep its GPU busy."""
+    if dist.is_initialized():
+        dist.all_reduce(torch.zeros(1, device="cpu"))
+
+
 class StopSignal:
     """Whether any rank got SIGUSR1, which Slurm sends before the time limit (``--signal=USR1@60``).
 

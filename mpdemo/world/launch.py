@@ -7,6 +7,7 @@ As a program it is a process of its own that calls `start`.
 
 import gc
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -117,12 +118,15 @@ def start(command, processes) -> int:
     is reported in one line. SIGUSR1 is passed on to them: they write a checkpoint and end with exit status 3.
     """
     import_pytorch()
-    with tempfile.TemporaryDirectory(prefix="mpdemo-") as folder:
-        environment = os.environ | {"OMP_NUM_THREADS": "1", ERRORS: folder}
-        job = {"name": "mpdemo", "command": command, "processes": processes, "environment": environment}
-        job |= {"cwd": os.getcwd(), "limit": float("inf"), "grace": 5.0, "signal": None, "errors": folder}
-        job |= {name: os.path.join(folder, name) for name in ("ranks", "status", "scratch")}
+    folder = tempfile.mkdtemp(prefix="mpdemo-")  # a TemporaryDirectory would end with the first forked process
+    environment = os.environ | {"OMP_NUM_THREADS": "1", ERRORS: folder}
+    job = {"name": "mpdemo", "command": command, "processes": processes, "environment": environment}
+    job |= {"cwd": os.getcwd(), "limit": float("inf"), "grace": 5.0, "signal": None, "errors": folder}
+    job |= {name: os.path.join(folder, name) for name in ("ranks", "status", "scratch")}
+    try:
         status, stop = _supervised(job | {"run_program": warm.run_program if FORKS else None})
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
     if stop:
         print(f"mpdemo: {signal.Signals(stop).name}: all {processes} processes ended", file=sys.stderr)
         return 128 + stop

@@ -47,7 +47,7 @@ def check_05_1(step):
 
 
 def check_05_6(orders):
-    from mpdemo.plan.own_order import simulate_order
+    from mpdemo.plan.simulate import simulate_order
 
     assert len(orders) == 3, f"There are three stages, and this answer has {len(orders)} lists."
     with told("It doesn't run"):

@@ -17,8 +17,7 @@ from torch.utils.data import Dataset
 from torch.utils.flop_counter import FlopCounterMode
 
 from mpdemo import data, models
-from mpdemo.compare import run_lab
-from mpdemo.ladder import model_and_batch
+from mpdemo.compare import model_and_batch, run_lab
 from mpdemo.notebook.story import story
 from mpdemo.plan.counting import peak_of_a_step
 from mpdemo.settings import Settings
