@@ -7,7 +7,7 @@ STAMP := .venv/.installed
 
 .PHONY: demo test gpu lint lab bench soak notebooks clean
 
-demo: $(STAMP)        ## train on real digits up the whole ladder, print the table (5 minutes at most on two cores)
+demo: $(STAMP)        ## train on real digits up the whole ladder, print the table (90 s at most on two idle cores)
 	$(BIN)/python -m mpdemo demo
 
 test: $(STAMP)        ## everything CI runs: lint, import directions, unit tests, worlds of processes, Slurm, notebooks

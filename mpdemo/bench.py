@@ -23,9 +23,8 @@ from mpdemo.world.devices import gpus_here, take_devices, too_few_gpus
 from mpdemo.world.launch import end, start
 from mpdemo.world.processes import check_room
 
-STRATEGIES = {"ddp": 2, "pipeline": 2, "hybrid": 4}  # parts that compare strategies -> their processes
-LABS = {"memory": ("predictions", 2), "step_times": ("step_times", 2), "loop": ("lightning_overhead", 1)}
-PROCESSES = STRATEGIES | {part: processes for part, (_, processes) in LABS.items()}
+PROCESSES = {"ddp": 2, "pipeline": 2, "hybrid": 4, "memory": 2, "step_times": 2, "loop": 1}  # of each part
+LABS = {"memory": "predictions", "step_times": "step_times", "loop": "lightning_overhead"}  # others: strategies
 
 
 def add_arguments(parser):
@@ -65,7 +64,7 @@ def main(args) -> int:
 def run(part, folder, rounds) -> int:
     """Run one part in its processes; return their exit status."""
     own = ["-m", "mpdemo.bench", part, str(folder), str(rounds)]
-    command = ["-m", f"mpdemo.labs.{LABS[part][0]}", str(folder)] if part in LABS else own
+    command = ["-m", f"mpdemo.labs.{LABS[part]}", str(folder)] if part in LABS else own
     with tempfile.TemporaryDirectory(prefix="mpdemo-bench-") as scratch:
         os.environ["TMPDIR"] = scratch  # where the processes make theirs: a killed one cannot remove it
         return start(command, PROCESSES[part])
@@ -95,25 +94,22 @@ def cases(part) -> list[dict]:
 def schedules(settings, counts) -> dict:
     """Return the settings of every schedule, on equal stages, with some numbers of microbatches."""
     return {
-        f"{name}, {count} microbatches": replace(
-            settings, schedule=name, microbatches=count, cut=equal_cut(2 * schedule.stages_per_rank)
-        )
+        f"{name}, {count} microbatches": replace(settings, schedule=name, microbatches=count, cut=equal_cut(2 * stages))
         for count in counts
-        for name, schedule in SCHEDULES.items()
+        for name, stages in ((name, schedule.stages_per_rank) for name, schedule in SCHEDULES.items())
     }
 
 
 def measure(part, out, rounds):
     """Run under torchrun: time all variants of each case alternately; rank 0 writes the rows."""
-    from mpdemo import ladder
-    from mpdemo.compare import write_result
+    from mpdemo.compare import compare, measured_rows, write_result
 
     def rows_of(world):
         rows = []
         for variants in cases(part):
-            comparison = ladder.compare(variants, world)
+            comparison = compare(variants, world)
             comparison.run(int(rounds), title=variants["single"].model)
-            measured = ladder.measured_rows(comparison, variants, errors={})
+            measured = measured_rows(comparison, variants, errors={})
             rows += [
                 {"variant": name, "model": s.model, "image_size": s.image_size, "batch_size": s.batch_size} | row
                 for (name, s), row in zip(variants.items(), measured, strict=True)
@@ -125,17 +121,14 @@ def measure(part, out, rounds):
 
 def strategies(result) -> list:
     """Return the table's rows of strategies beside the single device."""
-    what = "{model}, {image_size} px, batch {batch_size}: {variant}, {processes} processes"
-    return [
-        (
-            what.format(**row),
-            f"{spread(row['speedup'], row['speedup_quartiles'])} times one device",
-            "the same, within the noise" if row["at_bound"] else f"{row['bound']:.2f}",
-            "" if row["at_bound"] else spread(row["fraction_of_bound"], row["fraction_quartiles"]),
-        )
-        for row in result["rows"]
-        if row["variant"] != "single"
-    ]
+    table, what = [], "{model}, {image_size} px, batch {batch_size}: {variant}, {processes} processes"
+    for row in (row for row in result["rows"] if row["variant"] != "single"):
+        limit = f"{row['bound']:.2f}", spread(row["fraction_of_bound"], row["fraction_quartiles"])
+        if row["at_bound"]:
+            limit = "the same, within the noise", ""
+        speed = f"{spread(row['speedup'], row['speedup_quartiles'])} times one device"
+        table.append((what.format(**row), speed, *limit))
+    return table
 
 
 def spread(value, quartiles) -> str:

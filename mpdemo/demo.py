@@ -58,7 +58,7 @@ def main(args) -> int:
     measured = json.loads((out / "rows.json").read_text())
     report = {"machine": machine, "model": rows[0].model, "settings": rows[0].as_dict(), "rungs": measured}
     (out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
-    plots.ladder(measured).save(out / "ladder.png")
+    plots.ladder([row | {"bound": None} if row["at_bound"] else row for row in measured]).save(out / "ladder.png")
     print(f"\n{table(measured)}\n\nsaved {out}/report.json, ladder.png ({time.time() - begin:.0f} s in all)")
     return verdict(measured)
 
@@ -91,20 +91,19 @@ def settings_of_rows(args) -> list[Settings]:
 
 def train_all(out):
     """Run under torchrun: train all rungs alternately, and validate each; rank 0 writes the rows."""
-    from mpdemo import data, ladder
-    from mpdemo.compare import WARMUP
+    from mpdemo import compare, data
     from mpdemo.trial import join_world
 
     rows = [Settings(**row) for row in json.loads(Path(out, "settings.json").read_text())]
-    variants, single = ladder.as_variants(rows), rows[0]
+    variants, single = compare.as_variants(rows), rows[0]
     with join_world() as world:
-        model, first = ladder.model_and_batch(single)
-        comparison = ladder.compare(variants, world, model, first)
-        errors, dataset = ladder.gradient_differences(comparison), data.load(single.dataset)
-        comparison.run(single.steps - WARMUP, title="training", batches=batches(comparison, dataset, single))
-        measured = ladder.measured_rows(comparison, variants, errors)
+        model, first = compare.model_and_batch(single)
+        comparison = compare.compare(variants, world, model, first)
+        errors, dataset = compare.gradient_differences(comparison), data.load(single.dataset)
+        comparison.run(single.steps - compare.WARMUP, title="training", batches=batches(comparison, dataset, single))
+        measured = compare.measured_rows(comparison, variants, errors)
         for name, row in zip(variants, measured, strict=True):
-            row |= ladder.validated(comparison.trials[name], model, dataset, world)
+            row |= validated(comparison.trials[name], model, dataset, world)
     if world.rank == 0:
         Path(out, "rows.json").write_text(json.dumps(measured))
 
@@ -122,6 +121,24 @@ def batches(comparison, dataset, settings):
             for group in (group for optimizer in optimizers for group in optimizer.param_groups):
                 group["lr"] = settings.lr * min(1, step / settings.warmup_steps)
             yield batch
+
+
+def validated(trial, model, dataset, world) -> dict:
+    """Return loss and accuracy of the validation images, shared out over the ranks, with a trial's weights."""
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    from mpdemo.world.collectives import gather_objects, sum_over_ranks, whole
+
+    weights = {name: whole(p.detach()) for name, p in trial.held.named_parameters()} if trial else {}
+    for part in gather_objects(weights):
+        model.load_state_dict(part, strict=False)  # a rank of a cut model has some of them
+    images, labels = (tensor.tensor_split(world.world_size)[world.rank] for tensor in dataset.validation.tensors)
+    with torch.no_grad():
+        outputs = model(images)
+    loss, correct = cross_entropy(outputs, labels, reduction="sum"), (outputs.argmax(1) == labels).sum()
+    sums = sum_over_ranks(torch.stack([loss.double(), correct.double()])) / len(dataset.validation)
+    return dict(zip(("loss", "accuracy"), sums.tolist(), strict=True))
 
 
 def table(rows) -> str:

@@ -17,7 +17,7 @@ from mpdemo.errors import UserError
 from mpdemo.jobs import load_site, slurm
 from mpdemo.jobs.site_trial import Finding, try_site
 from mpdemo.world.devices import too_few_gpus
-from mpdemo.world.versions import check_version
+from mpdemo.world.launch import check_version
 
 PYTORCH_REPORT = """
 import json, torch, torchvision
@@ -59,16 +59,6 @@ def findings(site=None) -> list[Finding]:
     ----------
     site : str, optional
         The site file to check; default: `mpdemo.jobs.load_site`'s choice.
-
-    Returns
-    -------
-    list of Finding
-        notebooks/00_start_here.ipynb prints them and asserts that every one is ok.
-
-    Raises
-    ------
-    UserError
-        There is no such site, or its file is wrong.
     """
     slurm_finding, cluster = check_slurm()
     if not slurm_finding.ok:  # it cannot tell which site this is
@@ -129,7 +119,7 @@ def check_slurm() -> tuple[Finding, str | None]:
     """Is there a Slurm, and does its controller answer? Having none is fine. Returns the cluster's name, too."""
     try:
         if not slurm.in_reach():
-            return Finding(True, "no Slurm in reach: jobs run on this machine"), None
+            return Finding(True, f"{slurm.none_in_reach()}: jobs run on this machine"), None
         cluster = slurm.configuration().get("ClusterName")
         nodes = slurm.client("sinfo", "-h", "-o", "%D").split()
     except UserError as error:

@@ -11,17 +11,14 @@ from contextlib import contextmanager, nullcontext
 from importlib import import_module
 
 import torch
-import torch.distributed as dist
-from torch import nn
 
 from mpdemo import models
 from mpdemo.run import Run
 from mpdemo.settings import RUNG_FORMS, checked
 from mpdemo.training.between import compile_blocks
 from mpdemo.world.collectives import whole
-from mpdemo.world.devices import claim_cores
-from mpdemo.world.env import ALLOWED_CORES, World, process_group, where_am_i
-from mpdemo.world.launch import end_with_parent
+from mpdemo.world.env import ALLOWED_CORES, World, claim_cores, process_group, where_am_i
+from mpdemo.world.processes import end_with_parent
 
 STEADY = 1e-4  # learning rate: a trial does hundreds of steps on one batch
 
@@ -144,17 +141,6 @@ class Trial(Run):
         return found
 
 
-def watch_for_ddp(wrapped):
-    """Call a function with the first `DistributedDataParallel` that computes, before it does."""
-
-    def look(module, inputs):
-        if isinstance(module, nn.parallel.DistributedDataParallel):
-            handle.remove()
-            wrapped(module)
-
-    handle = nn.modules.module.register_module_forward_pre_hook(look)
-
-
 def is_per_device(settings) -> bool:
     """Whether these settings, checked or not, ask for one process per device."""
     return (settings.form or RUNG_FORMS[settings.rung][0]) == "per-device"
@@ -211,9 +197,3 @@ def join_world():
     claim_cores(world)
     with process_group(world):
         yield world
-
-
-def rest():
-    """Wait for all ranks, over gloo: in NCCL's barrier a waiting rank would keep its GPU busy."""
-    if dist.is_initialized():
-        dist.all_reduce(torch.zeros(1, device="cpu"))

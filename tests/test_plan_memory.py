@@ -41,9 +41,9 @@ def test_two_measured_gpus_are_met_within_two_percent():
 )
 def test_many_microbatches_are_counted_as_few_are(rung, more):
     s = settled(SMALL, rung, 64, 1 if rung == "single" else 2, **more)
-    few, all_of_them = dry_run.few_steps(SMALL, s, 0, 2), dry_run.step(SMALL, s, 0, 2)
+    few, all_of_them = memory.of_rank(SMALL, s, 0, 2), dry_run.step(SMALL, s, 0, 2)
     assert few.messages == all_of_them.messages
-    assert few.devices[0].peak == pytest.approx(all_of_them.devices[0].peak, rel=0.01)
+    assert few.devices[0].peak == pytest.approx(all_of_them.devices()[0].peak, rel=0.01)
 
 
 @pytest.mark.parametrize(("schedule", "points"), [("GPipe", [5]), ("1F1B", [5]), ("Interleaved1F1B", [3, 5, 7])])
@@ -69,7 +69,7 @@ def test_a_dry_run_leaves_nothing_behind():
 
     s = settled(SMALL, "pipeline", 8, 2, microbatches=2, cut="no such block")
     with pytest.raises(UserError, match="cannot cut"):
-        dry_run.processes(SMALL, s, STATES["sgd"])
+        memory.processes(SMALL, s, STATES["sgd"])
     assert not dist.is_initialized() and nn.Module.to.__module__ == "torch.nn.modules.module"
 
 

@@ -4,8 +4,7 @@ import pytest
 
 from mpdemo.errors import UserError
 from mpdemo.plan import simulate
-from mpdemo.plan.own_order import simulate_order
-from mpdemo.plan.simulate import order
+from mpdemo.plan.simulate import order, simulate_order
 
 
 @pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])

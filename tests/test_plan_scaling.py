@@ -6,8 +6,7 @@ import pytest
 
 from mpdemo.errors import UserError
 from mpdemo.plan import imagenet
-from mpdemo.plan.scaling import Run, fit
-from mpdemo.plan.scaling_advice import advise, same_batch, same_share
+from mpdemo.plan.scaling import Run, advise, fit, same_batch, same_share
 
 IMAGES = 1_000_000
 

@@ -19,7 +19,7 @@ from mpdemo.same.findings import TABLE
 from mpdemo.same.worlds import Watcher
 
 SCRIPTS = root() / "tests" / "same"
-TAKE_HOME = root() / "notebooks" / "take_home" / "train_ddp.py"
+TAKE_HOME = root() / "notebooks" / "scripts" / "train_ddp.py"
 DIGITS = root() / "mpdemo" / "data" / "digits.npz"
 LINES = {  # of the base scripts, which faults change
     "sampler": "sampler = DistributedSampler(train, drop_last=True)",

@@ -1,20 +1,12 @@
-"""A real pipeline of two processes, recorded: every operation is there, in order, on one clock.
-
-Run as a script, this file is one of those processes.
-"""
+"""The pipeline rung on two processes, recorded: every operation is there, in order, on one clock."""
 
 import json
-import os
-import subprocess
-import sys
-import time
-from datetime import timedelta
 from itertools import pairwise
 
 import pytest
+from worlds import run_worlds
 
 from mpdemo.errors import UserError
-from mpdemo.paths import root
 from mpdemo.plan import SCHEDULES, placement, simulate, usual_stages_per_rank
 from mpdemo.plan.simulate import order
 from mpdemo.timeline import read
@@ -23,61 +15,10 @@ RANKS, MICROBATCHES, STEPS = 2, 4, 3
 RECORDED = list(SCHEDULES)
 
 
-def one_rank(folder, rank):
-    """Train a little pipeline with every schedule, recording; also compare clocks as two machines would."""
-    import torch
-    import torch.distributed as dist
-    from torch.distributed import pipelining
-    from torch.distributed.pipelining.schedules import get_schedule_class
-
-    from mpdemo.recorder import Recorder, clock_offset
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=RANKS, timeout=timedelta(seconds=60))
-    for schedule in RECORDED:
-        recorder, owners = Recorder(rank, torch.device("cpu")), placement(schedule, RANKS)
-        stages = [
-            pipelining.PipelineStage(torch.nn.Linear(256, 256), s, len(owners), torch.device("cpu"))
-            for s in range(len(owners))
-            if owners[s] == rank
-        ]
-        for stage in stages:
-            if hasattr(stage, "_get_init_p2p_neighbors_ops"):  # PyTorch 2.11's handshake, which gloo does not need
-                stage._get_init_p2p_neighbors_ops = list
-            recorder.attach(stage)
-        runner = get_schedule_class(schedule)(
-            stages if len(stages) > 1 else stages[0],
-            n_microbatches=MICROBATCHES,
-            loss_fn=torch.nn.functional.mse_loss,
-        )
-        batch = torch.ones(64 * MICROBATCHES, 256)
-        for _ in range(STEPS):
-            recorder.begin_step()
-            runner.step(*((batch,) if owners[0] == rank else ()), target=batch, losses=[])
-            recorder.end_step()
-        runner.step(*((batch,) if owners[0] == rank else ()), target=batch, losses=[])  # outside: not recorded
-        recorder.save(f"{folder}/{schedule}")
-    offset = clock_offset(machine=f"machine {rank}")
-    with open(f"{folder}/offset{rank}", "w") as file:
-        file.write(repr(offset))
-    dist.barrier()  # torch can abort when the group is destroyed right after the last collective
-    dist.destroy_process_group()
-
-
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
     folder = tmp_path_factory.mktemp("timelines")
-    command, environment = [sys.executable, __file__, str(folder)], {**os.environ, "PYTHONPATH": str(root())}
-    ranks = [
-        subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, text=True, env=environment)
-        for rank in range(RANKS)
-    ]
-    try:
-        errors = [process.communicate(timeout=120)[1] for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-    assert [process.returncode for process in ranks] == [0] * RANKS, errors
+    run_worlds(folder, [[RANKS, "tests/programs/timelines.py", str(folder), str(MICROBATCHES), str(STEPS)]])
     return folder
 
 
@@ -147,36 +88,6 @@ def test_no_recording_and_half_a_recording_are_refused(recorded, tmp_path):
     (tmp_path / "timeline-rank1.json").write_text(json.dumps(whole))
     with pytest.raises(UserError, match="different numbers of steps"):
         read.load(tmp_path)
-
-
-def test_what_is_computed_outside_a_step_is_not_recorded():
-    import torch
-
-    from mpdemo.recorder import Recorder
-
-    class Stage:
-        stage_index = 0
-
-        def forward_one_chunk(self, chunk, seconds=0.0):
-            time.sleep(seconds)
-            return chunk
-
-        def backward_one_chunk(self, chunk, full_backward=True):
-            return chunk
-
-        backward_weight_one_chunk = get_fwd_send_ops = get_bwd_send_ops = forward_one_chunk
-
-    stage, recorder = Stage(), Recorder(0, torch.device("cpu"))
-    recorder.attach(stage)
-    assert stage.forward_one_chunk(7) == 7
-    recorder.begin_step()
-    stage.forward_one_chunk(3, seconds=0.02)
-    stage.backward_one_chunk(3, full_backward=False)
-    recorder.end_step()
-    kinds = [(row["kind"], row["microbatch"]) for row in recorder.steps[0]["events"]]
-    assert kinds == [("F", 3), ("I", 3)]
-    first = recorder.steps[0]["events"][0]
-    assert first["end"] - first["start"] >= 0.02
 
 
 def observed_trial(rung, **settings):
@@ -269,7 +180,3 @@ def test_the_time_axis_has_the_unit_that_is_given_and_a_picture_of_nothing_is_re
         assert axes.get_xlabel() == drawn and "step 15" in axes.get_title(loc="left")
     with pytest.raises(UserError, match="no operations to draw"):
         plots.timeline([])
-
-
-if __name__ == "__main__":
-    one_rank(sys.argv[1], int(sys.argv[2]))

@@ -116,7 +116,7 @@ def test_gpu_bound_by_slurm_is_number_0(monkeypatch):
 def test_a_process_with_two_gpus_begins_with_the_first_of_its_own(monkeypatch):
     from mpdemo.run import local_devices
     from mpdemo.settings import Settings, checked
-    from mpdemo.training.script import check_gpus
+    from mpdemo.training.command import check_gpus
 
     gpus = FakeGPUs(monkeypatch, 4)
     world = where_am_i(TORCHRUN, devices=2)
@@ -131,7 +131,7 @@ def test_a_process_with_two_gpus_begins_with_the_first_of_its_own(monkeypatch):
 
 def test_more_ranks_than_gpus(monkeypatch):
     from mpdemo.settings import Settings, checked
-    from mpdemo.training.script import check_gpus
+    from mpdemo.training.command import check_gpus
 
     FakeGPUs(monkeypatch, 1)
     with pytest.raises(UserError, match="local rank 1 has no GPU.*2 processes on this node, 1 GPUs visible"):
@@ -142,11 +142,10 @@ def test_more_ranks_than_gpus(monkeypatch):
 
 CLAIM = """
 import os, sys, torch
-from mpdemo.world import devices
-from mpdemo.world.env import World
-devices.LOCK = sys.argv[1]
-world = World(rank=1, world_size=int(sys.argv[2]), local_rank=1, local_world_size=int(sys.argv[2]))
-devices.claim_cores(world, int(sys.argv[3]))
+from mpdemo.world import env
+env.LOCK = sys.argv[1]
+world = env.World(rank=1, world_size=int(sys.argv[2]), local_rank=1, local_world_size=int(sys.argv[2]))
+env.claim_cores(world, int(sys.argv[3]))
 print(sorted(os.sched_getaffinity(0)), torch.get_num_threads(), flush=True)
 sys.stdin.read()
 """

@@ -56,7 +56,7 @@ def failure(log, exit_status=None) -> Failure:
 def cause(log) -> str:
     """Return what a launcher said of a failure, and what to do: no program, a failed setup line, no memory."""
     for known in said_by("launcher"):
-        if known.may_be_in(log) and (match := known.pattern.search(log)):
+        if match := known.pattern.search(log):
             return f"{known.what_of(match)}; {known.do}"
     return ""
 

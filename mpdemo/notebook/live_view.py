@@ -20,7 +20,7 @@ from IPython.display import HTML, display
 
 from mpdemo.errors import UserError
 from mpdemo.jobs import attach
-from mpdemo.jobs.times import DAY, Deadline
+from mpdemo.jobs.job import DAY, Deadline
 from mpdemo.notebook.snapshot import Snapshot, labels, together
 
 POLL = 0.25  # s, polling interval
@@ -62,7 +62,7 @@ async def follow(*jobs, live=None, timeout=3600.0):
     except (KeyboardInterrupt, asyncio.CancelledError):
         cancelled = [job for job in jobs if not job.finished] or jobs  # the same interrupt may have ended them
         await asyncio.to_thread(_end, cancelled)
-    snapshots = [Snapshot.take(job) for job in jobs]
+    snapshots = [Snapshot(job) for job in jobs]
     view.replace(snapshots) if view else display(together(snapshots))
     if cancelled:
         ended = [snapshot for snapshot, job in zip(snapshots, jobs, strict=True) if job in cancelled]
@@ -75,7 +75,7 @@ async def _until_finished(jobs, view, timeout):
     deadlines = [Deadline(timeout, DAY) for _ in jobs]
     while True:
         begin = time.monotonic()
-        snapshots = await asyncio.to_thread(lambda: [Snapshot.take(job) for job in jobs])  # Slurm may be slow
+        snapshots = await asyncio.to_thread(lambda: [Snapshot(job) for job in jobs])  # Slurm may be slow
         gone = [view is not None and begin > view.cancelled.get(job, begin) + CANCEL_WAIT for job in jobs]
         if all(snapshot.finished or given_up for snapshot, given_up in zip(snapshots, gone, strict=True)):
             return
@@ -123,8 +123,10 @@ class JobWidget:
         again = ", ".join(f'"{Path(job.out).as_posix()}"' for job in jobs)
         hint = w.HTML(f'<small style="opacity:.75">Page reloaded? <code>await follow({again})</code></small>')
         self.lines, self.shown = w.HTML(), w.HTML()
+        row = w.HBox([self.button, hint])
+        self.parts = [self.button, hint, row, self.detail, self.lines, self.shown]
         choice = [self.detail] if len(jobs) > 1 else []
-        self.box = w.VBox([self.lines, *choice, self.shown, w.HBox([self.button, hint])])
+        self.box = w.VBox([self.lines, *choice, self.shown, row])
         self.handle = display(self.box, display_id=True)
 
     def _press(self, button):
@@ -151,5 +153,5 @@ class JobWidget:
                 display(HTML(snapshot.header() + snapshot.log_tail()))
         # A page that was reloaded shows the box of the kernel again, and does not know the display: this is its end.
         self.box.children = [w.HTML("<br>".join(s.header() for s in snapshots) + snapshots[self.detail.value].chart())]
-        for widget in (self.lines, self.shown, self.detail, self.button):
+        for widget in reversed(self.parts):  # a row that is left with a closed button could not be loaded again
             widget.close()

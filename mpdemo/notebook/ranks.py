@@ -38,15 +38,6 @@ def start_ranks(world_size, oversubscribe=False):
         How many: one process each, of about 400 MiB, with one thread and one core.
     oversubscribe : bool
         Allow more ranks than cores. They share the cores.
-
-    Returns
-    -------
-    Ranks
-
-    Raises
-    ------
-    UserError
-        Too few cores or too little memory, a site that forbids computing on its login node, or a start that failed.
     """
     global _ranks
     if not isinstance(world_size, int) or world_size < 1:
@@ -111,11 +102,7 @@ class Ranks:
     def run(self, source, only=(), timeout=20.0):
         """Run a cell on all ranks, or on those in `only`; print what each one prints, in order of rank.
 
-        Raises
-        ------
-        CellFailed
-            It raised on some rank, a rank's process ended, or a rank was not done after `timeout` seconds. After the
-            last two all ranks are ended.
+        After `CellFailed` of a rank that ended, or was not done after `timeout` seconds, all ranks are ended.
         """
         try:
             ast.parse(source)

@@ -71,11 +71,6 @@ def show(target, name=None, *, lines=None, docstrings=True) -> Bundle:
         Only the lines from the first one that holds the first text to the next one that holds the second.
     docstrings : bool
         Whether the docstrings stay.
-
-    Raises
-    ------
-    UserError
-        No such file, no such name in it (its names are listed), or no such lines.
     """
     source = find(target, name, docstrings=docstrings)
     text = textwrap.dedent(_between(source, *lines) if lines else source.text).strip("\n")

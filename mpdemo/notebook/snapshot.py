@@ -1,10 +1,9 @@
 """Jobs at one moment, and how they are displayed: a line of text, a picture, pieces of HTML. No widget here."""
 
 import html
-from dataclasses import dataclass
 from pathlib import Path
 
-from mpdemo.jobs import times
+from mpdemo.jobs.slurm import duration
 from mpdemo.notebook.plots import curves
 from mpdemo.notebook.plots.style import BLUE
 from mpdemo.notebook.show import Bundle
@@ -16,38 +15,17 @@ MOST_POINTS = 200  # of a curve: more are not visible where it is as wide as the
 LEFT, RIGHT, BOTTOM = 52, 430, 136  # of the curve, in CSS pixels
 
 
-@dataclass
 class Snapshot:
-    """The state, the metrics and the log of a job, all read once by `take`."""
+    """The state, the metrics and the log of a job, all read at once; what does not exist yet is empty."""
 
-    name: str
-    state: str
-    reason: str
-    queue: int | None
-    run_time: float
-    where: str
-    id: str
-    rows: list
-    log: str
-    finished: bool  # the state will not change any more
-
-    @classmethod
-    def take(cls, job):
-        """Read everything from a job; a log or metrics that do not exist yet are empty."""
-        finished = job.finished  # first: what is read after it is then the end
-        facts = {name: getattr(job, name) for name in ("state", "reason", "queue", "run_time", "where")}
-        name = Path(job.out).name
-        return cls(name=name, id=str(job.id), rows=job.metrics(), log=job.log(), finished=finished, **facts)
-
-    @property
-    def steps(self) -> list:
-        """The rows of the training steps."""
-        return [row for row in self.rows if row["event"] == "step"]
-
-    @property
-    def total(self) -> int | None:
-        """The number of steps of the whole run, where its rows contain it; a resumed one may have more steps."""
-        return next((row["steps"] for row in reversed(self.rows) if "steps" in row), None)
+    def __init__(self, job):
+        self.finished = job.finished  # first: what is read after it is then the end
+        self.state, self.reason, self.queue = job.state, job.reason, job.queue
+        self.run_time, self.where, self.id, self.out = job.run_time, job.where, job.id, job.out
+        self.rows, self.log, self.name = job.metrics(), job.log(), Path(job.out).name
+        self.steps = [row for row in self.rows if row["event"] == "step"]
+        # of the whole run, where its rows contain it; a resumed one may have more
+        self.total = next((row["steps"] for row in reversed(self.rows) if "steps" in row), None)
 
     @property
     def seconds_left(self) -> float | None:
@@ -90,7 +68,7 @@ class Snapshot:
             if memory := [row["peak_memory_mib"] for row in self.steps if "peak_memory_mib" in row]:
                 yield memory_text(memory[-1])
             if (left := self.seconds_left) is not None:
-                yield f"about {times.duration(left)} left"
+                yield f"about {duration(left)} left"
 
     def log_tail(self) -> str:
         """Return the log's last lines as HTML; of a progress bar only its last state, as a terminal does."""
@@ -138,7 +116,7 @@ def together(snapshots) -> Bundle:
 
 def labels(jobs) -> list[str]:
     """Return what to call jobs or snapshots: by the folder's name, and by the number too where a name repeats."""
-    names = [job.name if isinstance(job, Snapshot) else Path(job.out).name for job in jobs]
+    names = [Path(job.out).name for job in jobs]
     return [f"{name} (job {job.id})" if names.count(name) > 1 else name for name, job in zip(names, jobs, strict=True)]
 
 

@@ -15,14 +15,15 @@ from mpdemo.rules import SHARING_RUNGS
 
 CHOICE = ("devices", "nodes", "use", "parts", "images at once", "MiB per device", "computing (ms)", "speed-up",
           "sends (ms)")  # fmt: skip
+SHOWN = 3  # messages of a failure, which may have many
 
 
 def failure_table(*kinds) -> Bundle:
-    """Show the known failures (of some of `mpdemo.jobs.explain.KINDS`): what you see, what it is, what to do."""
-    rows = [known for known in known_failures() if not kinds or known.kind in kinds]
+    """Show the known failures that a notebook explains, of all or some of `mpdemo.jobs.explain.KINDS`."""
+    rows = [known for known in known_failures() if known.notebook and (not kinds or known.kind in kinds)]
     lines = ["| you see | it is | do | notebook |", "|---|---|---|---|"]
     for known in rows:
-        seen = "<br>".join(_cell(words, known.kind != "silent") for words in known.seen)
+        seen = "<br>".join(_cell(words, known.kind != "silent") for words in known.seen[:SHOWN])
         link = f"[{known.notebook[:2]}]({known.notebook}.ipynb)"
         lines.append(f"| {seen} | {_cell(known.what)} | {_cell(known.do)} | {link} |")
     return Bundle(f"{len(rows)} known failures", markdown="\n".join(lines))

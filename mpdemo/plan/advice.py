@@ -11,8 +11,8 @@ from mpdemo.plan.case import Case, on_one
 from mpdemo.plan.choose import choose
 from mpdemo.plan.footprint import ROOFS
 from mpdemo.plan.machine import measured, memory_per_device, require_devices, step_seconds
-from mpdemo.plan.memory import MIB, RESERVE
 from mpdemo.plan.strategies import ONE_DEVICE
+from mpdemo.plan.subject import MIB, RESERVE
 from mpdemo.settings import Settings, as_arguments, checked
 from mpdemo.world.devices import gpus_here
 
@@ -93,7 +93,7 @@ def _model(request):
 def _commands(request, rows):
     """Return the lines that say how to train what fits."""
     if request.own_model:
-        return ["to train your own model: notebooks/take_home/train_ddp.py is a whole script, in plain PyTorch"]
+        return ["to train your own model: notebooks/scripts/train_ddp.py is a whole script, in plain PyTorch"]
     lines = []
     for row in (row for row in rows if row.fits):
         words = " ".join(as_arguments(_settings(request, row.rung, row.predicted.settings)))

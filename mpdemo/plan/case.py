@@ -119,31 +119,31 @@ class Fit:
 
 def on_one(case, images, parts, precision="fp32", checkpointing=False):
     """Return the `DeviceMemory` of one device that accumulates the gradients of `images` in so many parts."""
-    from mpdemo.plan import dry_run
+    from mpdemo.plan import memory
 
     rung = "ddp" if case.devices > 1 else "single"
     more = {"microbatches": parts, "precision": precision, "activation_checkpointing": checkpointing}
     s = settled(case.subject, rung, images * case.devices, case.devices, **more)
-    return dry_run.devices(case.subject, s, STATES[case.optimizer])[0]
+    return memory.processes(case.subject, s, STATES[case.optimizer])[0].devices[0]
 
 
 def counted(case, rung, rank=0, devices=None, replicas=None, **settings):
     """Dry-run one rank of a rung: return its peak memory and the bytes that it sends."""
-    from mpdemo.plan import dry_run
+    from mpdemo.plan import memory
 
     s = settled(case.subject, rung, case.batch, devices or case.devices, replicas, **settings)
     states = STATES[case.optimizer]
     if rung in ("model_parallel", "pipeline", "hybrid"):
-        found = dry_run.few_steps(case.subject, s, rank, states)
+        found = memory.of_rank(case.subject, s, rank, states)
     else:
-        found = dry_run.processes(case.subject, s, states)[0]
+        found = memory.processes(case.subject, s, states)[0]
     return found.devices[0].peak, ring_bytes(found.messages, replicas or s.devices)
 
 
 def ring_bytes(messages, ranks) -> float:
     """Return the bytes that each of `ranks` devices sends, with collectives that go round a ring.
 
-    `messages` are those of `mpdemo.plan.dry_run.Counted`: the whole tensor that is reduced, or that all parts make.
+    `messages` are those of `mpdemo.plan.memory.Counted`: the whole tensor that is reduced, or that all parts make.
     """
     share = (ranks - 1) / ranks
     return sum(HALVES[kind] * share * size if kind in HALVES else size for kind, size in messages.items())

@@ -23,7 +23,7 @@ from mpdemo.options import add_options, option_name, options_from
 from mpdemo.plan import advice, planner, report
 from mpdemo.plan.footprint import ROOFS, estimate, footprints
 from mpdemo.plan.machine import measured
-from mpdemo.plan.memory import FORMS, MIB, RESERVE, STATES, Subject
+from mpdemo.plan.subject import FORMS, MIB, RESERVE, STATES, Subject
 from mpdemo.schedules import SCHEDULES, check_schedule, usual_stages_per_rank
 from mpdemo.settings import MODELS, NORMS, Schedule
 

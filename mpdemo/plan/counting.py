@@ -11,7 +11,6 @@ from collections import defaultdict
 import torch
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 BLOCK = 512  # bytes; PyTorch's CUDA allocator hands out multiples of it
 KINDS = {  # PyTorch's operators, of tensors and of DTensors -> the collective
@@ -75,8 +74,8 @@ class LiveMemory(TorchDispatchMode):
 
         def noted(storage, bytes_):
             resize(storage, bytes_)
-            if found := self.known.get(weakref.ref(storage)):
-                self.note(storage, found[0])
+            if weakref.ref(storage) in self.known:
+                self.note(storage, None)
             return storage
 
         torch.UntypedStorage.resize_ = noted  # FSDP calls it from Python, and no operation follows
@@ -90,16 +89,17 @@ class LiveMemory(TorchDispatchMode):
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it calls the operations on this rank's part, which are counted
         result = function(*args, **(kwargs or {}))
-        for value in tree_leaves((args, kwargs, result)):
-            if isinstance(value, torch.Tensor):
-                self.note(value.untyped_storage(), str(value.device))
+        if function is not torch.ops.prim.device.default:  # PyTorch asks each fake tensor for it, many times
+            for value in tensors_in((*args, *(kwargs or {}).values(), result)):
+                self.note(value.untyped_storage(), value)
         return result
 
-    def note(self, storage, device):
-        """Count a storage that is new, or whose size has changed."""
+    def note(self, storage, value):
+        """Count the storage of a tensor where it is new, or its size has changed."""
         bytes_, found = rounded(storage.nbytes()), self.known.get(weakref.ref(storage))
         if found and found[1] == bytes_:
             return
+        device = found[0] if found else str(value.device)
         self.known[weakref.ref(storage, self.forget)] = device, bytes_
         self.live[device] += bytes_ - (found[1] if found else 0)
         self.levels[device].append(self.live[device])
@@ -110,11 +110,18 @@ class LiveMemory(TorchDispatchMode):
         self.live[device] -= bytes_
 
 
+def tensors_in(values):
+    """Yield all tensors of arguments or results, also those in lists."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from tensors_in(value)
+
+
 def size(value) -> int:
     """Return the bytes of a tensor, or of all in a list; 0 for what is no tensor."""
-    if isinstance(value, list | tuple):
-        return sum(size(part) for part in value)
-    return value.nbytes if isinstance(value, torch.Tensor) else 0
+    return sum(tensor.nbytes for tensor in tensors_in([value]))
 
 
 def rounded(bytes_):

@@ -1,17 +1,35 @@
-"""Peak memory of every device of a training, on a machine without any GPU: what a dry run counts (dry_run.py).
+"""Peak memory of every device of a training, and its messages, on a machine without any GPU (dry_run.py).
 
 It is what ``torch.cuda.max_memory_allocated`` would report. Not counted is memory that is no tensor: the workspaces
 that cuDNN and cuBLAS ask for while a convolution or a matrix product runs (tens of MiB; they differ from run to run),
-and the CUDA context, which no PyTorch counter shows. `RESERVE` covers both.
+and the CUDA context, which no PyTorch counter shows. `RESERVE` covers both. DDP averages gradients in C++, and
+DataParallel computes in threads, so these two are single and what they add to it.
 Taught in notebooks/04_model_parallel.ipynb.
 """
 
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from multiprocessing import get_context
+from typing import NamedTuple
+
+import torch.distributed as dist
+
 from mpdemo.errors import UserError
-from mpdemo.plan.subject import MIB, RESERVE, STATES, DeviceMemory, Subject, settled
+from mpdemo.plan.dry_run import step
+from mpdemo.plan.subject import FORMS, MIB, RESERVE, STATES, DeviceMemory, Subject, settled
+from mpdemo.rules import CUT_RUNGS
 from mpdemo.schedules import usual_stages_per_rank
 
 __all__ = ["FORMS", "MIB", "RESERVE", "STATES", "DeviceMemory", "Subject", "estimate", "settled"]
-FORMS = "per-device", "one-process"
+SIZES = 8, 64  # samples of a part: of two dry runs, on whose line all larger ones lie
+
+
+class Counted(NamedTuple):
+    """What one process holds, by device, and sends: collective -> bytes."""
+
+    devices: list
+    messages: dict
+    buffers: int = 0  # bytes that DDP broadcasts
 
 
 def estimate(
@@ -54,7 +72,7 @@ def estimate(
     Returns
     -------
     list of DeviceMemory
-        One per device.
+        One per device, in the order of the ranks.
 
     Raises
     ------
@@ -64,12 +82,89 @@ def estimate(
     for what, value, allowed in (("optimizer", optimizer, STATES), ("form", form, FORMS)):
         if value not in allowed:
             raise UserError(f"unknown {what} {value!r}; allowed: {', '.join(allowed)}")
-    from mpdemo.plan import dry_run  # loads PyTorch
-
     subject = Subject(model, image_size, classes, channels, norm)
     devices = (len(points) + 1) // (usual_stages_per_rank(schedule) if form == "per-device" else 1)
     one_by_one = devices == 1 and schedule == "1F1B"
     cut = {} if one_by_one else {"cut": ",".join(map(str, points)) or None, "schedule": schedule, "form": form}
-    rung = "single" if one_by_one else "pipeline"
-    s = settled(subject, rung, batch, devices, microbatches=microbatches, **cut)
-    return dry_run.devices(subject, s, STATES[optimizer], keep_gradients)
+    s = settled(subject, "single" if one_by_one else "pipeline", batch, devices, microbatches=microbatches, **cut)
+    played = processes(subject, s, STATES[optimizer], keep_gradients)
+    found = [device for each in played for device in each.devices]
+    return [replace(device, device=number) for number, device in enumerate(found)]
+
+
+def of_training(settings) -> list[Counted]:
+    """Return what every process of a training holds and sends, from its checked settings."""
+    from mpdemo import data
+
+    s = settings
+    facts = data.load(s.dataset, s.data, s.image_size, s.seed)
+    subject = Subject(s.model, s.image_size, facts.classes, facts.channels, s.norm)
+    return processes(subject, s, {"sgd": 1, "adamw": 2}[s.optimizer])  # this course's SGD has momentum
+
+
+def processes(subject, settings, states, keep_gradients=False) -> list[Counted]:
+    """Return what every process of a training holds and sends."""
+    s = settings
+    if dist.is_initialized():  # this process plays a part in another group; a new one plays the ranks
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as another:
+            return another.submit(processes, subject, s, states, keep_gradients).result()
+    if s.rung in ("ddp", "data_parallel"):
+        return _replicas(subject, s, states)
+    first = list(range(s.devices if s.rung in CUT_RUNGS else 1))  # the other replicas are like this one
+    alike = [rank // (s.replicas or 1) if s.mesh == "pp-dp" else rank % s.devices for rank in range(s.processes)]
+    ranks = [alike.index(number) for number in first] if s.form == "per-device" and s.rung in CUT_RUNGS else [0]
+    played = [of_rank(subject, s, rank, states, keep_gradients) for rank in ranks]
+    return [played[number % len(played)] for number in alike]
+
+
+def of_rank(subject, settings, *others) -> Counted:
+    """Return what one rank holds and sends, from few dry runs: more microbatches or larger ones add the same each."""
+    cut, count, P = settings.rung in CUT_RUNGS, settings.microbatches, settings.devices
+    several = cut and settings.form == "per-device" and usual_stages_per_rank(settings.schedule) > 1
+    few, more = (2 * P, P) if several else (P + 1 if cut else 2, 1)
+    if count <= (2 * few + more if cut else few) or (count - few) % more:
+        return _parts(subject, settings, count, *others)
+    small, large = (_parts(subject, settings, number, *others) for number in (few, few + more))
+    times = (count - few) // more
+
+    def line(a, b):
+        return a + times * (b - a)
+
+    devices = [
+        replace(a, activations=line(a.activations, b.activations))
+        for a, b in zip(small.devices, large.devices, strict=True)
+    ]
+    return Counted(devices, {kind: line(a, large.messages[kind]) for kind, a in small.messages.items()}, small.buffers)
+
+
+def _parts(subject, settings, count, *others) -> Counted:
+    """Return what one rank holds and sends with `count` microbatches of the same size."""
+    s = settings
+    shares = s.devices if s.rung == "fsdp" else s.replicas or 1
+    size = s.batch_size // shares // s.microbatches
+
+    def run(samples):
+        return step(subject, replace(s, microbatches=count, batch_size=samples * count * shares), *others)
+
+    found = None
+    if s.rung not in CUT_RUNGS and size > SIZES[0] and size != SIZES[1]:
+        small, large = map(run, SIZES)
+        found = small.towards(large, (size - SIZES[0]) / (SIZES[1] - SIZES[0]))
+    found = found or run(size)
+    return Counted(found.devices(), found.messages, found.buffers)
+
+
+def _replicas(subject, settings, states) -> list[Counted]:
+    """Return what DDP's processes hold, or the devices of one process: each is a single device with its share.
+
+    DDP keeps the gradients from one step to the next, in its buckets; those of several parts are added up beside them.
+    """
+    s, ddp, parts = settings, settings.rung == "ddp", settings.microbatches
+    alone = replace(s, rung="single", form="one-process", batch_size=s.batch_size // s.devices, devices=1, processes=1)
+    (device,), _, buffers = of_rank(subject, alone, 0, states, ddp and parts == 1)
+    if not ddp:
+        return [Counted([device, *[replace(device, optimizer=0)] * (s.devices - 1)], {})]
+    sent = {"all-reduce": device.gradients} | ({"broadcast": buffers} if buffers else {})
+    if parts > 1:
+        device = replace(device, gradients=2 * device.gradients)
+    return [Counted([device], sent, buffers)] * s.devices

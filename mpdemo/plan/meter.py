@@ -53,8 +53,11 @@ class NextBlock(torch.autograd.Function):
         return gradient.new_empty(ctx.shape)
 
 
-def built(subject, size):
-    """Build a model for microbatches of `size`, on fake tensors within a ``FakeTensorMode``: (Blocks, a microbatch)."""
+def built(subject, size, rung="pipeline"):
+    """Build a model for microbatches of `size`, on fake tensors within a ``FakeTensorMode``: (model, a microbatch).
+
+    It is cut into blocks where the rung needs them, which a reader's own model is only then.
+    """
     from mpdemo.models import build
 
     options = subject._asdict()
@@ -62,7 +65,13 @@ def built(subject, size):
     shape = getattr(model, "input_shape", (subject.channels, subject.image_size, subject.image_size))
     build_it = model.at(size) if hasattr(model, "at") else model
     blocks = build_it() if callable(build_it) else build(model, **options)
+    blocks.blocks()[-1].register_forward_hook(flat)
     return blocks, torch.empty(size, *shape, dtype=getattr(model, "input_type", None))
+
+
+def flat(block, inputs, outputs):
+    """Turn outputs of any shape into rows, from which a loss can be computed."""
+    return outputs if outputs.dim() == 2 else outputs.reshape(len(outputs), -1)
 
 
 def run_blocks(subject, size):

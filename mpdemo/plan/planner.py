@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from mpdemo.errors import UserError
 from mpdemo.plan.cost import total
 from mpdemo.plan.cut import balanced_cut, improve, stage_slices
-from mpdemo.plan.memory import STATES, Subject, estimate
 from mpdemo.plan.simulate import Simulation, simulate
+from mpdemo.plan.subject import STATES, Subject
 from mpdemo.schedules import SCHEDULES, check_schedule, placement, usual_stages_per_rank
 
 MOST_MICROBATCHES = 64
@@ -141,6 +141,8 @@ def estimated_peaks(job, simulation, stages, owned, size) -> list:
 
 def devices(job, candidate) -> list:
     """Return the DeviceMemory of every device of a candidate, by a dry run."""
+    from mpdemo.plan.memory import estimate
+
     options = {"form": job.form, "schedule": candidate.schedule, "microbatches": candidate.microbatches}
     facts = job.subject._asdict()
     model, image_size = facts.pop("model"), facts.pop("image_size")

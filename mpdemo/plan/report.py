@@ -7,7 +7,7 @@ from tabulate import tabulate
 from mpdemo.plan import planner
 from mpdemo.plan.cost import total
 from mpdemo.plan.cut import stage_slices
-from mpdemo.plan.memory import MIB, RESERVE
+from mpdemo.plan.subject import MIB, RESERVE
 from mpdemo.schedules import SCHEDULES, placement
 
 

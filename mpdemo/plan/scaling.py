@@ -5,11 +5,13 @@
 The work is a number of images. The devices share its arithmetic (`compute`). Every step ends with an all-reduce,
 whose price is taken to grow by the same amount with each doubling of the devices (`communication`), as that of a tree
 does (https://doi.org/10.1177/1094342005051521); how many steps there are follows from the global batch of the run.
-`start` does not shrink: start-up, the first batch, the last checkpoint. Taught in notebooks/08_scaling.ipynb.
+`start` does not shrink: start-up, the first batch, the last checkpoint. From the fit follows how many devices are worth
+their hours (`advise`). Taught in notebooks/08_scaling.ipynb.
 """
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +19,8 @@ import numpy as np
 from mpdemo.errors import UserError
 
 FEWEST = 3  # runs of a fit: as many as it has unknown terms
+EFFICIENCY = 0.7
+REACH = 4  # a fit is asked for no more than so many times the devices that it has seen
 
 
 @dataclass(frozen=True)
@@ -128,3 +132,58 @@ def _check(runs, images):
     devices = [run.devices for run in runs]
     if devices != sorted(set(devices)):
         raise UserError(f"devices {', '.join(map(str, devices))} do not rise; sort the runs, one run for each number")
+
+
+def same_batch(batch) -> Callable:
+    """Return the batch for any number of devices where it stays the same: each device gets a smaller share."""
+    return lambda devices: batch
+
+
+def same_share(share) -> Callable:
+    """Return the batch for any number of devices where the share of one device stays the same."""
+    return lambda devices: share * devices
+
+
+@dataclass(frozen=True)
+class Advice:
+    """How many devices to take.
+
+    Attributes
+    ----------
+    efficient : int
+        The largest number with the wanted efficiency.
+    fastest : int
+        The number with the least time.
+    most : int
+        The largest number that was looked at; a `fastest` of `most` may lie further on.
+    """
+
+    efficient: int
+    fastest: int
+    most: int
+
+
+def advise(model, batch, efficiency=EFFICIENCY, most=None) -> Advice:
+    """Say how many devices are worth their hours.
+
+    Parameters
+    ----------
+    model : Model
+    batch : callable
+        Devices -> global batch: `same_batch` or `same_share`.
+    efficiency : float
+        Of the useful hours among all that are paid: above 0, at most 1.
+    most : int, optional
+        Devices to look at; default: `REACH` times the most that were measured.
+
+    Raises
+    ------
+    UserError
+        An efficiency that is not allowed.
+    """
+    if not 0 < efficiency <= 1:
+        raise UserError(f"efficiency {efficiency} is not allowed; allowed: above 0, at most 1, such as {EFFICIENCY}")
+    most = most or REACH * model.largest
+    numbers = [n for n in range(1, most + 1) if batch(n) >= n]  # each device needs an image
+    good = [n for n in numbers if model.efficiency(n, batch(n)) >= efficiency]
+    return Advice(max(good), min(numbers, key=lambda n: model.time(n, batch(n))), most)

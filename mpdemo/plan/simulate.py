@@ -2,19 +2,19 @@
 
 The rule is short. A rank works through its list of operations in order; an operation starts when the rank is free and
 what it needs has arrived: a forward needs the stage before, a backward the stage after, the weight gradient nothing but
-its own rank. The lists are those of PyTorch's own schedules (`order`), or yours (own_order.py). Taught in
+its own rank. The lists are those of PyTorch's own schedules (bubble.py), or yours (`simulate_order`). Taught in
 notebooks/05_pipeline.ipynb.
 """
 
 import re
+from collections import deque
 from dataclasses import dataclass
-from functools import cache, cached_property
-from types import SimpleNamespace
+from functools import cached_property
+from itertools import product
 
 from mpdemo.errors import UserError
-from mpdemo.schedules import check_schedule, usual_stages_per_rank
-
-ACTION = re.compile(r"(\d+)([FBIW])(\d+)")  # stage, kind, microbatch, as PyTorch writes them
+from mpdemo.plan.bubble import check_stages, order
+from mpdemo.schedules import check_schedule
 
 
 @dataclass(frozen=True)
@@ -53,33 +53,6 @@ class Simulation:
             held[rank] += (row["kind"] == "F") - (row["kind"] == frees)
             peaks[rank] = max(peaks[rank], held[rank])
         return peaks
-
-
-@cache
-def order(schedule, ranks, microbatches, stages_per_rank=1) -> list:
-    """Ask PyTorch for the operations of every rank: lists of (kind, stage, microbatch).
-
-    F is the forward pass of a microbatch through a stage, B its backward pass. The zero-bubble schedules cut B in two:
-    I, the gradient of the stage's input, which the stage before waits for, and W, the gradient of its weights, which
-    fills gaps. The library decides all of that when a schedule is made, before it needs a process group.
-    """
-    from torch.distributed.pipelining.schedules import get_schedule_class
-
-    stages = [
-        SimpleNamespace(group_size=ranks, group_rank=0, num_stages=ranks * stages_per_rank, stage_index=number,
-                        is_first=number == 0, is_last=False, submod=None, has_backward=True)
-        for number in range(stages_per_rank)
-    ]  # fmt: skip
-    made = get_schedule_class(schedule)(stages if stages_per_rank > 1 else stages[0], microbatches)
-    matches = [[ACTION.fullmatch(str(action)) for action in made.pipeline_order[rank]] for rank in range(ranks)]
-    lanes = [[(match[2], int(match[1]), int(match[3])) for match in lane if match] for lane in matches]
-    return [_counted_from_zero(lane) for lane in lanes]
-
-
-def _counted_from_zero(lane):
-    """Repair the list of 1F1B's last rank, whose forwards PyTorch 2.14 numbers from 1 (it does not run by the list)."""
-    first = min((microbatch for kind, _, microbatch in lane if kind == "F"), default=0)
-    return [(kind, stage, microbatch - first * (kind == "F")) for kind, stage, microbatch in lane]
 
 
 def simulate(schedule, forward, backward, microbatches, ranks, weight=None, communication=0.0):
@@ -134,12 +107,49 @@ def simulate(schedule, forward, backward, microbatches, ranks, weight=None, comm
     return Simulation(schedule, ranks, stages_per_rank, microbatches, rows)
 
 
-def check_stages(schedule, stages_per_rank):
-    """Refuse stages per rank with which the library's schedule does not run."""
-    usual, several = usual_stages_per_rank(schedule), schedule.startswith("Interleaved")
-    if stages_per_rank < 2 if several else stages_per_rank != usual:
-        allowed = "2 or more" if several else usual
-        raise UserError(f"{schedule} does not run with {stages_per_rank} stages per rank; allowed: {allowed}")
+def simulate_order(orders, forward=1.0, backward=2.0) -> list[dict]:
+    """Simulate a training step in which every stage works through its own list of operations.
+
+    Parameters
+    ----------
+    orders : list of list of str
+        One list per stage, such as ``["F0", "F1", "B0", "B1"]``: the forward and the backward pass of every
+        microbatch, each once.
+    forward, backward : float
+        Seconds of one operation, the same on all stages.
+
+    Returns
+    -------
+    list of dict
+        The timeline, as `mpdemo.timeline.read` describes it.
+
+    Raises
+    ------
+    UserError
+        A stage misses an operation, or has one twice; or a deadlock: every stage waits for another one.
+
+    Examples
+    --------
+    >>> rows = simulate_order([["F0", "F1", "B0", "B1"], ["F0", "B0", "F1", "B1"]])
+    >>> max(row["end"] for row in rows)
+    9.0
+    """
+    lanes = [[_read(stage, text) for text in texts] for stage, texts in enumerate(orders)]
+    count = 1 + max((microbatch for lane in lanes for _, _, microbatch in lane), default=-1)
+    if not count:
+        raise UserError("there is no operation; write one list per stage, such as ['F0', 'B0']")
+    for stage, lane in enumerate(lanes):
+        for kind, microbatch in product("FB", range(count)):
+            if (times := lane.count((kind, stage, microbatch))) != 1:
+                raise UserError(f"stage {stage} has {kind}{microbatch} {times} times; each operation is done once")
+    return play(lanes, {"F": [forward] * len(lanes), "B": [backward] * len(lanes)}, [0.0] * (len(lanes) - 1))
+
+
+def _read(stage, text):
+    """Return kind, stage and microbatch of an operation such as F0."""
+    if not (match := re.fullmatch(r"([FB])(\d+)", str(text))):
+        raise UserError(f"stage {stage} has {text!r}; allowed: F or B and the number of a microbatch, such as F0")
+    return match[1], stage, int(match[2])
 
 
 def play(lanes, seconds, delays) -> list[dict]:
@@ -147,28 +157,19 @@ def play(lanes, seconds, delays) -> list[dict]:
     owner = {stage: rank for rank, lane in enumerate(lanes) for _, stage, _ in lane}
     last = max(owner)
     arrive = [0.0 if owner[s] == owner[s + 1] else float(delays[s]) for s in range(last)]
-    ends, free, position, rows = {}, [0.0] * len(lanes), [0] * len(lanes), []
-    done = -1
+    ends, rows, free, left, done = {}, [], [0.0] * len(lanes), [deque(lane) for lane in lanes], -1
     while done < len(rows):
         done = len(rows)
-        for rank, lane in enumerate(lanes):
-            while position[rank] < len(lane):
-                kind, stage, microbatch = operation = lane[position[rank]]
-                start = free[rank]
-                for need in needs(operation, last):
-                    end = ends.get(need)
-                    if end is None:
-                        break
-                    start = max(start, end + (arrive[min(stage, need[1])] if need[1] != stage else 0.0))
-                else:
-                    ends["B" if kind == "I" else kind, stage, microbatch] = end = start + float(seconds[kind][stage])
-                    row = {"rank": rank, "stage": stage, "kind": kind, "microbatch": microbatch}
-                    rows.append(row | {"start": start, "end": end})
-                    free[rank] = end
-                    position[rank] += 1
-                    continue
-                break
-    if waiting := [lane[place] for lane, place in zip(lanes, position, strict=True) if place < len(lane)]:
+        for rank, lane in enumerate(left):
+            while lane and ends.keys() >= {*needs(lane[0], last)}:
+                kind, stage, microbatch = lane[0]
+                needed = needs(lane.popleft(), last)
+                arrived = [ends[need] + (arrive[min(stage, need[1])] if need[1] != stage else 0.0) for need in needed]
+                start = max([free[rank], *arrived])
+                free[rank] = ends["B" if kind == "I" else kind, stage, microbatch] = start + float(seconds[kind][stage])
+                row = {"rank": rank, "stage": stage, "kind": kind, "microbatch": microbatch}
+                rows.append(row | {"start": start, "end": free[rank]})
+    if waiting := [lane[0] for lane in left if lane]:
         raise UserError(f"deadlock: {'; '.join(_waits(operation, last, ends) for operation in waiting)}")
     return sorted(rows, key=lambda row: (row["rank"], row["start"]))
 

@@ -13,7 +13,7 @@ from tabulate import tabulate
 
 from mpdemo.plan.case import Fit
 from mpdemo.plan.choose import RULES
-from mpdemo.plan.memory import MIB
+from mpdemo.plan.subject import MIB
 
 ONE_DEVICE = "one device"  # among measured times, beside the answers of the rules
 

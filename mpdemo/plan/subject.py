@@ -8,6 +8,7 @@ from mpdemo.settings import RUNG_FORMS, Settings
 
 MIB = 2**20
 RESERVE = 768 * MIB  # of a GPU's memory, kept for the CUDA context (about 500 MiB) and for workspaces
+FORMS = "per-device", "one-process"
 STATES = {"sgd": 0, "momentum": 1, "adamw": 2}  # optimizer state, in values per parameter
 
 
@@ -39,6 +40,10 @@ class DeviceMemory:
     def peak(self):
         """Bytes of all four together."""
         return self.weights + self.gradients + self.optimizer + self.activations
+
+    def with_peak(self, peak):
+        """Return the same with so many bytes at the peak."""
+        return replace(self, activations=peak - self.weights - self.gradients - self.optimizer)
 
 
 def settled(subject, rung, batch, devices=1, replicas=None, **more) -> Settings:

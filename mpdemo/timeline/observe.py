@@ -72,17 +72,6 @@ def record_threads(model, recorder):
     data_parallel.gradients = recorded(data_parallel.gradients, "B")
 
 
-class RecordedBuckets:
-    """A list for the lab of DDP, which appends the MiB of every bucket, and the clock when ready and when reduced."""
-
-    def __init__(self, recorder):
-        self.recorder = recorder
-
-    def append(self, bucket):
-        """Record the all-reduce of a bucket."""
-        self.recorder.add("A", *bucket[1:])
-
-
 def recorded_steps(trial) -> list:
     """Return the timeline of every step of a trial, of all ranks that take part in it; all ranks must call this."""
     ranks = [steps for steps in gather_objects(trial and trial.recorder.steps) if steps]

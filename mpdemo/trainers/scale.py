@@ -15,7 +15,7 @@ from mpdemo import paths
 from mpdemo.cluster.command import count
 from mpdemo.errors import UserError
 from mpdemo.jobs import JobFailed, Site, attach, check, load_site, submit
-from mpdemo.plan.scaling_advice import EFFICIENCY
+from mpdemo.plan.scaling import EFFICIENCY
 from mpdemo.trainers.course import run_at_once
 from mpdemo.trainers.experiment import KINDS, Experiment, sizes_here
 from mpdemo.trainers.report import gather, sentences, show_table

@@ -16,13 +16,16 @@ from torch.nn.functional import cross_entropy
 
 from mpdemo import data
 from mpdemo.errors import RunFailed, UserError
-from mpdemo.training import checkpoint, resume
-from mpdemo.training.log import RunLog, rows_in
+from mpdemo.options import option_name
+from mpdemo.training import checkpoint
+from mpdemo.training.log import RunLog, folder_to_resume
 from mpdemo.training.meter import Steps, peak_memory_of_all
-from mpdemo.training.stop import StopSignal
-from mpdemo.world.collectives import sum_over_ranks
+from mpdemo.world.collectives import StopSignal, sum_over_ranks
 
 STOPPED = 3  # exit status: stopped by a signal, a checkpoint is written
+# settings that a resumed run must keep
+SAME = ["model", "norm", "dataset", "image_size", "batch_size", "seed"]
+SAME += ["optimizer", "lr", "warmup_steps", "lr_schedule"]
 
 
 class Between:
@@ -32,21 +35,12 @@ class Between:
         """Make the loaders and the learning-rate schedule, restore a checkpoint, open the log, compile."""
         s, self.held, self.optimizer_, self.group = self.s, model, optimizer, group
         self.replicas, self.replica = replicas, replica
-        self.loaders = data.Loaders(
-            self.dataset,
-            s.batch_size,
-            replicas,
-            replica,
-            s.seed,
-            s.workers,
-            pin_memory=self.device.type == "cuda",
-            images=images,
-            device=self.device,
-        )
+        where = {"pin_memory": self.device.type == "cuda", "device": self.device, "images": images}
+        self.loaders = data.Loaders(self.dataset, s.batch_size, replicas, replica, s.seed, s.workers, **where)
         # all steps of the training, and where this run ends: --steps 20 --epochs 4 is the beginning of --epochs 4
         self.length = s.epochs * self.loaders.steps_per_epoch if s.epochs else s.steps
         self.last_step = min(s.steps or self.length, self.length)
-        self.scheduler = learning_rate(optimizer, s, self.length)
+        self.scheduler = self.learning_rate(optimizer, s, self.length)
         self.folder, before = Path(s.out), folder_to_resume(s)
         if before:
             self.restore(before)
@@ -126,7 +120,7 @@ class Between:
         self.agree_on_buffers()
         state = {name: getattr(self, name) for name in ("length", "epoch", "epoch_steps")}
         state |= {"step": self.steps_done, "scheduler": self.scheduler.state_dict()}
-        state |= {"settings": {name: getattr(self.s, name) for name in checkpoint.SAME}}
+        state |= {"settings": {name: getattr(self.s, name) for name in SAME}}
         try:
             checkpoint.save(self.folder / "checkpoints", self.held, self.optimizer_, state)
         except RunFailed as error:
@@ -136,10 +130,18 @@ class Between:
                 print(f"mpdemo: {error}", file=sys.stderr)
 
     def restore(self, folder):
-        """Resume the newest checkpoint of a run's folder, whatever rung wrote it."""
-        state = resume.read_newest(folder)
-        resume.check_settings(state, self.s, self.length)
-        resume.restore(state, self.held, self.optimizer_)
+        """Resume the newest checkpoint of a run's folder, whatever rung wrote it; refuse another training's."""
+        state = checkpoint.read_newest(folder)
+        for name, saved in state["settings"].items():
+            if (value := getattr(self.s, name)) != saved:
+                option = f"{option_name(name)} {saved}"
+                raise UserError(f"the checkpoint is of a run with {option}, not {value}; give {option}")
+        if self.s.lr_schedule == "cosine" and state["length"] != self.length:
+            raise UserError(
+                f"the checkpoint's cosine ends after {state['length']} steps, not {self.length}; give the --epochs (or "
+                "without them the --steps) of the run before; --steps with --epochs ends a run within the same training"
+            )
+        checkpoint.restore(state, self.held, self.optimizer_)
         self.epoch, self.steps_done, self.epoch_steps = state["epoch"], state["step"], state["epoch_steps"]
         self.scheduler.load_state_dict(state["scheduler"])
         for group, lr in zip(self.optimizer_.param_groups, self.scheduler.get_last_lr(), strict=True):
@@ -152,17 +154,12 @@ class Between:
             return
         count = max(1, len(self.epoch_steps) * self.s.batch_size)
         seconds = sum(row[2] for row in self.epoch_steps)
-        self.lines.write(
-            "epoch",
-            epoch=self.epoch,
-            step=self.steps_done,
-            train_loss=sum(row[0] for row in self.epoch_steps) / max(1, len(self.epoch_steps)),
-            train_accuracy=sum(row[1] for row in self.epoch_steps) / count,
-            validation_loss=result[0],
-            validation_accuracy=result[1],
-            images_per_second=round(len(self.epoch_steps) * self.s.batch_size / seconds, 2) if seconds else None,
-            time=round(time.time(), 4),
-        )
+        line = {"epoch": self.epoch, "step": self.steps_done}
+        line["train_loss"] = sum(row[0] for row in self.epoch_steps) / max(1, len(self.epoch_steps))
+        line["train_accuracy"] = sum(row[1] for row in self.epoch_steps) / count
+        line["validation_loss"], line["validation_accuracy"] = result
+        line["images_per_second"] = round(len(self.epoch_steps) * self.s.batch_size / seconds, 2) if seconds else None
+        self.lines.write("epoch", **line, time=round(time.time(), 4))
         if self.rank == 0:
             said = f"validation loss {result[0]:.4f}, accuracy {result[1]:.1%}"
             self.bar.write(f"epoch {self.epoch + 1}: step {self.steps_done}, {said}")
@@ -193,45 +190,9 @@ class Between:
         return self.validation
 
 
-def learning_rate(optimizer, settings, length):
-    """Return what sets the learning rate of every step: a warm-up, then constant or along a half cosine.
-
-    The rate depends on the step's number only, so a resumed run has that of the uninterrupted one. The cosine ends
-    after `length` steps, also where the training is stopped earlier.
-    """
-    warmup = settings.warmup_steps
-    if settings.lr_schedule == "cosine" and warmup >= length:
-        raise UserError(f"--warmup-steps {warmup} leaves no step of {length} to the cosine; allowed: 0 to {length - 1}")
-
-    def factor(step):  # counted from 0
-        if step < warmup:
-            return (step + 1) / warmup
-        if settings.lr_schedule == "cosine":
-            return 0.5 * (1 + math.cos(math.pi * (step - warmup) / (length - warmup)))
-        return 1.0
-
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
-
-
 def compile_blocks(model):
     """Compile every block in the first step, when wrappers and pipelines are made; equal blocks share their code."""
     torch._inductor.config.compile_threads = 1  # a rank has one core
     torch._dynamo.config.recompile_limit = 64  # the blocks of a ResNet differ
     for block in model.blocks():
         block.compile()
-
-
-def folder_to_resume(settings):
-    """Return the run folder to resume, None for a new run.
-
-    With ``--resume auto`` the same command starts a run and resumes it, as a job that is queued again needs. A run that
-    would write into the folder of another one that has checkpoints, and so remove them, is refused.
-    """
-    out, resume = Path(settings.out), settings.resume and Path(settings.resume)
-    saved = checkpoint.in_order(out / "checkpoints")
-    if settings.resume == "auto":
-        return out if saved else None
-    began_from = next((row.get("resume") for row in rows_in(out) if row.get("event") == "start"), None)
-    if saved and not (resume and (resume.resolve() == out.resolve() or began_from == settings.resume)):
-        raise UserError(f"{out} holds the checkpoints of a run; --resume {out} or auto, or another --out")
-    return resume or None

@@ -6,6 +6,8 @@ Taught in notebooks/12_other_tools.ipynb. Source: https://docs.pytorch.org/docs/
 import contextlib
 import importlib.util
 import shutil
+import sys
+import threading
 
 from mpdemo.errors import UserError
 
@@ -16,13 +18,7 @@ FLUSH = 10  # seconds after which a scalar is in the file at the latest
 
 
 def check_tensorboard():
-    """Refuse --tensorboard where the package is not installed.
-
-    Raises
-    ------
-    UserError
-        With the line that installs it.
-    """
+    """Refuse --tensorboard where the package is not installed."""
     if importlib.util.find_spec("tensorboard") is None:
         raise UserError(
             "--tensorboard needs the package tensorboard, which is not installed; pip install tensorboard, or leave "
@@ -30,20 +26,19 @@ def check_tensorboard():
         )
 
 
+def tell_full_disk(failed, otherwise=threading.excepthook):
+    """Say in one line that a thread of TensorBoard's cannot write any more; the run goes on."""
+    if issubclass(failed.exc_type, OSError):
+        print(f"mpdemo: --tensorboard ends here: {failed.exc_value.strerror}; the run goes on", file=sys.stderr)
+    else:
+        otherwise(failed)
+
+
 class TensorBoardLog:
     """The folder ``tensorboard`` of a run. Every scalar stands at its step and at the time of its line in the metrics.
 
-    Parameters
-    ----------
-    folder : Path
-        Of the run.
-    settings : Settings
-        The hyperparameters; those that are None are left out.
-    learning_rate : callable
-        ``learning_rate(step)``, for steps counted from 1.
-    rows : list of dict or None
-        A resumed run's lines of ``metrics.jsonl``: they are written anew, and what stood there before is hidden
-        (``purge_step``). So every step is there once, also where the run before was killed. None: a new run.
+    `learning_rate` takes a step, counted from 1. A resumed run's `rows` of ``metrics.jsonl`` are written anew, and what
+    stood there before is hidden (``purge_step``), so every step is there once, even if the run before was killed.
     """
 
     def __init__(self, folder, settings, learning_rate, rows=None):
@@ -54,6 +49,7 @@ class TensorBoardLog:
         if rows is None and path.exists():  # like metrics.previous.jsonl
             shutil.rmtree(folder / "tensorboard.previous", ignore_errors=True)
             path.replace(folder / "tensorboard.previous")
+        threading.excepthook = tell_full_disk
         self.writer = SummaryWriter(path, purge_step=None if rows is None else 0, flush_secs=FLUSH)
         values = {name: value for name, value in settings.as_dict().items() if value is not None}
         # SummaryWriter.add_hparams would make a folder of its own for them

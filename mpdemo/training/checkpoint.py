@@ -9,7 +9,9 @@ notebooks/09_checkpoint.ipynb. Source: https://docs.pytorch.org/docs/stable/dist
 
 import os
 import shutil
+import sys
 import warnings
+import zipfile
 import zlib
 from collections import ChainMap
 from contextlib import suppress
@@ -18,25 +20,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
-from mpdemo.errors import RunFailed
-from mpdemo.world.collectives import gather_in_first, in_all
+from mpdemo.errors import RunFailed, UserError, error_line
+from mpdemo.world.collectives import gather_in_first, in_all, place
 
 KEEP = 2  # newest checkpoints that stay
-# settings that a resumed run must keep
-SAME = (
-    "model",
-    "norm",
-    "dataset",
-    "image_size",
-    "batch_size",
-    "seed",
-    "optimizer",
-    "lr",
-    "warmup_steps",
-    "lr_schedule",
-)
 PARTS = {"small", "scheduler", "settings", "length", "epoch", "step", "epoch_steps", "random", "checksums"}
 CHUNK = 2**24  # bytes of a file that are read at a time
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)  # by name: else a stage cannot find its own
@@ -44,26 +33,13 @@ warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning) 
 
 
 def save(folder, model, optimizer, state):
-    """Write a checkpoint of a model, or of this process's part of it, into `folder`; every rank must call this.
+    """Write a checkpoint of what this process holds of a model, and `state`, the small rest; every rank must call this.
 
-    Parameters
-    ----------
-    folder : Path
-        The run's ``checkpoints``.
-    model : nn.Module
-        What this process holds, under the names of the uncut model.
-    optimizer : torch.optim.Optimizer
-    state : dict
-        The small rest, with ``step``.
-
-    Raises
-    ------
-    RunFailed
-        The disk is full, a quota is reached, or the folder cannot be written.
+    A full disk or a folder that cannot be written is a `RunFailed`.
     """
     path = Path(folder) / f"step-{state['step']:06d}"
-    temporary, first = path.with_suffix(".tmp"), not dist.is_initialized() or dist.get_rank() == 0
-    if first:
+    temporary, (rank, ranks) = path.with_suffix(".tmp"), place()
+    if rank == 0:
         with suppress(OSError):  # the writer names what is wrong
             shutil.rmtree(temporary, ignore_errors=True)  # of a run that was killed here
             temporary.mkdir(parents=True)
@@ -76,15 +52,18 @@ def save(folder, model, optimizer, state):
         writer = dcp.HuggingFaceStorageWriter(str(temporary), save_distributed=True)
         large = {name: tensor for name, tensor in tensors.items() if tensor.dim()}
         dcp.save(large, storage_writer=writer, no_dist=not dist.is_initialized())
-        sums = in_all(checksums, temporary, *place())  # each process of its part of the files
+        sums = in_all(checksums, temporary, rank, ranks)  # each process of its part of the files
         parts = gather_in_first({"small": small, "random": random, "checksums": sums})
         if parts:
             merged = {name: dict(ChainMap(*(part[name] for part in parts))) for name in ("small", "checksums")}
             finish(path, state | merged | {"random": [part["random"] for part in parts]})
     except (dcp.CheckpointException, OSError, RuntimeError) as error:  # PyTorch reports a full disk as a RuntimeError
-        if first:
+        if rank == 0:
             shutil.rmtree(temporary, ignore_errors=True)
-        raise RunFailed(f"{path} could not be written: {_reason(error)}; the checkpoints before it stay") from None
+        first, *_ = next(iter(getattr(error, "failures", {}).values()), (error,))
+        causes = (first, getattr(first, "__cause__", None), getattr(first, "__context__", None))
+        why = next((c.strerror for c in causes if isinstance(c, OSError) and c.strerror), str(first).splitlines()[0])
+        raise RunFailed(f"{path} could not be written: {why}; the checkpoints before it stay") from None
 
 
 def tensors_of(model, optimizer) -> dict:
@@ -111,18 +90,6 @@ def finish(path, state):
         shutil.rmtree(old, ignore_errors=True)
 
 
-def _reason(error) -> str:
-    """Why it failed: the first error of the ranks."""
-    first, *_ = next(iter(getattr(error, "failures", {}).values()), (error,))
-    causes = (first, getattr(first, "__cause__", None), getattr(first, "__context__", None))
-    return next((c.strerror for c in causes if isinstance(c, OSError) and c.strerror), str(first).splitlines()[0])
-
-
-def place() -> tuple[int, int]:
-    """Return this process's rank and how many there are."""
-    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-
-
 def checksums(folder, part=0, parts=1) -> dict:
     """Return the checksum of every file of tensors in a folder, by name; or of one part of them."""
     sums = {}
@@ -142,3 +109,83 @@ def in_order(folder) -> list[Path]:
     """Return the checkpoints in a folder, oldest first."""
     found = (path for path in Path(folder).glob("step-*") if path.name.removeprefix("step-").isdecimal())
     return sorted(found, key=step_of)
+
+
+def newest(run_folder) -> Path:
+    """Return the newest checkpoint of a run's folder; refuse a folder without one."""
+    folder = Path(run_folder) / "checkpoints"
+    if not (checkpoints := in_order(folder)):
+        above = (folder.parent, *folder.parent.parents[:2])
+        if own := next((path.parent for path in above if path.name == "checkpoints"), None):
+            raise UserError(f"--resume {run_folder} is inside a run's folder; give that folder: --resume {own}")
+        raise UserError(f"no checkpoint in {folder}; resume a run that was started with --checkpoint-every N")
+    return checkpoints[-1]
+
+
+def read(path, part=0, parts=1) -> dict:
+    """Read the small part of a checkpoint, and compare one part of its files with their checksums; refuse damage."""
+    try:
+        with zipfile.ZipFile(path / "state.pt") as archive:  # PyTorch stores a checksum of each part, never compared
+            if damaged := archive.testzip():
+                raise ValueError(f"{damaged} does not match its checksum")
+        state = torch.load(path / "state.pt", map_location="cpu", weights_only=True)
+        if missing := PARTS - set(state):
+            raise KeyError(*sorted(missing))
+        if checksums(path, part, parts) != dict(sorted(state["checksums"].items())[part::parts]):
+            raise ValueError("its files do not match their checksums")
+    except Exception as error:  # torch.load raises many kinds of error on a damaged file
+        raise UserError(f"{path} is not a checkpoint of mpdemo or is damaged ({error_line(error)})") from None
+    return state
+
+
+def read_newest(run_folder) -> dict:
+    """Read the newest checkpoint of a run that is whole; a damaged one is named. Every rank must call this.
+
+    The ranks share the work of looking for damage, and all use the same checkpoint, whose folder is in the result.
+    """
+    damaged, last = [], newest(run_folder)
+    for path in reversed(in_order(last.parent)):
+        try:
+            state = in_all(read, path, *place())
+        except UserError as error:
+            damaged.append(error)
+            continue
+        if damaged and place()[0] == 0:
+            print(*(f"mpdemo: {error}" for error in damaged), sep="\n", file=sys.stderr)
+            print(f"mpdemo: resumes the checkpoint before it: {path}", file=sys.stderr)
+        return state | {"path": path}
+    raise UserError(f"{damaged[0]}, and none before it can be read; start anew with another --out")
+
+
+def tensors(path) -> dict:
+    """Read every tensor of a checkpoint, whole, by name: ``model.NAME`` and ``optimizer.state.NAME.KEY``."""
+    reader = dcp.HuggingFaceStorageReader(str(path))
+    kinds = reader.read_metadata().state_dict_metadata
+    found = {name: torch.empty(kind.size, dtype=kind.properties.dtype, device="cpu") for name, kind in kinds.items()}
+    dcp.load(found, storage_reader=reader, no_dist=True)
+    return found
+
+
+def restore(state, model, optimizer):
+    """Put a checkpoint's tensors into a model (or a part of it) and its optimizer; every rank must call this."""
+    reader = dcp.HuggingFaceStorageReader(str(state["path"]))
+    shapes = {name: tensor.size for name, tensor in reader.read_metadata().state_dict_metadata.items()}
+    own = tensors_of(model, optimizer)
+    large = {name: tensor for name, tensor in own.items() if tensor.dim()}
+    for name, tensor in large.items():
+        if shapes.get(name) != tensor.shape:
+            name = name.removeprefix("model.")
+            raise UserError(f"the checkpoint is of another model: {name} is missing or of another shape in it")
+    dcp.load(large, storage_reader=reader, no_dist=not dist.is_initialized())
+    found = large | {name: state["small"][name] for name in own if name not in large}
+    weights, states = (
+        {name.removeprefix(kind): tensor for name, tensor in found.items() if name.startswith(kind)}
+        for kind in ("model.", "optimizer.")
+    )
+    states = get_state_dict(model, optimizer, options=FLAT)[1] | states
+    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=states, options=FLAT)
+    rank, _ = place()
+    if rank < len(state["random"]):  # in a larger world the new ranks keep the state that their seed gave them
+        torch.set_rng_state(state["random"][rank]["torch"])
+        if state["random"][rank]["cuda"] is not None and torch.cuda.is_available():
+            torch.cuda.set_rng_state(state["random"][rank]["cuda"])

@@ -24,21 +24,27 @@ def rows_in(folder) -> list[dict]:
     return read_rows(path.read_text(errors="replace")) if path.exists() else []
 
 
+def folder_to_resume(settings):
+    """Return the run folder to resume, None for a new run.
+
+    With ``--resume auto`` the same command starts a run and resumes it, as a job that is queued again needs. A run that
+    would write into the folder of another one that has checkpoints, and so remove them, is refused.
+    """
+    out, resume = Path(settings.out), settings.resume and Path(settings.resume)
+    saved = any(path.name.removeprefix("step-").isdecimal() for path in (out / "checkpoints").glob("step-*"))
+    if settings.resume == "auto":
+        return out if saved else None
+    began_from = next((row.get("resume") for row in rows_in(out) if row.get("event") == "start"), None)
+    if saved and not (resume and (resume.resolve() == out.resolve() or began_from == settings.resume)):
+        raise UserError(f"{out} holds the checkpoints of a run; --resume {out} or auto, or another --out")
+    return resume or None
+
+
 class RunLog:
-    """The run's folder: ``metrics.jsonl``, one line per step and per epoch, written by rank 0 only.
+    """The run's folder: ``metrics.jsonl``, one line per step and per epoch, written by the one process that is active.
 
-    Parameters
-    ----------
-    out : str
-    active : bool
-        Whether this process writes.
-    resumed : tuple of (int, int), optional
-        Epoch and step from which a run goes on in its own folder. None: a new run.
-
-    Raises
-    ------
-    UserError
-        The folder cannot be written, or another run writes to it.
+    `resumed` has the epoch and step from which a run goes on in its own folder; None: a new run. A folder that cannot
+    be written, or that another run writes to, is refused.
     """
 
     board = None  # TensorBoard's part
@@ -65,7 +71,12 @@ class RunLog:
         """Write the metrics for TensorBoard too; `learning_rate(step)` is that of every step, counted from 1."""
         if self.active:
             rows = rows_in(self.folder) if resumed else None
-            self.board = TensorBoardLog(self.folder, settings, learning_rate, rows)
+            try:
+                self.board = TensorBoardLog(self.folder, settings, learning_rate, rows)
+            except OSError as error:
+                raise UserError(
+                    f"cannot write --tensorboard to {self.folder}: {error.strerror}; leave it out"
+                ) from None
 
     def _lock(self):
         """Refuse a folder that another run writes to now; the lock ends with this process."""
@@ -101,13 +112,7 @@ class RunLog:
                     self.board.write(event, **values)
 
     def finish(self, summary):
-        """Write ``summary.json`` and close.
-
-        Raises
-        ------
-        RunFailed
-            The disk is full.
-        """
+        """Write ``summary.json`` and close; a full disk is a `RunFailed`."""
         if not self.active:
             return
         if self.board:

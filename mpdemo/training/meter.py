@@ -9,6 +9,7 @@ import platform
 import resource
 import sys
 import time
+from collections import ChainMap
 
 import torch
 
@@ -57,22 +58,17 @@ class Steps:
     def flush(self):
         """Fetch all steps kept so far, over all ranks: this waits for the device.
 
-        Returns
-        -------
-        rows : list of (loss, correct)
-            One pair per step: mean loss over the global batch, correct predictions in it.
-        seconds : float
-            Time per step, averaged over these steps.
+        Returns the mean loss over the global batch and the correct predictions in it, a pair per step, and the seconds
+        per step, averaged over these.
         """
         if not self.rows:
             return [], 0.0
         table = sum_over_ranks(torch.stack(self.rows).to(self.device))
         table[:, 0] /= self.replicas  # each replica holds the mean over its own share
-        rows = table.tolist()  # the one place that waits
-        now = time.perf_counter()
-        seconds = (now - self.clock) / len(rows)
-        self.clock, self.rows = now, []
-        return rows, seconds
+        rows, self.rows = table.tolist(), []  # the one place that waits
+        before = self.clock
+        self.restart_clock()
+        return rows, (self.clock - before) / len(rows)
 
     def restart_clock(self):
         """Leave out what happened since the last flush (a checkpoint)."""
@@ -84,7 +80,8 @@ def summarise(run, model, seconds, stopped) -> dict:
 
     The steps and images are those of the whole training, the seconds those since this start of it.
     """
-    memory, hosts = peak_memory_of_all(run), gather_objects(platform.node())
+    own = platform.node(), {name: parameter.numel() for name, parameter in model.named_parameters()}
+    memory, (hosts, parts) = peak_memory_of_all(run), zip(*gather_objects(own), strict=True)
     loss, accuracy = run.validation or (None, None)
     return {
         "settings": run.s.as_dict(),
@@ -94,7 +91,7 @@ def summarise(run, model, seconds, stopped) -> dict:
             "device": torch.cuda.get_device_name() if run.device.type == "cuda" else "cpu core",
             "backend": run.place.backend,
             "launcher": run.place.launcher,
-            "hosts": hosts,
+            "hosts": list(hosts),
             "job": os.environ.get("SLURM_JOB_ID"),
         },
         "world_size": run.world,
@@ -103,15 +100,9 @@ def summarise(run, model, seconds, stopped) -> dict:
         "epochs": run.epoch,
         "seconds": round(seconds, 3),
         "images": run.steps_done * run.s.batch_size,
-        "parameters": count_parameters(model),
+        "parameters": sum(dict(ChainMap(*parts)).values()),  # each counted once, whoever holds it
         "peak_memory_mib": memory,
         "loss": run.epoch_steps[-1][0] if run.epoch_steps else None,
         "validation_loss": loss,
         "validation_accuracy": accuracy,
     }
-
-
-def count_parameters(model) -> int:
-    """Parameters of the whole model, each counted once; all ranks must call this with what they hold."""
-    parts = gather_objects({name: p.numel() for name, p in model.named_parameters()})
-    return sum({name: count for part in parts for name, count in part.items()}.values())

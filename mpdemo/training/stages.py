@@ -14,25 +14,13 @@ from mpdemo.schedules import placement
 
 
 class Part:
-    """What one process holds of a cut model: one stage, or several.
+    """What one process holds of a cut model: `model`, all its layers, and `stages`, the same by the stage's number.
 
-    Attributes
-    ----------
-    model : Blocks
-        All layers of this process, under their names in the uncut model.
-    stages : dict of int to Blocks
-        The same, by the number of the stage.
-    shapes : list of (torch.Tensor, torch.Tensor)
-        Input and output of every stage of the whole model for one microbatch, without memory (device "meta").
-    owners : list of int
-        The rank that holds each stage.
-    recorder : Recorder or None
-        Records what this process does when, where the settings ask for a timeline.
-    first, last : bool
-        Whether this process takes the images in, and whether it computes the loss.
+    Of the whole model it knows the rank of each stage (`owners`), and input and output of each for one microbatch
+    (`shapes`, tensors without memory). The `first` process takes the images in, the `last` one computes the loss.
     """
 
-    recorder = None
+    recorder = None  # of what this process does when, where the settings ask for a timeline
 
     def __init__(self, model, settings, rank, device, group=None, schedule="GPipe"):
         ranks = dist.get_process_group_ranks(group)

@@ -1,12 +1,8 @@
-"""What this machine computes with: its GPUs, its cores, its name. PyTorch is imported only where it must be.
+"""What this machine computes with: its GPUs, its processor, its name. PyTorch is imported only where it must be.
 
-Two jobs side by side would share the first core, and leave the others idle. So each process takes cores that no other
-process of this machine has taken: a core belongs to the process that has locked its file, and the lock ends with the
-process, however it ends. Taught in notebooks/00_start_here.ipynb.
-Source: https://docs.nvidia.com/deploy/nvidia-smi/index.html.
+Taught in notebooks/00_start_here.ipynb. Source: https://docs.nvidia.com/deploy/nvidia-smi/index.html.
 """
 
-import fcntl
 import functools
 import os
 import platform
@@ -17,7 +13,6 @@ from pathlib import Path
 
 ON_THE_CPU = {"CUDA_VISIBLE_DEVICES": ""}  # in a child's environment: it sees no GPU
 SECONDS = 20.0  # limit for the driver's answer; a GPU that is asleep takes some
-LOCK = "/tmp/mpdemo-core-{}.lock"  # one for all users: they share the cores as well
 
 
 @functools.cache
@@ -35,8 +30,7 @@ def gpus_here() -> int:
 def gpus_wanted(devices) -> int:
     """Return how many GPUs a machine must have for a job of the course: one per device, and two for a job of one.
 
-    The course compares one device with several. With a single GPU all of them are CPU cores, so that a device is the
-    same thing in each job.
+    The course compares one device with several: with a single GPU a device is a CPU core in every job.
     """
     return max(2, devices)
 
@@ -47,40 +41,6 @@ def too_few_gpus(devices) -> bool:
     Where the driver names none, nothing is decided here: PyTorch may know others (AMD's).
     """
     return 0 < gpus_here() < gpus_wanted(devices)
-
-
-def claim_cores(world, count=1):
-    """Make `count` CPU cores the devices of this process: one thread each, pinned where so many cores are free.
-
-    Without this PyTorch would use every core in a single process, and several processes could never be faster. On a
-    GPU nothing is pinned. DataLoader workers share their process's cores.
-    """
-    import torch
-
-    if world.device.type != "cpu":
-        return
-    torch.set_num_threads(1)
-    if not hasattr(os, "sched_setaffinity"):  # macOS, Windows
-        return
-    allowed = sorted(os.sched_getaffinity(0))
-    if len(allowed) < count * world.local_world_size:
-        return
-    cores = take(allowed, count)
-    if cores:
-        os.sched_setaffinity(0, cores)
-
-
-def take(allowed, count) -> list:
-    """Lock `count` of the allowed cores for this process; return their numbers, or none if fewer are free."""
-    locks = {}
-    for core in allowed:
-        if (lock := _locked(core)) is not None:
-            locks[core] = lock
-        if len(locks) == count:
-            return list(locks)  # the files stay open, and so locked, until this process ends
-    for lock in locks.values():
-        os.close(lock)
-    return []
 
 
 def shared_cores() -> int | None:
@@ -94,24 +54,6 @@ def shared_cores() -> int | None:
     machines = gather_objects((identity(), set(cores)))
     count = len({(machine, core) for machine, cores in machines for core in cores})
     return count if count < len(machines) else None
-
-
-def _locked(core) -> int | None:
-    """Return the open lock file of a core; None if another process has it, or files cannot be locked here."""
-    path, flags = LOCK.format(core), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    try:
-        try:
-            file = os.open(path, flags)
-        except FileNotFoundError:  # Linux lets nobody create in /tmp what another user has there
-            file = os.open(path, flags | os.O_CREAT, 0o444)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(file)
-        return None
-    return file
 
 
 def take_devices(processes) -> dict:

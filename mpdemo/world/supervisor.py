@@ -1,12 +1,10 @@
-"""Start the processes of a local job, watch them, report the first that fails, and let nothing of them survive.
+"""Start the processes of a job, watch them, report the first that fails, and let nothing of them survive.
 
-A supervisor is a process of its own: it starts the ranks as its children, adopts every orphan of theirs, holds a pipe
-from its owner (its stdin), and ends the whole tree when the job ends, on SIGTERM, at the time limit, or when the owner
-dies (end of file on the pipe). It writes how the job ended to the run's folder. `mpdemo.world.warm` forks it from a
-process that has imported PyTorch; as a program, ``python -SP supervisor.py ORDER.json``, it needs the standard library
-alone.
-
-What an order holds: see `mpdemo.jobs.local_job.start`. Without "processes" its command is bash, which waits for srun.
+A supervisor is a process of its own: it starts the ranks as its children, adopts every orphan of theirs, and ends the
+whole tree when the job ends, on SIGTERM, at the time limit, or when its owner dies, whose pipe is its stdin. It is
+forked from a process that has imported PyTorch (launch.py, warm.py); as a program, ``python -SP supervisor.py
+ORDER.json``, it needs the standard library alone. What an order holds: `mpdemo.jobs.local_job.start`. Without
+"processes" its command is bash, which waits for srun.
 """
 
 import contextlib
@@ -20,7 +18,7 @@ import socket
 import sys
 import time
 
-PRCTL = ctypes.CDLL(None).prctl
+PRCTL = getattr(ctypes.CDLL(None), "prctl", lambda *_: None)  # Linux alone has it
 SIGNAL_AT_PARENTS_DEATH, NAME, ADOPT_ORPHANS = 1, 15, 36  # PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER
 STOPPED = 3  # the exit status of a process that stopped with a checkpoint
 
@@ -47,21 +45,28 @@ def handles(pid, number) -> bool:
     return False
 
 
+def free_port() -> int:
+    """Return a port of 127.0.0.1 that no process has now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 class Ranks:
     """The processes of a job: their numbers, and the exit statuses of those that have ended, the first one first."""
 
     def __init__(self, job):
         self.numbers, self.ended = [], {}
         self.by_srun = not job.get("processes")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        parent = os.getpid()
+        port, parent, (ready, unready) = free_port(), os.getpid(), os.pipe()
         for rank in range(job.get("processes") or 1):
             pid = os.fork()
             if pid == 0:
                 become_rank(job, rank, port, parent)
             self.numbers.append(pid)
+        os.close(unready)
+        os.read(ready, 1)  # its end: each rank has closed it, and let go of this process's signal handlers
+        os.close(ready)
         with open(job["ranks"], "w") as file:
             file.write("\n".join(map(str, self.numbers)) + "\n")
 
@@ -81,7 +86,7 @@ class Ranks:
     @property
     def failed(self) -> tuple | None:
         """Rank and exit status of the one that failed first."""
-        return next(((rank, status) for rank, status in self.ended.items() if status), None)
+        return next((ended for ended in self.ended.items() if ended[1]), None)
 
     def to_warn(self) -> list[int]:
         """Return the processes that take a signal: the ranks, or the srun that bash, with a job's file, waits for."""
@@ -100,7 +105,7 @@ def become_rank(job, rank, port, parent):
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.closerange(3, 256)
     processes, command = job.get("processes"), job["command"]
-    if processes and processes > 1:
+    if processes and (processes > 1 or job.get("errors")):
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
         place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         place |= {"GROUP_RANK": 0, "TORCHELASTIC_RUN_ID": job["name"]}  # by which Lightning and others know torchrun
@@ -120,8 +125,7 @@ def become_rank(job, rank, port, parent):
 def watch(job, ranks, terminations, warnings, wake) -> str:
     """Wait for the job's end; return how it came: ended, cancelled, timeout or orphaned.
 
-    A warning that comes too early waits until it ends nobody who does not know it. Processes that stop with a
-    checkpoint wait for each other; any other failure ends all.
+    A warning waits until all know it. Who stops with a checkpoint waits for the others; any other failure ends all.
     """
     started, stop = time.monotonic(), None
     name, _, before = (job["signal"] or "").partition("@")
@@ -159,8 +163,7 @@ def end_tree(job, ranks):
         time.sleep(0.02)
     for _ in range(200):
         ranks.reap()
-        living = children(os.getpid())
-        if not living:
+        if not (living := children(os.getpid()) or ranks.living):
             return
         send(living, signal.SIGKILL)
         time.sleep(0.02)
@@ -178,6 +181,7 @@ def supervise(job):
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.signal(signal.SIGTERM, lambda *_: terminations.append(True))
     signal.signal(signal.SIGUSR1, lambda number, _: warnings.append(number))
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.chdir(job["cwd"])
     os.environ.clear()
     os.environ |= job["environment"]
@@ -185,12 +189,12 @@ def supervise(job):
     ranks = Ranks(job)
     how = watch(job, ranks, terminations, warnings, wake)
     rank, status = ranks.failed or (None, 0 if how == "ended" else 1)
-    if how == "ended" and status and len(ranks.numbers) > 1:
+    if how == "ended" and status and len(ranks.numbers) > 1 and not job.get("errors"):
         print(f"mpdemo: rank {rank} of {len(ranks.numbers)} ended with exit status {status}", flush=True)
     end_tree(job, ranks)
     shutil.rmtree(job["scratch"], ignore_errors=True)  # a process that was killed leaves files there
     with open(job["status"] + ".part", "w") as file:
-        json.dump({"how": how, "exit_status": status, "run_time": time.monotonic() - started}, file)
+        json.dump({"how": how, "rank": rank, "exit_status": status, "run_time": time.monotonic() - started}, file)
     os.replace(job["status"] + ".part", job["status"])
     os._exit(status)
 

@@ -121,6 +121,7 @@ def _run(command) -> int:
     try:
         if command[0] == "-m":
             sys.path.insert(0, os.getcwd())
+            sys.modules.pop(command[1], None)  # the process that was forked may have it
             runpy.run_module(command[1], run_name="__main__", alter_sys=True)
         elif command[0] == "-c":
             sys.path.insert(0, "")

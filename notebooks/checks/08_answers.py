@@ -59,8 +59,7 @@ def check_08_4(speedups):
 
 def check_08_7(largest):
     from mpdemo.plan import imagenet
-    from mpdemo.plan.scaling import Run, fit
-    from mpdemo.plan.scaling_advice import advise, same_share
+    from mpdemo.plan.scaling import Run, advise, fit, same_share
 
     case = imagenet.RUNS[:3], imagenet.IMAGES, 128
     other = ([Run(n, 5000 / n + 0.02 * math.log2(n) * 2000 / n + 20, 64 * n) for n in (2, 4, 8, 32)], 128_000, 64)

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from mpdemo import models
-from mpdemo.training import checkpoint, resume
+from mpdemo.training import checkpoint
 
 
 def end_at(size):
@@ -36,10 +36,10 @@ def save(model, optimizer, state, folder, how):
 
 
 def main(run, folder, how):
-    state = resume.read_newest(run)
+    state = checkpoint.read_newest(run)
     model = models.build(state["settings"]["model"])
     optimizer = torch.optim.AdamW(model.parameters())
-    resume.restore(state, model, optimizer)
+    checkpoint.restore(state, model, optimizer)
     of_this_save = ("small", "random", "checksums", "path")
     state, folder = {name: value for name, value in state.items() if name not in of_this_save}, Path(folder)
     save(model, optimizer, state, folder, how)

@@ -10,9 +10,9 @@ import gc
 import sys
 from dataclasses import replace
 
-from mpdemo.ladder import model_and_batch
+from mpdemo.compare import model_and_batch
 from mpdemo.notebook.story import story
-from mpdemo.plan import dry_run
+from mpdemo.plan import memory
 from mpdemo.plan.counting import peak_of_a_step, sent_in_a_step
 from mpdemo.settings import Settings, as_arguments, checked
 from mpdemo.training.log import RunLog
@@ -87,7 +87,7 @@ def measure(world, cases, batch_size) -> list[dict]:
 
 def predicted(settings) -> dict:
     """Return what the plan says of checked settings, a list with an entry for each rank."""
-    processes = dry_run.of_training(settings)
+    processes = memory.of_training(settings)
     return {
         "predicted": [device.peak for each in processes for device in each.devices],
         "predicted_messages": [each.messages for each in processes],

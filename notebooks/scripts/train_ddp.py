@@ -5,6 +5,7 @@ Several nodes:   sbatch train.sbatch
 The same command resumes from the checkpoint, and all of them print the losses of train_single.py."""
 
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset, random_split
 
 EPOCHS, BATCH, WORKERS = 5, 64, 0  # batch: of all processes together; workers: per process
-CHECKPOINT = Path("train_ddp.pt")  # on a file system that all nodes share
+CHECKPOINT = Path(sys.argv[1] if sys.argv[1:] else "train_ddp.pt")  # on a disk that all nodes share
 
 
 def make_dataset():  # yours: one dataset to train on, one to validate with, the same in every process

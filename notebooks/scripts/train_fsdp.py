@@ -6,6 +6,7 @@ The same command resumes, also with another number of processes, which reshards 
 
 import copy
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 EPOCHS, BATCH, WORKERS = 5, 64, 0  # batch: of all processes together; workers: per process
 ACCUMULATE = 1  # parts of a batch that a process computes one after the other
 BF16 = False  # compute in bfloat16; weights, gradients and optimizer state stay in float32
-CHECKPOINT = Path("train_fsdp")  # a folder per epoch begins with this name
+CHECKPOINT = Path(sys.argv[1] if sys.argv[1:] else "train_fsdp")  # a folder per epoch is named after it
 
 
 def make_dataset():  # yours: the same in every process
@@ -68,7 +69,7 @@ def make_model(device, rank):
 
 def newest():
     """Return the newest complete checkpoint and the epochs it has seen."""
-    complete = Path().glob(f"{CHECKPOINT}-*/.metadata")  # which is written last
+    complete = CHECKPOINT.parent.glob(f"{CHECKPOINT.name}-*/.metadata")  # which is written last
     epochs = max((int(file.parent.name.split("-")[-1]) for file in complete), default=0)
     return f"{CHECKPOINT}-{epochs}", epochs
 

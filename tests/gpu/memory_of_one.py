@@ -10,8 +10,8 @@ import sys
 import torch
 
 from mpdemo import run
-from mpdemo.ladder import model_and_batch
-from mpdemo.plan import dry_run
+from mpdemo.compare import model_and_batch
+from mpdemo.plan import memory
 from mpdemo.plan.counting import peak_of_a_step
 from mpdemo.settings import Settings
 from mpdemo.trial import Trial
@@ -27,7 +27,7 @@ STAGES = [STORY | CUT | {"microbatches": 4}, RESNET | CUT | {"microbatches": 16,
 def row(settings, world, number=0):
     """What is counted and what is predicted of one device."""
     trial = Trial(Settings(**settings), world, *model_and_batch(Settings(**settings)))
-    device = [device for each in dry_run.of_training(trial.settings) for device in each.devices][number]
+    device = [device for each in memory.of_training(trial.settings) for device in each.devices][number]
     return {"case": settings | {"stage": number}, "counted": peak_of_a_step(trial), "predicted": device.peak}
 
 

@@ -15,7 +15,7 @@ import torchvision  # noqa: F401
 import mpdemo.rungs.hybrid
 import mpdemo.rungs.tensor
 import mpdemo.trial  # noqa: F401
-from mpdemo.world.launch import free_port
+from mpdemo.world.supervisor import free_port
 
 SECONDS = 200  # of one world, on a busy machine
 

@@ -6,7 +6,7 @@ from mpdemo.errors import UserError
 from mpdemo.notebook.plots import style
 from mpdemo.notebook.plots.style import line_style, name_bars, picture, stack
 
-UNITS = {"loss": "loss (nats per image)", "images_per_second": "throughput (images/s)", "time": "time (s)"}
+UNITS = {"loss": "loss (nats per image)", "images_per_second": "throughput (images/s)"}
 
 
 def curves(runs, y="loss", x="step", *, title=None):
@@ -18,21 +18,14 @@ def curves(runs, y="loss", x="step", *, title=None):
         Label -> list of rows, as ``job.metrics()`` returns them. Curves of equal trainings coincide: the first
         one is drawn broad and pale, the next ones thin and dashed on top.
     y, x : str
-        Columns. Only the rows that have both are drawn. ``"time"`` counts from each run's first row.
+        Columns. Only the rows that have both are drawn.
     title : str, optional
         A headline.
-
-    Raises
-    ------
-    UserError
-        A run has no row with both columns.
     """
     points = {label: [(row[x], row[y]) for row in rows if x in row and y in row] for label, rows in runs.items()}
     empty = [label for label, pairs in points.items() if not pairs]
     if empty or not points:
         raise UserError(f"no rows with {x!r} and {y!r} in {', '.join(empty) or 'an empty dict'}; did the run finish?")
-    if x == "time":
-        points = {label: [(time - pairs[0][0], value) for time, value in pairs] for label, pairs in points.items()}
 
     def paint(figure, axes):
         for index, (label, pairs) in enumerate(points.items()):

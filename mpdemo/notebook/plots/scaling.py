@@ -2,8 +2,7 @@
 
 from mpdemo.errors import UserError
 from mpdemo.notebook.plots.style import CYCLE, FAINT, picture
-from mpdemo.plan.scaling import Model
-from mpdemo.plan.scaling_advice import same_batch, same_share
+from mpdemo.plan.scaling import Model, same_batch, same_share
 
 MARKERS = "osD^"
 UNITS = (("device-seconds", 1), ("device-minutes", 60), ("device-hours", 3600))

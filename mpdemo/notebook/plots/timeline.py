@@ -47,13 +47,13 @@ def timeline(measured=None, ideal=None, *, unit="s"):
     panels = {} if measured is None else {"measured": measured}
     if ideal is not None:
         panels["ideal" if panels else "simulated"] = ideal.events
-    _require_operations(panels)
+    result = timelines(panels, memory=False, unit=unit)
     rows = next(iter(panels.values()))
     ranks, microbatches, stages = (1 + max(row[column] for row in rows) for column in ("rank", "microbatch", "stage"))
     each = f", {stages // ranks} stages each" if stages > ranks else ""
     parts = f"{microbatches} microbatch{'es' if microbatches > 1 else ''}"
-    text = f"timeline of {ranks} ranks{each}, {parts}: {' above '.join(panels)}"
-    return _drawn(panels, unit, text)
+    result.data["text/plain"] = f"timeline of {ranks} ranks{each}, {parts}: {' above '.join(panels)}"
+    return result
 
 
 def timelines(panels, *, memory=True, unit="units"):
@@ -69,15 +69,11 @@ def timelines(panels, *, memory=True, unit="units"):
         Unit of the times.
     """
     steps = {title: getattr(step, "events", step) for title, step in panels.items()}
-    _require_operations(steps)
+    if not steps or not all(steps.values()):
+        raise UserError("no operations to draw; give recorded steps, simulations, or both")
     held = {title: activations_held(rows) for title, rows in steps.items()} if memory else {}
     text = ", ".join(title + (_most_held(held[title]) if memory else "") for title in steps)
     return _drawn(steps, unit, f"timelines of {text}", held)
-
-
-def _require_operations(panels):
-    if not panels or not all(panels.values()):
-        raise UserError("no operations to draw; give recorded steps, simulations, or both")
 
 
 def activations_held(rows) -> list[list[tuple[float, float]]]:
