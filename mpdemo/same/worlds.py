@@ -98,6 +98,8 @@ class Watcher:
         """Take the script of these arguments, and the current folder as the reader's."""
         self.args, self.hidden = args, set()
         self.real, self.script = Path.cwd().resolve(), Path(args.script[0]).resolve()
+        if not any(self.script.is_relative_to(parent) for parent in (self.real, *self.real.parents[:LEVELS])):
+            args.script[0] = str(self.script)
 
     def __enter__(self):
         dropped = ("SLURM_", "TORCHELASTIC_", "PYTHONSAFEPATH", "RANK", "LOCAL_RANK", "WORLD_SIZE")
