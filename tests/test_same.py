@@ -17,7 +17,7 @@ from mpdemo.errors import UserError
 from mpdemo.paths import root
 from mpdemo.same import command, resume
 from mpdemo.same.findings import TABLE
-from mpdemo.same.worlds import Watcher
+from mpdemo.same.watcher import Watcher
 
 SCRIPTS = root() / "tests" / "same"
 TAKE_HOME = root() / "notebooks" / "scripts" / "train_ddp.py"
@@ -54,6 +54,7 @@ def line(name, new, *more) -> list:
 RIGHT = {
     "functions": ("plain.py", [], [], []),
     "accumulation": ("plain.py", ["--accumulate", "2"], [], []),
+    "no seed": ("plain.py", [], [("    torch.manual_seed(rank)\n", "")], []),
     "batch of one process as an argument": (
         "plain.py",
         ["--batch-size", "{16}"],
@@ -93,6 +94,11 @@ FAULTS = {
         "plain.py",
         [],
         [("manual_seed(1)", "manual_seed(1 + dist.get_rank())")],
+    ),
+    "another order per rank, trained and validated (no seed)": (
+        "plain.py",
+        [],
+        [(", generator=torch.Generator().manual_seed(1)", ""), ("    torch.manual_seed(rank)\n", "")],
     ),
     "batch not divided": ("plain.py", [], [("args.batch_size // world //", "args.batch_size //")]),
     "unequal steps": ("plain.py", [], line("sampler", SHORT)),
@@ -199,8 +205,8 @@ def arguments(*words):
 @pytest.fixture
 def judge(watcher, tmp_path, monkeypatch):
     """Plant changes in a script; return the verdict on it."""
-    folder = tmp_path / "project"
-    folder.mkdir()
+    folder = tmp_path / "not" / "too" / "near" / "project"  # what lies beside the folders above it is linked
+    folder.mkdir(parents=True)
     shutil.copy(TAKE_HOME.with_name("digits.npz"), folder)
     monkeypatch.chdir(folder)
 
