@@ -132,7 +132,8 @@ class Log:
         for number in self.shown:
             _, text = self.split(number)
             ends = number in self.places
-            code = number in self.skipped or not ends and number and FILE.match(self.split(number - 1)[1])
+            indented = text[:1].isspace() and not ends and number
+            code = number in self.skipped or indented and FILE.match(self.split(number - 1)[1])
             if code or NEVER.match(text):
                 continue
             raised = ends or EXCEPTION.search(text[:200])
