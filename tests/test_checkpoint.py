@@ -230,7 +230,7 @@ def test_a_training_continues_while_the_disk_is_full(tmp_path, words):
 
 def test_a_diverged_training_ends(tmp_path):
     """Status 1 and one line, before its weights push the good checkpoints out."""
-    words = Settings(rung="single", **TOY, lr=1e30, steps=20, log_every=1, out=str(tmp_path)).arguments()
+    words = Settings(rung="single", **TOY, lr=1000, steps=20, log_every=1, out=str(tmp_path)).arguments()
     command = [sys.executable, "-m", "mpdemo", "train", *words]
     done = subprocess.run(command, cwd=root(), capture_output=True, text=True, timeout=120)
     assert done.returncode == 1 and "Traceback" not in done.stderr

@@ -29,27 +29,10 @@ def options(text):
 
 
 def test_generic_and_throwaway_render_the_same_text():
-    for changes in (
-        {},
-        {"launcher": "torchrun", "nodes": 2},
-        {"requeue": True, "signal": "USR1@60"},
-        {"gpus_per_process": 0},
-    ):
-        job = spec(processes_per_node=2, **changes)
-        assert render(job, load_site("generic")) == render(job, load_site("throwaway"))
-
-
-@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
-@pytest.mark.parametrize("site", ["generic", "jeanzay", "juwels"])
-def test_every_script_is_valid_bash_and_has_a_comment_per_directive(site, launcher):
-    text = render(
-        spec(nodes=2, processes_per_node=2, launcher=launcher, requeue=launcher == "srun", signal="USR1@60"),
-        load_site(site),
-    )
-    assert subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True).stderr == ""
-    directives = [line for line in text.splitlines() if line.startswith("#SBATCH")]
-    assert all(" # " in line for line in directives)
-    assert check(text.replace("runs/toy/", ""), load_site(site), ask_slurm=False) == []
+    for changes in ({"launcher": "torchrun", "nodes": 2}, {"requeue": True, "signal": "USR1@60"}):
+        text, again = (render(spec(**changes), load_site(name)) for name in ("generic", "throwaway"))
+        assert text == again
+        assert all(" # " in line for line in text.splitlines() if line.startswith("#SBATCH"))
 
 
 def test_an_unknown_field_of_a_spec_is_refused_in_one_line():

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from mpdemo import paths
-from mpdemo.jobs import check, load_site, render, slurm
+from mpdemo.jobs import check, load_site, render
+from mpdemo.jobs.slurm_job import look_up
 from mpdemo.trainers.course import jobs_of_course
 
 FOLDER = paths.root() / "slurm"
@@ -76,7 +77,7 @@ def submit_by_hand(script, folder, *options, **variables) -> str:
 def wait_for(jobs, seconds=600) -> dict:
     """Wait for the end of all jobs; return the state of each by its number."""
     end = time.monotonic() + seconds
-    while (states := {job: slurm.ask(job).state for job in jobs}) and {"pending", "running"} & set(states.values()):
+    while (states := {job: look_up(job).state for job in jobs}) and {"pending", "running"} & set(states.values()):
         assert time.monotonic() < end, states
         time.sleep(1)
     return states

@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import os
 import re
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -30,7 +29,7 @@ VARIABLES = {"COURSE_ACCOUNT": "course"}
 FEW = ("generic", "ucr_cpu", "ucr_gpu")  # `make test` tries these shapes: four GPUs per node, none, one with a type
 # What a throw-away Slurm cannot have: options of plugins, other clusters, local disks.
 LEFT_OUT = {"alps_daint": ["--uenv", "--view"], "perlmutter": ["--image", "--module"]}
-LEFT_OUT |= {"alex": ["--clusters"], "mahti": ["--gres"]}
+LEFT_OUT |= {"alex": ["--clusters", "--export"], "mahti": ["--gres"]}
 # Lines that the documentation of a site shows, in the scripts of files written from generic.toml's comments alone.
 TRIALS = {
     "alex": (
@@ -69,7 +68,6 @@ def test_the_job_file_of_a_site_stays_as_it_is(name, of_course):
     site = load_site(name)
     text, file = render(job(site), site), FOLDER / f"{name}.sbatch"
     assert check(job(site), site, ask_slurm=False) == []
-    assert subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True).stderr == ""
     assert file.exists() and text == file.read_text(), f"if that is meant: python {Path(__file__).name}"
 
 

@@ -11,6 +11,7 @@ from worker_jobs import scontrol, spec, until
 from mpdemo.cluster.cluster import Cluster
 from mpdemo.jobs import JobFailed, JobSpec, SlurmError, attach, queue, slurm, submit, train_command
 from mpdemo.jobs.site import wanted_by_sites
+from mpdemo.jobs.slurm_job import look_up
 
 
 def rows(job, event) -> list[dict]:
@@ -123,14 +124,14 @@ def test_jobs_that_slurm_has_forgotten(own_cluster, project):
     jobs = {name: submit(spec(*action, out=f"runs/{name}", name=name)) for name, action in ends.items()}
     until(lambda: (project / "runs/ended/pids-0").exists())
     subprocess.run(["scancel", jobs["ended"].id], check=True)
-    until(lambda: all(slurm.ask(job.id).state not in ("pending", "running") for job in jobs.values()))
+    until(lambda: all(look_up(job.id).state not in ("pending", "running") for job in jobs.values()))
     (project / "runs/gone/exit-status.txt").unlink()
     own_cluster.stop_controller()
     for file in ("job_state", "job_state.old"):
         (own_cluster.folder / "state" / file).unlink(missing_ok=True)
     (own_cluster.folder / "jobcomp.txt").unlink()
     own_cluster.start_controller()
-    assert slurm.ask(jobs["good"].id) is None
+    assert look_up(jobs["good"].id) is None
     attached = {name: attach(f"runs/{name}") for name in ends}
     states = {"good": "done", "bad": "failed", "gone": "unknown", "ended": "cancelled"}
     assert {name: job.state for name, job in attached.items()} == states
@@ -187,7 +188,7 @@ def test_a_training_that_loses_a_node_goes_on_with_the_others(own_cluster, proje
 
 def test_an_old_job_object_leaves_the_newer_record_alone(cluster, project):
     old = submit(spec())
-    until(lambda: slurm.ask(old.id).state == "done")
+    until(lambda: look_up(old.id).state == "done")
     new = submit(spec(), resubmit=True)
     assert old.wait(60) == "done"
     assert attach("runs/toy").id == new.id

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset, random_split
 from torchvision.models import resnet18
 
 from mpdemo.jobs import check as check_script
-from mpdemo.jobs import slurm
+from mpdemo.jobs.slurm_job import look_up
 from mpdemo.paths import root
 
 SCRIPTS = root() / "notebooks" / "scripts"
@@ -86,7 +86,7 @@ def submit_and_wait(folder, command, *options) -> str:
     (folder / "train.sbatch").write_text(text)
     job = run(folder, "sbatch", "--parsable", *options, "train.sbatch").strip()
     end = time.monotonic() + 120
-    while (state := slurm.ask(job).state) in ("pending", "running"):
+    while (state := look_up(job).state) in ("pending", "running"):
         assert time.monotonic() < end, f"the job is still {state}"
         time.sleep(0.2)
     log = next(folder.glob("*.out")).read_text()

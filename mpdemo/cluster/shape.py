@@ -15,7 +15,7 @@ from mpdemo.jobs.site import feature_names, partitions
 LEAST_MEMORY = 180_000  # MiB of a node if the site file does not say how much it has
 MIB = {"K": 2**-10, "M": 1, "G": 2**10, "T": 2**20}
 OF_THE_SITE = ("setup", "python", "scratch", "quota")  # words about what is installed there
-AWAY = ("--clusters=", "--gres=")  # other clusters, and what the site's nodes hold beside GPUs
+AWAY = ("--clusters=", "--gres=", "--export=")  # other clusters, local disks, and what setup lines put right
 OPTION_LISTS = {"extra": "sbatch", "srun_options": "srun", "binding": "srun"}
 
 

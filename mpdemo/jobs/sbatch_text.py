@@ -14,14 +14,8 @@ from mpdemo.jobs.site import Site
 from mpdemo.jobs.spec import JobSpec
 
 WIDTH = 48  # column of the directives' comments
-CLASHES = (
-    "gpus",
-    "gpus-per-node",
-    "gpus-per-task",
-    "ntasks",
-    "requeue",
-    "no-requeue",
-)  # other words for what it writes
+# Other words for what a script asks for.
+CLASHES = ("gpus", "gpus-per-node", "gpus-per-task", "ntasks", "requeue", "no-requeue")
 
 
 def render(spec: JobSpec, site: Site) -> str:
@@ -161,11 +155,12 @@ def cpus_comment(spec, site) -> str:
 
 def with_gres(rows, extra) -> tuple:
     """Join what the site's further directives ask by ``--gres`` with the GPUs: Slurm takes the last ``--gres`` only."""
-    more = [text.partition("=")[2] for text in extra if option_name(text) == "gres" and "gpu" not in text]
-    if more and rows and rows[0][0] == "gres":
-        rows = [("gres", ",".join([rows[0][1], *more]), rows[0][2])]
-        extra = [text for text in extra if text.partition("=")[2] not in more]
-    return rows, extra
+    local = [text for text in extra if option_name(text) == "gres" and "gpu" not in text]
+    if not (local and rows and rows[0][0] == "gres"):
+        return rows, extra
+    option, gpus, comment = rows[0]
+    joined = ",".join([gpus, *(text.partition("=")[2] for text in local)])
+    return [(option, joined, comment)], [text for text in extra if text not in local]
 
 
 def gpu_rows(spec, site) -> list[tuple]:

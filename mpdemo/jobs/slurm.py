@@ -142,29 +142,6 @@ def identity() -> str:
     return f"{config.get('ClusterName')} {host} {config.get('SlurmctldPort')} {config.get('StateSaveLocation')}"
 
 
-def ask(job_id) -> Answer | None:
-    """Return what Slurm knows of a job; None once it has forgotten it. Absence is not success.
-
-    The controller remembers a job for a few minutes after its end (``MinJobAge``), accounting for long, if it is on;
-    a site may keep a job completion file, too (``sacct -c``).
-    """
-    try:
-        line = client("scontrol", "show", "job", "-o", job_id)
-    except SlurmError as error:
-        if "Invalid job id" not in str(error):
-            raise
-    else:  # the job's name may hold anything, so only the fields after it are read; the first of a name counts
-        fields = dict(reversed(re.findall(r" (\w+)=(\S*)", line.partition(" UserId=")[2])))
-        return make_answer(*(fields.get(name, "") for name in ("JobState", "Reason", "ExitCode", "RunTime")))
-    for options in (("-X", "-o", "State,ExitCode,Elapsed"), ("-c", "-o", "State,ExitCode")):
-        with contextlib.suppress(SlurmError):
-            rows = client("sacct", "-n", "-P", "-j", job_id, *options).splitlines()
-            if rows and rows[-1].split("|")[0]:
-                state, exit_code, run_time = (*rows[-1].split("|"), "")[:3]
-                return make_answer(state, "", exit_code, run_time)
-    return None
-
-
 def make_answer(slurm_state, reason, exit_code, run_time) -> Answer:
     """Translate Slurm's state, its ``STATUS:SIGNAL`` and its run time (INVALID where its machines' clocks differ)."""
     state = STATES.get(re.split(r"[ +,]", slurm_state)[0], "unknown")

@@ -1,6 +1,8 @@
 """How `mpdemo.jobs.job.Job` asks, cancels and warns a job that Slurm runs, and how one is submitted."""
 
+import contextlib
 import math
+import re
 from pathlib import Path
 
 from mpdemo import paths
@@ -64,7 +66,30 @@ def _ask_slurm(job) -> Answer | None:
     answer, silence = queue.own_job(job.record["identity"], job.id, job.polling_seconds)
     if silence:
         raise slurm.NoAnswer("squeue")
-    return answer or slurm.ask(job.id)
+    return answer or look_up(job.id)
+
+
+def look_up(job_id) -> Answer | None:
+    """Return what Slurm knows of a job; None once it has forgotten it. Absence is not success.
+
+    The controller remembers a job for a few minutes after its end (``MinJobAge``), accounting for long, if it is on;
+    a site may keep a job completion file, too (``sacct -c``).
+    """
+    try:
+        line = slurm.client("scontrol", "show", "job", "-o", job_id)
+    except slurm.SlurmError as error:
+        if "Invalid job id" not in str(error):
+            raise
+    else:  # the job's name may hold anything, so only the fields after it are read; the first of a name counts
+        fields = dict(reversed(re.findall(r" (\w+)=(\S*)", line.partition(" UserId=")[2])))
+        return slurm.make_answer(*(fields.get(name, "") for name in ("JobState", "Reason", "ExitCode", "RunTime")))
+    for options in (("-X", "-o", "State,ExitCode,Elapsed"), ("-c", "-o", "State,ExitCode")):
+        with contextlib.suppress(slurm.SlurmError):
+            rows = slurm.client("sacct", "-n", "-P", "-j", job_id, *options).splitlines()
+            if rows and rows[-1].split("|")[0]:
+                state, exit_code, run_time = (*rows[-1].split("|"), "")[:3]
+                return slurm.make_answer(state, "", exit_code, run_time)
+    return None
 
 
 def _last_seen(job) -> Answer:

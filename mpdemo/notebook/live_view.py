@@ -123,8 +123,10 @@ class JobWidget:
         again = ", ".join(f'"{Path(job.out).as_posix()}"' for job in jobs)
         hint = w.HTML(f'<small style="opacity:.75">Page reloaded? <code>await follow({again})</code></small>')
         self.lines, self.shown = w.HTML(), w.HTML()
+        row = w.HBox([self.button, hint])
+        self.parts = [self.button, hint, row, self.detail, self.lines, self.shown]
         choice = [self.detail] if len(jobs) > 1 else []
-        self.box = w.VBox([self.lines, *choice, self.shown, w.HBox([self.button, hint])])
+        self.box = w.VBox([self.lines, *choice, self.shown, row])
         self.handle = display(self.box, display_id=True)
 
     def _press(self, button):
@@ -151,5 +153,5 @@ class JobWidget:
                 display(HTML(snapshot.header() + snapshot.log_tail()))
         # A page that was reloaded shows the box of the kernel again, and does not know the display: this is its end.
         self.box.children = [w.HTML("<br>".join(s.header() for s in snapshots) + snapshots[self.detail.value].chart())]
-        for widget in (self.lines, self.shown, self.detail, self.button):
+        for widget in reversed(self.parts):  # a row that is left with a closed button could not be loaded again
             widget.close()

@@ -3,6 +3,8 @@
 import argparse
 import json
 import os
+import shutil
+import sys
 from pathlib import Path
 
 from tabulate import tabulate
@@ -59,6 +61,10 @@ def checked(args) -> list:
     if args.batches < 1 or args.timeout <= 0:
         name, value = ("--batches", args.batches) if args.batches < 1 else ("--timeout", args.timeout)
         raise UserError(f"{name} {value} is not allowed; allowed: more than 0")
+    python = shutil.which(args.python or sys.executable)
+    if not python:
+        raise UserError(f"--python {args.python}: no such program; give the path of a Python with PyTorch")
+    args.python = os.path.abspath(python)
     args.without = set(args.without.split(",")) - {""}
     if unknown := sorted(args.without - set(BY_NATURE)):
         raise UserError(f"--without {unknown[0]!r} is not allowed; allowed: {', '.join(BY_NATURE)}")

@@ -37,7 +37,8 @@ def verdict(watcher, processes, other) -> dict:
         if stopped.how == "silent":
             findings.append(Finding("hangs", "after SIGTERM"))
         again = watcher.run(processes, without, folder=stopped.folder, epochs=EPOCHS)
-        findings += follow(whole, again, "SIGTERM")
+        known = {finding.name for finding in findings}
+        findings += [finding for finding in follow(whole, again, "SIGTERM") if finding.name not in known]
         rows["SIGTERM"] = [place_of(whole, again)]
     else:
         notes.append("the script does not handle SIGTERM: judged by the resume from its last checkpoint alone")
@@ -86,7 +87,8 @@ def follow(whole, again, after):
             return
         if difference := different(a, b, again):
             name, value = difference
-            yield Finding(name, f"{where} {value} is {b[value]} instead of {a[value]}")
+            name = "learning rate not restored" if value == "rates" and k == 0 else name
+            yield Finding(name, f"{where} {value} {b[value]} instead of {a[value]}")
             return
     yield from printed(whole, again, after)
 

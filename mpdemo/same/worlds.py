@@ -15,7 +15,6 @@ from pathlib import Path
 
 from mpdemo.errors import UserError
 
-SERVER = Path(__file__).parent / "inside" / "serve.py"
 IMPORT = 60.0  # seconds for `import torch`, also from a slow disk
 
 
@@ -100,30 +99,23 @@ class Watcher:
         self.real, self.script = Path.cwd().resolve(), Path(args.script[0]).resolve()
 
     def __enter__(self):
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "TORCHELASTIC_"))}
-        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "PYTHONPATH" if self.args.python else "RANK"):
-            kept.pop(name, None)
-        (self.home / "tmp").mkdir()
+        dropped = ("SLURM_", "TORCHELASTIC_", "PYTHONSAFEPATH", "RANK", "LOCAL_RANK", "WORLD_SIZE")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
         kept |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": str(self.home / "tmp")}
-        command = [self.args.python or os.sys.executable, str(SERVER), str(self.home)]
-        errors = open(self.home / "errors", "w+")
-        try:
+        (self.home / "tmp").mkdir()
+        command = [self.args.python, "-m", "mpdemo_watcher.serve", str(self.home)]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        with open(self.home / "errors", "w") as errors:
             self.server = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=kept, start_new_session=True
+                command, **pipes, stderr=errors, env=kept, cwd=Path(__file__).parent, start_new_session=True
             )
-        except OSError as error:
-            shutil.rmtree(self.home)
-            raise UserError(
-                f"--python {command[0]}: {error.strerror}; give the path of a Python with PyTorch"
-            ) from None
         try:
             self.answer(IMPORT)
         except UserError:
             last = (self.home / "errors").read_text().strip().splitlines()[-1:] or ["no answer"]
             self.__exit__()
-            raise UserError(
-                f"{command[0]} does not load PyTorch ({last[0]}); give --python of your environment"
-            ) from None
+            what = f"{command[0]} does not load PyTorch ({last[0]}); give --python of your environment"
+            raise UserError(what) from None
         return self
 
     def __exit__(self, *_):
@@ -162,6 +154,7 @@ class Watcher:
             "command": [word.replace("{n}", str(processes)) for word in words],
             "cwd": str(run / self.real.relative_to("/")),
             "folder": str(run),
+            "real": str(self.real),
             "notes": str(notes),
             "temporary": [str(self.home / "tmp")],
             "batches": self.args.batches,

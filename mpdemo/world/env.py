@@ -123,8 +123,7 @@ def where_am_i(environ=os.environ, devices=1) -> World:
 def claim_cores(world, count=1):
     """Make `count` CPU cores the devices of this process: one thread each, pinned where so many cores are free.
 
-    Without this PyTorch would use every core in a single process, and several processes could never be faster. On a
-    GPU nothing is pinned. DataLoader workers share their process's cores.
+    Else a single PyTorch process would use every core, and several could never be faster. On GPUs nothing is pinned.
     """
     if world.device.type != "cpu":
         return

@@ -6,6 +6,7 @@ As a program it is a process of its own that calls `start`.
 """
 
 import gc
+import json
 import os
 import resource
 import shutil
@@ -26,9 +27,9 @@ from mpdemo.world import supervisor, warm
 
 ADDRESSES = 4_000_000  # KiB that importing PyTorch maps; with less it aborts without a word that names the limit
 ERRORS = "MPDEMO_ERRORS"  # the folder where a rank that `start` began leaves its line; the first one is printed
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+STOPS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
 # CUDA does not survive a fork, nor the frameworks of macOS: there each rank starts a Python of its own
-FORKS = sys.platform == "linux" and not any(map(os.path.exists, ("/dev/nvidiactl", "/dev/kfd")))
+FORKS = sys.platform == "linux" and not any(map(os.path.exists, ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")))
 
 
 def import_pytorch(with_torchvision=False):
@@ -90,7 +91,7 @@ def report(error, world):
     if isinstance(error, UserError):
         line = f"mpdemo: error: {error}"
     elif lost_a_peer(error):
-        line = f"mpdemo: {rank} {supervisor.LOST}"
+        line = f"mpdemo: {rank} lost another rank and ends"
     else:
         line = f"mpdemo: {rank} failed: {type(error).__name__}: {error}"
         traceback.print_exception(error)
@@ -133,17 +134,34 @@ def start(command, processes) -> int:
     job |= {name: os.path.join(folder, name) for name in ("ranks", "status", "scratch")}
     try:
         status, stop = _supervised(job | {"run_program": warm.run_program if FORKS else None})
+        if stop:
+            print(f"mpdemo: {signal.Signals(stop).name}: all {processes} processes ended", file=sys.stderr)
+            return 128 + stop
+        if status not in (0, 3):
+            print(_last_words(folder, processes), file=sys.stderr)
+        return status if status in (0, 2, 3) else 1
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    if stop:
-        print(f"mpdemo: {signal.Signals(stop).name}: all {processes} processes ended", file=sys.stderr)
-        return 128 + stop
-    return status if status in (0, 2, 3) else 1
+
+
+def _last_words(folder, processes) -> str:
+    """Return the line that the rank left which failed first, or say how it ended."""
+    try:
+        end = json.loads(Path(folder, "status").read_text())
+    except OSError:
+        return "mpdemo: the process that watched the ranks was killed"
+    line, status = Path(folder, str(end["rank"])), end["exit_status"]
+    if line.exists():
+        return line.read_text()
+    how = f"ended by signal {status - 128}" if status > 128 else f"exit status {status}"
+    return f"mpdemo: rank {end['rank']} of {processes} failed: {how}"
 
 
 def _supervised(job) -> tuple:
     """Fork a job's supervisor and wait for it; return its exit status and the signal that asked for its end, or 0."""
-    stops, signals = [], {signal.SIGUSR1, *(one for one in STOPS if signal.getsignal(one) != signal.SIG_IGN)}
+    stops, signals = [], STOPS | {signal.SIGUSR1}
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # under nohup
+        signals.remove(signal.SIGHUP)
     pipe, held = os.pipe()  # when this process ends, however it does, the supervisor sees the pipe's end
     sys.stdout.flush()
     sys.stderr.flush()

@@ -21,7 +21,6 @@ import time
 PRCTL = getattr(ctypes.CDLL(None), "prctl", lambda *_: None)  # Linux alone has it
 SIGNAL_AT_PARENTS_DEATH, NAME, ADOPT_ORPHANS = 1, 15, 36  # PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER
 STOPPED = 3  # the exit status of a process that stopped with a checkpoint
-LOST = "lost another rank and ends"  # what a rank says that didn't fail by itself
 
 
 def children(pid) -> list[int]:
@@ -58,13 +57,16 @@ class Ranks:
 
     def __init__(self, job):
         self.numbers, self.ended = [], {}
-        self.by_srun, self.lines = not job.get("processes"), job.get("errors")
-        port, parent = free_port(), os.getpid()
+        self.by_srun = not job.get("processes")
+        port, parent, (ready, unready) = free_port(), os.getpid(), os.pipe()
         for rank in range(job.get("processes") or 1):
             pid = os.fork()
             if pid == 0:
                 become_rank(job, rank, port, parent)
             self.numbers.append(pid)
+        os.close(unready)
+        os.read(ready, 1)  # its end: each rank has closed it, and let go of this process's signal handlers
+        os.close(ready)
         with open(job["ranks"], "w") as file:
             file.write("\n".join(map(str, self.numbers)) + "\n")
 
@@ -83,23 +85,8 @@ class Ranks:
 
     @property
     def failed(self) -> tuple | None:
-        """Rank and exit status of the one that failed first, by itself rather than because it lost another."""
-        failed = (ended for ended in self.ended.items() if ended[1])
-        return min(failed, key=lambda ended: self.line(ended[0]).endswith(LOST), default=None)
-
-    def line(self, rank) -> str:
-        """Return the line in which a rank said why it ended, where it was asked to leave one."""
-        with contextlib.suppress(OSError), open(f"{self.lines}/{rank}") as file:
-            return file.read()
-        return ""
-
-    def last_words(self, rank, status) -> str:
-        """Say why a job failed: the line of the rank, or how it ended."""
-        this = f"mpdemo: rank {rank} of {len(self.numbers)}"
-        if not self.lines:
-            return f"{this} ended with exit status {status}" if len(self.numbers) > 1 else ""
-        how = f"ended by signal {status - 128}" if status > 128 else f"exit status {status}"
-        return "" if status == STOPPED else self.line(rank) or f"{this} failed: {how}"
+        """Rank and exit status of the one that failed first."""
+        return next((ended for ended in self.ended.items() if ended[1]), None)
 
     def to_warn(self) -> list[int]:
         """Return the processes that take a signal: the ranks, or the srun that bash, with a job's file, waits for."""
@@ -118,7 +105,7 @@ def become_rank(job, rank, port, parent):
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.closerange(3, 256)
     processes, command = job.get("processes"), job["command"]
-    if processes and (processes > 1 or job.get("errors")):
+    if processes and (processes > 1 or job.get("errors") or job.get("torchrun")):
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
         place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         place |= {"GROUP_RANK": 0, "TORCHELASTIC_RUN_ID": job["name"]}  # by which Lightning and others know torchrun
@@ -138,8 +125,7 @@ def become_rank(job, rank, port, parent):
 def watch(job, ranks, terminations, warnings, wake) -> str:
     """Wait for the job's end; return how it came: ended, cancelled, timeout or orphaned.
 
-    A warning that comes too early waits until it ends nobody who does not know it. Processes that stop with a
-    checkpoint wait for each other; any other failure ends all.
+    A warning waits until all know it. Who stops with a checkpoint waits for the others; any other failure ends all.
     """
     started, stop = time.monotonic(), None
     name, _, before = (job["signal"] or "").partition("@")
@@ -177,8 +163,7 @@ def end_tree(job, ranks):
         time.sleep(0.02)
     for _ in range(200):
         ranks.reap()
-        living = children(os.getpid()) or ranks.living
-        if not living:
+        if not (living := children(os.getpid()) or ranks.living):
             return
         send(living, signal.SIGKILL)
         time.sleep(0.02)
@@ -204,12 +189,12 @@ def supervise(job):
     ranks = Ranks(job)
     how = watch(job, ranks, terminations, warnings, wake)
     rank, status = ranks.failed or (None, 0 if how == "ended" else 1)
+    if how == "ended" and status and len(ranks.numbers) > 1 and not job.get("errors"):
+        print(f"mpdemo: rank {rank} of {len(ranks.numbers)} ended with exit status {status}", flush=True)
     end_tree(job, ranks)
-    if how == "ended" and status and (words := ranks.last_words(rank, status)):
-        print(words, file=sys.stderr, flush=True)
     shutil.rmtree(job["scratch"], ignore_errors=True)  # a process that was killed leaves files there
     with open(job["status"] + ".part", "w") as file:
-        json.dump({"how": how, "exit_status": status, "run_time": time.monotonic() - started}, file)
+        json.dump({"how": how, "rank": rank, "exit_status": status, "run_time": time.monotonic() - started}, file)
     os.replace(job["status"] + ".part", job["status"])
     os._exit(status)
 

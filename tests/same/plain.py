@@ -51,7 +51,7 @@ def main():
     loader = DataLoader(train, part, sampler=sampler, drop_last=True)
     model = DistributedDataParallel(Net())
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.9**epoch)
     first, skip = 1, 0
     if os.path.exists("last.pt"):
         state = torch.load("last.pt")

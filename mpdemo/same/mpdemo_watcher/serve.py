@@ -17,7 +17,7 @@ import time
 import traceback
 
 import torch
-import watch
+from mpdemo_watcher import watch
 
 GRACE = 5.0  # seconds for the other ranks when one has failed
 KILLED_WITH_PARENT = 1  # PR_SET_PDEATHSIG

@@ -6,6 +6,7 @@ import shutil
 import sys
 
 import torch
+from mpdemo_watcher.notes import ORDER, note_once
 
 TEMPORARY = ("/dev/", "/proc/", "/sys/", "/tmp/", "/var/tmp/")
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -14,9 +15,9 @@ CHECKPOINTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".metadata", ".di
 inside = []  # not empty: a change of our own
 
 
-def watch(order, note_once):
+def watch():
     """See each file before the script opens it for writing, whoever opens it."""
-    run_folder = os.path.realpath(order["folder"])
+    order, run_folder = ORDER, os.path.realpath(ORDER["folder"])
 
     def written(path):
         path = os.path.abspath(os.fsdecode(path))
@@ -69,7 +70,7 @@ def watch_writer(module, name, place, hook):
 def refuse_or_allow(path):
     """Let a script write to caches and temporary folders, and nowhere else outside the run's folder."""
     home = os.path.expanduser("~") + os.sep
-    if path.startswith(TEMPORARY) or path.startswith(home + "."):
+    if path.startswith((*TEMPORARY, home + ".")) and not path.startswith(ORDER["real"] + os.sep):
         return
     raise PermissionError(
         f"mpdemo same: the script writes to {path}; let it write to a relative path, below the folder it is started in"
