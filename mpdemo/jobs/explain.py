@@ -131,7 +131,7 @@ def found_in(log) -> list:
             continue  # the cause is in the exception's own message
         key = known if known.seen else (known, number)
         first = findings.get(key) or Finding(known, number + 1, log.line(number), 0, log.places.get(number, ""))
-        findings[key] = replace(first, count=first.count + log.count(number))
+        findings[key] = replace(first, count=first.count + log.counts[log.keys[number]])
     return sorted(findings.values(), key=lambda finding: (KINDS.index(finding.known.kind), finding.number))
 
 
