@@ -83,7 +83,7 @@ class Settings:
     epochs: Count | None = setting(None, "passes over the training images (default: 1, without --steps)")
     steps: Count | None = setting(None, "stop after this many steps; with --epochs: earlier, in the same training")
     optimizer: Optimizer = setting("sgd", "what updates the weights: SGD with momentum 0.9, or AdamW")
-    lr: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] | None = setting(
+    lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = setting(
         None, "learning rate (default: 0.01 with sgd, 0.001 with adamw)"
     )
     warmup_steps: int = Field(0, ge=0, le=10**9, description="first steps, over which the learning rate grows to --lr")

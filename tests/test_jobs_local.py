@@ -107,6 +107,13 @@ print(os.environ["TORCH_SYMBOLIZE_MODE"], torch.cuda._is_in_bad_fork())
 """
 
 
+@pytest.mark.parametrize(("launcher", "told"), [("torchrun", "0 of 1"), (None, "None of None")])
+def test_a_single_process_knows_its_place_where_the_job_asks_for_torchrun(project, launcher, told):
+    code = "import os; print(os.environ.get('RANK'), 'of', os.environ.get('WORLD_SIZE'))"
+    job = submit(JobSpec("alone", ("-c", code), "runs/alone", gpus_per_process=0, launcher=launcher))
+    assert (job.wait(60), job.log()) == ("done", f"{told}\n")
+
+
 @pytest.mark.parametrize("how", ["file", "module"])
 def test_a_forked_program_is_like_one_of_its_own(project, monkeypatch, how):
     """With variables that PyTorch reads as it starts, in spite of the server that has started before."""

@@ -10,6 +10,7 @@ import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from mpdemo import paths
 from mpdemo.errors import UserError
 from mpdemo.jobs.reading import Log
 
@@ -130,7 +131,7 @@ def found_in(log) -> list:
             continue  # the cause is in the exception's own message
         key = known if known.seen else (known, number)
         first = findings.get(key) or Finding(known, number + 1, log.line(number), 0, log.places.get(number, ""))
-        findings[key] = replace(first, count=first.count + log.count(number))
+        findings[key] = replace(first, count=first.count + log.counts[log.keys[number]])
     return sorted(findings.values(), key=lambda finding: (KINDS.index(finding.known.kind), finding.number))
 
 
@@ -152,16 +153,19 @@ def report(text) -> str:
 
 def _paragraph(finding) -> str:
     known, more = finding.known, finding.count - 1
-    lines = [_shown(finding.number, finding.line) + (f" (and {more} more)" if more else "")]
+    match = known.pattern.search(finding.line) if known.seen else None
+    lines = [_shown(finding.number, finding.line, match.start() if match else 0) + (f" (and {more} more)" * (more > 0))]
     if finding.place:
-        lines.append(f"  where: {finding.place}")
-    what = known.what_of(known.pattern.search(finding.line)) if "..." in known.what else known.what
-    lines += [f"  what it is: {what}", f"  what to do: {known.do}"]
+        lines.append(f"  where: {finding.place.replace(f'{paths.root()}/', '')}")
+    lines += [f"  what it is: {known.what_of(match) if match else known.what}", f"  what to do: {known.do}"]
     return "\n".join(lines + ([f"  read: notebooks/{known.notebook}.ipynb"] if known.notebook else []))
 
 
-def _shown(number, line) -> str:
-    return f"line {number}: {line if len(line) <= LONGEST else line[: LONGEST - 3] + '...'}"
+def _shown(number, line, place=0) -> str:
+    """A line as it is printed: of a long one the part around a place."""
+    start = place - 40 if place > LONGEST // 2 and len(line) > LONGEST else 0
+    part = line[start : start + LONGEST - 8]
+    return f"line {number}: {'... ' * (start > 0)}{line if len(line) <= LONGEST else part + ' ...'}"
 
 
 def read(path) -> bytes:

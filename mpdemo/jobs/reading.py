@@ -76,7 +76,8 @@ class Log:
         self.progress = self._last_progress()
         last = next((n for n in range(len(self.lines) - 1, -1, -1) if self.lines[n].strip()), 0)
         self.end = last, self.line(last)
-        self.done = [n for n in range(max(0, len(self.lines) - MOST_LAST), len(self.lines)) if self._is_done(n)]
+        ends = [(n, self.line(n)) for n in range(max(0, len(self.lines) - MOST_LAST), len(self.lines))]
+        self.done = [n for n, text in ends if DONE.search(text) and not NOT_DONE.search(text)]
 
     def line(self, number) -> str:
         """Return a line as it is shown: of a progress bar its last state, no colours."""
@@ -90,10 +91,6 @@ class Log:
         )
         end = LABEL.match(text).end()
         return text[:end].strip(), text[end:]
-
-    def count(self, number) -> int:
-        """How many lines are like this one."""
-        return self.counts[self.keys[number]]
 
     def _follow(self, start):
         """Find the line in which a traceback ends; other ranks may write in between."""
@@ -132,7 +129,8 @@ class Log:
         for number in self.shown:
             _, text = self.split(number)
             ends = number in self.places
-            code = number in self.skipped or not ends and number and FILE.match(self.split(number - 1)[1])
+            indented = text[:1].isspace() and not ends and number
+            code = number in self.skipped or indented and FILE.match(self.split(number - 1)[1])
             if code or NEVER.match(text):
                 continue
             raised = ends or EXCEPTION.search(text[:200])
@@ -164,12 +162,7 @@ class Log:
     def ended_well(self, seen) -> bool:
         """Whether all that was seen is no failure: (number, only follows from another, what it looks like) of each."""
         lasts = [self.last[self.keys[number]] for number, _, _ in seen]
-        done = self.done
         if all(follows and says in ("soft", "exception") for _, follows, says in seen):
-            return all(says == "soft" for _, _, says in seen) or bool(done) and min(done) < min(lasts)
+            return all(says == "soft" for _, _, says in seen) or bool(self.done) and self.done[0] < min(lasts)
         worked = self.progress and self.progress[0] > max(lasts)
-        return bool(done and worked and done[-1] > max(lasts))
-
-    def _is_done(self, number) -> bool:
-        text = self.line(number)
-        return bool(DONE.search(text)) and not NOT_DONE.search(text)
+        return bool(self.done and worked and self.done[-1] > max(lasts))

@@ -34,7 +34,8 @@ def parts(events, thread, step) -> dict:
     other parts.
     """
     edges = np.unique(np.clip([*step, *(time for event in events for time in event[2:])], *step))
-    seconds, free = np.diff(edges) / 1e6, np.ones(len(edges) - 1, bool)  # of each piece, and what is not yet explained
+    seconds = np.diff(edges) / 1e6  # of each piece
+    free = np.ones(len(edges) - 1, bool)  # pieces that are not yet explained
 
     def during(name, threads):
         """Return in which pieces some event of this name lasts."""
@@ -50,5 +51,6 @@ def parts(events, thread, step) -> dict:
         inside = free & during(name, "its own")
         result[part], free = seconds[inside].sum(), free & ~inside
     transfers = during(TRANSFER, "all")
-    result["exposed"], result["other"] = seconds[free & transfers].sum(), seconds[free & ~transfers].sum()
+    result["exposed"] = seconds[free & transfers].sum()
+    result["other"] = seconds[free & ~transfers].sum()
     return result | {"hidden": seconds[transfers & ~free].sum()}
