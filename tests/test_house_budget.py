@@ -8,9 +8,9 @@ from mpdemo.paths import root
 # Lines of all .py, docstrings and blank lines included, formatted by ruff: a budget is for what a room does, not for
 # how tightly it is written. A name that begins with / is a file or folder of mpdemo.
 BUDGET = {
-    "mpdemo": 16_681,
+    "mpdemo": 16_696,
     "notebooks/labs notebooks/checks notebooks/scripts": 4_686,
-    "tests": 12_160,
+    "tests": 12_180,
     "/__main__.py /errors.py /settings.py /options.py /rules.py /schedules.py /cuts.py /paths.py": 804,
     "/rungs": 414,
     "/run.py /training": 1_145,
@@ -24,7 +24,7 @@ BUDGET = {
     "/cluster": 698,
     "/trainers": 811,
     "/demo.py /bench.py /doctor.py /compare.py /trial.py": 882,
-    "/same": 1_370,
+    "/same": 1_385,
     "/labs": 9,
 }
 FILES = 144  # in mpdemo

@@ -272,6 +272,10 @@ def test_each_line_of_the_script_to_take_home_is_missed(judge, name):
     assert names(judge(TAKE_HOME, [], FORGOTTEN.get(name, []))) == (name.split(", ") if name else [])
 
 
+def test_a_sharded_checkpoint_is_read_by_another_number_of_processes(judge):
+    assert names(judge(TAKE_HOME.with_name("train_fsdp.py"), [], [], resumed=True)) == []
+
+
 def test_the_script_to_take_home_resumes_and_without_its_optimizer_does_not(judge):
     assert names(judge(TAKE_HOME, [], [], resumed=True)) == []
     without = [('        optimizer.load_state_dict(state["optimizer"])\n', "")]

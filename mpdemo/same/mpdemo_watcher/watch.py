@@ -42,9 +42,17 @@ def parameters(optimizer) -> list:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
+def is_empty(optimizer) -> bool:
+    """Whether a step only makes an optimizer create its state, as `get_state_dict` does before it loads one."""
+    grads = [parameter.grad for parameter in parameters(optimizer)]
+    return not any(group["lr"] for group in optimizer.param_groups) and all(
+        g is not None and not g.any() for g in grads
+    )
+
+
 def before_step(optimizer, *_):
     """Note the first weights."""
-    if optimizer not in optimizers:
+    if optimizer not in optimizers and not is_empty(optimizer):
         norm, mixed = measure(parameters(optimizer))
         note("start", optimizer=number_of(optimizers, optimizer), weights=norm, mixed=mixed)
         note("handler", there=signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, None))
@@ -60,6 +68,8 @@ def find_trainable():
 
 def after_step(optimizer, *_):
     """Note a step: after it, since some trainers compute the gradients inside it."""
+    if is_empty(optimizer):
+        return
     if not now["steps"]:
         find_trainable()
     counted = dict(calls)
