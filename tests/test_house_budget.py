@@ -8,9 +8,9 @@ from mpdemo.paths import root
 # Lines of all .py, docstrings and blank lines included, formatted by ruff: a budget is for what a room does, not for
 # how tightly it is written. A name that begins with / is a file or folder of mpdemo.
 BUDGET = {
-    "mpdemo": 16_664,
+    "mpdemo": 16_681,
     "notebooks/labs notebooks/checks notebooks/scripts": 4_686,
-    "tests": 12_044,
+    "tests": 12_160,
     "/__main__.py /errors.py /settings.py /options.py /rules.py /schedules.py /cuts.py /paths.py": 804,
     "/rungs": 414,
     "/run.py /training": 1_145,
@@ -24,10 +24,10 @@ BUDGET = {
     "/cluster": 698,
     "/trainers": 811,
     "/demo.py /bench.py /doctor.py /compare.py /trial.py": 882,
-    "/same": 1_353,
+    "/same": 1_370,
     "/labs": 9,
 }
-FILES = 143  # in mpdemo
+FILES = 144  # in mpdemo
 PYTHON = [file for file in files() if file.suffix == ".py"]
 
 

@@ -3,6 +3,7 @@
 import argparse
 import json
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -16,7 +17,7 @@ from mpdemo.errors import UserError
 from mpdemo.paths import root
 from mpdemo.same import command, resume
 from mpdemo.same.findings import TABLE
-from mpdemo.same.worlds import Watcher
+from mpdemo.same.watcher import Watcher
 
 SCRIPTS = root() / "tests" / "same"
 TAKE_HOME = root() / "notebooks" / "scripts" / "train_ddp.py"
@@ -53,6 +54,7 @@ def line(name, new, *more) -> list:
 RIGHT = {
     "functions": ("plain.py", [], [], []),
     "accumulation": ("plain.py", ["--accumulate", "2"], [], []),
+    "no seed": ("plain.py", [], [("    torch.manual_seed(rank)\n", "")], []),
     "batch of one process as an argument": (
         "plain.py",
         ["--batch-size", "{16}"],
@@ -92,6 +94,11 @@ FAULTS = {
         "plain.py",
         [],
         [("manual_seed(1)", "manual_seed(1 + dist.get_rank())")],
+    ),
+    "another order per rank, trained and validated (no seed)": (
+        "plain.py",
+        [],
+        [(", generator=torch.Generator().manual_seed(1)", ""), ("    torch.manual_seed(rank)\n", "")],
     ),
     "batch not divided": ("plain.py", [], [("args.batch_size // world //", "args.batch_size //")]),
     "unequal steps": ("plain.py", [], line("sampler", SHORT)),
@@ -198,8 +205,9 @@ def arguments(*words):
 @pytest.fixture
 def judge(watcher, tmp_path, monkeypatch):
     """Plant changes in a script; return the verdict on it."""
-    folder = tmp_path / "project"
-    folder.mkdir()
+    folder = tmp_path / "not" / "too" / "near" / "project"  # what lies beside the folders above it is linked
+    folder.mkdir(parents=True)
+    shutil.copy(TAKE_HOME.with_name("digits.npz"), folder)
     monkeypatch.chdir(folder)
 
     def verdict(script, words, changes, resumed=False):
@@ -211,7 +219,7 @@ def judge(watcher, tmp_path, monkeypatch):
         watcher.aim(arguments("train.py", *words))
         found = resume.verdict(watcher, 2, 1) if resumed else command.verdicts_of(watcher, [1, 2])[0]
         command.show(found)
-        assert [path.name for path in folder.iterdir()] == ["train.py"]
+        assert sorted(path.name for path in folder.iterdir()) == ["digits.npz", "train.py"]
         return found
 
     return verdict
@@ -245,28 +253,29 @@ def test_the_first_difference_after_a_resume_is_named(judge, name):
     assert note in str(found["notes"])
 
 
-NO_WRAPPER = """nn.ModuleDict({"module": nn.Sequential(*layers)})
-model.forward = model["module"].forward"""
+NO_WRAPPER = """nn.ModuleDict({"module": make_model()})
+    model.forward = model["module"].forward"""
 FORGOTTEN = {  # of the script to take home: what is found without a line of it
     "no sampler": [("sampler=sampler,", "shuffle=True,")],
-    "no set_epoch": [("    sampler.set_epoch(epoch)", "    pass")],
-    "batch not divided": [("args.batch_size // world", "args.batch_size")],
-    "wrapper missing": [("DistributedDataParallel(nn.Sequential(*layers).to(device))", NO_WRAPPER)],
-    "loss summed": [(" / len(loader) / world", " / len(loader)")],
-    "loss of one rank": [("    dist.all_reduce(totals)", "    # ")],
-    "same file from every rank": [("    if rank == 0:\n", "    open('log', 'a')\n    if rank == 0:\n")],
+    "no set_epoch": [("        sampler.set_epoch(epoch)", "        pass")],
+    "another order per rank, trained and validated": [(", torch.Generator().manual_seed(0))", ")")],
+    "batch not divided": [("BATCH // world", "BATCH")],
+    "wrapper missing": [("DistributedDataParallel(make_model().to(device))", NO_WRAPPER)],
+    "loss summed": [(" / world / len(loader)", " / len(loader)")],
+    "loss of one rank": [("        dist.all_reduce(totals)", "        # ")],
+    "same file from every rank": [("        if rank == 0:\n", "        open('log', 'a')\n        if rank == 0:\n")],
 }
 
 
 @pytest.mark.parametrize("name", ["", *FORGOTTEN])
 def test_each_line_of_the_script_to_take_home_is_missed(judge, name):
-    assert names(judge(TAKE_HOME, ["--data", DIGITS], FORGOTTEN.get(name, []))) == ([name] if name else [])
+    assert names(judge(TAKE_HOME, [], FORGOTTEN.get(name, []))) == (name.split(", ") if name else [])
 
 
 def test_the_script_to_take_home_resumes_and_without_its_optimizer_does_not(judge):
-    assert names(judge(TAKE_HOME, ["--data", DIGITS], [], resumed=True)) == []
-    without = [('    optimizer.load_state_dict(state["optimizer"])\n', "")]
-    assert names(judge(TAKE_HOME, ["--data", DIGITS], without, resumed=True)) == ["optimizer not restored"]
+    assert names(judge(TAKE_HOME, [], [], resumed=True)) == []
+    without = [('        optimizer.load_state_dict(state["optimizer"])\n', "")]
+    assert names(judge(TAKE_HOME, [], without, resumed=True)) == ["optimizer not restored"]
 
 
 WRITES = """    assert open("notes.txt").read() == "mine\\n"

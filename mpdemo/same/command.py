@@ -12,7 +12,8 @@ from tabulate import tabulate
 from mpdemo.errors import UserError
 from mpdemo.same import compare, resume
 from mpdemo.same.findings import BY_NATURE, Finding
-from mpdemo.same.worlds import Watcher
+from mpdemo.same.watcher import Watcher
+from mpdemo.same.worlds import refuse
 from mpdemo.world.devices import gpus_here
 
 
@@ -78,7 +79,7 @@ def verdicts_of(watcher, counts) -> list:
     without = watcher.args.without
     several = [watcher.run_new(count, without=without) for count in counts[1:]]
     one = watcher.run_new(counts[0], without=without)
-    compare.refuse(one)
+    refuse(one)
     return [verdict(watcher, one, many) for many in several]
 
 

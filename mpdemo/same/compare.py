@@ -3,7 +3,6 @@
 import math
 from collections import Counter
 
-from mpdemo.errors import UserError
 from mpdemo.same.findings import Finding
 
 TOLERANCE = {"bfloat16": 3e-2, "float16": 5e-3}  # relative, of a norm; of other dtypes 1e-4
@@ -18,24 +17,6 @@ def distance(a, b) -> float:
 def tolerance(*worlds) -> float:
     """Return what rounding may change, by the least precise dtype seen."""
     return max(TOLERANCE.get(name, 1e-4) for world in worlds for name in world.names("dtype") | {"float32"})
-
-
-def refuse(one):
-    """Refuse a script that does not train in one process."""
-    names = {note["kind"] for rank in one.ranks for note in rank.notes}
-    if "spawn" in names:
-        raise UserError(
-            "the script starts its own processes (mp.spawn); let torchrun start it, with RANK from os.environ"
-        )
-    if "pipeline" in names:
-        raise UserError(
-            "the script cuts its model into a pipeline: each rank trains another part, which is not compared"
-        )
-    if one.error:
-        raise UserError(f"the script fails with {one.processes} process{'es' * (one.processes > 1)}: {one.error}")
-    if not one.steps:
-        limit = f" within {one.limit:g} s without news (--timeout)" if one.how == "silent" else ""
-        raise UserError(f"no optimizer step seen{limit}; does the script train in the processes that torchrun starts?")
 
 
 def of_data(one, many):
@@ -110,8 +91,8 @@ def of_model(many):
 
 
 def shown(names) -> str:
-    """Return some names."""
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    """Return the first names."""
+    return ", ".join(names[:4]) + " ..." * (len(names) > 4)
 
 
 def of_ranks(many):
@@ -146,9 +127,8 @@ def of_steps(one, many):
             yield gradient(k, a, b, one, many)
             return
     if len(one.steps) != len(many.steps) and one.how == many.how == "ended":
-        yield Finding(
-            "other steps", f"{len(many.steps)} steps with {many.processes} processes, {len(one.steps)} with one"
-        )
+        what = f"{len(many.steps)} steps with {many.processes} processes, {len(one.steps)} with one"
+        yield Finding("other steps", what)
 
 
 def gradient(k, a, b, one, many) -> Finding:

@@ -5,6 +5,7 @@ import signal
 
 from mpdemo.same import compare
 from mpdemo.same.findings import Finding
+from mpdemo.same.worlds import refuse
 
 EPOCHS = 3
 EQUAL = 1e-5  # relative: a resume in the same world repeats the same arithmetic
@@ -14,7 +15,7 @@ def verdict(watcher, processes, other) -> dict:
     """Return what a stop by SIGTERM and one by SIGKILL change, and whether another number of processes can go on."""
     without = watcher.args.without
     whole = watcher.run_new(processes, without=without, epochs=EPOCHS)
-    compare.refuse(whole)
+    refuse(whole)
     steps = sum(step["number"] == whole.steps[0]["number"] for step in whole.steps)
     stop = max(1, min(steps + max(1, steps // 2), len(whole.steps) - 1))
     killed = watcher.run(processes, without, stop={"signal": signal.SIGKILL, "step": stop}, epochs=EPOCHS)

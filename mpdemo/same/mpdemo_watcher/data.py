@@ -126,6 +126,14 @@ def cross_entropy(function):
     return watched
 
 
+def seed(number):
+    """Seed as a process that nobody seeded: another number in each rank, which forked ranks would not have."""
+    torch.manual_seed(number)
+    random.seed(number)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(number)
+
+
 def states() -> list:
     """Return the states of the random numbers that data sets draw from."""
     numpy = sys.modules.get("numpy")
@@ -147,10 +155,7 @@ def fetch(function, off):
     def seeded(fetcher, index):
         data = []
         for number in index:
-            torch.manual_seed(hash(number) % 2**32)
-            random.seed(hash(number))
-            if "numpy" in sys.modules:
-                sys.modules["numpy"].random.seed(hash(number) % 2**32)
+            seed(hash(number) % 2**32)
             data.append(fetcher.dataset[number])
         return fetcher.collate_fn(data)
 

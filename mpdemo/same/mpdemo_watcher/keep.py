@@ -6,6 +6,11 @@ import shutil
 import sys
 
 import torch
+
+try:
+    import safetensors.torch
+except ImportError:  # the reader's environment has none
+    safetensors = None
 from mpdemo_watcher.notes import ORDER, note_once
 
 TEMPORARY = ("/dev/", "/proc/", "/sys/", "/tmp/", "/var/tmp/")
@@ -41,17 +46,15 @@ def watch():
             names = [written(path) for path in paths if not isinstance(path, int)]
             if event in ("open", "os.rename") and names[-1] is not None:
                 note_once("file", names[-1])
+                if event == "os.rename" or args[2] & os.O_TRUNC:  # not one that is read, and continued
+                    note_once("new", names[-1])
         finally:
             inside.pop()
 
     sys.addaudithook(hook)
     watch_writer(torch, "save", 1, hook)
-    try:
-        import safetensors.torch
-
+    if safetensors:
         watch_writer(safetensors.torch, "save_file", 1, hook)
-    except ImportError:
-        pass
 
 
 def watch_writer(module, name, place, hook):
@@ -61,7 +64,7 @@ def watch_writer(module, name, place, hook):
     def watched(*args, **options):
         path = options.get("f", options.get("filename", args[place] if len(args) > place else None))
         if isinstance(path, (str, bytes, os.PathLike)):
-            hook("open", (path, "wb", os.O_WRONLY))
+            hook("open", (path, "wb", os.O_WRONLY | os.O_TRUNC))
         return function(*args, **options)
 
     setattr(module, name, watched)

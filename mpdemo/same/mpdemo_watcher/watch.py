@@ -1,12 +1,8 @@
-"""Run a training script unchanged, and note what it does: samples, steps, messages, chance. It needs PyTorch alone.
-
-`serve.py` forks the ranks, and each calls `run`; torchrun starts them by ``-m mpdemo_watcher.watch ORDER.json``.
-"""
+"""Run a training script unchanged, and note what it does: samples, steps, messages, chance. It needs PyTorch alone."""
 
 import collections
 import functools
 import gc
-import json
 import os
 import runpy
 import signal
@@ -91,9 +87,8 @@ def after_step(optimizer, *_):
     )
     calls.clear()
     now.update(parts=[], steps=now["steps"] + 1)
-    stop = ORDER.get("stop") or {}
-    if stop.get("step") == now["steps"]:
-        os.kill(os.getpid(), stop["signal"])
+    if ORDER["stop"] and ORDER["stop"]["step"] == now["steps"]:
+        os.kill(os.getpid(), ORDER["stop"]["signal"])
     if loader is None and now["steps"] >= ORDER["batches"] * ORDER["epochs"]:
         finish()
 
@@ -105,10 +100,7 @@ def watch_steps():
     def noted(tensors, *args, **options):
         before = calls.copy()
         backward(tensors, *args, **options)
-        loss = tensors if isinstance(tensors, torch.Tensor) else tensors[0]
-        value = float(whole(loss)) if loss.numel() == 1 else None
-        made = dict(calls - before)
-        now["parts"].append({"loss": value, "terms": now["terms"], "synced": now["synced"], "calls": made})
+        now["parts"].append({"terms": now["terms"], "synced": now["synced"], "calls": dict(calls - before)})
         now.update(synced=None, terms=0)
 
     def ran(module, _, output):
@@ -187,6 +179,7 @@ def run(order, rank) -> int:
     sys.argv[0], sys.path[0] = script, os.path.dirname(os.path.abspath(script))
     for watch in (keep.watch, data.watch, data.watch_chance, watch_messages, watch_steps):
         watch()
+    data.seed(order["seed"] + rank)
     try:
         runpy.run_path(script, run_name="__main__")
     except SystemExit as error:
@@ -194,8 +187,3 @@ def run(order, rank) -> int:
             raise
     at_end()
     return 0
-
-
-if __name__ == "__main__":
-    with open(sys.argv[1]) as file:
-        sys.exit(run(json.load(file), int(os.environ.get("RANK", 0))))
