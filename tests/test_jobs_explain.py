@@ -58,7 +58,7 @@ def caused(tmp_path_factory):
 def test_failures_that_are_caused_here_are_found(caused):
     findings = explain.find(caused)
     words = {finding.known.seen[0] for finding in findings if finding.known.seen}
-    assert words >= CAUSED, CAUSED - words
+    assert words >= CAUSED, f"{CAUSED - words} in {caused}"
     kinds = [finding.known.kind for finding in findings]
     assert kinds == sorted(kinds, key=explain.KINDS.index)
 

@@ -210,10 +210,6 @@ def test_a_wrong_site_file_is_explained(tmp_path, line, message):
 # --- the checker
 
 
-def lines_of(problems):
-    return [(problem.line, problem.message) for problem in problems]
-
-
 def script(*lines):
     return "\n".join(["#!/bin/bash", *lines, "srun python train.py"]) + "\n"
 

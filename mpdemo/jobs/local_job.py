@@ -145,8 +145,8 @@ def ranks(spec, scratch) -> dict:
     """
     own = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TMPDIR": str(scratch)}
     environment = child_environment() | own | (ON_THE_CPU if too_few_gpus(spec.devices) else {})
-    told = {"torchrun": spec.launcher == "torchrun"}  # which tells a single process its place, too
-    return {"command": spec.command, "processes": spec.world_size, "environment": environment} | told
+    order = {"command": spec.command, "processes": spec.world_size, "environment": environment}
+    return order | {"torchrun": spec.launcher == "torchrun"}  # which tells a single process its place, too
 
 
 def step(spec, site, limit) -> dict:

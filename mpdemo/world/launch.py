@@ -129,7 +129,7 @@ def start(command, processes) -> int:
     import_pytorch()
     folder = tempfile.mkdtemp(prefix="mpdemo-")  # a TemporaryDirectory would end with the first forked process
     environment = os.environ | {"OMP_NUM_THREADS": "1", ERRORS: folder}
-    job = {"name": "mpdemo", "command": command, "processes": processes, "environment": environment}
+    job = {"name": "mpdemo", "command": command, "processes": processes, "environment": environment, "torchrun": True}
     job |= {"cwd": os.getcwd(), "limit": float("inf"), "grace": 5.0, "signal": None, "errors": folder}
     job |= {name: os.path.join(folder, name) for name in ("ranks", "status", "scratch")}
     try:

@@ -105,7 +105,7 @@ def become_rank(job, rank, port, parent):
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.closerange(3, 256)
     processes, command = job.get("processes"), job["command"]
-    if processes and (processes > 1 or job.get("errors") or job.get("torchrun")):
+    if processes and (processes > 1 or job.get("torchrun")):
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
         place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         place |= {"GROUP_RANK": 0, "TORCHELASTIC_RUN_ID": job["name"]}  # by which Lightning and others know torchrun

@@ -9,6 +9,7 @@ import socket
 import sys
 import warnings
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -88,12 +89,14 @@ def tell(failures):
             print(f"{type(error).__name__}: {error}", flush=True)
 
 
-def fork(port):
-    """Run two ranks that fail together."""
-    children = []
-    for rank in range(2):
+def fork(folder, port):
+    """Run two ranks that fail together; print what each wrote, one after the other: in one pipe lines may be torn."""
+    children, logs = [], [Path(folder, f"rank{rank}.txt") for rank in range(2)]
+    for rank, log in enumerate(logs):
         if not (child := os.fork()):
             try:
+                os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT), 1)
+                os.dup2(1, 2)
                 dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
                 tell(together(rank))
             finally:
@@ -101,6 +104,7 @@ def fork(port):
         children.append(child)
     for child in children:
         os.waitpid(child, 0)
+    print(*(log.read_text() for log in logs), sep="", end="", flush=True)
 
 
 if __name__ == "__main__":
@@ -109,5 +113,5 @@ if __name__ == "__main__":
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    fork(port)  # before this process has threads of its own
+    fork(sys.argv[1], port)  # before this process has threads of its own
     tell(alone(sys.argv[1]))
