@@ -41,7 +41,8 @@ def text(request) -> str:
         lines += ["(--cost measure: no step could be measured within this machine's memory and the --budget)"]
     lines += [f"({_source(case, seconds)}; memory without CUDA's {RESERVE // MIB} MiB)"]
     if uncut := getattr(case.model, "uncut", ""):
-        lines += [f"the model is planned as one block: {uncut}"]
+        lines += [f"no pipeline: the model is planned as one block, since {uncut}"]
+    lines += [f"note: {note}" for note in getattr(case.model, "notes", [])]
     return "\n".join([*lines, "", *_commands(request, rows)]).rstrip()
 
 
@@ -81,8 +82,6 @@ def _model(request):
     """Return the model as `Case` takes it: its name, or the reader's own."""
     if not request.own_model and (request.input or request.tokens):
         raise UserError("--input and --tokens belong to a model of your own, --model package.module:function")
-    if request.own_model and not request.input:
-        raise UserError("a model of your own needs --input, the shape of a sample, such as 3,224,224")
     if not request.own_model:
         return request.model
     from mpdemo.models.own import OwnModel
