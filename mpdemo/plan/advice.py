@@ -17,8 +17,8 @@ from mpdemo.settings import Settings, as_arguments, checked
 from mpdemo.world.gpus import gpus_here
 
 
-def text(request) -> str:
-    """Return which rung to use on ``--devices``, why, all rungs in a table, and the command for each that fits."""
+def answer(request) -> tuple:
+    """Return what to use on ``--devices``, why, a table of all and the commands, as text; and the rows of the table."""
     if request.gpu_memory is None:
         raise UserError("--devices needs --gpu-memory: of one device, such as 16GiB")
     measuring = request.cost == "measure"
@@ -43,7 +43,8 @@ def text(request) -> str:
     if uncut := getattr(case.model, "uncut", ""):
         lines += [f"no pipeline: the model is planned as one block, since {uncut}"]
     lines += [f"note: {note}" for note in getattr(case.model, "notes", [])]
-    return "\n".join([*lines, "", *_commands(request, rows)]).rstrip()
+    text = "\n".join([*lines, "", *_commands(request, rows)]).rstrip()
+    return text, [strategies.as_row(case, row, seconds) for row in rows]
 
 
 def _source(case, seconds) -> str:

@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from mpdemo.models.own import rows_of_block
+from mpdemo.models.whole import rows_of_block
 from mpdemo.plan.counting import LiveMemory, rounded
 from mpdemo.rules import CUT_RUNGS
 
