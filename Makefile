@@ -7,7 +7,7 @@ STAMP := .venv/.installed
 
 .PHONY: demo test gpu lint lab bench soak notebooks clean
 
-demo: $(STAMP)        ## train on real digits up the whole ladder, print the table (5 minutes at most on two cores)
+demo: $(STAMP)        ## train on real digits up the whole ladder, print the table (90 s at most on two idle cores)
 	$(BIN)/python -m mpdemo demo
 
 test: $(STAMP)        ## everything CI runs: lint, import directions, unit tests, worlds of processes, Slurm, notebooks
@@ -27,8 +27,9 @@ lint: $(STAMP)        ## style, form, import directions and the notebooks' house
 	$(BIN)/lint-imports
 	$(BIN)/python tests/notebooks.py --check
 
-lab: $(STAMP)         ## open the notebooks in JupyterLab
-	$(BIN)/python -m jupyterlab --notebook-dir=. notebooks/00_start_here.ipynb
+lab: $(STAMP)         ## open the notebooks in JupyterLab; options for it: make lab LAB="--port=9999 --no-browser"
+	@echo "If no browser opens, click the address below that begins with http://127.0.0.1 or copy it into your browser."
+	$(BIN)/python -m jupyterlab --notebook-dir=. $(LAB) notebooks/00_start_here.ipynb
 
 bench: $(STAMP)       ## measure the speed figures, each beside its limit (on an otherwise idle machine)
 	$(BIN)/python -m mpdemo bench

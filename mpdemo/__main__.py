@@ -6,15 +6,18 @@ it is imported only when it is asked for, so ``python -m mpdemo env`` works wher
 Exit status: 0 done, 1 failed, 2 bad input, 3 stopped with a checkpoint.
 """
 
+import errno
 import importlib
+import os
 import sys
 
-from mpdemo.errors import Parser, UserError
+from mpdemo.errors import Parser, UserError, one_line
 from mpdemo.world.launch import end
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # the disk's fault
 COMMANDS = {
     "demo": ("mpdemo.demo", "train up the whole ladder and print one table"),
-    "train": ("mpdemo.train", "train one rung"),
+    "train": ("mpdemo.training.command", "train one rung"),
     "plan": ("mpdemo.plan.command", "where to cut, which schedule, how many microbatches"),
     "env": ("mpdemo.doctor", "check this machine, its PyTorch, Slurm and site"),
     "explain": ("mpdemo.jobs.explain", "find the known failures in a log, and say what to do"),
@@ -23,6 +26,7 @@ COMMANDS = {
     "rehearse": ("mpdemo.trainers.rehearse", "run each job of the course on the cluster, small, and print one table"),
     "class": ("mpdemo.trainers.classroom", "a trainer's view: who finished what, what runs"),
     "scale": ("mpdemo.trainers.scale", "what more nodes bring and cost, measured by jobs"),
+    "same": ("mpdemo.same.command", "is a script of YOUR own the same training on 1 and N processes; does it resume?"),
     "bench": ("mpdemo.bench", "measure the course's speed figures, each beside its limit"),
 }
 
@@ -30,8 +34,14 @@ COMMANDS = {
 def main(argv=None) -> int:
     """Run one command; return its exit status."""
     argv = sys.argv[1:] if argv is None else list(argv)
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a path of odd bytes is printed, too
     parser = Parser(prog="python -m mpdemo", description="One PyTorch training, from one device to many.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    options = argv[: argv.index("--")] if "--" in argv else argv  # behind it, another program's
+    for before, word in zip([parser.prog, *options], options, strict=False):
+        if not word.strip() or word.startswith("--") and word.endswith("="):
+            parser.error(f"what follows {word.strip() or before} is empty; give a value, or leave it out")
     wanted = next((word for word in argv if not word.startswith("-")), None)
     for name, (module_name, what) in COMMANDS.items():
         sub = commands.add_parser(name, help=what)
@@ -40,9 +50,20 @@ def main(argv=None) -> int:
             module.add_arguments(sub)
     args = parser.parse_args(argv)
     try:
-        return module.main(args)
+        status = module.main(args)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # nobody reads on, as behind `| head`; the shell's status for it is that of SIGPIPE
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except OSError as error:
+        if error.filename is None and error.errno not in FULL:
+            raise
+        what = "the disk" if error.filename is None else repr(error.filename)
+        print(f"mpdemo: error: {one_line(f'cannot read or write {what}: {error.strerror}')}", file=sys.stderr)
+        return 1 if error.errno in FULL else 2
     except UserError as error:
-        print(f"mpdemo: error: {error}", file=sys.stderr)
+        print(f"mpdemo: error: {one_line(str(error))}", file=sys.stderr)
         return error.status
     except KeyboardInterrupt:
         print("mpdemo: interrupted", file=sys.stderr)

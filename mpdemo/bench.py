@@ -9,6 +9,7 @@ import os
 import sys
 import tempfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -18,14 +19,12 @@ from mpdemo.errors import UserError
 from mpdemo.notebook.story import equal_cut
 from mpdemo.schedules import SCHEDULES
 from mpdemo.settings import Settings
-from mpdemo.world.gpus import gpus_here, too_few_gpus
+from mpdemo.world.devices import gpus_here, take_devices, too_few_gpus
 from mpdemo.world.launch import end, start
-from mpdemo.world.machine import take_devices
 from mpdemo.world.processes import check_room
 
-STRATEGIES = {"ddp": 2, "pipeline": 2, "hybrid": 4}  # parts that compare strategies -> their processes
-LABS = {"memory": ("predictions", 2), "step_times": ("step_times", 2), "loop": ("lightning_overhead", 1)}
-PROCESSES = STRATEGIES | {part: processes for part, (_, processes) in LABS.items()}
+PROCESSES = {"ddp": 2, "pipeline": 2, "hybrid": 4, "memory": 2, "step_times": 2, "loop": 1}  # of each part
+LABS = {"memory": "predictions", "step_times": "step_times", "loop": "lightning_overhead"}  # others: strategies
 
 
 def add_arguments(parser):
@@ -65,7 +64,7 @@ def main(args) -> int:
 def run(part, folder, rounds) -> int:
     """Run one part in its processes; return their exit status."""
     own = ["-m", "mpdemo.bench", part, str(folder), str(rounds)]
-    command = ["-m", f"mpdemo.labs.{LABS[part][0]}", str(folder)] if part in LABS else own
+    command = ["-m", f"mpdemo.labs.{LABS[part]}", str(folder)] if part in LABS else own
     with tempfile.TemporaryDirectory(prefix="mpdemo-bench-") as scratch:
         os.environ["TMPDIR"] = scratch  # where the processes make theirs: a killed one cannot remove it
         return start(command, PROCESSES[part])
@@ -73,50 +72,44 @@ def run(part, folder, rounds) -> int:
 
 def cases(part) -> list[dict]:
     """Return the comparisons of a part: settings by name, "single" the first."""
-    transformer = Settings(rung="single", model="transformer", image_size=28, batch_size=256, optimizer="adamw")
-    stack = Settings(rung="single", model="convstack", image_size=32, batch_size=64, norm="group")
-    resnets = [
-        Settings(rung="single", model=model, image_size=size, batch_size=batch)
-        for model, size, batch in (("resnet18", 64, 64), ("resnet50", 128, 32), ("resnet101", 128, 32))
-    ]
+    single = partial(Settings, rung="single")
+    transformer = single(model="transformer", image_size=28, batch_size=256, optimizer="adamw")
+    resnet18 = single(model="resnet18", image_size=64, batch_size=64)
+    resnet50, resnet101 = (single(model=f"resnet{n}", image_size=128, batch_size=32) for n in (50, 101))
     if part == "ddp":
-        rungs = [(resnets[0], ["ddp"]), (resnets[1], ["ddp"]), (transformer, ["ddp", "fsdp", "tensor"])]
-        return [{"single": single} | {rung: replace(single, rung=rung) for rung in more} for single, more in rungs]
+        rungs = [(resnet18, ["ddp"]), (resnet50, ["ddp"]), (transformer, ["ddp", "fsdp", "tensor"])]
+        return [{"single": plain} | {rung: replace(plain, rung=rung) for rung in more} for plain, more in rungs]
     if part == "hybrid":
         return [{"single": transformer} | schedules(replace(transformer, rung="hybrid", replicas=2), [4])]
-    naive = {"rung": "model_parallel", "cut": equal_cut(2)}
     variants = [
-        {"single": single, "naive": replace(single, **naive)}
-        | schedules(replace(single, rung="pipeline"), (2, 4, 8, 16))
-        for single in (stack, transformer)
+        {"single": plain, "naive": replace(plain, rung="model_parallel", cut=equal_cut(2))}
+        | schedules(replace(plain, rung="pipeline"), (2, 4, 8, 16))
+        for plain in (single(model="convstack", image_size=32, batch_size=64, norm="group"), transformer)
     ]
-    cut = replace(resnets[2], rung="pipeline", schedule="1F1B", microbatches=8)
+    cut = replace(resnet101, rung="pipeline", schedule="1F1B", microbatches=8)
     usual_and_balanced = {f"1F1B, 8 microbatches, cut after {c}": replace(cut, cut=c) for c in ("layer2.3", "layer3.6")}
-    return [*variants, {"single": resnets[2]} | usual_and_balanced]
+    return [*variants, {"single": resnet101} | usual_and_balanced]
 
 
 def schedules(settings, counts) -> dict:
     """Return the settings of every schedule, on equal stages, with some numbers of microbatches."""
     return {
-        f"{name}, {count} microbatches": replace(
-            settings, schedule=name, microbatches=count, cut=equal_cut(2 * schedule.stages_per_rank)
-        )
+        f"{name}, {count} microbatches": replace(settings, schedule=name, microbatches=count, cut=equal_cut(2 * stages))
         for count in counts
-        for name, schedule in SCHEDULES.items()
+        for name, stages in ((name, schedule.stages_per_rank) for name, schedule in SCHEDULES.items())
     }
 
 
 def measure(part, out, rounds):
     """Run under torchrun: time all variants of each case alternately; rank 0 writes the rows."""
-    from mpdemo import ladder
-    from mpdemo.compare import write_result
+    from mpdemo.compare import compare, measured_rows, write_result
 
     def rows_of(world):
         rows = []
         for variants in cases(part):
-            comparison = ladder.compare(variants, world)
+            comparison = compare(variants, world)
             comparison.run(int(rounds), title=variants["single"].model)
-            measured = ladder.measured_rows(comparison, variants, errors={})
+            measured = measured_rows(comparison, variants, errors={})
             rows += [
                 {"variant": name, "model": s.model, "image_size": s.image_size, "batch_size": s.batch_size} | row
                 for (name, s), row in zip(variants.items(), measured, strict=True)
@@ -128,17 +121,14 @@ def measure(part, out, rounds):
 
 def strategies(result) -> list:
     """Return the table's rows of strategies beside the single device."""
-    what = "{model}, {image_size} px, batch {batch_size}: {variant}, {processes} processes"
-    return [
-        (
-            what.format(**row),
-            f"{spread(row['speedup'], row['speedup_quartiles'])} times one device",
-            "the same, within the noise" if row["at_bound"] else f"{row['bound']:.2f}",
-            "" if row["at_bound"] else spread(row["fraction_of_bound"], row["fraction_quartiles"]),
-        )
-        for row in result["rows"]
-        if row["variant"] != "single"
-    ]
+    table, what = [], "{model}, {image_size} px, batch {batch_size}: {variant}, {processes} processes"
+    for row in (row for row in result["rows"] if row["variant"] != "single"):
+        limit = f"{row['bound']:.2f}", spread(row["fraction_of_bound"], row["fraction_quartiles"])
+        if row["at_bound"]:
+            limit = "the same, within the noise", ""
+        speed = f"{spread(row['speedup'], row['speedup_quartiles'])} times one device"
+        table.append((what.format(**row), speed, *limit))
+    return table
 
 
 def spread(value, quartiles) -> str:

@@ -25,7 +25,7 @@ def block_names(model) -> list[str]:
 
 
 def resolve_cut(names, cut, stages) -> list[int]:
-    """Turn a cut as a user writes it into block indices.
+    """Turn a cut as a user writes it into block indices, each the first block of the next stage.
 
     Parameters
     ----------
@@ -36,16 +36,6 @@ def resolve_cut(names, cut, stages) -> list[int]:
         there (``9``), separated by commas. None: stages of equally many blocks.
     stages : int
         How many stages the cut must give.
-
-    Returns
-    -------
-    list of int
-        ``stages - 1`` indices, each the first block of the next stage.
-
-    Raises
-    ------
-    UserError
-        More stages than blocks; a name that is not a block; not increasing; a stage left empty; the wrong number.
     """
     count = len(names)
     if stages > count:

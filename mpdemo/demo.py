@@ -13,16 +13,18 @@ from pathlib import Path
 
 from tabulate import tabulate
 
+from mpdemo.cuts import HEADS
 from mpdemo.errors import RunFailed, UserError
 from mpdemo.notebook.story import equal_cut, story
-from mpdemo.settings import Settings, checked
+from mpdemo.settings import RUNG_FORMS, Settings, checked
+from mpdemo.world.devices import take_devices
 from mpdemo.world.launch import end, start
-from mpdemo.world.machine import take_devices
 from mpdemo.world.processes import check_room
 
 GRADIENTS_EQUAL = 1e-4  # relative; float32 summed in another order differs by about 1e-6
 LOSS_EQUAL = 0.01  # relative, after the whole training
 STEPS, LEAST = 16, 5  # of a training; two are not timed, and quartiles want three
+SAME = "the same, within the noise"  # a speed-up and its limit
 
 
 def add_arguments(parser):
@@ -51,16 +53,30 @@ def main(args) -> int:
     (out / "settings.json").write_text(json.dumps([settings.as_dict() for settings in rows]))
     if start(["-m", "mpdemo.demo", str(out)], args.processes):
         raise RunFailed("a training failed; see its message above")
+    from mpdemo.notebook import plots  # loads matplotlib
+
     measured = json.loads((out / "rows.json").read_text())
-    write_report(out, machine, rows[0], measured)
+    report = {"machine": machine, "model": rows[0].model, "settings": rows[0].as_dict(), "rungs": measured}
+    (out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+    plots.ladder([row | {"bound": None} if row["at_bound"] else row for row in measured]).save(out / "ladder.png")
     print(f"\n{table(measured)}\n\nsaved {out}/report.json, ladder.png ({time.time() - begin:.0f} s in all)")
     return verdict(measured)
 
 
+def rows_of_ladder(processes, sharded=False) -> list[tuple]:
+    """Return the rungs and forms that a world of so many processes can compare, in the order in which one climbs.
+
+    A hybrid run needs two replicas of two devices. With `sharded` the rungs follow that share every layer, tensor
+    parallelism where the transformer's heads divide.
+    """
+    hybrid = ["hybrid"] if processes >= 4 and processes % 2 == 0 else []
+    shared = ["fsdp", *(["tensor"] if HEADS % processes == 0 else [])] if sharded else []
+    rungs = ["single", "data_parallel", "ddp", "model_parallel", "pipeline", *hybrid, *shared]
+    return [(rung, form) for rung in rungs for form in reversed(RUNG_FORMS[rung])]
+
+
 def settings_of_rows(args) -> list[Settings]:
     """Return the settings of each row: the story's for its rung and form; refuse what one of them cannot do."""
-    from mpdemo.ladder import rows_of_ladder
-
     rows, n = [], args.processes
     for rung, form in rows_of_ladder(n, args.all):
         several = {"processes": n} if form == "per-device" else {"devices": n if rung != "single" else None}
@@ -75,20 +91,19 @@ def settings_of_rows(args) -> list[Settings]:
 
 def train_all(out):
     """Run under torchrun: train all rungs alternately, and validate each; rank 0 writes the rows."""
-    from mpdemo import data, ladder
-    from mpdemo.compare import WARMUP
+    from mpdemo import compare, data
     from mpdemo.trial import join_world
 
     rows = [Settings(**row) for row in json.loads(Path(out, "settings.json").read_text())]
-    variants, single = ladder.as_variants(rows), rows[0]
+    variants, single = compare.as_variants(rows), rows[0]
     with join_world() as world:
-        model, first = ladder.model_and_batch(single)
-        comparison = ladder.compare(variants, world, model, first)
-        errors, dataset = ladder.gradient_differences(comparison), data.load(single.dataset)
-        comparison.run(single.steps - WARMUP, title="training", batches=batches(comparison, dataset, single))
-        measured = ladder.measured_rows(comparison, variants, errors)
+        model, first = compare.model_and_batch(single)
+        comparison = compare.compare(variants, world, model, first)
+        errors, dataset = compare.gradient_differences(comparison), data.load(single.dataset)
+        comparison.run(single.steps - compare.WARMUP, title="training", batches=batches(comparison, dataset, single))
+        measured = compare.measured_rows(comparison, variants, errors)
         for name, row in zip(variants, measured, strict=True):
-            row |= ladder.validated(comparison.trials[name], model, dataset)
+            row |= validated(comparison.trials[name], model, dataset, world)
     if world.rank == 0:
         Path(out, "rows.json").write_text(json.dumps(measured))
 
@@ -97,16 +112,33 @@ def batches(comparison, dataset, settings):
     """Yield the batches of the training run, and set every trial's learning rate before each."""
     from mpdemo import data
 
+    optimizers = [trial.updates for trial in comparison.trials.values() if trial]
     loaders, step = data.Loaders(dataset, settings.batch_size, seed=settings.seed), 0
     for epoch in range(settings.steps):
         loaders.start_epoch(epoch)
         for batch in loaders.train:
             step += 1
-            for group in (
-                group for trial in comparison.trials.values() if trial for group in trial.updates.param_groups
-            ):
+            for group in (group for optimizer in optimizers for group in optimizer.param_groups):
                 group["lr"] = settings.lr * min(1, step / settings.warmup_steps)
             yield batch
+
+
+def validated(trial, model, dataset, world) -> dict:
+    """Return loss and accuracy of the validation images, shared out over the ranks, with a trial's weights."""
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    from mpdemo.world.collectives import gather_objects, sum_over_ranks, whole
+
+    weights = {name: whole(p.detach()) for name, p in trial.held.named_parameters()} if trial else {}
+    for part in gather_objects(weights):
+        model.load_state_dict(part, strict=False)  # a rank of a cut model has some of them
+    images, labels = (tensor.tensor_split(world.world_size)[world.rank] for tensor in dataset.validation.tensors)
+    with torch.no_grad():
+        outputs = model(images)
+    loss, correct = cross_entropy(outputs, labels, reduction="sum"), (outputs.argmax(1) == labels).sum()
+    sums = sum_over_ranks(torch.stack([loss.double(), correct.double()])) / len(dataset.validation)
+    return dict(zip(("loss", "accuracy"), sums.tolist(), strict=True))
 
 
 def table(rows) -> str:
@@ -117,20 +149,11 @@ def table(rows) -> str:
         speed = f"{row['speedup']:.2f}", f"{row['bound']:.2f}", f"{row['fraction_of_bound']:.0%}"
         if row["at_bound"]:
             spread = [*row["speedup_quartiles"], row["speedup"], row["bound"]]
-            speed = f"{min(spread):.2f}-{max(spread):.2f}", "the same, within the noise", "~100%"
+            speed = f"{min(spread):.2f}-{max(spread):.2f}", SAME, "~100%"
         first = row["rung"], row["form"], f"{row['loss']:.4f}", f"{row['accuracy']:.1%}"
         error = f"{row['max_relative_gradient_error']:.1e}"
         lines.append([*first, f"{row['images_per_second']:.0f}", *speed, error])
     return tabulate(lines, headings, "plain", disable_numparse=True, colalign=["left"] * 2 + ["right"] * 7)
-
-
-def write_report(out, machine, settings, rows):
-    """Write report.json and the picture."""
-    from mpdemo.notebook import plots
-
-    report = {"machine": machine, "model": settings.model, "settings": settings.as_dict(), "rungs": rows}
-    (out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
-    plots.ladder(rows).save(out / "ladder.png")
 
 
 def verdict(rows) -> int:

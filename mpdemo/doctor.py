@@ -16,10 +16,9 @@ from mpdemo import paths
 from mpdemo.errors import UserError
 from mpdemo.jobs import load_site, slurm
 from mpdemo.jobs.site_trial import Finding, try_site
-from mpdemo.world.gpus import too_few_gpus
-from mpdemo.world.versions import check_version
+from mpdemo.world.devices import too_few_gpus
+from mpdemo.world.launch import check_version
 
-OLDEST_PYTHON = (3, 11)
 PYTORCH_REPORT = """
 import json, torch, torchvision
 devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
@@ -60,46 +59,28 @@ def findings(site=None) -> list[Finding]:
     ----------
     site : str, optional
         The site file to check; default: `mpdemo.jobs.load_site`'s choice.
-
-    Returns
-    -------
-    list of Finding
-        notebooks/00_start_here.ipynb prints them and asserts that every one is ok.
-
-    Raises
-    ------
-    UserError
-        There is no such site, or its file is wrong.
     """
     slurm_finding, cluster = check_slurm()
     if not slurm_finding.ok:  # it cannot tell which site this is
         site = site or os.environ.get("MPDEMO_SITE") or "generic"
     site = load_site(site)
+    version = ".".join(map(str, sys.version_info[:3]))
     return [
-        check_python(),
-        check_location(site),
+        Finding(sys.version_info >= (3, 11), f"Python {version}", "Python 3.11 or newer is needed"),
+        Finding(True, f"{place(site)}: {len(os.sched_getaffinity(0))} cores"),
         *check_pytorch(),
         slurm_finding,
         *try_site(site, cluster),
-        check_runs_folder(),
-        *check_data_folders(),
+        *check_folders(),
     ]
 
 
-def check_python() -> Finding:
-    """Is Python new enough?"""
-    version = ".".join(map(str, sys.version_info[:3]))
-    return Finding(sys.version_info >= OLDEST_PYTHON, f"Python {version}", "Python 3.11 or newer is needed")
-
-
-def check_location(site) -> Finding:
-    """Is this a compute node, a login node or your own machine? What matters is where work may be done."""
-    cores = len(os.sched_getaffinity(0))
-    place = "not inside a job, so a login node or your own machine"
-    if "SLURM_JOB_ID" in os.environ:
+def place(site) -> str:
+    """Say whether this is a compute node, a login node or your own machine: where work may be done."""
+    if number := os.environ.get("SLURM_JOB_ID"):
         jobs = "its steps" if site.inside_a_job == "steps" else "queued"
-        place = f"inside Slurm job {os.environ['SLURM_JOB_ID']}, on a compute node (new jobs are {jobs})"
-    return Finding(True, f"{place}: {cores} cores")
+        return f"inside Slurm job {number}, on a compute node (new jobs are {jobs})"
+    return "not inside a job, so a login node or your own machine"
 
 
 def check_pytorch() -> list[Finding]:
@@ -138,7 +119,7 @@ def check_slurm() -> tuple[Finding, str | None]:
     """Is there a Slurm, and does its controller answer? Having none is fine. Returns the cluster's name, too."""
     try:
         if not slurm.in_reach():
-            return Finding(True, "no Slurm in reach: jobs run on this machine"), None
+            return Finding(True, f"{slurm.none_in_reach()}: jobs run on this machine"), None
         cluster = slurm.configuration().get("ClusterName")
         nodes = slurm.client("sinfo", "-h", "-o", "%D").split()
     except UserError as error:
@@ -146,20 +127,15 @@ def check_slurm() -> tuple[Finding, str | None]:
     return Finding(True, f"Slurm: cluster {cluster}, {sum(map(int, nodes[:1]))} nodes in the first partition"), cluster
 
 
-def check_runs_folder() -> Finding:
-    """Can runs be written, and is there room for them?"""
+def check_folders() -> list[Finding]:
+    """Can runs be written, is there room for them, and do the folders exist that the environment names for data?"""
     runs = paths.root() / "runs"
     nearest = runs if runs.exists() else paths.root()
-    if not os.access(nearest, os.W_OK):
-        return Finding(False, f"{nearest} cannot be written to", "copy the project to a folder of your own")
     free = shutil.disk_usage(nearest).free / 2**30
-    return Finding(free > 0.5, f"runs are written to runs/ ({free:.0f} GiB free)", "make room, or move the project")
-
-
-def check_data_folders() -> list[Finding]:
-    """Do the folders exist that the environment names for data?"""
-    folders = {name: os.environ[name] for name in ("MPDEMO_DATA", "DSDIR") if os.environ.get(name)}
-    return [
-        Finding(Path(path).is_dir(), f"data: {name}={path}", f"unset {name}, or set it to a folder that exists")
-        for name, path in folders.items()
-    ]
+    found = Finding(free > 0.5, f"runs are written to runs/ ({free:.0f} GiB free)", "make room, or move the project")
+    if not os.access(nearest, os.W_OK):
+        found = Finding(False, f"{nearest} cannot be written to", "copy the project to a folder of your own")
+    data = {name: os.environ[name] for name in ("MPDEMO_DATA", "DSDIR") if os.environ.get(name)}
+    remedy = "unset {0}, or set it to a folder that exists"
+    named = [Finding(Path(path).is_dir(), f"data: {name}={path}", remedy.format(name)) for name, path in data.items()]
+    return [found, *named]

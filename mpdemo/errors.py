@@ -4,7 +4,6 @@ import argparse
 import difflib
 import functools
 import reprlib
-import textwrap
 
 # What pydantic calls a wrong value, and what is allowed instead; {ge}, {gt} and {le} are the field's limits.
 ALLOWED = {
@@ -22,6 +21,7 @@ ALLOWED = {
     "greater_than_equal": "{ge} or more",
     "greater_than": "more than {gt}",
     "less_than_equal": "{le} or less",
+    "less_than": "less than {lt}",
     "byte_size": "a number and a unit, such as 16GiB",
     "byte_size_unit": "a number and a unit, such as 16GiB",
 }
@@ -47,6 +47,12 @@ class RunFailed(UserError):
     """The input was allowed, and the run cannot go on: one line as well, exit status 1."""
 
     status = 1
+
+
+def one_line(text) -> str:
+    """Return a message as one printable line: what a user typed may hold lines, be long, or be no text at all."""
+    text = " ".join(text.split()).encode(errors="backslashreplace").decode()
+    return text if len(text) <= 700 else f"{text[:400]} ... {text[-250:]}"
 
 
 def error_line(error) -> str:
@@ -117,5 +123,4 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message):
         """Say what was wrong and where the options are listed; ends with exit status 2."""
-        message = textwrap.shorten(message, 500, placeholder=" ...")  # an argument may hold lines, and be long
-        self.exit(2, f"mpdemo: error: {message}; see {self.prog} --help\n")
+        self.exit(2, f"mpdemo: error: {one_line(message)}; see {self.prog} --help\n")

@@ -32,6 +32,18 @@ def option_name(field):
     return "--" + field.replace("_", "-")
 
 
+def as_arguments(values) -> list[str]:
+    """Return values by setting as command-line arguments; None and False are left out, True is an option alone."""
+    arguments = []
+    for name, value in values.items():
+        text = str(value)
+        if value is True:
+            arguments.append(option_name(name))
+        elif value is not None and value is not False:
+            arguments += [f"{option_name(name)}={text}"] if text.startswith("-") else [option_name(name), text]
+    return arguments
+
+
 def _choices(annotation):
     """Return the texts that an annotation allows: of a Literal, or of a Literal that may be None."""
     parts = get_args(annotation)

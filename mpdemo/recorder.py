@@ -18,67 +18,64 @@ import torch.distributed
 
 from mpdemo.world import clock
 from mpdemo.world.collectives import gather_objects
-from mpdemo.world.machine import identity
+from mpdemo.world.devices import identity
 
 CLOCK_ROUNDS = 9  # barriers by which two machines compare their clocks
+COMPUTING = {  # methods of a ``PipelineStage``, and the kind of operation that they are
+    "forward_one_chunk": lambda kwargs: "F",
+    "backward_one_chunk": lambda kwargs: "B" if kwargs.get("full_backward", True) else "I",
+    "backward_weight_one_chunk": lambda kwargs: "W",
+}
 
 
 class Recorder:
-    """Record the steps of one rank.
-
-    Parameters
-    ----------
-    rank : int
-        This process's rank.
-    device : torch.device
-        Whose clock is read (`mpdemo.world.clock`): events in a GPU's queue of work, the host's time on a CPU.
-    alone : bool
-        Whether no other rank records these steps. Else all ranks compare their clocks in the first one.
-    """
+    """Record the steps of one rank, on its device's clock (`mpdemo.world.clock`)."""
 
     def __init__(self, rank, device, alone=False):
-        self.rank, self.device, self.alone = rank, device, alone
+        self.rank, self.device = rank, device
+        self.alone = alone  # no other rank records these steps; else all compare their clocks in the first one
         self.offset = None  # s, this process's clock minus rank 0's
         self._steps = []  # (begin, end, operations) as readings of the clock
         self._operations = None  # of the step under way
 
     def watch(self, part):
-        """Record a `mpdemo.stages.Part`: its pipeline's stages, or the passes and messages of a stage without one."""
+        """Record a `Part` of a cut model: its pipeline's stages, or the passes and messages of a stage without one."""
         part.recorder = self
         model, number = part.model, next(iter(part.stages))
         passes = ExitStack()  # of a stage that no pipeline drives: a forward pass through the model, and `backward`
         model.register_forward_pre_hook(lambda *_: passes.enter_context(self.operation("F", number)))
         model.register_forward_hook(lambda *_: passes.close())
         for holder, name, kind in ((torch.Tensor, "backward", "B"), (torch.distributed, "all_reduce", "A")):
-            setattr(holder, name, self._within(getattr(holder, name), kind, number))
-
-    def _within(self, function, kind, stage):
-        """Return a function whose calls are recorded in a step."""
-
-        def recorded(*args, **kwargs):
-            with self.operation(kind, stage):
-                return function(*args, **kwargs)
-
-        return recorded
+            self._record(holder, name, lambda args, kwargs, kind=kind: (kind, number))
 
     def attach(self, stage):
         """Record a ``PipelineStage``: what it computes, and when it sends to another stage."""
-        methods = {
-            "forward_one_chunk": lambda kwargs: "F",
-            "backward_one_chunk": lambda kwargs: "B" if kwargs.get("full_backward", True) else "I",
-            "backward_weight_one_chunk": lambda kwargs: "W",
-        }
-        for name, kind in methods.items():
-            setattr(stage, name, self._timed(getattr(stage, name), stage, kind))
+        for name, kind in COMPUTING.items():
+            self._record(stage, name, lambda args, kwargs, kind=kind: (kind(kwargs), stage.stage_index, args[0]))
         for name in ("get_fwd_send_ops", "get_bwd_send_ops"):
-            setattr(stage, name, self._noted(getattr(stage, name), stage))
+            self._note_sends(stage, name)
 
-    @contextmanager
-    def step(self):
-        """Record a ``with`` block as one step. In the first one the ranks compare clocks: all must come here."""
-        self.begin_step()
-        yield self
-        self.end_step()
+    def _record(self, holder, name, describe):
+        """Replace a function by one whose calls are recorded; `describe` returns the arguments of `operation`."""
+        function = getattr(holder, name)
+
+        def recorded(*args, **kwargs):
+            with self.operation(*describe(args, kwargs)):
+                return function(*args, **kwargs)
+
+        setattr(holder, name, recorded)
+
+    def _note_sends(self, stage, name):
+        function = getattr(stage, name)
+
+        def noted(chunk):
+            sends = function(chunk)
+            if sends:
+                now = clock.read(self.device)
+                self.add("send", now, now, stage.stage_index, chunk)
+            return sends
+
+        setattr(stage, name, noted)
 
     def begin_step(self):
         """Record what follows as one step. In the first one the ranks compare clocks: all must come here."""
@@ -120,12 +117,13 @@ class Recorder:
     @property
     def steps(self) -> list[dict]:
         """The recorded steps: ``start``, ``end`` and ``events``, in seconds on rank 0's clock."""
+        seconds = self._seconds
         return [
             {
-                "start": self._seconds(begin),
-                "end": self._seconds(end),
+                "start": seconds(begin),
+                "end": seconds(end),
                 "events": [
-                    {"rank": self.rank, **row, "start": self._seconds(row["start"]), "end": self._seconds(row["end"])}
+                    {"rank": self.rank, **row, "start": seconds(row["start"]), "end": seconds(row["end"])}
                     for row in operations
                 ],
             }
@@ -133,29 +131,11 @@ class Recorder:
         ]
 
     def save(self, folder):
-        """Write ``timeline-rank0.json`` (for rank 0) into `folder`; return its path."""
+        """Write ``timeline-rank0.json`` (for rank 0) into `folder`."""
         path = Path(folder) / f"timeline-rank{self.rank}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         content = {"rank": self.rank, "device": str(self.device), "host": socket.gethostname(), "steps": self.steps}
         path.write_text(json.dumps(content))
-        return path
-
-    def _timed(self, method, stage, kind):
-        def timed(chunk, *args, **kwargs):
-            with self.operation(kind(kwargs), stage.stage_index, chunk):
-                return method(chunk, *args, **kwargs)
-
-        return timed
-
-    def _noted(self, method, stage):
-        def noted(chunk):
-            sends = method(chunk)
-            if sends:
-                with self.operation("send", stage.stage_index, chunk):
-                    pass
-            return sends
-
-        return noted
 
     def _set_zero(self):
         """Compare clocks with rank 0, and note which host time this device's clock begins at."""

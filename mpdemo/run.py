@@ -5,6 +5,7 @@ step and ``run.log(loss, outputs, labels)``. Between two batches the run validat
 to (between.py). Taught in notebooks/01_single_device.ipynb.
 """
 
+import math
 import time
 from functools import partial
 from importlib import import_module
@@ -15,13 +16,13 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from tqdm import tqdm
 
 from mpdemo import data, models
-from mpdemo.between import STOPPED, Between
 from mpdemo.cuts import resolve_cut
 from mpdemo.errors import UserError
-from mpdemo.meter import summarise
 from mpdemo.recorder import Recorder
-from mpdemo.script import run_script
-from mpdemo.stages import Part
+from mpdemo.training.between import STOPPED, Between
+from mpdemo.training.command import run_script
+from mpdemo.training.meter import summarise
+from mpdemo.training.stages import Part
 
 PRECISION = {"fp32": None, "bf16": torch.bfloat16}
 
@@ -90,6 +91,28 @@ class Run(Between):
         if self.s.optimizer == "adamw":
             return torch.optim.AdamW(parameters, lr=self.s.lr)
         return torch.optim.SGD(parameters, lr=self.s.lr, momentum=0.9)
+
+    @staticmethod
+    def learning_rate(optimizer, settings, length):
+        """Return what sets the learning rate of every step: a warm-up, then constant or along a half cosine.
+
+        The rate depends on the step's number only, so a resumed run has that of the uninterrupted one. The cosine ends
+        after `length` steps, also where the training is stopped earlier.
+        """
+        warmup = settings.warmup_steps
+        if settings.lr_schedule == "cosine" and warmup >= length:
+            raise UserError(
+                f"--warmup-steps {warmup} leaves no step of {length} to the cosine; allowed: 0 to {length - 1}"
+            )
+
+        def factor(step):  # counted from 0
+            if step < warmup:
+                return (step + 1) / warmup
+            if settings.lr_schedule == "cosine":
+                return 0.5 * (1 + math.cos(math.pi * (step - warmup) / (length - warmup)))
+            return 1.0
+
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
 
     def split(self, images, labels) -> list:
         """Return the parts of a batch whose gradients are accumulated: pairs (images, labels)."""

@@ -4,14 +4,15 @@ The command line of ``python -m mpdemo train`` and of every rung, `mpdemo.jobs.t
 from this class.
 """
 
+import os
 from dataclasses import asdict, fields, replace
 from typing import Annotated, Literal, get_args
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from mpdemo.errors import one_line_errors
-from mpdemo.options import option_name
+from mpdemo.options import as_arguments, option_name
 from mpdemo.rules import require, settled
 from mpdemo.schedules import PLAIN, SCHEDULES
 
@@ -21,7 +22,16 @@ Model = Literal["toy", "convnet", "resnet18", "resnet50", "resnet101", "transfor
 Norm = Literal["batch", "group"]
 Dataset = Literal["digits", "mnist", "imagenet", "folder"]
 Optimizer = Literal["sgd", "adamw"]
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=10**9)]
+
+
+def _path(text):
+    if not text.strip() or "\0" in text or max(map(len, os.fsencode(text).split(b"/"))) > 255:
+        raise ValueError("allowed: a path that is not empty, of names of at most 255 bytes")
+    return text
+
+
+PathName = Annotated[str, AfterValidator(_path)]
 
 
 def _library_name(text):
@@ -65,18 +75,22 @@ class Settings:
     model: Model = setting("convnet", "the network")
     norm: Norm = setting("batch", "normalisation of convolutional models")
     dataset: Dataset = setting("digits", "what to train on; digits ships with the package")
-    data: str | None = setting(None, "folder of the data set (default: MPDEMO_DATA)")
-    image_size: Count | None = setting(None, "pixels per side (default: 28 for digits and mnist, else 224)")
+    data: PathName | None = setting(None, "folder of the data set (default: MPDEMO_DATA)")
+    image_size: Annotated[int, Field(ge=1, le=4096)] | None = setting(
+        None, "pixels per side (default: 28 for digits and mnist, else 224)"
+    )
     batch_size: Count = setting(128, "images per step, over all processes together")
     epochs: Count | None = setting(None, "passes over the training images (default: 1, without --steps)")
     steps: Count | None = setting(None, "stop after this many steps; with --epochs: earlier, in the same training")
     optimizer: Optimizer = setting("sgd", "what updates the weights: SGD with momentum 0.9, or AdamW")
-    lr: Annotated[float, Field(gt=0)] | None = setting(None, "learning rate (default: 0.01 with sgd, 0.001 with adamw)")
-    warmup_steps: int = Field(0, ge=0, description="first steps, over which the learning rate grows to --lr")
+    lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = setting(
+        None, "learning rate (default: 0.01 with sgd, 0.001 with adamw)"
+    )
+    warmup_steps: int = Field(0, ge=0, le=10**9, description="first steps, over which the learning rate grows to --lr")
     lr_schedule: Literal["constant", "cosine"] = setting(
         "constant", "learning rate after the warm-up: --lr, or along a half cosine to 0 at the end of all --epochs"
     )
-    seed: int = setting(0, "of the initial weights and of the order of the images")
+    seed: int = Field(0, ge=0, lt=2**32, description="of the initial weights and of the order of the images")
     processes: Count | None = setting(None, "outside torchrun and Slurm: how many to start (default: 2; hybrid: 4)")
     oversubscribe: bool = setting(False, "start more processes than there are CPU cores, or than memory allows")
     devices: Count | None = setting(None, "how many devices a one-process form drives (default: 2)")
@@ -98,10 +112,12 @@ class Settings:
     activation_checkpointing: bool = setting(False, "keep only each block's input, and compute the block twice")
     channels_last: bool = setting(False, "keep the channels of a pixel side by side (convolutional models)")
     compile: bool = setting(False, "compile every block in the first step (needs a C++ compiler)")
-    out: str = setting("runs/train", "run folder: metrics, summary, checkpoints")
+    out: PathName = setting("runs/train", "run folder: metrics, summary, checkpoints")
     checkpoint_every: Count | None = setting(None, "steps between checkpoints (default: none is written)")
-    resume: str | None = setting(None, "run folder whose newest checkpoint to resume; auto: --out, if it has one")
-    workers: int = Field(0, ge=0, description="loader processes per rank; with 0 the rank decodes its images itself")
+    resume: PathName | None = setting(None, "run folder whose newest checkpoint to resume; auto: --out, if it has one")
+    workers: int = Field(
+        0, ge=0, le=256, description="loader processes per rank; with 0 the rank decodes its images itself"
+    )
     log_every: Count = setting(10, "steps between two log entries; each waits for the device")
     tensorboard: bool = setting(False, "also write the metrics for TensorBoard, into --out/tensorboard")
     timeline: bool = setting(False, "record what each rank did when (per-device forms of a cut model)")
@@ -115,18 +131,6 @@ class Settings:
         defaults = {field.name: field.default.default for field in fields(self)}
         given = {name: value for name, value in asdict(self).items() if value != defaults[name] or name == "model"}
         return as_arguments(given)
-
-
-def as_arguments(values) -> list[str]:
-    """Return values by setting as command-line arguments; None and False are left out, True is an option alone."""
-    arguments = []
-    for name, value in values.items():
-        text = str(value)
-        if value is True:
-            arguments.append(option_name(name))
-        elif value is not None and value is not False:
-            arguments += [f"{option_name(name)}={text}"] if text.startswith("-") else [option_name(name), text]
-    return arguments
 
 
 def checked(settings: Settings, world_size: int | None = None) -> Settings:

@@ -11,17 +11,14 @@ from contextlib import contextmanager, nullcontext
 from importlib import import_module
 
 import torch
-import torch.distributed as dist
-from torch import nn
 
 from mpdemo import models
-from mpdemo.between import compile_blocks
 from mpdemo.run import Run
 from mpdemo.settings import RUNG_FORMS, checked
+from mpdemo.training.between import compile_blocks
 from mpdemo.world.collectives import whole
-from mpdemo.world.cores import claim_cores
-from mpdemo.world.env import ALLOWED_CORES, World, process_group, where_am_i
-from mpdemo.world.launch import end_with_parent
+from mpdemo.world.env import ALLOWED_CORES, World, claim_cores, process_group, where_am_i
+from mpdemo.world.processes import end_with_parent
 
 STEADY = 1e-4  # learning rate: a trial does hundreds of steps on one batch
 
@@ -40,15 +37,13 @@ class Trial(Run):
         Images (B, C, S, S) and labels (B,) of at least ``settings.batch_size`` samples; random by default.
     lr : float
         Learning rate of its steps.
-    wrapped : callable, optional
-        Called once with the `DistributedDataParallel` of the rung, before its first forward pass.
     """
 
-    def __init__(self, settings, world, model=None, batch=None, lr=STEADY, wrapped=None):
+    def __init__(self, settings, world, model=None, batch=None, lr=STEADY):
         alone = not is_per_device(settings)
         place = World(device=world.device, backend=world.backend) if alone else world
         super().__init__(checked(settings, None if alone else world.world_size), place)
-        self.given, self.lr, self.wrapped = copy.deepcopy(model) if model else build_model(self.s), lr, wrapped
+        self.given, self.lr = copy.deepcopy(model) if model else build_model(self.s), lr
         self.batch = batch or random_batch(self.s)
         self.settings, self.all_cores = self.s, self.s.rung == "data_parallel" and world.device.type == "cpu"
         self.over = False
@@ -89,7 +84,6 @@ class Trial(Run):
     def batches(self, model, optimizer, replicas=1, replica=0, *, group=None, evaluate=None, images=True, output=True):
         self.held, self.updates, self.evaluate, self.counts = model, optimizer, evaluate or model, output
         self.replicas, self.replica, self.group, self.takes_images = replicas, replica, group, images
-        watch_for_ddp(self.wrapped)
         self.start = [buffer.clone() for buffer in model.buffers()]
         if self.s.compile:
             compile_blocks(model)
@@ -147,19 +141,6 @@ class Trial(Run):
         return found
 
 
-def watch_for_ddp(wrapped):
-    """Call a function with the first `DistributedDataParallel` that computes, before it does."""
-    if wrapped is None:
-        return
-
-    def look(module, inputs):
-        if isinstance(module, nn.parallel.DistributedDataParallel):
-            handle.remove()
-            wrapped(module)
-
-    handle = nn.modules.module.register_module_forward_pre_hook(look)
-
-
 def is_per_device(settings) -> bool:
     """Whether these settings, checked or not, ask for one process per device."""
     return (settings.form or RUNG_FORMS[settings.rung][0]) == "per-device"
@@ -179,18 +160,11 @@ def random_batch(settings, classes=1000, channels=3):
 
 
 def relative_difference(values, reference) -> float:
-    """How far gradients (or weights) are from those of the reference: the worst parameter's relative error.
+    """Return how far gradients (or weights) are from those of the reference: the worst parameter's relative error.
 
-    Parameters
-    ----------
-    values, reference : dict of str to torch.Tensor
-        By parameter name; only the names in `values` are compared (a rank of a cut model holds some of them).
-
-    Returns
-    -------
-    float
-        max over parameters of ``|value - reference| / |reference|`` in the 2-norm. A parameter whose gradient is zero
-        but for rounding (a bias before a batch norm) is measured against 1 % of the whole gradient's norm instead.
+    Both are dictionaries by parameter name; only the names in `values` are compared (a rank of a cut model holds some
+    of them). The error is ``|value - reference| / |reference|`` in the 2-norm. A parameter whose gradient is zero but
+    for rounding (a bias before a batch norm) is measured against 1 % of the whole gradient's norm instead.
     """
     norms = {name: torch.linalg.vector_norm(tensor.double()).item() for name, tensor in reference.items()}
     floor = 0.01 * sum(n**2 for n in norms.values()) ** 0.5
@@ -223,9 +197,3 @@ def join_world():
     claim_cores(world)
     with process_group(world):
         yield world
-
-
-def rest():
-    """Wait for all ranks, over gloo: in NCCL's barrier a waiting rank would keep its GPU busy."""
-    if dist.is_initialized():
-        dist.all_reduce(torch.zeros(1, device="cpu"))

@@ -15,7 +15,7 @@ from xdist.scheduler import LoadFileScheduling
 from mpdemo import paths
 from mpdemo.cluster import Cluster
 from mpdemo.jobs.site import wanted_by_sites
-from mpdemo.world.gpus import ON_THE_CPU, gpus_here
+from mpdemo.world.devices import ON_THE_CPU, gpus_here
 
 sys.path.insert(0, str(Path(__file__).parent))
 import setup_system  # noqa: E402

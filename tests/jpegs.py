@@ -9,17 +9,7 @@ from mpdemo.paths import root
 
 
 def make_jpeg_folder(path, classes=10, images=24, size=96, seed=0):
-    """Write a small set of real JPEG files in class folders: coloured digits on noise, for the decode-and-augment path.
-
-    Parameters
-    ----------
-    path : str or Path
-        Gets train/CLASS/*.jpg with `images` files per class and val/CLASS/*.jpg with a quarter as many.
-    classes : int
-        1 to 10: the digits.
-    size : int
-        Pixels per side.
-    """
+    """Write train/CLASS/*.jpg, `images` per class, and a quarter as many val/CLASS/*.jpg, of `size` pixels per side."""
     stored = np.load(root() / "mpdemo/data/digits.npz")
     rng = np.random.default_rng(seed)
     for split, count in (("train", images), ("val", max(1, images // 4))):

@@ -35,7 +35,12 @@ def lab(folder):
     try:
         yield _wait_until_it_answers(server, Path(env["JUPYTER_RUNTIME_DIR"]), token, Path(log.name)), token
     finally:
-        _stop(server)
+        server.send_signal(signal.SIGTERM)  # SIGINT would ask a question on a terminal
+        try:
+            server.wait(15)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait(5)
 
 
 def _wait_until_it_answers(server, runtime, token, log) -> str:
@@ -48,13 +53,3 @@ def _wait_until_it_answers(server, runtime, token, log) -> str:
             return url
         time.sleep(0.1)
     raise RuntimeError(f"JupyterLab did not answer within {START:.0f} s:\n{log.read_text()[-2000:]}")
-
-
-def _stop(server):
-    """SIGINT asks the question on a terminal, SIGTERM stops server and kernels."""
-    server.send_signal(signal.SIGTERM)
-    try:
-        server.wait(15)
-    except subprocess.TimeoutExpired:
-        server.kill()
-        server.wait(5)

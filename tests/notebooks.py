@@ -11,9 +11,7 @@ stay as they are: a refresh without a change leaves no trace in git.
 """
 
 import argparse
-import atexit
 import copy
-import difflib
 import re
 import shutil
 import subprocess
@@ -41,10 +39,7 @@ KERNEL = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language":
 
 
 def notebooks(prefixes=()) -> list:
-    """Return the paths of the course's notebooks and their solutions, or those whose names begin with a prefix.
-
-    ``03`` is a notebook, ``solutions/03`` its solutions.
-    """
+    """Return the paths of the course's notebooks (03) and their solutions (solutions/03), or those that begin so."""
     folder = root() / "notebooks"
     paths = [*sorted(folder.glob("*.ipynb")), *sorted(folder.glob("solutions/*.ipynb"))]
     return [path for path in paths if not prefixes or str(path.relative_to(folder)).startswith(tuple(prefixes))]
@@ -64,14 +59,12 @@ def normalise(notebook):
         if tags(cell):
             cell.metadata["tags"] = sorted(tags(cell))
         cell.source = cell.source.rstrip()
-        if cell.cell_type != "code":
-            continue
-        if skipped(cell):
+        if cell.cell_type == "code" and skipped(cell):
             cell.execution_count, cell.outputs = None, []
-            continue
-        count += 1
-        cell.execution_count = count
-        cell.outputs = [_normal_output(output, count) for output in coalesce_streams(cell.outputs)]
+        elif cell.cell_type == "code":
+            count += 1
+            cell.execution_count = count
+            cell.outputs = [_normal_output(output, count) for output in coalesce_streams(cell.outputs)]
     return notebook
 
 
@@ -108,20 +101,6 @@ def compared(notebook) -> list:
     return parts
 
 
-def execute(notebook, folder, where="notebooks"):
-    """Run a notebook in the copy of the project at `folder`; its outputs are put into `notebook`."""
-    client = NotebookClient(
-        notebook,
-        timeout=CELL_LIMIT,
-        kernel_name="python3",
-        record_timing=False,
-        store_widget_state=False,
-        skip_cells_with_tag="nbval-skip",
-        resources={"metadata": {"path": str(folder / where)}},
-    )
-    client.execute(env=environment(folder, NBVAL="1"))
-
-
 def refresh(path, ladder, everything=False) -> str:
     """Execute one notebook and save it if something changed; return what happened, in a word.
 
@@ -132,62 +111,43 @@ def refresh(path, ladder, everything=False) -> str:
     fresh = copy.deepcopy(saved)
     with tempfile.TemporaryDirectory(prefix="mpdemo-") as name:
         folder = fresh_copy(name)
-        before = _scripts(folder)
+        before = {script.name: script.read_text() for script in (folder / "slurm").glob("*.sbatch")}
         if "ladder_table()" in path.read_text():
             own = ["speed_ddp"] if path.stem == TIMES_DDP_ITSELF else []
             shutil.copytree(ladder, folder / "runs", ignore=shutil.ignore_patterns(*own), dirs_exist_ok=True)
-        execute(fresh, folder, path.parent.relative_to(root()) if path.is_relative_to(root()) else "notebooks")
-        scripts = _take_scripts(folder, before)
-        for run in RUNS_OF_THE_LADDER:
-            for run_folder in (folder / "runs").glob(run):
-                shutil.copytree(run_folder, ladder / run_folder.name, dirs_exist_ok=True)
+        where = folder / (path.parent.relative_to(root()) if path.is_relative_to(root()) else "notebooks")
+        options = {"record_timing": False, "store_widget_state": False, "skip_cells_with_tag": "nbval-skip"}
+        client = NotebookClient(fresh, timeout=CELL_LIMIT, resources={"metadata": {"path": str(where)}}, **options)
+        client.execute(env=environment(folder, NBVAL="1"))
+        # only the scripts that it changed: another notebook may have written its own in the meantime
+        scripts = [s for s in sorted((folder / "slurm").glob("*.sbatch")) if before.get(s.name) != s.read_text()]
+        for script in scripts:
+            shutil.copy(script, root() / "slurm")
+        for run_folder in (run for pattern in RUNS_OF_THE_LADDER for run in (folder / "runs").glob(pattern)):
+            shutil.copytree(run_folder, Path(ladder, run_folder.name), dirs_exist_ok=True)
     normalise(fresh)
     if not everything and compared(saved) == compared(fresh) and not scripts:
         fresh = normalise(saved)
     if text_of(fresh) == path.read_text():
         return "same"
     path.write_text(text_of(fresh))
-    return "changed" + (f", with {', '.join(scripts)}" if scripts else "")
-
-
-def _scripts(folder) -> dict:
-    """Return the texts of the job scripts in a copy of the project, by name."""
-    return {script.name: script.read_text() for script in sorted((folder / "slurm").glob("*.sbatch"))}
-
-
-def _take_scripts(folder, before) -> list:
-    """Bring back the job scripts that the notebook wrote; return the names of those that changed.
-
-    Only those: another notebook may have written its own into the project in the meantime.
-    """
-    changed = [name for name, text in _scripts(folder).items() if before.get(name) != text]
-    for name in changed:
-        shutil.copy(folder / "slurm" / name, root() / "slurm" / name)
-    return [f"slurm/{name}" for name in changed]
+    return ", ".join(["changed", *(f"with slurm/{script.name}" for script in scripts)])
 
 
 def nbval(name, project, **environ):
     """Run a notebook of the copy of the project at `project` and compare it strictly; return the completed process."""
     options = ["--nbval", "--nbval-current-env", f"--nbval-cell-timeout={CELL_LIMIT}", "-p", "no:cacheprovider", "-q"]
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", *options, "--nbval-sanitize-with=tests/nbval.cfg", f"notebooks/{name}.ipynb"],
-        cwd=project,
-        env=environment(project, **environ),
-        capture_output=True,
-        text=True,
-        timeout=NBVAL_LIMIT,
-    )
+    command = [sys.executable, "-m", "pytest", *options, "--nbval-sanitize-with=tests/nbval.cfg"]
+    where = {"cwd": project, "env": environment(project, **environ), "timeout": NBVAL_LIMIT}
+    return subprocess.run([*command, f"notebooks/{name}.ipynb"], **where, capture_output=True, text=True)
 
 
 def check(path) -> list:
     """Return what is wrong with a saved notebook: house rules and normal form."""
     notebook = nbformat.read(path, as_version=4)
     problems = lint(notebook, path.parent)
-    wanted, text = text_of(normalise(notebook)), path.read_text()
-    if wanted != text:
-        changes = difflib.unified_diff(text.splitlines(), wanted.splitlines(), lineterm="", n=0)
-        first = "; ".join(line.strip()[:70] for line in list(changes)[3:6])
-        problems.append(f"is not in normal form ({first}); run: python tests/notebooks.py {path.stem}")
+    if text_of(normalise(notebook)) != path.read_text():
+        problems.append(f"is not in normal form; run: python tests/notebooks.py {path.stem}")
     return [f"{path.name}: {said}" for said in problems]
 
 
@@ -197,21 +157,20 @@ def main() -> int:
     parser.add_argument("prefixes", nargs="*", help="beginnings of the names, such as 03; default: all")
     parser.add_argument("--check", action="store_true", help="execute nothing")
     parser.add_argument("--all", action="store_true", help="save also where only numbers and pictures changed")
-    args = parser.parse_args()
-    status = 0
-    ladder = Path(tempfile.mkdtemp(prefix="mpdemo-ladder-"))
-    atexit.register(shutil.rmtree, ladder, ignore_errors=True)
-    for path in notebooks(args.prefixes):
-        try:
-            if not args.check:
-                begin = time.monotonic()
-                print(f"{path.name}: {refresh(path, ladder, args.all)}, {time.monotonic() - begin:.0f} s", flush=True)
-            problems = check(path)
-        except CellExecutionError as error:
-            problems = [f"{path.name}: not saved, a cell failed:\n{error}"]
-        print("\n".join(problems), end="\n" if problems else "", flush=True)
-        status = status or bool(problems)
-    return int(status)
+    args, status = parser.parse_args(), 0
+    with tempfile.TemporaryDirectory(prefix="mpdemo-ladder-") as ladder:
+        for path in notebooks(args.prefixes):
+            try:
+                if not args.check:
+                    begin = time.monotonic()
+                    said = refresh(path, ladder, args.all)
+                    print(f"{path.name}: {said}, {time.monotonic() - begin:.0f} s", flush=True)
+                problems = check(path)
+            except CellExecutionError as error:
+                problems = [f"{path.name}: not saved, a cell failed:\n{error}"]
+            print("\n".join(problems), end="\n" if problems else "", flush=True)
+            status = status or int(bool(problems))
+    return status
 
 
 if __name__ == "__main__":

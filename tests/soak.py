@@ -2,7 +2,6 @@
 
     make soak                                    # 30 minutes, on a throw-away Slurm and on this machine
     python tests/soak.py --minutes 5 --seed 3
-    python tests/soak.py --kills 100             # processes of trainings on this machine alone
 
 Each life is one training of `CASES`. It is submitted with ``--resume auto``, troubled at a random moment, submitted
 again by the same command, and so on. At the end its losses, epochs, weights and optimizer must be, bit for bit, those
@@ -14,7 +13,6 @@ import argparse
 import collections
 import concurrent.futures
 import contextlib
-import dataclasses
 import itertools
 import json
 import os
@@ -29,11 +27,12 @@ from pathlib import Path
 import psutil
 import torch
 
-from mpdemo import checkpoint, paths, resume
+from mpdemo import paths
 from mpdemo.cluster import Cluster
 from mpdemo.errors import UserError
-from mpdemo.jobs import Job, JobSpec, load_site, local_job, slurm, submit, train_command
-from mpdemo.jobs.record import prepared, read_text, write_record
+from mpdemo.jobs import JobSpec, load_site, slurm, submit, train_command
+from mpdemo.jobs.submit import start
+from mpdemo.training import checkpoint
 
 STEPS = 24
 COMMON = {"model": "transformer", "batch_size": 32, "steps": STEPS, "log_every": 1, "resume": "auto"}
@@ -54,26 +53,33 @@ CASES = {  # settings, and processes
     "tensor": ({"rung": "tensor"}, 2),
     "hybrid": ({"rung": "hybrid", "replicas": 2, "microbatches": 2}, 4),
 }
-CLUSTER = threading.Lock()  # of what starts and stops its daemons
+# What can befall a job, and the states in which it may end then. The first three are a SIGKILL to one process.
+STATES = {"rank": {"failed"}, "launcher": {"failed"}, "supervisor": {"cancelled"}, "cancel": {"cancelled"}}
+STATES |= {"warn": {"stopped"}, "limit": {"stopped"}, "job": {"cancelled", "failed"}, "preempted": {"cancelled"}}
+STATES |= {"node": {"node_failure"}, "requeue": set()}
+HERE = ("rank", "supervisor", "cancel", "warn")
 REQUEUED = ("warn", "limit", "requeue", "preempted", "node")  # troubles after which a job may start again by itself
-NOT_REQUEUED = ("stopped", "failed", "node_failure")  # how it ends instead, where the controller is away just then
+NOT_REQUEUED = {"stopped", "failed", "node_failure"}  # how it ends instead, where the controller is away just then
+CLUSTER = threading.Lock()  # of what starts and stops its daemons
 REFERENCES = collections.defaultdict(threading.Lock)  # by case
 CPUS = "4"  # of each node
+AT_ONCE = 2  # lives
 BOUND = 240  # seconds that a job may take, start and all; longer is a hang
-KILLS = ("rank", "launcher", "supervisor")  # troubles that are a SIGKILL to one process of this machine
-ZERO = ("hangs", "wrong states", "orphans", "lost steps", "unequal lives", "errors")  # counts that must be 0
+ZERO = ("hangs", "wrong states", "orphans", "unequal lives", "errors")  # counts that must be 0
 
 
 class Life:
     """One training, from its first submission to its end, with troubles on the way."""
 
-    def __init__(self, number, dice, counts, cluster, kills_alone):
+    def __init__(self, number, dice, counts, cluster):
         self.dice, self.counts, self.cluster = dice, counts, cluster
         self.case = dice.choice(list(CASES))
-        self.kills_alone = kills_alone
-        self.by_slurm = dice.random() < 0.7 and not kills_alone
-        self.troubles = dice.randint(1, 3)
-        self.spec = spec_of(self.case, f"runs/soak/{number}", requeue=self.by_slurm and dice.random() < 0.4)
+        self.by_slurm = dice.random() < 0.7
+        requeue = self.by_slurm and dice.random() < 0.4
+        self.spec = spec_of(self.case, f"runs/soak/{number}", f"soak{number}", requeue)
+        left_out = ("supervisor",) if requeue else ("supervisor", "requeue")
+        kinds = [kind for kind in STATES if kind not in left_out] if self.by_slurm else HERE
+        self.troubles = dice.choices(kinds, k=dice.randint(1, 3))
         self.what = f"life {number} ({self.case}, {'Slurm' if self.by_slurm else 'here'})"
 
     def live(self):
@@ -82,8 +88,8 @@ class Life:
         while state != "done":
             self.counts["resumed"] += bool(checkpoint.in_order(paths.root() / self.spec.out / "checkpoints"))
             self.counts["submissions"] += 1
-            job = submit_to_slurm(self.spec) if self.by_slurm else submit_here(self.spec)
-            allowed = self.trouble(job) if self.troubles > 0 else {"done"}
+            job = submit_to_slurm(self.spec) if self.by_slurm else start(self.spec, load_site("generic"), None)
+            allowed = self.trouble(job, self.troubles.pop()) if self.troubles else {"done"}
             try:
                 state = job.wait(BOUND, pending=BOUND)
             except TimeoutError:
@@ -93,162 +99,103 @@ class Life:
             if state not in allowed:
                 self.fault("wrong states", f"{state} ({job.reason}), not {allowed}: {job.log()[-600:]}")
                 return
-            self.counts["not requeued"] += state in NOT_REQUEUED and allowed.issuperset(NOT_REQUEUED)
-            self.look_for_orphans()
-        self.compare()
+            self.counts["not requeued"] += state in NOT_REQUEUED and allowed > NOT_REQUEUED
+            if not until(lambda: processes(self.spec) == [], 5):
+                self.fault("orphans", str(processes(self.spec)))
+                for process in processes(self.spec):
+                    process.kill()
+        self.counts["lives"] += 1
+        run_reference(self.case)
+        if left_by(self.spec.out) != left_by(f"runs/reference/{self.case}"):
+            self.fault("unequal lives", f"see {paths.root() / self.spec.out}")
 
-    def trouble(self, job) -> set:
+    def trouble(self, job, kind) -> set:
         """Wait for a random moment and make trouble; return the states in which the job may end."""
-        self.troubles -= 1
-        kinds = {"rank": {"failed"}, "launcher": {"failed"}, "cancel": {"cancelled"}, "warn": {"stopped"}}
-        if self.by_slurm:
-            kinds |= {"job": {"cancelled", "failed"}, "preempted": {"cancelled"}, "node": {"node_failure"}}
-            kinds["limit"] = {"stopped"}
-            kinds |= {"requeue": set()} if self.spec.requeue else {}
-        else:
-            kinds["supervisor"] = {"cancelled"}
-            del kinds["launcher"]
-        if self.kills_alone:
-            kinds = {kind: kinds[kind] for kind in KILLS}
-        kind = self.dice.choice(list(kinds))
         self.wait_for_a_moment(job)
         if job.state != "running":
             return {"done"}
-        with contextlib.suppress(psutil.NoSuchProcess, UserError, IndexError):
+        with contextlib.suppress(psutil.NoSuchProcess, UserError, IndexError):  # a process that has just ended
             self.make(kind, job)
             self.counts[f"trouble: {kind}"] += 1
-        if self.spec.requeue and kind in REQUEUED:
-            start_again_at_once(job)
-            return {"done", *NOT_REQUEUED}
-        return kinds[kind] | {"done"}
+        if not (self.spec.requeue and kind in REQUEUED):
+            return STATES[kind] | {"done"}
+        until(lambda: job.state == "pending" or job.finished, 40)
+        with contextlib.suppress(slurm.SlurmError):  # else it waits for two minutes, and nobody learns anything
+            slurm.client("scontrol", "update", f"jobid={job.id}", "starttime=now")
+        return {"done", *NOT_REQUEUED}
 
     def make(self, kind, job):
-        """Make one kind of trouble; a process that has just ended cannot be troubled."""
-        if kind == "rank":
-            self.dice.choice(processes(self.spec, ranks=True)).kill()
-        elif kind == "launcher":
-            self.dice.choice(processes(self.spec, ranks=False) or processes(self.spec, ranks=True)).kill()
+        """Make one kind of trouble."""
+        node = slurm.client("squeue", "-h", "-j", job.id, "-o", "%N").strip() if self.by_slurm else ""
+        if kind in ("cancel", "warn"):
+            getattr(job, kind)()
         elif kind == "supervisor":
             psutil.Process(int(job.id)).kill()
-        elif kind == "cancel":
-            job.cancel()
-        elif kind == "warn":
-            job.warn()
+        elif kind in ("rank", "launcher"):
+            wanted = [process for process in processes(self.spec) if is_launcher(process) == (kind == "launcher")]
+            self.dice.choice(wanted or processes(self.spec)).kill()
         elif kind == "job":
             slurm.client("scancel", "--signal=KILL", job.id)
         elif kind == "preempted":
-            slurm.client("sbatch", "-p", "urgent", "-w", node_of(job), "-c", CPUS, "-o", "/dev/null", "--wrap=sleep 2")
-        elif kind == "node":
-            node = node_of(job)
+            slurm.client("sbatch", "-p", "urgent", "-w", node, "-c", CPUS, "-o", "/dev/null", "--wrap=sleep 2")
+        elif kind == "limit":  # Slurm looks every 30 s, and warns when 60 s are left
+            slurm.client("scontrol", "update", f"jobid={job.id}", "EndTime=now+45")
+            until(lambda: job.state != "running", 40)
+        elif kind == "requeue":
+            slurm.client("scontrol", "requeue", job.id)
+        else:
             with CLUSTER:
                 self.cluster.kill_node(node)
                 slurm.client("scontrol", "update", f"nodename={node}", "state=down", "reason=power")
                 self.cluster.start_node(node)
                 until(lambda: slurm.client("sinfo", "-h", "-n", node, "-o", "%T").strip() in ("idle", "allocated"), 30)
-        elif kind == "limit":  # Slurm looks every 30 s, and warns when 60 s are left
-            slurm.client("scontrol", "update", f"jobid={job.id}", "EndTime=now+45")
-            until(lambda: job.state != "running", 40)
-        else:
-            slurm.client("scontrol", "requeue", job.id)
 
     def wait_for_a_moment(self, job):
         """Wait until the job runs, then for some of its first seconds, for some step, or for a write that goes on."""
         until(lambda: job.state != "pending", 120)
         how = self.dice.choice(["start", "step", "step", "write"])
         step, out = self.dice.randint(1, STEPS - 1), paths.root() / self.spec.out
-        if how == "start":
-            time.sleep(self.dice.uniform(0, 10))
-        elif how == "step":
+        if how == "step":
             until(lambda: job.finished or len(job.metrics()) > step, 120)
-            time.sleep(self.dice.uniform(0, 0.3))
-        else:
-            time.sleep(self.dice.uniform(0, 6))
-            until(lambda: job.finished or is_written(out / "checkpoints"), 20, pause=0.002)
-
-    def look_for_orphans(self):
-        """Five seconds after the end no process of the job may be there."""
-        if not until(lambda: processes(self.spec) == [], 5):
-            self.fault("orphans", str([process.cmdline()[:6] for process in processes(self.spec)]))
-            for process in processes(self.spec):
-                process.kill()
-
-    def compare(self):
-        """Compare everything the training has left with the undisturbed one."""
-        self.counts["lives"] += 1
-        run_reference(self.case)
-        done, reference = left_by(self.spec.out), left_by(f"runs/reference/{self.case}")
-        lost = len(reference["rows"]) - len(done["rows"])
-        if lost:
-            self.fault("lost steps", f"{lost} rows")
-        if done["rows"] != reference["rows"] or not same(done["state"], reference["state"]):
-            self.fault("unequal lives", f"see {paths.root() / self.spec.out}")
+        time.sleep(self.dice.uniform(0, {"start": 10, "step": 0.3, "write": 6}[how]))
+        if how == "write":  # a checkpoint that is being written is a folder without its name
+            until(lambda: job.finished or any((out / "checkpoints").glob("*.tmp")), 20, pause=0.002)
 
     def fault(self, kind, text):
         self.counts[kind] += 1
         print(f"{kind}: {self.what}: {text}", flush=True)
 
 
-def spec_of(case, out, requeue=False) -> JobSpec:
+def spec_of(case, out, name, requeue=False) -> JobSpec:
     settings, processes_per_node = CASES[case]
     command = train_command(**COMMON, **settings, out=out)
     options = {"requeue": requeue, "signal": "USR1@60", "oversubscribe": True, "gpus_per_process": 0}
     options["cpus_per_process"] = int(CPUS) // processes_per_node  # a node for each job: what hits one hits no other
-    return JobSpec("soak", command, out, processes_per_node=processes_per_node, time_limit="00:30:00", **options)
-
-
-def node_of(job) -> str:
-    return slurm.client("squeue", "-h", "-j", job.id, "-o", "%N").strip()
-
-
-def start_again_at_once(job):
-    """Slurm lets a requeued job wait for two minutes; nobody learns anything from that here."""
-    until(lambda: job.state == "pending" or job.finished, 40)
-    with contextlib.suppress(slurm.SlurmError):
-        slurm.client("scontrol", "update", f"jobid={job.id}", "starttime=now")
+    return JobSpec(name, command, out, processes_per_node=processes_per_node, time_limit="00:30:00", **options)
 
 
 def submit_to_slurm(spec):
     """Submit as a user does: again, while the controller is away."""
-    end = time.monotonic() + 60
-    while True:
-        try:
+    for _ in range(20):
+        with contextlib.suppress(slurm.NoAnswer):
             return submit(spec, resubmit=True)
-        except slurm.NoAnswer:
-            if time.monotonic() > end:
-                raise
-            time.sleep(1)
+        time.sleep(1)
+    return submit(spec, resubmit=True)
 
 
-def submit_here(spec):
-    """Start a job on this machine although there is a Slurm."""
-    with prepared(spec) as out:
-        started = local_job.start(spec, load_site("generic"))
-    facts = {"where": "this machine", "script": "none", "spec": dataclasses.asdict(spec), "submitted": time.time()}
-    write_record(out, started | facts)
-    return Job(started | facts, out)
-
-
-def processes(spec, ranks=None) -> list[psutil.Process]:
-    """The living processes of a job, by the folder in their arguments: all, its ranks, or its launchers."""
+def processes(spec) -> list[psutil.Process]:
+    """The living processes of a job: by the folder in their arguments, or the name that the local ranks are given."""
     living = []
-    for process in psutil.process_iter(["cmdline", "status"]):
-        words = process.info["cmdline"] or []
-        if spec.out in words and process.info["status"] != psutil.STATUS_ZOMBIE:
-            is_rank = Path(words[0]).name != "srun" and "torch.distributed.run" not in words
-            living += [process] if ranks in (None, is_rank) else []
-    return living + (forked(spec) if ranks in (None, True) else [])
-
-
-def forked(spec) -> list[psutil.Process]:
-    """The living ranks of a local job: their command line is that of the process that forked them."""
-    numbers = map(int, read_text(paths.root() / spec.out / local_job.RANKS).split())
-    living = []
-    for number in numbers:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process = psutil.Process(number)
-            if "mpdemo.warm" in " ".join(process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE:
-                living.append(process)
+    for process in psutil.process_iter(["cmdline", "name", "status"]):
+        known = spec.out in (process.info["cmdline"] or []) or process.info["name"].startswith(f"{spec.name} ")
+        living += [process] if known and process.info["status"] != psutil.STATUS_ZOMBIE else []
     return living
+
+
+def is_launcher(process) -> bool:
+    """Whether a process starts ranks, and is none."""
+    words = process.cmdline()
+    return bool(words) and (Path(words[0]).name == "srun" or "torch.distributed.run" in words)
 
 
 def until(condition, seconds, pause=0.05) -> bool:
@@ -261,33 +208,16 @@ def until(condition, seconds, pause=0.05) -> bool:
     return True
 
 
-def is_written(folder) -> bool:
-    """Whether a checkpoint is being written: a folder without its name."""
-    return any(folder.glob("*.tmp"))
-
-
-def left_by(out) -> dict:
-    """The rows of a run's metrics without times, and its last checkpoint."""
+def left_by(out) -> str:
+    """What a training has left, bit for bit, as a text: the rows of its metrics without times, its last checkpoint."""
     folder = paths.root() / out
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     kept = [{k: v for k, v in row.items() if k not in ("time", "images_per_second", "peak_memory_mib")} for row in rows]
-    kept = [row for row in kept if row["event"] in ("step", "epoch")]
-    state = resume.read(resume.newest(folder))
+    state = checkpoint.read(checkpoint.newest(folder)) | {"tensors": checkpoint.tensors(checkpoint.newest(folder))}
     del state["epoch_steps"]  # the rows of the current epoch once more, with their times
     del state["checksums"]  # the files may hold the tensors in another order
-    state["tensors"] = resume.tensors(resume.newest(folder))
-    return {"rows": kept, "state": state}
-
-
-def same(one, other) -> bool:
-    """Whether two states are the same, bit for bit."""
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    return one == other
+    rows = [row for row in kept if row["event"] in ("step", "epoch")]
+    return json.dumps([rows, state], default=torch.Tensor.tolist, sort_keys=True)
 
 
 def restart_controllers(cluster, over, counts):
@@ -302,20 +232,20 @@ def restart_controllers(cluster, over, counts):
 
 def run_reference(case):
     """Run a case without trouble, once."""
+    out = f"runs/reference/{case}"
     with REFERENCES[case]:
-        if not (paths.root() / f"runs/reference/{case}/summary.json").exists():
-            state = submit_here(spec_of(case, f"runs/reference/{case}")).wait(BOUND)
+        if not (paths.root() / out / "summary.json").exists():
+            state = start(spec_of(case, out, "reference"), load_site("generic"), None).wait(BOUND)
             assert state == "done", (case, state)
 
 
-def run_lives(worker, args, end, counts, cluster):
-    """Live one life after the other, every `at_once`-th of all, until the time is over or the kills are made."""
-    for number in itertools.count(worker, args.at_once):
-        kills = sum(counts[f"trouble: {kind}"] for kind in KILLS)
-        if kills >= args.kills if args.kills else time.monotonic() > end:
+def run_lives(first, args, end, counts, cluster):
+    """Live one life after the other, every AT_ONCE-th of all, until the time is over."""
+    for number in itertools.count(first, AT_ONCE):
+        if time.monotonic() > end:
             return
         try:
-            Life(number, random.Random(f"{args.seed} {number}"), counts, cluster, args.kills > 0).live()
+            Life(number, random.Random(f"{args.seed} {number}"), counts, cluster).live()
         except Exception as error:
             counts["errors"] += 1
             print(f"error in life {number}: {type(error).__name__}: {error}", flush=True)
@@ -325,9 +255,7 @@ def main() -> int:
     """Run the soak; print its counts."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--minutes", type=float, default=30)
-    parser.add_argument("--kills", type=int, default=0, help="kill this often, on this machine alone; then end")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--at-once", type=int, default=2)
     args = parser.parse_args()
     counts, over, started = collections.Counter(dict.fromkeys(ZERO, 0)), threading.Event(), time.monotonic()
     folder, wanted = tempfile.mkdtemp(prefix="mpdemo-soak-"), {"urgent": ["urgent"]}
@@ -337,9 +265,9 @@ def main() -> int:
         os.chdir(folder)
         restarts = threading.Thread(target=restart_controllers, args=(cluster, over, counts))
         restarts.start()
-        with concurrent.futures.ThreadPoolExecutor(args.at_once) as pool:
+        with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
             more = [args, started + 60 * args.minutes, counts, cluster]
-            list(pool.map(lambda worker: run_lives(worker, *more), range(args.at_once)))
+            list(pool.map(lambda first: run_lives(first, *more), range(AT_ONCE)))
         over.set()
         restarts.join()
     counts["minutes"] = round((time.monotonic() - started) / 60)

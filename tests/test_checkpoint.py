@@ -13,11 +13,12 @@ import pytest
 import torch
 from test_training import losses, run_here, summary
 
-from mpdemo import checkpoint, models, resume
+from mpdemo import models
 from mpdemo.errors import RunFailed, UserError
-from mpdemo.log import RunLog
 from mpdemo.paths import root
 from mpdemo.settings import Settings
+from mpdemo.training import checkpoint
+from mpdemo.training.log import RunLog
 
 TOY = {"model": "toy", "batch_size": 512}
 STATE = {"scheduler": {}, "settings": {}, "length": 9, "epoch": 0, "epoch_steps": []}
@@ -54,7 +55,7 @@ def test_killed_while_writing(tmp_path):
     folder = tmp_path / "checkpoints"
     assert done.returncode == -signal.SIGKILL
     assert sorted(path.name for path in folder.iterdir()) == ["step-000001", "step-000002.tmp"]
-    assert resume.read_newest(tmp_path)["step"] == 1
+    assert checkpoint.read_newest(tmp_path)["step"] == 1
     write(tmp_path, 3)
     assert sorted(path.name for path in folder.iterdir()) == ["step-000001", "step-000003"]
 
@@ -64,7 +65,7 @@ def test_two_newest_are_kept(tmp_path):
         last = write(tmp_path, step)
     kept = checkpoint.in_order(tmp_path / "checkpoints")
     assert [path.name for path in kept] == ["step-1000000", "step-1000001"]
-    assert resume.newest(tmp_path) == kept[-1] == last
+    assert checkpoint.newest(tmp_path) == kept[-1] == last
     assert {file.suffix for file in last.iterdir()} == {".safetensors", ".pt"}
 
 
@@ -78,7 +79,7 @@ def test_a_checkpoint_stays_beside_damaged_newer_ones(tmp_path):
 def test_a_copy_of_a_checkpoint_does_not_confuse(tmp_path):
     path = write(tmp_path, 1)
     shutil.copytree(path, path.with_name("step-000030 (copy)"))
-    assert resume.newest(tmp_path) == path
+    assert checkpoint.newest(tmp_path) == path
 
 
 class Code:
@@ -95,7 +96,7 @@ class Code:
 def test_damaged_checkpoint(tmp_path, how):
     write(tmp_path, 3)
     path = write(tmp_path, 4)
-    file, state = path / "state.pt", resume.read(path)
+    file, state = path / "state.pt", checkpoint.read(path)
     whole, (tensors,) = file.read_bytes(), path.glob("*.safetensors")
     if how == "other":
         torch.save({"weights": torch.zeros(3)}, file)
@@ -108,10 +109,10 @@ def test_damaged_checkpoint(tmp_path, how):
     else:
         file.write_bytes({"half": whole[: len(whole) // 2], "empty": b"", "noise": os.urandom(500)}[how])
     with pytest.raises(UserError, match="not a checkpoint of mpdemo or is damaged") as refusal:
-        resume.read(path)
+        checkpoint.read(path)
     assert str(path) in str(refusal.value) and "\n" not in str(refusal.value)
     assert not (tmp_path / "made").exists()
-    assert resume.read_newest(tmp_path)["step"] == 3
+    assert checkpoint.read_newest(tmp_path)["step"] == 3
 
 
 @pytest.mark.parametrize(
@@ -134,8 +135,8 @@ def test_resume_as_another_training_is_refused(runs, change, said):
 
 def test_another_model_is_refused(runs):
     out = runs("run", **TOY, steps=1, checkpoint_every=1)
-    path = resume.newest(out)
-    state = resume.read(path)
+    path = checkpoint.newest(out)
+    state = checkpoint.read(path)
     state["settings"]["model"] = "convnet"
     torch.save(state, path / "state.pt")
     with pytest.raises(UserError, match="the checkpoint is of another model: .* is missing or of another shape"):
@@ -156,7 +157,7 @@ def test_the_checkpoint_before_a_damaged_one_is_used(runs, capfd):
     """Both are named; the later losses are those of the run that was never interrupted."""
     settings = {"model": "toy", "batch_size": 256, "checkpoint_every": 2}
     whole, out = losses(runs("whole", **settings, steps=8)), runs("run", **settings, steps=4)
-    damaged = resume.newest(out)
+    damaged = checkpoint.newest(out)
     (damaged / "state.pt").write_bytes((damaged / "state.pt").read_bytes()[:1000])
     assert losses(runs("run", **settings, steps=8, resume=str(out))) == whole
     said = capfd.readouterr().err
@@ -179,18 +180,18 @@ def damage(content, chance):
 def test_random_damages_never_change_a_training(runs):
     """The older one is used, or what is read had not changed: dates in the archive, the space between its parts."""
     out = runs("run", model="toy", batch_size=256, steps=4, checkpoint_every=2, optimizer="adamw")
-    path, chance, older = resume.newest(out), random.Random(0), 0
-    state = resume.read(path)
+    path, chance, older = checkpoint.newest(out), random.Random(0), 0
+    state = checkpoint.read(path)
     for file in path.iterdir():
         content = file.read_bytes()
         for number in range(30):
             file.write_bytes(damage(content, chance))
-            found = resume.read_newest(out)
+            found = checkpoint.read_newest(out)
             same = found["small"] == state["small"] and found["epoch_steps"] == state["epoch_steps"]
             assert found["step"] == 2 or same, number
             older += found["step"] == 2
         file.write_bytes(content)
-    assert older > 45 and resume.read_newest(out)["step"] == 4
+    assert older > 45 and checkpoint.read_newest(out)["step"] == 4
 
 
 def test_kills_during_a_write_lose_no_checkpoint(run_once, tmp_path):
@@ -229,7 +230,7 @@ def test_a_training_continues_while_the_disk_is_full(tmp_path, words):
 
 def test_a_diverged_training_ends(tmp_path):
     """Status 1 and one line, before its weights push the good checkpoints out."""
-    words = Settings(rung="single", **TOY, lr=1e30, steps=20, log_every=1, out=str(tmp_path)).arguments()
+    words = Settings(rung="single", **TOY, lr=1000, steps=20, log_every=1, out=str(tmp_path)).arguments()
     command = [sys.executable, "-m", "mpdemo", "train", *words]
     done = subprocess.run(command, cwd=root(), capture_output=True, text=True, timeout=120)
     assert done.returncode == 1 and "Traceback" not in done.stderr

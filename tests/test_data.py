@@ -1,5 +1,6 @@
 """The data sets in their real formats, and the loaders: every image once an epoch, whoever trains on it."""
 
+import os
 import struct
 
 import numpy as np
@@ -292,7 +293,9 @@ def test_wrong_folders_are_refused_with_the_expected_layout(dataset, tmp_path, m
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "readme.txt").write_text("nothing here")
     wrong = {None: "needs --data PATH or MPDEMO_DATA", "nowhere": "does not exist", "empty": "is empty"}
-    for name, problem in (wrong | {"file": "is a file", "other": f"is not a {dataset} set|has one class"}).items():
+    for name, problem in (
+        wrong | {"file": "is a file", "other": f"is not a {dataset} set|has no class folder"}
+    ).items():
         with pytest.raises(UserError, match=problem) as refusal:
             load(dataset, name and tmp_path / name)
         message = str(refusal.value)
@@ -304,7 +307,10 @@ def test_wrong_folders_are_refused_with_the_expected_layout(dataset, tmp_path, m
     [
         (lambda path: (path / "val").rename(path.with_name("elsewhere")), "has train/ only"),
         (lambda path: (path / "val" / "0").rename(path / "val" / "zero"), "must hold the same class folders"),
-        (lambda path: [(path / part / "empty").mkdir() for part in ("train", "val")], "is not a folder set .*empty"),
+        (
+            lambda path: [(path / part / "empty").mkdir() for part in ("train", "val")],
+            "class folder .*empty holds no image",
+        ),
         (lambda path: [(path / part / "0").rename(path / f"{part}0") for part in ("train", "val")], "has one class"),
     ],
     ids=["no validation", "other classes", "an empty class", "one class"],
@@ -314,4 +320,48 @@ def test_class_folders_that_do_not_fit_are_refused(spoil, problem, tmp_path):
     spoil(tmp_path / "data")
     with pytest.raises(UserError, match=problem) as refusal:
         load("folder", tmp_path / "data")
-    assert LAYOUT["folder"] in str(refusal.value)
+    assert LAYOUT["folder"] in str(refusal.value) or "remove it" in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "ending"),
+    [
+        (lambda ramp: ramp, "png"),
+        (lambda ramp: ramp, "tif"),
+        (lambda ramp: ramp.astype(">u2"), "tif"),
+        (lambda ramp: ramp.astype(np.int32), "tif"),
+        (lambda ramp: ramp.astype(np.float32), "tif"),
+    ],
+    ids=["16-bit PNG", "16-bit TIFF", "16-bit TIFF, big end first", "32-bit TIFF", "float TIFF"],
+)
+def test_deep_images_are_scaled_by_their_depth_or_refused(tmp_path, make, ending):
+    """A ramp from black to white stays one; of 32 bits nothing says what is white."""
+    ramp, path = make(np.tile(np.linspace(0, 65535, 64).astype(np.uint16), (64, 1))), tmp_path / f"ramp.{ending}"
+    image = Image.fromarray(ramp) if ramp.dtype != ">u2" else Image.frombytes("I;16B", (64, 64), ramp.tobytes())
+    image.save(path)
+    if ramp.dtype.itemsize == 4:
+        with pytest.raises(UserError, match="has 32 bits per pixel"):
+            images.plain(path, 32)
+    else:
+        row = images.plain(path, 56)[28, :, 0].float()
+        assert row[0] < 20 and row[-1] > 235 and row.diff().min() >= 0
+
+
+def test_a_folder_with_links_pipes_and_hidden_folders_gives_each_image_once(tmp_path, capsys):
+    make_jpeg_folder(tmp_path / "data", classes=2, images=2, size=16)
+    top = tmp_path / "data" / "train"
+    wanted = load("folder", top, 16).train.dataset.dataset.samples
+    (top / "0" / "again").symlink_to(top)
+    (top / "0" / "round").symlink_to(top / "0")
+    (top / "1" / "other").symlink_to(top / "0")
+    for name, target in {"self": top, "up": tmp_path / "data", "link": top / "1"}.items():
+        (top / name).symlink_to(target)
+    for hidden in (top / ".ipynb_checkpoints", top / "1" / ".ipynb_checkpoints"):
+        hidden.mkdir()
+        (hidden / "copy.jpg").write_bytes(b"")
+    os.mkfifo(top / "1" / "pipe.jpg")
+    for name in ("a.gif", "b.GIF", "c.heic"):
+        (top / "0" / name).write_bytes(b"")
+    folders = load("folder", top, 16).train.dataset.dataset
+    assert (folders.samples, folders.classes) == (wanted, ["0", "1"])
+    assert capsys.readouterr().err == f"mpdemo: 4 files in {top} are not read: 2 .gif, 1 .heic, 1 .jpg\n"

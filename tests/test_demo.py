@@ -17,18 +17,7 @@ ROWS = [  # what a report must hold: a row for each rung and form
     ("fsdp", "per-device", 2),
     ("tensor", "per-device", 2),
 ]
-KEYS = {
-    "rung",
-    "form",
-    "processes",
-    "images_per_second",
-    "speedup",
-    "bound",
-    "fraction_of_bound",
-    "max_relative_gradient_error",
-    "loss",
-    "accuracy",
-}
+NUMBERS = {"images_per_second", "speedup", "bound", "fraction_of_bound", "max_relative_gradient_error"}
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +40,7 @@ def test_the_report_has_a_row_for_each_rung_and_form(finished):
     assert {"machine", "model", "rungs"} <= set(report)
     assert [(r["rung"], r["form"], r["processes"]) for r in report["rungs"]] == ROWS
     for row in report["rungs"]:
-        assert set(row) >= KEYS
+        assert all(isinstance(row[name], float) for name in NUMBERS | {"loss", "accuracy"})
         assert row["fraction_of_bound"] == pytest.approx(row["speedup"] / row["bound"])
         assert row["max_relative_gradient_error"] < demo.GRADIENTS_EQUAL
 

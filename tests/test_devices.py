@@ -11,7 +11,7 @@ from mpdemo import models, run
 from mpdemo.paths import root
 from mpdemo.run import train
 from mpdemo.settings import Settings, checked
-from mpdemo.stages import stage_shapes
+from mpdemo.training.stages import stage_shapes
 from mpdemo.world.env import World
 
 MAKERS = {f"torch.{name}" for name in ("tensor", "zeros", "ones", "empty", "full", "arange", "eye", "rand", "randn")}
@@ -49,7 +49,7 @@ def test_a_whole_training_on_other_devices(name, tmp_path, monkeypatch):
     assert losses[FIRST] == pytest.approx(losses[torch.device("cpu")], rel=1e-6)
 
 
-@pytest.mark.parametrize("files", ["*.py", "rungs/*.py", "timeline/*.py", "world/*.py"])
+@pytest.mark.parametrize("files", ["*.py", "rungs/*.py", "training/*.py", "timeline/*.py", "world/*.py"])
 def test_a_tensor_that_is_made_names_its_device(files):
     """PyTorch makes a tensor without a device on the CPU, which no test on a CPU sees."""
     for file in (root() / "mpdemo").glob(files):

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -76,14 +75,6 @@ def test_without_a_slurm_the_text_is_read(write, monkeypatch, job_files):
     for part in ("srun --label ", "#SBATCH --ntasks-per-node=2\n", "#SBATCH --gpus-per-task=1\n"):
         state, message = verdict("00.10", write(RIGHT.replace(part, "")))
         assert state == "wrong" and "cannot be used" not in message, message
-
-
-def test_no_programs_of_slurm_means_no_trial(write, monkeypatch, job_files):
-    which = shutil.which
-    monkeypatch.setattr(shutil, "which", lambda name, **options: None if "slurm" in name else which(name, **options))
-    monkeypatch.delenv("SLURM_CONF", raising=False)
-    monkeypatch.setattr(job_files, "real_cluster_in_reach", lambda: False)
-    assert job_files.printed_by_job(write(RIGHT)) is None
 
 
 def test_a_slurm_that_does_not_answer_is_no_fault_of_the_file(tmp_path, write, monkeypatch, job_files):

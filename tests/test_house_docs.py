@@ -1,7 +1,11 @@
 """What the files say of each other is true: links, names of files, commands, words; and no word too much."""
 
 import ast
+import functools
 import re
+import shlex
+import subprocess
+import sys
 import tomllib
 from collections import Counter
 
@@ -59,9 +63,22 @@ def test_no_word_too_much():
     assert not problems, "\n".join(problems)
 
 
-def test_trainers_are_told_how_many_exercises_a_notebook_has():
-    rows = re.findall(r"^\| \[(\d\d)_\w+\]\(\S+\) \| (\d+) \| \d+ s \|$", text("notebooks/for_trainers.md"), re.M)
-    assert {number: int(count) for number, count in rows} == Counter(number[:2] for number in exercises())
+def test_trainers_are_told_how_many_exercises_a_notebook_has_and_how_long_it_takes():
+    rows = re.findall(
+        r"^\| \[(\w+)\]\(\S+\) \| (\d+) \| (\d+) min \| \d+ s \|$", text("notebooks/for_trainers.md"), re.M
+    )
+    count = Counter(number[:2] for number in exercises())
+    assert {name[:2]: int(exercise) for name, exercise, _ in rows} == count
+    for name, _, minutes in rows:
+        wanted = working_time(nbformat.reads(text(f"notebooks/{name}.ipynb"), as_version=4).cells, count[name[:2]])
+        assert int(minutes) == pytest.approx(wanted, rel=0.1), f"{name}: {wanted:.0f} min"
+
+
+def working_time(cells, exercises) -> float:
+    """Return minutes for a notebook, by the rule that the page for trainers states."""
+    words = sum(len(cell.source.split()) for cell in cells if cell.cell_type == "markdown")
+    lines = sum(bool(line.strip()) for cell in cells if cell.cell_type == "code" for line in cell.source.splitlines())
+    return 5 * exercises + words / 150 + lines * 3 / 60
 
 
 @pytest.mark.parametrize("file", PAGES, ids=str)
@@ -107,11 +124,35 @@ def test_every_requirement_has_no_upper_bound_but_the_one_that_is_explained():
     assert [r for r in wanted if re.search(r"==|<", r)] == ["nbval==0.11.0"]
 
 
-def test_the_ladder_on_the_first_page_names_each_rung_its_notebook_and_its_file():
+def test_the_course_page_names_each_rung_its_notebook_and_its_file():
     for rung in RUNGS:
-        rows = [line for line in text("README.md").splitlines() if re.match(rf"\|.*mpdemo/\w+/{rung}\.py", line)]
-        assert len(rows) == 1, f"README.md: one row for {rung}, with its file"
-        assert re.search(r"notebooks/\w+\.ipynb", rows[0]), f"README.md: the row of {rung} links no notebook"
+        rows = [line for line in text("notebooks/README.md").splitlines() if f"mpdemo/rungs/{rung}.py)" in line]
+        assert len(rows) == 1, f"notebooks/README.md: one row for {rung}, with its file"
+        assert ".ipynb)" in rows[0], f"notebooks/README.md: the row of {rung} links no notebook"
+
+
+def test_readmes_list_every_notebook_and_every_site():
+    for page in ("README.md", "notebooks/README.md"):
+        assert all(f"({'notebooks/' * (page == 'README.md')}{file.name})" in text(page) for file in NOTEBOOKS), page
+    sites = [file.name for file in FILES if file.match("slurm/sites/*.toml")]
+    assert all(f"(sites/{name})" in text("slurm/README.md") for name in sites)
+
+
+@pytest.mark.parametrize("file", [page for page in PAGES if page.name == "README.md"], ids=str)
+def test_a_command_on_a_page_parses(file):
+    for line in re.findall(r"^\$ python -m mpdemo (.*?)(?: +#.*)?$", text(file), re.M):
+        command, *arguments = shlex.split(line.partition(" -- ")[0])
+        shown = set(re.findall(r"--[\w-]+", helps(command, *arguments[: command == "cluster"])))
+        used = [word.partition("=")[0] for word in arguments if word.startswith("--")]
+        assert shown.issuperset(used), f"{file}: {line}"
+
+
+@functools.cache
+def helps(*command) -> str:
+    """Return the help of a command."""
+    asked = subprocess.run([sys.executable, "-m", "mpdemo", *command, "--help"], capture_output=True, text=True)
+    assert asked.returncode == 0, asked.stderr
+    return asked.stdout
 
 
 def test_a_word_of_the_glossary_is_explained_where_it_first_stands():

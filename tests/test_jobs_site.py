@@ -2,20 +2,17 @@
 
 import dataclasses
 import shlex
-import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from mpdemo.errors import UserError
-from mpdemo.jobs import JobFailed, JobSpec, check, diagnose, load_site, render, site_trial, submit
+from mpdemo.jobs import JobFailed, JobSpec, check, diagnose, load_site, render, site_trial, slurm, slurm_job, submit
 from mpdemo.jobs.site import find_site, say_once, wanted_by_sites
 from mpdemo.jobs.site_trial import try_site
-from mpdemo.world.processes import start_time
 
 WORKER = str(Path(__file__).parent / "programs/worker.py")
 
@@ -68,32 +65,21 @@ def test_a_job_that_finds_no_python_says_so(cluster, project, launcher):
         job.result(timeout=60)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "slurmstepd-node1: error: Detected 1 oom_kill event in StepId=7.0. Some step tasks have been OOM Killed.",
-        "srun: error: node1: task 0: Out Of Memory",
-    ],
-)
-def test_a_job_out_of_memory_says_so(line):
-    failure = diagnose.failure(f"0: epoch 1\n{line}\n", 137)
-    assert "out of memory: the job took more than it had asked for" in str(failure)
-    assert "ask for more (memory in the site file" in str(failure)
-    assert diagnose.failure("0: epoch 1\n", 1).cause == ""
+def test_a_job_out_of_memory_says_so():
+    killed = "slurmstepd-node1: error: Detected 1 oom_kill event in StepId=7.0. Some step tasks have been OOM Killed."
+    for line in (killed, "srun: error: node1: task 0: Out Of Memory"):
+        assert "out of memory" in str(diagnose.failure(f"0: epoch 1\n{line}\n", 137))
 
 
 def test_the_words_of_a_launch_reach_every_task(cluster, project):
-    """Python behind a prefix, lines of each task, more options of srun, a login shell."""
-    words = {
-        "python": f"env PREFIX=there {sys.executable}",
-        "each_task": ("export MASK='a b'", "export PLACE=$SLURM_LOCALID"),
-    }
-    words |= {"srun_options": ("--export=ALL",), "binding": ("--cpu-bind=none",), "login_shell": True}
-    code = "import os; print(*(os.environ[name] for name in ('PREFIX', 'MASK', 'PLACE')))"
+    """Python behind a prefix, more options of srun, a login shell."""
+    words = {"python": f"env PREFIX=there {sys.executable}", "login_shell": True}
+    words |= {"srun_options": ("--export=ALL",), "binding": ("--cpu-bind=none",)}
+    code = "import os; print(*(os.environ[name] for name in ('PREFIX', 'SLURM_LOCALID')))"
     job = submit(spec(command=("-c", code), processes_per_node=2), site=site(**words))
     assert job.wait(60) == "done", job.log()
     printed = [line for line in job.log().splitlines() if not line.startswith("srun: ")]  # it cannot bind here
-    assert sorted(printed) == ["0: there a b 0", "1: there a b 1"]
+    assert sorted(printed) == ["0: there 0", "1: there 1"]
 
 
 def test_a_job_waits_for_another_one(cluster, project):
@@ -117,12 +103,59 @@ def test_memory_extra_directives_and_the_login_shell_are_written():
     assert "mem-per-gpu" not in options(render(spec(), site(memory_per_gpu="60G")))  # this job asks for no GPU
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"extra": ("--time=1:00:00",)}, "--time=1:00:00' asks for what the script writes itself; take it out"),
+        ({"extra": ("--gres=gpu:a100:4",)}, "asks for what the script writes itself"),
+        ({"extra": ("--gpus-per-node=4",)}, "asks for what the script writes itself"),
+        ({"extra": ("--requeue",)}, "asks for what the script writes itself"),
+        ({"extra": ("-p gpu",)}, "-p gpu' is no option; write --name or --name=value"),
+    ],
+)
+def test_what_a_script_would_have_twice_is_refused(words, said):
+    with pytest.raises(UserError, match=f"site file throwaway.toml: extra '.*{said}"):
+        render(spec(gpus_per_process=1), site(**words))
+
+
+def test_what_bash_cannot_read_is_a_problem_of_its_line():
+    (problem,) = check(spec(), site(setup=("module load 'pytorch",)), ask_slurm=False)
+    assert "bash cannot read it: " in problem.message
+
+
+def test_small_jobs_have_words_of_their_own_and_a_job_gets_no_more_cores_than_it_may(project):
+    write_site(
+        project,
+        "mine",
+        'cores_per_node = 64\ngpus_per_node = 8\npartition = "large"\ncores_per_job = 20\n'
+        'small_jobs = [{gpus = 4, partition = "medium"}, {gpus = 1, partition = "small", max_time = "00:05:00"}]',
+    )
+    mine = load_site("mine")
+    for processes, partition, cores in ((1, "small", 8), (2, "medium", 8), (4, "medium", 5), (8, "large", 2)):
+        given = options(render(spec(processes_per_node=processes, gpus_per_process=1), mine))
+        assert (given["partition"], given["cpus-per-task"]) == (partition, str(cores))
+    assert "over the limit here, 00:05:00" in check(spec(gpus_per_process=1), mine, ask_slurm=False)[0].message
+    assert "20 CPUs of a job / 4 processes" in render(spec(processes_per_node=4, gpus_per_process=1), mine)
+    (problem,) = check(spec(processes_per_node=4, cpus_per_process=6, time_limit="4"), mine, ask_slurm=False)
+    assert "24 CPUs in all, but a job gets at most 20 here" in problem.message
+    for row in ("gpus = 'a'", "partition = 'a'", "gpus = 1, setup = 'a'", "gpus = 1, partition = '$A'"):
+        write_site(project, "mine", f"small_jobs = [{{{row}}}]")
+        with pytest.raises(UserError, match="mine.toml: small_jobs .*allowed: rows of gpus"):
+            load_site("mine")
+
+
+def test_the_file_says_which_pytorch_the_site_has(project):
+    old, new = (try_site(site(pytorch=text), None)[-1] for text in ("2.9.1", "2.99"))
+    assert not old.ok and "its file says that its PyTorch is 2.9.1; allowed: >=2." in old.text
+    assert new.ok and new.text.endswith("its PyTorch is 2.99")
+
+
 def test_under_torchrun_no_task_is_bound_and_the_prefix_stands_in_the_quotes():
-    words = {"each_task": ("export A=1",), "binding": ("--cpu-bind=cores",), "python": "run 'my image' python"}
+    words = {"binding": ("--cpu-bind=cores",), "python": "run 'my image' python"}
     text = render(spec(launcher="torchrun"), site(**words))
-    assert "export A=1" not in text and "--cpu-bind" not in text
+    assert "--cpu-bind" not in text
     assert r"exec run '\''my image'\'' python -m torch.distributed.run" in text
-    assert subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True).stderr == ""
+    assert check(text, "throwaway", ask_slurm=False) == []
 
 
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
@@ -148,6 +181,32 @@ def test_variables_of_directives_are_expanded_and_a_missing_one_is_named(project
         UserError, match=r"mine.toml: account '\$COURSE_ACCOUNT': COURSE_ACCOUNT is not set; do: export"
     ):
         load_site("mine")
+
+
+def test_a_job_of_another_cluster_is_asked_there(project, monkeypatch):
+    """As sbatch answers where a script says --clusters: the number and the cluster's name."""
+    (project / "bin").mkdir()
+    for name, said in {
+        "sbatch": "7;alex",
+        "scontrol": "JobId=7 UserId=a JobState=RUNNING ExitCode=0:0",
+        "scancel": "",
+    }.items():
+        (project / "bin" / name).write_text(f"#!/bin/sh\necho {name} $* >> {project}/asked\necho '{said}'\n")
+        (project / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{project}/bin:/usr/bin:/bin")
+    number = slurm_job.start("toy.sbatch", "home x", [])["id"]
+    assert slurm_job.look_up(number).state == "running"
+    slurm.client("scancel", number)
+    asked = (project / "asked").read_text().splitlines()
+    assert asked[1:] == ["scontrol --clusters=alex show job -o 7", "scancel --clusters=alex 7"]
+    assert slurm.number(number) == "7"
+
+
+def test_another_batch_system_is_named(tmp_path, monkeypatch):
+    (tmp_path / "bsub").write_text("#!/bin/sh\n")
+    (tmp_path / "bsub").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert slurm.none_in_reach() == "LSF (bsub) is here, but this course speaks Slurm"
 
 
 def test_a_bad_neighbour_is_named_and_stops_nobody(cluster, project, capsys):
@@ -178,7 +237,7 @@ def test_slurms_own_variables_of_the_environment_count_and_are_named(cluster, pr
     assert "invalid partition specified: nowhere" in check(spec(), "generic")[0].message
 
 
-# --- tried, as far as a front end can
+# --- tried, as far as a login node can
 
 
 def findings(cluster_name="throwaway", **words):
@@ -202,9 +261,10 @@ def test_the_setup_lines_and_the_python_of_a_site_are_tried(cluster, project):
     )
     setup = ("echo loading", f"export PYTHONPATH={shlex.quote(str(project))}")
     finding = findings(setup=setup, python=sys.executable)[-1]
-    assert finding.ok and finding.text == f"site mine: its Python is {sys.executable}, with PyTorch 99; 4 GPUs here"
+    there = f"site mine: its Python is {sys.executable}, which sees 4 GPUs here, and its PyTorch is 99"
+    assert finding.ok and finding.text == there
     finding = findings(setup=("true", "module load nowhere", "echo went on >&2"))[-1]
-    assert not finding.ok and finding.text == "site mine: setup line failed: module load nowhere"
+    assert not finding.ok and finding.text.endswith("setup line failed with exit status 127: module load nowhere")
     finding = findings(python="no-such-container python")[-1]
     assert not finding.ok and "no-such-container: command not found" in finding.text and "in a job" in finding.remedy
 
@@ -216,26 +276,6 @@ def test_a_program_that_never_ends_is_not_waited_for():
     begin = time.monotonic()
     assert site_trial.run_bounded(["bash", "-s"], "setsid sleep 6 & sleep 300\n", seconds=0.5)[0] is None
     assert time.monotonic() - begin < 5  # one that left the session keeps the output open
-
-
-def test_ctrl_c_ends_a_program_that_is_tried(tmp_path):
-    """It reaches this process only, not the session of the program."""
-    before = signal.signal(signal.SIGUSR2, signal.default_int_handler)  # a shell's background jobs ignore Ctrl-C itself
-    number = tmp_path / "number"
-
-    def press():
-        end = time.monotonic() + 60
-        while not number.exists() and time.monotonic() < end:
-            time.sleep(0.05)
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR2)
-
-    try:
-        threading.Thread(target=press, daemon=True).start()
-        with pytest.raises(KeyboardInterrupt):
-            site_trial.run_bounded(["bash", "-s"], f"echo $$ > {number}.new; mv {number}.new {number}; sleep 300\n", 90)
-    finally:
-        signal.signal(signal.SIGUSR2, before)
-    assert start_time(int(number.read_text())) is None
 
 
 def test_the_quota_is_what_the_sites_own_command_says(cluster, project):

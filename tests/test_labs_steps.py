@@ -30,13 +30,6 @@ def test_every_moment_of_a_step_belongs_to_one_part():
     assert sum(parts.values()) == 100
 
 
-def test_ranges_are_taken_off_each_other():
-    spans = [(0, 4), (6, 10), (12, 13)]
-    assert profile_parts.subtract(spans, [(9, 12.5), (3, 7), (6.5, 8)]) == [(0, 3), (8, 9), (12.5, 13)]
-    assert profile_parts.subtract(spans, []) == spans and profile_parts.subtract(spans, [(-1, 20)]) == []
-    assert profile_parts.within((1, 9), [(8, 20), (0, 2), (2, 3), (5, 5)]) == [(1, 3), (8, 9)]
-
-
 def test_the_profiler_still_has_the_names_that_are_looked_for():
     """Loading, forward, backward and optimizer of a real step, on one process."""
     model = torch.nn.Linear(300, 300)

@@ -3,7 +3,6 @@
 Debian's Chromium is used (``apt-get install chromium``); nothing is downloaded, and no page may leave the machine.
 """
 
-import json
 import subprocess
 import sys
 import time
@@ -14,20 +13,13 @@ from labserver import lab
 from project import fresh_copy
 from setup_system import find, install_line
 
-from mpdemo.world.launch import free_port
+from mpdemo.world.supervisor import free_port
 
 CHROMIUM = find("chromium")
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason=f"no Chromium; {install_line(['chromium'])}")
 
-FLAGS = [
-    "--no-sandbox",  # CI runs as root, where Chromium refuses its sandbox
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
+QUIET = ("gpu", "quic", "background-networking", "component-update", "sync")
+FLAGS = ["--no-sandbox", "--no-first-run", *(f"--disable-{part}" for part in QUIET)]  # as root, there is no sandbox
 WAIT = 30_000  # ms
 OUTPUT = ".jp-OutputArea"
 CANCEL = "button.jupyter-button:has-text('Cancel')"
@@ -42,7 +34,7 @@ await follow(job)
 """
 AFTER = "print('AFTER', job.state)"
 DOLLARS = """
-from mpdemo.notebook.diff import diff
+from mpdemo.notebook.show import diff
 diff('first $A and $B\\n', 'second $A and $B $C and $D\\n')
 """
 
@@ -63,13 +55,9 @@ def page(server, tmp_path_factory):
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch_persistent_context(
-            str(tmp_path_factory.mktemp("profile")),
-            executable_path=CHROMIUM,
-            headless=True,
-            args=FLAGS,
-            viewport={"width": 1280, "height": 900},
-        )
+        options = {"executable_path": CHROMIUM, "args": FLAGS, "viewport": {"width": 1280, "height": 900}}
+        profile = str(tmp_path_factory.mktemp("profile"))
+        browser = playwright.chromium.launch_persistent_context(profile, headless=True, **options)
         yield browser.pages[0]
         browser.close()
 
@@ -111,20 +99,13 @@ def follow_cells(name, steps, status=0):
     return [FOLLOW.replace("NAME", name).replace("STEPS", str(steps)).replace("STATUS", str(status)), AFTER]
 
 
-def saved(page, project, name):
-    """Save the notebook from the page and read the file."""
-    page.keyboard.press("Control+s")
-    page.wait_for_function("() => !document.querySelector('.jp-mod-dirty')", timeout=WAIT)
-    return nbformat.read(project / "notebooks" / name, as_version=4)
-
-
 def color(page) -> str:
     return page.locator(f"{OUTPUT} svg[role=img]").evaluate("chart => getComputedStyle(chart).color")
 
 
 def test_jobs_are_live_and_then_pictures(page, server, project, outside, tmp_path):
     """One page: formulas, a job that fails, one that is done, and one that lives through a reload and is cancelled."""
-    cells = [DOLLARS, *follow_cells("failed", 5, status=3), *follow_cells("short", 40), *follow_cells("long", 4000)]
+    cells = [DOLLARS, *follow_cells("failed", 5, status=1), *follow_cells("short", 40), *follow_cells("long", 4000)]
     write(project, "flow.ipynb", cells)
     open_notebook(page, server, "flow.ipynb", run=True)
     page.wait_for_selector(f"{OUTPUT} >> text=AFTER failed", timeout=WAIT)
@@ -138,7 +119,9 @@ def test_jobs_are_live_and_then_pictures(page, server, project, outside, tmp_pat
     assert page.locator(f"{OUTPUT} mjx-container").count() == 0  # the dollars are no formula
 
     page.wait_for_selector(f"{OUTPUT} >> text=of 4000, loss", timeout=WAIT)
-    notebook = saved(page, project, "flow.ipynb")
+    page.keyboard.press("Control+s")
+    page.wait_for_function("() => !document.querySelector('.jp-mod-dirty')", timeout=WAIT)
+    notebook = nbformat.read(project / "notebooks" / "flow.ipynb", as_version=4)
     assert "widgets" not in notebook.metadata
     assert [set(output.data) for output in notebook.cells[3].outputs] == [{"text/plain", "image/png"}]
     page.reload()  # the cell still runs in the kernel, and the page finds its view there
@@ -207,9 +190,7 @@ def test_tensorboard_answers_under_the_labs_address(page, server, tensorboard, o
         assert time.monotonic() < deadline
         page.wait_for_timeout(300)
     page.wait_for_selector("text=train/loss", timeout=2 * WAIT)
-    answer = page.request.get(
-        f"{url}/proxy/{tensorboard}/data/plugin/scalars/scalars?tag=train/loss&run=toy/tensorboard"
-    )
-    assert [step for _, step, _ in json.loads(answer.text())] == [1, 2]
+    scalars = f"{url}/proxy/{tensorboard}/data/plugin/scalars/scalars?tag=train/loss&run=toy/tensorboard"
+    assert [step for _, step, _ in page.request.get(scalars).json()] == [1, 2]
     page.goto(f"{url}/proxy/{tensorboard}/#hparams")
     page.wait_for_selector("text=batch_size", timeout=2 * WAIT)

@@ -4,7 +4,6 @@ import json
 import statistics
 
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from worlds import run_worlds
 
@@ -12,10 +11,7 @@ from mpdemo import paths
 from mpdemo.errors import UserError
 from mpdemo.labs import story as lab
 from mpdemo.notebook import ladder
-from mpdemo.notebook.plots.ladder_so_far import MEMORY
 from mpdemo.notebook.plots.timeline import MESSAGES, OPERATIONS
-from mpdemo.notebook.story import story
-from mpdemo.settings import RUNGS, Settings, checked
 
 MIB = 2**20
 MEASURED = ("ddp", "pipeline")  # rungs
@@ -87,13 +83,6 @@ def test_the_table_has_a_row_for_each_rung_that_has_run_in_the_order_of_the_ladd
     assert html.count("<tr>") == 4 and "533" in html and f"<p>{missing}" in html
 
 
-def test_the_single_device_is_also_known_from_a_rung_that_was_timed_beside_it(runs):
-    runs("speed_ddp", {"rows": [single(0.25), ddp()]})
-    assert [row["images_per_second"] for row in ladder.rows_so_far()] == pytest.approx([256, 64 / 0.12])
-    runs("speed_single", {"rows": [single(0.2)]})
-    assert ladder.rows_so_far()[0]["images_per_second"] == pytest.approx(320)
-
-
 def test_the_chart_has_every_timeline_on_one_axis_and_a_bar_for_each_device(climbed):
     shown = ladder.ladder_chart()
     times, memories = shown.figure.axes[::2], shown.figure.axes[1::2]
@@ -114,23 +103,8 @@ def test_the_chart_has_every_timeline_on_one_axis_and_a_bar_for_each_device(clim
     assert spans == {(0, 120), (0, 40), (40, 100), (60, 80), (100, 115), (115, 120)}  # ms; the first one is the lane
     legend = {text.get_text() for text in shown.figure.legends[0].get_texts()}
     assert legend >= {"forward", "backward", "optimizer", "all-reduce", "idle", "memory: weights"}
-
-
-def test_the_chart_says_its_numbers_in_its_alternative_text_only(climbed, runs):
-    shown = ladder.ladder_chart()
     assert shown.metadata["image/png"]["alt"].startswith("single, 1 device: step 200 ms, peak memory (MiB) 100; ddp")
-    runs("speed_ddp", {"rows": []})
-    assert repr(ladder.ladder_chart()) == repr(shown) == CHART  # the same line, whichever rungs have run
-
-
-def test_the_texts_of_the_chart_are_inside_the_figure(climbed):
-    figure = ladder.ladder_chart().figure
-    figure.draw_without_rendering()
-    renderer = FigureCanvasAgg(figure).get_renderer()
-    texts = [text for axes in figure.axes for text in (axes._left_title, axes.xaxis.label, *axes.texts)]
-    for text in [*texts, *figure.legends[0].get_texts()]:
-        box = text.get_window_extent(renderer)
-        assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= figure.bbox.width and box.y1 <= figure.bbox.height, text
+    assert repr(shown) == CHART
 
 
 def test_the_loss_lies_over_the_single_devices_with_the_largest_difference(climbed):
@@ -187,16 +161,3 @@ def test_a_rung_is_measured_beside_the_single_device_and_shown(rung, projects, m
             assert kinds.count("F") == kinds.count("B") == second["microbatches"] * 2 and kinds[-1] == "O"
     assert repr(ladder.ladder_table()).splitlines()[2].startswith(rung)
     assert len(ladder.ladder_chart().figure.axes) == 4
-
-
-def test_the_memory_of_a_device_falls_where_the_model_is_cut():
-    memory = {rung: lab.device_memory(checked(Settings(**story(rung)))) for rung in RUNGS}
-    peaks = {rung: [sum(d[p] for p in MEMORY) for d in devices] for rung, devices in memory.items()}
-    (whole,) = peaks["single"]
-    weights = memory["single"][0]["weights"]
-    assert [device["weights"] for device in memory["ddp"]] == [weights] * 2  # every device holds the whole model
-    for rung in ("model_parallel", "fsdp", "tensor", "pipeline"):
-        assert sum(device["weights"] for device in memory[rung]) == pytest.approx(weights, rel=0.01)  # few stay whole
-        assert max(peaks[rung]) < 0.7 * whole
-    for rung in ("data_parallel", "ddp"):  # half the images per device
-        assert max(device["activations"] for device in memory[rung]) < 0.7 * memory["single"][0]["activations"]

@@ -5,14 +5,17 @@ only the single device's run, which most compare with, is handed on. Each may ru
 Then the job scripts that it wrote must be the committed ones.
 """
 
+import dataclasses
 import difflib
+import json
 import shutil
 
-import nbformat
 import pytest
 from project import fresh_copy
 
+from mpdemo.jobs.job import RECORD
 from mpdemo.paths import root
+from mpdemo.trainers.course import jobs_of_course
 from notebooks import NBVAL_LIMIT, check, nbval, notebooks
 
 NOTEBOOKS = [str(path.relative_to(root() / "notebooks").with_suffix("")) for path in notebooks()]
@@ -51,7 +54,7 @@ def test_notebook_gives_the_saved_outputs(name, place, tmp_path, trained, reques
     assert done.returncode == 0, f"{done.stdout[-8000:]}\n{done.stderr[-2000:]}"
     if (project / SINGLE / "summary.json").exists() and not kept.exists():
         shutil.copytree(project / SINGLE, kept)
-    problems = changed_scripts(project)
+    problems = [*changed_scripts(project), *changed_jobs(project)]
     assert not problems, "\n".join(problems)
 
 
@@ -71,21 +74,21 @@ def changed_scripts(project) -> list:
     return problems
 
 
+def changed_jobs(project) -> list:
+    """Compare the jobs that the notebook submitted with the list that is rehearsed and rendered."""
+    problems = []
+    for name, spec in jobs_of_course().items():
+        record = project / spec.out / RECORD
+        submitted = json.loads(record.read_text())["spec"] | {"oversubscribe": False} if record.exists() else None
+        if submitted not in (None, json.loads(json.dumps(dataclasses.asdict(spec)))):
+            problems.append(f"slurm/course.toml: {name} is not what the notebook submits: {submitted}")
+    return problems
+
+
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_notebook_is_in_order(name):
     problems = check(root() / "notebooks" / f"{name}.ipynb")
     assert not problems, "\n".join(problems)
-
-
-def test_every_committed_script_is_written_by_a_notebook():
-    sources = "".join(
-        cell.source
-        for path in notebooks()
-        for cell in nbformat.read(path, as_version=4).cells
-        if cell.cell_type == "code"
-    )
-    strangers = [s.name for s in (root() / "slurm").glob("*.sbatch") if s.name not in sources]
-    assert not strangers, f"no notebook writes {strangers}; delete them, or name them in a notebook's submit()"
 
 
 def test_a_changed_script_is_told_line_by_line(tmp_path):

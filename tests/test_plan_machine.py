@@ -16,7 +16,7 @@ from mpdemo.plan import cost, fit, machine, planner
 from mpdemo.plan.case import Case
 from mpdemo.plan.command import plan
 from mpdemo.plan.footprint import estimate, footprints
-from mpdemo.world.launch import PARENT
+from mpdemo.world.launch import ERRORS
 
 SMALL = {"channels": 1, "classes": 10, "image_size": 28, "batch": 8}
 QUESTION = {"image_size": 28, "classes": 10, "channels": 1, "norm": "batch", "optimizer": "sgd", "budget": 10.0}
@@ -66,7 +66,7 @@ def own_model(tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def planned():
     result = plan(model="convnet", schedule="1F1B", microbatches=2, optimizer="adamw", **SMALL)
-    assert PARENT not in os.environ  # a notebook's kernel plans, too, and starts other things afterwards
+    assert ERRORS not in os.environ  # a notebook's kernel plans, too, and starts other things afterwards
     return result
 
 

@@ -170,7 +170,7 @@ def test_the_command_line_plans_an_own_model(own, run_mpdemo):
     limits = ("--devices", "2", "--batch", "16", "--gpu-memory", "769MiB")
     done = run_mpdemo("plan", "--model", f"{own}:words", "--input", "6", "--tokens", *limits)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("ddp: Each of 2 devices") and "take_home/train_ddp.py" in done.stdout
+    assert done.stdout.startswith("ddp: Each of 2 devices") and "scripts/train_ddp.py" in done.stdout
     for wrong, words in (
         (("--model", f"{own}:words"), "needs --input"),
         (("--input", "6"), "belong to a model of your own"),

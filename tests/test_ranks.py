@@ -241,7 +241,10 @@ test(rank, world_size)"""
     ids=["wrong", "another name", "error", "killed", "syntax", "hangs"],
 )  # fmt: skip
 def test_a_wrong_program_is_told_why(program, errors):
-    assert [error for _, _, error in run_program(program, TEST, timeout=4.0)] == errors
+    """Soon: the others are not waited for once a rank has failed."""
+    begin, hangs = time.monotonic(), "After 4 s" in str(errors)
+    assert [error for _, _, error in run_program(program, TEST, timeout=4.0 if hangs else 90.0)] == errors
+    assert time.monotonic() - begin < 60
 
 
 def test_a_right_program_prints_and_returns_and_may_write_files_and_make_its_own_group():

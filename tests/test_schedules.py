@@ -1,6 +1,11 @@
 """Our orders are the library's: the same operations, in the same order, on every rank."""
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import get_schedule_class
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mpdemo.errors import UserError
 from mpdemo.plan import SCHEDULES, placement
@@ -15,19 +20,13 @@ CASES = [
 ]
 
 
-class NotedStage:
-    """Notes every chunk that the library asks a stage to compute."""
+METHODS = {"F": "forward_one_chunk", "B": "backward_one_chunk", "W": "backward_weight_one_chunk"}
 
-    def __init__(self, stage, seen):
-        for kind, method in (
-            ("F", "forward_one_chunk"),
-            ("B", "backward_one_chunk"),
-            ("W", "backward_weight_one_chunk"),
-        ):
-            setattr(stage, method, self.noting(stage, kind, getattr(stage, method), seen))
 
-    @staticmethod
-    def noting(stage, kind, method, seen):
+def note(stage, seen):
+    """Note every chunk that the library asks a stage to compute."""
+
+    def noting(kind, method):
         def noted(chunk, *args, **kwargs):
             split = kind == "B" and not kwargs.get("full_backward", True)
             seen.append(f"{stage.stage_index}{'I' if split else kind}{chunk}")
@@ -35,53 +34,31 @@ class NotedStage:
 
         return noted
 
+    for kind, name in METHODS.items():
+        setattr(stage, name, noting(kind, getattr(stage, name)))
+    return stage
 
-@pytest.fixture
-def library():
+
+def library(schedule, rank, ranks, microbatches, stages_per_rank):
     """Run one rank of a real library schedule: PyTorch's fake process group delivers nothing and waits for nothing."""
-    import torch
-    import torch.distributed as dist
-    from torch.distributed import pipelining
-    from torch.distributed.pipelining.schedules import get_schedule_class
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    def run(schedule, rank, ranks, microbatches, stages_per_rank):
-        dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
-        try:
-            seen, sample = [], torch.zeros(2, 4, requires_grad=True)
-            owners = placement(schedule, ranks, stages_per_rank)
-            stages = [
-                pipelining.PipelineStage(
-                    torch.nn.Linear(4, 4),
-                    s,
-                    len(owners),
-                    torch.device("cpu"),
-                    input_args=(sample,),
-                    output_args=(sample,),
-                )
-                for s in range(len(owners))
-                if owners[s] == rank
-            ]
-            for stage in stages:
-                NotedStage(stage, seen)
-            runner = get_schedule_class(schedule)(
-                stages if stages_per_rank > 1 else stages[0],
-                n_microbatches=microbatches,
-                loss_fn=torch.nn.functional.mse_loss,
-            )
-            batch = torch.zeros(2 * microbatches, 4)
-            runner.step(*((batch,) if owners[0] == rank else ()), target=batch, losses=[])
-            return seen
-        finally:
-            dist.destroy_process_group()
-
-    return run
+    dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
+    try:
+        seen, owners = [], placement(schedule, ranks, stages_per_rank)
+        sample = {name: (torch.zeros(2, 4, requires_grad=True),) for name in ("input_args", "output_args")}
+        place = (len(owners), torch.device("cpu"))
+        numbers = [number for number, owner in enumerate(owners) if owner == rank]
+        stages = [note(PipelineStage(torch.nn.Linear(4, 4), number, *place, **sample), seen) for number in numbers]
+        stages = stages if stages_per_rank > 1 else stages[0]
+        runner = get_schedule_class(schedule)(stages, microbatches, loss_fn=torch.nn.functional.mse_loss)
+        batch = torch.zeros(2 * microbatches, 4)
+        runner.step(*((batch,) if owners[0] == rank else ()), target=batch, losses=[])
+        return seen
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(("schedule", "ranks", "microbatches", "stages"), CASES)
-def test_the_order_is_the_one_that_the_library_runs_and_both_refuse_alike(
-    library, schedule, ranks, microbatches, stages
-):
+def test_the_order_is_the_one_that_the_library_runs_and_both_refuse_alike(schedule, ranks, microbatches, stages):
     try:
         check_schedule(schedule, ranks, microbatches)
     except UserError:

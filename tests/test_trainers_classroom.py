@@ -82,10 +82,8 @@ HERE = {key: value for key, value in JOB.items() if key != "identity"} | {"where
     [
         (JOB, {"summary_json": "{"}),
         (JOB | {"final": None}, {}),
-        (JOB | {"final": {}}, {}),
         (JOB | {"final": "done"}, {}),
         ({**JOB, "script": None}, {"exit-status_txt": "7 x"}),
-        (HERE | {"id": "abc"}, {}),
         (HERE, {"exit-status_json": "{"}),
         (HERE | {"host": "another"}, {}),
     ],

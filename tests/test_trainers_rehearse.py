@@ -2,9 +2,9 @@
 
 import contextlib
 import functools
+import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,22 +16,22 @@ from worker_jobs import until
 from mpdemo import paths
 from mpdemo.errors import UserError
 from mpdemo.jobs import JobSpec, load_site, render
-from mpdemo.trainers.course import jobs_of_course, read_job
+from mpdemo.trainers.course import jobs_of_course
 from mpdemo.trainers.rehearse import STEPS, Trial, smallest
 from mpdemo.trainers.render import hours_at_most
 
 COMMAND = (sys.executable, "-m", "mpdemo", "rehearse")
-JOB_FILES = paths.root() / "slurm"
+TRAIN = {"command": "-m mpdemo train --rung single --out runs/a_course", "out": "runs/a_course"}
 QUICK = "import time; time.sleep({})"
 
 
 def add_job(project, name, code, processes=1, **changes):
-    """Write a job file of the course as a notebook does; return its spec."""
+    """Add a job to the course of a project; return its spec."""
     (project / f"{name}.py").write_text(code)
-    values = {"command": (f"{name}.py",), "out": f"runs/{name}", "processes_per_node": processes} | changes
-    spec = JobSpec(name=name, **values)
-    (project / "slurm" / f"{name}.sbatch").write_text(render(spec, load_site("generic")))
-    return spec
+    values = {"command": f"{name}.py", "out": f"runs/{name}", "processes_per_node": processes} | changes
+    with (project / "slurm/course.toml").open("a") as course:
+        print(f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items()), sep="\n", file=course)
+    return JobSpec(name=name, **values | {"command": (values["command"],)})
 
 
 def rehearse(project, *options, **environment):
@@ -42,39 +42,13 @@ def rehearse(project, *options, **environment):
 # --- the list of the course's jobs
 
 
-def test_every_job_file_of_the_course_is_read_back():
-    files = sorted(file.stem for file in JOB_FILES.glob("*.sbatch"))
+def test_the_list_of_the_course_holds_its_jobs_and_a_wrong_word_is_named(project):
     jobs = jobs_of_course()
-    assert list(jobs) == files and len(files) > 10
-    assert {jobs["03_two_nodes"].world_size, jobs["06_hybrid"].world_size} == {2, 4}
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"launcher": "torchrun", "nodes": 2, "processes_per_node": 2, "cpus_per_process": 3},
-        {"launcher": "torchrun", "command": ("-m", "mpdemo", "a b")},
-        {"gpus_per_process": 2, "signal": "USR1@60", "dependency": "afterok:7", "requeue": True},
-        {"gpus_per_process": 0, "cpus_per_process": 3, "time_limit": "1-00:00:00"},
-    ],
-    ids=str,
-)
-def test_a_job_file_says_all_of_its_spec(changes):
-    spec = JobSpec(**{"name": "toy", "command": ("toy.py", "a b", "it's"), "out": "runs/toy"} | changes)
-    assert read_job(render(spec, load_site("generic"))) == spec
-
-
-def test_another_file_among_them_and_a_job_changed_by_hand_are_named(project):
-    spec = add_job(project, "toy", "pass")
-    assert jobs_of_course()["toy"] == spec
-    text = (project / "slurm/toy.sbatch").read_text()
-    for wrong in (
-        "",
-        "#!/bin/bash\n#SBATCH --nodes=two  # two\nsrun python a.py\n",
-        text.replace("--label", "--labels"),
-    ):
-        (project / "slurm/toy.sbatch").write_text(wrong)
-        with pytest.raises(UserError, match="toy.sbatch is not as its notebook writes it .*another folder"):
+    assert len(jobs) > 10 and {jobs["03_two_nodes"].world_size, jobs["06_hybrid"].world_size} == {2, 4}
+    assert add_job(project, "toy", "pass", nodes=2) == jobs_of_course()["toy"]  # the folder's own list counts
+    for words, said in (("command='a.py'\nnode=2", "unknown name 'node'"), ("nodes=", "Invalid"), ("", "'command'")):
+        (project / "slurm/course.toml").write_text(f"[toy]\nout='a'\n{words}\n")
+        with pytest.raises(UserError, match=f"course.toml .*{said}"):
             jobs_of_course()
 
 
@@ -92,7 +66,7 @@ def test_a_small_job_keeps_its_processes_and_works_in_a_folder_of_its_own():
 
 def test_one_table_says_what_became_of_each_job(cluster, project):
     """One of the course and another are well, one fails with a known error, one has no such nodes, one gives up."""
-    shutil.copy(JOB_FILES / "08_strong_1.sbatch", project / "slurm/a_course.sbatch")
+    add_job(project, "a_course", "", **TRAIN)
     add_job(project, "a_good", QUICK.format(0), processes=2, launcher="torchrun")
     add_job(project, "b_broken", "raise RuntimeError('CUDA out of memory. Tried to allocate 2 GiB')")
     add_job(project, "c_large", QUICK.format(0), nodes=9)

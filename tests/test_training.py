@@ -16,12 +16,12 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from worlds import TRAIN, run_worlds, written
 
-from mpdemo import resume
 from mpdemo.errors import UserError
 from mpdemo.paths import root
 from mpdemo.run import Run, train
 from mpdemo.settings import Settings, checked
 from mpdemo.timeline import read
+from mpdemo.training import checkpoint
 from mpdemo.world.env import World
 
 ROUNDING = 2e-5  # float32, summed in another order
@@ -71,7 +71,7 @@ def summary(out):
 
 
 def tensors(out):
-    return resume.tensors(resume.newest(out))
+    return checkpoint.tensors(checkpoint.newest(out))
 
 
 def same_tensors(one, other):
@@ -245,7 +245,7 @@ def test_adamw_warm_up_and_cosine_are_resumed(runs, jpeg, stop):
     runs("part", **common, resume=str(part))
     assert losses(part) == losses(whole) and epochs(part) == epochs(whole)
     assert same_tensors(part, whole) and "optimizer.state.linear2.0.weight.exp_avg_sq" in tensors(part)
-    small = [resume.read(resume.newest(out))["small"] for out in (part, whole)]
+    small = [checkpoint.read(checkpoint.newest(out))["small"] for out in (part, whole)]
     assert small[0] == small[1] and small[0]["optimizer.state.linear2.0.weight.step"] == 10
 
 
@@ -280,13 +280,6 @@ HANDED = {  # and one of hybrid, sharded and split rungs, in worlds of so many p
     8: (1, {"rung": "single"}),
 }
 HYBRID = {"model": "transformer", "batch_size": 8, "epochs": 1, "log_every": 1} | STORY
-RESNET = {
-    "ddp": {"rung": "ddp", "norm": "group"},
-    "zbv": {"rung": "pipeline", "microbatches": 4, "schedule": "ZBVZeroBubble"},
-    "single in microbatches": {"rung": "single", "microbatches": 4},
-    "single with group norm": {"rung": "single", "norm": "group"},
-    "pipeline one process": {"rung": "pipeline", "form": "one-process", "microbatches": 4},
-}
 
 
 def handed_on(folder, jpeg):
@@ -294,33 +287,10 @@ def handed_on(folder, jpeg):
     runs, before = {}, None
     for stop, rung in PARTS.items():
         resume = {"resume": str(folder / f"to-{before}")} if before else {}
-        out = str(folder / f"to-{stop}")
-        runs[stop] = {
-            "rung": "single",
-            "model": "toy",
-            "epochs": 2,
-            "steps": stop,
-            **STORY,
-            "checkpoint_every": stop,
-            "out": out,
-            **rung,
-            **resume,
-            **jpeg,
-        }
+        where = {"steps": stop, "checkpoint_every": stop, "out": str(folder / f"to-{stop}")}
+        runs[stop] = {"model": "toy", "epochs": 2, **STORY, **where, **rung, **resume, **jpeg}
         before = stop
     return runs
-
-
-def resnet50(jpegs, rung, out):
-    common = {
-        "rung": "single",
-        "model": "resnet50",
-        "dataset": "folder",
-        "data": str(jpegs),
-        "image_size": 64,
-        "batch_size": 8,
-    }
-    return {**common, "steps": 2, "log_every": 1, **rung, "out": str(out)}
 
 
 @pytest.fixture(scope="session")
@@ -339,7 +309,6 @@ def world(tmp_path_factory, jpegs):
             {**common, "steps": 7, "checkpoint_every": 7, "out": part},
             {**common, "epochs": 2, "out": part, "resume": part},
         ]
-    todo += [resnet50(jpegs, RESNET[name], folder / f"resnet50 {name}") for name in ("ddp", "zbv")]
     worlds = [[2, TRAIN, written(folder / "runs.json", todo)]]
     for stop, (processes, rung) in HANDED.items():
         resume = {"resume": str(folder / f"step-{stop - 1}")} if stop > 1 else {}
@@ -371,7 +340,7 @@ def test_world_validates_what_it_saves(world, runs, jpeg, name):
     assert validated["validation_accuracy"] == wanted["validation_accuracy"]
 
 
-def test_any_rung_resumes_any_rungs_checkpoint(world, runs, jpegs, jpeg):
+def test_any_rung_resumes_any_rungs_checkpoint(world, runs, jpeg):
     """One training handed from rung to rung has the losses of one that nobody interrupted."""
     parts = handed_on(world, jpeg)
     for stop in (9, 10):
@@ -410,22 +379,6 @@ def test_the_timeline_of_a_hybrid_has_two_pipelines_and_an_all_reduce_at_their_e
     assert read.step_time(rows) == max(lane[-1]["end"] for lane in work.values())
 
 
-@pytest.mark.parametrize("name", RESNET)
-def test_resnet50_from_jpegs(world, runs, jpegs, name):
-    """Trains, and starts as the single device does that sees the same microbatches."""
-    trained = world / f"resnet50 {name}"
-    if not trained.exists():
-        train(checked(Settings(**resnet50(jpegs, RESNET[name], trained))), World())
-    like = "single with group norm" if RESNET[name].get("norm") else "single in microbatches"
-    wanted = world / f"resnet50 {like}"
-    if not wanted.exists():
-        train(checked(Settings(**resnet50(jpegs, RESNET[like], wanted))), World())
-    assert list(losses(trained)) == [1, 2] and all(map(math.isfinite, losses(trained).values()))
-    assert losses(trained)[1] == pytest.approx(losses(wanted)[1], rel=ROUNDING)
-    assert losses(trained)[2] == pytest.approx(losses(wanted)[2], rel=1e-2)  # batch norm multiplies rounding errors
-    assert summary(trained)["parameters"] == 23_528_522
-
-
 # stopping and waiting
 
 
@@ -451,7 +404,7 @@ def test_sigusr1_leaves_a_checkpoint(words, tmp_path, runs):
     assert child.returncode == 3, stderr
     assert "Traceback" not in stderr
     stopped = max(losses(out))
-    assert resume.newest(out).name == f"step-{stopped:06d}"
+    assert checkpoint.newest(out).name == f"step-{stopped:06d}"
     assert summary(out)["stopped"] is True and summary(out)["steps"] == stopped
     more = {**common, "epochs": None, "steps": stopped + 2}
     assert far(losses(runs("run", **more, resume=str(out))), losses(runs("whole", **more))) < ROUNDING
@@ -483,7 +436,7 @@ def test_the_loop_does_not_wait_every_step(runs, monkeypatch, rung):
     counts = []
     for steps in (10, 50):
         form = "one-process" if rung in ("model_parallel", "pipeline") else None
-        monkeypatch.setattr("mpdemo.stop.INTERVAL", 1e6)  # s; on a busy machine it would come round
+        monkeypatch.setattr("mpdemo.world.collectives.INTERVAL", 1e6)  # s; on a busy machine it would come round
         with CountWaits(monkeypatch) as waits:
             runs(f"run{steps}", rung=rung, form=form, model="toy", batch_size=24, steps=steps, log_every=1000)
         counts.append(waits.count)

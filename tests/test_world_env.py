@@ -10,7 +10,7 @@ import torch
 
 from mpdemo.errors import UserError
 from mpdemo.paths import root
-from mpdemo.world import cores
+from mpdemo.world import devices
 from mpdemo.world.env import read_launcher, where_am_i
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
@@ -115,8 +115,8 @@ def test_gpu_bound_by_slurm_is_number_0(monkeypatch):
 
 def test_a_process_with_two_gpus_begins_with_the_first_of_its_own(monkeypatch):
     from mpdemo.run import local_devices
-    from mpdemo.script import check_gpus
     from mpdemo.settings import Settings, checked
+    from mpdemo.training.command import check_gpus
 
     gpus = FakeGPUs(monkeypatch, 4)
     world = where_am_i(TORCHRUN, devices=2)
@@ -130,8 +130,8 @@ def test_a_process_with_two_gpus_begins_with_the_first_of_its_own(monkeypatch):
 
 
 def test_more_ranks_than_gpus(monkeypatch):
-    from mpdemo.script import check_gpus
     from mpdemo.settings import Settings, checked
+    from mpdemo.training.command import check_gpus
 
     FakeGPUs(monkeypatch, 1)
     with pytest.raises(UserError, match="local rank 1 has no GPU.*2 processes on this node, 1 GPUs visible"):
@@ -142,11 +142,10 @@ def test_more_ranks_than_gpus(monkeypatch):
 
 CLAIM = """
 import os, sys, torch
-from mpdemo.world import cores
-from mpdemo.world.env import World
-cores.LOCK = sys.argv[1]
-world = World(rank=1, world_size=int(sys.argv[2]), local_rank=1, local_world_size=int(sys.argv[2]))
-cores.claim_cores(world, int(sys.argv[3]))
+from mpdemo.world import env
+env.LOCK = sys.argv[1]
+world = env.World(rank=1, world_size=int(sys.argv[2]), local_rank=1, local_world_size=int(sys.argv[2]))
+env.claim_cores(world, int(sys.argv[3]))
 print(sorted(os.sched_getaffinity(0)), torch.get_num_threads(), flush=True)
 sys.stdin.read()
 """
@@ -206,9 +205,9 @@ def test_a_process_that_drives_several_devices_takes_all_their_cores_or_none(cla
     ids=["four on two", "some pinned", "one each", "two machines"],
 )
 def test_cores_are_shared_where_all_machines_have_fewer_than_processes(ranks, shared, monkeypatch):
-    assert cores.shared_cores() is None
-    monkeypatch.setattr(cores, "gather_objects", lambda value: ranks)
-    assert cores.shared_cores() == shared
+    assert devices.shared_cores() is None
+    monkeypatch.setattr("mpdemo.world.collectives.gather_objects", lambda value: ranks)
+    assert devices.shared_cores() == shared
 
 
 JOB = f"""#!/bin/bash

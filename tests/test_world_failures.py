@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from mpdemo.paths import root
-from mpdemo.world.launch import torchrun_arguments
 
 SOON = 10  # seconds from the failure to the end of everything
 DDP = ["--rung", "ddp", "--model", "toy"]
@@ -106,7 +105,7 @@ def test_a_torchrun_that_is_killed_leaves_no_rank_behind(moment, tmp_path):
     """Started by hand, it has no supervisor; by itself it would leave them."""
     out = tmp_path / "run"
     words = ["-m", "mpdemo", "train", *DDP, "--epochs", "10000", "--log-every", "1"]
-    child = begin(["-m", "torch.distributed.run", *torchrun_arguments(words, 2)], out)
+    child = begin(["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *words], out)
     try:
         ready = {"its ranks begin": lambda: len(processes_of(str(out))) == 3, "they train": lambda: steps_done(out)}
         assert wait_for(ready[moment], 60)

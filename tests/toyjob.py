@@ -1,4 +1,4 @@
-"""A job of about a second with the interface of the package's jobs, for the tests of the live view.
+"""A job of about a second for the tests of the live view: a process that is its own supervisor.
 
 python tests/toyjob.py OUT STEPS SECONDS_PER_STEP [EXIT_STATUS]
 """
@@ -10,54 +10,26 @@ import sys
 import time
 from pathlib import Path
 
+from mpdemo.jobs import Job
+from mpdemo.jobs.local_job import HERE, LOG, STATUS
+from mpdemo.world.processes import start_time
 
-class ToyJob:
-    """A child process that writes metrics and a log, and can be cancelled."""
 
-    where, queue, name = "this machine", None, "toy"
+class ToyJob(Job):
+    """A job whose process writes metrics, a log and how it ended."""
 
     def __init__(self, out, steps=20, pause=0.05, status=0):
-        self.out = Path(out)
-        self.out.mkdir(parents=True, exist_ok=True)
-        self.begin, self.cancelled = time.time(), False
+        out = Path(out)
+        out.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, __file__, str(out), str(steps), str(pause), str(status)]
-        with open(self.out / "log.txt", "wb") as log:
+        with open(out / LOG, "wb") as log:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
-        self.id = self.process.pid
-
-    @property
-    def finished(self):
-        return self.process.poll() is not None
-
-    @property
-    def state(self):
-        if not self.finished:
-            return "running"
-        return "cancelled" if self.cancelled else "failed" if self.process.returncode else "done"
-
-    @property
-    def reason(self):
-        return "exit status 3" if self.state == "failed" else ""
-
-    @property
-    def run_time(self):
-        return time.time() - self.begin
-
-    def log(self):
-        return (self.out / "log.txt").read_bytes().decode()  # keeps the carriage returns
-
-    def metrics(self):
-        file = self.out / "metrics.jsonl"
-        lines = file.read_text().split("\n")[:-1] if file.exists() else []
-        return [json.loads(line) for line in lines]
-
-    def cancel(self):
-        self.cancelled = True
-        self.process.terminate()
+        record = {"id": self.process.pid, "started": start_time(self.process.pid), "where": HERE, "scratch": ""}
+        super().__init__(record | {"spec": {"name": "toy"}, "script": "none", "submitted": time.time()}, out)
 
 
 def main(out, steps, pause, status):
-    """Write what a training writes, one step per `pause` seconds."""
+    """Write what a training writes, one step per `pause` seconds, and what its supervisor would write."""
     with open(Path(out) / "metrics.jsonl", "w", buffering=1) as file:
         for step in range(1, int(steps) + 1):
             time.sleep(float(pause))
@@ -66,8 +38,11 @@ def main(out, steps, pause, status):
             file.write(json.dumps(row) + "\n")
             print(f"\rtoy: {step}/{steps}", end="", flush=True)
     print("\nthe last line", flush=True)
-    return int(status)
+    end = {"how": "ended", "exit_status": int(status), "run_time": float(pause) * int(steps)}
+    part = Path(out, "part")
+    part.write_text(json.dumps(end))
+    part.replace(Path(out, STATUS))
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    main(*sys.argv[1:])

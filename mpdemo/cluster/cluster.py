@@ -69,10 +69,9 @@ class Cluster(Daemons):
         """Start munged, the controller, the nodes; each is waited for before the next."""
         if self.bridge:
             isolation.make_bridge(self.bridge, self.subnet)
-        files = {"key-file": "munge.key", "socket": "munge.sock", "pid-file": "munged.pid", "seed-file": "munged.seed"}
-        files |= {"log-file": "log/munged.log"}
-        options = ["--force", "--num-threads=4", "--group-update-time=-1"]
-        options += [f"--{option}={self.folder / file}" for option, file in files.items()]
+        files = {"key": "munge.key", "pid": "munged.pid", "seed": "munged.seed", "log": "log/munged.log"}
+        options = [f"--{option}-file={self.folder / file}" for option, file in files.items()]
+        options += [f"--socket={self.folder}/munge.sock", "--force", "--num-threads=4", "--group-update-time=-1"]
         self.start("munged", ["munged", "-F", *options])
         self.wait_for("munged", (self.folder / "munge.sock").exists)
         self.start_controller()

@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 from mpdemo.cluster import Cluster
 from mpdemo.cluster.shape import shape_of, stand_in, write_site
@@ -75,20 +76,20 @@ def variables(cluster, site) -> dict:
 
     Says on stderr what was started, and which words of the site file nothing here checks.
     """
-    print(f"cluster of {len(cluster.nodes)} nodes in {cluster.folder} (network: {cluster.network})", file=sys.stderr)
+    said = [f"cluster of {len(cluster.nodes)} nodes in {cluster.folder} (network: {cluster.network})"]
     if cluster.network == "none":
-        print("node names do not resolve here (unshare is refused): jobs over two nodes cannot meet", file=sys.stderr)
-    if site is None:
-        return cluster.environ
-    local, left_out = stand_in(site, cluster.knows)
-    file = cluster.folder / f"{local.name}.toml"
-    write_site(local, file)
-    print(f"its shape is that of {site.name}; MPDEMO_SITE is a stand-in for the site's file", file=sys.stderr)
-    if unchecked := [word for word in ("account", "qos") if getattr(site, word)]:
-        print(f"accepted with any value: {', '.join(unchecked)}", file=sys.stderr)
-    if left_out:
-        print(f"left out (only the site has it): {', '.join(left_out)}", file=sys.stderr)
-    return cluster.environ | {"MPDEMO_SITE": str(file)}
+        said.append("node names do not resolve here (unshare is refused): jobs over two nodes cannot meet")
+    environ = cluster.environ
+    if site:
+        local, left_out = stand_in(site, cluster.knows)
+        environ = environ | {"MPDEMO_SITE": f"{cluster.folder}/{local.name}.toml"}
+        write_site(local, Path(environ["MPDEMO_SITE"]))
+        said.append(f"its shape is that of {site.name}; MPDEMO_SITE is a stand-in for the site's file")
+        unchecked = [word for word in ("account", "qos") if getattr(site, word)]
+        lists = {"accepted with any value": unchecked, "left out (only the site has it)": left_out}
+        said += [f"{what}: {', '.join(words)}" for what, words in lists.items() if words]
+    print(*said, sep="\n", file=sys.stderr)
+    return environ
 
 
 def run_command(command, environ) -> int:

@@ -61,14 +61,13 @@ MailProg=/bin/true
 
 def write_configuration(cluster, cpus, gpus, memory, wanted):
     """Write slurm.conf, gres.conf, munge's key and the nodes' /etc/hosts; the arguments are those of `Cluster.up`."""
-    folder, host = cluster.folder, socket.gethostname().split(".")[0]
+    folder, host, count = cluster.folder, socket.gethostname().split(".")[0], len(cluster.nodes)
     for name in ("state", "log", "spool", "gpu"):
         (folder / name).mkdir()
     for index in range(gpus):  # a GPU needs a device file: Slurm refuses a bare count
         (folder / "gpu" / f"nvidia{index}").symlink_to("/dev/null")
-    nodes = f"node[1-{len(cluster.nodes)}]"
-    kind = f" Type={wanted['gpu_type']}" if wanted.get("gpu_type") else ""
-    gres = f"NodeName={nodes} Name=gpu{kind} File={folder}/gpu/nvidia[0-{gpus - 1}]\n" if gpus else ""
+    nodes, kind = f"NodeName=node[1-{count}]", wanted.get("gpu_type")
+    gres = f"{nodes} Name=gpu{f' Type={kind}' if kind else ''} File={folder}/gpu/nvidia[0-{gpus - 1}]\n" if gpus else ""
     (folder / "gres.conf").write_text(gres)
     (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
     (folder / "munge.key").touch(0o600)
@@ -76,9 +75,12 @@ def write_configuration(cluster, cpus, gpus, memory, wanted):
     settings = {"name": CLUSTER_NAME, "host": host, "user": user_name(), "cluster": cluster, "folder": folder}
     settings |= {"licenses": ",".join(f"{name}:1000" for name in sorted({"seat", *wanted.get("licenses", [])}))}
     text = SLURM_CONF.format(**settings, memory_per_cpu=max(1, memory // cpus))
-    text += f"NodeName={nodes} CPUs={cpus} RealMemory={memory} {node_options(cluster, host, gpus, wanted)}\n"
-    text += "".join(partition_lines(wanted))
-    (folder / "slurm.conf").write_text(text)
+    address = f"NodeHostname={host}" if cluster.network == "none" else f"NodeAddr={cluster.subnet}.[11-{10 + count}]"
+    options = [nodes, f"CPUs={cpus}", f"RealMemory={memory}", address]
+    options += [f"Port=[{cluster.port + 1}-{cluster.port + count}]"]
+    options += [f"Gres=gpu:{f'{kind}:' if kind else ''}{gpus}"] if gpus else []
+    options += [f"Feature={','.join(sorted(wanted['features']))}"] if wanted.get("features") else []
+    (folder / "slurm.conf").write_text("\n".join([text + " ".join(options), *partition_lines(wanted), ""]))
     # A second name with an "i", or with the site's own suffix: there the nodes are reached over the fast network.
     suffix = wanted.get("suffix") or "i"
     table = ["127.0.0.1 localhost", f"{cluster.controller} {host}"]
@@ -91,19 +93,8 @@ def partition_lines(wanted) -> list[str]:
     default = wanted.get("default", "debug")
     limit = f"MaxTime={wanted['max_time']}" if wanted.get("max_time") else "MaxTime=INFINITE DefaultTime=10"
     names = [f"{default} Default=YES", *sorted(set(wanted.get("partitions", [])) - {default})]
-    lines = [f"PartitionName={name} Nodes=ALL {limit} State=UP\n" for name in names]
-    return lines + [f"PartitionName={name} Nodes=ALL PriorityTier=9 State=UP\n" for name in wanted.get("urgent", [])]
-
-
-def node_options(cluster, host, gpus, wanted) -> str:
-    """Return the addresses, ports, GPUs and features of all nodes, as slurm.conf describes them."""
-    count = len(cluster.nodes)
-    address = f"NodeHostname={host}" if cluster.network == "none" else f"NodeAddr={cluster.subnet}.[11-{10 + count}]"
-    options = [address, f"Port=[{cluster.port + 1}-{cluster.port + count}]"]
-    kind = f"{wanted['gpu_type']}:" if wanted.get("gpu_type") else ""
-    options += [f"Gres=gpu:{kind}{gpus}"] if gpus else []
-    options += [f"Feature={','.join(sorted(wanted['features']))}"] if wanted.get("features") else []
-    return " ".join(options)
+    lines = [f"PartitionName={name} Nodes=ALL {limit} State=UP" for name in names]
+    return lines + [f"PartitionName={name} Nodes=ALL PriorityTier=9 State=UP" for name in wanted.get("urgent", [])]
 
 
 def user_name() -> str:

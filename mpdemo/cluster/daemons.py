@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import time
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import psutil
@@ -63,9 +63,7 @@ class Daemons:
 
     def save(self):
         """Write into the cluster's folder what `Cluster.load` reads."""
-        (self.folder / STATE_FILE).write_text(
-            json.dumps({f.name: getattr(self, f.name) for f in fields(self)}, default=str)
-        )
+        (self.folder / STATE_FILE).write_text(json.dumps(asdict(self), default=str))
 
     def start(self, name, command):
         """Start a daemon in the background and return its process number."""

@@ -10,20 +10,20 @@ import json
 import re
 
 from mpdemo.cluster.config import CLUSTER_NAME
-from mpdemo.jobs.site import feature_names
+from mpdemo.jobs.site import feature_names, partitions
 
 LEAST_MEMORY = 180_000  # MiB of a node if the site file does not say how much it has
 MIB = {"K": 2**-10, "M": 1, "G": 2**10, "T": 2**20}
-OF_THE_SITE = ("setup", "python", "each_task", "scratch", "quota")  # words about what is installed there
+OF_THE_SITE = ("setup", "python", "scratch", "quota")  # words about what is installed there
+AWAY = ("--clusters=", "--gres=", "--export=")  # other clusters, local disks, and what setup lines put right
 OPTION_LISTS = {"extra": "sbatch", "srun_options": "srun", "binding": "srun"}
 
 
 def shape_of(site) -> dict:
     """Return the arguments of `mpdemo.cluster.Cluster.up` that give a cluster the shape of a site."""
-    partitions = [name for name in site.partition.split(",") if name]
     wanted = {
-        "partitions": partitions,
-        "default": partitions[0] if partitions else "debug",
+        "partitions": partitions(site),
+        "default": next(iter(partitions(site)), "debug"),
         "max_time": site.max_time,
         "features": {name for text in (site.constraint, *site.features) for name in feature_names(text)},
         "reservations": [site.reservation] if site.reservation else [],
@@ -52,14 +52,14 @@ def memory_of(site) -> int:
 def stand_in(site, knows):
     """Return the site as this machine can run its jobs, and the words of its file that are left out.
 
-    `knows` is `Cluster.knows`: options that the site's own plugins add, and `OF_THE_SITE`, are left out.
+    `knows` is `Cluster.knows`: options that the site's own plugins add, `AWAY` and `OF_THE_SITE` are left out.
     """
     plain = type(site)(site.name)
     changes = {word: getattr(plain, word) for word in OF_THE_SITE if getattr(site, word) != getattr(plain, word)}
     left_out = list(changes)
     for word, program in OPTION_LISTS.items():
         options = getattr(site, word)
-        changes[word] = tuple(option for option in options if knows(program, option))
+        changes[word] = tuple(option for option in options if knows(program, option) and not option.startswith(AWAY))
         left_out += [option.split("=")[0] for option in options if option not in changes[word]]
     changes |= {"name": f"{site.name}-throwaway", "cluster_names": (CLUSTER_NAME,)}
     changes |= {"polling_seconds": 1, "inside_a_job": "queue"}
@@ -69,6 +69,6 @@ def stand_in(site, knows):
 def write_site(site, file):
     """Write a site file."""
     values = {key: value for key, value in dataclasses.asdict(site).items() if key != "name"}
-    # A text, a number, a truth value and a list of texts are the same in JSON and in TOML.
-    lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values.items()]
-    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    # All is the same in JSON and in TOML, but for the names in a row of small_jobs.
+    lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in values.items()]
+    file.write_text("".join(re.sub(r'"(\w+)": ', r"\1 = ", line) for line in lines), encoding="utf-8")

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from mpdemo.data.images import augmented, normalise, plain
+from mpdemo.data.images import ClassFolders, augmented, normalise, plain, tell_left_out
 from mpdemo.errors import UserError
 
 # mean and standard deviation of the training images' pixels (0 to 1), one value per channel
@@ -96,11 +96,11 @@ def load(dataset, path=None, image_size=28, seed=0) -> SplitDataset:
     if path is None:
         raise UserError(f"--dataset {dataset} needs --data PATH or MPDEMO_DATA; expected: {LAYOUTS[dataset]}")
     path = Path(path)
-    if not path.is_dir() or not any(path.iterdir()):
-        problem = "is empty" if path.is_dir() else "is a file" if path.exists() else "does not exist"
-        raise UserError(f"data folder {path} {problem}; expected: {LAYOUTS[dataset]}")
     opener = {"mnist": _mnist, "imagenet": _imagenet, "folder": _folder}[dataset]
     try:
+        if not path.is_dir() or not any(path.iterdir()):
+            problem = "is empty" if path.is_dir() else "is a file" if path.exists() else "does not exist"
+            raise UserError(f"data folder {path} {problem}; expected: {LAYOUTS[dataset]}")
         return opener(path, image_size, seed)
     except (RuntimeError, OSError, ImportError) as error:  # what torchvision raises; it reads the devkit with scipy
         reason = str(error).splitlines()[0]
@@ -138,19 +138,19 @@ def _imagenet(path, image_size, seed) -> SplitDataset:
 
 def _folder(path, image_size, seed) -> SplitDataset:
     """Class folders; without train/ and val/ one image in ten is kept for validation."""
-    from torchvision.datasets import ImageFolder
-
     parts = [name for name in ("train", "val") if (path / name).is_dir()]
     if len(parts) == 1:
         raise UserError(f"data folder {path} has {parts[0]}/ only; expected: {LAYOUTS['folder']}")
     folders = [path / part for part in parts] or [path, path]
     readers = [partial(reader, size=image_size) for reader in (augmented, plain)]
-    train, validation = (ImageFolder(part, loader=reader) for part, reader in zip(folders, readers, strict=True))
+    train, validation = map(ClassFolders, folders, readers)
     classes = train.classes
+    tell_left_out(path, train.left_out + validation.left_out if parts else train.left_out)
     if classes != validation.classes:
         raise UserError(f"{path}/train and {path}/val must hold the same class folders; expected: {LAYOUTS['folder']}")
     if len(classes) < 2:
-        raise UserError(f"data folder {path} has one class, {classes[0]!r}; expected: {LAYOUTS['folder']}")
+        has = f"one class, {classes[0]!r}" if classes else "no class folder"
+        raise UserError(f"data folder {path} has {has}; expected: {LAYOUTS['folder']}")
     if not parts:
         order = torch.randperm(len(train), generator=torch.Generator().manual_seed(seed)).tolist()
         count = max(1, len(order) // 10)

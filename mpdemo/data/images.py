@@ -6,17 +6,70 @@ needs is decoded at 1/2, 1/4 or 1/8 of its size. Taught in notebooks/08_scaling.
 
 import io
 import math
+import os
+import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image, UnidentifiedImageError
 from torch.nn.functional import interpolate
+from torch.utils.data import Dataset
 
 from mpdemo.errors import UserError
 
 UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)  # what PIL raises
+READ = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", ".webp")  # what the names of images end in
 AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)  # of a random crop: its share of the image, its width over its height
+
+
+class ClassFolders(Dataset):
+    """Images in one folder per class, as torchvision's ImageFolder, but no hidden folder, and every folder once.
+
+    So a link that leads back to the data folder, to a class or to what was seen already is not followed.
+    """
+
+    def __init__(self, folder, reader):
+        self.reader, self.samples, self.left_out = reader, [], Counter()
+        top, classes = os.path.realpath(folder), {}  # real path -> path, the folder before links to it
+        for entry in sorted(os.scandir(folder), key=lambda entry: (entry.is_symlink(), entry.name)):
+            real = os.path.realpath(entry.path)
+            if entry.is_dir() and entry.name[0] != "." and os.path.commonpath([top, real]) != real:
+                classes.setdefault(real, entry.path)
+        self.classes, seen = sorted(map(os.path.basename, classes.values())), {top, *classes}
+        for label, path in enumerate(sorted(classes.values())):
+            images = list(self._images_below(path, seen))
+            if not images:
+                raise UserError(f"class folder {path} holds no image ({', '.join(READ)}); remove it")
+            self.samples += [(image, label) for image in images]
+        self.targets = [label for _, label in self.samples]
+
+    def _images_below(self, top, seen):
+        for here, folders, names in os.walk(top, followlinks=True):
+            inside = {os.path.realpath(os.path.join(here, name)): name for name in sorted(folders) if name[0] != "."}
+            folders[:] = [name for real, name in inside.items() if real not in seen]
+            seen.update(inside)
+            for name in sorted(name for name in names if name[0] != "."):
+                path, ending = os.path.join(here, name), os.path.splitext(name)[1].lower()
+                if ending in READ and os.path.isfile(path):  # no pipe, which would wait for ever
+                    yield path
+                else:
+                    self.left_out[ending] += 1
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, index):
+        path, label = self.samples[index]
+        return self.reader(path), label
+
+
+def tell_left_out(folder, left_out):
+    """Say once how many files are not read, and what their names end in."""
+    if left_out and os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
+        kinds = ", ".join(f"{count} {ending or 'without an ending'}" for ending, count in left_out.most_common(5))
+        print(f"mpdemo: {left_out.total()} files in {folder} are not read: {kinds}", file=sys.stderr)
 
 
 def augmented(path, size) -> torch.Tensor:
@@ -33,7 +86,8 @@ def plain(path, size) -> torch.Tensor:
 def read(path, size, box_of) -> torch.Tensor:
     """Read the part ``box_of(image)`` = (left, top, width, height) of a file; grey and CMYK images become RGB."""
     try:
-        with Image.open(io.BytesIO(Path(path).read_bytes())) as image:
+        with Image.open(io.BytesIO(Path(path).read_bytes())) as file:
+            image = eight_bits(file, path)
             left, top, width, height = box_of(image)
             whole = image.width
             # JPEG alone can decode at a reduced size that still has `size` pixels per side of the box
@@ -47,6 +101,23 @@ def read(path, size, box_of) -> torch.Tensor:
     # (1, 3, H, W), the three channels of a pixel side by side
     pixels = torch.from_numpy(part).permute(2, 0, 1)[None]
     return interpolate(pixels, (size, size), mode="bilinear", antialias=True)[0].permute(1, 2, 0)
+
+
+def eight_bits(image, path):
+    """Return an image of 16 bits per pixel scaled to 8, which PIL would cut off at 255; any other as it is.
+
+    Raises
+    ------
+    UserError
+        It has 32 bits, and no file format says what is white.
+    """
+    if image.mode.startswith("I;16") or image.mode == "I" and image.format in ("PNG", "PPM"):  # by older PILs
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise UserError(
+            f"image file {path} has 32 bits per pixel, and nothing says what is white; save it with 8 or 16"
+        )
+    return image
 
 
 def _why(error) -> str:

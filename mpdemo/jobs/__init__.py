@@ -5,7 +5,7 @@
     job = submit(spec)
     job.wait(timeout=300)
 
-Imports neither PyTorch nor matplotlib, so it runs on a front end with little memory.
+Imports neither PyTorch nor matplotlib, so it runs on a login node with little memory.
 """
 
 from mpdemo.jobs.check import check

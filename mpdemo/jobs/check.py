@@ -1,25 +1,18 @@
-"""Find what Slurm would refuse, or silently ignore, before it is submitted."""
+"""Find what Slurm or bash would refuse, or silently ignore, before it is submitted."""
 
-import argparse
 import re
 import shlex
+import subprocess
 from dataclasses import dataclass
 
 from mpdemo import paths
-from mpdemo.jobs import slurm, times
-from mpdemo.jobs.sbatch_text import render
+from mpdemo.jobs import slurm
+from mpdemo.jobs.sbatch_text import fitted, render
 from mpdemo.jobs.site import Site, load_site
 from mpdemo.jobs.spec import JobSpec
 
-# The options that are looked at here and by the exercises, as sbatch lets one write them; others are skipped.
-OPTIONS = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-SHORT = {"c": "cpus-per-task", "t": "time", "o": "output", "e": "error", "N": "nodes"}
-for option in ("ntasks-per-node", "gres", "gpus-per-node", "gpus-per-task", "signal"):
-    OPTIONS.add_argument(f"--{option}", dest=option)
-for short, option in SHORT.items():
-    OPTIONS.add_argument(f"-{short}", f"--{option}", dest=option)
-for option, value in {"requeue": "yes", "no-requeue": "no"}.items():
-    OPTIONS.add_argument(f"--{option}", dest="requeue", action="store_const", const=value)
+SHORT = {"c": "cpus-per-task", "t": "time", "o": "output", "e": "error", "N": "nodes", "J": "job-name", "n": "ntasks"}
+SHORT |= {"A": "account", "p": "partition", "q": "qos", "C": "constraint", "G": "gpus", "M": "clusters", "D": "chdir"}
 
 
 @dataclass(frozen=True)
@@ -36,7 +29,7 @@ class Problem:
 
 
 def check(job, site=None, ask_slurm=True) -> list[Problem]:
-    """Check a spec, or the text of an sbatch file, against a site.
+    """Check a spec, or the text of a batch script, against a site; an empty list means that nothing was found.
 
     Parameters
     ----------
@@ -45,17 +38,12 @@ def check(job, site=None, ask_slurm=True) -> list[Problem]:
     site : Site or str, optional
     ask_slurm : bool
         Where a Slurm is in reach, also let it judge (``sbatch --test-only``).
-
-    Returns
-    -------
-    list of Problem
-        Empty if nothing was found.
     """
     site = site if isinstance(site, Site) else load_site(site)
     is_spec = isinstance(job, JobSpec)
-    text = render(job, site) if is_spec else job
+    text, site = (render(job, site), fitted(job, site)[1]) if is_spec else (job, site)
     script = Script(text)
-    problems = [*script.problems, *shape(script, site), *time_limit(script, site)]
+    problems = [*script.problems, *shape(script, site), *time_limit(script, site), *syntax(text)]
     problems += [] if is_spec else log_folder(script)
     if ask_slurm and not problems and slurm.in_reach():
         try:
@@ -69,7 +57,7 @@ class Script:
     """An sbatch file's directives as Slurm reads them, with their lines."""
 
     def __init__(self, text):
-        self.options = {}  # long name of an option in `OPTIONS` -> (value, line number); the last of several counts
+        self.options = {}  # long name of an option -> (value, line number); the last of several counts
         self.problems = []  # directives that Slurm would ignore, and a first line it would refuse
         self.launcher = "torchrun" if re.search(r"torch\.distributed\.run|\btorchrun\b", text) else "srun"
         if "\r\n" in text:
@@ -92,18 +80,25 @@ class Script:
         self.problems.append(Problem(line, message, fix))
 
     def _read(self, number, text):
-        """Note the options of a directive."""
+        """Note the options of a directive; one that is there already is a problem."""
         try:
-            given, _ = OPTIONS.parse_known_args(shlex.split(text, comments=True))
-        except argparse.ArgumentError as error:
-            self._problem(number, str(error), "give it a value")
+            given = directive_options(shlex.split(text, comments=True))
         except ValueError as error:
+            given = []
             self._problem(number, f"quotes do not match ({error})", "close the quotes")
-        else:
-            self.options |= {name: (value, number) for name, value in vars(given).items() if value is not None}
+        for name, value in given:
+            if value is None and name in SHORT.values():
+                self._problem(number, f"--{name} expects a value", "give it a value")
+            elif name in self.options:
+                twice = f"--{name} is there twice (also in line {self.line(name)}): Slurm takes the last one only"
+                self._problem(number, twice, "leave one of them")
+            else:
+                self.options[name] = (value or "", number)
 
     def value(self, name) -> str:
-        """Return what an option is set to; empty if it is not given."""
+        """Return what an option is set to; empty if it is not given. ``requeue`` is yes, no or empty."""
+        if name == "requeue":
+            return "no" if "no-requeue" in self.options else "yes" if "requeue" in self.options else ""
         return self.options.get(name, ("", None))[0]
 
     def number(self, name) -> int:
@@ -117,12 +112,39 @@ class Script:
 
     def gpus_per_node(self, tasks) -> int:
         """Return the GPUs requested on each node, whichever way."""
-        for name, factor in (("gres", 1), ("gpus-per-node", 1), ("gpus-per-task", tasks)):
-            value = self.value(name)
-            if value and (name != "gres" or value.startswith("gpu")):
-                last = value.split(":")[-1]
-                return factor * (int(last) if last.isdigit() else 1)
-        return 0
+        gpus = next((part for part in self.value("gres").split(",") if part.startswith("gpu")), "")
+        for value, factor in ((gpus, 1), (self.value("gpus-per-node"), 1), (self.value("gpus-per-task"), tasks)):
+            if value:
+                return factor * last_number(value)
+        return last_number(self.value("gpus")) // self.number("nodes") if "gpus" in self.options else 0
+
+
+def directive_options(words) -> list[tuple]:
+    """Return the options in a directive: long name (a short one's too, where it is in `SHORT`), and value or None."""
+    found = []
+    for word in words:
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            found.append((name, value if equals else None))
+        elif word.startswith("-") and len(word) > 1:
+            found.append((SHORT.get(word[1], word[1]), word[2:] or None))
+        elif found and found[-1][1] is None:
+            found[-1] = (found[-1][0], word)
+    return found
+
+
+def last_number(text) -> int:
+    """Return the number in ``gpu:a100:4`` or ``a100:4``; a model alone is one."""
+    last = text.split(":")[-1]
+    return int(last) if last.isdigit() else 1
+
+
+def syntax(text) -> list[Problem]:
+    """Let bash read the script without running it; it reports the first line that it cannot read."""
+    said = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True, timeout=30).stderr
+    if match := re.search(r"line (\d+): (.*)", said):
+        return [Problem(int(match[1]), f"bash cannot read it: {match[2]}", "look at quotes, brackets and ; there")]
+    return []
 
 
 def shape(script, site) -> list[Problem]:
@@ -131,7 +153,7 @@ def shape(script, site) -> list[Problem]:
     gpus = script.gpus_per_node(tasks)
     problems = []
     if gpus > site.gpus_per_node:
-        line = script.line("gres", "gpus-per-node", "gpus-per-task")
+        line = script.line("gres", "gpus", "gpus-per-node", "gpus-per-task")
         fix = f"at most {site.gpus_per_node} GPUs per node; take more nodes for more processes"
         problems.append(Problem(line, f"{gpus} GPUs per node, but a node has {site.gpus_per_node}", fix))
     if gpus and script.launcher == "srun" and gpus % tasks:
@@ -142,6 +164,9 @@ def shape(script, site) -> list[Problem]:
         message = f"{tasks} tasks x {cpus} CPUs = {tasks * cpus}, but a node has {site.cores_per_node}"
         fix = f"--cpus-per-task={site.cores_per_node // tasks or 1} or fewer tasks"
         problems.append(Problem(script.line("cpus-per-task", "ntasks-per-node"), message, fix))
+    elif (cores := script.number("nodes") * tasks * cpus) > site.cores_per_job > 0:
+        message = f"{cores} CPUs in all, but a job gets at most {site.cores_per_job} here"
+        problems.append(Problem(script.line("cpus-per-task", "nodes"), message, "fewer nodes, tasks or CPUs per task"))
     return problems
 
 
@@ -149,7 +174,7 @@ def time_limit(script, site) -> list[Problem]:
     """Find a time that Slurm cannot read, or that is over the partition's limit."""
     value, line = script.value("time"), script.line("time")
     try:
-        over = value and times.limit(value) > times.limit(site.max_time or value)
+        over = value and slurm.limit(value) > slurm.limit(site.max_time or value)
     except ValueError as error:
         return [Problem(line, f"time limit: {value!r} {error}", "--time=HH:MM:SS")]
     message = f"time {value} is over the limit here, {site.max_time}"

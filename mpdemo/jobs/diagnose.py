@@ -11,7 +11,7 @@ TORCHRUN = re.compile(  # in its report, the process that failed first
     r"Root Cause.*?^\s*(?:\d+: )?\s*rank\s*:\s*(\d+) \(local_rank: \d+\)\s*\n\s*(?:\d+: )?\s*exitcode\s*:\s*(-?\d+)",
     re.MULTILINE | re.DOTALL,
 )
-OURS = re.compile(r"^mpdemo: rank (\d+) of \d+ ended with exit status (\d+)$", re.MULTILINE)  # mpdemo.launch
+OURS = re.compile(r"^mpdemo: rank (\d+) of \d+ ended with exit status (\d+)$", re.MULTILINE)  # mpdemo.world.supervisor
 SLURMSTEPD = r"^(?:\s*\d+: )?slurmstepd(?:-\S+)?: error: "  # Slurm's own process beside each task
 CANCELLED = re.compile(SLURMSTEPD + r"\*\*\* JOB .*?CANCELLED AT \S+(?: DUE TO ([A-Z ]+?))? \*\*\*", re.MULTILINE)
 MEMORY = re.compile(
@@ -56,7 +56,7 @@ def failure(log, exit_status=None) -> Failure:
 def cause(log) -> str:
     """Return what a launcher said of a failure, and what to do: no program, a failed setup line, no memory."""
     for known in said_by("launcher"):
-        if known.may_be_in(log) and (match := known.pattern.search(log)):
+        if match := known.pattern.search(log):
             return f"{known.what_of(match)}; {known.do}"
     return ""
 

@@ -1,26 +1,25 @@
 """Find the known failures in a log, and say what each one is and what to do: ``python -m mpdemo explain LOGFILE``.
 
-The failures are data, in known_failures.toml. Taught in notebooks/10_when_it_breaks.ipynb.
+The failures are data, in known_failures.toml; how a log is read stands in reading.py. Taught in
+notebooks/10_when_it_breaks.ipynb.
 """
 
 import functools
 import re
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from mpdemo import paths
 from mpdemo.errors import UserError
-from mpdemo.world.failures import lost_a_peer
+from mpdemo.jobs.reading import Log
 
 # In this order: a rank that waited in vain, or lost another one, is seldom the one to blame.
-KINDS = ("cause", "waiting", "consequence", "silent")
-MOST_BYTES = 32 * 2**20  # of a file that are read: of a larger one, its end
+KINDS = ("cause", "waiting", "hint", "vague", "ended", "unknown", "consequence", "silent")
+MOST_BYTES = 64 * 2**20  # of a file that are read: of a larger one, its end
 LONGEST = 240  # characters of a line that are shown
-ERROR = re.compile(
-    r"\b\w*(?:Error|Exception|Interrupt)\b:|\b(?:error|fatal|failed|killed|aborted|segmentation fault)\b", re.I
-)
-TRACEBACK_FILE = re.compile(r'^\W*(?:\[?[\w:]+\]?:? +)?File ".*", line \d+')  # the next line is code, no message
-UNSEEN = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[^\x20-\x7e\xa0-\U0010ffff]")  # colours and control characters
+ALSO = 4  # further findings that are shown, in one line each
+MESSAGE = 12  # lines that the message of an exception may take
 
 
 @dataclass(frozen=True)
@@ -30,18 +29,16 @@ class Known:
     seen: tuple  # messages of which one is in the log, ``...`` for any text; for a silent failure: what one sees
     what: str  # ``...`` stands for the text that the message's last ``...`` stood for
     do: str
-    notebook: str = "00_start_here"  # where it is explained
+    notebook: str = ""  # where it is explained
     kind: str = "cause"  # one of `KINDS`
     by: str = ""  # who says it: "slurm" in refusing a job, "launcher" in starting one; else the processes themselves
 
     @functools.cached_property
     def pattern(self):
         """The compiled expression that finds the message."""
-        return re.compile("|".join(re.escape(words).replace(r"\.\.\.", "(.{0,300})") for words in self.seen))
-
-    def may_be_in(self, text) -> bool:
-        """Whether the longest piece of a message is in a text: much faster than the pattern."""
-        return any(max(words.split("..."), key=len) in text for words in self.seen)
+        texts = [re.escape(words).replace(r"\.\.\.", "(.{0,300}?)") for words in self.seen]
+        texts = [re.sub(r"\?\)$", ")", text) for text in texts]  # at the end, all that is left of the line
+        return re.compile("|".join(re.sub(r"^\\\^", "^", re.sub(r"\\\$$", "$", text)) for text in texts))
 
     def what_of(self, match) -> str:
         """Say what it is, with the text that the message's last ``...`` stood for."""
@@ -56,19 +53,47 @@ def known_failures() -> tuple:
     return tuple(Known(**row | {"seen": tuple(row["seen"])}) for row in rows)
 
 
+@functools.cache
+def _pieces() -> list:
+    """Return the longest piece of each message and the number of its row: a search for them is much faster."""
+    loud = [(number, known) for number, known in enumerate(known_failures()) if known.kind != "silent"]
+    return [(max(words.strip("^$").split("..."), key=len), n) for n, known in loud for words in known.seen]
+
+
+def known_in(line) -> Known | None:
+    """Return the first row of the table whose message is in a line."""
+    numbers = sorted({number for piece, number in _pieces() if piece in line})
+    return next((known_failures()[n] for n in numbers if known_failures()[n].pattern.search(line)), None)
+
+
 def said_by(speaker) -> list:
     """Return the known failures that "slurm" or a "launcher" says."""
     return [known for known in known_failures() if known.by == speaker]
 
 
+def unknown(kind, what, do) -> Known:
+    """Return what stands for a line that no row of the table fits."""
+    return Known((), what, do, kind=kind)
+
+
+UNKNOWN = {  # by what the line looks like: see `Log.messages`
+    "exception": unknown(
+        "cause", "an error in the program", "look at this place; print the values that it uses before"
+    ),
+    "nccl": unknown("hint", "NCCL's own reason", "search for these words and NCCL; NCCL_DEBUG=INFO says more"),
+    "error": unknown("unknown", "a line that looks like an error", "search for its words; read the lines around it"),
+}
+
+
 @dataclass(frozen=True)
 class Finding:
-    """A known failure in a log: the first line that shows it (its number, its text), and how many lines do."""
+    """A failure in a log: the first line that shows it (its number, its text), and how many lines do."""
 
     known: Known
     number: int
     line: str
     count: int = 1
+    place: str = ""  # the user's own file and line, where a traceback names them
 
     @property
     def words(self) -> str:
@@ -82,70 +107,69 @@ class Finding:
 
 
 def find(text) -> list:
-    """Return the `Finding` of each known failure in a log of one or many processes, the first real cause first."""
-    findings = {}
-    lost = next(known for known in known_failures() if known.kind == "consequence")  # the first one there
-    present = [known for known in known_failures() if known.kind != "silent" and known.may_be_in(text)]
-    for number, line in messages(text):
-        known = next((known for known in present if known.pattern.search(line)), lost if lost_a_peer(line) else None)
-        if known:
-            first = findings.get(known)
-            seen = (first.number, first.line, first.count + 1) if first else (number, line)
-            findings[known] = Finding(known, *seen)
-    return sorted(findings.values(), key=lambda finding: KINDS.index(finding.known.kind))
+    """Return the `Finding` of each failure in a log of one or many processes, the first real cause first.
 
-
-def messages(text):
-    """Yield the number and the text of each line that may be a message: no line of code in a traceback."""
-    after_file = False
-    for number, line in enumerate(text.split("\n"), 1):
-        line = UNSEEN.sub("", line.rstrip("\r").rpartition("\r")[2]).strip()  # of a progress bar, its last state
-        if line and not after_file:
-            yield number, line
-        after_file = bool(TRACEBACK_FILE.match(line))
-
-
-def last_error(text, findings=()):
-    """Return number and text of the last line that looks like an error and is none of the known ones, or None.
-
-    Where only consequences are known, an exception that Python reports counts more than any other line.
+    A run that ended well has none: what went wrong before it resumed or went on is no failure.
     """
-    known = {finding.known for finding in findings}
-    lines = [(number, line) for number, line in messages(text) if ERROR.search(line) and not lost_a_peer(line)]
-    lines = [row for row in lines if not any(one.pattern.search(row[1]) for one in known)]
-    exceptions = [row for row in lines if re.search(r"(?:^|[\]:] )[\w.]*(?:Error|Exception): ", row[1])]
-    return (exceptions or lines or [None])[-1]
+    return found_in(Log(text))
+
+
+def found_in(log) -> list:
+    """Return the findings of a `Log`."""
+    seen = []
+    for number, line, says in log.messages():
+        known = known_in(line) or UNKNOWN.get(says.replace("fault", "error"))
+        if known and not (says in ("soft", "nccl", "error") and log.went_on(number)):
+            seen.append((number, known, says))
+    seen = log.since_restart(seen)
+    if log.ended_well([(number, known.kind == "consequence", says) for number, known, says in seen]):
+        return []
+    causes = [number for number, known, _ in seen if known.kind == "cause" and known.seen]
+    findings = {}
+    for number, known, _ in seen:
+        if not known.seen and any(number < other <= number + MESSAGE for other in causes):
+            continue  # the cause is in the exception's own message
+        key = known if known.seen else (known, number)
+        first = findings.get(key) or Finding(known, number + 1, log.line(number), 0, log.places.get(number, ""))
+        findings[key] = replace(first, count=first.count + log.counts[log.keys[number]])
+    return sorted(findings.values(), key=lambda finding: (KINDS.index(finding.known.kind), finding.number))
 
 
 def report(text) -> str:
-    """Return what a log shows, in words: the known failures, or the last line that looks like an error."""
-    findings = find(text)
-    paragraphs = [_paragraph(finding) for finding in findings]
-    if not any(finding.known.kind == "cause" for finding in findings):
-        other = last_error(text, findings)
-        where = (
-            f"The last line that looks like an error:\n{_shown(*other)}" if other else "No line looks like an error."
-        )
-        also = "What follows from it:" if findings and other else ""
-        paragraphs = [f"No known cause in this log. {where}", *filter(None, [also]), *paragraphs]
-    return "\n\n".join(paragraphs)
+    """Return what a log shows, in words: the first cause and what to do, then the rest; or that it ended well."""
+    log = Log(text)
+    findings = found_in(log)
+    if not findings:
+        number, line = log.end
+        if not line:
+            return "This log is empty: the program wrote nothing, or writes to another file."
+        well = "This run ended well" if log.done else "No failure is in this log: the run ended well, or it still runs"
+        return f"{well}. Its last line:\n{_shown(number + 1, line)}"
+    first, *others = findings
+    head = "No cause is in this log, only what follows from one:\n" if first.known.kind == "consequence" else ""
+    also = [_shown(other.number, other.line) for other in others[:ALSO]]
+    return head + _paragraph(first) + ("\n\nAlso in this log:\n" + "\n".join(also) if also else "")
 
 
 def _paragraph(finding) -> str:
     known, more = finding.known, finding.count - 1
-    lines = [_shown(finding.number, finding.line) + (f" (and {more} more)" if more else "")]
-    what = known.what_of(known.pattern.search(finding.line)) if "..." in known.what else known.what
-    return "\n".join(
-        [*lines, f"  what it is: {what}", f"  what to do: {known.do}", f"  read: notebooks/{known.notebook}.ipynb"]
-    )
+    match = known.pattern.search(finding.line) if known.seen else None
+    lines = [_shown(finding.number, finding.line, match.start() if match else 0) + (f" (and {more} more)" * (more > 0))]
+    if finding.place:
+        lines.append(f"  where: {finding.place.replace(f'{paths.root()}/', '')}")
+    lines += [f"  what it is: {known.what_of(match) if match else known.what}", f"  what to do: {known.do}"]
+    return "\n".join(lines + ([f"  read: notebooks/{known.notebook}.ipynb"] if known.notebook else []))
 
 
-def _shown(number, line) -> str:
-    return f"line {number}: {line if len(line) <= LONGEST else line[: LONGEST - 3] + '...'}"
+def _shown(number, line, place=0) -> str:
+    """A line as it is printed: of a long one the part around a place."""
+    start = place - 40 if place > LONGEST // 2 and len(line) > LONGEST else 0
+    part = line[start : start + LONGEST - 8]
+    return f"line {number}: {'... ' * (start > 0)}{line if len(line) <= LONGEST else part + ' ...'}"
 
 
-def read(path) -> str:
-    """Return the text of a log, of a very large one its end; refuse what is missing, no plain file or not text."""
+def read(path) -> bytes:
+    """Return a log, of a very large one its end; refuse what is missing, no plain file or not text."""
     path = Path(path)
     try:
         if not path.is_file():  # a folder, or a pipe that would wait for ever
@@ -158,7 +182,7 @@ def read(path) -> str:
         raise UserError(f"cannot read {str(path)!r}: {getattr(error, 'strerror', None) or error}") from None
     if b"\0" in beginning:
         raise UserError(f"{path} is not text; give a job's log file")
-    return content.decode("utf-8", errors="replace")
+    return content
 
 
 def add_arguments(parser):

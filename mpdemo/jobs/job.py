@@ -1,29 +1,24 @@
 """One Job class, whether Slurm runs it (`mpdemo.jobs.slurm_job`) or this machine (`mpdemo.jobs.local_job`)."""
 
 import json
+import math
 import sys
 import time
 from pathlib import Path
 
 from mpdemo.errors import UserError
 from mpdemo.jobs import diagnose, local_job, slurm_job
-from mpdemo.jobs.record import read_text
-from mpdemo.jobs.times import DAY, Deadline
-from mpdemo.log import read_rows
+from mpdemo.jobs.queue import position
+from mpdemo.training.log import rows_in
 
 FINISHED = ("done", "failed", "stopped", "cancelled", "timeout", "out_of_memory", "node_failure", "unknown")
-HERE = "this machine"  # where a job runs that Slurm does not know
+RECORD = "job.json"  # in the run's folder: which job it has
 SAY_AFTER = 30.0  # seconds in the queue, after which `wait` prints that the job waits
+DAY = 86400.0  # seconds
 
 
 class JobFailed(RuntimeError):
-    """A job did not end well: names the process, its exit status and its last output.
-
-    Attributes
-    ----------
-    job : Job
-    failure : mpdemo.jobs.diagnose.Failure
-    """
+    """A job did not end well: names the process, its exit status and its last output; see `job` and `failure`."""
 
     def __init__(self, message, job, failure):
         super().__init__(message)
@@ -31,20 +26,11 @@ class JobFailed(RuntimeError):
 
 
 class Job:
-    """A submitted job. Made by `mpdemo.jobs.submit` or `mpdemo.jobs.attach`.
+    """A submitted job, made by `mpdemo.jobs.submit` or `mpdemo.jobs.attach`.
 
-    Attributes
-    ----------
-    id : str
-        Slurm's number, or this machine's process number.
-    where : str
-        ``"this machine"``, ``"cluster NAME"``, or ``"job NUMBER"``: a step of the job that runs the notebook.
-    out : Path
-        The run's folder.
-    script : Path
-        The sbatch file, relative to the project's root.
-    polling_seconds : float
-        How often Slurm is asked about it, at most.
+    `id` is Slurm's number, or this machine's process number; `where` is ``"this machine"``, ``"cluster NAME"`` or
+    ``"job NUMBER"`` (it is a step of the job that runs the notebook); `out` is the run's folder, and `script` the
+    sbatch file, relative to the project's root. Slurm is asked at most once in `polling_seconds`.
     """
 
     def __init__(self, record, out):
@@ -100,20 +86,21 @@ class Job:
     @property
     def queue(self) -> int | None:
         """Place in the queue, 1 for the next; None for a job that does not wait."""
-        return slurm_job.place(self) if self.state == "pending" else None
+        waits = self.state == "pending"
+        return position(self.record["identity"], self.id, self.polling_seconds) if waits else None
 
     @property
     def log_files(self) -> list[Path]:
         """The files that hold what the job prints."""
-        return self._back_end.log_files(self)
+        return [file for file in self._back_end.log_files(self) if file.exists()]
 
     def log(self) -> str:
         """What the job has printed so far (a separate file of errors comes last)."""
-        return "".join(read_text(file) for file in self.log_files)
+        return "".join(file.read_text(encoding="utf-8", errors="replace") for file in self.log_files)
 
     def metrics(self) -> list[dict]:
         """The lines of metrics.jsonl so far; a line that is half written waits for the next call."""
-        return read_rows(read_text(self.out / "metrics.jsonl").rpartition("\n")[0])
+        return rows_in(self.out)
 
     def cancel(self):
         """End the job; its state becomes ``cancelled``. A finished job stays as it is."""
@@ -124,12 +111,7 @@ class Job:
     def warn(self):
         """Send SIGUSR1 to the job's processes now, as Slurm does before the time limit of a job with ``signal``.
 
-        A training then stops with a checkpoint. Taught in notebooks/09_checkpoint.ipynb.
-
-        Raises
-        ------
-        UserError
-            The job does not run.
+        A training then stops with a checkpoint. `UserError` where the job does not run. Taught in notebook 09.
         """
         if self.state != "running":
             raise UserError(f"job {self.id} ({self.name}) is {self.state}; only a running job can be warned")
@@ -138,17 +120,8 @@ class Job:
     def wait(self, timeout=600.0, pending=DAY) -> str:
         """Wait for the end and return the final state.
 
-        Parameters
-        ----------
-        timeout : float
-            The longest time that the job may run meanwhile, in seconds. Time in the queue does not count.
-        pending : float
-            The longest time in the queue, in seconds.
-
-        Raises
-        ------
-        TimeoutError
-            The job has not ended by then; it runs on.
+        It may run for `timeout` seconds meanwhile, after at most `pending` seconds in the queue; then `TimeoutError` is
+        raised, and the job runs on.
         """
         deadline, said = Deadline(timeout, pending), False
         while not self.finished:
@@ -166,15 +139,7 @@ class Job:
         return diagnose.failure(self.log(), self.exit_status)
 
     def result(self, timeout=600.0) -> dict:
-        """Wait for the end and return the run's summary.json.
-
-        Raises
-        ------
-        JobFailed
-            The job ended otherwise: with the rank, its exit status and its last output.
-        TimeoutError
-            It has not ended within `timeout` seconds.
-        """
+        """Wait for the end, as `wait` does, and return the run's summary.json; `JobFailed` if it ended otherwise."""
         state = self.wait(timeout)
         if state != "done":
             failure = self.failure()
@@ -188,3 +153,47 @@ class Job:
         if not file.exists():
             raise JobFailed(f"job {self.id} ({self.name}) is done but wrote no {file.name} in its folder", self, None)
         return json.loads(file.read_text())
+
+    def keep(self, answer):
+        """Keep the last answer for the day when Slurm has forgotten the job; the folder may have a newer one by now."""
+        self.record["final"] = answer._asdict()
+        if (read_record(self.out) or {}).get("id") == self.record["id"]:
+            write_record(self.out, self.record)
+
+
+class Deadline:
+    """The bounds of a wait for a job, in seconds: of its time in the queue, and of its run, counted from its start."""
+
+    def __init__(self, timeout, pending=DAY):
+        self.limits = {"pending": pending, "running": timeout}
+        self.state = None
+
+    def check(self, job):
+        """Raise TimeoutError where the job has waited or run for too long; a requeued job begins anew."""
+        if job.state != self.state:
+            self.state, self.begin = job.state, time.monotonic()
+        limit = self.limits.get(self.state, math.inf)
+        if time.monotonic() - self.begin > limit:
+            reason = f" ({job.reason})" if job.reason else ""
+            again = f'follow it again: await follow("{job.out.as_posix()}")'
+            raise TimeoutError(f"job {job.id} ({job.name}) is still {job.state}{reason} after {limit:g} s; {again}")
+
+
+def write_record(out, record):
+    """Write job.json in one step, so that nobody reads half of it."""
+    part = Path(out) / (RECORD + ".part")
+    part.write_text(json.dumps(record, indent=1) + "\n")
+    part.replace(Path(out) / RECORD)
+
+
+def read_record(out) -> dict | None:
+    """Read a run folder's job.json; None if there is none; `UserError` if it is damaged."""
+    file = Path(out) / RECORD
+    if not file.exists():
+        return None
+    try:
+        record = json.loads(file.read_text(encoding="utf-8"))
+        record["id"], record["where"], record["spec"]["name"]
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{file} is damaged; remove it, or submit with resubmit=True") from None
+    return record

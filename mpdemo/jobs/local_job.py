@@ -1,10 +1,14 @@
 """How `mpdemo.jobs.job.Job` asks, cancels and warns a job on this machine, and how one is started.
 
-The same command in as many processes, or the job's file as a step of the job around us (`mpdemo.jobs.allocation`); a
-supervisor (`mpdemo.launch`) watches it, so that nothing outlives it. The job ends with the Python (the notebook's
-kernel) that started it.
+The same command in as many processes, watched by a supervisor (`mpdemo.world.supervisor`). The job ends with the
+Python, the notebook's kernel, that began it.
+
+JupyterLab may itself run in a Slurm job, with GPUs of its own. A site file then says ``inside_a_job = "steps"``, or
+"queue" for jobs as from a login node. A step is the job's own file, run by bash under the same supervisor: its srun
+starts processes on the nodes that the surrounding job holds, and Slurm refuses what is more than that.
 """
 
+import dataclasses
 import json
 import os
 import platform
@@ -16,24 +20,27 @@ import tempfile
 import time
 from pathlib import Path
 
-from mpdemo import launch, paths, warm
+from mpdemo import paths
 from mpdemo.errors import UserError
-from mpdemo.jobs import allocation, diagnose, times
-from mpdemo.jobs.record import read_text
-from mpdemo.jobs.slurm_answers import Answer
-from mpdemo.world.gpus import ON_THE_CPU, too_few_gpus
-from mpdemo.world.processes import child_environment, first_child, is_running, start_time
+from mpdemo.jobs import diagnose, slurm
+from mpdemo.jobs.launch_text import torchrun_signals
+from mpdemo.jobs.sbatch_text import gpu_rows, render
+from mpdemo.jobs.slurm import Answer
+from mpdemo.world import supervisor, warm
+from mpdemo.world.devices import ON_THE_CPU, too_few_gpus
+from mpdemo.world.processes import check_room, child_environment, first_child, is_running, start_time
 
+HERE = "this machine"  # where a job runs that Slurm does not know
 PATIENCE = 0.05  # s between two looks at a job
 PREFIX = "mpdemo-"  # of the folder for temporary files
 GRACE = 5.0  # s between the request to end and the kill
-LOG = "log.txt"
-STATUS = "exit-status.json"
+LOG, STATUS = "log.txt", "exit-status.json"
 RANKS = "processes.txt"  # the number of each rank's process, a line each
 PIPES = {}  # run's folder -> the pipe whose end ends its job; open as long as this Python lives, or until that end
 ORPHANED = "it ended with the Python that had started it"
 # How the supervisor ended a job -> state and reason.
 ENDS = {"cancelled": ("cancelled", ""), "orphaned": ("cancelled", ORPHANED), "timeout": ("timeout", "TimeLimit")}
+HELD = ("SLURM_CONF", "SLURM_JOB_ID", "SLURM_JOB_NODELIST")  # what srun needs to find the job; the rest are options
 
 
 def log_files(job) -> list[Path]:
@@ -79,12 +86,15 @@ def ask(job) -> Answer:
 
 def answer_at_the_end(out) -> Answer | None:
     """Return how a job ended, as its supervisor wrote it; None while it runs: only then is its long log not read."""
-    text = read_text(out / STATUS)
-    if not text:
+    if not (out / STATUS).exists():
         return None
-    end = json.loads(text)
-    status = end["exit_status"]
-    state, reason = ENDS.get(end["how"]) or (diagnose.state_by_status(read_text(out / LOG), status), "")
+    end = json.loads((out / STATUS).read_text())
+    status, reason = end["exit_status"], ""
+    state = "failed" if status else "done"
+    if end["how"] in ENDS:
+        state, reason = ENDS[end["how"]]
+    elif status and (out / LOG).exists():
+        state = diagnose.state_by_status((out / LOG).read_text(errors="replace"), status)
     return Answer(state, reason, status, end["run_time"])
 
 
@@ -93,27 +103,70 @@ def supervisor_lives(record) -> bool:
     return is_running(int(record["id"]), record.get("started"))
 
 
+def surrounding_job(site) -> str | None:
+    """Return the number of the job whose steps the jobs become; None where they are queued, or there is no such job."""
+    return os.environ.get("SLURM_JOB_ID") if site.inside_a_job == "steps" else None
+
+
+def refuse(spec, site):
+    """Refuse what cannot run without a queue, or has no room on this machine or in the job around us."""
+    if spec.dependency:
+        raise UserError(f"dependency {spec.dependency!r} needs Slurm; here: wait for the other job, then submit")
+    if not surrounding_job(site):
+        check_room(spec.world_size, spec.oversubscribe)
+    elif gpu_rows(spec.on(site), site):  # steps that overlap all get the first GPUs
+        job, own = os.environ["SLURM_JOB_ID"], os.environ.get("SLURM_STEP_ID", "batch")
+        for step in slurm.client("squeue", "-h", "-s", "-j", job, "-o", "%i").split():
+            if step.rpartition(".")[2] not in (own, "batch", "extern", "interactive"):
+                raise UserError(f"step {step} of job {job} may use its GPUs; do: wait for its end, then submit again")
+
+
 def start(spec, site) -> dict:
     """Start a job's processes under a supervisor; return what the job's record holds of them."""
     scratch = Path(tempfile.mkdtemp(prefix=PREFIX))  # short: sockets are made below it
-    out = paths.root() / spec.out
+    out, around = paths.root() / spec.out, surrounding_job(site)
     order = {"cwd": str(paths.root()), "status": str(out / STATUS), "ranks": str(out / RANKS), "grace": GRACE}
-    order |= {"name": spec.name, "signal": spec.signal, "scratch": str(scratch), "limit": times.limit(spec.time_limit)}
-    around = allocation.surrounding_job(site)
-    if around:
-        order["command"] = ["bash", *["-l"] * site.login_shell, "-c", allocation.step_text(spec, site)]
-        order["environment"] = allocation.step_environment(spec, site)
-        order["limit"] = min(order["limit"], allocation.seconds_left())
-    else:
-        order |= {"command": spec.command, "processes": spec.world_size, "environment": environment_here(spec, scratch)}
+    order |= {"name": spec.name, "signal": spec.signal, "scratch": str(scratch), "limit": slurm.limit(spec.time_limit)}
+    order |= step(spec, site, order["limit"]) if around else ranks(spec, scratch)
     (scratch / "order.json").write_text(json.dumps(order))
     try:
         pid, PIPES[str(out)] = supervise(scratch / "order.json", out / LOG, cold=bool(around))
     except OSError as error:
         shutil.rmtree(scratch, ignore_errors=True)
         raise UserError(f"cannot start a job here: {error}") from None
-    record = {"id": pid, "started": start_time(pid), "identity": None}
+    record = {"id": pid, "started": start_time(pid), "identity": None, "where": f"job {around}" if around else HERE}
     return record | {"host": platform.node(), "scratch": str(scratch)}
+
+
+def ranks(spec, scratch) -> dict:
+    """Return an order for processes of this machine: no launcher and no Slurm job around them, one thread each.
+
+    Where the GPUs are too few, their devices are CPU cores.
+    """
+    own = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TMPDIR": str(scratch)}
+    environment = child_environment() | own | (ON_THE_CPU if too_few_gpus(spec.devices) else {})
+    told = {"torchrun": spec.launcher == "torchrun"}  # which tells a single process its place, too
+    return {"command": spec.command, "processes": spec.world_size, "environment": environment} | told
+
+
+def step(spec, site, limit) -> dict:
+    """Return an order for a step of the job around us, which ends before that job."""
+    tasks = {"SLURM_CPUS_PER_TASK": str(spec.on(site).cpus_per_task(site))}
+    environment = child_environment(*HELD) | tasks | torchrun_signals(spec)  # `warn` may send a signal nobody asked for
+    if (end := os.environ.get("SLURM_JOB_END_TIME", "")).isdigit():
+        limit = min(limit, max(1.0, int(end) - time.time()))
+    bash = ["bash", *["-l"] * site.login_shell, "-c", step_text(spec, site)]
+    return {"command": bash, "environment": environment, "limit": limit}
+
+
+def step_text(spec, site) -> str:
+    """Return the job's file with what a step needs: its own shape, as options of srun, and its own port."""
+    spec = dataclasses.replace(spec.on(site), requeue=False)  # that would be the surrounding job
+    shape = ["--overlap", "--relative=0", f"--nodes={spec.nodes}", f"--ntasks={spec.nodes * spec.tasks_per_node}"]
+    shape += [f"--ntasks-per-node={spec.tasks_per_node}", *([f"--hint={site.hint}"] if site.hint else [])]
+    shape += [f"--{option}={value}" for option, value, _ in gpu_rows(spec, site)]
+    text = render(spec, dataclasses.replace(site, srun_options=(*shape, *site.srun_options)))
+    return text.replace("SLURM_JOB_ID % 10000", "(SLURM_JOB_ID + $$) % 10000")
 
 
 def supervise(order, log, cold) -> tuple[int, object]:
@@ -125,15 +178,6 @@ def supervise(order, log, cold) -> tuple[int, object]:
     with open(log, "wb") as file, open(watched) as stdin:
         if not cold:
             return warm.supervise(order, stdin.fileno(), file.fileno()), open(pipe, "wb")
-        command = [sys.executable, "-SP", launch.__file__, str(order)]
+        command = [sys.executable, "-SP", supervisor.__file__, str(order)]
         process = subprocess.Popen(command, stdin=stdin, stdout=file, stderr=file, start_new_session=True)
         return process.pid, open(pipe, "wb")
-
-
-def environment_here(spec, scratch) -> dict:
-    """Return the processes' environment: no launcher and no Slurm job around them, one thread each.
-
-    Where the GPUs are too few, their devices are CPU cores.
-    """
-    own = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TMPDIR": str(scratch)}
-    return child_environment() | own | (ON_THE_CPU if too_few_gpus(spec.devices) else {})

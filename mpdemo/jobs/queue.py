@@ -10,12 +10,11 @@ import hashlib
 import json
 import os
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from mpdemo.jobs import slurm
-from mpdemo.jobs.slurm_answers import Answer, make_answer, seconds_of
 
 OWN = ("-u", str(os.getuid()), "-t", "all", "-o", "%i|%T|%M|%r")  # number, state, run time, reason
 WAITING = ("-t", "pending", "-S", "-p,i", "-o", "%P|%i")  # of all users, as far as one may see them: the next one first
@@ -30,23 +29,19 @@ class Listing(NamedTuple):
     answered: float = 0.0
     rows: tuple = ()
 
-    @property
-    def silence(self) -> float:
-        """Seconds for which Slurm has not answered; 0 where its last answer is the newest."""
-        return 0.0 if self.answered >= self.asked else time.time() - self.answered
-
     def is_fresh(self, interval) -> bool:
         """Whether Slurm was asked within the last `interval` seconds; a clock may be set back."""
         return 0 <= time.time() - self.asked < interval
 
 
-def own_job(identity, job_id, interval) -> tuple[Answer | None, float]:
+def own_job(identity, job_id, interval) -> tuple[slurm.Answer | None, float]:
     """Return what Slurm says of a waiting or running job of the user (None for any other), and its silence in s."""
     listing = listed(identity, OWN, interval)
+    silence = 0.0 if listing.answered >= listing.asked else time.time() - listing.answered
     rows = (row.split("|", 3) for row in listing.rows)
     _, state, run_time, reason = next((row for row in rows if row[0] == job_id), ("", "", "", ""))
-    answer = make_answer(state, reason, "", seconds_of(run_time))
-    return answer if answer.state in ("pending", "running") else None, listing.silence
+    answer = slurm.make_answer(state, reason, "", run_time)
+    return answer if answer.state in ("pending", "running") else None, silence
 
 
 def position(identity, job_id, interval) -> int | None:
@@ -66,16 +61,15 @@ def listed(identity, question, interval) -> Listing:
     known = _read(file)
     if known.is_fresh(interval):
         return known
-    with _lock(file) as locked:
-        known = _read(file)
-        if locked and not known.is_fresh(interval):
-            now = time.time()
-            try:
-                known = Listing(now, now, slurm.client("squeue", "-h", *question).splitlines())
-            except slurm.SlurmError:
-                known = known._replace(asked=time.time())
-            _write(file, known)
-    return known
+    try:
+        with file.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            known = _read(file)
+            return known if known.is_fresh(interval) else _ask(question, known, file)
+    except BlockingIOError:  # another kernel is asking
+        return known
+    except OSError:  # a full or read-only home: every job asks for itself
+        return _ask(question, known, file)
 
 
 def forget(identity):
@@ -88,10 +82,9 @@ def forget(identity):
 def _file(identity, question) -> Path:
     """Return the file of an answer, in a folder that nobody else may read."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mpdemo"
-    with suppress(OSError):  # a full or read-only home: every job then asks for itself
+    with suppress(OSError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    name = hashlib.sha256(f"{identity} {question}".encode()).hexdigest()[:16]
-    return folder / f"queue-{name}.json"
+    return folder / f"queue-{hashlib.sha256(f'{identity} {question}'.encode()).hexdigest()[:16]}.json"
 
 
 def _read(file) -> Listing:
@@ -101,8 +94,13 @@ def _read(file) -> Listing:
         return Listing()
 
 
-def _write(file, known):
-    """Replace the file in one step, and remove those of clusters that are gone."""
+def _ask(question, known, file) -> Listing:
+    """Ask squeue, and replace the file in one step; remove those of clusters that are gone."""
+    now = time.time()
+    try:
+        known = Listing(now, now, slurm.client("squeue", "-h", *question).splitlines())
+    except slurm.SlurmError:
+        known = known._replace(asked=time.time())
     with suppress(OSError):
         part = file.with_suffix(f".{os.getpid()}")
         part.write_text(json.dumps(known))
@@ -110,20 +108,4 @@ def _write(file, known):
         for other in file.parent.glob("queue-*"):
             if time.time() - other.stat().st_mtime > OLD:
                 other.unlink()
-
-
-@contextmanager
-def _lock(file):
-    """Yield whether this kernel is the one to ask; it is, too, where no file can be locked."""
-    try:
-        lock = file.with_suffix(".lock").open("w")
-    except OSError:
-        yield True
-        return
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            yield False
-        else:
-            yield True
+    return known

@@ -4,21 +4,22 @@ Kept by hand: the libraries that submit to Slurm hide this text, which is what t
 made here, the commands below them in `mpdemo.jobs.launch_text`.
 """
 
+import dataclasses
+import re
 import shlex
 
 from mpdemo.errors import UserError
-from mpdemo.jobs.launch_text import commands
+from mpdemo.jobs.launch_text import commands, option_name
 from mpdemo.jobs.site import Site
 from mpdemo.jobs.spec import JobSpec
 
 WIDTH = 48  # column of the directives' comments
+# Other words for what a script asks for.
+CLASHES = ("gpus", "gpus-per-node", "gpus-per-task", "ntasks", "requeue", "no-requeue")
 
 
 def render(spec: JobSpec, site: Site) -> str:
-    """Return the sbatch file of a job on a site.
-
-    Pure and deterministic: the same spec and site give the same text. It runs as it is, submitted from the project's
-    root or any folder below it (``sbatch slurm/NAME.sbatch``); all paths are relative to the root.
+    """Return the batch script of a job on a site; it runs when submitted from any folder of the project.
 
     Parameters
     ----------
@@ -29,18 +30,23 @@ def render(spec: JobSpec, site: Site) -> str:
     Returns
     -------
     str
-        The file, with its last line ended. Notebook 00 reads it line by line.
+        Notebook 00 reads it line by line.
 
     Raises
     ------
     UserError
-        ``requeue`` with torchrun, which hides the processes' exit status; ``least_nodes`` without torchrun; one of the
-        two with a training run that would start anew.
+        A job that cannot restart as it should, or a directive of the site that the script writes itself.
     """
-    spec = spec.on(site)
+    spec, site = fitted(spec, site)
     refuse_what_cannot_restart(spec)
     shell = "#!/bin/bash -l" if site.login_shell else "#!/bin/bash"
     return "\n".join([shell, *directives(spec, site), "", *commands(spec, site)]) + "\n"
+
+
+def fitted(spec, site) -> tuple:
+    """Return the job as it runs on the site, and the site with its words for a job of that size."""
+    spec = spec.on(site)
+    return spec, site.for_gpus(spec.devices if site.gpus_per_node else 0)
 
 
 def refuse_what_cannot_restart(spec):
@@ -60,7 +66,7 @@ def refuse_what_cannot_restart(spec):
 
 def directives(spec, site) -> list[str]:
     """Return the ``#SBATCH`` lines: what Slurm is asked for, each with its reason."""
-    gpus = gpu_rows(spec, site)
+    gpus, extra = with_gres(gpu_rows(spec, site), site.extra)
     rows = [
         ("job-name", spec.name, "what the queue shows"),
         ("nodes", spec.nodes, f"{spec.world_size} process{'es' if spec.world_size > 1 else ''} in all"),
@@ -82,7 +88,6 @@ def directives(spec, site) -> list[str]:
         ("signal", spec.signal or "", "a warning to every process before the end"),
     ]
     rows = [(f"{option}={quote(value)}", comment) for option, value, comment in rows if value != ""]
-    rows += [(quote(option.removeprefix("--")), "of this site") for option in site.extra]
     if spec.dependency:
         rows += [(f"dependency={spec.dependency}", "it waits for other jobs")]
         rows += [("kill-on-invalid-dep=yes", "and is taken away where they end otherwise")]
@@ -93,7 +98,20 @@ def directives(spec, site) -> list[str]:
         rows += [("no-requeue", "a job that lost its node is not started again")]
     if spec.least_nodes:
         rows += [("no-kill", "when a node fails, the job goes on")]
-    return [f"{'#SBATCH --' + option:<{WIDTH}} # {comment}" for option, comment in rows]
+    refuse_twice(site, {option_name(option) for option, _ in rows}, extra)
+    rows += [(quote(option.removeprefix("--")), "of this site") for option in extra]
+    lines = [f"{'#SBATCH --' + option:<{WIDTH}} # {comment}" for option, comment in rows]
+    return lines if site.account else [*lines, "# Most sites also want your project, above: #SBATCH --account=..."]
+
+
+def refuse_twice(site, written, extra):
+    """Refuse a directive of the site that the script writes as well, or asks for in other words: one would be lost."""
+    for text in extra:
+        why = "" if re.fullmatch(r"--[a-z][a-z-]*(=.*)?", text) else "is no option; write --name or --name=value"
+        if (name := option_name(text)) in {*written, *CLASHES} or (name == "gres" and "gpu" in text):
+            why = "asks for what the script writes itself; take it out, there are words for that"
+        if why:
+            raise UserError(f"site file {site.name}.toml: extra {text!r} {why}")
 
 
 def log_options(spec, site) -> list[str]:
@@ -124,6 +142,8 @@ def cpus_comment(spec, site) -> str:
     """Show the arithmetic behind the CPUs of a task."""
     if spec.cpus_per_process is not None:
         text = f"{spec.cpus_per_process} asked for"
+    elif spec.cpus_on(site) < spec.cpus_on(dataclasses.replace(site, cores_per_job=0)):
+        text = f"{site.cores_per_job} CPUs of a job / {spec.world_size} processes"
     elif site.gpus_per_node:
         text = f"{site.cores_per_node} CPUs of a node / {site.gpus_per_node} GPUs"
         text += f" x {spec.gpus_per_process} GPUs" * (spec.gpus_per_process > 1)
@@ -133,14 +153,23 @@ def cpus_comment(spec, site) -> str:
     return text + f" x {spec.processes_per_node} processes" * several
 
 
+def with_gres(rows, extra) -> tuple:
+    """Join what the site's further directives ask by ``--gres`` with the GPUs: Slurm takes the last ``--gres`` only."""
+    local = [text for text in extra if option_name(text) == "gres" and "gpu" not in text]
+    if not (local and rows and rows[0][0] == "gres"):
+        return rows, extra
+    option, gpus, comment = rows[0]
+    joined = ",".join([gpus, *(text.partition("=")[2] for text in local)])
+    return [(option, joined, comment)], [text for text in extra if text not in local]
+
+
 def gpu_rows(spec, site) -> list[tuple]:
     """Return the row that asks for GPUs, in the site's syntax; none where neither the job nor the site has any."""
-    if site.gpus_per_node == 0 or spec.gpus_per_node == 0:
+    if not (site.gpus_per_node and spec.gpus_per_node):
         return []
-    kind = f"{site.gpu_type}:" if site.gpu_type else ""
-    if site.gpu_syntax == "gpus-per-task":
-        gpus = spec.gpus_per_process if spec.launcher == "srun" else spec.gpus_per_node
-        return [("gpus-per-task", f"{kind}{gpus}", "GPUs of each task")]
-    prefix = "gpu:" if site.gpu_syntax == "gres" else ""
-    comment = f"on each node: {spec.processes_per_node} x {spec.gpus_per_process} (processes x GPUs of each)"
-    return [(site.gpu_syntax, f"{prefix}{kind}{spec.gpus_per_node}", comment)]
+    of_task = spec.gpus_per_process if spec.launcher == "srun" else spec.gpus_per_node
+    of_node = f"on each node: {spec.processes_per_node} x {spec.gpus_per_process} (processes x GPUs of each)"
+    others = {"gpus": (spec.devices, "GPUs of the whole job"), "gpus-per-task": (of_task, "GPUs of each task")}
+    number, comment = others.get(site.gpu_syntax, (spec.gpus_per_node, of_node))
+    kind = ["gpu"] * (site.gpu_syntax == "gres") + [site.gpu_type] * (site.gpu_type != "")
+    return [(site.gpu_syntax, ":".join([*kind, str(number)]), comment)]

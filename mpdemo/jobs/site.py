@@ -1,7 +1,6 @@
 """Site files: everything that differs from one cluster to the next, in ``slurm/sites/NAME.toml``.
 
-A new cluster is a new file: copy ``generic.toml`` and change what its comments name. No code changes. Only the types
-of its values are checked here; what they ask for is judged by Slurm (``sbatch --test-only``, `mpdemo.jobs.check`).
+Its words are explained in ``generic.toml``. Only their types are checked here; `mpdemo.jobs.check` judges the rest.
 """
 
 import dataclasses
@@ -18,7 +17,7 @@ from pydantic.dataclasses import dataclass
 
 from mpdemo import paths
 from mpdemo.errors import UserError, from_validation
-from mpdemo.jobs import slurm, times
+from mpdemo.jobs import slurm
 
 
 def one_line(text) -> str:
@@ -31,7 +30,14 @@ def one_line(text) -> str:
 def time_limit(text) -> str:
     """Refuse a time limit that Slurm could not read; an empty text is none."""
     if text:
-        times.limit(text)
+        slurm.limit(text)
+    return text
+
+
+def model_alone(text) -> str:
+    """Refuse a model of GPU that Slurm would read as more than a name."""
+    if re.search(r"[:=,\s]", text) or text == "gpu":
+        raise ValueError("is more than a model; write it alone, as a100: the script puts gpu: and the number around it")
     return text
 
 
@@ -39,6 +45,16 @@ Line = Annotated[str, AfterValidator(one_line)]
 Lines = Annotated[tuple[Line, ...], Field(strict=False)]  # TOML has lists, a dataclass tuples
 TimeLimit = Annotated[str, AfterValidator(time_limit)]
 Launcher = Literal["srun", "torchrun"]
+OFTEN = ("partition", "qos", "constraint", "memory", "memory_per_cpu", "memory_per_gpu", "max_time")  # differ with size
+
+
+def by_size(rows) -> tuple:
+    """Refuse a row of `small_jobs` that does not say up to how many GPUs, or has another word than `OFTEN`."""
+    for row in rows:
+        texts = [value for word, value in row.items() if word in OFTEN and isinstance(value, str)]
+        if type(row.get("gpus")) is not int or len(texts) != len(row) - 1 or "$" in str(texts):
+            raise ValueError(f"allowed: rows of gpus (a whole number) and {', '.join(OFTEN)} (texts); not {row}")
+    return tuple(sorted(rows, key=lambda row: row["gpus"]))
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
@@ -46,40 +62,47 @@ class Site:
     """A cluster as its site file describes it. Empty text leaves a directive out."""
 
     name: Line = Field(description="the file's name; not a key of the file")
-    title: Line = Field("", description="the cluster in a few words")
-    cluster_names: Lines = Field((), description="Slurm's own names for this cluster, by which the file is found")
-    cores_per_node: int = Field(1, ge=1, description="what Slurm counts; CPUs per process = cores / GPUs x its GPUs")
+    title: Line = ""
+    cluster_names: Lines = ()
+    cores_per_node: int = Field(1, ge=1)
     gpus_per_node: int = Field(0, ge=0)
-    cpus_per_process: int = Field(1, ge=1, description="of each device where there are no GPUs: a core is a device")
-    gpu_syntax: Literal["gres", "gpus-per-node", "gpus-per-task"] = Field("gres", description="how GPUs are requested")
-    gpu_type: Line = Field("", description="a model, as in gpu:v100:2")
+    cores_per_job: int = Field(0, ge=0)
+    cpus_per_process: int = Field(1, ge=1)
+    gpu_syntax: Literal["gres", "gpus-per-node", "gpus-per-task", "gpus"] = "gres"
+    gpu_type: Annotated[Line, AfterValidator(model_alone)] = ""
     partition: Line = ""
     account: Line = ""
     qos: Line = ""
     constraint: Line = ""
     reservation: Line = ""
-    memory: Line = Field("", description="--mem; of the three words for memory at most one")
-    memory_per_cpu: Line = Field("", description="--mem-per-cpu")
-    memory_per_gpu: Line = Field("", description="--mem-per-gpu")
+    memory: Line = ""
+    memory_per_cpu: Line = ""
+    memory_per_gpu: Line = ""
     hint: Line = ""
-    extra: Lines = Field((), description="further directives, as --exclusive")
-    max_time: TimeLimit = Field("", description="the partition's time limit, [D-]HH:MM:SS")
-    features: Lines = Field((), description="constraints that exist, for a throw-away Slurm of this shape")
-    login_shell: bool = Field(False, description="#!/bin/bash -l, where only a login shell knows `module`")
-    setup: Lines = Field((), description="shell lines that make `python` the right one: modules, an activation")
-    python: Line = Field("python", description="how Python starts")
-    each_task: Lines = Field((), description="shell lines of each task before Python; not under torchrun")
-    srun_options: Lines = Field((), description="more options of srun, as --mpi=none")
-    binding: Lines = Field((), description="options of srun that bind a task to its cores; not under torchrun")
-    launcher: Launcher = Field("srun", description="one Slurm task per process, or one torchrun per node")
-    separate_errors: bool = Field(False, description="a second file for stderr")
-    export_visible_devices: bool = Field(False, description="set CUDA_VISIBLE_DEVICES explicitly")
-    master_suffix: str = Field("", pattern="^[A-Za-z0-9.-]*$", description="appended to the first node's name")
-    scratch: Line = Field("", description="where large files belong; `python -m mpdemo env` checks it")
-    ranks_on_front_end: bool = Field(True, description="whether a notebook may start ranks outside a Slurm job")
-    inside_a_job: Literal["queue", "steps"] = Field("queue", description="how a notebook in a job starts others")
-    quota: Line = Field("", description="the command that prints the user's quota; `python -m mpdemo env` runs it")
-    polling_seconds: float = Field(5, ge=1, description="how often Slurm is asked about a job, at most", strict=False)
+    small_jobs: Annotated[tuple[dict, ...], Field(strict=False), AfterValidator(by_size)] = ()
+    extra: Lines = ()
+    max_time: TimeLimit = ""
+    features: Lines = ()
+    login_shell: bool = False
+    setup: Lines = ()
+    python: Line = "python"
+    pytorch: str = Field("", pattern=r"^(\d+\.\d+\S*)?$")
+    srun_options: Lines = ()
+    binding: Lines = ()
+    launcher: Launcher = "srun"
+    separate_errors: bool = False
+    export_visible_devices: bool = False
+    master_suffix: str = Field("", pattern="^[A-Za-z0-9.-]*$")
+    scratch: Line = ""
+    ranks_on_front_end: bool = True
+    inside_a_job: Literal["queue", "steps"] = "queue"
+    quota: Line = ""
+    polling_seconds: float = Field(5, ge=1, strict=False)
+
+    def for_gpus(self, gpus) -> "Site":
+        """Return the site with the words for jobs of so many GPUs."""
+        row = next((row for row in self.small_jobs if gpus <= row["gpus"]), {})
+        return dataclasses.replace(self, **{word: value for word, value in row.items() if word != "gpus"})
 
 
 # Slurm expands no variable in a directive, so it is done here. All other lines reach a shell.
@@ -96,16 +119,14 @@ def load_site(name=None) -> Site:
     name : str, optional
         A name in ``slurm/sites`` or the path of a ``.toml`` file. Without it: ``MPDEMO_SITE``, else the file that
         names the cluster in reach, else "generic".
-
-    Raises
-    ------
-    UserError
-        No such site (with the list of those there are), a file with an unknown key or a value that is not allowed, or
-        a variable that is not set.
     """
     site = read_site(name or os.environ.get("MPDEMO_SITE") or find_site())
-    values = {key: expand(getattr(site, key), f"site file {site.name}.toml: {key}") for key in DIRECTIVES}
-    return dataclasses.replace(site, **values)
+    where = f"site file {site.name}.toml: "
+    values = {key: expand(getattr(site, key), where + key) for key in DIRECTIVES}
+    try:
+        return dataclasses.replace(site, **values)
+    except ValidationError as error:
+        raise UserError(f"{where}{from_validation(error, DIRECTIVES)}") from None
 
 
 def expand(value, where):
@@ -174,12 +195,18 @@ def feature_names(constraint) -> list[str]:
     return [word.strip() for word in words if word.strip()]
 
 
+def partitions(site) -> list[str]:
+    """Return the partitions that a site file names, its usual one first."""
+    texts = [site.partition, *(row.get("partition", "") for row in site.small_jobs)]
+    return list(dict.fromkeys(name for text in texts for name in text.split(",") if name))
+
+
 def wanted_by_sites() -> dict:
     """Collect what the site files ask of a cluster, so that a throw-away one can offer it."""
     sites = all_sites()
     constraints = [text for site in sites for text in (site.constraint, *site.features)]
     wanted = {
-        "partitions": {name for site in sites for name in site.partition.split(",")},
+        "partitions": {name for site in sites for name in partitions(site)},
         "features": {name for constraint in constraints for name in feature_names(constraint)},
         "reservations": {site.reservation for site in sites},
     }

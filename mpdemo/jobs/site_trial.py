@@ -11,8 +11,11 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from mpdemo.errors import UserError
 from mpdemo.jobs.check import check
+from mpdemo.jobs.launch_text import FAILED, setup_line
 from mpdemo.jobs.spec import JobSpec
+from mpdemo.world.launch import check_version
 from mpdemo.world.processes import child_environment
 
 PATIENCE = 180  # s for the setup lines and PyTorch together: a slow file system
@@ -39,8 +42,18 @@ def try_site(site, cluster) -> list[Finding]:
     if cluster:
         findings += [*try_scratch(site), *try_quota(site)]
     if cluster and (site.setup or site.python != "python"):
-        findings.append(try_python(site))
-    return findings
+        return [*findings, try_python(site)]
+    return [*findings, version(site, site.pytorch, "its file says that its PyTorch is")] if site.pytorch else findings
+
+
+def version(site, torch, said) -> Finding:
+    """Is a site's PyTorch new enough for this course? A class should know before it stands there."""
+    try:
+        check_version("torch", torch)
+    except UserError as error:
+        remedy = f"python -m venv --system-site-packages there, and pip install a newer one; see {site.name}.toml"
+        return Finding(False, f"site {site.name}: {said} {torch}; {str(error).split('; ')[1]}", remedy)
+    return Finding(True, f"site {site.name}: {said} {torch}")
 
 
 def try_job(site, cluster) -> Finding:
@@ -60,11 +73,11 @@ def try_job(site, cluster) -> Finding:
 def try_scratch(site) -> list[Finding]:
     """Is there the folder for large files?"""
     folder = os.path.expandvars(site.scratch)
+    why, remedy = f"no folder {folder}", f"mkdir -p {shlex.quote(folder)}"
     if "$" in folder:
-        return [Finding(False, f"scratch {site.scratch!r}: a variable is not set here", "set it or fix the site file")]
-    if folder and not Path(folder).is_dir():
-        return [Finding(False, f"scratch {site.scratch!r}: no folder {folder}", f"mkdir -p {shlex.quote(folder)}")]
-    return []
+        why, remedy = "a variable is not set here", "set it or fix the site file"
+    bad = "$" in folder or (folder and not Path(folder).is_dir())
+    return [Finding(False, f"scratch {site.scratch!r}: {why}", remedy)] if bad else []
 
 
 def try_quota(site) -> list[Finding]:
@@ -82,11 +95,7 @@ def try_quota(site) -> list[Finding]:
 
 def try_python(site) -> Finding:
     """Run the setup lines, then the site's Python with PyTorch; GPUs are counted, though few login nodes have any."""
-    lines = []
-    for line in site.setup:
-        failed = f"setup line failed: {line}"
-        lines += [line, f"[ $? -eq 0 ] || {{ echo {shlex.quote(failed)} >&2; exit 97; }}"]
-    lines.append(f"{site.python} -c {shlex.quote(REPORT)}")
+    lines = [FAILED, *map(setup_line, site.setup), f"{site.python} -c {shlex.quote(REPORT)}"]
     shell = ["bash", "-l", "-s"] if site.login_shell else ["bash", "-s"]
     status, out, err = run_bounded(shell, "\n".join(lines) + "\n")
     if status is None:
@@ -97,7 +106,7 @@ def try_python(site) -> Finding:
         remedy = f"fix setup or python in {site.name}.toml; what exists on compute nodes only: try it in a job"
         return Finding(False, f"site {site.name}: {last}", remedy)
     python, torch, devices = reports[-1]
-    return Finding(True, f"site {site.name}: its Python is {python}, with PyTorch {torch}; {devices} GPUs here")
+    return version(site, torch, f"its Python is {python}, which sees {devices} GPUs here, and its PyTorch is")
 
 
 def run_bounded(command, text, seconds=PATIENCE) -> tuple:

@@ -1,24 +1,41 @@
-"""Slurm's command-line clients: bounded in time, with output in our own format and their refusals translated.
+"""Slurm's command-line clients: bounded in time, with output in our own format; its states, refusals, times translated.
 
-Kept by hand: a job is followed without accounting (sacct), which many sites lack, and the formats are given with
-``-o`` and ``-P``, since ``--json`` differs between Slurm's versions. Works from Slurm 20 on.
+Kept by hand: the Python clients need Slurm's library or its REST service, which few sites offer. A job is followed
+without accounting (sacct), which many sites lack, and the formats are given with ``-o`` and ``-P``, since ``--json``
+differs between Slurm's versions. Works from Slurm 20 on.
 """
 
+import contextlib
 import os
 import re
 import shutil
 import subprocess
-from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from mpdemo.errors import UserError
-from mpdemo.jobs.slurm_answers import Answer, explain, fields_of, make_answer, parse_scontrol
+from mpdemo.jobs.explain import said_by
 from mpdemo.world.processes import child_environment
 
 TIMEOUT = 15  # seconds for one answer: a controller that is down lets the clients wait 9 s
-
 # sbatch takes them for options, and they count more than the file's: people set them for a course's day.
 OF_THE_USER = ("SBATCH_ACCOUNT", "SBATCH_PARTITION", "SBATCH_QOS", "SBATCH_RESERVATION")
+SILENT = (
+    *("Unable to contact slurm controller", "Socket timed out", "Connection refused", "Connection timed out"),
+    "is DOWN",  # scontrol show config says it of a controller that has just gone, below all it had told before
+)
+# Our state -> Slurm's.
+SLURM_STATES = {
+    "pending": "PENDING CONFIGURING REQUEUED REQUEUE_FED REQUEUE_HOLD SPECIAL_EXIT RESV_DEL_HOLD",
+    "running": "RUNNING COMPLETING SUSPENDED STOPPED RESIZING SIGNALING STAGE_OUT",
+    "done": "COMPLETED",
+    "failed": "FAILED LAUNCH_FAILED",
+    "cancelled": "CANCELLED PREEMPTED REVOKED",
+    "timeout": "TIMEOUT DEADLINE",
+    "out_of_memory": "OUT_OF_MEMORY",
+    "node_failure": "NODE_FAIL BOOT_FAIL",
+}
+STATES = {slurm_state: state for state, names in SLURM_STATES.items() for slurm_state in names.split()}
 
 
 class SlurmError(UserError):
@@ -29,10 +46,13 @@ class NoAnswer(SlurmError):
     """Slurm's controller is slow, down or restarting; nothing is known of the jobs, which may well go on."""
 
 
-SILENT = (
-    *("Unable to contact slurm controller", "Socket timed out", "Connection refused", "Connection timed out"),
-    "is DOWN",  # scontrol show config says it of a controller that has just gone, below all it had told before
-)
+class Answer(NamedTuple):
+    """What is known of a job: our name for its state, the reason, its exit status and run time (s)."""
+
+    state: str
+    reason: str = ""
+    exit_status: int | None = None
+    run_time: float = 0.0
 
 
 def in_reach() -> bool:
@@ -58,7 +78,21 @@ def run(*command, **options) -> subprocess.CompletedProcess:
     """Run a client outside the job that may surround a notebook: sbatch would take that job's variables for options."""
     environment = child_environment("SLURM_CONF", *OF_THE_USER)
     environment.pop("CUDA_VISIBLE_DEVICES", None)
+    if cluster := next((word.partition(";")[2] for word in command if re.fullmatch(r"\d+;[\w-]+", word)), ""):
+        command = [command[0], f"--clusters={cluster}", *(word.removesuffix(f";{cluster}") for word in command[1:])]
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=TIMEOUT, **options)
+
+
+def number(job_id) -> str:
+    """Return ``7`` of ``7;alex``, which is what sbatch calls a job that it sent to another cluster."""
+    return job_id.partition(";")[0]
+
+
+def none_in_reach() -> str:
+    """Say that there is no Slurm, and which other batch system there is."""
+    others = {"qsub": "PBS (qsub)", "bsub": "LSF (bsub)", "flux": "Flux"}
+    here = next((name for program, name in others.items() if shutil.which(program)), "")
+    return f"{here} is here, but this course speaks Slurm" if here else "no Slurm in reach"
 
 
 def client(*command, **options) -> str:
@@ -80,18 +114,25 @@ def client(*command, **options) -> str:
     return done.stdout
 
 
-def cluster_name() -> str | None:
-    """Slurm's name for the cluster in reach; None if it does not answer."""
-    try:
-        return configuration().get("ClusterName")
-    except SlurmError:
-        return None
+def explain(command, stderr) -> str:
+    """Return Slurm's message in one line, with the likely cause where we know it."""
+    lines = [line.split("error: ", 1)[-1].strip() for line in stderr.splitlines() if line.strip()]
+    message = "; ".join(dict.fromkeys(lines)) or "no reason given"
+    known = next((known for known in said_by("slurm") if known.pattern.search(stderr)), None)
+    return f"{command}: {message}" + (f". Likely cause: {known.what}; {known.do}" if known else "")
 
 
 def configuration() -> dict:
     """``scontrol show config`` as a dictionary."""
     rows = (line.partition("=") for line in client("scontrol", "show", "config").splitlines())
     return {key.strip(): value.strip() for key, _, value in rows if value}
+
+
+def cluster_name() -> str | None:
+    """Slurm's name for the cluster in reach; None if it does not answer."""
+    with contextlib.suppress(SlurmError):
+        return configuration().get("ClusterName")
+    return None
 
 
 def identity() -> str:
@@ -101,43 +142,49 @@ def identity() -> str:
     return f"{config.get('ClusterName')} {host} {config.get('SlurmctldPort')} {config.get('StateSaveLocation')}"
 
 
-def sbatch(script, cwd, *options) -> str:
-    """Submit a file and return the job's number."""
-    answer = client("sbatch", "--parsable", *options, str(script), cwd=cwd)
-    return answer.strip().splitlines()[-1].split(";")[0]
+def make_answer(slurm_state, reason, exit_code, run_time) -> Answer:
+    """Translate Slurm's state, its ``STATUS:SIGNAL`` and its run time (INVALID where its machines' clocks differ)."""
+    state = STATES.get(re.split(r"[ +,]", slurm_state)[0], "unknown")
+    status, _, signal = exit_code.partition(":")
+    exit_status = int(status) if status.isdigit() else None
+    if signal.isdigit() and int(signal) and exit_status == 0:
+        exit_status = 128 + int(signal)
+    if state == "failed" and signal == "125":  # the batch shell's mark of the out-of-memory killer
+        state = "out_of_memory"
+    if slurm_state.startswith("PREEMPTED"):
+        reason = "a more urgent job took its nodes"
+    ran = float(seconds(run_time)) if re.match(r"\d", run_time) else 0.0
+    return Answer(state, "" if reason == "None" else reason, exit_status, ran)
 
 
-def ask(job_id) -> Answer | None:
-    """Return what Slurm knows of a job; None once it has forgotten it. Absence is not success.
+def seconds(text) -> int:
+    """Return the seconds in ``MM``, ``MM:SS``, ``HH:MM:SS``, ``D-HH``, ``D-HH:MM`` or ``D-HH:MM:SS``; or `ValueError`.
 
-    The controller remembers a job for a few minutes after its end (``MinJobAge``), accounting for long, if it is on.
+    Examples
+    --------
+    >>> seconds("00:10:00"), seconds("90"), seconds("1:30"), seconds("1-12"), seconds("1-00:00:10")
+    (600, 5400, 90, 129600, 86410)
     """
-    try:
-        return parse_scontrol(client("scontrol", "show", "job", "-o", job_id))
-    except SlurmError as error:
-        if "Invalid job id" not in str(error):
-            raise
-    return ask_accounting(job_id)
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text, re.ASCII)
+    if not match:
+        raise ValueError("is no time; allowed: HH:MM:SS or D-HH:MM:SS, as in 00:10:00")
+    days, *fields = match.groups()
+    numbers = [int(field) for field in fields if field is not None]
+    if days is None and len(numbers) < 3:
+        numbers.insert(0, 0)  # without days and hours, the first number is the minutes
+    hours, minutes, rest = (*numbers, 0, 0)[:3]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + rest
 
 
-def seconds_in_queue(job_id) -> float | None:
-    """Return how long a job waited before it started; None if it never did, or Slurm has forgotten it."""
-    try:
-        fields = fields_of(client("scontrol", "show", "job", "-o", job_id))
-        submitted, started = (datetime.fromisoformat(fields[name]) for name in ("SubmitTime", "StartTime"))
-    except (SlurmError, KeyError, ValueError):  # "Unknown" is no time
-        return None
-    return (started - submitted).total_seconds()
+def limit(text) -> int:
+    """Return the seconds of a time limit; `ValueError` also for 0, which Slurm takes for no limit at all."""
+    if not (total := seconds(text)):
+        raise ValueError("is no time at all; give at least one second, as in 00:10:00")
+    return total
 
 
-def ask_accounting(job_id) -> Answer | None:
-    """Ask ``sacct`` (also for a job completion file, where a site keeps one); None if there is no accounting."""
-    for options in (("-X", "-o", "State,ExitCode,ElapsedRaw"), ("-c", "-o", "State,ExitCode")):
-        try:
-            rows = client("sacct", "-n", "-P", "-j", job_id, *options).splitlines()
-        except SlurmError:
-            continue
-        if rows and rows[-1].split("|")[0]:
-            state, exit_code, elapsed = (*rows[-1].split("|"), "")[:3]
-            return make_answer(state, "", exit_code, float(elapsed or 0))
-    return None
+def duration(time) -> str:
+    """Return some seconds in the unit that one would say: ``42 s``, ``10 min``, ``2.5 h``."""
+    if time < 120:
+        return f"{time:.0f} s"
+    return f"{time / 60:.0f} min" if time < 7200 else f"{time / 3600:.1f} h"

@@ -8,9 +8,10 @@ from pydantic import ConfigDict, Field, field_validator
 from pydantic.dataclasses import dataclass
 
 from mpdemo.errors import one_line_errors
-from mpdemo.jobs import times
+from mpdemo.jobs import slurm
 from mpdemo.jobs.site import Launcher, Line, Site, TimeLimit
-from mpdemo.settings import Settings, as_arguments
+from mpdemo.options import as_arguments
+from mpdemo.settings import Settings
 
 OTHER_JOBS = r"(after|afterany|afterok|afternotok)(:\d+)+(,(after|afterany|afterok|afternotok)(:\d+)+)*|singleton"
 
@@ -89,7 +90,7 @@ class JobSpec:
         match = re.fullmatch(r"(USR1|USR2|TERM|INT)@(\d{1,5})", signal, re.ASCII)
         if not match:
             raise ValueError("is not allowed; allowed: NAME@SECONDS with USR1, USR2, TERM or INT, as in USR1@60")
-        limit = times.limit(info.data["time_limit"])
+        limit = slurm.limit(info.data["time_limit"])
         if int(match[2]) >= limit:
             raise ValueError(f"comes before the start; the time limit is only {limit} s")
         return signal
@@ -129,7 +130,8 @@ class JobSpec:
         if self.cpus_per_process is not None:
             return self.cpus_per_process
         gpus = site.gpus_per_node
-        return (max(1, site.cores_per_node // gpus) if gpus else site.cpus_per_process) * max(1, self.gpus_per_process)
+        share = (max(1, site.cores_per_node // gpus) if gpus else site.cpus_per_process) * max(1, self.gpus_per_process)
+        return min(share, max(1, site.cores_per_job // self.world_size)) if site.cores_per_job else share
 
     def cpus_per_task(self, site: Site) -> int:
         """CPUs of each of Slurm's tasks."""

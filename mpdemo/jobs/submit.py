@@ -1,5 +1,6 @@
 """Submit a job, once: to Slurm where one is in reach, else to this machine."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -8,16 +9,15 @@ from pathlib import Path, PurePosixPath
 
 from mpdemo import paths
 from mpdemo.errors import UserError
-from mpdemo.jobs import allocation, local_job, slurm, slurm_job
+from mpdemo.jobs import local_job, slurm, slurm_job
 from mpdemo.jobs.check import check
-from mpdemo.jobs.job import HERE, Job
-from mpdemo.jobs.record import prepared, read_record, refuse_folder_of_another, write_record
+from mpdemo.jobs.job import RECORD, Job, read_record, write_record
 from mpdemo.jobs.sbatch_text import log_options, render
 from mpdemo.jobs.site import Site, load_site
-from mpdemo.world.gpus import gpus_here, gpus_wanted, too_few_gpus
-from mpdemo.world.processes import check_room
+from mpdemo.world.devices import gpus_here, gpus_wanted, too_few_gpus
 
 PLAIN_SITES = ("generic", "throwaway")  # they render the same text: the committed one
+RESULTS = ("exit-status.txt", "exit-status.json", "summary.json")
 
 
 def submit(spec, site=None, script=None, resubmit=False, debug=False) -> Job | None:
@@ -49,27 +49,27 @@ def submit(spec, site=None, script=None, resubmit=False, debug=False) -> Job | N
         The job cannot run on this site (see `check`), Slurm refused it (with its message), or the folder is busy.
     """
     site = site if isinstance(site, Site) else load_site(site)
-    text = render(spec, site)
     if debug:
-        print(text, end="")
+        print(render(spec, site), end="")
         return None
     if problems := check(spec, site, ask_slurm=False):
         raise UserError(f"{spec.name} was not submitted: " + "; ".join(map(str, problems)))
-    identity = cluster_of_jobs(site)
+    queued = not local_job.surrounding_job(site) and slurm.in_reach()
+    identity = slurm.identity() if queued else None
     if earlier := find_earlier(spec, identity, resubmit):
         known = f"found job {earlier.id} ({earlier.state}) in {spec.out}"
         print(f"{known}: not submitted again; resubmit=True runs it again")
         return earlier
+    return start(spec, site, identity, script)
+
+
+def start(spec, site, identity, script=None) -> Job:
+    """Start a job on the cluster of this identity; without one on this machine, or as a step of the job around us."""
     if identity is None:
-        check_here(spec, site)
+        local_job.refuse(spec, site)
     with prepared(spec) as out:
-        path = write_script(text, spec, site, script)
-        if identity:
-            started = slurm_job.start(path, identity, log_options(spec, site))
-        else:
-            started = local_job.start(spec, site)
-            around = allocation.surrounding_job(site)
-            started["where"] = f"job {around}" if around else HERE
+        path = write_script(render(spec, site), spec, site, script)
+        started = slurm_job.start(path, identity, log_options(spec, site)) if identity else local_job.start(spec, site)
     record = started | {"script": str(path), "spec": dataclasses.asdict(spec), "submitted": time.time()}
     record |= {"polling_seconds": site.polling_seconds}
     print(announcement(spec, record))  # first: a full disk takes no record
@@ -78,50 +78,22 @@ def submit(spec, site=None, script=None, resubmit=False, debug=False) -> Job | N
 
 
 def attach(out) -> Job:
-    """Return the job of a run's folder, as after a restart of the kernel.
-
-    Parameters
-    ----------
-    out : str
-        The run's folder, relative to the project's root.
-
-    Raises
-    ------
-    UserError
-        No job was submitted from there.
-    """
-    folder = paths.root() / out
-    record = read_record(folder)
+    """Return the job of a run's folder (relative to the project's root), as after a restart of the kernel."""
+    record = read_record(paths.root() / out)
     if record is None:
         raise UserError(f"no job in {out}; submit one with out={str(out)!r}")
-    return Job(record, folder)
-
-
-def cluster_of_jobs(site) -> str | None:
-    """Return the identity of the cluster that queues the jobs; None where they run here, or as steps of our own job."""
-    return slurm.identity() if not allocation.surrounding_job(site) and slurm.in_reach() else None
-
-
-def check_here(spec, site):
-    """Refuse what cannot run without a queue, or has no room on this machine or in the job around us."""
-    if spec.dependency:
-        raise UserError(f"dependency {spec.dependency!r} needs Slurm; here: wait for the other job, then submit")
-    if allocation.surrounding_job(site):
-        allocation.refuse_shared_gpus(spec, site)
-    else:
-        check_room(spec.world_size, spec.oversubscribe)
+    return Job(record, paths.root() / out)
 
 
 def find_earlier(spec, identity, resubmit) -> Job | None:
     """Return the folder's job if it has the same spec and place; refuse a folder whose job still runs."""
     refuse_folder_of_another(spec.out)
-    folder = paths.root() / spec.out
+    folder, record = paths.root() / spec.out, None
     try:
         record = read_record(folder)
     except UserError:
         if not resubmit:
             raise
-        return None
     if record is None:
         return None
     job = Job(record, folder)
@@ -157,10 +129,66 @@ def announcement(spec, record) -> str:
         given = ", ".join(f"{name}={os.environ[name]}" for name in slurm.OF_THE_USER if os.environ.get(name))
         given = f", with {given} of the environment" if given else ""
         return f"submitted {spec.name} to {record['where']}: job {record['id']} ({record['script']}){given}"
-    if record["where"] != HERE:
+    if record["where"] != local_job.HERE:
         return f"{spec.name} runs as a step of {record['where']}, which runs this notebook (process {record['id']})"
     how = f"{spec.world_size} processes" if spec.world_size > 1 else "1 process"
     how += f" in place of {spec.nodes} nodes" if spec.nodes > 1 else ""
     if too_few_gpus(spec.devices):
         how += f", on CPU cores: {gpus_wanted(spec.devices)} GPUs wanted, {gpus_here()} here"
-    return f"no Slurm in reach: {spec.name} runs on this machine, {how} (job {record['id']})"
+    return f"{slurm.none_in_reach()}: {spec.name} runs on this machine, {how} (job {record['id']})"
+
+
+@contextlib.contextmanager
+def prepared(spec):
+    """Yield the run's folder, and move the last run's results aside: they would be taken for those of the new job.
+
+    Where the submission is refused, they go back to their places.
+    """
+    out = make_folder(spec)
+    resumed = any(argument.startswith("--resume") for argument in spec.command)
+    moved = {out / name: out / name.replace(".", ".previous.") for name in RESULTS}
+    if not resumed:
+        moved[out / "metrics.jsonl"] = out / "metrics.previous.jsonl"
+        keep = next(out / f"checkpoints.{n}" for n in range(1, 10**6) if not (out / f"checkpoints.{n}").exists())
+        moved[out / "checkpoints"] = keep
+    moved = {path: aside for path, aside in moved.items() if path.exists()}
+    for path, aside in moved.items():
+        path.replace(aside)
+    try:
+        yield out
+    except BaseException:
+        for path, aside in moved.items():
+            aside.replace(path)
+        raise
+    if out / "checkpoints" in moved:
+        print(f"the earlier run's checkpoints are kept in {spec.out}/{keep.name}")
+
+
+def make_folder(spec) -> Path:
+    """Make the folder of a run, in which Slurm writes the log, and the one by which a job file finds the root.
+
+    ``runs/`` may lie in ``MPDEMO_RUNS``, on a large disk, by a link; the commands and job files stay the same.
+    """
+    elsewhere, runs = os.environ.get("MPDEMO_RUNS"), paths.root() / "runs"
+    try:
+        if elsewhere and runs.resolve() != Path(elsewhere).resolve():
+            if runs.exists() or runs.is_symlink():
+                raise UserError(f"MPDEMO_RUNS is {elsewhere}, but {runs} is there already; do: mv {runs} {runs}.before")
+            Path(elsewhere).mkdir(parents=True, exist_ok=True)
+            runs.symlink_to(Path(elsewhere).absolute())
+        for folder in (paths.root() / spec.out, paths.root() / paths.SITES):
+            folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the run's folder {spec.out}: {error.strerror}") from None
+    return paths.root() / spec.out
+
+
+def refuse_folder_of_another(out):
+    """A run's folder belongs to the user who submitted its job: nobody takes it for their own, or writes into it."""
+    folder = paths.root() / out
+    record = folder / RECORD
+    if record.exists() and (owner := record.stat().st_uid) != os.getuid():
+        yours = "work in a folder of your own: export MPDEMO_ROOT=..., or give another out="
+        raise UserError(f"{out} holds the job of another user (number {owner}); {yours}")
+    if folder.exists() and not os.access(folder, os.W_OK | os.X_OK):
+        raise UserError(f"cannot write into {folder}; work in a folder of your own: export MPDEMO_ROOT=...")

@@ -33,13 +33,12 @@ class Blocks(nn.Module):
         self.input_shape = None  # (C, S, S) of an image, for a whole model
         self.last = self.names[-1]  # of the whole model: its output is float32, so that the loss is not in bf16
         for name, block in blocks.items():
-            *containers, leaf = name.split(".")
             parent = self
-            for container in containers:
+            for container in name.split(".")[:-1]:
                 if not hasattr(parent, container):
                     parent.add_module(container, nn.Module())
                 parent = getattr(parent, container)
-            parent.add_module(leaf, block)
+            parent.add_module(name.split(".")[-1], block)
 
     def __len__(self):
         return len(self.names)
@@ -99,19 +98,19 @@ def recomputed(block, x):
 
 
 class StatisticsKept:
-    """Let a block compute without a change of its running statistics: this batch is in them already."""
+    """Let a block compute without a change of its running statistics: this batch is in them already.
+
+    A class, since a backward pass in two parts (inputs, then weights) enters it twice.
+    """
 
     def __init__(self, block):
         self.norms = [module for module in block.modules() if isinstance(module, _NormBase)]
 
     def __enter__(self):
-        self.buffers = [dict(norm.named_buffers(recurse=False)) for norm in self.norms]
-        self._replace([{name: buffer.clone() for name, buffer in own.items()} for own in self.buffers])
+        self.kept = [(norm, name, buffer) for norm in self.norms for name, buffer in norm.named_buffers(recurse=False)]
+        for norm, name, buffer in self.kept:
+            setattr(norm, name, buffer.clone())
 
     def __exit__(self, *error):
-        self._replace(self.buffers)
-
-    def _replace(self, buffers):
-        for norm, own in zip(self.norms, buffers, strict=True):
-            for name, buffer in own.items():
-                setattr(norm, name, buffer)
+        for norm, name, buffer in self.kept:
+            setattr(norm, name, buffer)

@@ -85,27 +85,18 @@ def build(name, *, classes=10, channels=1, image_size=28, norm="batch", seed=0) 
         Source: https://arxiv.org/abs/1803.08494.
     seed : int
         Of the initial weights.
-
-    Raises
-    ------
-    UserError
-        Unknown model or norm, or an image size the model cannot take.
     """
     for kind, choice, allowed in (("model", name, MODELS), ("norm", norm, NORMS)):
         if choice not in allowed:
             raise UserError(f"unknown {kind} {choice!r}; allowed: {', '.join(allowed)}")
+    networks = {
+        "toy": lambda: toy(channels * image_size**2, classes),
+        "convnet": lambda: convnet(classes, channels, image_size, norm),
+        "convstack": lambda: convstack(classes, channels, norm),
+        "transformer": lambda: transformer(classes, channels, image_size),
+    }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        if name == "toy":
-            blocks = toy(channels * image_size**2, classes)
-        elif name == "convnet":
-            blocks = convnet(classes, channels, image_size, norm)
-        elif name == "convstack":
-            blocks = convstack(classes, channels, norm)
-        elif name == "transformer":
-            blocks = transformer(classes, channels, image_size)
-        else:
-            blocks = resnet(name, classes, channels, norm)
-    model = Blocks(blocks)
+        model = Blocks(networks[name]() if name in networks else resnet(name, classes, channels, norm))
     model.input_shape = (channels, image_size, image_size)
     return model

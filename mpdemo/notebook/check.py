@@ -60,19 +60,9 @@ def check(number, answer=...):
 
 
 def verdict(number, answer=...) -> tuple[str, str]:
-    """Check an answer.
+    """Return "open", "wrong" or "right", and a line that says why.
 
-    Returns
-    -------
-    state : {"open", "wrong", "right"}
-        Open: not answered, or it could not be tried here, which isn't the answer's fault.
-    message : str
-        One line.
-
-    Raises
-    ------
-    UserError
-        There is no exercise with this number.
+    Open: not answered, or it could not be tried here, which isn't the answer's fault.
     """
     if not checks().is_dir():
         return "open", f"could not be tried: there is no {checks()}, and none came with mpdemo; install it again."

@@ -1,4 +1,9 @@
-"""A pipeline on sliders: every change draws its simulated timeline. Used in notebooks/05_pipeline.ipynb."""
+"""A pipeline on sliders: every change draws its simulated timeline. Used in notebooks/05_pipeline.ipynb.
+
+The unit of time is the forward pass of one microbatch on one rank, however many stages that rank's part of the model is
+cut into; so all schedules do the same work. The stages of a rank count for the interleaved schedules only; `ratio` is
+the time of a backward pass over that of a forward pass.
+"""
 
 from contextlib import suppress
 
@@ -15,12 +20,7 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 def explore(ranks=4, microbatches=8, stages_per_rank=2, schedule="1F1B", ratio=2.0, *, live=None):
-    """Show the timeline of a pipeline, with sliders for everything that shapes it where there is a front end.
-
-    The unit of time is the forward pass of one microbatch on one rank, however many stages that rank's part of the
-    model is cut into; so all schedules do the same work. The stages of a rank count for the interleaved schedules only;
-    `ratio` is the time of a backward pass over that of a forward pass.
-    """
+    """Show the timeline of a pipeline, with sliders for everything that shapes it where there is a front end."""
     picture = drawn(schedule, ranks, microbatches, stages_per_rank, ratio)
     if has_front_end() if live is None else live:
         controls = {
@@ -47,7 +47,7 @@ def redraw(**setting):
 
 
 def drawn(schedule, ranks, microbatches, stages_per_rank, ratio):
-    """Return the picture of one setting, and its numbers as one line."""
+    """Return the picture of one setting, with its numbers as one line."""
     simulation = pipeline(ranks, microbatches, stages_per_rank, schedule, ratio)
     picture = timeline(ideal=simulation, unit=UNIT)
     picture.data["text/plain"] = f"{schedule}: {describe(simulation)}"
@@ -56,8 +56,8 @@ def drawn(schedule, ranks, microbatches, stages_per_rank, ratio):
 
 def pipeline(ranks, microbatches, stages_per_rank, schedule, ratio):
     """Return the simulation of one setting of the sliders; a `UserError` where the schedule cannot run with it."""
-    usual = usual_stages_per_rank(schedule)
-    stages_per_rank = max(2, stages_per_rank) if schedule.startswith("Interleaved") else usual
+    if not schedule.startswith("Interleaved"):
+        stages_per_rank = usual_stages_per_rank(schedule)
     forward = [1 / stages_per_rank] * ranks * stages_per_rank
     return simulate(schedule, forward, [ratio * time for time in forward], microbatches, ranks, weight=0.5)
 

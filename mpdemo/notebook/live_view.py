@@ -1,8 +1,7 @@
 """The live view of a job, or of several: ``await follow(job)`` in a cell.
 
-With a front end it shows state, queue, progress, time left, a growing loss curve, the end of the log and a Cancel
-button until all jobs have ended; then a picture and a line of text replace the widget, and are what a saved notebook
-keeps. Without one (a test, nbconvert) it waits, and displays the same picture and line once.
+With a front end it shows a widget until all jobs have ended; then a picture and a line of text replace it, and are what
+a saved notebook keeps. Without one (a test, nbconvert) it waits, and displays the same picture and line once.
 
 It is awaited because the kernel handles the page's messages while a cell awaits: the Cancel button and the interrupt
 button work, and the cells below do not start early.
@@ -10,6 +9,7 @@ button work, and the cells below do not start early.
 
 import asyncio
 import os
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -20,7 +20,7 @@ from IPython.display import HTML, display
 
 from mpdemo.errors import UserError
 from mpdemo.jobs import attach
-from mpdemo.jobs.times import DAY, Deadline
+from mpdemo.jobs.job import DAY, Deadline
 from mpdemo.notebook.snapshot import Snapshot, labels, together
 
 POLL = 0.25  # s, polling interval
@@ -57,34 +57,28 @@ async def follow(*jobs, live=None, timeout=3600.0):
     jobs = [attach(job) if isinstance(job, str | Path) else job for job in jobs]
     view = JobWidget(jobs) if (has_front_end() if live is None else live) else None
     try:
-        cancelled = await _until_finished(jobs, view, timeout)
+        await _until_finished(jobs, view, timeout)
+        cancelled = list(view.cancelled) if view else []
     except (KeyboardInterrupt, asyncio.CancelledError):
         cancelled = [job for job in jobs if not job.finished] or jobs  # the same interrupt may have ended them
-        await asyncio.gather(*map(_cancel, cancelled), return_exceptions=True)  # the states below say what became of it
-    snapshots = [Snapshot.take(job) for job in jobs]
-    if view:
-        view.replace(snapshots)
-    else:
-        display(together(snapshots))
+        await asyncio.to_thread(_end, cancelled)
+    snapshots = [Snapshot(job) for job in jobs]
+    view.replace(snapshots) if view else display(together(snapshots))
     if cancelled:
-        ended = [s for s, job in zip(snapshots, jobs, strict=True) if job in cancelled]
+        ended = [snapshot for snapshot, job in zip(snapshots, jobs, strict=True) if job in cancelled]
         names = ", ".join(f"{snapshot.name} was cancelled ({snapshot.state})" for snapshot in ended)
         raise JobCancelled(f"{names}; the cells below were not run")
 
 
-async def _until_finished(jobs, view, timeout) -> list:
-    """Wait for the end of all jobs, without a view for a limited time; return those that the view has cancelled."""
-    cancelled, deadlines = [], [Deadline(timeout, DAY) for _ in jobs]
+async def _until_finished(jobs, view, timeout):
+    """Wait for the end of all jobs, without a view for a limited time."""
+    deadlines = [Deadline(timeout, DAY) for _ in jobs]
     while True:
         begin = time.monotonic()
-        snapshots = await _read(jobs, view)
-        if snapshots is None:
-            cancelled.append(jobs[view.taken()])
-            with suppress(UserError):  # Slurm does not answer: the job's line says so, and the others continue
-                await _cancel(cancelled[-1])
-            continue
-        if all(snapshot.finished or job in cancelled for snapshot, job in zip(snapshots, jobs, strict=True)):
-            return cancelled
+        snapshots = await asyncio.to_thread(lambda: [Snapshot(job) for job in jobs])  # Slurm may be slow
+        gone = [view is not None and begin > view.cancelled.get(job, begin) + CANCEL_WAIT for job in jobs]
+        if all(snapshot.finished or given_up for snapshot, given_up in zip(snapshots, gone, strict=True)):
+            return
         if view:
             view.paint(snapshots)
         else:
@@ -94,22 +88,15 @@ async def _until_finished(jobs, view, timeout) -> list:
         await asyncio.sleep(max(POLL, 4 * (time.monotonic() - begin)))
 
 
-async def _read(jobs, view):
-    """Read the jobs' files and ask Slurm, in a thread: neither kernel nor Cancel button, which returns None, waits."""
-    reading = asyncio.ensure_future(asyncio.to_thread(lambda: [Snapshot.take(job) for job in jobs]))
-    while not (view and view.pressed is not None):
-        await asyncio.wait({reading}, timeout=POLL)
-        if reading.done():
-            return reading.result()
-    return None
-
-
-async def _cancel(job):
-    """Cancel a job and wait until it has ended, for at most CANCEL_WAIT."""
-    await asyncio.to_thread(job.cancel)
+def _end(jobs):
+    """Cancel jobs and wait until they have ended, for at most CANCEL_WAIT."""
+    for job in jobs:
+        with suppress(UserError):  # Slurm does not answer: the job's line says so
+            job.cancel()
     deadline = time.monotonic() + CANCEL_WAIT
-    while time.monotonic() < deadline and not await asyncio.to_thread(lambda: job.finished):
-        await asyncio.sleep(POLL)
+    with suppress(UserError):
+        while time.monotonic() < deadline and not all(job.finished for job in jobs):
+            time.sleep(POLL)
 
 
 def has_front_end() -> bool:
@@ -125,43 +112,38 @@ def has_front_end() -> bool:
 class JobWidget:
     """A line for every job, and one of them in detail: its loss curve, the end of its log, a Cancel button.
 
-    `pressed` is the job whose Cancel button was pressed, counted from 0; `follow` acts on it.
+    `cancelled` holds the jobs whose Cancel button was pressed, and when.
     """
 
     def __init__(self, jobs):
-        self.pressed = None
-        self.header, self.chart, self.log = w.HTML(), w.HTML(), w.HTML(layout=w.Layout(flex="1 1 300px"))
-        self.bar = w.FloatProgress(min=0, max=1, layout=w.Layout(width="180px"))
+        self.jobs, self.cancelled = jobs, {}
         self.detail = w.ToggleButtons(options=[(name, number) for number, name in enumerate(labels(jobs))])
         self.button = w.Button(description="Cancel", icon="stop", button_style="danger")
-        self.button.layout.width = "100px"
         self.button.on_click(self._press)
         again = ", ".join(f'"{Path(job.out).as_posix()}"' for job in jobs)
         hint = w.HTML(f'<small style="opacity:.75">Page reloaded? <code>await follow({again})</code></small>')
-        charts = w.HBox([self.chart, self.log], layout=w.Layout(flex_flow="row wrap"))
+        self.lines, self.shown = w.HTML(), w.HTML()
+        row = w.HBox([self.button, hint])
+        self.parts = [self.button, hint, row, self.detail, self.lines, self.shown]
         choice = [self.detail] if len(jobs) > 1 else []
-        self.box = w.VBox([self.header, *choice, charts, w.HBox([self.button, self.bar, hint])])
+        self.box = w.VBox([self.lines, *choice, self.shown, row])
         self.handle = display(self.box, display_id=True)
 
     def _press(self, button):
-        """Note the click: the page may call this from another thread."""
-        self.pressed = self.detail.value
+        """Cancel the job in detail, in a thread: the answer of Slurm may take long."""
+        job = self.jobs[self.detail.value]
+        self.cancelled[job] = time.monotonic()
         button.disabled, button.description = True, "Cancelling"
-
-    def taken(self):
-        """Return the job whose Cancel button was pressed; the button can be pressed again."""
-        pressed, self.pressed = self.pressed, None
-        return pressed
+        threading.Thread(target=_end, args=([job],), daemon=True).start()
 
     def paint(self, snapshots):
         """Show a snapshot of every job."""
         shown = snapshots[self.detail.value]
-        self.header.value = "<br>".join(snapshot.header() for snapshot in snapshots)
-        self.chart.value, self.log.value = shown.chart(), shown.log_tail()
-        if self.pressed is None:
-            self.button.disabled, self.button.description = shown.finished, "Cancel"
-        self.bar.layout.visibility = "visible" if shown.total else "hidden"
-        self.bar.value = shown.steps[-1]["step"] / shown.total if shown.total and shown.steps else 0
+        self.lines.value = "<br>".join(snapshot.header() for snapshot in snapshots)
+        self.shown.value = shown.chart() + shown.log_tail()
+        cancelled = self.jobs[self.detail.value] in self.cancelled
+        self.button.disabled = shown.finished or cancelled
+        self.button.description = "Cancelling" if cancelled else "Cancel"
 
     def replace(self, snapshots):
         """Replace the widget by picture and lines; keep the end of the log of every job that did not succeed."""
@@ -169,8 +151,7 @@ class JobWidget:
         for snapshot in snapshots:
             if snapshot.state != "done":
                 display(HTML(snapshot.header() + snapshot.log_tail()))
-        parts = [widget for row in self.box.children for widget in (*getattr(row, "children", ()), row)]
         # A page that was reloaded shows the box of the kernel again, and does not know the display: this is its end.
         self.box.children = [w.HTML("<br>".join(s.header() for s in snapshots) + snapshots[self.detail.value].chart())]
-        for widget in parts:
+        for widget in reversed(self.parts):  # a row that is left with a closed button could not be loaded again
             widget.close()

@@ -38,29 +38,18 @@ def start_ranks(world_size, oversubscribe=False):
         How many: one process each, of about 400 MiB, with one thread and one core.
     oversubscribe : bool
         Allow more ranks than cores. They share the cores.
-
-    Returns
-    -------
-    Ranks
-
-    Raises
-    ------
-    UserError
-        Too few cores or too little memory, a site that forbids computing on its login node, or a start that failed.
     """
     global _ranks
     if not isinstance(world_size, int) or world_size < 1:
         raise UserError(f"world_size {world_size!r} is not allowed; allowed: a whole number from 1 on")
     if _ranks and _ranks.world_size == world_size and _ranks.alive:
-        print(_ranks.describe())
+        _ranks.describe()
         return _ranks
     check_front_end(world_size)
     check_room(world_size, oversubscribe)
     if _ranks:
         _ranks.stop()
     _ranks = Ranks(world_size)
-    _ranks.start()
-    print(_ranks.describe())
     return _ranks
 
 
@@ -84,15 +73,12 @@ class Ranks:
 
     def __init__(self, world_size):
         self.world_size, self.cells, self.processes = world_size, 0, None
+        self.restart(adjective="")
 
     @property
     def alive(self) -> bool:
         """Whether every rank lives."""
         return self.processes is not None and self.processes.alive
-
-    def start(self):
-        """Start the processes."""
-        self.processes = Processes(self.world_size)
 
     def stop(self):
         """End the processes. The next cell starts fresh ones."""
@@ -100,26 +86,23 @@ class Ranks:
         if processes:
             processes.stop()
 
-    def restart(self):
+    def restart(self, adjective="fresh "):
         """End the ranks, even those that hang, and start fresh ones, which know no earlier variables."""
         self.stop()
-        self.start()
-        print(self.describe("fresh "), "without earlier variables", sep=", ")
+        self.processes = Processes(self.world_size)
+        self.describe(adjective)
 
-    def describe(self, adjective="") -> str:
-        """One line: how many ranks there are, and on what."""
+    def describe(self, adjective=""):
+        """Print one line: how many ranks there are, and on what."""
         cores = "one core each" if len(os.sched_getaffinity(0)) >= self.world_size else "sharing the cores"
         count = "1 {}rank is" if self.world_size == 1 else f"{self.world_size} {{}}ranks are"
-        return f"{count.format(adjective)} ready: gloo, {cores}"
+        fresh = ", without earlier variables" if adjective else ""
+        print(f"{count.format(adjective)} ready: gloo, {cores}{fresh}")
 
     def run(self, source, only=(), timeout=20.0):
         """Run a cell on all ranks, or on those in `only`; print what each one prints, in order of rank.
 
-        Raises
-        ------
-        CellFailed
-            It raised on some rank, a rank's process ended, or a rank was not done after `timeout` seconds. After the
-            last two all ranks are ended.
+        After `CellFailed` of a rank that ended, or was not done after `timeout` seconds, all ranks are ended.
         """
         try:
             ast.parse(source)

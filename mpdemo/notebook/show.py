@@ -1,4 +1,4 @@
-"""Show source in a notebook, in a fenced block that the front end colours: a file, one thing in it, or a text.
+"""Show source in a notebook, in a fenced block that the front end colours: a file, one thing in it, a text, a change.
 
 The source is found in the file by path and name, so PyTorch is not imported.
 
@@ -6,23 +6,49 @@ The source is found in the file by path and name, so PyTorch is not imported.
     show("rungs/ddp.py", "train")                    one function in it; "Class.method" for a method
     show("rungs/ddp.py", lines=("optimizer =",))     the line that holds this text
     show("#!/bin/bash\\n...")                         a text of several lines
+    diff("rungs/single.py", "rungs/ddp.py")          what differs, as git shows it
 """
 
 import ast
+import base64
+import difflib
 import textwrap
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from mpdemo import paths
 from mpdemo.errors import UserError, did_you_mean
-from mpdemo.notebook.bundle import Bundle
 
 LANGUAGES = {".py": "python", ".sbatch": "bash", ".sh": "bash", ".toml": "toml", ".json": "json", ".md": "markdown"}
 DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+MIME = {"markdown": "text/markdown", "html": "text/html", "png": "image/png"}
 
 
-@dataclass
-class Source:
+class Bundle:
+    """What a cell displays, in several forms, of which the front end shows the richest that it knows.
+
+    The plain `text` must not depend on timing, so that a test can compare it; a terminal, a screen reader or a failed
+    image shows it too. Further forms are named ``markdown``, ``html`` or ``png`` (base64 text); `picture` describes the
+    picture: its ``width`` on the page in CSS pixels, and an ``alt`` text with its numbers.
+    """
+
+    def __init__(self, text, picture=None, **forms):
+        self.data = {"text/plain": text} | {MIME[name]: value for name, value in forms.items()}
+        self.metadata = {"image/png": picture} if picture else {}
+
+    def __repr__(self):
+        return self.data["text/plain"]
+
+    def _repr_mimebundle_(self, include=None, exclude=None):
+        """IPython calls this to display the object."""
+        return self.data, self.metadata
+
+    def save(self, path):
+        """Write the picture as a PNG file."""
+        Path(path).write_bytes(base64.b64decode(self.data["image/png"]))
+
+
+class Source(NamedTuple):
     """A text with its heading and language; `path`, relative to the project's root, where it is in a file there."""
 
     title: str
@@ -45,18 +71,38 @@ def show(target, name=None, *, lines=None, docstrings=True) -> Bundle:
         Only the lines from the first one that holds the first text to the next one that holds the second.
     docstrings : bool
         Whether the docstrings stay.
-
-    Raises
-    ------
-    UserError
-        No such file, no such name in it (its names are listed), or no such lines.
     """
     source = find(target, name, docstrings=docstrings)
     text = textwrap.dedent(_between(source, *lines) if lines else source.text).strip("\n")
     title = source.title.replace("__", r"\_\_")  # Markdown would write __init__ in bold letters
     heading = f"[{title}](../{source.path})\n\n" if source.path else ""
+    return Bundle(source.title, markdown=heading + _fenced(text, source.language))
+
+
+def diff(before, after, context=3) -> Bundle:
+    """Display the lines that two sources do not share, marked with - (before) and + (after), without docstrings.
+
+    Parameters
+    ----------
+    before, after : str, Path or tuple
+        As `target` of `show`; a tuple ``(path, name)`` picks one thing in a file.
+    context : int
+        Equal lines kept around a change.
+    """
+    targets = [side if isinstance(side, tuple) else (side,) for side in (before, after)]
+    old, new = (find(*target, docstrings=False) for target in targets)
+    both = old.text.splitlines(), new.text.splitlines()
+    lines = difflib.unified_diff(*both, old.title, new.title, lineterm="", n=context)
+    # the numbers after @@ would count lines of a text without its docstrings
+    text = "\n".join("@@" if line.startswith("@@") else line for line in lines)
+    if not text:
+        return Bundle(f"{old.title} and {new.title} are the same")
+    return Bundle(text, markdown=_fenced(text, "diff"))
+
+
+def _fenced(text, language) -> str:
     fence = "````" if "```" in text else "```"
-    return Bundle(source.title, markdown=f"{heading}{fence}{source.language}\n{text}\n{fence}")
+    return f"{fence}{language}\n{text}\n{fence}"
 
 
 def find(target, name=None, *, docstrings=True) -> Source:
@@ -68,12 +114,12 @@ def find(target, name=None, *, docstrings=True) -> Source:
     path = _locate(target)
     folder = next((one for one in (paths.root(), paths.source()) if path.is_relative_to(one)), None)
     title = path.relative_to(folder).as_posix() if folder else path.name
-    source = Source(title, path.read_text(), LANGUAGES.get(path.suffix, "text"), title if folder else None)
+    text, language = path.read_text(), LANGUAGES.get(path.suffix, "text")
     if name is not None:
-        source.title, source.text = f"{title}: {name}", _named(source.text, name, title)
-    if not docstrings and source.language == "python":
-        source.text = _without_docstrings(source.text)
-    return source
+        text = _named(text, name, title)
+    if not docstrings and language == "python":
+        text = _without_docstrings(text)
+    return Source(f"{title}: {name}" if name else title, text, language, title if folder else None)
 
 
 def _locate(target) -> Path:

@@ -1,13 +1,12 @@
 """Jobs at one moment, and how they are displayed: a line of text, a picture, pieces of HTML. No widget here."""
 
 import html
-from dataclasses import dataclass
 from pathlib import Path
 
-from mpdemo.jobs import times
-from mpdemo.notebook.bundle import Bundle
+from mpdemo.jobs.slurm import duration
 from mpdemo.notebook.plots import curves
 from mpdemo.notebook.plots.style import BLUE
+from mpdemo.notebook.show import Bundle
 
 COLOURS = {"pending": "#8a6100", "running": BLUE, "done": "#00735a", "cancelled": "#666666"}
 FAILED = "#b03a00"  # every other state
@@ -16,38 +15,17 @@ MOST_POINTS = 200  # of a curve: more are not visible where it is as wide as the
 LEFT, RIGHT, BOTTOM = 52, 430, 136  # of the curve, in CSS pixels
 
 
-@dataclass
 class Snapshot:
-    """The state, the metrics and the log of a job, all read once by `take`."""
+    """The state, the metrics and the log of a job, all read at once; what does not exist yet is empty."""
 
-    name: str
-    state: str
-    reason: str
-    queue: int | None
-    run_time: float
-    where: str
-    id: str
-    rows: list
-    log: str
-    finished: bool  # the state will not change any more
-
-    @classmethod
-    def take(cls, job):
-        """Read everything from a job; a log or metrics that do not exist yet are empty."""
-        finished = job.finished  # first: what is read after it is then the end
-        facts = {name: getattr(job, name) for name in ("state", "reason", "queue", "run_time", "where")}
-        name = Path(job.out).name
-        return cls(name=name, id=str(job.id), rows=job.metrics(), log=job.log(), finished=finished, **facts)
-
-    @property
-    def steps(self) -> list:
-        """The rows of the training steps."""
-        return [row for row in self.rows if row["event"] == "step"]
-
-    @property
-    def total(self) -> int | None:
-        """The number of steps of the whole run, where its rows contain it; a resumed one may have more steps."""
-        return next((row["steps"] for row in reversed(self.rows) if "steps" in row), None)
+    def __init__(self, job):
+        self.finished = job.finished  # first: what is read after it is then the end
+        self.state, self.reason, self.queue = job.state, job.reason, job.queue
+        self.run_time, self.where, self.id, self.out = job.run_time, job.where, job.id, job.out
+        self.rows, self.log, self.name = job.metrics(), job.log(), Path(job.out).name
+        self.steps = [row for row in self.rows if row["event"] == "step"]
+        # of the whole run, where its rows contain it; a resumed one may have more
+        self.total = next((row["steps"] for row in reversed(self.rows) if "steps" in row), None)
 
     @property
     def seconds_left(self) -> float | None:
@@ -69,26 +47,28 @@ class Snapshot:
         """Return the first line of the live view as HTML: name, state, place, time, latest numbers."""
         colour = COLOURS.get(self.state, FAILED)
         badge = f'<span style="background:{colour};color:#fff;border-radius:4px;padding:1px 8px">{self.state}</span>'
-        facts = [f"{self.where}, job {self.id}"]
         if self.state == "pending":
             place = "waiting" if self.queue is None else f"position {self.queue} in the queue"
-            facts.append(f"{place} ({self.reason})" if self.reason else place)
+            facts = [f"{place} ({self.reason})" if self.reason else place]
         else:
-            facts += [f"{self.run_time:.1f} s", self.reason]
-        if self.steps:
-            facts += self._progress(self.steps[-1])
-        text = html.escape(" \N{MIDDLE DOT} ".join(fact for fact in facts if fact))
-        return f'<b>{html.escape(self.name)}</b> {badge} <span style="opacity:.75">{text}</span>'
+            facts = [f"{self.run_time:.1f} s", self.reason, *self._progress()]
+        text = html.escape(" \N{MIDDLE DOT} ".join(filter(None, [f"{self.where}, job {self.id}", *facts])))
+        line = f'<b>{html.escape(self.name)}</b> {badge} <span style="opacity:.75">{text}</span>'
+        if self.state == "running" and self.total and self.steps:
+            line += f' <progress value="{self.steps[-1]["step"]}" max="{self.total}"></progress>'
+        return line
 
-    def _progress(self, last) -> list[str]:
-        facts = [f"step {last['step']}{f' of {self.total}' if self.total else ''}, loss {last['loss']:.4f}"]
-        if last.get("images_per_second"):
-            facts.append(f"{last['images_per_second']:.0f} images/s")
-        if memory := [row["peak_memory_mib"] for row in self.steps if "peak_memory_mib" in row]:
-            facts.append(memory_text(memory[-1]))
-        if (left := self.seconds_left) is not None:
-            facts.append(f"about {times.duration(left)} left")
-        return facts
+    def _progress(self):
+        """Yield what the latest steps say, in words."""
+        if self.steps:
+            last = self.steps[-1]
+            yield f"step {last['step']}{f' of {self.total}' if self.total else ''}, loss {last['loss']:.4f}"
+            if last.get("images_per_second"):
+                yield f"{last['images_per_second']:.0f} images/s"
+            if memory := [row["peak_memory_mib"] for row in self.steps if "peak_memory_mib" in row]:
+                yield memory_text(memory[-1])
+            if (left := self.seconds_left) is not None:
+                yield f"about {duration(left)} left"
 
     def log_tail(self) -> str:
         """Return the log's last lines as HTML; of a progress bar only its last state, as a terminal does."""
@@ -136,7 +116,7 @@ def together(snapshots) -> Bundle:
 
 def labels(jobs) -> list[str]:
     """Return what to call jobs or snapshots: by the folder's name, and by the number too where a name repeats."""
-    names = [job.name if isinstance(job, Snapshot) else Path(job.out).name for job in jobs]
+    names = [Path(job.out).name for job in jobs]
     return [f"{name} (job {job.id})" if names.count(name) > 1 else name for name, job in zip(names, jobs, strict=True)]
 
 

@@ -1,10 +1,7 @@
 """The story: one model on one data set that every rung of the course trains, so that their runs can be compared.
 
-A vision transformer of eight equal blocks learns the digits. `story` gives its settings for a rung::
-
-    command = train_command(**story("ddp"))
-
-Used in every notebook from notebooks/01_single_device.ipynb on, and by ``python -m mpdemo demo``.
+A vision transformer of eight equal blocks learns the digits. Used in every notebook from
+notebooks/01_single_device.ipynb on, and by ``python -m mpdemo demo``.
 """
 
 from mpdemo.cuts import DEPTH
@@ -25,24 +22,14 @@ PIPELINE = {"schedule": "Interleaved1F1B", "microbatches": 4}  # the fastest her
 
 
 def story(rung, **changes) -> dict:
-    """Return the settings of the story's training on a rung, for `mpdemo.jobs.train_command`.
+    """Return the settings of the story's training on a rung, as in ``train_command(**story("ddp", epochs=1))``.
 
     Parameters
     ----------
     rung : str
-        A name of `mpdemo.settings.RUNGS`.
+        A name of `mpdemo.settings.RUNGS`; the run's folder is ``runs/story_RUNG``.
     **changes
         Settings that are added or replaced; None leaves one to its default.
-
-    Returns
-    -------
-    dict
-        Settings by name. The run's folder is ``runs/story_RUNG``.
-
-    Examples
-    --------
-    >>> story("ddp", epochs=1)["epochs"]
-    1
     """
     form = changes.get("form") or RUNG_FORMS.get(rung, (None,))[0]
     settings = {"rung": rung, **RECIPE, "out": f"runs/story_{rung}"}

@@ -8,21 +8,22 @@ from tabulate import tabulate
 
 from mpdemo.errors import UserError
 from mpdemo.jobs.explain import known_failures
-from mpdemo.notebook.bundle import Bundle
+from mpdemo.notebook.show import Bundle
 from mpdemo.plan.case import LINKS
 from mpdemo.plan.choose import choose, tree
 from mpdemo.rules import SHARING_RUNGS
 
 CHOICE = ("devices", "nodes", "use", "parts", "images at once", "MiB per device", "computing (ms)", "speed-up",
           "sends (ms)")  # fmt: skip
+SHOWN = 3  # messages of a failure, which may have many
 
 
 def failure_table(*kinds) -> Bundle:
-    """Show the known failures (of some of `mpdemo.jobs.explain.KINDS`): what you see, what it is, what to do."""
-    rows = [known for known in known_failures() if not kinds or known.kind in kinds]
+    """Show the known failures that a notebook explains, of all or some of `mpdemo.jobs.explain.KINDS`."""
+    rows = [known for known in known_failures() if known.notebook and (not kinds or known.kind in kinds)]
     lines = ["| you see | it is | do | notebook |", "|---|---|---|---|"]
     for known in rows:
-        seen = "<br>".join(_cell(words, known.kind != "silent") for words in known.seen)
+        seen = "<br>".join(_cell(words, known.kind != "silent") for words in known.seen[:SHOWN])
         link = f"[{known.notebook[:2]}]({known.notebook}.ipynb)"
         lines.append(f"| {seen} | {_cell(known.what)} | {_cell(known.do)} | {link} |")
     return Bundle(f"{len(rows)} known failures", markdown="\n".join(lines))
@@ -47,8 +48,7 @@ def choice_table(case, devices=((1, 1), (2, 1), (8, 2), (16, 4))) -> Bundle:
     """
     rows = [_choice(replace(case, devices=number, nodes=nodes)) for number, nodes in devices]
     columns = {"disable_numparse": True, "colalign": ("right", "right", "left", *["right"] * 6)}
-    text, markdown = (tabulate(rows, CHOICE, form, **columns) for form in ("simple", "pipe"))
-    return Bundle(text, markdown=markdown)
+    return Bundle(tabulate(rows, CHOICE, "simple", **columns), markdown=tabulate(rows, CHOICE, "pipe", **columns))
 
 
 def _choice(case):

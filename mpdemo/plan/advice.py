@@ -14,7 +14,7 @@ from mpdemo.plan.machine import measured, memory_per_device, require_devices, st
 from mpdemo.plan.strategies import ONE_DEVICE
 from mpdemo.plan.subject import MIB, RESERVE
 from mpdemo.settings import Settings, as_arguments, checked
-from mpdemo.world.gpus import gpus_here
+from mpdemo.world.devices import gpus_here
 
 
 def answer(request) -> tuple:
@@ -93,7 +93,7 @@ def _model(request):
 def _commands(request, rows):
     """Return the lines that say how to train what fits."""
     if request.own_model:
-        return ["to train your own model: notebooks/take_home/train_ddp.py is a whole script, in plain PyTorch"]
+        return ["to train your own model: notebooks/scripts/train_ddp.py is a whole script, in plain PyTorch"]
     lines = []
     for row in (row for row in rows if row.fits):
         words = " ".join(as_arguments(_settings(request, row.rung, row.predicted.settings)))

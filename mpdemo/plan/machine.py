@@ -16,10 +16,9 @@ import psutil
 
 from mpdemo.errors import RunFailed, UserError
 from mpdemo.plan.cost import BlockCost, bandwidth
-from mpdemo.world.failures import lost_a_peer
-from mpdemo.world.gpus import gpus_here
-from mpdemo.world.launch import be_killed_with_parent
-from mpdemo.world.processes import child_environment, processes_that_fit
+from mpdemo.world.devices import gpus_here
+from mpdemo.world.launch import lost_a_peer
+from mpdemo.world.processes import be_killed_with_parent, child_environment, processes_that_fit
 
 QUESTION = ("model", "input", "tokens", "image_size", "classes", "channels", "norm", "optimizer", "budget")
 ERROR_LINE = re.compile(r"^(?:\[rank\d+\]: )?(?:[\w]+\.)*(\w+(?:Error|Exception): .+)$", re.MULTILINE)

@@ -25,9 +25,9 @@ from mpdemo.models.own import OwnModel
 from mpdemo.plan import cost
 from mpdemo.plan.machine import Machine
 from mpdemo.settings import Settings, checked
-from mpdemo.trial import Trial, build_model, is_per_device, join_world, random_batch, rest
+from mpdemo.trial import Trial, build_model, is_per_device, join_world, random_batch
 from mpdemo.world import clock
-from mpdemo.world.collectives import gather_objects
+from mpdemo.world.collectives import gather_objects, rest
 from mpdemo.world.launch import end
 
 SHORT, LONG = 16 * 2**10, 8 * 2**20  # bytes of the two messages through which a line is laid

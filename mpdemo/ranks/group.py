@@ -16,9 +16,9 @@ from pathlib import Path
 from mpdemo.errors import UserError, error_line
 from mpdemo.ranks import rank as rank_process
 from mpdemo.ranks.places import place_in_program
-from mpdemo.world.gpus import ON_THE_CPU
-from mpdemo.world.launch import free_port
+from mpdemo.world.devices import ON_THE_CPU
 from mpdemo.world.processes import child_environment
+from mpdemo.world.supervisor import free_port
 
 IMPORT_SECONDS = 300.0  # limit for the server's import of PyTorch, for which the first start waits
 START_SECONDS = 60.0  # limit for joining the process group

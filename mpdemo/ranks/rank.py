@@ -57,8 +57,7 @@ def begin(group) -> dict:
     import torch
     import torch.distributed as dist
 
-    from mpdemo.world.cores import claim_cores
-    from mpdemo.world.env import World
+    from mpdemo.world.env import World, claim_cores
 
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     claim_cores(World(rank, world_size, rank, world_size))

@@ -6,7 +6,7 @@ its loop: ``train(run)`` is plain PyTorch, `mpdemo.run.Run` brings batches, log,
 
 import sys
 
-from mpdemo.world.launch import prepare_signals
+from mpdemo.world.processes import prepare_signals
 
 if sys.argv[:1] == ["-m"]:  # a rung starts here: SIGUSR1 must not kill it while it imports PyTorch
     prepare_signals()

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 
 from mpdemo.run import Run
-from mpdemo.stages import receive
+from mpdemo.training.stages import receive
 
 
 def per_device(run):

@@ -72,18 +72,6 @@ def record_threads(model, recorder):
     data_parallel.gradients = recorded(data_parallel.gradients, "B")
 
 
-class RecordedBuckets:
-    """Takes what the lab of DDP notes of every bucket of gradients."""
-
-    def __init__(self, recorder):
-        self.recorder = recorder
-
-    def append(self, bucket):
-        """Record the all-reduce of a bucket: its size in MiB, and the clock when it was ready and when reduced."""
-        _, ready, reduced = bucket
-        self.recorder.add("A", ready, reduced)
-
-
 def recorded_steps(trial) -> list:
     """Return the timeline of every step of a trial, of all ranks that take part in it; all ranks must call this."""
     ranks = [steps for steps in gather_objects(trial and trial.recorder.steps) if steps]

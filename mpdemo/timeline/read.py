@@ -1,4 +1,4 @@
-"""Read recorded timelines: idle shares, the time each stage takes, the simulation beside them, an export to Perfetto.
+"""Read recorded timelines: idle shares, the time each stage takes, the simulation beside them.
 
 A step is a list of rows ``{"rank", "stage", "kind", "microbatch", "start", "end"}``; times in seconds since the
 earliest operation of any rank in that step. Those of `Recorder.operation` also have `on_core`, the seconds for which
@@ -8,6 +8,8 @@ PyTorch is not needed. Taught in notebooks/05_pipeline.ipynb.
 """
 
 import json
+from collections import defaultdict
+from itertools import groupby
 from pathlib import Path
 from statistics import median
 
@@ -19,13 +21,7 @@ WORKS = (*COMPUTES, "A", "G", "R")  # and the messages in which all take part
 
 
 def load(folder):
-    """Return all steps recorded in a run's folder, each a list of rows sorted by rank and start.
-
-    Raises
-    ------
-    UserError
-        No timeline there, or one rank recorded fewer steps than another.
-    """
+    """Return all steps recorded in a run's folder, each a list of rows sorted by rank and start."""
     paths = sorted(Path(folder).glob("timeline-rank*.json"))
     if not paths:
         raise UserError(f"no timeline-rank*.json in {folder}; record one with: python -m mpdemo train --timeline ...")
@@ -42,19 +38,22 @@ def merge(parts):
     computing = [row["start"] for row in rows if row["kind"] in COMPUTES]
     if not computing:
         return []
-    zero, last_stage = min(computing), max(row["stage"] for row in rows)
+    zero = min(computing)
     for row in rows:
         row["start"], row["end"] = row["start"] - zero, row["end"] - zero
-    rows += _waits(rows, last_stage)
-    return sorted(rows, key=lambda row: (row["rank"], row["start"]))
+    return sorted(rows + _waits(rows), key=_by_rank)
 
 
-def _waits(rows, last_stage):
+def _by_rank(row):
+    return row["rank"], row["start"]
+
+
+def _waits(rows):
     """Return a row for every gap before an operation that needs something from another stage."""
-    waits = []
-    for rank in sorted({row["rank"] for row in rows}):
+    waits, last_stage = [], max(row["stage"] for row in rows)
+    computing = sorted((row for row in rows if row["kind"] in COMPUTES), key=_by_rank)
+    for _, lane in groupby(computing, lambda row: row["rank"]):
         busy_until = 0.0
-        lane = sorted((r for r in rows if r["rank"] == rank and r["kind"] in COMPUTES), key=lambda r: r["start"])
         for row in lane:
             needs = (row["kind"] == "F" and row["stage"] > 0) or (row["kind"] in "BI" and row["stage"] < last_stage)
             if needs and row["start"] > busy_until:
@@ -82,22 +81,14 @@ def typical(steps):
 
 
 def stage_times(steps):
-    """Return the median seconds of a microbatch on every stage.
+    """Return the median seconds of a microbatch on every stage, of steps from `load` without the first.
 
-    Parameters
-    ----------
-    steps : list of list of dict
-        From `load`; leave out the first, in which PyTorch prepares itself.
-
-    Returns
-    -------
-    dict
-        Lists over the stages: `forward`, `backward` (I and W together where they are split) and `weight` (W's share
-        of the backward), the arguments of `mpdemo.plan.simulate`.
+    They are lists over the stages, the arguments of `mpdemo.plan.simulate`: ``forward``, ``backward`` (I and W together
+    where they are split) and ``weight`` (W's share of the backward).
     """
-    seconds = {}
+    seconds = defaultdict(list)
     for row in (row for step in steps for row in step if row["kind"] in COMPUTES):
-        seconds.setdefault((row["kind"], row["stage"]), []).append(row["end"] - row["start"])
+        seconds[row["kind"], row["stage"]].append(row["end"] - row["start"])
     times = {key: median(values) for key, values in seconds.items()}
     stages = range(1 + max(stage for _, stage in times))
     weight = [times.get(("W", s), 0.0) for s in stages]
@@ -106,30 +97,21 @@ def stage_times(steps):
     return {"forward": [times["F", s] for s in stages], "backward": backward, "weight": share}
 
 
-def ranks_of_a_replica(rows) -> int:
-    """Return how many ranks share one copy of the model: all of a pipeline's, a part of them in a hybrid training."""
-    replicas = {row["rank"] for row in rows if row["stage"] == 0}
-    return len({row["rank"] for row in rows}) // len(replicas)
-
-
 def predict(steps, schedule):
-    """Simulate the recorded pipeline with the stage times that were measured in it.
+    """Simulate the recorded pipeline with the stage times that were measured in it (`mpdemo.plan.Simulation`).
 
     The measurement differs by what the schedule does not know: communication, and operations that took longer than
     the median.
-
-    Returns
-    -------
-    mpdemo.plan.Simulation
     """
     computing = [row for step in steps for row in step if row["kind"] in COMPUTES]
     times = stage_times(steps)
+    replicas = {row["rank"] for row in computing if row["stage"] == 0}  # several in a hybrid training
     return simulate(
         schedule,
         times["forward"],
         times["backward"],
         microbatches=1 + max(row["microbatch"] for row in computing),
-        ranks=ranks_of_a_replica(computing),
+        ranks=len({row["rank"] for row in computing}) // len(replicas),
         weight=times["weight"] if SCHEDULES[schedule].splits_backward else None,
     )
 
@@ -145,27 +127,3 @@ def predict_seconds(step, schedule, cores=None):
         return max(predict_seconds(works, schedule), sum(row["on_core"] for row in works) / cores)
     updates = {row["rank"]: row["end"] - row["start"] for row in step if row["kind"] == "O"}
     return max(row["end"] + updates.get(row["rank"], 0.0) for row in predict([step], schedule).events)
-
-
-def export(steps, path):
-    """Write steps as a Chrome trace: open it at https://ui.perfetto.dev or chrome://tracing.
-
-    The steps follow each other; one process per rank, its operations named like ``1F0``: stage, kind, microbatch.
-    """
-    events, after = [], 0.0
-    for rows in steps:
-        for row in rows:
-            name = f"{row['stage']}{row['kind']}{row['microbatch']}" if row["kind"] in COMPUTES else row["kind"]
-            place = {"name": name, "cat": row["kind"], "pid": row["rank"], "tid": 0, "ts": (after + row["start"]) * 1e6}
-            where = {"stage": row["stage"], "microbatch": row["microbatch"]}
-            length = {"ph": "i", "s": "t"} if row["kind"] == "send" else {"ph": "X", "dur": _us(row)}
-            events.append({**place, **length, "args": where})
-        after += step_time(rows) * 1.05 if rows else 0.0  # a gap between two steps
-    for rank in sorted({event["pid"] for event in events}):
-        events.append({"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}"}})
-    Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
-    return Path(path)
-
-
-def _us(row):
-    return (row["end"] - row["start"]) * 1e6

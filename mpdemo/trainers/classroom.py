@@ -18,11 +18,9 @@ from pathlib import Path
 from tabulate import tabulate
 
 from mpdemo.errors import UserError
-from mpdemo.jobs import Job, slurm, times
-from mpdemo.jobs.job import FINISHED
+from mpdemo.jobs import Job, slurm
+from mpdemo.jobs.job import FINISHED, RECORD, read_record
 from mpdemo.jobs.local_job import answer_at_the_end, supervisor_lives
-from mpdemo.jobs.record import RECORD, read_record
-from mpdemo.jobs.slurm_answers import STATES
 from mpdemo.jobs.slurm_job import answer_from_files
 
 COUNTED = ("done", "failed", "stopped", "cancelled", "unknown", "pending")
@@ -78,7 +76,7 @@ def jobs_in_queue() -> dict:
     """Ask Slurm once for the jobs that it has now: number -> its user's number and our state."""
     lines = slurm.client("squeue", "--noheader", "-o", "%i|%U|%T").split()
     rows = (line.split("|") for line in lines)
-    return {number: (int(user), STATES.get(state, "unknown")) for number, user, state in rows}
+    return {number: (int(user), slurm.STATES.get(state, "unknown")) for number, user, state in rows}
 
 
 def row(folder, identity, queue) -> list:
@@ -96,7 +94,7 @@ def row(folder, identity, queue) -> list:
             states[record.parent] = state_of(record.parent, job, record.stat().st_uid, identity, queue)
     counts = Counter("failed" if state in FAILED else state for state in states.values())
     running = ", ".join(str(out.relative_to(runs)) for out, state in states.items() if state == "running")
-    last = times.duration(max(0, time.time() - max(changes))) if changes else ""
+    last = slurm.duration(max(0, time.time() - max(changes))) if changes else ""
     return [exercises(folder), *(counts[state] for state in COUNTED), running, last, round(size(runs) / 2**20)]
 
 

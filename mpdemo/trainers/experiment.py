@@ -61,8 +61,8 @@ class Experiment:
 
     def specs(self) -> dict:
         """Return the jobs, by kind and number of nodes; the smallest is one of the first kind."""
-        sizes = {kind: self.nodes if kind == self.kinds[0] else self.nodes[1:] for kind in self.kinds}
-        return {(kind, nodes): self._spec(kind, nodes) for kind in self.kinds for nodes in sizes[kind]}
+        sizes = itertools.product(self.kinds, self.nodes)
+        return {size: self._spec(*size) for size in sizes if size[0] == self.kinds[0] or size[1] != self.nodes[0]}
 
     def _spec(self, kind, nodes):
         batch, name = self.batch_of(kind, nodes), f"{self.name}_{kind}_{nodes}"
@@ -70,8 +70,7 @@ class Experiment:
         steps = {"batch_size": batch, "epochs": None, "steps": self.images // batch, "log_every": 1}
         settings = story(rung, **{"warmup_steps": WARMUP} | (self.changes or {}) | steps, out=f"runs/{name}")
         shape = {"nodes": nodes, "processes_per_node": self.processes_per_node, "oversubscribe": self.oversubscribe}
-        command = train_command(**settings)
-        return JobSpec(name=name, command=command, out=f"runs/{name}", time_limit=self.time_limit, **shape)
+        return JobSpec(name, train_command(**settings), f"runs/{name}", time_limit=self.time_limit, **shape)
 
 
 def sizes_here(wanted, site=None, processes_per_node=1) -> tuple:

@@ -13,6 +13,7 @@ import dataclasses
 import io
 import json
 import re
+import textwrap
 import time
 from dataclasses import dataclass
 
@@ -76,7 +77,7 @@ class Trial:
     job: Job | None = None  # None before it is submitted, and if it was refused
     trouble: str = ""  # why it was not submitted or has not ended, and what to do
     submitted: float = 0.0
-    waited: float | None = None  # seconds in the queue, as exact as the site is polled
+    waited: str = "-"  # seconds in the queue, as exact as the site is polled
 
     def start(self, site):
         """Submit the job; a refusal is kept."""
@@ -113,15 +114,14 @@ class Trial:
             text = why_it_failed(self.job)
         elif not text and gpus_exist and gpus < wanted:
             text = f"PyTorch sees {gpus} GPUs, {wanted} asked for each process; is it built for them? {LOOK}"
-        line = " ".join(text.split())
-        return line if len(line) <= LONGEST else line[: LONGEST - 3] + "..."
+        return textwrap.shorten(text, LONGEST, placeholder="...")
 
     def row(self, advice) -> list:
         """Return the job's row of the table."""
-        waited = "-" if self.waited is None else f"{self.waited:.0f} s"
-        ran = f"{self.job.run_time:.0f} s" if self.job else "-"
-        seen = [self.facts().get(name, "-") for name in ("python", "torch", "gpus", "nccl")]
-        return [self.name, self.job.id if self.job else "no", waited, ran, *seen, advice or "nothing"]
+        facts = self.facts()
+        seen = [facts.get(name, "-") for name in ("python", "torch", "gpus", "nccl")]
+        ran = (self.job.id, self.waited, f"{self.job.run_time:.0f} s") if self.job else ("no", "-", "-")
+        return [self.name, *ran, *seen, advice or "nothing"]
 
 
 def run_trials(trials, site, at_once, wait):
@@ -132,7 +132,7 @@ def run_trials(trials, site, at_once, wait):
     try:
         for trial, job in run_at_once(trials, lambda trial: trial.start(site), at_once, wait):
             if job:
-                trial.waited = max(0.0, time.monotonic() - trial.submitted - job.run_time)
+                trial.waited = f"{max(0.0, time.monotonic() - trial.submitted - job.run_time):.0f} s"
     except TimeoutError:
         for trial in (trial for trial in trials if not trial.trouble):
             if trial.job is None:
@@ -151,8 +151,8 @@ def smallest(name, spec) -> JobSpec:
 
     It writes to a folder of its own, and does not resume from another job's checkpoint.
     """
-    out, command = f"runs/rehearsal/{name}", list(spec.command)
-    command = [out if word == spec.out else word for word in command]
+    out = f"runs/rehearsal/{name}"
+    command = [out if word == spec.out else word for word in spec.command]
     lab = re.split("[./]", command[command[0] == "-m"].removesuffix(".py"))[-1]
     if command[:3] == ["-m", "mpdemo", "train"]:
         if "--resume" in command:
@@ -169,9 +169,8 @@ def why_it_failed(job) -> str:
     failure = job.failure()
     if failure.cause:
         return str(failure)
-    for finding in find(job.log()):
-        if finding.known.kind == "cause":
-            return f"{finding.known.what}: {finding.known.do}"
+    if known := [finding.known for finding in find(job.log()) if finding.known.kind == "cause"]:
+        return f"{known[0].what}: {known[0].do}"
     if job.state == "failed" and failure.lines:
         return failure.lines[-1]
     return f"{job.state} ({job.reason})" if job.reason else job.state

@@ -35,13 +35,11 @@ def gather(experiment, done, efficiency=EFFICIENCY) -> dict:
         ``machine`` (where it ran, with which versions), ``images``, ``batch``, ``warmup``, ``rows`` (one per kind and
         size) and, by kind, ``fit`` and ``advice``, None if there are fewer sizes than a fit needs.
     """
-    measured = {size: {"nodes": size[1]} | measure(job) for size, job in done.items()}
     rows, fits, advices = [], {}, {}
     for kind in experiment.kinds:
-        own = [measured.get((kind, n)) or measured[experiment.kinds[0], n] for n in experiment.nodes]
-        own = [
-            compare({"scaling": kind, "nodes": n} | row, own[0]) for n, row in zip(experiment.nodes, own, strict=True)
-        ]
+        jobs = {n: done.get((kind, n)) or done[experiment.kinds[0], n] for n in experiment.nodes}
+        own = [{"scaling": kind, "nodes": n} | measure(job) for n, job in jobs.items()]
+        own = [compare(row, own[0]) for row in own]
         rows, fits[kind], advices[kind] = rows + own, None, None
         if len(own) >= FEWEST:
             images = experiment.images

@@ -1,6 +1,17 @@
-"""Values from all processes; a world of one needs no process group for it."""
+"""What all processes find out or decide together; a world of one needs no process group for it."""
 
+import signal
+import time
+
+import torch
 import torch.distributed as dist
+
+INTERVAL = 5.0  # seconds between two checks of a `StopSignal` (or one call, where a step takes longer)
+
+
+def place() -> tuple[int, int]:
+    """Return this process's rank and how many there are."""
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
 def sum_over_ranks(tensor):
@@ -27,6 +38,16 @@ def gather_objects(value) -> list:
     return values
 
 
+def gather_in_first(value) -> list | None:
+    """One value from each rank, in order of rank, in rank 0; None in the other ranks."""
+    if not dist.is_initialized():
+        return [value]
+    first = dist.get_rank() == 0
+    values = [None] * dist.get_world_size() if first else None
+    dist.gather_object(None if first else value, values)  # its own is here already, and may be large
+    return [value, *values[1:]] if first else None
+
+
 def in_all(function, *arguments):
     """Call a function in every process and return its value; where one of them raises, all raise the same error.
 
@@ -42,11 +63,39 @@ def in_all(function, *arguments):
     return value
 
 
-def gather_in_first(value) -> list | None:
-    """One value from each rank, in order of rank, in rank 0; None in the other ranks."""
-    if not dist.is_initialized():
-        return [value]
-    first = dist.get_rank() == 0
-    values = [None] * dist.get_world_size() if first else None
-    dist.gather_object(None if first else value, values)  # its own is here already, and may be large
-    return [value, *values[1:]] if first else None
+def rest():
+    """Wait for all ranks, over gloo: in NCCL's barrier a waiting rank would keep its GPU busy."""
+    if dist.is_initialized():
+        dist.all_reduce(torch.zeros(1, device="cpu"))
+
+
+class StopSignal:
+    """Whether any rank got SIGUSR1, which Slurm sends before the time limit (``--signal=USR1@60``).
+
+    All ranks must stop at the same point: after a step of the training, or a batch of a validation. They compare at
+    the latest after `most_calls` calls.
+    """
+
+    def __init__(self, device, most_calls):
+        self.device, self.most_calls = device, most_calls
+        self.received, self.calls, self.next_check = False, 0, 1
+        self.last_check = None  # call and time (s)
+        signal.signal(signal.SIGUSR1, self._receive)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # held back since the start (launch.py)
+
+    def _receive(self, number, frame):
+        self.received = True
+
+    def seen(self) -> bool:
+        """Return whether to stop now. Every rank must ask after each step or batch, and all get the same answer."""
+        self.calls += 1
+        if self.calls < self.next_check:
+            return False
+        now, seconds = time.perf_counter(), INTERVAL
+        if self.last_check:
+            seconds = (now - self.last_check[1]) / (self.calls - self.last_check[0])
+        flags = torch.tensor([float(self.received), seconds], device=self.device)  # reading it waits for a GPU
+        received, seconds = (sum_over_ranks(flags) / place()[1]).tolist()
+        self.next_check = self.calls + min(max(1, int(INTERVAL / seconds)), self.most_calls)
+        self.last_check = self.calls, now
+        return received > 0

@@ -1,12 +1,14 @@
 """Rank, local rank, world size and device of this process, whichever launcher started it.
 
 torchrun sets RANK, LOCAL_RANK, WORLD_SIZE; Slurm's srun sets SLURM_PROCID, SLURM_LOCALID, SLURM_STEP_NUM_TASKS; a plain
-``python`` sets neither and is a world of one. Taught in notebooks/00_start_here.ipynb.
+``python`` sets neither and is a world of one. On a machine without GPUs a device is a core: one that no other process
+has, of any job, so each locks the file of its core, until it ends. Taught in notebooks/00_start_here.ipynb.
 Sources: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables,
 https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES.
 """
 
 import contextlib
+import fcntl
 import os
 import time
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ import torch.distributed as dist
 
 from mpdemo.errors import UserError
 
+LOCK = "/tmp/mpdemo-core-{}.lock"  # one for all users: they share the cores as well
 # of the allocation that this process was given, before it pins itself to some of them
 ALLOWED_CORES = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
 
@@ -49,13 +52,7 @@ class World:
 
 
 def read_launcher(environ) -> dict:
-    """Return rank, world_size, local_rank, local_world_size and launcher from a launcher's variables.
-
-    Raises
-    ------
-    UserError
-        Some variables are missing, are not whole numbers, or contradict each other.
-    """
+    """Return rank, world_size, local_rank, local_world_size, launcher by a launcher's variables; refuse wrong ones."""
     if "RANK" in environ:
         launcher, names = "torchrun", ("RANK", "WORLD_SIZE", "LOCAL_RANK")
     elif _is_slurm_task(environ):
@@ -84,8 +81,7 @@ def read_launcher(environ) -> dict:
 def _is_slurm_task(environ) -> bool:
     """Whether srun started this process as a task: a batch script or an interactive shell also has SLURM_PROCID.
 
-    A batch script has no step, or one of the reserved numbers from 4294967290 on. ``srun --pty bash`` is a step of
-    one task with a terminal; commands typed there may start processes of their own.
+    A batch script has no step, or a reserved number from 4294967290 on; ``srun --pty bash`` is a step with a terminal.
     """
     step = environ.get("SLURM_STEP_ID", "")
     if "SLURM_PROCID" not in environ or not step or step >= "4294967290" and len(step) == 10:
@@ -106,12 +102,7 @@ def _tasks_on_node(environ) -> int:
 def where_am_i(environ=os.environ, devices=1) -> World:
     """Return this process's `World`; on a GPU node, make the first of its `devices` the current one.
 
-    With one device for each process that is ``cuda:local_rank``.
-
-    Raises
-    ------
-    UserError
-        More processes on the node than it has GPUs, or contradictory variables.
+    With one device for each process that is ``cuda:local_rank``. More processes than GPUs are refused.
     """
     values = read_launcher(environ)
     if not torch.cuda.is_available():
@@ -129,19 +120,58 @@ def where_am_i(environ=os.environ, devices=1) -> World:
     return World(**values, device=torch.device("cuda", index), backend="cpu:gloo,cuda:nccl")
 
 
+def claim_cores(world, count=1):
+    """Make `count` CPU cores the devices of this process: one thread each, pinned where so many cores are free.
+
+    Else a single PyTorch process would use every core, and several could never be faster. On GPUs nothing is pinned.
+    """
+    if world.device.type != "cpu":
+        return
+    torch.set_num_threads(1)
+    if not hasattr(os, "sched_setaffinity"):  # macOS, Windows
+        return
+    allowed = sorted(os.sched_getaffinity(0))
+    if len(allowed) < count * world.local_world_size:
+        return
+    cores = take(allowed, count)
+    if cores:
+        os.sched_setaffinity(0, cores)
+
+
+def take(allowed, count) -> list:
+    """Lock `count` of the allowed cores for this process; return their numbers, or none if fewer are free."""
+    locks = {}
+    for core in allowed:
+        if (lock := _locked(core)) is not None:
+            locks[core] = lock
+        if len(locks) == count:
+            return list(locks)  # the files stay open, and so locked, until this process ends
+    for lock in locks.values():
+        os.close(lock)
+    return []
+
+
+def _locked(core) -> int | None:
+    """Return the open lock file of a core; None if another process has it, or files cannot be locked here."""
+    path, flags = LOCK.format(core), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    with contextlib.suppress(OSError):
+        try:
+            file = os.open(path, flags)
+        except FileNotFoundError:  # Linux lets nobody create in /tmp what another user has there
+            file = os.open(path, flags | os.O_CREAT, 0o444)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
+        except OSError:
+            os.close(file)
+    return None
+
+
 @contextlib.contextmanager
 def process_group(world, timeout=300.0):
     """Join the process group of the world for the length of a ``with`` block; a world of one has none.
 
-    Parameters
-    ----------
-    timeout : float
-        Seconds after which a collective that some rank never joined fails, instead of waiting forever.
-
-    Raises
-    ------
-    UserError
-        The port of rank 0 is in use, or no address is given.
+    A collective that some rank never joined fails after `timeout` seconds, instead of waiting forever.
     """
     if world.world_size == 1 and "MASTER_ADDR" not in os.environ:
         yield

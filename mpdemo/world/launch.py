@@ -1,39 +1,51 @@
-"""Start processes on this machine under torchrun; report what goes wrong in one line; end with the parent.
+"""Start the processes of a training on this machine, say in one line what went wrong, and leave none behind.
 
     python -m mpdemo.world.launch 2 -m mpdemo.labs.hello
 
 As a program it is a process of its own that calls `start`.
 """
 
-import ctypes
 import gc
-import logging
+import json
 import os
+import resource
+import shutil
 import signal
-import socket
 import sys
 import tempfile
+import tomllib
+import traceback
+from importlib import metadata
+from pathlib import Path
 
-import psutil
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 from mpdemo.errors import UserError
-from mpdemo.world.failures import first_failure, read_message
-from mpdemo.world.versions import check_version
+from mpdemo.paths import source
+from mpdemo.world import supervisor, warm
 
-PARENT = "MPDEMO_STARTED_BY_PARENT"  # tells the processes that `start` launched its number; it prints their errors
-PYTHONS = ("py", "Py", "pt_", "torchrun")  # how the name of a torchrun's process begins
-PR_SET_PDEATHSIG = 1  # prctl: the signal that a process gets when its parent dies
+ADDRESSES = 4_000_000  # KiB that importing PyTorch maps; with less it aborts without a word that names the limit
+ERRORS = "MPDEMO_ERRORS"  # the folder where a rank that `start` began leaves its line; the first one is printed
+STOPS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
+# CUDA does not survive a fork, nor the frameworks of macOS: there each rank starts a Python of its own
+FORKS = sys.platform == "linux" and not any(map(os.path.exists, ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")))
 
 
-def import_pytorch(with_torchvision=False, with_optimizers=False):
+def import_pytorch(with_torchvision=False):
     """Import torch; explain the error where it is missing, too old, or does not fit torchvision."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0] // 1024
+    if 0 <= limit < ADDRESSES:
+        raise UserError(f"ulimit -v {limit} is too small for PyTorch; do: ulimit -v unlimited, or {ADDRESSES} at least")
+    if ERRORS in os.environ:  # this process was begun by one that did it
+        return
     gc.disable()  # the search for garbage would take a fifth of the imports, and find none
     try:
         import torch
 
         check_version("torch", torch.__version__)  # first: an old one may lack what follows
-        if with_optimizers:
-            import torch._dynamo
+        import torch._dynamo  # an optimizer would in its first step
+
         if with_torchvision:
             import torchvision
     except (RuntimeError, ImportError, OSError) as error:
@@ -48,42 +60,19 @@ def import_pytorch(with_torchvision=False, with_optimizers=False):
         check_version("torchvision", torchvision.__version__)
 
 
-def prepare_signals():
-    """Hold SIGUSR1 back until the training can obey it, and end with the parent. Call this before PyTorch's import.
-
-    SIGUSR1 asks for a checkpoint and an end; by default it kills. A process that `start` or a torchrun launched ends
-    silently when its parent is killed, also where the parent was gone before this call.
-    """
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-    if PARENT in os.environ:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-    end_with_parent()
-
-
-def end_with_parent():
-    """End when the launcher is killed: torchrun would leave its processes behind. Nothing to do under srun or alone."""
-    if PARENT not in os.environ and "TORCHELASTIC_RUN_ID" not in os.environ:
-        return
-    be_killed_with_parent()
-    if _parent_is_gone():
-        os._exit(1)
-
-
-def be_killed_with_parent():
-    """Ask the system to kill this process when its parent ends, also after an exec (``preexec_fn`` of a child)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _parent_is_gone() -> bool:
-    """Whether this process was left to one that takes in orphans. In a container process 1 may be torchrun itself."""
-    if PARENT in os.environ:
-        return os.getppid() != int(os.environ[PARENT])
-    try:
-        parent = psutil.Process(os.getppid())
-        return parent.name() == "systemd" or (parent.pid == 1 and not parent.name().startswith(PYTHONS))
-    except psutil.NoSuchProcess:
-        return True
+def check_version(package, version):
+    """Refuse a version that pyproject.toml does not allow: it says the oldest ones, once."""
+    project = source() / "pyproject.toml"
+    if project.exists():
+        lines = tomllib.loads(project.read_text())["project"]["dependencies"]
+    else:  # installed without its source tree
+        lines = [line for line in metadata.requires("mpdemo") or [] if ";" not in line]
+    allowed = {one.name: one.specifier for one in map(Requirement, lines)}[package]
+    if Version(version).base_version not in allowed:  # without the local part of 2.11.0+cu126
+        raise UserError(
+            f"{package} {version} is too old; allowed: {allowed}; "
+            f"load a newer module (setup in the site file), or pip install --upgrade {package}"
+        )
 
 
 def end(status=0):
@@ -96,21 +85,29 @@ def end(status=0):
     os._exit(status or 0)
 
 
-def free_port() -> int:
-    """Return a port of 127.0.0.1 that no process has now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def report(error, world):
+    """Say on stderr why this process ends, or in the file that `start` reads to say it once for all ranks."""
+    rank = f"rank {world.rank} of {world.world_size}" if world else "a rank"
+    if isinstance(error, UserError):
+        line = f"mpdemo: error: {error}"
+    elif lost_a_peer(error):
+        line = f"mpdemo: {rank} lost another rank and ends"
+    else:
+        line = f"mpdemo: {rank} failed: {type(error).__name__}: {error}"
+        traceback.print_exception(error)
+    if ERRORS in os.environ:
+        Path(os.environ[ERRORS], os.environ["RANK"]).write_text(line)
+    else:
+        print(line, file=sys.stderr)
 
 
-def torchrun_arguments(command, processes) -> list[str]:
-    """Return torchrun's arguments for ``python COMMAND`` in `processes` processes of this machine.
+def lost_a_peer(error) -> bool:
+    """Whether an error only reports that another rank is gone, so that it is not this rank's own.
 
-    The rendezvous is static: the dynamic one prints tracebacks when a training ends, though all is well.
+    Python's own BrokenPipeError is none: nobody reads what this process prints, as behind ``| head``.
     """
-    launcher = [f"--nproc-per-node={processes}", "--nnodes=1", "--node-rank=0"]
-    launcher += ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
-    return [*launcher, *([] if is_program(command) else ["--no-python", sys.executable]), *for_torchrun(command)]
+    messages = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
+    return not isinstance(error, BrokenPipeError) and any(message in str(error) for message in messages)
 
 
 def is_program(command) -> bool:
@@ -124,51 +121,75 @@ def for_torchrun(command) -> list[str]:
 
 
 def start(command, processes) -> int:
-    """Run ``python COMMAND`` in `processes` processes under torchrun on this machine; return the exit status.
+    """Run ``python COMMAND`` in `processes` processes of this machine, as torchrun would; return the exit status.
 
-    When one of them fails, torchrun ends the others; the rank and its error are reported in one line. SIGUSR1 is
-    passed on to the processes, which write a checkpoint and end with exit status 3.
+    They are forked from this process, which has imported PyTorch. When one of them fails, the others are ended, and it
+    is reported in one line. SIGUSR1 is passed on to them: they write a checkpoint and end with exit status 3.
     """
     import_pytorch()
-    os.environ |= {PARENT: str(os.getpid()), "OMP_NUM_THREADS": "1"}
-    logging.disable(logging.ERROR)  # what torchrun logs of a failed process is reported below, in one line
+    folder = tempfile.mkdtemp(prefix="mpdemo-")  # a TemporaryDirectory would end with the first forked process
+    environment = os.environ | {"OMP_NUM_THREADS": "1", ERRORS: folder}
+    job = {"name": "mpdemo", "command": command, "processes": processes, "environment": environment}
+    job |= {"cwd": os.getcwd(), "limit": float("inf"), "grace": 5.0, "signal": None, "errors": folder}
+    job |= {name: os.path.join(folder, name) for name in ("ranks", "status", "scratch")}
     try:
-        with tempfile.TemporaryDirectory(prefix="mpdemo-") as logs:  # torchrun would leave one of its own
-            arguments = torchrun_arguments(["-m", "mpdemo.world.rank", *command], processes)
-            return run_torchrun([f"--log-dir={logs}", *arguments], processes)
+        status, stop = _supervised(job | {"run_program": warm.run_program if FORKS else None})
+        if stop:
+            print(f"mpdemo: {signal.Signals(stop).name}: all {processes} processes ended", file=sys.stderr)
+            return 128 + stop
+        if status not in (0, 3):
+            print(_last_words(folder, processes), file=sys.stderr)
+        return status if status in (0, 2, 3) else 1
     finally:
-        logging.disable(logging.NOTSET)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def run_torchrun(arguments, processes) -> int:
-    """Run torchrun in this process, and report the rank that failed; return the exit status."""
-    from torch.distributed.elastic.multiprocessing import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.run import parse_args, run
-
-    signal.signal(signal.SIGUSR1, pass_on)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # in a job's shell it was held back (prepare_signals)
+def _last_words(folder, processes) -> str:
+    """Return the line that the rank left which failed first, or say how it ended."""
     try:
-        run(parse_args(arguments))
-    except ChildFailedError as failed:
-        rank, failure = first_failure(failed.failures)
-        message = read_message(failure)
-        if failure.exitcode == 2:
-            raise UserError(message.removeprefix("UserError: ")) from None
-        if failure.exitcode == 3:
-            return 3
-        print(f"mpdemo: rank {rank} of {processes} failed: {message}", file=sys.stderr)
-        return 1
-    except SignalException as stopped:
-        print(f"mpdemo: {stopped.sigval.name}: all {processes} processes ended", file=sys.stderr)
-        return 128 + stopped.sigval
-    return 0
+        end = json.loads(Path(folder, "status").read_text())
+    except OSError:
+        return "mpdemo: the process that watched the ranks was killed"
+    line, status = Path(folder, str(end["rank"])), end["exit_status"]
+    if line.exists():
+        return line.read_text()
+    how = f"ended by signal {status - 128}" if status > 128 else f"exit status {status}"
+    return f"mpdemo: rank {end['rank']} of {processes} failed: {how}"
 
 
-def pass_on(number, frame):
-    """Pass a signal on to this process's children. torchrun would, but kills them 30 s later."""
-    for child in psutil.Process().children():
-        child.send_signal(number)
+def _supervised(job) -> tuple:
+    """Fork a job's supervisor and wait for it; return its exit status and the signal that asked for its end, or 0."""
+    stops, signals = [], STOPS | {signal.SIGUSR1}
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # under nohup
+        signals.remove(signal.SIGHUP)
+    pipe, held = os.pipe()  # when this process ends, however it does, the supervisor sees the pipe's end
+    sys.stdout.flush()
+    sys.stderr.flush()
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setsid()  # Ctrl-C reaches this process's parent alone
+            os.close(held)
+            os.dup2(pipe, 0)
+            supervisor.supervise(job)
+        finally:
+            os._exit(1)
+
+    def pass_on(number, frame):
+        if number != signal.SIGUSR1:
+            stops.append(number)
+        os.kill(pid, number if number == signal.SIGUSR1 else signal.SIGTERM)
+
+    before = {number: signal.signal(number, pass_on) for number in signals}
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+    try:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), next(iter(stops), 0)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(pipe)
+        os.close(held)
 
 
 if __name__ == "__main__":

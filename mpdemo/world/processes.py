@@ -5,6 +5,7 @@ PyTorch is not imported. Taught in notebooks/00_start_here.ipynb.
 """
 
 import contextlib
+import ctypes
 import os
 import signal
 import sys
@@ -15,11 +16,13 @@ import psutil
 
 from mpdemo.errors import UserError
 
+PYTHONS = ("py", "Py", "pt_", "torchrun")  # how the name of a torchrun's process begins
+PR_SET_PDEATHSIG = 1  # prctl: the signal that a process gets when its parent dies
 PROCESS_MIB = 400  # of memory that one process with PyTorch takes
 # Set by a launcher or by an enclosing Slurm job for its own processes; a child that inherits them believes it is one.
 LAUNCHER_VARIABLES = (
     *("SLURM", "SBATCH", "SRUN", "SALLOC", "PMI", "PET_", "TORCHELASTIC"),
-    *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_"),
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "MPDEMO_ERRORS", "ROLE_", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_"),
 )
 
 
@@ -92,6 +95,35 @@ def end_processes(processes, first_signal, seconds=5.0):
     for pid, _ in processes:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)  # take the exit status of our own children: else they stay as zombies
+
+
+def prepare_signals():
+    """Hold SIGUSR1 back until the training can obey it, and end with the parent. Call this before PyTorch's import.
+
+    SIGUSR1 asks for a checkpoint and an end; by default it kills.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    end_with_parent()
+
+
+def end_with_parent():
+    """End when a torchrun is killed: it would leave its processes behind. Nothing to do under srun or alone."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return
+    be_killed_with_parent()
+    try:  # it may be gone already; in a container process 1 may be torchrun itself
+        parent = psutil.Process(os.getppid())
+        gone = parent.name() == "systemd" or (parent.pid == 1 and not parent.name().startswith(PYTHONS))
+    except psutil.NoSuchProcess:
+        gone = True
+    if gone:
+        os._exit(1)
+
+
+def be_killed_with_parent():
+    """Ask the system to kill this process when its parent ends, also after an exec (``preexec_fn`` of a child)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def clean_up_on_signals():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from checks.job_files import READ, TRIED, printed_by_job, told
 from mpdemo import jobs, ranks
-from mpdemo.jobs import JobSpec, load_site, render, times
+from mpdemo.jobs import JobSpec, load_site, render, slurm
 from mpdemo.jobs.check import Script
 
 IMAGES = 10
@@ -47,7 +47,7 @@ def check_00_4(spec):
         raise AssertionError(f"Its batch script would be refused: {problem.message}.")
     assert spec.gpus_per_process == 1, f"Each process would have {spec.gpus_per_process} GPUs."
     assert spec.world_size == 16, f"It would start {spec.world_size} processes."
-    minutes, seconds = divmod(times.seconds(spec.time_limit), 60)
+    minutes, seconds = divmod(slurm.seconds(spec.time_limit), 60)
     read = f"Slurm reads the time limit {spec.time_limit!r} as {minutes} minutes and {seconds} seconds."
     assert (minutes, seconds) == (120, 0), read
 
@@ -68,7 +68,7 @@ def check_00_8(path):
     for name, value in {"partition": "ai", "account": "lab7"}.items():
         assert f"#SBATCH --{name}={value}" in lines, f"A batch script of this site lacks the --{name} of this cluster."
     assert site.max_time, "A job of three days would be submitted, and Slurm would refuse it."
-    hours = times.seconds(site.max_time) / 3600
+    hours = slurm.seconds(site.max_time) / 3600
     assert hours == 24, f"Slurm reads {site.max_time!r} as {hours:g} hours."
 
 
@@ -80,7 +80,7 @@ def check_00_9(path):
 def check_00_10(path):
     how, script = runs_on_four_ranks(path), Script(path.read_text())
     assert script.value("time"), "It has no time limit; Slurm then takes the partition's, often many hours."
-    limit = times.limit(script.value("time"))
+    limit = slurm.limit(script.value("time"))
     assert limit <= 300, f"Slurm would let it run for {limit // 60} minutes."
     log = script.value("output")
     assert log, "It doesn't say where the log goes."

@@ -2,15 +2,14 @@
 # ruff: noqa: F821 - what the reader's program defines
 
 import time
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from types import SimpleNamespace
 
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 from checks.helpers import close
+from mpdemo.labs.toy_device import ToyDevice
 
 
 def losses_of(loop):
@@ -49,27 +48,6 @@ def test_01_3(rank, n):
     return f"The loss is {losses[-1]:.2f} after {steps} steps; {broken}."
 
 
-class Device:
-    """A toy device with a queue: each piece of work takes 10 ms; it notes when the host waits for a result."""
-
-    def __init__(self):
-        self.queue, self.launched, self.waits, self.last = ThreadPoolExecutor(1), 0, [], None
-
-    def launch(self, result=0.0):
-        self.launched += 1
-        future = self.queue.submit(lambda: time.sleep(0.010) or result)
-        self.last = SimpleNamespace(item=partial(self.read, future))
-        return self.last
-
-    def read(self, future):
-        if not future.done():
-            self.waits.append(self.launched)
-        return future.result()
-
-    def wait(self):
-        self.last.item()
-
-
 def slow_batches(count):
     for number in range(count):
         time.sleep(0.002)  # the host loads a batch
@@ -77,7 +55,7 @@ def slow_batches(count):
 
 
 def test_01_5(rank, n):
-    device, steps = Device(), 20
+    device, steps = ToyDevice(0.010), 20
     losses, seconds = measure(device, slow_batches(steps))
     losses = [loss if isinstance(loss, int | float) else type(loss).__name__ for loss in losses]
     assert losses == list(range(steps)), f"The losses of {steps} steps should come back in order, but it gave {losses}."

@@ -9,7 +9,7 @@ import shutil
 import time
 
 from checks.job_files import READ, TRIED, check_text, client, submit, training_of, trial, wait_for
-from mpdemo.jobs import times
+from mpdemo.jobs import slurm
 from mpdemo.jobs.check import Script
 from mpdemo.paths import root
 
@@ -40,7 +40,7 @@ def read(text):
     name, _, before = signal.partition("@")
     assert name in ("USR1", "SIGUSR1", "10"), f"The training doesn't know the signal {name} as a warning."
     assert before.isdecimal(), f"{signal} doesn't say how many seconds before the end the warning comes."
-    limit = times.limit(script.value("time") or "10-0")
+    limit = slurm.limit(script.value("time") or "10-0")
     assert int(before) >= 10, f"{before} seconds may be too short to finish a step and write a checkpoint."
     assert int(before) < limit, f"The warning would come {before} s before the end of a job of {limit} s."
     assert script.value("requeue") != "no", "Slurm would refuse to put this job back into the queue."

@@ -9,10 +9,14 @@ import torch.distributed as dist
 from torch import nn
 
 CALLS = count()
-COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor", "gather", "scatter",
-               "reduce_scatter", "reduce_scatter_tensor", "all_gather_object", "all_gather_single",
-               "reduce_scatter_single")  # fmt: skip
-OLD_NAMES = {"all_gather_single": "all_gather_into_tensor", "reduce_scatter_single": "reduce_scatter_tensor"}
+ONE_TENSOR = {  # forms with one tensor in the place of a list, which PyTorch 2.14 has renamed
+    "all_gather_into_tensor": "all_gather",
+    "all_gather_single": "all_gather",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "reduce_scatter_single": "reduce_scatter",
+}
+COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather", "gather", "scatter", "reduce_scatter",
+               "all_gather_object", *ONE_TENSOR)  # fmt: skip
 MISSING = "missing"  # stands for the ratio of a gradient that was never computed
 
 
@@ -60,7 +64,7 @@ def watch(program, *names):
             tensor = args[0] if args else next(iter(kwargs.values()), None)
             if tensor is None:
                 raise ValueError(f"{name} was given None instead of a tensor")
-            calls.append((OLD_NAMES.get(name, name), list(getattr(tensor, "shape", []))))
+            calls.append((ONE_TENSOR.get(name, name), list(getattr(tensor, "shape", []))))
             return function(*args, **kwargs)
 
         originals[call] = function
@@ -72,7 +76,7 @@ def watch(program, *names):
         return point_to_point(originals.get(op, op), tensor, *args, **kwargs)
 
     for name in names:
-        if function := getattr(dist, name, None):  # an older PyTorch lacks the new names
+        if function := getattr(dist, name, None):  # each PyTorch lacks some
             substitute(program, dist, name, watched(name, function))
     substitute(program, dist, "P2POp", operation)
     return calls

@@ -26,7 +26,7 @@ from mpdemo.data import Loaders, SplitDataset
 from mpdemo.data.datasets import PIXELS, SeededAugmentation
 from mpdemo.data.images import augmented
 from mpdemo.data.loaders import keep_freed_memory
-from mpdemo.log import RunLog
+from mpdemo.training.log import RunLog
 from mpdemo.world.launch import end
 
 IMAGES, WIDTH, HEIGHT, QUALITY = 24, 500, 375, 85  # files of about 90 kB, as the photos of ImageNet
@@ -37,29 +37,19 @@ USUAL = [transforms.RandomResizedCrop(SIZE), transforms.ToTensor(), transforms.N
 ON_BYTES = [v2.PILToTensor(), v2.RandomResizedCrop(SIZE), v2.ToDtype(torch.float32, scale=True), v2.Normalize(*PIXEL)]
 
 
-def torchvision_loader(steps, folder, workers=0, repeats=1):
-    """Return an iterable over batches of files that PIL reads, each image transformed in some steps."""
-    files = repeated(ImageFolder(folder, transforms.Compose(steps)), repeats)
-    return DataLoader(files, BATCH, shuffle=True, num_workers=workers)
+def loaders(folder, workers=0, repeats=1) -> dict:
+    """Return an iterable over batches for each way to read the files, each of them so many times."""
 
+    def repeated(files):
+        return Subset(files, list(range(len(files))) * repeats)
 
-def our_loader(folder, workers=0, repeats=1):
-    """Return an iterable over batches of this package, normalised as a whole."""
-    files = repeated(ImageFolder(folder, loader=partial(augmented, size=SIZE)), repeats)
-    train = SeededAugmentation(files, seed=0)
-    return Loaders(SplitDataset(train, train, 2, 3, PIXEL), BATCH, workers=workers).train
+    def usual(steps):  # PIL reads, and each image is transformed
+        files = repeated(ImageFolder(folder, transforms.Compose(steps)))
+        return DataLoader(files, BATCH, shuffle=True, num_workers=workers)
 
-
-def repeated(files, repeats):
-    """Return a data set that holds each file several times."""
-    return Subset(files, list(range(len(files))) * repeats)
-
-
-LOADERS = {
-    "PIL, float transforms": partial(torchvision_loader, USUAL),
-    "PIL, v2 on bytes": partial(torchvision_loader, ON_BYTES),
-    "this package": our_loader,
-}
+    train = SeededAugmentation(repeated(ImageFolder(folder, loader=partial(augmented, size=SIZE))), seed=0)
+    ours = Loaders(SplitDataset(train, train, 2, 3, PIXEL), BATCH, workers=workers)  # normalises a batch as a whole
+    return {"PIL, float transforms": usual(USUAL), "PIL, v2 on bytes": usual(ON_BYTES), "this package": ours.train}
 
 
 def write_photos(folder):
@@ -89,14 +79,13 @@ def images_per_second(batches, clock) -> float:
 
 def measure(folder, workers) -> dict:
     """Measure the loaders alternately: images per second of a core's time, and by number of loader processes."""
-    alone = {name: loader(folder) for name, loader in LOADERS.items()}
-    core = {name: [] for name in LOADERS}
+    alone = loaders(folder)
+    core, names = {name: [] for name in alone}, list(alone)[::2]
     for number in range(-1, ROUNDS):  # the first round is not counted
         for name, batches in alone.items():
             rate = images_per_second(batches, time.process_time)
             core[name] += [rate] * (number >= 0)
-    names = list(LOADERS)[::2]
-    helped = {(name, count): LOADERS[name](folder, count, REPEATS) for count in workers for name in names}
+    helped = {(name, count): loaders(folder, count, REPEATS)[name] for count in workers for name in names}
     rates = {key: [] for key in helped}
     for _ in range(EPOCHS):
         for key, batches in helped.items():

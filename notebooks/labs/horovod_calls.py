@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 
 from mpdemo import data, models
-from mpdemo.log import RunLog
+from mpdemo.training.log import RunLog
 from mpdemo.trial import join_world
 from mpdemo.world.launch import end
 

@@ -1,11 +1,10 @@
 """End a process in the middle of a save, and see what is left: once with a plain save, once with an atomic one.
 
     python -m mpdemo.labs.killed_save RUN FOLDER plain     # torch.save over the file last.pt
-    python -m mpdemo.labs.killed_save RUN FOLDER atomic    # mpdemo.checkpoint.save
+    python -m mpdemo.labs.killed_save RUN FOLDER atomic    # mpdemo.training.checkpoint.save
 
-It takes the newest checkpoint of a run and saves it twice. Before the second save it limits the size of its files to
-a quarter of what the first one took, so that the operating system ends it there. Taught in
-notebooks/09_checkpoint.ipynb.
+It saves the newest checkpoint of a run twice. Before the second save it limits the size of its files to a quarter of
+the first one's, so that the operating system ends it there. Taught in notebooks/09_checkpoint.ipynb.
 """
 
 import resource
@@ -15,7 +14,8 @@ from pathlib import Path
 
 import torch
 
-from mpdemo import checkpoint, models, resume
+from mpdemo import models
+from mpdemo.training import checkpoint
 
 
 def end_at(size):
@@ -36,10 +36,10 @@ def save(model, optimizer, state, folder, how):
 
 
 def main(run, folder, how):
-    state = resume.read_newest(run)
+    state = checkpoint.read_newest(run)
     model = models.build(state["settings"]["model"])
     optimizer = torch.optim.AdamW(model.parameters())
-    resume.restore(state, model, optimizer)
+    checkpoint.restore(state, model, optimizer)
     of_this_save = ("small", "random", "checksums", "path")
     state, folder = {name: value for name, value in state.items() if name not in of_this_save}, Path(folder)
     save(model, optimizer, state, folder, how)

@@ -8,8 +8,7 @@ Runs in one process, on one device. It writes ``summary.json`` in the folder. Ta
 import sys
 from dataclasses import replace
 
-from mpdemo.compare import Comparison, run_lab
-from mpdemo.ladder import model_and_batch
+from mpdemo.compare import Comparison, model_and_batch, run_lab
 from mpdemo.notebook.story import story
 from mpdemo.plan.counting import peak_of_a_step
 from mpdemo.settings import Settings, as_arguments

@@ -17,13 +17,12 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler
 
 from mpdemo import data, models
-from mpdemo.between import learning_rate
 from mpdemo.errors import UserError
-from mpdemo.log import RunLog
 from mpdemo.notebook.story import story
+from mpdemo.run import Run
 from mpdemo.settings import Settings
-from mpdemo.world.cores import claim_cores
-from mpdemo.world.env import where_am_i
+from mpdemo.training.log import RunLog
+from mpdemo.world.env import claim_cores, where_am_i
 from mpdemo.world.launch import end
 
 for package in ("lightning", "tensorboard"):
@@ -88,7 +87,7 @@ class Story(pl.LightningModule):
     def configure_optimizers(self):
         optimizer = torch.optim.AdamW(self.parameters(), lr=1e-3)
         length = self.settings.epochs * len(self.trainer.datamodule.train_dataloader())
-        scheduler = learning_rate(optimizer, self.settings, length)  # a warm-up, then a cosine
+        scheduler = Run.learning_rate(optimizer, self.settings, length)  # a warm-up, then a cosine
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 

@@ -14,8 +14,7 @@ from pathlib import Path
 import torch
 
 from mpdemo import data, models
-from mpdemo.compare import Comparison, run_lab
-from mpdemo.ladder import model_and_batch
+from mpdemo.compare import Comparison, model_and_batch, run_lab
 from mpdemo.notebook.story import equal_cut, story
 from mpdemo.schedules import SCHEDULES
 from mpdemo.settings import Settings

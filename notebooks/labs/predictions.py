@@ -10,12 +10,12 @@ import gc
 import sys
 from dataclasses import replace
 
-from mpdemo.ladder import model_and_batch
-from mpdemo.log import RunLog
+from mpdemo.compare import model_and_batch
 from mpdemo.notebook.story import story
 from mpdemo.plan import memory
 from mpdemo.plan.counting import peak_of_a_step, sent_in_a_step
 from mpdemo.settings import Settings, as_arguments, checked
+from mpdemo.training.log import RunLog
 from mpdemo.trial import Trial, join_world
 from mpdemo.world.collectives import gather_objects
 from mpdemo.world.launch import end

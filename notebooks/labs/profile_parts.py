@@ -7,6 +7,7 @@ transfer is such a wait, nor that gloo's threads compute on the same cores. Taug
 Source: https://docs.pytorch.org/docs/stable/profiler.html.
 """
 
+import numpy as np
 from torch.profiler import ProfilerActivity, profile
 
 STEP, LOADING = "mpdemo: step", "mpdemo: loading"  # ranges that the lab marks itself
@@ -32,50 +33,24 @@ def parts(events, thread, step) -> dict:
     else to do) and `other` (Python between operations) are the whole step; `hidden` is the communication during the
     other parts.
     """
-    own = [event for event in events if event[1] == thread]
-    loading, optimizer, backward, operations = (
-        within(step, [event[2:] for event in own if event[0].startswith(name)])
-        for name in (LOADING, OPTIMIZER, BACKWARD, OPERATION)
-    )
-    transfers = within(step, [event[2:] for event in events if event[0].startswith(TRANSFER)])
-    optimizer = subtract(optimizer, loading)
-    backward = subtract(backward, loading + optimizer)
-    forward = subtract(operations, loading + optimizer + backward)
-    busy = loading + optimizer + backward + forward
-    exposed = subtract(transfers, busy)
-    other = subtract([step], busy + transfers)
-    spans = {"loading": loading, "forward": forward, "backward": backward}
-    spans |= {"optimizer": optimizer, "exposed": exposed}
-    seconds = {name: length(ranges) / 1e6 for name, ranges in (spans | {"other": other}).items()}
-    return seconds | {"hidden": (length(transfers) - length(exposed)) / 1e6}
+    edges = np.unique(np.clip([*step, *(time for event in events for time in event[2:])], *step))
+    seconds = np.diff(edges) / 1e6  # of each piece
+    free = np.ones(len(edges) - 1, bool)  # pieces that are not yet explained
 
+    def during(name, threads):
+        """Return in which pieces some event of this name lasts."""
+        found = np.zeros(len(edges) - 1, bool)
+        for event, number, begin, end in events:
+            if event.startswith(name) and (number == thread or threads == "all"):
+                found[np.searchsorted(edges, begin) : np.searchsorted(edges, end)] = True
+        return found
 
-def within(step, spans) -> list[tuple]:
-    """Return what lies in a step of ranges that may overlap, as ranges in order that don't."""
-    result = []
-    for begin, end in sorted((max(begin, step[0]), min(end, step[1])) for begin, end in spans):
-        if result and begin <= result[-1][1]:
-            result[-1] = (result[-1][0], max(end, result[-1][1]))
-        elif end > begin:
-            result.append((begin, end))
-    return result
-
-
-def subtract(spans, others) -> list[tuple]:
-    """Return what is left of ranges in order without the `others`, which may overlap."""
-    result = []
-    others = within((-float("inf"), float("inf")), others)
-    for begin, end in spans:
-        for cut_from, cut_to in others:
-            if cut_to > begin and cut_from < end:
-                if cut_from > begin:
-                    result.append((begin, cut_from))
-                begin = max(begin, cut_to)
-        if begin < end:
-            result.append((begin, end))
-    return result
-
-
-def length(spans):
-    """Return the length of ranges together."""
-    return sum(end - begin for begin, end in spans)
+    spans = {"loading": LOADING, "optimizer": OPTIMIZER, "backward": BACKWARD, "forward": OPERATION}
+    result = {}
+    for part, name in spans.items():  # what lasts within another part belongs to the first
+        inside = free & during(name, "its own")
+        result[part], free = seconds[inside].sum(), free & ~inside
+    transfers = during(TRANSFER, "all")
+    result["exposed"] = seconds[free & transfers].sum()
+    result["other"] = seconds[free & ~transfers].sum()
+    return result | {"hidden": seconds[transfers & ~free].sum()}

@@ -8,9 +8,9 @@ much for a front end, so it is a job. Taught in notebooks/05_pipeline.ipynb.
 
 import sys
 
-from mpdemo.log import RunLog
 from mpdemo.plan import memory, report
 from mpdemo.plan.command import plan
+from mpdemo.training.log import RunLog
 
 BATCH, IMAGE_SIZE, MICROBATCHES = 128, 224, 8
 COMPARED = (8, 16, 32)  # microbatches whose memory is estimated

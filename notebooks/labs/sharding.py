@@ -12,9 +12,8 @@ from contextlib import contextmanager
 from torch.distributed.tensor import DTensor
 from torch.profiler import record_function
 
-from mpdemo.compare import write_result
+from mpdemo.compare import model_and_batch, write_result
 from mpdemo.labs.profile_parts import STEP, recording
-from mpdemo.ladder import model_and_batch
 from mpdemo.notebook.story import story
 from mpdemo.plan.counting import sent_in_a_step
 from mpdemo.recorder import Recorder

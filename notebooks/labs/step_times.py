@@ -12,8 +12,7 @@ import sys
 from dataclasses import replace
 from statistics import median
 
-from mpdemo.compare import Comparison, write_result
-from mpdemo.ladder import model_and_batch
+from mpdemo.compare import Comparison, model_and_batch, write_result
 from mpdemo.notebook.story import story
 from mpdemo.plan.measure import step_seconds
 from mpdemo.settings import Settings, as_arguments

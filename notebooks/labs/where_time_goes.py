@@ -17,8 +17,8 @@ from torch.profiler import record_function
 
 from mpdemo import data, models
 from mpdemo.compare import rest, write_result
-from mpdemo.labs.loading import RemoteImages
 from mpdemo.labs.profile_parts import LOADING, STEP, recording, steps_of
+from mpdemo.labs.single_device import RemoteImages
 from mpdemo.world import clock
 from mpdemo.world.collectives import gather_objects
 from mpdemo.world.launch import end

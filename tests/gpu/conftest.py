@@ -5,7 +5,7 @@ import os
 import conftest
 import pytest
 
-from mpdemo.world.gpus import gpus_here
+from mpdemo.world.devices import gpus_here
 
 ON_CPU = os.environ.get("GPU_TESTS_ON") == "cpu"
 AVAILABLE = 2 if ON_CPU else gpus_here()

@@ -10,7 +10,7 @@ import sys
 import torch
 
 from mpdemo import run
-from mpdemo.ladder import model_and_batch
+from mpdemo.compare import model_and_batch
 from mpdemo.plan import memory
 from mpdemo.plan.counting import peak_of_a_step
 from mpdemo.settings import Settings

@@ -8,7 +8,7 @@ import torch
 from conftest import ON_CPU
 from worlds import run_worlds
 
-from mpdemo import resume
+from mpdemo.training import checkpoint
 
 CLOSE = 1e-3  # of losses after some steps on a GPU and on a CPU, which add in another order
 RUNGS = ["single", "data_parallel", "ddp", "fsdp", "tensor", "model_parallel", "pipeline"]
@@ -71,7 +71,7 @@ def test_a_checkpoint_goes_from_cpu_to_gpu_and_back(trained, tmp_path):
         more, _ = trained(*single, "--resume", tmp_path / before, out=name, steps=stop, **environment)
         losses |= more
     assert losses == pytest.approx(stayed, rel=CLOSE)
-    state = resume.read(resume.newest(tmp_path / "second"))
+    state = checkpoint.read(checkpoint.newest(tmp_path / "second"))
     assert all(t.device.type == "cpu" for t in state["model"].values() if isinstance(t, torch.Tensor))
 
 

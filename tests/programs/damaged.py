@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from mpdemo.resume import read_newest
+from mpdemo.training.checkpoint import read_newest
 from mpdemo.trial import join_world
 
 

@@ -15,9 +15,9 @@ import torchvision  # noqa: F401
 import mpdemo.rungs.hybrid
 import mpdemo.rungs.tensor
 import mpdemo.trial  # noqa: F401
-from mpdemo.world.launch import free_port
+from mpdemo.world.supervisor import free_port
 
-SECONDS = 200  # of one world, on a busy machine
+SECONDS = 400  # of one world, on a busy machine
 
 
 def fork(processes, program, arguments) -> list[int]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from mpdemo import checkpoint, resume
+from mpdemo.training import checkpoint
 
 KILLS, WEIGHTS = int(sys.argv[2]) if sys.argv[2:] else 60, 2**19  # 2 MiB
 STATE = {"scheduler": {}, "settings": {}, "length": 9, "epoch": 0, "epoch_steps": []}
@@ -49,7 +49,7 @@ def main():
         written = len(os.read(finished, 1000))
         os.close(finished)
         met += bool(list((run / "checkpoints").glob("*.tmp")))
-        newest = resume.read(resume.newest(run))["step"]
+        newest = checkpoint.read(checkpoint.newest(run))["step"]
         assert newest >= step + written, (newest, step, written)
         step = newest
     print(f"{KILLS} kills, {met} met a write; {step} checkpoints, none lost")

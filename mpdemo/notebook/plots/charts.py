@@ -4,9 +4,9 @@ from matplotlib.ticker import MaxNLocator
 
 from mpdemo.errors import UserError
 from mpdemo.notebook.plots import style
-from mpdemo.notebook.plots.style import bundle, draw, line_style, name_bars, stack
+from mpdemo.notebook.plots.style import line_style, name_bars, picture, stack
 
-UNITS = {"loss": "loss (nats per image)", "images_per_second": "throughput (images/s)", "time": "time (s)"}
+UNITS = {"loss": "loss (nats per image)", "images_per_second": "throughput (images/s)"}
 
 
 def curves(runs, y="loss", x="step", *, title=None):
@@ -18,21 +18,14 @@ def curves(runs, y="loss", x="step", *, title=None):
         Label -> list of rows, as ``job.metrics()`` returns them. Curves of equal trainings coincide: the first
         one is drawn broad and pale, the next ones thin and dashed on top.
     y, x : str
-        Columns. Only the rows that have both are drawn. ``"time"`` counts from each run's first row.
+        Columns. Only the rows that have both are drawn.
     title : str, optional
         A headline.
-
-    Raises
-    ------
-    UserError
-        A run has no row with both columns.
     """
     points = {label: [(row[x], row[y]) for row in rows if x in row and y in row] for label, rows in runs.items()}
     empty = [label for label, pairs in points.items() if not pairs]
     if empty or not points:
         raise UserError(f"no rows with {x!r} and {y!r} in {', '.join(empty) or 'an empty dict'}; did the run finish?")
-    if x == "time":
-        points = {label: [(time - pairs[0][0], value) for time, value in pairs] for label, pairs in points.items()}
 
     def paint(figure, axes):
         for index, (label, pairs) in enumerate(points.items()):
@@ -47,7 +40,7 @@ def curves(runs, y="loss", x="step", *, title=None):
             axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))  # beside the lines: none may run through it
 
     counts = ", ".join(f"{label} ({len(pairs)} points)" for label, pairs in points.items())
-    return bundle(draw(paint), f"{y} against {x}: {counts}")
+    return picture(paint, f"{y} against {x}: {counts}")
 
 
 def bars(values, unit, bound=None, *, digits=2):
@@ -69,16 +62,15 @@ def bars(values, unit, bound=None, *, digits=2):
     totals = [sum(parts.values()) for parts in stacks.values()]
     bounds = bound if isinstance(bound, list) else [bound] * len(stacks)
     lines = {height: limit for height, limit in enumerate(bounds) if limit is not None}
+    colours = style.CYCLE if len(names) > 1 else [style.SKY]
 
     def paint(figure, axes):
-        looks = [{"color": line_style(index)["color"], "label": name or None} for index, name in enumerate(names)]
-        if len(names) == 1:
-            looks[0]["color"] = style.SKY
         parts = [
-            ([part.get(name, 0) for part in stacks.values()], look) for name, look in zip(names, looks, strict=True)
+            ([part.get(name, 0) for part in stacks.values()], {"color": colour, "label": name or None})
+            for name, colour in zip(names, colours, strict=False)
         ]
         last = stack(axes, range(len(stacks)), parts)
-        paper = {"facecolor": axes.get_facecolor(), "edgecolor": "none", "pad": 1}  # no line runs through a number
+        paper = {"facecolor": style.PAPER, "edgecolor": "none", "pad": 1}  # no line runs through a number
         axes.bar_label(last, [f"{total:.{digits}f}" for total in totals], padding=4, bbox=paper)
         if lines:
             low, high = ([height + side for height in lines] for side in (-0.5, 0.5))
@@ -88,7 +80,7 @@ def bars(values, unit, bound=None, *, digits=2):
         if len(names) > 1 or lines:
             axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
 
-    return bundle(draw(paint, height=1.0 + 0.4 * len(stacks)), f"{unit}: {', '.join(stacks)}")
+    return picture(paint, f"{unit}: {', '.join(stacks)}", height=1.0 + 0.4 * len(stacks))
 
 
 def ladder(rows):
@@ -128,17 +120,15 @@ def ring(steps):
                     text = "".join(map(str, sorted(chunk)))
                     axes.text(place, rank, text, ha="center", va="center", fontsize=7, weight=weight)
             axes.set_title(f"after step {number}" if number else "before", fontsize=10)
-            axes.set(
-                xticks=[], yticks=range(ranks), yticklabels=[f"rank {rank}" for rank in range(ranks)], aspect="auto"
-            )
+            axes.set(xticks=[], aspect="auto")
+            axes.set_yticks(range(ranks), [f"rank {rank}" for rank in range(ranks)])
             axes.grid(visible=False)
 
-    figure = draw(paint, 8.6, 2 * (0.55 + 0.3 * ranks), 2, columns, squeeze=False)
-    fullest = [max(len(chunk) for row in table for chunk in row) for table in steps]
+    fullest = ", ".join(str(max(len(chunk) for row in table for chunk in row)) for table in steps)
     full = [sum(len(chunk) == ranks for row in table for chunk in row) for table in steps]
-    return bundle(
-        figure,
-        f"ring of {ranks} ranks, complete chunks before and after each step: {full}",
-        f"The chunks of {ranks} ranks. Before and after each step, the fullest chunk holds the numbers of "
-        f"{', '.join(map(str, fullest))} ranks, and {', '.join(map(str, full))} chunks are complete.",
+    text = f"ring of {ranks} ranks, complete chunks before and after each step: {full}"
+    alt = (
+        f"The chunks of {ranks} ranks. Before and after each step, the fullest chunk holds the numbers of {fullest} "
+        f"ranks, and {', '.join(map(str, full))} chunks are complete."
     )
+    return picture(paint, text, alt, 8.6, 2 * (0.55 + 0.3 * ranks), 2, columns, squeeze=False)

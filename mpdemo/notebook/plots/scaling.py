@@ -1,7 +1,7 @@
 """What more devices bring and what they cost: speed-up beside the ideal, and the hours of all devices."""
 
 from mpdemo.errors import UserError
-from mpdemo.notebook.plots.style import CYCLE, FAINT, bundle, draw
+from mpdemo.notebook.plots.style import CYCLE, FAINT, picture
 from mpdemo.plan.scaling import Model, same_batch, same_share
 
 MARKERS = "osD^"
@@ -48,16 +48,15 @@ def scaling(report):
 
     fitted = "the fitted model, " * any(report["fit"].values())
     text = f"speed-up against devices with the ideal, {fitted}and the cost of a job: {', '.join(names)} on "
-    return bundle(draw(paint, 8.0, 3.6, 1, 2), text + f"{', '.join(map(str, numbers))} devices")
+    return picture(paint, f"{text}{', '.join(map(str, numbers))} devices", None, 8.0, 3.6, 1, 2)
 
 
 def _paint_speed(axes, name, rows, model, look):
     """Paint one series: its points, the spread of its steps, and the model through them."""
-    devices, speedups = [row["devices"] for row in rows], [row["speedup"] for row in rows]
-    edges = [row.get("speedup_quartiles", (row["speedup"],) * 2) for row in rows]
-    below = [max(0.0, y - low) for y, (low, _) in zip(speedups, edges, strict=True)]
-    above = [max(0.0, high - y) for y, (_, high) in zip(speedups, edges, strict=True)]
-    spread = (below, above) if "speedup_quartiles" in rows[0] else None
+    devices, speedups, spread = [row["devices"] for row in rows], [row["speedup"] for row in rows], None
+    if "speedup_quartiles" in rows[0]:
+        edges = [(row["speedup"], *row["speedup_quartiles"]) for row in rows]
+        spread = [max(0.0, y - low) for y, low, _ in edges], [max(0.0, high - y) for y, _, high in edges]
     axes.errorbar(devices, speedups, yerr=spread, linestyle="none", capsize=4, label=name, **look)
     if model:
         model, share = Model(**model), rows[-1]["batch"] // rows[-1]["devices"]

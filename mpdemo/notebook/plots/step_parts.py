@@ -7,7 +7,7 @@ from statistics import median
 
 from mpdemo.errors import UserError
 from mpdemo.notebook.plots import style
-from mpdemo.notebook.plots.style import EDGE, bundle, draw, name_bars, paler, stack
+from mpdemo.notebook.plots.style import EDGE, name_bars, paler, picture, stack
 
 PARTS = {  # name in the legend, colour, hatch
     "loading": ("loading", paler(style.ORANGE, 0.85), "...."),
@@ -51,9 +51,8 @@ def step_parts(rows):
         axes.set(xlabel="time in a step (ms)")
         axes.legend(loc="lower center", bbox_to_anchor=(0.4, 1), ncols=3, fontsize=8)
 
-    figure = draw(paint, width=7.6, height=1.5 + 0.42 * (heights[-1] + 1))
     text = f"the parts of a step of each of {len({row['rank'] for row in rows})} ranks: {', '.join(cases)}"
-    return bundle(figure, text, "; ".join(_described(row) for row in rows))
+    return picture(paint, text, "; ".join(map(_described, rows)), 7.6, 1.5 + 0.42 * (heights[-1] + 1))
 
 
 def _described(row) -> str:
@@ -105,5 +104,5 @@ def buckets(step):
         axes.set(xlabel="time since the step began (s)", xlim=(0, max(step["backward"], rows[-1]["reduced"]) * 1.03))
         axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1))
 
-    figure = draw(paint, width=7.2, height=1.3 + 0.36 * len(lanes))
-    return bundle(figure, f"one step of DDP: forward, backward and the all-reduce of {len(rows)} buckets")
+    text = f"one step of DDP: forward, backward and the all-reduce of {len(rows)} buckets"
+    return picture(paint, text, None, 7.2, 1.3 + 0.36 * len(lanes))

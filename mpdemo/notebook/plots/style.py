@@ -10,9 +10,10 @@ import io
 from matplotlib import rc_context
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from PIL import Image
 
-from mpdemo.notebook.bundle import Bundle
+from mpdemo.notebook.show import Bundle
 
 # Okabe and Ito, "Color Universal Design" (2008): distinct with every common form of colour blindness.
 BLUE, ORANGE, GREEN, VERMILLION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
@@ -51,28 +52,29 @@ def line_style(index) -> dict:
     return {"color": CYCLE[index % len(CYCLE)], "linestyle": DASHES[index % len(DASHES)]}
 
 
-def draw(paint, width=6.4, height=3.2, rows=1, columns=1, **grid) -> Figure:
-    """Return a figure in inches of 100 CSS pixels, painted by ``paint(figure, axes)``; `grid`: of Figure.subplots."""
-    with rc_context(STYLE):
-        figure = Figure(figsize=(width, height), layout="constrained")
-        paint(figure, figure.subplots(rows, columns, **grid))
-    return figure
-
-
-def bundle(figure, text, alt=None) -> Bundle:
+def picture(paint, text, alt=None, width=6.4, height=3.2, rows=1, columns=1, **grid) -> Bundle:
     """Return a figure as something to display: a PNG, one line that describes it, and numbers in its `alt` text only.
 
+    ``paint(figure, axes)`` draws it; its size is in inches of 100 CSS pixels, and `grid` are words of Figure.subplots.
     `text` holds no measured numbers, because the notebooks' test compares it. The result keeps the matplotlib figure
     as its attribute `figure`.
     """
     buffer, small = io.BytesIO(), io.BytesIO()
-    with rc_context(STYLE):  # without the version in the metadata, which would make equal pictures differ
+    with rc_context(STYLE):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        paint(figure, figure.subplots(rows, columns, **grid))
+        # without the version in the metadata, which would make equal pictures differ
         figure.savefig(buffer, format="png", dpi=PIXELS * DENSITY, metadata={"Software": None})
     Image.open(buffer).convert("RGB").quantize(128).save(small, format="png", optimize=True)  # a third of the bytes
-    picture = base64.b64encode(small.getvalue()).decode()
-    result = Bundle(text, png=picture, width=round(figure.get_figwidth() * PIXELS), alt=alt)
+    about = {"width": round(width * PIXELS)} | ({"alt": alt} if alt else {})
+    result = Bundle(text, about, png=base64.b64encode(small.getvalue()).decode())
     result.figure = figure
     return result
+
+
+def patches(looks, **more) -> list:
+    """Return a legend's patches; `looks` are pairs (label, words of a matplotlib Patch)."""
+    return [Patch(label=label, **look, **more) for label, look in looks]
 
 
 def stack(axes, heights, parts, height=0.6):

@@ -2,12 +2,11 @@
 
 from collections import namedtuple
 
-from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from mpdemo.errors import UserError
 from mpdemo.notebook.plots import style
-from mpdemo.notebook.plots.style import EDGE, bundle, draw, line_style, paler
+from mpdemo.notebook.plots.style import EDGE, line_style, paler, patches, picture
 from mpdemo.timeline import read
 
 OPERATIONS = {  # kind: name in the legend, colour
@@ -48,13 +47,13 @@ def timeline(measured=None, ideal=None, *, unit="s"):
     panels = {} if measured is None else {"measured": measured}
     if ideal is not None:
         panels["ideal" if panels else "simulated"] = ideal.events
-    _require_operations(panels)
+    result = timelines(panels, memory=False, unit=unit)
     rows = next(iter(panels.values()))
     ranks, microbatches, stages = (1 + max(row[column] for row in rows) for column in ("rank", "microbatch", "stage"))
     each = f", {stages // ranks} stages each" if stages > ranks else ""
     parts = f"{microbatches} microbatch{'es' if microbatches > 1 else ''}"
-    text = f"timeline of {ranks} ranks{each}, {parts}: {' above '.join(panels)}"
-    return bundle(figure(panels, unit), text)
+    result.data["text/plain"] = f"timeline of {ranks} ranks{each}, {parts}: {' above '.join(panels)}"
+    return result
 
 
 def timelines(panels, *, memory=True, unit="units"):
@@ -70,15 +69,11 @@ def timelines(panels, *, memory=True, unit="units"):
         Unit of the times.
     """
     steps = {title: getattr(step, "events", step) for title, step in panels.items()}
-    _require_operations(steps)
+    if not steps or not all(steps.values()):
+        raise UserError("no operations to draw; give recorded steps, simulations, or both")
     held = {title: activations_held(rows) for title, rows in steps.items()} if memory else {}
     text = ", ".join(title + (_most_held(held[title]) if memory else "") for title in steps)
-    return bundle(figure(steps, unit, held), f"timelines of {text}")
-
-
-def _require_operations(panels):
-    if not panels or not all(panels.values()):
-        raise UserError("no operations to draw; give recorded steps, simulations, or both")
+    return _drawn(steps, unit, f"timelines of {text}", held)
 
 
 def activations_held(rows) -> list[list[tuple[float, float]]]:
@@ -111,9 +106,8 @@ def ranks_of(rows) -> int:
     return 1 + max(row["rank"] for row in rows)
 
 
-def figure(steps, unit="s", held=None):
-    """Return the matplotlib figure: a panel for each step (title -> rows) on one time axis, and what is held below."""
-    steps = dict(steps)
+def _drawn(steps, unit, text, held=None):
+    """Draw a panel for each step (title -> rows) on one time axis, and what is held below."""
     longest = max(row["end"] for rows in steps.values() for row in rows)
     scale = TimeScale(longest, 1e3, "ms") if unit == "s" and longest < 1 else TimeScale(longest, 1.0, unit)
     most = max(map(ranks_of, steps.values()))
@@ -122,18 +116,17 @@ def figure(steps, unit="s", held=None):
     heights = [height for rows in steps.values() for height in [lane * ranks_of(rows)] + [HELD] * bool(held)]
 
     def paint(sheet, grid):
-        axes = iter(grid[:, 0])
-        for title, rows in steps.items():
+        axes, handles = iter(grid[:, 0]), legend_handles(steps.values())
+        for number, (title, rows) in enumerate(steps.items()):
             paint_step(next(axes), _heading(title, rows, scale), rows, scale)
             if held:
-                last = next(axes)
-                _paint_held(last, held[title], highest, scale)
+                curves = _paint_held(next(axes), held[title], highest, scale)
+                handles += curves if number == len(steps) - 1 else []
         grid[-1, 0].set_xlabel(f"time ({scale.unit})")
-        handles = legend_handles(steps.values()) + (last.get_legend_handles_labels()[0] if held else [])
         sheet.legend(handles=handles, loc="outside lower center", ncols=min(4, len(handles)), fontsize=9)
 
-    height = 1.1 + sum(heights) + 0.42 * len(heights)
-    return draw(paint, 8.0, height, len(heights), sharex=True, squeeze=False, height_ratios=heights)
+    height, words = 1.1 + sum(heights) + 0.42 * len(heights), {"sharex": True, "squeeze": False}
+    return picture(paint, text, None, 8.0, height, len(heights), height_ratios=heights, **words)
 
 
 def _heading(title, rows, scale) -> str:
@@ -146,8 +139,8 @@ def _heading(title, rows, scale) -> str:
 def legend_handles(steps, **look):
     """Return the legend's patches: the kinds of operations that occur, in some `look`, and idle time."""
     kinds = {row["kind"] for rows in steps for row in rows}
-    drawn = [named for kind, named in {**OPERATIONS, **MESSAGES}.items() if kind in kinds]
-    return [Patch(facecolor=colour, label=name, **look) for name, colour in drawn] + [Patch(**IDLE, label="idle")]
+    drawn = [(name, {"facecolor": colour}) for kind, (name, colour) in (OPERATIONS | MESSAGES).items() if kind in kinds]
+    return patches(drawn, **look) + patches([("idle", IDLE)])
 
 
 def paint_step(axes, title, rows, scale, lane="rank"):
@@ -189,10 +182,11 @@ def _write_numbers(axes, rows, scale):
 
 
 def _paint_held(axes, lanes, highest, scale):
-    """Draw the microbatches that each rank holds, as steps."""
+    """Draw the microbatches that each rank holds, as steps; return the curves."""
     for rank, points in enumerate(lanes):
         times, counts = zip(*points, (scale.longest, points[-1][1]), strict=True)
         look = {"where": "post", "label": f"held by rank {rank}", "linewidth": 1.6} | line_style(rank)
         axes.step([time * scale.factor for time in times], counts, **look)
     axes.set(ylim=(0, highest * 1.12), ylabel="held")
     axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
+    return axes.get_legend_handles_labels()[0]

@@ -1,0 +1,27 @@
+"""What can be found; the remedies stand in findings.toml."""
+
+import tomllib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+BY_NATURE = {
+    "dropout": "dropout: each rank draws its own",
+    "batchnorm": "BatchNorm: each rank normalizes its own part of the batch (SyncBatchNorm on GPUs uses all of it)",
+    "augmentation": "random augmentation: each process draws its own",
+}
+
+
+@dataclass
+class Finding:
+    """One thing that is not as it should be."""
+
+    name: str
+    what: str
+
+    def record(self) -> dict:
+        """Return it for the JSON file."""
+        return asdict(self) | TABLE[self.name]
+
+    def __str__(self):
+        return "  {name}: {what}\n    Remedy: {remedy} ({section})".format(**self.record())

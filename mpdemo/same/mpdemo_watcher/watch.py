@@ -1,0 +1,199 @@
+"""Run a training script unchanged, and note what it does: samples, steps, messages, chance. It needs PyTorch alone."""
+
+import collections
+import functools
+import gc
+import os
+import runpy
+import signal
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.distributed.tensor.parallel as tensor_parallel
+import torch.multiprocessing
+from mpdemo_watcher import data, keep
+from mpdemo_watcher.data import taken, trained
+from mpdemo_watcher.notes import ORDER, finish, note, note_once, now, number_of, whole
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.modules.module import register_module_forward_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+calls = collections.Counter()  # of collectives, since the last step
+optimizers, last_drawn = [], {}  # the last batch before a step of each
+seen, alive, trainable = {}, set(), {}  # modules that ran; parameters with a gradient; all that want one
+COLLECTIVES = "all_reduce reduce_scatter reduce_scatter_tensor reduce_scatter_single all_gather all_gather_into_tensor"
+COLLECTIVES += " all_gather_single broadcast reduce gather scatter all_to_all_single send recv"
+
+
+def measure(tensors) -> tuple:
+    """Return the norm of tensors together, and a sum that two tensors of one norm do not share."""
+    square = mixed = 0.0
+    for place, tensor in enumerate(tensors):
+        flat = whole(tensor).double().flatten()
+        square += float(flat.square().sum())
+        mixed += float(flat @ torch.cos(torch.arange(len(flat), device=flat.device, dtype=flat.dtype) + place))
+    return square**0.5, mixed
+
+
+def parameters(optimizer) -> list:
+    """Return all that an optimizer updates."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def is_empty(optimizer) -> bool:
+    """Whether a step only makes an optimizer create its state, as `get_state_dict` does before it loads one."""
+    grads = [parameter.grad for parameter in parameters(optimizer)]
+    return not any(group["lr"] for group in optimizer.param_groups) and all(
+        g is not None and not g.any() for g in grads
+    )
+
+
+def before_step(optimizer, *_):
+    """Note the first weights."""
+    if optimizer not in optimizers and not is_empty(optimizer):
+        norm, mixed = measure(parameters(optimizer))
+        note("start", optimizer=number_of(optimizers, optimizer), weights=norm, mixed=mixed)
+        note("handler", there=signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, None))
+
+
+def find_trainable():
+    """Name the parameters of the modules that have run: after a backward pass, when they are sharded again."""
+    inside = {id(child) for module in seen.values() for child in module.modules() if child is not module}
+    for module in (module for key, module in seen.items() if key not in inside and module.training):
+        found = {id(p): (name.removeprefix("module."), p) for name, p in module.named_parameters()}
+        trainable.update({key: pair for key, pair in found.items() if pair[1].requires_grad})
+
+
+def after_step(optimizer, *_):
+    """Note a step: after it, since some trainers compute the gradients inside it."""
+    if is_empty(optimizer):
+        return
+    if not now["steps"]:
+        find_trainable()
+    counted = dict(calls)
+    held = [p for p in parameters(optimizer) if p.grad is not None]
+    norms = {id(p): measure([p.grad])[0] for p in held}
+    alive.update(key for key, norm in norms.items() if norm)
+    weights, mixed = measure(parameters(optimizer))
+    rates = [float(group["lr"]) for group in optimizer.param_groups]
+    key, drawn = number_of(optimizers, optimizer), (now["pass"], taken[now["pass"]])
+    loader, number = now["pass"] if last_drawn.get(key) != drawn else (None, 0)  # a loader that was read before is none
+    last_drawn[key] = drawn
+    trained[loader].add(number)
+    note(
+        "step",
+        optimizer=key,
+        gradient=sum(norm**2 for norm in norms.values()) ** 0.5,
+        weights=weights,
+        mixed=mixed,
+        rates=rates,
+        loader=loader,
+        number=number,
+        taken=taken[now["pass"]],
+        parts=now["parts"],
+        calls=counted,
+    )
+    calls.clear()
+    now.update(parts=[], steps=now["steps"] + 1)
+    if ORDER["stop"] and ORDER["stop"]["step"] == now["steps"]:
+        os.kill(os.getpid(), ORDER["stop"]["signal"])
+    if loader is None and now["steps"] >= ORDER["batches"] * ORDER["epochs"]:
+        finish()
+
+
+def watch_steps():
+    """Note each optimizer step, each backward pass, and the modules that run before the first of them."""
+    backward = torch.autograd.backward
+
+    def noted(tensors, *args, **options):
+        before = calls.copy()
+        backward(tensors, *args, **options)
+        now["parts"].append({"terms": now["terms"], "synced": now["synced"], "calls": dict(calls - before)})
+        now.update(synced=None, terms=0)
+
+    def ran(module, _, output):
+        if not now["steps"]:
+            seen[id(module)] = module
+        if isinstance(output, torch.Tensor) and output.is_floating_point():
+            note_once("dtype", str(output.dtype).removeprefix("torch."))
+        if isinstance(module, FSDPModule):
+            note_once("wrapped", "FSDP2")
+
+    torch.autograd.backward = noted
+    register_module_forward_hook(ran)
+    register_optimizer_step_pre_hook(before_step)
+    register_optimizer_step_post_hook(after_step)
+
+
+def watch_messages():
+    """Count the collectives called from Python; of DDP's own, note whether a backward pass has them."""
+
+    def counted(name, function):
+        @functools.wraps(function)
+        def call(*args, **options):
+            calls[name] += 1
+            return function(*args, **options)
+
+        return call
+
+    for name in COLLECTIVES.split():
+        if hasattr(dist, name):
+            setattr(dist, name, counted(name, getattr(dist, name)))
+    build, forward, parallelize = (
+        DistributedDataParallel.__init__,
+        DistributedDataParallel.forward,
+        tensor_parallel.parallelize_module,
+    )
+
+    def built(self, *args, **options):
+        note_once("wrapped", "DDP")
+        build(self, *args, **options)
+
+    def through(self, *args, **options):
+        if torch.is_grad_enabled():
+            now["synced"] = bool(self.require_backward_grad_sync)
+        return forward(self, *args, **options)
+
+    def split(module, device_mesh=None, *args, **options):
+        if device_mesh is not None:
+            note_once("tensor", tuple(device_mesh.mesh.flatten().tolist()))
+        return parallelize(module, device_mesh, *args, **options)
+
+    def spawn(*args, **options):
+        note_once("spawn", "torch.multiprocessing")
+        raise RuntimeError("this script starts its own processes")
+
+    DistributedDataParallel.__init__, DistributedDataParallel.forward = built, through
+    tensor_parallel.parallelize_module = split
+    torch.multiprocessing.spawn = torch.multiprocessing.start_processes = spawn
+
+
+def at_end():
+    """Note the parameters that were not trained."""
+    held = {id(parameter) for optimizer in optimizers for parameter in parameters(optimizer)}
+    missing = [name for key, (name, _) in trainable.items() if key not in held]
+    note("model", missing=missing, unused=[name for key, (name, _) in trainable.items() if key in held - alive])
+    stage = sys.modules.get("torch.distributed.pipelining.stage")
+    if stage and any(isinstance(thing, stage._PipelineStageBase) for thing in gc.get_objects()):
+        note("pipeline")
+
+
+def run(order, rank) -> int:
+    """Run the script of an order as one rank; return its exit status."""
+    ORDER.update(order, rank=rank, at_end=at_end)
+    ORDER["fd"] = os.open(f"{order['notes']}/{rank}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.chdir(order["cwd"])
+    script, *sys.argv[1:] = order["command"]
+    sys.argv[0], sys.path[0] = script, os.path.dirname(os.path.abspath(script))
+    for watch in (keep.watch, data.watch, data.watch_chance, watch_messages, watch_steps):
+        watch()
+    data.seed(order["seed"] + rank)
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            raise
+    at_end()
+    return 0

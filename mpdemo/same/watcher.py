@@ -1,0 +1,143 @@
+"""Runs the reader's script in worlds of processes, each in a folder of links to the reader's files."""
+
+import contextlib
+import json
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+from mpdemo.errors import UserError
+from mpdemo.same.worlds import World
+
+LEVELS = 3  # above the reader's folder: a relative path reaches what lies there
+IMPORT = 60.0  # seconds for `import torch`, also from a slow disk
+
+
+class Watcher:
+    """A process of the reader's Python that runs scripts; a context manager, after which nothing runs or is left."""
+
+    def __init__(self, args):
+        self.home, self.runs = Path(tempfile.mkdtemp(prefix="mpdemo-same-")), 0
+        self.aim(args)
+
+    def aim(self, args):
+        """Take the script of these arguments, and the current folder as the reader's."""
+        self.args, self.hidden = args, set()
+        self.real, self.script = Path.cwd().resolve(), Path(args.script[0]).resolve()
+        if not any(self.script.is_relative_to(parent) for parent in (self.real, *self.real.parents[:LEVELS])):
+            args.script[0] = str(self.script)
+
+    def __enter__(self):
+        dropped = ("SLURM_", "TORCHELASTIC_", "PYTHONSAFEPATH", "RANK", "LOCAL_RANK", "WORLD_SIZE")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
+        kept |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": str(self.home / "tmp")}
+        (self.home / "tmp").mkdir()
+        command = [self.args.python, "-m", "mpdemo_watcher.serve", str(self.home)]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        with open(self.home / "errors", "w") as errors:
+            self.server = subprocess.Popen(
+                command, **pipes, stderr=errors, env=kept, cwd=Path(__file__).parent, start_new_session=True
+            )
+        try:
+            self.answer(IMPORT)
+        except UserError:
+            last = (self.home / "errors").read_text().strip().splitlines()[-1:] or ["no answer"]
+            self.__exit__()
+            what = f"{command[0]} does not load PyTorch ({last[0]}); give --python of your environment"
+            raise UserError(what) from None
+        return self
+
+    def __exit__(self, *_):
+        with contextlib.suppress(OSError):
+            self.server.stdin.close()
+        try:
+            self.server.wait(10)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.server.pid, signal.SIGKILL)
+            self.server.wait()
+        shutil.rmtree(self.home, ignore_errors=True)
+
+    def answer(self, seconds) -> dict:
+        """Return the server's next answer."""
+        end = time.monotonic() + seconds
+        text = b""
+        while not text.endswith(b"\n"):
+            ready = select.select([self.server.stdout], [], [], max(0, end - time.monotonic()))[0]
+            part = os.read(self.server.stdout.fileno(), 65536) if ready else b""
+            if not part:
+                raise UserError("the watcher gave no answer; try again")
+            text += part
+        return json.loads(text)
+
+    def run(self, processes, without=(), replay=None, stop=None, folder=None, epochs=2) -> World:
+        """Run the script once; a folder of an earlier run holds what that run wrote."""
+        self.runs += 1
+        run = folder or self.home / str(self.runs)
+        notes = self.home / f"notes{self.runs}"
+        notes.mkdir()
+        if not folder:
+            self.mirror(Path("/"), run)
+        words = [re.sub(r"\{(\d+)\}", lambda m: str(int(m[1]) // processes), word) for word in self.args.script]
+        order = {
+            "processes": processes,
+            "command": [word.replace("{n}", str(processes)) for word in words],
+            "cwd": str(run / self.real.relative_to("/")),
+            "folder": str(run),
+            "real": str(self.real),
+            "notes": str(notes),
+            "temporary": [str(self.home / "tmp")],
+            "batches": self.args.batches,
+            "epochs": epochs,
+            "without": sorted(without),
+            "replay": replay or {},
+            "stop": stop,
+            "seed": 1000 if folder else 0,  # a script that is started again draws other numbers
+            "limit": self.args.timeout,
+        }
+        self.server.stdin.write((json.dumps(order) + "\n").encode())
+        self.server.stdin.flush()
+        return World(notes, order, self.answer(100 * self.args.timeout))
+
+    def run_new(self, processes, **options) -> World:
+        """Run the script as if it had never run: without what an earlier run of it has left in the reader's folder."""
+        world = self.run(processes, **options)
+        found = world.names("new") | (set() if world.steps else world.names("read"))
+        before = {path for name in found for path in self.of_before(name)} - self.hidden
+        if not before:
+            return world
+        self.hidden |= before
+        return self.run(processes, **options)
+
+    def of_before(self, name):
+        """Yield what lies in the reader's folder in the place of a file that the script writes, and its neighbours."""
+        path = Path(os.path.normpath(self.real / name))
+        if path.parent == self.real or not path.is_relative_to(self.real):
+            yield from [path] if path.exists() else []
+        else:
+            top = self.real / path.relative_to(self.real).parts[0]
+            yield from (other for other in top.rglob("*") if other.suffix == path.suffix and other.is_file())
+
+    def mirror(self, real, place):
+        """Make a folder of links to the reader's files, and real folders down to the script: its own ``..`` work."""
+        place.mkdir()
+        wanted = (self.real, self.script.parent, *self.hidden)
+        near = any(real.is_relative_to(parent) for parent in (self.real, *self.real.parents[:LEVELS]))
+        with contextlib.suppress(PermissionError):
+            below = [child for child in (self.real, *self.real.parents) if child.parent == real != child]
+            for path in sorted(real.iterdir()) if near else below:
+                if path in self.hidden:
+                    continue
+                if any(other.is_relative_to(path) for other in wanted):
+                    self.mirror(path, place / path.name)
+                elif path.suffix == ".py" and real in wanted[:2]:
+                    shutil.copy(path, place)  # so that what it resolves from __file__ lies here
+                else:
+                    (place / path.name).symlink_to(path)
+        if not any(place.iterdir()) and any(hidden.is_relative_to(real) for hidden in self.hidden):
+            place.rmdir()

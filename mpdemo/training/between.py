@@ -1,0 +1,198 @@
+"""What a run does between two batches: count, write lines, validate, save, resume, stop.
+
+Taught in notebooks/01_single_device.ipynb and 09_checkpoint.ipynb.
+"""
+
+import itertools
+import math
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.functional import cross_entropy
+
+from mpdemo import data
+from mpdemo.errors import RunFailed, UserError
+from mpdemo.options import option_name
+from mpdemo.training import checkpoint
+from mpdemo.training.log import RunLog, folder_to_resume
+from mpdemo.training.meter import Steps, peak_memory_of_all
+from mpdemo.world.collectives import StopSignal, sum_over_ranks
+
+STOPPED = 3  # exit status: stopped by a signal, a checkpoint is written
+# settings that a resumed run must keep
+SAME = ["model", "norm", "dataset", "image_size", "batch_size", "seed"]
+SAME += ["optimizer", "lr", "warmup_steps", "lr_schedule"]
+
+
+class Between:
+    """The part of `mpdemo.run.Run` that no rung calls: it runs while the rung waits for its next batch."""
+
+    def begin(self, model, optimizer, replicas, replica, group, images):
+        """Make the loaders and the learning-rate schedule, restore a checkpoint, open the log, compile."""
+        s, self.held, self.optimizer_, self.group = self.s, model, optimizer, group
+        self.replicas, self.replica = replicas, replica
+        where = {"pin_memory": self.device.type == "cuda", "device": self.device, "images": images}
+        self.loaders = data.Loaders(self.dataset, s.batch_size, replicas, replica, s.seed, s.workers, **where)
+        # all steps of the training, and where this run ends: --steps 20 --epochs 4 is the beginning of --epochs 4
+        self.length = s.epochs * self.loaders.steps_per_epoch if s.epochs else s.steps
+        self.last_step = min(s.steps or self.length, self.length)
+        self.scheduler = self.learning_rate(optimizer, s, self.length)
+        self.folder, before = Path(s.out), folder_to_resume(s)
+        if before:
+            self.restore(before)
+        same = before and before.resolve() == self.folder.resolve()
+        self.lines = RunLog(self.folder, self.rank == 0, (self.epoch, self.steps_done) if same else None)
+        if s.tensorboard:
+            base, factor = self.scheduler.base_lrs[0], self.scheduler.lr_lambdas[0]
+            self.lines.show_board(s, lambda step: base * factor(step - 1), same)
+        if s.compile:
+            compile_blocks(model)
+        self.stop_signal = StopSignal(self.device, s.log_every)
+
+    def one_epoch(self):
+        """Yield the batches of an epoch, or of what is left of it; then validate."""
+        done = self.steps_done - self.epoch * self.loaders.steps_per_epoch  # above 0 in a resumed run
+        self.loaders.start_epoch(self.epoch, done)
+        self.held.train()
+        self.results, self.epoch_steps = Steps(self.device, self.replicas), self.epoch_steps if done else []
+        left = min(self.loaders.steps_per_epoch - done, self.last_step - self.steps_done)
+        for images, labels in itertools.islice(self.loaders.train, max(0, left)):
+            if self.recorder:
+                self.recorder.begin_step()
+            yield self.to_device(images), self.to_device(labels)  # the rung computes the step
+            if self.recorder:
+                self.recorder.end_step()
+            self.end_step()
+            if self.status:
+                return
+        self.flush()
+        self.finish_epoch()
+
+    def to_device(self, tensor):
+        """Copy a tensor to this process's device, without waiting for the copy."""
+        return tensor.to(self.device, non_blocking=True)
+
+    def end_step(self):
+        """Count a step; write its line, and a checkpoint, where they are due."""
+        self.scheduler.step()  # the learning rate of the next step
+        self.results.end_step()
+        self.steps_done += 1
+        if self.steps_done == 1 or self.steps_done % self.s.log_every == 0:
+            self.flush()
+        stop = self.stop_signal.seen()  # all ranks decide alike
+        if stop or (self.s.checkpoint_every and self.steps_done % self.s.checkpoint_every == 0):
+            self.flush()
+            self.save(stop)
+            self.results.restart_clock()
+
+    def flush(self):
+        """Fetch the losses kept on the device and write one line per step, the last one with the memory."""
+        rows, seconds = self.results.flush()
+        now, first = time.time(), self.steps_done - len(rows) + 1
+        for number, (loss, correct) in enumerate(rows, first):
+            if not math.isfinite(loss):
+                raise RunFailed(f"the loss is {loss} at step {number}: the training diverged; lower --lr {self.s.lr}")
+            rate, when = round(self.s.batch_size / seconds, 2), round(now - (self.steps_done - number) * seconds, 4)
+            line = {"step": number, "epoch": self.epoch, "loss": loss, "images_per_second": rate, "time": when}
+            if number == self.steps_done:
+                line["peak_memory_mib"] = peak_memory_of_all(self)
+            self.lines.write("step", **line)
+            self.epoch_steps.append((loss, correct, seconds))
+        if rows:
+            self.bar.update(self.steps_done - self.bar.n)
+            self.bar.set_postfix(loss=f"{rows[-1][0]:.4f}", refresh=False)
+
+    def agree_on_buffers(self):
+        """Give every replica the first one's buffers (batch norm's), before they are used or saved."""
+        for buffer in self.held.buffers() if self.replicas > 1 else ():
+            dist.broadcast(buffer, group=self.group, group_src=0)
+
+    def save(self, stop=False):
+        """Write a checkpoint of where the run is now; at the end of an epoch its validation is still to come.
+
+        A run that continues does so without it: the disk may have room again at the next.
+        """
+        self.status = STOPPED if stop else self.status
+        self.agree_on_buffers()
+        state = {name: getattr(self, name) for name in ("length", "epoch", "epoch_steps")}
+        state |= {"step": self.steps_done, "scheduler": self.scheduler.state_dict()}
+        state |= {"settings": {name: getattr(self.s, name) for name in SAME}}
+        try:
+            checkpoint.save(self.folder / "checkpoints", self.held, self.optimizer_, state)
+        except RunFailed as error:
+            if stop:
+                raise
+            if self.rank == 0:
+                print(f"mpdemo: {error}", file=sys.stderr)
+
+    def restore(self, folder):
+        """Resume the newest checkpoint of a run's folder, whatever rung wrote it; refuse another training's."""
+        state = checkpoint.read_newest(folder)
+        for name, saved in state["settings"].items():
+            if (value := getattr(self.s, name)) != saved:
+                option = f"{option_name(name)} {saved}"
+                raise UserError(f"the checkpoint is of a run with {option}, not {value}; give {option}")
+        if self.s.lr_schedule == "cosine" and state["length"] != self.length:
+            raise UserError(
+                f"the checkpoint's cosine ends after {state['length']} steps, not {self.length}; give the --epochs (or "
+                "without them the --steps) of the run before; --steps with --epochs ends a run within the same training"
+            )
+        checkpoint.restore(state, self.held, self.optimizer_)
+        self.epoch, self.steps_done, self.epoch_steps = state["epoch"], state["step"], state["epoch_steps"]
+        self.scheduler.load_state_dict(state["scheduler"])
+        for group, lr in zip(self.optimizer_.param_groups, self.scheduler.get_last_lr(), strict=True):
+            group["lr"] = lr
+
+    def finish_epoch(self):
+        """Validate and write the epoch's line, or a checkpoint where a signal came."""
+        if not (result := self.validate()):
+            self.save(stop=True)
+            return
+        count = max(1, len(self.epoch_steps) * self.s.batch_size)
+        seconds = sum(row[2] for row in self.epoch_steps)
+        line = {"epoch": self.epoch, "step": self.steps_done}
+        line["train_loss"] = sum(row[0] for row in self.epoch_steps) / max(1, len(self.epoch_steps))
+        line["train_accuracy"] = sum(row[1] for row in self.epoch_steps) / count
+        line["validation_loss"], line["validation_accuracy"] = result
+        line["images_per_second"] = round(len(self.epoch_steps) * self.s.batch_size / seconds, 2) if seconds else None
+        self.lines.write("epoch", **line, time=round(time.time(), 4))
+        if self.rank == 0:
+            said = f"validation loss {result[0]:.4f}, accuracy {result[1]:.1%}"
+            self.bar.write(f"epoch {self.epoch + 1}: step {self.steps_done}, {said}")
+        self.epoch += 1
+
+    @torch.no_grad()
+    @torch.compiler.set_stance("force_eager")  # training steps all have one shape; these have others
+    def validate(self):
+        """Return mean loss and accuracy over every validation image, once, over all ranks; None after a signal."""
+        self.agree_on_buffers()
+        self.held.eval()
+        sums = torch.zeros(3, dtype=torch.double, device=self.device)
+        for images, labels in self.loaders.validation:
+            outputs, labels = self.evaluate(self.to_device(images)), self.to_device(labels)
+            if outputs is not None and self.counts:
+                labels = labels.to(outputs.device)
+                correct = (outputs.argmax(1) == labels).sum()
+                loss = cross_entropy(outputs, labels) * len(labels)
+                count = torch.full_like(correct, len(labels))
+                sums += torch.stack([loss.double(), correct.double(), count.double()]).to(sums.device)
+            if self.stop_signal.seen():  # a validation may take longer than is left
+                return None
+        for module in self.held.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()  # with --reshard never it would wait for a backward pass
+        loss, correct, count = sum_over_ranks(sums).tolist()
+        self.validation = loss / count, correct / count
+        return self.validation
+
+
+def compile_blocks(model):
+    """Compile every block in the first step, when wrappers and pipelines are made; equal blocks share their code."""
+    torch._inductor.config.compile_threads = 1  # a rank has one core
+    torch._dynamo.config.recompile_limit = 64  # the blocks of a ResNet differ
+    for block in model.blocks():
+        block.compile()

@@ -1,0 +1,170 @@
+"""``python -m mpdemo train``, which starts a rung's file, and what that file does before its training.
+
+Every rung on one machine (``--processes`` does torchrun's work)::
+
+    python -m mpdemo train --rung single         --model convnet --epochs 4 --out runs/single
+    python -m mpdemo train --rung data_parallel  --model convnet --epochs 4 --devices 2
+    python -m mpdemo train --rung ddp            --model resnet50 --dataset folder --data PATH --processes 2
+    python -m mpdemo train --rung model_parallel --model resnet50 --cut layer2.3 --processes 2
+    python -m mpdemo train --rung model_parallel --model resnet50 --form one-process --devices 2
+    python -m mpdemo train --rung pipeline       --model transformer --microbatches 8 --schedule 1F1B --processes 2
+    python -m mpdemo train --rung pipeline       --model resnet50 --form one-process --microbatches 8 --devices 2
+    python -m mpdemo train --rung hybrid         --model transformer --processes 4 --replicas 2
+    python -m mpdemo train --rung hybrid         --model transformer --processes 4 --replicas 2 --sharded
+    python -m mpdemo train --rung fsdp           --model transformer --processes 2 --reshard never
+    python -m mpdemo train --rung tensor         --model transformer --processes 2 --sequence-parallel
+    python -m mpdemo train --rung tensor         --model transformer --processes 4 --replicas 2
+
+A rung is a script in mpdemo/rungs. The same by hand, and on several nodes of a cluster::
+
+    torchrun --standalone --nproc-per-node 2 -m mpdemo.rungs.ddp --model convnet
+    srun --ntasks-per-node 4 python -m mpdemo train --rung ddp --model resnet50   # MASTER_ADDR, MASTER_PORT exported
+"""
+
+import argparse
+import os
+import runpy
+import sys
+import time
+from importlib import import_module
+
+from mpdemo.errors import Parser, UserError
+from mpdemo.options import add_options, options_from
+from mpdemo.rules import check_compiler
+from mpdemo.settings import Settings, checked
+from mpdemo.training.board import check_tensorboard
+from mpdemo.world.launch import ERRORS, end, import_pytorch, report, start
+from mpdemo.world.processes import check_room, prepare_signals
+
+MANNERS = 10.0  # s for which the others let rank 0 say what is wrong: the first that ends lets torchrun end them all
+PATIENCE = 1800.0  # s for which ranks wait for one that writes a large checkpoint, or lists a large folder of images
+
+
+def add_arguments(parser):
+    """Add the options of ``train``; the launch lines stand below them in the help."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = __doc__.split("\n\n", 1)[1]
+    add_options(parser, Settings)
+
+
+def main(args) -> int:
+    """Check the settings, then run the rung's file: in this process, or in as many as it wants."""
+    if "RANK" in os.environ or "SLURM_PROCID" in os.environ:
+        prepare_signals()
+    settings, world_size = settings_of(args)
+    rung = f"mpdemo.rungs.{settings.rung}"
+    if world_size is not None or settings.processes == 1 and settings.form == "one-process":
+        prepare_signals()
+        import_pytorch(needs_torchvision(settings))
+        sys.argv[1:] = settings.arguments()
+        runpy.run_module(rung, run_name="__main__", alter_sys=True)  # it ends this process
+    check_room(settings.processes, settings.oversubscribe)
+    import_pytorch(needs_torchvision(settings))
+    check_gpus(settings)
+    import_module("mpdemo.run")  # once, not in each process
+    return start(["-m", rung, *settings.arguments()], settings.processes)
+
+
+def run_script(doc, rung, train):
+    """Run a rung's file as a program: options, world, training, exit status. Rank 0 says what is wrong."""
+    parser = Parser(prog=f"python -m mpdemo.rungs.{rung}", description=doc)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add_options(parser, Settings)
+    args = parser.parse_args()
+    try:
+        if getattr(args, "rung", rung) != rung:
+            raise UserError(
+                f"--rung {args.rung} is not this file's; allowed: {rung}, or python -m mpdemo.rungs.{args.rung}"
+            )
+        args.rung = rung
+        settings, world_size = settings_of(args)
+        if world_size is None and settings.processes > 1:
+            raise UserError(
+                f"rung {rung} needs {settings.processes} processes, and this is one; start them by torchrun "
+                f"--standalone --nproc-per-node {settings.processes} -m mpdemo.rungs.{rung} or python -m mpdemo train"
+            )
+    except UserError as error:
+        if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0" or ERRORS in os.environ:
+            report(error, None)
+        else:
+            time.sleep(MANNERS)
+        end(error.status)
+    end(work(settings, train))
+
+
+def settings_of(args) -> tuple:
+    """Return the checked settings of the options, and the world size of the launcher, None where there is none."""
+    settings, world_size = options_from(args, Settings), None
+    if settings.compile:
+        check_compiler()
+    if settings.tensorboard:
+        check_tensorboard()
+    if "RANK" in os.environ or "SLURM_PROCID" in os.environ:
+        import_pytorch()
+        from mpdemo.world.env import read_launcher
+
+        launcher = read_launcher(os.environ)
+        world_size = None if launcher["launcher"] == "none" else launcher["world_size"]
+    return checked(settings, world_size), world_size
+
+
+def needs_torchvision(settings) -> bool:
+    """Whether a training takes its model or its images from torchvision."""
+    return settings.dataset != "digits" or settings.model not in ("toy", "convnet", "transformer")
+
+
+def devices_of_a_process(settings) -> int:
+    """How many devices each process drives."""
+    return 1 if settings.form == "per-device" else settings.devices
+
+
+def check_gpus(settings):
+    """Refuse more devices than GPUs, or a precision that they lack, before anything is started."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return
+    processes, devices, visible = settings.processes, devices_of_a_process(settings), torch.cuda.device_count()
+    if processes * devices > visible:
+        each, fewer = (f" with {devices} devices each", "fewer --devices") if devices > 1 else ("", None)
+        raise UserError(
+            f"{processes} processes{each} need {processes * devices} GPUs, {visible} visible; "
+            f"{fewer or f'--processes {visible}'}, or CUDA_VISIBLE_DEVICES= to compute on the CPU"
+        )
+    check_precision(settings.precision)
+
+
+def check_precision(precision):
+    """Refuse bf16 on a GPU that has no units for it."""
+    import torch
+
+    if (
+        precision == "bf16"
+        and torch.cuda.is_available()
+        and not torch.cuda.is_bf16_supported(including_emulation=False)
+    ):
+        name = torch.cuda.get_device_name()
+        raise UserError(f"--precision bf16: {name} has no bf16 units (they came with Ampere); allowed there: fp32")
+
+
+def work(settings, train) -> int:
+    """Call ``train(settings, place)`` in this process's place of the world; return the exit status."""
+    import_pytorch(needs_torchvision(settings))
+    from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
+
+    from mpdemo.world.env import claim_cores, process_group, where_am_i
+
+    place = None
+    try:
+        devices = devices_of_a_process(settings)
+        place = where_am_i(devices=devices)
+        check_precision(settings.precision)
+        claim_cores(place, devices)
+        with process_group(place, timeout=PATIENCE):
+            return train(settings, place)
+    except Exception as error:
+        if "TORCHELASTIC_ERROR_FILE" in os.environ:  # torchrun reads it and names the rank
+            ErrorHandler().record_exception(error)
+        report(error, place)
+        # here: tearing down a broken process group may hang, and the others are waiting for this end
+        end(error.status if isinstance(error, UserError) else 1)

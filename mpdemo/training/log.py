@@ -1,0 +1,125 @@
+"""The folder of a run: its metrics line by line, its summary at the end. Taught in notebooks/00_start_here.ipynb."""
+
+import contextlib
+import fcntl
+import json
+from pathlib import Path
+
+from mpdemo.errors import RunFailed, UserError
+from mpdemo.training.board import TensorBoardLog
+
+
+def read_rows(text) -> list[dict]:
+    """Return the rows of a ``metrics.jsonl``; a line that is half written or damaged is left out."""
+    rows = []
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError):
+            rows.append(json.loads(line))
+    return [row for row in rows if isinstance(row, dict)]
+
+
+def rows_in(folder) -> list[dict]:
+    """Return the rows of the ``metrics.jsonl`` in a run's folder; none where there is no such file."""
+    path = Path(folder) / "metrics.jsonl"
+    return read_rows(path.read_text(errors="replace")) if path.exists() else []
+
+
+def folder_to_resume(settings):
+    """Return the run folder to resume, None for a new run.
+
+    With ``--resume auto`` the same command starts a run and resumes it, as a job that is queued again needs. A run that
+    would write into the folder of another one that has checkpoints, and so remove them, is refused.
+    """
+    out, resume = Path(settings.out), settings.resume and Path(settings.resume)
+    saved = any(path.name.removeprefix("step-").isdecimal() for path in (out / "checkpoints").glob("step-*"))
+    if settings.resume == "auto":
+        return out if saved else None
+    began_from = next((row.get("resume") for row in rows_in(out) if row.get("event") == "start"), None)
+    if saved and not (resume and (resume.resolve() == out.resolve() or began_from == settings.resume)):
+        raise UserError(f"{out} holds the checkpoints of a run; --resume {out} or auto, or another --out")
+    return resume or None
+
+
+class RunLog:
+    """The run's folder: ``metrics.jsonl``, one line per step and per epoch, written by the one process that is active.
+
+    `resumed` has the epoch and step from which a run goes on in its own folder; None: a new run. A folder that cannot
+    be written, or that another run writes to, is refused.
+    """
+
+    board = None  # TensorBoard's part
+
+    def __init__(self, out, active, resumed=None):
+        self.folder, self.active = Path(out), active
+        self.path = self.folder / "metrics.jsonl"
+        if not active:
+            return
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock()
+            for old in (self.folder / "summary.json", *self.folder.glob("timeline-rank*.json")):
+                old.unlink(missing_ok=True)  # of the run before, which may have had more ranks
+            if resumed is None and self.path.exists():
+                self.path.replace(self.folder / "metrics.previous.jsonl")
+            elif self.path.exists():
+                self._drop_after(*resumed)
+            self.file = self.path.open("a", buffering=1)
+        except OSError as error:
+            raise UserError(f"cannot write to --out {out}: {error.strerror}; name a folder of your own") from None
+
+    def show_board(self, settings, learning_rate, resumed):
+        """Write the metrics for TensorBoard too; `learning_rate(step)` is that of every step, counted from 1."""
+        if self.active:
+            rows = rows_in(self.folder) if resumed else None
+            try:
+                self.board = TensorBoardLog(self.folder, settings, learning_rate, rows)
+            except OSError as error:
+                raise UserError(
+                    f"cannot write --tensorboard to {self.folder}: {error.strerror}; leave it out"
+                ) from None
+
+    def _lock(self):
+        """Refuse a folder that another run writes to now; the lock ends with this process."""
+        self.lock = (self.folder / ".lock").open("w")
+        try:
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                f"another run writes to --out {self.folder} now; wait for its end, or name another"
+            ) from None
+        except OSError:  # a file system without locks
+            pass
+
+    def _drop_after(self, epoch, step):
+        """A resumed run writes on from its checkpoint: drop the lines of the steps that it does again."""
+        rows = read_rows(self.path.read_text(errors="replace"))
+        kept = [
+            row
+            for row in rows
+            if row.get("step", 0) <= step and (row.get("event") != "epoch" or row.get("epoch", 0) < epoch)
+        ]
+        new = self.path.with_suffix(".tmp")
+        new.write_text("".join(json.dumps(row) + "\n" for row in kept))
+        new.replace(self.path)  # a run that is killed here has lost nothing
+
+    def write(self, event, **values):
+        """Append one JSON object as a line; while the disk is full, Python keeps the line for the next call."""
+        if self.active:
+            with contextlib.suppress(OSError):
+                self.file.write(json.dumps({"event": event, **values}) + "\n")
+            if self.board:
+                with contextlib.suppress(OSError):
+                    self.board.write(event, **values)
+
+    def finish(self, summary):
+        """Write ``summary.json`` and close; a full disk is a `RunFailed`."""
+        if not self.active:
+            return
+        if self.board:
+            self.board.close()
+        try:
+            self.file.close()
+            (self.folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+            self.lock.close()
+        except OSError as error:
+            raise RunFailed(f"the end of the run could not be written to {self.folder}: {error.strerror}") from None

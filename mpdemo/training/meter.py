@@ -1,0 +1,108 @@
+"""The clock and the memory of a run: what it costs, without making it wait; and its summary.
+
+Reading a loss on the host (``loss.item()``) waits for the device. So losses are kept where they are computed, and
+fetched together every few steps. Taught in notebooks/01_single_device.ipynb.
+"""
+
+import os
+import platform
+import resource
+import sys
+import time
+from collections import ChainMap
+
+import torch
+
+from mpdemo.world.collectives import gather_objects, sum_over_ranks
+
+
+def peak_memory_mib(devices) -> list[float]:
+    """Peak memory so far of each device that this process drives, in MiB (2**20 bytes).
+
+    On a GPU what PyTorch allocated there; on a CPU one number for all its cores: the largest resident size of the whole
+    process, libraries included.
+    """
+    if devices[0].type == "cuda":
+        return [torch.cuda.max_memory_allocated(device) / 2**20 for device in devices]
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return [peak / 2**20 if sys.platform == "darwin" else peak / 2**10]  # macOS counts bytes, Linux KiB
+
+
+def peak_memory_of_all(run) -> list[float]:
+    """Peak memory of the devices of all processes, in order of rank; every rank must call this."""
+    own = torch.tensor(peak_memory_mib(run.devices), dtype=torch.double, device=run.device)
+    table = own.new_zeros(run.world, len(own))
+    table[run.rank] = own
+    return [round(mib, 1) for mib in sum_over_ranks(table).flatten().tolist()]
+
+
+class Steps:
+    """Losses and correct predictions of the steps since the last flush, still on the device."""
+
+    def __init__(self, device, replicas):
+        self.device, self.replicas = device, replicas
+        self.rows, self.parts = [], []
+        self.clock = time.perf_counter()
+
+    def add(self, loss, outputs, labels):
+        """Keep the result of a part of a step; does not wait for it."""
+        correct = (outputs.detach().argmax(1) == labels.to(outputs.device)).sum()
+        self.parts.append(torch.stack([loss.detach().double(), correct.double()]))
+
+    def end_step(self):
+        """Add up the parts of a step; a process without the outputs has none."""
+        nothing = torch.zeros(2, dtype=torch.double, device=self.device)
+        self.rows.append(sum(self.parts, nothing.to(self.parts[0].device) if self.parts else nothing))
+        self.parts = []
+
+    def flush(self):
+        """Fetch all steps kept so far, over all ranks: this waits for the device.
+
+        Returns the mean loss over the global batch and the correct predictions in it, a pair per step, and the seconds
+        per step, averaged over these.
+        """
+        if not self.rows:
+            return [], 0.0
+        table = sum_over_ranks(torch.stack(self.rows).to(self.device))
+        table[:, 0] /= self.replicas  # each replica holds the mean over its own share
+        rows, self.rows = table.tolist(), []  # the one place that waits
+        before = self.clock
+        self.restart_clock()
+        return rows, (self.clock - before) / len(rows)
+
+    def restart_clock(self):
+        """Leave out what happened since the last flush (a checkpoint)."""
+        self.clock = time.perf_counter()
+
+
+def summarise(run, model, seconds, stopped) -> dict:
+    """Everything worth keeping of a `mpdemo.run.Run`, in one dictionary; all ranks must call this.
+
+    The steps and images are those of the whole training, the seconds those since this start of it.
+    """
+    own = platform.node(), {name: parameter.numel() for name, parameter in model.named_parameters()}
+    memory, (hosts, parts) = peak_memory_of_all(run), zip(*gather_objects(own), strict=True)
+    loss, accuracy = run.validation or (None, None)
+    return {
+        "settings": run.s.as_dict(),
+        "environment": {
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "device": torch.cuda.get_device_name() if run.device.type == "cuda" else "cpu core",
+            "backend": run.place.backend,
+            "launcher": run.place.launcher,
+            "hosts": list(hosts),
+            "job": os.environ.get("SLURM_JOB_ID"),
+        },
+        "world_size": run.world,
+        "stopped": stopped,
+        "steps": run.steps_done,
+        "epochs": run.epoch,
+        "seconds": round(seconds, 3),
+        "images": run.steps_done * run.s.batch_size,
+        "parameters": sum(dict(ChainMap(*parts)).values()),  # each counted once, whoever holds it
+        "peak_memory_mib": memory,
+        "loss": run.epoch_steps[-1][0] if run.epoch_steps else None,
+        "validation_loss": loss,
+        "validation_accuracy": accuracy,
+    }

@@ -1,0 +1,90 @@
+"""What this machine computes with: its GPUs, its processor, its name. PyTorch is imported only where it must be.
+
+Taught in notebooks/00_start_here.ipynb. Source: https://docs.nvidia.com/deploy/nvidia-smi/index.html.
+"""
+
+import functools
+import os
+import platform
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+ON_THE_CPU = {"CUDA_VISIBLE_DEVICES": ""}  # in a child's environment: it sees no GPU
+SECONDS = 20.0  # limit for the driver's answer; a GPU that is asleep takes some
+
+
+@functools.cache
+def gpus_here() -> int:
+    """Return how many GPUs a child of this process sees: the driver's, or what CUDA_VISIBLE_DEVICES leaves of them."""
+    try:
+        done = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    count = sum(line.startswith("GPU ") for line in done.stdout.splitlines())
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return count if visible is None else min(count, len([name for name in visible.split(",") if name]))
+
+
+def gpus_wanted(devices) -> int:
+    """Return how many GPUs a machine must have for a job of the course: one per device, and two for a job of one.
+
+    The course compares one device with several: with a single GPU a device is a CPU core in every job.
+    """
+    return max(2, devices)
+
+
+def too_few_gpus(devices) -> bool:
+    """Return whether a job's devices must be CPU cores although this machine has GPUs.
+
+    Where the driver names none, nothing is decided here: PyTorch may know others (AMD's).
+    """
+    return 0 < gpus_here() < gpus_wanted(devices)
+
+
+def shared_cores() -> int | None:
+    """Return how many cores all processes of the world have together where they are fewer than the processes.
+
+    None where each has its own. All ranks must call this.
+    """
+    from mpdemo.world.collectives import gather_objects
+
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count())
+    machines = gather_objects((identity(), set(cores)))
+    count = len({(machine, core) for machine, cores in machines for core in cores})
+    return count if count < len(machines) else None
+
+
+def take_devices(processes) -> dict:
+    """Return what so many processes of this one compute on: a GPU each, or else a CPU core each; and the versions.
+
+    Where GPUs are too few, they are hidden from this process's children: all of these take CPU cores.
+    """
+    import torch
+
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if gpus < processes:
+        os.environ |= ON_THE_CPU
+    return {
+        "device": torch.cuda.get_device_name() if gpus >= processes else "one CPU core (one process, one thread)",
+        "cores": os.cpu_count(),
+        "processor": processor(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def identity() -> str:
+    """What tells this machine from others: its last boot, else its name. Several nodes of a test have one machine."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return boot.read_text().strip() if boot.exists() else socket.gethostname()
+
+
+def processor() -> str:
+    """The processor's name where Linux has it, else its architecture."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

@@ -1,0 +1,204 @@
+"""Start the processes of a job, watch them, report the first that fails, and let nothing of them survive.
+
+A supervisor is a process of its own: it starts the ranks as its children, adopts every orphan of theirs, and ends the
+whole tree when the job ends, on SIGTERM, at the time limit, or when its owner dies, whose pipe is its stdin. It is
+forked from a process that has imported PyTorch (launch.py, warm.py); as a program, ``python -SP supervisor.py
+ORDER.json``, it needs the standard library alone. What an order holds: `mpdemo.jobs.local_job.start`. Without
+"processes" its command is bash, which waits for srun.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import time
+
+PRCTL = getattr(ctypes.CDLL(None), "prctl", lambda *_: None)  # Linux alone has it
+SIGNAL_AT_PARENTS_DEATH, NAME, ADOPT_ORPHANS = 1, 15, 36  # PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER
+STOPPED = 3  # the exit status of a process that stopped with a checkpoint
+
+
+def children(pid) -> list[int]:
+    """Return the processes directly below one; those further below us are adopted once their parent is gone."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{pid}/children") as file:
+        return [int(number) for number in file.read().split()]
+    return []
+
+
+def send(pids, number):
+    """Send a signal to processes that may be gone."""
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            os.kill(pid, number)
+
+
+def handles(pid, number) -> bool:
+    """Whether a process catches a signal by now, or waits for it."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as file:
+        masks = [line.split()[1] for line in file if line.startswith(("SigCgt", "SigBlk"))]
+        return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
+    return False
+
+
+def free_port() -> int:
+    """Return a port of 127.0.0.1 that no process has now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Ranks:
+    """The processes of a job: their numbers, and the exit statuses of those that have ended, the first one first."""
+
+    def __init__(self, job):
+        self.numbers, self.ended = [], {}
+        self.by_srun = not job.get("processes")
+        port, parent, (ready, unready) = free_port(), os.getpid(), os.pipe()
+        for rank in range(job.get("processes") or 1):
+            pid = os.fork()
+            if pid == 0:
+                become_rank(job, rank, port, parent)
+            self.numbers.append(pid)
+        os.close(unready)
+        os.read(ready, 1)  # its end: each rank has closed it, and let go of this process's signal handlers
+        os.close(ready)
+        with open(job["ranks"], "w") as file:
+            file.write("\n".join(map(str, self.numbers)) + "\n")
+
+    def reap(self):
+        """Collect ended children, the adopted ones too, and note the ranks' own statuses."""
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                pid, status = ended[0], os.waitstatus_to_exitcode(ended[1])
+                if pid in self.numbers:
+                    self.ended[self.numbers.index(pid)] = status if status >= 0 else 128 - status
+
+    @property
+    def living(self) -> list[int]:
+        """The numbers of those that run."""
+        return [pid for rank, pid in enumerate(self.numbers) if rank not in self.ended]
+
+    @property
+    def failed(self) -> tuple | None:
+        """Rank and exit status of the one that failed first."""
+        return next((ended for ended in self.ended.items() if ended[1]), None)
+
+    def to_warn(self) -> list[int]:
+        """Return the processes that take a signal: the ranks, or the srun that bash, with a job's file, waits for."""
+        return children(self.numbers[0])[:1] if self.by_srun else self.living
+
+
+def become_rank(job, rank, port, parent):
+    """In a forked child: run the job's program as a rank, and end."""
+    PRCTL(SIGNAL_AT_PARENTS_DEATH, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.closerange(3, 256)
+    processes, command = job.get("processes"), job["command"]
+    if processes and (processes > 1 or job.get("errors") or job.get("torchrun")):
+        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
+        place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        place |= {"GROUP_RANK": 0, "TORCHELASTIC_RUN_ID": job["name"]}  # by which Lightning and others know torchrun
+        os.environ |= {name: str(value) for name, value in place.items()}
+    run_program = job.get("run_program")
+    if run_program and (command[0] in ("-m", "-c") or command[0].endswith(".py")):
+        PRCTL(NAME, f"{job['name'][:11]} {rank}".encode(), 0, 0, 0)
+        run_program(command)
+    try:
+        words = [sys.executable, "-u", *command] if processes else command
+        os.execvpe(words[0], words, os.environ)
+    except OSError as error:
+        print(f"cannot start {command[0]}: {error}", file=sys.stderr, flush=True)
+        os._exit(127)
+
+
+def watch(job, ranks, terminations, warnings, wake) -> str:
+    """Wait for the job's end; return how it came: ended, cancelled, timeout or orphaned.
+
+    A warning waits until all know it. Who stops with a checkpoint waits for the others; any other failure ends all.
+    """
+    started, stop = time.monotonic(), None
+    name, _, before = (job["signal"] or "").partition("@")
+    while True:
+        readable = select.select([0, wake], [], [], 0.05)[0]
+        if wake in readable:
+            os.read(wake, 4096)
+        ranks.reap()
+        now = time.monotonic()
+        if ranks.failed and ranks.failed[1] == STOPPED:
+            stop = stop or now + max(job["grace"], int(before or 0))
+        if not ranks.living or ranks.failed and now > (stop or 0):
+            return "ended"
+        if terminations:
+            return "cancelled"
+        if 0 in readable and not os.read(0, 1):
+            return "orphaned"
+        left = job["limit"] - (now - started)
+        if left <= 0:
+            return "timeout"
+        if name and left <= int(before):
+            warnings.append(signal.Signals[f"SIG{name}"])
+            name = ""
+        listeners = ranks.to_warn()
+        if warnings and listeners and all(handles(pid, warnings[0]) for pid in listeners):
+            send(listeners, warnings.pop(0))
+
+
+def end_tree(job, ranks):
+    """Ask the job to end, wait, then kill whatever is left below this process."""
+    send(ranks.to_warn() or ranks.living, signal.SIGTERM)
+    end = time.monotonic() + job["grace"]
+    while ranks.living and time.monotonic() < end:
+        ranks.reap()
+        time.sleep(0.02)
+    for _ in range(200):
+        ranks.reap()
+        if not (living := children(os.getpid()) or ranks.living):
+            return
+        send(living, signal.SIGKILL)
+        time.sleep(0.02)
+
+
+def supervise(job):
+    """Run a job from its start to its end, and end this process with the job's exit status."""
+    PRCTL(ADOPT_ORPHANS, 1, 0, 0, 0)
+    terminations, warnings = [], []
+    wake, woken = os.pipe()
+    os.set_blocking(woken, False)
+    signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+    # Handlers, since a new program inherits SIG_IGN but no handler.
+    signal.signal(signal.SIGINT, lambda *_: None)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGTERM, lambda *_: terminations.append(True))
+    signal.signal(signal.SIGUSR1, lambda number, _: warnings.append(number))
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    os.chdir(job["cwd"])
+    os.environ.clear()
+    os.environ |= job["environment"]
+    started = time.monotonic()
+    ranks = Ranks(job)
+    how = watch(job, ranks, terminations, warnings, wake)
+    rank, status = ranks.failed or (None, 0 if how == "ended" else 1)
+    if how == "ended" and status and len(ranks.numbers) > 1 and not job.get("errors"):
+        print(f"mpdemo: rank {rank} of {len(ranks.numbers)} ended with exit status {status}", flush=True)
+    end_tree(job, ranks)
+    shutil.rmtree(job["scratch"], ignore_errors=True)  # a process that was killed leaves files there
+    with open(job["status"] + ".part", "w") as file:
+        json.dump({"how": how, "rank": rank, "exit_status": status, "run_time": time.monotonic() - started}, file)
+    os.replace(job["status"] + ".part", job["status"])
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    with open(sys.argv[1]) as order:
+        supervise(json.load(order))

@@ -1,0 +1,233 @@
+"""The scripts to take home: plain PyTorch, the same training however they are launched, run on a real Slurm."""
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset, random_split
+from torchvision.models import resnet18
+
+from mpdemo.jobs import check as check_script
+from mpdemo.jobs.slurm_job import look_up
+from mpdemo.paths import root
+
+SCRIPTS = root() / "notebooks" / "scripts"
+DIGITS = root() / "mpdemo" / "data" / "digits.npz"
+LIMITS = {  # lines
+    "train_single.py": 55,
+    "train_ddp.py": 85,
+    "train_fsdp.py": 121,
+    "train_pipeline.py": 115,
+    "split_any_model.py": 45,
+}
+# Sums in float32 in another order: the losses of one process and of two were equal to 1e-6. A step left out
+# (set_epoch, the average, the optimizer's state) changes them by 1e-3 and more.
+TOLERANCE = 1e-4
+FIRST = "EPOCHS, BATCH, WORKERS"  # the constants of a script that tests change
+ERRORS = [  # that the page quotes, and that one process can provoke; see programs/step_errors.py
+    "ValueError: Default process group has not been initialized, please make sure to call init_process_group.",
+    "environment variable RANK expected, but not set",
+    "EADDRINUSE",
+    "1/2 clients joined",
+    "device_ids and output_device arguments only work with single-device/multiple-device GPU modules",
+    "sampler option is mutually exclusive with shuffle",
+    'Missing key(s) in state_dict: "weight", "bias". Unexpected key(s) in state_dict: "module.weight", "module.bias".',
+    "Expected to have finished reduction in the prior iteration before starting a new one",
+    "PytorchStreamReader failed reading zip archive: failed finding central directory",
+]
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """A copy of the folder, in which a learner works."""
+    return Path(shutil.copytree(SCRIPTS, tmp_path / "scripts"))
+
+
+def run(folder, *command, status=0) -> str:
+    """Run a command in a folder as from a user's shell, for at most two minutes; return what it printed."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    env = kept | {"OMP_NUM_THREADS": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    command = [*map(str, command)]
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
+    assert (done.returncode == 0) == (status == 0), (done.stdout + done.stderr)[-3000:]
+    return done.stdout + done.stderr * (status != 0)
+
+
+def launch(folder, script, *arguments, processes=1, **constants) -> list:
+    """Run a script under torchrun, with other values of its constants; return the losses that it printed."""
+    text = (folder / script).read_text()
+    for name, value in constants.items():
+        text, count = re.subn(rf"^(.*\b){name} = .*", rf"\g<1>{name} = {value}", text, count=1, flags=re.M)
+        assert count == 1, name
+    (folder / "run.py").write_text(text)
+    printed = run(folder, "torchrun", "--standalone", f"--nproc-per-node={processes}", "run.py", *arguments)
+    return losses(printed)
+
+
+def losses(printed) -> list:
+    return [float(loss) for loss in re.findall(r"loss ([\d.]+)", printed)]
+
+
+def submit_and_wait(folder, command, *options) -> str:
+    """Submit the batch script with a command in its last line; return its log."""
+    text = (folder / "train.sbatch").read_text()
+    assert len(text.splitlines()) == 20 and check_script(text, "throwaway", ask_slurm=False) == []
+    text = text.replace("module load pytorch", "#").replace("train_ddp.py", command)
+    (folder / "train.sbatch").write_text(text)
+    job = run(folder, "sbatch", "--parsable", *options, "train.sbatch").strip()
+    end = time.monotonic() + 120
+    while (state := look_up(job).state) in ("pending", "running"):
+        assert time.monotonic() < end, f"the job is still {state}"
+        time.sleep(0.2)
+    log = next(folder.glob("*.out")).read_text()
+    assert state == "done", log
+    return log
+
+
+@pytest.mark.parametrize("script", LIMITS)
+def test_a_script_is_short_and_needs_nothing_of_this_package(script):
+    source = (SCRIPTS / script).read_text()
+    assert len(source.splitlines()) <= LIMITS[script]
+    for node in ast.walk(ast.parse(source)):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module] if isinstance(node, ast.ImportFrom) else []
+        assert not [name for name in names if name.split(".")[0] == "mpdemo"]
+
+
+def test_the_scripts_have_the_course_digits():
+    assert (SCRIPTS / "digits.npz").read_bytes() == DIGITS.read_bytes()
+
+
+# --- one device and DDP
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory):
+    """The losses of one device."""
+    found = losses(run(tmp_path_factory.mktemp("single"), sys.executable, SCRIPTS / "train_single.py"))
+    assert len(found) == 5 and found[-1] < 0.2 < found[0]
+    return found
+
+
+def test_ddp_has_the_losses_of_one_device_also_with_workers_and_resumed_by_fewer_processes(single, copy):
+    first = launch(copy, "train_ddp.py", processes=2, **{FIRST: "2, 64, 1"})
+    assert first == pytest.approx(single[:2], abs=TOLERANCE)
+    assert launch(copy, "train_ddp.py") == pytest.approx(single[2:], abs=TOLERANCE)
+
+
+def test_ddp_validates_with_the_batch_norm_statistics_that_it_saves(copy):
+    text = (copy / "train_ddp.py").read_text().replace("nn.ReLU()", "nn.BatchNorm2d(32, momentum=1.0)")
+    (copy / "norm.py").write_text(text.replace("EPOCHS, BATCH, WORKERS = 5", "EPOCHS, BATCH, WORKERS = 1"))
+    printed = run(copy, "torchrun", "--standalone", "--nproc-per-node=2", "norm.py")
+    norm = {"__name__": "norm", "__file__": str(copy / "norm.py")}
+    exec((copy / "norm.py").read_text(), norm)
+    model, (_, check) = norm["make_model"]().eval(), norm["make_dataset"]()
+    images, labels = next(iter(DataLoader(check, 261)))
+    model.load_state_dict(torch.load(copy / "train_ddp.pt")["model"])
+    right = (model(images).argmax(1) == labels).sum().item()
+    assert f"accuracy {right / 261:.4f}" in printed
+
+
+def test_without_a_launcher_ddp_fails_loudly(copy):
+    assert "environment variable RANK expected" in run(copy, sys.executable, "train_ddp.py", status=1)
+
+
+def test_a_bare_srun_fails_loudly(cluster, copy):
+    printed = run(copy, "srun", "--ntasks=2", "--time=1", sys.executable, "train_ddp.py", status=1)
+    assert "environment variable RANK expected" in printed and "epoch" not in printed
+
+
+def test_the_batch_script_trains_on_two_nodes(cluster, single, copy):
+    nodes = 1 if cluster.network == "none" else 2  # else node names do not resolve
+    log = submit_and_wait(copy, "train_ddp.py", f"--nodes={nodes}", "--gpus-per-node=2")
+    assert f"rank {2 * nodes - 1} of {2 * nodes} on cpu" in log
+    assert losses(log) == pytest.approx(single, abs=TOLERANCE)
+
+
+# --- FSDP
+
+
+def test_fsdp_has_equal_losses_in_one_process_and_two_in_parts_and_resharded(copy):
+    whole = launch(copy, "train_fsdp.py", "whole", **{FIRST: "3, 64, 0"})
+    assert len(whole) == 3 and whole[2] < whole[1] < whole[0]
+    first = launch(copy, "train_fsdp.py", processes=2, ACCUMULATE=2, **{FIRST: "2, 64, 0"})
+    assert first == pytest.approx(whole[:2], abs=TOLERANCE)
+    last = launch(copy, "train_fsdp.py", **{FIRST: "3, 64, 0"})
+    assert last == pytest.approx(whole[2:], abs=TOLERANCE)
+
+
+# --- the pipeline
+
+
+@pytest.fixture(scope="module")
+def uncut():
+    """The losses of the uncut model, which accumulates the gradients of the same microbatches; two epochs."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(1, 32, 3), nn.GroupNorm(4, 32), nn.ReLU()]
+    layers += [nn.Conv2d(32, 32, 3), nn.GroupNorm(4, 32), nn.ReLU(), nn.Flatten(), nn.Linear(512, 10)]
+    model, digits = nn.Sequential(*layers), np.load(DIGITS)
+    dataset = TensorDataset(torch.tensor(digits["images"])[:, None] / 16, torch.tensor(digits["labels"]).long())
+    train, _ = random_split(dataset, [1536, 261], torch.Generator().manual_seed(0))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    shuffle, means = torch.Generator(), []
+    for epoch in (0, 1):
+        shuffle.manual_seed(epoch)
+        found = []
+        for images, labels in DataLoader(train, 64, shuffle=True, generator=shuffle):
+            optimizer.zero_grad()
+            for x, y in zip(images.chunk(4), labels.chunk(4), strict=True):
+                loss = cross_entropy(model(x), y) / 4
+                loss.backward()
+                found.append(loss.item())
+            optimizer.step()
+        means.append(sum(found) / 24)
+    return means
+
+
+def test_one_process_and_two_stages_have_the_losses_of_the_uncut_model_with_either_schedule(uncut, copy):
+    words = ("train_pipeline.py", "--epochs")
+    assert launch(copy, *words, 1, "--checkpoint", "alone") == pytest.approx(uncut[:1], abs=TOLERANCE)
+    assert launch(copy, *words, 1, "--cut", 3, processes=2) == pytest.approx(uncut[:1], abs=TOLERANCE)
+    resumed = launch(copy, *words, 2, "--cut", 3, "--schedule", "gpipe", processes=2)
+    assert resumed == pytest.approx(uncut[1:], abs=TOLERANCE)
+
+
+def test_the_batch_script_runs_the_pipeline_on_two_nodes(cluster, uncut, copy):
+    options = ("--nodes=1", "--gpus-per-node=2") if cluster.network == "none" else ("--nodes=2", "--gpus-per-node=1")
+    log = submit_and_wait(copy, "train_pipeline.py --cut 3 --epochs 2", *options)
+    assert losses(log) == pytest.approx(uncut, abs=TOLERANCE)
+
+
+def test_a_model_that_is_no_list_is_split_and_trains_as_the_whole(copy):
+    torch.manual_seed(0)
+    model = resnet18(num_classes=10)
+    images, labels = torch.randn(8, 3, 64, 64), torch.randint(10, (8,))
+    optimizer, wanted = torch.optim.SGD(model.parameters(), lr=0.01), []
+    for _ in range(3):
+        optimizer.zero_grad()
+        parts = [cross_entropy(model(images[i : i + 4]), labels[i : i + 4]) / 2 for i in (0, 4)]
+        sum(parts).backward()
+        optimizer.step()
+        wanted.append(sum(parts).item())
+    assert launch(copy, "split_any_model.py", processes=2) == pytest.approx(wanted, rel=1e-3)
+
+
+# --- the page
+
+
+def test_the_page_quotes_errors_as_they_are(tmp_path):
+    page = " ".join((SCRIPTS / "nine_steps.md").read_text().split())
+    printed = run(tmp_path, sys.executable, root() / "tests" / "programs" / "step_errors.py")
+    assert [text for text in ERRORS if text not in page] == []
+    assert [text for text in ERRORS if text not in printed] == []
+    assert len(re.findall(r"(?m)^\d\. \*\*", (SCRIPTS / "nine_steps.md").read_text())) == 9
