@@ -117,6 +117,11 @@ class OwnModel:
         self.layers, self.ties = entered, ties
         self.template.layers = [name for name in wide if not any(f"{end}.".startswith(f"{name}.") for end in tied)]
 
+    @property
+    def is_flat(self) -> bool:
+        """Whether it is a list of layers already, which needs no trace."""
+        return bool(blocks_of(self.template.module))
+
     def whole(self) -> Whole:
         """Return a copy of the model without values, on fake tensors within a ``FakeTensorMode``."""
         return without_values(self.template)
@@ -135,6 +140,8 @@ class OwnModel:
         """Return the model as the function makes it, to compute with it: size of a batch -> Blocks, for each size."""
         whole = self._made().to(device)
         whole.layers = self.template.layers
+        if self.is_flat:
+            return dict.fromkeys(sizes, Blocks(self._blocks(whole, SAMPLES, device)))
         with quiet():
             return {size: Blocks(self._blocks(whole, size, device)) for size in sizes}
 
