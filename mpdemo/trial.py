@@ -13,6 +13,7 @@ from importlib import import_module
 import torch
 
 from mpdemo import models
+from mpdemo.errors import RunFailed
 from mpdemo.run import Run
 from mpdemo.settings import RUNG_FORMS, checked
 from mpdemo.training.between import compile_blocks
@@ -20,6 +21,7 @@ from mpdemo.world.collectives import whole
 from mpdemo.world.env import ALLOWED_CORES, World, claim_cores, process_group, where_am_i
 from mpdemo.world.processes import end_with_parent
 
+PATIENCE = 600.0  # seconds of a step, the first one with its compilation; a lost peer is found earlier
 STEADY = 1e-4  # learning rate: a trial does hundreds of steps on one batch
 
 
@@ -66,7 +68,8 @@ class Trial(Run):
         self.done.release()
 
     def _wait(self):
-        self.done.acquire()
+        if not self.done.acquire(timeout=PATIENCE):
+            raise RunFailed(f"a step of --rung {self.s.rung} did not end within {PATIENCE:.0f} s on rank {self.rank}")
         if self.error:
             raise self.error
 

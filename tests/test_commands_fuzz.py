@@ -18,7 +18,7 @@ INSIDE = [value for value in VALUES if "/" not in value and ".." not in value]
 BEGINNINGS = {  # what a command calls when its input is good
     "demo": ["start", "take_devices"],
     "train": ["work", "start", "import_pytorch"],
-    "plan": ["make_plan", "advice.text"],
+    "plan": ["make_plan", "advice.answer"],
     "env": ["findings"],
     "cluster": ["Cluster.up"],
     "render": ["check"],

@@ -85,7 +85,7 @@ def test_ddp_keeps_the_parts_gradients_beside_its_buckets():
 
 def test_one_device_counts_what_a_plan_counts():
     whole = memory.estimate("convnet", [], 4, 112, optimizer="adamw", classes=10)[0]
-    assert choose(limited(SMALL, 20)).predicted.memory == whole.peak
+    assert choose(limited(SMALL, 20)).predicted.memory == pytest.approx(whole.peak, rel=0.001)
     assert on_one(SMALL, 4, 4).peak < on_one(SMALL, 4, 2).peak < whole.peak
     assert on_one(SMALL, 4, 1, "bf16").activations < 0.7 * whole.activations
     assert on_one(SMALL, 4, 1, checkpointing=True).peak < whole.peak

@@ -1,28 +1,24 @@
-"""A reader's own model as a flat list of blocks: ``package.module:function``, where the function returns a module.
+"""A reader's own model, any module: ``package.module:function`` or ``./file.py:function``, which returns it.
 
-It is split by `mpdemo.models.split`. Where that does not work the model stays one block, and `OwnModel.uncut` says
-why. Used by ``python -m mpdemo plan --model``; taught in notebooks/11_which_one.ipynb.
+Dry runs of one device, DDP and FSDP take it as it is (`Whole`). A pipeline needs blocks: `mpdemo.models.split` finds
+them. Where that does not work the model stays one block, and `OwnModel.uncut` says why. Used by ``python -m mpdemo
+plan --model``; taught in notebooks/11_which_one.ipynb.
 """
 
-import copy
-import importlib
-import os
-import sys
-from functools import cached_property
-
-import psutil
 import torch
-from torch import nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensorMode,
-    unset_fake_temporarily,
 )
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves
 
 from mpdemo.errors import UserError, error_line
 from mpdemo.models.blocks import Blocks
-from mpdemo.models.split import blocks_of, each_with_parameters, layers_in_order, quiet, traced
+from mpdemo.models.split import blocks_of, each_with_parameters, layers_in_order, quiet, shared, traced
+from mpdemo.models.whole import Whole, called, imported, rows_of_block, without_values
 
 SAMPLES = 2  # of the batch on which a model is tried
 
@@ -33,9 +29,10 @@ class OwnModel:
     Parameters
     ----------
     name : str
-        ``package.module:function``, a function without arguments; the current folder is searched first.
-    input_shape : tuple of int
-        Of one sample: (C, S, S) of an image, (T,) of a row of tokens.
+        ``package.module:function`` or ``./file.py:function``: a function without arguments that returns a module, or
+        a module and its inputs. The current folder is searched first.
+    input_shape : tuple of int, optional
+        Of one sample: (C, S, S) of an image, (T,) of a row of tokens; not needed where the function gives the inputs.
     tokens : bool
         Whether the samples are whole numbers (the model begins with an embedding).
 
@@ -43,150 +40,142 @@ class OwnModel:
     ----------
     uncut : str
         Why the model is one block; "" where it could be split.
+    notes : list of str
+        What the reader should know of it: parameters that are shared, or that no gradient reaches.
 
     Raises
     ------
     UserError
-        It cannot be imported or called, is no module, does not take such samples, or does not fit this machine.
+        It cannot be imported or called, is no module, or does not take such samples.
     """
 
-    def __init__(self, name, input_shape, tokens=False):
-        self.name, self.input_shape = name, input_shape
-        self.input_type = torch.int64 if tokens else torch.float32
-        self.uncut, self.templates = "", {}
+    def __init__(self, name, input_shape=None, tokens=False):
+        self.name, self.given = name, (input_shape, tokens)
+        self.uncut, self.notes, self.templates = "", [], {}
         self.function = imported(name)
-        with torch.device("meta"):
-            self.module = _called(self.function, name)
-        if not self.is_flat:
-            _require_room(self.module, name)
-            self.module = _called(self.function, name)
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            blocks, samples = self.at(SAMPLES)(), self.samples(SAMPLES)
-            _tried(blocks, samples, name)
-            _tried_one_by_one(blocks, samples, name)
+        try:
+            with torch.device("meta"):  # takes no memory, and no time
+                self.template = self._made()
+            self._try()
+        except Exception:  # a model that asks for values while it is built
+            self.template = self._made()
+            self._try()
 
     @classmethod
     def wanted(cls, request):
         """Return the model that a `mpdemo.plan.command.Request` names."""
-        return cls(request.model, tuple(map(int, request.input.split(","))), request.tokens)
+        return cls(request.model, request.input and tuple(map(int, request.input.split(","))), request.tokens)
+
+    def _made(self) -> Whole:
+        """Call the function; return what it makes, with all parameters, but perhaps without their values."""
+        module, inputs = called(self.function, self.name)
+        shape, tokens = self.given
+        if inputs is None and shape is None:
+            raise UserError("a model of your own needs --input, the shape of a sample, such as 3,224,224")
+        if inputs is None:
+            kinds = [p.dtype for p in module.parameters() if p.is_floating_point()]
+            inputs = torch.zeros(SAMPLES, *shape, dtype=torch.int64 if tokens else [*kinds, torch.float32][0])
+        self.input_shape, self.input_type = next(
+            (leaf.shape[1:], leaf.dtype) for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor)
+        )
+        whole = Whole(module, inputs)
+        if lazy := [p for p in module.parameters() if is_lazy(p)]:
+            with torch.no_grad(), quiet():
+                whole(self.samples(SAMPLES).to(lazy[0].device))
+        return whole
+
+    def _try(self):
+        """Compute a batch forward and backward on fake tensors; learn the layers, and what no gradient reaches."""
+        with FakeTensorMode(allow_non_fake_inputs=True), torch.compiler.set_stance("force_eager"), quiet():
+            whole, x = self.whole(), self.samples(SAMPLES)
+            try:
+                outputs, entered, wide = layers_in_order(whole.module, lambda: whole(x))
+                trained = [(name, p) for name, p in whole.module.named_parameters() if p.requires_grad]
+                if trained:
+                    outputs.sum().backward()
+            except (DataDependentOutputException, DynamicOutputShapeException):
+                raise UserError(
+                    f"--model {self.name} asks for values (of samples, weights or random numbers) while it computes, "
+                    "and a plan has none; allowed: a model of which only shapes decide what it computes"
+                ) from None
+            except Exception as error:  # the reader's own code
+                shape = tuple(self.input_shape)
+                raise UserError(
+                    f"--model {self.name} does not compute samples of shape {shape} ({error_line(error)})"
+                ) from None
+        if not trained:
+            raise UserError(f"--model {self.name} has no parameters to train; allowed: a model with some")
+        ties = shared(whole.module)
+        unused = [name for name, p in trained if p.grad is None]
+        self.notes = [f"{' and '.join(names)} are one parameter, which is counted once" for names in ties]
+        if unused:
+            some = ", ".join(unused[:4]) + (", ..." if len(unused) > 4 else "")
+            self.notes.append(
+                f"no gradient reaches {some}; DDP stops at its second step without find_unused_parameters"
+            )
+        tied = {layer for names in ties for layer in entered for name in names if name.startswith(f"{layer}.")}
+        self.layers, self.ties = entered, ties
+        self.template.layers = [name for name in wide if not any(f"{end}.".startswith(f"{name}.") for end in tied)]
 
     @property
     def is_flat(self) -> bool:
         """Whether it is a list of layers already, which needs no trace."""
-        return bool(blocks_of(self.module))
+        return bool(blocks_of(self.template.module))
 
-    def at(self, size):
-        """Return a function that builds the model for batches of `size`: a trace holds for one size alone."""
+    def whole(self) -> Whole:
+        """Return a copy of the model without values, on fake tensors within a ``FakeTensorMode``."""
+        return without_values(self.template)
+
+    def at(self, size) -> Blocks:
+        """Return a copy of the model as blocks for batches of `size`: a trace holds for one size alone."""
         if size not in self.templates:
-            with unset_fake_temporarily(), quiet():
-                blocks = each_with_parameters(self._blocks(size))  # of a traced model they are copies
-                if not blocks:
-                    raise UserError(f"--model {self.name} has no parameters to train; allowed: a model with some")
+            with _disable_current_modes(), quiet():  # nothing of this is counted in a dry run
+                blocks = self._blocks(without_values(self.template), size)
+                if len(blocks) > 1 and (reason := _refused(blocks, self.samples(size))):
+                    self.uncut, blocks = reason, {"model": without_values(self.template)}
                 self.templates[size] = Blocks(blocks).to("meta")
-        return lambda: without_values(self.templates[size])
+        return without_values(self.templates[size])
 
     def with_values(self, sizes, device) -> dict:
         """Return the model as the function makes it, to compute with it: size of a batch -> Blocks, for each size."""
+        whole = self._made().to(device)
+        whole.layers = self.template.layers
         if self.is_flat:
-            blocks = each_with_parameters(blocks_of(_called(self.function, self.name)))
-            return dict.fromkeys(sizes, Blocks(blocks).to(device))
+            return dict.fromkeys(sizes, Blocks(self._blocks(whole, SAMPLES, device)))
         with quiet():
-            return {size: Blocks(each_with_parameters(self._blocks(size, device))) for size in sizes}
+            return {size: Blocks(self._blocks(whole, size, device)) for size in sizes}
 
-    def _blocks(self, size, device="cpu"):
-        """Return the blocks; a trace holds fast on which device its tensors are made."""
-        if self.is_flat:
-            return blocks_of(self.module)
-        samples = self.samples(size).to(device)
-        blocks, self.uncut = traced(self.module.to(device), self.layers, samples)
+    def _blocks(self, whole, size, device="cpu"):
+        """Return the blocks by name; a trace holds fast on which device its tensors are made."""
+        blocks = blocks_of(whole.module)
+        tied = {layer for names in self.ties for layer in self.layers if any(n.startswith(f"{layer}.") for n in names)}
+        if len(tied) > 1:
+            self.uncut, blocks = "stages cannot share a parameter", {}
+        elif len(whole.like) > 1:
+            self.uncut, blocks = "it takes several inputs", {}
+        elif not blocks:
+            blocks, self.uncut = traced(whole.module, self.layers, self.samples(size).to(device))
+        blocks = each_with_parameters(blocks) or {"model": whole}
+        reserved = {name for name in blocks if hasattr(Blocks, name.partition(".")[0])}  # such as "blocks.0"
+        blocks = {f"model.{name}" if name in reserved else name: block for name, block in blocks.items()}
+        if "model" not in blocks:
+            blocks[list(blocks)[-1]].register_forward_hook(rows_of_block)
         return blocks
-
-    @cached_property
-    def layers(self) -> list:
-        """The names of its layers in the order of a forward pass, which is the same for every size."""
-        samples = self.samples(SAMPLES)
-        _tried(self.module, samples, self.name)
-        return layers_in_order(self.module, samples)
 
     def samples(self, size) -> torch.Tensor:
         """Return a batch of zeros in the shape and the type of the samples."""
-        return torch.zeros(size, *self.input_shape, dtype=self.input_type)
+        return torch.zeros(size, *self.input_shape, dtype=self.input_type, device="cpu")
 
 
-def without_values(template) -> nn.Module:
-    """Return a copy of a module on the CPU, with uninitialised tensors: fake ones within ``FakeTensorMode``."""
-    own = list(template.modules())
-    hidden = [value for module in own for value in vars(module).values() if isinstance(value, nn.Module)]  # of a trace
-    empty = {}
-    for module in own + hidden:
-        for tensor in (*vars(module).values(), *module._buffers.values(), *module._parameters.values()):
-            if isinstance(tensor, torch.Tensor) and id(tensor) not in empty:
-                fresh = torch.empty_like(tensor, device="cpu")
-                is_parameter = isinstance(tensor, nn.Parameter)
-                empty[id(tensor)] = nn.Parameter(fresh, tensor.requires_grad) if is_parameter else fresh
-    return copy.deepcopy(template, empty)  # takes these for the tensors that it would copy
-
-
-def imported(name):
-    """Return the function that ``package.module:function`` names."""
-    module, _, function = name.partition(":")
-    if not (module and function):
-        raise UserError(f"--model {name!r} is not allowed; allowed: package.module:function, or a model of this course")
-    sys.path.insert(0, os.getcwd())
-    try:
-        return getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, SyntaxError) as error:
-        raise UserError(f"--model {name} cannot be imported: {error}; is it in this folder, or installed?") from None
-    finally:
-        sys.path.remove(os.getcwd())
-
-
-def _called(function, name) -> nn.Module:
-    try:
-        module = function()
-    except Exception as error:  # the reader's own code
-        raise UserError(
-            f"--model {name}() ends with {error_line(error)}; allowed: a function without arguments"
-        ) from None
-    if not isinstance(module, nn.Module):
-        raise UserError(f"--model {name}() returns {type(module).__name__}; allowed: a torch.nn.Module")
-    return module
-
-
-def _require_room(module, name):
-    needed = 2 * sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))  # the model and its trace
-    if needed > (free := psutil.virtual_memory().available):
-        raise UserError(
-            f"--model {name} must be built to be traced, which needs {needed / 2**30:.1f} GiB of {free / 2**30:.1f} "
-            "free; write it as a torch.nn.Sequential, which is only counted, or plan on a larger machine"
-        )
-
-
-def _tried(module, sample, name):
-    """Refuse a model that does not turn such samples into one tensor."""
-    shape = tuple(sample.shape[1:])
-    try:
-        with torch.no_grad():
-            output = module(sample)
-    except (DataDependentOutputException, DynamicOutputShapeException):
-        raise UserError(
-            f"--model {name} asks for values (of samples, weights or random numbers), and a plan has none; allowed: a "
-            "model of which only shapes decide what it computes"
-        ) from None
-    except Exception as error:  # the reader's own code
-        raise UserError(f"--model {name} does not compute samples of shape {shape} ({error_line(error)})") from None
-    if not isinstance(output, torch.Tensor):
-        raise UserError(f"--model {name} returns {type(output).__name__}; allowed: a tensor (wrap it in a module)")
-
-
-def _tried_one_by_one(blocks, x, name):
-    """Refuse a model with a block that cannot be a stage, which has an input with a gradient of its own."""
-    for number, label in enumerate(blocks.names):
-        x = x.detach().requires_grad_(number > 0 and x.is_floating_point())
-        try:
-            x = blocks.stage(number, number + 1)(x)
-        except Exception as error:  # the reader's own code
-            raise UserError(
-                f"--model {name} cannot be cut before {label} ({error_line(error)}); if this begins with an operation "
-                "in place, such as nn.ReLU(inplace=True), leave inplace out"
-            ) from None
+def _refused(blocks, x) -> str:
+    """Return why blocks cannot be stages, whose inputs have gradients; "" where they can."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        parts = without_values(Blocks(blocks))
+        x = torch.empty_like(x)
+        for number, label in enumerate(parts.names):
+            x = x.detach().requires_grad_(number > 0 and x.is_floating_point())
+            try:
+                x = parts.stage(number, number + 1)(x)
+            except Exception as error:  # the reader's own code
+                return f"it cannot be cut before {label} ({error_line(error)})"
+    return ""

@@ -10,11 +10,11 @@ import logging
 import warnings
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 
-import torch
 from torch import nn
 
 from mpdemo.models.blocks import Blocks
 
+LISTS = nn.Sequential, nn.ModuleList, nn.ModuleDict
 REPEATED = 3  # a list of so many layers of one kind is looked into, also inside another layer
 
 
@@ -28,30 +28,51 @@ def blocks_of(module, prefix="") -> dict:
     return {name: block for label, child in inner for name, block in blocks_of(child, label).items()}
 
 
-def layers_in_order(module, sample) -> list:
-    """Return the names of the layers that a forward pass enters once, in that order: candidates for the blocks."""
-    entered, hooks = [], []
-    for label in _layers(module):
-        hook = module.get_submodule(label).register_forward_pre_hook(lambda *_, label=label: entered.append(label))
-        hooks.append(hook)
+def layers_in_order(module, compute) -> tuple:
+    """Call a function that computes with a module; return its result, and layers that it enters once, in order.
+
+    These are candidates for the blocks of a pipeline, and the layers that FSDP divides one by one: a whole list, where
+    the module has a list of lists. All of them have parameters.
+    """
+    names, entered, hooks = _layers(module), [], []
+    wide = {_wide(module, label) for label in names}
+    for label in dict.fromkeys([*names, *wide]):
+        layer = module.get_submodule(label)
+        if any(True for _ in layer.parameters()):
+            hooks.append(layer.register_forward_pre_hook(lambda *_, label=label: entered.append(label)))
     try:
-        with torch.no_grad():
-            module(sample)
+        outputs = compute()
     finally:
         for hook in hooks:
             hook.remove()
-    return [label for label in dict.fromkeys(entered) if entered.count(label) == 1]
+    once = [label for label in dict.fromkeys(entered) if entered.count(label) == 1]
+    return outputs, [label for label in once if label in names], [label for label in once if label in wide]
+
+
+def _wide(module, label) -> str:
+    """Return the layer of the module's own list that a layer is part of; of others the layer itself."""
+    first, *rest = label.split(".")
+    is_list = isinstance(module.get_submodule(first), LISTS) and len(rest) > 1
+    inner = f"{first}.{rest[0]}" if is_list else label
+    return inner if isinstance(module.get_submodule(inner), nn.Sequential) else label
 
 
 def _layers(module, prefix="") -> list:
     """Return the names of children; of lists, and of layers that contain a long list, those of what is in them."""
     names = []
     for name, child in module.named_children():
-        lists = [m for m in child.modules() if isinstance(m, nn.Sequential | nn.ModuleList) and len(m) >= REPEATED]
-        alike = any(len({type(layer) for layer in layers}) == 1 for layers in lists)
-        is_list = isinstance(child, nn.Sequential | nn.ModuleList)
-        names += _layers(child, f"{prefix}{name}.") if is_list or alike else [prefix + name]
+        lists = [m for m in child.modules() if isinstance(m, LISTS) and len(m) >= REPEATED]
+        alike = any(len({type(layer) for layer in layers.children()}) == 1 for layers in lists)
+        names += _layers(child, f"{prefix}{name}.") if isinstance(child, LISTS) or alike else [prefix + name]
     return names
+
+
+def shared(module) -> list:
+    """Return the names of each parameter that has several."""
+    names = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return [several for several in names.values() if len(several) > 1]
 
 
 def traced(module, layers, sample) -> tuple[dict, str]:
@@ -65,14 +86,16 @@ def traced(module, layers, sample) -> tuple[dict, str]:
             pipe = pipeline(copy.deepcopy(module), mb_args=(sample,), split_spec=spec)  # which marks the layers
         except Exception as error:  # torch.export refuses in many ways
             reason = str(error.__cause__ or error).strip().partition("\n")[0]
-            return {"model": copy.deepcopy(module)}, f"torch.export cannot trace it ({reason})"
+            return {}, f"torch.export cannot trace it ({reason})"
         calls = [node for node in pipe.split_gm.graph.nodes if node.op == "call_module"]
         names = dict(zip(calls, [layers[0], *begins], strict=True))
+        if len(calls) != len(begins) + 1:
+            return {}, "torch.export does not keep its layers apart"
         wide = {names[call] for before, call in zip(calls, calls[1:], strict=False) if list(call.args) != [before]}
         if not wide:
             return {names[call]: getattr(pipe.split_gm, call.target) for call in calls}, ""
         begins = [name for name in begins if name not in wide]
-    return {"model": copy.deepcopy(module)}, "no two of its layers pass on one tensor alone"
+    return {}, "no two of its layers pass on one tensor alone"
 
 
 @contextmanager

@@ -17,8 +17,8 @@ from mpdemo.settings import Settings, as_arguments, checked
 from mpdemo.world.devices import gpus_here
 
 
-def text(request) -> str:
-    """Return which rung to use on ``--devices``, why, all rungs in a table, and the command for each that fits."""
+def answer(request) -> tuple:
+    """Return what to use on ``--devices``, why, a table of all and the commands, as text; and the rows of the table."""
     if request.gpu_memory is None:
         raise UserError("--devices needs --gpu-memory: of one device, such as 16GiB")
     measuring = request.cost == "measure"
@@ -41,8 +41,10 @@ def text(request) -> str:
         lines += ["(--cost measure: no step could be measured within this machine's memory and the --budget)"]
     lines += [f"({_source(case, seconds)}; memory without CUDA's {RESERVE // MIB} MiB)"]
     if uncut := getattr(case.model, "uncut", ""):
-        lines += [f"the model is planned as one block: {uncut}"]
-    return "\n".join([*lines, "", *_commands(request, rows)]).rstrip()
+        lines += [f"no pipeline: the model is planned as one block, since {uncut}"]
+    lines += [f"note: {note}" for note in getattr(case.model, "notes", [])]
+    text = "\n".join([*lines, "", *_commands(request, rows)]).rstrip()
+    return text, [strategies.as_row(case, row, seconds) for row in rows]
 
 
 def _source(case, seconds) -> str:
@@ -81,8 +83,6 @@ def _model(request):
     """Return the model as `Case` takes it: its name, or the reader's own."""
     if not request.own_model and (request.input or request.tokens):
         raise UserError("--input and --tokens belong to a model of your own, --model package.module:function")
-    if request.own_model and not request.input:
-        raise UserError("a model of your own needs --input, the shape of a sample, such as 3,224,224")
     if not request.own_model:
         return request.model
     from mpdemo.models.own import OwnModel

@@ -12,72 +12,16 @@ notebooks/05_pipeline.ipynb.
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
-
-from pydantic import AfterValidator, ByteSize, Field
-from pydantic.dataclasses import dataclass
 
 from mpdemo.cuts import block_names, resolve_cut
-from mpdemo.errors import UserError, did_you_mean, one_line_errors
-from mpdemo.options import add_options, option_name, options_from
+from mpdemo.errors import UserError
+from mpdemo.options import add_options, options_from
 from mpdemo.plan import advice, planner, report
-from mpdemo.plan.footprint import ROOFS, estimate, footprints
+from mpdemo.plan.footprint import estimate, footprints
 from mpdemo.plan.machine import measured
-from mpdemo.plan.subject import FORMS, MIB, RESERVE, STATES, Subject
+from mpdemo.plan.request import Request, check_together
+from mpdemo.plan.subject import MIB, RESERVE, Subject
 from mpdemo.schedules import SCHEDULES, check_schedule, usual_stages_per_rank
-from mpdemo.settings import MODELS, NORMS, Schedule
-
-
-def _known_model(name):
-    if name not in MODELS and ":" not in name:
-        raise ValueError(f"allowed: {', '.join(MODELS)}, or package.module:function{did_you_mean(name, MODELS)}")
-    return name
-
-
-def _shape(text):
-    if not all(part.isdecimal() and int(part) for part in text.split(",")):
-        raise ValueError("allowed: whole numbers above 0 with commas, such as 3,224,224")
-    return text
-
-
-@one_line_errors(option_name)
-@dataclass(frozen=True, config={"extra": "forbid"})
-class Request:
-    """What to plan: the options of ``python -m mpdemo plan``."""
-
-    model: Annotated[str, AfterValidator(_known_model)] = Field(
-        "resnet101", description="as for train; or your own, as package.module:function, with --input and --devices"
-    )
-    input: Annotated[str, AfterValidator(_shape)] | None = Field(
-        None, description="shape of a sample of your own model: 3,224,224"
-    )
-    tokens: bool = Field(False, description="the samples of your own model are whole numbers, for an embedding")
-    stages: int = Field(2, ge=1, description="devices to cut the model over")
-    devices: int | None = Field(None, ge=1, description="compare all rungs on so many, with --gpu-memory")
-    nodes: int = Field(1, ge=1, description="in so many nodes (with --devices)")
-    batch: int = Field(128, ge=1, description="samples of the whole batch")
-    image_size: int = Field(224, ge=1, description="pixels per side")
-    channels: int = Field(3, ge=1, description="of the images")
-    classes: int = Field(1000, ge=1, description="of the data set")
-    norm: Literal[NORMS] = Field("batch", description="normalisation of the convolutional models")
-    gpu_memory: ByteSize | None = Field(None, description="of one device, such as 16GiB; no limit by default")
-    schedule: Schedule | None = Field(None, description="only this one; all by default")
-    microbatches: int | None = Field(None, ge=1, description="only this number of microbatches")
-    cut: str | None = Field(None, description="only this cut, as for train: layer2.3 or 8")
-    form: Literal[FORMS] = Field("per-device", description="one process per device, or one process for all devices")
-    optimizer: Literal[tuple(STATES)] = Field(
-        "sgd", description="for its memory, and for the time of its update with --cost measure"
-    )
-    cost: Literal["measure", *ROOFS] | None = Field(
-        None, description="measure on this machine, or estimate for a GPU (default: measure; with --devices: v100)"
-    )
-    budget: float = Field(60.0, ge=0, le=86400, description="seconds after which nothing more is measured")
-    json: str | None = Field(None, description="file to which the plan is written, too")
-
-    @property
-    def own_model(self):
-        """Whether the model is the reader's, as package.module:function."""
-        return ":" in self.model
 
 
 def add_arguments(parser):
@@ -88,15 +32,19 @@ def add_arguments(parser):
 def main(args) -> int:
     """Print a plan; return the exit status."""
     request = options_from(args, Request)
+    check_together(request, vars(args))
     if request.devices:
-        print(advice.text(request))
-        return 0
-    if request.own_model:
-        raise UserError("a model of your own is planned with --devices and --gpu-memory")
-    result = make_plan(request)
-    print(report.text(result))
+        text, rows = advice.answer(request)
+        result = {"rows": rows}
+    else:
+        plan = make_plan(request)
+        text, result = report.text(plan), report.as_dict(plan)
+    print(text)
     if request.json:
-        Path(request.json).write_text(json.dumps(report.as_dict(result), indent=1) + "\n")
+        try:
+            Path(request.json).write_text(json.dumps(result, indent=1) + "\n")
+        except OSError as error:
+            raise UserError(f"--json {request.json} cannot be written: {error.strerror}") from None
     return 0
 
 

@@ -33,6 +33,7 @@ class Step(NamedTuple):
     levels: list  # of arrays: the bytes of all tensors on each device, each time that they grew
     messages: dict  # collective -> bytes
     buffers: int  # bytes that DDP broadcasts
+    batch: int  # bytes of the images and labels
 
     def devices(self) -> list[DeviceMemory]:
         """Return the memory of every device at its peak."""
@@ -44,7 +45,8 @@ class Step(NamedTuple):
         if any(len(a) != len(b) for a, b in pairs) or self.messages.keys() != other.messages.keys():
             return None
         messages = {kind: round(a + share * (other.messages[kind] - a)) for kind, a in self.messages.items()}
-        return self._replace(levels=[a + share * (b - a) for a, b in pairs], messages=messages)
+        levels, batch = [a + share * (b - a) for a, b in pairs], self.batch + share * (other.batch - self.batch)
+        return self._replace(levels=levels, messages=messages, batch=round(batch))
 
 
 class DryRun(Run):
@@ -80,6 +82,7 @@ class DryRun(Run):
         shape = self.sample.shape[1:] if images else (0,)
         images = torch.empty(count, *shape, dtype=self.sample.dtype, device=self.device)
         labels = torch.zeros(count, dtype=torch.long, device=self.device)
+        self.batch = size([images, labels])
         self.memory.start()
         if self.world > 1:
             self.modes.enter_context(self.sent)
@@ -99,7 +102,7 @@ class DryRun(Run):
             weights = size([local(p) for p in parameters]) + buffers
             always.append(DeviceMemory(self.rank + len(always), weights, gradients, self.states * gradients, 0))
         levels = [np.array(self.memory.levels[str(device)], dtype=float) for device in self.devices]
-        return Step(always, levels, self.sent.by_kind(), size(list(self.held.buffers())))
+        return Step(always, levels, self.sent.by_kind(), size(list(self.held.buffers())), self.batch)
 
 
 class Update:

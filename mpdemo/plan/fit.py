@@ -26,18 +26,10 @@ def first_that_fits(case, find, numbers) -> Fit:
     first = find(numbers[0])
     if first.memory <= case.limit or len(numbers) == 1:
         return first
-    best = find(numbers[-1])
-    if best.memory > case.limit:
-        return min(first, best, key=lambda fit: fit.memory)
-    low, high = 0, len(numbers) - 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        found = find(numbers[middle])
-        if found.memory <= case.limit:
-            best, high = found, middle
-        else:
-            low = middle
-    return best
+    last = find(numbers[-1])
+    if last.memory > case.limit:
+        return min(first, last, key=lambda fit: fit.memory)
+    return next(fit for fit in map(find, numbers[1:]) if fit.memory <= case.limit)
 
 
 def replicas(case, parts=(1,), **saving):

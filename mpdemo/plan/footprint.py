@@ -12,7 +12,8 @@ import numpy as np
 
 from mpdemo.errors import UserError
 from mpdemo.plan.cost import BlockCost
-from mpdemo.plan.subject import Subject
+from mpdemo.plan.subject import STATES, Subject
+from mpdemo.schedules import SCHEDULES, placement
 
 SIZES = 2, 8  # microbatch sizes of the two runs
 ROOFS = {  # floating point operations and bytes per second (data sheets, float32), seconds to launch a kernel
@@ -121,3 +122,46 @@ def estimate(model, sizes, image_size, gpu, **options):
         size: [BlockCost(*(block.seconds(kind, size, *ROOFS[gpu]) for kind in BlockCost._fields)) for block in blocks]
         for size in sizes
     }
+
+
+def owned_blocks(schedule, ranks, stages):
+    """Return the blocks of every rank."""
+    owners = placement(schedule, ranks, len(stages) // ranks)
+    return [[b for stage, owner in zip(stages, owners, strict=True) if owner == rank for b in stage]
+            for rank in range(ranks)]  # fmt: skip
+
+
+def estimated_peaks(job, simulation, stages, owned, size) -> list:
+    """Add up what every device holds, in the order of the simulation: a few per cent beside what a dry run counts."""
+    result, splits = [], SCHEDULES[simulation.schedule].splits_backward
+    crossing = [0, *(size * stage[-1].output for stage in stages[:-1]), 0]
+    for rank, blocks in enumerate(owned):
+        gradients = sum(block.gradients for block in blocks) / job.shards
+        whole = (job.shards > 1) * 2 * max(block.weights for block in blocks)  # gathered by FSDP, block by block
+        always = sum(block.weights for block in blocks) / job.shards + STATES[job.optimizer] * gradients + whole
+        events = [row for row in simulation.events if row["rank"] == rank]
+        places = sum(crossing[s] + crossing[s + 1] for s in {row["stage"] for row in events})
+        level = always + simulation.microbatches * places + (rank == 0) * job.batch * blocks[0].input
+        peak, created = level + gradients, 0.0
+        for row in events:
+            stage = stages[row["stage"]]
+            saved = sum(block.bytes("saved", size) for block in stage)
+            if row["kind"] == "F":
+                level += saved
+            elif row["kind"] != "I" or not splits:
+                peak = max(peak, level + created + max(block.bytes("backward", size) for block in stage))
+                level, created = level - saved, gradients
+            peak = max(peak, level + created)
+        temporary = 2 * max(block.largest for block in blocks) if job.optimizer == "adamw" else 0
+        result.append(max(peak, always + gradients + temporary))
+    return result
+
+
+def sent(job, candidate) -> float:
+    """Return the bytes that the busiest device sends in a step: activations to the next stage, gradients back."""
+    stops, owners = candidate.points, placement(candidate.schedule, job.ranks, (len(candidate.points) + 1) // job.ranks)
+    bytes_ = [0.0] * job.ranks
+    for stop, here, there in zip(stops, owners, owners[1:], strict=False):
+        for rank in (here, there) if here != there else ():
+            bytes_[rank] += job.blocks[stop - 1].output * job.batch
+    return max(bytes_)

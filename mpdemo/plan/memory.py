@@ -21,7 +21,7 @@ from mpdemo.rules import CUT_RUNGS
 from mpdemo.schedules import usual_stages_per_rank
 
 __all__ = ["FORMS", "MIB", "RESERVE", "STATES", "DeviceMemory", "Subject", "estimate", "settled"]
-SIZES = 8, 64  # samples of a part: of two dry runs, on whose line all larger ones lie
+SIZES = 8, 64  # samples of a part: of two dry runs, on whose line all others lie
 
 
 class Counted(NamedTuple):
@@ -119,38 +119,47 @@ def processes(subject, settings, states, keep_gradients=False) -> list[Counted]:
 
 def of_rank(subject, settings, *others) -> Counted:
     """Return what one rank holds and sends, from few dry runs: more microbatches or larger ones add the same each."""
-    cut, count, P = settings.rung in CUT_RUNGS, settings.microbatches, settings.devices
-    several = cut and settings.form == "per-device" and usual_stages_per_rank(settings.schedule) > 1
-    few, more = (2 * P, P) if several else (P + 1 if cut else 2, 1)
-    if count <= (2 * few + more if cut else few) or (count - few) % more:
-        return _parts(subject, settings, count, *others)
-    small, large = (_parts(subject, settings, number, *others) for number in (few, few + more))
-    times = (count - few) // more
+    s, count, P = settings, settings.microbatches, settings.devices
+    size = s.batch_size // (P if s.rung == "fsdp" else s.replicas or 1) // count
 
-    def line(a, b):
-        return a + times * (b - a)
+    def run(number):
+        return _step(subject, s, number, size, *others)
 
+    if s.rung not in CUT_RUNGS:
+        small = run(min(count, 2))
+        if count <= 2:
+            return _counted(small)
+        before, found = run(1), _counted(small)
+        devices = [d.with_peak(d.peak + (count - 2) * small.batch // 2) for d in found.devices]
+        sent = {kind: a + (count - 2) * (a - before.messages.get(kind, 0)) for kind, a in found.messages.items()}
+        return found._replace(devices=devices, messages=sent)
+    several = s.form == "per-device" and usual_stages_per_rank(s.schedule) > 1
+    few, more = (2 * P, P) if several else (P + 1, 1)
+    if count <= 2 * few + more or (count - few) % more:
+        return _counted(run(count))
+    small, large, times = _counted(run(few)), _counted(run(few + more)), (count - few) // more
     devices = [
-        replace(a, activations=line(a.activations, b.activations))
-        for a, b in zip(small.devices, large.devices, strict=True)
+        a.with_peak(a.peak + times * (b.peak - a.peak))
+        for a, b in zip(*(c.devices for c in (small, large)), strict=True)
     ]
-    return Counted(devices, {kind: line(a, large.messages[kind]) for kind, a in small.messages.items()}, small.buffers)
+    sent = {kind: a + times * (large.messages[kind] - a) for kind, a in small.messages.items()}
+    return small._replace(devices=devices, messages=sent)
 
 
-def _parts(subject, settings, count, *others) -> Counted:
-    """Return what one rank holds and sends with `count` microbatches of the same size."""
-    s = settings
-    shares = s.devices if s.rung == "fsdp" else s.replicas or 1
-    size = s.batch_size // shares // s.microbatches
+def _step(subject, settings, count, size, *others):
+    """Return the dry run of one rank with `count` microbatches of `size` samples."""
+    shares = settings.devices if settings.rung == "fsdp" else settings.replicas or 1
 
     def run(samples):
-        return step(subject, replace(s, microbatches=count, batch_size=samples * count * shares), *others)
+        return step(subject, replace(settings, microbatches=count, batch_size=samples * count * shares), *others)
 
-    found = None
-    if s.rung not in CUT_RUNGS and size > SIZES[0] and size != SIZES[1]:
-        small, large = map(run, SIZES)
-        found = small.towards(large, (size - SIZES[0]) / (SIZES[1] - SIZES[0]))
-    found = found or run(size)
+    if settings.rung in CUT_RUNGS:
+        return run(size)
+    small, large = map(run, SIZES)
+    return small.towards(large, (size - SIZES[0]) / (SIZES[1] - SIZES[0])) or run(size)
+
+
+def _counted(found) -> Counted:
     return Counted(found.devices(), found.messages, found.buffers)
 
 

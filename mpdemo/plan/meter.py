@@ -7,7 +7,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from mpdemo.models.whole import rows_of_block
 from mpdemo.plan.counting import LiveMemory, rounded
+from mpdemo.rules import CUT_RUNGS
 
 aten = torch.ops.aten
 ON_A_CPU = {  # of attention on a CPU, which PyTorch counts from 2.15 on: that on a GPU takes the same operations
@@ -63,15 +65,12 @@ def built(subject, size, rung="pipeline"):
     options = subject._asdict()
     model = options.pop("model")
     shape = getattr(model, "input_shape", (subject.channels, subject.image_size, subject.image_size))
-    build_it = model.at(size) if hasattr(model, "at") else model
-    blocks = build_it() if callable(build_it) else build(model, **options)
-    blocks.blocks()[-1].register_forward_hook(flat)
-    return blocks, torch.empty(size, *shape, dtype=getattr(model, "input_type", None))
-
-
-def flat(block, inputs, outputs):
-    """Turn outputs of any shape into rows, from which a loss can be computed."""
-    return outputs if outputs.dim() == 2 else outputs.reshape(len(outputs), -1)
+    x = torch.empty(size, *shape, dtype=getattr(model, "input_type", None))
+    if hasattr(model, "at"):
+        return model.at(size) if rung in CUT_RUNGS else model.whole(), x
+    blocks = model() if callable(model) else build(model, **options)
+    blocks.blocks()[-1].register_forward_hook(rows_of_block)
+    return blocks, x
 
 
 def run_blocks(subject, size):

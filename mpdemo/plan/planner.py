@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from mpdemo.errors import UserError
 from mpdemo.plan.cost import total
 from mpdemo.plan.cut import balanced_cut, improve, stage_slices
+from mpdemo.plan.footprint import estimated_peaks, owned_blocks
 from mpdemo.plan.simulate import Simulation, simulate
-from mpdemo.plan.subject import STATES, Subject
-from mpdemo.schedules import SCHEDULES, check_schedule, placement, usual_stages_per_rank
+from mpdemo.plan.subject import Subject
+from mpdemo.schedules import SCHEDULES, check_schedule, usual_stages_per_rank
 
 MOST_MICROBATCHES = 64
 
@@ -87,17 +88,10 @@ def evaluate(job, schedule, microbatches, points) -> Candidate:
     seconds = [job.latency + job.blocks[stop - 1].output * size / job.bandwidth for _, stop in slices[:-1]]
     simulation = simulate(schedule, forward, backward, microbatches, job.ranks, weight, seconds or 0.0)
     stages = [job.blocks[start:stop] for start, stop in slices]
-    owned = _owned(schedule, job.ranks, stages)
+    owned = owned_blocks(schedule, job.ranks, stages)
     update = job.update * max(sum(block.weights for block in own) for own in owned)
     peaks = estimated_peaks(job, simulation, stages, owned, size)
     return Candidate(schedule, microbatches, list(points), simulation, peaks, update)
-
-
-def _owned(schedule, ranks, stages):
-    """Return the blocks of every rank."""
-    owners = placement(schedule, ranks, len(stages) // ranks)
-    return [[b for stage, owner in zip(stages, owners, strict=True) if owner == rank for b in stage]
-            for rank in range(ranks)]  # fmt: skip
 
 
 def _times(job, schedule, size, slices):
@@ -111,32 +105,6 @@ def _times(job, schedule, size, slices):
     backward = [stages[0].backward, *(s.input + s.weight for s in stages[1:])]
     weight = [1.0, *(s.weight / (s.input + s.weight) for s in stages[1:])]  # as `simulate` says of the first stage
     return [s.forward for s in stages], backward, weight
-
-
-def estimated_peaks(job, simulation, stages, owned, size) -> list:
-    """Add up what every device holds, in the order of the simulation: a few per cent beside what a dry run counts."""
-    result, splits = [], SCHEDULES[simulation.schedule].splits_backward
-    crossing = [0, *(size * stage[-1].output for stage in stages[:-1]), 0]
-    for rank, blocks in enumerate(owned):
-        gradients = sum(block.gradients for block in blocks) / job.shards
-        whole = (job.shards > 1) * 2 * max(block.weights for block in blocks)  # gathered by FSDP, block by block
-        always = sum(block.weights for block in blocks) / job.shards + STATES[job.optimizer] * gradients + whole
-        events = [row for row in simulation.events if row["rank"] == rank]
-        places = sum(crossing[s] + crossing[s + 1] for s in {row["stage"] for row in events})
-        level = always + simulation.microbatches * places + (rank == 0) * job.batch * blocks[0].input
-        peak, created = level + gradients, 0.0
-        for row in events:
-            stage = stages[row["stage"]]
-            saved = sum(block.bytes("saved", size) for block in stage)
-            if row["kind"] == "F":
-                level += saved
-            elif row["kind"] != "I" or not splits:
-                peak = max(peak, level + created + max(block.bytes("backward", size) for block in stage))
-                level, created = level - saved, gradients
-            peak = max(peak, level + created)
-        temporary = 2 * max(block.largest for block in blocks) if job.optimizer == "adamw" else 0
-        result.append(max(peak, always + gradients + temporary))
-    return result
 
 
 def devices(job, candidate) -> list:

@@ -7,6 +7,7 @@ from tabulate import tabulate
 from mpdemo.plan import planner
 from mpdemo.plan.cost import total
 from mpdemo.plan.cut import stage_slices
+from mpdemo.plan.footprint import sent as sent_bytes
 from mpdemo.plan.subject import MIB, RESERVE
 from mpdemo.schedules import SCHEDULES, placement
 
@@ -53,6 +54,7 @@ def as_dict(plan):
         "step_time": best.step_time,
         "speedup": plan.speedup,
         "idle_share": best.simulation.idle_share,
+        "rows": [_as_row(plan, label, candidate) for label, candidate in _compared(plan)],
         "usual": {"cut": [plan.job.blocks[p - 1].name for p in usual.points], "step_time": usual.step_time},
     }
 
@@ -122,21 +124,30 @@ def _memory(plan):
     return f"{table}\n(what PyTorch allocates, without workspaces; {kept})"
 
 
-def _speed(plan):
-    best, usual, single = plan.best, plan.usual(), planner.one_device_step_time(plan.job)
-    lines = [("plan: {schedule}, ", best), (f"usual cut ({_names(plan, usual.points)}): {{schedule}}, ", usual)]
+def _compared(plan) -> list:
+    """Return (words, candidate) of the plan, of the usual cut, and of the best of every other schedule that fits."""
+    best, usual = plan.best, plan.usual()
+    found = [(f"plan: {best.schedule}", best), (f"usual cut ({_names(plan, usual.points)}): {usual.schedule}", usual)]
     for schedule in SCHEDULES:
         others = [c for c in plan.candidates if c.schedule == schedule and not c.overflow(plan.job.limit)]
         if others and schedule != best.schedule:
-            lines.append(("best {schedule}: ", others[0]))
+            found.append((f"best {schedule}:", others[0]))
+    return [(f"{words}{'' if words[-1] == ':' else ','} {c.microbatches} microbatches", c) for words, c in found]
+
+
+def _as_row(plan, label, candidate):
+    """Return a candidate for a JSON file, with the keys of `mpdemo.plan.strategies.as_row`."""
+    peak = max(device.peak for device in plan.devices) if candidate is plan.best else max(candidate.peaks)
+    fits, sent = peak <= plan.job.limit, sent_bytes(plan.job, candidate) / MIB
+    row = {"strategy": label, "fits": fits, "memory_mib": peak / MIB, "messages_mib": sent}
+    return row | {"seconds": candidate.step_time}
+
+
+def _speed(plan):
+    single = planner.one_device_step_time(plan.job)
     rows = [
-        (
-            label.format(schedule=c.schedule) + f"{c.microbatches} microbatches",
-            f"{c.step_time:.4g}",
-            f"{single / c.step_time:.2f}",
-            f"{c.simulation.idle_share:.0%}",
-        )
-        for label, c in lines
+        (label, f"{c.step_time:.4g}", f"{single / c.step_time:.2f}", f"{c.simulation.idle_share:.0%}")
+        for label, c in _compared(plan)
     ]
     headers = "", "step (s)", "against one device", "idle"
     return tabulate(rows, headers, "simple", disable_numparse=True, colalign=("left", "right", "right", "right"))

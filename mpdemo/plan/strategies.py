@@ -36,6 +36,19 @@ def compare(case) -> list[Strategy]:
     return sorted(result, key=lambda s: 0 if s.fits else s.predicted.memory if s.predicted else float("inf"))
 
 
+def as_row(case, strategy, measured=None) -> dict:
+    """Return a strategy for a JSON file; None where it cannot be, or where no time is known."""
+    fit = strategy.predicted
+    seconds = fit and fit.seconds and fit.seconds + fit.sent / case.link
+    return {
+        "strategy": strategy.answer,
+        "fits": strategy.fits,
+        "memory_mib": fit and fit.memory / MIB,
+        "messages_mib": fit and fit.sent / MIB,
+        "seconds": measured.get(strategy.answer) if measured else seconds,
+    }
+
+
 def table(case, strategies, measured=None) -> str:
     """Return the strategies as text, a row each.
 
@@ -51,8 +64,7 @@ def table(case, strategies, measured=None) -> str:
         if not fit:
             rows.append((mark, strategy.answer, "cannot", *[""] * 5))
             continue
-        messages = fit.sent / case.link
-        seconds = measured.get(strategy.answer) if measured else fit.seconds and fit.seconds + messages
+        messages, seconds = fit.sent / case.link, as_row(case, strategy, measured)["seconds"]
         rows.append(
             (
                 mark,

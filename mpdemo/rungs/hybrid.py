@@ -18,7 +18,7 @@ from mpdemo.run import Run
 
 def average(parameters, group):
     """Replace each gradient by its mean over a group; all of them travel in one message."""
-    gradients = [parameter.grad for parameter in parameters]
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     message = torch.cat([gradient.flatten() for gradient in gradients])
     dist.all_reduce(message, group=group)
     message /= dist.get_world_size(group)

@@ -1,0 +1,139 @@
+"""Models as people write them: what `mpdemo plan --model` must be able to take (tests/test_plan_own_models.py)."""
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torchvision import models as zoo
+
+
+class Layers(nn.Module):
+    """A stem, equal layers in any container, the mean over the pixels, a head."""
+
+    def __init__(self, layers, stem=None, head=10, twice=False):
+        super().__init__()
+        self.stem, self.layers, self.head = stem or nn.Identity(), layers, nn.Linear(16, head)
+        self.twice = twice
+
+    def forward(self, x):
+        x = self.stem(x)
+        for layer in self.layers.values() if isinstance(self.layers, nn.ModuleDict) else self.layers:
+            x = checkpoint(layer, x, use_reentrant=False) if self.twice else torch.relu(layer(x))
+        return self.head(x.mean((2, 3)))
+
+
+class NamedMean(nn.Module):
+    """A buffer that belongs to no layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(3, 1, 1))
+        self.first, self.second, self.head = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Linear(8, 10)
+
+    def forward(self, x):
+        return self.head(self.second(self.first(x - self.mean)).mean((2, 3)))
+
+
+class Tied(nn.Module):
+    """One matrix at both ends."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.layer = nn.Embedding(2000, 64), nn.TransformerEncoderLayer(64, 8, 64, batch_first=True)
+        self.head = nn.Linear(64, 2000, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens):
+        return self.head(self.layer(self.embed(tokens)))
+
+
+class Unused(nn.Module):
+    """A layer that is never called."""
+
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x):
+        return self.used(x)
+
+
+class TwoInputs(nn.Module):
+    """Two inputs, and outputs by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(1000, 64), nn.Linear(64, 2)
+        self.layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+
+    def forward(self, input_ids, attention_mask):
+        hidden = self.layer(self.embed(input_ids), src_key_padding_mask=attention_mask == 0)
+        return {"logits": self.head(hidden[:, 0]), "hidden": hidden}
+
+
+def convs(count=6, width=16):
+    return [nn.Conv2d(3 if i == 0 else width, width, 3, padding=1) for i in range(count)]
+
+
+def asks_while_built():
+    rates = [rate.item() for rate in torch.linspace(0, 0.1, 6)]
+    return Layers(nn.ModuleList(convs(len(rates))))
+
+
+def orthogonal():
+    return nn.Sequential(nn.utils.parametrizations.orthogonal(nn.Linear(64, 64)), nn.ReLU(), nn.Linear(64, 10))
+
+
+def frozen_backbone():
+    model = zoo.resnet18().requires_grad_(False)
+    model.fc = nn.Linear(512, 10)
+    return model
+
+
+def checkpointed(twice=True):
+    deep = (nn.Sequential(*(nn.Sequential(conv, nn.Tanh()) for conv in convs(5)[1:])) for _ in range(4))
+    return Layers(nn.ModuleList(deep), stem=nn.Conv2d(3, 16, 3, padding=1), twice=twice)
+
+
+def kept():
+    return checkpointed(False)
+
+
+def lazy():
+    return nn.Sequential(nn.LazyConv2d(16, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(10))
+
+
+def in_place_first():
+    return nn.Sequential(nn.ReLU(inplace=True), nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(7200, 10))
+
+
+def on_meta():
+    with torch.device("meta"):
+        return zoo.resnet18()
+
+
+def two_inputs():
+    tokens = torch.zeros(4, 64, dtype=torch.long)
+    return TwoInputs(), {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+
+
+def compiled():
+    return torch.compile(zoo.resnet18())
+
+
+def scripted():
+    return torch.jit.script(zoo.resnet18())
+
+
+def bf16():
+    return zoo.resnet18().bfloat16()
+
+
+def double():
+    return nn.Sequential(*(nn.Linear(512, 512) for _ in range(2))).double()
+
+
+def dict_chain():
+    return Layers(nn.ModuleDict({f"part{i}": conv for i, conv in enumerate(convs())}))
+
+
+named_mean, tied, unused_head = NamedMean, Tied, Unused
