@@ -8,26 +8,26 @@ from mpdemo.paths import root
 # Lines of all .py, docstrings and blank lines included, formatted by ruff: a budget is for what a room does, not for
 # how tightly it is written. A name that begins with / is a file or folder of mpdemo.
 BUDGET = {
-    "mpdemo": 16_681,
+    "mpdemo": 16_905,
     "notebooks/labs notebooks/checks notebooks/scripts": 4_688,
-    "tests": 12_063,
+    "tests": 12_275,
     "/__main__.py /errors.py /settings.py /options.py /rules.py /schedules.py /cuts.py /paths.py": 804,
     "/rungs": 414,
     "/run.py /training": 1_145,
     "/world /ranks": 1_537,
-    "/models": 612,
+    "/models": 758,
     "/data": 485,
     "/timeline /recorder.py": 373,
-    "/plan": 3_179,
+    "/plan": 3_254,
     "/jobs": 2_471,
     "/notebook": 1_880,
     "/cluster": 698,
     "/trainers": 811,
-    "/demo.py /bench.py /doctor.py /compare.py /trial.py": 882,
+    "/demo.py /bench.py /doctor.py /compare.py /trial.py": 885,
     "/same": 1_372,
     "/labs": 9,
 }
-FILES = 144  # in mpdemo
+FILES = 146  # in mpdemo
 PYTHON = [file for file in files() if file.suffix == ".py"]
 
 
