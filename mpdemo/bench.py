@@ -16,7 +16,7 @@ from statistics import median
 from tabulate import tabulate
 
 from mpdemo.errors import UserError
-from mpdemo.notebook.story import equal_cut
+from mpdemo.notebook.course import equal_cut
 from mpdemo.schedules import SCHEDULES
 from mpdemo.settings import Settings
 from mpdemo.world.devices import gpus_here, take_devices, too_few_gpus
@@ -158,7 +158,7 @@ def step_times(result) -> list:
 
 def loop(result) -> list:
     """Return the table's rows of what a training loop adds to a step."""
-    step = result["story_seconds"]
+    step = result["course_seconds"]
     rows = result["added_seconds"].items()
     of = "of a step of the course model"
     return [(f"{name}, over a bare loop", f"{s * 1e6:.0f} µs a step, {s / step:.1%} {of}", "", "") for name, s in rows]

@@ -124,6 +124,7 @@ def measured_rows(comparison, variants, errors) -> list[dict]:
         seconds, least = comparison.seconds[name], least_seconds(comparison, name, settings)
         speedup, *spread = comparison.ratio(SINGLE, name)
         bound = single / statistics.median(least)
+        bounds = quartiles([a / b for a, b in zip(comparison.seconds[SINGLE], least, strict=True)])
         shares = quartiles([a / b for a, b in zip(least, seconds, strict=True)])
         rows.append(
             {
@@ -134,6 +135,7 @@ def measured_rows(comparison, variants, errors) -> list[dict]:
                 "speedup": speedup,
                 "speedup_quartiles": spread,
                 "bound": bound,
+                "bound_quartiles": bounds,
                 "fraction_of_bound": speedup / bound,
                 "fraction_quartiles": shares,
                 "at_bound": name != SINGLE and max(speedup / bound, shares[1]) >= 1,

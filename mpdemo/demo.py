@@ -15,7 +15,7 @@ from tabulate import tabulate
 
 from mpdemo.cuts import HEADS
 from mpdemo.errors import RunFailed, UserError
-from mpdemo.notebook.story import equal_cut, story
+from mpdemo.notebook.recipe import equal_cut, recipe
 from mpdemo.settings import RUNG_FORMS, Settings, checked
 from mpdemo.world.devices import take_devices
 from mpdemo.world.launch import end, start
@@ -76,11 +76,11 @@ def rows_of_ladder(processes, sharded=False) -> list[tuple]:
 
 
 def settings_of_rows(args) -> list[Settings]:
-    """Return the settings of each row: the story's for its rung and form; refuse what one of them cannot do."""
+    """Return the settings of each row: the course model's for its rung and form; refuse what one of them cannot do."""
     rows, n = [], args.processes
     for rung, form in rows_of_ladder(n, args.all):
         several = {"processes": n} if form == "per-device" else {"devices": n if rung != "single" else None}
-        settings = Settings(**story(rung, form=form, epochs=None, steps=args.steps, lr_schedule="constant"))
+        settings = Settings(**recipe(rung, form=form, epochs=None, steps=args.steps, lr_schedule="constant"))
         settings = replace(settings, **several, timeline=False, out=f"{args.out}/{rung}-{form}")
         if rung == "pipeline" and form == "per-device":  # two stages per device
             settings = replace(settings, cut=equal_cut(2 * n) if n in (2, 4) else None)

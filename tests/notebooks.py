@@ -33,7 +33,7 @@ from mpdemo.paths import root
 
 CELL_LIMIT, NBVAL_LIMIT = 300, 900  # s, for one cell and for one notebook
 KEPT_METADATA = ("tags", "jupyter")
-RUNS_OF_THE_LADDER = "story_*", "speed_*"
+RUNS_OF_THE_LADDER = "train_*", "speed_*"
 TIMES_DDP_ITSELF = "11_which_one"
 KERNEL = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
 
@@ -112,7 +112,7 @@ def refresh(path, ladder, everything=False) -> str:
     with tempfile.TemporaryDirectory(prefix="mpdemo-") as name:
         folder = fresh_copy(name)
         before = {script.name: script.read_text() for script in (folder / "slurm").glob("*.sbatch")}
-        if "ladder_table()" in path.read_text():
+        if "ladder" in path.read_text():
             own = ["speed_ddp"] if path.stem == TIMES_DDP_ITSELF else []
             shutil.copytree(ladder, folder / "runs", ignore=shutil.ignore_patterns(*own), dirs_exist_ok=True)
         where = folder / (path.parent.relative_to(root()) if path.is_relative_to(root()) else "notebooks")

@@ -8,9 +8,9 @@ from mpdemo.paths import root
 # Lines of all .py, docstrings and blank lines included, formatted by ruff: a budget is for what a room does, not for
 # how tightly it is written. A name that begins with / is a file or folder of mpdemo.
 BUDGET = {
-    "mpdemo": 16_905,
+    "mpdemo": 16_994,
     "notebooks/labs notebooks/checks notebooks/scripts": 4_688,
-    "tests": 12_275,
+    "tests": 12_287,
     "/__main__.py /errors.py /settings.py /options.py /rules.py /schedules.py /cuts.py /paths.py": 804,
     "/rungs": 414,
     "/run.py /training": 1_145,
@@ -20,14 +20,14 @@ BUDGET = {
     "/timeline /recorder.py": 373,
     "/plan": 3_254,
     "/jobs": 2_471,
-    "/notebook": 1_880,
+    "/notebook": 1_967,
     "/cluster": 698,
     "/trainers": 811,
-    "/demo.py /bench.py /doctor.py /compare.py /trial.py": 885,
+    "/demo.py /bench.py /doctor.py /compare.py /trial.py": 887,
     "/same": 1_372,
     "/labs": 9,
 }
-FILES = 146  # in mpdemo
+FILES = 147  # in mpdemo
 PYTHON = [file for file in files() if file.suffix == ".py"]
 
 

@@ -10,7 +10,7 @@ from worlds import run_worlds
 
 from mpdemo.jobs import JobSpec, submit
 from mpdemo.labs.hybrid import sent_bytes
-from mpdemo.notebook.story import story
+from mpdemo.notebook.recipe import recipe
 from mpdemo.notebook.tables import scalars
 from mpdemo.paths import root
 from mpdemo.settings import Settings
@@ -85,7 +85,7 @@ def test_two_processes_train_what_one_trains(trained, name):
 def ours(tmp_path_factory, run_once):
     """The folder of the course model's training by our own loop."""
     out = tmp_path_factory.mktemp("ours")
-    settings = story("single", epochs=1, steps=STEPS, log_every=1, out=str(out))
+    settings = recipe("single", epochs=1, steps=STEPS, log_every=1, out=str(out))
     done = run_once("-m", "mpdemo", "train", *Settings(**settings).arguments())
     assert done.returncode == 0, done.stderr[-3000:]
     return out
@@ -100,7 +100,7 @@ def same_training(out, ours):
 
 
 def test_lightning_in_one_process(ours, run_once, tmp_path):
-    done = run_once("-m", "mpdemo.labs.lightning_story", str(tmp_path), str(STEPS), OMP_NUM_THREADS="1")
+    done = run_once("-m", "mpdemo.labs.lightning_training", str(tmp_path), str(STEPS), OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr[-3000:]
     same_training(tmp_path, ours)
     drawn = [pytest.approx(loss, rel=1e-6) for loss in losses(tmp_path).values()]
@@ -112,7 +112,7 @@ def test_on_two_nodes_of_a_slurm_the_same_is_trained(ours, trained, cluster, pro
     """Lightning, and DDP over a model on two devices in each process."""
     nodes = 1 if cluster.network == "none" else 2  # else node names do not resolve
     places = {"nodes": nodes, "processes_per_node": 2 // nodes}
-    labs = {"lightning": "lightning_story", "two_devices": "ddp_two_devices"}
+    labs = {"lightning": "lightning_training", "two_devices": "ddp_two_devices"}
     commands = {name: ("-m", f"mpdemo.labs.{lab}", f"runs/{name}", STEPS) for name, lab in labs.items()}
     jobs = [submit(JobSpec(name=n, command=c, out=f"runs/{n}", **places)) for n, c in commands.items()]
     for job in jobs:

@@ -9,13 +9,13 @@ from worlds import run_worlds
 
 from mpdemo import paths
 from mpdemo.errors import UserError
-from mpdemo.labs import story as lab
+from mpdemo.labs import speed as lab
 from mpdemo.notebook import ladder
 from mpdemo.notebook.plots.timeline import MESSAGES, OPERATIONS
 
 MIB = 2**20
 MEASURED = ("ddp", "pipeline")  # rungs
-CHART = "the ladder so far: a step of each rung on one time axis, and the memory of every device"
+CHART = "the ladder so far: a step of each strategy on one time axis, and the memory of every device"
 
 
 def operation(rank, kind, start, end):
@@ -26,8 +26,8 @@ def row(rung, devices, step, timeline, **more):
     memory = [{"device": number, "weights": 10 * MIB, "gradients": 10 * MIB, "optimizer": 20 * MIB,
                "activations": 60 * MIB // devices} for number in range(devices)]  # fmt: skip
     facts = {"rung": rung, "devices": devices, "step_seconds": step, "images_per_second": 64 / step}
-    facts |= {"timeline": timeline, "memory": memory, "speedup": 1.0, "bound": 1.0, "fraction_of_bound": 1.0}
-    return facts | {"max_relative_gradient_error": 0.0} | more
+    facts |= {"timeline": timeline, "memory": memory, "speedup": 1.0, "bound": 1.0}
+    return facts | {"speedup_quartiles": [1.0, 1.0], "bound_quartiles": [1.0, 1.0]} | more
 
 
 def single(step):
@@ -41,7 +41,8 @@ def ddp():
         for rank in (0, 1)
         for times in (("F", 0, 0.04), ("B", 0.04, 0.1), ("A", 0.06, 0.08), ("A", 0.1, 0.115), ("O", 0.115, 0.12))
     ]
-    return row("ddp", 2, 0.12, timeline, speedup=1.6, bound=1.9, fraction_of_bound=1.6 / 1.9)
+    spread = {"speedup_quartiles": [1.55, 1.62], "bound_quartiles": [1.85, 1.92]}
+    return row("ddp", 2, 0.12, timeline, speedup=1.6, bound=1.9, **spread)
 
 
 @pytest.fixture
@@ -66,21 +67,30 @@ def climbed(runs):
     runs("speed_ddp", {"rows": [single(0.25), ddp()]})
     for rung, loss in (("single", 0.3125), ("ddp", 0.3126), ("pipeline", 0.3127)):
         losses = [2.0, 1.0 + (rung == "ddp") * 0.004, 0.5]
-        runs(f"story_{rung}", {"validation_loss": loss, "validation_accuracy": 0.961}, losses)
+        runs(f"train_{rung}", {"validation_loss": loss, "validation_accuracy": 0.961}, losses)
 
 
-def test_the_table_has_a_row_for_each_rung_that_has_run_in_the_order_of_the_ladder(climbed):
+def test_the_table_has_a_row_for_each_strategy_that_was_timed_in_the_order_of_the_ladder(climbed, runs):
     shown = ladder.ladder_table()
     lines = repr(shown).splitlines()
-    assert lines[0].split() == ["rung", "devices", "loss", "accuracy", "images/s", "speed-up", "bound", "share",
-                                "gradient", "diff", "MiB", "per", "device"]  # fmt: skip
-    assert lines[1].split() == ["single", "1", "0.3125", "96.1%", "320", "1.00", "1.00", "100%", "0.0e+00", "100"]
-    assert lines[2].split() == ["ddp", "2", "0.3126", "96.1%", "533", "1.60", "1.90", "84%", "0.0e+00", "70,", "70"]
-    assert lines[3].split() == ["pipeline", "-", "0.3127", "96.1%", *"-" * 6]
-    missing = "Not yet trained and timed: data_parallel (notebook 02), model_parallel (notebook 04), pipeline"
-    assert lines[4].startswith(missing)
+    assert lines[0].split() == ["strategy", "devices", "step", "(ms)", "speed-up", "limit", "MiB", "per", "device"]
+    assert lines[1].split() == ["single", "1", "200", "-", "-", "100"]
+    assert " ".join(lines[2].split()) == "ddp 2 192 → 120 1.60 (1.55 to 1.62) 1.90 70, 70"
+    missing = "Not timed yet: data_parallel (notebook 02), model_parallel (notebook 04), pipeline"
+    assert lines[3].startswith(missing)
     html = shown.data["text/html"]
-    assert html.count("<tr>") == 4 and "533" in html and f"<p>{missing}" in html
+    assert html.count("<tr>") == 3 and f"<p>{missing}" in html
+    runs("speed_fsdp", {"rows": [single(0.2), ddp() | {"rung": "fsdp", "bound": 1.7}]})
+    assert "1.70 to 1.90" in repr(ladder.ladder_table()).splitlines()[2]  # one quantity, measured in two jobs
+
+
+def test_the_verdict_compares_spreads_and_names_no_cause():
+    said = ladder.verdict(ddp())
+    assert said == (
+        "1.60 times the single device's speed (half of the rounds: 1.55 to 1.62 times); "
+        "the limit is 1.90 times (1.85 to 1.92 times): below it by more than their spread."
+    )
+    assert ladder.verdict(ddp() | {"speedup_quartiles": [1.55, 1.86]}).endswith("so it is at the limit.")
 
 
 def test_the_chart_has_every_timeline_on_one_axis_and_a_bar_for_each_device(climbed):
@@ -115,15 +125,12 @@ def test_the_loss_lies_over_the_single_devices_with_the_largest_difference(climb
 
 def test_without_runs_the_next_notebook_is_named(runs):
     for function in (ladder.ladder_table, ladder.ladder_chart):
-        with pytest.raises(UserError, match="no rung has run yet; begin with notebook 01"):
+        with pytest.raises(UserError, match="nothing was timed yet; begin with notebook 01"):
             function()
-    with pytest.raises(UserError, match="no step in runs/story_single; train it in notebook 01"):
+    with pytest.raises(UserError, match="no step in runs/train_single; train it in notebook 01"):
         ladder.loss_over_single("ddp")
     with pytest.raises(UserError, match="no rung 'dpp'; .*did you mean 'ddp'"):
         ladder.loss_over_single("dpp")
-    runs("story_single", {"validation_loss": 0.3, "validation_accuracy": 0.9})
-    with pytest.raises(UserError, match="no rung has been timed yet"):
-        ladder.ladder_chart()
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +145,7 @@ def projects(tmp_path_factory):
 @pytest.mark.parametrize("rung", MEASURED)
 def test_a_rung_is_measured_beside_the_single_device_and_shown(rung, projects, monkeypatch):
     monkeypatch.setattr(paths, "root", lambda: projects / rung)
-    summary = ladder.summary("speed", rung)
+    summary = ladder.summary(rung)
     first, second = summary["rows"]
     assert (first["rung"], first["devices"], second["rung"], second["devices"]) == ("single", 1, rung, 2)
     ones, others, *_ = summary["seconds"].values()

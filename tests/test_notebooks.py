@@ -25,7 +25,7 @@ LEARNERS = [name for name in NOTEBOOKS if "/" not in name and not name.startswit
 RUNS = [(name, "this machine" if name[:2] in ("01", "05", "08", "11") else "cluster") for name in LEARNERS]
 LONGEST = ("11", "09", "08", "07", "10", "12")
 RUNS.sort(key=lambda run: LONGEST.index(run[0][:2]) if run[0][:2] in LONGEST else len(LONGEST))
-SINGLE = "runs/story_single"
+SINGLE = "runs/train_single"
 
 
 def settings_of(place, request, monkeypatch):
@@ -48,7 +48,7 @@ def trained(tmp_path_factory):
 def test_notebook_gives_the_saved_outputs(name, place, tmp_path, trained, request, monkeypatch):
     where = settings_of(place, request, monkeypatch)
     project, kept = fresh_copy(tmp_path / "project"), trained / place
-    if kept.exists() and "story_single" in (project / "notebooks" / f"{name}.ipynb").read_text():
+    if kept.exists() and "train_single" in (project / "notebooks" / f"{name}.ipynb").read_text():
         shutil.copytree(kept, project / SINGLE)
     done = nbval(name, project, **where)
     assert done.returncode == 0, f"{done.stdout[-8000:]}\n{done.stderr[-2000:]}"

@@ -206,7 +206,7 @@ def test_a_run_that_goes_on_from_another_folder_keeps_the_checkpoints_that_are_i
     assert list(losses(runs("new", **settings, steps=2, resume=str(old)))) == [2]
 
 
-STORY = {"optimizer": "adamw", "lr": 0.01, "warmup_steps": 4, "lr_schedule": "cosine"}
+COURSE = {"optimizer": "adamw", "lr": 0.01, "warmup_steps": 4, "lr_schedule": "cosine"}
 
 
 def rates(runs, **settings):
@@ -222,7 +222,7 @@ def rates(runs, **settings):
 
 def test_learning_rate_of_every_step(runs):
     """Linear to --lr, then half a cosine to 0 at the end of the epochs, also where --steps ends the run earlier."""
-    common = {"model": "toy", "batch_size": 512, "epochs": 4} | STORY  # 3 steps per epoch
+    common = {"model": "toy", "batch_size": 512, "epochs": 4} | COURSE  # 3 steps per epoch
     wanted = [0.0025, 0.005, 0.0075, 0.01, *(0.005 * (1 + math.cos(math.pi * i / 8)) for i in range(8))]
     assert rates(runs, **common) == pytest.approx(wanted)
     assert rates(runs, **common, steps=7) == pytest.approx(wanted[:7])
@@ -238,7 +238,7 @@ def test_learning_rate_by_optimizer(runs):
 @pytest.mark.parametrize("stop", range(1, 11))
 def test_adamw_warm_up_and_cosine_are_resumed(runs, jpeg, stop):
     """After any step: the very same losses and weights as without a stop."""
-    common = {"model": "toy", "epochs": 2, "checkpoint_every": 10} | STORY | jpeg
+    common = {"model": "toy", "epochs": 2, "checkpoint_every": 10} | COURSE | jpeg
     whole = runs("whole", **common)
     part = runs("part", **common | {"checkpoint_every": stop}, steps=stop)
     assert list(losses(part)) == list(range(1, stop + 1))
@@ -252,9 +252,9 @@ def test_adamw_warm_up_and_cosine_are_resumed(runs, jpeg, stop):
 def test_a_cosine_of_another_length_is_refused(runs):
     """Of a constant learning rate the length does not matter."""
     common = {"model": "toy", "batch_size": 512}
-    out = runs("run", **common | STORY, steps=5, checkpoint_every=5)
+    out = runs("run", **common | COURSE, steps=5, checkpoint_every=5)
     with pytest.raises(UserError, match="the checkpoint's cosine ends after 5 steps, not 12; give") as refusal:
-        runs("run", **common | STORY, epochs=4, resume=str(out))
+        runs("run", **common | COURSE, epochs=4, resume=str(out))
     assert "\n" not in str(refusal.value)
     out = runs("constant", **common, steps=5, checkpoint_every=5)
     assert list(losses(runs("constant", **common, epochs=4, resume=str(out)))) == list(range(1, 13))
@@ -279,7 +279,7 @@ HANDED = {  # and one of hybrid, sharded and split rungs, in worlds of so many p
     7: (4, {"rung": "hybrid", "schedule": "1F1B", "microbatches": 2, "sharded": True, "mesh": "pp-dp"}),
     8: (1, {"rung": "single"}),
 }
-HYBRID = {"model": "transformer", "batch_size": 8, "epochs": 1, "log_every": 1} | STORY
+HYBRID = {"model": "transformer", "batch_size": 8, "epochs": 1, "log_every": 1} | COURSE
 
 
 def handed_on(folder, jpeg):
@@ -288,7 +288,7 @@ def handed_on(folder, jpeg):
     for stop, rung in PARTS.items():
         resume = {"resume": str(folder / f"to-{before}")} if before else {}
         where = {"steps": stop, "checkpoint_every": stop, "out": str(folder / f"to-{stop}")}
-        runs[stop] = {"model": "toy", "epochs": 2, **STORY, **where, **rung, **resume, **jpeg}
+        runs[stop] = {"model": "toy", "epochs": 2, **COURSE, **where, **rung, **resume, **jpeg}
         before = stop
     return runs
 
@@ -345,7 +345,7 @@ def test_any_rung_resumes_any_rungs_checkpoint(world, runs, jpeg):
     parts = handed_on(world, jpeg)
     for stop in (9, 10):
         train(checked(Settings(**parts[stop])), World())
-    whole = losses(runs("whole", model="toy", epochs=2, **STORY, **jpeg))
+    whole = losses(runs("whole", model="toy", epochs=2, **COURSE, **jpeg))
     together = {step: loss for stop in PARTS for step, loss in losses(parts[stop]["out"]).items()}
     assert far(together, whole) < ROUNDING
 

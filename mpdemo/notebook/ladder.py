@@ -1,7 +1,7 @@
-"""The ladder so far: one row for each rung that has run. Every notebook of the course adds the row of its rung.
+"""The ladder so far: one row for each strategy that was timed. Every notebook of the course adds its own.
 
-A rung's row is read from two folders: ``runs/story_RUNG``, where it was trained, and ``runs/speed_RUNG``, where a job
-timed it alternately with the single device. A rung that has neither is skipped.
+A row is read from ``runs/speed_RUNG``, where a job timed the strategy alternately with the single device. The losses of
+``runs/train_RUNG``, where it was trained, are drawn over the single device's.
 """
 
 import json
@@ -25,54 +25,63 @@ MEMORY = {  # part of a device's memory: its look
     "activations": {"facecolor": style.paler(style.SKY, 0.6)} | style.EDGE,
 }
 LANE = 0.36  # inches per device
+SHARE_THE_WORK = "data_parallel", "ddp", "fsdp", "tensor"  # limited by processes that do not talk
 
 
-COLUMNS = {  # of a row: its heading and its format
-    "rung": ("rung", ""),
-    "devices": ("devices", ""),
-    "loss": ("loss", ".4f"),
-    "accuracy": ("accuracy", ".1%"),
-    "images_per_second": ("images/s", ".0f"),
-    "speedup": ("speed-up", ".2f"),
-    "bound": ("bound", ".2f"),
-    "fraction_of_bound": ("share", ".0%"),
-    "max_relative_gradient_error": ("gradient diff", ".1e"),
-    "memory": ("MiB per device", "memory"),
-}
+HEADINGS = "strategy", "devices", "step (ms)", "speed-up", "limit", "MiB per device"
 FOOT = (
-    "Loss and accuracy are of the validation images, after the training. Speed-up: the single device's median step "
-    "over that of the rung, timed alternately in a job of its own. Bound: the speed-up of independent processes where "
-    "the devices share the batch or each layer, of the simulated schedule where the model is cut; share: speed-up / "
-    "bound. Gradient diff: the largest difference of a parameter's gradient from the single device's, relative to its "
-    "norm. MiB per device: the planned peak of a step; the activations' bar is what they need beyond the room of "
-    "gradients that are dropped after a step."
+    "Step: the median of the single device's and of this strategy's, timed alternately in one job. Speed-up: their "
+    "ratio, and the middle half of the rounds. Limit: the best possible here. Where the devices share the work, it is "
+    "the speed-up of independent processes, which is one quantity: the range over all jobs that measured it. Where the "
+    "model is cut, its schedule is simulated with the measured operations. Memory: the peak of a step, computed."
 )
 
 
 def ladder_table() -> Bundle:
-    """Show one row for each rung that has run, in text and HTML; name the notebooks of the others.
+    """Show one row for each strategy that was timed, in text and HTML; name the notebooks of the others.
 
     The numbers are measured: a notebook's cell that shows this table is not compared from run to run.
     """
-    rows = rows_so_far()
-    complete = {row["rung"] for row in rows if "loss" in row and "speedup" in row}
-    open_rungs = [f"{rung} (notebook {number(rung)})" for rung in RUNGS if rung not in complete]
-    notes = [f"Not yet trained and timed: {', '.join(open_rungs)}."] * bool(open_rungs) + [FOOT]
+    rows = timed_rows()
+    missing = [f"{rung} (notebook {number(rung)})" for rung in RUNGS if rung not in {row["rung"] for row in rows}]
+    notes = [f"Not timed yet: {', '.join(missing)}."] * bool(missing) + [FOOT]
     html = table(rows, "html") + "".join(f"<p>{note}</p>" for note in notes)
     return Bundle("\n".join([table(rows), *notes]), html=html)
 
 
 def table(rows, look="plain") -> str:
-    """Return the rows as tabulate writes them; a dash stands for a value that a row lacks."""
+    """Return the rows as tabulate writes them."""
+    shared = [row["bound"] for row in rows if row["rung"] in SHARE_THE_WORK]
+    texts = []
+    for row in rows:
+        limits = shared if row["rung"] in SHARE_THE_WORK else [row["bound"]]
+        ends = dict.fromkeys(f"{limit:.2f}" for limit in (min(limits), max(limits)))
+        alone = row["rung"] == "single"
+        speed = ["-", "-"] if alone else [speedup_text(row), " to ".join(ends)]
+        texts.append([row["rung"], row["devices"], step_text(row), *speed, memory_text(row["memory"])])
+    align = ["left"] + ["right"] * (len(HEADINGS) - 1)
+    return tabulate(texts, HEADINGS, look, colalign=align, disable_numparse=True)
 
-    def cell(value, form):
-        if value is None:
-            return "-"
-        return memory_text(value) if form == "memory" else format(value, form)
 
-    texts = [[cell(row.get(name), form) for name, (_, form) in COLUMNS.items()] for row in rows]
-    align = ["left"] + ["right"] * (len(COLUMNS) - 1)
-    return tabulate(texts, [head for head, _ in COLUMNS.values()], look, colalign=align, disable_numparse=True)
+def speedup_text(row) -> str:
+    """Return the speed-up and the middle half of the rounds: ``1.72 (1.68 to 1.75)``."""
+    low, high = row["speedup_quartiles"]
+    return f"{row['speedup']:.2f} ({low:.2f} to {high:.2f})"
+
+
+def step_text(row) -> str:
+    """Return the single device's median step and this strategy's, in ms, from the same job."""
+    step = row["step_seconds"] * 1e3
+    return f"{step:.0f}" if row["rung"] == "single" else f"{step * row['speedup']:.0f} → {step:.0f}"
+
+
+def verdict(row) -> str:
+    """Say in a line how a measured speed-up compares with its limit, without a cause, which was not measured."""
+    low, high = row["speedup_quartiles"]
+    least, most = row["bound_quartiles"]
+    said = "within their spread, so it is at the limit" if high >= least else "below it by more than their spread"
+    speed = f"{row['speedup']:.2f} times the single device's speed (half of the rounds: {low:.2f} to {high:.2f} times)"
+    return f"{speed}; the limit is {row['bound']:.2f} times ({least:.2f} to {most:.2f} times): {said}."
 
 
 def memory_text(memory) -> str:
@@ -81,10 +90,8 @@ def memory_text(memory) -> str:
 
 
 def ladder_chart() -> Bundle:
-    """Show a step of each rung that was timed, on one time axis, and beside it the peak memory of every device."""
-    rows = [row for row in rows_so_far() if row.get("timeline")]
-    if not rows:
-        raise UserError("no rung has been timed yet; run the job of notebook 01 that writes runs/speed_single")
+    """Show a step of each strategy that was timed, on one time axis, and beside it the peak memory of every device."""
+    rows = timed_rows()
     scale = TimeScale(max(operation["end"] for row in rows for operation in row["timeline"]), 1e3, "ms")
     most = max(sum(device[part] for part in MEMORY) for row in rows for device in row["memory"]) / MIB
 
@@ -99,7 +106,7 @@ def ladder_chart() -> Bundle:
     heights = [row["devices"] + 0.4 for row in rows]
     height = 1.35 + sum(0.42 + LANE * row["devices"] for row in rows)
     ratios = {"height_ratios": heights, "width_ratios": [3, 1], "sharex": "col", "squeeze": False}
-    text = "the ladder so far: a step of each rung on one time axis, and the memory of every device"
+    text = "the ladder so far: a step of each strategy on one time axis, and the memory of every device"
     alt = "; ".join(f"{headline(row)}, peak memory (MiB) {memory_text(row['memory'])}" for row in rows)
     return style.picture(paint, text, alt, 8.6, height, len(rows), 2, **ratios)
 
@@ -125,59 +132,51 @@ def _add_legend(sheet, rows):
 
 
 def headline(row) -> str:
-    """Return a rung's line: its step after the single device's of the same job, and the speed-up beside its bound."""
+    """Return a strategy's line: its step after the single device's, and the speed-up beside its limit."""
     name = row["rung"]
     if row.get("schedule"):
         name += f" ({row['schedule']}, {row['microbatches']} microbatches)"
     name += f", {row['devices']} device{'s' if row['devices'] > 1 else ''}"
-    step = row["step_seconds"] * 1e3
     if row["rung"] == "single":
-        return f"{name}: step {step:.0f} ms"
-    steps = f"step {step * row['speedup']:.0f} → {step:.0f} ms"
-    return f"{name}: {steps}, speed-up {row['speedup']:.2f} of at most {row['bound']:.2f}"
+        return f"{name}: step {step_text(row)} ms"
+    return f"{name}: step {step_text(row)} ms, speed-up {row['speedup']:.2f} of at most {row['bound']:.2f}"
 
 
 def loss_over_single(rung) -> Bundle:
     """Draw the loss curve of a rung that was trained over the single device's, headed by their largest difference."""
     if rung not in RUNGS:
         raise UserError(f"no rung {rung!r}; allowed: {', '.join(RUNGS)}{did_you_mean(rung, RUNGS)}")
-    runs = {
-        name: [row for row in rows_in(folder("story", name)) if row["event"] == "step"] for name in ("single", rung)
+    found = {
+        name: [row for row in rows_in(runs() / f"train_{name}") if row["event"] == "step"] for name in ("single", rung)
     }
-    for name, rows in runs.items():
+    for name, rows in found.items():
         if not rows:
-            raise UserError(f"no step in runs/story_{name}; train it in notebook {number(name)}")
-    single, other = ({row["step"]: row["loss"] for row in rows} for rows in runs.values())
+            raise UserError(f"no step in runs/train_{name}; train it in notebook {number(name)}")
+    single, other = ({row["step"]: row["loss"] for row in rows} for rows in found.values())
     apart = {step: abs(single[step] - other[step]) for step in single.keys() & other.keys()}
     step = max(apart, key=apart.get)
-    return curves(runs, title=f"largest difference of {len(apart)} losses: {apart[step]:.1e}, in step {step}")
+    return curves(found, title=f"largest difference of {len(apart)} losses: {apart[step]:.1e}, in step {step}")
 
 
-def rows_so_far() -> list[dict]:
-    """Return the rows of all rungs that were trained or timed, in the order of the ladder."""
+def timed_rows() -> list[dict]:
+    """Return the rows of all strategies that were timed, in the order of the ladder."""
     timed = {}
-    for rung in reversed(RUNGS):  # the single device is timed beside each rung; its own run has the last word
-        timed |= {row["rung"]: row for row in summary("speed", rung).get("rows", [])}
-    rows = []
-    for rung in RUNGS:
-        trained = summary("story", rung)
-        result = {"loss": trained["validation_loss"], "accuracy": trained["validation_accuracy"]} if trained else {}
-        if trained or rung in timed:
-            rows.append({"rung": rung} | timed.get(rung, {}) | result)
-    if not rows:
-        raise UserError("no rung has run yet; begin with notebook 01, which trains on a single device")
-    return rows
+    for rung in reversed(RUNGS):  # the single device is timed beside each; its own job has the last word
+        timed |= {row["rung"]: row for row in summary(rung).get("rows", [])}
+    if not timed:
+        raise UserError("nothing was timed yet; begin with notebook 01, which times the single device")
+    return [timed[rung] for rung in RUNGS if rung in timed]
 
 
-def summary(kind, rung) -> dict:
-    """Return what a run of a rung left when it ended, an empty dictionary before."""
-    file = folder(kind, rung) / "summary.json"
+def summary(rung) -> dict:
+    """Return what the job that timed a strategy left when it ended, an empty dictionary before."""
+    file = runs() / f"speed_{rung}" / "summary.json"
     return json.loads(file.read_text()) if file.exists() else {}
 
 
-def folder(kind, rung):
-    """Return the folder of a rung's run: ``runs/story_RUNG`` or ``runs/speed_RUNG``."""
-    return paths.root() / "runs" / f"{kind}_{rung}"
+def runs():
+    """Return the folder of all runs."""
+    return paths.root() / "runs"
 
 
 def number(rung) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from mpdemo.errors import UserError
 from mpdemo.jobs import JobSpec, Site, load_site, slurm, train_command
-from mpdemo.notebook.story import story
+from mpdemo.notebook.recipe import recipe
 
 KINDS = "strong", "weak"
 WARMUP = 2  # steps that are not counted: DDP settles its buckets, caches fill
@@ -68,7 +68,7 @@ class Experiment:
         batch, name = self.batch_of(kind, nodes), f"{self.name}_{kind}_{nodes}"
         rung = "single" if nodes * self.processes_per_node == 1 else "ddp"
         steps = {"batch_size": batch, "epochs": None, "steps": self.images // batch, "log_every": 1}
-        settings = story(rung, **{"warmup_steps": WARMUP} | (self.changes or {}) | steps, out=f"runs/{name}")
+        settings = recipe(rung, **{"warmup_steps": WARMUP} | (self.changes or {}) | steps, out=f"runs/{name}")
         shape = {"nodes": nodes, "processes_per_node": self.processes_per_node, "oversubscribe": self.oversubscribe}
         return JobSpec(name, train_command(**settings), f"runs/{name}", time_limit=self.time_limit, **shape)
 

@@ -31,7 +31,7 @@ from mpdemo.world.processes import clean_up_on_signals
 HEADERS = ("job", "submitted", "waited", "ran", "Python", "torch", "GPUs", "nccl", "what to fix")
 STEPS = 2  # of a training run
 # What follows the folder in a lab's command when it is small: one part of it, or a number of steps.
-LABS = {"less_memory": ["layout"], "lightning_story": [str(STEPS)]}
+LABS = {"less_memory": ["layout"], "lightning_training": [str(STEPS)]}
 LONGEST = 200  # characters of a line of advice
 LOOK = "do: python -c 'import torch; print(torch.__version__, torch.version.cuda, torch.version.hip)'"
 

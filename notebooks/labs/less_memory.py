@@ -9,7 +9,7 @@ import sys
 from dataclasses import replace
 
 from mpdemo.compare import Comparison, model_and_batch, run_lab
-from mpdemo.notebook.story import story
+from mpdemo.notebook.recipe import recipe
 from mpdemo.plan.counting import peak_of_a_step
 from mpdemo.settings import Settings, as_arguments
 from mpdemo.trial import Trial, relative_difference
@@ -21,7 +21,7 @@ LAYOUT = ({}, {"channels_last": True})
 
 def tricks(world):
     """Compare a plain step of the course model with the options that need less memory. See `compare`."""
-    return compare(Settings(**story("single")), TRICKS, world)
+    return compare(Settings(**recipe("single")), TRICKS, world)
 
 
 def layout(world):

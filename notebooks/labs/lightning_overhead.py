@@ -21,8 +21,8 @@ from torch.nn.functional import cross_entropy
 from mpdemo import data, models
 from mpdemo.compare import WARMUP, Comparison, quartiles, write_result
 from mpdemo.errors import RunFailed
-from mpdemo.labs.lightning_story import Digits, Story, make_trainer, pl
-from mpdemo.notebook.story import story
+from mpdemo.labs.lightning_training import Digits, Story, make_trainer, pl
+from mpdemo.notebook.recipe import recipe
 from mpdemo.run import Run
 from mpdemo.rungs import single
 from mpdemo.settings import Settings, checked
@@ -107,13 +107,13 @@ def measure(world, rounds=ROUNDS) -> dict:
     seconds = {name: [epoch / steps for epoch in epochs[WARMUP:]] for name, epochs in run.seconds.items()}
     added = {name: [a - b for a, b in zip(seconds[name], seconds[BARE], strict=True)] for name in (LIGHTNING, OURS)}
     comparison = Comparison(world)
-    comparison.add("story", Settings(**story("single", epochs=1)))
+    comparison.add("course", Settings(**recipe("single", epochs=1)))
     comparison.run(5, warmup=1)
     return {
         "step_seconds": {name: median(values) for name, values in seconds.items()},
         "added_seconds": {name: median(values) for name, values in added.items()},
         "added_quartiles": {name: quartiles(values) for name, values in added.items()},
-        "story_seconds": comparison.median("story"),
+        "course_seconds": comparison.median("course"),
         "rounds": rounds,
     }
 

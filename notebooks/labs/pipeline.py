@@ -15,7 +15,7 @@ import torch
 
 from mpdemo import data, models
 from mpdemo.compare import Comparison, model_and_batch, run_lab
-from mpdemo.notebook.story import equal_cut, story
+from mpdemo.notebook.recipe import equal_cut, recipe
 from mpdemo.schedules import SCHEDULES
 from mpdemo.settings import Settings
 from mpdemo.trial import Trial, relative_difference
@@ -23,14 +23,14 @@ from mpdemo.world.collectives import gather_objects
 from mpdemo.world.launch import end
 
 ROUNDS = 3
-STORY = Settings(**story("pipeline"))
-NAIVE = replace(STORY, rung="model_parallel", schedule="1F1B", microbatches=None, cut=equal_cut(2))
+COURSE = Settings(**recipe("pipeline"))
+NAIVE = replace(COURSE, rung="model_parallel", schedule="1F1B", microbatches=None, cut=equal_cut(2))
 
 
 def variant(schedule, microbatches=4, cut=None) -> Settings:
     """Return the course model's pipeline with another schedule, cut into equal stages unless a cut is given."""
     cut = cut or equal_cut(2 * SCHEDULES[schedule].stages_per_rank)
-    return replace(STORY, schedule=schedule, microbatches=microbatches, cut=cut)
+    return replace(COURSE, schedule=schedule, microbatches=microbatches, cut=cut)
 
 
 def equality(world) -> dict:
@@ -43,8 +43,8 @@ def equality(world) -> dict:
     def gradients(settings, model, batch):
         return Trial(replace(settings, timeline=False), world, model, batch).gradients()
 
-    differences, (model, batch) = {}, model_and_batch(STORY)
-    reference = gradients(Settings(**story("single")), model, batch)
+    differences, (model, batch) = {}, model_and_batch(COURSE)
+    reference = gradients(Settings(**recipe("single")), model, batch)
     for name, settings in {"naive": NAIVE, **{name: variant(name) for name in SCHEDULES}}.items():
         differences[name] = relative_difference(gradients(settings, model, batch), reference)
     batch = [tensor[:64] for tensor in data.load("digits").train.tensors]
@@ -75,7 +75,7 @@ def cuts(world, out) -> dict:
 
 def record_all(world, out, variants) -> dict:
     """Time all variants (Settings by name) alternately and save their timelines in folders of `out`."""
-    comparison = Comparison(world, *model_and_batch(STORY))
+    comparison = Comparison(world, *model_and_batch(COURSE))
     for name, settings in variants.items():
         comparison.add(name, settings)
     comparison.run(ROUNDS, warmup=1)
@@ -91,7 +91,7 @@ def one_process(world) -> dict:
     """
     if world.device.type == "cuda" and torch.cuda.device_count() < 2:
         return {}
-    comparison = Comparison(world, *model_and_batch(STORY))
+    comparison = Comparison(world, *model_and_batch(COURSE))
     for count, settings in ((1, NAIVE), (4, variant("1F1B"))):
         comparison.add(count, replace(settings, form="one-process", devices=2, timeline=False))
     comparison.run(2 * ROUNDS, warmup=1)

@@ -11,7 +11,7 @@ import sys
 from dataclasses import replace
 
 from mpdemo.compare import model_and_batch
-from mpdemo.notebook.story import story
+from mpdemo.notebook.recipe import recipe
 from mpdemo.plan import memory
 from mpdemo.plan.counting import peak_of_a_step, sent_in_a_step
 from mpdemo.settings import Settings, as_arguments, checked
@@ -24,7 +24,7 @@ HALVES = {"schedule": "1F1B", "cut": None}  # one stage per device
 TWICE = {"activation_checkpointing": True}
 BF16 = {"precision": "bf16"}
 CONVNET = {"model": "convnet", "norm": "group"}
-CASES = {  # processes -> settings, as changes of the story's
+CASES = {  # processes -> settings, as changes of the course model's
     2: [
         {"rung": "ddp"},
         {"rung": "ddp", "microbatches": 4},
@@ -59,7 +59,7 @@ CASES = {  # processes -> settings, as changes of the story's
 
 def wanted(changes, batch_size) -> Settings:
     """Return the settings of a case, not checked yet."""
-    return replace(Settings(**story(**changes)), batch_size=batch_size, timeline=False)
+    return replace(Settings(**recipe(**changes)), batch_size=batch_size, timeline=False)
 
 
 def measure(world, cases, batch_size) -> list[dict]:

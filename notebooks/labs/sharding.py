@@ -14,7 +14,7 @@ from torch.profiler import record_function
 
 from mpdemo.compare import model_and_batch, write_result
 from mpdemo.labs.profile_parts import STEP, recording
-from mpdemo.notebook.story import story
+from mpdemo.notebook.recipe import recipe
 from mpdemo.plan.counting import sent_in_a_step
 from mpdemo.recorder import Recorder
 from mpdemo.settings import Settings
@@ -92,12 +92,12 @@ def measure(world) -> dict:
 
     And how far its weights are after both steps from the single device's (`relative_difference`).
     """
-    model, batch = model_and_batch(Settings(**story("ddp")))
-    results, single = {}, Trial(Settings(**story("single")), world, model, batch)
+    model, batch = model_and_batch(Settings(**recipe("ddp")))
+    results, single = {}, Trial(Settings(**recipe("single")), world, model, batch)
     for _ in range(STEPS):
         single.step()
     for way, changes in WAYS.items():
-        trial = Trial(Settings(**story(**changes, timeline=False)), world, model, batch)
+        trial = Trial(Settings(**recipe(**changes, timeline=False)), world, model, batch)
         sent, apart = sent_in_a_step(trial), relative_difference(weights(trial), weights(single))
         results[way] = {"sent": sent, "stored": gather_objects(stored(trial)), "weights_apart": apart}
         results[way]["timeline"] = timeline(trial, world)

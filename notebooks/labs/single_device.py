@@ -18,14 +18,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mpdemo import data, models
 from mpdemo.compare import model_and_batch, run_lab
-from mpdemo.notebook.story import story
+from mpdemo.notebook.recipe import recipe
 from mpdemo.plan.counting import peak_of_a_step
 from mpdemo.settings import Settings
 from mpdemo.trial import Trial
 from mpdemo.world.clock import now
 from mpdemo.world.launch import end
 
-STORY = Settings(**story("single"))
+COURSE = Settings(**recipe("single"))
 CONVNET = Settings(rung="single", model="convnet", batch_size=128)
 ALONE = 7  # steps of a measurement without a loader
 
@@ -97,7 +97,7 @@ def mean_seconds(batches, work, device, warmup=2):
 
 def parts(world):
     """For ConvNet and transformer: the time of each part of a step, and what the arithmetic explains of it."""
-    return {settings.model: parts_of(settings, world.device) for settings in (CONVNET, STORY)}
+    return {settings.model: parts_of(settings, world.device) for settings in (CONVNET, COURSE)}
 
 
 def parts_of(settings, device, rounds=8):
@@ -147,13 +147,13 @@ def share_of_products(model, batch):
 
 def memory(world, sizes=(16, 32, 64)):
     """Return bytes: what the course model's training keeps between two steps, and the peak with several batches."""
-    trial = Trial(STORY, world, *model_and_batch(STORY))
+    trial = Trial(COURSE, world, *model_and_batch(COURSE))
     trial.step()
     parameters = list(trial.held.parameters())
     states = [value for p in parameters for value in trial.updates.state[p].values() if value.dim()]
     kept = {"weights": parameters, "gradients": [p.grad for p in parameters], "AdamW": states}
-    variants = {str(size): replace(STORY, batch_size=size) for size in sizes}
-    variants[f"{sizes[-1]} in 4 parts"] = replace(STORY, batch_size=sizes[-1], microbatches=4)
+    variants = {str(size): replace(COURSE, batch_size=size) for size in sizes}
+    variants[f"{sizes[-1]} in 4 parts"] = replace(COURSE, batch_size=sizes[-1], microbatches=4)
     trials = {name: Trial(settings, world, *model_and_batch(settings)) for name, settings in variants.items()}
     peaks = {name: peak_of_a_step(trial) for name, trial in trials.items()}
     kept = {name: sum(tensor.nbytes for tensor in tensors) for name, tensors in kept.items()}

@@ -13,7 +13,7 @@ from dataclasses import replace
 from statistics import median
 
 from mpdemo.compare import Comparison, model_and_batch, write_result
-from mpdemo.notebook.story import story
+from mpdemo.notebook.recipe import recipe
 from mpdemo.plan.measure import step_seconds
 from mpdemo.settings import Settings, as_arguments
 from mpdemo.world.launch import end
@@ -47,7 +47,7 @@ def measure(world, rounds, cases=CASES, repeats=REPEATS) -> list[dict]:
         ``case``, as one types it; ``predicted`` and ``measured`` (seconds of a step), the medians of the rounds;
         ``ratios`` (of the two, in each round) and their median ``ratio``.
     """
-    wanted = [replace(Settings(**story(**changes)), timeline=False) for changes in cases]
+    wanted = [replace(Settings(**recipe(**changes)), timeline=False) for changes in cases]
     comparison = Comparison(world, *model_and_batch(wanted[0]))
     for number, settings in enumerate(wanted):
         comparison.add(number, settings)
@@ -72,7 +72,7 @@ def row_of(predicted, measured) -> dict:
 
 
 def main(out, rounds=9, *rungs):
-    """Measure in every process all cases, or those rungs as the story has them; rank 0 writes the result."""
+    """Measure in every process all cases, or those rungs with the course model's settings; rank 0 writes the result."""
     cases = [{"rung": rung} for rung in rungs] or CASES
     write_result(out, lambda world: {"rows": measure(world, int(rounds), cases), "device": world.device.type})
 

@@ -18,10 +18,15 @@ from mpdemo.trial import Trial
 from mpdemo.world.env import World, where_am_i
 
 RESNET = {"rung": "single", "model": "resnet101", "norm": "batch", "image_size": 224, "optimizer": "sgd"}
-STORY = {"rung": "single", "model": "transformer", "optimizer": "adamw", "batch_size": 512}
-WHOLE = [STORY, STORY | {"precision": "bf16"}, STORY | {"activation_checkpointing": True}, RESNET | {"batch_size": 64}]
+COURSE = {"rung": "single", "model": "transformer", "optimizer": "adamw", "batch_size": 512}
+WHOLE = [
+    COURSE,
+    COURSE | {"precision": "bf16"},
+    COURSE | {"activation_checkpointing": True},
+    RESNET | {"batch_size": 64},
+]
 CUT = {"rung": "pipeline", "form": "one-process", "devices": 2}
-STAGES = [STORY | CUT | {"microbatches": 4}, RESNET | CUT | {"microbatches": 16, "batch_size": 128, "cut": "layer2.3"}]
+STAGES = [COURSE | CUT | {"microbatches": 4}, RESNET | CUT | {"microbatches": 16, "batch_size": 128, "cut": "layer2.3"}]
 
 
 def row(settings, world, number=0):

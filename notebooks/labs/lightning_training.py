@@ -1,8 +1,8 @@
 """The course model's training as you write it in PyTorch Lightning: same images, optimizer and learning rates.
 
-    python -m mpdemo.labs.lightning_story runs/12_lightning                                 # num_nodes=1, devices=1
-    torchrun --standalone --nproc-per-node 2 -m mpdemo.labs.lightning_story runs/12_lightning             # 1, 2
-    srun --nodes 2 --ntasks-per-node 1 python -m mpdemo.labs.lightning_story runs/12_lightning            # 2, 1
+    python -m mpdemo.labs.lightning_training runs/12_lightning                                 # num_nodes=1, devices=1
+    torchrun --standalone --nproc-per-node 2 -m mpdemo.labs.lightning_training runs/12_lightning             # 1, 2
+    srun --nodes 2 --ntasks-per-node 1 python -m mpdemo.labs.lightning_training runs/12_lightning            # 2, 1
 
 Taught in notebooks/12_other_tools.ipynb. Source: https://lightning.ai/docs/pytorch/stable/common/trainer.html.
 """
@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from mpdemo import data, models
 from mpdemo.errors import UserError
-from mpdemo.notebook.story import story
+from mpdemo.notebook.recipe import recipe
 from mpdemo.run import Run
 from mpdemo.settings import Settings
 from mpdemo.training.log import RunLog
@@ -124,7 +124,7 @@ def main(out, steps=None):
     """Train in every process; rank 0 writes ``metrics.jsonl``, ``summary.json`` and the folder ``tensorboard``."""
     world = where_am_i()
     claim_cores(world)
-    settings, losses = Settings(**story("single", epochs=1)), Losses()
+    settings, losses = Settings(**recipe("single", epochs=1)), Losses()
     trainer = make_trainer(
         nodes=world.world_size // world.local_world_size,
         devices=world.local_world_size,

@@ -1,6 +1,6 @@
-"""One rung of the story against the single device: speed beside its bound, the timeline of a step, memory per device.
+"""One strategy against the single device: speed beside its limit, the timeline of a step, memory per device.
 
-    torchrun --standalone --nproc-per-node 2 -m mpdemo.labs.story runs/speed_ddp ddp
+    torchrun --standalone --nproc-per-node 2 -m mpdemo.labs.speed runs/speed_ddp ddp
 
 Every process takes part; rank 0 writes ``summary.json`` in the folder. Its ``rows`` are the single device's and the
 rung's: those of `mpdemo.compare`, with the typical step's timeline and the memory of every device.
@@ -15,7 +15,7 @@ from torch import nn
 from mpdemo import compare
 from mpdemo.errors import UserError, did_you_mean
 from mpdemo.labs.ddp import time_bucket
-from mpdemo.notebook.story import story
+from mpdemo.notebook.recipe import recipe
 from mpdemo.plan import memory
 from mpdemo.recorder import Recorder
 from mpdemo.settings import RUNGS, Settings
@@ -36,7 +36,7 @@ def measure(world, rung, rounds=ROUNDS) -> dict:
         ``batch_size``, ``rounds``, ``seconds`` (name -> one number per round) and ``rows``. The speed-up of a row is
         the ratio of the medians.
     """
-    variants = compare.as_variants([Settings(**story(name)) for name in dict.fromkeys(("single", rung))])
+    variants = compare.as_variants([Settings(**recipe(name)) for name in dict.fromkeys(("single", rung))])
     single = variants["single"]
     comparison = compare.compare(variants, world, *compare.model_and_batch(single))
     for name in variants:

@@ -1,7 +1,6 @@
-"""The story: one model on one data set that every rung of the course trains, so that their runs can be compared.
+"""The recipe of the course model: one training run, the same for every strategy, so that the runs can be compared.
 
-A vision transformer of eight equal blocks learns the digits. Used in every notebook from
-notebooks/01_single_device.ipynb on, and by ``python -m mpdemo demo``.
+A vision transformer of eight equal blocks learns the digits, in the notebooks and in ``python -m mpdemo demo``.
 """
 
 from mpdemo.cuts import DEPTH
@@ -21,18 +20,18 @@ RECIPE = {
 PIPELINE = {"schedule": "Interleaved1F1B", "microbatches": 4}  # the fastest here on two devices, with two stages each
 
 
-def story(rung, **changes) -> dict:
-    """Return the settings of the story's training on a rung, as in ``train_command(**story("ddp", epochs=1))``.
+def recipe(rung, **changes) -> dict:
+    """Return the settings of the course model's training run with a strategy.
 
     Parameters
     ----------
     rung : str
-        A name of `mpdemo.settings.RUNGS`; the run's folder is ``runs/story_RUNG``.
+        A name of `mpdemo.settings.RUNGS`; the run's folder is ``runs/train_RUNG``.
     **changes
         Settings that are added or replaced; None leaves one to its default.
     """
     form = changes.get("form") or RUNG_FORMS.get(rung, (None,))[0]
-    settings = {"rung": rung, **RECIPE, "out": f"runs/story_{rung}"}
+    settings = {"rung": rung, **RECIPE, "out": f"runs/train_{rung}"}
     if records_timeline(rung, form):
         settings["timeline"] = True
     if rung in ("pipeline", "hybrid"):

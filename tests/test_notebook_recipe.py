@@ -1,10 +1,10 @@
-"""The story's settings work on every rung, and are the same training on all of them."""
+"""The course model's settings work on every rung, and are the same training on all of them."""
 
 import pytest
 
 from mpdemo.cuts import block_names, resolve_cut
 from mpdemo.jobs import train_command
-from mpdemo.notebook.story import RECIPE, equal_cut, story
+from mpdemo.notebook.recipe import RECIPE, equal_cut, recipe
 from mpdemo.settings import RUNG_FORMS, Settings, checked
 
 FORMS = [(rung, form) for rung, forms in RUNG_FORMS.items() for form in (None, *forms)]
@@ -12,11 +12,11 @@ FORMS = [(rung, form) for rung, forms in RUNG_FORMS.items() for form in (None, *
 
 @pytest.mark.parametrize(("rung", "form"), FORMS)
 def test_every_rung_and_form(rung, form):
-    settings = story(rung, form=form, lr=0.5)
+    settings = recipe(rung, form=form, lr=0.5)
     assert train_command(**settings)[:5] == ("-m", "mpdemo", "train", "--rung", rung)
     s = checked(Settings(**settings))
     assert {name: getattr(s, name) for name in RECIPE} == RECIPE | {"lr": 0.5}  # changes come last
-    assert s.out == f"runs/story_{rung}"
+    assert s.out == f"runs/train_{rung}"
     assert s.timeline == (s.form == "per-device" and rung in ("model_parallel", "pipeline", "hybrid"))
 
 

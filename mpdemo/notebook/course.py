@@ -1,0 +1,89 @@
+"""The course model: one small transformer on one data set, which every notebook trains with another strategy.
+
+    from mpdemo.notebook.course import check, follow, ladder, measure, train
+
+    job = train("ddp", processes=2)          # the training run: a batch script, submitted, in runs/train_ddp
+    await follow(job)
+    row = await measure("ddp")               # its speed beside the single device's, in runs/speed_ddp
+    ladder()                                 # every strategy so far
+
+Its settings are in recipe.py.
+"""
+
+from dataclasses import fields
+
+from IPython.display import display
+
+from mpdemo.jobs import JobSpec, submit, train_command
+from mpdemo.notebook.check import check
+from mpdemo.notebook.ladder import ladder_chart, ladder_table, loss_over_single, verdict
+from mpdemo.notebook.live_view import follow
+from mpdemo.notebook.ranks import start_ranks
+from mpdemo.notebook.recipe import recipe
+from mpdemo.notebook.show import diff, show
+
+__all__ = ["check", "diff", "follow", "ladder", "loss_over_single", "measure", "run", "show", "start_ranks", "train"]
+OF_THE_JOB = {field.name for field in fields(JobSpec)} - {"name", "command", "out", "processes_per_node"}
+
+
+def train(rung, processes=1, nodes=1, *, name=None, script=None, resubmit=False, **changes):
+    """Submit the course model's training run with a strategy; return its `mpdemo.jobs.Job`.
+
+    Parameters
+    ----------
+    rung : str
+        A name of `mpdemo.settings.RUNGS`.
+    processes, nodes : int
+        Processes per node, and nodes.
+    name : str, optional
+        The job's name in the queue; by default that of the run's folder.
+    script : str, optional
+        Where the batch script is written, as ``"slurm/03_ddp.sbatch"``; by default in the run's folder.
+    resubmit : bool
+        Run it again although it has run.
+    **changes
+        Words of `mpdemo.jobs.JobSpec`, and settings that are added to the recipe or replace it (see recipe.py).
+    """
+    words = {key: changes.pop(key) for key in OF_THE_JOB & changes.keys()}
+    settings = recipe(rung, **changes)
+    out = settings["out"]
+    spec = JobSpec(name or out.split("/")[-1], train_command(**settings), out, nodes, processes, **words)
+    return submit(spec, script=script, resubmit=resubmit)
+
+
+def run(name, *command, processes=1, nodes=1, resubmit=False, **words):
+    """Submit any program as a job in the folder ``runs/NAME``; return its `mpdemo.jobs.Job`.
+
+    Parameters
+    ----------
+    name : str
+        Of the job and of its folder.
+    *command
+        A script or ``"-m"`` and a module, and its arguments: what stands after ``python``.
+    processes, nodes : int
+        Processes per node, and nodes.
+    resubmit : bool
+        Run it again although it has run.
+    **words
+        Further words of `mpdemo.jobs.JobSpec`.
+    """
+    return submit(JobSpec(name, command, f"runs/{name}", nodes, processes, **words), resubmit=resubmit)
+
+
+async def measure(rung, processes=2, nodes=1, *rounds) -> dict:
+    """Time steps of a strategy alternately with the single device's, in a job; say what came out, and return it.
+
+    The job runs `mpdemo.labs.speed` in the folder ``runs/speed_RUNG``; the result is its row of the strategy.
+    """
+    name = f"speed_{rung}"
+    command = ("-m", "mpdemo.labs.speed", f"runs/{name}", rung, *rounds)
+    job = run(name, *command, processes=processes, nodes=nodes)
+    await follow(job)
+    row = next(row for row in job.result()["rows"] if row["rung"] == rung)
+    print(verdict(row))
+    return row
+
+
+def ladder():
+    """Display the table of all strategies that have run, and a step of each of them on one time axis."""
+    display(ladder_table(), ladder_chart())
