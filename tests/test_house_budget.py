@@ -8,9 +8,9 @@ from mpdemo.paths import root
 # Lines of all .py, docstrings and blank lines included, formatted by ruff: a budget is for what a room does, not for
 # how tightly it is written. A name that begins with / is a file or folder of mpdemo.
 BUDGET = {
-    "mpdemo": 16_994,
+    "mpdemo": 17_025,
     "notebooks/labs notebooks/checks notebooks/scripts": 4_688,
-    "tests": 12_287,
+    "tests": 12_300,
     "/__main__.py /errors.py /settings.py /options.py /rules.py /schedules.py /cuts.py /paths.py": 804,
     "/rungs": 414,
     "/run.py /training": 1_145,
@@ -18,9 +18,9 @@ BUDGET = {
     "/models": 758,
     "/data": 485,
     "/timeline /recorder.py": 373,
-    "/plan": 3_254,
+    "/plan": 3_273,
     "/jobs": 2_471,
-    "/notebook": 1_967,
+    "/notebook": 1_979,
     "/cluster": 698,
     "/trainers": 811,
     "/demo.py /bench.py /doctor.py /compare.py /trial.py": 887,

@@ -31,7 +31,7 @@ def shown():
     yield plots.buckets(STEP)
     yield plots.ring([[[{0}, {0}], [{1}, {1}]], [[{0}, {0, 1}], [{0, 1}, {1}]]])
     yield plots.bars(
-        {"compute": {"forward": 0.1, "backward": 0.2}, "loader": {"forward": 0.05}}, "time of a step (s)", bound=0.25
+        {"compute": {"forward": 0.1, "backward": 0.2}, "loader": {"forward": 0.05}}, "time of a step (s)", limit=0.25
     )
 
 
@@ -89,7 +89,7 @@ def test_curves_draw_the_rows_that_were_given():
 
 def test_texts_hold_no_measured_number_and_a_picture_can_be_saved(tmp_path):
     ladder = plots.ladder(LADDER)
-    assert repr(ladder) == "speed-up beside its bound: single (1 process), ddp, per-device (2 processes)"
+    assert repr(ladder) == "speed-up beside its limit: single (1 process), ddp, per-device (2 processes)"
     assert repr(plots.bars({"a": 1.234, "b": 2}, "time of a step (s)")) == "time of a step (s): a, b"
     ladder.save(tmp_path / "ladder.png")
     assert (tmp_path / "ladder.png").read_bytes()[1:4] == b"PNG"

@@ -86,3 +86,16 @@ def test_footprints_count_every_parameter_once():
 def test_unknown_words_are_refused(wrong):
     with pytest.raises(UserError, match="allowed: "):
         memory.estimate("resnet18", [5], 8, 64, **wrong)
+
+
+def test_gradients_are_counted_only_where_they_are_at_the_peak():
+    def one(rung, devices=1, **more):
+        counted = memory.processes(SMALL, settled(SMALL, rung, 64, devices, **more), 2)[0]
+        return counted.devices[0], counted
+
+    single, _ = one("single")
+    ddp, counted = one("ddp", 2)
+    parts, _ = one("single", microbatches=4)
+    assert single.gradients < 0.001 * single.weights  # the backward pass has only begun, and a step begins with none
+    assert ddp.gradients == counted.trained == counted.messages["all-reduce"]  # the buckets keep them
+    assert parts.gradients == counted.trained  # those of the parts before

@@ -18,11 +18,11 @@ from mpdemo.settings import RUNGS
 from mpdemo.training.log import rows_in
 
 MIB = 2**20
-MEMORY = {  # part of a device's memory: its look
-    "weights": {"facecolor": style.paler(style.BLUE, 0.9)} | style.EDGE,
-    "gradients": {"facecolor": style.paler(style.GREEN, 0.6), "hatch": "\\\\\\\\"} | style.EDGE,
-    "optimizer": {"facecolor": style.paler(style.ORANGE, 0.7), "hatch": "...."} | style.EDGE,
-    "activations": {"facecolor": style.paler(style.SKY, 0.6)} | style.EDGE,
+MEMORY = {  # part of a device's memory: its look; colours are for operations
+    "weights": {"facecolor": "#707070"} | style.EDGE,
+    "gradients": {"facecolor": style.PAPER, "hatch": "\\\\\\\\"} | style.EDGE,
+    "optimizer": {"facecolor": "#b8b8b8", "hatch": "...."} | style.EDGE,
+    "activations": {"facecolor": "#e2e2e2"} | style.EDGE,
 }
 LANE = 0.36  # inches per device
 SHARE_THE_WORK = "data_parallel", "ddp", "fsdp", "tensor"  # limited by processes that do not talk
@@ -155,7 +155,9 @@ def loss_over_single(rung) -> Bundle:
     single, other = ({row["step"]: row["loss"] for row in rows} for rows in found.values())
     apart = {step: abs(single[step] - other[step]) for step in single.keys() & other.keys()}
     step = max(apart, key=apart.get)
-    return curves(found, title=f"largest difference of {len(apart)} losses: {apart[step]:.1e}, in step {step}")
+    return curves(
+        found, overlay=True, title=f"largest difference of {len(apart)} losses: {apart[step]:.1e}, in step {step}"
+    )
 
 
 def timed_rows() -> list[dict]:

@@ -8,6 +8,7 @@ memory.py asks for the steps. Taught in notebooks/04_model_parallel.ipynb and 11
 import gc
 import warnings
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from typing import NamedTuple
@@ -29,15 +30,20 @@ from mpdemo.world.env import World
 class Step(NamedTuple):
     """What one process held in a step, and sent."""
 
-    always: list  # of DeviceMemory by device, without activations
+    always: list  # of DeviceMemory by device, with all gradients and without activations
     levels: list  # of arrays: the bytes of all tensors on each device, each time that they grew
+    arrived: list  # by device: (the first level with it, its bytes) of each gradient
     messages: dict  # collective -> bytes
     buffers: int  # bytes that DDP broadcasts
     batch: int  # bytes of the images and labels
 
     def devices(self) -> list[DeviceMemory]:
-        """Return the memory of every device at its peak."""
-        return [device.with_peak(int(levels.max())) for device, levels in zip(self.always, self.levels, strict=True)]
+        """Return the memory of every device at its peak, with the gradients that are there at that moment."""
+        found = []
+        for device, levels, arrived in zip(self.always, self.levels, self.arrived, strict=True):
+            there = sum(bytes_ for level, bytes_ in arrived if level <= levels.argmax())
+            found.append(replace(device, gradients=there).with_peak(int(levels.max())))
+        return found
 
     def towards(self, other, share):
         """Return the step on the line from this one to another, which did the same; None where it did not."""
@@ -60,6 +66,7 @@ class DryRun(Run):
             self.devices = [torch.device("cpu", number) for number in range(settings.devices)]
             self.device = self.devices[0]
         self.memory, self.sent, self.modes = LiveMemory(), CountMessages(), ExitStack()
+        self.arrived = {}  # id of a parameter: the level after which its gradient came
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
 
     def model(self):
@@ -72,8 +79,15 @@ class DryRun(Run):
 
     def optimizer(self, parameters):
         """Return what stands for an optimizer that has its states already."""
+        trained = [p for p in parameters if p.requires_grad]
+        for p in trained if not self.keep_gradients else []:
+            p.register_post_accumulate_grad_hook(self.arrive)
         with self.fake:
-            return Update([p for p in parameters if p.requires_grad], self.states, self.keep_gradients)
+            return Update(trained, self.states, self.keep_gradients)
+
+    def arrive(self, parameter):
+        """Note when the gradient of a parameter is there for the first time."""
+        self.arrived.setdefault(id(parameter), len(self.memory.levels[str(parameter.device)]))
 
     def batches(self, model, optimizer, replicas=1, replica=0, *, images=True, **others):
         """Yield a batch, with counting on."""
@@ -94,15 +108,18 @@ class DryRun(Run):
 
     def counted(self) -> Step:
         """Return what the step held and sent."""
-        always = []
+        always, arrived = [], []
         for device in self.devices:
             parameters = [p for p in self.held.parameters() if p.device == device]
-            gradients = size([local(p) for p in parameters if p.requires_grad])
+            trained = [p for p in parameters if p.requires_grad]
+            gradients = size([local(p) for p in trained])
+            # a schedule that computes gradients of weights by themselves does not tell when: then from the beginning
+            arrived.append([(self.arrived.get(id(p), 0), size(local(p))) for p in trained])
             buffers = size([buffer for buffer in self.held.buffers() if buffer.device == device])
             weights = size([local(p) for p in parameters]) + buffers
             always.append(DeviceMemory(self.rank + len(always), weights, gradients, self.states * gradients, 0))
         levels = [np.array(self.memory.levels[str(device)], dtype=float) for device in self.devices]
-        return Step(always, levels, self.sent.by_kind(), size(list(self.held.buffers())), self.batch)
+        return Step(always, levels, arrived, self.sent.by_kind(), size(list(self.held.buffers())), self.batch)
 
 
 class Update:

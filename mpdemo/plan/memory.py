@@ -30,6 +30,7 @@ class Counted(NamedTuple):
     devices: list
     messages: dict
     buffers: int = 0  # bytes that DDP broadcasts
+    trained: int = 0  # bytes of all gradients of the first device
 
 
 def estimate(
@@ -160,7 +161,7 @@ def _step(subject, settings, count, size, *others):
 
 
 def _counted(found) -> Counted:
-    return Counted(found.devices(), found.messages, found.buffers)
+    return Counted(found.devices(), found.messages, found.buffers, found.always[0].gradients)
 
 
 def _replicas(subject, settings, states) -> list[Counted]:
@@ -170,10 +171,10 @@ def _replicas(subject, settings, states) -> list[Counted]:
     """
     s, ddp, parts = settings, settings.rung == "ddp", settings.microbatches
     alone = replace(s, rung="single", form="one-process", batch_size=s.batch_size // s.devices, devices=1, processes=1)
-    (device,), _, buffers = of_rank(subject, alone, 0, states, ddp and parts == 1)
+    (device,), _, buffers, trained = of_rank(subject, alone, 0, states, ddp and parts == 1)
     if not ddp:
         return [Counted([device, *[replace(device, optimizer=0)] * (s.devices - 1)], {})]
-    sent = {"all-reduce": device.gradients} | ({"broadcast": buffers} if buffers else {})
+    sent = {"all-reduce": trained} | ({"broadcast": buffers} if buffers else {})
     if parts > 1:
-        device = replace(device, gradients=2 * device.gradients)
-    return [Counted([device], sent, buffers)] * s.devices
+        device = replace(device, gradients=device.gradients + trained)
+    return [Counted([device], sent, buffers, trained)] * s.devices

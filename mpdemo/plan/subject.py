@@ -24,10 +24,11 @@ class Subject(NamedTuple):
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Peak memory of one device in a training step, in bytes.
+    """Memory of one device at the peak of a training step, in bytes.
 
-    `activations` is all of the peak that is not weights, gradients or optimizer state: saved activations, the batch,
-    and temporary tensors of the backward pass.
+    `gradients` are those that are there at the peak: none where it is the end of the forward pass and each step begins
+    without, all where DDP keeps them in its buckets. `activations` is all that is not weights, gradients or optimizer
+    state: saved activations, the batch, and temporary tensors of the backward pass.
     """
 
     device: int

@@ -1,4 +1,6 @@
-"""Figures from result rows: curves, bars, the ladder of speed-ups, the chunks of a ring all-reduce."""
+"""Figures from result rows: curves, bars, the speed-ups of the demo, the chunks of a ring all-reduce."""
+
+from itertools import pairwise
 
 from matplotlib.ticker import MaxNLocator
 
@@ -9,31 +11,38 @@ from mpdemo.notebook.plots.style import line_style, name_bars, picture, stack
 UNITS = {"loss": "loss (nats per image)", "images_per_second": "throughput (images/s)"}
 
 
-def curves(runs, y="loss", x="step", *, title=None):
+def curves(runs, y="loss", x="step", *, title=None, overlay=False):
     """Draw one curve per run, from the rows of its ``metrics.jsonl``.
 
     Parameters
     ----------
     runs : dict
-        Label -> list of rows, as ``job.metrics()`` returns them. Curves of equal trainings coincide: the first
-        one is drawn broad and pale, the next ones thin and dashed on top.
+        Label -> list of rows, as ``job.metrics()`` returns them.
     y, x : str
-        Columns. Only the rows that have both are drawn.
+        Columns. Only the rows that have both are drawn. Where x doubles from point to point, its axis is log2.
     title : str, optional
         A headline.
+    overlay : bool
+        The curves should coincide: the first is drawn broad and pale, the next ones thin and dashed on top.
     """
     points = {label: [(row[x], row[y]) for row in rows if x in row and y in row] for label, rows in runs.items()}
     empty = [label for label, pairs in points.items() if not pairs]
     if empty or not points:
         raise UserError(f"no rows with {x!r} and {y!r} in {', '.join(empty) or 'an empty dict'}; did the run finish?")
 
+    places = sorted({place for pairs in points.values() for place, _ in pairs})
+    doubles = len(places) > 2 and all(b == 2 * a for a, b in pairwise(places))
+
     def paint(figure, axes):
         for index, (label, pairs) in enumerate(points.items()):
-            broad = {"linewidth": 5, "alpha": 0.35} if index == 0 and len(points) > 1 else {"linewidth": 1.8}
+            broad = {"linewidth": 5, "alpha": 0.35} if index == 0 and overlay else {"linewidth": 1.8}
             marker = {"marker": "o", "markersize": 4} if len(pairs) < 12 else {}
             axes.plot(*zip(*pairs, strict=True), label=label, **line_style(index), **broad, **marker)
         axes.set(xlabel=UNITS.get(x, x), ylabel=UNITS.get(y, y))
-        if x in ("step", "epoch"):
+        if doubles:
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(places, [f"{place:g}" for place in places])
+        elif x in ("step", "epoch"):
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))  # there is no epoch 1.5
         axes.set_title(title or "", fontsize=10)
         if len(points) > 1:
@@ -43,7 +52,7 @@ def curves(runs, y="loss", x="step", *, title=None):
     return picture(paint, f"{y} against {x}: {counts}")
 
 
-def bars(values, unit, bound=None, *, digits=2):
+def bars(values, unit, limit=None, *, digits=2):
     """Draw one horizontal bar per value, with the number at its end.
 
     Parameters
@@ -52,7 +61,7 @@ def bars(values, unit, bound=None, *, digits=2):
         Label -> number, or label -> dict of parts that are stacked (``{"forward": 0.1, "backward": 0.2}``).
     unit : str
         Text of the axis, with the unit: ``"time of a step (s)"``.
-    bound : float or list, optional
+    limit : float or list, optional
         A line to compare with, or one for each bar (None: no line).
     digits : int
         Decimal places of the numbers.
@@ -60,8 +69,8 @@ def bars(values, unit, bound=None, *, digits=2):
     stacks = {label: value if isinstance(value, dict) else {"": value} for label, value in values.items()}
     names = list(dict.fromkeys(name for parts in stacks.values() for name in parts))
     totals = [sum(parts.values()) for parts in stacks.values()]
-    bounds = bound if isinstance(bound, list) else [bound] * len(stacks)
-    lines = {height: limit for height, limit in enumerate(bounds) if limit is not None}
+    limits = limit if isinstance(limit, list) else [limit] * len(stacks)
+    lines = {height: limit for height, limit in enumerate(limits) if limit is not None}
     colours = style.CYCLE if len(names) > 1 else [style.SKY]
 
     def paint(figure, axes):
@@ -69,12 +78,13 @@ def bars(values, unit, bound=None, *, digits=2):
             ([part.get(name, 0) for part in stacks.values()], {"color": colour, "label": name or None})
             for name, colour in zip(names, colours, strict=False)
         ]
-        last = stack(axes, range(len(stacks)), parts)
-        paper = {"facecolor": style.PAPER, "edgecolor": "none", "pad": 1}  # no line runs through a number
-        axes.bar_label(last, [f"{total:.{digits}f}" for total in totals], padding=4, bbox=paper)
+        stack(axes, range(len(stacks)), parts)
+        for height, total in enumerate(totals):  # beside bar and limit, so that neither runs through a number
+            end, text = max(total, lines.get(height, 0)), f"{total:.{digits}f}"
+            axes.annotate(text, (end, height), (4, 0), textcoords="offset points", va="center")
         if lines:
             low, high = ([height + side for height in lines] for side in (-0.5, 0.5))
-            axes.vlines(list(lines.values()), low, high, color=style.GREEN, linewidth=2, linestyle="--", label="bound")
+            axes.vlines(list(lines.values()), low, high, color=style.GREEN, linewidth=2, linestyle="--", label="limit")
         name_bars(axes, range(len(stacks)), list(stacks))
         axes.set(xlabel=unit, xlim=(0, max([*totals, *lines.values()]) * 1.15))
         if len(names) > 1 or lines:
@@ -84,7 +94,7 @@ def bars(values, unit, bound=None, *, digits=2):
 
 
 def ladder(rows):
-    """Draw the speed-up of every row of the demo's ``report.json`` beside its bound (None where there is none)."""
+    """Draw the speed-up of every row of the demo's ``report.json`` beside its limit (None where there is none)."""
     labels = []
     for row in rows:
         form = f", {row['form']}" if row.get("form") else ""
@@ -92,7 +102,7 @@ def ladder(rows):
         labels.append(f"{row['rung']}{form} ({processes} process{'es' if processes > 1 else ''})")
     speedups = dict(zip(labels, [row["speedup"] for row in rows], strict=True))
     result = bars(speedups, "speed-up over one device", [row.get("bound") for row in rows])
-    result.data["text/plain"] = f"speed-up beside its bound: {', '.join(labels)}"
+    result.data["text/plain"] = f"speed-up beside its limit: {', '.join(labels)}"
     return result
 
 
