@@ -35,6 +35,7 @@ CELL_LIMIT, NBVAL_LIMIT = 300, 900  # s, for one cell and for one notebook
 KEPT_METADATA = ("tags", "jupyter")
 RUNS_OF_THE_LADDER = "train_*", "speed_*"
 TIMES_DDP_ITSELF = "11_which_one"
+TRAINS_SINGLE = r'train(\"single\"'  # in a notebook's file
 KERNEL = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
 
 
@@ -114,6 +115,7 @@ def refresh(path, ladder, everything=False) -> str:
         before = {script.name: script.read_text() for script in (folder / "slurm").glob("*.sbatch")}
         if "ladder" in path.read_text():
             own = ["speed_ddp"] if path.stem == TIMES_DDP_ITSELF else []
+            own += ["train_single"] if TRAINS_SINGLE in path.read_text() else []  # else it only finds that job
             shutil.copytree(ladder, folder / "runs", ignore=shutil.ignore_patterns(*own), dirs_exist_ok=True)
         where = folder / (path.parent.relative_to(root()) if path.is_relative_to(root()) else "notebooks")
         options = {"record_timing": False, "store_widget_state": False, "skip_cells_with_tag": "nbval-skip"}
