@@ -77,7 +77,7 @@ def shared(module) -> list:
 
 
 def traced(module, layers, sample) -> tuple[dict, str]:
-    """Split a copy of a module before each layer but the first, but not where more than one tensor goes on."""
+    """Split a copy of a module before each layer but the first, but not where more than one tensor is passed on."""
     from torch.distributed.pipelining import SplitPoint, pipeline
 
     begins = layers[1:]

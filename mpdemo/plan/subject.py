@@ -1,4 +1,4 @@
-"""What a plan is about: a model and its data, the settings of a training, the memory of a device."""
+"""What a plan is about: a model and its data, the settings of a training run, the memory of a device."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -48,7 +48,7 @@ class DeviceMemory:
 
 
 def settled(subject, rung, batch, devices=1, replicas=None, **more) -> Settings:
-    """Return the settings of a training of any model, as `mpdemo.settings.checked` would return them.
+    """Return the settings of a training run of any model, as `mpdemo.settings.checked` would return them.
 
     `devices` are those of a replica where there are `replicas`. A model that the settings do not know is called toy.
     """
