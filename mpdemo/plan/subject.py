@@ -4,12 +4,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from mpdemo.errors import UserError
 from mpdemo.settings import RUNG_FORMS, Settings
 
 MIB = 2**20
 RESERVE = 768 * MIB  # of a GPU's memory, kept for the CUDA context (about 500 MiB) and for workspaces
 FORMS = "per-device", "one-process"
 STATES = {"sgd": 0, "momentum": 1, "adamw": 2}  # optimizer state, in values per parameter
+
+
+class ModelFailed(UserError):
+    """A reader's own model cannot compute a step with some strategy, though it computes one by itself."""
 
 
 class Subject(NamedTuple):
