@@ -34,18 +34,18 @@ lab: $(STAMP)         ## open the notebooks in JupyterLab; options for it: make 
 bench: $(STAMP)       ## measure the speed figures, each beside its limit (on an otherwise idle machine)
 	$(BIN)/python -m mpdemo bench
 
-soak: $(STAMP)        ## kill, cancel and requeue trainings at random for MINUTES (30); nothing may be lost
+soak: $(STAMP)        ## kill, cancel and requeue training runs at random for MINUTES (30); nothing may be lost
 	$(BIN)/python -m pytest -m soak
 	$(BIN)/python tests/soak.py --minutes $(MINUTES) --seed $(SEED)
 
 notebooks: $(STAMP)   ## run every notebook and refresh its saved outputs
 	$(BIN)/python tests/notebooks.py
 
-clean:                ## remove all runs, their logs and all caches; answers, job files and .venv stay
+clean:                ## remove all runs, their logs and all caches; answers, batch scripts and .venv stay
 	rm -rf runs .pytest_cache .ruff_cache .import_linter_cache .coverage htmlcov
 	rm -f slurm-*.out slurm-*.err slurm/slurm-*.out slurm/slurm-*.err notebooks/slurm-*.out notebooks/slurm-*.err
 	find mpdemo notebooks tests -type d \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +
-	@echo "kept: work/ (your answers), slurm/ (job files and sites), .venv (rm -rf .venv installs anew)"
+	@echo "kept: work/ (your answers), slurm/ (batch scripts and sites), .venv (rm -rf .venv installs anew)"
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv .venv

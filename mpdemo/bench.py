@@ -16,7 +16,7 @@ from statistics import median
 from tabulate import tabulate
 
 from mpdemo.errors import UserError
-from mpdemo.notebook.course import equal_cut
+from mpdemo.notebook.recipe import equal_cut
 from mpdemo.schedules import SCHEDULES
 from mpdemo.settings import Settings
 from mpdemo.world.devices import gpus_here, take_devices, too_few_gpus

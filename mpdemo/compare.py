@@ -40,7 +40,7 @@ def run_lab(functions, out, names):
 
 
 class Comparison:
-    """Variants of a training, timed alternately in one world."""
+    """Variants of a training run, timed alternately in one world."""
 
     def __init__(self, world, model=None, batch=None):
         self.world, self.model, self.batch = world, model, batch

@@ -23,7 +23,7 @@ from mpdemo.world.processes import check_room
 
 GRADIENTS_EQUAL = 1e-4  # relative; float32 summed in another order differs by about 1e-6
 LOSS_EQUAL = 0.01  # relative, after the whole training
-STEPS, LEAST = 16, 5  # of a training; two are not timed, and quartiles want three
+STEPS, LEAST = 16, 5  # of a training run; two are not timed, and quartiles want three
 SAME = "the same, within the noise"  # a speed-up and its limit
 
 
@@ -52,7 +52,7 @@ def main(args) -> int:
         print("python -m mpdemo train " + " ".join(settings.arguments()), flush=True)
     (out / "settings.json").write_text(json.dumps([settings.as_dict() for settings in rows]))
     if start(["-m", "mpdemo.demo", str(out)], args.processes):
-        raise RunFailed("a training failed; see its message above")
+        raise RunFailed("a training run failed; see its message above")
     from mpdemo.notebook import plots  # loads matplotlib
 
     measured = json.loads((out / "rows.json").read_text())
@@ -124,7 +124,7 @@ def batches(comparison, dataset, settings):
 
 
 def validated(trial, model, dataset, world) -> dict:
-    """Return loss and accuracy of the validation images, shared out over the ranks, with a trial's weights."""
+    """Return loss and accuracy of the validation images, split over the ranks, with a trial's weights."""
     import torch
     from torch.nn.functional import cross_entropy
 

@@ -9,8 +9,8 @@ SITES = Path("slurm", "sites")
 def root() -> Path:
     """Return the project's root: the folder that one works in, with ``notebooks/``, ``slurm/`` and ``runs/``.
 
-    It is ``MPDEMO_ROOT``, else the current folder or the nearest one above it that has ``slurm/sites`` (as a job file
-    finds it), else the current folder. So learners who share one installation work each in a folder of their own.
+    It is ``MPDEMO_ROOT``, else the current folder or the nearest one above it that has ``slurm/sites`` (batch scripts
+    find it so), else the current folder. So learners who share one installation work each in a folder of their own.
     """
     if given := os.environ.get("MPDEMO_ROOT"):
         return Path(given).absolute()

@@ -1,4 +1,4 @@
-"""What cannot go together in a training, and the defaults that depend on other settings. Needs no PyTorch."""
+"""What cannot go together in a training run, and the defaults that depend on other settings. Needs no PyTorch."""
 
 import os
 import shutil
@@ -31,7 +31,7 @@ def settled(s, world_size):
 
 
 def records_timeline(rung, form) -> bool:
-    """Whether a training of this rung and form can record a timeline."""
+    """Whether a training run of this rung and form can record a timeline."""
     return form == "per-device" and rung in CUT_RUNGS
 
 

@@ -28,7 +28,7 @@ PRECISION = {"fp32": None, "bf16": torch.bfloat16}
 
 
 class Run(Between):
-    """A training under way.
+    """A training run under way.
 
     Attributes
     ----------

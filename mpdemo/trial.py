@@ -26,7 +26,7 @@ STEADY = 1e-4  # learning rate: a trial does hundreds of steps on one batch
 
 
 class Trial(Run):
-    """A rung on one batch, ready to compute its gradients or to do steps of a training.
+    """A rung on one batch, ready to compute its gradients or to do steps of a training run.
 
     Parameters
     ----------

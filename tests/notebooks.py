@@ -12,6 +12,7 @@ stay as they are: a refresh without a change leaves no trace in git.
 
 import argparse
 import copy
+import os
 import re
 import shutil
 import subprocess
@@ -21,9 +22,11 @@ import time
 from pathlib import Path
 
 import nbformat
+import numpy as np
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbval.plugin import coalesce_streams, get_sanitize_patterns
+from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from notebook_rules import lint, skipped, tags
@@ -35,6 +38,7 @@ CELL_LIMIT, NBVAL_LIMIT = 300, 900  # s, for one cell and for one notebook
 KEPT_METADATA = ("tags", "jupyter")
 RUNS_OF_THE_LADDER = "train_*", "speed_*"
 TIMES_DDP_ITSELF = "11_which_one"
+TRAINS_SINGLE = r"train(\"single\""  # in a notebook's file
 KERNEL = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
 
 
@@ -114,6 +118,7 @@ def refresh(path, ladder, everything=False) -> str:
         before = {script.name: script.read_text() for script in (folder / "slurm").glob("*.sbatch")}
         if "ladder" in path.read_text():
             own = ["speed_ddp"] if path.stem == TIMES_DDP_ITSELF else []
+            own += ["train_single"] if TRAINS_SINGLE in path.read_text() else []  # else it only finds that job
             shutil.copytree(ladder, folder / "runs", ignore=shutil.ignore_patterns(*own), dirs_exist_ok=True)
         where = folder / (path.parent.relative_to(root()) if path.is_relative_to(root()) else "notebooks")
         options = {"record_timing": False, "store_widget_state": False, "skip_cells_with_tag": "nbval-skip"}
@@ -132,6 +137,19 @@ def refresh(path, ladder, everything=False) -> str:
         return "same"
     path.write_text(text_of(fresh))
     return ", ".join(["changed", *(f"with slurm/{script.name}" for script in scripts)])
+
+
+def draw_ladder(folder):
+    """Write the README's picture from the runs in a folder, and one for dark pages: equal hues, inverted lightness."""
+    code = "from mpdemo.notebook.ladder import ladder_chart; ladder_chart().save('ladder.png')"
+    shutil.copytree(folder, Path(folder, "runs"), ignore=shutil.ignore_patterns("runs"))
+    subprocess.run([sys.executable, "-c", code], cwd=folder, env=os.environ | {"MPDEMO_ROOT": str(folder)}, check=True)
+    shutil.copy(Path(folder, "ladder.png"), root() / "notebooks" / "ladder.png")
+    light = np.asarray(Image.open(Path(folder, "ladder.png")).convert("RGB")).astype(int)
+    low, high = light.min(2, keepdims=True), light.max(2, keepdims=True)
+    dark = (light + 255 - low - high) * (1 - 0.8 * (high - low) / 255)  # coloured boxes darker: their text is white
+    picture = Image.fromarray(dark.astype(np.uint8)).quantize(128)
+    picture.save(root() / "notebooks" / "ladder_dark.png", optimize=True)
 
 
 def nbval(name, project, **environ):
@@ -170,6 +188,8 @@ def main() -> int:
                 problems = [f"{path.name}: not saved, a cell failed:\n{error}"]
             print("\n".join(problems), end="\n" if problems else "", flush=True)
             status = status or int(bool(problems))
+        if Path(ladder, "speed_tensor").exists():  # the last strategy, after all others
+            draw_ladder(ladder)
     return status
 
 

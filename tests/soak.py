@@ -151,7 +151,7 @@ class Life:
                 until(lambda: slurm.client("sinfo", "-h", "-n", node, "-o", "%T").strip() in ("idle", "allocated"), 30)
 
     def wait_for_a_moment(self, job):
-        """Wait until the job runs, then for some of its first seconds, for some step, or for a write that goes on."""
+        """Wait until the job runs, then for some of its first seconds, for some step, or for a write under way."""
         until(lambda: job.state != "pending", 120)
         how = self.dice.choice(["start", "step", "step", "write"])
         step, out = self.dice.randint(1, STEPS - 1), paths.root() / self.spec.out
@@ -209,7 +209,7 @@ def until(condition, seconds, pause=0.05) -> bool:
 
 
 def left_by(out) -> str:
-    """What a training has left, bit for bit, as a text: the rows of its metrics without times, its last checkpoint."""
+    """What a run has left, bit for bit, as a text: the rows of its metrics without times, its last checkpoint."""
     folder = paths.root() / out
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     kept = [{k: v for k, v in row.items() if k not in ("time", "images_per_second", "peak_memory_mib")} for row in rows]

@@ -31,7 +31,7 @@ def runs(tmp_path):
 
 
 def write(folder, step):
-    """Write a checkpoint of the toy model without a training."""
+    """Write a checkpoint of the toy model without a training run."""
     model = models.build("toy")
     checkpoint.save(folder / "checkpoints", model, torch.optim.SGD(model.parameters(), 0.1), STATE | {"step": step})
     return folder / f"checkpoints/step-{step:06d}"

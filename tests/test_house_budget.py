@@ -8,17 +8,17 @@ from mpdemo.paths import root
 # Lines of all .py, docstrings and blank lines included, formatted by ruff: a budget is for what a room does, not for
 # how tightly it is written. A name that begins with / is a file or folder of mpdemo.
 BUDGET = {
-    "mpdemo": 17_025,
+    "mpdemo": 17_059,
     "notebooks/labs notebooks/checks notebooks/scripts": 4_688,
-    "tests": 12_300,
+    "tests": 12_359,
     "/__main__.py /errors.py /settings.py /options.py /rules.py /schedules.py /cuts.py /paths.py": 804,
     "/rungs": 414,
     "/run.py /training": 1_145,
     "/world /ranks": 1_537,
-    "/models": 758,
+    "/models": 772,
     "/data": 485,
     "/timeline /recorder.py": 373,
-    "/plan": 3_273,
+    "/plan": 3_293,
     "/jobs": 2_471,
     "/notebook": 1_979,
     "/cluster": 698,

@@ -1,4 +1,4 @@
-"""The text of sbatch files: directives, quoting, sites; and what the checker finds in one."""
+"""The text of batch scripts: directives, quoting, sites; and what the checker finds in one."""
 
 import doctest
 import json
@@ -48,7 +48,7 @@ def test_requeue_needs_a_checkpoint_and_the_exit_status_that_torchrun_hides():
 
 
 def test_a_job_that_goes_on_with_fewer_nodes():
-    """Slurm leaves it alone, and the torchruns meet again; as ever it needs a training that goes on."""
+    """Slurm leaves it alone, and the torchruns meet again; as ever it needs a training run that continues."""
     command = train_command(rung="ddp", out="runs/toy", resume="auto")
     text = render(spec(command=command, nodes=4, least_nodes=2, launcher="torchrun"), load_site("generic"))
     assert "no-kill" in options(text) and " --no-kill --kill-on-bad-exit=0 " in text
@@ -56,7 +56,7 @@ def test_a_job_that_goes_on_with_fewer_nodes():
     assert "--node-rank" not in text and "--master-addr" not in text
     for changes, said in (
         ({"command": command, "launcher": "srun"}, "least_nodes=1 without torchrun"),
-        ({"launcher": "torchrun"}, 'least_nodes=1 with a training that starts anew; do: .*resume="auto"'),
+        ({"launcher": "torchrun"}, 'least_nodes=1 with a training run that starts anew; do: .*resume="auto"'),
         ({"nodes": 1}, "least_nodes 1: leaves no node to lose; allowed: fewer than nodes=1"),
     ):
         with pytest.raises(UserError, match=said):

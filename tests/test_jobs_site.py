@@ -87,7 +87,7 @@ def test_a_job_waits_for_another_one(cluster, project):
     second = submit(spec(out="runs/second", dependency=f"afterok:{first.id}"))
     third = submit(spec(out="runs/third", dependency=f"afterany:{first.id}"))
     assert (first.wait(60), third.wait(60)) == ("failed", "done")
-    assert second.wait(60, pending=60) == "cancelled"  # and does not wait for ever
+    assert second.wait(60, pending=60) == "cancelled"  # and does not wait forever
 
 
 # --- the words in the text

@@ -1,4 +1,4 @@
-"""The site files of real clusters: their job files, line by line, and a Slurm of each one's shape that accepts them.
+"""The site files of real clusters: their batch scripts, line by line, and a Slurm of each shape that accepts them.
 
 ``python tests/test_jobs_site_files.py`` writes the files in tests/sites anew; look at ``git diff tests/sites`` then.
 """
@@ -51,7 +51,7 @@ TRIALS = {
 
 
 def job(site):
-    """A training on two whole nodes."""
+    """A training run on two whole nodes."""
     out = "runs/toy"
     shape = {"nodes": 2, "processes_per_node": site.gpus_per_node or 4}
     return JobSpec(name="toy", command=train_command(rung="ddp", out=out), out=out, **shape)
@@ -113,7 +113,7 @@ def shapes():
 
 @pytest.mark.parametrize("name", shapes())
 def test_a_slurm_of_its_shape_accepts_every_job_of_the_course(name, cluster_of, project):
-    """Each job file is judged by Slurm; one job on two nodes really runs, with the site's words around srun."""
+    """Each batch script is judged by Slurm; one job on two nodes really runs, with the site's words around srun."""
     site = load_site(name)
     throwaway, left_out = cluster_of(site)
     assert [word for word in left_out if word.startswith("--")] == LEFT_OUT.get(site.name, [])
@@ -162,7 +162,7 @@ def test_the_generic_file_has_every_word_with_its_default():
 
 
 def write_files():
-    """Write the job file of every real site anew."""
+    """Write the batch script of every real site anew."""
     os.environ |= VARIABLES
     FOLDER.mkdir(exist_ok=True)
     for name in REAL:

@@ -15,12 +15,12 @@ from mpdemo.jobs.slurm_job import look_up
 
 
 def rows(job, event) -> list[dict]:
-    """What a training has noted of an event, such as "step"."""
+    """What a training run has noted of an event, such as "step"."""
     return [row for row in job.metrics() if row["event"] == event]
 
 
 def steps(job) -> list[int]:
-    """The steps that a training has done, in the order of its notes."""
+    """The steps that a training run has done, in the order of its notes."""
     return [row["step"] for row in rows(job, "step")]
 
 
@@ -165,7 +165,7 @@ def test_a_stopped_job_goes_back_into_the_queue_and_ends_well(cluster, project):
 
 @pytest.mark.soak
 def test_a_training_that_loses_a_node_goes_on_with_the_others(own_cluster, project):
-    """Every step once, the global batch kept: the losses are those of a training that lost nothing."""
+    """Every step once, the global batch kept: the losses are those of a training run that lost nothing."""
     if own_cluster.network == "none":
         pytest.skip("nodes without addresses of their own: torchrun cannot tell them apart")
     training = {"rung": "ddp", "model": "transformer", "batch_size": 64, "steps": 30, "log_every": 1}

@@ -1,4 +1,4 @@
-"""What a dry run says of a training is what its processes hold and send: every rung, and grids of two by two."""
+"""What a dry run says of a training run is what its processes hold and send: every rung, and grids of two by two."""
 
 import json
 

@@ -168,7 +168,7 @@ def test_one_of_several_jobs_is_shown_in_detail_and_a_button_cancels_it(page, se
 
 @pytest.fixture
 def tensorboard(run_mpdemo, tmp_path):
-    """The port of a TensorBoard that shows a training of two steps, as a reader starts it."""
+    """The port of a TensorBoard that shows a training run of two steps, as a reader starts it."""
     words = ["--rung", "single", "--model", "toy", "--batch-size", "512", "--steps", "2", "--log-every", "1"]
     done = run_mpdemo("train", *words, "--tensorboard", "--out", str(tmp_path / "toy"))
     assert done.returncode == 0, done.stderr

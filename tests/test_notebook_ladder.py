@@ -161,7 +161,7 @@ def test_a_rung_is_measured_beside_the_single_device_and_shown(rung, projects, m
         if rung == "ddp":
             assert kinds == ["F", "B", "O"]
             backward, reductions = lane[1], [o for o in lane if o["kind"] == "A"]
-            assert len(reductions) >= 2  # buckets; the first one is reduced while the backward pass goes on
+            assert len(reductions) >= 2  # buckets; the first one is reduced while the backward pass continues
             assert backward["start"] < reductions[0]["start"] < backward["end"] == reductions[-1]["start"]
             assert reductions[-1]["end"] <= lane[-1]["start"]  # no update before the last gradient has arrived
         else:

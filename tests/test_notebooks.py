@@ -16,7 +16,7 @@ from project import fresh_copy
 from mpdemo.jobs.job import RECORD
 from mpdemo.paths import root
 from mpdemo.trainers.course import jobs_of_course
-from notebooks import NBVAL_LIMIT, check, nbval, notebooks
+from notebooks import NBVAL_LIMIT, TRAINS_SINGLE, check, nbval, notebooks
 
 NOTEBOOKS = [str(path.relative_to(root() / "notebooks").with_suffix("")) for path in notebooks()]
 # 11's saved outputs are older than its cells: its dry runs take too long to execute it before every commit.
@@ -48,7 +48,7 @@ def trained(tmp_path_factory):
 def test_notebook_gives_the_saved_outputs(name, place, tmp_path, trained, request, monkeypatch):
     where = settings_of(place, request, monkeypatch)
     project, kept = fresh_copy(tmp_path / "project"), trained / place
-    if kept.exists() and "train_single" in (project / "notebooks" / f"{name}.ipynb").read_text():
+    if kept.exists() and TRAINS_SINGLE in (project / "notebooks" / f"{name}.ipynb").read_text():
         shutil.copytree(kept, project / SINGLE)
     done = nbval(name, project, **where)
     assert done.returncode == 0, f"{done.stdout[-8000:]}\n{done.stderr[-2000:]}"

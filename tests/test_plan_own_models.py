@@ -8,7 +8,9 @@ from project import root
 from mpdemo.errors import UserError
 from mpdemo.models.own import OwnModel
 from mpdemo.plan import memory
+from mpdemo.plan.case import Case
 from mpdemo.plan.memory import Subject, settled
+from mpdemo.plan.strategies import compare
 
 RESNET18 = 11_689_512
 FOREIGN = [  # function, shape of a sample, parameters that train, bytes of each, blocks, what is said of it
@@ -78,3 +80,10 @@ def test_a_file_that_prints_reads_arguments_and_ends_itself_is_planned(tmp_path,
     arguments, path = list(sys.argv), list(sys.path)
     assert OwnModel(f"{tmp_path}/script.py:net", (8,)).at(2).names == ["0", "1"]
     assert capfd.readouterr() == ("", "") and sys.argv == arguments and sys.path == path
+
+
+def test_a_strategy_in_which_a_model_fails_is_one_that_cannot_be_and_a_note_says_why():
+    model = own("growing_list", "8")
+    rows = {row.answer: row.predicted for row in compare(Case(model, batch=8, devices=2))}
+    assert rows["ddp, activation checkpointing"] is None and rows["ddp"] is not None
+    assert any(note.startswith("ddp, activation checkpointing: its own code fails there (") for note in model.notes)

@@ -1,4 +1,4 @@
-"""The loop: what it writes, and that a training stopped anywhere goes on as if nothing had happened, in any rung."""
+"""The loop: what it writes, and that a training run stopped anywhere continues as if nothing had happened."""
 
 import json
 import math
@@ -283,7 +283,7 @@ HYBRID = {"model": "transformer", "batch_size": 8, "epochs": 1, "log_every": 1} 
 
 
 def handed_on(folder, jpeg):
-    """The settings of PARTS: each stops at its step with a checkpoint, from which the next goes on."""
+    """The settings of PARTS: each stops at its step with a checkpoint, from which the next continues."""
     runs, before = {}, None
     for stop, rung in PARTS.items():
         resume = {"resume": str(folder / f"to-{before}")} if before else {}

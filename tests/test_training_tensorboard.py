@@ -48,7 +48,7 @@ def test_a_whole_run_and_a_new_one_in_its_folder(tmp_path):
 def test_a_resumed_run_has_every_step_once(tmp_path, stop):
     whole, _ = run(tmp_path / "whole", **RECIPE)
     part = tmp_path / "part"
-    run(part, **RECIPE, steps=5, checkpoint_every=stop)  # goes on after its checkpoint
+    run(part, **RECIPE, steps=5, checkpoint_every=stop)  # continues after its checkpoint
     logged, rows = run(part, **RECIPE, resume=str(part))
     agree(logged, rows)
     assert [step for step, _ in logged["train/loss"]] == list(range(1, 10))

@@ -29,7 +29,7 @@ class ToyJob(Job):
 
 
 def main(out, steps, pause, status):
-    """Write what a training writes, one step per `pause` seconds, and what its supervisor would write."""
+    """Write what a training run writes, one step per `pause` seconds, and what its supervisor would write."""
     with open(Path(out) / "metrics.jsonl", "w", buffering=1) as file:
         for step in range(1, int(steps) + 1):
             time.sleep(float(pause))

@@ -52,7 +52,7 @@ class ClassFolders(Dataset):
             seen.update(inside)
             for name in sorted(name for name in names if name[0] != "."):
                 path, ending = os.path.join(here, name), os.path.splitext(name)[1].lower()
-                if ending in READ and os.path.isfile(path):  # no pipe, which would wait for ever
+                if ending in READ and os.path.isfile(path):  # no pipe, which would wait forever
                     yield path
                 else:
                     self.left_out[ending] += 1

@@ -1,4 +1,4 @@
-"""Jobs: described once in a `JobSpec`, written as an sbatch file, submitted, followed; by Slurm or on this machine.
+"""Jobs: described once in a `JobSpec`, written as a batch script, submitted, followed; by Slurm or on this machine.
 
     spec = JobSpec(name="ddp", command=train_command(rung="ddp", out="runs/ddp"), out="runs/ddp", processes_per_node=2)
     print(render(spec, load_site()))

@@ -54,7 +54,7 @@ def check(job, site=None, ask_slurm=True) -> list[Problem]:
 
 
 class Script:
-    """An sbatch file's directives as Slurm reads them, with their lines."""
+    """A batch script's directives as Slurm reads them, with their lines."""
 
     def __init__(self, text):
         self.options = {}  # long name of an option -> (value, line number); the last of several counts

@@ -31,7 +31,7 @@ class Failure:
     rank: int | None  # among all processes
     exit_status: int | None  # above 128, a signal's number + 128
     lines: tuple  # the last that it wrote
-    cause: str = ""  # what the launcher, Slurm or the job file said of it, and what to do
+    cause: str = ""  # what the launcher, Slurm or the batch script said of it, and what to do
 
     def __str__(self):
         who = "the job" if self.rank is None else f"rank {self.rank}"

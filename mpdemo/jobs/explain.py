@@ -172,7 +172,7 @@ def read(path) -> bytes:
     """Return a log, of a very large one its end; refuse what is missing, no plain file or not text."""
     path = Path(path)
     try:
-        if not path.is_file():  # a folder, or a pipe that would wait for ever
+        if not path.is_file():  # a folder, or a pipe that would wait forever
             raise UserError(f"{path} is {'no plain file' if path.exists() else 'not there'}; give a job's log file")
         with path.open("rb") as file:
             beginning = file.read(8192)

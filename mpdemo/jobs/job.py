@@ -30,7 +30,7 @@ class Job:
 
     `id` is Slurm's number, or this machine's process number; `where` is ``"this machine"``, ``"cluster NAME"`` or
     ``"job NUMBER"`` (it is a step of the job that runs the notebook); `out` is the run's folder, and `script` the
-    sbatch file, relative to the project's root. Slurm is asked at most once in `polling_seconds`.
+    batch script, relative to the project's root. Slurm is asked at most once in `polling_seconds`.
     """
 
     def __init__(self, record, out):
@@ -111,7 +111,7 @@ class Job:
     def warn(self):
         """Send SIGUSR1 to the job's processes now, as Slurm does before the time limit of a job with ``signal``.
 
-        A training then stops with a checkpoint. `UserError` where the job does not run. Taught in notebook 09.
+        A training run then stops with a checkpoint. `UserError` where the job does not run. Taught in notebook 09.
         """
         if self.state != "running":
             raise UserError(f"job {self.id} ({self.name}) is {self.state}; only a running job can be warned")

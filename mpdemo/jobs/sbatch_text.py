@@ -1,4 +1,4 @@
-"""The sbatch file of a job: one pure function from a spec and a site to text that a learner can read and keep.
+"""The batch script of a job: one pure function from a spec and a site to text that a learner can read and keep.
 
 Kept by hand: the libraries that submit to Slurm hide this text, which is what the course teaches. The directives are
 made here, the commands below them in `mpdemo.jobs.launch_text`.
@@ -54,7 +54,7 @@ def refuse_what_cannot_restart(spec):
     fewer = f"least_nodes={spec.least_nodes}"
     again = "requeue=True" if spec.requeue else fewer if spec.least_nodes else None
     if again and "train" in spec.command and "--resume" not in spec.command:
-        raise UserError(f'{again} with a training that starts anew; do: train_command(..., resume="auto")')
+        raise UserError(f'{again} with a training run that starts anew; do: train_command(..., resume="auto")')
     if spec.least_nodes and spec.launcher != "torchrun":
         raise UserError(f'{fewer} without torchrun, which starts the processes anew; do: launcher="torchrun"')
     if spec.requeue and spec.launcher == "torchrun":
@@ -93,11 +93,11 @@ def directives(spec, site) -> list[str]:
         rows += [("kill-on-invalid-dep=yes", "and is taken away where they end otherwise")]
     if spec.requeue:
         rows += [("requeue", "it may start again from its checkpoint")]
-        rows += [("open-mode=append", "and then goes on in the same log")]
+        rows += [("open-mode=append", "and then continues in the same log")]
     else:
         rows += [("no-requeue", "a job that lost its node is not started again")]
     if spec.least_nodes:
-        rows += [("no-kill", "when a node fails, the job goes on")]
+        rows += [("no-kill", "when a node fails, the job continues")]
     refuse_twice(site, {option_name(option) for option, _ in rows}, extra)
     rows += [(quote(option.removeprefix("--")), "of this site") for option in extra]
     lines = [f"{'#SBATCH --' + option:<{WIDTH}} # {comment}" for option, comment in rows]

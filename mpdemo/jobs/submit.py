@@ -21,7 +21,7 @@ RESULTS = ("exit-status.txt", "exit-status.json", "summary.json")
 
 
 def submit(spec, site=None, script=None, resubmit=False, debug=False) -> Job | None:
-    """Write a job's sbatch file and submit it; without a Slurm in reach, run the same command on this machine.
+    """Write a job's batch script and submit it; without a Slurm in reach, run the same command on this machine.
 
     Running the cell again does not submit again: the run's folder knows its job.
 
@@ -31,7 +31,7 @@ def submit(spec, site=None, script=None, resubmit=False, debug=False) -> Job | N
     site : Site or str, optional
         Default: `mpdemo.jobs.load_site`'s choice.
     script : str, optional
-        Where to write the sbatch file, as ``"slurm/03_ddp.sbatch"``; by default in the run's folder. For a site other
+        Where to write the batch script, as ``"slurm/03_ddp.sbatch"``; by default in the run's folder. For a site other
         than the plain ones it goes to a folder with the site's name, so that the committed files stay as they are.
     resubmit : bool
         Submit although the run's folder already has such a job.
@@ -110,7 +110,7 @@ def find_earlier(spec, identity, resubmit) -> Job | None:
 
 
 def write_script(text, spec, site, script) -> Path:
-    """Write the sbatch file and return its path relative to the project's root."""
+    """Write the batch script and return its path relative to the project's root."""
     path = PurePosixPath(script or f"{spec.out}/job.sbatch")
     if path.is_absolute() or ".." in path.parts or path.suffix != ".sbatch":
         raise UserError(f"script = {script!r}; it takes a name below the project's root, as slurm/03_ddp.sbatch")
@@ -165,9 +165,9 @@ def prepared(spec):
 
 
 def make_folder(spec) -> Path:
-    """Make the folder of a run, in which Slurm writes the log, and the one by which a job file finds the root.
+    """Make the folder of a run, in which Slurm writes the log, and the one by which a batch script finds the root.
 
-    ``runs/`` may lie in ``MPDEMO_RUNS``, on a large disk, by a link; the commands and job files stay the same.
+    ``runs/`` may lie in ``MPDEMO_RUNS``, on a large disk, by a link; the commands and batch scripts stay the same.
     """
     elsewhere, runs = os.environ.get("MPDEMO_RUNS"), paths.root() / "runs"
     try:

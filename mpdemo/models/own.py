@@ -114,7 +114,7 @@ class OwnModel:
                 f"no gradient reaches {some}; DDP stops at its second step without find_unused_parameters"
             )
         tied = {layer for names in ties for layer in entered for name in names if name.startswith(f"{layer}.")}
-        self.layers, self.ties = entered, ties
+        self.layers, self.splits, self.ties = entered, [], ties
         self.template.layers = [name for name in wide if not any(f"{end}.".startswith(f"{name}.") for end in tied)]
 
     @property
@@ -154,7 +154,8 @@ class OwnModel:
         elif len(whole.like) > 1:
             self.uncut, blocks = "it takes several inputs", {}
         elif not blocks:
-            blocks, self.uncut = traced(whole.module, self.layers, self.samples(size).to(device))
+            blocks, self.uncut = traced(whole.module, self.splits or self.layers, self.samples(size).to(device))
+            self.splits = list(blocks)  # the next trace, of another size, need not look for them
         blocks = each_with_parameters(blocks) or {"model": whole}
         reserved = {name for name in blocks if hasattr(Blocks, name.partition(".")[0])}  # such as "blocks.0"
         blocks = {f"model.{name}" if name in reserved else name: block for name, block in blocks.items()}

@@ -9,6 +9,7 @@ import io
 import logging
 import warnings
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from itertools import pairwise
 
 from torch import nn
 
@@ -76,7 +77,7 @@ def shared(module) -> list:
 
 
 def traced(module, layers, sample) -> tuple[dict, str]:
-    """Split a copy of a module before each layer but the first, but not where more than one tensor goes on."""
+    """Split a copy of a module before each layer but the first, but not where more than one tensor is passed on."""
     from torch.distributed.pipelining import SplitPoint, pipeline
 
     begins = layers[1:]
@@ -88,14 +89,26 @@ def traced(module, layers, sample) -> tuple[dict, str]:
             reason = str(error.__cause__ or error).strip().partition("\n")[0]
             return {}, f"torch.export cannot trace it ({reason})"
         calls = [node for node in pipe.split_gm.graph.nodes if node.op == "call_module"]
-        names = dict(zip(calls, [layers[0], *begins], strict=True))
         if len(calls) != len(begins) + 1:
             return {}, "torch.export does not keep its layers apart"
-        wide = {names[call] for before, call in zip(calls, calls[1:], strict=False) if list(call.args) != [before]}
-        if not wide:
-            return {names[call]: getattr(pipe.split_gm, call.target) for call in calls}, ""
-        begins = [name for name in begins if name not in wide]
+        if all(list(call.args) == [before] for before, call in pairwise(calls)):
+            names = [layers[0], *begins]
+            return {name: getattr(pipe.split_gm, call.target) for name, call in zip(names, calls, strict=True)}, ""
+        passed = tensors_passed(pipe.split_gm.graph, calls)
+        begins = [name for name, count in zip(begins, passed, strict=True) if count == 1]
     return {}, "no two of its layers pass on one tensor alone"
+
+
+def tensors_passed(graph, calls) -> list:
+    """Return how many tensors are passed on before each call but the first: from all that is before to all after."""
+    made = {}  # a node of the graph: the call that makes it
+    for node in graph.nodes:
+        made[node] = calls.index(node) if node in calls else max(map(made.get, node.all_input_nodes), default=-1)
+    wanted = [node.all_input_nodes for node in calls]
+    return [
+        len({value for values in wanted[number:] for value in values if made[value] < number})
+        for number in range(1, len(calls))
+    ]
 
 
 @contextmanager

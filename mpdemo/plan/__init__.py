@@ -1,4 +1,4 @@
-"""Predict a training before running it: schedules and their simulation, the cut of a model, its memory and messages.
+"""Predict a training run before running it: schedules and their simulation, split points, memory and messages.
 
 Importing this package loads no PyTorch; a function that asks it something loads it when it is called.
 """

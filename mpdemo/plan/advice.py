@@ -102,7 +102,7 @@ def _commands(request, rows):
 
 
 def _settings(request, rung, more) -> dict:
-    """Return the settings of a training on a rung, with `more` of them."""
+    """Return the settings of a training run on a rung, with `more` of them."""
     settings = {"model": request.model, "rung": rung}
     settings |= {"optimizer": "adamw"} if request.optimizer == "adamw" else {}
     settings |= {"norm": request.norm} if request.norm != "batch" else {}

@@ -13,6 +13,7 @@ from mpdemo import settings
 from mpdemo.errors import UserError
 from mpdemo.plan import fit
 from mpdemo.plan.case import Fit, mib
+from mpdemo.plan.subject import ModelFailed
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,15 @@ class Rule:
     answer: str
     why: str
     find: Callable
+
+    def ask(self, case):
+        """Return what `find` does; None where a reader's own model fails, which is then one of its notes."""
+        try:
+            return self.find(case)
+        except ModelFailed as error:
+            note = f"{self.answer}: {error}"
+            case.model.notes += [note] * (note not in case.model.notes)
+            return None
 
 
 def _counted(how):
@@ -138,7 +148,7 @@ def choose(case) -> Choice:
             f"allowed: a multiple of {case.devices}, such as {per_device}"
         )
     for rule in (rule for rule in RULES if rule.several == (case.devices > 1)):
-        predicted = rule.find(case)
+        predicted = rule.ask(case)
         if predicted and predicted.memory <= case.limit:
             changes = {"rung": rule.rung, "batch_size": case.batch} | predicted.settings
             return Choice(rule.rung, rule.answer, _reason(rule, case, predicted), changes, predicted)

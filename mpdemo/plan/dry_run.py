@@ -20,9 +20,10 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from mpdemo.errors import error_line
 from mpdemo.plan.counting import CountMessages, LiveMemory, size
 from mpdemo.plan.meter import built
-from mpdemo.plan.subject import DeviceMemory
+from mpdemo.plan.subject import DeviceMemory, ModelFailed
 from mpdemo.run import Run
 from mpdemo.world.env import World
 
@@ -188,6 +189,10 @@ def step(subject, settings, rank=0, states=0, keep_gradients=False) -> Step:
         with run.memory, without_surprises():
             import_module(f"mpdemo.rungs.{settings.rung}").train(run)
         return run.counted()
+    except Exception as error:
+        if not hasattr(subject.model, "notes"):
+            raise
+        raise ModelFailed(subject.model.uncut or f"its own code fails there ({error_line(error)})") from error
     finally:
         run.modes.close()
         if settings.form == "per-device":

@@ -97,7 +97,7 @@ def there_and_back(world, tensor):
 def measure_own(world, q) -> Machine:
     """Return the `Machine` as a reader's own model finds it.
 
-    The sizes follow each other, the smallest first: after larger batches PyTorch keeps memory which a training has to
+    The sizes follow each other, the smallest first: after larger batches PyTorch keeps memory that a run has to
     ask the system for in every step. What takes longer than the budget is left out.
     """
     began, costs, per_sample = time.monotonic(), {}, 0.0
@@ -119,7 +119,7 @@ def measure_own(world, q) -> Machine:
 
 
 def step_seconds(world, settings, classes, channels) -> float:
-    """Run a few steps of a training on random images; return the median seconds. All ranks must call this."""
+    """Run a few steps of a training run on random images; return the median seconds. All ranks must call this."""
     facts, trial = {"classes": classes, "channels": channels}, None
     if is_per_device(settings) or world.rank == 0:
         complete = checked(settings, world.world_size if is_per_device(settings) else None)

@@ -1,4 +1,4 @@
-"""Peak memory of every device of a training, and its messages, on a machine without any GPU (dry_run.py).
+"""Peak memory of every device of a training run, and its messages, on a machine without any GPU (dry_run.py).
 
 It is what ``torch.cuda.max_memory_allocated`` would report. Not counted is memory that is no tensor: the workspaces
 that cuDNN and cuBLAS ask for while a convolution or a matrix product runs (tens of MiB; they differ from run to run),
@@ -94,7 +94,7 @@ def estimate(
 
 
 def of_training(settings) -> list[Counted]:
-    """Return what every process of a training holds and sends, from its checked settings."""
+    """Return what every process of a training run holds and sends, from its checked settings."""
     from mpdemo import data
 
     s = settings
@@ -104,7 +104,7 @@ def of_training(settings) -> list[Counted]:
 
 
 def processes(subject, settings, states, keep_gradients=False) -> list[Counted]:
-    """Return what every process of a training holds and sends."""
+    """Return what every process of a training run holds and sends."""
     s = settings
     if dist.is_initialized():  # this process plays a part in another group; a new one plays the ranks
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as another:

@@ -31,7 +31,7 @@ def compare(case) -> list[Strategy]:
     """Return the strategies for a case: those that fit in the order of the rules, then the others by their memory."""
     result = []
     for rule in (rule for rule in RULES if rule.several == (case.devices > 1)):
-        found = rule.find(case)
+        found = rule.ask(case)
         result.append(Strategy(rule.answer, rule.rung, bool(found) and found.memory <= case.limit, found))
     return sorted(result, key=lambda s: 0 if s.fits else s.predicted.memory if s.predicted else float("inf"))
 
@@ -77,6 +77,6 @@ def table(case, strategies, measured=None) -> str:
                 f"{one_device / case.devices / seconds:.0%}" if seconds and one_device else "",
             )
         )
-    headers = "", "strategy", "fits", "MiB per\ndevice", "MiB\nsent", "messages\n(ms)", "step\n(ms)", "of the\nbound"
+    headers = "", "strategy", "fits", "MiB per\ndevice", "MiB\nsent", "messages\n(ms)", "step\n(ms)", "of the\nlimit"
     alignment = ("left", "left", "left", *["right"] * 5)
     return tabulate(rows, headers, "simple", disable_numparse=True, colalign=alignment)

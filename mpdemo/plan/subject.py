@@ -1,15 +1,20 @@
-"""What a plan is about: a model and its data, the settings of a training, the memory of a device."""
+"""What a plan is about: a model and its data, the settings of a training run, the memory of a device."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from mpdemo.errors import UserError
 from mpdemo.settings import RUNG_FORMS, Settings
 
 MIB = 2**20
 RESERVE = 768 * MIB  # of a GPU's memory, kept for the CUDA context (about 500 MiB) and for workspaces
 FORMS = "per-device", "one-process"
 STATES = {"sgd": 0, "momentum": 1, "adamw": 2}  # optimizer state, in values per parameter
+
+
+class ModelFailed(UserError):
+    """A reader's own model cannot compute a step with some strategy, though it computes one by itself."""
 
 
 class Subject(NamedTuple):
@@ -48,7 +53,7 @@ class DeviceMemory:
 
 
 def settled(subject, rung, batch, devices=1, replicas=None, **more) -> Settings:
-    """Return the settings of a training of any model, as `mpdemo.settings.checked` would return them.
+    """Return the settings of a training run of any model, as `mpdemo.settings.checked` would return them.
 
     `devices` are those of a replica where there are `replicas`. A model that the settings do not know is called toy.
     """

@@ -1,1 +1,1 @@
-"""The parts of a training that no rung spells out: what a run does between two batches, its log, its checkpoints."""
+"""The parts of a training run that no rung spells out: between two batches, its log, its checkpoints."""

@@ -27,9 +27,9 @@ def check_tensorboard():
 
 
 def tell_full_disk(failed, otherwise=threading.excepthook):
-    """Say in one line that a thread of TensorBoard's cannot write any more; the run goes on."""
+    """Say in one line that a thread of TensorBoard's cannot write any more; the run continues."""
     if issubclass(failed.exc_type, OSError):
-        print(f"mpdemo: --tensorboard ends here: {failed.exc_value.strerror}; the run goes on", file=sys.stderr)
+        print(f"mpdemo: --tensorboard ends here: {failed.exc_value.strerror}; the run continues", file=sys.stderr)
     else:
         otherwise(failed)
 
@@ -69,7 +69,7 @@ class TensorBoardLog:
             self.writer.add_scalar(tag, value, values["step"], walltime=values["time"])
 
     def close(self):
-        """Write what is left; on a full disk it is lost, and the run goes on."""
+        """Write what is left; on a full disk it is lost, and the run continues."""
         with contextlib.suppress(OSError):
             self.writer.file_writer.add_summary(self.end)
             self.writer.close()

@@ -1,4 +1,4 @@
-"""Save a training so that a resumed run equals an uninterrupted one, whatever rung resumes it.
+"""Save a training run so that a resumed run equals an uninterrupted one, whatever rung resumes it.
 
 A checkpoint is a folder, ``checkpoints/step-000123``: the weights and the optimizer's state under the names of the
 uncut model, each process having written what it holds (safetensors: numbers alone, never code), and ``state.pt``, with

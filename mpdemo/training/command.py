@@ -109,7 +109,7 @@ def settings_of(args) -> tuple:
 
 
 def needs_torchvision(settings) -> bool:
-    """Whether a training takes its model or its images from torchvision."""
+    """Whether a training run takes its model or its images from torchvision."""
     return settings.dataset != "digits" or settings.model not in ("toy", "convnet", "transformer")
 
 

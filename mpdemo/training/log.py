@@ -43,7 +43,7 @@ def folder_to_resume(settings):
 class RunLog:
     """The run's folder: ``metrics.jsonl``, one line per step and per epoch, written by the one process that is active.
 
-    `resumed` has the epoch and step from which a run goes on in its own folder; None: a new run. A folder that cannot
+    `resumed` has the epoch and step from which a run continues in its own folder; None: a new run. A folder that cannot
     be written, or that another run writes to, is refused.
     """
 

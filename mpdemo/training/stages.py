@@ -80,7 +80,9 @@ def stage_shapes(model, points, settings, device) -> list[tuple[torch.Tensor, to
     """
     shapes = []
     model.eval()  # in training, batch norm would count this as a batch
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    fake.avoid_device_init = False  # PyTorch 2.11 without a GPU crashes where a second thread replaces CUDA's guard
+    with fake, torch.no_grad():
         share = settings.batch_size // (settings.replicas or 1)
         size, kind = (share // settings.microbatches, *model.input_shape), getattr(model, "input_type", None)
         outputs = torch.empty(size, dtype=kind, device=device)

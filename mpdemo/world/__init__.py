@@ -1,1 +1,1 @@
-"""Who am I, who started me, how do I end: the processes of a training on this machine and on many."""
+"""Who am I, who started me, how do I end: the processes of a training run on this machine and on many."""

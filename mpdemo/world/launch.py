@@ -1,4 +1,4 @@
-"""Start the processes of a training on this machine, say in one line what went wrong, and leave none behind.
+"""Start the processes of a training run on this machine, say in one line what went wrong, and leave none behind.
 
     python -m mpdemo.world.launch 2 -m mpdemo.labs.hello
 

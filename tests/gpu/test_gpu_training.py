@@ -1,4 +1,4 @@
-"""Whole trainings on GPUs by the command line: every rung and precision, resumed across devices, memory, timelines."""
+"""Whole runs on GPUs by the command line: every rung and precision, resumed across devices, memory, timelines."""
 
 import itertools
 import json
@@ -62,7 +62,7 @@ def test_every_precision_trains(trained, rung, options, count):
 
 
 def test_a_checkpoint_goes_from_cpu_to_gpu_and_back(trained, tmp_path):
-    """The losses are those of a training that stayed on the CPU."""
+    """The losses are those of a training run that stayed on the CPU."""
     hidden = {"CUDA_VISIBLE_DEVICES": ""}
     single = ["--rung", "single", "--checkpoint-every", "2"]
     stayed, _ = trained(*single, out="stayed", steps=6, **hidden)

@@ -1,4 +1,4 @@
-"""Run under torchrun: damage the newest of the sharded checkpoints of two runs, and go on from what is left.
+"""Run under torchrun: damage the newest of the sharded checkpoints of two runs, and resume from what is left.
 
 damaged.py OLDER NEWER FOLDER: both checkpoints are put together in FOLDER; every rank notes the step that it reads.
 """

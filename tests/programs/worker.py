@@ -1,6 +1,6 @@
 """A job's process that behaves as told, for the tests of jobs; needs no PyTorch.
 
-worker.py OUT                  write metrics and a summary, as a training does
+worker.py OUT                  write metrics and a summary, as a training run does
 worker.py OUT fail RANK CODE   that rank prints an error and exits with CODE; the others wait for it
 worker.py OUT sleep            start a child of its own, then sleep; on SIGUSR1 exit with status 3
 worker.py OUT twice            the first run sleeps, until it is preempted; the next one works
