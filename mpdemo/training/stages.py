@@ -73,6 +73,12 @@ def receive(like, rank, device):
     return tensor
 
 
+class Shapes(FakeTensorMode):
+    """A fake mode that leaves CUDA's guard alone: PyTorch 2.11 without a GPU crashes where two threads replace it."""
+
+    avoid_device_init = False
+
+
 def stage_shapes(model, points, settings, device) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Find shapes and types of a microbatch at every cut, without computing anything.
 
@@ -80,9 +86,7 @@ def stage_shapes(model, points, settings, device) -> list[tuple[torch.Tensor, to
     """
     shapes = []
     model.eval()  # in training, batch norm would count this as a batch
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
-    fake.avoid_device_init = False  # PyTorch 2.11 without a GPU crashes where a second thread replaces CUDA's guard
-    with fake, torch.no_grad():
+    with Shapes(allow_non_fake_inputs=True), torch.no_grad():
         share = settings.batch_size // (settings.replicas or 1)
         size, kind = (share // settings.microbatches, *model.input_shape), getattr(model, "input_type", None)
         outputs = torch.empty(size, dtype=kind, device=device)
