@@ -105,7 +105,8 @@ class Between:
             if number == self.steps_done:
                 memory, utilisation = of_all(self, peak_memory_mib(self.devices), self.busy.utilisation())
                 line["peak_memory_mib"] = [round(mib, 1) for mib in memory]
-                line |= self.busy.line(utilisation, seconds) if self.rank == 0 else {}
+                if self.rank == 0 and number > 1:  # the first step warms up
+                    line |= self.busy.line(utilisation, seconds)
             self.lines.write("step", **line)
             self.epoch_steps.append((loss, correct, seconds))
         if rows:

@@ -88,12 +88,11 @@ class Busy:
         return {"utilisation": measured, "mfu": round(mfu, 4)}
 
     def summary(self) -> dict:
-        """Return what the summary says: means and the median of the lines, but for the first step's."""
-        lines = self.lines[1:] or self.lines
-        shares = [row for row, _ in lines if row]
+        """Return what the summary says: the mean of each device, and the median MFU."""
+        shares = [row for row, _ in self.lines if row]
         return {
             "utilisation": [round(fmean(of_device), 3) for of_device in zip(*shares, strict=True)] or None,
-            "mfu": round(median(mfu for _, mfu in lines), 4) if lines else None,
+            "mfu": round(median(mfu for _, mfu in self.lines), 4) if self.lines else None,
             "flops_per_step": self.flops,
             "peak_flops_per_device": self.peak,
             "peak_from": self.source,
@@ -103,7 +102,7 @@ class Busy:
         """Return in words what the summary says, and what was not measured."""
         found, gpu = self.summary(), self.devices[0].type == "cuda"
         if found["mfu"] is None:
-            return "No step was timed, so neither utilisation nor MFU is known."
+            return "Only the first step was timed, which warms up, so neither utilisation nor MFU is known."
         share = found["utilisation"] and f"{fmean(found['utilisation']):.0%} of the time"
         what = f"The {'GPU' if gpu else 'CPU core'}{'s were' if self.count > 1 else ' was'}"
         text = f"{what} busy {share}" if share else f"{what} used"
