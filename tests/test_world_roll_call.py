@@ -31,7 +31,7 @@ def test_ranks_on_one_core_are_named_with_the_remedy():
     core = str(min(os.sched_getaffinity(0)))
     command = ["taskset", "-c", core, sys.executable, *TORCHRUN, "2", "-m", "mpdemo", "env", "--site", "generic"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200)
-    assert f"share 1 core ({core})\n       remedy: srun --cpus-per-task" in done.stdout and done.returncode != 0
+    assert f"share 1 core(s): {core}\n       remedy: srun --cpus-per-task" in done.stdout and done.returncode != 0
 
 
 def test_a_rank_that_never_comes_ends_the_call_in_time(run_once, tmp_path):
@@ -66,11 +66,11 @@ GPUS = [GPU | {"rank": rank, "uuid": f"gpu-{rank}"} for rank in range(4)]
     ("change", "said"),
     [
         ({}, None),
-        ({"uuid": "gpu-0"}, "ranks 0, 1, 2, 3 on n1 share 1 GPU"),
+        ({"uuid": "gpu-0"}, "ranks 0, 1, 2, 3 on n1 share 1 GPU(s)"),
         ({"held": 8}, "the job holds 8 GPUs on n1 and uses 4"),
         ({"uuid": "", "visible": 0}, "the job holds 4 GPUs on n1 and uses 0"),
         ({"visible": 1, "transport": "SHM"}, "the GPUs of n1 exchange data through its memory (SHM)"),
-        ({"cores": [7]}, "ranks 0, 1, 2, 3 on n1 share 1 core (7)"),
+        ({"cores": [7]}, "ranks 0, 1, 2, 3 on n1 share 1 core(s): 7"),
         ({LARGE: 0.01}, None),  # one node has no network
     ],
 )

@@ -25,7 +25,7 @@ from mpdemo.world.devices import PEAKS
 
 SIDE, REPEATS = 512, 6  # of the matrix product that is measured where no data sheet is known: some ms
 NO_GPU = "There is no GPU here, so GPU utilisation and GPU memory are not measured."
-NO_SENSOR = "GPU utilisation is not measured: pip install nvidia-ml-py."
+NO_SENSOR = "for a time that is not measured (pip install nvidia-ml-py)"
 
 
 def flops_of_step(s, dataset) -> int:
@@ -103,12 +103,11 @@ class Busy:
         found, gpu = self.summary(), self.devices[0].type == "cuda"
         if found["mfu"] is None:
             return "Only the first step was timed, which warms up, so neither utilisation nor MFU is known."
-        share = found["utilisation"] and f"{fmean(found['utilisation']):.0%} of the time"
-        what = f"The {'GPU' if gpu else 'CPU core'}{'s were' if self.count > 1 else ' was'}"
-        text = f"{what} busy {share}" if share else f"{what} used"
-        text += f" and reached {found['mfu']:.1%} of the peak (MFU; {self.peak / 1e12:.3g} TFLOP/s: {self.source}), "
-        text += f"with at most {max(peak_memory):.0f} MiB{'' if gpu else ' in a process'}."
-        return f"{text} {NO_GPU if not gpu else '' if share else NO_SENSOR}".strip()
+        what = ("GPU" if gpu else "CPU core") + ("s were" if self.count > 1 else " was")
+        share = f"{fmean(found['utilisation']):.0%} of the time" if found["utilisation"] else NO_SENSOR
+        peak = f"{found['mfu']:.1%} of the peak (MFU; {self.peak / 1e12:.3g} TFLOP/s: {self.source})"
+        text = f"The {what} busy {share} and reached {peak}, with at most {max(peak_memory):.0f} MiB"
+        return f"{text}." if gpu else f"{text} in a process. {NO_GPU}"
 
 
 def profiler(run):
