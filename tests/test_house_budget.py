@@ -8,14 +8,14 @@ from mpdemo.paths import root
 # Lines of all .py, docstrings and blank lines included, formatted by ruff: a budget is for what a room does, not for
 # how tightly it is written. A name that begins with / is a file or folder of mpdemo.
 BUDGET = {
-    "mpdemo": 17_059,
+    "mpdemo": 17_183,
     "notebooks/labs notebooks/checks notebooks/scripts": 4_688,
-    "tests": 12_359,
+    "tests": 12_400,
     "/__main__.py /errors.py /settings.py /options.py /rules.py /schedules.py /cuts.py /paths.py": 804,
     "/rungs": 414,
-    "/run.py /training": 1_145,
+    "/run.py /training": 1_151,
     "/world /ranks": 1_537,
-    "/models": 772,
+    "/models": 774,
     "/data": 485,
     "/timeline /recorder.py": 373,
     "/plan": 3_293,
@@ -24,10 +24,10 @@ BUDGET = {
     "/cluster": 698,
     "/trainers": 811,
     "/demo.py /bench.py /doctor.py /compare.py /trial.py": 887,
-    "/same": 1_372,
+    "/same": 1_488,
     "/labs": 9,
 }
-FILES = 147  # in mpdemo
+FILES = 149  # in mpdemo
 PYTHON = [file for file in files() if file.suffix == ".py"]
 
 

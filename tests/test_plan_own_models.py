@@ -27,6 +27,7 @@ FOREIGN = [  # function, shape of a sample, parameters that train, bytes of each
     ("double", "512", 525_312, 8, 2, ""),
     ("unused_head", "64", 8_320, 4, 1, "no gradient reaches unused.weight, unused.bias"),
     ("two_inputs", None, 97_602, 4, 1, "takes several inputs"),
+    ("two_outputs", "8", 288, 4, 1, "it cannot be cut before aux"),
     ("compiled", "3,64,64", RESNET18, 4, 11, ""),
     ("bf16", "3,64,64", RESNET18, 2, 11, ""),
 ]

@@ -238,6 +238,8 @@ def test_a_right_script_is_the_same_training(judge, name):
     found = judge(script, words, changes)
     assert names(found) == []
     assert all(note in str(found["notes"]) for note in notes)
+    if name == "tensor parallel":
+        assert found["table"]["messages per step"] == ["0", "1"]  # of DTensors
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -329,6 +331,9 @@ BAD = {  # arguments: what the line says
     "--json no/folder.json -- train.py": "its folder does not exist",
     "--python nothing -- train.py": "--python nothing: no such program",
     "--python /bin/true -- train.py": "does not load PyTorch",
+    "--site nowhere -- train.py": "no site 'nowhere'",
+    "--site generic --resume -- train.py": "does not go with --resume",
+    "--site generic --processes 1,3 -- train.py": "3 do not divide over two nodes",
 }
 
 
@@ -341,6 +346,24 @@ def test_bad_input_is_one_line_before_the_script_starts(tmp_path, monkeypatch, w
     with pytest.raises(UserError, match=BAD[words]) as refusal:
         command.main(parser.parse_args(words.split()))
     assert "\n" not in str(refusal.value) and [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+@pytest.mark.parametrize("fault", ["", "no sampler"])
+def test_jobs_run_a_script_on_two_nodes(cluster, tmp_path, monkeypatch, capsys, fault):
+    monkeypatch.setenv("MPDEMO_ROOT", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(TAKE_HOME.with_name("digits.npz"), tmp_path)
+    text = TAKE_HOME.read_text()
+    for old, new in FORGOTTEN[fault] if fault else []:
+        text = text.replace(old, new)
+    (tmp_path / "train.py").write_text(text)
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    status = command.main(parser.parse_args(["--site", "throwaway", "--json", "verdict.json", "--", "train.py"]))
+    verdict = json.loads((tmp_path / "verdict.json").read_text())
+    assert [found["name"] for found in verdict["worlds"][0]["findings"]] == [fault] * bool(fault)
+    assert status == bool(fault) and "submitted same_2 to cluster" in capsys.readouterr().out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["digits.npz", "train.py", "verdict.json"]
 
 
 REFUSED = {  # script: what the line says

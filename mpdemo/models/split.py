@@ -91,11 +91,13 @@ def traced(module, layers, sample) -> tuple[dict, str]:
         calls = [node for node in pipe.split_gm.graph.nodes if node.op == "call_module"]
         if len(calls) != len(begins) + 1:
             return {}, "torch.export does not keep its layers apart"
-        if all(list(call.args) == [before] for before, call in pairwise(calls)):
+        chained = [list(call.args) == [before] for before, call in pairwise(calls)]
+        if all(chained):
             names = [layers[0], *begins]
             return {name: getattr(pipe.split_gm, call.target) for name, call in zip(names, calls, strict=True)}, ""
-        passed = tensors_passed(pipe.split_gm.graph, calls)
-        begins = [name for name, count in zip(begins, passed, strict=True) if count == 1]
+        alone = [count == 1 for count in tensors_passed(pipe.split_gm.graph, calls)]
+        kept = chained if all(alone) else alone  # a tensor alone may still be no whole output of the layer before
+        begins = [name for name, keep in zip(begins, kept, strict=True) if keep]
     return {}, "no two of its layers pass on one tensor alone"
 
 

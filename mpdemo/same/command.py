@@ -10,6 +10,8 @@ from pathlib import Path
 from tabulate import tabulate
 
 from mpdemo.errors import UserError
+from mpdemo.jobs import load_site
+from mpdemo.paths import root
 from mpdemo.same import compare, resume
 from mpdemo.same.findings import BY_NATURE, Finding
 from mpdemo.same.watcher import Watcher
@@ -24,6 +26,7 @@ def add_arguments(parser):
     parser.add_argument("--batches", type=int, default=8, help="of each epoch and loader (default: 8)")
     parser.add_argument("--without", default="", help="switch off: dropout, batchnorm, augmentation")
     parser.add_argument("--python", default="", help="the interpreter of your environment; it needs PyTorch")
+    parser.add_argument("--site", default="", help="run as jobs on this site, several processes on two nodes")
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds without a step or batch (default: 120)")
     parser.add_argument("--json", default="", help="write the verdict to this file, too")
     parser.add_argument("--resume", action="store_true", help="stop the script and start it again: does it resume?")
@@ -55,8 +58,10 @@ def checked(args) -> list:
     if not all(word.strip().isdigit() and int(word) > 0 for word in words) or len(words) < 2 and not args.resume:
         raise UserError(f"--processes {args.processes!r} is not allowed; allowed: two numbers or more, such as 1,2")
     counts = [int(word) for word in words]
+    if args.site:
+        check_site(args, counts)
     gpus, cores = gpus_here(), len(os.sched_getaffinity(0))
-    if max(counts) > (gpus or cores):
+    if max(counts) > (gpus or cores) and not args.site:
         has = f"{gpus} GPUs" if gpus else f"{cores} cores"
         raise UserError(f"--processes {args.processes}: this machine has {has}; give {gpus or cores} or less")
     if args.batches < 1 or args.timeout <= 0:
@@ -72,6 +77,18 @@ def checked(args) -> list:
     if args.json and not Path(args.json).absolute().parent.is_dir():
         raise UserError(f"--json {args.json!r}: its folder does not exist; make it first")
     return counts
+
+
+def check_site(args, counts):
+    """Refuse what a job cannot do, or an unknown site."""
+    load_site(args.site)
+    if args.resume or args.python:
+        other = "--resume" if args.resume else f"--python {args.python}"
+        raise UserError(f"--site {args.site} does not go with {other}; a job has the Python of its site and no signal")
+    if odd := [count for count in counts if count > 1 and count % 2]:
+        raise UserError(f"--processes {odd[0]} do not divide over two nodes; with --site give even numbers, or 1")
+    if not Path.cwd().is_relative_to(root()):
+        raise UserError(f"--site needs a folder that the nodes share: change to one below {root()}, or set MPDEMO_ROOT")
 
 
 def verdicts_of(watcher, counts) -> list:

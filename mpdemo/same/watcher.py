@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 
 from mpdemo.errors import UserError
+from mpdemo.jobs import JobSpec, submit
+from mpdemo.paths import root
 from mpdemo.same.worlds import World
 
 LEVELS = 3  # above the reader's folder: a relative path reaches what lies there
@@ -23,7 +25,12 @@ class Watcher:
     """A process of the reader's Python that runs scripts; a context manager, after which nothing runs or is left."""
 
     def __init__(self, args):
-        self.home, self.runs = Path(tempfile.mkdtemp(prefix="mpdemo-same-")), 0
+        shared = root() / "runs" if args.site else None  # with the nodes of a job
+        folders = [shared, root() / "slurm/sites", root() / "slurm"] if shared else []
+        self.made = [folder for folder in folders if not folder.exists()]  # by this run: `submit` makes the others
+        if shared:
+            shared.mkdir(exist_ok=True)
+        self.home, self.runs, self.server = Path(tempfile.mkdtemp(prefix="mpdemo-same-", dir=shared)), 0, None
         self.aim(args)
 
     def aim(self, args):
@@ -38,6 +45,8 @@ class Watcher:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
         kept |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": str(self.home / "tmp")}
         (self.home / "tmp").mkdir()
+        if self.args.site:
+            return self
         command = [self.args.python, "-m", "mpdemo_watcher.serve", str(self.home)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         with open(self.home / "errors", "w") as errors:
@@ -54,14 +63,18 @@ class Watcher:
         return self
 
     def __exit__(self, *_):
-        with contextlib.suppress(OSError):
-            self.server.stdin.close()
-        try:
-            self.server.wait(10)
-        except subprocess.TimeoutExpired:
-            os.killpg(self.server.pid, signal.SIGKILL)
-            self.server.wait()
+        if self.server:
+            with contextlib.suppress(OSError):
+                self.server.stdin.close()
+            try:
+                self.server.wait(10)
+            except subprocess.TimeoutExpired:
+                os.killpg(self.server.pid, signal.SIGKILL)
+                self.server.wait()
         shutil.rmtree(self.home, ignore_errors=True)
+        for folder in self.made:
+            with contextlib.suppress(OSError):  # something else lies there now
+                folder.rmdir()
 
     def answer(self, seconds) -> dict:
         """Return the server's next answer."""
@@ -99,10 +112,38 @@ class Watcher:
             "stop": stop,
             "seed": 1000 if folder else 0,  # a script that is started again draws other numbers
             "limit": self.args.timeout,
+            "in_job": bool(self.args.site),
         }
+        if self.args.site:
+            return World(notes, order, self.by_job(order))
         self.server.stdin.write((json.dumps(order) + "\n").encode())
         self.server.stdin.flush()
         return World(notes, order, self.answer(100 * self.args.timeout))
+
+    def by_job(self, order) -> dict:
+        """Run a world by a job of the site, on two nodes where it has several processes; return how it ended."""
+        file, processes = self.home / f"order{self.runs}.json", order["processes"]
+        file.write_text(json.dumps(order))
+        out = self.home.relative_to(root()) / f"job{self.runs}"
+        command = str(Path(__file__).parent / "mpdemo_watcher" / "in_job.py"), str(file)
+        nodes = min(2, processes)
+        spec = JobSpec(f"same_{processes}", command, str(out), nodes, processes // nodes, launcher="torchrun")
+        job, how = submit(spec, self.args.site), "ended"
+        try:
+            job.wait(5 * self.args.timeout)
+        except (TimeoutError, KeyboardInterrupt) as error:
+            job.cancel()
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            how = "silent"
+        notes, statuses = Path(order["notes"]), {}
+        for rank in range(processes):
+            ended, seen = (notes / f"{rank}.{ending}" for ending in ("status", "end"))
+            if ended.exists() or not seen.exists():
+                statuses[rank] = int(ended.read_text()) if ended.exists() else 1
+        if not any(notes.iterdir()):
+            raise UserError(f"job {job.id} started no process; the end of its log: {job.log()[-300:].strip()!r}")
+        return {"how": "failed" if any(statuses.values()) and how == "ended" else how, "statuses": statuses}
 
     def run_new(self, processes, **options) -> World:
         """Run the script as if it had never run: without what an earlier run of it has left in the reader's folder."""

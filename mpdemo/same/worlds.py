@@ -16,7 +16,8 @@ class Rank:
         lines = file.read_text().splitlines() if file.exists() else []
         self.notes = [json.loads(line) for line in lines if line.endswith("}")]  # the last one may be cut
         self.steps = self.of("step")
-        self.out, self.err = ((folder / f"{rank}.{name}").read_text(errors="replace") for name in ("out", "err"))
+        texts = (folder / f"{rank}.{name}" for name in ("out", "err"))
+        self.out, self.err = (text.read_text(errors="replace") if text.exists() else "" for text in texts)
 
     def of(self, kind) -> list:
         """Return the notes of a kind."""

@@ -167,3 +167,20 @@ class Joined(nn.Module):
 
 def growing_list():
     return GrowingList()
+
+
+class TwoOutputs(nn.Module):
+    """Returns a second output from a layer in its middle, as GoogLeNet does."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.head, self.aux = (nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x):
+        x = self.first(x)
+        aux = self.aux(x)
+        return self.head(self.second(x)), aux
+
+
+def two_outputs():
+    return TwoOutputs()

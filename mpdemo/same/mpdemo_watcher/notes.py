@@ -36,9 +36,19 @@ def whole(tensor):
 
 
 def finish():
-    """End this rank, for enough was seen: wait until all others are as far, and `serve.py` ends them together."""
+    """End this rank, for enough was seen: wait until all others are as far, and `serve.py` ends them together.
+
+    In a job nobody else does: it ends itself, at the latest when the others have had their time.
+    """
     ORDER["at_end"]()
     sys.stdout.flush()
     open(f"{ORDER['notes']}/{ORDER['rank']}.end", "w").close()
-    while True:
-        time.sleep(1)
+    until = time.monotonic() + ORDER["limit"] if ORDER["in_job"] else float("inf")
+    while time.monotonic() < until and not (ORDER["in_job"] and all(map(has_ended, range(ORDER["processes"])))):
+        time.sleep(0.2)
+    os._exit(0)
+
+
+def has_ended(rank) -> bool:
+    """Whether a rank is as far, or gone."""
+    return any(os.path.exists(f"{ORDER['notes']}/{rank}.{ending}") for ending in ("end", "status"))

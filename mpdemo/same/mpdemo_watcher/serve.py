@@ -37,19 +37,27 @@ def fork_rank(order, rank, port, answers) -> int:
         with contextlib.suppress(OSError):  # both set it: who is first does not matter
             os.setpgid(pid, pid)
         return pid
-    status = 1
     try:
         os.setpgid(0, 0)
         ctypes.CDLL(None).prctl(KILLED_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
         os.close(answers)
-        for place, name in ((0, os.devnull), (1, f"{order['notes']}/{rank}.out"), (2, f"{order['notes']}/{rank}.err")):
-            os.dup2(os.open(name, os.O_RDWR | os.O_CREAT), place)
-        sys.stdout.reconfigure(line_buffering=True)
         size = order["processes"]
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
         place |= {"ROLE_RANK": rank, "ROLE_WORLD_SIZE": size, "GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1}
         place |= {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "same", "TORCHELASTIC_RESTART_COUNT": 0}
         os.environ.update({name: str(value) for name, value in place.items()})
+        be_rank(order, rank)
+    finally:
+        os._exit(1)
+
+
+def be_rank(order, rank):
+    """Run the script as one rank, which writes into files of its own, and end this process."""
+    status = 1
+    try:
+        for place, name in ((0, os.devnull), (1, f"{order['notes']}/{rank}.out"), (2, f"{order['notes']}/{rank}.err")):
+            os.dup2(os.open(name, os.O_RDWR | os.O_CREAT), place)
+        sys.stdout.reconfigure(line_buffering=True)
         status = watch.run(order, rank)
         atexit._run_exitfuncs()
     except SystemExit as error:
@@ -60,6 +68,8 @@ def fork_rank(order, rank, port, answers) -> int:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
+        with open(f"{order['notes']}/{rank}.status", "w") as file:
+            file.write(str(status))
         os._exit(status)
 
 

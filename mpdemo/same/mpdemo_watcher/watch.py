@@ -1,7 +1,5 @@
 """Run a training script unchanged, and note what it does: samples, steps, messages, chance. It needs PyTorch alone."""
 
-import collections
-import functools
 import gc
 import os
 import runpy
@@ -9,22 +7,17 @@ import signal
 import sys
 
 import torch
-import torch.distributed as dist
-import torch.distributed.tensor.parallel as tensor_parallel
 import torch.multiprocessing
 from mpdemo_watcher import data, keep
 from mpdemo_watcher.data import taken, trained
+from mpdemo_watcher.messages import calls, watch_messages
 from mpdemo_watcher.notes import ORDER, finish, note, note_once, now, number_of, whole
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.modules.module import register_module_forward_hook
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-calls = collections.Counter()  # of collectives, since the last step
 optimizers, last_drawn = [], {}  # the last batch before a step of each
 seen, alive, trainable = {}, set(), {}  # modules that ran; parameters with a gradient; all that want one
-COLLECTIVES = "all_reduce reduce_scatter reduce_scatter_tensor reduce_scatter_single all_gather all_gather_into_tensor"
-COLLECTIVES += " all_gather_single broadcast reduce gather scatter all_to_all_single send recv"
 
 
 def measure(tensors) -> tuple:
@@ -125,49 +118,6 @@ def watch_steps():
     register_module_forward_hook(ran)
     register_optimizer_step_pre_hook(before_step)
     register_optimizer_step_post_hook(after_step)
-
-
-def watch_messages():
-    """Count the collectives called from Python; of DDP's own, note whether a backward pass has them."""
-
-    def counted(name, function):
-        @functools.wraps(function)
-        def call(*args, **options):
-            calls[name] += 1
-            return function(*args, **options)
-
-        return call
-
-    for name in COLLECTIVES.split():
-        if hasattr(dist, name):
-            setattr(dist, name, counted(name, getattr(dist, name)))
-    build, forward, parallelize = (
-        DistributedDataParallel.__init__,
-        DistributedDataParallel.forward,
-        tensor_parallel.parallelize_module,
-    )
-
-    def built(self, *args, **options):
-        note_once("wrapped", "DDP")
-        build(self, *args, **options)
-
-    def through(self, *args, **options):
-        if torch.is_grad_enabled():
-            now["synced"] = bool(self.require_backward_grad_sync)
-        return forward(self, *args, **options)
-
-    def split(module, device_mesh=None, *args, **options):
-        if device_mesh is not None:
-            note_once("tensor", tuple(device_mesh.mesh.flatten().tolist()))
-        return parallelize(module, device_mesh, *args, **options)
-
-    def spawn(*args, **options):
-        note_once("spawn", "torch.multiprocessing")
-        raise RuntimeError("this script starts its own processes")
-
-    DistributedDataParallel.__init__, DistributedDataParallel.forward = built, through
-    tensor_parallel.parallelize_module = split
-    torch.multiprocessing.spawn = torch.multiprocessing.start_processes = spawn
 
 
 def at_end():

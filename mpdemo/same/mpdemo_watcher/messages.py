@@ -1,0 +1,75 @@
+"""Counts the collectives that a script and PyTorch's wrappers call."""
+
+import collections
+import functools
+
+import torch
+import torch.distributed as dist
+import torch.distributed.tensor.parallel as tensor_parallel
+import torch.multiprocessing
+from mpdemo_watcher.notes import note_once, now
+from torch.nn.parallel import DistributedDataParallel
+
+calls = collections.Counter()  # since the last step
+COLLECTIVES = "all_reduce reduce_scatter reduce_scatter_tensor reduce_scatter_single all_gather all_gather_into_tensor"
+COLLECTIVES += " all_gather_single broadcast reduce gather scatter all_to_all_single send recv"
+OF_DTENSORS = "all_reduce broadcast all_gather_into_tensor reduce_scatter_tensor all_to_all_single"
+
+
+class CountedOperator:
+    """One of PyTorch's operators, whose calls are counted."""
+
+    def __init__(self, name):
+        self.name, self.operator = name, getattr(torch.ops._c10d_functional, name)
+
+    def __call__(self, *args, **options):
+        calls[self.name] += 1
+        return self.operator(*args, **options)
+
+    def __getattr__(self, name):
+        return getattr(self.operator, name)
+
+
+def watch_messages():
+    """Count the collectives called from Python; of DDP's own, note whether a backward pass has them."""
+
+    def counted(name, function):
+        @functools.wraps(function)
+        def call(*args, **options):
+            calls[name] += 1
+            return function(*args, **options)
+
+        return call
+
+    for name in COLLECTIVES.split():
+        if hasattr(dist, name):
+            setattr(dist, name, counted(name, getattr(dist, name)))
+    for name in OF_DTENSORS.split():
+        setattr(torch.ops._c10d_functional, name, CountedOperator(name))
+    build, forward, parallelize = (
+        DistributedDataParallel.__init__,
+        DistributedDataParallel.forward,
+        tensor_parallel.parallelize_module,
+    )
+
+    def built(self, *args, **options):
+        note_once("wrapped", "DDP")
+        build(self, *args, **options)
+
+    def through(self, *args, **options):
+        if torch.is_grad_enabled():
+            now["synced"] = bool(self.require_backward_grad_sync)
+        return forward(self, *args, **options)
+
+    def split(module, device_mesh=None, *args, **options):
+        if device_mesh is not None:
+            note_once("tensor", tuple(device_mesh.mesh.flatten().tolist()))
+        return parallelize(module, device_mesh, *args, **options)
+
+    def spawn(*args, **options):
+        note_once("spawn", "torch.multiprocessing")
+        raise RuntimeError("this script starts its own processes")
+
+    DistributedDataParallel.__init__, DistributedDataParallel.forward = built, through
+    tensor_parallel.parallelize_module = split
+    torch.multiprocessing.spawn = torch.multiprocessing.start_processes = spawn
