@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from mpdemo import paths
-from mpdemo.errors import UserError
+from mpdemo.errors import UserError, error_line
 from mpdemo.jobs import load_site, slurm
 from mpdemo.jobs.site_trial import Finding, try_site
 from mpdemo.world.devices import too_few_gpus
@@ -65,7 +65,12 @@ def check_ranks() -> list[Finding] | None:
         from mpdemo.world import roll_call
     except ImportError:  # `check_pytorch` says why
         return []
-    if (rows := roll_call.roll_call()) is None:
+    try:
+        rows = roll_call.roll_call()
+    except RuntimeError as error:  # of PyTorch: a rank that is missing, or cannot be reached
+        remedy = "look for errors of other ranks; check MASTER_ADDR, MASTER_PORT and the network interface"
+        return [Finding(False, f"the ranks do not meet: {error_line(error)}", remedy)]
+    if rows is None:
         return None
     trouble = [Finding(False, *pair) for pair in roll_call.what_is_wrong(rows)]
     return [Finding(True, f"{ROWS}\n{roll_call.table(rows)}"), *trouble]

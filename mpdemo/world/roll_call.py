@@ -40,14 +40,15 @@ def roll_call() -> list[dict] | None:
     faulthandler.dump_traceback_later(LIMIT, exit=True)
     place, gpus = read_launcher(os.environ), torch.cuda.device_count()
     device = torch.device("cuda", place["local_rank"] % gpus) if gpus else torch.device("cpu")
-    world = World(**place, device=device, backend="cpu:gloo,cuda:nccl" if gpus else "gloo")
+    nccl = gpus > 0 and dist.is_nccl_available()
+    world = World(**place, device=device, backend="cpu:gloo,cuda:nccl" if nccl else "gloo")
     with tempfile.TemporaryDirectory(prefix="mpdemo-") as folder:
         os.environ |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,P2P", "NCCL_DEBUG_FILE": f"{folder}/nccl"}
         with process_group(world, PATIENCE):
             row = whereabouts(world)
             if world.world_size > 1:
                 ids = list(filter(None, gather_objects(row["uuid"])))
-                nccl = bool(gpus) and len(set(ids)) == len(ids)  # NCCL refuses two ranks on one GPU
+                nccl = nccl and len(set(ids)) == len(ids)  # it refuses two ranks on one GPU
                 row |= speeds(device if nccl else torch.device("cpu"), world.world_size)
                 row["backend"] = "nccl" if nccl else "gloo"
                 row["transport"] = ", ".join(nccl_transports(Path(folder, "nccl")) if nccl else interfaces())
