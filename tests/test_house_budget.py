@@ -8,9 +8,9 @@ from mpdemo.paths import root
 # Lines of all .py, docstrings and blank lines included, formatted by ruff: a budget is for what a room does, not for
 # how tightly it is written. A name that begins with / is a file or folder of mpdemo.
 BUDGET = {
-    "mpdemo": 17_183,
-    "notebooks/labs notebooks/checks notebooks/scripts": 4_688,
-    "tests": 12_400,
+    "mpdemo": 17_214,
+    "notebooks/labs notebooks/checks notebooks/scripts": 4_723,
+    "tests": 12_402,
     "/__main__.py /errors.py /settings.py /options.py /rules.py /schedules.py /cuts.py /paths.py": 804,
     "/rungs": 414,
     "/run.py /training": 1_151,
@@ -20,7 +20,7 @@ BUDGET = {
     "/timeline /recorder.py": 373,
     "/plan": 3_293,
     "/jobs": 2_471,
-    "/notebook": 1_979,
+    "/notebook": 2_010,
     "/cluster": 698,
     "/trainers": 811,
     "/demo.py /bench.py /doctor.py /compare.py /trial.py": 887,

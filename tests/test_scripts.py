@@ -24,6 +24,8 @@ from mpdemo.paths import root
 SCRIPTS = root() / "notebooks" / "scripts"
 DIGITS = root() / "mpdemo" / "data" / "digits.npz"
 LIMITS = {  # lines
+    "first_single.py": 29,
+    "first_ddp.py": 43,
     "train_single.py": 55,
     "train_ddp.py": 85,
     "train_fsdp.py": 121,

@@ -10,11 +10,14 @@
 Its settings are in recipe.py.
 """
 
+import contextlib
+import io
 from dataclasses import fields
+from pathlib import Path
 
 from IPython.display import display
 
-from mpdemo.jobs import JobSpec, submit, train_command
+from mpdemo.jobs import JobFailed, JobSpec, submit, train_command
 from mpdemo.notebook.check import check
 from mpdemo.notebook.ladder import ladder_chart, ladder_table, loss_over_single, verdict
 from mpdemo.notebook.live_view import follow
@@ -22,7 +25,8 @@ from mpdemo.notebook.ranks import start_ranks
 from mpdemo.notebook.recipe import recipe
 from mpdemo.notebook.show import diff, show
 
-__all__ = ["check", "diff", "follow", "ladder", "loss_over_single", "measure", "run", "show", "start_ranks", "train"]
+__all__ = ["check", "diff", "follow", "ladder", "launch", "loss_over_single", "measure", "run", "show", "start_ranks",
+           "train"]  # fmt: skip
 OF_THE_JOB = {field.name for field in fields(JobSpec)} - {"name", "command", "out", "processes_per_node"}
 
 
@@ -68,6 +72,33 @@ def run(name, *command, processes=1, nodes=1, resubmit=False, **words):
         Further words of `mpdemo.jobs.JobSpec`.
     """
     return submit(JobSpec(name, command, f"runs/{name}", nodes, processes, **words), resubmit=resubmit)
+
+
+def launch(*command, processes=1, fails=False, timeout=120.0, **words) -> str:
+    """Run a script as ``torchrun --standalone --nproc-per-node N`` does, in a job; return what it printed.
+
+    A job, since a process that a cell starts itself would outlive the kernel, and on a cluster run on the login node.
+
+    Parameters
+    ----------
+    *command
+        A script or ``"-m"`` and a module, and its arguments.
+    processes : int
+        On one node.
+    fails : bool
+        Whether it may fail; otherwise `mpdemo.jobs.JobFailed` is raised.
+    timeout : float
+        Seconds that it may run.
+    **words
+        Further words of `mpdemo.jobs.JobSpec`.
+    """
+    name = f"launch_{Path(command[1 if command[0] == '-m' else 0]).stem}"
+    with contextlib.redirect_stdout(io.StringIO()):  # where it runs, which is not what the cell is about
+        job = run(name, *command, processes=processes, resubmit=True, **{"launcher": "torchrun"} | words)
+    if job.wait(timeout) != "done" and not fails:
+        message = f"{' '.join(map(str, command))} failed: {job.log()[-2000:]}"
+        raise JobFailed(message, job, job.failure())
+    return job.log().strip()
 
 
 async def measure(rung, processes=2, nodes=1, *rounds) -> dict:

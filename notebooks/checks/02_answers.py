@@ -3,7 +3,7 @@
 import math
 
 
-def check_02_11(learning_rate):
+def check_02_6(learning_rate):
     rates = [learning_rate(step, 0.02, 8, 10) for step in range(20)]
     strange = [rate for rate in rates if not isinstance(rate, int | float)]
     assert not strange, f"It returned {strange[0]!r}, which is no number."

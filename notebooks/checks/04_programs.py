@@ -50,7 +50,7 @@ def test_04_1(rank, n):
     require_gradients(names, own, gradients(first) + gradients(second))
 
 
-def test_04_5(rank, n):
+def test_04_3(rank, n):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))
     images, labels = torch.randn(8, 6), torch.randint(0, 3, (8,))
@@ -78,7 +78,7 @@ class Loss(nn.Module):
         return outputs.square().mean()
 
 
-def test_04_6(rank, n):
+def test_04_4(rank, n):
     torch.manual_seed(0)
     first, second = nn.Sequential(nn.Linear(6, 4), nn.ReLU()), nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     model, images = (nn.Sequential(first, second, nn.Sequential(nn.Linear(4, 3), Loss())), torch.randn(8, 6))
@@ -88,7 +88,7 @@ def test_04_6(rank, n):
     require_gradients(names_of(model[rank]), gradients(model[rank]), right, rank)
 
 
-def test_04_7(rank, n):
+def test_04_5(rank, n):
     """The ranks' random states differ, as they do for stages whose dropout draws other numbers from them."""
     torch.manual_seed(100 + rank)
     batches, own = loader(list(range(12)), 4, rank, n), []  # the 12 images are their own numbers
