@@ -35,15 +35,10 @@ def test_ranks_on_one_core_are_named_with_the_remedy():
 
 
 def test_a_rank_that_never_comes_ends_the_call_in_time(run_once, tmp_path):
-    world = {
-        "TMPDIR": str(tmp_path),
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "29655",
-    }
-    code = "from mpdemo import doctor; from mpdemo.world import roll_call as r; r.{} = 3.0; print(*doctor.check_ranks())"
+    world = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29655"}
+    world["TMPDIR"] = str(tmp_path)
+    code = "from mpdemo import doctor; from mpdemo.world import roll_call; roll_call.{} = 3.0; "
+    code += "print(*doctor.check_ranks())"
     by_itself = run_once("-c", code.format("PATIENCE"), timeout=60, **world)
     assert by_itself.stdout.startswith("[FAIL] the ranks do not meet: ") and "remedy: look for err" in by_itself.stdout
     by_force = run_once("-c", code.format("LIMIT"), timeout=60, **world)
