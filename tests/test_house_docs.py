@@ -78,7 +78,7 @@ def working_time(cells, exercises) -> float:
     """Return minutes for a notebook, by the rule that the page for trainers states."""
     words = sum(len(cell.source.split()) for cell in cells if cell.cell_type == "markdown")
     lines = sum(bool(line.strip()) for cell in cells if cell.cell_type == "code" for line in cell.source.splitlines())
-    return 5 * exercises + words / 150 + lines * 3 / 60
+    return 8 * exercises + words / 150 + lines * 4 / 60
 
 
 @pytest.mark.parametrize("file", PAGES, ids=str)

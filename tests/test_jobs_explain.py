@@ -14,7 +14,6 @@ from mpdemo import __main__ as command_line
 from mpdemo.errors import UserError
 from mpdemo.jobs import explain, slurm
 from mpdemo.jobs.explain import said_by
-from mpdemo.notebook.tables import failure_table
 from mpdemo.paths import root
 from mpdemo.schedules import check_schedule
 
@@ -86,14 +85,6 @@ def test_each_row_of_the_table_can_be_found():
         if known.kind != "silent":
             first = [explain.known_in(re.sub(r"^\^|\$$", "", words).replace("...", "x")) for words in known.seen]
             assert known in first, known.seen
-
-
-def test_the_table_of_the_notebook_has_a_row_for_each_that_a_notebook_explains():
-    lines = failure_table().data["text/markdown"].splitlines()
-    assert len(lines) == 2 + sum(bool(known.notebook) for known in explain.known_failures())
-    assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {5}
-    silent = failure_table("silent").data["text/markdown"].splitlines()[2:]
-    assert silent and not set(silent) - set(lines)
 
 
 @pytest.mark.parametrize("known", said_by("slurm"), ids=lambda known: known.seen[0])

@@ -76,20 +76,16 @@ def test_the_bytes_sent_over_all_networks_but_not_to_itself(tmp_path):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """The folders of two labs, each in one process and in two."""
+    """The folders of a lab, in one process and in two."""
     folder = tmp_path_factory.mktemp("labs")
-    programs = {"horovod": "notebooks/labs/horovod_calls.py", "two_devices": "notebooks/labs/ddp_two_devices.py"}
-    runs = {(name, n): folder / f"{name}{n}" for name in programs for n in (1, 2)}
-    run_worlds(folder, [[n, programs[name], str(out), str(STEPS)] for (name, n), out in runs.items()])
+    runs = {n: folder / f"two_devices{n}" for n in (1, 2)}
+    run_worlds(folder, [[n, "notebooks/labs/ddp_two_devices.py", str(out), str(STEPS)] for n, out in runs.items()])
     return runs
 
 
-@pytest.mark.parametrize("name", ["horovod", "two_devices"])
-def test_two_processes_train_what_one_trains(trained, name):
-    one, two = (losses(trained[name, n]) for n in (1, 2))
+def test_two_processes_train_what_one_trains(trained):
+    one, two = (losses(trained[n]) for n in (1, 2))
     assert two == pytest.approx(one, rel=ROUNDING) and list(one) == list(range(1, STEPS + 1))
-    if name == "horovod":
-        assert [summary(trained[name, n])["ranks"] for n in (1, 2)] == [[0], [0, 1]]
 
 
 @pytest.fixture(scope="module")
@@ -131,5 +127,5 @@ def test_on_two_nodes_of_a_slurm_the_same_is_trained(ours, trained, cluster, pro
     same_training(project / "runs/lightning", ours)
     written = summary(project / "runs/lightning")
     assert (written["num_nodes"], written["devices"]) == (nodes, 2 // nodes)
-    assert losses(project / "runs/two_devices") == pytest.approx(losses(trained["two_devices", 1]), rel=ROUNDING)
+    assert losses(project / "runs/two_devices") == pytest.approx(losses(trained[1]), rel=ROUNDING)
     assert len(set(summary(project / "runs/two_devices")["hosts"])) == nodes

@@ -1,6 +1,5 @@
 """Which rung: every leaf of the tree is what `choose` answers for some case, and rules join in with their rung."""
 
-import re
 from dataclasses import replace
 
 import pytest
@@ -10,7 +9,7 @@ from mpdemo.errors import UserError
 from mpdemo.jobs import train_command
 from mpdemo.plan import memory
 from mpdemo.plan.case import Case, on_one
-from mpdemo.plan.choose import NOTHING, choose, tree
+from mpdemo.plan.choose import NOTHING, choose
 
 MIB, RESERVE = memory.MIB, memory.RESERVE
 SMALL = Case("convnet", batch=4, image_size=112, classes=10)  # 4 MiB of weights and states, 15 MiB of activations
@@ -45,22 +44,14 @@ CASES = [
 ]
 
 
-def leaves():
-    return set(re.findall(r'--> \w+\(\["([^"]+)"\]\)', tree()))
-
-
 @pytest.mark.parametrize(("case", "answer"), CASES, ids=lambda value: value if isinstance(value, str) else "")
-def test_an_answer_is_a_leaf_and_fits(case, answer):
+def test_an_answer_is_that_of_a_rule_and_fits(case, answer):
     choice = choose(case)
-    assert choice.answer == answer and answer in leaves()
+    assert choice.answer == answer
     assert (choice.rung is None) == (answer == NOTHING)
     assert choice.why.endswith(".") and "{" not in choice.why
     if choice.rung:
         assert choice.predicted.memory <= case.limit
-
-
-def test_every_leaf_of_the_tree_is_an_answer():
-    assert leaves() == {answer for _, answer in CASES}
 
 
 @pytest.mark.parametrize("case", [case for case, answer in CASES if answer != NOTHING])

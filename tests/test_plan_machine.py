@@ -168,7 +168,7 @@ def test_what_has_no_room_on_this_machine_is_not_measured(monkeypatch, capsys):
     monkeypatch.setattr(machine, "ask", None)
     words = "plan --model convnet --image-size 28 --batch 64 --devices 2 --gpu-memory 16GiB --cost measure"
     assert main(words.split()) == 0
-    assert "(times estimated for a v100" in capsys.readouterr().out
+    assert "(times estimated for a a100" in capsys.readouterr().out
 
 
 def test_what_this_machine_cannot_measure_is_refused_in_one_line(capsys):

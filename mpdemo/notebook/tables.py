@@ -1,4 +1,4 @@
-"""Tables for single notebooks: the known failures (10), the decision of `mpdemo.plan.choose` (11), scalars (12)."""
+"""Tables for single notebooks: the decision of `mpdemo.plan.choose` (11), scalars of TensorBoard (12)."""
 
 import logging
 from dataclasses import replace
@@ -7,37 +7,13 @@ from pathlib import Path
 from tabulate import tabulate
 
 from mpdemo.errors import UserError
-from mpdemo.jobs.explain import known_failures
 from mpdemo.notebook.show import Bundle
 from mpdemo.plan.case import LINKS
-from mpdemo.plan.choose import choose, tree
+from mpdemo.plan.choose import choose
 from mpdemo.rules import SHARING_RUNGS
 
 CHOICE = ("devices", "nodes", "use", "parts", "images at once", "MiB per device", "computing (ms)", "speed-up",
           "sends (ms)")  # fmt: skip
-SHOWN = 3  # messages of a failure, which may have many
-
-
-def failure_table(*kinds) -> Bundle:
-    """Show the known failures that a notebook explains, of all or some of `mpdemo.jobs.explain.KINDS`."""
-    rows = [known for known in known_failures() if known.notebook and (not kinds or known.kind in kinds)]
-    lines = ["| you see | it is | do | notebook |", "|---|---|---|---|"]
-    for known in rows:
-        seen = "<br>".join(_cell(words, known.kind != "silent") for words in known.seen[:SHOWN])
-        link = f"[{known.notebook[:2]}]({known.notebook}.ipynb)"
-        lines.append(f"| {seen} | {_cell(known.what)} | {_cell(known.do)} | {link} |")
-    return Bundle(f"{len(rows)} known failures", markdown="\n".join(lines))
-
-
-def _cell(text, is_code=False) -> str:
-    """A text for a table's cell, where a bar would end it and a hash or a dollar could mean something else."""
-    text = text.replace("|", "\\|")
-    return f"`{text}`" if is_code else text.replace("$", "\\$").replace("_", "\\_")
-
-
-def show_tree() -> Bundle:
-    """Display the decision tree that is drawn from the rules of `mpdemo.plan.choose`."""
-    return Bundle(tree(), markdown=f"```mermaid\n{tree()}\n```")
 
 
 def choice_table(case, devices=((1, 1), (2, 1), (8, 2), (16, 4))) -> Bundle:

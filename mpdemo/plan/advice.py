@@ -28,7 +28,7 @@ def answer(request) -> tuple:
         require_devices(request.devices)
     names = ("batch", "devices", "nodes", "optimizer", "image_size", "classes", "channels", "norm")
     options = {name: getattr(request, name) for name in names}
-    sheet = request.cost if request.cost in ROOFS else "v100"
+    sheet = request.cost if request.cost in ROOFS else "a100"
     case = Case(_model(request), memory=request.gpu_memory, gpu=sheet, **options)
     choice = choose(case)  # refuses what no device can do, before minutes are spent on measuring
     if measuring and request.own_model:

@@ -11,7 +11,7 @@ from mpdemo.plan.footprint import estimate, footprints
 from mpdemo.plan.machine import Machine
 from mpdemo.plan.subject import MIB, RESERVE, STATES, Subject, settled
 
-LINKS = {True: 150e9, False: 12.5e9}  # bytes per second: NVLink of a V100 in one node; InfiniBand EDR between nodes
+LINKS = {True: 300e9, False: 25e9}  # bytes per second: NVLink of an A100 in one node; InfiniBand HDR between nodes
 # An all-reduce is an all-gather and a reduce-scatter; a broadcast goes round the ring once.
 HALVES = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "broadcast": 1}
 
@@ -48,7 +48,7 @@ class Case:
     classes: int = 1000
     channels: int = 3
     norm: str = "batch"
-    gpu: str = "v100"
+    gpu: str = "a100"
     machine: Machine | None = None
 
     @property

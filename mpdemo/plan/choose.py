@@ -165,23 +165,3 @@ def _reason(rule, case, predicted):
     why = rule.why.format(memory=mib(predicted.memory), limit=mib(case.limit), **numbers)
     named = {name: value for name, value in predicted.settings.items() if name not in ("processes", "cut")}
     return f"{why.removesuffix('.')}, by {' '.join(settings.as_arguments(named))}." if named else why
-
-
-def tree() -> str:
-    """Return the decision tree of the rules, as text for Mermaid."""
-    lines = [
-        "flowchart TD",
-        "  accTitle: Which rung?",
-        "  accDescr: Questions in order; each yes leads to an answer, each no to the next question.",
-        '  start["More than one device?"]',
-    ]
-    for several, word in ((False, "no"), (True, "yes")):
-        rules = [rule for rule in RULES if rule.several == several]
-        boxes = [f'q{word}{number}["{rule.question}"]' for number, rule in enumerate(rules)]
-        boxes.append(f'none{word}(["{NOTHING}"])')
-        lines.append(f"  start -- {word} --> {boxes[0]}")
-        for number, rule in enumerate(rules):
-            answer = f'  q{word}{number} -- yes --> a{word}{number}(["{rule.answer}"])'
-            further = f"  q{word}{number} -- no --> {boxes[number + 1]}"
-            lines += [answer, further] if number % 2 else [further, answer]  # left and right in turn: a narrow tree
-    return "\n".join(lines)

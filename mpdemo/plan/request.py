@@ -65,7 +65,7 @@ class Request:
         "sgd", description="for its memory, and for the time of its update with --cost measure"
     )
     cost: Literal["measure", *ROOFS] | None = Field(
-        None, description="measure on this machine, or estimate for a GPU (default: measure; with --devices: v100)"
+        None, description="measure on this machine, or estimate for a GPU (default: measure; with --devices: a100)"
     )
     budget: float = Field(60.0, ge=0, le=86400, description="seconds after which nothing more is measured")
     json: str | None = Field(None, description="file to which the plan is written, too")

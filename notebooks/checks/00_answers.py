@@ -3,12 +3,10 @@
 import contextlib
 import io
 import re
-import tempfile
-from pathlib import Path
 
-from checks.job_files import READ, TRIED, printed_by_job, told
+from checks.job_files import READ, TRIED, printed_by_job
 from mpdemo import jobs, ranks
-from mpdemo.jobs import JobSpec, load_site, render, slurm
+from mpdemo.jobs import JobSpec, slurm
 from mpdemo.jobs.check import Script
 
 IMAGES = 10
@@ -50,8 +48,6 @@ def check_00_2(spec):
     minutes, seconds = divmod(slurm.seconds(spec.time_limit), 60)
     read = f"Slurm reads the time limit {spec.time_limit!r} as {minutes} minutes and {seconds} seconds."
     assert (minutes, seconds) == (120, 0), read
-
-
 
 
 def check_00_4(path):

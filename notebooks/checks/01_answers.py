@@ -86,8 +86,6 @@ def accumulated(function, parts):
     return gradient, len(seen), len(passes), sizes, last, older
 
 
-
-
 def check_01_5(accuracy):
     model, loader, right, known = accuracy_case()
     value = float(accuracy(model, loader))

@@ -52,8 +52,6 @@ def small_model():
     return model, torch.randn(12, 5), torch.randint(0, 3, (12,))
 
 
-
-
 def test_02_3(rank, n):
     model, images, labels = small_model()
     model[1] = nn.Identity()  # batch norm would depend on the part that a copy sees

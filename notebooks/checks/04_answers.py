@@ -1,9 +1,5 @@
 """Checks of notebook 04: where to cut, and what becomes smaller."""
 
-import operator
-
-
-
 
 def check_04_6(answer):
     accumulated, cut = (set(text.lower()) - set(" ,;") for text in answer)

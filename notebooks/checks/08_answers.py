@@ -99,5 +99,3 @@ def check_08_5(straggler_of):
         longest = max(rows, key=lambda row: row["exposed"])["rank"]
         assert got != longest, f"For {which} it returns {got}. This rank waits longest for the others."
         assert got == right, f"For {which} it returns {got}. Another rank waits less for the others."
-
-

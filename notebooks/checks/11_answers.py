@@ -10,8 +10,6 @@ NOT_THIS = {  # why a strategy isn't the answer where DDP fits
 }
 
 
-
-
 def require_no_more(used, parts):
     """Require that a training that fits does nothing for which the rules only ask later."""
     more = {

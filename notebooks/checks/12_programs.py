@@ -6,8 +6,6 @@ import copy
 import torch
 from torch.nn.functional import cross_entropy
 
-from checks.helpers import gathered, ratio, share_of
-
 
 def plain_losses(net, batches):
     """Train a copy of the module's only layer in a loop of its own; return the losses."""
@@ -66,5 +64,3 @@ def test_12_4(rank, n):
     values = [tensor.item() for tensor in state.values()]
     got = f"After broadcast_parameters(state, 1) the state is {values} {on}; on rank 1 it was [1.0, 1.0]."
     assert values == [1.0, 1.0], got
-
-

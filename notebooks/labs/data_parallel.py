@@ -1,6 +1,6 @@
-"""What limits data parallelism in one process: Python's lock (the GIL), and the memory of the first device.
+"""What limits data parallelism in one process: Python's lock, the GIL.
 
-    python -m mpdemo.labs.data_parallel runs/lab pauses memory
+    python -m mpdemo.labs.data_parallel runs/lab pauses
 
 Runs in one process, which sees all devices. It writes ``summary.json`` in the folder.
 Taught in notebooks/02_data_parallel.ipynb.
@@ -11,9 +11,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
-from torch import nn
 
-from mpdemo import data, models
 from mpdemo.compare import run_lab
 from mpdemo.trial import all_cores
 from mpdemo.world.launch import end
@@ -54,18 +52,5 @@ def count_to(number):
     return total
 
 
-def memory(world) -> list[float]:
-    """Return the peak memory (MiB) of every GPU in one step of ``nn.DataParallel``; nothing below two GPUs."""
-    count = torch.cuda.device_count()
-    if count < 2:
-        return []
-    images, labels = (tensor[: 64 * count].cuda() for tensor in data.load("digits").train.tensors)
-    model = models.build("resnet18", norm="group").cuda()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    nn.functional.cross_entropy(nn.DataParallel(model)(images), labels).backward()
-    optimizer.step()
-    return [torch.cuda.max_memory_allocated(number) / 2**20 for number in range(count)]
-
-
 if __name__ == "__main__":
-    end(run_lab({"pauses": pauses, "memory": memory}, sys.argv[1], sys.argv[2:]))
+    end(run_lab({"pauses": pauses}, sys.argv[1], sys.argv[2:]))

@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy
 from mpdemo import data, models
 from mpdemo.compare import WARMUP, Comparison, quartiles, write_result
 from mpdemo.errors import RunFailed
-from mpdemo.labs.lightning_training import Digits, Classifier, make_trainer, pl
+from mpdemo.labs.lightning_training import Classifier, Digits, make_trainer, pl
 from mpdemo.notebook.recipe import recipe
 from mpdemo.run import Run
 from mpdemo.rungs import single

@@ -1,6 +1,6 @@
 """Pipelines of the course model measured side by side. A job starts this in two processes.
 
-    torchrun --standalone --nproc-per-node 2 -m mpdemo.labs.pipeline runs/lab equality splits schedules cuts one_process
+    torchrun --standalone --nproc-per-node 2 -m mpdemo.labs.pipeline runs/lab equality splits schedules cuts
 
 Every process runs the named functions; rank 0 writes all results to ``summary.json`` in the folder. The timelines go to
 one folder per variant, below it. Taught in notebooks/05_pipeline.ipynb.
@@ -10,8 +10,6 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-
-import torch
 
 from mpdemo import data, models
 from mpdemo.compare import Comparison, model_and_batch, run_lab
@@ -84,21 +82,7 @@ def record_all(world, out, variants) -> dict:
     return comparison.seconds
 
 
-def one_process(world) -> dict:
-    """Return the seconds per step of one and four microbatches on two devices that one process drives.
-
-    Nothing is measured where a process sees a single GPU (``srun --gpus-per-task``).
-    """
-    if world.device.type == "cuda" and torch.cuda.device_count() < 2:
-        return {}
-    comparison = Comparison(world, *model_and_batch(COURSE))
-    for count, settings in ((1, NAIVE), (4, variant("1F1B"))):
-        comparison.add(count, replace(settings, form="one-process", devices=2, timeline=False))
-    comparison.run(2 * ROUNDS, warmup=1)
-    return comparison.seconds
-
-
 if __name__ == "__main__":
-    experiments = {function.__name__: function for function in (equality, one_process)}
+    experiments = {function.__name__: function for function in (equality,)}
     experiments |= {function.__name__: partial(function, out=sys.argv[1]) for function in (splits, schedules, cuts)}
     end(run_lab(experiments, sys.argv[1], sys.argv[2:]))

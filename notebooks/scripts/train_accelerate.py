@@ -1,4 +1,4 @@
-"""The DDP script with Accelerate: torchrun, or accelerate launch --num_processes=2 train_accelerate.py"""
+"""The DDP script with Accelerate: accelerate launch --num_processes=2, or torchrun, and this file."""
 
 from pathlib import Path
 
