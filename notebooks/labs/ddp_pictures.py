@@ -2,9 +2,11 @@
 
 from mpdemo.notebook.ladder import loss_over_single as losses
 from mpdemo.notebook.plots import buckets, ring, style
+from mpdemo.notebook.plots.timeline import MESSAGES
 
 __all__ = ["buckets", "images", "losses", "messages", "ring", "step"]
-OWN = [style.paler(style.PURPLE), style.paler(style.YELLOW)]  # what only this rank has; white: what both have
+OWN = ["#e8d3ae", "#bdb2e0"]  # by rank: what only it has; white is what both have
+ALL_REDUCE = MESSAGES["A"][1]  # as in the timelines
 
 
 def step(weight, shares, gradients, mean, lr):
@@ -26,11 +28,11 @@ def step(weight, shares, gradients, mean, lr):
             box(2, rank, f"{gradients[rank]:g}", colour, x=0.2)
             box(2, rank, f"{mean:g}", x=0.85)
             box(3, rank, f"w = {weight:g} + {-lr * mean:g}\n= {weight - lr * mean:g}")
-            arrow = {"arrowstyle": "->", "color": style.BLUE, "linewidth": 1.5}
+            arrow = {"arrowstyle": "->", "color": ALL_REDUCE, "linewidth": 1.5}
             for to in 0, 1:
                 start, end = (0.34, 0.72 - 0.5 * rank), (0.71, 0.72 - 0.5 * to)
                 panels[2].annotate("", end, start, arrowprops=arrow)
-        panels[2].text(0.52, 0, "all-reduce", ha="center", va="center", color=style.BLUE, fontsize=9)
+        panels[2].text(0.52, 0, "all-reduce", ha="center", va="center", color=ALL_REDUCE, fontsize=9)
 
     alt = (
         f"Both ranks begin with weight {weight:g}. Rank 0 takes {shares[0]} and gets the gradient {gradients[0]:g}, "
@@ -66,7 +68,7 @@ def messages(kib, milliseconds):
     """Draw the time of an all-reduce against the size of its tensor."""
 
     def paint(figure, axes):
-        axes.plot(kib, milliseconds, "o-", color=style.BLUE)
+        axes.plot(kib, milliseconds, "o-", color=ALL_REDUCE)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log", base=10)
         axes.set(xlabel="size of the tensor (KiB)", ylabel="one all-reduce (ms)")
