@@ -101,14 +101,14 @@ def launch(*command, processes=1, fails=False, timeout=120.0, **words) -> str:
     return job.log().strip()
 
 
-async def measure(rung, processes=2, nodes=1, *rounds) -> dict:
+async def measure(rung, processes=2, nodes=1, *rounds, **words) -> dict:
     """Time steps of a strategy alternately with the single device's, in a job; say what came out, and return it.
 
     The job runs `mpdemo.labs.speed` in the folder ``runs/speed_RUNG``; the result is its row of the strategy.
     """
     name = f"speed_{rung}"
     command = ("-m", "mpdemo.labs.speed", f"runs/{name}", rung, *rounds)
-    job = run(name, *command, processes=processes, nodes=nodes)
+    job = run(name, *command, processes=processes, nodes=nodes, **words)
     await follow(job)
     row = next(row for row in job.result()["rows"] if row["rung"] == rung)
     print(verdict(row))

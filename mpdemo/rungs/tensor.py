@@ -17,6 +17,8 @@ from mpdemo.run import Run
 WHOLE, TOKENS = Replicate(), Shard(1)  # activations (B, T, D): the same everywhere, or some tokens each
 COLUMNS, ROWS = tp.ColwiseParallel(), tp.RowwiseParallel()
 LAYERS = {f"block.*.attention.{name}": COLUMNS for name in ("query", "key", "value")}
+SHARED = {"input_layouts": WHOLE, "desired_input_layouts": WHOLE}  # three gradients are sent as one sum
+LAYERS |= {"block.*.attention": tp.PrepareModuleInput(**SHARED)}
 LAYERS |= {"block.*.mlp.up": COLUMNS, "block.*.attention.out": ROWS, "block.*.mlp.down": ROWS}
 GATHER, SOME = {"input_layouts": TOKENS, "desired_input_layouts": WHOLE}, {"output_layouts": TOKENS}
 TOKENS_TOO = {  # between these layers each process has some of the tokens: sequence parallelism

@@ -46,7 +46,7 @@ def check_05_1(step):
             assert close(times, 1, 0.005), mean
 
 
-def check_05_6(orders):
+def check_05_4(orders):
     from mpdemo.plan.simulate import simulate_order
 
     assert len(orders) == 3, f"There are three stages, and this answer has {len(orders)} lists."
@@ -61,7 +61,7 @@ def check_05_6(orders):
     assert step <= 18, f"It runs and fits, but takes {step:g} units. 1F1B takes 18."
 
 
-def check_05_8(path):
+def check_05_6(path):
     launch, settings = training_of(path.read_text())
     number = re.search(r"--nproc[-_]per[-_]node[= ](\d+)", " ".join(launch))
     assert number, "It doesn't say --nproc-per-node=NUMBER."
@@ -77,7 +77,7 @@ def check_05_8(path):
     assert max(sizes) <= 3, f"It runs, but one of the stages has {max(sizes)} of the 10 blocks: the others wait for it."
 
 
-def check_05_12(answer):
+def check_05_8(answer):
     costs, points = [4, 2, 2, 3, 1, 1, 5, 2], [int(point) for point in answer]
     assert len(points) == 2, f"Three stages need two split points, and this answer has {len(points)}."
     edges = [0, *points, len(costs)]
@@ -88,7 +88,7 @@ def check_05_12(answer):
     assert max(sums) <= 7, slow
 
 
-def check_05_13(answer):
+def check_05_10(answer):
     words = shlex.split(answer)
     assert not any("," in word for word in words), "The script takes the numbers after --cut with spaces between them."
     script = root() / "notebooks/scripts/train_pipeline.py"

@@ -37,4 +37,17 @@ def test_05_2(rank, n):
     assert close(times, 1, 0.005), many
 
 
-test_05_7 = test_05_2
+test_05_5 = test_05_2
+
+
+def test_05_9(rank, n):
+    """The gradients of the two stages have the norms 3 and 4, so that of the whole model is 5."""
+    weight = torch.nn.Parameter(torch.zeros(1))
+    for limit, factor in ((1.0, 0.2), (10.0, 1.0)):
+        weight.grad = torch.tensor([(3.0, 4.0)[rank]])
+        norm = clip([weight], limit)
+        assert norm is not None, f"Rank {rank} returns nothing."
+        assert close(float(norm), 5, 0.001), f"Rank {rank} returns the norm {float(norm):.2f}; 3 and 4 together have 5."
+        times = weight.grad.item() / (3.0, 4.0)[rank]
+        told = f"With a limit of {limit:g}, rank {rank} multiplies its gradient by {times:.2f}, not by {factor:g}."
+        assert close(times, factor, 0.001), told

@@ -10,7 +10,7 @@ from torch.nn.functional import linear
 from checks.helpers import COLLECTIVES, MISSING, close, ratio, watch
 
 
-def test_07_2(rank, n):
+def test_07_1(rank, n):
     halves = ["reduce_scatter", "all_gather"]
     tensor, calls = torch.arange(1.0, 2 * n + 1) * 10**rank, watch(program, *COLLECTIVES)
     all_reduce(tensor, n)
@@ -26,7 +26,7 @@ def test_07_2(rank, n):
     assert not unused, f"It is the sum, but rank {rank} doesn't call {' and '.join(unused)}."
 
 
-def test_07_3(rank, n):
+def test_07_2(rank, n):
     torch.manual_seed(0)
     weight, images, targets = torch.randn(6, 4), torch.randn(8, 4), torch.randn(8, 6)
     whole = weight.clone().requires_grad_()
@@ -48,7 +48,7 @@ def test_07_3(rank, n):
     assert "all_reduce" not in used, f"{where} an all-reduce brings all rows, to keep some: use reduce-scatter."
 
 
-def test_07_4(rank, n):
+def test_07_3(rank, n):
     torch.manual_seed(0)
     model = nn.Sequential(*[nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(3)])
     before = [parameter.detach().clone() for parameter in model.parameters()]
@@ -66,7 +66,7 @@ def test_07_4(rank, n):
     assert whole, alone
 
 
-def test_07_6(rank, n):
+def test_07_4(rank, n):
     torch.manual_seed(0)
     shapes = (5, 4), (6, 4), (6,), (4, 6), (4,)
     x, up, up_bias, down, down_bias = whole = [torch.randn(*shape, requires_grad=True) for shape in shapes]
