@@ -1,6 +1,7 @@
 """``python -m mpdemo env``: checks Python, PyTorch, Slurm, the site file and the folders.
 
-One line per finding, [OK] or [FAIL], each failure with its remedy. The site is tried by `mpdemo.jobs.site_trial`.
+One line per finding, [OK] or [FAIL], each failure with its remedy. The site is tried by `mpdemo.jobs.site_trial`. In a
+job of several processes, rank 0 also prints one row per rank (`mpdemo.world.roll_call`).
 PyTorch is imported in a process of its own, so the check works (and helps) where that import fails. Taught in
 notebooks/00_start_here.ipynb.
 """
@@ -13,7 +14,7 @@ import sys
 from pathlib import Path
 
 from mpdemo import paths
-from mpdemo.errors import UserError
+from mpdemo.errors import UserError, error_line
 from mpdemo.jobs import load_site, slurm
 from mpdemo.jobs.site_trial import Finding, try_site
 from mpdemo.world.devices import too_few_gpus
@@ -27,6 +28,7 @@ report["gloo"] = torch.distributed.is_available() and torch.distributed.is_gloo_
 report["nccl"] = torch.distributed.is_available() and torch.distributed.is_nccl_available()
 print(json.dumps(report))
 """
+ROWS = "one row per rank:"  # above the table; `mpdemo.trainers.rehearse` looks for it in a log
 # Part of the error message of a failed import -> what helps.
 REMEDIES = {
     "operator torchvision::nms does not exist": "torch and torchvision do not fit together: install both from the same"
@@ -47,9 +49,31 @@ def add_arguments(parser):
 
 def main(args) -> int:
     """Print the report; exit status 1 if something needs a remedy."""
-    report = findings(args.site)
+    ranks = check_ranks()
+    if ranks is None:  # not rank 0
+        return 0
+    report = [*findings(args.site), *ranks]
     print(*report, sep="\n")
     return 0 if all(finding.ok for finding in report) else 1
+
+
+def check_ranks() -> list[Finding] | None:
+    """Return one row per rank and what is wrong, in rank 0; None in the others; nothing without a launcher."""
+    if not {"RANK", "SLURM_STEP_NUM_TASKS"} & os.environ.keys():
+        return []
+    try:
+        from mpdemo.world import roll_call
+    except ImportError:  # `check_pytorch` says why
+        return []
+    try:
+        rows = roll_call.roll_call()
+    except RuntimeError as error:  # of PyTorch: a rank that is missing, or cannot be reached
+        remedy = "look for errors of other ranks; check MASTER_ADDR, MASTER_PORT and the network interface"
+        return [Finding(False, f"the ranks do not meet: {error_line(error)}", remedy)]
+    if rows is None:
+        return None
+    trouble = [Finding(False, *pair) for pair in roll_call.what_is_wrong(rows)]
+    return [Finding(True, f"{ROWS}\n{roll_call.table(rows)}"), *trouble]
 
 
 def findings(site=None) -> list[Finding]:

@@ -42,6 +42,8 @@ def _check_belonging(s):
     require(hybrid or s.rung == "tensor" or s.replicas is None, "--replicas belongs to --rung hybrid or tensor alone")
     require(hybrid or s.mesh == "dp-pp", "--mesh belongs to --rung hybrid alone")
     require(hybrid or not s.sharded, "--sharded belongs to --rung hybrid alone")
+    enough = not s.profile or s.steps is None or s.steps > 2
+    require(enough, f"--steps {s.steps} with --profile, which leaves out two steps; allowed: 3 or more")
     require(s.replicas != 1 or not s.sharded, "--sharded divides stages among replicas; allowed: --replicas 2 or more")
     require(s.rung == "fsdp" or s.reshard == "always", f"--reshard {s.reshard} belongs to --rung fsdp alone")
     require(s.rung == "tensor" or not s.sequence_parallel, "--sequence-parallel belongs to --rung tensor alone")

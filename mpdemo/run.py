@@ -154,7 +154,12 @@ class Run(Between):
                 yield from self.one_epoch()
         if self.recorder:
             self.recorder.save(self.folder)
-        self.lines.finish(summarise(self, model, time.time() - begin, stopped=self.status == STOPPED))
+        if self.profiler:
+            self.profiler.stop()
+        summary = summarise(self, model, time.time() - begin, stopped=self.status == STOPPED)
+        self.lines.finish(summary)
+        if self.rank == 0:
+            print(self.busy.sentence(summary["peak_memory_mib"]))
 
 
 def train(settings, place) -> int:

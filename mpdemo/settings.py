@@ -120,6 +120,9 @@ class Settings:
     )
     log_every: Count = setting(10, "steps between two log entries; each waits for the device")
     tensorboard: bool = setting(False, "also write the metrics for TensorBoard, into --out/tensorboard")
+    profile: Count | None = setting(
+        None, "record so many steps of each rank, after the first two, into --out (traces that ui.perfetto.dev shows)"
+    )
     timeline: bool = setting(False, "record what each rank did when (per-device forms of a cut model)")
 
     def as_dict(self) -> dict:

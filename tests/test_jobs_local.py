@@ -224,3 +224,10 @@ def test_runs_may_lie_on_another_disk(project, tmp_path, monkeypatch):
     monkeypatch.setenv("MPDEMO_RUNS", str(tmp_path / "elsewhere"))
     with pytest.raises(UserError, match="MPDEMO_RUNS is .*elsewhere, but .*runs is there already; do: mv"):
         submit(spec(out="runs/other"))
+
+
+def test_staged_data_stays_where_it_is_on_this_machine(project):
+    (project / "photos").mkdir()
+    command = ("-c", "import os; print(os.environ['MPDEMO_DATA'])")
+    job = submit(JobSpec(name="staged", command=command, out="runs/staged", stage="photos"))
+    assert job.wait(60) == "done" and job.log().strip() == str(project / "photos")

@@ -270,3 +270,16 @@ def test_debug_prints_and_submits_nothing(project, capsys):
     assert submit(spec(), site="generic", debug=True) is None
     assert capsys.readouterr().out == render(spec(), load_site("generic"))
     assert not (project / "runs").exists()
+
+
+def test_a_folder_is_staged_on_every_node_and_removed_at_the_end(project):
+    """Its name may hold anything that a line can; a job that ends before it has staged removes nothing."""
+    (project / "my 'data").mkdir()
+    job, site = spec(nodes=2, processes_per_node=4, stage="my 'data"), load_site("generic")
+    lines = render(job, site).splitlines()
+    (copy,) = (number for number, line in enumerate(lines) if " cp -rT " in line)
+    assert shlex.split(lines[copy])[:6] == ["srun", "--ntasks=2", "--ntasks-per-node=1", "cp", "-rT", "my 'data"]
+    assert lines[copy - 1].startswith("trap ") and "rm -rf" not in "".join(lines[: copy - 1])
+    assert lines[copy + 1] == 'export MPDEMO_DATA="$staged"' and check(job, site, ask_slurm=False) == []
+    (problem,) = check(spec(stage="gone"), site, ask_slurm=False)
+    assert str(problem).startswith("stage 'gone': no such folder; do: ")

@@ -241,3 +241,19 @@ def test_a_job_inside_a_job_is_not_confused_by_the_outer_one(cluster, project, m
     monkeypatch.setenv("SBATCH_CONSTRAINT", "moon")
     monkeypatch.setenv("SLURM_JOB_ID", "1")
     assert submit(spec(processes_per_node=2)).result(60)["processes"] == 2
+
+
+@pytest.mark.parametrize("status", [0, 7])
+def test_staged_data_is_read_from_the_nodes_disk_which_is_then_clean(cluster, project, tmp_path, monkeypatch, status):
+    (disk := tmp_path / "disk").mkdir()
+    monkeypatch.setenv("TMPDIR", str(disk))
+    (project / "photos/cats").mkdir(parents=True)
+    (project / "photos/cats/1.txt").write_text("a cat")
+    read = "import os; folder = os.environ['MPDEMO_DATA']; print(folder, open(folder + '/cats/1.txt').read())"
+    command = ("-c", f"{read}; raise SystemExit({status})")
+    job = submit(JobSpec(name="staged", command=command, out="runs/staged", processes_per_node=2, stage="photos"))
+    assert job.wait(60) == ("failed" if status else "done"), job.log()
+    assert job.log().count(f"{disk}/mpdemo-{job.id} a cat") == 2
+    assert (project / "runs/staged/exit-status.txt").read_text().split() == [job.id, str(status)]
+    until(lambda: not list(disk.iterdir()), 10)
+    assert (project / "photos/cats/1.txt").exists()

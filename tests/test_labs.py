@@ -49,6 +49,17 @@ def test_a_lab_runs_in_any_folder_and_ones_own_comes_first(tmp_path):
     assert output(tmp_path, "-m", "mpdemo.labs.hello") == "changed\n"
 
 
+def test_many_small_files_cost_more_than_one(tmp_path):
+    """Where every file is opened: 2000 times instead of once; and nothing is left on the disk."""
+    (disk := tmp_path / "disk").mkdir()
+    output(tmp_path, "-m", "mpdemo.labs.small_files", str(tmp_path), str(disk), str(tmp_path))
+    rows = {(row["disk"], row["files"]): row for row in summary(tmp_path)["rows"]}
+    for place in (str(disk), str(tmp_path)):
+        many, one = rows[place, "many"], rows[place, "one"]
+        assert many["write"] > one["write"] and many["read again"] > one["read again"]
+    assert list(disk.iterdir()) == [] and len(rows) == 4
+
+
 def test_the_package_imports_no_lab():
     """What both need is in the package; a lab is started as a program."""
     labs = [path.stem for path in (root() / "notebooks/labs").glob("*.py")]

@@ -98,7 +98,9 @@ def test_what_a_run_writes(runs):
         ("step", 4, 1), ("step", 5, 1), ("step", 6, 1), ("epoch", 6, 1),
     ]  # fmt: skip
     written = {"event", "step", "epoch", "loss", "images_per_second", "time"}
-    assert [set(row) - written for row in rows[:2]] == [{"peak_memory_mib"}] * 2 and written <= set(rows[0])
+    measured = {"peak_memory_mib", "utilisation", "mfu"}
+    assert [set(row) - written for row in rows[:3]] == [{"peak_memory_mib"}, measured, measured]
+    assert written <= set(rows[0])
     assert 50 < rows[1]["peak_memory_mib"][0] <= summary(out)["peak_memory_mib"][0]
     assert set(rows[3]) == {"event", "step", "epoch", "train_loss", "train_accuracy", "validation_loss",
                             "validation_accuracy", "images_per_second", "time"}  # fmt: skip
@@ -361,8 +363,12 @@ def test_sharded_and_hybrid_rungs_resume_each_other(world, runs):
     for name, weight in ends[1].items():
         if name.startswith("model."):
             assert torch.linalg.vector_norm(ends[0][name] - weight) < 1e-4 * torch.linalg.vector_norm(weight), name
-    counts = {summary(world / f"step-{stop}")["parameters"] for stop in HANDED}
-    assert counts == {summary(whole)["parameters"]}
+    ends = [summary(world / f"step-{stop}") for stop in HANDED]
+    assert {end["parameters"] for end in ends} == {summary(whole)["parameters"]}
+    assert {end["busy"]["flops_per_step"] for end in ends} == {summary(whole)["busy"]["flops_per_step"]}
+    devices = [processes for processes, _ in HANDED.values()][1:]  # the first step is not counted
+    assert [len(end["busy"]["utilisation"]) for end in ends[1:]] == devices
+    assert all(end["busy"]["mfu"] > 0 for end in ends[1:])
 
 
 def test_ranks_that_share_the_search_for_damage_use_the_same_checkpoint(world):

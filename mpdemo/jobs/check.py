@@ -44,7 +44,7 @@ def check(job, site=None, ask_slurm=True) -> list[Problem]:
     text, site = (render(job, site), fitted(job, site)[1]) if is_spec else (job, site)
     script = Script(text)
     problems = [*script.problems, *shape(script, site), *time_limit(script, site), *syntax(text)]
-    problems += [] if is_spec else log_folder(script)
+    problems += staged_folder(job) if is_spec else log_folder(script)
     if ask_slurm and not problems and slurm.in_reach():
         try:
             slurm.client("sbatch", "--test-only", cwd=paths.root(), input=text)
@@ -179,6 +179,13 @@ def time_limit(script, site) -> list[Problem]:
         return [Problem(line, f"time limit: {value!r} {error}", "--time=HH:MM:SS")]
     message = f"time {value} is over the limit here, {site.max_time}"
     return [Problem(line, message, f"--time={site.max_time} or less")] if over else []
+
+
+def staged_folder(spec) -> list[Problem]:
+    """Find a folder to stage that is missing here, so most likely on the nodes as well."""
+    if spec.stage is None or (paths.root() / spec.stage).is_dir():
+        return []
+    return [Problem(None, f"stage {spec.stage!r}: no such folder", "name one that the nodes see, on a shared disk")]
 
 
 def log_folder(script) -> list[Problem]:

@@ -19,6 +19,14 @@ VENV = '[ -d .venv ] && PATH="$PWD/.venv/bin:$PATH"'
 FAILED = 'failed() { echo "setup line failed with exit status $?: $1" >&2; exit 1; }'
 EXPORT = re.compile(r"export [^`;&|()#\\]*")  # a line that cannot fail
 
+# The second trap adds to the first one, now that there is something to remove.
+STAGE = """\
+# Each node copies the data to its own disk, once; its processes find the copy in MPDEMO_DATA.
+staged="${{TMPDIR:-/tmp}}/mpdemo-$SLURM_JOB_ID"
+trap {end} EXIT
+{srun} cp -rT {folder} "$staged" || exit 2
+export MPDEMO_DATA="$staged\""""
+
 MASTER_ADDR = 'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
 MASTER_PORT = "export MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))  # ranks meet there: two jobs must not share it"
 QUOTES = "# One torchrun per node; single quotes, since SLURM_NODEID is known on each node only."
@@ -32,10 +40,11 @@ exit "$status\""""
 def commands(spec, site) -> list[str]:
     """Return the lines below the directives, in blocks; the spec names its launcher."""
     out = shlex.quote(spec.out)
-    note = shlex.quote(f'echo "$SLURM_JOB_ID $?" > {out}/exit-status.txt')
-    ours = [f"{COURSE}mkdir -p {out}", *([] if site.setup else [VENV]), f"trap {note} EXIT; trap : TERM"]
+    note = f'echo "$SLURM_JOB_ID $?" > {out}/exit-status.txt'
+    ours = [f"{COURSE}mkdir -p {out}", *([] if site.setup else [VENV]), f"trap {shlex.quote(note)} EXIT; trap : TERM"]
     meet = [MASTER_ADDR + site.master_suffix, MASTER_PORT, *exports(spec, site)]
     blocks = [[*ours, *([FAILED] if site.setup else [])], map(setup_line, site.setup), meet]
+    blocks.append([stage(spec, site, note)] if spec.stage else [])
     blocks.append([launch(spec, site), *([REQUEUE] if spec.requeue else [])])
     return "\n\n".join(filter(None, map("\n".join, blocks))).splitlines()
 
@@ -46,6 +55,13 @@ def setup_line(line) -> str:
         return line
     whole = "{ " + line + "\n}" if re.search(r"#|[;&\\]\s*$", line) else line
     return f"{whole} || failed {shlex.quote(line)}"
+
+
+def stage(spec, site, note) -> str:
+    """Return the lines that copy a folder to the disk of each node, and remove it at the end."""
+    srun = " ".join(["srun", *site.srun_options, f"--ntasks={spec.nodes}", "--ntasks-per-node=1"])
+    end = shlex.quote(f'{note}; {srun} rm -rf "$staged"')
+    return STAGE.format(end=end, srun=srun, folder=shlex.quote(spec.stage))
 
 
 def exports(spec, site) -> list[str]:

@@ -67,6 +67,8 @@ class Snapshot:
                 yield f"{last['images_per_second']:.0f} images/s"
             if memory := [row["peak_memory_mib"] for row in self.steps if "peak_memory_mib" in row]:
                 yield memory_text(memory[-1])
+            if busy := [row for row in self.steps if "mfu" in row]:
+                yield busy_text(busy[-1])
             if (left := self.seconds_left) is not None:
                 yield f"about {duration(left)} left"
 
@@ -118,6 +120,12 @@ def labels(jobs) -> list[str]:
     """Return what to call jobs or snapshots: by the folder's name, and by the number too where a name repeats."""
     names = [Path(job.out).name for job in jobs]
     return [f"{name} (job {job.id})" if names.count(name) > 1 else name for name, job in zip(names, jobs, strict=True)]
+
+
+def busy_text(row) -> str:
+    """Return in words how busy the devices are, as far as it was measured."""
+    shares = row["utilisation"]
+    return (f"{sum(shares) / len(shares):.0%} busy, " if shares else "") + f"MFU {row['mfu']:.1%}"
 
 
 def memory_text(mib) -> str:

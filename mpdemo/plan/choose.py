@@ -64,6 +64,8 @@ WHOLE_MODEL = (  # on every device: how it fits, the answer's second part, how t
 )  # fmt: skip
 SHARDED = (
     ("at once", "", lambda case: fit.sharded(case)),
+    ("in bf16, with activations computed twice", ", bf16, activation checkpointing",
+     lambda case: fit.sharded(case, precision="bf16", activation_checkpointing=True)),
     ("in parts, in one node", ", gradient accumulation", lambda case: fit.sharded(case, None)),
     ("if activations are computed twice", ", activation checkpointing",
      lambda case: fit.sharded(case, activation_checkpointing=True)),

@@ -14,12 +14,13 @@ from mpdemo.errors import UserError
 from mpdemo.plan.cost import BlockCost
 from mpdemo.plan.subject import STATES, Subject
 from mpdemo.schedules import SCHEDULES, placement
+from mpdemo.world.devices import PEAKS
 
 SIZES = 2, 8  # microbatch sizes of the two runs
 ROOFS = {  # floating point operations and bytes per second (data sheets, float32), seconds to launch a kernel
-    "v100": (15.7e12, 0.9e12, 5e-6),
-    "a100": (19.5e12, 1.555e12, 5e-6),
-    "h100": (67e12, 3.35e12, 4e-6),
+    "v100": (PEAKS["v100"]["fp32"], 0.9e12, 5e-6),
+    "a100": (PEAKS["a100"]["fp32"], 1.555e12, 5e-6),
+    "h100": (PEAKS["h100"]["fp32"], 3.35e12, 4e-6),
 }
 
 

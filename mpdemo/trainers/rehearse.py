@@ -5,7 +5,8 @@
     python -m mpdemo cluster run --site jeanzay -- python -m mpdemo rehearse    on a throw-away cluster of its shape
 
 A job is what a notebook submits, with as many nodes and processes; a training run has two steps. One table says of each
-how long it waited and ran, what its Python is, and what to fix. Exit status 1 if one failed.
+how long it waited and ran, what its Python is, and what to fix. The last job, env, has as many processes as the largest
+and checks where they are and how fast they talk, one row per rank. Exit status 1 if one failed.
 """
 
 import contextlib
@@ -21,8 +22,10 @@ from tabulate import tabulate
 
 from mpdemo.cluster.command import count
 from mpdemo.cluster.config import CLUSTER_NAME
+from mpdemo.doctor import ROWS
 from mpdemo.errors import UserError
 from mpdemo.jobs import Job, JobSpec, load_site, slurm, submit
+from mpdemo.jobs.diagnose import LABEL
 from mpdemo.jobs.explain import find
 from mpdemo.trainers.course import jobs_of_course, run_at_once
 from mpdemo.trainers.task import MARK
@@ -48,6 +51,8 @@ def add_arguments(parser):
 def main(args) -> int:
     """Run the jobs and print the table; return 0 if all went well, else 1."""
     site, jobs = load_site(args.site), jobs_of_course()
+    largest = max(jobs.values(), key=lambda spec: (spec.nodes, spec.world_size))
+    jobs["env"] = dataclasses.replace(largest, name="env", command=("-m", "mpdemo", "env"), out="runs/env")
     names = [name.strip() for name in args.only.split(",")] if args.only else list(jobs)
     if unknown := [name for name in names if name not in jobs]:
         raise UserError(f"--only {args.only}: no job {unknown[0]!r}; allowed: {', '.join(jobs)}")
@@ -64,6 +69,7 @@ def main(args) -> int:
     failed = [trial for trial, line in advice.items() if line]
     for trial in (trial for trial in failed if trial.job and trial.job.log_files):  # one that never started has none
         print(f"more on {trial.name}: python -m mpdemo explain {trial.spec.out}/{trial.job.log_files[-1].name}")
+    print(*(report for trial in trials if (report := trial.report())), sep="\n")
     print(f"{len(trials) - len(failed)} of {len(trials)} jobs went well.")
     return 1 if failed else 0
 
@@ -116,6 +122,12 @@ class Trial:
             text = f"PyTorch sees {gpus} GPUs, {wanted} asked for each process; is it built for them? {LOOK}"
         return textwrap.shorten(text, LONGEST, placeholder="...")
 
+    def report(self) -> str:
+        """Return what the job env found of its ranks: their rows, and what is wrong."""
+        lines = [LABEL.sub(r"\2", line) for line in self.job.log().splitlines()] if self.job else []
+        starts = [number for number, line in enumerate(lines) if line.endswith(ROWS)]
+        return "\n".join(line for line in lines[starts[0] :] if not line.startswith("srun: ")) if starts else ""
+
     def row(self, advice) -> list:
         """Return the job's row of the table."""
         facts = self.facts()
@@ -167,6 +179,8 @@ def smallest(name, spec) -> JobSpec:
 def why_it_failed(job) -> str:
     """Return what a failed job's log shows: what the launcher said, a known failure, or the last line."""
     failure = job.failure()
+    if found := re.findall(r"\[FAIL\] (.*)", job.log()):  # by the job env
+        return "; ".join(found)
     if failure.cause:
         return str(failure)
     if known := [finding.known for finding in find(job.log()) if finding.known.kind == "cause"]:

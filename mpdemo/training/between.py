@@ -18,8 +18,9 @@ from mpdemo import data
 from mpdemo.errors import RunFailed, UserError
 from mpdemo.options import option_name
 from mpdemo.training import checkpoint
+from mpdemo.training.busy import Busy, profiler
 from mpdemo.training.log import RunLog, folder_to_resume
-from mpdemo.training.meter import Steps, peak_memory_of_all
+from mpdemo.training.meter import Steps, of_all, peak_memory_mib
 from mpdemo.world.collectives import StopSignal, sum_over_ranks
 
 STOPPED = 3  # exit status: stopped by a signal, a checkpoint is written
@@ -52,6 +53,7 @@ class Between:
         if s.compile:
             compile_blocks(model)
         self.stop_signal = StopSignal(self.device, s.log_every)
+        self.busy, self.profiler = Busy(self), profiler(self) if s.profile else None
 
     def one_epoch(self):
         """Yield the batches of an epoch, or of what is left of it; then validate."""
@@ -67,6 +69,8 @@ class Between:
             if self.recorder:
                 self.recorder.end_step()
             self.end_step()
+            if self.profiler:
+                self.profiler.step()
             if self.status:
                 return
         self.flush()
@@ -99,7 +103,10 @@ class Between:
             rate, when = round(self.s.batch_size / seconds, 2), round(now - (self.steps_done - number) * seconds, 4)
             line = {"step": number, "epoch": self.epoch, "loss": loss, "images_per_second": rate, "time": when}
             if number == self.steps_done:
-                line["peak_memory_mib"] = peak_memory_of_all(self)
+                memory, utilisation = of_all(self, peak_memory_mib(self.devices), self.busy.utilisation())
+                line["peak_memory_mib"] = [round(mib, 1) for mib in memory]
+                if self.rank == 0 and number > 1:  # the first step warms up
+                    line |= self.busy.line(utilisation, seconds)
             self.lines.write("step", **line)
             self.epoch_steps.append((loss, correct, seconds))
         if rows:

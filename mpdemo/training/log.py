@@ -57,7 +57,8 @@ class RunLog:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock()
-            for old in (self.folder / "summary.json", *self.folder.glob("timeline-rank*.json")):
+            patterns = "summary.json", "timeline-rank*", "trace-rank*", "memory-rank*"
+            for old in (file for pattern in patterns for file in self.folder.glob(pattern)):
                 old.unlink(missing_ok=True)  # of the run before, which may have had more ranks
             if resumed is None and self.path.exists():
                 self.path.replace(self.folder / "metrics.previous.jsonl")

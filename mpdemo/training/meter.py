@@ -28,12 +28,12 @@ def peak_memory_mib(devices) -> list[float]:
     return [peak / 2**20 if sys.platform == "darwin" else peak / 2**10]  # macOS counts bytes, Linux KiB
 
 
-def peak_memory_of_all(run) -> list[float]:
-    """Peak memory of the devices of all processes, in order of rank; every rank must call this."""
-    own = torch.tensor(peak_memory_mib(run.devices), dtype=torch.double, device=run.device)
+def of_all(run, *readings) -> list[list]:
+    """Return each of the readings, which are lists, of all processes in order of rank; every rank must call this."""
+    own = torch.tensor([number for reading in readings for number in reading], dtype=torch.double, device=run.device)
     table = own.new_zeros(run.world, len(own))
     table[run.rank] = own
-    return [round(mib, 1) for mib in sum_over_ranks(table).flatten().tolist()]
+    return [part.flatten().tolist() for part in sum_over_ranks(table).split([len(row) for row in readings], dim=1)]
 
 
 class Steps:
@@ -81,7 +81,7 @@ def summarise(run, model, seconds, stopped) -> dict:
     The steps and images are those of the whole training, the seconds those since this start of it.
     """
     own = platform.node(), {name: parameter.numel() for name, parameter in model.named_parameters()}
-    memory, (hosts, parts) = peak_memory_of_all(run), zip(*gather_objects(own), strict=True)
+    (memory,), (hosts, parts) = of_all(run, peak_memory_mib(run.devices)), zip(*gather_objects(own), strict=True)
     loss, accuracy = run.validation or (None, None)
     return {
         "settings": run.s.as_dict(),
@@ -101,7 +101,8 @@ def summarise(run, model, seconds, stopped) -> dict:
         "seconds": round(seconds, 3),
         "images": run.steps_done * run.s.batch_size,
         "parameters": sum(dict(ChainMap(*parts)).values()),  # each counted once, whoever holds it
-        "peak_memory_mib": memory,
+        "peak_memory_mib": [round(mib, 1) for mib in memory],
+        "busy": run.busy.summary() if run.rank == 0 else None,
         "loss": run.epoch_steps[-1][0] if run.epoch_steps else None,
         "validation_loss": loss,
         "validation_accuracy": accuracy,

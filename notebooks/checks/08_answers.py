@@ -10,7 +10,7 @@ def close(value, right, tolerance=1e-6):
     return math.isclose(value, right, rel_tol=tolerance)
 
 
-def check_08_2(efficiency):
+def check_08_1(efficiency):
     first, case = efficiency(1, 100.0, 4, 31.25), "From 100 s on 1 device to 31.25 s on 4 it gives"
     assert isinstance(first, int | float), f"It returned {first!r}, which is no number."
     assert not close(first, 3.2), f"{case} 3.2: this is the speed-up."
@@ -34,7 +34,7 @@ def speedups_without(skipped, average=median):
     return {n: rate / rates[1] for n, rate in rates.items()}
 
 
-def check_08_4(speedups):
+def check_08_2(speedups):
     result = speedups([{"devices": n, "seconds": [*seconds], "batch": batch} for n, (seconds, batch) in STEPS.items()])
     assert isinstance(result, dict) and set(result) == {1, 2, 4}, "It returns no speed-up for 1, 2 and 4 devices."
     assert close(result[1], 1), f"The speed-up of the first run over itself is {result[1]:.3g}."
@@ -57,7 +57,7 @@ def check_08_4(speedups):
         assert close(result[n], right[n], 0.05), asked
 
 
-def check_08_7(largest):
+def check_08_3(largest):
     from mpdemo.plan import imagenet
     from mpdemo.plan.scaling import Run, advise, fit, same_share
 
@@ -83,7 +83,7 @@ STEP_PARTS = [  # ms of a step of four ranks: the sum is the same, as all of the
 ]
 
 
-def check_08_10(straggler_of):
+def check_08_5(straggler_of):
     others = [row | {"rank": row["rank"] + 4} for row in STEP_PARTS[:2]]
     backward = [STEP_PARTS[0] | {"backward": 300, "exposed": 15}, STEP_PARTS[3] | {"rank": 1}]
     for rows, right, which in (
@@ -101,11 +101,3 @@ def check_08_10(straggler_of):
         assert got == right, f"For {which} it returns {got}. Another rank waits less for the others."
 
 
-def check_08_11(cores):
-    for gpus, gpu, core, right in ((1, 600.0, 300.0, 2), (4, 625.0, 300.0, 9), (1, 100.0, 300.0, 1)):
-        got = cores(gpus, gpu, core)
-        case = f"{gpus} GPUs of {gpu:.0f} images/s and cores of {core:.0f} images/s: it returns {got!r}"
-        assert isinstance(got, int | float), f"{case}, which is no number."
-        assert got * core >= gpus * gpu, f"{case}, and these cores read {got * core:.0f} of {gpus * gpu:.0f} images/s."
-        assert got == int(got), f"{case}, but there are only whole cores."
-        assert got == right, f"{case}; fewer cores are enough."

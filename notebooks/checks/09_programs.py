@@ -45,7 +45,7 @@ def steps_of(training, steps):
     return rows
 
 
-def test_09_3(rank, n):
+def test_09_2(rank, n):
     whole = steps_of(new_training(0), STEPS)
     for stop in (3, 5, 9):  # within the first epoch, at its end, within the second
         path, training, after = folder / f"{stop}.pt", new_training(0), f"Stopped after {stop}"
@@ -124,7 +124,7 @@ def end_before_rename(path):
         substitute(program, os, name, partial(make, getattr(os, name)))  # pathlib and shutil find theirs in os
 
 
-def test_09_5(rank, n):
+def test_09_4(rank, n):
     path = folder / "last.pt"
     save(state(1), path)
     assert step_in(path) == 1, "After an undisturbed save, the file can't be loaded."
@@ -149,7 +149,7 @@ def test_09_5(rank, n):
     assert step_in(path) == 3, "After the two that were ended, a third save didn't leave the newest state."
 
 
-def test_09_6(rank, n):
+def test_09_5(rank, n):
     path, written, saving = folder / "checkpoint.pt", [], torch.save
 
     def slow_save(object, file, *arguments, **options):

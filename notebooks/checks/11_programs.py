@@ -51,7 +51,7 @@ def plain(blocks, outputs):
     return outputs
 
 
-def test_11_4(rank, n):
+def test_11_3(rank, n):
     wanted, _, plain_peak, plain_shape = step_of(plain)
     own, calls, peak, shape = step_of(forward)
     assert shape == plain_shape, "The result has another shape than the blocks give, one after the other."

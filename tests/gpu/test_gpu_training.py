@@ -1,7 +1,9 @@
 """Whole runs on GPUs by the command line: every rung and precision, resumed across devices, memory, timelines."""
 
+import gzip
 import itertools
 import json
+import re
 
 import pytest
 import torch
@@ -52,6 +54,22 @@ def test_every_rung_trains_and_validates(trained, rung, count):
     one = rung == "single" or (ON_CPU and rung == "data_parallel")
     assert len(summary["peak_memory_mib"]) == (1 if one else count) and min(summary["peak_memory_mib"]) > 0
     assert ON_CPU or "nccl" in summary["environment"]["backend"]
+    busy = summary["busy"]
+    assert 0 < busy["mfu"] < 1.5 and len(busy["utilisation"] or range(count)) in (1, count), busy
+
+
+def test_a_profile_shows_kernels_and_memory(trained, tmp_path):
+    trained("--rung", "single", "--profile", 2, out="profiled")
+    events = json.loads(gzip.decompress((tmp_path / "profiled/trace-rank0.json.gz").read_bytes()))["traceEvents"]
+    assert ON_CPU or any(event.get("cat") == "kernel" for event in events)
+    assert ON_CPU or (tmp_path / "profiled/memory-rank0.pickle").stat().st_size > 1000
+
+
+def test_each_rank_says_where_it_is(run_once, count):
+    words = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count), "-m", "mpdemo", "env")
+    said = run_once(*words, timeout=300).stdout
+    assert "one row per rank" in said and "a GPU per rank" not in said, said
+    assert ON_CPU or count < 2 or re.search(r" nccl +(P2P|SHM|NET)", said), said
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=" ".join)

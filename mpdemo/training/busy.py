@@ -1,0 +1,130 @@
+"""Is the device busy? Its utilisation, and how much of its peak the model's arithmetic reaches: MFU.
+
+MFU (model FLOPs utilisation) counts the operations of one forward and backward pass, however they are spread over
+devices or computed twice. So each rung has those of the whole model, counted once, on fake tensors, before the first
+step. `profiler` records what each rank did when. Taught in notebooks/08_scaling.ipynb.
+Sources: https://arxiv.org/abs/2204.02311 (appendix B), https://docs.pytorch.org/docs/stable/profiler.html.
+"""
+
+import contextlib
+import math
+import time
+from statistics import fmean, median
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import cross_entropy
+from torch.profiler import ProfilerActivity
+from torch.utils.flop_counter import FlopCounterMode
+
+from mpdemo import models
+from mpdemo.rules import LINEAR
+from mpdemo.world import clock
+from mpdemo.world.devices import PEAKS
+
+SIDE, REPEATS = 512, 6  # of the matrix product that is measured where no data sheet is known: some ms
+NO_GPU = "There is no GPU here, so GPU utilisation and GPU memory are not measured."
+NO_SENSOR = "for a time that is not measured (pip install nvidia-ml-py)"
+
+
+def flops_of_step(s, dataset) -> int:
+    """Return the floating point operations of a step over the whole batch, forward and backward."""
+    shape = {"classes": dataset.classes, "channels": dataset.channels, "image_size": s.image_size}
+    # the counter does not know the fused attention of CPUs; and the run's random numbers stay as they are
+    plain, untouched = sdpa_kernel(SDPBackend.MATH), torch.random.fork_rng(devices=[])
+    with plain, untouched, FakeTensorMode(), FlopCounterMode(display=False) as counter:
+        images = torch.empty(s.batch_size, dataset.channels, s.image_size, s.image_size)
+        outputs = models.build(s.model, **shape, norm=s.norm, seed=s.seed)(images)
+        cross_entropy(outputs, torch.zeros(s.batch_size, dtype=torch.long)).backward()
+    return counter.get_total_flops()
+
+
+def peak_of(device, s) -> tuple[float, str]:
+    """Return the operations per second that a device reaches at most, and where the number comes from."""
+    kind = s.precision
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+        convolutions = s.model not in LINEAR and torch.backends.cudnn.allow_tf32  # PyTorch's default for them alone
+        kind = "tf32" if kind == "fp32" and convolutions else kind
+        sheet = next((peaks for gpu, peaks in PEAKS.items() if gpu in name.lower()), {})
+        if kind in sheet:
+            return sheet[kind], f"data sheet of {name}, {kind}"
+    a = torch.ones(SIDE, SIDE, device=device, dtype=torch.bfloat16 if kind == "bf16" else torch.float32)
+    times = [clock.now(device)]
+    for _ in range(REPEATS):
+        torch.mm(a, a)
+        times.append(clock.now(device))
+    seconds = min(end - begin for begin, end in zip(times, times[1:], strict=False))
+    return 2 * SIDE**3 / seconds, f"measured matrix product, {kind}"
+
+
+class Busy:
+    """How busy the devices of a run are; rank 0 knows what a step computes, and has the readings of all."""
+
+    def __init__(self, run):
+        self.devices, self.count = run.devices, run.world * len(run.devices)
+        if run.rank == 0:
+            self.flops = flops_of_step(run.s, run.dataset)
+            self.peak, self.source = peak_of(run.device, run.s)
+        self.lines = []  # (utilisation of each device, MFU)
+        self.clocks = time.perf_counter(), time.process_time()
+
+    def utilisation(self) -> list[float]:
+        """Return the share of time that each device was busy: a GPU by its sensor, a core since the last reading."""
+        if self.devices[0].type == "cuda":
+            with contextlib.suppress(Exception):  # no nvidia-ml-py, or a driver without this sensor
+                return [torch.cuda.utilization(device) / 100 for device in self.devices]
+            return [math.nan] * len(self.devices)
+        before, self.clocks = self.clocks, (time.perf_counter(), time.process_time())
+        wall, computing = (now - then for now, then in zip(self.clocks, before, strict=True))
+        return [computing / wall / len(self.devices)] * len(self.devices)
+
+    def line(self, utilisation, seconds) -> dict:
+        """Return what a line of the metrics says in rank 0, of steps that took so many seconds."""
+        mfu = self.flops / seconds / (self.peak * self.count)
+        measured = None if math.isnan(sum(utilisation)) else [round(share, 3) for share in utilisation]
+        self.lines.append((measured, mfu))
+        return {"utilisation": measured, "mfu": round(mfu, 4)}
+
+    def summary(self) -> dict:
+        """Return what the summary says: the mean of each device, and the median MFU."""
+        shares = [row for row, _ in self.lines if row]
+        return {
+            "utilisation": [round(fmean(of_device), 3) for of_device in zip(*shares, strict=True)] or None,
+            "mfu": round(median(mfu for _, mfu in self.lines), 4) if self.lines else None,
+            "flops_per_step": self.flops,
+            "peak_flops_per_device": self.peak,
+            "peak_from": self.source,
+        }
+
+    def sentence(self, peak_memory) -> str:
+        """Return in words what the summary says, and what was not measured."""
+        found, gpu = self.summary(), self.devices[0].type == "cuda"
+        if found["mfu"] is None:
+            return "Only the first step was timed, which warms up, so neither utilisation nor MFU is known."
+        what = ("GPU" if gpu else "CPU core") + ("s were" if self.count > 1 else " was")
+        share = f"{fmean(found['utilisation']):.0%} of the time" if found["utilisation"] else NO_SENSOR
+        peak = f"{found['mfu']:.1%} of the peak (MFU; {self.peak / 1e12:.3g} TFLOP/s: {self.source})"
+        text = f"The {what} busy {share} and reached {peak}, with at most {max(peak_memory):.0f} MiB"
+        return f"{text}." if gpu else f"{text} in a process. {NO_GPU}"
+
+
+def profiler(run):
+    """Start PyTorch's profiler: it leaves out two steps, records `--profile` of them, and writes a trace per rank."""
+    on_gpu = run.device.type == "cuda"
+
+    def write(recorded):
+        recorded.export_chrome_trace(str(run.folder / f"trace-rank{run.rank}.json.gz"))
+        if on_gpu:
+            torch.cuda.memory._dump_snapshot(str(run.folder / f"memory-rank{run.rank}.pickle"))
+            torch.cuda.memory._record_memory_history(enabled=None)
+
+    if on_gpu:
+        torch.cuda.memory._record_memory_history(max_entries=100_000)
+    run.folder.mkdir(parents=True, exist_ok=True)  # rank 0 may not have made it yet
+    plan = torch.profiler.schedule(wait=1, warmup=1, active=run.s.profile, repeat=1)
+    kinds = [ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * on_gpu]
+    started = torch.profiler.profile(activities=kinds, schedule=plan, on_trace_ready=write)
+    started.start()
+    return started

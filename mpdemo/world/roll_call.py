@@ -1,0 +1,158 @@
+"""One row per rank: its node, GPU and cores, what carries its messages and how fast; and what is wrong with that.
+
+    torchrun --standalone --nproc-per-node 2 -m mpdemo env
+    srun python -m mpdemo env        # in a batch script, where MASTER_ADDR and MASTER_PORT are exported
+
+NCCL's own log names its transports, the open connections name gloo's interface. Every wait is bounded. Taught in
+notebooks/00_start_here.ipynb. Source: https://docs.nvidia.com/deeplearning/nccl/user-guide.
+"""
+
+import faulthandler
+import os
+import re
+import socket
+import tempfile
+from itertools import groupby
+from pathlib import Path
+from statistics import median
+
+import psutil
+import torch
+import torch.distributed as dist
+from tabulate import tabulate
+
+from mpdemo.world import clock
+from mpdemo.world.collectives import gather_objects, rest
+from mpdemo.world.devices import gpus_here
+from mpdemo.world.env import World, process_group, read_launcher
+
+LIMIT = 150  # s, after which the process ends, whatever it waits for
+PATIENCE = 60.0  # s for which a rank waits for the others in one message
+SMALL, LARGE = "GB/s, 1 MiB", "GB/s, 256 MiB"
+REPEATS = 3  # of each message, and one before them that is not counted
+BUDGET = 15.0  # s for all messages of a size: on a slow network the large ones are left out
+SLOW = 0.125  # GB/s: more than Gigabit Ethernet carries
+HEADERS = ("rank", "host", "device", "peers", "cores", "NUMA", "backend", "transport", SMALL, LARGE)
+
+
+def roll_call() -> list[dict] | None:
+    """Join the world that a launcher started; return the row of each rank, in rank 0. Every rank must call this."""
+    faulthandler.dump_traceback_later(LIMIT, exit=True)
+    place, gpus = read_launcher(os.environ), torch.cuda.device_count()
+    device = torch.device("cuda", place["local_rank"] % gpus) if gpus else torch.device("cpu")
+    nccl = gpus > 0 and dist.is_nccl_available()
+    world = World(**place, device=device, backend="cpu:gloo,cuda:nccl" if nccl else "gloo")
+    with tempfile.TemporaryDirectory(prefix="mpdemo-") as folder:
+        os.environ |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,P2P", "NCCL_DEBUG_FILE": f"{folder}/nccl"}
+        with process_group(world, PATIENCE):
+            row = whereabouts(world)
+            if world.world_size > 1:
+                ids = list(filter(None, gather_objects(row["uuid"])))
+                nccl = nccl and len(set(ids)) == len(ids)  # it refuses two ranks on one GPU
+                row |= speeds(device if nccl else torch.device("cpu"), world.world_size)
+                row["backend"] = "nccl" if nccl else "gloo"
+                row["transport"] = ", ".join(nccl_transports(Path(folder, "nccl")) if nccl else interfaces())
+            rows = gather_objects(row)
+    faulthandler.cancel_dump_traceback_later()
+    return rows if world.rank == 0 else None
+
+
+def whereabouts(world) -> dict:
+    """Return what this process has: GPU and peers, or cores; and how many GPUs its node has for the job."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count()))
+    nodes = {path.name[4:] for core in cores for path in Path(f"/sys/devices/system/cpu/cpu{core}").glob("node[0-9]*")}
+    row = {"rank": world.rank, "host": socket.gethostname(), "cores": cores, "NUMA": ",".join(sorted(nodes))}
+    row |= {"uuid": "", "device": "CPU", "visible": torch.cuda.device_count(), "held": 0}
+    if row["visible"]:
+        own = world.device.index
+        facts = torch.cuda.get_device_properties(own)
+        peers = [n for n in range(row["visible"]) if n != own and torch.cuda.can_device_access_peer(own, n)]
+        row |= {"uuid": str(facts.uuid), "device": f"{own}: {facts.name} {str(facts.uuid)[:8]}"}
+        row["peers"] = ",".join(map(str, peers))
+    if row["visible"] or gpus_here():  # a throw-away Slurm only pretends to have some
+        row["held"] = int(os.environ.get("SLURM_GPUS_ON_NODE") or row["visible"])
+    return row
+
+
+def speeds(device, ranks) -> dict:
+    """Return the bus bandwidth of an all-reduce by size, as nccl-tests define it; None where it would take too long."""
+    found, per_byte = {}, 0.0
+    for name, size in ((SMALL, 2**20), (LARGE, 2**28)):
+        found[name], taken = None, []
+        if size * per_byte * (1 + REPEATS) < BUDGET:
+            tensor = torch.zeros(size // 4, device=device)
+            for _ in range(1 + REPEATS):
+                rest()
+                begin = clock.now(device)
+                dist.all_reduce(tensor)
+                taken.append(clock.now(device) - begin)
+            per_byte = max(gather_objects(median(taken[1:]))) / size
+            found[name] = 2 * (ranks - 1) / ranks / per_byte / 1e9
+    return found
+
+
+def nccl_transports(log) -> list[str]:
+    """Return what NCCL's log names: P2P (NVLink or PCIe), SHM (the node's memory), NET/IB, NET/Socket."""
+    text = log.read_text(errors="replace") if log.exists() else ""
+    return sorted(set(re.findall(r"Channel .* via ((?:NET/)?\w+)", text)))
+
+
+def interfaces() -> list[str]:
+    """Return the network interfaces of gloo's open connections to other ranks."""
+    process, store = psutil.Process(), int(os.environ["MASTER_PORT"])
+    listed = getattr(process, "net_connections", None) or process.connections  # its name before psutil 6
+    links = [link for link in listed("tcp") if link.status == psutil.CONN_ESTABLISHED]
+    own = {link.laddr.ip.removeprefix("::ffff:") for link in links if store not in (link.laddr.port, link.raddr.port)}
+    own |= {"127.0.0.1"} if any(address.startswith("127.") for address in own) else set()
+    return sorted(name for name, cards in psutil.net_if_addrs().items() if own & {card.address for card in cards})
+
+
+def what_is_wrong(rows) -> list[tuple]:
+    """Return pairs: what is wrong with the placement of the ranks, and the remedy."""
+    by_host = groupby(sorted(rows, key=lambda row: row["host"]), key=lambda row: row["host"])
+    found = [wrong_on_a_node(host, list(of_host)) for host, of_host in by_host]
+    large, sockets = rows[0].get(LARGE, SLOW), any("NET/Socket" in row.get("transport", "") for row in rows)
+    if len(found) > 1 and (sockets or large is None or large < SLOW):
+        what = f"the nodes talk over a slow network: {large or rows[0][SMALL]:.3f} GB/s over {rows[0]['transport']}"
+        remedy = "NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME name the fast interface (`ip -br address` lists all)"
+        found.append([(what, f"{remedy}; ask the site for its own settings")])
+    return sum(found, [])
+
+
+def wrong_on_a_node(host, rows) -> list[tuple]:
+    """Return what is wrong among the ranks of one node."""
+    ranks = f"ranks {', '.join(str(row['rank']) for row in rows)} on {host} share"
+    used, held = {row["uuid"] for row in rows} - {""}, max(row["held"] for row in rows)
+    cores, count = {core for row in rows for core in row["cores"]}, len(rows)
+    cases = [
+        (0 < len(used) < count, f"{ranks} {len(used)} GPU(s)", "ask for a GPU per rank; each takes number local_rank"),
+        (
+            len(cores) < count,
+            f"{ranks} {len(cores)} core(s): {ranges(cores)}",
+            "srun --cpus-per-task=N, or fewer ranks",
+        ),
+        (
+            len(used) < held and len(used) in (0, count),
+            f"the job holds {held} GPUs on {host} and uses {len(used)}",
+            "start a rank per GPU, or ask for fewer; if none is used: is this PyTorch built for them?",
+        ),
+        (
+            count > 1 and all(row["visible"] == 1 and "SHM" in row.get("transport", "") for row in rows),
+            f"the GPUs of {host} exchange data through its memory (SHM), since each rank sees only its own",
+            "--gres=gpu:N for the node instead of --gpus-per-task, or srun --gpu-bind=none",
+        ),
+    ]
+    return [(what, remedy) for wrong, what, remedy in cases if wrong]
+
+
+def ranges(numbers) -> str:
+    """Write 0, 1, 2, 5 as ``0-2,5``."""
+    runs = [list(run) for _, run in groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0])]
+    return ",".join(f"{run[0][1]}-{run[-1][1]}" if len(run) > 1 else str(run[0][1]) for run in runs)
+
+
+def table(rows) -> str:
+    """Return the rows as text."""
+    rows = [row | {"cores": ranges(row["cores"])} for row in rows]
+    cells = [["-" if row.get(name) in (None, "") else row[name] for name in HEADERS] for row in rows]
+    return tabulate(cells, HEADERS, floatfmt=".3g", disable_numparse=range(len(HEADERS) - 2))

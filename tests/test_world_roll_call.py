@@ -1,0 +1,105 @@
+"""One row per rank: in real worlds, on one core, on two nodes behind a slow network; and what its rows say of GPUs."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from mpdemo.world.roll_call import LARGE, SMALL, nccl_transports, ranges, table, what_is_wrong
+
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+
+
+def rows_of(text):
+    """Return the cells of the table's rows."""
+    return [re.split(" {2,}", line.strip()) for line in text.splitlines() if re.match(r"(\d+: )?\d+ {2,}\S", line)]
+
+
+def test_each_rank_has_a_row_and_a_speed(run_once):
+    done = run_once(*TORCHRUN, "2", "-m", "mpdemo", "env", "--site", "generic", timeout=200)
+    rows = rows_of(done.stdout)
+    assert done.returncode == 0 and [row[0] for row in rows] == ["0", "1"], done.stdout + done.stderr
+    assert rows[0][1:] == [*rows[1][1:]] and rows[0][6:8] == ["gloo", "lo"]
+    assert all(float(speed) > 0.001 for speed in rows[0][8:]) and done.stdout.count("[OK]   Python") == 1
+    alone = run_once(*TORCHRUN, "1", "-m", "mpdemo", "env", "--site", "generic", timeout=200)
+    assert alone.returncode == 0 and rows_of(alone.stdout)[0][7:] == ["-"] * 3  # nobody to talk to
+
+
+def test_ranks_on_one_core_are_named_with_the_remedy():
+    core = str(min(os.sched_getaffinity(0)))
+    command = ["taskset", "-c", core, sys.executable, *TORCHRUN, "2", "-m", "mpdemo", "env", "--site", "generic"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert f"share 1 core(s): {core}\n       remedy: srun --cpus-per-task" in done.stdout and done.returncode != 0
+
+
+def test_a_rank_that_never_comes_ends_the_call_in_time(run_once, tmp_path):
+    world = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29655"}
+    world["TMPDIR"] = str(tmp_path)
+    code = "from mpdemo import doctor; from mpdemo.world import roll_call; roll_call.{} = 3.0; "
+    code += "print(*doctor.check_ranks())"
+    by_itself = run_once("-c", code.format("PATIENCE"), timeout=60, **world)
+    assert by_itself.stdout.startswith("[FAIL] the ranks do not meet: ") and "remedy: look for err" in by_itself.stdout
+    by_force = run_once("-c", code.format("LIMIT"), timeout=60, **world)
+    assert by_force.returncode == 1 and "Timeout (0:00:03)!" in by_force.stderr
+
+
+GPU = {
+    "host": "n1",
+    "cores": [0, 1, 2, 3],
+    "visible": 4,
+    "held": 4,
+    "backend": "nccl",
+    "transport": "P2P",
+    LARGE: 200.0,
+}
+GPUS = [GPU | {"rank": rank, "uuid": f"gpu-{rank}"} for rank in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({}, None),
+        ({"uuid": "gpu-0"}, "ranks 0, 1, 2, 3 on n1 share 1 GPU(s)"),
+        ({"held": 8}, "the job holds 8 GPUs on n1 and uses 4"),
+        ({"uuid": "", "visible": 0}, "the job holds 4 GPUs on n1 and uses 0"),
+        ({"visible": 1, "transport": "SHM"}, "the GPUs of n1 exchange data through its memory (SHM)"),
+        ({"cores": [7]}, "ranks 0, 1, 2, 3 on n1 share 1 core(s): 7"),
+        ({LARGE: 0.01}, None),  # one node has no network
+    ],
+)
+def test_what_is_wrong_on_a_node_with_gpus(change, said):
+    found = what_is_wrong([row | change for row in GPUS])
+    assert [what.startswith(said) for what, _ in found] == [True] if said else found == []
+
+
+@pytest.mark.parametrize(("speed", "transport", "slow"), [(20, "NET/IB", 0), (2, "NET/Socket", 1), (0.1, "eth0", 1)])
+def test_nodes_on_a_slow_network(speed, transport, slow):
+    rows = [row | {"host": f"n{row['rank']}", "held": 1, LARGE: speed, "transport": transport} for row in GPUS]
+    assert [what.split(":")[0] for what, _ in what_is_wrong(rows)] == ["the nodes talk over a slow network"] * slow
+
+
+def test_nccl_names_its_transports(tmp_path):
+    """In the words of NCCL 2.18 to 2.22."""
+    (log := tmp_path / "nccl.txt").write_text(
+        "n1:9:9 [0] NCCL INFO Channel 00/0 : 2[0] -> 0[0] [send] via NET/IB/3/GDRDMA\n"
+        "n1:9:9 [1] NCCL INFO Channel 00/0 : 3[1] -> 2[0] via P2P/CUMEM\n"
+        "n1:9:9 [1] NCCL INFO Channel 01 : 0[1] -> 1[2] via SHM/direct/direct\n"
+        "n1:9:9 [0] NCCL INFO Channel 01/0 : 1[0] -> 0[0] [receive] via NET/Socket/0\n"
+        "n1:9:9 [0] NCCL INFO Using network Socket\n"
+    )
+    assert nccl_transports(log) == ["NET/IB", "NET/Socket", "P2P", "SHM"]
+    assert nccl_transports(tmp_path / "none") == []
+
+
+def test_cores_are_written_as_ranges():
+    assert (ranges([5, 0, 1, 2]), ranges([3]), ranges([])) == ("0-2,5", "3", "")
+    assert rows_of(table([GPUS[0] | {"peers": "1,2", SMALL: None}]))[0][3:] == [
+        "1,2",
+        "0-3",
+        *"-",
+        "nccl",
+        "P2P",
+        *["-", "200"],
+    ]
