@@ -255,6 +255,12 @@ def test_the_first_difference_after_a_resume_is_named(judge, name):
     assert note in str(found["notes"])
 
 
+def test_the_script_with_accelerate_is_the_same_training_in_another_order(judge, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "SCRIPTS", TAKE_HOME.parent)
+    found = judge("train_accelerate.py", [], [])
+    assert names(found) == [] and "another order" in str(found["notes"])
+
+
 NO_WRAPPER = """nn.ModuleDict({"module": make_model()})
     model.forward = model["module"].forward"""
 FORGOTTEN = {  # of the script to take home: what is found without a line of it

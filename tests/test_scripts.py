@@ -24,6 +24,7 @@ from mpdemo.paths import root
 SCRIPTS = root() / "notebooks" / "scripts"
 DIGITS = root() / "mpdemo" / "data" / "digits.npz"
 LIMITS = {  # lines
+    "train_accelerate.py": 53,
     "first_single.py": 29,
     "first_ddp.py": 43,
     "train_single.py": 55,

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mpdemo.cuts import block_names, resolve_cut
-from mpdemo.errors import UserError
+from mpdemo.errors import UserError, error_line
 from mpdemo.options import add_options, options_from
 from mpdemo.plan import advice, planner, report
 from mpdemo.plan.footprint import estimate, footprints
@@ -33,12 +33,18 @@ def main(args) -> int:
     """Print a plan; return the exit status."""
     request = options_from(args, Request)
     check_together(request, vars(args))
-    if request.devices:
-        text, rows = advice.answer(request)
-        result = {"rows": rows}
-    else:
-        plan = make_plan(request)
-        text, result = report.text(plan), report.as_dict(plan)
+    try:
+        if request.devices:
+            text, rows = advice.answer(request)
+            result = {"rows": rows}
+        else:
+            plan = make_plan(request)
+            text, result = report.text(plan), report.as_dict(plan)
+    except Exception as error:
+        if isinstance(error, UserError) or not request.own_model:
+            raise
+        what = f"--model {request.model} cannot be planned: it fails without real numbers"
+        raise UserError(f"{what} ({error_line(error)}); try the part that takes tensors and returns some") from error
     print(text)
     if request.json:
         try:

@@ -35,7 +35,7 @@ def plain_loop(model, optimizer, loss_fn, batches, clear=True):
     return losses
 
 
-def test_01_3(rank, n):
+def test_01_2(rank, n):
     losses, moved, steps = losses_of(train)
     wanted, never_cleared = losses_of(plain_loop)[0], losses_of(partial(plain_loop, clear=False))[0]
     assert len(losses) == steps, f"For {steps} batches it returned {len(losses)} losses."
@@ -54,7 +54,7 @@ def slow_batches(count):
         yield number
 
 
-def test_01_5(rank, n):
+def test_01_3(rank, n):
     device, steps = ToyDevice(0.010), 20
     losses, seconds = measure(device, slow_batches(steps))
     losses = [loss if isinstance(loss, int | float) else type(loss).__name__ for loss in losses]

@@ -50,7 +50,7 @@ def test_12_2(rank, n):
     assert losses == wanted, same
 
 
-def test_12_6(rank, n):
+def test_12_4(rank, n):
     tensor, on = torch.tensor([2.0, 10.0]) * (1 + rank), f"on rank {rank}"
     given = tensor.clone()
     reduced = allreduce(tensor)
@@ -68,25 +68,3 @@ def test_12_6(rank, n):
     assert values == [1.0, 1.0], got
 
 
-def test_12_7(rank, n):
-    model, (inputs, labels), right = share_of(rank)
-    on, before = (f"on rank {rank}", {name: parameter.detach().clone() for name, parameter in model.named_parameters()})
-    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
-    kind = isinstance(optimizer, torch.optim.Optimizer)
-    assert kind, f"DistributedOptimizer doesn't return an optimizer {on}."
-    for step in range(2):
-        optimizer.zero_grad()
-        cross_entropy(model(inputs), labels).backward()
-        own = [parameter.grad.clone() for parameter in model.parameters()]
-        optimizer.step()
-        if step == 0:
-            first, moved = own, [(before[name] - p.detach()) / 0.1 for name, p in model.named_parameters()]
-    times = ratio(moved, list(right.values()))
-    alone = times is None and ratio(moved, first) is not None
-    late = f"The weights move {on} by the gradient of its own images: the mean comes too late, or not at all."
-    assert not alone, late
-    assert times is not None, f"The weights move in another direction {on} than with all images in one process."
-    assert abs(times - 1) < 1e-3, f"The weights move {times:.1f} times as far {on} as with all images in one process."
-    weights = gathered([parameter.detach() for parameter in model.parameters()])
-    same = all(map(torch.equal, *weights))
-    assert same, f"After the second step the weights of the ranks differ ({on})."

@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy
 from mpdemo import data, models
 from mpdemo.compare import WARMUP, Comparison, quartiles, write_result
 from mpdemo.errors import RunFailed
-from mpdemo.labs.lightning_training import Digits, Story, make_trainer, pl
+from mpdemo.labs.lightning_training import Digits, Classifier, make_trainer, pl
 from mpdemo.notebook.recipe import recipe
 from mpdemo.run import Run
 from mpdemo.rungs import single
@@ -62,7 +62,7 @@ class WhenCalled(pl.Callback):
         torch.set_num_threads(1)
         s = self.settings
         trainer = make_trainer(max_epochs=s.epochs, limit_val_batches=0, logger=False, callbacks=[self])
-        trainer.fit(Story(s), datamodule=Digits(s.batch_size))
+        trainer.fit(Classifier(s), datamodule=Digits(s.batch_size))
 
     def on_train_epoch_start(self, trainer, module):
         self.ready.release()

@@ -57,7 +57,7 @@ class Digits(pl.LightningDataModule):
         return DataLoader(images, self.share, sampler=range(self.ranks[1], len(images), self.ranks[0]))
 
 
-class Story(pl.LightningModule):
+class Classifier(pl.LightningModule):
     """The model, what a step computes, and what updates the weights; the trainer does the rest."""
 
     def __init__(self, settings):
@@ -134,7 +134,7 @@ def main(out, steps=None):
         log_every_n_steps=1,
         callbacks=[losses],
     )
-    module = Story(settings)
+    module = Classifier(settings)
     trainer.fit(module, datamodule=Digits(settings.batch_size))
     log, (loss, accuracy) = RunLog(out, trainer.is_global_zero), module.validation
     losses.write(trainer, log)
