@@ -1,0 +1,78 @@
+"""The pictures of notebooks/03_ddp.ipynb: one step of DDP, who takes which image, what an all-reduce costs."""
+
+from mpdemo.notebook.ladder import loss_over_single as losses
+from mpdemo.notebook.plots import buckets, ring, style
+from mpdemo.notebook.plots.timeline import MESSAGES
+
+__all__ = ["buckets", "images", "losses", "messages", "ring", "step"]
+OWN = ["#e8d3ae", "#bdb2e0"]  # by rank: what only it has; white is what both have
+ALL_REDUCE = MESSAGES["A"][1]  # as in the timelines
+
+
+def step(weight, shares, gradients, mean, lr):
+    """Draw one step in four small pictures; `shares` and `gradients` are those of the two ranks."""
+
+    def paint(figure, panels):
+        def box(panel, rank, text, colour="white", x=0.5):
+            look = {"boxstyle": "round,pad=0.25,rounding_size=0.1", "facecolor": colour, **style.EDGE}
+            panels[panel].text(x, 0.72 - 0.5 * rank, text, ha="center", va="center", bbox=look)
+
+        titles = "1. equal weights", "2. its own images", "3. gradients, averaged", "4. equal update"
+        for axes, title in zip(panels, titles, strict=True):
+            axes.set_title(title, fontsize=10)
+            axes.axis("off")
+        for rank, colour in enumerate(OWN):
+            panels[0].text(-0.05, 0.72 - 0.5 * rank, f"rank {rank}", ha="right", va="center")
+            box(0, rank, f"w = {weight:g}")
+            box(1, rank, "x = " + ", ".join(f"{x:g}" for x in shares[rank]), colour)
+            box(2, rank, f"{gradients[rank]:g}", colour, x=0.2)
+            box(2, rank, f"{mean:g}", x=0.85)
+            box(3, rank, f"w = {weight:g} + {-lr * mean:g}\n= {weight - lr * mean:g}")
+            arrow = {"arrowstyle": "->", "color": ALL_REDUCE, "linewidth": 1.5}
+            for to in 0, 1:
+                start, end = (0.34, 0.72 - 0.5 * rank), (0.71, 0.72 - 0.5 * to)
+                panels[2].annotate("", end, start, arrowprops=arrow)
+        panels[2].text(0.52, 0, "all-reduce", ha="center", va="center", color=ALL_REDUCE, fontsize=9)
+
+    alt = (
+        f"Both ranks begin with weight {weight:g}. Rank 0 takes {shares[0]} and gets the gradient {gradients[0]:g}, "
+        f"rank 1 takes {shares[1]} and gets {gradients[1]:g}. The all-reduce leaves the mean {mean:g} on both, "
+        f"so both end with the weight {weight - lr * mean:g}."
+    )
+    return style.picture(paint, "one step of DDP on two ranks, in four pictures", alt, 8.6, 1.8, 1, 4)
+
+
+def images(panels):
+    """Draw which rank takes which image: by title, a list of epochs; an epoch: the images of each rank, in order."""
+
+    def paint(figure, drawn):
+        for axes, (title, epochs) in zip(drawn, panels.items(), strict=True):
+            for height, ranks in enumerate(epochs):
+                for rank, order in enumerate(ranks):
+                    for place, image in enumerate(order):
+                        axes.barh(height, 1, left=image - 0.5, height=0.8, color=OWN[rank], **style.EDGE)
+                        axes.text(image, height, str(place + 1), ha="center", va="center", fontsize=8)
+            axes.set_title(title, fontsize=10)
+            axes.set(xlabel="image", xlim=(-0.6, len(epochs[0][0] + epochs[0][1]) - 0.4))
+            axes.set_xticks(sorted(epochs[0][0] + epochs[0][1]))
+            axes.grid(visible=False)
+            style.name_bars(axes, range(len(epochs)), [f"epoch {number}" for number in range(len(epochs))])
+        looks = [(f"taken by rank {rank}", {"facecolor": colour, **style.EDGE}) for rank, colour in enumerate(OWN)]
+        figure.legend(handles=style.patches(looks), loc="outside lower center", ncols=2)
+
+    alt = "; ".join(f"{title}: {epochs}" for title, epochs in panels.items())
+    return style.picture(paint, "which rank takes which image, and when, in two epochs", alt, 8.6, 2.2, 1, 2)
+
+
+def messages(kib, milliseconds):
+    """Draw the time of an all-reduce against the size of its tensor."""
+
+    def paint(figure, axes):
+        axes.plot(kib, milliseconds, "o-", color=ALL_REDUCE)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log", base=10)
+        axes.set(xlabel="size of the tensor (KiB)", ylabel="one all-reduce (ms)")
+        axes.set_xticks(kib, [f"{size:g}" for size in kib])
+
+    alt = "; ".join(f"{size:g} KiB: {time:.2f} ms" for size, time in zip(kib, milliseconds, strict=True))
+    return style.picture(paint, "the time of an all-reduce against the size of its tensor", alt, height=2.6)
