@@ -61,6 +61,10 @@ def _check_savings(s):
         f"--channels-last does not go with {shards}, which shards weights that lie row by row",
     )
     require(
+        not (s.precision == "bf16" and (s.rung == "fsdp" or s.sharded) and batch_norm(s.model, s.norm)),
+        f"--precision bf16 of {shards} does not go with batch norm, whose averages stay in float32; use --norm group",
+    )
+    require(
         not (s.compile and s.rung == "data_parallel"),
         "--compile does not reach the copies that data_parallel makes in every step; use --rung ddp",
     )
@@ -73,6 +77,11 @@ def _check_savings(s):
                 f"{option_name(name)} does not go with --schedule {s.schedule}, which splits the backward pass of "
                 f"every block; allowed: {whole}",
             )
+
+
+def batch_norm(model, norm) -> bool:
+    """Whether a model of the course normalises with other images."""
+    return norm == "batch" and model not in LINEAR
 
 
 def _started(s, world_size) -> int | None:

@@ -19,7 +19,7 @@ from mpdemo.trainers.course import jobs_of_course
 FOLDER = paths.root() / "slurm"
 COURSE = jobs_of_course()
 DDP = COURSE["03_ddp"]
-KINDS = {name: COURSE[name] for name in ("03_ddp", "03_two_nodes", "04_one_process")}
+KINDS = {name: COURSE[name] for name in ("03_ddp", "03_two_nodes", "02_data_parallel")}
 for kind, words in {"03_torchrun": {"launcher": "torchrun", "nodes": 2}, "03_cpu": {"gpus_per_process": 0}}.items():
     command = tuple(f"runs/{kind}" if word == DDP.out else word for word in DDP.command)
     KINDS[kind] = replace(DDP, name=kind, command=command, out=f"runs/{kind}", **words)

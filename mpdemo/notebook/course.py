@@ -18,6 +18,7 @@ from pathlib import Path
 from IPython.display import display
 
 from mpdemo.jobs import JobFailed, JobSpec, submit, train_command
+from mpdemo.jobs.reading import LABEL
 from mpdemo.notebook.check import check
 from mpdemo.notebook.ladder import ladder_chart, ladder_table, loss_over_single, verdict
 from mpdemo.notebook.live_view import follow
@@ -98,7 +99,8 @@ def launch(*command, processes=1, fails=False, timeout=120.0, **words) -> str:
     if job.wait(timeout) != "done" and not fails:
         message = f"{' '.join(map(str, command))} failed: {job.log()[-2000:]}"
         raise JobFailed(message, job, job.failure())
-    return job.log().strip()
+    lines = (line[LABEL.match(line).end() :] for line in job.log().splitlines())  # without those of srun
+    return "\n".join(line for line in lines if "socket.cpp" not in line).strip()  # c10d's warnings of IPv6
 
 
 async def measure(rung, processes=2, nodes=1, *rounds, **words) -> dict:

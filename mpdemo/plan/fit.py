@@ -11,6 +11,7 @@ from mpdemo.plan import planner
 from mpdemo.plan.case import Fit, counted
 from mpdemo.plan.cost import total
 from mpdemo.plan.cut import balanced_cut
+from mpdemo.rules import batch_norm
 
 MOST = planner.MOST_MICROBATCHES
 TRIED = 3  # cuts that are dry-run: the first ones that fit by a sum over the blocks
@@ -46,6 +47,8 @@ def sharded(case, parts=(1,), **saving):
 
     Each part gathers all weights again, so more than one are for the fast links inside one node.
     """
+    if saving.get("precision") == "bf16" and isinstance(case.model, str) and batch_norm(case.model, case.norm):
+        return None  # its averages stay in float32
     return None if parts is None and case.nodes > 1 else _of_shares(case, "fsdp", parts, case.devices, saving)
 
 

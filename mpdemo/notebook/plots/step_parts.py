@@ -46,7 +46,7 @@ def step_parts(rows):
         ends = [1000 * (row["loading"] + row["forward"] + row["backward"]) for row in rows]
         starts = [max(0.0, end - 1000 * row["hidden"]) for end, row in zip(ends, rows, strict=True)]
         low, widths = [height + BAR / 2 + 0.09 for height in heights], [1000 * row["hidden"] for row in rows]
-        axes.barh(low, widths, left=starts, height=0.16, color=paler(style.BLUE, 0.8), label=HIDDEN, **EDGE)
+        axes.barh(low, widths, left=starts, height=0.16, color=paler(style.VERMILLION, 0.7), label=HIDDEN, **EDGE)
         name_bars(axes, heights, [f"{row['case']}, rank {row['rank']}" for row in rows])
         axes.set(xlabel="time in a step (ms)")
         axes.legend(loc="lower center", bbox_to_anchor=(0.4, 1), ncols=3, fontsize=8)
@@ -94,7 +94,7 @@ def buckets(step):
     last = rows[-1]["ready"]
     lanes = {"forward": (0, step["forward"], style.SKY), "backward": (step["forward"], last, style.GREEN)}
     for number, row in enumerate(rows, 1):
-        lanes[f"bucket {number}, {row['mib']:.0f} MiB"] = row["ready"], row["reduced"], style.BLUE
+        lanes[f"bucket {number}, {row['mib']:.0f} MiB"] = row["ready"], row["reduced"], style.VERMILLION
 
     def paint(figure, axes):
         for height, (start, end, colour) in enumerate(lanes.values()):
