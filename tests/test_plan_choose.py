@@ -59,7 +59,7 @@ def test_an_answer_is_that_of_a_rule_and_fits(case, answer):
 def test_the_settings_are_those_of_a_training(case):
     choice = choose(case)
     train_command(model=case.model, image_size=case.image_size, **choice.settings)
-    chosen = settings.Settings(model=case.model, image_size=case.image_size, **choice.settings)
+    chosen = settings.Settings(model=case.model, image_size=case.image_size, norm=case.norm, **choice.settings)
     checked = settings.checked(chosen)
     assert checked.devices * (checked.replicas or 1) == choice.settings.get("processes", 1)
 
