@@ -166,7 +166,7 @@ def test_a_program_that_lacks_the_function_or_dies_is_told_so(tmp_path):
 
 def test_a_blank_a_number_in_quotes_and_an_unknown_exercise_are_told():
     assert {verdict("03.5", answer)[0] for answer in (..., (1, ...), {"a": ...}, [[1, ...]])} == {"open"}
-    assert verdict("00.5", "8")[1] == "not yet. '8' is a text; expected: a whole number, without quotes."
+    assert verdict("00.3", "8")[1] == "not yet. '8' is a text; expected: a whole number, without quotes."
     with pytest.raises(UserError, match=r"there is no exercise '03.99'; this notebook has: 03.1, "):
         verdict("03.99")
     with pytest.raises(UserError, match=r"there is no exercise '99.1'; this notebook has: 00.1, "):
@@ -181,10 +181,10 @@ def test_what_cannot_be_tried_here_is_no_fault_of_the_answer(tmp_path, monkeypat
     state, message = verdict("03.2", save(tmp_path, "def mean(tensor, rank, world_size):\n    return tensor\n"))
     assert (state, message) == ("open", "could not be tried: the ranks did not start; run this cell again.")
     monkeypatch.setattr(check, "_answers", lambda notebook: __import__("torch.nothing"))
-    state, message = verdict("01.7", (1, 2))
+    state, message = verdict("01.5", 1)
     assert state == "open" and "this kernel has no torch.nothing" in message
     monkeypatch.setattr(check, "checks", lambda: tmp_path / "none")
-    state, message = verdict("01.7", (1, 2))
+    state, message = verdict("01.5", 1)
     assert state == "open" and "could not be tried: there is no " in message
 
 
@@ -193,10 +193,10 @@ def test_a_task_is_saved_checked_and_noted_for_the_class(tmp_path, monkeypatch, 
     with pytest.raises(UserError, match="needs the number of an exercise"):
         save_task("", "print(1)\n")
     save_task("02.3", "def replicate(model, *copies):\n    ...\n")
-    check.check("03.10", 6)
+    check.check("03.9", "ab")
     check.check("03.5", 170.6)
     check.check("03.5", 5)
     assert (tmp_path / "work" / "02_3.py").read_text().startswith("def replicate")
     said = [line[:12] for line in capsys.readouterr().out.splitlines()]
-    assert said == ["02.3: not an", "03.10: right", "03.5: right.", "03.5: not ye"]
-    assert right_answers(tmp_path) == ["03.5", "03.10"]
+    assert said == ["02.3: not an", "03.9: right.", "03.5: right.", "03.5: not ye"]
+    assert right_answers(tmp_path) == ["03.5", "03.9"]

@@ -19,7 +19,7 @@ OPERATOR = re.compile(r"\d?>>?&?\s*\S+|\|\||&&|[;|&]")  # ends a command: the tr
 AGAIN = "A script that is broken in this way costs nothing on the first day: it shows at the first time limit."
 
 
-def check_09_8(path):
+def check_09_7(path):
     read(check_text(path))
     with trial(nodes=1) as place:
         if place:

@@ -1,4 +1,4 @@
-"""Tests of the programs in notebook 09: a complete checkpoint, a save that survives a kill, one file of all ranks."""
+"""Tests of the programs in notebook 09: a complete checkpoint, a save that survives a kill, one of all ranks."""
 # ruff: noqa: F821 - what the reader's program defines
 
 import ctypes
@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import nn
 
 from checks.helpers import close, gathered, substitute
@@ -169,3 +170,19 @@ def test_09_5(rank, n):
     assert len(set(writers)) == 1, "Both ranks wrote the file, at the same time and under the same name."
     assert there, f"Rank {rank} came back from save, and the file wasn't there yet."
     assert names == ["weight0", "weight1"], f"The file holds {', '.join(names) or 'nothing'}."
+
+
+def test_09_6(rank, n):
+    torch.manual_seed(0)
+    layers = [nn.Linear(4, 4) for _ in range(4)]
+    whole, stage = nn.Sequential(*layers), nn.Sequential(*layers[2 * rank : 2 * rank + 2])
+    save(stage, 2 * rank, folder / "stages")
+    wait_for_all()
+    assert (folder / "stages" / ".metadata").exists(), "There is no complete checkpoint in the folder."
+    saved = dcp.FileSystemReader(folder / "stages").read_metadata().state_dict_metadata
+    missing = sorted(whole.state_dict().keys() - saved.keys())
+    assert not missing, f"The checkpoint holds {', '.join(sorted(saved))}, but not {', '.join(missing)}."
+    state = {name: torch.zeros_like(tensor) for name, tensor in whole.state_dict().items()}
+    dcp.load(state, checkpoint_id=folder / "stages")
+    other = [name for name, tensor in whole.state_dict().items() if not torch.equal(tensor, state[name])]
+    assert not other, f"Under {', '.join(other)}, the checkpoint has the numbers of another layer."

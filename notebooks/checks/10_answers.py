@@ -15,7 +15,7 @@ ALL_NODES = {  # values of MASTER_ADDR that are more than one name
 }
 
 
-def check_10_8(path):
+def check_10_7(path):
     read(check_text(path))
     printed = printed_by_job(path)
     if printed is not None:
@@ -48,7 +48,7 @@ def read(text):
     assert not wrong, f"The job has {cpus} CPUs per task, but the step that srun starts has {step[1]}."
 
 
-def check_10_6(slow_network):
+def check_10_8(slow_network):
     channel = "n1:9:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 4[0] [send] via {}\n"
     usable = "n1:9:9 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.4<0>\n"
     assert slow_network(usable + channel.format("NET/Socket/0")), "A channel via NET/Socket is slow."

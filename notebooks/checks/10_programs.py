@@ -92,7 +92,7 @@ class Intruder:
         return Path.touch, (Path(self.path),)
 
 
-def test_10_7(rank, n):
+def test_10_6(rank, n):
     options = argparse.Namespace(lr=0.5)
     torch.save({"weight": torch.ones(2), "options": options}, folder / "good.pt")
     torch.save({"weight": torch.ones(2), "options": Intruder(str(folder / "ran"))}, folder / "bad.pt")

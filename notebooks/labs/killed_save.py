@@ -1,12 +1,13 @@
-"""End a process in the middle of a save, and see what is left: once with a plain save, once with an atomic one.
+"""End a process in the middle of a save, and leave what is left: once with a plain save, once with an atomic one.
 
-    python -m mpdemo.labs.killed_save RUN FOLDER plain     # torch.save over the file last.pt
-    python -m mpdemo.labs.killed_save RUN FOLDER atomic    # mpdemo.training.checkpoint.save
+    python -m mpdemo.labs.killed_save FOLDER plain     # torch.save over the file last.pt
+    python -m mpdemo.labs.killed_save FOLDER atomic    # torch.save under another name, then a rename
 
-It saves the newest checkpoint of a run twice. Before the second save it limits the size of its files to a quarter of
-the first one's, so that the operating system ends it there. Taught in notebooks/09_checkpoint.ipynb.
+It saves a model and its optimizer twice. Before the second save it limits the size of its files to half of the
+first one's, so that the operating system ends it there. Taught in notebooks/09_checkpoint.ipynb.
 """
 
+import os
 import resource
 import signal
 import sys
@@ -15,7 +16,16 @@ from pathlib import Path
 import torch
 
 from mpdemo import models
-from mpdemo.training import checkpoint
+
+
+def save(state, path, how):
+    """Write a state over the last one, or under a temporary name first."""
+    if how == "plain":
+        torch.save(state, path)
+    else:
+        temporary = path.with_suffix(".tmp")
+        torch.save(state, temporary)
+        os.replace(temporary, path)
 
 
 def end_at(size):
@@ -25,27 +35,15 @@ def end_at(size):
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
-def save(model, optimizer, state, folder, how):
-    """Save a checkpoint over the last one, or under a temporary name first."""
-    if how == "atomic":
-        checkpoint.save(folder, model, optimizer, state)
-    else:
-        folder.mkdir(parents=True, exist_ok=True)
-        weights = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-        torch.save(state | weights, folder / "last.pt")
-
-
-def main(run, folder, how):
-    state = checkpoint.read_newest(run)
-    model = models.build(state["settings"]["model"])
+def main(folder, how):
+    path = Path(folder, "last.pt")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    model = models.build("transformer")
     optimizer = torch.optim.AdamW(model.parameters())
-    checkpoint.restore(state, model, optimizer)
-    of_this_save = ("small", "random", "checksums", "path")
-    state, folder = {name: value for name, value in state.items() if name not in of_this_save}, Path(folder)
-    save(model, optimizer, state, folder, how)
-    written = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    end_at(written // 4)
-    save(model, optimizer, state | {"step": state["step"] + 1}, folder, how)
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    save(state | {"step": 24}, path, how)
+    end_at(path.stat().st_size // 2)
+    save(state | {"step": 25}, path, how)
 
 
 if __name__ == "__main__":
