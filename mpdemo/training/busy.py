@@ -34,9 +34,9 @@ def flops_of_step(s, dataset) -> int:
     # the counter does not know the fused attention of CPUs; and the run's random numbers stay as they are
     plain, untouched = sdpa_kernel(SDPBackend.MATH), torch.random.fork_rng(devices=[])
     with plain, untouched, FakeTensorMode(), FlopCounterMode(display=False) as counter:
-        images = torch.empty(s.batch_size, dataset.channels, s.image_size, s.image_size)
+        images = torch.empty(s.batch_size, dataset.channels, s.image_size, s.image_size, device="cpu")
         outputs = models.build(s.model, **shape, norm=s.norm, seed=s.seed)(images)
-        cross_entropy(outputs, torch.zeros(s.batch_size, dtype=torch.long)).backward()
+        cross_entropy(outputs, torch.zeros(s.batch_size, dtype=torch.long, device="cpu")).backward()
     return counter.get_total_flops()
 
 

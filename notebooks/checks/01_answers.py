@@ -1,38 +1,7 @@
-"""Checks of notebook 01: a gradient, products and bytes that PyTorch counts, accumulation, memory, accuracy."""
+"""Checks of notebook 01: accumulation and accuracy."""
 
 import copy
 import math
-
-
-def two_backward_calls():
-    import torch
-
-    x, w = torch.tensor([1.0, 2, 3, 4]), torch.tensor(2.0, requires_grad=True)
-    for _ in range(2):
-        ((w * x - 3 * x) ** 2).mean().backward()
-    return w.grad.item()
-
-
-def backward_products():
-    """Return how many matrix products the backward pass of a first and of a later layer makes."""
-    import torch
-    from torch import nn
-    from torch.utils.flop_counter import FlopCounterMode
-
-    model, counted = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)), []
-    for layers in (model[:1], model):
-        outputs = layers(torch.randn(8, 8))
-        with FlopCounterMode(display=False) as counter:
-            outputs.sum().backward()
-        counted.append(counter.get_total_flops() // (2 * 8**3))
-    return [counted[0], counted[1] - counted[0]]
-
-
-def training_state():
-    """Return the MiB of weights, gradients and AdamW's two states of the course model."""
-    from mpdemo import models
-
-    return 4 * 4 * sum(parameter.numel() for parameter in models.build("transformer").parameters()) / 2**20
 
 
 def check_01_1(accumulate):

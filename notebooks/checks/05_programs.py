@@ -31,8 +31,8 @@ def test_05_2(rank, n):
     first_stage(own, images) if rank == 0 else last_stage(own, labels, MICROBATCHES)
     times, when = ratio(gradients(own), right), f"With {MICROBATCHES} microbatches, on rank {rank},"
     assert times != MISSING, f"{when} a weight has no gradient."
-    assert times is not None, f"{when} the gradients don't even point where those of the whole batch do."
-    many = f"{when} the gradients are {times:.2f} times those of the whole batch."
+    assert times is not None, f"{when} the gradients don't even point in the direction of the whole batch's."
+    many = f"{when} the gradients are {times:.2f} times the whole batch's."
     assert not close(times, MICROBATCHES, 0.005), f"{many} Its loss is a mean."
     assert close(times, 1, 0.005), many
 
@@ -40,8 +40,8 @@ def test_05_2(rank, n):
 test_05_5 = test_05_2
 
 
-def test_05_9(rank, n):
-    """The gradients of the two stages have the norms 3 and 4, so that of the whole model is 5."""
+def test_05_8(rank, n):
+    """The gradients of the two stages have the norms 3 and 4, so the whole model's norm is 5."""
     weight = torch.nn.Parameter(torch.zeros(1))
     for limit, factor in ((1.0, 0.2), (10.0, 1.0)):
         weight.grad = torch.tensor([(3.0, 4.0)[rank]])

@@ -27,4 +27,4 @@ def test_06_3(rank, n):
     times, where = ratio(own, gradients_of(images, labels)), f"On rank {rank} the gradients"
     assert times is not None, f"{where} are a mixture: they contain another stage's, or only one replica's."
     assert not close(times, REPLICAS), f"{where} are the sum over the replicas. The loss is a mean over images."
-    assert close(times, 1), f"{where} are {times:.2f} times those of the whole batch. How many were added up?"
+    assert close(times, 1), f"{where} are {times:.2f} times the whole batch's. How many were added up?"

@@ -47,7 +47,7 @@ def check_08_2(speedups):
     assert not close(result[4], right[4] / 4, 0.15), unfair
     upside_down = "It is upside down: the run that is faster has the smaller number."
     assert not is_like({n: 1 / value for n, value in right.items()}), upside_down
-    warm_up = "It includes steps of the warm-up: they hold what happens once, and a long training has it once."
+    warm_up = "It includes steps of the warm-up: they hold what happens once, and a long run has it once."
     warm = [speedups_without(skipped, average) for skipped in (0, 1) for average in (median, mean)]
     assert not any(map(is_like, warm)), warm_up
     too_short = "It leaves out more steps than the report above."

@@ -11,7 +11,7 @@ NOT_THIS = {  # why a strategy isn't the answer where DDP fits
 
 
 def require_no_more(used, parts):
-    """Require that a training that fits does nothing for which the rules only ask later."""
+    """Require that a run that fits does nothing for which the rules only ask later."""
     more = {
         f"computes in {used.precision}": used.precision != "fp32",
         "computes activations twice": used.activation_checkpointing,

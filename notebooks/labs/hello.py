@@ -1,6 +1,6 @@
 """The smallest program that is started many times: each process prints who it is.
 
-    srun python -u -m mpdemo.labs.hello                                      # in a job file
+    srun python -u -m mpdemo.labs.hello                                      # in a batch script
     python -m torch.distributed.run --nproc-per-node 2 -m mpdemo.labs.hello  # on this machine
 
 It reads the launcher's variables and loads no PyTorch. Taught in notebooks/00_start_here.ipynb.
@@ -19,7 +19,7 @@ def describe(environ) -> str:
     """
     if "RANK" in environ:
         names = ("RANK", "WORLD_SIZE", "GROUP_RANK", "LOCAL_RANK")
-    else:  # a job file's own shell has SLURM_PROCID too; srun alone sets the number of tasks
+    else:  # a batch script's own shell has SLURM_PROCID too; srun alone sets the number of tasks
         names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NODEID", "SLURM_LOCALID")
     started_alone = names[1] not in environ
     numbers = (0, 1, 0, 0) if started_alone else (environ[name] for name in names)

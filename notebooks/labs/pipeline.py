@@ -7,6 +7,7 @@ one folder per variant, below it. Taught in notebooks/05_pipeline.ipynb.
 """
 
 import sys
+from collections import defaultdict
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,8 +17,9 @@ from mpdemo.compare import Comparison, model_and_batch, run_lab
 from mpdemo.notebook.recipe import equal_cut, recipe
 from mpdemo.schedules import SCHEDULES
 from mpdemo.settings import Settings
+from mpdemo.timeline import read
 from mpdemo.trial import Trial, relative_difference
-from mpdemo.world.collectives import gather_objects
+from mpdemo.world.collectives import gather_objects, rest
 from mpdemo.world.launch import end
 
 ROUNDS = 3
@@ -57,29 +59,49 @@ def equality(world) -> dict:
 
 
 def splits(world, out) -> dict:
-    """Return the seconds per step of GPipe on two equal stages for every number of microbatches, one per round."""
+    """Return the seconds of a step of GPipe on two equal stages, for every number of microbatches."""
     return record_all(world, out, {1: NAIVE} | {count: variant("GPipe", count) for count in (2, 4, 8, 16, 32)})
 
 
 def schedules(world, out) -> dict:
-    """Return the seconds per step of every schedule with four microbatches, one number per round."""
+    """Return the seconds of a step of every schedule with four microbatches."""
     return record_all(world, out, {"naive": NAIVE} | {name: variant(name) for name in SCHEDULES})
 
 
 def cuts(world, out) -> dict:
-    """Return the seconds per step of 1F1B on stages of two and six blocks, and of four and four."""
+    """Return the seconds of a step of 1F1B on stages of two and six blocks, and of four and four."""
     return record_all(world, out, {"2 and 6": variant("1F1B", cut="block.1"), "4 and 4": variant("1F1B")})
 
 
 def record_all(world, out, variants) -> dict:
-    """Time all variants (Settings by name) alternately and save their timelines in folders of `out`."""
+    """Time all variants (Settings by name) alternately, and save their timelines in folders of `out`.
+
+    Returns
+    -------
+    dict
+        By name, of the fastest step, in seconds: ``measured``; ``simulated``, the schedule with the operations' times;
+        ``computing``, the busiest rank's operations without any waiting; and ``idle``, the simulated share.
+    """
     comparison = Comparison(world, *model_and_batch(COURSE))
     for name, settings in variants.items():
         comparison.add(name, settings)
     comparison.run(ROUNDS, warmup=1)
     for name, trial in comparison.trials.items():
         trial.recorder.save(Path(out, str(name)))
-    return comparison.seconds
+    rest()  # all ranks have written
+    return {str(name): seconds_of(Path(out, str(name)), settings) for name, settings in variants.items()}
+
+
+def seconds_of(folder, settings) -> dict:
+    """Return what `record_all` does, of one variant."""
+    step = min(read.load(folder)[1:], key=read.step_time)
+    computing = defaultdict(float)
+    for row in step:
+        computing[row["rank"]] += (row["end"] - row["start"]) * (row["kind"] in read.COMPUTES)
+    schedule = settings.schedule if settings.microbatches else "GPipe"
+    ideal = read.predict([step], schedule)
+    seconds = {"measured": read.step_time(step), "simulated": ideal.step_time, "computing": max(computing.values())}
+    return seconds | {"idle": ideal.idle_share}
 
 
 if __name__ == "__main__":

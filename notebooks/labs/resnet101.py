@@ -3,7 +3,7 @@
     python -m mpdemo.labs.resnet101 runs/resnet101
 
 It needs no GPU, and no process group; it writes ``summary.json`` in the folder. Its peak memory and its time are too
-much for a front end, so it is a job. Taught in notebooks/05_pipeline.ipynb.
+much for a login node, so it is a job. Taught in notebooks/05_pipeline.ipynb.
 """
 
 import sys
@@ -29,8 +29,8 @@ def predictions() -> dict:
         model="resnet101",
         stages=2,
         batch=BATCH,
-        gpu_memory="16GiB",
-        cost="v100",
+        gpu_memory="40GiB",
+        cost="a100",
         microbatches=MICROBATCHES,
         schedule="1F1B",
     )

@@ -20,6 +20,8 @@ from mpdemo import data, models
 from mpdemo.compare import model_and_batch, run_lab
 from mpdemo.notebook.recipe import recipe
 from mpdemo.plan.counting import peak_of_a_step
+from mpdemo.plan.dry_run import step as dry_step
+from mpdemo.plan.subject import Subject, settled
 from mpdemo.settings import Settings
 from mpdemo.trial import Trial
 from mpdemo.world.clock import now
@@ -146,7 +148,10 @@ def share_of_products(model, batch):
 
 
 def memory(world, sizes=(16, 32, 64)):
-    """Return bytes: what the course model's training keeps between two steps, and the peak with several batches."""
+    """Return bytes: what the course model keeps between two steps, the peak with several batches, the levels of a step.
+
+    The levels, one per allocation, are computed with fake tensors for the largest batch.
+    """
     trial = Trial(COURSE, world, *model_and_batch(COURSE))
     trial.step()
     parameters = list(trial.held.parameters())
@@ -157,7 +162,9 @@ def memory(world, sizes=(16, 32, 64)):
     trials = {name: Trial(settings, world, *model_and_batch(settings)) for name, settings in variants.items()}
     peaks = {name: peak_of_a_step(trial) for name, trial in trials.items()}
     kept = {name: sum(tensor.nbytes for tensor in tensors) for name, tensors in kept.items()}
-    return {"parameters": sum(p.numel() for p in parameters), "kept": kept, "peaks": peaks}
+    course = Subject("transformer", image_size=28, classes=10, channels=1)
+    levels = dry_step(course, settled(course, "single", sizes[-1]), states=2).levels[0]
+    return {"parameters": sum(p.numel() for p in parameters), "kept": kept, "peaks": peaks, "levels": list(levels)}
 
 
 if __name__ == "__main__":
