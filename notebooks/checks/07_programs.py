@@ -1,4 +1,4 @@
-"""Tests of the programs in notebook 07: two halves of an all-reduce, gathered weights, FSDP, a layer split inside."""
+"""Tests of the programs in notebook 07: an all-reduce in halves; FSDP by hand, in bf16, over nodes; a split layer."""
 # ruff: noqa: F821 - what the reader's program defines
 
 import torch
@@ -7,7 +7,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.functional import linear
 
-from checks.helpers import COLLECTIVES, MISSING, close, ratio, watch
+from checks.helpers import COLLECTIVES, MISSING, close, gathered, ratio, watch
 
 
 def test_07_1(rank, n):
@@ -38,13 +38,13 @@ def test_07_2(rank, n):
     assert "all_gather" in used, f"{where} the weight is never gathered from all ranks."
     assert isinstance(own, torch.Tensor), f"{where} no tensor is returned."
     shape = tuple(own.shape)
-    assert shape != (6, 4), f"{where} the whole gradient is returned, but a rank keeps only the one of its rows."
-    assert shape == (3, 4), f"{where} the gradient has the shape {shape}, and the rows another one."
+    assert shape != (6, 4), f"{where} the whole gradient is returned, but a rank keeps only its own rows."
+    assert shape == (3, 4), f"{where} the gradient has the shape {shape}, but the rows have (3, 4)."
     times = ratio([own], [right])
-    mixed = "It isn't the one of the whole batch: whose images, and which rows are in it?"
+    mixed = "It should be the whole batch's: whose images, and which rows, are in it?"
     assert times is not None, f"{where} the gradient points in another direction. {mixed}"
     assert not close(times, 2), f"{where} the gradient is the sum over the ranks, not the mean."
-    assert close(times, 1), f"{where} the gradient is {times:.2f} times that of the whole batch."
+    assert close(times, 1), f"{where} the gradient is {times:.2f} times the whole batch's."
     assert "all_reduce" not in used, f"{where} an all-reduce brings all rows, to keep some: use reduce-scatter."
 
 
@@ -66,7 +66,68 @@ def test_07_3(rank, n):
     assert whole, alone
 
 
+def blocks_and_batch():
+    torch.manual_seed(0)
+    return nn.Sequential(*[nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(3)]), torch.randn(8, 4)
+
+
 def test_07_4(rank, n):
+    model, x = blocks_and_batch()
+    computed = {}
+    for number, block in enumerate(model):
+        block[0].register_forward_pre_hook(
+            lambda layer, _, number=number: computed.update({number: layer.weight.dtype})
+        )
+    optimizer = prepare(model, init_device_mesh("cpu", (n,)))
+    stored, whole = {parameter.dtype for parameter in model.parameters()}, isinstance(model, FSDPModule)
+    kept = "The weights are stored in bf16, so an update of less than a few thousandths of a weight is rounded away."
+    assert torch.bfloat16 not in stored, kept
+    assert whole and all(isinstance(block, FSDPModule) for block in model), "Some block, or the model, isn't sharded."
+    (model(x.chunk(n)[rank]).float() ** 2).mean().backward()
+    wrong = [number for number, dtype in computed.items() if dtype != torch.bfloat16]
+    alone = "each call of fully_shard needs a policy with a param_dtype."
+    assert not wrong, f"Block {wrong[0] if wrong else ''} computes in {computed[wrong[0]] if wrong else ''}: {alone}"
+    before = [parameter.detach().to_local().clone() for parameter in model.parameters()]
+    optimizer.step()
+    after = [parameter.detach().to_local() for parameter in model.parameters()]
+    moved = [not torch.equal(*pair) for pair in zip(before, after, strict=True)]
+    assert all(moved), "After a step some of the weights haven't changed: which tensors does the optimizer hold?"
+
+
+def test_07_5(rank, n):
+    model, x = blocks_and_batch()
+    right = [*torch.autograd.grad((model(x) ** 2).mean(), list(model.parameters()))]
+    prepare(model, 2, 2)
+    sharded = [isinstance(block, FSDPModule) for block in model]
+    assert any(sharded) or isinstance(model, FSDPModule), "Nothing is sharded: every rank still has the whole model."
+    assert all(sharded), "The blocks are gathered all at once, so each rank holds the whole model in every step."
+    assert isinstance(model, FSDPModule), "The model itself isn't sharded, so each block is a root of its own."
+    rows = gathered(model[0][0].weight.to_local().detach().tolist())
+    assert len(rows[0]) != 1, "Each rank stores a quarter, so every block's weights are gathered across the network."
+    same = [other for other in range(n) if rows[other] == rows[0]]
+    assert same != [0, 1], "Ranks 0 and 1 store the same rows, but they share a node: here it should store them once."
+    assert same == [0, 2], f"Rank 0's rows are stored by the ranks {same}, not by ranks 0 and 2, one in each node."
+    (model(x.chunk(n)[rank]) ** 2).mean().backward()
+    times = ratio([parameter.grad.full_tensor() for parameter in model.parameters()], right)
+    assert times is not None and close(times, 1), f"On rank {rank} the gradients aren't the whole batch's."
+
+
+class Sum(torch.autograd.Function):
+    """The notebook's: forward the sum over all ranks; backward the gradient as it is."""
+
+    @staticmethod
+    def forward(context, x):
+        x = x.clone()
+        torch.distributed.all_reduce(x)
+        return x
+
+    @staticmethod
+    def backward(context, gradient):
+        return gradient
+
+
+def test_07_6(rank, n):
+    program.setdefault("Sum", Sum)
     torch.manual_seed(0)
     shapes = (5, 4), (6, 4), (6,), (4, 6), (4,)
     x, up, up_bias, down, down_bias = whole = [torch.randn(*shape, requires_grad=True) for shape in shapes]
@@ -86,15 +147,15 @@ def test_07_4(rank, n):
     assert shape == result.shape, f"{where} the output has the shape {shape}, but x has {tuple(result.shape)}."
     forward, times = len(calls), ratio([own.detach()], [result.detach()])
     assert forward, f"{where} nothing is added up: each rank has the sum over its own inputs alone."
-    apart = f"{where} the output isn't the one of a single device. Is every bias in it, and once?"
+    apart = f"{where} the output isn't a single device's. Is every bias in it, and only once?"
     assert times is not None and close(times, 1, 1e-3), apart
     assert forward == 1, f"{where} the forward pass has {forward} all-reduces; one is enough."
     (own**2).sum().backward()
     for name, part, wanted in zip(("x", "up", "up_bias", "down", "down_bias"), parts, right, strict=True):
         times, whose = ratio([part.grad], [wanted]), f"{where} the gradient of {name}"
         assert times != MISSING, f"{whose} is missing."
-        half = "of this rank's half of the hidden layer alone" if name == "x" else "not the one of a single device"
+        half = "of this rank's half of the hidden layer alone" if name == "x" else "not a single device's"
         assert times is not None, f"{whose} is {half}."
-        assert close(times, 1, 1e-3), f"{whose} is {times:.2f} times the one of a single device."
+        assert close(times, 1, 1e-3), f"{whose} is {times:.2f} times a single device's."
     backward = len(calls) - forward
     assert backward == 1, f"{where} the backward pass has {backward} all-reduces, not one."

@@ -1,4 +1,8 @@
-"""The DDP script with Accelerate: accelerate launch --num_processes=2, or torchrun, and this file."""
+"""The DDP script with Accelerate.
+
+GPUs:     accelerate launch --num_processes=2 train_accelerate.py  (without GPUs this starts one process)
+Anywhere: torchrun --standalone --nproc-per-node=2 train_accelerate.py
+"""
 
 from pathlib import Path
 
@@ -24,6 +28,8 @@ def make_model():  # yours
 
 def main():
     accelerator = Accelerator(cpu=not torch.cuda.is_available())  # joins the process group
+    # look here first
+    print(f"rank {accelerator.process_index} of {accelerator.num_processes}", flush=True)
     torch.manual_seed(0)
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
