@@ -1,6 +1,6 @@
 """The DDP script with Accelerate.
 
-GPUs:     accelerate launch --num_processes=2 train_accelerate.py  (without GPUs this starts one process)
+GPUs:     accelerate launch --num_processes=2 train_accelerate.py  (without GPUs it starts one)
 Anywhere: torchrun --standalone --nproc-per-node=2 train_accelerate.py
 """
 
