@@ -30,10 +30,11 @@ SHARE_THE_WORK = "data_parallel", "ddp", "fsdp", "tensor"  # limited by processe
 
 HEADINGS = "strategy", "devices", "step (ms)", "speed-up", "limit", "MiB per device"
 FOOT = (
-    "Step: the median of the single device's and of this strategy's, timed alternately in one job. Speed-up: their "
-    "ratio, and the middle half of the rounds. Limit: the best possible here. Where the devices share the work, it is "
-    "the speed-up of independent processes, which is one quantity: the range over all jobs that measured it. Where the "
-    "model is cut, its schedule is simulated with the measured operations. Memory: the peak of a step, computed."
+    "Step: the median step of the single device and of the strategy, timed alternately in one job. Speed-up: the ratio "
+    "of the two, and in brackets the middle half of the rounds' ratios. Limit: the best possible speed-up on this "
+    "machine. For data_parallel, ddp, fsdp and tensor it is the speed-up of processes that never communicate, as a "
+    "range over all jobs that measured it; for a split model, the schedule is simulated with the measured operations. "
+    "Memory: the peak of a step, computed."
 )
 
 
@@ -79,9 +80,10 @@ def verdict(row) -> str:
     """Say in a line how a measured speed-up compares with its limit, without a cause, which was not measured."""
     low, high = row["speedup_quartiles"]
     least, most = row["bound_quartiles"]
-    said = "within their spread, so it is at the limit" if high >= least else "below it by more than their spread"
-    speed = f"{row['speedup']:.2f} times the single device's speed (half of the rounds: {low:.2f} to {high:.2f} times)"
-    return f"{speed}; the limit is {row['bound']:.2f} times ({least:.2f} to {most:.2f} times): {said}."
+    at_limit = "the ranges overlap, so no difference from the limit can be measured"
+    said = at_limit if high >= least else "the gap between them is larger than the spread"
+    speed = f"{row['speedup']:.2f} times the single device's speed (half of the rounds: {low:.2f} to {high:.2f})"
+    return f"{speed}; the limit is {row['bound']:.2f} ({least:.2f} to {most:.2f}): {said}."
 
 
 def memory_text(memory) -> str:

@@ -99,7 +99,7 @@ RULES = (
          CUT + f", and {{parts}} microbatches keep them busy: {USED}.",
          lambda case: fit.cut(case)),
     Rule(True, "model_parallel", "Does it fit if it is cut, with the batch in one piece?", "model_parallel",
-         CUT + f"; microbatches do not help here, so the devices work in turn: {USED}.",
+         CUT + f"; microbatches do not help here, so the devices work alternately: {USED}.",
          lambda case: fit.cut(case, microbatches=1)),
 )  # fmt: skip
 NOTHING = "none: more devices, or larger ones"

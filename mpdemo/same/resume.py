@@ -89,9 +89,14 @@ def follow(whole, again, after):
         if difference := different(a, b, again):
             name, value = difference
             name = "learning rate not restored" if value == "rates" and k == 0 else name
-            yield Finding(name, f"{where} {value} {b[value]} instead of {a[value]}")
+            yield Finding(name, f"{where} {value} {shown(b[value])} instead of {shown(a[value])}")
             return
     yield from printed(whole, again, after)
+
+
+def shown(value):
+    """Return a number with as many digits as a comparison means."""
+    return f"{value:.8g}" if isinstance(value, float) else value
 
 
 def wrong_start(whole, place, first, after) -> tuple:

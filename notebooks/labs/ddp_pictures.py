@@ -17,7 +17,7 @@ def step(weight, shares, gradients, mean, lr):
             look = {"boxstyle": "round,pad=0.25,rounding_size=0.1", "facecolor": colour, **style.EDGE}
             panels[panel].text(x, 0.72 - 0.5 * rank, text, ha="center", va="center", bbox=look)
 
-        titles = "1. equal weights", "2. its own images", "3. gradients, averaged", "4. equal update"
+        titles = "1. equal weights", "2. its own inputs", "3. gradients, averaged", "4. equal update"
         for axes, title in zip(panels, titles, strict=True):
             axes.set_title(title, fontsize=10)
             axes.axis("off")

@@ -29,7 +29,7 @@ def make_model():  # yours
 def main():
     accelerator = Accelerator(cpu=not torch.cuda.is_available())  # joins the process group
     # look here first
-    print(f"rank {accelerator.process_index} of {accelerator.num_processes}", flush=True)
+    print(f"rank {accelerator.process_index} of {accelerator.num_processes}\n", end="", flush=True)
     torch.manual_seed(0)
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
