@@ -38,8 +38,7 @@ def main():
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if cuda else "gloo", device_id=device if cuda else None)
     rank, world = dist.get_rank(), dist.get_world_size()
-    # in one write, so that the ranks' lines stay apart; look for this line first in every log
-    print(f"rank {rank} of {world} on {device}\n", end="", flush=True)
+    print(f"rank {rank} of {world} on {device}\n", end="", flush=True)  # look here first in every log
     assert BATCH % world == 0, f"a batch of {BATCH} cannot be divided by {world} processes"
     torch.manual_seed(rank)  # dropout differs in each process; DDP copies rank 0's weights to all
     train, check = make_dataset()

@@ -81,8 +81,7 @@ def main():
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if cuda else "gloo", device_id=device if cuda else None)
     rank, world = dist.get_rank(), dist.get_world_size()
-    # in one write, so that the ranks' lines stay apart; look for this line first in every log
-    print(f"rank {rank} of {world} on {device}\n", end="", flush=True)
+    print(f"rank {rank} of {world} on {device}\n", end="", flush=True)  # look here first in every log
     assert BATCH % (world * ACCUMULATE) == 0, f"cannot divide {BATCH} by {world} x {ACCUMULATE}"
     model = make_model(device, rank)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)  # after fully_shard: for the shards

@@ -51,8 +51,7 @@ def main():
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if cuda else "gloo", device_id=device if cuda else None)
     rank, world = dist.get_rank(), dist.get_world_size()
-    # in one write, so that the ranks' lines stay apart; look for this line first in every log
-    print(f"rank {rank} of {world} on {device}\n", end="", flush=True)
+    print(f"rank {rank} of {world} on {device}\n", end="", flush=True)  # look here first in every log
     is_first, is_last = rank == 0, rank == world - 1
     assert len(args.cut) == world - 1, f"--cut {args.cut}: {world} processes need {world - 1} numbers"
     assert args.microbatches >= world, f"--microbatches {args.microbatches}: at least {world}"
