@@ -83,3 +83,13 @@ def test_without_the_package_one_line_says_so(run_mpdemo, tmp_path):
     assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
     assert "--tensorboard needs the package tensorboard" in done.stderr and "pip install tensorboard" in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_a_full_disk_ends_it_and_not_the_run(run_mpdemo, tmp_path):
+    """A limit on the size of files stands for the disk."""
+    limit = "import resource as r\nr.setrlimit(r.RLIMIT_FSIZE, (2000, 2000))\n"
+    (tmp_path / "sitecustomize.py").write_text(limit)
+    words = ["--rung", "single", "--model", "toy", "--batch-size", "512", "--steps", "6", "--log-every", "1"]
+    done = run_mpdemo("train", *words, "--tensorboard", "--out", str(tmp_path / "run"), PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0 and "Traceback" not in done.stderr
+    assert done.stderr == "mpdemo: --tensorboard ends here: File too large; the run continues\n"

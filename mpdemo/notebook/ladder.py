@@ -26,8 +26,6 @@ MEMORY = {  # part of a device's memory: its look; colours are for operations
 }
 LANE = 0.36  # inches per device
 SHARE_THE_WORK = "data_parallel", "ddp", "fsdp", "tensor"  # limited by processes that do not talk
-
-
 HEADINGS = "strategy", "devices", "step (ms)", "speed-up", "limit", "MiB per device"
 FOOT = (
     "Step: the median step of the single device and of the strategy, timed alternately in one job. Speed-up: the ratio "

@@ -74,9 +74,8 @@ def follow(whole, again, after):
     first = samples.index(sorted(drawn[0], key=str)) if drawn and sorted(drawn[0], key=str) in samples else None
     if not place:
         name = "weights not restored" if first or place is None else "does not resume"
-        yield Finding(
-            name, f"after {after} its first weights are those of {'no step' if place is None else 'the start'}"
-        )
+        start = "no step" if place is None else "the start"
+        yield Finding(name, f"after {after} its first weights are those of {start}")
         return
     if first != place and place < len(samples) and drawn:
         yield Finding(*wrong_start(whole, place, first, after))
@@ -89,14 +88,10 @@ def follow(whole, again, after):
         if difference := different(a, b, again):
             name, value = difference
             name = "learning rate not restored" if value == "rates" and k == 0 else name
-            yield Finding(name, f"{where} {value} {shown(b[value])} instead of {shown(a[value])}")
+            show = str if value == "rates" else "{:.8g}".format
+            yield Finding(name, f"{where} {value} {show(b[value])} instead of {show(a[value])}")
             return
     yield from printed(whole, again, after)
-
-
-def shown(value):
-    """Return a number with as many digits as a comparison means."""
-    return f"{value:.8g}" if isinstance(value, float) else value
 
 
 def wrong_start(whole, place, first, after) -> tuple:

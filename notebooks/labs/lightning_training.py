@@ -110,14 +110,11 @@ class Losses(pl.Callback):
 def make_trainer(nodes=1, devices=1, **more):
     """Return the trainer: how many nodes, how many processes on each. Nothing else changes."""
     many = DDPStrategy(static_graph=True, gradient_as_bucket_view=True)
-    return pl.Trainer(
-        num_nodes=nodes,
-        devices=devices,
-        strategy=many if nodes * devices > 1 else "auto",
-        **{"use_distributed_sampler": False, "num_sanity_val_steps": 0, "enable_checkpointing": False}
-        | {"enable_progress_bar": False, "enable_model_summary": False}
-        | more,
-    )
+    strategy = many if nodes * devices > 1 else "auto"
+    options = {"use_distributed_sampler": False}  # the data module splits the images
+    options |= {"num_sanity_val_steps": 0, "enable_checkpointing": False}
+    options |= {"enable_progress_bar": False, "enable_model_summary": False}
+    return pl.Trainer(num_nodes=nodes, devices=devices, strategy=strategy, **options, **more)
 
 
 def main(out, steps=None):
