@@ -10,7 +10,7 @@ from mpdemo.paths import root
 BUDGET = {
     "mpdemo": 17_578,
     "notebooks/labs notebooks/checks notebooks/scripts": 4_524,
-    "tests": 12_660,
+    "tests": 12_659,
     "/__main__.py /errors.py /settings.py /options.py /rules.py /schedules.py /cuts.py /paths.py": 818,
     "/rungs": 416,
     "/run.py /training": 1_295,
