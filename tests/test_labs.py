@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from worlds import run_worlds
 
 from mpdemo.jobs import JobSpec, submit
 from mpdemo.labs.hybrid import sent_bytes
@@ -73,6 +74,20 @@ def test_the_bytes_sent_over_all_networks_but_not_to_itself(tmp_path):
 
 
 @pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The folders of a lab, in one process and in two."""
+    folder = tmp_path_factory.mktemp("labs")
+    runs = {n: folder / f"two_devices{n}" for n in (1, 2)}
+    run_worlds(folder, [[n, "notebooks/labs/ddp_two_devices.py", str(out), str(STEPS)] for n, out in runs.items()])
+    return runs
+
+
+def test_two_processes_train_what_one_trains(trained):
+    one, two = (losses(trained[n]) for n in (1, 2))
+    assert two == pytest.approx(one, rel=ROUNDING) and list(one) == list(range(1, STEPS + 1))
+
+
+@pytest.fixture(scope="module")
 def ours(tmp_path_factory, run_once):
     """The folder of the course model's training by our own loop."""
     out = tmp_path_factory.mktemp("ours")
@@ -99,12 +114,17 @@ def test_lightning_in_one_process(ours, run_once, tmp_path):
     assert (summary(tmp_path)["num_nodes"], summary(tmp_path)["devices"]) == (1, 1)
 
 
-def test_on_two_nodes_of_a_slurm_lightning_trains_the_same(ours, cluster, project):
+def test_on_two_nodes_of_a_slurm_the_same_is_trained(ours, trained, cluster, project):
+    """Lightning, and DDP over a model on two devices in each process."""
     nodes = 1 if cluster.network == "none" else 2  # else node names do not resolve
     places = {"nodes": nodes, "processes_per_node": 2 // nodes}
-    command = ("-m", "mpdemo.labs.lightning_training", "runs/lightning", STEPS)
-    job = submit(JobSpec(name="lightning", command=command, out="runs/lightning", **places))
-    assert job.wait(300) == "done", job.log()
+    labs = {"lightning": "lightning_training", "two_devices": "ddp_two_devices"}
+    commands = {name: ("-m", f"mpdemo.labs.{lab}", f"runs/{name}", STEPS) for name, lab in labs.items()}
+    jobs = [submit(JobSpec(name=n, command=c, out=f"runs/{n}", **places)) for n, c in commands.items()]
+    for job in jobs:
+        assert job.wait(300) == "done", job.log()
     same_training(project / "runs/lightning", ours)
     written = summary(project / "runs/lightning")
     assert (written["num_nodes"], written["devices"]) == (nodes, 2 // nodes)
+    assert losses(project / "runs/two_devices") == pytest.approx(losses(trained[1]), rel=ROUNDING)
+    assert len(set(summary(project / "runs/two_devices")["hosts"])) == nodes

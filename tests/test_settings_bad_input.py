@@ -278,6 +278,11 @@ def test_settings_go_through_the_command_line():
         assert options_from(parser.parse_args(settings.arguments()), Settings) == settings
 
 
+def test_a_setting_cannot_be_changed_afterwards():
+    with pytest.raises(AttributeError):
+        Settings(rung="single").lr = 1.0
+
+
 def test_too_small_a_limit_of_addresses_is_named(refused, tmp_path):
     limit = "import resource as r\nr.setrlimit(r.RLIMIT_AS, (2**31, 2**31))\n"
     (tmp_path / "sitecustomize.py").write_text(limit)
