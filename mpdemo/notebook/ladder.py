@@ -30,9 +30,9 @@ HEADINGS = "strategy", "devices", "step (ms)", "speed-up", "limit", "MiB per dev
 FOOT = (
     "Step: the median step of the single device and of the strategy, timed alternately in one job. Speed-up: the ratio "
     "of the two, and in brackets the middle half of the rounds' ratios. Limit: the best possible speed-up on this "
-    "machine. For data_parallel, ddp, fsdp and tensor it is the speed-up of processes that never communicate, as a "
-    "range over all jobs that measured it; for a split model, the schedule is simulated with the measured operations. "
-    "Memory: the peak of a step, computed."
+    f"machine. For {', '.join(SHARE_THE_WORK[:-1])} and {SHARE_THE_WORK[-1]} it is the speed-up of processes that "
+    "never communicate, as a range over all jobs that measured it; for a split model, the schedule is simulated with "
+    "the measured operations. Memory: the peak of a step, computed."
 )
 
 
