@@ -53,7 +53,7 @@ def main(argv=None) -> int:
         status = module.main(args)
         sys.stdout.flush()
         return status
-    except BrokenPipeError:  # nobody reads on, as behind `| head`; the shell's status for it is that of SIGPIPE
+    except BrokenPipeError:  # the reader is gone, as behind `| head`; the shell's status for it is that of SIGPIPE
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:

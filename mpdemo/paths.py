@@ -32,7 +32,7 @@ def shipped() -> Path:
 def slurm_files(pattern) -> dict:
     """Return the files of ``slurm/`` that match, by name: those of the folder one works in, then those shipped.
 
-    A file of one's own counts more than the one of its name that came with mpdemo.
+    Your own file counts more than the one of its name that came with mpdemo.
     """
     own, came = (
         {file.stem: file for file in sorted(folder.glob(f"slurm/{pattern}"))} for folder in (root(), shipped())

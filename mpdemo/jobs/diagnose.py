@@ -40,7 +40,7 @@ class Failure:
 
 
 def failure(log, exit_status=None) -> Failure:
-    """Find the process to blame in a job's whole log; `exit_status` is the job's own, for a log that names nobody."""
+    """Find the process to blame in a job's whole log; `exit_status` is the job's own, for a log that names none."""
     if match := OURS.search(log) or TORCHRUN.search(log):
         rank, status = int(match[1]), int(match[2])
         # The label is the node's task, not the rank, so lines are not selected by it.

@@ -75,7 +75,7 @@ class Job:
 
     @property
     def exit_status(self) -> int | None:
-        """The job's exit status; None while it runs, or where nobody knows it."""
+        """The job's exit status; None while it runs, or where it is unknown."""
         return self._answer.exit_status if self.finished else None
 
     @property
@@ -180,7 +180,7 @@ class Deadline:
 
 
 def write_record(out, record):
-    """Write job.json in one step, so that nobody reads half of it."""
+    """Write job.json in one step, so that half of it is never read."""
     part = Path(out) / (RECORD + ".part")
     part.write_text(json.dumps(record, indent=1) + "\n")
     part.replace(Path(out) / RECORD)

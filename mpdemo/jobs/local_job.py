@@ -153,7 +153,7 @@ def ranks(spec, scratch) -> dict:
 def step(spec, site, limit) -> dict:
     """Return an order for a step of the job around us, which ends before that job."""
     tasks = {"SLURM_CPUS_PER_TASK": str(spec.on(site).cpus_per_task(site))}
-    environment = child_environment(*HELD) | tasks | torchrun_signals(spec)  # `warn` may send a signal nobody asked for
+    environment = child_environment(*HELD) | tasks | torchrun_signals(spec)  # `warn` may send an unasked signal
     if (end := os.environ.get("SLURM_JOB_END_TIME", "")).isdigit():
         limit = min(limit, max(1.0, int(end) - time.time()))
     bash = ["bash", *["-l"] * site.login_shell, "-c", step_text(spec, site)]

@@ -20,7 +20,7 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 def explore(ranks=4, microbatches=8, stages_per_rank=2, schedule="1F1B", ratio=2.0, *, live=None):
-    """Show the timeline of a pipeline, with sliders for everything that shapes it where there is a front end."""
+    """Show the timeline of a pipeline, with sliders for everything that shapes it in JupyterLab."""
     picture = drawn(schedule, ranks, microbatches, stages_per_rank, ratio)
     if has_front_end() if live is None else live:
         controls = {

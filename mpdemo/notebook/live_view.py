@@ -1,6 +1,6 @@
 """The live view of a job, or of several: ``await follow(job)`` in a cell.
 
-With a front end it shows a widget until all jobs have ended; then a picture and a line of text replace it, and are what
+In JupyterLab it shows a widget until all jobs have ended; then a picture and a line of text replace it, and are what
 a saved notebook keeps. Without one (a test, nbconvert) it waits, and displays the same picture and line once.
 
 It is awaited because the kernel handles the page's messages while a cell awaits: the Cancel button and the interrupt
@@ -41,7 +41,7 @@ async def follow(*jobs, live=None, timeout=3600.0):
         page of a notebook that was not saved was reloaded; a saved one shows the view again by itself. Several jobs
         get a line each, and buttons choose the one that is shown in detail.
     live : bool, optional
-        Whether to show the widget; by default where there is a front end (`has_front_end`).
+        Whether to show the widget; by default in JupyterLab and the like (`has_front_end`).
     timeout : float
         Seconds that a job may run (and a day in the queue) where there is no widget, which waits without limit.
 

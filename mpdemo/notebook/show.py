@@ -1,4 +1,4 @@
-"""Show source in a notebook, in a fenced block that the front end colours: a file, one thing in it, a text, a change.
+"""Show source in a notebook, in a fenced block that JupyterLab colours: a file, one thing in it, a text, a change.
 
 The source is found in the file by path and name, so PyTorch is not imported.
 
@@ -25,7 +25,7 @@ MIME = {"markdown": "text/markdown", "html": "text/html", "png": "image/png"}
 
 
 class Bundle:
-    """What a cell displays, in several forms, of which the front end shows the richest that it knows.
+    """What a cell displays, in several forms, of which JupyterLab shows the richest that it knows.
 
     The plain `text` must not depend on timing, so that a test can compare it; a terminal, a screen reader or a failed
     image shows it too. Further forms are named ``markdown``, ``html`` or ``png`` (base64 text); `picture` describes the

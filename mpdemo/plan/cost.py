@@ -77,7 +77,7 @@ def measure(models, sample, *, repeats=REPEATS, budget=60.0, halves=True):
             break
         once(parts[size], sample[:size], clock, halves)
         each, runs[size] = (time.monotonic() - began - spent) / size, []
-    for _ in range(repeats):  # all sizes in turn: what else the machine does meets them alike
+    for _ in range(repeats):  # all sizes alternately: what else the machine does meets them alike
         for size, costs in runs.items():
             costs.append(once(parts[size], sample[:size], clock, halves))
     for parameter in (p for model in models.values() for p in model.parameters()):

@@ -28,7 +28,7 @@ ROUNDS = 7
 
 
 def measure(world, rung, rounds=ROUNDS) -> dict:
-    """Time the single device and a rung in turn, recording both; all ranks must call this.
+    """Time the single device and a rung alternately, recording both; all ranks must call this.
 
     Returns
     -------
