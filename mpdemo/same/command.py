@@ -9,28 +9,36 @@ from pathlib import Path
 
 from tabulate import tabulate
 
+from mpdemo.cluster.command import count
 from mpdemo.errors import UserError
 from mpdemo.jobs import load_site
 from mpdemo.paths import root
 from mpdemo.same import compare, resume
-from mpdemo.same.findings import BY_NATURE, Finding
+from mpdemo.same.findings import Finding
 from mpdemo.same.watcher import Watcher
 from mpdemo.same.worlds import refuse
 from mpdemo.world.devices import gpus_here
+
+BY_NATURE = {
+    "dropout": "dropout: each rank draws its own",
+    "batchnorm": "BatchNorm: each rank normalizes its own part of the batch (SyncBatchNorm on GPUs uses all of it)",
+    "augmentation": "random augmentation: each process draws its own",
+}
 
 
 def add_arguments(parser):
     """Add the options; the script and its arguments stand after ``--``."""
     parser.epilog = "{64} in ARGS is 64 divided by the number of processes, {n} is that number."
-    parser.add_argument("--processes", default="1,2", help="the first is compared with the others (default: 1,2)")
-    parser.add_argument("--batches", type=int, default=8, help="of each epoch and loader (default: 8)")
-    parser.add_argument("--without", default="", help="switch off: dropout, batchnorm, augmentation")
-    parser.add_argument("--python", default="", help="the interpreter of your environment; it needs PyTorch")
-    parser.add_argument("--site", default="", help="run as jobs on this site, several processes on two nodes")
-    parser.add_argument("--timeout", type=float, default=120.0, help="seconds without a step or batch (default: 120)")
-    parser.add_argument("--json", default="", help="write the verdict to this file, too")
-    parser.add_argument("--resume", action="store_true", help="stop the script and start it again: does it resume?")
-    parser.add_argument("script", nargs=argparse.REMAINDER, metavar="-- train.py ARGS", help="run as torchrun would")
+    option, some = parser.add_argument, count(1, 10**6)
+    option("--processes", default="1,2", help="the first is compared with the others (default: 1,2)")
+    option("--batches", type=some, default=8, help="of each epoch and loader (default: 8)")
+    option("--without", default="", help="switch off: dropout, batchnorm, augmentation")
+    option("--python", default=sys.executable, help="the interpreter of your environment; it needs PyTorch")
+    option("--site", default="", help="run as jobs on this site, several processes on two nodes")
+    option("--timeout", type=some, default=120, help="seconds without a step or batch (default: 120)")
+    option("--json", default="", help="write the verdict to this file, too")
+    option("--resume", action="store_true", help="stop the script and start it again: does it resume?")
+    option("script", nargs=argparse.REMAINDER, metavar="-- train.py ARGS", help="run as torchrun would")
 
 
 def main(args) -> int:
@@ -55,22 +63,16 @@ def checked(args) -> list:
     if not Path(args.script[0]).is_file():
         raise UserError(f"script {args.script[0]!r} is no file; give the path of a Python script")
     words = args.processes.split(",")
-    if not all(word.strip().isdigit() and int(word) > 0 for word in words) or len(words) < 2 and not args.resume:
+    if not all(word.strip().isdecimal() and int(word) > 0 for word in words) or len(words) < 2 and not args.resume:
         raise UserError(f"--processes {args.processes!r} is not allowed; allowed: two numbers or more, such as 1,2")
-    counts = [int(word) for word in words]
+    counts, here = [int(word) for word in words], gpus_here() or len(os.sched_getaffinity(0))
     if args.site:
         check_site(args, counts)
-    gpus, cores = gpus_here(), len(os.sched_getaffinity(0))
-    if max(counts) > (gpus or cores) and not args.site:
-        has = f"{gpus} GPUs" if gpus else f"{cores} cores"
-        raise UserError(f"--processes {args.processes}: this machine has {has}; give {gpus or cores} or less")
-    if args.batches < 1 or args.timeout <= 0:
-        name, value = ("--batches", args.batches) if args.batches < 1 else ("--timeout", args.timeout)
-        raise UserError(f"{name} {value} is not allowed; allowed: more than 0")
-    python = shutil.which(args.python or sys.executable)
-    if not python:
+    elif max(counts) > here:
+        raise UserError(f"--processes {args.processes}: this machine has {here} devices; give {here} or less")
+    if not shutil.which(args.python):
         raise UserError(f"--python {args.python}: no such program; give the path of a Python with PyTorch")
-    args.python = os.path.abspath(python)
+    args.python = os.path.abspath(shutil.which(args.python))
     args.without = set(args.without.split(",")) - {""}
     if unknown := sorted(args.without - set(BY_NATURE)):
         raise UserError(f"--without {unknown[0]!r} is not allowed; allowed: {', '.join(BY_NATURE)}")
@@ -82,9 +84,8 @@ def checked(args) -> list:
 def check_site(args, counts):
     """Refuse what a job cannot do, or an unknown site."""
     load_site(args.site)
-    if args.resume or args.python:
-        other = "--resume" if args.resume else f"--python {args.python}"
-        raise UserError(f"--site {args.site} does not go with {other}; a job has the Python of its site and no signal")
+    if args.resume or args.python != sys.executable:
+        raise UserError("--site does not go with --resume or --python; a job has the Python of its site and no signal")
     if odd := [count for count in counts if count > 1 and count % 2]:
         raise UserError(f"--processes {odd[0]} do not divide over two nodes; with --site give even numbers, or 1")
     if not Path.cwd().is_relative_to(root()):
@@ -104,7 +105,7 @@ def verdict(watcher, one, many) -> dict:
     """Compare two worlds; what differs by nature is switched off on a second try."""
     findings, one, order = compared(watcher, one, many, watcher.args.without)
     chance = sorted((many.names("chance") | one.names("chance")) - watcher.args.without)
-    notes = [order] if order else []
+    notes = [f"{one} draws another order: it was given the batches of {many.processes}"] if order else []
     if chance and any(f.name in ("another gradient", "mean of means", "loss of one rank") for f in findings):
         without = watcher.args.without | set(chance)
         one, many = (watcher.run_new(world.processes, without=without) for world in (one, many))
@@ -113,24 +114,23 @@ def verdict(watcher, one, many) -> dict:
     notes += [f"the samples of {name} have no numbers: not compared" for name in sorted(many.names("unseen"))]
     if many.loader is None and not many.names("unseen"):
         notes.append("no DataLoader with a batch sampler seen: the samples are not compared")
-    return {"processes": many.processes, "findings": findings, "notes": notes, "table": table(one, many)}
+    said = "NOT the same training" if findings else "the same training" + ", in another order" * order
+    return {"processes": many.processes, "findings": findings, "notes": notes, "table": table(one, many), "said": said}
 
 
 def compared(watcher, one, many, without) -> tuple:
-    """Return the findings, the world of one process as it was compared, and a note on the order."""
+    """Return the findings, the world of one process as it was compared, and whether it was given another order."""
+    findings, order = list(compare.of_data(one, many)), False
     if not many.steps or many.how != "ended" or many.error:
-        findings = list(compare.of_data(one, many)) if many.loader is not None else []
-        what = many.error or f"nothing new for {many.limit:g} s after {len(many.steps)} steps"
-        name = "fails with several" if many.error else "hangs"
-        return findings or [Finding(name, what)], one, None
-    findings = [*compare.of_data(one, many), *compare.of_model(many), *compare.of_ranks(many)]
-    order = None
+        what = many.error or f"nothing new for {many.order['limit']} s after {len(many.steps)} steps"
+        return findings or [Finding("fails with several" if many.error else "hangs", what)], one, order
+    findings += [*compare.of_model(many), *compare.of_ranks(many)]
     if {finding.name for finding in findings} <= {"no set_epoch", "parameters without gradient"}:
-        if many.loader is not None and one.loader is not None and (batches := compare.replay_of(one, many)):
-            one = watcher.run_new(one.processes, without=without, replay=batches)
-            order = f"{one.processes} process draws another order: it was given the batches of {many.processes}"
-        values = list(compare.of_steps(one, many))
-        findings += values or compare.of_log(one, many)
+        pairs = zip(one.in_steps(), many.in_steps(), strict=False)
+        if any(own != drawn for own, drawn in pairs):
+            replay, order = {str(one.loader): many.batches()}, True
+            one = watcher.run_new(one.processes, without=without, replay=replay)
+        findings += list(compare.of_steps(one, many)) or compare.of_log(one, many)
     return [*findings, *compare.of_messages(many), *compare.of_files(many)], one, order
 
 
@@ -140,7 +140,7 @@ def table(one, many) -> dict:
     far = max((compare.distance(a["gradient"], b["gradient"]) for a, b in pairs), default=None)
     rows = {"processes": [one.processes, many.processes], "steps": [len(one.steps), len(many.steps)]}
     for name, show in {
-        "samples per step": lambda world: len(compare.in_steps(world)[0]) if world.loader is not None else "not seen",
+        "samples per step": lambda world: len(world.in_steps()[0]) if world.loader is not None else "not seen",
         "first gradient": lambda world: f"{world.steps[0]['gradient']:.6g}",
         "last gradient": lambda world: f"{world.steps[-1]['gradient']:.6g}",
         "last weights": lambda world: f"{world.steps[-1]['weights']:.6g}",
@@ -162,11 +162,5 @@ def show(verdict):
     """Print a verdict."""
     rows = [[name, *values] for name, values in verdict["table"].items()]
     print(tabulate(rows[1:], headers=rows[0], disable_numparse=True))
-    good = verdict.get(
-        "good", "the same training" + (", in another order" if "another order" in str(verdict["notes"]) else "")
-    )
-    bad = verdict.get("bad", "NOT the same training")
-    print(f"\n{verdict['processes']} processes: {bad if verdict['findings'] else good}")
-    for line in (*verdict["findings"], *(f"  {note}" for note in verdict["notes"])):
-        print(line)
-    print()
+    print(f"\n{verdict['processes']} processes: {verdict['said']}")
+    print(*verdict["findings"], *(f"  {note}" for note in verdict["notes"]), "", sep="\n")

@@ -14,6 +14,13 @@ def distance(a, b) -> float:
     return abs(a - b) / max(abs(a), abs(b), 1e-12)
 
 
+def differ(a, b, limit, *names) -> bool:
+    """Whether one of some values of two notes differs by more than a relative limit."""
+    pairs = [(a[name], b[name]) for name in names]
+    flat = [pair for x, y in pairs for pair in (zip(x, y, strict=False) if isinstance(x, list) else [(x, y)])]
+    return any(distance(x, y) > limit for x, y in flat)
+
+
 def tolerance(*worlds) -> float:
     """Return what rounding may change, by the least precise dtype seen."""
     return max(TOLERANCE.get(name, 1e-4) for world in worlds for name in world.names("dtype") | {"float32"})
@@ -25,69 +32,51 @@ def of_data(one, many):
     passes = [[note for note in rank.passes(many.loader) if note["number"] in trained] for rank in many.replicas]
     if many.loader is None or not all(passes):
         return
-    count = len(passes)
-    orders = [sum(of_rank[0]["samples"], []) for of_rank in passes]
+    count, lengths = len(passes), [len(of_rank[0]["batches"]) for of_rank in passes]
     repeated = any(len(p) > 1 and p[0]["batches"] == p[1]["batches"] for p in passes)
     order = sum(passes[0][0]["batches"], [])
     if repeated and order != sorted(order, key=lambda number: (isinstance(number, str), number)):
         yield Finding("no set_epoch", "two epochs have the same shuffled order")
     if count == 1:
         return
-    times = Counter(sample for drawn in orders for sample in set(drawn))
-    twice = sum(number > 1 for number in times.values())
-    replaced = len(set(orders[0])) < len(orders[0])
-    if all(sorted(drawn, key=str) == sorted(orders[0], key=str) for drawn in orders):
-        yield Finding("no sampler", f"all {count} ranks train on the same {len(orders[0])} samples")
+    drawn = [sorted(sum(of_rank[0]["samples"], []), key=str) for of_rank in passes]
+    times = Counter(sample for of_rank in drawn for sample in set(of_rank))
+    twice, replaced = sum(number > 1 for number in times.values()), len(set(drawn[0])) < len(drawn[0])
+    if all(of_rank == drawn[0] for of_rank in drawn):
+        yield Finding("no sampler", f"all {count} ranks train on the same {len(drawn[0])} samples")
     elif twice > count and not replaced:
         what = f"{twice} of the {len(times)} samples of an epoch are trained on in two ranks or more"
         yield Finding("another order per rank", what)
-    lengths = [len(of_rank[0]["batches"]) for of_rank in passes]
     if len(set(lengths)) > 1:
         yield Finding("unequal steps", f"an epoch has {lengths} batches in the ranks; the last steps hang")
-    size, together = ([len(step) for step in in_steps(world)[:1]] for world in (one, many))
+    size, together = ([len(step) for step in world.in_steps()[:1]] for world in (one, many))
     if size != together and size:
         what = f"a step of {many.processes} processes has {together[0]} samples, of one {size[0]}"
         yield Finding("batch not divided", what)
-    if leaks := leaked(many) if not leaked(one) else 0:
+    if (leaks := leaked(many)) and not leaked(one):
         what = f"{leaks} samples are trained on in one rank and validated on in another"
         yield Finding("trained and validated", what)
-
-
-def parts_of(world) -> int:
-    """Return how many batches a step has."""
-    known = [0, *(step["taken"] for step in world.steps if step["number"] == world.steps[0]["number"])]
-    return max(1, *(b - a for a, b in zip(known[1:], known[2:], strict=False)), known[1] if len(known) == 2 else 1)
-
-
-def in_steps(world) -> list:
-    """Return the samples of each step."""
-    parts, passes = parts_of(world), world.batches()
-    taken = [(step["number"] - 1, step["taken"]) for step in world.steps if step["loader"] == world.loader]
-    return [sum(passes[k][max(0, end - parts) : end], []) for k, end in taken if k < len(passes)]
 
 
 def leaked(world) -> int:
     """Return how many samples of an epoch are used for training and for validation."""
     drawn = {True: set(), False: set()}
-    for rank in world.replicas:
-        for note in rank.of("pass"):
-            drawn[note["loader"] == world.loader] |= {(note["root"], str(k)) for b in note["samples"] for k in b}
+    for note in (note for rank in world.replicas for note in rank.of("pass")):
+        drawn[note["loader"] == world.loader] |= {(note["root"], str(k)) for batch in note["samples"] for k in batch}
     return len(drawn[True] & drawn[False])
 
 
 def of_model(many):
     """Yield what is wrong with the model and its optimizer, whatever the number of processes."""
-    if broken := [k for k, step in enumerate(many.steps, 1) if not math.isfinite(step["gradient"])]:
-        yield Finding("not finite", f"the gradient of step {broken[0]} is {many.steps[broken[0] - 1]['gradient']}")
-        return
-    if all(step["gradient"] == 0 for step in many.steps):
+    if broken := [k for k, step in enumerate(many.steps) if not math.isfinite(step["gradient"])]:
+        yield Finding("not finite", f"the gradient of step {broken[0] + 1} is {many.steps[broken[0]]['gradient']}")
+    elif all(step["gradient"] == 0 for step in many.steps):
         yield Finding("every gradient zero", f"in all {len(many.steps)} steps: nothing is trained")
-        return
-    for model in many.ranks[0].of("model")[:1]:
-        if model["missing"]:
-            yield Finding("parameters in no optimizer", shown(model["missing"]))
-        if model["unused"]:
-            yield Finding("parameters without gradient", shown(model["unused"]))
+    else:
+        names = next(iter(many.ranks[0].of("model")), {})
+        for kind, name in (("missing", "parameters in no optimizer"), ("unused", "parameters without gradient")):
+            if names.get(kind):
+                yield Finding(name, shown(names[kind]))
 
 
 def shown(names) -> str:
@@ -98,60 +87,60 @@ def shown(names) -> str:
 def of_ranks(many):
     """Yield in what the ranks differ from each other."""
     for steps in zip(*(rank.steps for rank in many.ranks), strict=False):
-        first = steps[0]
-        if any(distance(step["gradient"], first["gradient"]) > SAME_WORLD for step in steps):
-            norms = ", ".join(f"{step['gradient']:.6g}" for step in steps)
-            what = f"each rank keeps its own gradient (norms {norms})"
+        if any(differ(step, steps[0], SAME_WORLD, "gradient") for step in steps):
+            what = f"each rank keeps its own gradient (norms {norms(steps, 'gradient')})"
             yield Finding("wrapper bypassed" if many.names("wrapped") else "wrapper missing", what)
             return
-        if any(distance(step["mixed"], first["mixed"]) > SAME_WORLD for step in steps):
-            norms = ", ".join(f"{step['weights']:.6g}" for step in steps)
-            yield Finding("weights differ", f"the ranks have other weights (norms {norms}) at the same gradient")
+        if any(differ(step, steps[0], SAME_WORLD, "mixed") for step in steps):
+            what = f"the ranks have other weights (norms {norms(steps, 'weights')}) at the same gradient"
+            yield Finding("weights differ", what)
             return
+
+
+def norms(steps, name) -> str:
+    """Return a value of each rank."""
+    return ", ".join(f"{step[name]:.6g}" for step in steps)
 
 
 def of_steps(one, many):
     """Yield the first difference of the steps: samples, ranks and weights are known to be right."""
-    limit, starts = tolerance(one, many), [world.ranks[0].of("start") for world in (one, many)]
-    for a, b in zip(*starts, strict=False):
-        if distance(a["weights"], b["weights"]) > limit:
-            what = f"norm {a['weights']:.6g} with one process, {b['weights']:.6g} with {many.processes}"
-            yield Finding("first weights differ", what)
+    limit, starts = tolerance(one, many), [world.ranks[0].start for world in (one, many)]
+
+    def what(a, b, where=""):
+        return f"{where}{a:.6g} with one process, {b:.6g} with {many.processes}"
+
+    if differ(*starts, limit, "weights"):
+        yield Finding("first weights differ", what(*(start["weights"] for start in starts), "norm "))
+        return
+    for k, (a, b) in enumerate(zip(one.steps, many.steps, strict=False)):
+        if differ(a, b, 1e-6, "rates"):
+            yield Finding("learning rate changes", what(a["rates"][0], b["rates"][0], f"in step {k + 1} "))
             return
-    for k, (a, b) in enumerate(zip(one.steps, many.steps, strict=False), 1):
-        if any(distance(x, y) > 1e-6 for x, y in zip(a["rates"], b["rates"], strict=False)):
-            what = f"in step {k} {a['rates'][0]:.6g} with one process, {b['rates'][0]:.6g} with {many.processes}"
-            yield Finding("learning rate changes", what)
-            return
-        if distance(a["gradient"], b["gradient"]) > limit:
-            yield gradient(k, a, b, one, many)
+        if differ(a, b, limit, "gradient"):
+            said = what(a["gradient"], b["gradient"], f"in step {k + 1} the norm is ")
+            yield cause_of_gradient(b["gradient"] / max(a["gradient"], 1e-12), said, k, one, many)
             return
     if len(one.steps) != len(many.steps) and one.how == many.how == "ended":
         what = f"{len(many.steps)} steps with {many.processes} processes, {len(one.steps)} with one"
         yield Finding("other steps", what)
 
 
-def gradient(k, a, b, one, many) -> Finding:
+def cause_of_gradient(ratio, what, k, one, many) -> Finding:
     """Name the cause of another gradient in step k."""
-    ratio, count = b["gradient"] / max(a["gradient"], 1e-12), len(many.replicas)
-    what = f"in step {k} the norm is {a['gradient']:.6g} with one process, {b['gradient']:.6g} with {many.processes}"
-    if distance(ratio, count) < 0.01:
+    if distance(ratio, len(many.replicas)) < 0.01:
         return Finding("gradients summed", what)
-    if distance(ratio, 1 / count) < 0.01:
+    if distance(ratio, 1 / len(many.replicas)) < 0.01:
         return Finding("gradients divided twice", what)
-    if len(set(terms(k, one))) > 1 or len(set(terms(k, many))) > 1:
-        return Finding("mean of means", f"{what}; the parts have {terms(k, many)} terms")
+    # over how many targets each part of the step takes its mean: of each rank, of each part of a batch
+    terms = [[part["terms"] for rank in world.replicas for part in rank.steps[k]["parts"]] for world in (one, many)]
+    if any(len(set(of_world)) > 1 for of_world in terms):
+        return Finding("mean of means", f"{what}; the parts have {terms[1]} terms")
     return Finding("another gradient", what if one.loader is not None else f"{what}, on samples that were not seen")
-
-
-def terms(k, world) -> list:
-    """Return over how many targets each part of step k takes its mean: of each rank, of each part of a batch."""
-    return [part["terms"] for rank in world.replicas for part in rank.steps[k - 1]["parts"]]
 
 
 def of_messages(many):
     """Yield whether accumulation sends gradients with every part although the last would do."""
-    steps = [step["parts"] for step in many.steps if len(step["parts"]) > 1 and parts_of(many) > 1]
+    steps = [step["parts"] for step in many.steps if len(step["parts"]) > 1 and many.parts() > 1]
     if not steps or len(many.replicas) == 1:
         return
     sent = [[{name: n for name, n in part["calls"].items() if "reduce" in name} for part in parts] for parts in steps]
@@ -178,11 +167,3 @@ def of_log(one, many):
             summed = distance(b, a * len(many.replicas)) < 0.01
             yield Finding("mean of means" if unequal else "loss summed" if summed else "loss of one rank", what)
             return
-
-
-def replay_of(one, many) -> dict | None:
-    """Return the batches of several processes if one process draws others, for it to draw them."""
-    steps = zip(in_steps(one), in_steps(many), strict=False)
-    if all(sorted(own, key=str) == sorted(drawn, key=str) for own, drawn in steps):
-        return None
-    return {str(one.loader): many.batches()}

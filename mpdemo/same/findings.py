@@ -5,11 +5,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
-BY_NATURE = {
-    "dropout": "dropout: each rank draws its own",
-    "batchnorm": "BatchNorm: each rank normalizes its own part of the batch (SyncBatchNorm on GPUs uses all of it)",
-    "augmentation": "random augmentation: each process draws its own",
-}
 
 
 @dataclass

@@ -7,17 +7,18 @@ from pathlib import Path
 
 from mpdemo.errors import UserError
 
+LOSS = re.compile(r"(?i)(\w*loss\w*)[\"']?\s*[:=]?\s*(?:tensor\()?([-+]?\d+\.(\d+)(?:e[-+]?\d+)?)")
+
 
 class Rank:
     """What one rank did, by kind of note."""
 
     def __init__(self, folder, rank):
-        file = folder / f"{rank}.jsonl"
-        lines = file.read_text().splitlines() if file.exists() else []
-        self.notes = [json.loads(line) for line in lines if line.endswith("}")]  # the last one may be cut
+        texts = (folder / f"{rank}.{name}" for name in ("jsonl", "out", "err"))
+        notes, self.out, self.err = (text.read_text(errors="replace") if text.exists() else "" for text in texts)
+        self.notes = [json.loads(line) for line in notes.splitlines() if line.endswith("}")]  # the last may be cut
         self.steps = self.of("step")
-        texts = (folder / f"{rank}.{name}" for name in ("out", "err"))
-        self.out, self.err = (text.read_text(errors="replace") if text.exists() else "" for text in texts)
+        self.start = next(iter(self.of("start")), None)
 
     def of(self, kind) -> list:
         """Return the notes of a kind."""
@@ -34,26 +35,19 @@ class Rank:
     def printed(self) -> list:
         """Return the losses that were printed, as (name, number, half of its last digit)."""
         lines = [line for line in self.out.splitlines() if "\r" not in line and "it/s" not in line]
-        pattern = r"(?i)(\w*loss\w*)[\"']?\s*[:=]?\s*(?:tensor\()?([-+]?\d+\.(\d+)(?:e[-+]?\d+)?)"
-        found = [match for line in lines for match in re.finditer(pattern, line)]
-        return [(name, float(value), 0.6 * 10.0 ** -len(digits)) for name, value, digits in (m.groups() for m in found)]
+        found = [match.groups() for line in lines for match in LOSS.finditer(line)]
+        return [(name, float(value), 0.6 * 10.0 ** -len(digits)) for name, value, digits in found]
 
 
 class World:
     """What the ranks of a run did together."""
 
-    def __init__(self, folder, order, answer):
-        self.processes, self.how, self.cut, self.limit = (
-            order["processes"],
-            answer["how"],
-            order["batches"],
-            order["limit"],
-        )
-        self.folder, processes = Path(order["folder"]), order["processes"]
-        self.statuses = {int(rank): status for rank, status in answer["statuses"].items()}
-        self.ranks = [Rank(folder, rank) for rank in range(processes)]
-        meshes = [tuple(rank.names("tensor")[0]) if rank.names("tensor") else (k,) for k, rank in enumerate(self.ranks)]
-        self.replicas = [rank for k, rank in enumerate(self.ranks) if k == min(meshes[k])]  # ranks of a mesh share data
+    def __init__(self, notes, order, answer):
+        self.order, self.processes, self.folder = order, order["processes"], Path(order["folder"])
+        self.how, self.statuses = answer["how"], answer["statuses"]
+        self.ranks = [Rank(notes, rank) for rank in range(self.processes)]
+        meshes = [rank.names("tensor")[:1] or [(k,)] for k, rank in enumerate(self.ranks)]
+        self.replicas = [rank for k, rank in enumerate(self.ranks) if k == min(meshes[k][0])]  # a mesh shares its data
         self.steps = self.ranks[0].steps
         loaders = Counter(step["loader"] for step in self.steps if step["optimizer"] == 0)
         self.loader = loaders.most_common(1)[0][0] if loaders else None
@@ -62,19 +56,37 @@ class World:
         """Return the names in all ranks' notes of a kind."""
         return {name for rank in self.ranks for name in rank.names(kind)}
 
+    def __str__(self):
+        return f"{self.processes} process{'es' * (self.processes > 1)}"
+
     @property
     def error(self) -> str:
         """The last line of the first failed rank's error output, or an empty text."""
-        failed = next((rank for rank, status in self.statuses.items() if status), None)
-        if failed is None:
-            return ""
-        lines = [line for line in self.ranks[failed].err.splitlines() if line.strip() and line[0] not in " ["]
-        return lines[-1] if lines else f"exit status {self.statuses[failed]}"
+        for rank, status in self.statuses.items():
+            if status:
+                lines = [line for line in self.ranks[rank].err.splitlines() if line.strip() and line[0] not in " ["]
+                return lines[-1] if lines else f"exit status {status}"
+        return ""
 
     def batches(self) -> list:
         """Return the batches that all replicas train on together: a list of passes, of batches, of samples."""
-        passes = [[note["batches"][: self.cut] for note in rank.passes(self.loader)] for rank in self.replicas]
+        cut = self.order["batches"]
+        passes = [[note["batches"][:cut] for note in rank.passes(self.loader)] for rank in self.replicas]
         return [[sum(parts, []) for parts in zip(*ranks, strict=False)] for ranks in zip(*passes, strict=False)]
+
+    def parts(self) -> int:
+        """Return how many batches a step has."""
+        known = [0, *(step["taken"] for step in self.steps if step["number"] == self.steps[0]["number"])]
+        return max(1, *(b - a for a, b in zip(known[1:], known[2:], strict=False)), known[1] if len(known) == 2 else 1)
+
+    def in_steps(self) -> list:
+        """Return the samples of each step, in order of their numbers."""
+        if self.loader is None:
+            return []
+        parts, passes = self.parts(), self.batches()
+        taken = [(step["number"] - 1, step["taken"]) for step in self.steps if step["loader"] == self.loader]
+        steps = [sum(passes[k][max(0, end - parts) : end], []) for k, end in taken if k < len(passes)]
+        return [sorted(samples, key=str) for samples in steps]
 
 
 def refuse(one):
@@ -85,7 +97,7 @@ def refuse(one):
     if "pipeline" in kinds:
         raise UserError("the script cuts its model into a pipeline; same compares ranks that hold the same model")
     if one.error:
-        raise UserError(f"the script fails with {one.processes} process{'es' * (one.processes > 1)}: {one.error}")
+        raise UserError(f"the script fails with {one}: {one.error}")
     if not one.steps:
-        limit = f" within {one.limit:g} s without news (--timeout)" if one.how == "silent" else ""
+        limit = f" within {one.order['limit']:g} s without news (--timeout)" if one.how == "silent" else ""
         raise UserError(f"no optimizer step seen{limit}; does the script train in the processes that torchrun starts?")

@@ -3,9 +3,13 @@
 import collections
 import itertools
 import random
-import sys
 
 import torch
+
+try:
+    import numpy
+except ImportError:  # the reader's environment has none
+    numpy = None
 from mpdemo_watcher.notes import ORDER, finish, note, note_once, now, number_of
 from torch.nn import functional
 from torch.utils.data import DataLoader, Subset
@@ -13,6 +17,11 @@ from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 DROPOUTS = "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout"
+# Function -> what it draws by chance, with place, name and default of the argument that switches it off.
+SWITCHES = {name: ("dropout", 1, "p", 0.5) for name in DROPOUTS.split()} | {
+    "scaled_dot_product_attention": ("dropout", 4, "dropout_p", 0.0),
+    "batch_norm": ("batchnorm", 5, "training", False),
+}
 loaders, datasets, passes = [], [], collections.Counter()
 trained = collections.defaultdict(set)  # by loader: the passes over it in which there was a step
 taken = collections.Counter()  # batches of each pass over a loader
@@ -56,7 +65,7 @@ def plain(index):
 
 
 def watch():
-    """Note which samples are drawn, and which batches the script takes."""
+    """Note which samples are drawn, which batches the script takes, and what is drawn by chance."""
     index_sampler, next_batch = DataLoader._index_sampler.fget, _BaseDataLoaderIter.__next__
 
     def noted(loader):
@@ -74,43 +83,23 @@ def watch():
 
     DataLoader._index_sampler = property(noted)
     _BaseDataLoaderIter.__next__ = take
-
-
-def watch_chance():
-    """Put the watched functions in the place of PyTorch's own, which its modules call by these names, too."""
-    without = ORDER["without"]
-    for name in DROPOUTS.split():
-        setattr(functional, name, dropout(getattr(functional, name), "dropout" in without))
-    functional.scaled_dot_product_attention = attention(functional.scaled_dot_product_attention, "dropout" in without)
-    functional.batch_norm = batch_norm(functional.batch_norm, "batchnorm" in without)
+    for name, switch in SWITCHES.items():  # PyTorch's own modules call them by these names, too
+        setattr(functional, name, switched(getattr(functional, name), *switch))
     functional.cross_entropy = cross_entropy(functional.cross_entropy)
-    _MapDatasetFetcher.fetch = fetch(_MapDatasetFetcher.fetch, "augmentation" in without)
+    _MapDatasetFetcher.fetch = fetch(_MapDatasetFetcher.fetch, "augmentation" in ORDER["without"])
 
 
-def dropout(function, off):
-    def watched(input, p=0.5, training=True, inplace=False):
-        if training and p > 0:
-            note_once("chance", "dropout")
-        return function(input, p, training and not off, inplace)
+def switched(function, kind, place, name, default):
+    """Note that a function draws by chance, or let it draw nothing."""
 
-    return watched
-
-
-def attention(function, off):
-    def watched(query, key, value, attn_mask=None, dropout_p=0.0, *args, **options):
-        if dropout_p > 0:
-            note_once("chance", "dropout")
-        return function(query, key, value, attn_mask, 0.0 if off else dropout_p, *args, **options)
-
-    return watched
-
-
-def batch_norm(function, off):
-    def watched(input, running_mean, running_var, weight=None, bias=None, training=False, *args, **options):
-        if training:
-            note_once("chance", "batchnorm")
-        training = training and not (off and running_mean is not None)
-        return function(input, running_mean, running_var, weight, bias, training, *args, **options)
+    def watched(*args, **options):
+        given = dict(enumerate(args)) | options
+        key = place if place in given else name
+        if given.get(key, default):
+            note_once("chance", kind)
+            if kind in ORDER["without"] and given.get(1, 0) is not None:  # else BatchNorm has no running statistics
+                given[key] = type(default)()
+        return function(*[given.pop(k) for k in range(len(args))], **given)
 
     return watched
 
@@ -118,35 +107,27 @@ def batch_norm(function, off):
 def cross_entropy(function):
     """Count the terms of a mean: a target that is ignored, such as padding, is none."""
 
-    def watched(input, target, weight=None, size_average=None, ignore_index=-100, *args, **options):
+    def watched(input, target, *args, ignore_index=-100, **options):
         if torch.is_grad_enabled() and not target.is_floating_point() and not hasattr(target, "full_tensor"):
             now["terms"] += int((target != ignore_index).sum())
-        return function(input, target, weight, size_average, ignore_index, *args, **options)
+        return function(input, target, *args, ignore_index=ignore_index, **options)
 
     return watched
 
 
 def seed(number):
     """Seed as a process that nobody seeded: another number in each rank, which forked ranks would not have."""
-    torch.manual_seed(number)
-    random.seed(number)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(number)
+    for one_of in (torch.manual_seed, random.seed, *([numpy.random.seed] if numpy else [])):
+        one_of(number)
 
 
 def states() -> list:
     """Return the states of the random numbers that data sets draw from."""
-    numpy = sys.modules.get("numpy")
-    state = [torch.get_rng_state(), random.getstate()]
-    return [*state, numpy.random.get_state()] if numpy else state
-
-
-def restore(state):
-    """Put them back."""
-    torch.set_rng_state(state[0])
-    random.setstate(state[1])
-    for numpy_state in state[2:]:
-        sys.modules["numpy"].random.set_state(numpy_state)
+    state = [torch.get_rng_state().tolist(), random.getstate()]
+    if numpy:
+        name, key, *rest = numpy.random.get_state()
+        state.append((name, key.tolist(), *rest))
+    return state
 
 
 def fetch(function, off):
@@ -161,16 +142,16 @@ def fetch(function, off):
 
     def watched(fetcher, index):
         before = states()
-        batch = seeded(fetcher, index) if off and fetcher.auto_collation else function(fetcher, index)
-        after = states()
-        used = [not torch.equal(before[0], after[0]), before[1] != after[1]]
-        used += (
-            [before[2][2] != after[2][2] or (before[2][1] != after[2][1]).any()] if len(after) > 2 < len(before) else []
-        )
-        if any(used) and not off:
-            note_once("chance", "augmentation")
-        if off:
-            restore(before)
+        if not off or not fetcher.auto_collation:
+            batch = function(fetcher, index)
+            if states() != before:
+                note_once("chance", "augmentation")
+            return batch
+        batch = seeded(fetcher, index)
+        torch.set_rng_state(torch.tensor(before[0], dtype=torch.uint8))
+        random.setstate(before[1])
+        for state in before[2:]:
+            numpy.random.set_state(state)
         return batch
 
     return watched

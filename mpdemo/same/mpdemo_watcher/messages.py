@@ -5,6 +5,7 @@ import functools
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as of_dtensors
 import torch.distributed.tensor.parallel as tensor_parallel
 import torch.multiprocessing
 from mpdemo_watcher.notes import note_once, now
@@ -12,45 +13,28 @@ from torch.nn.parallel import DistributedDataParallel
 
 calls = collections.Counter()  # since the last step
 COLLECTIVES = "all_reduce reduce_scatter reduce_scatter_tensor reduce_scatter_single all_gather all_gather_into_tensor"
-COLLECTIVES += " all_gather_single broadcast reduce gather scatter all_to_all_single send recv"
-OF_DTENSORS = "all_reduce broadcast all_gather_into_tensor reduce_scatter_tensor all_to_all_single"
+COLLECTIVES += " all_gather_tensor all_gather_single broadcast reduce gather scatter all_to_all_single send recv"
 
 
-class CountedOperator:
-    """One of PyTorch's operators, whose calls are counted."""
+def counted(function):
+    """Count the calls of a collective."""
 
-    def __init__(self, name):
-        self.name, self.operator = name, getattr(torch.ops._c10d_functional, name)
+    @functools.wraps(function)
+    def call(*args, **options):
+        calls[function.__name__] += 1
+        return function(*args, **options)
 
-    def __call__(self, *args, **options):
-        calls[self.name] += 1
-        return self.operator(*args, **options)
-
-    def __getattr__(self, name):
-        return getattr(self.operator, name)
+    return call
 
 
-def watch_messages():
+def watch():
     """Count the collectives called from Python; of DDP's own, note whether a backward pass has them."""
-
-    def counted(name, function):
-        @functools.wraps(function)
-        def call(*args, **options):
-            calls[name] += 1
-            return function(*args, **options)
-
-        return call
-
-    for name in COLLECTIVES.split():
-        if hasattr(dist, name):
-            setattr(dist, name, counted(name, getattr(dist, name)))
-    for name in OF_DTENSORS.split():
-        setattr(torch.ops._c10d_functional, name, CountedOperator(name))
-    build, forward, parallelize = (
-        DistributedDataParallel.__init__,
-        DistributedDataParallel.forward,
-        tensor_parallel.parallelize_module,
-    )
+    for module in (dist, of_dtensors):
+        for name in COLLECTIVES.split():
+            if hasattr(module, name):
+                setattr(module, name, counted(getattr(module, name)))
+    build, forward = DistributedDataParallel.__init__, DistributedDataParallel.forward
+    parallelize = tensor_parallel.parallelize_module
 
     def built(self, *args, **options):
         note_once("wrapped", "DDP")

@@ -29,26 +29,19 @@ def number_of(known, thing) -> int:
     return place
 
 
-def whole(tensor):
-    """Return a tensor's own values, all of them where it is split over ranks."""
-    tensor = tensor.detach()
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+def has_ended(status):
+    """Leave the exit status of this rank where the others, and the reader of a job, look for it."""
+    with open(f"{ORDER['notes']}/{ORDER['rank']}.status", "w") as file:
+        file.write(str(status))
 
 
 def finish():
-    """End this rank, for enough was seen: wait until all others are as far, and `serve.py` ends them together.
-
-    In a job nobody else does: it ends itself, at the latest when the others have had their time.
-    """
+    """End this rank, for enough was seen: as soon as all others are as far, which may wait for a message from it."""
     ORDER["at_end"]()
     sys.stdout.flush()
-    open(f"{ORDER['notes']}/{ORDER['rank']}.end", "w").close()
-    until = time.monotonic() + ORDER["limit"] if ORDER["in_job"] else float("inf")
-    while time.monotonic() < until and not (ORDER["in_job"] and all(map(has_ended, range(ORDER["processes"])))):
-        time.sleep(0.2)
+    has_ended(0)
+    files = [f"{ORDER['notes']}/{rank}.status" for rank in range(ORDER["processes"])]
+    until = time.monotonic() + 2 * ORDER["limit"]  # `serve.world` ends it before, but nothing does so in a job
+    while time.monotonic() < until and not all(map(os.path.exists, files)):
+        time.sleep(0.05)
     os._exit(0)
-
-
-def has_ended(rank) -> bool:
-    """Whether a rank is as far, or gone."""
-    return any(os.path.exists(f"{ORDER['notes']}/{rank}.{ending}") for ending in ("end", "status"))

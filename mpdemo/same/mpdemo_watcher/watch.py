@@ -7,11 +7,10 @@ import signal
 import sys
 
 import torch
-import torch.multiprocessing
-from mpdemo_watcher import data, keep
+from mpdemo_watcher import data, keep, messages
 from mpdemo_watcher.data import taken, trained
-from mpdemo_watcher.messages import calls, watch_messages
-from mpdemo_watcher.notes import ORDER, finish, note, note_once, now, number_of, whole
+from mpdemo_watcher.messages import calls
+from mpdemo_watcher.notes import ORDER, finish, note, note_once, now, number_of
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.modules.module import register_module_forward_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -21,10 +20,11 @@ seen, alive, trainable = {}, set(), {}  # modules that ran; parameters with a gr
 
 
 def measure(tensors) -> tuple:
-    """Return the norm of tensors together, and a sum that two tensors of one norm do not share."""
+    """Return the norm of tensors together, whole if split, and a sum that two tensors of one norm do not share."""
     square = mixed = 0.0
     for place, tensor in enumerate(tensors):
-        flat = whole(tensor).double().flatten()
+        tensor = tensor.detach()
+        flat = (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).double().flatten()
         square += float(flat.square().sum())
         mixed += float(flat @ torch.cos(torch.arange(len(flat), device=flat.device, dtype=flat.dtype) + place))
     return square**0.5, mixed
@@ -38,17 +38,16 @@ def parameters(optimizer) -> list:
 def is_empty(optimizer) -> bool:
     """Whether a step only makes an optimizer create its state, as `get_state_dict` does before it loads one."""
     grads = [parameter.grad for parameter in parameters(optimizer)]
-    return not any(group["lr"] for group in optimizer.param_groups) and all(
-        g is not None and not g.any() for g in grads
-    )
+    still = not any(group["lr"] for group in optimizer.param_groups)
+    return still and all(grad is not None and not grad.any() for grad in grads)
 
 
 def before_step(optimizer, *_):
     """Note the first weights."""
     if optimizer not in optimizers and not is_empty(optimizer):
         norm, mixed = measure(parameters(optimizer))
-        note("start", optimizer=number_of(optimizers, optimizer), weights=norm, mixed=mixed)
-        note("handler", there=signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, None))
+        handler = signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, None)
+        note("start", optimizer=number_of(optimizers, optimizer), weights=norm, mixed=mixed, handler=handler)
 
 
 def find_trainable():
@@ -66,37 +65,25 @@ def after_step(optimizer, *_):
     if not now["steps"]:
         find_trainable()
     counted = dict(calls)
-    held = [p for p in parameters(optimizer) if p.grad is not None]
-    norms = {id(p): measure([p.grad])[0] for p in held}
+    norms = {id(p): measure([p.grad])[0] for p in parameters(optimizer) if p.grad is not None}
     alive.update(key for key, norm in norms.items() if norm)
     weights, mixed = measure(parameters(optimizer))
-    rates = [float(group["lr"]) for group in optimizer.param_groups]
     key, drawn = number_of(optimizers, optimizer), (now["pass"], taken[now["pass"]])
     loader, number = now["pass"] if last_drawn.get(key) != drawn else (None, 0)  # a loader that was read before is none
     last_drawn[key] = drawn
     trained[loader].add(number)
-    note(
-        "step",
-        optimizer=key,
-        gradient=sum(norm**2 for norm in norms.values()) ** 0.5,
-        weights=weights,
-        mixed=mixed,
-        rates=rates,
-        loader=loader,
-        number=number,
-        taken=taken[now["pass"]],
-        parts=now["parts"],
-        calls=counted,
-    )
+    step = {"gradient": sum(norm**2 for norm in norms.values()) ** 0.5, "weights": weights, "mixed": mixed}
+    step |= {"optimizer": key, "rates": [float(group["lr"]) for group in optimizer.param_groups]}
+    note("step", **step, loader=loader, number=number, taken=drawn[1], parts=now["parts"], calls=counted)
     calls.clear()
     now.update(parts=[], steps=now["steps"] + 1)
-    if ORDER["stop"] and ORDER["stop"]["step"] == now["steps"]:
-        os.kill(os.getpid(), ORDER["stop"]["signal"])
+    if ORDER["stop"] and ORDER["stop"][1] == now["steps"]:
+        os.kill(os.getpid(), ORDER["stop"][0])
     if loader is None and now["steps"] >= ORDER["batches"] * ORDER["epochs"]:
         finish()
 
 
-def watch_steps():
+def watch():
     """Note each optimizer step, each backward pass, and the modules that run before the first of them."""
     backward = torch.autograd.backward
 
@@ -130,15 +117,16 @@ def at_end():
         note("pipeline")
 
 
-def run(order, rank) -> int:
-    """Run the script of an order as one rank; return its exit status."""
+def run(order, rank):
+    """Run the script of an order as one rank."""
     ORDER.update(order, rank=rank, at_end=at_end)
     ORDER["fd"] = os.open(f"{order['notes']}/{rank}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.chdir(order["cwd"])
     script, *sys.argv[1:] = order["command"]
     sys.argv[0], sys.path[0] = script, os.path.dirname(os.path.abspath(script))
-    for watch in (keep.watch, data.watch, data.watch_chance, watch_messages, watch_steps):
-        watch()
+    for module in (keep, data, messages):
+        module.watch()
+    watch()
     data.seed(order["seed"] + rank)
     try:
         runpy.run_path(script, run_name="__main__")
@@ -146,4 +134,3 @@ def run(order, rank) -> int:
         if error.code not in (None, 0):
             raise
     at_end()
-    return 0
