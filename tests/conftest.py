@@ -77,7 +77,7 @@ def slurm_programs():
 def shared_cluster(slurm_programs):
     """Four nodes for the whole test run. Ask for `cluster` instead: it also points the clients at them."""
     wanted = wanted_by_sites() | {"reservations": ["course"]}
-    with Cluster.up(nodes=4, wanted=wanted, owned=True) as cluster:
+    with Cluster.up(nodes=4, wanted=wanted) as cluster:
         yield cluster
 
 

@@ -259,7 +259,7 @@ def main() -> int:
     args = parser.parse_args()
     counts, over, started = collections.Counter(dict.fromkeys(ZERO, 0)), threading.Event(), time.monotonic()
     folder, wanted = tempfile.mkdtemp(prefix="mpdemo-soak-"), {"urgent": ["urgent"]}
-    with Cluster.up(nodes=3, cpus=int(CPUS), wanted=wanted, owned=True) as cluster:
+    with Cluster.up(nodes=3, cpus=int(CPUS), wanted=wanted) as cluster:
         shutil.copytree(paths.root() / "slurm/sites", Path(folder) / "slurm/sites")
         os.environ |= cluster.environ | {"MPDEMO_ROOT": folder, "MPDEMO_SITE": "throwaway"}
         os.chdir(folder)

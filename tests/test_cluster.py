@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from worker_jobs import spec, until
 from mpdemo import paths
 from mpdemo.__main__ import main
 from mpdemo.cluster import Cluster, isolation
-from mpdemo.cluster.daemons import Daemons
+from mpdemo.cluster.daemons import Daemons, sweep
 from mpdemo.errors import UserError
 from mpdemo.jobs import Site, submit
 from mpdemo.world.processes import start_time
@@ -48,7 +49,7 @@ def open_files(pid) -> list:
 
 def test_nodes_have_what_was_asked(slurm_programs, tmp_path):
     wanted = {"partitions": ["booster"], "features": ["v100-16g"], "reservations": ["course"]}
-    with Cluster.up(tmp_path / "c", nodes=2, cpus=8, gpus=2, wanted=wanted) as cluster:
+    with Cluster.up(nodes=2, cpus=8, gpus=2, wanted=wanted) as cluster:
         rows = slurm(cluster, "sinfo", "-h", "-N", "-p", "booster", "-o", "%N %c %G %f %T").split("\n")
         assert rows[:2] == ["node1 8 gpu:2 v100-16g idle", "node2 8 gpu:2 v100-16g idle"]
         assert "ReservationName=course" in slurm(cluster, "scontrol", "show", "reservation")
@@ -59,26 +60,24 @@ def test_nodes_have_what_was_asked(slurm_programs, tmp_path):
     assert processes_of(cluster.folder) == []
 
 
-def test_a_slow_network_between_the_nodes(slurm_programs, tmp_path):
-    """As root, where the kernel can; elsewhere a refusal that leaves nothing behind."""
-    folder = tmp_path / "c"
+def test_a_slow_network_between_the_nodes(slurm_programs):
+    """As root, where the kernel can; elsewhere a refusal that leaves nothing behind (see `temporary_folder`)."""
     try:
-        cluster = Cluster.up(folder, nodes=2, mbit=8)
+        cluster = Cluster.up(nodes=2, mbit=8)
     except UserError as refused:
-        assert "--mbit 8" in str(refused) and processes_of(folder) == []
+        assert "--mbit 8" in str(refused)
         return
     with cluster:
-        bridge = Cluster.load(folder).bridge
         cluster.kill_node("node2")
         cluster.start_node("node2")
         for index in (1, 2):
-            assert "tbf" in isolation.execute("tc", "qdisc", "show", "dev", f"{bridge}n{index}")
+            assert "tbf" in isolation.execute("tc", "qdisc", "show", "dev", f"{cluster.bridge}n{index}")
 
 
 @pytest.mark.parametrize(("requeue", "state"), [(False, "cancelled"), (True, "done")])
 def test_a_preempted_job_says_so_or_runs_again(slurm_programs, project, monkeypatch, requeue, state):
     site = Site("mine", cores_per_node=4, polling_seconds=1)
-    with Cluster.up(nodes=1, cpus=4, gpus=0, network="none", wanted={"urgent": ["urgent"]}, owned=True) as cluster:
+    with Cluster.up(nodes=1, cpus=4, gpus=0, network="none", wanted={"urgent": ["urgent"]}) as cluster:
         monkeypatch.setenv("SLURM_CONF", cluster.environ["SLURM_CONF"])
         job = submit(spec("twice" if requeue else "sleep", cpus_per_process=4, requeue=requeue), site)
         until(lambda: job.state == "running" and (job.out / "pids-0").exists())
@@ -104,7 +103,7 @@ def test_localhost_is_another_machine_on_each_node(cluster):
 
 @pytest.mark.parametrize("network", ["none", "hosts"] if isolation.choose() != "none" else ["none"])
 def test_lesser_forms_run_jobs_too(slurm_programs, tmp_path, network):
-    with Cluster.up(tmp_path / "c", nodes=2, network=network) as cluster:
+    with Cluster.up(nodes=2, network=network) as cluster:
         assert len(slurm(cluster, "srun", "-N2", "hostname").split()) == 2
         env = os.environ | cluster.environ
         background = subprocess.Popen(["srun", "sleep", "60"], env=env, stderr=subprocess.DEVNULL)
@@ -140,7 +139,8 @@ def test_no_daemon_outlives_a_killed_run(slurm_programs, sign):
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
     process = subprocess.Popen(command, cwd=paths.root(), preexec_fn=heed, **pipes)
     folder = Path(process.stdout.readline().strip()).parent
-    bridge = Cluster.load(folder).bridge or "no-such-bridge"
+    network = re.search(r"NodeAddr=10\.(\d+)\.", (folder / "slurm.conf").read_text())
+    bridge = f"{isolation.PREFIX}{network[1]}:" if network else "no-such-bridge"
     os.kill(process.pid, sign)
     process.wait(20)
     end = time.monotonic() + 20
@@ -152,46 +152,24 @@ def test_no_daemon_outlives_a_killed_run(slurm_programs, sign):
         os.kill(pid, signal.SIGKILL)
 
 
-def test_a_folder_in_use_is_refused(slurm_programs, tmp_path):
-    (tmp_path / "thesis.tex").touch()
-    with pytest.raises(UserError, match="not empty; .*cluster down"):
-        Cluster.up(tmp_path)
-    assert os.listdir(tmp_path) == ["thesis.tex"]
-    with pytest.raises(UserError, match="cannot make the folder .*: Not a directory; give another"):
-        Cluster.up(tmp_path / "thesis.tex" / "c")
-
-
-def test_a_path_too_long_for_a_socket_is_refused(slurm_programs, tmp_path):
-    with pytest.raises(UserError, match="too long"):
-        Cluster.up(tmp_path / ("t" * 100))
-    assert os.listdir(tmp_path) == []
+@pytest.mark.parametrize("name", ["t" * 100, "my files"])
+def test_a_folder_that_slurm_cannot_use_is_refused(slurm_programs, tmp_path, monkeypatch, name):
+    (tmp_path / name).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / name))
+    with pytest.raises(UserError, match="Slurm cannot work in .*; do: another TMPDIR"):
+        Cluster.up()
+    assert os.listdir(tmp_path / name) == []
 
 
 def test_a_command_that_does_not_end_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(isolation, "PATIENCE", 0.1)
-    with pytest.raises(UserError, match="sleep 5: .* timed out after 0.1 seconds; do: --network hosts"):
+    with pytest.raises(UserError, match="sleep 5: .* timed out after 0.1 seconds"):
         isolation.execute("sleep", "5")
     with pytest.raises(UserError, match="sleep took over 0.1 s on the cluster in .*; do: "):
         Daemons(tmp_path, [], "none", 0).client("sleep", "5", seconds=0.1)
 
 
-def test_up_leaves_a_cluster_that_another_process_takes_down(slurm_programs, run_mpdemo, tmp_path):
-    folder = tmp_path / "c"
-    done = run_mpdemo("cluster", "up", str(folder), "--nodes", "1")
-    assert done.stdout == f"export SLURM_CONF={folder}/slurm.conf\n" and processes_of(folder)
-    assert run_mpdemo("cluster", "down", str(folder)).returncode == 0
-    assert not folder.exists() and processes_of(folder) == []
-
-
-def test_down_without_a_cluster_is_a_users_mistake(run_mpdemo, tmp_path):
-    for text in (None, "{", "[]"):
-        if text:
-            (tmp_path / "cluster.json").write_text(text)
-        done = run_mpdemo("cluster", "down", str(tmp_path))
-        assert done.returncode == 2 and "no cluster of yours in" in done.stderr and "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize("options", [["--nodes", "0"], ["--nodes", "two"], ["--gpus", "-1"]])
+@pytest.mark.parametrize("options", [["--nodes", "0"], ["--nodes", "two"], ["--mbit", "-1"]])
 def test_bad_numbers_are_refused(options, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["cluster", "run", *options, "--", "true"])
@@ -231,14 +209,13 @@ def test_an_ordinary_user_can_have_a_cluster(slurm_programs):
 
 def test_strays_of_a_cluster_are_ended(tmp_path):
     """What no daemon ends: a waiting client, and a process that left its job. Others are left alone."""
-    daemons = Daemons(tmp_path, [], "none", 0)
-    own, job = daemons.environ, {"SLURM_CLUSTER_NAME": "throwaway"}
+    own, job = Daemons(tmp_path, [], "none", 0).environ, {"SLURM_CLUSTER_NAME": "throwaway"}
     (tmp_path / "srun").symlink_to("/bin/sleep")
     strays = [subprocess.Popen([tmp_path / "srun", "60"], env=own), subprocess.Popen(["sleep", "60"], env=own | job)]
     others = [subprocess.Popen(["sleep", "60"], env=env) for env in (own, job, job | {"SLURM_CONF": "/other.conf"})]
     try:
-        daemons.end_strays()
-        assert [stray.wait(10) for stray in strays] == [-signal.SIGKILL] * 2
+        sweep(tmp_path)
+        assert all(stray.wait(10) is not None for stray in strays)
         assert [other.poll() for other in others] == [None] * 3
     finally:
         for process in strays + others:

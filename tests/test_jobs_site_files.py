@@ -98,7 +98,7 @@ def cluster_of(slurm_programs, of_course, monkeypatch):
     with contextlib.ExitStack() as clusters:
 
         def start(site):
-            cluster = clusters.enter_context(Cluster.up(nodes=4, network="none", owned=True, **shape_of(site)))
+            cluster = clusters.enter_context(Cluster.up(nodes=4, network="none", **shape_of(site)))
             monkeypatch.setenv("SLURM_CONF", cluster.environ["SLURM_CONF"])
             return stand_in(site, cluster.knows)
 

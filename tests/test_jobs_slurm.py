@@ -27,7 +27,7 @@ def steps(job) -> list[int]:
 @pytest.fixture
 def own_cluster(slurm_programs, monkeypatch):
     """A cluster to break things on."""
-    with Cluster.up(nodes=2, wanted=wanted_by_sites(), owned=True) as cluster:
+    with Cluster.up(nodes=2, wanted=wanted_by_sites()) as cluster:
         for name, value in cluster.environ.items():
             monkeypatch.setenv(name, value)
         yield cluster
@@ -59,7 +59,7 @@ def test_a_waiting_job_knows_its_place_and_reason(cluster, project):
 
 
 def test_out_of_memory(slurm_programs, project, monkeypatch):
-    with Cluster.up(nodes=1, cpus=10, memory=1000, owned=True) as small:
+    with Cluster.up(nodes=1, cpus=10, memory=1000) as small:
         monkeypatch.setenv("SLURM_CONF", small.environ["SLURM_CONF"])
         program = "data = b'x' * 1_500_000_000; import time; time.sleep(30)"
         job = submit(JobSpec(name="big", command=("-c", program), out="runs/big", cpus_per_process=2))
@@ -143,7 +143,7 @@ def test_jobs_that_slurm_has_forgotten(own_cluster, project):
 def test_another_cluster_with_the_same_job_number_is_not_mixed_up(cluster, project, slurm_programs, monkeypatch):
     job = submit(spec("fail", 0, 9))
     job.wait(60)
-    with Cluster.up(nodes=1, wanted=wanted_by_sites(), owned=True) as other:
+    with Cluster.up(nodes=1, wanted=wanted_by_sites()) as other:
         monkeypatch.setenv("SLURM_CONF", other.environ["SLURM_CONF"])
         anew = submit(spec("fail", 0, 9))
         assert anew.record["identity"] != job.record["identity"]

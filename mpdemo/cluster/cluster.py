@@ -5,10 +5,8 @@ written to ``/etc``, no service is started, and root is not needed. Each node is
 takes every process of every job with it. Accounting is off: Slurm takes any account and any qos.
 """
 
-import json
 import os
-import secrets
-import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,38 +14,40 @@ from pathlib import Path
 
 from mpdemo.cluster import isolation
 from mpdemo.cluster.config import first_free_port, user_name, write_configuration
-from mpdemo.cluster.daemons import STATE_FILE, Daemons, check_programs, listens
+from mpdemo.cluster.daemons import Daemons, check_programs, listens, sweep
 from mpdemo.errors import UserError
 
 SOCKET_PATH_LIMIT = 100  # bytes: the kernel allows 107 for a socket's path
+SWEEP = "import sys; from mpdemo.cluster.daemons import sweep; sweep(*sys.argv[1:])"
 
 
 class Cluster(Daemons):
-    """A running throw-away cluster: start one with `Cluster.up`, best in a ``with`` block, which takes it down."""
+    """A running throw-away cluster: start one with `Cluster.up`, best in a ``with`` block, which takes it down.
 
-    guard = None  # takes the cluster down when this process dies
+    It is also taken down when the process that started it dies, even by ``kill -9``.
+    """
+
+    guard = None
 
     @classmethod
-    def up(cls, folder=None, *, nodes=4, cpus=96, gpus=4, memory=180_000, wanted=None, network="auto", mbit=None,
-           owned=False):  # fmt: skip
+    def up(cls, *, nodes=4, cpus=96, gpus=4, memory=180_000, wanted=None, network=None, mbit=None):
         """Start a cluster and wait until every node is idle (about a second; bounded).
 
         Of each node, `cpus`, `gpus` and `memory` (MiB) are invented. `wanted` holds what jobs may ask for: names of
         ``partitions``, ``features``, ``reservations`` and ``licenses``; the ``default`` partition and the ``max_time``
         of all; ``urgent`` partitions, whose jobs take nodes from the others'; the ``gpu_type``; the ``suffix`` of the
-        nodes' second names. `network` is "auto" (the first that works here), "namespaces", "hosts" or "none"; `mbit`
-        slows it down. An `owned` cluster is taken down when this process dies, even by ``kill -9``.
+        nodes' second names. `network` is "namespaces", "hosts" or "none", by default the first that works here; `mbit`
+        slows it down.
         """
         check_programs()
-        network, wanted = isolation.choose() if network == "auto" else network, wanted or {}
+        network, wanted = network or isolation.choose(), wanted or {}
         if mbit and network != "namespaces":
             raise UserError(f"--mbit {mbit} needs a network of its own for each node, which takes root, ip and unshare")
         port, bridge = first_free_port(nodes + 1), isolation.free_bridge() if network == "namespaces" else ()
         names = [f"node{i + 1}" for i in range(nodes)]
-        cluster = cls(prepare_folder(folder), names, network, port, *bridge, mbit=mbit)  # the folder last
-        cluster.save()
+        cluster = cls(new_folder(), names, network, port, *bridge, mbit=mbit)  # the folder last
         try:
-            cluster.guard = guard(cluster.folder) if owned else None
+            cluster.guard = guard(cluster.folder, *bridge[:1])
             write_configuration(cluster, cpus, gpus, memory, wanted)
             cluster._start_all()
             cluster._reserve(wanted.get("reservations", []))
@@ -55,15 +55,6 @@ class Cluster(Daemons):
             cluster.down()
             raise
         return cluster
-
-    @classmethod
-    def load(cls, folder):
-        """Return the cluster in a folder, as another process has started it; `UserError` if there is none."""
-        folder = Path(folder).absolute()
-        try:
-            return cls(**json.loads((folder / STATE_FILE).read_text()) | {"folder": folder})
-        except (OSError, ValueError, TypeError):
-            raise UserError(f"no cluster of yours in {folder}; start one: python -m mpdemo cluster up FOLDER") from None
 
     def _start_all(self):
         """Start munged, the controller, the nodes; each is waited for before the next."""
@@ -94,10 +85,6 @@ class Cluster(Daemons):
             isolation.slow_down(self.bridge, index, self.mbit)
         (spool / "connected").touch()
 
-    def kill_node(self, name):
-        """Switch a node off as a power cut would: every process on it dies at once."""
-        self.end_nodes(name)
-
     def start_controller(self):
         """Start the controller, for the first time or again: it finds its jobs in the state folder."""
         self.start("slurmctld", ["slurmctld", "-D"])
@@ -112,13 +99,10 @@ class Cluster(Daemons):
         return "unrecognized option" not in self.client(program, option, "--version").stderr
 
     def down(self):
-        """End every process, remove the bridge and the folder. Works on what is left of a dead cluster too."""
-        self.end_nodes(*self.nodes)
-        self.end("munged", "slurmctld")
-        self.end_strays()
-        if self.bridge:
-            isolation.remove_bridge(self.bridge)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """End every process, remove the bridge and the folder."""
+        self.kill_node(*self.nodes)
+        self.end("munged", "slurmctld", first_signal=signal.SIGKILL)
+        sweep(self.folder, self.bridge)
         if self.guard:
             self.guard.kill()
             self.guard.communicate()
@@ -138,27 +122,20 @@ class Cluster(Daemons):
         self.down()
 
 
-def guard(folder) -> subprocess.Popen:
-    """Start a shell that takes a cluster down at the end of file of its input: when this process is gone."""
-    words = ["sh", "-c", 'read _; exec "$@"', "guard", sys.executable, "-m", "mpdemo", "cluster", "down", str(folder)]
+def guard(*what) -> subprocess.Popen:
+    """Start a shell that sweeps a cluster away at the end of file of its input: when this process is gone."""
+    words = ["sh", "-c", 'read _; exec "$@"', "guard", sys.executable, "-c", SWEEP, *map(str, what)]
     source = Path(__file__).parents[2]  # where Python finds the package
     silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     return subprocess.Popen(words, stdin=subprocess.PIPE, **silent, cwd=source, start_new_session=True)
 
 
-def prepare_folder(folder) -> Path:
-    """Make the cluster's folder; refuse one that is in use."""
-    folder = Path(folder or Path(tempfile.gettempdir(), f"mpdemo-cluster-{secrets.token_hex(4)}")).absolute()
-    if len(os.fsencode(folder / "munge.sock")) > SOCKET_PATH_LIMIT:
-        raise UserError(f"{folder} is too long for a socket (at most {SOCKET_PATH_LIMIT} bytes); use a shorter path")
-    if any(c in str(folder) for c in " \t#,[]%"):
-        raise UserError(f"slurm.conf cannot hold the path {str(folder)!r}; use one without blanks and any of #,[]%")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()):
-            down = f"python -m mpdemo cluster down {folder}"
-            raise UserError(f"{folder} is not empty; give a new folder, or take the cluster in it down: {down}")
-        folder.chmod(0o755)  # munged insists on a folder that others may pass through
-    except OSError as error:
-        raise UserError(f"cannot make the folder {folder}: {error.strerror}; give another one") from None
+def new_folder() -> Path:
+    """Make the cluster's folder, where a socket can lie and slurm.conf can name it."""
+    folder = Path(tempfile.mkdtemp(prefix="mpdemo-cluster-")).absolute()
+    if len(os.fsencode(folder / "munge.sock")) > SOCKET_PATH_LIMIT or any(c in str(folder) for c in " \t#,[]%"):
+        folder.rmdir()
+        allowed = f"at most {SOCKET_PATH_LIMIT} bytes, without blanks and any of #,[]%"
+        raise UserError(f"Slurm cannot work in {folder} ({allowed}); do: another TMPDIR")
+    folder.chmod(0o755)  # munged insists on a folder that others may pass through
     return folder

@@ -1,7 +1,5 @@
-"""``python -m mpdemo cluster up|down|run``: start, stop, or borrow a throw-away Slurm cluster.
+"""``python -m mpdemo cluster run``: borrow a throw-away Slurm cluster for one command.
 
-python -m mpdemo cluster up FOLDER --nodes 2     # prints the line that points Slurm's commands at it
-python -m mpdemo cluster down FOLDER
 python -m mpdemo cluster run --nodes 4 -- pytest --nbval notebooks/
 python -m mpdemo cluster run --site leonardo -- python -m mpdemo rehearse     # of the shape of a real cluster
 """
@@ -22,20 +20,12 @@ from mpdemo.world.processes import clean_up_on_signals, end_processes, start_tim
 
 
 def add_arguments(parser):
-    """Declare the three forms of the command."""
-    actions = parser.add_subparsers(dest="action", required=True, metavar="up|down|run")
-    up = actions.add_parser("up", help="start a cluster in a folder and leave it running")
-    up.add_argument("folder", nargs="?", help="a new folder (default: one in the temporary directory)")
-    down = actions.add_parser("down", help="stop a cluster and remove its folder")
-    down.add_argument("folder")
+    """Declare the one form of the command."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="run")
     run = actions.add_parser("run", help="start a cluster, run a command on it, take it down")
-    for sub in (up, run):
-        sub.add_argument("--nodes", type=count(1, 64), default=4, help="number of nodes (default 4)")
-        sub.add_argument("--site", help="take the shape of this site: its partitions, limits, nodes, GPUs, features")
-        sub.add_argument("--cpus", type=count(1, 4096), help="processors of each node, invented (the site's, else 96)")
-        sub.add_argument("--gpus", type=count(0, 64), help="GPUs of each node, invented (the site's, else 4)")
-        sub.add_argument("--network", choices=["auto", "namespaces", "hosts", "none"], default="auto")
-        sub.add_argument("--mbit", type=count(1, 100_000), help="slow the network of the nodes (root only)")
+    run.add_argument("--nodes", type=count(1, 64), default=4, help="number of nodes (default 4)")
+    run.add_argument("--site", help="take the shape of this site: its partitions, limits, nodes, GPUs, features")
+    run.add_argument("--mbit", type=count(1, 100_000), help="slow the network of the nodes (root only)")
     run.add_argument("program", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the command and its arguments")
 
 
@@ -51,23 +41,14 @@ def count(low, high):
 
 
 def main(args) -> int:
-    """Run one form of the command; return its exit status (for ``run``, the command's own)."""
-    if args.action == "down":
-        Cluster.load(args.folder).down()
-        return 0
-    site = load_site(args.site) if args.site else None
-    options = shape_of(site) if site else {"wanted": wanted_by_sites()}
-    given = {name: getattr(args, name) for name in ("nodes", "cpus", "gpus", "network", "mbit")}
-    options |= {name: value for name, value in given.items() if value is not None}
-    if args.action == "up":
-        for name, value in variables(Cluster.up(args.folder, **options), site).items():
-            print(f"export {name}={value}")
-        return 0
+    """Run the command on a cluster of its own; return its exit status."""
     command = args.program[1:] if args.program[:1] == ["--"] else args.program
     if not command:
         raise UserError("nothing to run; do: python -m mpdemo cluster run -- COMMAND")
+    site = load_site(args.site) if args.site else None
+    shape = shape_of(site) if site else {"wanted": wanted_by_sites()}
     clean_up_on_signals()  # which end the `with` block as well
-    with Cluster.up(owned=True, **options) as cluster:
+    with Cluster.up(nodes=args.nodes, mbit=args.mbit, **shape) as cluster:
         return run_command(command, variables(cluster, site))
 
 
@@ -94,10 +75,7 @@ def variables(cluster, site) -> dict:
 
 def run_command(command, environ) -> int:
     """Run a command on the cluster and return its exit status; the command ends when this process does."""
-    try:
-        process = subprocess.Popen(command, env=os.environ | environ)
-    except OSError as error:
-        raise UserError(f"cannot run {command[0]}: {error.strerror}") from None
+    process = subprocess.Popen(command, env=os.environ | environ)
     started = start_time(process.pid)
     try:
         while process.poll() is None:

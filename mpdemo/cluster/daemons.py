@@ -1,23 +1,22 @@
 """The processes of a throw-away cluster: its daemons, Slurm's commands for it, and their end."""
 
 import contextlib
-import json
 import os
 import shutil
 import signal
 import socket
 import subprocess
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
+from mpdemo.cluster import isolation
 from mpdemo.cluster.config import CLUSTER_NAME
 from mpdemo.errors import UserError
 from mpdemo.world.processes import child_environment, end_processes, first_child, is_running, start_time
 
-STATE_FILE = "cluster.json"
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "sinfo")
 SYSTEM_FOLDERS = ":/usr/sbin:/sbin"  # not on an ordinary user's PATH
 # What may outlive a cluster: srun and salloc keep waiting for one that is gone.
@@ -34,7 +33,7 @@ def check_programs():
 
 @dataclass
 class Daemons:
-    """The daemons of one cluster and where it lies, kept in its folder: another process can end them later."""
+    """The daemons of one cluster and where it lies."""
 
     folder: Path
     nodes: list[str]
@@ -61,17 +60,12 @@ class Daemons:
         own = child_environment()
         return own | self.environ | {"PATH": own["PATH"] + SYSTEM_FOLDERS}
 
-    def save(self):
-        """Write into the cluster's folder what `Cluster.load` reads."""
-        (self.folder / STATE_FILE).write_text(json.dumps(asdict(self), default=str))
-
     def start(self, name, command):
         """Start a daemon in the background and return its process number."""
         with open(self.folder / "log" / f"{name}.stderr", "ab") as log:
             files = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
             process = subprocess.Popen(command, **files, env=self.environment, cwd="/", start_new_session=True)
         self.processes[name] = (process.pid, start_time(process.pid))
-        self.save()
         return process.pid
 
     def client(self, *command, seconds=30) -> subprocess.CompletedProcess:
@@ -98,10 +92,9 @@ class Daemons:
     def end(self, *names, first_signal=signal.SIGTERM):
         """End daemons and forget them; names without a process are ignored."""
         end_processes([self.processes.pop(name) for name in names if name in self.processes], first_signal)
-        self.save()
 
-    def end_nodes(self, *names):
-        """End nodes as a power cut would: every process on them dies at once."""
+    def kill_node(self, *names):
+        """Switch nodes off as a power cut would: every process on them dies at once."""
         if self.network == "none":
             self.end(*names, first_signal=signal.SIGKILL)
             return
@@ -113,17 +106,24 @@ class Daemons:
                     os.kill(first_child(pid) or pid, signal.SIGKILL)
         self.end(*names, first_signal=signal.SIGCONT)
 
-    def end_strays(self):
-        """Kill what still runs for this cluster: its jobs' processes and waiting clients."""
-        for process in psutil.process_iter(["name", "environ"]):
-            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                name, environ = process.info["name"], process.info["environ"] or {}  # None: another user's process
-                in_job = environ.get("SLURM_CLUSTER_NAME") == CLUSTER_NAME or name in STRAYS
-                own = in_job and environ.get("SLURM_CONF") == self.environ["SLURM_CONF"]
-                # slurmstepd writes its title over its environment, and has the log of its node open
-                logs = [file.path for file in process.open_files()] if name == "slurmstepd" else []
-                if own or any(path.startswith(f"{self.folder}/log/") for path in logs):
-                    process.kill()
+
+def sweep(folder, bridge=None):
+    """Kill what runs for a cluster, its jobs' processes and waiting clients too; remove its bridge and its folder."""
+    killed = []
+    for process in psutil.process_iter(["name", "environ"]):
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            name, environ = process.info["name"], process.info["environ"] or {}  # None: another user's process
+            in_job = environ.get("SLURM_CLUSTER_NAME") == CLUSTER_NAME or name in STRAYS
+            # slurmstepd writes its title over its environment, and has the log of its node open
+            logs = [file.path for file in process.open_files()] if name == "slurmstepd" else []
+            own = in_job and environ.get("SLURM_CONF") == f"{folder}/slurm.conf"
+            if own or any(path.startswith(f"{folder}/log/") for path in logs):
+                process.kill()
+                killed.append(process)
+    psutil.wait_procs(killed, timeout=5)
+    if bridge:
+        isolation.remove_bridge(bridge)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def listens(host, port) -> bool:

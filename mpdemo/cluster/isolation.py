@@ -52,7 +52,7 @@ def free_bridge() -> tuple[str, str]:
         number = 30 + (os.getpid() + offset) % 200
         if f" 10.{number}." not in taken and f"\n10.{number}." not in taken:
             return f"{PREFIX}{number}", f"10.{number}.0"
-    raise UserError("no free 10.N.0.0/24 network on this machine; do: --network hosts")
+    raise UserError("no free 10.N.0.0/24 network on this machine")
 
 
 def make_bridge(bridge, subnet):
@@ -92,7 +92,7 @@ def execute(*command) -> str:
         return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True).stdout
     except (OSError, subprocess.SubprocessError) as error:
         said = (getattr(error, "stderr", None) or str(error)).strip()
-        raise UserError(f"{' '.join(command)}: {said}; do: --network hosts") from None
+        raise UserError(f"{' '.join(command)}: {said}") from None
 
 
 def works(*command) -> bool:

@@ -55,7 +55,7 @@ def trial(nodes):
         place = None
         if not real_cluster_in_reach():
             with contextlib.suppress(UserError, OSError):
-                cluster = stack.enter_context(Cluster.up(nodes=nodes, owned=True, **NODE))
+                cluster = stack.enter_context(Cluster.up(nodes=nodes, **NODE))
                 place = child_environment() | cluster.environ, cluster.folder / "job.log"
         yield place
 
