@@ -25,10 +25,11 @@ import json, torch, torchvision
 devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
 report = {"torch": torch.__version__, "torchvision": torchvision.__version__, "devices": devices}
 report["gloo"] = torch.distributed.is_available() and torch.distributed.is_gloo_available()
-report["nccl"] = torch.distributed.is_available() and torch.distributed.is_nccl_available()
+nccl = torch.distributed.is_available() and torch.distributed.is_nccl_available()
+report["nccl"] = ".".join(map(str, torch.cuda.nccl.version())) if nccl and devices else ""
 print(json.dumps(report))
 """
-ROWS = "one row per rank:"  # above the table; `mpdemo.trainers.rehearse` looks for it in a log
+NO_GPU = "no GPU: each process takes one core as its device"
 # Part of the error message of a failed import -> what helps.
 REMEDIES = {
     "operator torchvision::nms does not exist": "torch and torchvision do not fit together: install both from the same"
@@ -73,7 +74,7 @@ def check_ranks() -> list[Finding] | None:
     if rows is None:
         return None
     trouble = [Finding(False, *pair) for pair in roll_call.what_is_wrong(rows)]
-    return [Finding(True, f"{ROWS}\n{roll_call.table(rows)}"), *trouble]
+    return [Finding(True, f"one row per rank:\n{roll_call.table(rows)}"), *trouble]
 
 
 def findings(site=None) -> list[Finding]:
@@ -119,7 +120,7 @@ def check_pytorch() -> list[Finding]:
         return [Finding(False, f"PyTorch does not load: {error}", remedy)]
     report = json.loads(done.stdout.strip().splitlines()[-1])
     devices = report["devices"]
-    device = f"{len(devices)} x {devices[0]}" if devices else "no GPU: each process takes one core as its device"
+    device = f"{len(devices)} x {devices[0]}, nccl {report['nccl'] or 'none'}" if devices else NO_GPU
     device += ", too few to compare with: jobs on this machine take CPU cores" if too_few_gpus(1) else ""
     backend = "nccl" if devices else "gloo"
     remedy = "this build of torch has none: install torch from pytorch.org or the site's module"

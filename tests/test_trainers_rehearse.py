@@ -17,7 +17,7 @@ from mpdemo import paths
 from mpdemo.errors import UserError
 from mpdemo.jobs import JobSpec, load_site, render
 from mpdemo.trainers.course import jobs_of_course
-from mpdemo.trainers.rehearse import STEPS, Trial, smallest
+from mpdemo.trainers.rehearse import SMALL, Trial, smallest
 from mpdemo.trainers.render import hours_at_most
 
 COMMAND = (sys.executable, "-m", "mpdemo", "rehearse")
@@ -62,7 +62,7 @@ def test_a_small_job_keeps_its_processes_and_works_in_a_folder_of_its_own():
         words = " ".join(small[name].command)
         assert (small[name].nodes, small[name].world_size) == (spec.nodes, spec.world_size)
         assert f"runs/rehearsal/{name}" in words and "--resume" not in words and spec.out not in words.split()
-        assert words.endswith(f" --steps {STEPS} --warmup-steps 0") or "labs" in words
+        assert words.endswith(" ".join(SMALL)) or "labs" in words
 
 
 # --- rehearse
@@ -79,7 +79,7 @@ def test_one_table_says_what_became_of_each_job(cluster, project):
     rows = {line.split()[0]: line for line in done.stdout.splitlines() if re.match("[a-d]_.* {3}", line)}
     assert done.returncode == 1 and rows, done.stdout + done.stderr
     assert rows["a_course"].endswith("nothing"), done.stdout
-    assert rows["a_good"].endswith("nothing") and re.search(r"3\.\d+\.\d+ +\d+\.\d+\.\d+\S* +0 ", rows["a_good"])
+    assert rows["a_good"].endswith("nothing")
     assert "smaller batch" in rows["b_broken"] and "Likely cause" in rows["c_large"]
     assert "mpdemo: error: no such thing; do: another" in rows["d_refused"]
     assert "2 of 5 jobs went well." in done.stdout and "cancelled" not in done.stdout

@@ -10,7 +10,7 @@ import argparse
 import json
 import os
 import platform
-import time
+import subprocess
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -23,11 +23,12 @@ from mpdemo.jobs.job import FINISHED, RECORD, read_record
 from mpdemo.jobs.local_job import answer_at_the_end, supervisor_lives
 from mpdemo.jobs.slurm_job import answer_from_files
 
-COUNTED = ("done", "failed", "stopped", "cancelled", "unknown", "pending")
-HEADERS = ("learner", "exercises right", *COUNTED, "running", "last change", "MiB in runs")
-FAILED = ("timeout", "out_of_memory", "node_failure")  # counted as failed
+COUNTED = ("done", "failed", "pending", "other")
+HEADERS = ("learner", "exercises right", *COUNTED, "running", "MiB in runs")
+FAILED = ("failed", "timeout", "out_of_memory", "node_failure")
+# "other" is what was stopped or cancelled, what Slurm does not show from here, and what another machine runs.
+NAMES = {"done": "done", "pending": "pending", "running": "running"} | dict.fromkeys(FAILED, "failed")
 ODD = (OSError, ValueError, KeyError, TypeError, AttributeError, UserError)  # of files that hold something else
-WRITTEN = (RECORD, "metrics.jsonl", "summary.json", "exit-status.json")  # by a run, from its start to its end
 
 
 def add_arguments(parser):
@@ -44,32 +45,20 @@ def main(args) -> int:
     common = folders[0].parent if len(folders) == 1 else os.path.commonpath(folders)
     rows = [[os.path.relpath(folder, common), *row(folder, identity, queue)] for folder in folders]
     print(tabulate(rows, HEADERS, "simple", disable_numparse=True))
-    if any(cells[HEADERS.index("unknown")] for cells in rows):
-        print("unknown: jobs that Slurm does not show from here, or that another machine runs")
     return 0
 
 
 def learners(folders) -> list[Path]:
-    """Return the folders that learners work in, among `folders` and the folders right below them."""
+    """Return the folders that learners work in: those given, or all right below one in which nobody works."""
     result = []
     for folder in (Path(folder).resolve() for folder in folders):
         if not os.path.isdir(folder):  # false, too, for a folder that one may not look at
             raise UserError(f"{folder} is no folder, or hidden; give the learners' folders, or the one that holds them")
-        below = []
-        with suppress(OSError):
-            below = sorted(folder.iterdir())
-        result += [place for place in (folder, *below) if worked_in(place)]
+        own = any(os.path.isdir(folder / name) for name in ("runs", "work"))
+        result += [folder] if own else sorted(below for below in folder.iterdir() if os.path.isdir(below))
     if not result:
         raise UserError(f"no runs/ or work/ in {', '.join(map(str, folders))} or right below; give learners' folders")
     return list(dict.fromkeys(result))
-
-
-def worked_in(place) -> bool:
-    """Whether a learner works there; a folder that cannot be looked into counts, so that its row says so."""
-    try:
-        return place.is_dir() and ((place / "runs").is_dir() or (place / "work").is_dir())
-    except PermissionError:
-        return True
 
 
 def jobs_in_queue() -> dict:
@@ -84,18 +73,18 @@ def row(folder, identity, queue) -> list:
     try:
         list(folder.iterdir())
     except OSError as error:
-        return [f"cannot be read: {error.strerror}", *[0] * len(COUNTED), "", "", 0]
-    runs, states, changes = folder / "runs", {}, []
+        return [f"cannot be read: {error.strerror}", *[0] * len(COUNTED), "", ""]
+    runs, states = folder / "runs", {}
     for record in sorted(runs.glob(f"**/{RECORD}")):
         with suppress(*ODD):  # a damaged record hides no other run
             job = read_record(record.parent)
-            states[record.parent] = "unknown"
-            changes += [file.stat().st_mtime for name in WRITTEN if (file := record.with_name(name)).exists()]
-            states[record.parent] = state_of(record.parent, job, record.stat().st_uid, identity, queue)
-    counts = Counter("failed" if state in FAILED else state for state in states.values())
+            states[record.parent] = "other"
+            state = state_of(record.parent, job, record.stat().st_uid, identity, queue)
+            states[record.parent] = NAMES.get(state, "other")
+    counts = Counter(states.values())
     running = ", ".join(str(out.relative_to(runs)) for out, state in states.items() if state == "running")
-    last = slurm.duration(max(0, time.time() - max(changes))) if changes else ""
-    return [exercises(folder), *(counts[state] for state in COUNTED), running, last, round(size(runs) / 2**20)]
+    size = subprocess.run(["du", "-sm", runs], capture_output=True, text=True).stdout.split()
+    return [exercises(folder), *(counts[state] for state in COUNTED), running, (size or ["0"])[0]]
 
 
 def state_of(out, job, user, identity, queue) -> str:
@@ -121,13 +110,3 @@ def exercises(folder) -> str:
         counts = Counter(number.partition(".")[0] for number in numbers)
         return ", ".join(f"{notebook}: {counts[notebook]}" for notebook in sorted(counts))
     return ""
-
-
-def size(folder) -> int:
-    """Return the bytes of all files; those that vanish meanwhile, as a run writes, are left out."""
-    total = 0
-    for place, _, files in os.walk(folder):
-        for name in files:
-            with suppress(OSError):
-                total += os.lstat(os.path.join(place, name)).st_size
-    return total

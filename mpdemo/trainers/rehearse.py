@@ -5,14 +5,13 @@
     python -m mpdemo cluster run --site jeanzay -- python -m mpdemo rehearse    on a throw-away cluster of its shape
 
 A job is what a notebook submits, with as many nodes and processes; a training run has two steps. One table says of each
-how long it waited and ran, what its Python is, and what to fix. The last job, env, has as many processes as the largest
-and checks where they are and how fast they talk, one row per rank. Exit status 1 if one failed.
+how long it waited and ran, and what to fix. The last job, env, has as many processes as the largest: it checks Python,
+PyTorch and GPUs, and where the processes are and how fast they talk, one row per rank. Exit status 1 if one failed.
 """
 
 import contextlib
 import dataclasses
 import io
-import json
 import re
 import textwrap
 import time
@@ -22,21 +21,19 @@ from tabulate import tabulate
 
 from mpdemo.cluster.command import count
 from mpdemo.cluster.config import CLUSTER_NAME
-from mpdemo.doctor import ROWS
+from mpdemo.doctor import NO_GPU
 from mpdemo.errors import UserError
 from mpdemo.jobs import Job, JobSpec, load_site, slurm, submit
 from mpdemo.jobs.diagnose import LABEL
 from mpdemo.jobs.explain import find
-from mpdemo.trainers.course import jobs_of_course, run_at_once
-from mpdemo.trainers.task import MARK
+from mpdemo.trainers.course import jobs_of_course
 from mpdemo.world.processes import clean_up_on_signals
 
-HEADERS = ("job", "submitted", "waited", "ran", "Python", "torch", "GPUs", "nccl", "what to fix")
-STEPS = 2  # of a training run
+HEADERS = ("job", "submitted", "waited", "ran", "what to fix")
+SMALL = ["--steps", "2", "--warmup-steps", "0"]  # of a training run
 # What follows the folder in a lab's command when it is small: one part of it, or a number of steps.
-LABS = {"less_memory": ["layout"], "lightning_training": [str(STEPS)]}
+LABS = {"less_memory": ["layout"], "lightning_training": ["2"]}
 LONGEST = 200  # characters of a line of advice
-LOOK = "do: python -c 'import torch; print(torch.__version__, torch.version.cuda, torch.version.hip)'"
 
 
 def add_arguments(parser):
@@ -64,12 +61,13 @@ def main(args) -> int:
     clean_up_on_signals()  # its jobs are cancelled then, too
     run_trials(trials, site, args.at_once, args.wait)
     gpus_exist = site.gpus_per_node > 0 and cluster != CLUSTER_NAME
-    advice = {trial: trial.advice(gpus_exist) for trial in trials}
+    advice = {trial: textwrap.shorten(trial.advice(gpus_exist), LONGEST, placeholder="...") for trial in trials}
     print("", tabulate([trial.row(line) for trial, line in advice.items()], HEADERS, disable_numparse=True), sep="\n")
     failed = [trial for trial, line in advice.items() if line]
     for trial in (trial for trial in failed if trial.job and trial.job.log_files):  # one that never started has none
         print(f"more on {trial.name}: python -m mpdemo explain {trial.spec.out}/{trial.job.log_files[-1].name}")
-    print(*(report for trial in trials if (report := trial.report())), sep="\n")
+    for trial in (trial for trial in trials if trial.name == "env" and trial.job):
+        print(*(line for line in trial.lines() if not line.startswith("srun: ")), sep="\n")
     print(f"{len(trials) - len(failed)} of {len(trials)} jobs went well.")
     return 1 if failed else 0
 
@@ -94,7 +92,12 @@ class Trial:
         except UserError as error:
             self.trouble = str(error)
         print(f"{self.name}: {f'job {self.job.id}' if self.job else 'refused'}", flush=True)
-        return self.job
+
+    def ended(self) -> bool:
+        """Whether nothing more will happen; note how long the job has waited."""
+        if self.job and self.job.finished:
+            self.waited = f"{max(0.0, time.monotonic() - self.submitted - self.job.run_time):.0f} s"
+        return not self.job or self.job.finished
 
     def cancel(self):
         """Cancel a job that has not ended, and say so; one that is not cancelled is named too."""
@@ -108,32 +111,22 @@ class Trial:
         with contextlib.suppress(OSError):  # a lost connection: the others are cancelled too
             print(line, flush=True)
 
-    def facts(self) -> dict:
-        """Return what rank 0 said of its Python and PyTorch; empty if it said nothing."""
-        texts = re.findall(re.escape(MARK) + r"(\{.*\})$", self.job.log(), re.MULTILINE) if self.job else []
-        return {name: fact for text in texts for name, fact in json.loads(text).items()}
+    def lines(self) -> list:
+        """Return the job's log, without the labels of srun."""
+        return [LABEL.sub(r"\2", line) for line in self.job.log().splitlines()]
 
     def advice(self, gpus_exist) -> str:
-        """Return one line on what to fix; empty if the job went well. Pretended GPUs do not exist for PyTorch."""
-        gpus, wanted, text = self.facts().get("gpus", 0), self.spec.gpus_per_process, self.trouble
-        if not text and self.job.state != "done":
-            text = why_it_failed(self.job)
-        elif not text and gpus_exist and gpus < wanted:
-            text = f"PyTorch sees {gpus} GPUs, {wanted} asked for each process; is it built for them? {LOOK}"
-        return textwrap.shorten(text, LONGEST, placeholder="...")
-
-    def report(self) -> str:
-        """Return what the job env found of its ranks: their rows, and what is wrong."""
-        lines = [LABEL.sub(r"\2", line) for line in self.job.log().splitlines()] if self.job else []
-        starts = [number for number, line in enumerate(lines) if line.endswith(ROWS)]
-        return "\n".join(line for line in lines[starts[0] :] if not line.startswith("srun: ")) if starts else ""
+        """Return what to fix; empty if the job went well. Pretended GPUs do not exist for PyTorch."""
+        if not self.trouble and self.job.state != "done":
+            return why_it_failed(self.job)
+        if not self.trouble and gpus_exist and self.name == "env" and any(NO_GPU in line for line in self.lines()):
+            return "PyTorch sees no GPU; is it built for those of this site?"
+        return self.trouble
 
     def row(self, advice) -> list:
         """Return the job's row of the table."""
-        facts = self.facts()
-        seen = [facts.get(name, "-") for name in ("python", "torch", "gpus", "nccl")]
         ran = (self.job.id, self.waited, f"{self.job.run_time:.0f} s") if self.job else ("no", "-", "-")
-        return [self.name, *ran, *seen, advice or "nothing"]
+        return [self.name, *ran, advice or "nothing"]
 
 
 def run_trials(trials, site, at_once, wait):
@@ -141,18 +134,20 @@ def run_trials(trials, site, at_once, wait):
 
     Whatever ends it, Ctrl-C too, no job of it is left in Slurm: those that have not ended are cancelled.
     """
+    end, waiting, running = time.monotonic() + wait, list(trials), []
     try:
-        for trial, job in run_at_once(trials, lambda trial: trial.start(site), at_once, wait):
-            if job:
-                trial.waited = f"{max(0.0, time.monotonic() - trial.submitted - job.run_time):.0f} s"
-    except TimeoutError:
-        for trial in (trial for trial in trials if not trial.trouble):
-            if trial.job is None:
-                trial.trouble = f"its turn did not come within {wait:g} s; do: a larger --wait or --at-once"
-            elif not trial.job.finished:
-                reason = f" ({trial.job.reason})" if trial.job.reason else ""
-                still = f"still {trial.job.state}{reason} after {wait:g} s"
-                trial.trouble = f"{still}; do: a larger --wait, or a reservation"
+        while (waiting or running) and time.monotonic() < end:
+            if waiting and len(running) < at_once:
+                running.append(waiting.pop(0))
+                running[-1].start(site)
+            running = [trial for trial in running if not trial.ended()]
+            time.sleep(0.05)
+        for trial in waiting:
+            trial.trouble = f"its turn did not come within {wait:g} s; do: a larger --wait or --at-once"
+        for trial in (trial for trial in running if not trial.ended()):
+            reason = f" ({trial.job.reason})" if trial.job.reason else ""
+            still = f"still {trial.job.state}{reason} after {wait:g} s"
+            trial.trouble = f"{still}; do: a larger --wait, or a reservation"
     finally:
         for trial in (trial for trial in trials if trial.job):
             trial.cancel()
@@ -169,11 +164,10 @@ def smallest(name, spec) -> JobSpec:
     if command[:3] == ["-m", "mpdemo", "train"]:
         if "--resume" in command:
             del command[command.index("--resume") : command.index("--resume") + 2]
-        command += ["--steps", str(STEPS), "--warmup-steps", "0"]
+        command += SMALL
     elif lab in LABS:
         command = [*command[: command.index(out) + 1], *LABS[lab]]
-    alone = {"requeue": False, "dependency": None}
-    return dataclasses.replace(spec, out=out, command=("-m", "mpdemo.trainers.task", *command), **alone)
+    return dataclasses.replace(spec, out=out, command=tuple(command), requeue=False, dependency=None)
 
 
 def why_it_failed(job) -> str:

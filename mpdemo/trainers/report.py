@@ -7,8 +7,9 @@ from tabulate import tabulate
 from mpdemo.cluster.config import CLUSTER_NAME
 from mpdemo.errors import UserError
 from mpdemo.plan.scaling import EFFICIENCY, FEWEST, Run, advise, fit, same_batch, same_share
-from mpdemo.trainers.experiment import LEAST_STEPS, WARMUP
 
+WARMUP = 2  # steps that are not counted: DDP settles its buckets, caches fill
+LEAST_STEPS = WARMUP + 3
 COLUMNS = {  # of a row: its heading, its format
     "scaling": ("scaling", ""),
     "nodes": ("nodes", ""),
@@ -26,8 +27,8 @@ COLUMNS = {  # of a row: its heading, its format
 }
 
 
-def gather(experiment, done, efficiency=EFFICIENCY) -> dict:
-    """Make the report of the jobs that `run_jobs` returned; `efficiency` is for the advice.
+def gather(experiment, done) -> dict:
+    """Make the report of the jobs that `run_jobs` returned.
 
     Returns
     -------
@@ -37,22 +38,24 @@ def gather(experiment, done, efficiency=EFFICIENCY) -> dict:
     """
     rows, fits, advices = [], {}, {}
     for kind in experiment.kinds:
-        jobs = {n: done.get((kind, n)) or done[experiment.kinds[0], n] for n in experiment.nodes}
-        own = [{"scaling": kind, "nodes": n} | measure(job) for n, job in jobs.items()]
-        own = [compare(row, own[0]) for row in own]
+        own = []
+        for nodes in experiment.nodes:
+            row = {"scaling": kind, "nodes": nodes} | measure(
+                done.get((kind, nodes)) or done[experiment.kinds[0], nodes]
+            )
+            own.append(row | compare(row, (own or [row])[0]))
         rows, fits[kind], advices[kind] = rows + own, None, None
         if len(own) >= FEWEST:
             images = experiment.images
             runs = [Run(row["devices"], images / row["images_per_second"], row["batch"]) for row in own]
             model, share = fit(runs, images), own[0]["batch"] // own[0]["devices"]
             batch = same_batch(experiment.batch) if kind == "strong" else same_share(share)
-            fits[kind], advices[kind] = vars(model), vars(advise(model, batch, efficiency)) | {"efficiency": efficiency}
+            fits[kind], advices[kind] = vars(model), vars(advise(model, batch, EFFICIENCY))
     job = next(iter(done.values()))
     environment = job.result()["environment"]
     machine = {name: environment[name] for name in ("device", "torch", "python", "backend")}
     # Without Slurm, and on the throw-away cluster, all nodes are of one machine and share its cores.
     machine |= {"where": job.where, "one_machine": job.where in ("this machine", f"cluster {CLUSTER_NAME}")}
-    machine["hosts"] = sorted({host for row in rows for host in row["hosts"]})
     facts = {"images": experiment.images, "batch": experiment.batch, "warmup": WARMUP}
     return {"machine": machine, **facts, "rows": rows, "fit": fits, "advice": advices}
 
@@ -63,18 +66,15 @@ def measure(job) -> dict:
     batch, devices = summary["settings"]["batch_size"], summary["world_size"]
     seconds = [batch / row["images_per_second"] for row in job.metrics() if row["event"] == "step"][WARMUP:]
     if len(seconds) < LEAST_STEPS - WARMUP:
-        again = "run the job again with resubmit=True or --again"
-        raise UserError(f"{job.out / 'metrics.jsonl'} has too few steps; {again}")
+        raise UserError(f"{job.out / 'metrics.jsonl'} has too few steps; remove this folder, and run the job again")
     return {
         "devices": devices,
         "batch": batch,
         "steps": summary["steps"],
-        "images": summary["images"],
         "step_seconds": median(seconds),
         "steps_seconds": seconds,
         "images_per_second": batch / median(seconds),
         "loss": summary["validation_loss"],
-        "train_seconds": summary["seconds"],
         "job_seconds": job.run_time,
         "start_seconds": max(0.0, job.run_time - summary["seconds"]),
         "device_hours": devices * job.run_time / 3600,
@@ -84,23 +84,20 @@ def measure(job) -> dict:
 
 
 def compare(row, reference) -> dict:
-    """Return a row with its speed-up over the reference, the spread of its steps around it, and its efficiency."""
-    rates = sorted(row["batch"] / seconds for seconds in row["steps_seconds"])
-    middle = rates[len(rates) // 4], rates[(3 * len(rates)) // 4]
+    """Return a row's speed-up over the reference, the spread of its steps around it, and its efficiency."""
+    rates = sorted(row["batch"] / seconds / reference["images_per_second"] for seconds in row["steps_seconds"])
     speedup = row["images_per_second"] / reference["images_per_second"]
-    return row | {
-        "speedup": speedup,
-        "speedup_quartiles": [rate / reference["images_per_second"] for rate in middle],
-        "efficiency": speedup * reference["devices"] / row["devices"],
-    }
+    middle = [rates[len(rates) // 4], rates[(3 * len(rates)) // 4]]
+    efficiency = speedup * reference["devices"] / row["devices"]
+    return {"speedup": speedup, "speedup_quartiles": middle, "efficiency": efficiency}
 
 
-def show_table(report, columns=None, style="plain") -> str:
+def show_table(report, columns=None) -> str:
     """Return the rows of a report as a table; `columns` are names from COLUMNS."""
     columns = columns or list(COLUMNS)
     texts = [[format(row[name], COLUMNS[name][1]) for name in columns] for row in report["rows"]]
     align = ["left" if name == "scaling" else "right" for name in columns]
-    return tabulate(texts, [COLUMNS[name][0] for name in columns], style, colalign=align, disable_numparse=True)
+    return tabulate(texts, [COLUMNS[name][0] for name in columns], "plain", colalign=align, disable_numparse=True)
 
 
 def sentences(report) -> list[str]:
@@ -110,17 +107,12 @@ def sentences(report) -> list[str]:
     if machine["one_machine"] and max(row["devices"] for row in report["rows"]) > 1:
         said.append("All devices are of one machine and share its cores, memory and caches: no figure for a cluster.")
     last = {row["scaling"]: row for row in report["rows"]}  # the largest size of each kind
-    said += [gain(row) for row in last.values() if row["nodes"] > report["rows"][0]["nodes"]]
+    for row in (row for row in last.values() if row["nodes"] > report["rows"][0]["nodes"]):
+        low, high = row["speedup_quartiles"]
+        figures = f"{row['scaling']}: {row['devices']} devices give {row['speedup']:.2f} times the images/s"
+        spread = f"(middle half of the steps: {low:.2f} to {high:.2f}), an efficiency of {row['efficiency']:.0%}."
+        said.append(f"{figures}: nothing is gained." if row["speedup"] < 1.05 else f"{figures} {spread}")
     return said + [in_words(kind, report["fit"][kind], advice) for kind, advice in report["advice"].items()]
-
-
-def gain(row) -> str:
-    """Say what a size brought."""
-    figures = f"{row['scaling']}: {row['devices']} devices give {row['speedup']:.2f} times the images/s"
-    if row["speedup"] < 1.05:
-        return f"{figures}: nothing is gained."
-    low, high = row["speedup_quartiles"]
-    return f"{figures} (middle half of the steps: {low:.2f} to {high:.2f}), an efficiency of {row['efficiency']:.0%}."
 
 
 def in_words(kind, model, advice) -> str:
@@ -132,6 +124,6 @@ def in_words(kind, model, advice) -> str:
     terms = f"{model['compute']:.3g} s / N + {model['communication']:.3g} s x log2(N) x steps + {model['start']:.3g} s"
     falls = "the time still falls at" if advice["fastest"] == advice["most"] else "the least time is at"
     return (
-        f"{kind}: time = {terms}; an efficiency of {advice['efficiency']:g} up to N = {advice['efficient']}; "
+        f"{kind}: time = {terms}; an efficiency of {EFFICIENCY:g} up to N = {advice['efficient']}; "
         f"{falls} N = {advice['fastest']} (looked at: up to {advice['most']})."
     )
