@@ -89,23 +89,18 @@ def findings(site=None) -> list[Finding]:
     if not slurm_finding.ok:  # it cannot tell which site this is
         site = site or os.environ.get("MPDEMO_SITE") or "generic"
     site = load_site(site)
-    version = ".".join(map(str, sys.version_info[:3]))
+    version, place = ".".join(map(str, sys.version_info[:3])), "not inside a job, so a login node or your own machine"
+    if number := os.environ.get("SLURM_JOB_ID"):
+        jobs = "its steps" if site.inside_a_job == "steps" else "queued"
+        place = f"inside Slurm job {number}, on a compute node (new jobs are {jobs})"
     return [
         Finding(sys.version_info >= (3, 11), f"Python {version}", "Python 3.11 or newer is needed"),
-        Finding(True, f"{place(site)}: {len(os.sched_getaffinity(0))} cores"),
+        Finding(True, f"{place}: {len(os.sched_getaffinity(0))} cores"),
         *check_pytorch(),
         slurm_finding,
         *try_site(site, cluster),
         *check_folders(),
     ]
-
-
-def place(site) -> str:
-    """Say whether this is a compute node, a login node or your own machine: where work may be done."""
-    if number := os.environ.get("SLURM_JOB_ID"):
-        jobs = "its steps" if site.inside_a_job == "steps" else "queued"
-        return f"inside Slurm job {number}, on a compute node (new jobs are {jobs})"
-    return "not inside a job, so a login node or your own machine"
 
 
 def check_pytorch() -> list[Finding]:
@@ -122,22 +117,17 @@ def check_pytorch() -> list[Finding]:
     devices = report["devices"]
     device = f"{len(devices)} x {devices[0]}, nccl {report['nccl'] or 'none'}" if devices else NO_GPU
     device += ", too few to compare with: jobs on this machine take CPU cores" if too_few_gpus(1) else ""
-    backend = "nccl" if devices else "gloo"
-    remedy = "this build of torch has none: install torch from pytorch.org or the site's module"
-    silent = [] if report[backend] else [Finding(False, f"no {backend}, so processes cannot communicate", remedy)]
-    return [check_versions(report), Finding(True, f"devices: {device}"), *silent]
-
-
-def check_versions(report) -> Finding:
-    """Are torch and torchvision new enough?"""
-    text = f"PyTorch {report['torch']}, torchvision {report['torchvision']}"
+    versions = Finding(True, f"PyTorch {report['torch']}, torchvision {report['torchvision']}")
     try:
         for package in ("torch", "torchvision"):
             check_version(package, report[package])
     except UserError as error:
         problem, _, remedy = str(error).rpartition("; ")
-        return Finding(False, f"{text}: {problem}", remedy)
-    return Finding(True, text)
+        versions = Finding(False, f"{versions.text}: {problem}", remedy)
+    backend = "nccl" if devices else "gloo"
+    remedy = "this build of torch has none: install torch from pytorch.org or the site's module"
+    silent = [] if report[backend] else [Finding(False, f"no {backend}, so processes cannot communicate", remedy)]
+    return [versions, Finding(True, f"devices: {device}"), *silent]
 
 
 def check_slurm() -> tuple[Finding, str | None]:

@@ -17,7 +17,6 @@ import pytest
 from worker_jobs import spec, until
 
 from mpdemo import paths
-from mpdemo.__main__ import main
 from mpdemo.cluster import Cluster, isolation
 from mpdemo.cluster.daemons import Daemons, sweep
 from mpdemo.errors import UserError
@@ -167,13 +166,6 @@ def test_a_command_that_does_not_end_is_one_line(tmp_path, monkeypatch):
         isolation.execute("sleep", "5")
     with pytest.raises(UserError, match="sleep took over 0.1 s on the cluster in .*; do: "):
         Daemons(tmp_path, [], "none", 0).client("sleep", "5", seconds=0.1)
-
-
-@pytest.mark.parametrize("options", [["--nodes", "0"], ["--nodes", "two"], ["--mbit", "-1"]])
-def test_bad_numbers_are_refused(options, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main(["cluster", "run", *options, "--", "true"])
-    assert "whole number" in capsys.readouterr().err
 
 
 AS_ORDINARY_USER = """

@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 from mpdemo.errors import UserError
-from mpdemo.paths import root
+from mpdemo.paths import root, source
 from mpdemo.same import command, resume
-from mpdemo.same.findings import TABLE
+from mpdemo.same.compare import TABLE
 from mpdemo.same.watcher import Watcher
 
 SCRIPTS = root() / "tests" / "same"
@@ -278,6 +278,7 @@ def test_bad_input_is_one_line_before_the_script_starts(tmp_path, monkeypatch, w
 
 @pytest.mark.parametrize("fault", ["", "no sampler"])
 def test_jobs_run_a_script_on_two_nodes(cluster, tmp_path, monkeypatch, capsys, fault):
+    monkeypatch.setenv("PYTHONPATH", str(source()))
     monkeypatch.setenv("MPDEMO_ROOT", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     shutil.copy(TAKE_HOME.with_name("digits.npz"), tmp_path)

@@ -14,7 +14,6 @@ from mpdemo.errors import UserError
 from mpdemo.jobs import load_site
 from mpdemo.paths import root
 from mpdemo.same import compare, resume
-from mpdemo.same.findings import Finding
 from mpdemo.same.watcher import Watcher
 from mpdemo.same.worlds import refuse
 from mpdemo.world.devices import gpus_here
@@ -123,7 +122,7 @@ def compared(watcher, one, many, without) -> tuple:
     findings, order = list(compare.of_data(one, many)), False
     if not many.steps or many.how != "ended" or many.error:
         what = many.error or f"nothing new for {many.order['limit']} s after {len(many.steps)} steps"
-        return findings or [Finding("fails with several" if many.error else "hangs", what)], one, order
+        return findings or [compare.Finding("fails with several" if many.error else "hangs", what)], one, order
     findings += [*compare.of_model(many), *compare.of_ranks(many)]
     if {finding.name for finding in findings} <= {"no set_epoch", "parameters without gradient"}:
         pairs = zip(one.in_steps(), many.in_steps(), strict=False)

@@ -1,12 +1,29 @@
 """Compares what one process does with what several do, and names the first causes of a difference."""
 
 import math
+import tomllib
 from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
-from mpdemo.same.findings import Finding
-
+TABLE = tomllib.loads(Path(__file__).with_name("findings.toml").read_text())  # what can be found, and its remedy
 TOLERANCE = {"bfloat16": 3e-2, "float16": 5e-3}  # relative, of a norm; of other dtypes 1e-4
 SAME_WORLD = 1e-5  # between ranks, which got the same averaged gradient
+
+
+@dataclass
+class Finding:
+    """One thing that is not as it should be."""
+
+    name: str
+    what: str
+
+    def record(self) -> dict:
+        """Return it for the JSON file."""
+        return asdict(self) | TABLE[self.name]
+
+    def __str__(self):
+        return "  {name}: {what}\n    Remedy: {remedy} ({section})".format(**self.record())
 
 
 def distance(a, b) -> float:
@@ -86,20 +103,15 @@ def shown(names) -> str:
 
 def of_ranks(many):
     """Yield in what the ranks differ from each other."""
+    bypassed = "wrapper bypassed" if many.names("wrapped") else "wrapper missing"
     for steps in zip(*(rank.steps for rank in many.ranks), strict=False):
-        if any(differ(step, steps[0], SAME_WORLD, "gradient") for step in steps):
-            what = f"each rank keeps its own gradient (norms {norms(steps, 'gradient')})"
-            yield Finding("wrapper bypassed" if many.names("wrapped") else "wrapper missing", what)
-            return
-        if any(differ(step, steps[0], SAME_WORLD, "mixed") for step in steps):
-            what = f"the ranks have other weights (norms {norms(steps, 'weights')}) at the same gradient"
-            yield Finding("weights differ", what)
-            return
-
-
-def norms(steps, name) -> str:
-    """Return a value of each rank."""
-    return ", ".join(f"{step[name]:.6g}" for step in steps)
+        for value, shown, name, what in (
+            ("gradient", "gradient", bypassed, "each rank keeps its own gradient (norms {})"),
+            ("mixed", "weights", "weights differ", "the ranks have other weights (norms {}) at the same gradient"),
+        ):
+            if any(differ(step, steps[0], SAME_WORLD, value) for step in steps):
+                yield Finding(name, what.format(", ".join(f"{step[shown]:.6g}" for step in steps)))
+                return
 
 
 def of_steps(one, many):

@@ -3,8 +3,7 @@
 import shutil
 import signal
 
-from mpdemo.same.compare import differ
-from mpdemo.same.findings import Finding
+from mpdemo.same.compare import Finding, differ
 from mpdemo.same.worlds import refuse
 
 EPOCHS = 3

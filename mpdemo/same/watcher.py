@@ -108,7 +108,7 @@ class Watcher:
         file, processes = notes / "order.json", order["processes"]
         file.write_text(json.dumps(order))
         out = str(notes.relative_to(root()) / "job")
-        command = str(Path(__file__).parent / "mpdemo_watcher" / "in_job.py"), str(file)
+        command = "-m", "mpdemo.same.mpdemo_watcher.serve", str(file)
         nodes = min(2, processes)
         spec = JobSpec(f"same_{processes}", command, out, nodes, processes // nodes, launcher="torchrun")
         job = submit(spec, self.args.site)

@@ -12,6 +12,7 @@ PyTorch and GPUs, and where the processes are and how fast they talk, one row pe
 import contextlib
 import dataclasses
 import io
+import itertools
 import re
 import textwrap
 import time
@@ -67,7 +68,8 @@ def main(args) -> int:
     for trial in (trial for trial in failed if trial.job and trial.job.log_files):  # one that never started has none
         print(f"more on {trial.name}: python -m mpdemo explain {trial.spec.out}/{trial.job.log_files[-1].name}")
     for trial in (trial for trial in trials if trial.name == "env" and trial.job):
-        print(*(line for line in trial.lines() if not line.startswith("srun: ")), sep="\n")
+        found = itertools.dropwhile(lambda line: not line.startswith(("[OK]", "[FAIL]")), trial.lines())
+        print(*(line for line in found if not line.startswith("srun: ")), sep="\n")
     print(f"{len(trials) - len(failed)} of {len(trials)} jobs went well.")
     return 1 if failed else 0
 

@@ -10,11 +10,12 @@ try:
     import numpy
 except ImportError:  # the reader's environment has none
     numpy = None
-from mpdemo_watcher.notes import ORDER, finish, note, note_once, now, number_of
 from torch.nn import functional
 from torch.utils.data import DataLoader, Subset
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from .notes import ORDER, finish, note, note_once, now, number_of
 
 DROPOUTS = "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout"
 # Function -> what it draws by chance, with place, name and default of the argument that switches it off.
@@ -133,13 +134,6 @@ def states() -> list:
 def fetch(function, off):
     """Note that a batch's samples are drawn by chance; switched off, a sample's number is its seed."""
 
-    def seeded(fetcher, index):
-        data = []
-        for number in index:
-            seed(hash(number) % 2**32)
-            data.append(fetcher.dataset[number])
-        return fetcher.collate_fn(data)
-
     def watched(fetcher, index):
         before = states()
         if not off or not fetcher.auto_collation:
@@ -147,11 +141,14 @@ def fetch(function, off):
             if states() != before:
                 note_once("chance", "augmentation")
             return batch
-        batch = seeded(fetcher, index)
+        data = []
+        for number in index:
+            seed(hash(number) % 2**32)
+            data.append(fetcher.dataset[number])
         torch.set_rng_state(torch.tensor(before[0], dtype=torch.uint8))
         random.setstate(before[1])
         for state in before[2:]:
             numpy.random.set_state(state)
-        return batch
+        return fetcher.collate_fn(data)
 
     return watched

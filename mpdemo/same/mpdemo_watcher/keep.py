@@ -11,7 +11,7 @@ try:
     import safetensors.torch
 except ImportError:  # the reader's environment has none
     safetensors = None
-from mpdemo_watcher.notes import ORDER, note_once
+from .notes import ORDER, note_once
 
 TEMPORARY = ("/dev/", "/proc/", "/sys/", "/tmp/", "/var/tmp/", os.path.expanduser("~/."))
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND

@@ -8,8 +8,9 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as of_dtensors
 import torch.distributed.tensor.parallel as tensor_parallel
 import torch.multiprocessing
-from mpdemo_watcher.notes import note_once, now
 from torch.nn.parallel import DistributedDataParallel
+
+from .notes import note_once, now
 
 calls = collections.Counter()  # since the last step
 COLLECTIVES = "all_reduce reduce_scatter reduce_scatter_tensor reduce_scatter_single all_gather all_gather_into_tensor"

@@ -1,11 +1,14 @@
 """Imports PyTorch once, and forks worlds of ranks from it: an order comes in by a pipe, an answer goes out.
 
-It needs PyTorch alone. When its owner is gone (end of file), it ends all ranks and itself.
+It needs PyTorch alone. When its owner is gone (end of file), it ends all ranks and itself. In a job it is one rank, by
+RANK of its launcher: ``python -m mpdemo.same.mpdemo_watcher.serve ORDER.json``.
 """
 
 import atexit
 import contextlib
 import ctypes
+import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -14,34 +17,28 @@ import sys
 import time
 import traceback
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import torch
-from mpdemo_watcher import watch
-from mpdemo_watcher.notes import has_ended
+
+from . import watch
+from .notes import has_ended
 
 GRACE = 10.0  # seconds for the other ranks when one has ended
 KILLED_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
-def fork_rank(order, rank, port, owner) -> int:
-    """Run the script as one rank in a process group of its own; return its number."""
-    pid = os.fork()
-    if pid:
-        with contextlib.suppress(OSError):  # both set it: who is first does not matter
-            os.setpgid(pid, pid)
-        return pid
-    try:
-        os.setpgid(0, 0)
-        ctypes.CDLL(None).prctl(KILLED_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
-        owner.close()
-        size = order["processes"]
-        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
-        place |= {"ROLE_RANK": rank, "ROLE_WORLD_SIZE": size, "GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1}
-        place |= {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "same", "TORCHELASTIC_RESTART_COUNT": 0}
-        os.environ.update({name: str(value) for name, value in place.items()})
-        be_rank(order, rank)
-    finally:
-        os._exit(1)
+def forked(order, rank, port, owner):
+    """Be one rank, in a process group of its own."""
+    os.setpgid(0, 0)
+    ctypes.CDLL(None).prctl(KILLED_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
+    owner.close()
+    size = order["processes"]
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
+    place |= {"ROLE_RANK": rank, "ROLE_WORLD_SIZE": size, "GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1}
+    place |= {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "same", "TORCHELASTIC_RESTART_COUNT": 0}
+    os.environ.update({name: str(value) for name, value in place.items()})
+    be_rank(order, rank)
 
 
 def be_rank(order, rank):
@@ -61,7 +58,6 @@ def be_rank(order, rank):
         traceback.print_exc()
     finally:
         sys.stdout.flush()
-        sys.stderr.flush()
         has_ended(status)
         os._exit(status)
 
@@ -71,29 +67,24 @@ def world(order, owner) -> dict:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    pids = [fork_rank(order, rank, port, owner) for rank in range(order["processes"])]
-    statuses, heard, size, how = {}, time.monotonic(), 0, "ended"
-    try:
-        while len(statuses) < len(pids):
-            for rank, pid in enumerate(pids):
-                if rank not in statuses and (ended := os.waitpid(pid, os.WNOHANG))[0]:
-                    statuses[rank], heard = os.waitstatus_to_exitcode(ended[1]), time.monotonic()
-            notes = sum(os.stat(file).st_size for file in os.scandir(order["notes"]))
-            if notes != size:
-                size, heard = notes, time.monotonic()
-            if time.monotonic() > heard + (min(order["limit"], GRACE) if statuses else order["limit"]):
-                how = "silent"
-                break
-            if owner.poll(0.02):  # nothing is asked for meanwhile: it is gone
-                raise EOFError
-    finally:
-        for rank, pid in enumerate(pids):
-            for number in (signal.SIGCONT, signal.SIGKILL):
-                with contextlib.suppress(OSError):
-                    os.killpg(pid, number)
-            if rank not in statuses:
-                os.waitpid(pid, 0)
-    return {"how": how, "statuses": statuses}
+    start = multiprocessing.get_context("fork").Process
+    ranks = [start(target=forked, args=(order, rank, port, owner)) for rank in range(order["processes"])]
+    for rank in ranks:
+        rank.start()
+    statuses, seen, heard, limit = {}, None, time.monotonic(), order["limit"]
+    while len(statuses) < len(ranks) and time.monotonic() < heard + (min(limit, GRACE) if statuses else limit):
+        statuses = {k: rank.exitcode for k, rank in enumerate(ranks) if rank.exitcode is not None}
+        news = statuses, sum(os.stat(file).st_size for file in os.scandir(order["notes"]))
+        if news != seen:
+            seen, heard = news, time.monotonic()
+        if owner.poll(0.02):  # nothing is asked for meanwhile: it is gone
+            break
+    for rank in ranks:
+        with contextlib.suppress(OSError):
+            os.killpg(rank.pid, signal.SIGKILL)  # with what it has started
+        rank.kill()
+        rank.join()
+    return {"how": "ended" if len(statuses) == len(ranks) else "silent", "statuses": statuses}
 
 
 def main():
@@ -109,4 +100,6 @@ def main():
 
 
 if __name__ == "__main__":
+    if len(sys.argv) == 2:
+        be_rank(json.loads(Path(sys.argv[1]).read_text()), int(os.environ["RANK"]))
     main()

@@ -7,13 +7,14 @@ import signal
 import sys
 
 import torch
-from mpdemo_watcher import data, keep, messages
-from mpdemo_watcher.data import taken, trained
-from mpdemo_watcher.messages import calls
-from mpdemo_watcher.notes import ORDER, finish, note, note_once, now, number_of
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.modules.module import register_module_forward_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from . import data, keep, messages
+from .data import taken, trained
+from .messages import calls
+from .notes import ORDER, finish, note, note_once, now, number_of
 
 optimizers, last_drawn = [], {}  # the last batch before a step of each
 seen, alive, trainable = {}, set(), {}  # modules that ran; parameters with a gradient; all that want one
