@@ -100,30 +100,12 @@ def test_localhost_is_another_machine_on_each_node(cluster):
     server.wait(20)
 
 
-@pytest.mark.parametrize("network", ["none", "hosts"] if isolation.choose() != "none" else ["none"])
-def test_lesser_forms_run_jobs_too(slurm_programs, tmp_path, network):
-    with Cluster.up(nodes=2, network=network) as cluster:
-        assert len(slurm(cluster, "srun", "-N2", "hostname").split()) == 2
-        env = os.environ | cluster.environ
-        background = subprocess.Popen(["srun", "sleep", "60"], env=env, stderr=subprocess.DEVNULL)
-        time.sleep(0.5)
-    background.wait(20)
-    assert processes_of(cluster.folder) == []
-
-
-def test_run_gives_the_commands_status_and_cleans_up(slurm_programs, run_mpdemo, tmp_path):
-    done = run_mpdemo("cluster", "run", "--nodes", "1", "--", "sh", "-c", "echo $SLURM_CONF; sinfo -h -p debug; exit 7")
-    conf, row = done.stdout.splitlines()
-    assert done.returncode == 7
-    assert "idle" in row
-    assert not Path(conf).exists()
-
-
-def test_run_takes_the_shape_of_a_site_and_says_what_it_cannot_check(slurm_programs, run_mpdemo):
+def test_run_takes_the_shape_of_a_site_gives_the_commands_status_and_cleans_up(slurm_programs, run_mpdemo):
     """Slurm takes any account and any qos here, and the command says so."""
-    show = "sinfo -h -o '%P %l %c %G %f'; basename $MPDEMO_SITE; grep '^setup' $MPDEMO_SITE"
+    show = "echo $SLURM_CONF; sinfo -h -o '%P %l %c %G %f'; basename $MPDEMO_SITE; grep '^setup' $MPDEMO_SITE; exit 7"
     done = run_mpdemo("cluster", "run", "--site", "jeanzay", "--nodes", "1", "--", "sh", "-c", show)
-    row, name, setup = done.stdout.splitlines()
+    conf, row, name, setup = done.stdout.splitlines()
+    assert done.returncode == 7 and not Path(conf).exists()
     assert row == "debug* 2:00:00 96 gpu:4 a100,h100"
     assert (name, setup) == ("jeanzay-throwaway.toml", "setup = []")
     assert "accepted with any value: qos" in done.stderr

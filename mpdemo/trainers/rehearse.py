@@ -99,7 +99,7 @@ class Trial:
         """Whether nothing more will happen; note how long the job has waited."""
         if self.job and self.job.finished:
             self.waited = f"{max(0.0, time.monotonic() - self.submitted - self.job.run_time):.0f} s"
-        return not self.job or self.job.finished
+        return bool(self.trouble or self.job and self.job.finished)
 
     def cancel(self):
         """Cancel a job that has not ended, and say so; one that is not cancelled is named too."""
@@ -144,12 +144,9 @@ def run_trials(trials, site, at_once, wait):
                 running[-1].start(site)
             running = [trial for trial in running if not trial.ended()]
             time.sleep(0.05)
-        for trial in waiting:
-            trial.trouble = f"its turn did not come within {wait:g} s; do: a larger --wait or --at-once"
-        for trial in (trial for trial in running if not trial.ended()):
-            reason = f" ({trial.job.reason})" if trial.job.reason else ""
-            still = f"still {trial.job.state}{reason} after {wait:g} s"
-            trial.trouble = f"{still}; do: a larger --wait, or a reservation"
+        for trial in (trial for trial in (*running, *waiting) if not trial.ended()):
+            state, reason = (trial.job.state, trial.job.reason) if trial.job else ("not submitted", "")
+            trial.trouble = f"still {state}{f' ({reason})' * bool(reason)} after {wait:g} s; do: a larger --wait"
     finally:
         for trial in (trial for trial in trials if trial.job):
             trial.cancel()
