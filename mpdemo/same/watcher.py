@@ -83,21 +83,12 @@ class Watcher:
         if not folder:
             self.mirror(Path("/"), run)
         words = [re.sub(r"\{(\d+)\}", lambda m: str(int(m[1]) // processes), word) for word in self.args.script]
-        order = {
-            "processes": processes,
-            "command": [word.replace("{n}", str(processes)) for word in words],
-            "cwd": str(run / self.real.relative_to("/")),
-            "folder": str(run),
-            "real": str(self.real),
-            "notes": str(notes),
-            "batches": self.args.batches,
-            "epochs": epochs,
-            "without": sorted(without),
-            "replay": replay or {},
-            "stop": stop,  # a signal, and the step after which it is sent
-            "seed": 1000 if folder else 0,  # a script that is started again draws other numbers
-            "limit": self.args.timeout,
-        }
+        command = [word.replace("{n}", str(processes)) for word in words]
+        order = {"processes": processes, "command": command, "epochs": epochs, "batches": self.args.batches}
+        order |= {"cwd": f"{run}{self.real}", "folder": str(run), "real": str(self.real), "notes": str(notes)}
+        order |= {"without": sorted(without), "replay": replay or {}, "limit": self.args.timeout}
+        order |= {"stop": stop}  # a signal, and the step after which it is sent
+        order |= {"seed": 1000 if folder else 0}  # a script that is started again draws other numbers
         if self.args.site:
             return World(notes, order, self.by_job(order, notes))
         self.pipe.send(order)

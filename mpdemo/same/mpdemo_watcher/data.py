@@ -23,7 +23,7 @@ SWITCHES = {name: ("dropout", 1, "p", 0.5) for name in DROPOUTS.split()} | {
     "scaled_dot_product_attention": ("dropout", 4, "dropout_p", 0.0),
     "batch_norm": ("batchnorm", 5, "training", False),
 }
-loaders, datasets, passes = [], [], collections.Counter()
+loaders, datasets, passes = [], {}, collections.Counter()
 trained = collections.defaultdict(set)  # by loader: the passes over it in which there was a step
 taken = collections.Counter()  # batches of each pass over a loader
 

@@ -11,7 +11,7 @@ try:
     import safetensors.torch
 except ImportError:  # the reader's environment has none
     safetensors = None
-from .notes import ORDER, note_once
+from .notes import ORDER, before, note_once
 
 TEMPORARY = ("/dev/", "/proc/", "/sys/", "/tmp/", "/var/tmp/", os.path.expanduser("~/."))
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -43,22 +43,15 @@ def watch():
         finally:
             inside.pop()
 
+    def announce(_, *args, f=None, filename=None, **__):  # a writer that is no Python
+        path = (*args, f or filename)[0]
+        if isinstance(path, (str, bytes, os.PathLike)):
+            hook("open", (path, "wb", os.O_WRONLY | os.O_TRUNC))
+
     sys.addaudithook(hook)
-    torch.save = announced(torch.save, hook)
+    before(torch, "save", announce)
     if safetensors:
-        safetensors.torch.save_file = announced(safetensors.torch.save_file, hook)
-
-
-def announced(function, hook):
-    """See what a writer that is no Python opens."""
-
-    def watched(*args, **options):
-        for path in (*args[1:2], options.get("f"), options.get("filename")):
-            if isinstance(path, (str, bytes, os.PathLike)):
-                hook("open", (path, "wb", os.O_WRONLY | os.O_TRUNC))
-        return function(*args, **options)
-
-    return watched
+        before(safetensors.torch, "save_file", announce)
 
 
 def refuse_or_allow(path):

@@ -22,11 +22,20 @@ def note_once(kind, name):
 
 
 def number_of(known, thing) -> int:
-    """Return a thing's place in a list of those met so far; the list keeps it alive, so no other gets its id."""
-    place = next((k for k, other in enumerate(known) if other is thing), len(known))
-    if place == len(known):
-        known.append(thing)
-    return place
+    """Return a thing's place among those met so far; `known` keeps it alive, so no other gets its id."""
+    return known.setdefault(id(thing), (len(known), thing))[0]
+
+
+def before(owner, name, action):
+    """Call an action with the arguments of a function of a module or class, before the function itself."""
+    if function := getattr(owner, name, None):
+
+        @functools.wraps(function)
+        def called(*args, **options):
+            action(*args, **options)
+            return function(*args, **options)
+
+        setattr(owner, name, called)
 
 
 def has_ended(status):

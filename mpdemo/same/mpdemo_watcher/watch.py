@@ -16,7 +16,7 @@ from .data import taken, trained
 from .messages import calls
 from .notes import ORDER, finish, note, note_once, now, number_of
 
-optimizers, last_drawn = [], {}  # the last batch before a step of each
+optimizers, last_drawn = {}, {}  # the last batch before a step of each
 seen, alive, trainable = {}, set(), {}  # modules that ran; parameters with a gradient; all that want one
 
 
@@ -45,7 +45,7 @@ def is_empty(optimizer) -> bool:
 
 def before_step(optimizer, *_):
     """Note the first weights."""
-    if optimizer not in optimizers and not is_empty(optimizer):
+    if id(optimizer) not in optimizers and not is_empty(optimizer):
         norm, mixed = measure(parameters(optimizer))
         handler = signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, None)
         note("start", optimizer=number_of(optimizers, optimizer), weights=norm, mixed=mixed, handler=handler)
@@ -110,7 +110,7 @@ def watch():
 
 def at_end():
     """Note the parameters that were not trained."""
-    held = {id(parameter) for optimizer in optimizers for parameter in parameters(optimizer)}
+    held = {id(parameter) for _, optimizer in optimizers.values() for parameter in parameters(optimizer)}
     missing = [name for key, (name, _) in trainable.items() if key not in held]
     note("model", missing=missing, unused=[name for key, (name, _) in trainable.items() if key in held - alive])
     stage = sys.modules.get("torch.distributed.pipelining.stage")
