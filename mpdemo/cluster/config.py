@@ -3,60 +3,14 @@
 import contextlib
 import os
 import socket
+from pathlib import Path
 
 import psutil
 
 from mpdemo.errors import UserError
 
 CLUSTER_NAME = "throwaway"
-SLURM_CONF = """\
-ClusterName={name}
-SlurmctldHost={host}({cluster.controller})
-SlurmctldPort={cluster.port}
-SlurmUser={user}
-SlurmdUser={user}
-AuthType=auth/munge
-# a job that was preempted, or lost its node, waits this long before it starts again (120 s without it)
-AuthInfo=socket={folder}/munge.sock,cred_expire=15
-CredType=cred/munge
-
-StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool/%n
-SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd-%n.pid
-SlurmctldLogFile={folder}/log/slurmctld.log
-SlurmdLogFile={folder}/log/%n.log
-JobCompType=jobcomp/filetxt
-JobCompLoc={folder}/jobcomp.txt
-
-# any number of processors and any memory; no binding, since the processors are invented
-SlurmdParameters=config_overrides
-TaskPlugin=task/none
-ProctrackType=proctrack/linuxproc
-JobAcctGatherType=jobacct_gather/linux
-JobAcctGatherFrequency=task=1
-JobAcctGatherParams=OverMemoryKill
-GresTypes=gpu
-Licenses={licenses}
-SelectType=select/cons_tres
-SelectTypeParameters=CR_Core_Memory
-# without a default every job takes a whole node's memory
-DefMemPerCPU={memory_per_cpu}
-EnforcePartLimits=ALL
-# an urgent partition, if there is one, takes nodes from the others' jobs
-PreemptType=preempt/partition_prio
-PreemptMode=REQUEUE
-
-# quick answers, quick ends
-SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1
-SlurmctldTimeout=10
-SlurmdTimeout=10
-KillWait=2
-UnkillableStepTimeout=30
-MinJobAge=3600
-ReturnToService=2
-MailProg=/bin/true
-"""
+SLURM_CONF = Path(__file__).with_name("slurm.conf")
 
 
 def write_configuration(cluster, cpus, gpus, memory, wanted):
@@ -72,9 +26,10 @@ def write_configuration(cluster, cpus, gpus, memory, wanted):
     (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
     (folder / "munge.key").touch(0o600)
     (folder / "munge.key").write_bytes(os.urandom(128))
-    settings = {"name": CLUSTER_NAME, "host": host, "user": user_name(), "cluster": cluster, "folder": folder}
+    settings = {"name": CLUSTER_NAME, "host": host, "cluster": cluster, "folder": folder}
+    settings |= {"user": psutil.Process().username(), "memory_per_cpu": max(1, memory // cpus)}
     settings |= {"licenses": ",".join(f"{name}:1000" for name in sorted({"seat", *wanted.get("licenses", [])}))}
-    text = SLURM_CONF.format(**settings, memory_per_cpu=max(1, memory // cpus))
+    text = SLURM_CONF.read_text().format(**settings)
     address = f"NodeHostname={host}" if cluster.network == "none" else f"NodeAddr={cluster.subnet}.[11-{10 + count}]"
     options = [nodes, f"CPUs={cpus}", f"RealMemory={memory}", address]
     options += [f"Port=[{cluster.port + 1}-{cluster.port + count}]"]
@@ -95,10 +50,6 @@ def partition_lines(wanted) -> list[str]:
     names = [f"{default} Default=YES", *sorted(set(wanted.get("partitions", [])) - {default})]
     lines = [f"PartitionName={name} Nodes=ALL {limit} State=UP" for name in names]
     return lines + [f"PartitionName={name} Nodes=ALL PriorityTier=9 State=UP" for name in wanted.get("urgent", [])]
-
-
-def user_name() -> str:
-    return psutil.Process().username()  # the environment may still name another one
 
 
 def first_free_port(count) -> int:

@@ -9,7 +9,6 @@ import contextlib
 import os
 import shutil
 import subprocess
-from pathlib import Path
 
 from mpdemo.errors import UserError
 
@@ -63,10 +62,8 @@ def make_bridge(bridge, subnet):
 
 
 def remove_bridge(bridge):
-    """Remove the bridge and the cables of nodes that are gone (the kernel takes a moment for these itself)."""
-    cables = [path.name for path in Path(f"/sys/class/net/{bridge}/brif").glob("*")]
-    for device in (*cables, bridge):
-        works("ip", "link", "del", device)
+    """Remove the bridge; the kernel removes the cables of nodes that are gone."""
+    works("ip", "link", "del", bridge)
 
 
 def connect(bridge, subnet, index, pid):
