@@ -21,10 +21,10 @@ BUDGET = {
     "/plan": 3_285,
     "/jobs": 2_496,
     "/notebook": 1_996,
-    "/cluster": 698,
-    "/trainers": 825,
-    "/demo.py /bench.py /doctor.py /compare.py /trial.py": 911,
-    "/same": 1_488,
+    "/cluster": 604,
+    "/trainers": 694,
+    "/demo.py /bench.py /doctor.py /compare.py /trial.py": 902,
+    "/same": 1_285,
     "/labs": 9,
 }
 FILES = 151  # in mpdemo
