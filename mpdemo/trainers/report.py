@@ -122,8 +122,7 @@ def in_words(kind, model, advice) -> str:
     if model["compute"] == 0:
         return f"{kind}: no part of the time became less with more devices; stay with the smallest number."
     terms = f"{model['compute']:.3g} s / N + {model['communication']:.3g} s x log2(N) x steps + {model['start']:.3g} s"
-    falls = "the time still falls at" if advice["fastest"] == advice["most"] else "the least time is at"
     return (
         f"{kind}: time = {terms}; an efficiency of {EFFICIENCY:g} up to N = {advice['efficient']}; "
-        f"{falls} N = {advice['fastest']} (looked at: up to {advice['most']})."
+        f"the least time is at N = {advice['fastest']} (looked at: up to {advice['most']})."
     )
