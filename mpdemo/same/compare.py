@@ -116,21 +116,18 @@ def of_ranks(many):
 
 def of_steps(one, many):
     """Yield the first difference of the steps: samples, ranks and weights are known to be right."""
-    limit, starts = tolerance(one, many), [world.ranks[0].start for world in (one, many)]
-
-    def what(a, b, where=""):
-        return f"{where}{a:.6g} with one process, {b:.6g} with {many.processes}"
-
-    if differ(*starts, limit, "weights"):
-        yield Finding("first weights differ", what(*(start["weights"] for start in starts), "norm "))
-        return
+    limit, said = tolerance(one, many), "{}{:.6g} with one process, {:.6g} with " + str(many.processes)
+    for a, b in zip(one.ranks[0].of("start"), many.ranks[0].of("start"), strict=False):
+        if differ(a, b, limit, "weights"):
+            yield Finding("first weights differ", said.format("norm ", a["weights"], b["weights"]))
+            return
     for k, (a, b) in enumerate(zip(one.steps, many.steps, strict=False)):
         if differ(a, b, 1e-6, "rates"):
-            yield Finding("learning rate changes", what(a["rates"][0], b["rates"][0], f"in step {k + 1} "))
+            yield Finding("learning rate changes", said.format(f"in step {k + 1} ", a["rates"][0], b["rates"][0]))
             return
         if differ(a, b, limit, "gradient"):
-            said = what(a["gradient"], b["gradient"], f"in step {k + 1} the norm is ")
-            yield cause_of_gradient(b["gradient"] / max(a["gradient"], 1e-12), said, k, one, many)
+            what = said.format(f"in step {k + 1} the norm is ", a["gradient"], b["gradient"])
+            yield cause_of_gradient(b["gradient"] / max(a["gradient"], 1e-12), what, k, one, many)
             return
     if len(one.steps) != len(many.steps) and one.how == many.how == "ended":
         what = f"{len(many.steps)} steps with {many.processes} processes, {len(one.steps)} with one"

@@ -29,18 +29,19 @@ def verdict(watcher, processes, other) -> dict:
             break
         if number == signal.SIGTERM and stopped.how == "silent":
             findings.append(Finding("hangs", "after SIGTERM"))
-        copy = shutil.copytree(stopped.folder, stopped.folder.with_name(f"{stopped.folder.name}-copy"), symlinks=True)
+        if number == signal.SIGKILL:
+            copy = shutil.copytree(stopped.folder, f"{stopped.folder}-copy", symlinks=True)
         again = watcher.run(processes, folder=stopped.folder, **options)
         known = {finding.name for finding in findings}
         findings += [finding for finding in follow(whole, again, number.name) if finding.name not in known]
         rows[number.name] = [place_of(whole, again)]
-        if number == signal.SIGKILL and other != processes and place_of(whole, again):
-            elsewhere = watcher.run(other, folder=copy, **options)
-            rows[f"with {elsewhere}"] = [place_of(whole, elsewhere)]
-            if not place_of(whole, elsewhere):
-                what = f"{elsewhere} cannot go on: {elsewhere.error or 'begins with other weights'}"
-                findings.append(Finding("another world size not readable", what))
-    said = {True: "resumes as if it had never stopped", False: "does NOT resume as it should"}[not findings]
+    if other != processes and rows.get("SIGKILL", [0])[0]:
+        elsewhere = watcher.run(other, folder=copy, **options)
+        rows[f"with {elsewhere}"] = [place_of(whole, elsewhere)]
+        if not place_of(whole, elsewhere):
+            what = f"{elsewhere} cannot go on: {elsewhere.error or 'begins with other weights'}"
+            findings.append(Finding("another world size not readable", what))
+    said = "does NOT resume as it should" if findings else "resumes as if it had never stopped"
     return {"processes": processes, "findings": findings, "notes": notes, "table": rows, "said": said}
 
 
