@@ -22,7 +22,7 @@ BUDGET = {
     "/jobs": 2_496,
     "/notebook": 1_996,
     "/cluster": 604,
-    "/trainers": 694,
+    "/trainers": 686,
     "/demo.py /bench.py /doctor.py /compare.py /trial.py": 902,
     "/same": 1_285,
     "/labs": 9,

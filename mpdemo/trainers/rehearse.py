@@ -62,9 +62,13 @@ def main(args) -> int:
     clean_up_on_signals()  # its jobs are cancelled then, too
     run_trials(trials, site, args.at_once, args.wait)
     gpus_exist = site.gpus_per_node > 0 and cluster != CLUSTER_NAME
-    advice = {trial: textwrap.shorten(trial.advice(gpus_exist), LONGEST, placeholder="...") for trial in trials}
-    print("", tabulate([trial.row(line) for trial, line in advice.items()], HEADERS, disable_numparse=True), sep="\n")
-    failed = [trial for trial, line in advice.items() if line]
+    rows, failed = [], []
+    for trial in trials:
+        advice = textwrap.shorten(trial.advice(gpus_exist), LONGEST, placeholder="...")
+        failed += [trial] * bool(advice)
+        ran = (trial.job.id, trial.waited, f"{trial.job.run_time:.0f} s") if trial.job else ("no", "-", "-")
+        rows.append([trial.name, *ran, advice or "nothing"])
+    print("", tabulate(rows, HEADERS, disable_numparse=True), sep="\n")
     for trial in (trial for trial in failed if trial.job and trial.job.log_files):  # one that never started has none
         print(f"more on {trial.name}: python -m mpdemo explain {trial.spec.out}/{trial.job.log_files[-1].name}")
     for trial in (trial for trial in trials if trial.name == "env" and trial.job):
@@ -124,11 +128,6 @@ class Trial:
         if not self.trouble and gpus_exist and self.name == "env" and any(NO_GPU in line for line in self.lines()):
             return "PyTorch sees no GPU; is it built for those of this site?"
         return self.trouble
-
-    def row(self, advice) -> list:
-        """Return the job's row of the table."""
-        ran = (self.job.id, self.waited, f"{self.job.run_time:.0f} s") if self.job else ("no", "-", "-")
-        return [self.name, *ran, advice or "nothing"]
 
 
 def run_trials(trials, site, at_once, wait):

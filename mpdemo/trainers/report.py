@@ -40,10 +40,8 @@ def gather(experiment, done) -> dict:
     for kind in experiment.kinds:
         own = []
         for nodes in experiment.nodes:
-            row = {"scaling": kind, "nodes": nodes} | measure(
-                done.get((kind, nodes)) or done[experiment.kinds[0], nodes]
-            )
-            own.append(row | compare(row, (own or [row])[0]))
+            job = done.get((kind, nodes)) or done[experiment.kinds[0], nodes]
+            own.append({"scaling": kind, "nodes": nodes} | measure(job, *own[:1]))
         rows, fits[kind], advices[kind] = rows + own, None, None
         if len(own) >= FEWEST:
             images = experiment.images
@@ -60,20 +58,26 @@ def gather(experiment, done) -> dict:
     return {"machine": machine, **facts, "rows": rows, "fit": fits, "advice": advices}
 
 
-def measure(job) -> dict:
-    """Return what a job tells: its steps without the warm-up, its loss at the end, what it used."""
+def measure(job, reference=None) -> dict:
+    """Return what a job tells: its steps without the warm-up, also relative to a row of another job, and its cost."""
     summary = job.result()
     batch, devices = summary["settings"]["batch_size"], summary["world_size"]
-    seconds = [batch / row["images_per_second"] for row in job.metrics() if row["event"] == "step"][WARMUP:]
-    if len(seconds) < LEAST_STEPS - WARMUP:
+    rates = [row["images_per_second"] for row in job.metrics() if row["event"] == "step"][WARMUP:]
+    if len(rates) < LEAST_STEPS - WARMUP:
         raise UserError(f"{job.out / 'metrics.jsonl'} has too few steps; remove this folder, and run the job again")
+    seconds = median(batch / rate for rate in rates)
+    first = reference or {"images_per_second": batch / seconds, "devices": devices}
+    relative = sorted(rate / first["images_per_second"] for rate in rates)
+    speedup = batch / seconds / first["images_per_second"]
     return {
         "devices": devices,
         "batch": batch,
         "steps": summary["steps"],
-        "step_seconds": median(seconds),
-        "steps_seconds": seconds,
-        "images_per_second": batch / median(seconds),
+        "step_seconds": seconds,
+        "images_per_second": batch / seconds,
+        "speedup": speedup,
+        "speedup_quartiles": [relative[len(rates) // 4], relative[(3 * len(rates)) // 4]],
+        "efficiency": speedup * first["devices"] / devices,
         "loss": summary["validation_loss"],
         "job_seconds": job.run_time,
         "start_seconds": max(0.0, job.run_time - summary["seconds"]),
@@ -81,15 +85,6 @@ def measure(job) -> dict:
         "hosts": sorted(set(summary["environment"]["hosts"])),
         "job": job.id,
     }
-
-
-def compare(row, reference) -> dict:
-    """Return a row's speed-up over the reference, the spread of its steps around it, and its efficiency."""
-    rates = sorted(row["batch"] / seconds / reference["images_per_second"] for seconds in row["steps_seconds"])
-    speedup = row["images_per_second"] / reference["images_per_second"]
-    middle = [rates[len(rates) // 4], rates[(3 * len(rates)) // 4]]
-    efficiency = speedup * reference["devices"] / row["devices"]
-    return {"speedup": speedup, "speedup_quartiles": middle, "efficiency": efficiency}
 
 
 def show_table(report, columns=None) -> str:

@@ -70,16 +70,15 @@ class Experiment:
 
     def specs(self) -> dict:
         """Return the jobs, by kind and number of nodes; the smallest is one of the first kind."""
-        sizes = itertools.product(self.kinds, self.nodes)
-        return {size: self._spec(*size) for size in sizes if size[0] == self.kinds[0] or size[1] != self.nodes[0]}
-
-    def _spec(self, kind, nodes):
-        batch, name = self.batch_of(kind, nodes), f"{self.name}_{kind}_{nodes}"
-        rung = "single" if nodes * self.processes_per_node == 1 else "ddp"
-        steps = {"batch_size": batch, "epochs": None, "steps": self.images // batch, "log_every": 1}
-        settings = recipe(rung, **{"warmup_steps": WARMUP} | (self.changes or {}) | steps, out=f"runs/{name}")
-        shape = {"nodes": nodes, "processes_per_node": self.processes_per_node, "time_limit": self.time_limit}
-        return JobSpec(name, train_command(**settings), f"runs/{name}", **shape)
+        specs, shape = {}, {"processes_per_node": self.processes_per_node, "time_limit": self.time_limit}
+        for kind, nodes in itertools.product(self.kinds, self.nodes):
+            batch, name = self.batch_of(kind, nodes), f"{self.name}_{kind}_{nodes}"
+            rung = "single" if nodes * self.processes_per_node == 1 else "ddp"
+            steps = {"batch_size": batch, "epochs": None, "steps": self.images // batch, "log_every": 1}
+            settings = recipe(rung, **{"warmup_steps": WARMUP} | (self.changes or {}) | steps, out=f"runs/{name}")
+            if kind == self.kinds[0] or nodes != self.nodes[0]:
+                specs[kind, nodes] = JobSpec(name, train_command(**settings), f"runs/{name}", nodes, **shape)
+        return specs
 
 
 def sizes_here(wanted, site=None, processes_per_node=1) -> tuple:
