@@ -40,22 +40,24 @@ def mnist(tmp_path):
 def imagenet(tmp_path):
     """Three of ImageNet's classes, with the meta.bin that torchvision makes of the devkit."""
     wnids = {"n01440764": ("tench",), "n01443537": ("goldfish", "Carassius auratus"), "n01484850": ("great white",)}
-    for split, count in (("train", 3), ("val", 1)):
-        for wnid in wnids:
-            (tmp_path / split / wnid).mkdir(parents=True)
-            for i in range(count):
-                Image.new("RGB", (50, 40), (90 * i, 40, 200)).save(tmp_path / split / wnid / f"{wnid}_{i}.JPEG")
+    for split, wnid, count in [(split, wnid, count) for split, count in (("train", 3), ("val", 1)) for wnid in wnids]:
+        (tmp_path / split / wnid).mkdir(parents=True)
+        for i in range(count):
+            Image.new("RGB", (50, 40), (90 * i, 40, 200)).save(tmp_path / split / wnid / f"{wnid}_{i}.JPEG")
     torch.save((wnids, list(wnids)), tmp_path / "meta.bin")
     return tmp_path
+
+
+def facts(dataset):
+    return len(dataset.train), len(dataset.validation), dataset.classes, dataset.channels
 
 
 def test_digits():
     """1,797 real images, normalised with the training images' own statistics, split for good."""
     dataset = load("digits")
     pixels, labels = dataset.train.tensors
-    assert (len(dataset.train), len(dataset.validation), dataset.classes, dataset.channels) == (1536, 261, 10, 1)
-    assert pixels.shape == (1536, 1, 28, 28)
-    assert abs(pixels.mean()) < 1e-2 and abs(pixels.std() - 1) < 1e-2
+    assert facts(dataset) == (1536, 261, 10, 1)
+    assert pixels.shape == (1536, 1, 28, 28) and abs(pixels.mean()) < 1e-2 and abs(pixels.std() - 1) < 1e-2
     assert labels.bincount().min() > 100 and dataset.validation.tensors[1].bincount().min() > 10
     everything = torch.cat([pixels, dataset.validation.tensors[0]]).flatten(1)
     assert len(torch.unique(everything, dim=0)) == 1797  # no image is in both
@@ -66,13 +68,10 @@ def test_digits():
 @pytest.mark.filterwarnings("error::DeprecationWarning")
 def test_mnist_in_its_real_format(mnist):
     dataset = load("mnist", mnist)
-    assert (len(dataset.train), len(dataset.validation), dataset.classes, dataset.channels) == (20, 10, 10, 1)
-    image, label = dataset.train[3]
-    path = mnist / "MNIST/raw/train-images-idx3-ubyte"
-    stored = path.read_bytes()[16 + 3 * 784 : 16 + 4 * 784]
-    pixels = torch.frombuffer(bytearray(stored), dtype=torch.uint8).reshape(28, 28)
-    assert label == 3
-    assert torch.allclose(image[0], (pixels / 255 - 0.1307) / 0.3081, atol=1e-6)
+    assert facts(dataset) == (20, 10, 10, 1)
+    path, (image, label) = mnist / "MNIST/raw/train-images-idx3-ubyte", dataset.train[3]
+    pixels = np.frombuffer(path.read_bytes(), np.uint8, 784, 16 + 3 * 784).reshape(28, 28)
+    assert label == 3 and np.allclose(image[0], (pixels / 255 - 0.1307) / 0.3081, atol=1e-6)
     path.write_bytes(path.read_bytes()[:1000])  # half a download
     with pytest.raises(UserError, match="is not a mnist set"):
         load("mnist", mnist)
@@ -86,7 +85,7 @@ def test_imagenet_also_where_jean_zay_has_it(imagenet, tmp_path_factory, monkeyp
     monkeypatch.delenv("MPDEMO_DATA", raising=False)
     monkeypatch.setenv("DSDIR", str(dsdir))
     dataset = load("imagenet", image_size=32)
-    assert (len(dataset.train), len(dataset.validation), dataset.classes, dataset.channels) == (9, 3, 1000, 3)
+    assert facts(dataset) == (9, 3, 1000, 3)
     assert dataset.train[0][0].shape == dataset.validation[0][0].shape == (32, 32, 3)
     assert labels_of(dataset.train) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     monkeypatch.setenv("MPDEMO_DATA", "/nowhere")
@@ -98,10 +97,10 @@ def test_imagenet_also_where_jean_zay_has_it(imagenet, tmp_path_factory, monkeyp
 def test_folders_of_images_and_their_split(jpegs):
     """Without train/ and val/ a tenth is kept for validation; no image is in both; the seed says which."""
     dataset = load("folder", jpegs, image_size=32)
-    assert (len(dataset.train), len(dataset.validation), dataset.classes, dataset.channels) == (40, 10, 10, 3)
+    assert facts(dataset) == (40, 10, 10, 3)
     assert labels_of(dataset.train) == [c for c in range(10) for _ in range(4)]
     dataset = load("folder", jpegs / "train", image_size=32)
-    assert (len(dataset.train), len(dataset.validation), dataset.classes) == (36, 4, 10)
+    assert facts(dataset) == (36, 4, 10, 3)
     train, validation = dataset.train.dataset.indices, dataset.validation.indices
     assert sorted(train + validation) == list(range(40))
     assert load("folder", jpegs / "train", image_size=32, seed=1).validation.indices != validation
@@ -301,22 +300,14 @@ def test_class_folders_that_do_not_fit_are_refused(moved, to, problem, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("make", "ending"),
-    [
-        (lambda ramp: ramp, "png"),
-        (lambda ramp: ramp, "tif"),
-        (lambda ramp: ramp.astype(">u2"), "tif"),
-        (lambda ramp: ramp.astype(np.int32), "tif"),
-        (lambda ramp: ramp.astype(np.float32), "tif"),
-    ],
-    ids=["16-bit PNG", "16-bit TIFF", "16-bit TIFF, big end first", "32-bit TIFF", "float TIFF"],
+    ("mode", "dtype", "ending"),
+    [("I;16", "<u2", "png"), ("I;16", "<u2", "tif"), ("I;16B", ">u2", "tif"), ("I", "<i4", "tif"), ("F", "<f4", "tif")],
 )
-def test_deep_images_are_scaled_by_their_depth_or_refused(tmp_path, make, ending):
+def test_deep_images_are_scaled_by_their_depth_or_refused(tmp_path, mode, dtype, ending):
     """A ramp from black to white stays one; of 32 bits nothing says what is white."""
-    ramp, path = make(np.tile(np.linspace(0, 65535, 64).astype(np.uint16), (64, 1))), tmp_path / f"ramp.{ending}"
-    image = Image.fromarray(ramp) if ramp.dtype != ">u2" else Image.frombytes("I;16B", (64, 64), ramp.tobytes())
-    image.save(path)
-    if ramp.dtype.itemsize == 4:
+    ramp, path = np.tile(np.linspace(0, 65535, 64), (64, 1)).astype(dtype), tmp_path / f"ramp.{ending}"
+    Image.frombytes(mode, (64, 64), ramp.tobytes()).save(path)
+    if ramp.itemsize == 4:
         with pytest.raises(UserError, match="has 32 bits per pixel"):
             images.plain(path, 32)
     else:
@@ -328,10 +319,9 @@ def test_a_folder_with_links_pipes_and_hidden_folders_gives_each_image_once(tmp_
     make_jpeg_folder(tmp_path / "data", classes=2, images=2, size=16)
     top = tmp_path / "data" / "train"
     wanted = load("folder", top, 16).train.dataset.dataset.samples
-    (top / "0" / "again").symlink_to(top)
-    (top / "0" / "round").symlink_to(top / "0")
-    (top / "1" / "other").symlink_to(top / "0")
-    for name, target in {"self": top, "up": tmp_path / "data", "link": top / "1"}.items():
+    links = {"0/again": top, "0/round": top / "0", "1/other": top / "0"}
+    links |= {"self": top, "up": tmp_path / "data", "link": top / "1"}
+    for name, target in links.items():
         (top / name).symlink_to(target)
     for hidden in (top / ".ipynb_checkpoints", top / "1" / ".ipynb_checkpoints"):
         hidden.mkdir()
