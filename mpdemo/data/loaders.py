@@ -83,13 +83,11 @@ class Loaders:
     """Training and validation batches of one rank: iterate over `train` and `validation`.
 
     Of `batch_size` images per step each of `replicas` copies of the model takes an equal share; this rank belongs to
-    number `replica`. `workers` are loader processes; with `pin_memory`, copies to a GPU run in the background; without
-    `images` there are labels only, in the same order. Images are normalised on `device`, by default where they are.
+    number `replica`. `workers` are loader processes; without `images` there are labels only, in the same order. Images
+    are normalised on `device`, by default where they are.
     """
 
-    def __init__(
-        self, data, batch_size, replicas=1, replica=0, seed=0, workers=0, pin_memory=False, images=True, device=None
-    ):
+    def __init__(self, data, batch_size, replicas=1, replica=0, seed=0, workers=0, images=True, device=None):
         train, validation = data.train, data.validation
         if len(train) < batch_size:
             wrong = f"batch of {batch_size} images, but only {len(train)} to train on"
@@ -104,7 +102,7 @@ class Loaders:
         self.sampler = ResumableDistributedSampler(train, replicas, replica, seed=seed, drop_last=True)
         common = {
             "num_workers": workers,
-            "pin_memory": pin_memory,
+            "pin_memory": device is not None and device.type == "cuda",  # copies to a GPU run in the background
             "worker_init_fn": prepare_worker,
             "generator": torch.Generator(),  # of its own: loading draws no random numbers from the training
         }
