@@ -103,15 +103,8 @@ class Recorder:
     def add(self, kind, start, end, stage=0, microbatch=0, **more):
         """Record an operation between two readings of the clock; `rank` where this process drives several devices."""
         if self._operations is not None:
-            row = {
-                "rank": self.rank,
-                "kind": kind,
-                "stage": stage,
-                "microbatch": microbatch,
-                "start": start,
-                "end": end,
-            }
-            self._operations.append(row | more)
+            row = {"rank": self.rank, "kind": kind, "stage": stage, "microbatch": microbatch}
+            self._operations.append(row | {"start": start, "end": end} | more)
 
     @property
     def steps(self) -> list[dict]:
