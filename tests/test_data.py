@@ -283,7 +283,6 @@ def test_wrong_folders_are_refused_with_the_expected_layout(dataset, tmp_path, m
         ("val/0", "val/zero", "the same in train/ and val/; expected: PATH/train/CLASS"),
         ("train/0/0000.jpg", "0000.jpg", "class folder .*train/0 holds no image .*; remove it"),
     ],
-    ids=["no validation", "other classes", "an empty class"],
 )
 def test_class_folders_that_do_not_fit_are_refused(moved, to, problem, tmp_path):
     make_jpeg_folder(tmp_path, classes=2, images=1, size=16)
