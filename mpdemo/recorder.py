@@ -1,13 +1,12 @@
-"""Record what every rank of a pipeline computes when, with a clock that all ranks share.
+"""Record what every rank computes when, with a clock that all ranks share.
 
-`Recorder.attach` reads the clock before and after the three methods through which every schedule of
-``torch.distributed.pipelining`` computes a microbatch; a reading costs about a microsecond and waits for nothing.
-`mpdemo.timeline.read` reads the files, `mpdemo.notebook.plots.timeline` draws them.
+The clock is read before and after a forward and a backward pass through a model, or the three methods through which
+every schedule of ``torch.distributed.pipelining`` computes a microbatch; a reading costs about a microsecond and waits
+for nothing. `mpdemo.timeline.read` reads the files, `mpdemo.notebook.plots.timeline` draws them.
 Taught in notebooks/05_pipeline.ipynb.
 """
 
 import json
-import socket
 import time
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -34,26 +33,32 @@ class Recorder:
     def __init__(self, rank, device, alone=False):
         self.rank, self.device = rank, device
         self.alone = alone  # no other rank records these steps; else all compare their clocks in the first one
-        self.offset = None  # s, this process's clock minus rank 0's
-        self._steps = []  # (begin, end, operations) as readings of the clock
+        self._zero = None  # a reading of the device's clock, and the time on rank 0's clock at that moment
+        self._steps = []  # as `steps`, but with readings of the device's clock
         self._operations = None  # of the step under way
 
     def watch(self, part):
         """Record a `Part` of a cut model: its pipeline's stages, or the passes and messages of a stage without one."""
         part.recorder = self
-        model, number = part.model, next(iter(part.stages))
-        passes = ExitStack()  # of a stage that no pipeline drives: a forward pass through the model, and `backward`
-        model.register_forward_pre_hook(lambda *_: passes.enter_context(self.operation("F", number)))
-        model.register_forward_hook(lambda *_: passes.close())
-        for holder, name, kind in ((torch.Tensor, "backward", "B"), (torch.distributed, "all_reduce", "A")):
-            self._record(holder, name, lambda args, kwargs, kind=kind: (kind, number))
+        number = next(iter(part.stages))
+        self.watch_passes(part.model, number)
+        self._record(torch.distributed, "all_reduce", lambda args, kwargs: ("A", number))
+
+    def watch_passes(self, model, stage=0):
+        """Record each forward pass through a model, and each ``backward`` of a tensor; count both in a step."""
+        under_way = ExitStack()
+
+        def begin(*_):
+            under_way.enter_context(self.operation("F", stage, self._count("F")))
+
+        model.register_forward_pre_hook(begin)
+        model.register_forward_hook(lambda *_: under_way.close())
+        self._record(torch.Tensor, "backward", lambda args, kwargs: ("B", stage, self._count("B")))
 
     def attach(self, stage):
-        """Record a ``PipelineStage``: what it computes, and when it sends to another stage."""
+        """Record what a ``PipelineStage`` computes."""
         for name, kind in COMPUTING.items():
             self._record(stage, name, lambda args, kwargs, kind=kind: (kind(kwargs), stage.stage_index, args[0]))
-        for name in ("get_fwd_send_ops", "get_bwd_send_ops"):
-            self._note_sends(stage, name)
 
     def _record(self, holder, name, describe):
         """Replace a function by one whose calls are recorded; `describe` returns the arguments of `operation`."""
@@ -65,88 +70,57 @@ class Recorder:
 
         setattr(holder, name, recorded)
 
-    def _note_sends(self, stage, name):
-        function = getattr(stage, name)
-
-        def noted(chunk):
-            sends = function(chunk)
-            if sends:
-                now = clock.read(self.device)
-                self.add("send", now, now, stage.stage_index, chunk)
-            return sends
-
-        setattr(stage, name, noted)
-
     def begin_step(self):
         """Record what follows as one step. In the first one the ranks compare clocks: all must come here."""
-        if self.offset is None:
-            self._set_zero()
+        if self._zero is None:
+            offset = 0.0 if self.alone else clock_offset()
+            clock.wait(self.device)
+            self._zero = clock.read(self.device), time.perf_counter() - offset
         self._begin, self._operations = clock.read(self.device), []
-
-    @property
-    def under_way(self) -> bool:
-        """Whether a step is being recorded."""
-        return self._operations is not None
 
     def end_step(self):
         """End the step under way."""
-        self._steps.append((self._begin, clock.read(self.device), self._operations))
+        self._steps.append({"start": self._begin, "end": clock.read(self.device), "events": self._operations})
         self._operations = None
 
+    def _count(self, kind) -> int:
+        return sum(row["kind"] == kind for row in self._operations or ())
+
     @contextmanager
-    def operation(self, kind, stage, microbatch=0, **more):
+    def operation(self, kind, stage=0, microbatch=0, **more):
         """Record a ``with`` block as one operation of the step under way; outside of a step nothing is recorded."""
-        if not self.under_way:
+        if self._operations is None:
             yield
             return
         start, begin = clock.read(self.device), time.thread_time()
         yield
         on_core = time.thread_time() - begin  # s that this thread had a core: less than it took where cores are shared
-        self.add(kind, start, clock.read(self.device), stage, microbatch, on_core=on_core, **more)
+        end = clock.read(self.device)
+        if kind == "B":  # all gradients were there when the last all-reduce began; then DDP waited for its end
+            end = next((row["start"] for row in reversed(self._operations) if row["kind"] == "A"), end)
+        self.add(kind, start, end, stage, microbatch, on_core=on_core, **more)
 
     def add(self, kind, start, end, stage=0, microbatch=0, **more):
         """Record an operation between two readings of the clock; `rank` where this process drives several devices."""
-        if self.under_way:
-            row = {"kind": kind, "stage": stage, "microbatch": microbatch, "start": start, "end": end}
-            self._operations.append(row | more)
-
-    def latest(self, kind):
-        """Return the last operation `kind` of the step under way, None before the first one."""
-        return next((row for row in reversed(self._operations or ()) if row["kind"] == kind), None)
+        if self._operations is not None:
+            row = {"rank": self.rank, "kind": kind, "stage": stage, "microbatch": microbatch}
+            self._operations.append(row | {"start": start, "end": end} | more)
 
     @property
     def steps(self) -> list[dict]:
         """The recorded steps: ``start``, ``end`` and ``events``, in seconds on rank 0's clock."""
-        seconds = self._seconds
-        return [
-            {
-                "start": seconds(begin),
-                "end": seconds(end),
-                "events": [
-                    {"rank": self.rank, **row, "start": seconds(row["start"]), "end": seconds(row["end"])}
-                    for row in operations
-                ],
-            }
-            for begin, end, operations in self._steps
-        ]
+
+        def seconds(row):
+            zero, time_at_zero = self._zero
+            return row | {edge: time_at_zero + clock.seconds(zero, row[edge]) for edge in ("start", "end")}
+
+        return [seconds(step) | {"events": [seconds(row) for row in step["events"]]} for step in self._steps]
 
     def save(self, folder):
         """Write ``timeline-rank0.json`` (for rank 0) into `folder`."""
         path = Path(folder) / f"timeline-rank{self.rank}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        content = {"rank": self.rank, "device": str(self.device), "host": socket.gethostname(), "steps": self.steps}
-        path.write_text(json.dumps(content))
-
-    def _set_zero(self):
-        """Compare clocks with rank 0, and note which host time this device's clock begins at."""
-        self.offset = 0.0 if self.alone else clock_offset()
-        clock.wait(self.device)
-        on_cpu = self.device.type != "cuda"
-        self._zero, self._zero_time = (0.0, 0.0) if on_cpu else (clock.read(self.device), time.perf_counter())
-
-    def _seconds(self, reading):
-        """Return a reading in seconds on rank 0's clock."""
-        return self._zero_time + clock.seconds(self._zero, reading) - self.offset
+        path.write_text(json.dumps({"rank": self.rank, "steps": self.steps}))
 
 
 def clock_offset(machine=None):
@@ -156,10 +130,11 @@ def clock_offset(machine=None):
     same moment; the median of several is good to about the time of a barrier, 0.1 ms.
     """
     machines, offsets = gather_objects(machine or identity()), []
-    for _ in range(CLOCK_ROUNDS if len(set(machines)) > 1 else 0):
+    if len(set(machines)) == 1:
+        return 0.0
+    rank = torch.distributed.get_rank()
+    for _ in range(CLOCK_ROUNDS):
         torch.distributed.barrier()
         now = gather_objects(time.perf_counter())
-        offsets.append(now[torch.distributed.get_rank()] - now[0])
-    if not offsets or machines[torch.distributed.get_rank()] == machines[0]:
-        return 0.0
-    return median(offsets)
+        offsets.append(now[rank] - now[0])
+    return 0.0 if machines[rank] == machines[0] else median(offsets)

@@ -39,16 +39,15 @@ def in_ci() -> bool:
     return os.environ.get("CI") == "true"
 
 
-def install(packages) -> bool:
-    """Install with apt; True if it worked."""
+def install(packages):
+    """Install with apt, or say why that failed."""
     print(f"installing Debian packages: {' '.join(packages)}", flush=True)
     env = dict(os.environ, DEBIAN_FRONTEND="noninteractive")
     for words in (["update", "-q"], ["install", "-qy", "--no-install-recommends", *packages]):
         done = subprocess.run(["apt-get", *words], env=env, capture_output=True, text=True, timeout=900)
         if done.returncode:
             print(f"apt-get {words[0]} failed: {done.stderr.strip()[-500:]}", file=sys.stderr)
-            return False
-    return True
+            break
 
 
 def main() -> int:

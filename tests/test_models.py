@@ -4,44 +4,42 @@ import pytest
 import torch
 import torchvision
 
-from mpdemo.cuts import block_names
+from mpdemo.cuts import block_names, resolve_cut
 from mpdemo.errors import UserError
-from mpdemo.models import build, resolve_cut
+from mpdemo.models import build
 from mpdemo.settings import MODELS
 
 CONVNET = ["layer1", "layer2", "fc"]
-SMALL = {"resnet18": 32, "resnet50": 32, "resnet101": 32}  # image sizes: residual networks take any
+RESNETS = ["resnet18", "resnet50", "resnet101"]
 
 
 def small(name, **more):
-    return build(name, image_size=SMALL.get(name, 28), **more)
+    return build(name, image_size=32 if name in RESNETS else 28, **more)
 
 
-def torchvision_name(name):
-    return name.removeprefix("stem.").removeprefix("head.")
-
-
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", RESNETS)
 def test_resnets_are_torchvisions(name):
     """Same state dict but for the first and last blocks' names, same outputs, same gradients."""
-    model = build(name, classes=1000, channels=3, image_size=64)
-    theirs = getattr(torchvision.models, name)()
-    state = {torchvision_name(k): v for k, v in model.state_dict().items()}
+
+    def by_their_names(tensors):
+        return {name.removeprefix("stem.").removeprefix("head."): tensor for name, tensor in tensors}
+
+    model, theirs = build(name, classes=1000, channels=3, image_size=64), getattr(torchvision.models, name)()
+    state = by_their_names(model.state_dict().items())
     assert list(state) == list(theirs.state_dict())
     theirs.load_state_dict(state)
     images = torch.randn(2, 3, 64, 64)
     for net in (model, theirs):
         net(images).square().mean().backward()
     assert torch.equal(model.eval()(images), theirs.eval()(images))
-    wanted = {k: p.grad for k, p in theirs.named_parameters()}
-    assert all(torch.equal(p.grad, wanted[torchvision_name(k)]) for k, p in model.named_parameters())
+    own, wanted = by_their_names(model.named_parameters()), dict(theirs.named_parameters())
+    assert all(torch.equal(own[name].grad, wanted[name].grad) for name in wanted)
 
 
 @pytest.mark.parametrize(("name", "norm"), [*[(name, "batch") for name in MODELS], ("convnet", "group")])
 def test_cut_anywhere(name, norm):
     """The cut into single blocks and cuts in two compose to the uncut model and keep the parameters' names."""
     model = small(name, norm=norm).eval()
-    names = set(model.state_dict())
     images = torch.randn(2, *model.input_shape)
     with torch.no_grad():
         between = [images]  # what flows between the blocks
@@ -53,8 +51,7 @@ def test_cut_anywhere(name, norm):
             first, second = model.cut([point])
             assert torch.equal(first(images), between[point])
             assert torch.equal(second(between[point]), between[-1])
-            assert set(first.state_dict()) | set(second.state_dict()) == names
-            assert not set(first.state_dict()) & set(second.state_dict())
+            assert sorted([*first.state_dict(), *second.state_dict()]) == sorted(model.state_dict())
 
 
 def test_a_transformer_block_is_pytorchs():
@@ -100,14 +97,12 @@ def test_a_stage_shares_parameters_and_the_last_one_ends_in_float32():
 @pytest.mark.parametrize("name", MODELS)
 def test_weights_depend_on_the_seed_only(name):
     torch.manual_seed(1)
-    one = small(name, seed=5)
+    one = small(name, seed=5).state_dict()
     before = torch.get_rng_state()
-    two = small(name, seed=5)
+    two, other = small(name, seed=5).state_dict(), small(name, seed=6).state_dict()
     assert torch.equal(before, torch.get_rng_state())  # building takes nothing from the training's random numbers
-    other = small(name, seed=6)
-    same = [torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True)]
-    different = [not torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True)]
-    assert all(same) and any(different)
+    assert all(torch.equal(one[key], two[key]) for key in one)
+    assert not all(torch.equal(one[key], other[key]) for key in one)
 
 
 def test_resolve_cut():
@@ -124,8 +119,6 @@ def test_resolve_cut():
 @pytest.mark.parametrize(
     ("cut", "stages", "message"),
     [
-        (None, 4, "4 stages do not fit a model of 3 blocks; allowed: 1 to 3"),
-        ("layer9", 2, "cannot cut after 'layer9'.*layer1, layer2"),
         ("3", 2, "cannot cut after '3'.*1 to 2"),
         ("layer1,", 3, "cannot cut after ''"),
         ("layer1", 3, "gives 2 stages, but 3 are wanted"),
@@ -133,23 +126,17 @@ def test_resolve_cut():
     ],
 )
 def test_cuts_that_are_refused(cut, stages, message):
-    with pytest.raises(UserError, match=message) as refusal:
+    with pytest.raises(UserError, match=message):
         resolve_cut(CONVNET, cut, stages)
-    assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"name": "vgg"}, "unknown model 'vgg'; allowed: toy, convnet, resnet18"),
-        ({"name": "convnet", "norm": "layer"}, "unknown norm 'layer'; allowed: batch, group"),
-        ({"name": "convnet", "image_size": 3}, "image size 3 is too small"),
-        ({"name": "transformer", "image_size": 30}, "image size 30 does not divide"),
-    ],
+    ("name", "image_size", "message"),
+    [("convnet", 3, "image size 3 is too small"), ("transformer", 30, "image size 30 does not divide")],
 )
-def test_models_that_are_refused(arguments, message):
+def test_images_that_do_not_fit_a_model_are_refused(name, image_size, message):
     with pytest.raises(UserError, match=message):
-        build(**arguments)
+        build(name, image_size=image_size)
 
 
 @pytest.mark.parametrize("name", MODELS)

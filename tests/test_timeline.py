@@ -1,6 +1,5 @@
 """The pipeline rung on two processes, recorded: every operation is there, in order, on one clock."""
 
-import json
 from itertools import pairwise
 
 import pytest
@@ -12,7 +11,6 @@ from mpdemo.plan.simulate import order
 from mpdemo.timeline import read
 
 RANKS, MICROBATCHES, STEPS = 2, 4, 3
-RECORDED = list(SCHEDULES)
 
 
 @pytest.fixture(scope="module")
@@ -22,38 +20,26 @@ def recorded(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("schedule", RECORDED)
-def test_every_operation_is_recorded_once_in_the_order_of_the_schedule_and_none_overlaps(recorded, schedule):
-    steps, listed = (
-        read.load(recorded / schedule),
-        order(schedule, RANKS, MICROBATCHES, usual_stages_per_rank(schedule)),
-    )
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_operation_is_recorded_once_in_the_order_of_the_schedule_on_one_clock(recorded, schedule):
+    """No two of a rank overlap, and nothing starts before the other rank has what it needs."""
+    steps, last = read.load(recorded / schedule), len(placement(schedule, RANKS)) - 1
+    listed = order(schedule, RANKS, MICROBATCHES, usual_stages_per_rank(schedule))
     assert len(steps) == STEPS
     for rows in steps:
         for rank in range(RANKS):
-            lane = [row for row in rows if row["rank"] == rank and row["kind"] != "send"]
-            computing = [row for row in lane if row["kind"] in read.COMPUTES]
-            assert [(row["kind"], row["stage"], row["microbatch"]) for row in computing] == list(
-                map(tuple, listed[rank])
-            )
-            assert all(after["start"] >= before["end"] - 1e-9 for before, after in pairwise(lane))  # waits, too
-            assert 0 < sum(row["end"] - row["start"] for row in computing) < read.step_time(rows)
-            assert all(0 < row["on_core"] < row["end"] - row["start"] + 1e-3 for row in computing)
-        assert min(row["start"] for row in rows if row["kind"] in read.COMPUTES) == 0
-
-
-@pytest.mark.parametrize("schedule", RECORDED)
-def test_the_clocks_agree_nothing_starts_before_the_other_rank_has_sent_it(recorded, schedule):
-    owners = placement(schedule, RANKS)
-    for rows in read.load(recorded / schedule):
+            lane = [row for row in rows if row["rank"] == rank]
+            wanted = [tuple(operation) for operation in listed[rank]]
+            assert [(row["kind"], row["stage"], row["microbatch"]) for row in lane] == wanted
+            assert all(after["start"] >= before["end"] - 1e-9 for before, after in pairwise(lane))
+            assert all(0 < row["on_core"] < row["end"] - row["start"] + 1e-3 for row in lane)
+        assert min(row["start"] for row in rows) == 0
         done = {(row["kind"], row["stage"], row["microbatch"]): row for row in rows}
         for (kind, stage, microbatch), row in done.items():
             if kind == "F" and stage > 0:
                 assert row["start"] >= done["F", stage - 1, microbatch]["end"]
-            if kind in "BI" and stage < len(owners) - 1:
+            if kind in "BI" and stage < last:
                 assert row["start"] >= done[kind, stage + 1, microbatch]["end"]
-        borders = sum(a != b for a, b in pairwise(owners))
-        assert sum(row["kind"] == "send" for row in rows) == 2 * borders * MICROBATCHES
 
 
 def test_the_prediction_from_measured_stage_times_has_the_recorded_shape(recorded):
@@ -79,14 +65,8 @@ def test_two_machines_find_the_difference_of_their_clocks(recorded):
     assert offsets[1] != 0 and abs(offsets[1]) < 0.5  # really one clock: only the barrier's imprecision is seen
 
 
-def test_no_recording_and_half_a_recording_are_refused(recorded, tmp_path):
+def test_no_recording_is_refused(tmp_path):
     with pytest.raises(UserError, match="--timeline"):
-        read.load(tmp_path)
-    whole = json.loads((recorded / "GPipe" / "timeline-rank0.json").read_text())
-    (tmp_path / "timeline-rank0.json").write_text(json.dumps(whole))
-    whole["rank"], whole["steps"] = 1, whole["steps"][:-1]
-    (tmp_path / "timeline-rank1.json").write_text(json.dumps(whole))
-    with pytest.raises(UserError, match="different numbers of steps"):
         read.load(tmp_path)
 
 
@@ -106,19 +86,15 @@ def observed_trial(rung, **settings):
 
 
 def test_a_whole_model_is_recorded_from_outside_and_computes_the_same():
-    import torch
-
     trial, plain = observed_trial("single", microbatches=2)
     recorded = trial.gradients()  # outside of a step: not recorded
-    assert trial.recorder.steps == []
-    assert all(torch.equal(recorded[name], plain[name]) for name in plain)
+    assert trial.recorder.steps == [] and all((recorded[name] == plain[name]).all() for name in plain)
     for _ in range(2):
         trial.step()
     for step in trial.recorder.steps:
         events = step["events"]
-        assert [f"{row['kind']}{row['microbatch']}" for row in events if row["kind"] != "O"] == ["F0", "B0", "F1", "B1"]
-        assert events[-1]["kind"] == "O"
-        assert all(before["end"] == after["start"] for before, after in pairwise(events[:4]))
+        assert [f"{row['kind']}{row['microbatch']}" for row in events] == ["F0", "B0", "F1", "B1", "O0"]
+        assert all(before["end"] <= after["start"] for before, after in pairwise(events))
         assert step["start"] <= events[0]["start"] and events[-1]["end"] <= step["end"]
         assert all(row["start"] < row["end"] for row in events)
 
@@ -136,10 +112,7 @@ def test_a_predicted_step_ends_with_the_last_ranks_optimizer_step():
     step = simulate("GPipe", [1, 1], [2, 2], 1, 2).events  # rank 1 ends after 4, rank 0 after 6
     assert read.predict_seconds(step, "GPipe") == pytest.approx(6)
     for update, end in (({0: 0.5, 1: 1.0}, 6.5), ({0: 0.5, 1: 3.0}, 7.0)):
-        updates = [
-            {"rank": rank, "stage": 0, "kind": "O", "microbatch": 0, "start": 6.0, "end": 6.0 + seconds}
-            for rank, seconds in update.items()
-        ]
+        updates = [{"rank": rank, "kind": "O", "start": 6, "end": 6 + seconds} for rank, seconds in update.items()]
         assert read.predict_seconds(step + updates, "GPipe") == pytest.approx(end)
 
 
@@ -161,22 +134,14 @@ def test_the_picture_has_a_lane_a_rank_numbers_idle_shares_and_a_line_without_me
     rows = read.load(recorded / "GPipe")[-1]
     ideal = simulate("GPipe", [1e-3] * RANKS, [2e-3] * RANKS, MICROBATCHES, RANKS)
     shown = plots.timeline(rows, ideal)
-    assert repr(shown) == "timeline of 2 ranks, 4 microbatches: measured above ideal"
-    assert shown.data["image/png"]
+    assert repr(shown) == "timeline of 2 ranks, 4 microbatches: measured above ideal" and shown.data["image/png"]
     measured, below = shown.figure.axes
     assert [label.get_text() for label in measured.get_yticklabels()] == ["rank 0", "rank 1"]
     assert f"idle {read.idle_share(rows):.0%}" in measured.get_title(loc="left")
-    assert "step 15 ms, idle 20%" in below.get_title(loc="left")
-    alone = plots.timeline(ideal=ideal).figure.axes[0]
+    assert "idle 20%" in below.get_title(loc="left")
+    (alone,) = plots.timeline(ideal=ideal).figure.axes
+    assert "step 15 ms, idle 20%" in alone.get_title(loc="left") and alone.get_xlabel() == "time (ms)"
     assert sorted(text.get_text() for text in alone.texts) == sorted("0123" * 2 * RANKS)
-
-
-def test_the_time_axis_has_the_unit_that_is_given_and_a_picture_of_nothing_is_refused():
-    from mpdemo.notebook import plots
-
-    paper = simulate("GPipe", [1, 1], [2, 2], 4, 2)
-    for given, drawn in (({}, "time (s)"), ({"unit": "forward passes"}, "time (forward passes)")):
-        axes = plots.timeline(ideal=paper, **given).figure.axes[0]
-        assert axes.get_xlabel() == drawn and "step 15" in axes.get_title(loc="left")
+    assert plots.timeline(ideal=ideal, unit="passes").figure.axes[0].get_xlabel() == "time (passes)"
     with pytest.raises(UserError, match="no operations to draw"):
         plots.timeline([])

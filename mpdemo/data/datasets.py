@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from mpdemo.data.images import ClassFolders, augmented, normalise, plain, tell_left_out
+from mpdemo.data.images import ClassFolders, augmented, plain, tell_left_out
 from mpdemo.errors import UserError
 
 # mean and standard deviation of the training images' pixels (0 to 1), one value per channel
@@ -45,8 +45,12 @@ class SplitDataset:
     pixels: tuple | None = None  # mean and standard deviation, where the batches are still to be normalised
 
     def prepare(self, images):
-        """Return a batch of samples' images as a model takes it: (B, C, S, S), float32, normalised."""
-        return normalise(images, self.pixels) if images.dtype == torch.uint8 else images
+        """Return a batch of samples' images as a model takes it, (B, C, S, S), float32, on the device where it is."""
+        if images.dtype != torch.uint8:
+            return images
+        mean, std = (255 * torch.tensor(values, device=images.device).view(-1, 1, 1) for values in self.pixels)
+        images = images.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
+        return images.sub_(mean).div_(std)
 
 
 class SeededAugmentation(Dataset):
@@ -62,12 +66,9 @@ class SeededAugmentation(Dataset):
         return len(self.dataset)
 
     def __getitem__(self, index):
-        state = torch.get_rng_state()
-        try:  # the CPU's generator alone: torch.manual_seed looks for every kind of device, and takes ten times as long
+        with torch.random.fork_rng(devices=[]):  # the CPU's alone: to seed all devices takes ten times as long
             torch.default_generator.manual_seed(((self.seed * 1_000_003 + self.epoch) * 10_000_019 + index) % 2**63)
             return self.dataset[index]
-        finally:
-            torch.set_rng_state(state)
 
 
 def load(dataset, path=None, image_size=28, seed=0) -> SplitDataset:
@@ -98,8 +99,8 @@ def load(dataset, path=None, image_size=28, seed=0) -> SplitDataset:
     path = Path(path)
     opener = {"mnist": _mnist, "imagenet": _imagenet, "folder": _folder}[dataset]
     try:
-        if not path.is_dir() or not any(path.iterdir()):
-            problem = "is empty" if path.is_dir() else "is a file" if path.exists() else "does not exist"
+        if not path.exists() or not any(path.iterdir()):
+            problem = "is empty" if path.exists() else "does not exist"
             raise UserError(f"data folder {path} {problem}; expected: {LAYOUTS[dataset]}")
         return opener(path, image_size, seed)
     except (RuntimeError, OSError, ImportError) as error:  # what torchvision raises; it reads the devkit with scipy
@@ -138,21 +139,16 @@ def _imagenet(path, image_size, seed) -> SplitDataset:
 
 def _folder(path, image_size, seed) -> SplitDataset:
     """Class folders; without train/ and val/ one image in ten is kept for validation."""
-    parts = [name for name in ("train", "val") if (path / name).is_dir()]
-    if len(parts) == 1:
-        raise UserError(f"data folder {path} has {parts[0]}/ only; expected: {LAYOUTS['folder']}")
-    folders = [path / part for part in parts] or [path, path]
-    readers = [partial(reader, size=image_size) for reader in (augmented, plain)]
-    train, validation = map(ClassFolders, folders, readers)
-    classes = train.classes
-    tell_left_out(path, train.left_out + validation.left_out if parts else train.left_out)
-    if classes != validation.classes:
-        raise UserError(f"{path}/train and {path}/val must hold the same class folders; expected: {LAYOUTS['folder']}")
-    if len(classes) < 2:
-        has = f"one class, {classes[0]!r}" if classes else "no class folder"
-        raise UserError(f"data folder {path} has {has}; expected: {LAYOUTS['folder']}")
-    if not parts:
+    is_split = (path / "train").is_dir() or (path / "val").is_dir()
+    train = ClassFolders(path / "train" if is_split else path, partial(augmented, size=image_size))
+    validation = ClassFolders(path / "val" if is_split else path, partial(plain, size=image_size))
+    tell_left_out(path, train.left_out + validation.left_out if is_split else train.left_out)
+    classes = len(train.classes)
+    if classes < 2 or train.classes != validation.classes:
+        wanted = "two or more class folders, the same in train/ and val/"
+        raise UserError(f"data folder {path} does not hold {wanted}; expected: {LAYOUTS['folder']}")
+    if not is_split:
         order = torch.randperm(len(train), generator=torch.Generator().manual_seed(seed)).tolist()
         count = max(1, len(order) // 10)
         train, validation = Subset(train, order[count:]), Subset(validation, order[:count])
-    return SplitDataset(SeededAugmentation(train, seed), validation, len(classes), 3, PIXELS["imagenet"])
+    return SplitDataset(SeededAugmentation(train, seed), validation, classes, 3, PIXELS["imagenet"])

@@ -1,25 +1,24 @@
 """Image files, read as fast as one core can: decode, crop and resize in whole numbers, normalise whole batches.
 
-Pixels stay bytes up to `normalise`, which handles a batch at once, on the device; and a file far larger than the crop
-needs is decoded at 1/2, 1/4 or 1/8 of its size. Taught in notebooks/08_scaling.ipynb.
+Pixels stay bytes until a batch of them is normalised on the device (`SplitDataset.prepare`); and a file far larger than
+the crop needs is decoded at 1/2, 1/4 or 1/8 of its size. Taught in notebooks/08_scaling.ipynb.
 """
 
-import io
 import math
 import os
 import sys
 from collections import Counter
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from torch.nn.functional import interpolate
 from torch.utils.data import Dataset
 
-from mpdemo.errors import UserError
+from mpdemo.errors import UserError, error_line
 
-UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)  # what PIL raises
 READ = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", ".webp")  # what the names of images end in
 AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)  # of a random crop: its share of the image, its width over its height
 
@@ -31,31 +30,36 @@ class ClassFolders(Dataset):
     """
 
     def __init__(self, folder, reader):
-        self.reader, self.samples, self.left_out = reader, [], Counter()
-        top, classes = os.path.realpath(folder), {}  # real path -> path, the folder before links to it
-        for entry in sorted(os.scandir(folder), key=lambda entry: (entry.is_symlink(), entry.name)):
-            real = os.path.realpath(entry.path)
-            if entry.is_dir() and entry.name[0] != "." and os.path.commonpath([top, real]) != real:
-                classes.setdefault(real, entry.path)
-        self.classes, seen = sorted(map(os.path.basename, classes.values())), {top, *classes}
-        for label, path in enumerate(sorted(classes.values())):
-            images = list(self._images_below(path, seen))
-            if not images:
-                raise UserError(f"class folder {path} holds no image ({', '.join(READ)}); remove it")
-            self.samples += [(image, label) for image in images]
+        self.reader, self.left_out = reader, Counter()
+        top = Path(folder).resolve()
+        self.seen = {str(path) for path in (top, *top.parents)}
+        folders = self.new_folders(visible(folder))
+        self.classes = [os.path.basename(path) for path in folders]
+        self.samples = [(image, label) for label, path in enumerate(folders) for image in self.images_below(path)]
         self.targets = [label for _, label in self.samples]
+        if without := set(range(len(folders))) - set(self.targets):
+            raise UserError(f"class folder {folders[min(without)]} holds no image ({', '.join(READ)}); remove it")
 
-    def _images_below(self, top, seen):
-        for here, folders, names in os.walk(top, followlinks=True):
-            inside = {os.path.realpath(os.path.join(here, name)): name for name in sorted(folders) if name[0] != "."}
-            folders[:] = [name for real, name in inside.items() if real not in seen]
-            seen.update(inside)
-            for name in sorted(name for name in names if name[0] != "."):
-                path, ending = os.path.join(here, name), os.path.splitext(name)[1].lower()
-                if ending in READ and os.path.isfile(path):  # no pipe, which would wait forever
-                    yield path
-                else:
-                    self.left_out[ending] += 1
+    def new_folders(self, paths) -> list[str]:
+        """Return the folders among some paths, but those that, be it through a link, were seen already."""
+        found = []
+        for path in sorted(paths, key=lambda path: (os.path.islink(path), path)):
+            if os.path.isdir(path) and os.path.realpath(path) not in self.seen:
+                self.seen.add(os.path.realpath(path))
+                found.append(path)
+        return sorted(found)
+
+    def images_below(self, folder):
+        """Yield the images of a folder, then those of the folders in it; count the other files."""
+        others = []
+        for path in visible(folder):
+            if ending(path) in READ and os.path.isfile(path):  # no pipe, which would wait forever
+                yield path
+            else:
+                others.append(path)
+        self.left_out.update(ending(path) for path in others if not os.path.isdir(path))
+        for inner in self.new_folders(others):
+            yield from self.images_below(inner)
 
     def __len__(self):
         return len(self.samples)
@@ -65,89 +69,62 @@ class ClassFolders(Dataset):
         return self.reader(path), label
 
 
+def visible(folder) -> list[str]:
+    """Return the paths in a folder, in order, but those of hidden files and folders."""
+    return [os.path.join(folder, name) for name in sorted(os.listdir(folder)) if name[0] != "."]
+
+
+def ending(path) -> str:
+    """Return what the name of a file ends in."""
+    return os.path.splitext(path)[1].lower()
+
+
 def tell_left_out(folder, left_out):
     """Say once how many files are not read, and what their names end in."""
     if left_out and os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
-        kinds = ", ".join(f"{count} {ending or 'without an ending'}" for ending, count in left_out.most_common(5))
+        kinds = ", ".join(f"{count} {kind or 'without an ending'}" for kind, count in left_out.most_common(5))
         print(f"mpdemo: {left_out.total()} files in {folder} are not read: {kinds}", file=sys.stderr)
 
 
 def augmented(path, size) -> torch.Tensor:
     """Read an image file for training, as (size, size, 3) bytes: a random part, every second time mirrored."""
-    image = read(path, size, random_box)
-    return image.flip(1) if torch.rand(()) < 0.5 else image
+    from torchvision.transforms import RandomResizedCrop  # loaded late: it takes a second
+
+    with opened(path) as image:
+        top, left, height, width = RandomResizedCrop.get_params(image, AREA, RATIO)
+        part = resized(image, left, top, width, height, size)
+    return part.flip(1) if torch.rand(()) < 0.5 else part
 
 
 def plain(path, size) -> torch.Tensor:
     """Read an image file for validation, as (size, size, 3) bytes: its middle, 7/8 of the shorter side."""
-    return read(path, size, middle_box)
+    with opened(path) as image:
+        side = max(1, round(min(image.size) * 0.875))
+        return resized(image, (image.width - side) // 2, (image.height - side) // 2, side, side, size)
 
 
-def read(path, size, box_of) -> torch.Tensor:
-    """Read the part ``box_of(image)`` = (left, top, width, height) of a file; grey and CMYK images become RGB."""
+@contextmanager
+def opened(path):
+    """Open an image file; one of 16 bits per pixel is scaled to 8, since PIL would cut it off at 255."""
     try:
-        with Image.open(io.BytesIO(Path(path).read_bytes())) as file:
-            image = eight_bits(file, path)
-            left, top, width, height = box_of(image)
-            whole = image.width
-            # JPEG alone can decode at a reduced size that still has `size` pixels per side of the box
-            image.draft("RGB", [math.ceil(side * size / min(width, height)) for side in image.size])
-            share = image.width / whole
-            box = [round(edge * share) for edge in (left, top, left + width, top + height)]
-            part = np.array(image.crop(box).convert("RGB"))
-    except UNREADABLE as error:
-        why = f"image file {path} cannot be read: {_why(error)}; replace it or remove it"
-        raise UserError(why) from None
-    # (1, 3, H, W), the three channels of a pixel side by side
-    pixels = torch.from_numpy(part).permute(2, 0, 1)[None]
+        with Image.open(path) as image:
+            if image.mode.startswith("I;16") or image.mode == "I" and image.format in ("PNG", "PPM"):  # by older PILs
+                image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+            if image.mode in ("I", "F"):
+                what = "has 32 bits per pixel, and nothing says what is white; save it with 8 or 16"
+                raise UserError(f"image file {path} {what}")
+            yield image
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # what PIL raises
+        raise UserError(f"image file {path} cannot be read ({error_line(error)}); replace it or remove it") from None
+
+
+def resized(image, left, top, width, height, size) -> torch.Tensor:
+    """Return a part of an image as (size, size, 3) bytes; grey and CMYK images become RGB."""
+    whole = image.width
+    # JPEG alone can decode at a reduced size that still has `size` pixels per side of the part
+    image.draft("RGB", [math.ceil(side * size / min(width, height)) for side in image.size])
+    share = image.width / whole
+    box = [round(edge * share) for edge in (left, top, left + width, top + height)]
+    part = torch.from_numpy(np.array(image.crop(box).convert("RGB")))
+    pixels = part.permute(2, 0, 1)[None]  # (1, 3, H, W), the three channels of a pixel side by side
     return interpolate(pixels, (size, size), mode="bilinear", antialias=True)[0].permute(1, 2, 0)
-
-
-def eight_bits(image, path):
-    """Return an image of 16 bits per pixel scaled to 8, which PIL would cut off at 255; any other as it is.
-
-    Raises
-    ------
-    UserError
-        It has 32 bits, and no file format says what is white.
-    """
-    if image.mode.startswith("I;16") or image.mode == "I" and image.format in ("PNG", "PPM"):  # by older PILs
-        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    if image.mode in ("I", "F"):
-        raise UserError(
-            f"image file {path} has 32 bits per pixel, and nothing says what is white; save it with 8 or 16"
-        )
-    return image
-
-
-def _why(error) -> str:
-    """Put PIL's error in a few words: its own name its source files."""
-    if isinstance(error, UnidentifiedImageError):
-        return "it is empty or of no known format"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return "larger than PIL allows" if isinstance(error, Image.DecompressionBombError) else "damaged or cut off"
-
-
-def random_box(image):
-    """Draw the part that torchvision's ``RandomResizedCrop`` would take."""
-    from torchvision.transforms import RandomResizedCrop  # loaded late: it takes a second
-
-    top, left, height, width = RandomResizedCrop.get_params(image, AREA, RATIO)
-    return left, top, width, height
-
-
-def middle_box(image):
-    """Return the square in the middle, 7/8 of the shorter side."""
-    side = max(1, round(min(image.size) * 0.875))
-    return (image.width - side) // 2, (image.height - side) // 2, side, side
-
-
-def normalise(images, pixels) -> torch.Tensor:
-    """Turn bytes (B, S, S, C) into floats around 0, (B, C, S, S), on the device on which they are.
-
-    `pixels` are mean and standard deviation of each channel, of values from 0 to 1.
-    """
-    mean, std = (255 * torch.tensor(values, device=images.device).view(-1, 1, 1) for values in pixels)
-    images = images.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
-    return images.sub_(mean).div_(std)

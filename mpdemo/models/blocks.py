@@ -1,19 +1,15 @@
-"""The models: flat lists of named blocks, so that cutting a model is slicing a list.
+"""The models: flat lists of named blocks, each fed by the one before, so that cutting a model is slicing a list.
 
-A pipeline needs to cut a network between two layers. A network that is written as a list of blocks, each fed
-by the one before, can be cut anywhere: ``blocks[:k]`` is the first stage and ``blocks[k:]`` the second.
 Parameters keep the name they have in the uncut model, so a stage's weights are found by name in any checkpoint.
-
 The networks are in nets.py and transformer.py. Taught in notebooks/04_model_parallel.ipynb. Shapes: B batch, C
 channels, S image size (pixels).
 """
 
-from contextlib import nullcontext
-from itertools import pairwise
+from itertools import count, pairwise
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
+from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 
@@ -34,11 +30,12 @@ class Blocks(nn.Module):
         self.last = self.names[-1]  # of the whole model: its output is float32, so that the loss is not in bf16
         for name, block in blocks.items():
             parent = self
-            for container in name.split(".")[:-1]:
+            *containers, own = name.split(".")
+            for container in containers:
                 if not hasattr(parent, container):
                     parent.add_module(container, nn.Module())
                 parent = getattr(parent, container)
-            parent.add_module(name.split(".")[-1], block)
+            parent.add_module(own, block)
 
     def __len__(self):
         return len(self.names)
@@ -47,13 +44,15 @@ class Blocks(nn.Module):
         """Apply all blocks: x (B, C, S, S) or an earlier stage's output -> this stage's output."""
         twice = self.checkpointing and torch.is_grad_enabled()
         if self.channels_last and x.dim() == 4:
-            x = ChannelsLast.apply(x)
+            x = x.view_as(x)
+            if x.requires_grad:  # what is sent to another rank must be contiguous, and so must the gradient
+                x.register_hook(torch.Tensor.contiguous)
+            x = x.contiguous(memory_format=torch.channels_last)
         with torch.autocast(x.device.type, self.precision, enabled=self.precision is not None):
-            for name in self.names:
-                block = self.get_submodule(name)
+            for block in self.blocks():
                 x = recomputed(block, x) if twice else block(x)
         x = x.float() if self.names[-1] == self.last else x
-        return x.contiguous()  # a tensor that is sent to another rank must be contiguous
+        return x.contiguous()
 
     def blocks(self) -> list[nn.Module]:
         """Return the blocks, in order."""
@@ -75,42 +74,17 @@ class Blocks(nn.Module):
         return [self.stage(start, stop) for start, stop in pairwise([0, *points, len(self)])]
 
 
-class ChannelsLast(torch.autograd.Function):
-    """Store images (B, C, H, W) pixel by pixel, so that the channels of a pixel lie side by side."""
-
-    @staticmethod
-    def forward(ctx, x):
-        """Return the same images in the other layout."""
-        return x.contiguous(memory_format=torch.channels_last)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        """Return the gradient in the layout of x: a tensor that is sent to another rank must be contiguous."""
-        return gradient.contiguous()
-
-
 def recomputed(block, x):
     """Return ``block(x)``, of which autograd keeps only x: the backward pass computes the block again.
 
     Taught in notebooks/11_which_one.ipynb. Source: https://arxiv.org/abs/1604.06174.
     """
-    return checkpoint(block, x, use_reentrant=False, context_fn=lambda: (nullcontext(), StatisticsKept(block)))
+    passes = count()
 
+    def compute(x):
+        if next(passes) == 0:
+            return block(x)
+        buffers = {name: buffer.clone() for name, buffer in block.named_buffers()}
+        return functional_call(block, buffers, (x,))  # this batch is in batch norm's running statistics already
 
-class StatisticsKept:
-    """Let a block compute without a change of its running statistics: this batch is in them already.
-
-    A class, since a backward pass in two parts (inputs, then weights) enters it twice.
-    """
-
-    def __init__(self, block):
-        self.norms = [module for module in block.modules() if isinstance(module, _NormBase)]
-
-    def __enter__(self):
-        self.kept = [(norm, name, buffer) for norm in self.norms for name, buffer in norm.named_buffers(recurse=False)]
-        for norm, name, buffer in self.kept:
-            setattr(norm, name, buffer.clone())
-
-    def __exit__(self, *error):
-        for norm, name, buffer in self.kept:
-            setattr(norm, name, buffer)
+    return checkpoint(compute, x, use_reentrant=False)

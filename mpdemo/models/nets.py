@@ -12,22 +12,15 @@ from mpdemo.cuts import DEPTH
 from mpdemo.errors import UserError
 from mpdemo.models.blocks import Blocks
 from mpdemo.models.transformer import transformer
-from mpdemo.settings import MODELS, NORMS
 
-
-def norm_layer(norm):
-    """Return the class (or function) that makes a norm layer of `c` channels."""
-    return nn.BatchNorm2d if norm == "batch" else lambda c: nn.GroupNorm(min(8, c), c)
+NORMS = {"batch": nn.BatchNorm2d, "group": lambda channels: nn.GroupNorm(min(8, channels), channels)}
 
 
 def toy(inputs, classes):
     """Four small linear blocks on the flattened image: (B, C, S, S) -> (B, classes)."""
-    return {
-        "linear1": nn.Sequential(nn.Flatten(), nn.Linear(inputs, 32), nn.ReLU()),
-        "linear2": nn.Sequential(nn.Linear(32, 32), nn.ReLU()),
-        "linear3": nn.Sequential(nn.Linear(32, 32), nn.ReLU()),
-        "linear4": nn.Sequential(nn.Linear(32, classes)),
-    }
+    blocks = {"linear1": nn.Sequential(nn.Flatten(), nn.Linear(inputs, 32), nn.ReLU())}
+    blocks |= {f"linear{i}": nn.Sequential(nn.Linear(32, 32), nn.ReLU()) for i in (2, 3)}
+    return blocks | {"linear4": nn.Sequential(nn.Linear(32, classes))}
 
 
 def convnet(classes, channels, image_size, norm):
@@ -36,8 +29,7 @@ def convnet(classes, channels, image_size, norm):
         raise UserError(f"image size {image_size} is too small for convnet; allowed: 4 pixels or more")
 
     def layer(inputs, outputs):
-        convolution = nn.Conv2d(inputs, outputs, 5, padding=2)
-        return nn.Sequential(convolution, norm_layer(norm)(outputs), nn.ReLU(), nn.MaxPool2d(2))
+        return nn.Sequential(nn.Conv2d(inputs, outputs, 5, padding=2), norm(outputs), nn.ReLU(), nn.MaxPool2d(2))
 
     return {
         "layer1": layer(channels, 16),  # (B, C, S, S) -> (B, 16, S/2, S/2)
@@ -46,11 +38,20 @@ def convnet(classes, channels, image_size, norm):
     }
 
 
+def convstack(classes, channels, norm):
+    """Eight equal residual blocks of 64 channels at full resolution: every cut into equal halves is balanced."""
+    from torchvision.models.resnet import BasicBlock
+
+    blocks = {"embed": nn.Conv2d(channels, 64, 3, padding=1)}
+    blocks |= {f"block.{i}": BasicBlock(64, 64, norm_layer=norm) for i in range(DEPTH)}
+    return blocks | {"head": nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, classes))}
+
+
 def resnet(name, classes, channels, norm):
     """torchvision's ResNet as stem, residual blocks and head. Source: https://arxiv.org/abs/1512.03385."""
     from torchvision import models
 
-    net = getattr(models, name)(num_classes=classes, norm_layer=norm_layer(norm))
+    net = getattr(models, name)(num_classes=classes, norm_layer=norm)
     if channels != 3:
         net.conv1 = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)
     stem = OrderedDict(conv1=net.conv1, bn1=net.bn1, relu=net.relu, maxpool=net.maxpool)
@@ -59,15 +60,6 @@ def resnet(name, classes, channels, norm):
         blocks |= {f"{layer}.{number}": block for number, block in getattr(net, layer).named_children()}
     blocks["head"] = nn.Sequential(OrderedDict(avgpool=net.avgpool, flatten=nn.Flatten(), fc=net.fc))
     return blocks
-
-
-def convstack(classes, channels, norm):
-    """Eight equal residual blocks of 64 channels at full resolution: every cut into equal halves is balanced."""
-    from torchvision.models.resnet import BasicBlock
-
-    blocks = {"embed": nn.Conv2d(channels, 64, 3, padding=1)}
-    blocks |= {f"block.{i}": BasicBlock(64, 64, norm_layer=norm_layer(norm)) for i in range(DEPTH)}
-    return blocks | {"head": nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, classes))}
 
 
 def build(name, *, classes=10, channels=1, image_size=28, norm="batch", seed=0) -> Blocks:
@@ -86,9 +78,7 @@ def build(name, *, classes=10, channels=1, image_size=28, norm="batch", seed=0) 
     seed : int
         Of the initial weights.
     """
-    for kind, choice, allowed in (("model", name, MODELS), ("norm", norm, NORMS)):
-        if choice not in allowed:
-            raise UserError(f"unknown {kind} {choice!r}; allowed: {', '.join(allowed)}")
+    norm = NORMS[norm]
     networks = {
         "toy": lambda: toy(channels * image_size**2, classes),
         "convnet": lambda: convnet(classes, channels, image_size, norm),

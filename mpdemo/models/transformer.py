@@ -54,14 +54,11 @@ class Attention(nn.Module):
         self.out = nn.Linear(width, width)
 
     def forward(self, x):
-        query, key, value = (self.split_heads(layer(x)) for layer in (self.query, self.key, self.value))
-        x = scaled_dot_product_attention(query, key, value)  # (B, H, T, D / H)
-        x = x.transpose(1, 2).flatten(2)  # -> (B, T, H, D / H) -> (B, T, D)
-        return self.out(x)
+        def heads(layer):  # (B, T, D) -> (B, T, H, D / H) -> (B, H, T, D / H), of those that this device has
+            return layer(x).unflatten(2, (-1, self.head_width)).transpose(1, 2)
 
-    def split_heads(self, x):
-        """Give every head its part of each token: (B, T, D) -> (B, H, T, D / H), with those of its heads."""
-        return x.unflatten(2, (-1, self.head_width)).transpose(1, 2)
+        taken = scaled_dot_product_attention(heads(self.query), heads(self.key), heads(self.value))
+        return self.out(taken.transpose(1, 2).flatten(2))  # -> (B, T, H, D / H) -> (B, T, D)
 
 
 class Block(nn.Module):

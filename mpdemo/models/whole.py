@@ -4,6 +4,7 @@ import copy
 import importlib.util
 import os
 import sys
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -34,11 +35,12 @@ class Whole(nn.Module):
         for layer in self.blocks() if self.checkpointing else []:
             if not isinstance(layer.forward, partial):
                 layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
-        batch, leaves = self.like[self.first][0][0], []
-        for leaf in self.like:
-            is_batch = isinstance(leaf, tuple) and leaf[0] and leaf[0][0] == batch
-            shape = (len(x), *leaf[0][1:]) if is_batch else leaf[0] if isinstance(leaf, tuple) else None
-            leaves.append(leaf if shape is None else torch.zeros(shape, dtype=leaf[1], device=x.device))
+        batch, leaves = self.like[self.first][0][0], list(self.like)
+        for number, leaf in enumerate(self.like):
+            if isinstance(leaf, tuple):
+                size, kind = leaf
+                size = (len(x), *size[1:]) if size[:1] == (batch,) else size
+                leaves[number] = torch.zeros(size, dtype=kind, device=x.device)
         leaves[self.first] = x
         inputs = tree_unflatten(leaves, self.structure)
         with torch.autocast(x.device.type, self.precision, enabled=self.precision is not None):
@@ -55,13 +57,10 @@ def rows(outputs, count):
     """Return all numbers of any outputs as one tensor (count, ...), from which a loss can be computed."""
     found = [t for t in tree_leaves(outputs) if isinstance(t, torch.Tensor) and t.is_floating_point()]
     found = found or [t for t in vars(outputs).values() if isinstance(t, torch.Tensor)]
-    if len(found) == 1 and found[0].dim() == 2:  # rows as they are, without a view that would keep them alive
-        flat = found
-    else:
+    if len(found) > 1 or found[0].dim() != 2:  # rows are left as they are: a view would keep them alive
         even = [t.dim() > 0 and t.numel() % count == 0 for t in found]
-        flat = [t.reshape(count, -1) if fits else t.reshape(1, -1).expand(count, -1)
-                for t, fits in zip(found, even, strict=True)]  # fmt: skip
-    flat = flat[0] if len(flat) == 1 else torch.cat(flat, 1)
+        found = [t.reshape(count if fits else 1, -1).expand(count, -1) for t, fits in zip(found, even, strict=True)]
+    flat = found[0] if len(found) == 1 else torch.cat(found, 1)
     return flat.float() if flat.dtype in (torch.float16, torch.bfloat16) else flat
 
 
@@ -94,17 +93,13 @@ def imported(name):
     sys.path.insert(0, folder)
     sys.argv = [module]  # for a file that reads its own arguments
     try:
-        find = importlib.util.spec_from_file_location if is_file else importlib.util.find_spec
-        spec = find(Path(module).stem, module) if is_file else find(module)
+        at_path = importlib.util.spec_from_file_location
+        spec = at_path(Path(module).stem, module) if is_file else importlib.util.find_spec(module)
         if spec is None:
             raise ModuleNotFoundError(f"no module named {module!r}")
-        loaded = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = loaded
-        try:
-            with quiet():
-                spec.loader.exec_module(loaded)
-        except SystemExit:  # a script that ends itself; what it defined before is there
-            pass
+        sys.modules[spec.name] = loaded = importlib.util.module_from_spec(spec)
+        with quiet(), suppress(SystemExit):  # of a script that ends itself; what it defined before is there
+            spec.loader.exec_module(loaded)
         return getattr(loaded, function)
     except Exception as error:  # the reader's own code
         raise UserError(

@@ -55,7 +55,7 @@ def estimate(
     model : str
         One of ``mpdemo.settings.MODELS``.
     points : list of int
-        Where the model is cut, as ``mpdemo.models.resolve_cut`` gives it; [] for one device.
+        Where the model is cut, as ``mpdemo.cuts.resolve_cut`` gives it; [] for one device.
     batch : int
         Samples of the whole batch.
     image_size, classes, channels, norm

@@ -21,7 +21,7 @@ from mpdemo.schedules import check_schedule
 class Simulation:
     """A simulated training step.
 
-    `events` is its timeline, rows sorted by rank and start, as `mpdemo.timeline.record` records it of a real step.
+    `events` is its timeline, rows sorted by rank and start, as `mpdemo.recorder` records it of a real step.
     """
 
     schedule: str

@@ -2,19 +2,17 @@
 
 A step is a list of rows ``{"rank", "stage", "kind", "microbatch", "start", "end"}``; times in seconds since the
 earliest operation of any rank in that step. Those of `Recorder.operation` also have `on_core`, the seconds for which
-the thread had a CPU core. `kind` is F, B, I, W (computing), wait (for another rank) or send; and in timelines of
-`mpdemo.timeline.observe` O (the optimizer's step), A (an all-reduce), G (an all-gather) or R (a reduce-scatter).
-PyTorch is not needed. Taught in notebooks/05_pipeline.ipynb.
+the thread had a CPU core. `kind` is F, B, I or W (computing), O (the optimizer's step), A (an all-reduce), G (an
+all-gather) or R (a reduce-scatter). PyTorch is not needed. Taught in notebooks/05_pipeline.ipynb.
 """
 
 import json
 from collections import defaultdict
-from itertools import groupby
 from pathlib import Path
 from statistics import median
 
 from mpdemo.errors import UserError
-from mpdemo.plan import SCHEDULES, simulate
+from mpdemo.plan import simulate
 
 COMPUTES = ("F", "B", "I", "W")
 WORKS = (*COMPUTES, "A", "G", "R")  # and the messages in which all take part
@@ -25,41 +23,16 @@ def load(folder):
     paths = sorted(Path(folder).glob("timeline-rank*.json"))
     if not paths:
         raise UserError(f"no timeline-rank*.json in {folder}; record one with: python -m mpdemo train --timeline ...")
-    ranks = [json.loads(path.read_text()) for path in paths]
-    counts = {rank["rank"]: len(rank["steps"]) for rank in ranks}
-    if len(set(counts.values())) > 1:
-        raise UserError(f"the ranks in {folder} recorded different numbers of steps: {counts}; run it again")
-    return [merge([rank["steps"][number] for rank in ranks]) for number in range(len(ranks[0]["steps"]))]
+    ranks = [json.loads(path.read_text())["steps"] for path in paths]
+    return [merge(parts) for parts in zip(*ranks, strict=True)]
 
 
 def merge(parts):
-    """Join one step's recordings of all ranks, set its zero, and add the waits."""
+    """Join one step's recordings of all ranks, and set its zero."""
     rows = [row for part in parts for row in part["events"]]
-    computing = [row["start"] for row in rows if row["kind"] in COMPUTES]
-    if not computing:
-        return []
-    zero = min(computing)
-    for row in rows:
-        row["start"], row["end"] = row["start"] - zero, row["end"] - zero
-    return sorted(rows + _waits(rows), key=_by_rank)
-
-
-def _by_rank(row):
-    return row["rank"], row["start"]
-
-
-def _waits(rows):
-    """Return a row for every gap before an operation that needs something from another stage."""
-    waits, last_stage = [], max(row["stage"] for row in rows)
-    computing = sorted((row for row in rows if row["kind"] in COMPUTES), key=_by_rank)
-    for _, lane in groupby(computing, lambda row: row["rank"]):
-        busy_until = 0.0
-        for row in lane:
-            needs = (row["kind"] == "F" and row["stage"] > 0) or (row["kind"] in "BI" and row["stage"] < last_stage)
-            if needs and row["start"] > busy_until:
-                waits.append({**row, "kind": "wait", "start": busy_until, "end": row["start"]})
-            busy_until = max(busy_until, row["end"])
-    return waits
+    zero = min(row["start"] for row in rows if row["kind"] in COMPUTES)
+    rows = [row | {"start": row["start"] - zero, "end": row["end"] - zero} for row in rows]
+    return sorted(rows, key=lambda row: (row["rank"], row["start"]))
 
 
 def step_time(rows):
@@ -76,8 +49,7 @@ def idle_share(rows):
 
 def typical(steps):
     """Return the step of median length: neither the first one's start-up nor a disturbed one."""
-    steps = sorted((step for step in steps if step), key=step_time)
-    return steps[(len(steps) - 1) // 2]
+    return sorted(steps, key=step_time)[(len(steps) - 1) // 2]
 
 
 def stage_times(steps):
@@ -104,16 +76,10 @@ def predict(steps, schedule):
     the median.
     """
     computing = [row for step in steps for row in step if row["kind"] in COMPUTES]
-    times = stage_times(steps)
     replicas = {row["rank"] for row in computing if row["stage"] == 0}  # several in a hybrid training
-    return simulate(
-        schedule,
-        times["forward"],
-        times["backward"],
-        microbatches=1 + max(row["microbatch"] for row in computing),
-        ranks=len({row["rank"] for row in computing}) // len(replicas),
-        weight=times["weight"] if SCHEDULES[schedule].splits_backward else None,
-    )
+    microbatches = 1 + max(row["microbatch"] for row in computing)
+    ranks = len({row["rank"] for row in computing}) // len(replicas)
+    return simulate(schedule, **stage_times(steps), microbatches=microbatches, ranks=ranks)
 
 
 def predict_seconds(step, schedule, cores=None):

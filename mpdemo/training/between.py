@@ -36,7 +36,7 @@ class Between:
         """Make the loaders and the learning-rate schedule, restore a checkpoint, open the log, compile."""
         s, self.held, self.optimizer_, self.group = self.s, model, optimizer, group
         self.replicas, self.replica = replicas, replica
-        where = {"pin_memory": self.device.type == "cuda", "device": self.device, "images": images}
+        where = {"device": self.device, "images": images}
         self.loaders = data.Loaders(self.dataset, s.batch_size, replicas, replica, s.seed, s.workers, **where)
         # all steps of the training, and where this run ends: --steps 20 --epochs 4 is the beginning of --epochs 4
         self.length = s.epochs * self.loaders.steps_per_epoch if s.epochs else s.steps

@@ -26,33 +26,16 @@ CUT = {"form": "one-process", "devices": 2}
 ROUNDS = 15
 
 
-def ratios(world, plain, options, rounds):
-    """Print how many times faster than plain float32 each option is."""
+def table(title, world, variants, reference, rounds):
+    """Print the milliseconds per step of each variant, and how many times faster than the reference, with quartiles."""
+    print(f"\n| {title} | ms per step | times as fast |\n|---|---|---|")
     comparison = Comparison(world)
-    for option in options:
-        comparison.add(" ".join(as_arguments(option)), replace(plain, **option))
+    for name, settings in variants.items():
+        comparison.add(name, settings)
     comparison.run(rounds)
-    for name in comparison.seconds:
-        print(row(comparison, name or "float32", "", name))
-
-
-def overlap(world, plain, rounds):
-    """Print the time of two stages on one GPU, one after the other and as a pipeline, beside the uncut model's."""
-    run.local_devices = lambda world, count: [world.device] * count
-    comparison = Comparison(world)
-    comparison.add("single", plain)
-    comparison.add("model_parallel", replace(plain, rung="model_parallel", **CUT))
-    for parts in (2, 4, 8):
-        comparison.add(f"pipeline, {parts} microbatches", replace(plain, rung="pipeline", microbatches=parts, **CUT))
-    comparison.run(rounds)
-    for name in comparison.seconds:
-        print(row(comparison, name, "single", name))
-
-
-def row(comparison, title, slow, fast):
-    """One row: a variant, milliseconds per step, how many times faster than another one, and the quartiles of that."""
-    ratio, low, high = comparison.ratio(slow, fast)
-    return f"| {title} | {1000 * comparison.median(fast):.1f} | {ratio:.2f} [{low:.2f}-{high:.2f}] |"
+    for name in variants:
+        ratio, low, high = comparison.ratio(reference, name)
+        print(f"| {name} | {1000 * comparison.median(name):.1f} | {ratio:.2f} [{low:.2f}-{high:.2f}] |")
 
 
 def main():
@@ -61,12 +44,15 @@ def main():
     plain, rounds = (RESNET, ROUNDS) if on_gpu else (replace(RESNET, **SMALL), 2)
     device = torch.cuda.get_device_name(world.device) if on_gpu else "one CPU core"
     torch.set_num_threads(1)
-    print(f"{device}, PyTorch {torch.__version__}, Python {platform.python_version()}, {time.strftime('%Y-%m-%d')}.\n")
-    head = "| {} | ms per step | times as fast |\n|---|---|---|"
-    print(head.format(f"{plain.model}, {plain.image_size} px, batch {plain.batch_size}"))
-    ratios(world, plain, OPTIONS if on_gpu else OPTIONS[:2], rounds)
-    print("\n" + head.format("two stages on one GPU, batch norm per microbatch"))
-    overlap(world, plain, rounds)
+    print(f"{device}, PyTorch {torch.__version__}, Python {platform.python_version()}, {time.strftime('%Y-%m-%d')}.")
+    options = OPTIONS if on_gpu else OPTIONS[:2]
+    variants = {" ".join(as_arguments(option)) or "float32": replace(plain, **option) for option in options}
+    table(f"{plain.model}, {plain.image_size} px, batch {plain.batch_size}", world, variants, "float32", rounds)
+    run.local_devices = lambda device, count: [device] * count
+    variants = {"single": plain, "model_parallel": replace(plain, rung="model_parallel", **CUT)}
+    for parts in (2, 4, 8):
+        variants[f"pipeline, {parts} microbatches"] = replace(plain, rung="pipeline", microbatches=parts, **CUT)
+    table("two stages on one GPU, batch norm per microbatch", world, variants, "single", rounds)
 
 
 if __name__ == "__main__":

@@ -19,36 +19,30 @@ from mpdemo.world.env import World, where_am_i
 
 RESNET = {"rung": "single", "model": "resnet101", "norm": "batch", "image_size": 224, "optimizer": "sgd"}
 COURSE = {"rung": "single", "model": "transformer", "optimizer": "adamw", "batch_size": 512}
-WHOLE = [
-    COURSE,
-    COURSE | {"precision": "bf16"},
-    COURSE | {"activation_checkpointing": True},
-    RESNET | {"batch_size": 64},
-]
+WHOLE = [COURSE, COURSE | {"precision": "bf16"}]
+LARGE = [COURSE | {"activation_checkpointing": True}, RESNET | {"batch_size": 64}]
 CUT = {"rung": "pipeline", "form": "one-process", "devices": 2}
 STAGES = [COURSE | CUT | {"microbatches": 4}, RESNET | CUT | {"microbatches": 16, "batch_size": 128, "cut": "layer2.3"}]
 
 
 def row(settings, world, number=0):
     """What is counted and what is predicted of one device."""
+    gc.collect()  # the trial before
     trial = Trial(Settings(**settings), world, *model_and_batch(Settings(**settings)))
     device = [device for each in memory.of_training(trial.settings) for device in each.devices][number]
     return {"case": settings | {"stage": number}, "counted": peak_of_a_step(trial), "predicted": device.peak}
 
 
 def main():
-    gpu, rows = where_am_i(), []
-    small = gpu.device.type == "cpu"
-    for settings in WHOLE[:2] if small else WHOLE:
-        rows.append(row(settings, gpu))
-        gc.collect()
-    for settings in [] if small else STAGES:
+    gpu = where_am_i()
+    on_gpu = gpu.device.type == "cuda"
+    rows = [row(settings, gpu) for settings in (WHOLE + LARGE if on_gpu else WHOLE)]
+    for settings in STAGES if on_gpu else []:
         for number in range(2):
             devices = [torch.device("cpu")] * 2
             devices[number] = gpu.device
             run.local_devices = lambda world, count, devices=devices: devices
             rows.append(row(settings, World(device=devices[0]) if number else gpu, number))
-            gc.collect()
     with open(sys.argv[1], "w") as file:
         json.dump(rows, file)
 

@@ -8,7 +8,7 @@ import pytest
 from test_rungs import FOUR, THREE, TWO, case, check
 from worlds import compared
 
-ROUNDING = {"bf16": 0.05}  # another order of the sums, in numbers of 8 bits
+ROUNDING = {"fsdp": 0.2}  # of bf16: its policy casts whole blocks, so that it rounds in other places than autocast does
 
 
 def rungs(model, **more):
@@ -37,51 +37,21 @@ PER_DEVICE = {
     3: THREE,
     4: [c for c in FOUR if c.get("form") != "one-process"],
 }
+WORLDS = [  # processes, cases, options of the program, GPUs
+    pytest.param(1, ONE, ["one-gpu"], id="one GPU"),
+    pytest.param(2, SHARED, ["one-gpu"], id="two ranks that share a GPU over gloo"),
+    pytest.param(1, ONE_PROCESS, [], id="one process that drives two GPUs", marks=pytest.mark.gpus(2)),
+    *(pytest.param(n, cases, [], id=f"{n} GPUs", marks=pytest.mark.gpus(n)) for n, cases in PER_DEVICE.items()),
+]
 
 
-@pytest.fixture(scope="session")
-def on_one(tmp_path_factory):
-    return compared(tmp_path_factory.mktemp("one"), {1: ONE}, "one-gpu")[1]
-
-
-@pytest.fixture(scope="session")
-def by_two_ranks(tmp_path_factory):
-    return compared(tmp_path_factory.mktemp("shared"), {2: SHARED}, "one-gpu")[2]
-
-
-@pytest.fixture(scope="session")
-def in_one_process(tmp_path_factory):
-    return compared(tmp_path_factory.mktemp("one-process"), {1: ONE_PROCESS})[1]
-
-
-def check_rounded(result, case):
-    """Equal to the single device of the same precision and microbatches, but for batch norm's own statistics."""
-    own = {"buffers", "validation"} if case["norm"] == "batch" else set()
-    result = {which: {k: v for k, v in values.items() if k not in own} for which, values in result.items()}
-    if case.get("precision") in ROUNDING:
-        assert max(result["same"].values()) < ROUNDING[case["precision"]], result["same"]
-    else:
-        check(result, case)
-
-
-@pytest.mark.parametrize("number", range(len(ONE)))
-def test_one_gpu(on_one, number):
-    check_rounded(on_one[number], ONE[number])
-
-
-@pytest.mark.parametrize("number", range(len(SHARED)))
-def test_two_ranks_share_a_gpu_over_gloo(by_two_ranks, number):
-    check_rounded(by_two_ranks[number], SHARED[number])
-
-
-@pytest.mark.gpus(2)
-@pytest.mark.parametrize("number", range(len(ONE_PROCESS)))
-def test_one_process_drives_two_gpus(in_one_process, number):
-    check_rounded(in_one_process[number], ONE_PROCESS[number])
-
-
-@pytest.mark.parametrize("processes", [pytest.param(n, marks=pytest.mark.gpus(n)) for n in PER_DEVICE])
-def test_a_process_per_gpu(tmp_path, processes):
-    results = compared(tmp_path, {processes: PER_DEVICE[processes]})[processes]
-    for result, one in zip(results, PER_DEVICE[processes], strict=True):
-        check_rounded(result, one)
+@pytest.mark.parametrize(("processes", "cases", "options"), WORLDS)
+def test_equal_to_the_single_gpu_of_the_same_precision_and_microbatches(tmp_path, processes, cases, options):
+    results = compared(tmp_path, {processes: cases}, *options)[processes]
+    for result, one in zip(results, cases, strict=True):
+        own = {"buffers", "validation"} if one["norm"] == "batch" else set()  # batch norm's own statistics
+        result = {which: {k: v for k, v in values.items() if k not in own} for which, values in result.items()}
+        if one.get("precision") == "bf16":  # another order of the sums, in numbers of 8 bits
+            assert max(result["same"].values()) < ROUNDING.get(one["rung"], 0.05), (one, result["same"])
+        else:
+            check(result, one)

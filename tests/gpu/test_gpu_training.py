@@ -34,20 +34,16 @@ def trained(run_once, tmp_path):
 
 
 def per_device(rung, count):
-    """The options that run a rung on `count` GPUs, or None where these are too few."""
-    if rung in ("single", "data_parallel"):
-        return ["--rung", rung, *(["--devices", count] if rung == "data_parallel" else [])]
-    if count < 2 and rung in ("model_parallel", "pipeline"):
-        return None
-    return ["--rung", rung, "--form", "per-device", "--processes", count]
+    """The options that run a rung on `count` GPUs."""
+    if rung in ("model_parallel", "pipeline") and count < 2:
+        pytest.skip(f"needs 2 GPUs, {count} here")
+    more = {"single": [], "data_parallel": ["--devices", count]}
+    return ["--rung", rung, *more.get(rung, ["--form", "per-device", "--processes", count])]
 
 
 @pytest.mark.parametrize("rung", RUNGS)
 def test_every_rung_trains_and_validates(trained, rung, count):
-    options = per_device(rung, count)
-    if options is None:
-        pytest.skip(f"needs 2 GPUs, {count} here")
-    losses, summary = trained(*options)
+    losses, summary = trained(*per_device(rung, count))
     assert len(losses) == 4 and all(0 < loss < 10 for loss in losses.values())
     assert 0 < summary["validation_loss"] < 10
     assert (summary["environment"]["device"] == "cpu core") == ON_CPU
@@ -95,7 +91,7 @@ def test_a_checkpoint_goes_from_cpu_to_gpu_and_back(trained, tmp_path):
 
 @pytest.mark.gpus(2)
 def test_memory_is_met_within_five_percent_and_messages_to_the_byte(tmp_path):
-    run_worlds(tmp_path, [[2, "mpdemo/labs/predictions.py", str(tmp_path / "two"), "256"]])
+    run_worlds(tmp_path, [[2, "notebooks/labs/predictions.py", str(tmp_path / "two"), "256"]])
     for row in json.loads((tmp_path / "two/summary.json").read_text())["rows"]:
         assert row["predicted"] == pytest.approx(row["counted"], rel=0.05), row["case"]
         assert row["messages"] == row["predicted_messages"], row["case"]

@@ -102,7 +102,7 @@ def of_rank_0(value):
 @contextmanager
 def first_gpu():
     """A world whose devices all are the first GPU; several processes speak gloo, since NCCL wants a GPU for each."""
-    run.local_devices = lambda world, count: [world.device] * count
+    run.local_devices = lambda device, count: [device] * count
     world = where_am_i(os.environ | {"LOCAL_RANK": "0"})
     world = replace(world, backend="gloo") if world.world_size > 1 else world
     with process_group(world):

@@ -160,9 +160,6 @@ def paint_step(axes, title, rows, scale, lane="rank"):
                 spans = [(row["start"] * scale.factor, (row["end"] - row["start"]) * scale.factor) for row in boxes]
                 axes.broken_barh(spans, place, facecolor=shade, **EDGE | ({"linewidth": 0} if many else {}))
     _write_numbers(axes, rows, scale)
-    sends = [row for row in rows if row["kind"] == "send"]
-    starts = [row["start"] * scale.factor for row in sends]
-    axes.plot(starts, [row["rank"] + 0.4 for row in sends], "|", color=style.PURPLE, ms=4)
     axes.set(xlim=(0, scale.longest * scale.factor), ylim=(ranks - 0.5, -0.5))
     ticks = range(0, ranks, 1 if ranks <= MOST_NUMBERED else ranks // 8)
     axes.set_yticks(ticks, [f"{lane} {rank}" for rank in ticks])
