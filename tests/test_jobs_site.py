@@ -136,8 +136,6 @@ def test_small_jobs_have_words_of_their_own_and_a_job_gets_no_more_cores_than_it
         assert (given["partition"], given["cpus-per-task"]) == (partition, str(cores))
     assert "over the limit here, 00:05:00" in check(spec(gpus_per_process=1), mine, ask_slurm=False)[0].message
     assert "20 CPUs of a job / 4 processes" in render(spec(processes_per_node=4, gpus_per_process=1), mine)
-    (problem,) = check(spec(processes_per_node=4, cpus_per_process=6, time_limit="4"), mine, ask_slurm=False)
-    assert "24 CPUs in all, but a job gets at most 20 here" in problem.message
     for row in ("gpus = 'a'", "partition = 'a'", "gpus = 1, setup = 'a'", "gpus = 1, partition = '$A'"):
         write_site(project, "mine", f"small_jobs = [{{{row}}}]")
         with pytest.raises(UserError, match="mine.toml: small_jobs .*allowed: rows of gpus"):

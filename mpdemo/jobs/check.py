@@ -34,17 +34,18 @@ def check(job, site=None, ask_slurm=True) -> list[Problem]:
     Parameters
     ----------
     job : JobSpec or str
-        For a text, the log's folder must exist; for a spec, `submit` makes it.
     site : Site or str, optional
     ask_slurm : bool
         Where a Slurm is in reach, also let it judge (``sbatch --test-only``).
     """
-    site = site if isinstance(site, Site) else load_site(site)
-    is_spec = isinstance(job, JobSpec)
-    text, site = (render(job, site), fitted(job, site)[1]) if is_spec else (job, site)
+    text, site = job, site if isinstance(site, Site) else load_site(site)
+    stage = None
+    if isinstance(job, JobSpec):
+        text, stage, (_, site) = render(job, site), job.stage, fitted(job, site)
     script = Script(text)
-    problems = [*script.problems, *shape(script, site), *time_limit(script, site), *syntax(text)]
-    problems += staged_folder(job) if is_spec else log_folder(script)
+    problems = [*script.problems, *shape(script, site), *time_limit(script, site), *log_folder(script), *syntax(text)]
+    if stage and not (paths.root() / stage).is_dir():
+        problems.append(Problem(None, f"stage {stage!r}: no such folder", "name one that the nodes see, too"))
     if ask_slurm and not problems and slurm.in_reach():
         try:
             slurm.client("sbatch", "--test-only", cwd=paths.root(), input=text)
@@ -57,11 +58,9 @@ class Script:
     """A batch script's directives as Slurm reads them, with their lines."""
 
     def __init__(self, text):
-        self.options = {}  # long name of an option -> (value, line number); the last of several counts
+        self.options = {}  # long name of an option -> (value, line number)
         self.problems = []  # directives that Slurm would ignore, and a first line it would refuse
         self.launcher = "torchrun" if re.search(r"torch\.distributed\.run|\btorchrun\b", text) else "srun"
-        if "\r\n" in text:
-            self._problem(1, "DOS line breaks", "save the file with Unix line ends")
         if not text.startswith("#!"):
             self._problem(1, "the first line names no shell", "begin with #!/bin/bash")
         command_line = None
@@ -80,25 +79,29 @@ class Script:
         self.problems.append(Problem(line, message, fix))
 
     def _read(self, number, text):
-        """Note the options of a directive; one that is there already is a problem."""
+        """Note the options of a directive by their long names; one that is there already is a problem."""
         try:
-            given = directive_options(shlex.split(text, comments=True))
+            words = shlex.split(text, comments=True)
         except ValueError as error:
-            given = []
             self._problem(number, f"quotes do not match ({error})", "close the quotes")
-        for name, value in given:
-            if value is None and name in SHORT.values():
-                self._problem(number, f"--{name} expects a value", "give it a value")
-            elif name in self.options:
+            return
+        while words:
+            word, value = words.pop(0), ""
+            if word.startswith("--"):
+                name, equals, value = word[2:].partition("=")
+            elif word.startswith("-"):
+                name, equals, value = SHORT.get(word[1:2], word[1:2]), word[2:], word[2:]
+            else:
+                continue
+            if not equals and words and not words[0].startswith("-"):
+                value = words.pop(0)
+            if name in self.options:
                 twice = f"--{name} is there twice (also in line {self.line(name)}): Slurm takes the last one only"
                 self._problem(number, twice, "leave one of them")
-            else:
-                self.options[name] = (value or "", number)
+            self.options.setdefault(name, (value, number))
 
     def value(self, name) -> str:
-        """Return what an option is set to; empty if it is not given. ``requeue`` is yes, no or empty."""
-        if name == "requeue":
-            return "no" if "no-requeue" in self.options else "yes" if "requeue" in self.options else ""
+        """Return what an option is set to; empty if it is not given."""
         return self.options.get(name, ("", None))[0]
 
     def number(self, name) -> int:
@@ -111,32 +114,15 @@ class Script:
         return next((self.options[name][1] for name in names if name in self.options), None)
 
     def gpus_per_node(self, tasks) -> int:
-        """Return the GPUs requested on each node, whichever way."""
-        gpus = next((part for part in self.value("gres").split(",") if part.startswith("gpu")), "")
-        for value, factor in ((gpus, 1), (self.value("gpus-per-node"), 1), (self.value("gpus-per-task"), tasks)):
+        """Return the GPUs requested on each node, whichever way; a model alone is one."""
+        nodes = self.number("nodes")
+        of_gres = next((part for part in self.value("gres").split(",") if part.startswith("gpu")), "")
+        of_node, of_task, of_job = map(self.value, ("gpus-per-node", "gpus-per-task", "gpus"))
+        for value, factor in ((of_gres, nodes), (of_node, nodes), (of_task, nodes * tasks), (of_job, 1)):
             if value:
-                return factor * last_number(value)
-        return last_number(self.value("gpus")) // self.number("nodes") if "gpus" in self.options else 0
-
-
-def directive_options(words) -> list[tuple]:
-    """Return the options in a directive: long name (a short one's too, where it is in `SHORT`), and value or None."""
-    found = []
-    for word in words:
-        if word.startswith("--"):
-            name, equals, value = word[2:].partition("=")
-            found.append((name, value if equals else None))
-        elif word.startswith("-") and len(word) > 1:
-            found.append((SHORT.get(word[1], word[1]), word[2:] or None))
-        elif found and found[-1][1] is None:
-            found[-1] = (found[-1][0], word)
-    return found
-
-
-def last_number(text) -> int:
-    """Return the number in ``gpu:a100:4`` or ``a100:4``; a model alone is one."""
-    last = text.split(":")[-1]
-    return int(last) if last.isdigit() else 1
+                last = value.split(":")[-1]
+                return factor * int(last if last.isdigit() else 1) // nodes
+        return 0
 
 
 def syntax(text) -> list[Problem]:
@@ -164,9 +150,6 @@ def shape(script, site) -> list[Problem]:
         message = f"{tasks} tasks x {cpus} CPUs = {tasks * cpus}, but a node has {site.cores_per_node}"
         fix = f"--cpus-per-task={site.cores_per_node // tasks or 1} or fewer tasks"
         problems.append(Problem(script.line("cpus-per-task", "ntasks-per-node"), message, fix))
-    elif (cores := script.number("nodes") * tasks * cpus) > site.cores_per_job > 0:
-        message = f"{cores} CPUs in all, but a job gets at most {site.cores_per_job} here"
-        problems.append(Problem(script.line("cpus-per-task", "nodes"), message, "fewer nodes, tasks or CPUs per task"))
     return problems
 
 
@@ -181,20 +164,12 @@ def time_limit(script, site) -> list[Problem]:
     return [Problem(line, message, f"--time={site.max_time} or less")] if over else []
 
 
-def staged_folder(spec) -> list[Problem]:
-    """Find a folder to stage that is missing here, so most likely on the nodes as well."""
-    if spec.stage is None or (paths.root() / spec.stage).is_dir():
-        return []
-    return [Problem(None, f"stage {spec.stage!r}: no such folder", "name one that the nodes see, on a shared disk")]
-
-
 def log_folder(script) -> list[Problem]:
     """Find a log whose folder is missing: Slurm starts the job, drops its output, and calls it failed."""
     problems = []
     for name in ("output", "error"):
-        pattern = script.value(name).rpartition("/")[0]
-        folder = pattern.replace("%%", "%")
-        if folder and "%" not in pattern.replace("%%", "") and not (paths.root() / folder).is_dir():
+        folder = script.value(name).rpartition("/")[0]
+        if folder and "%" not in folder and not (paths.root() / folder).is_dir():
             message, fix = f"the folder of --{name} does not exist: {folder}", f"mkdir -p {shlex.quote(folder)}"
             problems.append(Problem(script.line(name), message, fix))
     return problems

@@ -106,7 +106,7 @@ def _refined(job, answer) -> Answer:
     log = job.log()
     if diagnose.stopped_with_checkpoint(log, answer.exit_status):
         return answer._replace(state="stopped")
-    return answer._replace(state="out_of_memory") if diagnose.out_of_memory(log) else answer
+    return answer._replace(state="out_of_memory") if diagnose.MEMORY.search(log) else answer
 
 
 def answer_from_files(job) -> Answer:
