@@ -191,12 +191,6 @@ def test_a_job_is_announced_before_its_record_is_written(project, capsys):
     assert "1 process (job" in capsys.readouterr().out
 
 
-def test_a_dependency_needs_slurm(project):
-    with pytest.raises(UserError, match="dependency 'afterany:7' needs Slurm"):
-        submit(spec(dependency="afterany:7"))
-    assert not (project / "runs").exists()
-
-
 # --- several people on one installation: each works in a folder of their own, and nobody in another's
 
 

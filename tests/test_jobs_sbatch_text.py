@@ -55,9 +55,9 @@ def test_a_job_that_goes_on_with_fewer_nodes():
     assert '--nnodes=2:"$SLURM_NNODES" --nproc-per-node=1 --max-restarts=2' in text
     assert "--node-rank" not in text and "--master-addr" not in text
     for changes, said in (
-        ({"command": command, "launcher": "srun"}, "least_nodes=1 without torchrun"),
+        ({"command": command, "launcher": "srun"}, "least_nodes=1 needs more nodes"),
         ({"launcher": "torchrun"}, 'least_nodes=1 with a training run that starts anew; do: .*resume="auto"'),
-        ({"nodes": 1}, "least_nodes 1: leaves no node to lose; allowed: fewer than nodes=1"),
+        ({"command": command, "nodes": 1}, "least_nodes=1 needs more nodes to lose"),
     ):
         with pytest.raises(UserError, match=said):
             render(spec(**{"nodes": 2, "least_nodes": 1} | changes), load_site("generic"))
@@ -138,7 +138,7 @@ def test_control_characters_are_refused(field, text):
         ({"time_limit": "ten minutes"}, "HH:MM:SS"),
         ({"time_limit": "00:00:00"}, "no time at all"),
         ({"launcher": "mpirun"}, "srun, torchrun"),
-        ({"signal": "KILL@10"}, "USR1@60"),
+        ({"signal": "KILL@10"}, "signal 'KILL@10' is not allowed; allowed: .*USR1"),
         ({"signal": "USR1@600"}, "before the start"),
         ({"out": "/tmp/x"}, "below the project"),
         ({"out": "runs/a\\b"}, "backslash"),

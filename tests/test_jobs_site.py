@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mpdemo.errors import UserError
-from mpdemo.jobs import JobFailed, JobSpec, check, diagnose, load_site, render, site_trial, slurm, slurm_job, submit
+from mpdemo.jobs import JobFailed, JobSpec, check, load_site, render, site_trial, slurm, slurm_job, submit
 from mpdemo.jobs.site import find_site, wanted_by_sites
 from mpdemo.jobs.site_trial import try_site
 
@@ -39,14 +39,11 @@ def write_site(project, name, text):
 # --- a setup line that fails, a Python that is missing: on a real Slurm
 
 
-@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
-def test_a_setup_line_that_fails_ends_the_job_and_is_named(cluster, project, launcher):
+def test_a_setup_line_that_fails_ends_the_job_and_is_named(cluster, project):
     lines = ("export IT='went well'  # a comment", "module load nowhere", "touch too-far")
-    job = submit(spec(launcher=launcher), site=site(setup=lines))
-    assert job.wait(60) == "failed"
-    message = "the line 'module load nowhere' in setup of the site file failed"
-    with pytest.raises(JobFailed, match=f"the job failed with exit status 1: {message}"):
-        job.result()
+    job = submit(spec(), site=site(setup=lines))
+    with pytest.raises(JobFailed, match="setup line failed with exit status 127: module load nowhere"):
+        job.result(60)
     assert "rank 0" not in job.log() and not (project / "too-far").exists()
     assert (project / "runs/toy/exit-status.txt").read_text() == f"{job.id} 1\n"
 
@@ -61,14 +58,10 @@ def test_setup_lines_may_use_what_is_not_set_and_functions_that_fail_inside(clus
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
 def test_a_job_that_finds_no_python_says_so(cluster, project, launcher):
     job = submit(spec(launcher=launcher), site=site(python="no-such-python"))
-    with pytest.raises(JobFailed, match="there is no program 'no-such-python' on the compute node; activate"):
+    with pytest.raises(
+        JobFailed, match="there is no program 'no-such-python' on the compute node\n  what to do: activate"
+    ):
         job.result(timeout=60)
-
-
-def test_a_job_out_of_memory_says_so():
-    killed = "slurmstepd-node1: error: Detected 1 oom_kill event in StepId=7.0. Some step tasks have been OOM Killed."
-    for line in (killed, "srun: error: node1: task 0: Out Of Memory"):
-        assert "out of memory" in str(diagnose.failure(f"0: epoch 1\n{line}\n", 137))
 
 
 def test_the_words_of_a_launch_reach_every_task(cluster, project):
@@ -80,14 +73,6 @@ def test_the_words_of_a_launch_reach_every_task(cluster, project):
     assert job.wait(60) == "done", job.log()
     printed = [line for line in job.log().splitlines() if not line.startswith("srun: ")]  # it cannot bind here
     assert sorted(printed) == ["0: there 0", "1: there 1"]
-
-
-def test_a_job_waits_for_another_one(cluster, project):
-    first = submit(spec("fail", 0, 9, out="runs/first"))
-    second = submit(spec(out="runs/second", dependency=f"afterok:{first.id}"))
-    third = submit(spec(out="runs/third", dependency=f"afterany:{first.id}"))
-    assert (first.wait(60), third.wait(60)) == ("failed", "done")
-    assert second.wait(60, pending=60) == "cancelled"  # and does not wait forever
 
 
 # --- the words in the text
@@ -103,19 +88,10 @@ def test_memory_extra_directives_and_the_login_shell_are_written():
     assert "mem-per-gpu" not in options(render(spec(), site(memory_per_gpu="60G")))  # this job asks for no GPU
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ({"extra": ("--time=1:00:00",)}, "--time=1:00:00' asks for what the script writes itself; take it out"),
-        ({"extra": ("--gres=gpu:a100:4",)}, "asks for what the script writes itself"),
-        ({"extra": ("--gpus-per-node=4",)}, "asks for what the script writes itself"),
-        ({"extra": ("--requeue",)}, "asks for what the script writes itself"),
-        ({"extra": ("-p gpu",)}, "-p gpu' is no option; write --name or --name=value"),
-    ],
-)
-def test_what_a_script_would_have_twice_is_refused(words, said):
-    with pytest.raises(UserError, match=f"site file throwaway.toml: extra '.*{said}"):
-        render(spec(gpus_per_process=1), site(**words))
+@pytest.mark.parametrize("extra", ["--time=1:00:00", "--gres=gpu:a100:4", "--gpus-per-node=4", "--requeue", "-p gpu"])
+def test_what_a_script_would_have_twice_is_refused(extra):
+    with pytest.raises(UserError, match=f"site file throwaway.toml: extra '{extra}' asks for what the script writes"):
+        render(spec(gpus_per_process=1), site(extra=(extra,)))
 
 
 def test_what_bash_cannot_read_is_a_problem_of_its_line():

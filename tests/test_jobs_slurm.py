@@ -9,9 +9,8 @@ import pytest
 from worker_jobs import scontrol, spec, until
 
 from mpdemo.cluster.cluster import Cluster
-from mpdemo.jobs import JobFailed, JobSpec, SlurmError, attach, queue, slurm, submit, train_command
+from mpdemo.jobs import JobFailed, JobSpec, SlurmError, attach, slurm, slurm_job, submit, train_command
 from mpdemo.jobs.site import wanted_by_sites
-from mpdemo.jobs.slurm_job import look_up
 
 
 def rows(job, event) -> list[dict]:
@@ -104,7 +103,7 @@ def test_followed_jobs_ask_slurm_once_per_interval_however_many_they_are(cluster
 def test_jobs_go_on_while_the_controller_does_not_answer(own_cluster, project):
     job = submit(spec("sleep"))
     until(lambda: job.state == "running")
-    until(lambda: queue.own_job(slurm.identity(), job.id, 0.1)[0])
+    until(lambda: slurm_job.own_job(job, 0.1)[0])
     own_cluster.stop_controller()
     started = time.monotonic()
     until(lambda: "Slurm does not answer, last seen running" in job.reason)
@@ -124,18 +123,18 @@ def test_jobs_that_slurm_has_forgotten(own_cluster, project):
     jobs = {name: submit(spec(*action, out=f"runs/{name}", name=name)) for name, action in ends.items()}
     until(lambda: (project / "runs/ended/pids-0").exists())
     subprocess.run(["scancel", jobs["ended"].id], check=True)
-    until(lambda: all(look_up(job.id).state not in ("pending", "running") for job in jobs.values()))
+    until(lambda: all(slurm_job.look_up(job.id).state not in ("pending", "running") for job in jobs.values()))
     (project / "runs/gone/exit-status.txt").unlink()
     own_cluster.stop_controller()
     for file in ("job_state", "job_state.old"):
         (own_cluster.folder / "state" / file).unlink(missing_ok=True)
     (own_cluster.folder / "jobcomp.txt").unlink()
     own_cluster.start_controller()
-    assert look_up(jobs["good"].id) is None
+    assert slurm_job.look_up(jobs["good"].id) is None
     attached = {name: attach(f"runs/{name}") for name in ends}
     states = {"good": "done", "bad": "failed", "gone": "unknown", "ended": "cancelled"}
     assert {name: job.state for name, job in attached.items()} == states
-    assert attached["bad"].failure().exit_status == 9
+    assert attached["bad"].exit_status == 9
     with pytest.raises(JobFailed, match="forgotten"):
         attached["gone"].result()
 
@@ -188,7 +187,7 @@ def test_a_training_that_loses_a_node_goes_on_with_the_others(own_cluster, proje
 
 def test_an_old_job_object_leaves_the_newer_record_alone(cluster, project):
     old = submit(spec())
-    until(lambda: look_up(old.id).state == "done")
+    until(lambda: slurm_job.look_up(old.id).state == "done")
     new = submit(spec(), resubmit=True)
     assert old.wait(60) == "done"
     assert attach("runs/toy").id == new.id

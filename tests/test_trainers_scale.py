@@ -42,7 +42,7 @@ class FakeJob:
 
     def result(self):
         if self.end != "done":
-            raise JobFailed(f"job {self.id} ({self.name}) {self.end}", self, None)
+            raise JobFailed(f"job {self.id} ({self.name}) {self.end}")
         words = list(self.spec.command)
         self.batch, self.steps = (int(words[words.index(name) + 1]) for name in ("--batch-size", "--steps"))
         environment = {"device": "cpu core", "torch": "2", "python": "3", "backend": "gloo", "hosts": ["here"]}

@@ -32,7 +32,6 @@ class Known:
     do: str
     notebook: str = ""  # where it is explained
     kind: str = "cause"  # one of `KINDS`
-    by: str = ""  # who says it: "slurm" in refusing a job, "launcher" in starting one; else the processes themselves
 
     @functools.cached_property
     def pattern(self):
@@ -74,11 +73,6 @@ def known_in(line) -> Known | None:
     """Return the first row of the table whose message is in a line."""
     numbers = sorted({number for piece, number in _pieces() if piece in line})
     return next((known_failures()[n] for n in numbers if known_failures()[n].pattern.search(line)), None)
-
-
-def said_by(speaker) -> list:
-    """Return the known failures that "slurm" or a "launcher" says."""
-    return [known for known in known_failures() if known.by == speaker]
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from mpdemo import paths
 from mpdemo.errors import UserError
 from mpdemo.jobs import diagnose, slurm
 from mpdemo.jobs.launch_text import torchrun_signals
-from mpdemo.jobs.sbatch_text import gpu_rows, render
+from mpdemo.jobs.sbatch_text import cpus_per_task, gpu_rows, render
 from mpdemo.jobs.slurm import Answer
 from mpdemo.world import supervisor, warm
 from mpdemo.world.devices import ON_THE_CPU, too_few_gpus
@@ -110,8 +110,6 @@ def surrounding_job(site) -> str | None:
 
 def refuse(spec, site):
     """Refuse what cannot run without a queue, or has no room on this machine or in the job around us."""
-    if spec.dependency:
-        raise UserError(f"dependency {spec.dependency!r} needs Slurm; here: wait for the other job, then submit")
     if not surrounding_job(site):
         check_room(spec.world_size, spec.oversubscribe)
     elif gpu_rows(spec.on(site), site):  # steps that overlap all get the first GPUs
@@ -152,7 +150,7 @@ def ranks(spec, scratch) -> dict:
 
 def step(spec, site, limit) -> dict:
     """Return an order for a step of the job around us, which ends before that job."""
-    tasks = {"SLURM_CPUS_PER_TASK": str(spec.on(site).cpus_per_task(site))}
+    tasks = {"SLURM_CPUS_PER_TASK": str(cpus_per_task(spec.on(site), site)[0])}
     environment = child_environment(*HELD) | tasks | torchrun_signals(spec)  # `warn` may send an unasked signal
     if (end := os.environ.get("SLURM_JOB_END_TIME", "")).isdigit():
         limit = min(limit, max(1.0, int(end) - time.time()))

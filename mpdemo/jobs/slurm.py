@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mpdemo.errors import UserError
-from mpdemo.jobs.explain import said_by
+from mpdemo.jobs.explain import known_in
 from mpdemo.world.processes import child_environment
 
 TIMEOUT = 15  # seconds for one answer: a controller that is down lets the clients wait 9 s
@@ -118,7 +118,7 @@ def explain(command, stderr) -> str:
     """Return Slurm's message in one line, with the likely cause where we know it."""
     lines = [line.split("error: ", 1)[-1].strip() for line in stderr.splitlines() if line.strip()]
     message = "; ".join(dict.fromkeys(lines)) or "no reason given"
-    known = next((known for known in said_by("slurm") if known.pattern.search(stderr)), None)
+    known = known_in(stderr)
     return f"{command}: {message}" + (f". Likely cause: {known.what}; {known.do}" if known else "")
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import time
@@ -36,12 +37,7 @@ def submit(spec, site=None, script=None, resubmit=False, debug=False) -> Job | N
     resubmit : bool
         Submit although the run's folder already has such a job.
     debug : bool
-        Print the file and submit nothing.
-
-    Returns
-    -------
-    Job or None
-        None with `debug`.
+        Print the file and submit nothing; returns None.
 
     Raises
     ------
@@ -87,8 +83,10 @@ def attach(out) -> Job:
 
 def find_earlier(spec, identity, resubmit) -> Job | None:
     """Return the folder's job if it has the same spec and place; refuse a folder whose job still runs."""
-    refuse_folder_of_another(spec.out)
     folder, record = paths.root() / spec.out, None
+    if (folder / RECORD).exists() and (owner := (folder / RECORD).stat().st_uid) != os.getuid():
+        yours = "work in a folder of your own: export MPDEMO_ROOT=..., or give another out"
+        raise UserError(f"{spec.out} holds the job of another user (number {owner}); {yours}")
     try:
         record = read_record(folder)
     except UserError:
@@ -96,15 +94,14 @@ def find_earlier(spec, identity, resubmit) -> Job | None:
             raise
     if record is None:
         return None
-    job = Job(record, folder)
-    same_place = identity == record.get("identity")
+    job, same_place = Job(record, folder), identity == record.get("identity")
     same = same_place and record["spec"] == json.loads(json.dumps(dataclasses.asdict(spec)))
     if same and not resubmit:
         return job
     if not job.finished:
         busy = f"job {job.id} ({job.name}) on {job.where} is {job.state} and writes to {spec.out}"
         raise UserError(f"{busy}; do: attach({spec.out!r}).cancel(), or give another out=")
-    why = "resubmit=True" if same else "another place" if not same_place else "the spec has changed"
+    why = "resubmit=True" if same else "the spec has changed" if same_place else "another place"
     print(f"job {job.id} ({job.state}) was there before; submitting a new one: {why}")
     return None
 
@@ -142,15 +139,13 @@ def announcement(spec, record) -> str:
 def prepared(spec):
     """Yield the run's folder, and move the last run's results aside: they would be taken for those of the new job.
 
-    Where the submission is refused, they go back to their places.
+    A run that resumes keeps metrics and checkpoints. Where the submission is refused, all go back to their places.
     """
     out = make_folder(spec)
-    resumed = any(argument.startswith("--resume") for argument in spec.command)
     moved = {out / name: out / name.replace(".", ".previous.") for name in RESULTS}
-    if not resumed:
-        moved[out / "metrics.jsonl"] = out / "metrics.previous.jsonl"
-        keep = next(out / f"checkpoints.{n}" for n in range(1, 10**6) if not (out / f"checkpoints.{n}").exists())
-        moved[out / "checkpoints"] = keep
+    kept = next(path for n in itertools.count(1) if not (path := out / f"checkpoints.{n}").exists())
+    if not any(argument.startswith("--resume") for argument in spec.command):
+        moved |= {out / "metrics.jsonl": out / "metrics.previous.jsonl", out / "checkpoints": kept}
     moved = {path: aside for path, aside in moved.items() if path.exists()}
     for path, aside in moved.items():
         path.replace(aside)
@@ -161,7 +156,7 @@ def prepared(spec):
             aside.replace(path)
         raise
     if out / "checkpoints" in moved:
-        print(f"the earlier run's checkpoints are kept in {spec.out}/{keep.name}")
+        print(f"the earlier run's checkpoints are kept in {spec.out}/{kept.name}")
 
 
 def make_folder(spec) -> Path:
@@ -181,14 +176,3 @@ def make_folder(spec) -> Path:
     except OSError as error:
         raise UserError(f"cannot make the run's folder {spec.out}: {error.strerror}") from None
     return paths.root() / spec.out
-
-
-def refuse_folder_of_another(out):
-    """A run's folder belongs to the user who submitted its job: nobody takes it for their own, or writes into it."""
-    folder = paths.root() / out
-    record = folder / RECORD
-    if record.exists() and (owner := record.stat().st_uid) != os.getuid():
-        yours = "work in a folder of your own: export MPDEMO_ROOT=..., or give another out="
-        raise UserError(f"{out} holds the job of another user (number {owner}); {yours}")
-    if folder.exists() and not os.access(folder, os.W_OK | os.X_OK):
-        raise UserError(f"cannot write into {folder}; work in a folder of your own: export MPDEMO_ROOT=...")
