@@ -12,7 +12,7 @@ import pytest
 
 from mpdemo import __main__ as command_line
 from mpdemo.errors import UserError
-from mpdemo.jobs import explain, slurm
+from mpdemo.jobs import explain
 from mpdemo.paths import root
 from mpdemo.schedules import check_schedule
 
@@ -83,13 +83,6 @@ def test_each_row_of_the_table_can_be_found():
         assert not known.notebook or (root() / f"notebooks/{known.notebook}.ipynb").exists()
         first = [explain.known_in(re.sub(r"^\^|\$$", "", words).replace("...", "x")) for words in known.seen]
         assert known in first, known.seen
-
-
-@pytest.mark.parametrize("refusal", ["invalid partition specified: moon", "AssocGrpCPUMinutesLimit"])
-def test_a_refusal_of_slurm_is_found_and_explained_at_once(refusal):
-    said = f"sbatch: error: Batch job submission failed: {refusal}"
-    (finding,) = explain.find(said)
-    assert slurm.explain("sbatch", said).endswith(f"Likely cause: {finding.known.what}; {finding.known.do}")
 
 
 @pytest.mark.parametrize("numbers", [{"microbatches": 1, "batch": 8}, {"microbatches": 3, "batch": 8}], ids=str)

@@ -145,8 +145,8 @@ def test_control_characters_are_refused(field, text):
         ({"out": "../x"}, "below the project"),
         ({"out": ""}, "out ''"),
         ({"name": ""}, "name ''"),
-        ({"command": "python train.py"}, "arguments after"),
-        ({"command": ()}, "arguments after"),
+        ({"command": "python train.py"}, "allowed: a list of texts"),
+        ({"command": ()}, "at least 1 item"),
     ],
 )
 def test_impossible_specs_are_refused(changes, message):
@@ -155,15 +155,14 @@ def test_impossible_specs_are_refused(changes, message):
 
 
 @pytest.mark.parametrize(
-    "text, wanted", [("10", 600), ("1:30", 90), ("2-0", 172800), ("1-02:03", 93780), ("00:00:05", 5)]
+    "text, wanted", [("90", 5400), ("1:30", 90), ("2-0", 172800), ("1-02:03", 93780), ("1-00:00:10", 86410)]
 )
 def test_time_is_read_as_slurm_reads_it(text, wanted):
     assert slurm.seconds(text) == wanted
 
 
-@pytest.mark.parametrize("module", [slurm, job_spec], ids=["slurm", "spec"])
-def test_the_examples_in_docstrings_are_true(module):
-    failed, attempted = doctest.testmod(module)
+def test_the_example_in_the_docstring_is_true():
+    failed, attempted = doctest.testmod(job_spec)
     assert attempted and not failed
 
 
@@ -274,5 +273,3 @@ def test_a_folder_is_staged_on_every_node_and_removed_at_the_end(project):
     assert shlex.split(lines[copy])[:6] == ["srun", "--ntasks=2", "--ntasks-per-node=1", "cp", "-rT", "my 'data"]
     assert lines[copy - 1].startswith("trap ") and "rm -rf" not in "".join(lines[: copy - 1])
     assert lines[copy + 1] == 'export MPDEMO_DATA="$staged"' and check(job, site, ask_slurm=False) == []
-    (problem,) = check(spec(stage="gone"), site, ask_slurm=False)
-    assert str(problem).startswith("stage 'gone': no such folder; do: ")

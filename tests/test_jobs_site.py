@@ -166,7 +166,7 @@ def test_a_job_of_another_cluster_is_asked_there(project, monkeypatch):
         (project / "bin" / name).write_text(f"#!/bin/sh\necho {name} $* >> {project}/asked\necho '{said}'\n")
         (project / "bin" / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{project}/bin:/usr/bin:/bin")
-    number = slurm_job.start("toy.sbatch", "home x", [])["id"]
+    number = slurm_job.start("toy.sbatch", "home x", "runs/toy", site())["id"]
     assert slurm_job.look_up(number).state == "running"
     slurm.client("scancel", number)
     asked = (project / "asked").read_text().splitlines()

@@ -39,19 +39,20 @@ def check(job, site=None, ask_slurm=True) -> list[Problem]:
         Where a Slurm is in reach, also let it judge (``sbatch --test-only``).
     """
     text, site = job, site if isinstance(site, Site) else load_site(site)
-    stage = None
     if isinstance(job, JobSpec):
-        text, stage, (_, site) = render(job, site), job.stage, fitted(job, site)
+        text, (_, site) = render(job, site), fitted(job, site)
     script = Script(text)
-    problems = [*script.problems, *shape(script, site), *time_limit(script, site), *log_folder(script), *syntax(text)]
-    if stage and not (paths.root() / stage).is_dir():
-        problems.append(Problem(None, f"stage {stage!r}: no such folder", "name one that the nodes see, too"))
-    if ask_slurm and not problems and slurm.in_reach():
+    for judge in (shape, time_limit, log_folder):
+        judge(script, site)
+    said = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True, timeout=30).stderr
+    if match := re.search(r"line (\d+): (.*)", said):
+        script.problem(int(match[1]), f"bash cannot read it: {match[2]}", "look at quotes, brackets and ; there")
+    if ask_slurm and not script.problems and slurm.in_reach():
         try:
             slurm.client("sbatch", "--test-only", cwd=paths.root(), input=text)
         except slurm.SlurmError as refusal:
-            problems.append(Problem(None, str(refusal), "what Slurm asks for"))
-    return sorted(problems, key=lambda problem: problem.line or 0)
+            script.problem(None, str(refusal), "what Slurm asks for")
+    return sorted(script.problems, key=lambda problem: problem.line or 0)
 
 
 class Script:
@@ -59,23 +60,24 @@ class Script:
 
     def __init__(self, text):
         self.options = {}  # long name of an option -> (value, line number)
-        self.problems = []  # directives that Slurm would ignore, and a first line it would refuse
+        self.problems = []
         self.launcher = "torchrun" if re.search(r"torch\.distributed\.run|\btorchrun\b", text) else "srun"
         if not text.startswith("#!"):
-            self._problem(1, "the first line names no shell", "begin with #!/bin/bash")
+            self.problem(1, "the first line names no shell", "begin with #!/bin/bash")
         command_line = None
         for number, line in enumerate(text.splitlines(), 1):
             if line.startswith("#SBATCH") and command_line:
                 message = f"a directive after the first command (line {command_line}) is ignored by Slurm"
-                self._problem(number, message, "move it up, below #!/bin/bash")
+                self.problem(number, message, "move it up, below #!/bin/bash")
             elif line.startswith("#SBATCH"):
                 self._read(number, line.removeprefix("#SBATCH"))
             elif re.match(r"\s*#+\s*SBATCH\b", line):
-                self._problem(number, f"{line.split('--')[0].strip()!r} is a comment to Slurm", "write #SBATCH")
+                self.problem(number, f"{line.split('--')[0].strip()!r} is a comment to Slurm", "write #SBATCH")
             elif line.strip() and not line.lstrip().startswith("#"):
                 command_line = command_line or number
 
-    def _problem(self, line, message, fix):
+    def problem(self, line, message, fix):
+        """Note what is wrong."""
         self.problems.append(Problem(line, message, fix))
 
     def _read(self, number, text):
@@ -83,7 +85,7 @@ class Script:
         try:
             words = shlex.split(text, comments=True)
         except ValueError as error:
-            self._problem(number, f"quotes do not match ({error})", "close the quotes")
+            self.problem(number, f"quotes do not match ({error})", "close the quotes")
             return
         while words:
             word, value = words.pop(0), ""
@@ -97,7 +99,7 @@ class Script:
                 value = words.pop(0)
             if name in self.options:
                 twice = f"--{name} is there twice (also in line {self.line(name)}): Slurm takes the last one only"
-                self._problem(number, twice, "leave one of them")
+                self.problem(number, twice, "leave one of them")
             self.options.setdefault(name, (value, number))
 
     def value(self, name) -> str:
@@ -125,51 +127,37 @@ class Script:
         return 0
 
 
-def syntax(text) -> list[Problem]:
-    """Let bash read the script without running it; it reports the first line that it cannot read."""
-    said = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True, timeout=30).stderr
-    if match := re.search(r"line (\d+): (.*)", said):
-        return [Problem(int(match[1]), f"bash cannot read it: {match[2]}", "look at quotes, brackets and ; there")]
-    return []
-
-
-def shape(script, site) -> list[Problem]:
+def shape(script, site):
     """Compare processes, GPUs and CPUs with each other and with the site's node."""
     tasks, cpus = script.number("ntasks-per-node"), script.number("cpus-per-task")
     gpus = script.gpus_per_node(tasks)
-    problems = []
     if gpus > site.gpus_per_node:
         line = script.line("gres", "gpus", "gpus-per-node", "gpus-per-task")
         fix = f"at most {site.gpus_per_node} GPUs per node; take more nodes for more processes"
-        problems.append(Problem(line, f"{gpus} GPUs per node, but a node has {site.gpus_per_node}", fix))
+        script.problem(line, f"{gpus} GPUs per node, but a node has {site.gpus_per_node}", fix)
     if gpus and script.launcher == "srun" and gpus % tasks:
         fix = f"--ntasks-per-node={gpus} for one process per GPU, or a GPU count that is a multiple of {tasks}"
-        message = f"{tasks} processes do not match {gpus} GPUs on a node"
-        problems.append(Problem(script.line("ntasks-per-node"), message, fix))
+        script.problem(script.line("ntasks-per-node"), f"{tasks} processes do not match {gpus} GPUs on a node", fix)
     if tasks * cpus > site.cores_per_node:
         message = f"{tasks} tasks x {cpus} CPUs = {tasks * cpus}, but a node has {site.cores_per_node}"
         fix = f"--cpus-per-task={site.cores_per_node // tasks or 1} or fewer tasks"
-        problems.append(Problem(script.line("cpus-per-task", "ntasks-per-node"), message, fix))
-    return problems
+        script.problem(script.line("cpus-per-task", "ntasks-per-node"), message, fix)
 
 
-def time_limit(script, site) -> list[Problem]:
+def time_limit(script, site):
     """Find a time that Slurm cannot read, or that is over the partition's limit."""
-    value, line = script.value("time"), script.line("time")
+    value, most, line = script.value("time"), site.max_time, script.line("time")
     try:
-        over = value and slurm.limit(value) > slurm.limit(site.max_time or value)
+        if value and slurm.limit(value) > slurm.limit(most or value):
+            script.problem(line, f"time {value} is over the limit here, {most}", f"--time={most} or less")
     except ValueError as error:
-        return [Problem(line, f"time limit: {value!r} {error}", "--time=HH:MM:SS")]
-    message = f"time {value} is over the limit here, {site.max_time}"
-    return [Problem(line, message, f"--time={site.max_time} or less")] if over else []
+        script.problem(line, f"time limit: {value!r} {error}", "--time=HH:MM:SS")
 
 
-def log_folder(script) -> list[Problem]:
+def log_folder(script, site):
     """Find a log whose folder is missing: Slurm starts the job, drops its output, and calls it failed."""
-    problems = []
     for name in ("output", "error"):
         folder = script.value(name).rpartition("/")[0]
         if folder and "%" not in folder and not (paths.root() / folder).is_dir():
-            message, fix = f"the folder of --{name} does not exist: {folder}", f"mkdir -p {shlex.quote(folder)}"
-            problems.append(Problem(script.line(name), message, fix))
-    return problems
+            message = f"the folder of --{name} does not exist: {folder}"
+            script.problem(script.line(name), message, f"mkdir -p {shlex.quote(folder)}")

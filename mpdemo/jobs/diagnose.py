@@ -15,17 +15,17 @@ MEMORY = re.compile(
 )
 
 
-def stopped_with_checkpoint(log, exit_status) -> bool:
-    """Whether the training ended early on purpose: status 3 of its processes, or torchrun's answer to our signal."""
-    first = FIRST_STATUS.search(log)
-    return exit_status == 3 or bool(first and first[first.lastindex] == "3") or "got signal: 10" in log
-
-
 def state_by_status(log, exit_status) -> str:
-    """Return the state of a job that ended by itself: done, stopped or failed."""
+    """Return the state of a job that ended by itself: done, out_of_memory, failed or stopped with a checkpoint.
+
+    The last is status 3 of the processes, which torchrun hides, or torchrun's answer to our signal.
+    """
     if exit_status == 0:
         return "done"
-    return "stopped" if stopped_with_checkpoint(log, exit_status) else "failed"
+    first = FIRST_STATUS.search(log)
+    if exit_status == 3 or (first and first[first.lastindex] == "3") or "got signal: 10" in log:
+        return "stopped"
+    return "out_of_memory" if MEMORY.search(log) else "failed"
 
 
 def state_by_slurm(log) -> str | None:

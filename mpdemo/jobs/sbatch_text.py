@@ -95,13 +95,6 @@ def directives(spec, site) -> list[str]:
     return lines if site.account else [*lines, "# Most sites also want your project, above: #SBATCH --account=..."]
 
 
-def log_options(spec, site) -> list[str]:
-    """Return the options of sbatch that put the log into the run's folder; they count more than the file's own."""
-    ends = {"output": "out"} | ({"error": "err"} if site.separate_errors else {})
-    folder = spec.out.replace("%", "%%")  # "%" begins a pattern there
-    return [f"--{option}={folder}/slurm-%j.{end}" for option, end in ends.items()]
-
-
 def quote(value) -> str:
     """Return a value as sbatch reads it in a directive: double quotes, where it holds more than a word."""
     text = str(value)

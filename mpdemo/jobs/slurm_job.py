@@ -28,8 +28,10 @@ WAITING = ("-t", "pending", "-S", "-p,i", "-o", "%P|%i")  # of all users, as far
 COUNT_EVERY = 6  # polling intervals between two looks at all users' jobs, from which places in the queue are counted
 
 
-def start(script, identity, options) -> dict:
-    """Submit a script from the project's root with more options; return what the job's record holds of it."""
+def start(script, identity, out, site) -> dict:
+    """Submit a script, its log redirected into the run's folder; return what the job's record holds of it."""
+    log = out.replace("%", "%%") + "/slurm-%j"  # "%" begins a pattern there
+    options = [f"--output={log}.out", *[f"--error={log}.err"] * site.separate_errors]
     said = slurm.client("sbatch", "--parsable", *options, str(script), cwd=paths.root())
     forget(identity)
     return {"id": said.split()[-1], "where": f"cluster {identity.split()[0]}", "identity": identity}
@@ -56,7 +58,7 @@ def warn(job):
 
 
 def ask(job) -> Answer:
-    """Ask the controller, then accounting; then the record of an earlier answer, the log, the script's marker."""
+    """Return the record of an earlier answer, or what the controller says, or else the log and the script's marker."""
     if "final" in job.record:
         return Answer(**job.record["final"])
     try:
@@ -65,7 +67,9 @@ def ask(job) -> Answer:
         answer, silence = own_job(job, interval=math.inf)
         seen = f", last seen {answer.state} {silence:.0f} s ago" if answer else ""
         return (answer or Answer("pending"))._replace(reason=f"Slurm does not answer{seen}")
-    answer = _refined(job, answer) if answer else answer_from_files(job)
+    answer = answer or answer_from_files(job)
+    if answer.state == "failed":  # Slurm's word for three ends that mean different things to a learner
+        answer = answer._replace(state=diagnose.state_by_status(job.log(), answer.exit_status or 1))
     if answer.state not in ("pending", "running", "unknown"):
         job.keep(answer)
     return answer
@@ -84,33 +88,16 @@ def _ask_slurm(job) -> Answer | None:
 
 
 def look_up(job_id) -> Answer | None:
-    """Return what Slurm knows of a job; None once it has forgotten it. Absence is not success.
-
-    The controller remembers a job for a few minutes after its end (``MinJobAge``), accounting for long, if it is on.
-    """
+    """Return what Slurm knows of a job; None once it has forgotten it, some minutes after its end (``MinJobAge``)."""
     try:
         line = slurm.client("scontrol", "show", "job", "-o", job_id)
     except slurm.SlurmError as error:
-        if "Invalid job id" not in str(error):
-            raise
-    else:  # the job's name may hold anything, so only the fields after it are read; the first of a name counts
-        fields = dict(reversed(re.findall(r" (\w+)=(\S*)", line.partition(" UserId=")[2])))
-        return slurm.make_answer(*(fields.get(name, "") for name in ("JobState", "Reason", "ExitCode", "RunTime")))
-    with contextlib.suppress(slurm.SlurmError, ValueError):  # no accounting, or no row
-        row = slurm.client("sacct", "-n", "-P", "-j", job_id, "-X", "-o", "State,ExitCode,Elapsed").strip()
-        state, exit_code, run_time = row.split("\n")[-1].split("|")
-        return slurm.make_answer(state, "", exit_code, run_time)
-    return None
-
-
-def _refined(job, answer) -> Answer:
-    """Slurm's FAILED covers three ends that mean different things to a learner."""
-    if answer.state != "failed":
-        return answer
-    log = job.log()
-    if diagnose.stopped_with_checkpoint(log, answer.exit_status):
-        return answer._replace(state="stopped")
-    return answer._replace(state="out_of_memory") if diagnose.MEMORY.search(log) else answer
+        if "Invalid job id" in str(error):
+            return None
+        raise
+    # The job's name may hold anything, so only the fields after it are read; the first of a name counts.
+    fields = dict(reversed(re.findall(r" (\w+)=(\S*)", line.partition(" UserId=")[2])))
+    return slurm.make_answer(*(fields.get(name, "") for name in ("JobState", "Reason", "ExitCode", "RunTime")))
 
 
 def answer_from_files(job) -> Answer:

@@ -2,15 +2,21 @@
 
 import dataclasses
 from pathlib import PurePosixPath
+from typing import Annotated
 
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from mpdemo.errors import one_line_errors
+from mpdemo.errors import UserError, one_line_errors
 from mpdemo.jobs import slurm
 from mpdemo.jobs.site import Launcher, Line, Site, TimeLimit
 from mpdemo.options import as_arguments
 from mpdemo.settings import Settings
+
+
+def as_texts(command):
+    """Return the words of a command, which may be numbers, as texts; a text is no list of words."""
+    return command if isinstance(command, str) else tuple(map(str, command))
 
 
 @one_line_errors()
@@ -31,8 +37,12 @@ class JobSpec:
     """
 
     name: Line = Field(min_length=1, description="the name in the queue")
-    command: tuple[Line, ...] = Field(description="the arguments after `python`, the same for every process")
-    out: Line = Field(description="the run's folder below the project's root: log, metrics, the job's number")
+    command: Annotated[tuple[Line, ...], BeforeValidator(as_texts)] = Field(
+        min_length=1, description="the arguments after `python`, the same for every process"
+    )
+    out: Annotated[Line, BeforeValidator(str)] = Field(
+        description="the run's folder below the project's root: log, metrics, the job's number"
+    )
     nodes: int = Field(1, ge=1, description="world size = nodes x processes_per_node")
     processes_per_node: int = Field(1, ge=1)
     gpus_per_process: int = Field(1, ge=0, description="more than 1 for a process that drives several devices itself")
@@ -49,30 +59,13 @@ class JobSpec:
         description="'USR1@60' sends SIGUSR1 to every process 60 s before the time limit",
     )
 
-    @field_validator("command", mode="before")
-    @classmethod
-    def _as_texts(cls, command):
-        if isinstance(command, str) or not command:
-            raise ValueError("is not allowed; allowed: the arguments after `python`, as ('-m', 'mpdemo', 'train')")
-        return tuple(map(str, command))
-
-    @field_validator("out", mode="before")
-    @classmethod
-    def _is_below_the_root(cls, out):
-        path = PurePosixPath(out)
-        if path.is_absolute() or ".." in path.parts or str(path) == "." or str(path)[0] == "~" or "\\" in str(path):
-            raise ValueError(
-                "is not allowed; allowed: a folder below the project's root, with no backslash in its name"
-            )
-        return str(out)
-
-    @field_validator("signal")
-    @classmethod
-    def _is_before_the_limit(cls, signal, info):
-        limit = slurm.seconds(info.data.get("time_limit", "1-0"))  # if it is wrong itself, that is reported
-        if signal and int(signal.partition("@")[2]) >= limit:
-            raise ValueError(f"comes before the start; the time limit is only {limit} s")
-        return signal
+    def __post_init__(self):
+        path = PurePosixPath(self.out)
+        if path.is_absolute() or {"..", "~"} & set(path.parts) or str(path) == "." or "\\" in self.out:
+            allowed = "a folder below the project's root, as runs/03_ddp, with no backslash in its name"
+            raise UserError(f"out {self.out!r} is not allowed; allowed: {allowed}")
+        if self.signal and int(self.signal.partition("@")[2]) >= slurm.limit(self.time_limit):
+            raise UserError(f"signal {self.signal!r} comes before the start; time_limit is only {self.time_limit}")
 
     @property
     def world_size(self) -> int:

@@ -13,7 +13,7 @@ from mpdemo.errors import UserError
 from mpdemo.jobs import local_job, slurm, slurm_job
 from mpdemo.jobs.check import check
 from mpdemo.jobs.job import RECORD, Job, read_record, write_record
-from mpdemo.jobs.sbatch_text import log_options, render
+from mpdemo.jobs.sbatch_text import render
 from mpdemo.jobs.site import Site, load_site
 from mpdemo.world.devices import gpus_here, gpus_wanted, too_few_gpus
 
@@ -65,7 +65,7 @@ def start(spec, site, identity, script=None) -> Job:
         local_job.refuse(spec, site)
     with prepared(spec) as out:
         path = write_script(render(spec, site), spec, site, script)
-        started = slurm_job.start(path, identity, log_options(spec, site)) if identity else local_job.start(spec, site)
+        started = slurm_job.start(path, identity, spec.out, site) if identity else local_job.start(spec, site)
     record = started | {"script": str(path), "spec": dataclasses.asdict(spec), "submitted": time.time()}
     record |= {"polling_seconds": site.polling_seconds}
     print(announcement(spec, record))  # first: a full disk takes no record
