@@ -1,8 +1,5 @@
 """What holds for a job wherever it runs: under a real Slurm, and on this machine without one."""
 
-import subprocess
-import sys
-
 import pytest
 from worker_jobs import all_gone, scontrol, sleepers, spec, until
 
@@ -123,8 +120,3 @@ def test_a_running_job_can_be_warned(place, processes, signal):
     assert place == "slurm" or all_gone(pids)
     with pytest.raises(UserError, match="is stopped; only a running job can be warned"):
         job.warn()
-
-
-def test_jobs_do_not_import_pytorch():
-    code = "import sys, mpdemo.jobs, mpdemo.doctor; sys.exit(bool({'torch', 'matplotlib', 'numpy'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], cwd=paths.root()).returncode == 0

@@ -58,9 +58,7 @@ def test_setup_lines_may_use_what_is_not_set_and_functions_that_fail_inside(clus
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
 def test_a_job_that_finds_no_python_says_so(cluster, project, launcher):
     job = submit(spec(launcher=launcher), site=site(python="no-such-python"))
-    with pytest.raises(
-        JobFailed, match="there is no program 'no-such-python' on the compute node\n  what to do: activate"
-    ):
+    with pytest.raises(JobFailed, match="there is no program 'no-such-python' on the compute node"):
         job.result(timeout=60)
 
 
@@ -78,14 +76,11 @@ def test_the_words_of_a_launch_reach_every_task(cluster, project):
 # --- the words in the text
 
 
-def test_memory_extra_directives_and_the_login_shell_are_written():
-    text = render(spec(), site(memory_per_cpu="4G", extra=("--exclusive", "--licenses=a b"), login_shell=True))
-    given = options(text)
-    assert text.startswith("#!/bin/bash -l\n")
-    assert given["mem-per-cpu"] == "4G" and given["licenses"] == "a b" and "exclusive" in given
-    gpus = JobSpec(name="a", command=("-c", "1"), out="runs/a")
-    assert options(render(gpus, site(memory_per_gpu="60G")))["mem-per-gpu"] == "60G"
-    assert "mem-per-gpu" not in options(render(spec(), site(memory_per_gpu="60G")))  # this job asks for no GPU
+def test_further_directives_are_quoted_and_memory_of_gpus_is_asked_for_with_gpus_only():
+    words = {"extra": ("--exclusive", "--licenses=a b"), "memory_per_gpu": "60G"}
+    given = options(render(spec(), site(**words)))
+    assert given["licenses"] == "a b" and "exclusive" in given and "mem-per-gpu" not in given
+    assert options(render(spec(gpus_per_process=1), site(**words)))["mem-per-gpu"] == "60G"
 
 
 @pytest.mark.parametrize("extra", ["--time=1:00:00", "--gres=gpu:a100:4", "--gpus-per-node=4", "--requeue", "-p gpu"])
@@ -94,18 +89,10 @@ def test_what_a_script_would_have_twice_is_refused(extra):
         render(spec(gpus_per_process=1), site(extra=(extra,)))
 
 
-def test_what_bash_cannot_read_is_a_problem_of_its_line():
-    (problem,) = check(spec(), site(setup=("module load 'pytorch",)), ask_slurm=False)
-    assert "bash cannot read it: " in problem.message
-
-
 def test_small_jobs_have_words_of_their_own_and_a_job_gets_no_more_cores_than_it_may(project):
-    write_site(
-        project,
-        "mine",
-        'cores_per_node = 64\ngpus_per_node = 8\npartition = "large"\ncores_per_job = 20\n'
-        'small_jobs = [{gpus = 4, partition = "medium"}, {gpus = 1, partition = "small", max_time = "00:05:00"}]',
-    )
+    node = 'cores_per_node = 64\ngpus_per_node = 8\npartition = "large"\ncores_per_job = 20\n'
+    small = '{gpus = 4, partition = "medium"}, {gpus = 1, partition = "small", max_time = "00:05:00"}'
+    write_site(project, "mine", f"{node}small_jobs = [{small}]")
     mine = load_site("mine")
     for processes, partition, cores in ((1, "small", 8), (2, "medium", 8), (4, "medium", 5), (8, "large", 2)):
         given = options(render(spec(processes_per_node=processes, gpus_per_process=1), mine))
@@ -132,9 +119,8 @@ def test_under_torchrun_no_task_is_bound_and_the_prefix_stands_in_the_quotes():
     assert check(text, "throwaway", ask_slurm=False) == []
 
 
-@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
-def test_on_nodes_of_one_gpu_each_process_gets_a_node(project, launcher):
-    small = site(gpus_per_node=1, cores_per_node=8, launcher=launcher)
+def test_on_nodes_of_one_gpu_each_process_gets_a_node(project):
+    small = site(gpus_per_node=1, cores_per_node=8)
     given = options(render(spec(processes_per_node=2, gpus_per_process=1), small))
     assert (given["nodes"], given["ntasks-per-node"], given["gres"], given["cpus-per-task"]) == ("2", "1", "gpu:1", "8")
     assert check(spec(processes_per_node=2, gpus_per_process=1), small, ask_slurm=False) == []
@@ -158,11 +144,8 @@ def test_variables_of_directives_are_expanded_and_a_missing_one_is_named(project
 def test_a_job_of_another_cluster_is_asked_there(project, monkeypatch):
     """As sbatch answers where a script says --clusters: the number and the cluster's name."""
     (project / "bin").mkdir()
-    for name, said in {
-        "sbatch": "7;alex",
-        "scontrol": "JobId=7 UserId=a JobState=RUNNING ExitCode=0:0",
-        "scancel": "",
-    }.items():
+    running = "JobId=7 UserId=a JobState=RUNNING ExitCode=0:0"
+    for name, said in {"sbatch": "7;alex", "scontrol": running, "scancel": ""}.items():
         (project / "bin" / name).write_text(f"#!/bin/sh\necho {name} $* >> {project}/asked\necho '{said}'\n")
         (project / "bin" / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{project}/bin:/usr/bin:/bin")
@@ -215,9 +198,8 @@ def test_slurm_is_asked_about_any_site_that_is_named(cluster, project):
     assert "this cluster is called 'throwaway', which is not in its cluster_names" in job.text
     (job,) = findings()
     assert job.ok and "not in its cluster_names" in job.text  # so it is not found by itself
-    for more in ({"gpus_per_node": 8}, {"cores_per_node": 1280}, {"gpu_type": "h100"}):
-        (job,) = findings(**more)
-        assert not job.ok and "Likely cause" in job.text, more
+    (job,) = findings(gpu_type="h100")
+    assert not job.ok and "Likely cause" in job.text
 
 
 def test_the_setup_lines_and_the_python_of_a_site_are_tried(cluster, project):

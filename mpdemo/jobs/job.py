@@ -117,12 +117,17 @@ class Job:
         It may run for `timeout` seconds meanwhile, after at most `pending` seconds in the queue; then `TimeoutError` is
         raised, and the job runs on.
         """
-        deadline, say_at = Deadline(timeout, pending), time.monotonic() + SAY_AFTER
+        limits, state, begin, said = {"pending": pending, "running": timeout}, None, 0.0, False
         while not self.finished:
-            deadline.check(self)
-            if self.state == "pending" and time.monotonic() > say_at:
-                print(f"job {self.id} ({self.name}) waits in the queue ({self.reason})", file=sys.stderr)
-                say_at = math.inf
+            if self.state != state:  # a requeued job begins anew
+                state, begin = self.state, time.monotonic()
+            reason = f" ({self.reason})" if self.reason else ""
+            if time.monotonic() - begin > limits.get(state, math.inf):
+                again = f'after {limits[state]:g} s; follow it again: await follow("{self.out.as_posix()}")'
+                raise TimeoutError(f"job {self.id} ({self.name}) is still {state}{reason} {again}")
+            if state == "pending" and time.monotonic() - begin > SAY_AFTER and not said:
+                print(f"job {self.id} ({self.name}) waits in the queue{reason}", file=sys.stderr)
+                said = True
             time.sleep(0.1)
         return self.state
 
@@ -143,24 +148,6 @@ class Job:
         self.record["final"] = answer._asdict()
         if (read_record(self.out) or {}).get("id") == self.record["id"]:
             write_record(self.out, self.record)
-
-
-class Deadline:
-    """The bounds of a wait for a job, in seconds: of its time in the queue, and of its run, counted from its start."""
-
-    def __init__(self, timeout, pending=DAY):
-        self.limits = {"pending": pending, "running": timeout}
-        self.state = None
-
-    def check(self, job):
-        """Raise TimeoutError where the job has waited or run for too long; a requeued job begins anew."""
-        if job.state != self.state:
-            self.state, self.begin = job.state, time.monotonic()
-        limit = self.limits.get(self.state, math.inf)
-        if time.monotonic() - self.begin > limit:
-            reason = f" ({job.reason})" if job.reason else ""
-            again = f'follow it again: await follow("{job.out.as_posix()}")'
-            raise TimeoutError(f"job {job.id} ({job.name}) is still {job.state}{reason} after {limit:g} s; {again}")
 
 
 def write_record(out, record):

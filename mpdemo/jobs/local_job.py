@@ -12,7 +12,6 @@ import dataclasses
 import json
 import os
 import platform
-import shutil
 import signal
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from mpdemo import paths
 from mpdemo.errors import UserError
 from mpdemo.jobs import diagnose, slurm
 from mpdemo.jobs.launch_text import torchrun_signals
-from mpdemo.jobs.sbatch_text import cpus_per_task, gpu_rows, render
+from mpdemo.jobs.sbatch_text import cpus_per_task, fitted, gpu_rows, render
 from mpdemo.jobs.slurm import Answer
 from mpdemo.world import supervisor, warm
 from mpdemo.world.devices import ON_THE_CPU, too_few_gpus
@@ -32,7 +31,6 @@ from mpdemo.world.processes import check_room, child_environment, first_child, i
 
 HERE = "this machine"  # where a job runs that Slurm does not know
 PATIENCE = 0.05  # s between two looks at a job
-PREFIX = "mpdemo-"  # of the folder for temporary files
 GRACE = 5.0  # s between the request to end and the kill
 LOG, STATUS = "log.txt", "exit-status.json"
 RANKS = "processes.txt"  # the number of each rank's process, a line each
@@ -77,9 +75,6 @@ def ask(job) -> Answer:
     if job.record.get("host", platform.node()) != platform.node():
         return Answer("unknown", f"it was started on {job.record['host']}")
     if ended:
-        scratch = Path(job.record["scratch"])
-        if scratch.parent == Path(tempfile.gettempdir()) and scratch.name.startswith(PREFIX):
-            shutil.rmtree(scratch, ignore_errors=True)  # never another folder: the record may be anybody's
         return Answer("cancelled", "its supervisor was killed")
     return Answer("running", "", None, time.time() - job.record["submitted"])
 
@@ -109,7 +104,7 @@ def refuse(spec, site):
     """Refuse what cannot run without a queue, or has no room on this machine or in the job around us."""
     if not surrounding_job(site):
         check_room(spec.world_size, spec.oversubscribe)
-    elif gpu_rows(spec.on(site), site):  # steps that overlap all get the first GPUs
+    elif gpu_rows(*fitted(spec, site)):  # steps that overlap all get the first GPUs
         job, own = os.environ["SLURM_JOB_ID"], os.environ.get("SLURM_STEP_ID", "batch")
         for step in slurm.client("squeue", "-h", "-s", "-j", job, "-o", "%i").split():
             if step.rpartition(".")[2] not in (own, "batch", "extern", "interactive"):
@@ -118,11 +113,11 @@ def refuse(spec, site):
 
 def start(spec, site) -> dict:
     """Start a job's processes under a supervisor; return what the job's record holds of them."""
-    scratch = Path(tempfile.mkdtemp(prefix=PREFIX))  # short: sockets are made below it
+    scratch = Path(tempfile.mkdtemp(prefix="mpdemo-"))  # short: sockets are made below it
     out, around, file = paths.root() / spec.out, surrounding_job(site), scratch / "order.json"
     order = {"cwd": str(paths.root()), "status": str(out / STATUS), "ranks": str(out / RANKS), "grace": GRACE}
     order |= {"name": spec.name, "signal": spec.signal, "scratch": str(scratch), "limit": slurm.limit(spec.time_limit)}
-    order |= step(spec, site, order["limit"]) if around else ranks(spec, scratch)
+    order |= step(spec, site) if around else ranks(spec, scratch)
     file.write_text(json.dumps(order))
     watched, pipe = os.pipe()  # its end tells the supervisor that this Python has ended
     with open(out / LOG, "wb") as log, open(watched) as stdin:
@@ -133,7 +128,7 @@ def start(spec, site) -> dict:
             pid = warm.supervise(file, stdin.fileno(), log.fileno())
     PIPES[str(out)] = os.fdopen(pipe, "wb")
     record = {"id": pid, "started": start_time(pid), "identity": None, "where": f"job {around}" if around else HERE}
-    return record | {"host": platform.node(), "scratch": str(scratch)}
+    return record | {"host": platform.node()}
 
 
 def ranks(spec, scratch) -> dict:
@@ -148,19 +143,16 @@ def ranks(spec, scratch) -> dict:
     return order | {"torchrun": spec.launcher == "torchrun"}  # which tells a single process its place, too
 
 
-def step(spec, site, limit) -> dict:
-    """Return an order for a step of the job around us, which ends before that job."""
-    tasks = {"SLURM_CPUS_PER_TASK": str(cpus_per_task(spec.on(site), site)[0])}
+def step(spec, site) -> dict:
+    """Return an order for a step of the job around us."""
+    tasks = {"SLURM_CPUS_PER_TASK": str(cpus_per_task(*fitted(spec, site))[0])}
     environment = child_environment(*HELD) | tasks | torchrun_signals(spec)  # `warn` may send an unasked signal
-    if (end := os.environ.get("SLURM_JOB_END_TIME", "")).isdigit():
-        limit = min(limit, max(1.0, int(end) - time.time()))
-    bash = ["bash", *["-l"] * site.login_shell, "-c", step_text(spec, site)]
-    return {"command": bash, "environment": environment, "limit": limit}
+    return {"command": ["bash", *["-l"] * site.login_shell, "-c", step_text(spec, site)], "environment": environment}
 
 
 def step_text(spec, site) -> str:
     """Return the job's file with what a step needs: its own shape, as options of srun, and its own port."""
-    spec = dataclasses.replace(spec.on(site), requeue=False)  # that would be the surrounding job
+    spec, site = fitted(dataclasses.replace(spec, requeue=False), site)  # that would be the surrounding job
     shape = ["--overlap", "--relative=0", f"--nodes={spec.nodes}", f"--ntasks={spec.nodes * spec.tasks_per_node}"]
     shape += [f"--ntasks-per-node={spec.tasks_per_node}", *([f"--hint={site.hint}"] if site.hint else [])]
     shape += [f"--{option}={value}" for option, value, _ in gpu_rows(spec, site)]

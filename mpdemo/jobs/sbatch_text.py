@@ -4,6 +4,7 @@ Kept by hand: the libraries that submit to Slurm hide this text, which is what t
 made here, the commands below them in `mpdemo.jobs.launch_text`.
 """
 
+import dataclasses
 import shlex
 
 from mpdemo.errors import UserError
@@ -37,9 +38,13 @@ def render(spec: JobSpec, site: Site) -> str:
 
 
 def fitted(spec, site) -> tuple:
-    """Return the job as it runs on the site, and the site with its words for a job of that size."""
-    spec = spec.on(site)
-    return spec, site.for_gpus(spec.devices if site.gpus_per_node else 0)
+    """Return job and site as they fit: the site's launcher, a node per process where nodes have one GPU, its words."""
+    spread = site.gpus_per_node == spec.gpus_per_process == 1
+    shape = {"nodes": spec.world_size, "processes_per_node": 1} if spread else {}
+    spec = dataclasses.replace(spec, launcher=spec.launcher or site.launcher, **shape)
+    gpus = spec.devices if site.gpus_per_node else 0
+    words = next((row for row in site.small_jobs if gpus <= row["gpus"]), {})
+    return spec, dataclasses.replace(site, **{word: value for word, value in words.items() if word != "gpus"})
 
 
 def refuse_what_cannot_restart(spec):

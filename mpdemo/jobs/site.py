@@ -94,11 +94,6 @@ class Site:
     quota: Line = ""
     polling_seconds: float = Field(5, ge=1, strict=False)
 
-    def for_gpus(self, gpus) -> "Site":
-        """Return the site with the words for jobs of so many GPUs."""
-        row = next((row for row in self.small_jobs if gpus <= row["gpus"]), {})
-        return dataclasses.replace(self, **{word: value for word, value in row.items() if word != "gpus"})
-
 
 def load_site(name=None) -> Site:
     """Read a site file, with the variables of its directives (``account = "$COURSE_ACCOUNT"``) expanded.

@@ -1,6 +1,5 @@
 """What a learner requests: a job, described once, for Slurm and for this machine."""
 
-import dataclasses
 from pathlib import PurePosixPath
 from typing import Annotated
 
@@ -9,7 +8,7 @@ from pydantic.dataclasses import dataclass
 
 from mpdemo.errors import UserError, one_line_errors
 from mpdemo.jobs import slurm
-from mpdemo.jobs.site import Launcher, Line, Site, TimeLimit
+from mpdemo.jobs.site import Launcher, Line, TimeLimit
 from mpdemo.options import as_arguments
 from mpdemo.settings import Settings
 
@@ -86,12 +85,6 @@ class JobSpec:
     def gpus_per_node(self) -> int:
         """GPUs to request on each node (where the site has any)."""
         return self.processes_per_node * self.gpus_per_process
-
-    def on(self, site: Site) -> "JobSpec":
-        """The job as it runs on a site: with the site's launcher and, where nodes have one GPU, a node per process."""
-        spread = site.gpus_per_node == self.gpus_per_process == 1
-        shape = {"nodes": self.world_size, "processes_per_node": 1} if spread else {}
-        return dataclasses.replace(self, launcher=self.launcher or site.launcher, **shape)
 
 
 def train_command(**settings) -> tuple:
