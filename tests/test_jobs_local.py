@@ -142,10 +142,13 @@ def test_a_forked_program_ends_like_one_of_its_own(project, code, status, last):
     assert "warm.py" not in job.log() and "runpy" not in job.log()
 
 
-def test_a_process_that_has_only_the_supervisors_number_is_not_it(project):
+def test_a_foreign_record_deletes_nothing(project, tmp_path):
+    """It may have been written by anybody; and a process that has only the supervisor's number is not it."""
+    (precious := tmp_path / "precious").mkdir()
     job = submit(spec("sleep"))
-    (job.out / "job.json").write_text(json.dumps(job.record | {"started": job.record["started"] - 1}))
-    assert job.state == "running" and attach("runs/toy").state == "cancelled"
+    foreign = job.record | {"scratch": str(precious), "started": job.record["started"] - 1}
+    (job.out / "job.json").write_text(json.dumps(foreign))
+    assert job.state == "running" and attach("runs/toy").state == "cancelled" and precious.exists()
     job.cancel()
 
 

@@ -3,30 +3,23 @@
 import doctest
 import json
 import random
-import shlex
 import subprocess
-from pathlib import Path
 
 import pytest
+from worker_jobs import PROGRAMS, options
 
 from mpdemo.errors import UserError
 from mpdemo.jobs import JobSpec, check, load_site, render, slurm, submit, train_command
 from mpdemo.jobs import spec as job_spec
 from mpdemo.jobs.local_job import step_text
 
-WORKER = str(Path(__file__).parent / "programs/worker.py")
+WORKER = str(PROGRAMS / "worker.py")
 
 
 def spec(**changes):
     command = train_command(rung="ddp", out="runs/toy", resume="auto" if changes.get("requeue") else None)
     values = {"name": "toy", "command": command, "out": "runs/toy"}
     return JobSpec(**(values | changes))
-
-
-def options(text):
-    """The directives of a rendered file: option -> value."""
-    lines = [line.removeprefix("#SBATCH --") for line in text.splitlines() if line.startswith("#SBATCH")]
-    return dict(shlex.split(line, comments=True)[0].partition("=")[::2] for line in lines)
 
 
 def test_generic_and_throwaway_render_the_same_text():
@@ -211,10 +204,3 @@ def test_a_spec_is_checked_before_it_is_submitted(project):
     with pytest.raises(UserError, match="5 GPUs per node.*at most 4"):
         submit(job, site="generic")
     assert not (project / "runs").exists()
-
-
-def test_slurm_itself_is_asked_too(cluster, project):
-    problems = check(script("#SBATCH --partition=moon"), "generic")
-    assert "invalid partition specified: moon" in problems[0].message
-    assert "sinfo" in problems[0].message
-    assert check(spec(), "generic") == []

@@ -1,35 +1,27 @@
 """What a site file can say: its words, its variables, its neighbours; and the jobs that go wrong because of it."""
 
 import dataclasses
+import functools
 import shlex
 import subprocess
 import sys
 import time
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import worker_jobs
+from worker_jobs import options
 
 from mpdemo.errors import UserError
-from mpdemo.jobs import JobFailed, JobSpec, check, load_site, render, site_trial, slurm, slurm_job, submit
+from mpdemo.jobs import JobFailed, check, load_site, render, site_trial, slurm, slurm_job, submit
 from mpdemo.jobs.site import find_site, wanted_by_sites
 from mpdemo.jobs.site_trial import try_site
 
-WORKER = str(Path(__file__).parent / "programs/worker.py")
-
-
-def spec(*action, **changes):
-    out = changes.get("out", "runs/toy")
-    values = {"name": "toy", "command": (WORKER, out, *action), "out": out, "gpus_per_process": 0}
-    return JobSpec(**(values | changes))
+spec = functools.partial(worker_jobs.spec, gpus_per_process=0)
 
 
 def site(**words):
     return dataclasses.replace(load_site("throwaway"), **words)
-
-
-def options(text):
-    lines = [line.removeprefix("#SBATCH --") for line in text.splitlines() if line.startswith("#SBATCH")]
-    return dict(shlex.split(line, comments=True)[0].partition("=")[::2] for line in lines)
 
 
 def write_site(project, name, text):
@@ -145,15 +137,25 @@ def test_a_job_of_another_cluster_is_asked_there(project, monkeypatch):
     """As sbatch answers where a script says --clusters: the number and the cluster's name."""
     (project / "bin").mkdir()
     running = "JobId=7 UserId=a JobState=RUNNING ExitCode=0:0"
-    for name, said in {"sbatch": "7;alex", "scontrol": running, "scancel": ""}.items():
+    clients = {
+        "sbatch": "7;alex",
+        "squeue": "CLUSTER: alex\n7|PENDING|0:00|Priority",
+        "scontrol": running,
+        "scancel": "",
+    }
+    for name, said in clients.items():
         (project / "bin" / name).write_text(f"#!/bin/sh\necho {name} $* >> {project}/asked\necho '{said}'\n")
         (project / "bin" / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{project}/bin:/usr/bin:/bin")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(project))
     number = slurm_job.start("toy.sbatch", "home x", "runs/toy", site())["id"]
+    job = SimpleNamespace(id=number, record={"identity": "home x"})
+    assert slurm_job.own_job(job, 9)[0].reason == slurm_job.own_job(job, 9)[0].reason == "Priority"  # asked once
     assert slurm_job.look_up(number).state == "running"
     slurm.client("scancel", number)
-    asked = (project / "asked").read_text().splitlines()
-    assert asked[1:] == ["scontrol --clusters=alex show job -o 7", "scancel --clusters=alex 7"]
+    squeue, *asked = (project / "asked").read_text().splitlines()[1:]
+    assert squeue.endswith(" --clusters=alex")
+    assert asked == ["scontrol --clusters=alex show job -o 7", "scancel --clusters=alex 7"]
     assert slurm.number(number) == "7"
 
 

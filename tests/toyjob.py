@@ -24,7 +24,7 @@ class ToyJob(Job):
         command = [sys.executable, __file__, str(out), str(steps), str(pause), str(status)]
         with open(out / LOG, "wb") as log:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
-        record = {"id": self.process.pid, "started": start_time(self.process.pid), "where": HERE}
+        record = {"id": self.process.pid, "started": start_time(self.process.pid), "where": HERE, "scratch": ""}
         super().__init__(record | {"spec": {"name": "toy"}, "script": "none", "submitted": time.time()}, out)
 
 

@@ -12,6 +12,7 @@ import dataclasses
 import json
 import os
 import platform
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from pathlib import Path
 
 from mpdemo import paths
 from mpdemo.errors import UserError
-from mpdemo.jobs import diagnose, slurm
+from mpdemo.jobs import reading, slurm
 from mpdemo.jobs.launch_text import torchrun_signals
 from mpdemo.jobs.sbatch_text import cpus_per_task, fitted, gpu_rows, render
 from mpdemo.jobs.slurm import Answer
@@ -31,6 +32,7 @@ from mpdemo.world.processes import check_room, child_environment, first_child, i
 
 HERE = "this machine"  # where a job runs that Slurm does not know
 PATIENCE = 0.05  # s between two looks at a job
+PREFIX = "mpdemo-"  # of the folder for temporary files
 GRACE = 5.0  # s between the request to end and the kill
 LOG, STATUS = "log.txt", "exit-status.json"
 RANKS = "processes.txt"  # the number of each rank's process, a line each
@@ -75,6 +77,9 @@ def ask(job) -> Answer:
     if job.record.get("host", platform.node()) != platform.node():
         return Answer("unknown", f"it was started on {job.record['host']}")
     if ended:
+        scratch = Path(job.record["scratch"])
+        if scratch.parent == Path(tempfile.gettempdir()) and scratch.name.startswith(PREFIX):
+            shutil.rmtree(scratch, ignore_errors=True)  # never another folder: the record may be anybody's
         return Answer("cancelled", "its supervisor was killed")
     return Answer("running", "", None, time.time() - job.record["submitted"])
 
@@ -86,7 +91,7 @@ def answer_at_the_end(out) -> Answer | None:
     end, log = json.loads((out / STATUS).read_text()), out / LOG
     status = end["exit_status"]
     text = log.read_text(errors="replace") if status and log.exists() else ""
-    state, reason = ENDS.get(end["how"]) or (diagnose.state_by_status(text, status), "")
+    state, reason = ENDS.get(end["how"]) or (reading.state_by_status(text, status), "")
     return Answer(state, reason, status, end["run_time"])
 
 
@@ -113,7 +118,7 @@ def refuse(spec, site):
 
 def start(spec, site) -> dict:
     """Start a job's processes under a supervisor; return what the job's record holds of them."""
-    scratch = Path(tempfile.mkdtemp(prefix="mpdemo-"))  # short: sockets are made below it
+    scratch = Path(tempfile.mkdtemp(prefix=PREFIX))  # short: sockets are made below it
     out, around, file = paths.root() / spec.out, surrounding_job(site), scratch / "order.json"
     order = {"cwd": str(paths.root()), "status": str(out / STATUS), "ranks": str(out / RANKS), "grace": GRACE}
     order |= {"name": spec.name, "signal": spec.signal, "scratch": str(scratch), "limit": slurm.limit(spec.time_limit)}
@@ -128,7 +133,7 @@ def start(spec, site) -> dict:
             pid = warm.supervise(file, stdin.fileno(), log.fileno())
     PIPES[str(out)] = os.fdopen(pipe, "wb")
     record = {"id": pid, "started": start_time(pid), "identity": None, "where": f"job {around}" if around else HERE}
-    return record | {"host": platform.node()}
+    return record | {"host": platform.node(), "scratch": str(scratch)}
 
 
 def ranks(spec, scratch) -> dict:
