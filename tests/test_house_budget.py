@@ -19,7 +19,7 @@ BUDGET = {
     "/data": 485,
     "/timeline /recorder.py": 373,
     "/plan": 3_285,
-    "/jobs": 2_088,
+    "/jobs": 2_074,
     "/notebook": 1_996,
     "/cluster": 698,
     "/trainers": 825,

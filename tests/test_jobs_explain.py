@@ -83,6 +83,7 @@ def test_a_line_is_shown_safely_and_short():
     (finding,) = explain.find("10%|##  |\r90%|### |\rRuntimeError: CUDA out of memory.\r\n")
     assert finding.line == "RuntimeError: CUDA out of memory."
     assert explain.report("") == explain.report("\n \n") and "empty" in explain.report("")
+    assert "interrupted: Ctrl-C" in explain.report("[rank1]: KeyboardInterrupt\n")  # behind a label
 
 
 STEPS = "".join(

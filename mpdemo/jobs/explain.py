@@ -42,7 +42,8 @@ class Known:
 
     def what_of(self, line) -> str:
         """Say what it is, with the text that the message's last ``...`` stood for in a line."""
-        shown = [text for text in self.pattern.search(line).groups() if text is not None]
+        match = self.pattern.search(line)
+        shown = [text for text in match.groups() if text is not None] if match else []
         return self.what.replace("...", repr(shown[-1])) if shown else self.what
 
 
@@ -88,7 +89,8 @@ class Finding:
     @property
     def words(self) -> str:
         """The part of the line that is known; the rest differs from run to run."""
-        return self.known.pattern.search(self.line)[0]
+        match = self.known.pattern.search(self.line)
+        return match[0] if match else ""  # of a message that begins the line, behind a launcher's label
 
     @property
     def message(self) -> str:

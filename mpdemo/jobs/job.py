@@ -166,5 +166,5 @@ def read_record(out) -> dict | None:
         record = json.loads(file.read_text(encoding="utf-8"))
         record["id"], record["where"], record["spec"]["name"]
     except (ValueError, KeyError, TypeError):
-        raise UserError(f"{file} is damaged; remove it, or submit with resubmit=True") from None
+        raise UserError(f"{file} is damaged; do: remove it, and submit again") from None
     return record

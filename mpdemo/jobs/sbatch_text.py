@@ -18,13 +18,7 @@ CLASHES = {"gpus", "gpus-per-node", "gpus-per-task", "ntasks", "requeue", "no-re
 
 
 def render(spec: JobSpec, site: Site) -> str:
-    """Return the batch script of a job on a site; it runs when submitted from any folder of the project.
-
-    Parameters
-    ----------
-    spec : JobSpec
-    site : Site
-        See `mpdemo.jobs.load_site`.
+    """Return the batch script of a job on a site (see `load_site`); it runs from any folder of the project.
 
     Raises
     ------
@@ -83,11 +77,9 @@ def directives(spec, site) -> list[str]:
         ("signal", spec.signal or "", "a warning to every process before the end"),
     ]
     rows = [(f"{option}={quote(value)}", comment) for option, value, comment in rows if value != ""]
-    if spec.requeue:
-        rows += [("requeue", "it may start again from its checkpoint")]
-        rows += [("open-mode=append", "and then continues in the same log")]
-    else:
-        rows += [("no-requeue", "a job that lost its node is not started again")]
+    again = [("requeue", "it may start again from its checkpoint")]
+    again += [("open-mode=append", "and then continues in the same log")]
+    rows += again if spec.requeue else [("no-requeue", "a job that lost its node is not started again")]
     if spec.least_nodes:
         rows += [("no-kill", "when a node fails, the job continues")]
     written = {option_name(option) for option, _ in rows} | CLASHES

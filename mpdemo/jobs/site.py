@@ -162,10 +162,7 @@ def partitions(site) -> list[str]:
 def wanted_by_sites() -> dict:
     """Collect what the site files ask of a cluster, so that a throw-away one can offer it."""
     sites = all_sites()
-    features = ",".join(text for site in sites for text in (site.constraint, *site.features))
-    wanted = {
-        "partitions": {name for site in sites for name in partitions(site)},
-        "features": set(feature_names(features)),
-        "reservations": {site.reservation for site in sites},
-    }
-    return {kind: sorted(name for name in names if name and "$" not in name) for kind, names in wanted.items()}
+    wanted = {"partitions": [name for site in sites for name in partitions(site)]}
+    wanted["features"] = feature_names(",".join(text for site in sites for text in (site.constraint, *site.features)))
+    wanted["reservations"] = [site.reservation for site in sites]
+    return {kind: sorted({name for name in names if name and "$" not in name}) for kind, names in wanted.items()}

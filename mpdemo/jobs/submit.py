@@ -83,16 +83,11 @@ def attach(out) -> Job:
 
 def find_earlier(spec, identity, resubmit) -> Job | None:
     """Return the folder's job if it has the same spec and place; refuse a folder whose job still runs."""
-    folder, record = paths.root() / spec.out, None
+    folder = paths.root() / spec.out
     if (folder / RECORD).exists() and (owner := (folder / RECORD).stat().st_uid) != os.getuid():
         yours = "work in a folder of your own: export MPDEMO_ROOT=..., or give another out"
         raise UserError(f"{spec.out} holds the job of another user (number {owner}); {yours}")
-    try:
-        record = read_record(folder)
-    except UserError:
-        if not resubmit:
-            raise
-    if record is None:
+    if (record := read_record(folder)) is None:
         return None
     job, same_place = Job(record, folder), identity == record.get("identity")
     same = same_place and record["spec"] == json.loads(json.dumps(dataclasses.asdict(spec)))
