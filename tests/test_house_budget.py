@@ -19,7 +19,7 @@ BUDGET = {
     "/data": 411,
     "/timeline /recorder.py": 285,
     "/plan": 3_285,
-    "/jobs": 2_496,
+    "/jobs": 2_074,
     "/notebook": 1_996,
     "/cluster": 604,
     "/trainers": 686,

@@ -12,8 +12,7 @@ import pytest
 
 from mpdemo import __main__ as command_line
 from mpdemo.errors import UserError
-from mpdemo.jobs import explain, slurm
-from mpdemo.jobs.explain import said_by
+from mpdemo.jobs import explain
 from mpdemo.paths import root
 from mpdemo.schedules import check_schedule
 
@@ -21,45 +20,18 @@ LOGS = Path(__file__).parent / "logs"
 # What is expected of each log: the file NAME.txt, or lines from public bug reports (more.json names them).
 TABLE = json.loads((LOGS / "expected.json").read_text())
 MORE = json.loads((LOGS / "more.json").read_text())
-# What tests/programs/known_failures.py causes: the first words of each known failure.
-CAUSED = {
-    "EADDRINUSE",
-    "Timed out after ... seconds waiting for clients.",
-    "environment variable ... expected, but not set",
-    "Default process group has not been initialized",
-    "unrecognized arguments: --local-rank",
-    "Detected mismatch between collectives on ranks",
-    "failed to pass monitoredBarrier",
-    "Timed out waiting ... for recv operation",
-    "Expected to have finished reduction in the prior iteration",
-    "device_ids and output_device arguments only work with",
-    "SyncBatchNorm layers only work with GPU modules",
-    "must be greater than or equal to the number of stages",
-    "arg_mbs but got",
-    "Weights only load failed",
-    "PytorchStreamReader failed reading zip archive",
-    'Unexpected key(s) in state_dict: "module.',
-}
 
 
-@pytest.fixture(scope="module")
-def caused(tmp_path_factory):
-    """The log of a program that causes many failures."""
-    words = [sys.executable, "tests/programs/known_failures.py", str(tmp_path_factory.mktemp("failures"))]
+def test_failures_that_are_caused_here_are_known(tmp_path):
+    """The messages of the PyTorch that is installed, from a program that causes many failures."""
+    words = [sys.executable, "tests/programs/known_failures.py", str(tmp_path)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(root())}
     kept = {name: value for name, value in environment.items() if name not in ("RANK", "WORLD_SIZE", "MASTER_ADDR")}
     both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    done = subprocess.run(words, cwd=root(), env=kept, text=True, timeout=240, **both)
-    assert "did not fail" not in done.stdout, done.stdout
-    return done.stdout
-
-
-def test_failures_that_are_caused_here_are_found(caused):
-    findings = explain.find(caused)
-    words = {finding.known.seen[0] for finding in findings if finding.known.seen}
-    assert words >= CAUSED, f"{CAUSED - words} in {caused}"
-    kinds = [finding.known.kind for finding in findings]
-    assert kinds == sorted(kinds, key=explain.KINDS.index)
+    said = subprocess.run(words, cwd=root(), env=kept, text=True, timeout=240, **both).stdout
+    findings = explain.find(said)
+    assert "did not fail" not in said and len(findings) >= 16, said
+    assert [finding.line for finding in findings if not finding.known.seen] == []
 
 
 @pytest.mark.parametrize("name", [*TABLE, *MORE])
@@ -82,17 +54,8 @@ def test_each_row_of_the_table_can_be_found():
     for known in explain.known_failures():
         assert known.kind in explain.KINDS and known.what and known.do
         assert not known.notebook or (root() / f"notebooks/{known.notebook}.ipynb").exists()
-        if known.kind != "silent":
-            first = [explain.known_in(re.sub(r"^\^|\$$", "", words).replace("...", "x")) for words in known.seen]
-            assert known in first, known.seen
-
-
-@pytest.mark.parametrize("known", said_by("slurm"), ids=lambda known: known.seen[0])
-def test_a_refusal_of_slurm_is_found_and_explained_at_once(known):
-    said = f"sbatch: error: Batch job submission failed: {known.seen[0]}"
-    (finding,) = explain.find(said)
-    assert finding.known is known
-    assert slurm.explain("sbatch", said).endswith(f"Likely cause: {known.what}; {known.do}")
+        first = [explain.known_in(re.sub(r"^\^|\$$", "", words).replace("...", "x")) for words in known.seen]
+        assert known in first, known.seen
 
 
 @pytest.mark.parametrize("numbers", [{"microbatches": 1, "batch": 8}, {"microbatches": 3, "batch": 8}], ids=str)
@@ -120,6 +83,7 @@ def test_a_line_is_shown_safely_and_short():
     (finding,) = explain.find("10%|##  |\r90%|### |\rRuntimeError: CUDA out of memory.\r\n")
     assert finding.line == "RuntimeError: CUDA out of memory."
     assert explain.report("") == explain.report("\n \n") and "empty" in explain.report("")
+    assert "interrupted: Ctrl-C" in explain.report("[rank1]: KeyboardInterrupt\n")  # behind a label
 
 
 STEPS = "".join(

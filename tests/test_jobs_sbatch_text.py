@@ -3,17 +3,17 @@
 import doctest
 import json
 import random
-import shlex
 import subprocess
 
 import pytest
+from worker_jobs import PROGRAMS, options
 
 from mpdemo.errors import UserError
 from mpdemo.jobs import JobSpec, check, load_site, render, slurm, submit, train_command
 from mpdemo.jobs import spec as job_spec
 from mpdemo.jobs.local_job import step_text
 
-WORKER = "tests/programs/worker.py"
+WORKER = str(PROGRAMS / "worker.py")
 
 
 def spec(**changes):
@@ -22,22 +22,11 @@ def spec(**changes):
     return JobSpec(**(values | changes))
 
 
-def options(text):
-    """The directives of a rendered file: option -> value."""
-    lines = [line.removeprefix("#SBATCH --") for line in text.splitlines() if line.startswith("#SBATCH")]
-    return dict(shlex.split(line, comments=True)[0].partition("=")[::2] for line in lines)
-
-
 def test_generic_and_throwaway_render_the_same_text():
     for changes in ({"launcher": "torchrun", "nodes": 2}, {"requeue": True, "signal": "USR1@60"}):
         text, again = (render(spec(**changes), load_site(name)) for name in ("generic", "throwaway"))
         assert text == again
         assert all(" # " in line for line in text.splitlines() if line.startswith("#SBATCH"))
-
-
-def test_an_unknown_field_of_a_spec_is_refused_in_one_line():
-    with pytest.raises(UserError, match="unknown name 'node'; .*; did you mean 'nodes'"):
-        spec(node=2)
 
 
 def test_requeue_needs_a_checkpoint_and_the_exit_status_that_torchrun_hides():
@@ -55,9 +44,9 @@ def test_a_job_that_goes_on_with_fewer_nodes():
     assert '--nnodes=2:"$SLURM_NNODES" --nproc-per-node=1 --max-restarts=2' in text
     assert "--node-rank" not in text and "--master-addr" not in text
     for changes, said in (
-        ({"command": command, "launcher": "srun"}, "least_nodes=1 without torchrun"),
+        ({"command": command, "launcher": "srun"}, "least_nodes=1 needs more nodes"),
         ({"launcher": "torchrun"}, 'least_nodes=1 with a training run that starts anew; do: .*resume="auto"'),
-        ({"nodes": 1}, "least_nodes 1: leaves no node to lose; allowed: fewer than nodes=1"),
+        ({"command": command, "nodes": 1}, "least_nodes=1 needs more nodes to lose"),
     ):
         with pytest.raises(UserError, match=said):
             render(spec(**{"nodes": 2, "least_nodes": 1} | changes), load_site("generic"))
@@ -73,29 +62,13 @@ def test_torchrun_waits_as_long_as_the_warning_gives():
     assert "TORCH_ELASTIC" not in render(spec(launcher="torchrun"), load_site("generic"))
 
 
-def test_torchrun_asks_for_one_task_a_node_with_all_its_cpus():
-    given = options(render(spec(nodes=2, processes_per_node=4, launcher="torchrun"), load_site("generic")))
-    assert (given["ntasks-per-node"], given["cpus-per-task"], given["gres"]) == ("1", "40", "gpu:4")
-
-
-@pytest.mark.parametrize(
-    "text, launcher",
-    [
-        ("it's $(touch oops) `touch oops`", "srun"),
-        ('50%j; "quoted" back\\slash #hash # é✓', "srun"),
-        ("a 'b' \"c\" $(touch oops) 50%j #d", "torchrun"),
-    ],
-)
-def test_a_nasty_name_path_and_argument_arrive_as_they_are(cluster, project, text, launcher):
+@pytest.mark.parametrize("text", ["it's $(touch oops) `touch oops`", '50%j; "quoted" back\\slash #hash # é✓'])
+def test_a_nasty_name_path_and_argument_arrive_as_they_are(cluster, project, text):
     """On the real Slurm: the text passes through sbatch, its file names, srun and the shell."""
-    worker = __file__.replace("test_jobs_sbatch_text.py", "programs/worker.py")
     out = f"runs/{text}".replace("\\", "_")
-    job = submit(
-        spec(name=text, out=out, command=(worker, out, "echo", text, ""), launcher=launcher, gpus_per_process=0)
-    )
+    job = submit(spec(name=text, out=out, command=(WORKER, out, "echo", text, ""), gpus_per_process=0))
     assert job.wait(60) == "done", job.log()
     assert json.loads((project / out / "echo.json").read_text()) == [text, ""]
-    assert "rank 0 of 1" in job.log()
     shown = subprocess.run(["squeue", "-h", "-t", "all", "-j", job.id, "-o", "%j"], capture_output=True, text=True)
     assert shown.stdout.rstrip("\n") == text
     assert not list(project.rglob("oops"))
@@ -111,42 +84,34 @@ def test_random_arguments_arrive_as_they_are(cluster, project, launcher):
     """Three hundred of them in one job of the real Slurm, made of what a shell might take for its own."""
     chance = random.Random(launcher)
     texts = ["".join(chance.choices(PIECES, k=chance.randrange(7))) for _ in range(300)]
-    worker = __file__.replace("test_jobs_sbatch_text.py", "programs/worker.py")
-    command = (worker, "runs/fuzz", "echo", *texts)
+    command = (WORKER, "runs/fuzz", "echo", *texts)
     job = submit(spec(out="runs/fuzz", command=command, launcher=launcher, gpus_per_process=0))
     assert job.wait(60) == "done", job.log()
     assert json.loads((project / "runs/fuzz/echo.json").read_text()) == texts
     assert not list(project.rglob("oops"))
 
 
-@pytest.mark.parametrize("field", ["name", "out", "command"])
-@pytest.mark.parametrize("text", ["two\nlines", "bell\a", "null\0"])
-def test_control_characters_are_refused(field, text):
-    value = ("-c", text) if field == "command" else text
-    with pytest.raises(UserError, match="control character"):
-        spec(**{field: value})
-
-
 @pytest.mark.parametrize(
     "changes, message",
     [
+        ({"node": 2}, "unknown name 'node'; .*; did you mean 'nodes'"),
         ({"nodes": 0}, "nodes 0 is not allowed; allowed: 1 or more"),
         ({"nodes": True}, "nodes True is not allowed; allowed: a whole number"),
-        ({"processes_per_node": 1.5}, "1.5"),
-        ({"gpus_per_process": -1}, "-1"),
-        ({"cpus_per_process": 0}, "cpus_per_process 0"),
         ({"time_limit": "ten minutes"}, "HH:MM:SS"),
         ({"time_limit": "00:00:00"}, "no time at all"),
         ({"launcher": "mpirun"}, "srun, torchrun"),
-        ({"signal": "KILL@10"}, "USR1@60"),
+        ({"signal": "KILL@10"}, "signal 'KILL@10' is not allowed; allowed: .*USR1"),
         ({"signal": "USR1@600"}, "before the start"),
         ({"out": "/tmp/x"}, "below the project"),
         ({"out": "runs/a\\b"}, "backslash"),
         ({"out": "../x"}, "below the project"),
         ({"out": ""}, "out ''"),
         ({"name": ""}, "name ''"),
-        ({"command": "python train.py"}, "arguments after"),
-        ({"command": ()}, "arguments after"),
+        ({"name": "two\nlines"}, "control character"),
+        ({"out": "bell\a"}, "control character"),
+        ({"command": ("-c", "null\0")}, "control character"),
+        ({"command": "python train.py"}, "allowed: a list of texts"),
+        ({"command": ()}, "at least 1 item"),
     ],
 )
 def test_impossible_specs_are_refused(changes, message):
@@ -155,49 +120,34 @@ def test_impossible_specs_are_refused(changes, message):
 
 
 @pytest.mark.parametrize(
-    "text, wanted", [("10", 600), ("1:30", 90), ("2-0", 172800), ("1-02:03", 93780), ("00:00:05", 5)]
+    "text, wanted", [("90", 5400), ("1:30", 90), ("2-0", 172800), ("1-02:03", 93780), ("1-00:00:10", 86410)]
 )
 def test_time_is_read_as_slurm_reads_it(text, wanted):
     assert slurm.seconds(text) == wanted
 
 
-@pytest.mark.parametrize("module", [slurm, job_spec], ids=["slurm", "spec"])
-def test_the_examples_in_docstrings_are_true(module):
-    failed, attempted = doctest.testmod(module)
+def test_the_example_in_the_docstring_is_true():
+    failed, attempted = doctest.testmod(job_spec)
     assert attempted and not failed
 
 
 # --- site files
 
 
-def test_no_such_site_lists_those_there_are():
-    with pytest.raises(UserError, match="no site 'nowhere'; there are: .*jeanzay, jeanzay_a100, jupiter, .*throwaway"):
-        load_site("nowhere")
-
-
 @pytest.mark.parametrize(
     "line, message",
     [
-        (
-            'partitoin = "gpu"',
-            "site file mine.toml: unknown name 'partitoin'; allowed: title, .*; did you mean 'partition'",
-        ),
+        ('partitoin = "gpu"', "mine.toml: unknown name 'partitoin'; allowed: name, .*; did you mean 'partition'"),
         ('gpus_per_node = "4"', "whole number"),
-        ("gpus_per_node = true", "whole number"),
         ("cores_per_node = 0", "cores_per_node 0 is not allowed; allowed: 1 or more"),
-        ("partition = 3", "partition 3 is not allowed; allowed: a text"),
         ('setup = "module load x"', "a list of texts"),
-        ('gpu_syntax = "--gpus"', "allowed: gres"),
-        ('gpu_type = "gpu:a100"', "is more than a model; write it alone"),
+        ('gpu_type = "gpu:a100"', "gpu_type 'gpu:a100' is not allowed"),
         ('launcher = "mpirun"', "allowed: srun, torchrun"),
         ('master_suffix = "; rm"', "master_suffix .; rm. is not allowed"),
-        ('name = "generic"', "'name' is not allowed"),
         ("polling_seconds = 0", "polling_seconds 0 is not allowed; allowed: 1.0 or more"),
-        ('srun_option = ["--mpi=none"]', "did you mean 'srun_options'"),
         ('max_time = "long"', "max_time 'long': is no time; allowed: HH:MM:SS"),
-        ('max_time = "0"', "no time at all"),
         ('partition = "a\\nb"', "line break"),
-        ("partition = ", "not TOML"),
+        ("partition = ", "mine.toml: Invalid value"),
     ],
 )
 def test_a_wrong_site_file_is_explained(tmp_path, line, message):
@@ -228,14 +178,11 @@ def script(*lines):
         (script("#SBATCH --time=soon"), 2, "is no time"),
         (script("#SBATCH --time=03:00:00"), 2, "over the limit"),
         (script("#SBATCH --output=nowhere/%j.out"), 2, "does not exist: nowhere"),
-        (script("#SBATCH --output=50%%/%j.out"), 2, "does not exist: 50%"),
-        (script("#SBATCH --time"), 2, "expects a value"),
         (script("#SBATCH -c 4", "#SBATCH --cpus-per-task=8"), 3, "there twice (also in line 2)"),
         (script("#SBATCH --gres=nvme:9,gpu:a100:8"), 2, "8 GPUs per node"),
         (script("#SBATCH --nodes=2", "#SBATCH --gpus=10"), 3, "5 GPUs per node"),
         (script("if true; then"), 4, "bash cannot read it: syntax error"),
         (script("#SBATCH --job-name='open"), 2, "quotes do not match"),
-        (script("#SBATCH --nodes=1").replace("\n", "\r\n"), 1, "DOS line breaks"),
         ("#SBATCH --nodes=1\nsrun python\n", 1, "names no shell"),
     ],
 )
@@ -257,29 +204,3 @@ def test_a_spec_is_checked_before_it_is_submitted(project):
     with pytest.raises(UserError, match="5 GPUs per node.*at most 4"):
         submit(job, site="generic")
     assert not (project / "runs").exists()
-
-
-def test_slurm_itself_is_asked_too(cluster, project):
-    problems = check(script("#SBATCH --partition=moon"), "generic")
-    assert "invalid partition specified: moon" in problems[0].message
-    assert "sinfo" in problems[0].message
-    assert check(spec(), "generic") == []
-
-
-def test_debug_prints_and_submits_nothing(project, capsys):
-    assert submit(spec(), site="generic", debug=True) is None
-    assert capsys.readouterr().out == render(spec(), load_site("generic"))
-    assert not (project / "runs").exists()
-
-
-def test_a_folder_is_staged_on_every_node_and_removed_at_the_end(project):
-    """Its name may hold anything that a line can; a job that ends before it has staged removes nothing."""
-    (project / "my 'data").mkdir()
-    job, site = spec(nodes=2, processes_per_node=4, stage="my 'data"), load_site("generic")
-    lines = render(job, site).splitlines()
-    (copy,) = (number for number, line in enumerate(lines) if " cp -rT " in line)
-    assert shlex.split(lines[copy])[:6] == ["srun", "--ntasks=2", "--ntasks-per-node=1", "cp", "-rT", "my 'data"]
-    assert lines[copy - 1].startswith("trap ") and "rm -rf" not in "".join(lines[: copy - 1])
-    assert lines[copy + 1] == 'export MPDEMO_DATA="$staged"' and check(job, site, ask_slurm=False) == []
-    (problem,) = check(spec(stage="gone"), site, ask_slurm=False)
-    assert str(problem).startswith("stage 'gone': no such folder; do: ")

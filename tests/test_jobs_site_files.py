@@ -32,13 +32,7 @@ LEFT_OUT = {"alps_daint": ["--uenv", "--view"], "perlmutter": ["--image", "--mod
 LEFT_OUT |= {"alex": ["--clusters", "--export"], "mahti": ["--gres"]}
 # Lines that the documentation of a site shows, in the scripts of files written from generic.toml's comments alone.
 TRIALS = {
-    "alex": (
-        "#!/bin/bash -l\n",
-        "--gres=gpu:a100:8 ",
-        "--clusters=alex ",
-        "--export=NONE ",
-        "\nunset SLURM_EXPORT_ENV ||",
-    ),
+    "alex": ("bash -l\n", "--gres=gpu:a100:8 ", "--clusters=alex ", "--export=NONE ", "\nunset SLURM_EXPORT_ENV ||"),
     "bridges2": ("--gpus=v100-32:16 ", "--partition=GPU "),
     "isambard_ai": ("--gpus-per-node=4 ", "--cpus-per-task=72 ", "\nmodule reset ||"),
     "karolina": ("--gpus-per-node=8 ", "--gpu-bind=single:1 ", "--kill-on-bad-exit=1"),

@@ -27,7 +27,7 @@ class FakeJob:
 
     def result(self):
         if self.state != "done":
-            raise JobFailed(f"job {self.id} ({self.name}) {self.state}", self, None)
+            raise JobFailed(f"job {self.id} ({self.name}) {self.state}")
         words = list(self.spec.command)
         self.batch, self.steps = (int(words[words.index(name) + 1]) for name in ("--batch-size", "--steps"))
         environment = {"device": "cpu core", "torch": "2", "python": "3", "backend": "gloo", "hosts": ["here"]}

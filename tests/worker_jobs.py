@@ -1,5 +1,6 @@
 """Jobs of programs/worker.py, for the tests that submit them; and a bounded wait for what becomes of them."""
 
+import shlex
 import subprocess
 import time
 from pathlib import Path
@@ -13,6 +14,12 @@ PROGRAMS = Path(__file__).parent / "programs"
 def spec(*action, out="runs/toy", program="worker.py", **changes):
     command = (str(PROGRAMS / program), out, *map(str, action))
     return JobSpec(**({"name": "toy", "command": command, "out": out} | changes))
+
+
+def options(text):
+    """The directives of a batch script: option -> value."""
+    lines = [line.removeprefix("#SBATCH --") for line in text.splitlines() if line.startswith("#SBATCH")]
+    return dict(shlex.split(line, comments=True)[0].partition("=")[::2] for line in lines)
 
 
 def until(condition, seconds=60):

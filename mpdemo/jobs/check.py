@@ -34,71 +34,76 @@ def check(job, site=None, ask_slurm=True) -> list[Problem]:
     Parameters
     ----------
     job : JobSpec or str
-        For a text, the log's folder must exist; for a spec, `submit` makes it.
     site : Site or str, optional
     ask_slurm : bool
         Where a Slurm is in reach, also let it judge (``sbatch --test-only``).
     """
-    site = site if isinstance(site, Site) else load_site(site)
-    is_spec = isinstance(job, JobSpec)
-    text, site = (render(job, site), fitted(job, site)[1]) if is_spec else (job, site)
+    text, site = job, site if isinstance(site, Site) else load_site(site)
+    if isinstance(job, JobSpec):
+        text, (_, site) = render(job, site), fitted(job, site)
     script = Script(text)
-    problems = [*script.problems, *shape(script, site), *time_limit(script, site), *syntax(text)]
-    problems += staged_folder(job) if is_spec else log_folder(script)
-    if ask_slurm and not problems and slurm.in_reach():
+    for judge in (shape, time_limit, log_folder):
+        judge(script, site)
+    said = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True, timeout=30).stderr
+    if match := re.search(r"line (\d+): (.*)", said):
+        script.problem(int(match[1]), f"bash cannot read it: {match[2]}", "look at quotes, brackets and ; there")
+    if ask_slurm and not script.problems and slurm.in_reach():
         try:
             slurm.client("sbatch", "--test-only", cwd=paths.root(), input=text)
         except slurm.SlurmError as refusal:
-            problems.append(Problem(None, str(refusal), "what Slurm asks for"))
-    return sorted(problems, key=lambda problem: problem.line or 0)
+            script.problem(None, str(refusal), "what Slurm asks for")
+    return sorted(script.problems, key=lambda problem: problem.line or 0)
 
 
 class Script:
     """A batch script's directives as Slurm reads them, with their lines."""
 
     def __init__(self, text):
-        self.options = {}  # long name of an option -> (value, line number); the last of several counts
-        self.problems = []  # directives that Slurm would ignore, and a first line it would refuse
+        self.options = {}  # long name of an option -> (value, line number)
+        self.problems = []
         self.launcher = "torchrun" if re.search(r"torch\.distributed\.run|\btorchrun\b", text) else "srun"
-        if "\r\n" in text:
-            self._problem(1, "DOS line breaks", "save the file with Unix line ends")
         if not text.startswith("#!"):
-            self._problem(1, "the first line names no shell", "begin with #!/bin/bash")
+            self.problem(1, "the first line names no shell", "begin with #!/bin/bash")
         command_line = None
         for number, line in enumerate(text.splitlines(), 1):
             if line.startswith("#SBATCH") and command_line:
                 message = f"a directive after the first command (line {command_line}) is ignored by Slurm"
-                self._problem(number, message, "move it up, below #!/bin/bash")
+                self.problem(number, message, "move it up, below #!/bin/bash")
             elif line.startswith("#SBATCH"):
                 self._read(number, line.removeprefix("#SBATCH"))
             elif re.match(r"\s*#+\s*SBATCH\b", line):
-                self._problem(number, f"{line.split('--')[0].strip()!r} is a comment to Slurm", "write #SBATCH")
+                self.problem(number, f"{line.split('--')[0].strip()!r} is a comment to Slurm", "write #SBATCH")
             elif line.strip() and not line.lstrip().startswith("#"):
                 command_line = command_line or number
 
-    def _problem(self, line, message, fix):
+    def problem(self, line, message, fix):
+        """Note what is wrong."""
         self.problems.append(Problem(line, message, fix))
 
     def _read(self, number, text):
-        """Note the options of a directive; one that is there already is a problem."""
+        """Note the options of a directive by their long names; one that is there already is a problem."""
         try:
-            given = directive_options(shlex.split(text, comments=True))
+            words = shlex.split(text, comments=True)
         except ValueError as error:
-            given = []
-            self._problem(number, f"quotes do not match ({error})", "close the quotes")
-        for name, value in given:
-            if value is None and name in SHORT.values():
-                self._problem(number, f"--{name} expects a value", "give it a value")
-            elif name in self.options:
-                twice = f"--{name} is there twice (also in line {self.line(name)}): Slurm takes the last one only"
-                self._problem(number, twice, "leave one of them")
+            self.problem(number, f"quotes do not match ({error})", "close the quotes")
+            return
+        while words:
+            word, value = words.pop(0), ""
+            if word.startswith("--"):
+                name, equals, value = word[2:].partition("=")
+            elif word.startswith("-"):
+                name, equals, value = SHORT.get(word[1:2], word[1:2]), word[2:], word[2:]
             else:
-                self.options[name] = (value or "", number)
+                continue
+            if not equals and words and not words[0].startswith("-"):
+                value = words.pop(0)
+            if name in self.options:
+                twice = f"--{name} is there twice (also in line {self.line(name)}): Slurm takes the last one only"
+                self.problem(number, twice, "leave one of them")
+            self.options.setdefault(name, (value, number))
 
     def value(self, name) -> str:
-        """Return what an option is set to; empty if it is not given. ``requeue`` is yes, no or empty."""
-        if name == "requeue":
-            return "no" if "no-requeue" in self.options else "yes" if "requeue" in self.options else ""
+        """Return what an option is set to; empty if it is not given."""
         return self.options.get(name, ("", None))[0]
 
     def number(self, name) -> int:
@@ -111,90 +116,48 @@ class Script:
         return next((self.options[name][1] for name in names if name in self.options), None)
 
     def gpus_per_node(self, tasks) -> int:
-        """Return the GPUs requested on each node, whichever way."""
-        gpus = next((part for part in self.value("gres").split(",") if part.startswith("gpu")), "")
-        for value, factor in ((gpus, 1), (self.value("gpus-per-node"), 1), (self.value("gpus-per-task"), tasks)):
+        """Return the GPUs requested on each node, whichever way; a model alone is one."""
+        nodes = self.number("nodes")
+        of_gres = next((part for part in self.value("gres").split(",") if part.startswith("gpu")), "")
+        of_node, of_task, of_job = map(self.value, ("gpus-per-node", "gpus-per-task", "gpus"))
+        for value, factor in ((of_gres, nodes), (of_node, nodes), (of_task, nodes * tasks), (of_job, 1)):
             if value:
-                return factor * last_number(value)
-        return last_number(self.value("gpus")) // self.number("nodes") if "gpus" in self.options else 0
+                last = value.split(":")[-1]
+                return factor * int(last if last.isdigit() else 1) // nodes
+        return 0
 
 
-def directive_options(words) -> list[tuple]:
-    """Return the options in a directive: long name (a short one's too, where it is in `SHORT`), and value or None."""
-    found = []
-    for word in words:
-        if word.startswith("--"):
-            name, equals, value = word[2:].partition("=")
-            found.append((name, value if equals else None))
-        elif word.startswith("-") and len(word) > 1:
-            found.append((SHORT.get(word[1], word[1]), word[2:] or None))
-        elif found and found[-1][1] is None:
-            found[-1] = (found[-1][0], word)
-    return found
-
-
-def last_number(text) -> int:
-    """Return the number in ``gpu:a100:4`` or ``a100:4``; a model alone is one."""
-    last = text.split(":")[-1]
-    return int(last) if last.isdigit() else 1
-
-
-def syntax(text) -> list[Problem]:
-    """Let bash read the script without running it; it reports the first line that it cannot read."""
-    said = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True, timeout=30).stderr
-    if match := re.search(r"line (\d+): (.*)", said):
-        return [Problem(int(match[1]), f"bash cannot read it: {match[2]}", "look at quotes, brackets and ; there")]
-    return []
-
-
-def shape(script, site) -> list[Problem]:
+def shape(script, site):
     """Compare processes, GPUs and CPUs with each other and with the site's node."""
     tasks, cpus = script.number("ntasks-per-node"), script.number("cpus-per-task")
     gpus = script.gpus_per_node(tasks)
-    problems = []
     if gpus > site.gpus_per_node:
         line = script.line("gres", "gpus", "gpus-per-node", "gpus-per-task")
         fix = f"at most {site.gpus_per_node} GPUs per node; take more nodes for more processes"
-        problems.append(Problem(line, f"{gpus} GPUs per node, but a node has {site.gpus_per_node}", fix))
+        script.problem(line, f"{gpus} GPUs per node, but a node has {site.gpus_per_node}", fix)
     if gpus and script.launcher == "srun" and gpus % tasks:
         fix = f"--ntasks-per-node={gpus} for one process per GPU, or a GPU count that is a multiple of {tasks}"
-        message = f"{tasks} processes do not match {gpus} GPUs on a node"
-        problems.append(Problem(script.line("ntasks-per-node"), message, fix))
+        script.problem(script.line("ntasks-per-node"), f"{tasks} processes do not match {gpus} GPUs on a node", fix)
     if tasks * cpus > site.cores_per_node:
         message = f"{tasks} tasks x {cpus} CPUs = {tasks * cpus}, but a node has {site.cores_per_node}"
         fix = f"--cpus-per-task={site.cores_per_node // tasks or 1} or fewer tasks"
-        problems.append(Problem(script.line("cpus-per-task", "ntasks-per-node"), message, fix))
-    elif (cores := script.number("nodes") * tasks * cpus) > site.cores_per_job > 0:
-        message = f"{cores} CPUs in all, but a job gets at most {site.cores_per_job} here"
-        problems.append(Problem(script.line("cpus-per-task", "nodes"), message, "fewer nodes, tasks or CPUs per task"))
-    return problems
+        script.problem(script.line("cpus-per-task", "ntasks-per-node"), message, fix)
 
 
-def time_limit(script, site) -> list[Problem]:
+def time_limit(script, site):
     """Find a time that Slurm cannot read, or that is over the partition's limit."""
-    value, line = script.value("time"), script.line("time")
+    value, most, line = script.value("time"), site.max_time, script.line("time")
     try:
-        over = value and slurm.limit(value) > slurm.limit(site.max_time or value)
+        if value and slurm.limit(value) > slurm.limit(most or value):
+            script.problem(line, f"time {value} is over the limit here, {most}", f"--time={most} or less")
     except ValueError as error:
-        return [Problem(line, f"time limit: {value!r} {error}", "--time=HH:MM:SS")]
-    message = f"time {value} is over the limit here, {site.max_time}"
-    return [Problem(line, message, f"--time={site.max_time} or less")] if over else []
+        script.problem(line, f"time limit: {value!r} {error}", "--time=HH:MM:SS")
 
 
-def staged_folder(spec) -> list[Problem]:
-    """Find a folder to stage that is missing here, so most likely on the nodes as well."""
-    if spec.stage is None or (paths.root() / spec.stage).is_dir():
-        return []
-    return [Problem(None, f"stage {spec.stage!r}: no such folder", "name one that the nodes see, on a shared disk")]
-
-
-def log_folder(script) -> list[Problem]:
+def log_folder(script, site):
     """Find a log whose folder is missing: Slurm starts the job, drops its output, and calls it failed."""
-    problems = []
     for name in ("output", "error"):
-        pattern = script.value(name).rpartition("/")[0]
-        folder = pattern.replace("%%", "%")
-        if folder and "%" not in pattern.replace("%%", "") and not (paths.root() / folder).is_dir():
-            message, fix = f"the folder of --{name} does not exist: {folder}", f"mkdir -p {shlex.quote(folder)}"
-            problems.append(Problem(script.line(name), message, fix))
-    return problems
+        folder = script.value(name).rpartition("/")[0]
+        if folder and "%" not in folder and not (paths.root() / folder).is_dir():
+            message = f"the folder of --{name} does not exist: {folder}"
+            script.problem(script.line(name), message, f"mkdir -p {shlex.quote(folder)}")

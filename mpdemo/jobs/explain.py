@@ -5,6 +5,7 @@ notebooks/10_when_it_breaks.ipynb.
 """
 
 import functools
+import os
 import re
 import tomllib
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from mpdemo.errors import UserError
 from mpdemo.jobs.reading import Log
 
 # In this order: a rank that waited in vain, or lost another one, is seldom the one to blame.
-KINDS = ("cause", "waiting", "hint", "vague", "ended", "unknown", "consequence", "silent")
+KINDS = ("cause", "waiting", "hint", "vague", "ended", "unknown", "consequence")
 MOST_BYTES = 64 * 2**20  # of a file that are read: of a larger one, its end
 LONGEST = 240  # characters of a line that are shown
 ALSO = 4  # further findings that are shown, in one line each
@@ -26,12 +27,11 @@ MESSAGE = 12  # lines that the message of an exception may take
 class Known:
     """A known failure."""
 
-    seen: tuple  # messages of which one is in the log, ``...`` for any text; for a silent failure: what one sees
+    seen: tuple  # messages of which one is in the log, ``...`` for any text; empty: what stands for an unknown line
     what: str  # ``...`` stands for the text that the message's last ``...`` stood for
     do: str
     notebook: str = ""  # where it is explained
     kind: str = "cause"  # one of `KINDS`
-    by: str = ""  # who says it: "slurm" in refusing a job, "launcher" in starting one; else the processes themselves
 
     @functools.cached_property
     def pattern(self):
@@ -40,10 +40,20 @@ class Known:
         texts = [re.sub(r"\?\)$", ")", text) for text in texts]  # at the end, all that is left of the line
         return re.compile("|".join(re.sub(r"^\\\^", "^", re.sub(r"\\\$$", "$", text)) for text in texts))
 
-    def what_of(self, match) -> str:
-        """Say what it is, with the text that the message's last ``...`` stood for."""
-        shown = [text for text in match.groups() if text is not None]
+    def what_of(self, line) -> str:
+        """Say what it is, with the text that the message's last ``...`` stood for in a line."""
+        match = self.pattern.search(line)
+        shown = [text for text in match.groups() if text is not None] if match else []
         return self.what.replace("...", repr(shown[-1])) if shown else self.what
+
+
+UNKNOWN = {  # by what a line looks like that no row of the table fits: see `Log.messages`
+    "exception": Known((), "an error in the program", "look at this place; print the values that it uses before"),
+    "nccl": Known((), "NCCL's own reason", "search for these words and NCCL; NCCL_DEBUG=INFO says more", kind="hint"),
+    "error": Known(
+        (), "a line that looks like an error", "search for its words; read the lines around it", kind="unknown"
+    ),
+}
 
 
 @functools.cache
@@ -56,33 +66,14 @@ def known_failures() -> tuple:
 @functools.cache
 def _pieces() -> list:
     """Return the longest piece of each message and the number of its row: a search for them is much faster."""
-    loud = [(number, known) for number, known in enumerate(known_failures()) if known.kind != "silent"]
-    return [(max(words.strip("^$").split("..."), key=len), n) for n, known in loud for words in known.seen]
+    rows = enumerate(known_failures())
+    return [(max(words.strip("^$").split("..."), key=len), number) for number, known in rows for words in known.seen]
 
 
 def known_in(line) -> Known | None:
     """Return the first row of the table whose message is in a line."""
     numbers = sorted({number for piece, number in _pieces() if piece in line})
     return next((known_failures()[n] for n in numbers if known_failures()[n].pattern.search(line)), None)
-
-
-def said_by(speaker) -> list:
-    """Return the known failures that "slurm" or a "launcher" says."""
-    return [known for known in known_failures() if known.by == speaker]
-
-
-def unknown(kind, what, do) -> Known:
-    """Return what stands for a line that no row of the table fits."""
-    return Known((), what, do, kind=kind)
-
-
-UNKNOWN = {  # by what the line looks like: see `Log.messages`
-    "exception": unknown(
-        "cause", "an error in the program", "look at this place; print the values that it uses before"
-    ),
-    "nccl": unknown("hint", "NCCL's own reason", "search for these words and NCCL; NCCL_DEBUG=INFO says more"),
-    "error": unknown("unknown", "a line that looks like an error", "search for its words; read the lines around it"),
-}
 
 
 @dataclass(frozen=True)
@@ -98,12 +89,22 @@ class Finding:
     @property
     def words(self) -> str:
         """The part of the line that is known; the rest differs from run to run."""
-        return self.known.pattern.search(self.line)[0]
+        match = self.known.pattern.search(self.line)
+        return match[0] if match else ""  # of a message that begins the line, behind a launcher's label
 
     @property
     def message(self) -> str:
         """The line from the exception's name on, without a launcher's label before it."""
         return re.sub(r"^.*?(?=\b\w+(?:Error|Exception): )", "", self.line)
+
+    @property
+    def paragraph(self) -> str:
+        """The line, what it is and what to do."""
+        known, more = self.known, f" (and {self.count - 1} more)" * (self.count > 1)
+        lines = [_shown(self.number, self.line, self.line.find(self.words)) + more]
+        lines += [f"  where: {self.place.replace(f'{paths.root()}/', '')}"] * bool(self.place)
+        lines += [f"  what it is: {known.what_of(self.line)}", f"  what to do: {known.do}"]
+        return "\n".join(lines + [f"  read: notebooks/{known.notebook}.ipynb"] * bool(known.notebook))
 
 
 def find(text) -> list:
@@ -111,11 +112,7 @@ def find(text) -> list:
 
     A run that ended well has none: what went wrong before it resumed or went on is no failure.
     """
-    return found_in(Log(text))
-
-
-def found_in(log) -> list:
-    """Return the findings of a `Log`."""
+    log = text if isinstance(text, Log) else Log(text)
     seen = []
     for number, line, says in log.messages():
         known = known_in(line) or UNKNOWN.get(says.replace("fault", "error"))
@@ -138,8 +135,7 @@ def found_in(log) -> list:
 def report(text) -> str:
     """Return what a log shows, in words: the first cause and what to do, then the rest; or that it ended well."""
     log = Log(text)
-    findings = found_in(log)
-    if not findings:
+    if not (findings := find(log)):
         number, line = log.end
         if not line:
             return "This log is empty: the program wrote nothing, or writes to another file."
@@ -148,17 +144,7 @@ def report(text) -> str:
     first, *others = findings
     head = "No cause is in this log, only what follows from one:\n" if first.known.kind == "consequence" else ""
     also = [_shown(other.number, other.line) for other in others[:ALSO]]
-    return head + _paragraph(first) + ("\n\nAlso in this log:\n" + "\n".join(also) if also else "")
-
-
-def _paragraph(finding) -> str:
-    known, more = finding.known, finding.count - 1
-    match = known.pattern.search(finding.line) if known.seen else None
-    lines = [_shown(finding.number, finding.line, match.start() if match else 0) + (f" (and {more} more)" * (more > 0))]
-    if finding.place:
-        lines.append(f"  where: {finding.place.replace(f'{paths.root()}/', '')}")
-    lines += [f"  what it is: {known.what_of(match) if match else known.what}", f"  what to do: {known.do}"]
-    return "\n".join(lines + ([f"  read: notebooks/{known.notebook}.ipynb"] if known.notebook else []))
+    return head + first.paragraph + ("\n\nAlso in this log:\n" + "\n".join(also) if also else "")
 
 
 def _shown(number, line, place=0) -> str:
@@ -168,32 +154,20 @@ def _shown(number, line, place=0) -> str:
     return f"line {number}: {'... ' * (start > 0)}{line if len(line) <= LONGEST else part + ' ...'}"
 
 
-def read(path) -> bytes:
-    """Return a log, of a very large one its end; refuse what is missing, no plain file or not text."""
-    path = Path(path)
-    try:
-        if not path.is_file():  # a folder, or a pipe that would wait forever
-            raise UserError(f"{path} is {'no plain file' if path.exists() else 'not there'}; give a job's log file")
-        with path.open("rb") as file:
-            beginning = file.read(8192)
-            file.seek(max(0, path.stat().st_size - MOST_BYTES))
-            content = file.read(MOST_BYTES)
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {str(path)!r}: {getattr(error, 'strerror', None) or error}") from None
-    if b"\0" in beginning:
-        raise UserError(f"{path} is not text; give a job's log file")
-    return content
-
-
 def add_arguments(parser):
     """Declare the command's options."""
     parser.add_argument("logfile", metavar="LOGFILE", help="the log of a failed job: runs/NAME/log.txt, slurm-7.out")
 
 
 def main(args) -> int:
-    """Print what the log shows; return 0."""
-    text = read(args.logfile)
-    if Path(args.logfile).stat().st_size > MOST_BYTES:
-        print(f"Only its last {MOST_BYTES // 2**20} MiB are read; lines are counted from there.\n")
-    print(report(text))
+    """Print what the log shows, or the end of a very large one; return 0."""
+    if not os.path.isfile(args.logfile):  # a pipe would wait forever
+        raise UserError(f"{args.logfile} is no file; give a job's log file")
+    with open(args.logfile, "rb") as file:
+        if b"\0" in file.read(8192):
+            raise UserError(f"{args.logfile} is not text; give a job's log file")
+        begin = file.seek(max(0, os.path.getsize(args.logfile) - MOST_BYTES))
+        if begin:
+            print(f"Only its last {MOST_BYTES // 2**20} MiB are read; lines are counted from there.\n")
+        print(report(file.read(MOST_BYTES)))
     return 0

@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 from mpdemo.errors import UserError
-from mpdemo.jobs import diagnose, local_job, slurm_job
-from mpdemo.jobs.queue import position
+from mpdemo.jobs import local_job, slurm_job
+from mpdemo.jobs.explain import report
 from mpdemo.training.log import rows_in
 
 FINISHED = ("done", "failed", "stopped", "cancelled", "timeout", "out_of_memory", "node_failure", "unknown")
@@ -18,11 +18,7 @@ DAY = 86400.0  # seconds
 
 
 class JobFailed(RuntimeError):
-    """A job did not end well: names the process, its exit status and its last output; see `job` and `failure`."""
-
-    def __init__(self, message, job, failure):
-        super().__init__(message)
-        self.job, self.failure = job, failure
+    """A job did not end well: says how, where its log is, and what `mpdemo.jobs.explain` finds in it."""
 
 
 class Job:
@@ -43,8 +39,7 @@ class Job:
         self.polling_seconds = record.get("polling_seconds", 5.0)
         self.own_cluster = None  # whether the cluster in reach is the job's own; not known yet
         self._back_end = slurm_job if record.get("identity") else local_job
-        self._seen = None  # the last answer
-        self._seen_at = 0.0  # when it was given
+        self._seen, self._seen_at = None, -math.inf  # the last answer, and when it was given
 
     def __repr__(self):
         return f"<Job {self.id} {self.name!r} on {self.where}: {self.state}>"
@@ -52,8 +47,8 @@ class Job:
     @property
     def _answer(self):
         """The newest answer; the back end is asked at most once per PATIENCE, and never again after the end."""
-        seen = self._seen
-        if seen is None or (seen.state not in FINISHED and time.monotonic() - self._seen_at >= self._back_end.PATIENCE):
+        ended = self._seen and self._seen.state in FINISHED
+        if not ended and time.monotonic() - self._seen_at >= self._back_end.PATIENCE:
             self._seen, self._seen_at = self._back_end.ask(self), time.monotonic()
         return self._seen
 
@@ -86,8 +81,7 @@ class Job:
     @property
     def queue(self) -> int | None:
         """Place in the queue, 1 for the next; None for a job that does not wait."""
-        waits = self.state == "pending"
-        return position(self.record["identity"], self.id, self.polling_seconds) if waits else None
+        return slurm_job.position(self) if self.state == "pending" else None
 
     @property
     def log_files(self) -> list[Path]:
@@ -106,7 +100,7 @@ class Job:
         """End the job; its state becomes ``cancelled``. A finished job stays as it is."""
         if not self.finished:
             self._back_end.cancel(self)
-            self._seen = None
+            self._seen_at = -math.inf
 
     def warn(self):
         """Send SIGUSR1 to the job's processes now, as Slurm does before the time limit of a job with ``signal``.
@@ -123,36 +117,31 @@ class Job:
         It may run for `timeout` seconds meanwhile, after at most `pending` seconds in the queue; then `TimeoutError` is
         raised, and the job runs on.
         """
-        deadline, said = Deadline(timeout, pending), False
+        limits, state, begin, said = {"pending": pending, "running": timeout}, None, 0.0, False
         while not self.finished:
-            deadline.check(self)
-            if self.state == "pending" and not said and time.monotonic() - deadline.begin > SAY_AFTER:
-                print(f"job {self.id} ({self.name}) waits in the queue ({self.reason})", file=sys.stderr)
+            if self.state != state:  # a requeued job begins anew
+                state, begin = self.state, time.monotonic()
+            reason = f" ({self.reason})" if self.reason else ""
+            if time.monotonic() - begin > limits.get(state, math.inf):
+                again = f'after {limits[state]:g} s; follow it again: await follow("{self.out.as_posix()}")'
+                raise TimeoutError(f"job {self.id} ({self.name}) is still {state}{reason} {again}")
+            if state == "pending" and time.monotonic() - begin > SAY_AFTER and not said:
+                print(f"job {self.id} ({self.name}) waits in the queue{reason}", file=sys.stderr)
                 said = True
             time.sleep(0.1)
         return self.state
 
-    def failure(self) -> diagnose.Failure | None:
-        """The process to blame and its last output; None unless the job failed."""
-        if not self.finished or self.state == "done":
-            return None
-        return diagnose.failure(self.log(), self.exit_status)
-
     def result(self, timeout=600.0) -> dict:
         """Wait for the end, as `wait` does, and return the run's summary.json; `JobFailed` if it ended otherwise."""
-        state = self.wait(timeout)
-        if state != "done":
-            failure = self.failure()
-            ends = {"failed": str(failure), "stopped": "stopped early, with a checkpoint"}
-            ends |= {"out_of_memory": diagnose.cause("oom_kill event")}
-            reason = f" ({self.reason})" if self.reason and state != "failed" else ""
-            tail = "\n".join(f"  {line}" for line in failure.lines)
-            where = f"job {self.id} ({self.name}) on {self.where}"
-            raise JobFailed(f"{where}: {ends.get(state, state)}{reason}\n{tail}", self, failure)
-        file = self.out / "summary.json"
-        if not file.exists():
-            raise JobFailed(f"job {self.id} ({self.name}) is done but wrote no {file.name} in its folder", self, None)
-        return json.loads(file.read_text())
+        state, file = self.wait(timeout), self.out / "summary.json"
+        if state == "done" and file.exists():
+            return json.loads(file.read_text())
+        name = f"job {self.id} ({self.name}) on {self.where}"
+        if state == "done":
+            raise JobFailed(f"{name} is done but wrote no {file.name} in its folder")
+        why = f" ({self.reason})" if self.reason else ""
+        log = ", ".join(map(str, self.log_files)) or "none"
+        raise JobFailed(f"{name}: {state}{why}, exit status {self.exit_status}; log: {log}\n{report(self.log())}")
 
     def keep(self, answer):
         """Keep the last answer for the day when Slurm has forgotten the job; the folder may have a newer one by now."""
@@ -161,39 +150,21 @@ class Job:
             write_record(self.out, self.record)
 
 
-class Deadline:
-    """The bounds of a wait for a job, in seconds: of its time in the queue, and of its run, counted from its start."""
-
-    def __init__(self, timeout, pending=DAY):
-        self.limits = {"pending": pending, "running": timeout}
-        self.state = None
-
-    def check(self, job):
-        """Raise TimeoutError where the job has waited or run for too long; a requeued job begins anew."""
-        if job.state != self.state:
-            self.state, self.begin = job.state, time.monotonic()
-        limit = self.limits.get(self.state, math.inf)
-        if time.monotonic() - self.begin > limit:
-            reason = f" ({job.reason})" if job.reason else ""
-            again = f'follow it again: await follow("{job.out.as_posix()}")'
-            raise TimeoutError(f"job {job.id} ({job.name}) is still {job.state}{reason} after {limit:g} s; {again}")
-
-
 def write_record(out, record):
     """Write job.json in one step, so that half of it is never read."""
-    part = Path(out) / (RECORD + ".part")
+    part = Path(out, f"{RECORD}.part")
     part.write_text(json.dumps(record, indent=1) + "\n")
-    part.replace(Path(out) / RECORD)
+    part.replace(Path(out, RECORD))
 
 
 def read_record(out) -> dict | None:
     """Read a run folder's job.json; None if there is none; `UserError` if it is damaged."""
-    file = Path(out) / RECORD
+    file = Path(out, RECORD)
     if not file.exists():
         return None
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
         record["id"], record["where"], record["spec"]["name"]
     except (ValueError, KeyError, TypeError):
-        raise UserError(f"{file} is damaged; remove it, or submit with resubmit=True") from None
+        raise UserError(f"{file} is damaged; do: remove it, and submit again") from None
     return record

@@ -41,11 +41,14 @@ def commands(spec, site) -> list[str]:
     """Return the lines below the directives, in blocks; the spec names its launcher."""
     out = shlex.quote(spec.out)
     note = f'echo "$SLURM_JOB_ID $?" > {out}/exit-status.txt'
-    ours = [f"{COURSE}mkdir -p {out}", *([] if site.setup else [VENV]), f"trap {shlex.quote(note)} EXIT; trap : TERM"]
-    meet = [MASTER_ADDR + site.master_suffix, MASTER_PORT, *exports(spec, site)]
-    blocks = [[*ours, *([FAILED] if site.setup else [])], map(setup_line, site.setup), meet]
-    blocks.append([stage(spec, site, note)] if spec.stage else [])
-    blocks.append([launch(spec, site), *([REQUEUE] if spec.requeue else [])])
+    trap = f"trap {shlex.quote(note)} EXIT; trap : TERM"
+    blocks = [
+        [f"{COURSE}mkdir -p {out}", *([trap, FAILED] if site.setup else [VENV, trap])],
+        map(setup_line, site.setup),
+        [MASTER_ADDR + site.master_suffix, MASTER_PORT, *exports(spec, site)],
+        [stage(spec, site, note)] if spec.stage else [],
+        [launch(spec, site), *[REQUEUE] * spec.requeue],
+    ]
     return "\n\n".join(filter(None, map("\n".join, blocks))).splitlines()
 
 
@@ -84,15 +87,15 @@ def torchrun_signals(spec) -> dict:
     Without the second it would kill its processes after 30 s, in the middle of a checkpoint.
     """
     name, _, seconds = (spec.signal or "USR1").partition("@")
-    names = ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", f"SIG{name}"]
-    handled = {"PET_SIGNALS_TO_HANDLE": ",".join(dict.fromkeys(names))}
-    return handled | ({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": seconds} if seconds else {})
+    names = dict.fromkeys(["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", f"SIG{name}"])
+    wait = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": seconds} if seconds else {}
+    return {"PET_SIGNALS_TO_HANDLE": ",".join(names)} | wait
 
 
 def launch(spec, site) -> str:
     """Return the one command that starts every process: a task each, or one torchrun per node that starts them."""
-    ours = ['--cpus-per-task="$SLURM_CPUS_PER_TASK"', "--kill-on-bad-exit=1", "--label"]
-    ours[1:2] = ["--no-kill", "--kill-on-bad-exit=0"] if spec.least_nodes else ours[1:2]
+    loss = ["--no-kill", "--kill-on-bad-exit=0"] if spec.least_nodes else ["--kill-on-bad-exit=1"]
+    ours = ['--cpus-per-task="$SLURM_CPUS_PER_TASK"', *loss, "--label"]
     given = [*site.srun_options, *(site.binding if spec.launcher == "srun" else ())]
     names = {option_name(option) for option in given}
     srun = " ".join(["srun", *(option for option in ours if option_name(option) not in names), *given])
@@ -129,5 +132,4 @@ def option_name(text) -> str:
 
 def lines_of(command) -> str:
     """Return a command as one writes it by hand: each option on a line of its own."""
-    words = [f" \\\n  {word}" if word.startswith("--") else f" {word}" for word in map(shlex.quote, command)]
-    return "".join(words)[1:]
+    return " ".join(f"\\\n  {word}" if word.startswith("--") else word for word in map(shlex.quote, command))

@@ -22,9 +22,9 @@ from pathlib import Path
 
 from mpdemo import paths
 from mpdemo.errors import UserError
-from mpdemo.jobs import diagnose, slurm
+from mpdemo.jobs import reading, slurm
 from mpdemo.jobs.launch_text import torchrun_signals
-from mpdemo.jobs.sbatch_text import gpu_rows, render
+from mpdemo.jobs.sbatch_text import cpus_per_task, fitted, gpu_rows, render
 from mpdemo.jobs.slurm import Answer
 from mpdemo.world import supervisor, warm
 from mpdemo.world.devices import ON_THE_CPU, too_few_gpus
@@ -37,9 +37,9 @@ GRACE = 5.0  # s between the request to end and the kill
 LOG, STATUS = "log.txt", "exit-status.json"
 RANKS = "processes.txt"  # the number of each rank's process, a line each
 PIPES = {}  # run's folder -> the pipe whose end ends its job; open as long as this Python lives, or until that end
-ORPHANED = "it ended with the Python that had started it"
 # How the supervisor ended a job -> state and reason.
-ENDS = {"cancelled": ("cancelled", ""), "orphaned": ("cancelled", ORPHANED), "timeout": ("timeout", "TimeLimit")}
+ENDS = {"cancelled": ("cancelled", ""), "timeout": ("timeout", "TimeLimit")}
+ENDS |= {"orphaned": ("cancelled", "it ended with the Python that had started it")}
 HELD = ("SLURM_CONF", "SLURM_JOB_ID", "SLURM_JOB_NODELIST")  # what srun needs to find the job; the rest are options
 
 
@@ -88,13 +88,10 @@ def answer_at_the_end(out) -> Answer | None:
     """Return how a job ended, as its supervisor wrote it; None while it runs: only then is its long log not read."""
     if not (out / STATUS).exists():
         return None
-    end = json.loads((out / STATUS).read_text())
-    status, reason = end["exit_status"], ""
-    state = "failed" if status else "done"
-    if end["how"] in ENDS:
-        state, reason = ENDS[end["how"]]
-    elif status and (out / LOG).exists():
-        state = diagnose.state_by_status((out / LOG).read_text(errors="replace"), status)
+    end, log = json.loads((out / STATUS).read_text()), out / LOG
+    status = end["exit_status"]
+    text = log.read_text(errors="replace") if status and log.exists() else ""
+    state, reason = ENDS.get(end["how"]) or (reading.state_by_status(text, status), "")
     return Answer(state, reason, status, end["run_time"])
 
 
@@ -110,11 +107,9 @@ def surrounding_job(site) -> str | None:
 
 def refuse(spec, site):
     """Refuse what cannot run without a queue, or has no room on this machine or in the job around us."""
-    if spec.dependency:
-        raise UserError(f"dependency {spec.dependency!r} needs Slurm; here: wait for the other job, then submit")
     if not surrounding_job(site):
         check_room(spec.world_size, spec.oversubscribe)
-    elif gpu_rows(spec.on(site), site):  # steps that overlap all get the first GPUs
+    elif gpu_rows(*fitted(spec, site)):  # steps that overlap all get the first GPUs
         job, own = os.environ["SLURM_JOB_ID"], os.environ.get("SLURM_STEP_ID", "batch")
         for step in slurm.client("squeue", "-h", "-s", "-j", job, "-o", "%i").split():
             if step.rpartition(".")[2] not in (own, "batch", "extern", "interactive"):
@@ -124,16 +119,19 @@ def refuse(spec, site):
 def start(spec, site) -> dict:
     """Start a job's processes under a supervisor; return what the job's record holds of them."""
     scratch = Path(tempfile.mkdtemp(prefix=PREFIX))  # short: sockets are made below it
-    out, around = paths.root() / spec.out, surrounding_job(site)
+    out, around, file = paths.root() / spec.out, surrounding_job(site), scratch / "order.json"
     order = {"cwd": str(paths.root()), "status": str(out / STATUS), "ranks": str(out / RANKS), "grace": GRACE}
     order |= {"name": spec.name, "signal": spec.signal, "scratch": str(scratch), "limit": slurm.limit(spec.time_limit)}
-    order |= step(spec, site, order["limit"]) if around else ranks(spec, scratch)
-    (scratch / "order.json").write_text(json.dumps(order))
-    try:
-        pid, PIPES[str(out)] = supervise(scratch / "order.json", out / LOG, cold=bool(around))
-    except OSError as error:
-        shutil.rmtree(scratch, ignore_errors=True)
-        raise UserError(f"cannot start a job here: {error}") from None
+    order |= step(spec, site) if around else ranks(spec, scratch)
+    file.write_text(json.dumps(order))
+    watched, pipe = os.pipe()  # its end tells the supervisor that this Python has ended
+    with open(out / LOG, "wb") as log, open(watched) as stdin:
+        if around:  # a job's own processes start elsewhere: it begins cold, else forked from a process that has PyTorch
+            streams = {"stdin": stdin, "stdout": log, "stderr": log, "start_new_session": True}
+            pid = subprocess.Popen([sys.executable, "-SP", supervisor.__file__, str(file)], **streams).pid
+        else:
+            pid = warm.supervise(file, stdin.fileno(), log.fileno())
+    PIPES[str(out)] = os.fdopen(pipe, "wb")
     record = {"id": pid, "started": start_time(pid), "identity": None, "where": f"job {around}" if around else HERE}
     return record | {"host": platform.node(), "scratch": str(scratch)}
 
@@ -150,35 +148,18 @@ def ranks(spec, scratch) -> dict:
     return order | {"torchrun": spec.launcher == "torchrun"}  # which tells a single process its place, too
 
 
-def step(spec, site, limit) -> dict:
-    """Return an order for a step of the job around us, which ends before that job."""
-    tasks = {"SLURM_CPUS_PER_TASK": str(spec.on(site).cpus_per_task(site))}
+def step(spec, site) -> dict:
+    """Return an order for a step of the job around us."""
+    tasks = {"SLURM_CPUS_PER_TASK": str(cpus_per_task(*fitted(spec, site))[0])}
     environment = child_environment(*HELD) | tasks | torchrun_signals(spec)  # `warn` may send an unasked signal
-    if (end := os.environ.get("SLURM_JOB_END_TIME", "")).isdigit():
-        limit = min(limit, max(1.0, int(end) - time.time()))
-    bash = ["bash", *["-l"] * site.login_shell, "-c", step_text(spec, site)]
-    return {"command": bash, "environment": environment, "limit": limit}
+    return {"command": ["bash", *["-l"] * site.login_shell, "-c", step_text(spec, site)], "environment": environment}
 
 
 def step_text(spec, site) -> str:
     """Return the job's file with what a step needs: its own shape, as options of srun, and its own port."""
-    spec = dataclasses.replace(spec.on(site), requeue=False)  # that would be the surrounding job
+    spec, site = fitted(dataclasses.replace(spec, requeue=False), site)  # that would be the surrounding job
     shape = ["--overlap", "--relative=0", f"--nodes={spec.nodes}", f"--ntasks={spec.nodes * spec.tasks_per_node}"]
     shape += [f"--ntasks-per-node={spec.tasks_per_node}", *([f"--hint={site.hint}"] if site.hint else [])]
     shape += [f"--{option}={value}" for option, value, _ in gpu_rows(spec, site)]
     text = render(spec, dataclasses.replace(site, srun_options=(*shape, *site.srun_options)))
     return text.replace("SLURM_JOB_ID % 10000", "(SLURM_JOB_ID + $$) % 10000")
-
-
-def supervise(order, log, cold) -> tuple[int, object]:
-    """Start a supervisor; return its number, and the pipe whose end tells it that this Python has ended.
-
-    It is forked from a process that has PyTorch, or, where a job's own processes start elsewhere, begins cold.
-    """
-    watched, pipe = os.pipe()
-    with open(log, "wb") as file, open(watched) as stdin:
-        if not cold:
-            return warm.supervise(order, stdin.fileno(), file.fileno()), open(pipe, "wb")
-        command = [sys.executable, "-SP", supervisor.__file__, str(order)]
-        process = subprocess.Popen(command, stdin=stdin, stdout=file, stderr=file, start_new_session=True)
-        return process.pid, open(pipe, "wb")

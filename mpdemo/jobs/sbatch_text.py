@@ -5,7 +5,6 @@ made here, the commands below them in `mpdemo.jobs.launch_text`.
 """
 
 import dataclasses
-import re
 import shlex
 
 from mpdemo.errors import UserError
@@ -15,22 +14,11 @@ from mpdemo.jobs.spec import JobSpec
 
 WIDTH = 48  # column of the directives' comments
 # Other words for what a script asks for.
-CLASHES = ("gpus", "gpus-per-node", "gpus-per-task", "ntasks", "requeue", "no-requeue")
+CLASHES = {"gpus", "gpus-per-node", "gpus-per-task", "ntasks", "requeue", "no-requeue"}
 
 
 def render(spec: JobSpec, site: Site) -> str:
-    """Return the batch script of a job on a site; it runs when submitted from any folder of the project.
-
-    Parameters
-    ----------
-    spec : JobSpec
-    site : Site
-        See `mpdemo.jobs.load_site`.
-
-    Returns
-    -------
-    str
-        Notebook 00 reads it line by line.
+    """Return the batch script of a job on a site (see `load_site`); it runs from any folder of the project.
 
     Raises
     ------
@@ -44,24 +32,25 @@ def render(spec: JobSpec, site: Site) -> str:
 
 
 def fitted(spec, site) -> tuple:
-    """Return the job as it runs on the site, and the site with its words for a job of that size."""
-    spec = spec.on(site)
-    return spec, site.for_gpus(spec.devices if site.gpus_per_node else 0)
+    """Return job and site as they fit: the site's launcher, a node per process where nodes have one GPU, its words."""
+    spread = site.gpus_per_node == spec.gpus_per_process == 1
+    shape = {"nodes": spec.world_size, "processes_per_node": 1} if spread else {}
+    spec = dataclasses.replace(spec, launcher=spec.launcher or site.launcher, **shape)
+    gpus = spec.devices if site.gpus_per_node else 0
+    words = next((row for row in site.small_jobs if gpus <= row["gpus"]), {})
+    return spec, dataclasses.replace(site, **{word: value for word, value in words.items() if word != "gpus"})
 
 
 def refuse_what_cannot_restart(spec):
     """Refuse a job that Slurm or torchrun may start again, where that would lose its work or never happen."""
-    fewer = f"least_nodes={spec.least_nodes}"
-    again = "requeue=True" if spec.requeue else fewer if spec.least_nodes else None
+    fewer = spec.least_nodes and f"least_nodes={spec.least_nodes}"
+    again, torchrun = "requeue=True" if spec.requeue else fewer, spec.launcher == "torchrun"
     if again and "train" in spec.command and "--resume" not in spec.command:
         raise UserError(f'{again} with a training run that starts anew; do: train_command(..., resume="auto")')
-    if spec.least_nodes and spec.launcher != "torchrun":
-        raise UserError(f'{fewer} without torchrun, which starts the processes anew; do: launcher="torchrun"')
-    if spec.requeue and spec.launcher == "torchrun":
-        raise UserError(
-            "requeue=True with torchrun: it ends with status 1 also where its processes stopped with a checkpoint (3), "
-            'so the script cannot tell; do: launcher="srun"'
-        )
+    if fewer and (not torchrun or spec.least_nodes >= spec.nodes):
+        raise UserError(f'{fewer} needs more nodes to lose, and launcher="torchrun" to start the processes anew')
+    if spec.requeue and torchrun:  # so the script cannot tell
+        raise UserError('requeue=True: torchrun hides that a run stopped with a checkpoint; do: launcher="srun"')
 
 
 def directives(spec, site) -> list[str]:
@@ -72,7 +61,7 @@ def directives(spec, site) -> list[str]:
         ("nodes", spec.nodes, f"{spec.world_size} process{'es' if spec.world_size > 1 else ''} in all"),
         ("ntasks-per-node", spec.tasks_per_node, tasks_comment(spec, site)),
         *gpus,
-        ("cpus-per-task", spec.cpus_per_task(site), cpus_comment(spec, site)),
+        ("cpus-per-task", *cpus_per_task(spec, site)),
         ("time", spec.time_limit, "the job is ended after this"),
         ("hint", site.hint, "one CPU per physical core" if site.hint == "nomultithread" else "how cores are counted"),
         ("mem", site.memory, "all of the node's memory" if site.memory == "0" else "memory of each node"),
@@ -88,37 +77,19 @@ def directives(spec, site) -> list[str]:
         ("signal", spec.signal or "", "a warning to every process before the end"),
     ]
     rows = [(f"{option}={quote(value)}", comment) for option, value, comment in rows if value != ""]
-    if spec.dependency:
-        rows += [(f"dependency={spec.dependency}", "it waits for other jobs")]
-        rows += [("kill-on-invalid-dep=yes", "and is taken away where they end otherwise")]
-    if spec.requeue:
-        rows += [("requeue", "it may start again from its checkpoint")]
-        rows += [("open-mode=append", "and then continues in the same log")]
-    else:
-        rows += [("no-requeue", "a job that lost its node is not started again")]
+    again = [("requeue", "it may start again from its checkpoint")]
+    again += [("open-mode=append", "and then continues in the same log")]
+    rows += again if spec.requeue else [("no-requeue", "a job that lost its node is not started again")]
     if spec.least_nodes:
         rows += [("no-kill", "when a node fails, the job continues")]
-    refuse_twice(site, {option_name(option) for option, _ in rows}, extra)
+    written = {option_name(option) for option, _ in rows} | CLASHES
+    for text in extra:  # one of the two would be lost
+        if not text.startswith("--") or option_name(text) in written or "--gres" in text and "gpu" in text:
+            why = "asks for what the script writes itself, or is no --name=value; take it out, there are words for that"
+            raise UserError(f"site file {site.name}.toml: extra {text!r} {why}")
     rows += [(quote(option.removeprefix("--")), "of this site") for option in extra]
     lines = [f"{'#SBATCH --' + option:<{WIDTH}} # {comment}" for option, comment in rows]
     return lines if site.account else [*lines, "# Most sites also want your project, above: #SBATCH --account=..."]
-
-
-def refuse_twice(site, written, extra):
-    """Refuse a directive of the site that the script writes as well, or asks for in other words: one would be lost."""
-    for text in extra:
-        why = "" if re.fullmatch(r"--[a-z][a-z-]*(=.*)?", text) else "is no option; write --name or --name=value"
-        if (name := option_name(text)) in {*written, *CLASHES} or (name == "gres" and "gpu" in text):
-            why = "asks for what the script writes itself; take it out, there are words for that"
-        if why:
-            raise UserError(f"site file {site.name}.toml: extra {text!r} {why}")
-
-
-def log_options(spec, site) -> list[str]:
-    """Return the options of sbatch that put the log into the run's folder; they count more than the file's own."""
-    ends = {"output": "out"} | ({"error": "err"} if site.separate_errors else {})
-    folder = spec.out.replace("%", "%%")  # "%" begins a pattern there
-    return [f"--{option}={folder}/slurm-%j.{end}" for option, end in ends.items()]
 
 
 def quote(value) -> str:
@@ -133,24 +104,23 @@ def tasks_comment(spec, site) -> str:
     """Say what a task is."""
     if spec.launcher == "torchrun":
         return f"one torchrun per node, which starts {spec.processes_per_node}"
-    if site.gpus_per_node and spec.gpus_per_process == 1:
-        return "one task per process, one process per GPU"
-    return "one task per process"
+    of_gpus = site.gpus_per_node and spec.gpus_per_process == 1
+    return "one task per process" + (", one process per GPU" if of_gpus else "")
 
 
-def cpus_comment(spec, site) -> str:
-    """Show the arithmetic behind the CPUs of a task."""
+def cpus_per_task(spec, site) -> tuple[int, str]:
+    """Return the CPUs of a task, and the arithmetic behind them."""
+    each, gpus, in_all = max(1, spec.gpus_per_process), site.gpus_per_node, site.cores_per_job // spec.world_size
+    cpus, text = site.cpus_per_process * each, f"{site.cpus_per_process} for each device, which is a core here"
+    if gpus:
+        cpus = max(1, site.cores_per_node // gpus) * each
+        text = f"{site.cores_per_node} CPUs of a node / {gpus} GPUs" + f" x {each} GPUs" * (each > 1)
+    if site.cores_per_job and max(1, in_all) < cpus:
+        cpus, text = max(1, in_all), f"{site.cores_per_job} CPUs of a job / {spec.world_size} processes"
     if spec.cpus_per_process is not None:
-        text = f"{spec.cpus_per_process} asked for"
-    elif spec.cpus_on(site) < spec.cpus_on(dataclasses.replace(site, cores_per_job=0)):
-        text = f"{site.cores_per_job} CPUs of a job / {spec.world_size} processes"
-    elif site.gpus_per_node:
-        text = f"{site.cores_per_node} CPUs of a node / {site.gpus_per_node} GPUs"
-        text += f" x {spec.gpus_per_process} GPUs" * (spec.gpus_per_process > 1)
-    else:
-        text = f"{site.cpus_per_process} for each device, which is a core here"
-    several = spec.launcher == "torchrun" and spec.processes_per_node > 1
-    return text + f" x {spec.processes_per_node} processes" * several
+        cpus, text = spec.cpus_per_process, f"{spec.cpus_per_process} asked for"
+    several = spec.processes_per_node // spec.tasks_per_node
+    return cpus * several, text + f" x {several} processes" * (several > 1)
 
 
 def with_gres(rows, extra) -> tuple:

@@ -4,19 +4,18 @@ Its words are explained in ``generic.toml``. Only their types are checked here; 
 """
 
 import dataclasses
-import functools
 import os
 import re
-import sys
 import tomllib
+import warnings
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from mpdemo import paths
-from mpdemo.errors import UserError, from_validation
+from mpdemo.errors import UserError, one_line_errors
 from mpdemo.jobs import slurm
 
 
@@ -34,18 +33,13 @@ def time_limit(text) -> str:
     return text
 
 
-def model_alone(text) -> str:
-    """Refuse a model of GPU that Slurm would read as more than a name."""
-    if re.search(r"[:=,\s]", text) or text == "gpu":
-        raise ValueError("is more than a model; write it alone, as a100: the script puts gpu: and the number around it")
-    return text
-
-
 Line = Annotated[str, AfterValidator(one_line)]
 Lines = Annotated[tuple[Line, ...], Field(strict=False)]  # TOML has lists, a dataclass tuples
 TimeLimit = Annotated[str, AfterValidator(time_limit)]
 Launcher = Literal["srun", "torchrun"]
 OFTEN = ("partition", "qos", "constraint", "memory", "memory_per_cpu", "memory_per_gpu", "max_time")  # differ with size
+# Slurm expands no variable in a directive, so it is done here. All other lines reach a shell.
+DIRECTIVES = ("account", "reservation", "gpu_type", "extra", *OFTEN[:-1])
 
 
 def by_size(rows) -> tuple:
@@ -57,11 +51,12 @@ def by_size(rows) -> tuple:
     return tuple(sorted(rows, key=lambda row: row["gpus"]))
 
 
+@one_line_errors()
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
 class Site:
     """A cluster as its site file describes it. Empty text leaves a directive out."""
 
-    name: Line = Field(description="the file's name; not a key of the file")
+    name: Line = Field(description="the file's name")
     title: Line = ""
     cluster_names: Lines = ()
     cores_per_node: int = Field(1, ge=1)
@@ -69,7 +64,7 @@ class Site:
     cores_per_job: int = Field(0, ge=0)
     cpus_per_process: int = Field(1, ge=1)
     gpu_syntax: Literal["gres", "gpus-per-node", "gpus-per-task", "gpus"] = "gres"
-    gpu_type: Annotated[Line, AfterValidator(model_alone)] = ""
+    gpu_type: str = Field("", pattern=r"^[^:=,\s]*$")  # the model alone: the script puts gpu: and the number around it
     partition: Line = ""
     account: Line = ""
     qos: Line = ""
@@ -99,17 +94,6 @@ class Site:
     quota: Line = ""
     polling_seconds: float = Field(5, ge=1, strict=False)
 
-    def for_gpus(self, gpus) -> "Site":
-        """Return the site with the words for jobs of so many GPUs."""
-        row = next((row for row in self.small_jobs if gpus <= row["gpus"]), {})
-        return dataclasses.replace(self, **{word: value for word, value in row.items() if word != "gpus"})
-
-
-# Slurm expands no variable in a directive, so it is done here. All other lines reach a shell.
-DIRECTIVES = ("partition", "account", "qos", "constraint", "reservation", "memory", "memory_per_cpu", "memory_per_gpu",
-              "gpu_type", "extra")  # fmt: skip
-VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
-
 
 def load_site(name=None) -> Site:
     """Read a site file, with the variables of its directives (``account = "$COURSE_ACCOUNT"``) expanded.
@@ -120,23 +104,13 @@ def load_site(name=None) -> Site:
         A name in ``slurm/sites`` or the path of a ``.toml`` file. Without it: ``MPDEMO_SITE``, else the file that
         names the cluster in reach, else "generic".
     """
-    site = read_site(name or os.environ.get("MPDEMO_SITE") or find_site())
-    where = f"site file {site.name}.toml: "
-    values = {key: expand(getattr(site, key), where + key) for key in DIRECTIVES}
-    try:
-        return dataclasses.replace(site, **values)
-    except ValidationError as error:
-        raise UserError(f"{where}{from_validation(error, DIRECTIVES)}") from None
-
-
-def expand(value, where):
-    """Replace ``$NAME`` and ``${NAME}`` in a text, or in each of several; `where` begins the message."""
-    if not isinstance(value, str):
-        return tuple(expand(text, where) for text in value)
-    for variable in (first or second for first, second in VARIABLE.findall(value)):
-        if variable not in os.environ:
-            raise UserError(f"{where} {value!r}: {variable} is not set; do: export {variable}=..., or write the value")
-    return VARIABLE.sub(lambda match: os.environ[match[1] or match[2]], value)
+    site, values = read_site(name or os.environ.get("MPDEMO_SITE") or find_site()), {}
+    for key in DIRECTIVES:
+        value = getattr(site, key)
+        values[key] = os.path.expandvars(value) if isinstance(value, str) else tuple(map(os.path.expandvars, value))
+        if "$" in str(values[key]):
+            raise UserError(f"site file {site.name}.toml: {key} {value!r}: a variable is not set; do: export it")
+    return dataclasses.replace(site, **values)
 
 
 def site_names() -> list[str]:
@@ -151,48 +125,32 @@ def read_site(name) -> Site:
         names, new = ", ".join(site_names()), Path(name).stem + ".toml"
         raise UserError(f"no site {name!r}; there are: {names}; a new one is a file {new} in slurm/sites")
     try:
-        values = tomllib.loads(file.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"site file {file.name} is not TOML: {error}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read the site file {file.name}: {error}") from None
-    if "name" in values:
-        raise UserError(f"site file {file.name}: 'name' is not allowed; a site is named by its file; remove it")
-    try:
-        return Site(file.stem, **values)
-    except ValidationError as error:
-        keys = [key for key in Site.__dataclass_fields__ if key != "name"]
-        raise UserError(f"site file {file.name}: {from_validation(error, keys)}") from None
+        return Site(**tomllib.loads(file.read_text(encoding="utf-8")) | {"name": file.stem})
+    except (OSError, ValueError, UserError) as error:
+        raise UserError(f"site file {file.name}: {error}") from None
 
 
 def all_sites() -> list[Site]:
-    """Return every site that can be read; a broken file is named on stderr, and stops nobody who did not ask for it."""
+    """Return every site that can be read; a broken file is named, and stops nobody who did not ask for it."""
     sites = []
-    for name in paths.slurm_files("sites/*.toml"):
+    for name in site_names():
         try:
             sites.append(read_site(name))
         except UserError as error:
-            say_once(f"skipped: {error}")
+            warnings.warn(f"skipped: {error}", stacklevel=2)
     return sites
-
-
-@functools.cache
-def say_once(message):
-    """Print a line on stderr, the first time it is said."""
-    print(message, file=sys.stderr)
 
 
 def find_site() -> str:
     """Return the site whose file names the cluster in reach, else "generic"."""
     cluster = slurm.cluster_name() if slurm.in_reach() else None
-    names = [site.name for site in all_sites() if cluster in site.cluster_names] if cluster else []
-    return names[0] if names else "generic"
+    sites = all_sites() if cluster else []
+    return next((site.name for site in sites if cluster in site.cluster_names), "generic")
 
 
 def feature_names(constraint) -> list[str]:
     """Return the features in a constraint: ``"[rack1|rack2]&gpu*4"`` holds rack1, rack2 and gpu."""
-    words = re.split(r"[&|,()\[\]]+", re.sub(r"\*\d+", "", constraint))
-    return [word.strip() for word in words if word.strip()]
+    return re.findall(r"[^&|,()\[\]\s]+", re.sub(r"\*\d+", "", constraint))
 
 
 def partitions(site) -> list[str]:
@@ -204,10 +162,7 @@ def partitions(site) -> list[str]:
 def wanted_by_sites() -> dict:
     """Collect what the site files ask of a cluster, so that a throw-away one can offer it."""
     sites = all_sites()
-    constraints = [text for site in sites for text in (site.constraint, *site.features)]
-    wanted = {
-        "partitions": {name for site in sites for name in partitions(site)},
-        "features": {name for constraint in constraints for name in feature_names(constraint)},
-        "reservations": {site.reservation for site in sites},
-    }
-    return {kind: sorted(name for name in names if name and "$" not in name) for kind, names in wanted.items()}
+    wanted = {"partitions": [name for site in sites for name in partitions(site)]}
+    wanted["features"] = feature_names(",".join(text for site in sites for text in (site.constraint, *site.features)))
+    wanted["reservations"] = [site.reservation for site in sites]
+    return {kind: sorted({name for name in names if name and "$" not in name}) for kind, names in wanted.items()}

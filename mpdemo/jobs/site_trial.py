@@ -8,6 +8,7 @@ import os
 import shlex
 import signal
 import subprocess
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,8 +19,7 @@ from mpdemo.jobs.spec import JobSpec
 from mpdemo.world.launch import check_version
 from mpdemo.world.processes import child_environment
 
-PATIENCE = 180  # s for the setup lines and PyTorch together: a slow file system
-QUOTA_LINES = 12  # at most, of what a quota command prints
+PATIENCE = 180.0  # s for a quota command, or the setup lines and PyTorch together: a slow file system
 FOUND = "found by mpdemo:"  # setup lines may print, too
 REPORT = f"import sys, torch; print({FOUND!r}, sys.executable, torch.__version__, torch.cuda.device_count(), sep='|')"
 
@@ -38,12 +38,20 @@ class Finding:
 
 def try_site(site, cluster) -> list[Finding]:
     """Return what is found of a site; `cluster` is the name of the one in reach, None where only the file counts."""
-    findings = [try_job(site, cluster)]
-    if cluster:
-        findings += [*try_scratch(site), *try_quota(site)]
+    findings, scratch = [try_job(site, cluster)], os.path.expandvars(site.scratch)
+    if cluster and scratch and not Path(scratch).is_dir():
+        findings.append(
+            Finding(False, f"scratch {site.scratch!r}: no folder {scratch}", "make it, or fix the site file")
+        )
+    if cluster and site.quota:  # its output is shown as it is
+        status, said = run_bounded(["bash", "-s"], site.quota + "\n")
+        shown = "\n       ".join([f"quota, as {site.quota!r} prints it:", *said.splitlines()])
+        findings.append(Finding(status == 0, shown, f"make room, or fix quota in {site.name}.toml"))
     if cluster and (site.setup or site.python != "python"):
-        return [*findings, try_python(site)]
-    return [*findings, version(site, site.pytorch, "its file says that its PyTorch is")] if site.pytorch else findings
+        findings.append(try_python(site))
+    elif site.pytorch:
+        findings.append(version(site, site.pytorch, "its file says that its PyTorch is"))
+    return findings
 
 
 def version(site, torch, said) -> Finding:
@@ -62,66 +70,37 @@ def try_job(site, cluster) -> Finding:
     spec = JobSpec(name="check", command=("-c", "pass"), out="runs/check", processes_per_node=processes)
     text = f"site {site.name}: {site.gpus_per_node} GPUs and {site.cores_per_node} cores per node, by {site.launcher}"
     problems = check(spec, site, ask_slurm=bool(cluster))
-    stranger = cluster and site.name != "generic" and cluster not in site.cluster_names
-    named = f" (this cluster is called {cluster!r}, which is not in its cluster_names)" if stranger else ""
+    if cluster and site.name != "generic" and cluster not in site.cluster_names:
+        text += f" (this cluster is called {cluster!r}, which is not in its cluster_names)"
     if not problems:
-        return Finding(True, text + named)
+        return Finding(True, text)
     file = "a site file of your own (copy generic.toml)" if site.name == "generic" else f"{site.name}.toml"
-    return Finding(False, f"{text}; {problems[0].message}{named}", f"{problems[0].fix}; write it into {file}")
-
-
-def try_scratch(site) -> list[Finding]:
-    """Is there the folder for large files?"""
-    folder = os.path.expandvars(site.scratch)
-    why, remedy = f"no folder {folder}", f"mkdir -p {shlex.quote(folder)}"
-    if "$" in folder:
-        why, remedy = "a variable is not set here", "set it or fix the site file"
-    bad = "$" in folder or (folder and not Path(folder).is_dir())
-    return [Finding(False, f"scratch {site.scratch!r}: {why}", remedy)] if bad else []
-
-
-def try_quota(site) -> list[Finding]:
-    """Let the site's own command say how much the user may still write; its output is shown as it is."""
-    if not site.quota:
-        return []
-    status, out, err = run_bounded(["bash", "-s"], site.quota + "\n", seconds=30)
-    if status in (None, 126, 127):  # too slow, or no such program
-        why = "no answer within 30 s" if status is None else (err.strip() or f"exit status {status}").splitlines()[-1]
-        return [Finding(False, f"quota {site.quota!r}: {why}", f"fix quota in {site.name}.toml")]
-    lines = (out + err).strip().splitlines()[:QUOTA_LINES]
-    shown = "\n       ".join([f"quota, as {site.quota!r} prints it:", *lines])
-    return [Finding(status == 0, shown, "make room: `quota` ends with another status than 0 where a limit is passed")]
+    return Finding(False, f"{text}; {problems[0].message}", f"{problems[0].fix}; write it into {file}")
 
 
 def try_python(site) -> Finding:
     """Run the setup lines, then the site's Python with PyTorch; GPUs are counted, though few login nodes have any."""
     lines = [FAILED, *map(setup_line, site.setup), f"{site.python} -c {shlex.quote(REPORT)}"]
-    shell = ["bash", "-l", "-s"] if site.login_shell else ["bash", "-s"]
-    status, out, err = run_bounded(shell, "\n".join(lines) + "\n")
-    if status is None:
-        return Finding(False, f"site {site.name}: its setup took over {PATIENCE} s", "try again: files are cached")
-    reports = [line.split("|")[1:] for line in out.splitlines() if line.startswith(FOUND)]
-    if status or not reports:
-        last = (err.strip() or f"exit status {status}").splitlines()[-1]
+    status, said = run_bounded(["bash", *["-l"] * site.login_shell, "-s"], "\n".join(lines) + "\n")
+    reports = [line.split("|")[1:] for line in said.splitlines() if line.startswith(FOUND)]
+    if status != 0 or not reports:
         remedy = f"fix setup or python in {site.name}.toml; what exists on compute nodes only: try it in a job"
-        return Finding(False, f"site {site.name}: {last}", remedy)
+        return Finding(False, f"site {site.name}: {said.splitlines()[-1]}", remedy)
     python, torch, devices = reports[-1]
     return version(site, torch, f"its Python is {python}, which sees {devices} GPUs here, and its PyTorch is")
 
 
 def run_bounded(command, text, seconds=PATIENCE) -> tuple:
-    """Feed a program a text, in a session of its own, for some seconds; return status (None: too slow) and output."""
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    environment = child_environment("SLURM_CONF")
-    process = subprocess.Popen(command, **pipes, text=True, env=environment, start_new_session=True)
-    try:
-        out, err = process.communicate(text, timeout=seconds)
-        return process.returncode, out, err
-    except BaseException as error:  # Ctrl-C, too: it does not reach another session
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(5)  # bounded: a program that waits for a dead disk cannot be killed
-        if isinstance(error, subprocess.TimeoutExpired):
-            return None, "", ""
-        raise
+    """Feed a program a text, for some seconds; end what it started; return its status (None: too slow) and output."""
+    with tempfile.TemporaryFile("w+") as said:
+        given = {"stdin": subprocess.PIPE, "stdout": said, "stderr": said, "env": child_environment("SLURM_CONF")}
+        process = subprocess.Popen(command, **given, text=True, start_new_session=True)
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.communicate(text, timeout=seconds)
+        finally:  # after Ctrl-C, too: it does not reach another session
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        said.seek(0)
+        late = "" if process.returncode is not None else f"\nno end within {seconds:g} s"
+        return process.returncode, (said.read() + late).strip() or "it printed nothing"

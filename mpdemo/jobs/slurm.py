@@ -1,11 +1,10 @@
 """Slurm's command-line clients: bounded in time, with output in our own format; its states, refusals, times translated.
 
 Kept by hand: the Python clients need Slurm's library or its REST service, which few sites offer. A job is followed
-without accounting (sacct), which many sites lack, and the formats are given with ``-o`` and ``-P``, since ``--json``
-differs between Slurm's versions. Works from Slurm 20 on.
+without accounting (sacct), which many sites lack, and the formats are given with ``-o``, since ``--json`` differs
+between Slurm's versions. Works from Slurm 20 on.
 """
 
-import contextlib
 import os
 import re
 import shutil
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mpdemo.errors import UserError
-from mpdemo.jobs.explain import said_by
+from mpdemo.jobs.explain import known_in
 from mpdemo.world.processes import child_environment
 
 TIMEOUT = 15  # seconds for one answer: a controller that is down lets the clients wait 9 s
@@ -96,30 +95,21 @@ def none_in_reach() -> str:
 
 
 def client(*command, **options) -> str:
-    """Run one of Slurm's commands and return what it prints; `options` are those of `subprocess.run`.
-
-    `SlurmError` with Slurm's own message and the likely cause; `NoAnswer` also when none came within 15 s.
-    """
+    """Run one of Slurm's commands and return what it prints; `SlurmError` with its own message and the likely cause."""
     try:
         done = run(*command, **options)
     except FileNotFoundError:
         raise SlurmError(f"{command[0]} is not installed here") from None
     except subprocess.TimeoutExpired:
-        message = f"{command[0]}: no answer from Slurm within {TIMEOUT} s; try again later, or ask the site"
-        raise NoAnswer(message) from None
+        raise NoAnswer(f"{command[0]}: no answer from Slurm within {TIMEOUT} s; try again later") from None
     if done.returncode:
         said = done.stderr or "\n".join(line for line in done.stdout.splitlines() if not re.search(" = |[*]{3}", line))
-        kind = NoAnswer if any(text in said for text in SILENT) else SlurmError
-        raise kind(explain(command[0], said))
+        lines = [line.split("error: ", 1)[-1].strip() for line in said.splitlines() if line.strip()]
+        message = f"{command[0]}: " + ("; ".join(dict.fromkeys(lines)) or "no reason given")
+        if known := known_in(said):
+            message += f". Likely cause: {known.what}; {known.do}"
+        raise NoAnswer(message) if any(text in said for text in SILENT) else SlurmError(message)
     return done.stdout
-
-
-def explain(command, stderr) -> str:
-    """Return Slurm's message in one line, with the likely cause where we know it."""
-    lines = [line.split("error: ", 1)[-1].strip() for line in stderr.splitlines() if line.strip()]
-    message = "; ".join(dict.fromkeys(lines)) or "no reason given"
-    known = next((known for known in said_by("slurm") if known.pattern.search(stderr)), None)
-    return f"{command}: {message}" + (f". Likely cause: {known.what}; {known.do}" if known else "")
 
 
 def configuration() -> dict:
@@ -130,9 +120,10 @@ def configuration() -> dict:
 
 def cluster_name() -> str | None:
     """Slurm's name for the cluster in reach; None if it does not answer."""
-    with contextlib.suppress(SlurmError):
+    try:
         return configuration().get("ClusterName")
-    return None
+    except SlurmError:
+        return None
 
 
 def identity() -> str:
@@ -158,13 +149,7 @@ def make_answer(slurm_state, reason, exit_code, run_time) -> Answer:
 
 
 def seconds(text) -> int:
-    """Return the seconds in ``MM``, ``MM:SS``, ``HH:MM:SS``, ``D-HH``, ``D-HH:MM`` or ``D-HH:MM:SS``; or `ValueError`.
-
-    Examples
-    --------
-    >>> seconds("00:10:00"), seconds("90"), seconds("1:30"), seconds("1-12"), seconds("1-00:00:10")
-    (600, 5400, 90, 129600, 86410)
-    """
+    """Return the seconds of a time as Slurm reads it: ``MM``, ``MM:SS``, ``D-HH`` and so on; or `ValueError`."""
     match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text, re.ASCII)
     if not match:
         raise ValueError("is no time; allowed: HH:MM:SS or D-HH:MM:SS, as in 00:10:00")

@@ -1,19 +1,21 @@
 """What a learner requests: a job, described once, for Slurm and for this machine."""
 
-import dataclasses
-import re
 from pathlib import PurePosixPath
+from typing import Annotated
 
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from mpdemo.errors import one_line_errors
+from mpdemo.errors import UserError, one_line_errors
 from mpdemo.jobs import slurm
-from mpdemo.jobs.site import Launcher, Line, Site, TimeLimit
+from mpdemo.jobs.site import Launcher, Line, TimeLimit
 from mpdemo.options import as_arguments
 from mpdemo.settings import Settings
 
-OTHER_JOBS = r"(after|afterany|afterok|afternotok)(:\d+)+(,(after|afterany|afterok|afternotok)(:\d+)+)*|singleton"
+
+def as_texts(command):
+    """Return the words of a command, which may be numbers, as texts; a text is no list of words."""
+    return command if isinstance(command, str) else tuple(map(str, command))
 
 
 @one_line_errors()
@@ -34,8 +36,12 @@ class JobSpec:
     """
 
     name: Line = Field(min_length=1, description="the name in the queue")
-    command: tuple[Line, ...] = Field(description="the arguments after `python`, the same for every process")
-    out: Line = Field(description="the run's folder below the project's root: log, metrics, the job's number")
+    command: Annotated[tuple[Line, ...], BeforeValidator(as_texts)] = Field(
+        min_length=1, description="the arguments after `python`, the same for every process"
+    )
+    out: Annotated[Line, BeforeValidator(str)] = Field(
+        description="the run's folder below the project's root: log, metrics, the job's number"
+    )
     nodes: int = Field(1, ge=1, description="world size = nodes x processes_per_node")
     processes_per_node: int = Field(1, ge=1)
     gpus_per_process: int = Field(1, ge=0, description="more than 1 for a process that drives several devices itself")
@@ -46,55 +52,19 @@ class JobSpec:
     oversubscribe: bool = Field(False, description="without a Slurm: more processes here than there are cores")
     requeue: bool = Field(False, description="queue it again if it stopped with a checkpoint (status 3) or lost a node")
     least_nodes: int | None = Field(None, ge=1, description="when nodes fail, continue with so many; torchrun alone")
-    dependency: str | None = Field(None, description="'afterok:7' starts it once job 7 has ended well; Slurm only")
-    signal: str | None = Field(None, description="'USR1@60' sends SIGUSR1 to every process 60 s before the time limit")
+    signal: str | None = Field(
+        None,
+        pattern=r"^(USR1|USR2|TERM|INT)@\d{1,5}$",
+        description="'USR1@60' sends SIGUSR1 to every process 60 s before the time limit",
+    )
 
-    @field_validator("command", mode="before")
-    @classmethod
-    def _as_texts(cls, command):
-        if isinstance(command, str) or not command:
-            raise ValueError("is not allowed; allowed: the arguments after `python`, as ('-m', 'mpdemo', 'train')")
-        return tuple(str(argument) for argument in command)
-
-    @field_validator("out", mode="before")
-    @classmethod
-    def _is_below_the_root(cls, out):
-        out = str(out)
-        path = PurePosixPath(out)
-        if "\\" in out:  # in a log's file name it switches off Slurm's %j
-            raise ValueError("holds a backslash; take it out")
-        if path.is_absolute() or ".." in path.parts or out.startswith("~") or path == PurePosixPath("."):
-            raise ValueError("is not allowed; allowed: a folder below the project's root, as in runs/03_ddp")
-        return out
-
-    @field_validator("least_nodes")
-    @classmethod
-    def _is_not_above_the_nodes(cls, least_nodes, info):
-        if least_nodes is not None and least_nodes >= info.data.get("nodes", least_nodes + 1):
-            raise ValueError(f"leaves no node to lose; allowed: fewer than nodes={info.data['nodes']}")
-        return least_nodes
-
-    @field_validator("dependency")
-    @classmethod
-    def _names_other_jobs(cls, dependency):
-        if dependency is not None and not re.fullmatch(OTHER_JOBS, dependency, re.ASCII):
-            raise ValueError(
-                "is not allowed; allowed: afterok, afterany, afternotok or after, with numbers: afterok:7:8"
-            )
-        return dependency
-
-    @field_validator("signal")
-    @classmethod
-    def _is_before_the_limit(cls, signal, info):
-        if signal is None or "time_limit" not in info.data:  # without it, the time limit's own error is reported
-            return signal
-        match = re.fullmatch(r"(USR1|USR2|TERM|INT)@(\d{1,5})", signal, re.ASCII)
-        if not match:
-            raise ValueError("is not allowed; allowed: NAME@SECONDS with USR1, USR2, TERM or INT, as in USR1@60")
-        limit = slurm.limit(info.data["time_limit"])
-        if int(match[2]) >= limit:
-            raise ValueError(f"comes before the start; the time limit is only {limit} s")
-        return signal
+    def __post_init__(self):
+        path = PurePosixPath(self.out)
+        if path.is_absolute() or {"..", "~"} & set(path.parts) or str(path) == "." or "\\" in self.out:
+            allowed = "a folder below the project's root, as runs/03_ddp, with no backslash in its name"
+            raise UserError(f"out {self.out!r} is not allowed; allowed: {allowed}")
+        if self.signal and int(self.signal.partition("@")[2]) >= slurm.limit(self.time_limit):
+            raise UserError(f"signal {self.signal!r} comes before the start; time_limit is only {self.time_limit}")
 
     @property
     def world_size(self) -> int:
@@ -116,48 +86,13 @@ class JobSpec:
         """GPUs to request on each node (where the site has any)."""
         return self.processes_per_node * self.gpus_per_process
 
-    def on(self, site: Site) -> "JobSpec":
-        """The job as it runs on a site: with the site's launcher and, where nodes have one GPU, a node per process."""
-        spread = site.gpus_per_node == self.gpus_per_process == 1
-        return dataclasses.replace(
-            self,
-            launcher=self.launcher or site.launcher,
-            nodes=self.world_size if spread else self.nodes,
-            processes_per_node=1 if spread else self.processes_per_node,
-        )
-
-    def cpus_on(self, site: Site) -> int:
-        """CPUs of each process: what was requested; else its share of the cores per GPU; else the site's per device."""
-        if self.cpus_per_process is not None:
-            return self.cpus_per_process
-        gpus = site.gpus_per_node
-        share = (max(1, site.cores_per_node // gpus) if gpus else site.cpus_per_process) * max(1, self.gpus_per_process)
-        return min(share, max(1, site.cores_per_job // self.world_size)) if site.cores_per_job else share
-
-    def cpus_per_task(self, site: Site) -> int:
-        """CPUs of each of Slurm's tasks."""
-        return self.cpus_on(site) * self.processes_per_node // self.tasks_per_node
-
 
 def train_command(**settings) -> tuple:
-    """Return the command of a training run, for `JobSpec`.
+    """Return the command of a training run, for `JobSpec`, from the options of ``python -m mpdemo train``.
 
-    Parameters
-    ----------
-    **settings
-        The options of ``python -m mpdemo train``: ``batch_size=128`` becomes ``--batch-size 128``, ``True`` a bare
-        option; ``None`` and ``False`` leave it out; a list is joined with commas.
-
-    Raises
-    ------
-    UserError
-        An unknown name or a wrong value, as `mpdemo.settings.Settings`.
-
-    Examples
-    --------
-    >>> train_command(rung="ddp", batch_size=128, cut=[2, 4])
-    ('-m', 'mpdemo', 'train', '--rung', 'ddp', '--batch-size', '128', '--cut', '2,4')
+    ``batch_size=128`` becomes ``--batch-size 128``, ``True`` a bare option; ``None`` and ``False`` leave it out; a list
+    is joined with commas. `UserError` for an unknown name or a wrong value: here, not only on the compute node.
     """
     values = {name: ",".join(map(str, v)) if isinstance(v, list | tuple) else v for name, v in settings.items()}
-    Settings(**values)  # refuses an unknown name or a wrong value here, not only on the compute node
+    Settings(**values)
     return ("-m", "mpdemo", "train", *as_arguments(values))

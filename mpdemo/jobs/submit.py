@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import time
@@ -12,7 +13,7 @@ from mpdemo.errors import UserError
 from mpdemo.jobs import local_job, slurm, slurm_job
 from mpdemo.jobs.check import check
 from mpdemo.jobs.job import RECORD, Job, read_record, write_record
-from mpdemo.jobs.sbatch_text import log_options, render
+from mpdemo.jobs.sbatch_text import render
 from mpdemo.jobs.site import Site, load_site
 from mpdemo.world.devices import gpus_here, gpus_wanted, too_few_gpus
 
@@ -36,12 +37,7 @@ def submit(spec, site=None, script=None, resubmit=False, debug=False) -> Job | N
     resubmit : bool
         Submit although the run's folder already has such a job.
     debug : bool
-        Print the file and submit nothing.
-
-    Returns
-    -------
-    Job or None
-        None with `debug`.
+        Print the file and submit nothing; returns None.
 
     Raises
     ------
@@ -69,7 +65,7 @@ def start(spec, site, identity, script=None) -> Job:
         local_job.refuse(spec, site)
     with prepared(spec) as out:
         path = write_script(render(spec, site), spec, site, script)
-        started = slurm_job.start(path, identity, log_options(spec, site)) if identity else local_job.start(spec, site)
+        started = slurm_job.start(path, identity, spec.out, site) if identity else local_job.start(spec, site)
     record = started | {"script": str(path), "spec": dataclasses.asdict(spec), "submitted": time.time()}
     record |= {"polling_seconds": site.polling_seconds}
     print(announcement(spec, record))  # first: a full disk takes no record
@@ -87,24 +83,20 @@ def attach(out) -> Job:
 
 def find_earlier(spec, identity, resubmit) -> Job | None:
     """Return the folder's job if it has the same spec and place; refuse a folder whose job still runs."""
-    refuse_folder_of_another(spec.out)
-    folder, record = paths.root() / spec.out, None
-    try:
-        record = read_record(folder)
-    except UserError:
-        if not resubmit:
-            raise
-    if record is None:
+    folder = paths.root() / spec.out
+    if (folder / RECORD).exists() and (owner := (folder / RECORD).stat().st_uid) != os.getuid():
+        yours = "work in a folder of your own: export MPDEMO_ROOT=..., or give another out"
+        raise UserError(f"{spec.out} holds the job of another user (number {owner}); {yours}")
+    if (record := read_record(folder)) is None:
         return None
-    job = Job(record, folder)
-    same_place = identity == record.get("identity")
+    job, same_place = Job(record, folder), identity == record.get("identity")
     same = same_place and record["spec"] == json.loads(json.dumps(dataclasses.asdict(spec)))
     if same and not resubmit:
         return job
     if not job.finished:
         busy = f"job {job.id} ({job.name}) on {job.where} is {job.state} and writes to {spec.out}"
         raise UserError(f"{busy}; do: attach({spec.out!r}).cancel(), or give another out=")
-    why = "resubmit=True" if same else "another place" if not same_place else "the spec has changed"
+    why = "resubmit=True" if same else "the spec has changed" if same_place else "another place"
     print(f"job {job.id} ({job.state}) was there before; submitting a new one: {why}")
     return None
 
@@ -142,15 +134,13 @@ def announcement(spec, record) -> str:
 def prepared(spec):
     """Yield the run's folder, and move the last run's results aside: they would be taken for those of the new job.
 
-    Where the submission is refused, they go back to their places.
+    A run that resumes keeps metrics and checkpoints. Where the submission is refused, all go back to their places.
     """
     out = make_folder(spec)
-    resumed = any(argument.startswith("--resume") for argument in spec.command)
     moved = {out / name: out / name.replace(".", ".previous.") for name in RESULTS}
-    if not resumed:
-        moved[out / "metrics.jsonl"] = out / "metrics.previous.jsonl"
-        keep = next(out / f"checkpoints.{n}" for n in range(1, 10**6) if not (out / f"checkpoints.{n}").exists())
-        moved[out / "checkpoints"] = keep
+    kept = next(path for n in itertools.count(1) if not (path := out / f"checkpoints.{n}").exists())
+    if not any(argument.startswith("--resume") for argument in spec.command):
+        moved |= {out / "metrics.jsonl": out / "metrics.previous.jsonl", out / "checkpoints": kept}
     moved = {path: aside for path, aside in moved.items() if path.exists()}
     for path, aside in moved.items():
         path.replace(aside)
@@ -161,7 +151,7 @@ def prepared(spec):
             aside.replace(path)
         raise
     if out / "checkpoints" in moved:
-        print(f"the earlier run's checkpoints are kept in {spec.out}/{keep.name}")
+        print(f"the earlier run's checkpoints are kept in {spec.out}/{kept.name}")
 
 
 def make_folder(spec) -> Path:
@@ -181,14 +171,3 @@ def make_folder(spec) -> Path:
     except OSError as error:
         raise UserError(f"cannot make the run's folder {spec.out}: {error.strerror}") from None
     return paths.root() / spec.out
-
-
-def refuse_folder_of_another(out):
-    """A run's folder belongs to the user who submitted its job: nobody takes it for their own, or writes into it."""
-    folder = paths.root() / out
-    record = folder / RECORD
-    if record.exists() and (owner := record.stat().st_uid) != os.getuid():
-        yours = "work in a folder of your own: export MPDEMO_ROOT=..., or give another out="
-        raise UserError(f"{out} holds the job of another user (number {owner}); {yours}")
-    if folder.exists() and not os.access(folder, os.W_OK | os.X_OK):
-        raise UserError(f"cannot write into {folder}; work in a folder of your own: export MPDEMO_ROOT=...")

@@ -97,8 +97,7 @@ def launch(*command, processes=1, fails=False, timeout=120.0, **words) -> str:
     with contextlib.redirect_stdout(io.StringIO()):  # where it runs, which is not what the cell is about
         job = run(name, *command, processes=processes, resubmit=True, **{"launcher": "torchrun"} | words)
     if job.wait(timeout) != "done" and not fails:
-        message = f"{' '.join(map(str, command))} failed: {job.log()[-2000:]}"
-        raise JobFailed(message, job, job.failure())
+        raise JobFailed(f"{' '.join(map(str, command))} failed: {job.log()[-2000:]}")
     lines = (line[LABEL.match(line).end() :] for line in job.log().splitlines())  # without those of srun
     return "\n".join(line for line in lines if "socket.cpp" not in line).strip()  # c10d's warnings of IPv6
 

@@ -20,7 +20,6 @@ from IPython.display import HTML, display
 
 from mpdemo.errors import UserError
 from mpdemo.jobs import attach
-from mpdemo.jobs.job import DAY, Deadline
 from mpdemo.notebook.snapshot import Snapshot, labels, together
 
 POLL = 0.25  # s, polling interval
@@ -72,18 +71,15 @@ async def follow(*jobs, live=None, timeout=3600.0):
 
 async def _until_finished(jobs, view, timeout):
     """Wait for the end of all jobs, without a view for a limited time."""
-    deadlines = [Deadline(timeout, DAY) for _ in jobs]
+    for job in jobs if view is None else ():
+        await asyncio.to_thread(job.wait, timeout)
     while True:
         begin = time.monotonic()
         snapshots = await asyncio.to_thread(lambda: [Snapshot(job) for job in jobs])  # Slurm may be slow
         gone = [view is not None and begin > view.cancelled.get(job, begin) + CANCEL_WAIT for job in jobs]
         if all(snapshot.finished or given_up for snapshot, given_up in zip(snapshots, gone, strict=True)):
             return
-        if view:
-            view.paint(snapshots)
-        else:
-            for job, deadline in zip(jobs, deadlines, strict=True):
-                deadline.check(job)
+        view.paint(snapshots)
         # A long log takes long to read: reading takes at most a fifth of the time.
         await asyncio.sleep(max(POLL, 4 * (time.monotonic() - begin)))
 

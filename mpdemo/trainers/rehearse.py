@@ -25,8 +25,8 @@ from mpdemo.cluster.config import CLUSTER_NAME
 from mpdemo.doctor import NO_GPU
 from mpdemo.errors import UserError
 from mpdemo.jobs import Job, JobSpec, load_site, slurm, submit
-from mpdemo.jobs.diagnose import LABEL
 from mpdemo.jobs.explain import find
+from mpdemo.jobs.reading import LABEL
 from mpdemo.trainers.course import jobs_of_course
 from mpdemo.world.processes import clean_up_on_signals
 
@@ -119,7 +119,7 @@ class Trial:
 
     def lines(self) -> list:
         """Return the job's log, without the labels of srun."""
-        return [LABEL.sub(r"\2", line) for line in self.job.log().splitlines()]
+        return [LABEL.sub("", line, count=1) for line in self.job.log().splitlines()]
 
     def advice(self, gpus_exist) -> str:
         """Return what to fix; empty if the job went well. Pretended GPUs do not exist for PyTorch."""
@@ -165,18 +165,13 @@ def smallest(name, spec) -> JobSpec:
         command += SMALL
     elif lab in LABS:
         command = [*command[: command.index(out) + 1], *LABS[lab]]
-    return dataclasses.replace(spec, out=out, command=tuple(command), requeue=False, dependency=None)
+    return dataclasses.replace(spec, out=out, command=tuple(command), requeue=False)
 
 
 def why_it_failed(job) -> str:
-    """Return what a failed job's log shows: what the launcher said, a known failure, or the last line."""
-    failure = job.failure()
+    """Return what a failed job's log shows: what the job env found, or the first cause; else how it ended."""
     if found := re.findall(r"\[FAIL\] (.*)", job.log()):  # by the job env
         return "; ".join(found)
-    if failure.cause:
-        return str(failure)
-    if known := [finding.known for finding in find(job.log()) if finding.known.kind == "cause"]:
-        return f"{known[0].what}: {known[0].do}"
-    if job.state == "failed" and failure.lines:
-        return failure.lines[-1]
+    for first in find(job.log()):
+        return f"{first.known.what_of(first.line)}: {first.known.do}" if first.known.seen else first.line
     return f"{job.state} ({job.reason})" if job.reason else job.state

@@ -11,6 +11,7 @@ from pathlib import Path
 from mpdemo import paths
 from mpdemo.errors import UserError
 from mpdemo.jobs import check, load_site, render, slurm
+from mpdemo.jobs.sbatch_text import cpus_per_task, fitted
 from mpdemo.jobs.site import find_site
 from mpdemo.trainers.course import jobs_of_course
 
@@ -47,7 +48,8 @@ def main(args) -> int:
 
 def hours_at_most(specs, site) -> tuple[float, str]:
     """Return what a site charges for all jobs that reach their time limit, and of which device: GPUs, or cores."""
-    jobs, gpus = [spec.on(site) for spec in specs], site.gpus_per_node > 0
-    devices = [job.nodes * (job.gpus_per_node if gpus else job.processes_per_node * job.cpus_on(site)) for job in jobs]
+    jobs, gpus = [fitted(spec, site)[0] for spec in specs], site.gpus_per_node > 0
+    cores = [job.tasks_per_node * cpus_per_task(job, site)[0] for job in jobs]
+    devices = [job.nodes * (job.gpus_per_node if gpus else count) for job, count in zip(jobs, cores, strict=True)]
     seconds = sum(count * slurm.limit(job.time_limit) for count, job in zip(devices, jobs, strict=True))
     return seconds / 3600, "GPU" if gpus else "core"

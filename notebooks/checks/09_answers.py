@@ -43,7 +43,7 @@ def read(text):
     limit = slurm.limit(script.value("time") or "10-0")
     assert int(before) >= 10, f"{before} seconds may be too short to finish a step and write a checkpoint."
     assert int(before) < limit, f"The warning would come {before} s before the end of a job of {limit} s."
-    assert script.value("requeue") != "no", "Slurm would refuse to put this job back into the queue."
+    assert "no-requeue" not in script.options, "Slurm would refuse to put this job back into the queue."
     again = [line for line in text.splitlines() if re.match(r"[^#]*scontrol requeue", line)]
     assert again, "After the warning the job ends, and nothing puts it back into the queue."
     assert settings.resume, "In the job's second run the training wouldn't resume from the checkpoint."

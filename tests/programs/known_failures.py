@@ -38,25 +38,15 @@ def alone(folder):
     yield lambda: argparse.ArgumentParser().parse_args(["--local-rank=0"])
 
 
-class Unused(nn.Module):
-    """A model with a layer that takes no part in the output."""
-
-    def __init__(self):
-        super().__init__()
-        self.used, self.other = nn.Linear(2, 1), nn.Linear(2, 1)
-
-    def forward(self, inputs):
-        """Use one of the two layers."""
-        return self.used(inputs)
-
-
 def together(rank):
     """Yield a function for each failure of two ranks that leaves the process group usable."""
     dist.set_debug_level(dist.DebugLevel.DETAIL)
     detailed = dist.new_group(timeout=timedelta(seconds=60))
     dist.set_debug_level(dist.DebugLevel.OFF)
     stage = PipelineStage(nn.Linear(4, 4), rank, 2, torch.device("cpu"))
-    ddp = DistributedDataParallel(Unused())
+    model = nn.Linear(2, 1)
+    model.unused = nn.Parameter(torch.ones(1))
+    ddp = DistributedDataParallel(model)
     yield lambda: dist.all_reduce(torch.ones(2 + rank), group=detailed)
     yield lambda: [ddp(torch.ones(1, 2)).sum().backward() for _ in range(2)]
     yield lambda: Schedule1F1B(stage, 1, loss_fn=nn.functional.mse_loss)
