@@ -134,6 +134,16 @@ def test_jobs_that_slurm_has_forgotten(own_cluster, project):
         attached["gone"].result()
 
 
+def test_accounting_remembers_what_the_controller_has_forgotten(cluster, tmp_path, monkeypatch):
+    """The throw-away Slurm has no accounting, so its words come from a script."""
+    (tmp_path / "sacct").write_text("#!/bin/sh\necho 'CANCELLED by 1000|0:0|00:00:07'\n")
+    (tmp_path / "sacct").chmod(0o755)
+    assert slurm_job.look_up("999999") is None
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    answer = slurm_job.look_up("999999")
+    assert (answer.state, answer.run_time) == ("cancelled", 7.0)
+
+
 def test_another_cluster_with_the_same_job_number_is_not_mixed_up(cluster, project, slurm_programs, monkeypatch):
     job = submit(spec("fail", 0, 9))
     job.wait(60)

@@ -88,16 +88,23 @@ def _ask_slurm(job) -> Answer | None:
 
 
 def look_up(job_id) -> Answer | None:
-    """Return what Slurm knows of a job; None once it has forgotten it, some minutes after its end (``MinJobAge``)."""
+    """Return what Slurm knows of a job; None once it has forgotten it.
+
+    The controller remembers a job for some minutes after its end (``MinJobAge``); accounting, where it is on, for long.
+    """
     try:
         line = slurm.client("scontrol", "show", "job", "-o", job_id)
     except slurm.SlurmError as error:
-        if "Invalid job id" in str(error):
-            return None
-        raise
-    # The job's name may hold anything, so only the fields after it are read; the first of a name counts.
-    fields = dict(reversed(re.findall(r" (\w+)=(\S*)", line.partition(" UserId=")[2])))
-    return slurm.make_answer(*(fields.get(name, "") for name in ("JobState", "Reason", "ExitCode", "RunTime")))
+        if "Invalid job id" not in str(error):
+            raise
+    else:  # the job's name may hold anything, so only the fields after it are read; the first of a name counts
+        fields = dict(reversed(re.findall(r" (\w+)=(\S*)", line.partition(" UserId=")[2])))
+        return slurm.make_answer(*(fields.get(name, "") for name in ("JobState", "Reason", "ExitCode", "RunTime")))
+    with contextlib.suppress(slurm.SlurmError):  # no accounting
+        for row in slurm.client("sacct", "-nPX", "-o", "State,ExitCode,Elapsed", "-j", job_id).splitlines()[-1:]:
+            state, exit_code, run_time = row.split("|")
+            return slurm.make_answer(state, "", exit_code, run_time)
+    return None
 
 
 def answer_from_files(job) -> Answer:
