@@ -10,17 +10,6 @@ NOT_THIS = {  # why a strategy isn't the answer where DDP fits
 }
 
 
-def require_no_more(used, parts):
-    """Require that a run that fits does nothing for which the rules only ask later."""
-    more = {
-        f"computes in {used.precision}": used.precision != "fp32",
-        "computes activations twice": used.activation_checkpointing,
-        f"cuts the share into {used.microbatches} parts": used.microbatches > parts,
-    }
-    for what, is_more in more.items():
-        assert not is_more, f"It fits, but it {what}: the rules find an answer before they ask for that."
-
-
 def check_11_5(path):
     text = path.read_text()
     _, settings = training_of(text)
@@ -31,8 +20,7 @@ def check_11_5(path):
     assert tasks and tasks[1] == "4", "It doesn't start four processes, one per device."
     why = "a device holds the whole model and its share at once."
     assert used.rung == "ddp", f"{used.rung} would run; but {NOT_THIS.get(used.rung, why)}"
-    assert used.microbatches == 1, (
-        f"Each device's share would be cut into {used.microbatches} parts, but it fits at once."
-    )
+    assert used.microbatches == 1, f"Each device's share would be cut into {used.microbatches} parts: it fits whole."
     assert used.cut is None, "A part of the old plan is still in the command: DDP cuts nothing."
-    require_no_more(used, parts=1)
+    saves = used.precision != "fp32" or used.activation_checkpointing
+    assert not saves, "It saves memory as well: the rules find an answer before they ask for bf16 or checkpointing."

@@ -27,20 +27,15 @@ def test_12_2(rank, n):
     wanted, losses, weight = plain_losses(module.net, batches), [], module.net.weight.detach().clone()
     optimizer = module.configure_optimizers()
     for number, batch in enumerate(batches):
-        if isinstance(optimizer, torch.optim.Optimizer):
-            optimizer.zero_grad()
+        optimizer.zero_grad()
         loss = module.training_step(batch, number)
         if number == 0:
             twice = "training_step updates the weights itself, and then the trainer updates them once more."
             assert torch.equal(weight, module.net.weight), twice
             left = "training_step leaves gradients behind, and the trainer's backward adds to them."
             assert module.net.weight.grad is None, left
-            is_tensor = isinstance(loss, torch.Tensor)
-            kind = f"a {type(loss).__name__}" + " without a graph" * is_tensor
-            graph = f"training_step returns {kind}, from which the trainer can't run the backward pass."
-            assert is_tensor and loss.requires_grad, graph
-            none = "configure_optimizers doesn't return an optimizer of PyTorch."
-            assert isinstance(optimizer, torch.optim.Optimizer), none
+            graph = f"training_step returns a {type(loss).__name__}, from which no backward pass can begin."
+            assert getattr(loss, "requires_grad", False), graph
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
@@ -51,14 +46,10 @@ def test_12_2(rank, n):
 def test_12_4(rank, n):
     tensor, on = torch.tensor([2.0, 10.0]) * (1 + rank), f"on rank {rank}"
     given = tensor.clone()
-    reduced = allreduce(tensor)
-    assert isinstance(reduced, torch.Tensor), f"allreduce returns no tensor {on}."
-    reduced = reduced.tolist()
+    reduced = allreduce(tensor).tolist()
     assert reduced != [6.0, 30.0], f"allreduce gives the sum {on}; Horovod's gives the mean."
     assert reduced == [3.0, 15.0], f"allreduce of [2, 10] and [4, 20] gives {reduced} {on}."
-    assert torch.equal(tensor, given), (
-        f"allreduce has changed the tensor it was given {on}; Horovod's returns a new one."
-    )
+    assert torch.equal(tensor, given), f"allreduce has changed the tensor that it was given {on}."
     state = {"weight": torch.full((1,), float(rank)), "bias": torch.full((1,), float(rank))}
     broadcast_parameters(state, 1)
     values = [tensor.item() for tensor in state.values()]

@@ -59,7 +59,7 @@ def buckets(world, image_size=64, share=16, warmup=3):
     model = models.build("resnet18", classes=1000, channels=3, image_size=image_size).to(world.device)
     images = torch.randn(share, 3, image_size, image_size, device=world.device)
     observed, ddp = [], DistributedDataParallel(model, gradient_as_bucket_view=True)
-    ddp.register_comm_hook(observed, time_bucket)
+    ddp.register_comm_hook(lambda *row: observed.append(row), time_bucket)
     for _ in range(warmup + 1):  # DDP settles what goes into which bucket in its first step
         observed.clear()
         rest()
@@ -75,16 +75,16 @@ def buckets(world, image_size=64, share=16, warmup=3):
     return {"forward": clock.seconds(begin, forward), "backward": clock.seconds(begin, end), "buckets": rows}
 
 
-def time_bucket(observed, bucket):
-    """All-reduce a full bucket, as DDP does without this hook, and read the clock before and after."""
+def time_bucket(note, bucket):
+    """All-reduce a full bucket, as DDP does without this hook; note its MiB and the clock before and after."""
     gradients, ready = bucket.buffer(), clock.read(bucket.buffer().device)
     gradients /= dist.get_world_size()
 
-    def note(future):
-        observed.append((gradients.nbytes / 2**20, ready, clock.read(gradients.device)))
+    def reduced(future):
+        note(gradients.nbytes / 2**20, ready, clock.read(gradients.device))
         return future.value()[0]
 
-    return dist.all_reduce(gradients, async_op=True).get_future().then(note)
+    return dist.all_reduce(gradients, async_op=True).get_future().then(reduced)
 
 
 def averaging(world, epochs=3, batch=128, lr=0.3):

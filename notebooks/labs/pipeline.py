@@ -7,7 +7,6 @@ one folder per variant, below it. Taught in notebooks/05_pipeline.ipynb.
 """
 
 import sys
-from collections import defaultdict
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -94,17 +93,16 @@ def record_all(world, out, variants) -> dict:
 
 def seconds_of(folder, settings) -> dict:
     """Return what `record_all` does, of one variant."""
-    step = min(read.load(folder)[1:], key=read.step_time)
-    computing = defaultdict(float)
+    step = read.fastest(read.load(folder))
+    busy = [0.0, 0.0]  # s that each rank computes
     for row in step:
-        computing[row["rank"]] += (row["end"] - row["start"]) * (row["kind"] in read.COMPUTES)
-    schedule = settings.schedule if settings.microbatches else "GPipe"
-    ideal = read.predict([step], schedule)
-    seconds = {"measured": read.step_time(step), "simulated": ideal.step_time, "computing": max(computing.values())}
+        busy[row["rank"]] += (row["end"] - row["start"]) * (row["kind"] in read.COMPUTES)
+    ideal = read.predict([step], settings.schedule if settings.microbatches else "GPipe")
+    seconds = {"measured": read.step_time(step), "simulated": ideal.step_time, "computing": max(busy)}
     return seconds | {"idle": ideal.idle_share}
 
 
 if __name__ == "__main__":
-    experiments = {function.__name__: function for function in (equality,)}
-    experiments |= {function.__name__: partial(function, out=sys.argv[1]) for function in (splits, schedules, cuts)}
-    end(run_lab(experiments, sys.argv[1], sys.argv[2:]))
+    out, *names = sys.argv[1:]
+    timed = {function.__name__: partial(function, out=out) for function in (splits, schedules, cuts)}
+    end(run_lab({"equality": equality} | timed, out, names))

@@ -22,16 +22,16 @@ SAMPLES, BYTES = 2000, 20_000
 SAMPLE = os.urandom(BYTES)
 
 
-def write_files(folder, samples):
+def write_files(folder):
     """Write each sample into a file of its own."""
-    for number in range(samples):
+    for number in range(SAMPLES):
         (folder / str(number)).write_bytes(SAMPLE)
 
 
-def write_one(folder, samples):
+def write_one(folder):
     """Write all samples into one file."""
     with open(folder / "all", "wb") as file:
-        for _ in range(samples):
+        for _ in range(SAMPLES):
             file.write(SAMPLE)
 
 
@@ -65,24 +65,24 @@ def seconds(function, *arguments) -> float:
     return time.perf_counter() - begin
 
 
-def measure(disk, samples) -> list[dict]:
+def measure(disk) -> list[dict]:
     """Write and read on one disk; return a row for the many files, and one for the single file."""
-    rows, order = [], random.Random(0).sample(range(samples), samples)
+    rows, order = [], random.Random(0).sample(range(SAMPLES), SAMPLES)
     for files, write, read in (("many", write_files, read_files), ("one", write_one, read_one)):
         with tempfile.TemporaryDirectory(dir=disk, prefix="mpdemo-files-") as folder:
             folder = Path(folder)
-            row = {"disk": str(disk), "files": files, "write": seconds(write, folder, samples)}
+            row = {"disk": str(disk), "files": files, "write": seconds(write, folder)}
             forget(folder)
             row |= {"read first": seconds(read, folder, order), "read again": seconds(read, folder, order)}
         rows.append(row)
     return rows
 
 
-def main(out, *disks, samples=SAMPLES):
+def main(out, *disks):
     """Measure on each disk, by default on that of the run's folder, and write the rows."""
     Path(out).mkdir(parents=True, exist_ok=True)
-    rows = [row for disk in disks or [out] for row in measure(disk, samples)]
-    Path(out, "summary.json").write_text(json.dumps({"samples": samples, "bytes": BYTES, "rows": rows}))
+    rows = [row for disk in disks or [out] for row in measure(disk)]
+    Path(out, "summary.json").write_text(json.dumps({"rows": rows}))
 
 
 if __name__ == "__main__":
