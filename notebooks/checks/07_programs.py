@@ -8,6 +8,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.functional import linear
 
 from checks.helpers import COLLECTIVES, close, gathered, ratio, require_gradients, watch
+from mpdemo.world.collectives import whole
 
 
 def test_07_1(rank, n):
@@ -59,10 +60,6 @@ def require_step(model, optimizer, loss):
     optimizer.step()
     moved = [not torch.equal(*map(whole, pair)) for pair in zip(before, model.parameters(), strict=True)]
     assert all(moved), "After a step some weights haven't changed: does the optimizer hold the model's tensors of now?"
-
-
-def whole(tensor):
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def test_07_3(rank, n):

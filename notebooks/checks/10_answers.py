@@ -34,14 +34,12 @@ def read(text):
     assert (nodes, tasks, cpus) == (2, 2, 4), f"Slurm reads {nodes} nodes, {tasks} tasks, CPUs per task: {cpus}."
     given = re.sub(r"(^|\s)#.*", "", text.replace("\\\n", " "), flags=re.M)
     launch, program, _ = next((line for line in given.splitlines() if MEET in line), "").partition("python")
-    assert program, "Nothing starts the program in which the ranks meet."
-    assert re.search(r"\bsrun\b", launch), "The program starts without srun: it is one process alone."
+    assert program and re.search(r"\bsrun\b", launch), "No srun starts the program in which the ranks meet."
     local = "localhost" in given or "127.0.0.1" in given
     assert not local, "On node 1, localhost is node 1: nothing listens there."
     for value, what in ALL_NODES.items():
         assignment = re.search(rf"""\bMASTER_ADDR=["']?{value}["']?(?=\s|;|$)""", given)
-        fixed = assignment and re.search(r"\bMASTER_ADDR=|\bread\b.*\bMASTER_ADDR", given[assignment.end() :])
-        assert not assignment or fixed, f"MASTER_ADDR holds {what}: no machine has such a name."
+        assert not assignment, f"MASTER_ADDR holds {what}: no machine has such a name."
     step = CPUS.search(launch) or EXPORTED.search(given)
     assert step, "The job has 4 CPUs per task, but the step that srun starts has one, as in Slurm 22.05 to 23.02."
     wrong = step[1].isdecimal() and int(step[1]) != cpus

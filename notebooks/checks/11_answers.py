@@ -2,7 +2,8 @@
 
 import re
 
-from checks.job_files import settled, training_of
+from checks.job_files import told, training_of
+from mpdemo.settings import checked
 
 NOT_THIS = {  # why a strategy isn't the answer where DDP fits
     "single": "all devices but one would do nothing.",
@@ -13,7 +14,8 @@ NOT_THIS = {  # why a strategy isn't the answer where DDP fits
 def check_11_5(path):
     text = path.read_text()
     _, settings = training_of(text)
-    used = settled(settings.as_dict(), 4)
+    with told("It stops at once"):
+        used = checked(settings, 4)
     assert (used.model, used.batch_size) == ("transformer", 64), "It now trains another model or batch."
     assert used.optimizer == "adamw", f"It now trains with another optimizer: {used.optimizer}."
     tasks = re.search(r"^#SBATCH --ntasks-per-node=(\d+)", text, re.M)

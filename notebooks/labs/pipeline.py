@@ -11,7 +11,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from mpdemo import data, models
 from mpdemo.compare import Comparison, model_and_batch, run_lab
 from mpdemo.notebook.recipe import equal_cut, recipe
 from mpdemo.schedules import SCHEDULES
@@ -39,19 +38,17 @@ def equality(world) -> dict:
     whole batch, and against the one that takes it in the same microbatches.
     """
 
-    def gradients(settings, model, batch):
-        return Trial(replace(settings, timeline=False), world, model, batch).gradients()
+    def gradients(settings):
+        return Trial(replace(settings, timeline=False), world, *model_and_batch(settings)).gradients()
 
-    differences, (model, batch) = {}, model_and_batch(COURSE)
-    reference = gradients(Settings(**recipe("single")), model, batch)
+    differences, reference = {}, gradients(Settings(**recipe("single")))
     for name, settings in {"naive": NAIVE, **{name: variant(name) for name in SCHEDULES}}.items():
-        differences[name] = relative_difference(gradients(settings, model, batch), reference)
-    batch = [tensor[:64] for tensor in data.load("digits").train.tensors]
+        differences[name] = relative_difference(gradients(settings), reference)
     for norm in ("group", "batch"):
-        model, single = models.build("convnet", norm=norm), Settings(rung="single", norm=norm, batch_size=64)
-        piped = gradients(replace(single, rung="pipeline", microbatches=4), model, batch)
+        single = Settings(rung="single", model="convnet", norm=norm, batch_size=64)
+        piped = gradients(replace(single, rung="pipeline", microbatches=4))
         for name, microbatches in (("whole batch", 1), ("same microbatches", 4)):
-            reference = gradients(replace(single, microbatches=microbatches), model, batch)
+            reference = gradients(replace(single, microbatches=microbatches))
             differences[f"{norm} norm, {name}"] = relative_difference(piped, reference)
     ranks = gather_objects(differences)
     return {name: max(rank[name] for rank in ranks) for name in differences}

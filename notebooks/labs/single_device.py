@@ -146,13 +146,20 @@ def memory(world, sizes=(16, 32, 64)):
     trials = {name: Trial(settings, world, *model_and_batch(settings)) for name, settings in variants.items()}
     peaks = {name: peak_of_a_step(trial) for name, trial in trials.items()}
     trial = trials["64"]
-    parameters, states = list(trial.held.parameters()), trial.updates.state.values()
-    kept = {"weights": parameters, "gradients": [p.grad for p in parameters]}
-    kept["AdamW"] = [value for state in states for value in state.values() if value.dim()]
-    kept = {name: sum(tensor.nbytes for tensor in tensors) for name, tensors in kept.items()}
+    kept = stored(trial)
+    kept["AdamW"] = kept.pop("optimizer")
     course = Subject("transformer", image_size=28, classes=10, channels=1)
     levels = dry_step(course, settled(course, "single", sizes[-1]), states=2).levels[0]
     return {"kept": kept, "peaks": peaks, "levels": list(levels)}
+
+
+def stored(trial) -> dict:
+    """Return the bytes of the weights, gradients and optimizer states that this rank keeps between two steps."""
+    weights = list(trial.held.parameters())
+    states = [value for state in trial.updates.state.values() for value in state.values()]
+    states = [state for state in states if state.dim()]  # not the count of steps, a scalar
+    kept = {"weights": weights, "gradients": [weight.grad for weight in weights], "optimizer": states}
+    return {name: sum(getattr(t, "_local_tensor", t).nbytes for t in tensors) for name, tensors in kept.items()}
 
 
 if __name__ == "__main__":

@@ -32,8 +32,7 @@ def measure(world, rung, rounds=ROUNDS) -> dict:
     The speed-up of a row is the ratio of the medians.
     """
     variants = compare.as_variants([Settings(**recipe(name)) for name in dict.fromkeys(("single", rung))])
-    single = variants["single"]
-    comparison = compare.compare(variants, world, *compare.model_and_batch(single))
+    comparison = compare.compare(variants, world, *compare.model_and_batch(variants["single"]))
     for name in variants:
         observe_trial(comparison.trials[name], world)
     errors = compare.gradient_differences(comparison)
@@ -50,7 +49,7 @@ def measure(world, rung, rounds=ROUNDS) -> dict:
         }
         if row["rung"] in ("pipeline", "hybrid"):
             row |= {"schedule": settings.schedule, "microbatches": settings.microbatches}
-    return {"batch_size": single.batch_size, "rounds": rounds, "seconds": comparison.seconds, "rows": rows}
+    return {"seconds": comparison.seconds, "rows": rows}
 
 
 def observe_trial(trial, world):
