@@ -51,25 +51,12 @@ def run_nbval(folder, names, repaired=True, limit=60):
     if repaired:
         shutil.copy(root() / "notebooks" / "conftest.py", folder)
     options = ["--nbval", "--nbval-current-env", f"--nbval-cell-timeout={limit}", f"--junitxml={folder}/result.xml"]
-    options += [
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        f"--rootdir={folder}",
-        f"--nbval-sanitize-with={root()}/tests/nbval.cfg",
-    ]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, *(f"{name}.ipynb" for name in names)],
-        cwd=folder,
-        env=environment(root()) | {"IPYTHONDIR": str(folder / "ipython")},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    options += ["-q", "-p", "no:cacheprovider", f"--rootdir={folder}"]
+    options += [f"--nbval-sanitize-with={root()}/tests/nbval.cfg", *(f"{name}.ipynb" for name in names)]
+    where = {"cwd": folder, "env": environment(root()) | {"IPYTHONDIR": str(folder / "ipython")}, "timeout": 240}
+    done = subprocess.run([sys.executable, "-m", "pytest", *options], **where, capture_output=True, text=True)
     cases = list(ElementTree.parse(folder / "result.xml").iter("testcase"))
-    failed = [
-        case.get("classname") for case in cases if case.find("failure") is not None or case.find("error") is not None
-    ]
+    failed = [case.get("classname") for case in cases if {"failure", "error"} & {part.tag for part in case}]
     return {name: not any(name in said.split(".") for said in failed) for name in names}, done.stdout + done.stderr
 
 

@@ -8,32 +8,17 @@ writes ``summary.json`` in the folder. A part of ``python -m mpdemo bench``.
 """
 
 import sys
-from dataclasses import replace
 from statistics import median
 
 from mpdemo.compare import Comparison, model_and_batch, write_result
+from mpdemo.labs import predictions
 from mpdemo.notebook.recipe import recipe
 from mpdemo.plan.measure import step_seconds
 from mpdemo.settings import Settings, as_arguments
 from mpdemo.world.launch import end
 
-HALVES = {"cut": None, "microbatches": 4}  # one stage per device
-CASES = [  # changes of the course model's settings
-    {"rung": "single"},
-    {"rung": "single", "microbatches": 4},
-    {"rung": "ddp"},
-    {"rung": "ddp", "microbatches": 2},
-    {"rung": "ddp", "activation_checkpointing": True},
-    {"rung": "model_parallel"},
-    {"rung": "pipeline", "schedule": "GPipe", **HALVES},
-    {"rung": "pipeline", "schedule": "1F1B", **HALVES},
-    {"rung": "pipeline"},
-    {"rung": "pipeline", "schedule": "ZBVZeroBubble"},
-    {"rung": "fsdp"},
-    {"rung": "fsdp", "reshard": "never"},
-    {"rung": "tensor"},
-    {"rung": "tensor", "sequence_parallel": True},
-]
+OF_COURSE_MODEL = [case for case in predictions.CASES[2] if not {"model", "precision"} & set(case)]
+CASES = [{"rung": "single"}, {"rung": "single", "microbatches": 4}, *OF_COURSE_MODEL]
 ROUNDS, REPEATS = 9, 3  # each round repeats every step with which a prediction is compared
 
 
@@ -43,7 +28,7 @@ def measure(world) -> dict:
     ``case``, as one types it; ``predicted`` and ``measured`` (seconds of a step), the medians of the rounds; ``ratio``,
     the median of the rounds' ratios.
     """
-    wanted = [replace(Settings(**recipe(**changes)), timeline=False) for changes in CASES]
+    wanted = [Settings(**recipe(**case, timeline=False)) for case in CASES]
     comparison = Comparison(world, *model_and_batch(wanted[0]))
     for number, settings in enumerate(wanted):
         comparison.add(number, settings)
@@ -56,10 +41,10 @@ def measure(world) -> dict:
         for number in range(len(CASES)):
             measured[number].append(comparison.median(number))
     rows = []
-    for changes, plan, steps in zip(CASES, predicted, measured, strict=True):
-        ratio = median(p / m for p, m in zip(plan, steps, strict=True))
-        row = {"case": " ".join(as_arguments(changes)), "predicted": median(plan), "measured": median(steps)}
-        rows.append(row | {"ratio": ratio})
+    for case, plan, steps in zip(CASES, predicted, measured, strict=True):
+        row = {"predicted": median(plan), "measured": median(steps)}
+        row["ratio"] = median(p / m for p, m in zip(plan, steps, strict=True))
+        rows.append({"case": " ".join(as_arguments(case))} | row)
     return {"rows": rows}
 
 
