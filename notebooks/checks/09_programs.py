@@ -3,7 +3,6 @@
 
 import ctypes
 import os
-import resource
 import signal
 from functools import partial
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 
 from checks.helpers import close, gathered, slow_saves, substitute
+from mpdemo.labs.killed_save import end_at
 
 BATCHES, STEPS = 5, 12  # batches of an epoch, steps of the uninterrupted run
 
@@ -91,13 +91,6 @@ def step_in(path):
         return None
 
 
-def limit_files(size):
-    """End this process when it writes a file beyond `size` bytes."""
-    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no memory dump
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-
-
 NOT_SYNCED, SYNCED = 8, 9  # exit status: whether the whole file lay on the disk at the rename
 
 
@@ -125,7 +118,7 @@ def test_09_4(rank, n):
     save(state(1), path)
     assert step_in(path) == 1, "After an undisturbed save, the file can't be loaded."
     size = path.stat().st_size
-    status, left = in_child(path, lambda: limit_files(size // 2))
+    status, left = in_child(path, lambda: end_at(size // 2))
     ended = f"A process that saved again was ended in the middle of the write (status {status})"
     assert status and left == 1, f"{ended}, and the old file is gone or damaged."
     status, left = in_child(path, lambda: end_before_rename(path))

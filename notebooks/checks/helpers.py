@@ -35,7 +35,8 @@ def require_gradients(own, right, where, hint=""):
     """Require gradients, all together, to be the right ones."""
     times = ratio(own, right)
     assert not any(gradient is None for gradient in own), f"{where} a weight has no gradient."
-    assert not math.isnan(times), f"{where} the gradients don't point in the direction of the whole batch's. {hint}"
+    apart = f"{where} the gradients don't point in the direction of the whole batch's. {hint}"
+    assert not math.isnan(times), apart.strip()
     assert close(times, 1, 0.005), f"{where} the gradients are {times:.2f} times the whole batch's. Its loss is a mean."
 
 
