@@ -35,8 +35,7 @@ def check_00_2(spec):
     assert spec.gpus_per_process == 1, f"Each process would have {spec.gpus_per_process} GPUs."
     assert spec.world_size == 16, f"It would start {spec.world_size} processes."
     minutes, seconds = divmod(slurm.seconds(spec.time_limit), 60)
-    read = f"Slurm reads the time limit {spec.time_limit!r} as {minutes} minutes and {seconds} seconds."
-    assert (minutes, seconds) == (120, 0), read
+    assert (minutes, seconds) == (120, 0), f"Slurm reads {spec.time_limit!r} as {minutes} minutes and {seconds} s."
 
 
 def check_00_4(path):

@@ -85,8 +85,7 @@ def require_shared_epochs(own, images, batch_size):
     shared, together = set(epochs[0][0]) & set(epochs[0][1]), sum(map(len, epochs[0]))
     assert not shared, f"In the first epoch both ranks train on image {min(shared)}, and on others."
     assert together == images, f"An epoch of both ranks has {together} images instead of {images}."
-    step = f"both together make a step of {2 * max(sizes)}, and batch_size is {batch_size}"
-    assert sizes == {batch_size // 2}, f"A batch of one rank has {max(sizes)} images: {step}."
+    assert sizes == {batch_size // 2}, f"With batch_size={batch_size} both together make a step of {2 * max(sizes)}."
     assert epochs[0] != epochs[1], "The second epoch has the order of the first."
     assert epochs[0][0] != sorted(epochs[0][0]), "The images are in their original order: not shuffled."
 

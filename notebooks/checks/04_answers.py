@@ -4,7 +4,6 @@
 def check_04_6(answer):
     accumulated, split = (set(text.lower()) - set(" ,;") for text in answer)
     assert "d" in accumulated, "Accumulation: a part of the batch has fewer images, so fewer outputs are kept."
-    whole = "Accumulation: the whole model is still on the device, with everything that belongs to its weights."
-    assert accumulated == {"d"}, whole
+    assert accumulated == {"d"}, "Accumulation: the whole model is still on the device, with gradients and state."
     for letter, name in {"a": "weights", "b": "gradients", "c": "optimizer's state", "d": "outputs"}.items():
         assert letter in split, f"Split: the {name} of the other device's layers are no longer here."

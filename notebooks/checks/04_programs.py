@@ -87,10 +87,8 @@ def test_04_5(rank, n):
         own += [[int(image) for image in batch] for batch in batches]
     first, second = gathered(own)
     for step, (images, labels) in enumerate(zip(first, second, strict=True)):
-        problem = f"In step {step} rank 0 computes on the images {images}, and rank 1 has the labels of {labels}."
-        assert images == labels, problem
+        assert images == labels, f"In step {step} rank 0 has the images {images} and rank 1 has the labels of {labels}."
     sizes = [len(batch) for batch in first]
     assert sizes == 6 * [4], f"With batch_size=4 the steps of two epochs have {sizes} images."
     assert first[0] != [0, 1, 2, 3], "The images are in their original order: not shuffled."
-    again = "The second epoch has the order of the first: `set_epoch` is never called on this loader."
-    assert first[:3] != first[3:], again
+    assert first[:3] != first[3:], "The second epoch has the order of the first: `set_epoch` is never called."

@@ -50,8 +50,7 @@ def check_05_7(answer):
     costs, (first, second) = [4, 2, 2, 3, 1, 1, 5, 2], answer
     assert 0 < first < second < len(costs), f"The split points {answer} leave a stage without a block."
     sums = [sum(stage) for stage in (costs[:first], costs[first:second], costs[second:])]
-    slow = f"The stages take {', '.join(map(str, sums))} ms. A slowest stage of less than {max(sums)} ms is possible."
-    assert max(sums) <= 7, slow
+    assert max(sums) <= 7, f"The stages take {', '.join(map(str, sums))} ms. Less than {max(sums)} ms is possible."
 
 
 def check_05_9(answer):
@@ -65,8 +64,7 @@ def check_05_9(answer):
             refused = printed.strip().splitlines()[-1:] if error and "SystemExit" in error else [error]
             assert not error, re.sub(r" \(line \d+\)$", "", *refused)  # of a program that the reader doesn't see
         sizes = [count_of_weights(Path(folder, f"model-stage{stage}.pt")) for stage in range(3)]
-    split = f"It ran, and the stages have {sizes} weights. Is each of the two blocks on one stage?"
-    assert sizes == [384, 9312, 5130], split
+    assert sizes == [384, 9312, 5130], f"The stages have {sizes} weights. Is each of the two blocks on one stage?"
     first_layers = [int(word) for word in words[words.index("--cut") + 1 :] if word.isdigit()][:2]
     assert first_layers == [3, 6], "It ran, but a layer without weights is on another stage than the task says."
 

@@ -40,13 +40,11 @@ def read(text):
     name, _, before = signal.partition("@")
     assert name in ("USR1", "SIGUSR1", "10"), f"The training doesn't know the signal {name} as a warning."
     limit = slurm.limit(script.value("time") or "10-0")
-    short = "the run needs some seconds to finish its step and to write a checkpoint."
-    assert 10 <= int(before) < limit, f"The warning comes {before} s before the end of a job of {limit} s; {short}"
+    assert 10 <= int(before) < limit, f"A warning {before} s before the end: allowed are 10 to {limit - 1} s."
     assert script.value("requeue") != "no", "Slurm would refuse to put this job back into the queue."
     again = [line for line in text.splitlines() if re.match(r"[^#]*scontrol requeue", line)]
     assert again, "After the warning the job ends, and nothing puts it back into the queue."
-    auto = "The first run has no checkpoint, and the second one resumes from it: both have the option --resume auto."
-    assert settings.resume == "auto", auto
+    assert settings.resume == "auto", "Only --resume auto fits both runs: the first one finds no checkpoint yet."
 
 
 def run(path, environment, log):

@@ -119,13 +119,11 @@ def test_09_4(rank, n):
     assert step_in(path) == 1, "After an undisturbed save, the file can't be loaded."
     size = path.stat().st_size
     status, left = in_child(path, lambda: end_at(size // 2))
-    ended = f"A process that saved again was ended in the middle of the write (status {status})"
-    assert status and left == 1, f"{ended}, and the old file is gone or damaged."
+    assert status and left == 1, "Ended in the middle of its second write, it had already destroyed the old file."
     status, left = in_child(path, lambda: end_before_rename(path))
     assert status, "The new file didn't get its name by a rename."
     assert left == 1, "Ended just before the rename, it had already destroyed the old file."
-    unsafe = "The rename came while the content or a part of it was only in memory: a power cut leaves the name alone."
-    assert status == SYNCED, unsafe
+    assert status == SYNCED, "The rename came while content was only in memory: a power cut leaves the name alone."
     save(state(3), path)
     assert step_in(path) == 3, "After the two that were ended, a third save didn't leave the newest state."
 

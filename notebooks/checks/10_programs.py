@@ -65,11 +65,8 @@ def test_10_5(rank, n):
     model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16, 3))
     images, first = torch.randn(8, 1, 6, 6), model[0].weight.clone()
     repaired = repair(model)
-    names = [type(module).__name__ for module in repaired.modules()]
-    batch = "There is still a batch norm, which computes its mean from one rank's images."
-    assert not any("BatchNorm" in name for name in names), batch
-    gone = "No layer normalizes any more: it is another model, which trains worse."
-    assert any("Norm" in name for name in names), gone
+    assert "BatchNorm" not in str(repaired), "There is still a batch norm, with the mean of one rank's images."
+    assert "Norm" in str(repaired), "No layer normalizes any more: it is another model, which trains worse."
     assert torch.equal(repaired[0].weight, first), "The other layers have new weights."
     reference = copy.deepcopy(repaired)
     reference(images).square().mean().backward()
@@ -94,8 +91,7 @@ def test_10_6(rank, n):
     torch.save({"weight": torch.ones(2), "options": Intruder(str(folder / "ran"))}, folder / "bad.pt")
     with suppress(Exception):  # the reader's program may fail in any way, here and below
         load(folder / "bad.pt")
-    ran = "A file from elsewhere called a function of its own while your program loaded it."
-    assert not (folder / "ran").exists(), ran
+    assert not (folder / "ran").exists(), "A file from elsewhere called a function of its own while it was loaded."
     try:
         found = load(folder / "good.pt")
     except Exception as error:

@@ -30,15 +30,12 @@ def test_12_2(rank, n):
         optimizer.zero_grad()
         loss = module.training_step(batch, number)
         if number == 0:
-            left = "training_step leaves gradients behind, and the trainer's backward adds to them."
-            assert module.net.weight.grad is None, left
-            graph = f"training_step returns a {type(loss).__name__}, from which no backward pass can begin."
-            assert getattr(loss, "requires_grad", False), graph
+            assert module.net.weight.grad is None, "training_step leaves gradients behind, to which backward adds."
+            assert hasattr(loss, "backward"), f"It returns a {type(loss).__name__}, from which no backward can begin."
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    same = "After 4 steps the losses differ from those of the original loop: the loss or the optimizer has changed."
-    assert losses == wanted, same
+    assert losses == wanted, "The losses aren't those of the original loop: the loss or the optimizer has changed."
 
 
 def test_12_4(rank, n):
@@ -51,5 +48,4 @@ def test_12_4(rank, n):
     state = {"weight": torch.full((1,), float(rank)), "bias": torch.full((1,), float(rank))}
     broadcast_parameters(state, 1)
     values = [tensor.item() for tensor in state.values()]
-    got = f"After broadcast_parameters(state, 1) the state is {values} {on}; on rank 1 it was [1.0, 1.0]."
-    assert values == [1.0, 1.0], got
+    assert values == [1.0, 1.0], f"After broadcast_parameters(state, 1) the state is {values} {on}, not [1.0, 1.0]."

@@ -95,8 +95,7 @@ def wait_for(job, environment, log, condition, what, seconds):
         if condition(state):
             return state
         if state not in ("pending", "running"):
-            stopped = "The run stopped with status 3, and then the job ended: it didn't go back into the queue."
-            assert status != "3", stopped
+            assert status != "3", "The run stopped with status 3, but the job ended: it didn't go back into the queue."
             last = (lines_of(log) or ["(none)"])[-1][:120]
             raise AssertionError(f"The job is {state} and didn't {what}; its last line: {last}.")
         assert time.monotonic() < end, f"After {seconds:.0f} s the job is still {state}, and was ended."
