@@ -80,11 +80,6 @@ def typical(steps):
     return steps[(len(steps) - 1) // 2]
 
 
-def fastest(steps):
-    """Return the shortest step, but never the first one with its start-up."""
-    return min(steps[1:], key=step_time)
-
-
 def stage_times(steps):
     """Return the median seconds of a microbatch on every stage, of steps from `load` without the first.
 

@@ -32,7 +32,7 @@ def order(operations):
 
 def fastest(folder, *names):
     """Draw the fastest recorded step of some variants of the lab, with the memory of each."""
-    steps = {name: read.fastest(read.load(Path(folder, name))) for name in names}
+    steps = {name: min(read.load(Path(folder, name))[1:], key=read.step_time) for name in names}
     return timelines({f"{name}, measured": step for name, step in steps.items()}, unit="s")
 
 
