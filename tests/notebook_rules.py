@@ -9,11 +9,10 @@ from pathlib import Path
 import nbformat
 from IPython.core.inputtransformer2 import TransformerManager
 
-TAGS = {"nbval-ignore-output", "nbval-skip", "raises-exception", "exercise", "solution", "check"}
+TAG = "nbval-ignore-output"  # the only one: a mistyped tag is ignored without a word
 MOST_LINES = 19  # of a code cell
 WIDEST = 104  # characters of a line of code that JupyterLab shows in a window of 1280 pixels
 MOST_BYTES = 300_000  # of one output
-HIDDEN = "# Solution - click to open"  # the line that a collapsed cell shows
 OWN_MAGICS = r"\A%%(task|ranks)\b.*\n"  # these name what was wrong, in the cell's output
 MACHINE = re.compile(r"/(home|Users)/\w|/(root|tmp|work|farm|scratch)/|\b0x[0-9a-f]{6,}")
 BANNED = {
@@ -40,11 +39,6 @@ def tags(cell) -> set:
     return set(cell.metadata.get("tags", []))
 
 
-def skipped(cell) -> bool:
-    """Return whether the cell is never run by a test."""
-    return "nbval-skip" in tags(cell)
-
-
 def _whole(notebook):
     first = notebook.cells[0].source if notebook.cells else ""
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
@@ -55,11 +49,9 @@ def _whole(notebook):
             yield "has no picture in its first five cells"
         if not any(re.search(r"^\s*assert\b", cell.source, re.M) for cell in code):
             yield "asserts nothing of what it claims"
-    if "widgets" in notebook.metadata:
-        yield "saves widget state, which breaks GitHub's view of it"
     if len({cell.get("id") for cell in notebook.cells}) < len(notebook.cells):
         yield "has two cells with the same id"
-    counts = [cell.execution_count for cell in code if not skipped(cell)]
+    counts = [cell.execution_count for cell in code]
     if counts != list(range(1, len(counts) + 1)):  # never executed means never compared, whatever the cell prints
         yield f"was not executed from top to bottom: {counts}"
 
@@ -70,7 +62,7 @@ def _has_picture(cell) -> bool:
 
 
 def _code(cell):
-    lines, marks = cell.source.splitlines(), tags(cell)
+    lines = cell.source.splitlines()
     if not cell.source.strip():
         yield "is empty"
     if len(lines) > MOST_LINES:
@@ -81,17 +73,12 @@ def _code(cell):
     if transformed.count("get_ipython()") > cell.source.count("get_ipython()"):
         yield "uses ! or %: a command that fails, or a magic that is not there, would pass"
     for pattern, why in BANNED.items():
-        if (match := re.search(pattern, cell.source)) and "raises-exception" not in marks:
+        if match := re.search(pattern, cell.source):
             yield f"uses {match.group()!r}: {why}"
-    if unknown := marks - TAGS:  # is ignored without a word
-        yield f"has the unknown tag {', '.join(map(repr, sorted(unknown)))}; known: {', '.join(sorted(TAGS))}"
-    if marks >= {"raises-exception", "nbval-ignore-output"}:
-        yield "is tagged raises-exception and nbval-ignore-output: which exception it raises is then not compared"
-    if "solution" in marks and not (cell.source.startswith(HIDDEN) and cell.metadata.get("jupyter")):
-        yield f"is a solution, and does not begin with {HIDDEN!r} or is not collapsed (jupyter.source_hidden)"
-    raised = any(output.output_type == "error" for output in cell.outputs)
-    if raised != ("raises-exception" in marks) and not skipped(cell):  # the tag on a cell that raises nothing passes
-        yield "ended with an error" if raised else "is tagged raises-exception and raised nothing"
+    if unknown := tags(cell) - {TAG}:
+        yield f"has the unknown tag {', '.join(map(repr, sorted(unknown)))}; known: {TAG}"
+    if any(output.output_type == "error" for output in cell.outputs):
+        yield "ended with an error"
     yield from _text(cell.source, lines)
     for output in cell.outputs:
         yield from _output(output)

@@ -29,13 +29,12 @@ from nbval.plugin import coalesce_streams, get_sanitize_patterns
 from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from notebook_rules import lint, skipped, tags
+from notebook_rules import lint, tags
 from project import environment, fresh_copy
 
 from mpdemo.paths import root
 
 CELL_LIMIT, NBVAL_LIMIT = 300, 900  # s, for one cell and for one notebook
-KEPT_METADATA = ("tags", "jupyter")
 RUNS_OF_THE_LADDER = "train_*", "speed_*"
 TIMES_DDP_ITSELF = "11_which_one"
 TRAINS_SINGLE = r"train(\"single\""  # in a notebook's file
@@ -52,20 +51,15 @@ def notebooks(prefixes=()) -> list:
 def normalise(notebook):
     """Bring a notebook into the form in which it is committed; return it.
 
-    No metadata but kernel, tags and collapsed cells; streams merged as a terminal would show them; a traceback cut
-    to its last line, since the rest names files of one machine; cells counted from 1.
+    No metadata but kernel and tags; streams merged as a terminal would show them; cells counted from 1.
     """
     notebook.metadata = nbformat.from_dict({"kernelspec": KERNEL, "language_info": {"name": "python"}})
     notebook.nbformat, notebook.nbformat_minor = 4, 5
     count = 0
     for cell in notebook.cells:
-        cell.metadata = nbformat.from_dict({key: cell.metadata[key] for key in KEPT_METADATA if cell.metadata.get(key)})
-        if tags(cell):
-            cell.metadata["tags"] = sorted(tags(cell))
+        cell.metadata = nbformat.from_dict({"tags": sorted(tags(cell))} if tags(cell) else {})
         cell.source = cell.source.rstrip()
-        if cell.cell_type == "code" and skipped(cell):
-            cell.execution_count, cell.outputs = None, []
-        elif cell.cell_type == "code":
+        if cell.cell_type == "code":
             count += 1
             cell.execution_count = count
             cell.outputs = [_normal_output(output, count) for output in coalesce_streams(cell.outputs)]
@@ -73,8 +67,6 @@ def normalise(notebook):
 
 
 def _normal_output(output, count):
-    if output.output_type == "error":
-        output.traceback = [f"{output.ename}: {output.evalue}"]
     if output.output_type == "execute_result":
         output.execution_count = count
     if "data" in output:
@@ -97,7 +89,7 @@ def compared(notebook) -> list:
         if "nbval-ignore-output" in tags(cell) or cell.cell_type != "code":
             continue
         for output in coalesce_streams(copy.deepcopy(cell.outputs)):
-            forms = output.get("data") or {"text": output.get("text", ""), "error": output.get("ename", "")}
+            forms = output.get("data") or {"text": output.get("text", "")}
             for form, text in sorted(forms.items()):
                 for pattern, replacement in patterns:
                     text = re.sub(pattern, replacement, str(text))
@@ -121,7 +113,7 @@ def refresh(path, ladder, everything=False) -> str:
             own += ["train_single"] if TRAINS_SINGLE in path.read_text() else []  # else it only finds that job
             shutil.copytree(ladder, folder / "runs", ignore=shutil.ignore_patterns(*own), dirs_exist_ok=True)
         where = folder / (path.parent.relative_to(root()) if path.is_relative_to(root()) else "notebooks")
-        options = {"record_timing": False, "store_widget_state": False, "skip_cells_with_tag": "nbval-skip"}
+        options = {"record_timing": False, "store_widget_state": False}
         client = NotebookClient(fresh, timeout=CELL_LIMIT, resources={"metadata": {"path": str(where)}}, **options)
         client.execute(env=environment(folder, NBVAL="1"))
         # only the scripts that it changed: another notebook may have written its own in the meantime

@@ -151,16 +151,11 @@ def test_a_right_answer_may_be_written_otherwise(number, index, solutions, tmp_p
     assert state == "right", message
 
 
-def save(folder, text) -> Path:
-    path = folder / "answer.py"
-    path.write_text(text)
-    return path
-
-
 def test_a_program_that_lacks_the_function_or_dies_is_told_so(tmp_path):
-    assert "defines no mean" in verdict("03.2", save(tmp_path, "x = 1\n"))[1]
-    program = "import os\nos.write(2, b'\\xff\\n')\n\n\ndef mean(tensor, rank, world_size):\n    os._exit(1)\n"
-    state, message = verdict("03.2", save(tmp_path, program))
+    (path := tmp_path / "answer.py").write_text("x = 1\n")
+    assert "defines no mean" in verdict("03.2", path)[1]
+    path.write_text("import os\nos.write(2, b'\\xff\\n')\n\n\ndef mean(tensor, rank, world_size):\n    os._exit(1)\n")
+    state, message = verdict("03.2", path)
     assert state == "wrong" and "Rank 0 failed" in message, message
 
 
@@ -178,7 +173,8 @@ def test_what_cannot_be_tried_here_is_no_fault_of_the_answer(tmp_path, monkeypat
         raise UserError("the ranks did not start; run this cell again")
 
     monkeypatch.setattr(ranks, "run_program", no_start)
-    state, message = verdict("03.2", save(tmp_path, "def mean(tensor, rank, world_size):\n    return tensor\n"))
+    (path := tmp_path / "answer.py").write_text("def mean(tensor, rank, world_size):\n    return tensor\n")
+    state, message = verdict("03.2", path)
     assert (state, message) == ("open", "could not be tried: the ranks did not start; run this cell again.")
     monkeypatch.setattr(check, "_answers", lambda notebook: __import__("torch.nothing"))
     state, message = verdict("01.5", 1)

@@ -3,7 +3,6 @@
 import re
 import shlex
 import tempfile
-from itertools import pairwise
 from pathlib import Path
 
 from checks.job_files import told
@@ -15,45 +14,31 @@ def check_05_1(step):
     import torch
     from torch import nn
 
-    from checks.helpers import MISSING, close, ratio
+    from checks.helpers import gradients, require_gradients
 
-    sizes = []
     for microbatches in (3, 4):
-        when = f"With {microbatches} microbatches"
-        sizes.clear()
+        when, sizes = f"With {microbatches} microbatches", []
         torch.manual_seed(0)
-        stages = [nn.Sequential(nn.Linear(4, 6), nn.ReLU()), nn.Linear(6, 3)]
+        stages = nn.Sequential(nn.Sequential(nn.Linear(4, 6), nn.ReLU()), nn.Linear(6, 3))
         images, labels = torch.randn(12, 4), torch.randint(0, 3, (12,))
-        weights = [list(stage.parameters()) for stage in stages]
-        loss = nn.functional.cross_entropy(stages[1](stages[0](images)), labels)
-        right = [torch.autograd.grad(loss, of_stage, retain_graph=True) for of_stage in weights]
-        for number, stage in enumerate(stages):
-            stage.register_forward_hook(lambda _, inputs, __, number=number: sizes.append((number, len(inputs[0]))))
+        nn.functional.cross_entropy(stages(images), labels).backward()
+        right = gradients(stages)
+        stages[1].register_forward_hook(lambda layer, inputs, outputs, sizes=sizes: sizes.append(len(inputs[0])))
         try:
             step(*stages, nn.functional.cross_entropy, images, labels, microbatches)
-        except (RuntimeError, TypeError) as error:
-            said = f"{type(error).__name__}: {error}".splitlines()[0].removesuffix(": ")
-            raise AssertionError(f"{when} it fails: {said}.") from None
-        for number in (0, 1):
-            seen = [size for stage, size in sizes if stage == number]
-            wanted = [12 // microbatches] * microbatches
-            assert seen == wanted, f"{when} stage {number} computed batches of {seen} images."
-            times = ratio([parameter.grad for parameter in weights[number]], right[number])
-            assert times != MISSING, f"{when}, on stage {number}, a weight has no gradient."
-            many = f"{when}, on stage {number}, the gradients"
-            assert times is not None, f"{many} don't even point in the direction of the whole batch's."
-            mean = f"{many} are {times:.2f} times the whole batch's. Its loss is a mean."
-            assert close(times, 1, 0.005), mean
+        except RuntimeError as error:
+            raise AssertionError(f"{when} it fails: RuntimeError: {str(error).splitlines()[0]}.") from None
+        assert sizes == microbatches * [12 // microbatches], f"{when} stage 1 computed batches of {sizes} images."
+        require_gradients(gradients(stages), right, when)
 
 
 def check_05_4(orders):
     from mpdemo.plan.simulate import simulate_order
 
-    assert len(orders) == 3, f"There are three stages, and this answer has {len(orders)} lists."
     with told("It doesn't run"):
         rows = simulate_order(orders)
-    count = 1 + max(row["microbatch"] for row in rows)
-    assert count == 4, f"There are four microbatches, and this order has {count}."
+    size = len(orders), 1 + max(row["microbatch"] for row in rows)
+    assert size == (3, 4), f"There are three stages and four microbatches; this order has {size[0]} and {size[1]}."
     for stage, (limit, order) in enumerate(zip((3, 2, 1), orders, strict=True)):
         most = max(sum(1 if name[0] == "F" else -1 for name in order[:end]) for end in range(len(order) + 1))
         assert most <= limit, f"It runs, but stage {stage} holds {most} microbatches and has memory for {limit}."
@@ -62,19 +47,14 @@ def check_05_4(orders):
 
 
 def check_05_7(answer):
-    costs, points = [4, 2, 2, 3, 1, 1, 5, 2], [int(point) for point in answer]
-    assert len(points) == 2, f"Three stages need two split points, and this answer has {len(points)}."
-    edges = [0, *points, len(costs)]
-    empty = f"The split points {points} leave a stage without a block."
-    assert all(start < stop for start, stop in pairwise(edges)), empty
-    sums = [sum(costs[start:stop]) for start, stop in pairwise(edges)]
-    slow = f"The stages take {', '.join(map(str, sums))} ms. A slowest stage of less than {max(sums)} ms is possible."
-    assert max(sums) <= 7, slow
+    costs, (first, second) = [4, 2, 2, 3, 1, 1, 5, 2], answer
+    assert 0 < first < second < len(costs), f"The split points {answer} leave a stage without a block."
+    sums = [sum(stage) for stage in (costs[:first], costs[first:second], costs[second:])]
+    assert max(sums) <= 7, f"The stages take {', '.join(map(str, sums))} ms. Less than {max(sums)} ms is possible."
 
 
 def check_05_9(answer):
     words = shlex.split(answer)
-    assert not any("," in word for word in words), "The script takes the numbers after --cut with spaces between them."
     script = root() / "notebooks/scripts/train_pipeline.py"
     with tempfile.TemporaryDirectory(prefix="mpdemo-exercise-") as folder:
         options = ["--epochs", "1", "--checkpoint", f"{folder}/model", *words]
@@ -84,11 +64,7 @@ def check_05_9(answer):
             refused = printed.strip().splitlines()[-1:] if error and "SystemExit" in error else [error]
             assert not error, re.sub(r" \(line \d+\)$", "", *refused)  # of a program that the reader doesn't see
         sizes = [count_of_weights(Path(folder, f"model-stage{stage}.pt")) for stage in range(3)]
-    printed = results[2][0]
-    assert "epoch 1: loss" in printed, f"It ran, and the last stage printed {printed[:60]!r}."
-    assert all(sizes), f"It ran, and the stages have {sizes} weights: a stage without weights learns nothing."
-    split = f"It ran, and the stages have {sizes} weights. Is each of the two blocks on one stage?"
-    assert sizes == [384, 9312, 5130], split
+    assert sizes == [384, 9312, 5130], f"The stages have {sizes} weights. Is each of the two blocks on one stage?"
     first_layers = [int(word) for word in words[words.index("--cut") + 1 :] if word.isdigit()][:2]
     assert first_layers == [3, 6], "It ran, but a layer without weights is on another stage than the task says."
 

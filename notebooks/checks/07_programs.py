@@ -7,23 +7,21 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.functional import linear
 
-from checks.helpers import COLLECTIVES, MISSING, close, gathered, ratio, watch
+from checks.helpers import COLLECTIVES, close, gathered, ratio, require_gradients, watch
+from mpdemo.world.collectives import whole
 
 
 def test_07_1(rank, n):
-    halves = ["reduce_scatter", "all_gather"]
+    halves = {"reduce_scatter", "all_gather"}
     tensor, calls = torch.arange(1.0, 2 * n + 1) * 10**rank, watch(program, *COLLECTIVES)
     all_reduce(tensor, n)
-    used, value = [name for name, _ in calls], [round(number) for number in tensor.tolist()]
-    other, numbers = sorted(set(used) - set(halves)), range(1, 2 * n + 1)
-    assert not other, f"Rank {rank} calls {', '.join(other)}: use {' and '.join(halves)}."
-    kept = f"Rank {rank} still has its own numbers: the result must go into the tensor itself."
-    assert value != [number * 10**rank for number in numbers], kept
-    where = f"On rank {rank} the tensor is {value}"
+    used, value = {name for name, _ in calls}, [round(number) for number in tensor.tolist()]
+    assert used <= halves, f"Rank {rank} calls {', '.join(used - halves)}: use reduce_scatter and all_gather."
+    numbers, where = range(1, 2 * n + 1), f"On rank {rank} the tensor is {value}"
     assert value != [number * 37 for number in numbers], f"{where}: this is the mean, but an all-reduce adds up."
-    assert value == [number * 111 for number in numbers], f"{where}, which isn't the sum over all ranks."
-    unused = [name for name in halves if name not in used]
-    assert not unused, f"It is the sum, but rank {rank} doesn't call {' and '.join(unused)}."
+    right = value == [number * 111 for number in numbers]
+    assert right, f"{where}, which isn't the sum over all ranks; the result must go into the tensor itself."
+    assert used == halves, f"It is the sum, but rank {rank} doesn't call {' and '.join(halves - used)}."
 
 
 def test_07_2(rank, n):
@@ -31,39 +29,14 @@ def test_07_2(rank, n):
     weight, images, targets = torch.randn(6, 4), torch.randn(8, 4), torch.randn(8, 6)
     whole = weight.clone().requires_grad_()
     ((images @ whole.T - targets) ** 2).mean().backward()
-    rows, right = weight.chunk(n)[rank].clone(), whole.grad.chunk(n)[rank]
     calls = watch(program, *COLLECTIVES)
-    own = gradient(rows, images.chunk(n)[rank], targets.chunk(n)[rank], n)
-    used, where = {name for name, _ in calls}, f"On rank {rank}"
+    own = gradient(weight.chunk(n)[rank].clone(), images.chunk(n)[rank], targets.chunk(n)[rank], n)
+    used, where, shape = {name for name, _ in calls}, f"On rank {rank}", tuple(own.shape)
     assert "all_gather" in used, f"{where} the weight is never gathered from all ranks."
-    assert isinstance(own, torch.Tensor), f"{where} no tensor is returned."
-    shape = tuple(own.shape)
     assert shape != (6, 4), f"{where} the whole gradient is returned, but a rank keeps only its own rows."
     assert shape == (3, 4), f"{where} the gradient has the shape {shape}, but the rows have (3, 4)."
-    times = ratio([own], [right])
-    mixed = "It should be the whole batch's: whose images, and which rows, are in it?"
-    assert times is not None, f"{where} the gradient points in another direction. {mixed}"
-    assert not close(times, 2), f"{where} the gradient is the sum over the ranks, not the mean."
-    assert close(times, 1), f"{where} the gradient is {times:.2f} times the whole batch's."
+    require_gradients([own], [whole.grad.chunk(n)[rank]], where, "Whose images, and which rows, are in it?")
     assert "all_reduce" not in used, f"{where} an all-reduce brings all rows, to keep some: use reduce-scatter."
-
-
-def test_07_3(rank, n):
-    torch.manual_seed(0)
-    model = nn.Sequential(*[nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(3)])
-    before = [parameter.detach().clone() for parameter in model.parameters()]
-    optimizer = prepare(model, init_device_mesh("cpu", (n,)))
-    (model(torch.randn(8, 4)) ** 2).mean().backward()
-    optimizer.step()
-    after = [getattr(parameter, "full_tensor", parameter.detach)() for parameter in model.parameters()]
-    moved = [not torch.equal(*pair) for pair in zip(before, after, strict=True)]
-    blocks, whole = [isinstance(block, FSDPModule) for block in model], isinstance(model, FSDPModule)
-    assert any(blocks) or whole, "Nothing is sharded: every rank still has the whole model."
-    assert any(moved), "After a step no weight has changed: the optimizer holds tensors that the model no longer uses."
-    assert all(moved), "After a step some of the weights haven't changed: who trains them?"
-    assert all(blocks), "The blocks are gathered all at once, so each rank holds the whole model in every step."
-    alone = "Each block is a root of its own, and by default a root keeps its gathered weights after the forward pass."
-    assert whole, alone
 
 
 def blocks_and_batch():
@@ -71,45 +44,59 @@ def blocks_and_batch():
     return nn.Sequential(*[nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(3)]), torch.randn(8, 4)
 
 
+def require_sharded(model):
+    """Require each block to be sharded, and the model itself."""
+    blocks = [isinstance(block, FSDPModule) for block in model]
+    assert any(blocks) or isinstance(model, FSDPModule), "Nothing is sharded: every rank still has the whole model."
+    assert all(blocks), "The blocks are gathered all at once, so each rank holds the whole model in every step."
+    alone = "Each block is a root of its own, and by default a root keeps its gathered weights after the forward pass."
+    assert isinstance(model, FSDPModule), alone
+
+
+def require_step(model, optimizer, loss):
+    """Require a step to change every weight."""
+    loss.backward()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    optimizer.step()
+    moved = [not torch.equal(*map(whole, pair)) for pair in zip(before, model.parameters(), strict=True)]
+    assert all(moved), "After a step some weights haven't changed: does the optimizer hold the model's tensors of now?"
+
+
+def test_07_3(rank, n):
+    model, x = blocks_and_batch()
+    optimizer = prepare(model, init_device_mesh("cpu", (n,)))
+    require_step(model, optimizer, (model(x) ** 2).mean())
+    require_sharded(model)
+
+
 def test_07_4(rank, n):
     model, x = blocks_and_batch()
-    computed = {}
-    for number, block in enumerate(model):
-        block[0].register_forward_pre_hook(
-            lambda layer, _, number=number: computed.update({number: layer.weight.dtype})
-        )
+    computed = []
+    for block in model:
+        block[0].register_forward_pre_hook(lambda layer, _: computed.append(layer.weight.dtype))
     optimizer = prepare(model, init_device_mesh("cpu", (n,)))
-    stored, whole = {parameter.dtype for parameter in model.parameters()}, isinstance(model, FSDPModule)
     kept = "The weights are stored in bf16, so an update of less than a few thousandths of a weight is rounded away."
-    assert torch.bfloat16 not in stored, kept
-    assert whole and all(isinstance(block, FSDPModule) for block in model), "Some block, or the model, isn't sharded."
-    (model(x.chunk(n)[rank]).float() ** 2).mean().backward()
-    wrong = [number for number, dtype in computed.items() if dtype != torch.bfloat16]
-    alone = "each call of fully_shard needs a policy with a param_dtype."
-    assert not wrong, f"Block {wrong[0] if wrong else ''} computes in {computed[wrong[0]] if wrong else ''}: {alone}"
-    before = [parameter.detach().to_local().clone() for parameter in model.parameters()]
-    optimizer.step()
-    after = [parameter.detach().to_local() for parameter in model.parameters()]
-    moved = [not torch.equal(*pair) for pair in zip(before, after, strict=True)]
-    assert all(moved), "After a step some of the weights haven't changed: which tensors does the optimizer hold?"
+    assert torch.bfloat16 not in {parameter.dtype for parameter in model.parameters()}, kept
+    require_sharded(model)
+    loss = (model(x.chunk(n)[rank]).float() ** 2).mean()
+    for number, dtype in enumerate(computed):
+        alone = f"Block {number} computes in {dtype}: each call of fully_shard needs a policy with a param_dtype."
+        assert dtype == torch.bfloat16, alone
+    require_step(model, optimizer, loss)
 
 
 def test_07_5(rank, n):
     model, x = blocks_and_batch()
     right = [*torch.autograd.grad((model(x) ** 2).mean(), list(model.parameters()))]
     prepare(model, 2, 2)
-    sharded = [isinstance(block, FSDPModule) for block in model]
-    assert any(sharded) or isinstance(model, FSDPModule), "Nothing is sharded: every rank still has the whole model."
-    assert all(sharded), "The blocks are gathered all at once, so each rank holds the whole model in every step."
-    assert isinstance(model, FSDPModule), "The model itself isn't sharded, so each block is a root of its own."
+    require_sharded(model)
     rows = gathered(model[0][0].weight.to_local().detach().tolist())
     assert len(rows[0]) != 1, "Each rank stores a quarter, so every block's weights are gathered across the network."
     same = [other for other in range(n) if rows[other] == rows[0]]
     assert same != [0, 1], "Ranks 0 and 1 store the same rows, but they share a node: here it should store them once."
     assert same == [0, 2], f"Rank 0's rows are stored by the ranks {same}, not by ranks 0 and 2, one in each node."
     (model(x.chunk(n)[rank]) ** 2).mean().backward()
-    times = ratio([parameter.grad.full_tensor() for parameter in model.parameters()], right)
-    assert times is not None and close(times, 1), f"On rank {rank} the gradients aren't the whole batch's."
+    require_gradients([parameter.grad.full_tensor() for parameter in model.parameters()], right, f"On rank {rank}")
 
 
 class Sum(torch.autograd.Function):
@@ -143,19 +130,14 @@ def test_07_6(rank, n):
     parts = [tensor.requires_grad_() for tensor in mine(*whole)]
     calls, where = watch(program, *COLLECTIVES), f"On rank {rank}"
     own = mlp(*parts)
-    shape = getattr(own, "shape", None)
-    assert shape == result.shape, f"{where} the output has the shape {shape}, but x has {tuple(result.shape)}."
-    forward, times = len(calls), ratio([own.detach()], [result.detach()])
+    forward = len(calls)
     assert forward, f"{where} nothing is added up: each rank has the sum over its own inputs alone."
     apart = f"{where} the output isn't a single device's. Is every bias in it, and only once?"
-    assert times is not None and close(times, 1, 1e-3), apart
+    assert close(ratio([own.detach()], [result.detach()]), 1, 1e-3), apart
     assert forward == 1, f"{where} the forward pass has {forward} all-reduces; one is enough."
     (own**2).sum().backward()
     for name, part, wanted in zip(("x", "up", "up_bias", "down", "down_bias"), parts, right, strict=True):
-        times, whose = ratio([part.grad], [wanted]), f"{where} the gradient of {name}"
-        assert times != MISSING, f"{whose} is missing."
-        half = "of this rank's half of the hidden layer alone" if name == "x" else "not a single device's"
-        assert times is not None, f"{whose} is {half}."
-        assert close(times, 1, 1e-3), f"{whose} is {times:.2f} times a single device's."
+        half = "is of this rank's half of the hidden layer alone" if name == "x" else "isn't a single device's"
+        assert close(ratio([part.grad], [wanted]), 1, 1e-3), f"{where} the gradient of {name} {half}."
     backward = len(calls) - forward
     assert backward == 1, f"{where} the backward pass has {backward} all-reduces, not one."

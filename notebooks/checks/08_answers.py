@@ -12,13 +12,10 @@ def close(value, right, tolerance=1e-6):
 
 def check_08_1(efficiency):
     first, case = efficiency(1, 100.0, 4, 31.25), "From 100 s on 1 device to 31.25 s on 4 it gives"
-    assert isinstance(first, int | float), f"It returned {first!r}, which is no number."
     assert not close(first, 3.2), f"{case} 3.2: this is the speed-up."
-    assert not close(first, 1.25), f"{case} 1.25: it is upside down."
     assert close(first, 0.8), f"{case} {first:.3g}."
     second = efficiency(4, 100.0, 16, 31.25)
-    wrong = f"From 100 s on 4 devices to 31.25 s on 16 it gives {second:.3g}; the devices became four times as many."
-    assert close(second, 0.8), wrong
+    assert close(second, 0.8), f"From 4 to 16 devices it gives {second:.3g}; the devices became four times as many."
 
 
 STEPS = {  # a slow first and second step; on 2 devices each other number of skipped steps gives another speed-up
@@ -36,25 +33,18 @@ def speedups_without(skipped, average=median):
 
 def check_08_2(speedups):
     result = speedups([{"devices": n, "seconds": [*seconds], "batch": batch} for n, (seconds, batch) in STEPS.items()])
-    assert isinstance(result, dict) and set(result) == {1, 2, 4}, "It returns no speed-up for 1, 2 and 4 devices."
-    assert close(result[1], 1), f"The speed-up of the first run over itself is {result[1]:.3g}."
     right = speedups_without(2)
 
     def is_like(values):
-        return all(close(result[n], values[n], 0.05) for n in (2, 4))
+        return all(close(result[n], values[n], 0.05) for n in (1, 2, 4))
 
-    unfair = "The run on 4 devices has four times the images in each step, but its steps are compared as if it hadn't."
+    unfair = "On 4 devices each step has four times the images, and is compared as if it hadn't."
     assert not close(result[4], right[4] / 4, 0.15), unfair
-    upside_down = "It is upside down: the run that is faster has the smaller number."
-    assert not is_like({n: 1 / value for n, value in right.items()}), upside_down
-    warm_up = "It includes steps of the warm-up: they hold what happens once, and a long run has it once."
     warm = [speedups_without(skipped, average) for skipped in (0, 1) for average in (median, mean)]
-    assert not any(map(is_like, warm)), warm_up
-    too_short = "It leaves out more steps than the report above."
-    assert not any(is_like(speedups_without(skipped)) for skipped in (3, 4, 5)), too_short
-    for n in (2, 4):
-        asked = f"For {n} devices it gives {result[n]:.3g}; how many images per second has each run?"
-        assert close(result[n], right[n], 0.05), asked
+    assert not any(map(is_like, warm)), "It includes steps of the warm-up, which hold what happens once in a run."
+    short = [speedups_without(skipped) for skipped in (3, 4, 5)]
+    assert not any(map(is_like, short)), "It leaves out more steps than the report above."
+    assert is_like(right), f"It gives {result}; how many images per second has each run?"
 
 
 def check_08_3(largest):
@@ -70,7 +60,6 @@ def check_08_3(largest):
             asked = f"For runs on {numbers} devices and an efficiency of {wanted:g}"
             with told(f"{asked} it ends with an error"):
                 got = largest(runs, images, share, wanted)
-            assert got is not None, f"{asked} it returns nothing."
             assert isinstance(got, int), f"{asked} it returns {type(got).__name__}, which is no number of devices."
             assert got == right, f"{asked} it returns {got}; the fitted model has another limit."
 
@@ -92,10 +81,7 @@ def check_08_5(straggler_of):
         (backward, 0, "two ranks with other times"),
     ):
         got = straggler_of([dict(row) for row in rows])
-        assert got is not None, "It returns nothing, instead of the number of a rank."
         assert not isinstance(got, dict), "It returns a whole row, instead of its rank."
-        known = [row["rank"] for row in rows]
-        assert got in known, f"For {which} it returns {got!r}, which isn't one of their numbers."
         longest = max(rows, key=lambda row: row["exposed"])["rank"]
         assert got != longest, f"For {which} it returns {got}. This rank waits longest for the others."
-        assert got == right, f"For {which} it returns {got}. Another rank waits less for the others."
+        assert got == right, f"For {which} it returns {got!r}. Another rank waits less for the others."

@@ -3,7 +3,6 @@
 Where a Slurm can be started, the script runs: once training, it is warned, goes back into the queue and resumes.
 """
 
-import json
 import re
 import shutil
 import time
@@ -12,6 +11,7 @@ from checks.job_files import READ, TRIED, check_text, client, submit, training_o
 from mpdemo.jobs import slurm
 from mpdemo.jobs.check import Script
 from mpdemo.paths import root
+from mpdemo.training.log import rows_in
 
 OUT = "work/long"  # where the run of the exercise writes
 SECONDS = 60.0  # limit for each of its two runs
@@ -41,13 +41,11 @@ def read(text):
     assert name in ("USR1", "SIGUSR1", "10"), f"The training doesn't know the signal {name} as a warning."
     assert before.isdecimal(), f"{signal} doesn't say how many seconds before the end the warning comes."
     limit = slurm.limit(script.value("time") or "10-0")
-    assert int(before) >= 10, f"{before} seconds may be too short to finish a step and write a checkpoint."
-    assert int(before) < limit, f"The warning would come {before} s before the end of a job of {limit} s."
+    assert 10 <= int(before) < limit, f"A warning {before} s before the end: allowed are 10 to {limit - 1} s."
     assert "no-requeue" not in script.options, "Slurm would refuse to put this job back into the queue."
     again = [line for line in text.splitlines() if re.match(r"[^#]*scontrol requeue", line)]
     assert again, "After the warning the job ends, and nothing puts it back into the queue."
-    assert settings.resume, "In the job's second run the training wouldn't resume from the checkpoint."
-    assert settings.resume == "auto", "In the job's first run there is no checkpoint to resume from."
+    assert settings.resume == "auto", "Only --resume auto fits both runs: the first one finds no checkpoint yet."
 
 
 def run(path, environment, log):
@@ -57,17 +55,14 @@ def run(path, environment, log):
     wait_for(*place, lambda state: len(steps()) >= 3, "train", SECONDS)
     client(environment, "scancel", "--signal=USR1", job)
     wait_for(*place, lambda state: state == "pending", "go back into the queue", SECONDS)
-    stopped = steps()
+    stopped = len(steps())
     time.sleep(2)  # a node refuses a job that starts again within the second of its end
     client(environment, "scontrol", "update", f"jobid={job}", "StartTime=now")  # else it waits for two minutes
     wait_for(*place, lambda state: state == "completed", "end well in its second run", SECONDS)
     done = steps()
-    assert len(done) > len(stopped), f"The job's second run did no step after step {len(stopped)}."
+    assert len(done) > stopped, f"The job's second run did no step after step {stopped}."
     assert done == list(range(1, len(done) + 1)), "Its file of metrics doesn't hold each step once."
 
 
 def steps():
-    file = root() / OUT / "metrics.jsonl"
-    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
-    rows = [json.loads(line) for line in lines if line.endswith("\n")]
-    return [row["step"] for row in rows if row["event"] == "step"]
+    return [row["step"] for row in rows_in(root() / OUT) if row["event"] == "step"]

@@ -34,14 +34,11 @@ def read(text):
     assert (nodes, tasks, cpus) == (2, 2, 4), f"Slurm reads {nodes} nodes, {tasks} tasks, CPUs per task: {cpus}."
     given = re.sub(r"(^|\s)#.*", "", text.replace("\\\n", " "), flags=re.M)
     launch, program, _ = next((line for line in given.splitlines() if MEET in line), "").partition("python")
-    assert program, "Nothing starts the program in which the ranks meet."
-    assert re.search(r"\bsrun\b", launch), "The program starts without srun: it is one process alone."
-    local = "localhost" in given or "127.0.0.1" in given
-    assert not local, "On node 1, localhost is node 1: nothing listens there."
+    assert program and re.search(r"\bsrun\b", launch), "No srun starts the program in which the ranks meet."
+    assert not re.search(r"localhost|127\.0\.0\.1", given), "On node 1, localhost is node 1: nothing listens there."
     for value, what in ALL_NODES.items():
         assignment = re.search(rf"""\bMASTER_ADDR=["']?{value}["']?(?=\s|;|$)""", given)
-        fixed = assignment and re.search(r"\bMASTER_ADDR=|\bread\b.*\bMASTER_ADDR", given[assignment.end() :])
-        assert not assignment or fixed, f"MASTER_ADDR holds {what}: no machine has such a name."
+        assert not assignment, f"MASTER_ADDR holds {what}: no machine has such a name."
     step = CPUS.search(launch) or EXPORTED.search(given)
     assert step, "The job has 4 CPUs per task, but the step that srun starts has one, as in Slurm 22.05 to 23.02."
     wrong = step[1].isdecimal() and int(step[1]) != cpus
@@ -52,6 +49,5 @@ def check_10_8(slow_network):
     channel = "n1:9:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 4[0] [send] via {}\n"
     usable = "n1:9:9 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.4<0>\n"
     assert slow_network(usable + channel.format("NET/Socket/0")), "A channel via NET/Socket is slow."
-    told = "No channel uses the socket here: that nccl could use it is no proof."
-    assert not slow_network(usable + channel.format("NET/IB/0")), told
+    assert not slow_network(usable + channel.format("NET/IB/0")), "That nccl could use the socket is no proof."
     assert not slow_network(channel.format("P2P/CUMEM")), "P2P is inside a node, and fast."

@@ -24,43 +24,28 @@ def test_12_2(rank, n):
     torch.manual_seed(0)
     batches = [(torch.randn(8, 1, 28, 28), torch.randint(0, 10, (8,))) for _ in range(4)]
     module = Classifier()
-    wanted, losses, weight = plain_losses(module.net, batches), [], module.net.weight.detach().clone()
+    wanted, losses = plain_losses(module.net, batches), []
     optimizer = module.configure_optimizers()
     for number, batch in enumerate(batches):
-        if isinstance(optimizer, torch.optim.Optimizer):
-            optimizer.zero_grad()
+        optimizer.zero_grad()
         loss = module.training_step(batch, number)
         if number == 0:
-            twice = "training_step updates the weights itself, and then the trainer updates them once more."
-            assert torch.equal(weight, module.net.weight), twice
-            left = "training_step leaves gradients behind, and the trainer's backward adds to them."
-            assert module.net.weight.grad is None, left
-            is_tensor = isinstance(loss, torch.Tensor)
-            kind = f"a {type(loss).__name__}" + " without a graph" * is_tensor
-            graph = f"training_step returns {kind}, from which the trainer can't run the backward pass."
-            assert is_tensor and loss.requires_grad, graph
-            none = "configure_optimizers doesn't return an optimizer of PyTorch."
-            assert isinstance(optimizer, torch.optim.Optimizer), none
+            assert module.net.weight.grad is None, "training_step leaves gradients behind, to which backward adds."
+            assert hasattr(loss, "backward"), f"It returns a {type(loss).__name__}, from which no backward can begin."
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    same = "After 4 steps the losses differ from those of the original loop: the loss or the optimizer has changed."
-    assert losses == wanted, same
+    assert losses == wanted, "The losses aren't those of the original loop: the loss or the optimizer has changed."
 
 
 def test_12_4(rank, n):
     tensor, on = torch.tensor([2.0, 10.0]) * (1 + rank), f"on rank {rank}"
     given = tensor.clone()
-    reduced = allreduce(tensor)
-    assert isinstance(reduced, torch.Tensor), f"allreduce returns no tensor {on}."
-    reduced = reduced.tolist()
+    reduced = allreduce(tensor).tolist()
     assert reduced != [6.0, 30.0], f"allreduce gives the sum {on}; Horovod's gives the mean."
     assert reduced == [3.0, 15.0], f"allreduce of [2, 10] and [4, 20] gives {reduced} {on}."
-    assert torch.equal(tensor, given), (
-        f"allreduce has changed the tensor it was given {on}; Horovod's returns a new one."
-    )
+    assert torch.equal(tensor, given), f"allreduce has changed the tensor that it was given {on}."
     state = {"weight": torch.full((1,), float(rank)), "bias": torch.full((1,), float(rank))}
     broadcast_parameters(state, 1)
     values = [tensor.item() for tensor in state.values()]
-    got = f"After broadcast_parameters(state, 1) the state is {values} {on}; on rank 1 it was [1.0, 1.0]."
-    assert values == [1.0, 1.0], got
+    assert values == [1.0, 1.0], f"After broadcast_parameters(state, 1) the state is {values} {on}, not [1.0, 1.0]."

@@ -1,23 +1,20 @@
 """What the tests of several programs use. They run in every rank, after the reader's program, in plain PyTorch."""
 
 import math
+import re
+import time
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 CALLS = count()
-ONE_TENSOR = {  # forms with one tensor in the place of a list, which PyTorch 2.14 has renamed
-    "all_gather_into_tensor": "all_gather",
-    "all_gather_single": "all_gather",
-    "reduce_scatter_tensor": "reduce_scatter",
-    "reduce_scatter_single": "reduce_scatter",
-}
+# some also in a form with one tensor in the place of a list, which PyTorch 2.14 has renamed
 COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather", "gather", "scatter", "reduce_scatter",
-               "all_gather_object", *ONE_TENSOR)  # fmt: skip
-MISSING = "missing"  # stands for the ratio of a gradient that was never computed
+               "all_gather_object", "all_gather_into_tensor", "all_gather_single", "reduce_scatter_tensor",
+               "reduce_scatter_single")  # fmt: skip
 
 
 def close(number, right, within=0.01):
@@ -26,12 +23,21 @@ def close(number, right, within=0.01):
 
 
 def ratio(own, right):
-    """Return how many times the right gradients these are, all together; None where they point elsewhere."""
+    """Return how many times the right gradients these are, all together; nan where they aren't a multiple of them."""
     if any(gradient is None for gradient in own):
-        return MISSING
+        return math.nan
     own, right = (torch.cat([gradient.flatten() for gradient in group]) for group in (own, right))
     times = (own * right).sum() / right.square().sum()
-    return times.item() if (own - times * right).norm() < 1e-3 * right.norm() else None
+    return times.item() if (own - times * right).norm() < 1e-3 * right.norm() else math.nan
+
+
+def require_gradients(own, right, where, hint=""):
+    """Require gradients, all together, to be the right ones."""
+    times = ratio(own, right)
+    assert not any(gradient is None for gradient in own), f"{where} a weight has no gradient."
+    apart = f"{where} the gradients don't point in the direction of the whole batch's. {hint}"
+    assert not math.isnan(times), apart.strip()
+    assert close(times, 1, 0.005), f"{where} the gradients are {times:.2f} times the whole batch's. Its loss is a mean."
 
 
 def gradients(model):
@@ -62,9 +68,7 @@ def watch(program, *names):
     def watched(name, function):
         def call(*args, **kwargs):
             tensor = args[0] if args else next(iter(kwargs.values()), None)
-            if tensor is None:
-                raise ValueError(f"{name} was given None instead of a tensor")
-            calls.append((ONE_TENSOR.get(name, name), list(getattr(tensor, "shape", []))))
+            calls.append((re.sub("_into_tensor|_tensor|_single", "", name), list(getattr(tensor, "shape", []))))
             return function(*args, **kwargs)
 
         originals[call] = function
@@ -82,14 +86,20 @@ def watch(program, *names):
     return calls
 
 
-def share_of(rank):
-    """Return a small model, this rank's half of twelve inputs and labels, and the gradients of all twelve by name."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
-    inputs, labels = torch.randn(12, 5), torch.randint(0, 3, (12,))
-    nn.functional.cross_entropy(model(inputs), labels).backward()
-    names = [name for name, _ in model.named_parameters()]
-    return model, (inputs[rank::2], labels[rank::2]), dict(zip(names, gradients(model), strict=True))
+@contextmanager
+def slow_saves():
+    """Make every save to a file slow in a ``with`` block, and yield a list that notes the names of what is saved."""
+    saved, save = [], torch.save
+
+    def slow_save(state, file, *args, **kwargs):
+        if isinstance(file, str | Path) or hasattr(file, "name"):  # gathering objects saves into memory
+            saved.append(list(state))
+            time.sleep(0.5)
+        save(state, file, *args, **kwargs)
+
+    torch.save = slow_save
+    yield saved
+    torch.save = save
 
 
 def wait_for_all():

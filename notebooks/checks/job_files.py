@@ -16,7 +16,7 @@ from mpdemo.errors import UserError
 from mpdemo.jobs import slurm
 from mpdemo.options import add_options, options_from
 from mpdemo.paths import root
-from mpdemo.settings import Settings, checked
+from mpdemo.settings import Settings
 from mpdemo.world.processes import child_environment
 
 SECONDS = 40.0  # limit for the job; four processes that load no PyTorch need about 1 s
@@ -32,11 +32,10 @@ def printed_by_job(path):
         if not place:
             return None
         job = submit(path, *place)
-        state, _ = wait_for(job, *place, lambda state: state not in ("pending", "running"), "end", SECONDS)
-        lines = [re.sub(r"^\s*\d+: ", "", line) for line in lines_of(place[1])]
-    own = own_lines(lines)
-    assert state == "completed", f"The job ended as {state}; its last line: {(own or lines or ['(none)'])[-1]}."
-    return sorted(own)
+        state = wait_for(job, *place, lambda state: state not in ("pending", "running"), "end", SECONDS)
+        lines = lines_of(place[1])
+    assert state == "completed", f"The job ended as {state}; its last line: {(lines or ['(none)'])[-1]}."
+    return sorted(lines)
 
 
 def check_text(path):
@@ -85,7 +84,7 @@ def client(environment, *command):
 
 
 def wait_for(job, environment, log, condition, what, seconds):
-    """Wait until a condition on the job's state holds; return the state and the exit status."""
+    """Wait until a condition on the job's state holds; return the state."""
     end = time.monotonic() + seconds
     while True:
         answered = client(environment, "scontrol", "show", "job", "-o", job)
@@ -94,30 +93,20 @@ def wait_for(job, environment, log, condition, what, seconds):
         state, status = re.search(r"JobState=(\w+).* ExitCode=(\d+)", answered.stdout).groups()
         state = {"COMPLETING": "running", "CONFIGURING": "pending"}.get(state, state.lower())
         if condition(state):
-            return state, int(status)
+            return state
         if state not in ("pending", "running"):
-            stopped = "The run stopped with status 3, and then the job ended: it didn't go back into the queue."
-            assert status != "3", stopped
-            last = (own_lines(lines_of(log)) or ["(none)"])[-1][:120]
+            assert status != "3", "The run stopped with status 3, but the job ended: it didn't go back into the queue."
+            last = (lines_of(log) or ["(none)"])[-1][:120]
             raise AssertionError(f"The job is {state} and didn't {what}; its last line: {last}.")
         assert time.monotonic() < end, f"After {seconds:.0f} s the job is still {state}, and was ended."
         time.sleep(0.1)
 
 
 def lines_of(log):
-    return log.read_text(errors="replace").splitlines() if log.exists() else []
-
-
-def own_lines(lines):
-    """Return the lines that the program printed: no empty ones, and none of Slurm's."""
-    return [line for line in lines if line.strip() and not line.startswith(("srun:", "slurmstepd:"))]
-
-
-class Options(argparse.ArgumentParser):
-    """A parser that refuses an answer where the command would end with an error."""
-
-    def error(self, message):
-        raise AssertionError(f"The command is refused: {message}.")
+    """Return the lines that the program printed, without labels: no empty ones, and none of Slurm's."""
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    lines = [re.sub(r"^\s*\d+: ", "", line) for line in lines if not line.startswith(("srun:", "slurmstepd:"))]
+    return [line for line in lines if line.strip()]
 
 
 def training_of(text):
@@ -126,8 +115,7 @@ def training_of(text):
     commands = [shlex.split(line, comments=True) for line in lines if re.search(r"\bmpdemo\s+train\b", line)]
     words = next((words for words in commands if "train" in words), [])
     assert words, "There is no `-m mpdemo train` in it."
-    place = words.index("train")
-    parser = Options(add_help=False)
+    place, parser = words.index("train"), argparse.ArgumentParser(add_help=False, exit_on_error=False)
     add_options(parser, Settings)
     with told("The command is refused"):
         parsed, unknown = parser.parse_known_args(words[place + 1 :])
@@ -135,17 +123,11 @@ def training_of(text):
         return words[:place], options_from(parsed, Settings)
 
 
-def settled(settings, processes=None, **values):
-    """Return settings as the training would take them, or say why it would refuse them."""
-    with told("It stops at once"):
-        return checked(Settings(**(settings | values)), processes)
-
-
 @contextlib.contextmanager
 def told(how):
     """Turn what the package refuses into what is wrong with the answer."""
     try:
         yield
-    except UserError as error:
+    except (UserError, argparse.ArgumentError) as error:
         said = str(error).partition("; allowed")[0].partition(": name ")[0]
         raise AssertionError(f"{how}: {said}.") from None

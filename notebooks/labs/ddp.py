@@ -59,7 +59,7 @@ def buckets(world, image_size=64, share=16, warmup=3):
     model = models.build("resnet18", classes=1000, channels=3, image_size=image_size).to(world.device)
     images = torch.randn(share, 3, image_size, image_size, device=world.device)
     observed, ddp = [], DistributedDataParallel(model, gradient_as_bucket_view=True)
-    ddp.register_comm_hook(observed, time_bucket)
+    ddp.register_comm_hook(lambda *row: observed.append(row), time_bucket)
     for _ in range(warmup + 1):  # DDP settles what goes into which bucket in its first step
         observed.clear()
         rest()
@@ -75,51 +75,38 @@ def buckets(world, image_size=64, share=16, warmup=3):
     return {"forward": clock.seconds(begin, forward), "backward": clock.seconds(begin, end), "buckets": rows}
 
 
-def time_bucket(observed, bucket):
-    """All-reduce a full bucket, as DDP does without this hook, and read the clock before and after."""
+def time_bucket(note, bucket):
+    """All-reduce a full bucket, as DDP does without this hook; note its MiB and the clock before and after."""
     gradients, ready = bucket.buffer(), clock.read(bucket.buffer().device)
     gradients /= dist.get_world_size()
 
-    def note(future):
-        observed.append((gradients.nbytes / 2**20, ready, clock.read(gradients.device)))
+    def reduced(future):
+        note(gradients.nbytes / 2**20, ready, clock.read(gradients.device))
         return future.value()[0]
 
-    return dist.all_reduce(gradients, async_op=True).get_future().then(note)
+    return dist.all_reduce(gradients, async_op=True).get_future().then(reduced)
 
 
 def averaging(world, epochs=3, batch=128, lr=0.3):
     """Return how far two ways of averaging end from the single device's weights (largest relative difference)."""
     images, labels = (tensor.to(world.device) for tensor in data.load("digits").train.tensors)
     steps = list(zip(images.split(batch), labels.split(batch), strict=True)) * epochs
-    start = models.build("toy").to(world.device)
-    single, gradients, weights = (copy.deepcopy(start) for _ in range(3))
-    for number, (x, y) in enumerate(steps, 1):
-        share = x.chunk(world.world_size)[world.rank], y.chunk(world.world_size)[world.rank]
-        sgd(single, x, y, lr)  # the whole batch
-        sgd(gradients, *share, lr, mean=True)  # DDP: the mean of the gradients, every step
-        sgd(weights, *share, lr)  # alone ...
+    single = models.build("toy").to(world.device)
+    ddp, alone = DistributedDataParallel(copy.deepcopy(single)), copy.deepcopy(single)
+    for number, whole in enumerate(steps, 1):
+        share = [tensor.chunk(world.world_size)[world.rank] for tensor in whole]
+        for model, (x, y) in ((single, whole), (ddp, share), (alone, share)):
+            model.zero_grad()
+            cross_entropy(model(x), y).backward()
+            for parameter in model.parameters():
+                parameter.data -= lr * parameter.grad
         if number % (len(steps) // epochs) == 0:
-            for parameter in weights.parameters():  # ... and the mean of the weights, after each epoch
-                mean_over_ranks(parameter.data)
+            for parameter in alone.parameters():  # the mean of the weights
+                dist.all_reduce(parameter.data)
+                parameter.data /= world.world_size
     reference = dict(single.named_parameters())
-    ways = {"gradients, every step": gradients, "weights, after each epoch": weights}
+    ways = {"gradients, every step": ddp.module, "weights, after each epoch": alone}
     return {way: relative_difference(dict(model.named_parameters()), reference) for way, model in ways.items()}
-
-
-def sgd(model, images, labels, lr, mean=False):
-    """Do one plain step on these images; with `mean` the gradients are first averaged over the processes."""
-    model.zero_grad()
-    cross_entropy(model(images), labels).backward()
-    for parameter in model.parameters():
-        if mean:
-            mean_over_ranks(parameter.grad)
-        parameter.data -= lr * parameter.grad
-
-
-def mean_over_ranks(tensor):
-    """Replace a tensor by its mean over all processes."""
-    dist.all_reduce(tensor)
-    tensor /= dist.get_world_size()
 
 
 if __name__ == "__main__":

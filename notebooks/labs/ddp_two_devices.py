@@ -8,6 +8,7 @@ Taught in notebooks/06_hybrid.ipynb. Source: https://docs.pytorch.org/tutorials/
 
 import socket
 import sys
+from itertools import islice
 
 import torch
 from torch import nn
@@ -39,20 +40,14 @@ class OnTwoDevices(nn.Module):
         return self.second(x.to(self.devices[1]))  # the outputs are on the second device
 
 
-def two_devices():
-    """Return this process's two devices: its GPUs (after others of the same node), or twice the CPU."""
-    if torch.cuda.device_count() < 2:
-        return [torch.device("cpu")] * 2
-    return [torch.device("cuda", number) for number in range(2)]
-
-
 def train(world, steps) -> list[float]:
     """Train; return the loss of every step, over all processes."""
-    devices, losses = two_devices(), []
-    ddp = DistributedDataParallel(OnTwoDevices(*devices))  # the module places its own inputs
+    two_gpus = torch.cuda.device_count() >= 2
+    devices = [torch.device("cuda", number) if two_gpus else torch.device("cpu") for number in range(2)]
+    ddp, losses = DistributedDataParallel(OnTwoDevices(*devices)), []  # the module places its own inputs
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-3)
     loaders = data.Loaders(data.load("digits"), BATCH, world.world_size, world.rank)
-    for _, (images, labels) in zip(range(steps), loaders.train, strict=False):
+    for images, labels in islice(loaders.train, steps):
         optimizer.zero_grad()
         loss = cross_entropy(ddp(images), labels.to(devices[1]))
         loss.backward()  # averages over the processes, the gradients of both devices

@@ -8,8 +8,8 @@ one node nothing crosses. Taught in notebooks/06_hybrid.ipynb.
 
 import socket
 import sys
-from pathlib import Path
 
+import psutil
 import torch
 
 from mpdemo import models
@@ -22,15 +22,6 @@ STEPS = 3
 LAYOUTS = {"inside": "dp-pp", "across": "pp-dp"}  # of a replica: in one node, or over the nodes
 MODELS = ("transformer", "convstack")  # many weights and small activations, and the other way round
 GRID = {"rung": "hybrid", "batch_size": 64, "image_size": 28, "cut": "block.3", "microbatches": 4, "replicas": 2}
-
-
-def sent_bytes(table="/proc/net/dev") -> int:
-    """Return how many bytes this node has sent over its network since it started, without those to itself.
-
-    The kernel's table has a line ``NAME: received... sent...`` for each interface, 8 numbers for each direction.
-    """
-    rows = [line.split(":") for line in Path(table).read_text().splitlines()[2:]]
-    return sum(int(numbers.split()[8]) for name, numbers in rows if name.strip() != "lo")
 
 
 def measure(world, name, mesh) -> dict:
@@ -52,9 +43,10 @@ def measure(world, name, mesh) -> dict:
 
 
 def sent_by_nodes() -> int:
-    """Return the bytes that all nodes have sent, each counted once; all ranks must call this."""
+    """Return the bytes that all nodes have sent to others, each node counted once; all ranks must call this."""
     rest()
-    return sum(dict(gather_objects((socket.gethostname(), sent_bytes()))).values())
+    sent = sum(card.bytes_sent for name, card in psutil.net_io_counters(pernic=True).items() if name != "lo")
+    return sum(dict(gather_objects((socket.gethostname(), sent))).values())
 
 
 def layouts(world) -> dict:

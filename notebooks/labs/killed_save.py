@@ -7,7 +7,6 @@ It saves a model and its optimizer twice. Before the second save it limits the s
 first one's, so that the operating system ends it there. Taught in notebooks/09_checkpoint.ipynb.
 """
 
-import os
 import resource
 import signal
 import sys
@@ -20,12 +19,10 @@ from mpdemo import models
 
 def save(state, path, how):
     """Write a state over the last one, or under a temporary name first."""
-    if how == "plain":
-        torch.save(state, path)
-    else:
-        temporary = path.with_suffix(".tmp")
-        torch.save(state, temporary)
-        os.replace(temporary, path)
+    written = path if how == "plain" else path.with_suffix(".tmp")
+    torch.save(state, written)
+    if how == "atomic":
+        written.replace(path)
 
 
 def end_at(size):

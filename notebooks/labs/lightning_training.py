@@ -9,29 +9,22 @@ Taught in notebooks/12_other_tools.ipynb. Source: https://lightning.ai/docs/pyto
 
 import sys
 import time
-from importlib.util import find_spec
 
+import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.strategies import DDPStrategy
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler
 
 from mpdemo import data, models
-from mpdemo.errors import UserError
 from mpdemo.notebook.recipe import recipe
 from mpdemo.run import Run
 from mpdemo.settings import Settings
 from mpdemo.training.log import RunLog
 from mpdemo.world.env import claim_cores, where_am_i
 from mpdemo.world.launch import end
-
-for package in ("lightning", "tensorboard"):
-    if find_spec(package) is None:
-        raise UserError(f"this lab needs {package}, which is not installed; pip install lightning tensorboard")
-
-import lightning.pytorch as pl  # noqa: E402
-from lightning.pytorch.loggers import TensorBoardLogger  # noqa: E402
-from lightning.pytorch.strategies import DDPStrategy  # noqa: E402
 
 
 class Digits(pl.LightningDataModule):

@@ -7,12 +7,10 @@ one folder per variant, below it. Taught in notebooks/05_pipeline.ipynb.
 """
 
 import sys
-from collections import defaultdict
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from mpdemo import data, models
 from mpdemo.compare import Comparison, model_and_batch, run_lab
 from mpdemo.notebook.recipe import equal_cut, recipe
 from mpdemo.schedules import SCHEDULES
@@ -40,19 +38,17 @@ def equality(world) -> dict:
     whole batch, and against the one that takes it in the same microbatches.
     """
 
-    def gradients(settings, model, batch):
-        return Trial(replace(settings, timeline=False), world, model, batch).gradients()
+    def gradients(settings):
+        return Trial(replace(settings, timeline=False), world, *model_and_batch(settings)).gradients()
 
-    differences, (model, batch) = {}, model_and_batch(COURSE)
-    reference = gradients(Settings(**recipe("single")), model, batch)
+    differences, reference = {}, gradients(Settings(**recipe("single")))
     for name, settings in {"naive": NAIVE, **{name: variant(name) for name in SCHEDULES}}.items():
-        differences[name] = relative_difference(gradients(settings, model, batch), reference)
-    batch = [tensor[:64] for tensor in data.load("digits").train.tensors]
+        differences[name] = relative_difference(gradients(settings), reference)
     for norm in ("group", "batch"):
-        model, single = models.build("convnet", norm=norm), Settings(rung="single", norm=norm, batch_size=64)
-        piped = gradients(replace(single, rung="pipeline", microbatches=4), model, batch)
+        single = Settings(rung="single", model="convnet", norm=norm, batch_size=64)
+        piped = gradients(replace(single, rung="pipeline", microbatches=4))
         for name, microbatches in (("whole batch", 1), ("same microbatches", 4)):
-            reference = gradients(replace(single, microbatches=microbatches), model, batch)
+            reference = gradients(replace(single, microbatches=microbatches))
             differences[f"{norm} norm, {name}"] = relative_difference(piped, reference)
     ranks = gather_objects(differences)
     return {name: max(rank[name] for rank in ranks) for name in differences}
@@ -95,16 +91,15 @@ def record_all(world, out, variants) -> dict:
 def seconds_of(folder, settings) -> dict:
     """Return what `record_all` does, of one variant."""
     step = min(read.load(folder)[1:], key=read.step_time)
-    computing = defaultdict(float)
+    busy = [0.0, 0.0]  # s that each rank computes
     for row in step:
-        computing[row["rank"]] += (row["end"] - row["start"]) * (row["kind"] in read.COMPUTES)
-    schedule = settings.schedule if settings.microbatches else "GPipe"
-    ideal = read.predict([step], schedule)
-    seconds = {"measured": read.step_time(step), "simulated": ideal.step_time, "computing": max(computing.values())}
+        busy[row["rank"]] += (row["end"] - row["start"]) * (row["kind"] in read.COMPUTES)
+    ideal = read.predict([step], settings.schedule if settings.microbatches else "GPipe")
+    seconds = {"measured": read.step_time(step), "simulated": ideal.step_time, "computing": max(busy)}
     return seconds | {"idle": ideal.idle_share}
 
 
 if __name__ == "__main__":
-    experiments = {function.__name__: function for function in (equality,)}
-    experiments |= {function.__name__: partial(function, out=sys.argv[1]) for function in (splits, schedules, cuts)}
-    end(run_lab(experiments, sys.argv[1], sys.argv[2:]))
+    out, *names = sys.argv[1:]
+    timed = {function.__name__: partial(function, out=out) for function in (splits, schedules, cuts)}
+    end(run_lab({"equality": equality} | timed, out, names))

@@ -3,12 +3,11 @@
     torchrun --standalone --nproc-per-node 2 -m mpdemo.labs.predictions runs/predictions
 
 Every process takes part; rank 0 writes ``summary.json`` in the folder. Nothing is timed, so a busy machine counts the
-same. Taught in notebooks/11_which_one.ipynb.
+same. A part of ``python -m mpdemo bench``.
 """
 
 import gc
 import sys
-from dataclasses import replace
 
 from mpdemo.compare import model_and_batch
 from mpdemo.notebook.recipe import recipe
@@ -57,32 +56,15 @@ CASES = {  # processes -> settings, as changes of the course model's
 }
 
 
-def wanted(changes, batch_size) -> Settings:
-    """Return the settings of a case, not checked yet."""
-    return replace(Settings(**recipe(**changes)), batch_size=batch_size, timeline=False)
-
-
-def measure(world, cases, batch_size) -> list[dict]:
-    """Return a row for each case, complete on rank 0; all ranks must call this.
-
-    Returns
-    -------
-    list of dict
-        ``case`` (as one types it), and for each rank ``counted`` (bytes at the peak of a step) and ``messages``
-        (collective -> bytes in a step).
-    """
-    rows = []
-    for changes in cases:
-        settings = wanted(changes, batch_size)
-        trial = Trial(settings, world, *model_and_batch(settings))
-        counted = peak_of_a_step(trial)
-        messages = {kind: row["bytes"] for kind, row in sent_in_a_step(trial).items()}
-        case = " ".join(as_arguments(changes))
-        rows.append({"case": case, "counted": gather_objects(counted), "messages": gather_objects(messages)})
-        trial.end()
-        del trial
-        gc.collect()
-    return rows
+def counted(world, settings) -> dict:
+    """Return for each rank the bytes at the peak of a step, and its messages (collective -> bytes)."""
+    trial = Trial(settings, world, *model_and_batch(settings))
+    peak = peak_of_a_step(trial)
+    messages = {kind: row["bytes"] for kind, row in sent_in_a_step(trial).items()}
+    trial.end()
+    del trial
+    gc.collect()
+    return {"counted": gather_objects(peak), "messages": gather_objects(messages)}
 
 
 def predicted(settings) -> dict:
@@ -97,12 +79,15 @@ def predicted(settings) -> dict:
 def main(out, batch_size=64):
     """Count in every process; rank 0 predicts when the others are done, and writes the result."""
     with join_world() as world:
-        cases = CASES[world.world_size]
-        rows = measure(world, cases, int(batch_size))
+        cases, shared = CASES[world.world_size], {"batch_size": int(batch_size), "timeline": False}
+        settings = [Settings(**recipe(**case, **shared)) for case in cases]
+        rows = [{"case": " ".join(as_arguments(case))} for case in cases]
+        for row, wanted in zip(rows, settings, strict=True):
+            row |= counted(world, wanted)
     if world.rank == 0:
-        for row, changes in zip(rows, cases, strict=True):
-            row |= predicted(checked(wanted(changes, int(batch_size)), world.world_size))
-    RunLog(out, world.rank == 0).finish({"device": world.device.type, "rows": rows})
+        for row, wanted in zip(rows, settings, strict=True):
+            row |= predicted(checked(wanted, world.world_size))
+    RunLog(out, world.rank == 0).finish({"rows": rows})
 
 
 if __name__ == "__main__":

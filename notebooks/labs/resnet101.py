@@ -8,7 +8,7 @@ much for a login node, so it is a job. Taught in notebooks/05_pipeline.ipynb.
 
 import sys
 
-from mpdemo.plan import memory, report
+from mpdemo.plan import memory, planner
 from mpdemo.plan.command import plan
 from mpdemo.training.log import RunLog
 
@@ -16,38 +16,20 @@ BATCH, IMAGE_SIZE, MICROBATCHES = 128, 224, 8
 COMPARED = (8, 16, 32)  # microbatches whose memory is estimated
 
 
-def predictions() -> dict:
-    """Return the plan's text, and the two cuts side by side.
+def cuts() -> dict:
+    """Return the two cuts by name: the share of the work on the first device, and the speed-up over one device.
 
-    Returns
-    -------
-    dict
-        ``text``; and ``cuts``, by name: ``point`` (the first block of the second stage), ``share`` (of the work on the
-        first device), ``speedup`` (over one device) and ``peak`` (microbatches -> schedule -> MiB of every device).
+    The planned one also has ``peak``: microbatches -> schedule -> MiB of every device.
     """
-    chosen = plan(
-        model="resnet101",
-        stages=2,
-        batch=BATCH,
-        gpu_memory="40GiB",
-        cost="a100",
-        microbatches=MICROBATCHES,
-        schedule="1F1B",
-    )
+    options = {"batch": BATCH, "gpu_memory": "40GiB", "microbatches": MICROBATCHES, "schedule": "1F1B"}
+    chosen = plan(model="resnet101", stages=2, cost="a100", **options)
     costs = [cost.both for cost in chosen.job.costs[BATCH // MICROBATCHES]]
-    one_device = report.planner.one_device_step_time(chosen.job)
-    cuts = {}
-    for cut, candidate in (("usual", chosen.usual()), ("planned", chosen.best)):
-        (point,) = candidate.points
-        peaks = {count: {name: peak_memory(point, name, count) for name in ("GPipe", "1F1B")} for count in COMPARED}
-        share = sum(costs[:point]) / sum(costs)
-        cuts[cut] = {
-            "point": point,
-            "share": share,
-            "speedup": one_device / candidate.step_time,
-            "peak": peaks,
-        }
-    return {"text": report.text(chosen), "cuts": cuts}
+    one_device, rows = planner.one_device_step_time(chosen.job), {}
+    for name, candidate in (("usual", chosen.usual()), ("planned", chosen.best)):
+        (point,) = candidate.points  # the first block of the second stage
+        rows[name] = {"share": sum(costs[:point]) / sum(costs), "speedup": one_device / candidate.step_time}
+    rows["planned"]["peak"] = {M: {name: peak_memory(point, name, M) for name in ("GPipe", "1F1B")} for M in COMPARED}
+    return rows
 
 
 def peak_memory(point, schedule, microbatches) -> list[int]:
@@ -58,4 +40,4 @@ def peak_memory(point, schedule, microbatches) -> list[int]:
 
 
 if __name__ == "__main__":
-    RunLog(sys.argv[1], True).finish(predictions())
+    RunLog(sys.argv[1], True).finish({"cuts": cuts()})

@@ -9,11 +9,11 @@ notebooks/07_sharding.ipynb.
 import sys
 from contextlib import contextmanager
 
-from torch.distributed.tensor import DTensor
 from torch.profiler import record_function
 
 from mpdemo.compare import model_and_batch, write_result
 from mpdemo.labs.profile_parts import STEP, recording
+from mpdemo.labs.single_device import stored
 from mpdemo.notebook.recipe import recipe
 from mpdemo.plan.counting import sent_in_a_step
 from mpdemo.recorder import Recorder
@@ -33,22 +33,6 @@ WAYS = {  # name -> rung and its settings
 KINDS = {"all_reduce": "A", "all_gather": "G", "reduce_scatter": "R"}  # in the name of a range -> kind of a timeline
 
 STEPS = 2
-
-
-def stored(trial) -> dict:
-    """Return the bytes of the weights, gradients and optimizer states that this rank keeps between two steps."""
-    parameters = list(trial.held.parameters())
-    states = [value for state in trial.updates.state.values() for value in state.values()]
-    return {
-        "weights": sum(map(local_bytes, parameters)),
-        "gradients": sum(local_bytes(parameter.grad) for parameter in parameters),
-        "optimizer": sum(local_bytes(state) for state in states if state.dim()),  # not the count of steps, a scalar
-    }
-
-
-def local_bytes(tensor) -> int:
-    """Return the bytes that this rank holds of a tensor."""
-    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).nbytes
 
 
 def timeline(trial, world) -> list[dict]:

@@ -9,6 +9,7 @@ Taught in notebooks/01_single_device.ipynb.
 import sys
 import time
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -37,16 +38,15 @@ def reading(world, rounds=5, steps=5):
     trial = Trial(CONVNET, world, *model_and_batch(CONVNET))
     seconds = {"every step": [], "at the end": [], "without waiting": []}
     for _ in range(rounds):
-        for name, every in (("every step", 1), ("at the end", steps)):
-            begin = now(world.device)
-            for step in range(1, steps + 1):
-                loss = trial.step()
-                if step == steps:
-                    launched = time.perf_counter() - begin
-                if step % every == 0:
-                    loss.item()
-            seconds[name].append((now(world.device) - begin) / steps)
-        seconds["without waiting"].append(launched / steps)
+        begin = now(world.device)
+        for _ in range(steps):
+            trial.step().item()
+        seconds["every step"].append((now(world.device) - begin) / steps)
+        begin = now(world.device)
+        losses = [trial.step() for _ in range(steps)]
+        seconds["without waiting"].append((time.perf_counter() - begin) / steps)
+        losses[-1].item()
+        seconds["at the end"].append((now(world.device) - begin) / steps)
     return seconds
 
 
@@ -71,30 +71,22 @@ def loading(world, workers=(0, 1, 2, 4), seconds_per_image=0.001):
     """
     digits, trial = data.load("digits"), Trial(CONVNET, world, *model_and_batch(CONVNET))
     slow = replace(digits, train=RemoteImages(digits.train, seconds_per_image))
-    load = mean_seconds(batches(slow, 0), lambda batch: None, world.device)
+    loaders = {count: data.Loaders(slow, CONVNET.batch_size, workers=count).train for count in workers}
+    load = mean_seconds(loaders[0], lambda batch: None, world.device)
     steps, alone = {}, []
-    for count in workers:
-        steps[count] = mean_seconds(batches(slow, count), trial.step, world.device)
-        alone.append(mean_seconds(iter(range(ALONE)), lambda _: trial.step(), world.device))
+    for count, loader in loaders.items():
+        steps[count] = mean_seconds(loader, trial.step, world.device)
+        alone.append(mean_seconds(ALONE * [None], trial.step, world.device))
     return {"load": load, "device": min(alone), "workers": steps}
-
-
-def batches(dataset, workers):
-    """Return the batches of one epoch, from this many loader processes (0: from this process)."""
-    loaders = data.Loaders(dataset, CONVNET.batch_size, workers=workers)
-    loaders.start_epoch(0)
-    return iter(loaders.train)
 
 
 def mean_seconds(batches, work, device, warmup=2):
     """Return the time per batch, to get it and to work on it; the first ones are left out."""
-    for _ in range(warmup):
-        work(next(batches))
-    begin, count = now(device), 0
-    for batch in batches:
+    for number, batch in enumerate(batches):
+        if number == warmup:
+            begin = now(device)
         work(batch)
-        count += 1
-    return (now(device) - begin) / count
+    return (now(device) - begin) / (number + 1 - warmup)
 
 
 def parts(world):
@@ -118,7 +110,7 @@ def parts_of(settings, device, rounds=8):
         optimizer.step()
         optimizer.zero_grad()
         times.append(now(device))
-        seconds.append([end - begin for begin, end in zip(times, times[1:], strict=False)])
+        seconds.append([end - begin for begin, end in pairwise(times)])
     named = zip(("load", "forward", "backward", "update"), zip(*seconds[2:], strict=True), strict=True)
     with FlopCounterMode(display=False) as forward:
         loss = cross_entropy(model(images), labels)
@@ -130,21 +122,18 @@ def parts_of(settings, device, rounds=8):
 
 def share_of_products(model, batch):
     """Return the share of the forward pass's time in the layers whose arithmetic is counted: convolutions, linear."""
-    begins, total = [], 0.0
+    times = []  # when a layer begins and ends, when the next one does
 
-    def end(layer, inputs, outputs):
-        nonlocal total
-        total += now(batch.device) - begins.pop()
+    def note(*_):
+        times.append(now(batch.device))
 
-    layers = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
-    hooks = [layer.register_forward_pre_hook(lambda *_: begins.append(now(batch.device))) for layer in layers]
-    hooks += [layer.register_forward_hook(end) for layer in layers]
+    for layer in model.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            layer.register_forward_pre_hook(note)
+            layer.register_forward_hook(note)
     begin = now(batch.device)
     model(batch)
-    whole = now(batch.device) - begin
-    for hook in hooks:
-        hook.remove()
-    return total / whole
+    return (sum(times[1::2]) - sum(times[::2])) / (now(batch.device) - begin)
 
 
 def memory(world, sizes=(16, 32, 64)):
@@ -152,19 +141,25 @@ def memory(world, sizes=(16, 32, 64)):
 
     The levels, one per allocation, are computed with fake tensors for the largest batch.
     """
-    trial = Trial(COURSE, world, *model_and_batch(COURSE))
-    trial.step()
-    parameters = list(trial.held.parameters())
-    states = [value for p in parameters for value in trial.updates.state[p].values() if value.dim()]
-    kept = {"weights": parameters, "gradients": [p.grad for p in parameters], "AdamW": states}
     variants = {str(size): replace(COURSE, batch_size=size) for size in sizes}
     variants[f"{sizes[-1]} in 4 parts"] = replace(COURSE, batch_size=sizes[-1], microbatches=4)
     trials = {name: Trial(settings, world, *model_and_batch(settings)) for name, settings in variants.items()}
     peaks = {name: peak_of_a_step(trial) for name, trial in trials.items()}
-    kept = {name: sum(tensor.nbytes for tensor in tensors) for name, tensors in kept.items()}
+    trial = trials["64"]
+    kept = stored(trial)
+    kept["AdamW"] = kept.pop("optimizer")
     course = Subject("transformer", image_size=28, classes=10, channels=1)
     levels = dry_step(course, settled(course, "single", sizes[-1]), states=2).levels[0]
-    return {"parameters": sum(p.numel() for p in parameters), "kept": kept, "peaks": peaks, "levels": list(levels)}
+    return {"kept": kept, "peaks": peaks, "levels": list(levels)}
+
+
+def stored(trial) -> dict:
+    """Return the bytes of the weights, gradients and optimizer states that this rank keeps between two steps."""
+    weights = list(trial.held.parameters())
+    states = [value for state in trial.updates.state.values() for value in state.values()]
+    states = [state for state in states if state.dim()]  # not the count of steps, a scalar
+    kept = {"weights": weights, "gradients": [weight.grad for weight in weights], "optimizer": states}
+    return {name: sum(getattr(t, "_local_tensor", t).nbytes for t in tensors) for name, tensors in kept.items()}
 
 
 if __name__ == "__main__":

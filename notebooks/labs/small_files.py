@@ -22,17 +22,12 @@ SAMPLES, BYTES = 2000, 20_000
 SAMPLE = os.urandom(BYTES)
 
 
-def write_files(folder, samples):
-    """Write each sample into a file of its own."""
-    for number in range(samples):
-        (folder / str(number)).write_bytes(SAMPLE)
-
-
-def write_one(folder, samples):
-    """Write all samples into one file."""
-    with open(folder / "all", "wb") as file:
-        for _ in range(samples):
-            file.write(SAMPLE)
+def write(folder, per_file):
+    """Write the samples, so many into each file."""
+    for first in range(0, SAMPLES, per_file):
+        with open(folder / str(first), "wb") as file:
+            for _ in range(per_file):
+                file.write(SAMPLE)
 
 
 def read_files(folder, order):
@@ -44,7 +39,7 @@ def read_files(folder, order):
 
 def read_one(folder, order):
     """Open the one file once, and read a piece of it for each sample."""
-    with open(folder / "all", "rb", buffering=0) as file:
+    with open(folder / "0", "rb", buffering=0) as file:
         for number in order:
             file.seek(number * BYTES)
             file.read(BYTES)
@@ -65,24 +60,24 @@ def seconds(function, *arguments) -> float:
     return time.perf_counter() - begin
 
 
-def measure(disk, samples) -> list[dict]:
+def measure(disk) -> list[dict]:
     """Write and read on one disk; return a row for the many files, and one for the single file."""
-    rows, order = [], random.Random(0).sample(range(samples), samples)
-    for files, write, read in (("many", write_files, read_files), ("one", write_one, read_one)):
+    rows, order = [], random.Random(0).sample(range(SAMPLES), SAMPLES)
+    for files, per_file, read in (("many", 1, read_files), ("one", SAMPLES, read_one)):
         with tempfile.TemporaryDirectory(dir=disk, prefix="mpdemo-files-") as folder:
             folder = Path(folder)
-            row = {"disk": str(disk), "files": files, "write": seconds(write, folder, samples)}
+            row = {"disk": str(disk), "files": files, "write": seconds(write, folder, per_file)}
             forget(folder)
             row |= {"read first": seconds(read, folder, order), "read again": seconds(read, folder, order)}
         rows.append(row)
     return rows
 
 
-def main(out, *disks, samples=SAMPLES):
+def main(out, *disks):
     """Measure on each disk, by default on that of the run's folder, and write the rows."""
     Path(out).mkdir(parents=True, exist_ok=True)
-    rows = [row for disk in disks or [out] for row in measure(disk, samples)]
-    Path(out, "summary.json").write_text(json.dumps({"samples": samples, "bytes": BYTES, "rows": rows}))
+    rows = [row for disk in disks or [out] for row in measure(disk)]
+    Path(out, "summary.json").write_text(json.dumps({"rows": rows}))
 
 
 if __name__ == "__main__":

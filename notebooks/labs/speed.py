@@ -13,12 +13,11 @@ from dataclasses import asdict, replace
 from torch import nn
 
 from mpdemo import compare
-from mpdemo.errors import UserError, did_you_mean
 from mpdemo.labs.ddp import time_bucket
 from mpdemo.notebook.recipe import recipe
 from mpdemo.plan import memory
 from mpdemo.recorder import Recorder
-from mpdemo.settings import RUNGS, Settings
+from mpdemo.settings import Settings
 from mpdemo.timeline import read
 from mpdemo.timeline.observe import observe, recorded_steps
 from mpdemo.world.collectives import gather_objects
@@ -30,15 +29,10 @@ ROUNDS = 7
 def measure(world, rung, rounds=ROUNDS) -> dict:
     """Time the single device and a rung alternately, recording both; all ranks must call this.
 
-    Returns
-    -------
-    dict
-        ``batch_size``, ``rounds``, ``seconds`` (name -> one number per round) and ``rows``. The speed-up of a row is
-        the ratio of the medians.
+    The speed-up of a row is the ratio of the medians.
     """
     variants = compare.as_variants([Settings(**recipe(name)) for name in dict.fromkeys(("single", rung))])
-    single = variants["single"]
-    comparison = compare.compare(variants, world, *compare.model_and_batch(single))
+    comparison = compare.compare(variants, world, *compare.model_and_batch(variants["single"]))
     for name in variants:
         observe_trial(comparison.trials[name], world)
     errors = compare.gradient_differences(comparison)
@@ -55,7 +49,7 @@ def measure(world, rung, rounds=ROUNDS) -> dict:
         }
         if row["rung"] in ("pipeline", "hybrid"):
             row |= {"schedule": settings.schedule, "microbatches": settings.microbatches}
-    return {"batch_size": single.batch_size, "rounds": rounds, "seconds": comparison.seconds, "rows": rows}
+    return {"seconds": comparison.seconds, "rows": rows}
 
 
 def observe_trial(trial, world):
@@ -65,29 +59,18 @@ def observe_trial(trial, world):
     recorder = Recorder(world.rank, world.device, alone=trial.world == 1)
     observe(trial, recorder)
     if trial.s.rung == "ddp":
-        watch_for_ddp(lambda ddp: ddp.register_comm_hook(RecordedBuckets(recorder), time_bucket))
+        record_buckets(recorder)
 
 
-def watch_for_ddp(wrapped):
-    """Call a function with the first `DistributedDataParallel` that computes, before it does."""
+def record_buckets(recorder):
+    """Record the all-reduces of the first `DistributedDataParallel` that computes."""
 
     def look(module, inputs):
         if isinstance(module, nn.parallel.DistributedDataParallel):
             handle.remove()
-            wrapped(module)
+            module.register_comm_hook(lambda mib, *times: recorder.add("A", *times), time_bucket)
 
     handle = nn.modules.module.register_module_forward_pre_hook(look)
-
-
-class RecordedBuckets:
-    """A list for the lab of DDP, which appends the MiB of every bucket, and the clock when ready and when reduced."""
-
-    def __init__(self, recorder):
-        self.recorder = recorder
-
-    def append(self, bucket):
-        """Record the all-reduce of a bucket."""
-        self.recorder.add("A", *bucket[1:])
 
 
 def device_memory(settings) -> list[dict]:
@@ -96,12 +79,6 @@ def device_memory(settings) -> list[dict]:
     return [asdict(replace(device, device=number)) for number, device in enumerate(devices)]
 
 
-def main(out, rung, rounds=ROUNDS):
-    """Measure in every process; rank 0 writes the result."""
-    if rung not in RUNGS:
-        raise UserError(f"no rung {rung!r}; allowed: {', '.join(RUNGS)}{did_you_mean(rung, RUNGS)}")
-    compare.write_result(out, lambda world: measure(world, rung, int(rounds)))
-
-
 if __name__ == "__main__":
-    end(main(*sys.argv[1:]))
+    out, rung, *rounds = sys.argv[1:]
+    end(compare.write_result(out, lambda world: measure(world, rung, *map(int, rounds))))

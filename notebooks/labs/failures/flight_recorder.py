@@ -13,9 +13,7 @@ def last_collective() -> str:
     The number counts the collectives of a process group from 1 on. Two ranks that are at the same number with another
     name, or other sizes, wait for each other.
     """
-    from torch._C._distributed_c10d import (
-        _dump_fr_trace_json,
-    )  # not public yet, like the rest of the recorder
+    from torch._C._distributed_c10d import _dump_fr_trace_json  # not public yet, like the rest of the recorder
 
     entries = json.loads(_dump_fr_trace_json()).get("entries")
     if not entries:

@@ -7,40 +7,35 @@ import os
 import socket
 import sys
 import time
-from contextlib import suppress
 
 PATIENCE = 8.0  # s
 
 
-def listen(port, others) -> bool:
-    """Wait for the other ranks; return whether all came."""
-    with socket.create_server(("", port)) as server, suppress(TimeoutError):
+def listen(port, others):
+    """Wait for the other ranks."""
+    with socket.create_server(("", port)) as server:
         server.settimeout(PATIENCE)
         for _ in range(others):
             server.accept()[0].close()
-        return True
-    return False
 
 
-def knock(address, port) -> bool:
-    """Connect to rank 0; return whether it was there."""
+def knock(address, port):
+    """Connect to rank 0, which may not listen yet."""
     end = time.monotonic() + PATIENCE
-    while time.monotonic() < end:
-        with suppress(OSError):
-            socket.create_connection((address, port), timeout=1).close()
-            return True
+    while True:
+        try:
+            return socket.create_connection((address, port), timeout=1).close()
+        except OSError:
+            if time.monotonic() > end:
+                raise
         time.sleep(0.1)
-    return False
-
-
-def main() -> int:
-    """Meet the others; return the exit status."""
-    rank, world_size = int(os.environ.get("SLURM_PROCID", 0)), int(os.environ.get("SLURM_STEP_NUM_TASKS", 1))
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    met = listen(port, world_size - 1) if rank == 0 else knock(address, port)
-    print(f"rank {rank} of {world_size}: {'met the others' if met else f'nobody at {address}'}", flush=True)
-    return 0 if met else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    rank, world_size = int(os.environ.get("SLURM_PROCID", 0)), int(os.environ.get("SLURM_STEP_NUM_TASKS", 1))
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    try:
+        listen(port, world_size - 1) if rank == 0 else knock(address, port)
+    except OSError:  # a timeout is one
+        sys.exit(f"rank {rank} of {world_size}: nobody at {address}")
+    print(f"rank {rank} of {world_size}: met the others", flush=True)
