@@ -14,8 +14,6 @@ import os
 import platform
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -26,7 +24,7 @@ from mpdemo.jobs import diagnose, slurm
 from mpdemo.jobs.launch_text import torchrun_signals
 from mpdemo.jobs.sbatch_text import gpu_rows, render
 from mpdemo.jobs.slurm import Answer
-from mpdemo.world import supervisor, warm
+from mpdemo.world import warm
 from mpdemo.world.devices import ON_THE_CPU, too_few_gpus
 from mpdemo.world.processes import check_room, child_environment, first_child, is_running, start_time
 
@@ -128,9 +126,8 @@ def start(spec, site) -> dict:
     order = {"cwd": str(paths.root()), "status": str(out / STATUS), "ranks": str(out / RANKS), "grace": GRACE}
     order |= {"name": spec.name, "signal": spec.signal, "scratch": str(scratch), "limit": slurm.limit(spec.time_limit)}
     order |= step(spec, site, order["limit"]) if around else ranks(spec, scratch)
-    (scratch / "order.json").write_text(json.dumps(order))
     try:
-        pid, PIPES[str(out)] = supervise(scratch / "order.json", out / LOG, cold=bool(around))
+        pid, PIPES[str(out)] = warm.supervise(order, out / LOG)
     except OSError as error:
         shutil.rmtree(scratch, ignore_errors=True)
         raise UserError(f"cannot start a job here: {error}") from None
@@ -168,17 +165,3 @@ def step_text(spec, site) -> str:
     shape += [f"--{option}={value}" for option, value, _ in gpu_rows(spec, site)]
     text = render(spec, dataclasses.replace(site, srun_options=(*shape, *site.srun_options)))
     return text.replace("SLURM_JOB_ID % 10000", "(SLURM_JOB_ID + $$) % 10000")
-
-
-def supervise(order, log, cold) -> tuple[int, object]:
-    """Start a supervisor; return its number, and the pipe whose end tells it that this Python has ended.
-
-    It is forked from a process that has PyTorch, or, where a job's own processes start elsewhere, begins cold.
-    """
-    watched, pipe = os.pipe()
-    with open(log, "wb") as file, open(watched) as stdin:
-        if not cold:
-            return warm.supervise(order, stdin.fileno(), file.fileno()), open(pipe, "wb")
-        command = [sys.executable, "-SP", supervisor.__file__, str(order)]
-        process = subprocess.Popen(command, stdin=stdin, stdout=file, stderr=file, start_new_session=True)
-        return process.pid, open(pipe, "wb")
