@@ -1,8 +1,7 @@
 """TensorBoard's part of a run's folder says what ``metrics.jsonl`` says, each step once, also after a resume."""
 
-import json
-
 import pytest
+from test_training import lines
 
 from mpdemo.notebook.tables import scalars
 from mpdemo.run import train
@@ -14,26 +13,22 @@ RECIPE = {"warmup_steps": 2, "lr_schedule": "cosine", "epochs": 3}  # three step
 
 
 def run(out, **settings):
-    """Train in this process; return what TensorBoard reads in the folder, and the metrics."""
+    """Train in this process; return what TensorBoard reads in the folder, and the folder."""
     assert train(checked(Settings(**SETTINGS | {"out": str(out)} | settings)), World()) == 0
-    return scalars(out / "tensorboard"), [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return scalars(out / "tensorboard"), out
 
 
-def of(rows, event, name):
-    return [(row["step"], pytest.approx(row[name])) for row in rows if row["event"] == event]
-
-
-def agree(logged, rows):
+def agree(logged, out):
     """Compare tag by tag."""
-    assert logged["train/loss"] == of(rows, "step", "loss")
-    assert logged["train/images_per_second"] == of(rows, "step", "images_per_second")
-    assert logged["validation/loss"] == of(rows, "epoch", "validation_loss")
-    assert logged["validation/accuracy"] == of(rows, "epoch", "validation_accuracy")
+    names = {f"train/{name}": ("step", name) for name in ("loss", "images_per_second")}
+    names |= {f"validation/{name}": ("epoch", f"validation_{name}") for name in ("loss", "accuracy")}
+    for tag, (event, name) in names.items():
+        assert logged[tag] == [(row["step"], pytest.approx(row[name])) for row in lines(out, event)], tag
 
 
 def test_a_whole_run_and_a_new_one_in_its_folder(tmp_path):
-    logged, rows = run(tmp_path, **RECIPE)
-    agree(logged, rows)
+    logged, out = run(tmp_path, **RECIPE)
+    agree(logged, out)
     assert [step for step, _ in logged["validation/loss"]] == [3, 6, 9]
     rates = [value for _, value in logged["train/learning_rate"]]
     assert rates[:3] == pytest.approx([0.01, 0.02, 0.02])
@@ -46,8 +41,8 @@ def test_a_resumed_run_has_every_step_once(tmp_path, stop):
     whole, _ = run(tmp_path / "whole", **RECIPE)
     part = tmp_path / "part"
     run(part, **RECIPE, steps=5, checkpoint_every=stop)  # continues after its checkpoint
-    logged, rows = run(part, **RECIPE, resume=str(part))
-    agree(logged, rows)
+    logged, out = run(part, **RECIPE, resume=str(part))
+    agree(logged, out)
     assert [step for step, _ in logged["train/loss"]] == list(range(1, 10))
     for tag in ("train/loss", "train/learning_rate", "validation/loss"):
         assert logged[tag] == [(step, pytest.approx(value)) for step, value in whole[tag]], tag
