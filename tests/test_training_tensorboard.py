@@ -66,10 +66,10 @@ def test_without_the_package_one_line_says_so(run_mpdemo, tmp_path):
 
 
 def test_a_full_disk_ends_it_and_not_the_run(run_mpdemo, tmp_path):
-    """A limit on the size of files stands for the disk."""
-    limit = "import resource as r\nr.setrlimit(r.RLIMIT_FSIZE, (2000, 2000))\n"
+    """A limit on the size of files stands for the disk; TensorBoard's is the largest."""
+    limit = "import resource as r\nr.setrlimit(r.RLIMIT_FSIZE, (7300, 7300))\n"
     (tmp_path / "sitecustomize.py").write_text(limit)
-    words = ["--rung", "single", "--model", "toy", "--batch-size", "512", "--steps", "6", "--log-every", "1"]
+    words = ["--rung", "single", "--model", "toy", "--batch-size", "32", "--steps", "48", "--log-every", "1000"]
     done = run_mpdemo("train", *words, "--tensorboard", "--out", str(tmp_path / "run"), PYTHONPATH=str(tmp_path))
     assert done.returncode == 0 and "Traceback" not in done.stderr
     assert done.stderr == "mpdemo: --tensorboard ends here: File too large; the run continues\n"

@@ -1,21 +1,12 @@
 """``python -m mpdemo train``, which starts a rung's file, and what that file does before its training.
 
-Every rung on one machine (``--processes`` does torchrun's work)::
+On one machine (``--processes`` does torchrun's work), the same by hand, and on several nodes of a cluster::
 
-    python -m mpdemo train --rung single         --model convnet --epochs 4 --out runs/single
-    python -m mpdemo train --rung data_parallel  --model convnet --epochs 4 --devices 2
-    python -m mpdemo train --rung ddp            --model resnet50 --dataset folder --data PATH --processes 2
-    python -m mpdemo train --rung model_parallel --model resnet50 --cut layer2.3 --processes 2
-    python -m mpdemo train --rung model_parallel --model resnet50 --form one-process --devices 2
-    python -m mpdemo train --rung pipeline       --model transformer --microbatches 8 --schedule 1F1B --processes 2
-    python -m mpdemo train --rung hybrid         --model transformer --processes 4 --replicas 2 --sharded
-    python -m mpdemo train --rung fsdp           --model transformer --processes 2 --reshard never
-    python -m mpdemo train --rung tensor         --model transformer --processes 2 --sequence-parallel
-
-A rung is a script in mpdemo/rungs. The same by hand, and on several nodes of a cluster::
-
+    python -m mpdemo train --rung ddp --model convnet --epochs 4 --processes 2 --out runs/ddp
     torchrun --standalone --nproc-per-node 2 -m mpdemo.rungs.ddp --model convnet
     srun --ntasks-per-node 4 python -m mpdemo train --rung ddp --model resnet50   # MASTER_ADDR, MASTER_PORT exported
+
+A rung is a script in mpdemo/rungs; ``python -m mpdemo.rungs.pipeline --help`` shows the launch lines of that one.
 """
 
 import argparse

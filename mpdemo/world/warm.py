@@ -104,8 +104,6 @@ def _become_supervisor(connection, program, order, pipe, log, *inputs):
         connection.close()
         for descriptor, stream in ((pipe, 0), (log, 1), (log, 2)):
             os.dup2(descriptor, stream)
-        for descriptor in (pipe, log):
-            os.close(descriptor)
         job = json.loads(order.read_text())
         end = supervisor.supervise(job | {"run_program": program, "inputs": inputs, "owner": [0]})
         status, scratch = Path(job["status"]), Path(job["scratch"])
