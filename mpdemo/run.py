@@ -28,26 +28,14 @@ PRECISION = {"fp32": None, "bf16": torch.bfloat16}
 
 
 class Run(Between):
-    """A training run under way.
-
-    Attributes
-    ----------
-    s : Settings
-        Checked.
-    rank, world : int
-        This process, and how many there are.
-    device, devices : torch.device, list of torch.device
-        What this process computes on; `devices` where it drives several.
-    epoch, steps_done : int
-        Where the training is; steps are counted from its start.
-    """
+    """A training run under way: its checked settings `s`, this process's `rank` of `world`, and its `device`."""
 
     def __init__(self, settings, place):
         self.s, self.place = settings, place
         self.rank, self.world, self.device = place.rank, place.world_size, place.device
         self.devices = local_devices(place.device, settings.devices if settings.form == "one-process" else 1)
         self.recorder = Recorder(self.rank, self.device) if settings.timeline else None
-        self.epoch = self.steps_done = self.status = 0
+        self.epoch = self.steps_done = self.status = 0  # where the training is; steps are counted from its start
         self.epoch_steps = []  # (loss, correct predictions, seconds) of every step of this epoch so far
         self.validation = None  # loss and accuracy of the last validation
         torch.manual_seed(settings.seed)
@@ -99,18 +87,15 @@ class Run(Between):
         The rate depends on the step's number only, so a resumed run has that of the uninterrupted one. The cosine ends
         after `length` steps, also where the training is stopped earlier.
         """
-        warmup = settings.warmup_steps
-        if settings.lr_schedule == "cosine" and warmup >= length:
-            raise UserError(
-                f"--warmup-steps {warmup} leaves no step of {length} to the cosine; allowed: 0 to {length - 1}"
-            )
+        warmup, cosine = settings.warmup_steps, settings.lr_schedule == "cosine"
+        if cosine and warmup >= length:
+            what = f"--warmup-steps {warmup} leaves no step of {length} to the cosine"
+            raise UserError(f"{what}; allowed: 0 to {length - 1}")
 
         def factor(step):  # counted from 0
             if step < warmup:
                 return (step + 1) / warmup
-            if settings.lr_schedule == "cosine":
-                return 0.5 * (1 + math.cos(math.pi * (step - warmup) / (length - warmup)))
-            return 1.0
+            return 0.5 * (1 + math.cos(math.pi * (step - warmup) / (length - warmup))) if cosine else 1.0
 
         return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
 
@@ -125,22 +110,11 @@ class Run(Between):
     def batches(self, model, optimizer, replicas=1, replica=0, *, group=None, evaluate=None, images=True, output=True):
         """Yield (images, labels) of every step on this process's device; between them validate, save, and stop.
 
-        Parameters
-        ----------
-        model : Blocks
-            What this process holds of the model: it is saved, restored, and compiled where the settings ask for it.
-        optimizer : torch.optim.Optimizer
-        replicas, replica : int
-            How many copies of the model share the batch, and which of them this process belongs to.
-        group : ProcessGroup, optional
-            The processes that hold the same part of all replicas; all processes by default.
-        evaluate : callable, optional
-            Images -> outputs (B, classes) in a validation, None where this process does not have them; `model` by
-            default.
-        images : bool
-            Whether this process takes the images; else it gets labels, and images of shape (B, 0).
-        output : bool
-            Whether this process's outputs count in a validation; another process has the same.
+        `model` is what this process holds: it is saved, restored, and compiled where the settings ask for it. Of the
+        `replicas` that share the batch this process belongs to number `replica`; `group` holds the same part of all of
+        them (default: all processes). `evaluate` takes images and returns outputs (B, classes) in a validation, or None
+        where this process has none (default: the model). Without `images` a process gets labels, and images of shape
+        (B, 0). Without `output` its outputs do not count in a validation: another process has the same.
         """
         self.begin(model, optimizer, replicas, replica, group, images)
         self.evaluate, self.counts = evaluate or model, output

@@ -1,11 +1,11 @@
 """No rung mixes devices: every tensor of a step, a validation and a checkpoint is where it is computed on."""
 
 import ast
-import json
 
 import pytest
 import torch
 from placed import Devices, Placed
+from test_training import lines
 
 from mpdemo import models, run
 from mpdemo.paths import root
@@ -44,8 +44,7 @@ def test_a_whole_training_on_other_devices(name, tmp_path, monkeypatch):
         settings = checked(Settings(**words | RUNGS[name]))
         with Devices():
             assert train(settings, World(device=device)) == 0
-        rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-        losses[device] = [row["loss"] for row in rows if row["event"] == "step"]
+        losses[device] = [row["loss"] for row in lines(out, "step")]
     assert losses[FIRST] == pytest.approx(losses[torch.device("cpu")], rel=1e-6)
 
 

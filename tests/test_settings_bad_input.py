@@ -162,15 +162,10 @@ IN_A_PROCESS = [  # words, environment, what is said
     (["--rung", "single", "--resume", "{tmp}/empty"], {}, "no checkpoint in {tmp}/empty/checkpoints"),
     (["--rung", "single", "--out", "{tmp}/old"], {}, "holds the checkpoints of a run; --resume"),
     (["--rung", "single", "--resume", "{tmp}/old"], {}, "not a checkpoint of mpdemo or is damaged"),
-    (
-        ["--rung", "single", "--resume", "{tmp}/old/checkpoints"],
-        {},
-        "inside a run's folder; give that folder: --resume",
-    ),
     (["--rung", "ddp", "--processes", "3"], WORLD, "--processes 3 contradicts the launcher's 2"),
     (["--rung", "data_parallel"], WORLD, "was started as 2 processes; start 1"),
-    (["--rung", "ddp"], WORLD | {"RANK": "2"}, "RANK=2 is not below WORLD_SIZE=2"),
-    (["--rung", "ddp"], {"RANK": "0"}, "missing: WORLD_SIZE"),
+    (["--rung", "ddp"], WORLD | {"RANK": "2"}, "RANK=2, WORLD_SIZE=2"),
+    (["--rung", "ddp"], {"RANK": "0"}, "RANK=0, WORLD_SIZE=, "),
     (["--rung", "ddp"], {k: v for k, v in WORLD.items() if k[:6] != "MASTER"}, "MASTER_ADDR and MASTER_PORT not set"),
 ]
 

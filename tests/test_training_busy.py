@@ -5,24 +5,15 @@ import json
 
 import pytest
 import torch
+from test_training import lines, run_here, summary
 from torch.utils.flop_counter import FlopCounterMode
 
 from mpdemo import data, models
 from mpdemo.errors import UserError
-from mpdemo.run import train
 from mpdemo.settings import Settings, checked
-from mpdemo.training.busy import flops_of_step, peak_of
-from mpdemo.world.env import World
+from mpdemo.training.busy import flops_of_step
 
 TOY = [784 * 32, 32 * 32, 32 * 32, 32 * 10]  # weights of its layers
-
-
-def run_here(out, **settings):
-    """Train the toy model on one core; return the summary."""
-    torch.set_num_threads(1)
-    settings = {"rung": "single", "model": "toy", "batch_size": 512, "out": str(out)} | settings
-    assert train(checked(Settings(**settings)), World()) == 0
-    return json.loads((out / "summary.json").read_text())
 
 
 def flops(**settings):
@@ -42,26 +33,19 @@ def test_the_operations_of_a_step_are_those_that_one_counts_by_hand():
 
 
 def test_a_run_says_how_busy_its_core_was(tmp_path, capsys):
-    busy = run_here(tmp_path / "run", steps=6, log_every=1)["busy"]
+    out = run_here(tmp_path / "run", model="toy", batch_size=512, steps=6, log_every=1)
+    busy, step = summary(out)["busy"], lines(out, "step")[2]
     (share,), mfu = busy["utilisation"], busy["mfu"]
     assert 0.05 < share < 1.2 and 0 < mfu < 1
     assert (busy["flops_per_step"], busy["peak_from"]) == (
         flops(batch_size=512, model="toy"),
         "measured matrix product, fp32",
     )
-    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    step = next(row for row in rows if row["event"] == "step" and row["step"] == 3)
     rate = step["images_per_second"] / 512 * busy["flops_per_step"]
     assert step["mfu"] == pytest.approx(rate / busy["peak_flops_per_device"], abs=1e-3)
     said = capsys.readouterr().out
     assert f"The CPU core was busy {share:.0%} of the time and reached {mfu:.1%} of the peak" in said
     assert "There is no GPU here, so GPU utilisation and GPU memory are not measured." in said
-
-
-def test_a_measured_peak_is_that_of_a_matrix_product():
-    settings, core = checked(Settings(rung="single")), torch.device("cpu")
-    torch.set_num_threads(1)
-    assert 1e9 < peak_of(core, settings)[0] < 1e12
 
 
 def test_profile_writes_a_trace_of_each_rank_with_the_steps_that_were_asked_for(tmp_path, run_mpdemo):
@@ -74,9 +58,9 @@ def test_profile_writes_a_trace_of_each_rank_with_the_steps_that_were_asked_for(
         names = [event["name"] for event in trace["traceEvents"] if event.get("ph") == "X"]
         steps = {name for name in names if name.startswith("ProfilerStep#")}
         assert steps == {f"ProfilerStep#{number}" for number in (2, 3, 4)} and "aten::addmm" in names
-    summary = json.loads((out / "summary.json").read_text())
-    assert len(summary["busy"]["utilisation"]) == 2
-    assert run_here(out, steps=1)["busy"]["mfu"] is None  # its only step warms up
+    assert len(summary(out)["busy"]["utilisation"]) == 2
+    run_here(out, model="toy", batch_size=512, steps=1)
+    assert summary(out)["busy"]["mfu"] is None  # its only step warms up
     assert not list(out.glob("trace-*"))  # of the run before
 
 

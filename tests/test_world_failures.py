@@ -5,9 +5,10 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
+import psutil
 import pytest
+from worker_jobs import until
 
 from mpdemo.paths import root
 
@@ -18,21 +19,8 @@ PIPELINE = ["--rung", "pipeline", "--model", "toy", "--microbatches", "4"]
 
 def processes_of(mark) -> list[int]:
     """Processes whose command line holds `mark`."""
-    numbers = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            if mark.encode() in (entry / "cmdline").read_bytes() and int(entry.name) != os.getpid():
-                numbers.append(int(entry.name))
-        except OSError:  # it ended meanwhile
-            continue
-    return numbers
-
-
-def wait_for(condition, seconds):
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.05)
-    return condition()
+    found = psutil.process_iter(["cmdline"])
+    return [each.pid for each in found if mark in str(each.info["cmdline"]) and each.pid != os.getpid()]
 
 
 def steps_done(out) -> int:
@@ -66,7 +54,7 @@ def test_one_rank_fails(rung, how, rank, processes, tmp_path):
     words += ["--processes", str(processes)]
     child = begin(words, out)
     try:
-        assert wait_for(lambda: steps_done(out) or child.poll() is not None, 60)
+        until(lambda: steps_done(out) or child.poll() is not None, 60)
         begun = time.monotonic()
         stderr = child.communicate(timeout=60)[1]
         assert time.monotonic() - begun < SOON
@@ -76,8 +64,8 @@ def test_one_rank_fails(rung, how, rank, processes, tmp_path):
     assert child.returncode == 1, stderr
     assert not left
     last = stderr.splitlines()[-1]
-    why = "ValueError: the digits are upside down" if how == "raise" else "ended by signal 9"
-    assert last == f"mpdemo: rank {rank} of {processes} failed: {why}"
+    why = "failed: ValueError: the digits are upside down" if how == "raise" else "ended with exit status 137"
+    assert last == f"mpdemo: rank {rank} of {processes} {why}"
     assert stderr.count("Traceback") == (1 if how == "raise" else 0), stderr  # none of who lost it
 
 
@@ -88,10 +76,10 @@ def test_parent_is_ended(number, tmp_path):
     words = ["-m", "mpdemo", "train", *DDP, "--epochs", "10000", "--processes", "2", "--log-every", "1"]
     child = begin(words, out)
     try:
-        assert wait_for(lambda: steps_done(out), 60)
+        until(lambda: steps_done(out), 60)
         child.send_signal(number)
         stderr = child.communicate(timeout=SOON)[1]
-        assert wait_for(lambda: not processes_of(str(out)), 2)
+        until(lambda: not processes_of(str(out)), 2)
     finally:
         end_all(child, str(out))
     assert child.returncode == (-9 if number == signal.SIGKILL else 128 + number)
@@ -108,9 +96,9 @@ def test_a_torchrun_that_is_killed_leaves_no_rank_behind(moment, tmp_path):
     child = begin(["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *words], out)
     try:
         ready = {"its ranks begin": lambda: len(processes_of(str(out))) == 3, "they train": lambda: steps_done(out)}
-        assert wait_for(ready[moment], 60)
+        until(ready[moment], 60)
         child.kill()
         child.communicate(timeout=SOON)
-        assert wait_for(lambda: not processes_of(str(out)), 5)
+        until(lambda: not processes_of(str(out)), 5)
     finally:
         end_all(child, str(out))

@@ -14,8 +14,6 @@ import os
 import platform
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -26,7 +24,7 @@ from mpdemo.jobs import reading, slurm
 from mpdemo.jobs.launch_text import torchrun_signals
 from mpdemo.jobs.sbatch_text import cpus_per_task, fitted, gpu_rows, render
 from mpdemo.jobs.slurm import Answer
-from mpdemo.world import supervisor, warm
+from mpdemo.world import warm
 from mpdemo.world.devices import ON_THE_CPU, too_few_gpus
 from mpdemo.world.processes import check_room, child_environment, first_child, is_running, start_time
 
@@ -119,19 +117,15 @@ def refuse(spec, site):
 def start(spec, site) -> dict:
     """Start a job's processes under a supervisor; return what the job's record holds of them."""
     scratch = Path(tempfile.mkdtemp(prefix=PREFIX))  # short: sockets are made below it
-    out, around, file = paths.root() / spec.out, surrounding_job(site), scratch / "order.json"
+    out, around = paths.root() / spec.out, surrounding_job(site)
     order = {"cwd": str(paths.root()), "status": str(out / STATUS), "ranks": str(out / RANKS), "grace": GRACE}
     order |= {"name": spec.name, "signal": spec.signal, "scratch": str(scratch), "limit": slurm.limit(spec.time_limit)}
-    order |= step(spec, site) if around else ranks(spec, scratch)
-    file.write_text(json.dumps(order))
-    watched, pipe = os.pipe()  # its end tells the supervisor that this Python has ended
-    with open(out / LOG, "wb") as log, open(watched) as stdin:
-        if around:  # a job's own processes start elsewhere: it begins cold, else forked from a process that has PyTorch
-            streams = {"stdin": stdin, "stdout": log, "stderr": log, "start_new_session": True}
-            pid = subprocess.Popen([sys.executable, "-SP", supervisor.__file__, str(file)], **streams).pid
-        else:
-            pid = warm.supervise(file, stdin.fileno(), log.fileno())
-    PIPES[str(out)] = os.fdopen(pipe, "wb")
+    order |= step(spec, site, order["limit"]) if around else ranks(spec, scratch)
+    try:
+        pid, PIPES[str(out)] = warm.supervise(order, out / LOG)
+    except OSError as error:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise UserError(f"cannot start a job here: {error}") from None
     record = {"id": pid, "started": start_time(pid), "identity": None, "where": f"job {around}" if around else HERE}
     return record | {"host": platform.node(), "scratch": str(scratch)}
 
@@ -148,11 +142,14 @@ def ranks(spec, scratch) -> dict:
     return order | {"torchrun": spec.launcher == "torchrun"}  # which tells a single process its place, too
 
 
-def step(spec, site) -> dict:
-    """Return an order for a step of the job around us."""
+def step(spec, site, limit) -> dict:
+    """Return an order for a step of the job around us, which ends before that job."""
     tasks = {"SLURM_CPUS_PER_TASK": str(cpus_per_task(*fitted(spec, site))[0])}
     environment = child_environment(*HELD) | tasks | torchrun_signals(spec)  # `warn` may send an unasked signal
-    return {"command": ["bash", *["-l"] * site.login_shell, "-c", step_text(spec, site)], "environment": environment}
+    if (end := os.environ.get("SLURM_JOB_END_TIME", "")).isdigit():
+        limit = min(limit, max(1.0, int(end) - time.time()))
+    bash = ["bash", *["-l"] * site.login_shell, "-c", step_text(spec, site)]
+    return {"command": bash, "environment": environment, "limit": limit}
 
 
 def step_text(spec, site) -> str:

@@ -18,7 +18,7 @@ from mpdemo.errors import RunFailed, UserError
 from mpdemo.plan.cost import BlockCost, bandwidth
 from mpdemo.world.devices import gpus_here
 from mpdemo.world.launch import lost_a_peer
-from mpdemo.world.processes import be_killed_with_parent, child_environment, processes_that_fit
+from mpdemo.world.processes import be_killed_with_parent, child_environment, room
 
 QUESTION = ("model", "input", "tokens", "image_size", "classes", "channels", "norm", "optimizer", "budget")
 ERROR_LINE = re.compile(r"^(?:\[rank\d+\]: )?(?:[\w]+\.)*(\w+(?:Error|Exception): .+)$", re.MULTILINE)
@@ -54,7 +54,7 @@ class Machine:
 
 def devices_here() -> int:
     """Return how many devices this machine has: GPUs, or else CPU cores with memory for a process on each."""
-    return gpus_here() or processes_that_fit()
+    return gpus_here() or room()[-1]
 
 
 def require_devices(devices):

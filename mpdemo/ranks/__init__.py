@@ -39,9 +39,8 @@ def run_program(source, test, world_size=2, timeout=20.0, group=True, files=None
 def _errors(ranks, parts) -> dict:
     """Return the error of each rank that failed by itself."""
     errors = {number: _in_words(number, *answer[1:]) for number, answer in ranks.answers.items() if answer[1]}
-    for number, rank in enumerate(ranks.ranks):
-        if number not in ranks.answers and rank.process.exitcode is not None:
-            errors[number] = f"Rank {number} failed: {rank.last_words()}"
+    if ended := ranks.first_to_end():
+        errors.setdefault(ended[0], f"Rank {ended[0]} failed: {ended[1]}")
     return {number: error for number, error in errors.items() if not lost_a_peer(error)} or errors
 
 

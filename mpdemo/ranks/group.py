@@ -1,31 +1,32 @@
-"""A group of processes as the kernel sees it: started, told what to run, asked where they are, ended."""
+"""A group of processes as the kernel sees it: started, told what to run, asked where they are, ended.
+
+They run under a supervisor, as a job's processes do (`mpdemo.world.supervisor`). Each has a pipe to the kernel.
+"""
 
 import atexit
 import contextlib
+import json
 import multiprocessing
 import os
 import shutil
 import signal
-import sys
 import tempfile
-import threading
 import time
 from multiprocessing.connection import wait
 from pathlib import Path
 
 from mpdemo.errors import UserError, error_line
-from mpdemo.ranks import rank as rank_process
 from mpdemo.ranks.places import place_in_program
+from mpdemo.ranks.rank import STACK_SIGNAL
+from mpdemo.world import warm
 from mpdemo.world.devices import ON_THE_CPU
-from mpdemo.world.processes import child_environment
-from mpdemo.world.supervisor import free_port
+from mpdemo.world.processes import child_environment, end_processes, is_running, start_time
 
-IMPORT_SECONDS = 300.0  # limit for the server's import of PyTorch, for which the first start waits
 START_SECONDS = 60.0  # limit for joining the process group
+END_SECONDS = 3.0  # in which the supervisor says how a rank ended
 POLL = 0.1  # s
-
-FORKING = multiprocessing.get_context("forkserver")
-FORKING.set_forkserver_preload(["torch.distributed", "torch.optim"])
+# gloo would look up the machine's name, which may fail
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "GLOO_SOCKET_IFNAME": "lo"} | ON_THE_CPU
 
 
 class CellFailed(UserError):
@@ -37,59 +38,40 @@ class Processes:
 
     def __init__(self, world_size, group=True, files=None, per_node=None):
         self.folder = Path(tempfile.mkdtemp(prefix="mpdemo-ranks-"))
-        self.ranks, self.answers = [], {}
+        self.answers, self.gone, self.supervisor = {}, set(), (None, None)
+        self.ranks = [Rank(self.folder, number) for number in range(world_size)]
         atexit.register(self.stop)
         try:
-            self.ranks = [Rank(number, self.folder) for number in range(world_size)]
-            self._fork()
-            self._join(group, files, per_node or world_size)
+            call = f"main({str(self.folder)!r}, {per_node or world_size}, {group})"
+            self._start(["-c", f"from mpdemo.ranks.rank import main; {call}"], files)
         except BaseException:
             self.stop()
             raise
 
-    def _fork(self):
-        """Fork the processes, in a thread: nothing else can bound the wait for the server."""
-        errors = []
-
-        def fork():
-            try:
-                for rank in self.ranks:
-                    rank.process.start()
-                    rank.far_end.close()
-            except Exception as error:
-                errors.append(error)
-
-        thread = threading.Thread(target=fork, daemon=True)
-        thread.start()
-        thread.join(IMPORT_SECONDS)
-        if thread.is_alive():
-            raise CellFailed(f"PyTorch was not imported within {IMPORT_SECONDS:.0f} s; run this cell again")
-        if errors:
-            raise CellFailed(f"the ranks did not start: {error_line(errors[0])}")
-
-    def _join(self, group, files, per_node):
-        """Tell each process who it is, and wait until all have joined the process group."""
-        working_folder, world_size = self.folder / "work" if files is not None else Path.cwd(), len(self.ranks)
+    def _start(self, command, files):
+        """Let a supervisor start the processes, and wait until all have joined the process group."""
+        working_folder = self.folder / "work" if files is not None else Path.cwd()
         working_folder.mkdir(exist_ok=True)
         for name, content in (files or {}).items():
             (working_folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-        environment = child_environment() | ON_THE_CPU | {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"}
-        environment |= {"MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world_size)}
-        if sys.platform == "linux":
-            environment["GLOO_SOCKET_IFNAME"] = "lo"  # else gloo looks up the machine's name, which may fail
-        for number, rank in enumerate(self.ranks):
-            on_node = min(per_node, world_size - number // per_node * per_node)
-            place = {"RANK": number, "LOCAL_RANK": number % per_node, "LOCAL_WORLD_SIZE": on_node}
-            place = {name: str(value) for name, value in place.items()}
-            with contextlib.suppress(OSError):  # it is gone: `dead` says so
-                rank.pipe.send((environment | place, str(working_folder), group))
-        self._gather(range(world_size), START_SECONDS)
+        order = {"name": "ranks", "command": command, "processes": len(self.ranks), "torchrun": True, "grace": 0.5}
+        order |= {"cwd": str(working_folder), "environment": child_environment() | ENVIRONMENT}
+        order |= {"scratch": str(self.folder), "status": str(self.folder / "status"), "quiet": True}
+        try:
+            far_ends = [rank.far_end.fileno() for rank in self.ranks]
+            pid, self.owned = warm.supervise(order, self.folder / "log", far_ends)
+        except OSError as error:
+            raise CellFailed(f"the ranks did not start: {error_line(error)}") from None
+        self.supervisor = pid, start_time(pid)
+        for rank in self.ranks:
+            rank.far_end.close()
+        self._gather(range(len(self.ranks)), START_SECONDS)
         if dead := self.dead():
             raise CellFailed(f"the ranks did not start: {dead}")
-        if len(self.answers) < world_size:
+        if len(self.answers) < len(self.ranks):
             raise CellFailed(f"the ranks did not join each other within {START_SECONDS:.0f} s; run this cell again")
-        if files is None:
-            shutil.rmtree(self.folder)  # their files are open
+        for number, rank in enumerate(self.ranks):
+            rank.pid = self.answers[number]
 
     def run(self, parts, chosen, seconds, patience=None, show=False):
         """Run texts on the chosen ranks, and put what these answer into `answers`: number -> see rank.run.
@@ -105,23 +87,37 @@ class Processes:
     def _gather(self, chosen, seconds, patience=None):
         self.answers, end = {}, time.monotonic() + seconds
         while len(self.answers) < len(chosen) and time.monotonic() < end:
-            waiting = {self.ranks[number].pipe: number for number in chosen if number not in self.answers}
+            waiting = {self.ranks[number].pipe: number for number in {*chosen} - {*self.answers} - self.gone}
             for pipe in wait(waiting, POLL):
-                with contextlib.suppress(EOFError, OSError):
+                try:
                     self.answers[waiting[pipe]] = pipe.recv()
+                except (EOFError, OSError):
+                    self.gone.add(waiting[pipe])
             failed = patience is not None and any(answer[1] for answer in self.answers.values())
-            if failed or not self.alive:
+            if failed or self.gone:
                 end = min(end, time.monotonic() + (patience or 0))
 
     @property
     def alive(self) -> bool:
-        """Whether every process lives."""
-        return all(rank.process.exitcode is None for rank in self.ranks)
+        """Whether every process lives: where one fails, the supervisor ends the others and itself."""
+        return not self.gone and is_running(*self.supervisor)
 
     def dead(self) -> str:
-        """Say which ranks ended and how; "" if all live."""
-        dead = [(number, rank) for number, rank in enumerate(self.ranks) if rank.process.exitcode is not None]
-        return "; ".join(f"rank {number} is gone: {rank.last_words()}" for number, rank in dead)
+        """Say which rank ended first and how; "" if all live."""
+        ended = self.first_to_end()
+        return f"rank {ended[0]} is gone: {ended[1]}" if ended else ""
+
+    def first_to_end(self) -> tuple | None:
+        """Return the rank that ended first, and how it ended, in words; None if all live."""
+        if self.alive:
+            return None
+        status, end = self.folder / "status", time.monotonic() + END_SECONDS
+        while not status.exists() and time.monotonic() < end:
+            time.sleep(POLL / 5)
+        ended = json.loads(status.read_text()) if status.exists() else {}
+        number = min(self.gone, default=0) if ended.get("rank") is None else ended["rank"]
+        unknown = 0 if is_running(*self.supervisor) else 1  # it ends with a rank that fails, and tells the status
+        return number, self.ranks[number].last_words(ended.get("exit_status", unknown))
 
     def places(self, chosen, parts) -> str:
         """Say where each of the chosen ranks is: done, failed, or at a line of the first of the texts."""
@@ -138,22 +134,23 @@ class Processes:
         return "still runs"
 
     def stop(self):
-        """End all processes and what they started, at once: a rank that waits in gloo obeys no other signal."""
+        """End all processes and what they started."""
         atexit.unregister(self.stop)
+        end_processes([self.supervisor] if self.supervisor[0] else [], signal.SIGTERM)
         for rank in self.ranks:
-            rank.stop()
+            for file in (rank.pipe, rank.far_end, rank.output, rank.log):
+                file.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class Rank:
     """One process as the kernel sees it, with the files that get what it prints, and its stack or last words."""
 
-    def __init__(self, number, folder):
-        for name in ("output", "log"):
-            (folder / f"{name}{number}").touch()
-        self.output, self.log = (open(folder / f"{name}{number}", errors="replace") for name in ("output", "log"))  # noqa: SIM115
-        self.pipe, self.far_end = FORKING.Pipe()
-        self.process = FORKING.Process(target=rank_process.main, args=(self.far_end, str(folder), number))
+    def __init__(self, folder, number):
+        self.folder, self.pid = folder, None
+        files = (folder / f"output{number}", folder / f"log{number}")
+        self.output, self.log = (open(file, "w+", errors="replace") for file in files)  # noqa: SIM115
+        self.pipe, self.far_end = multiprocessing.Pipe()
 
     def printed(self) -> str:
         """Return what the rank has printed since the last call."""
@@ -163,7 +160,7 @@ class Rank:
         """Ask the process for the stack of its threads; return "" if it does not answer within 1 s."""
         self.log.seek(0, os.SEEK_END)
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self.process.pid, rank_process.STACK_SIGNAL)
+            os.kill(self.pid, STACK_SIGNAL)
         report, deadline = "", time.monotonic() + 1
         while time.monotonic() < deadline:
             time.sleep(0.05)
@@ -173,21 +170,11 @@ class Rank:
             report += more
         return report
 
-    def last_words(self) -> str:
-        """Say how the process ended."""
-        status = self.process.exitcode
-        if status < 0:
-            return f"its process was killed ({signal.Signals(-status).name})"
+    def last_words(self, status) -> str:
+        """Say how the process ended, with an exit status of its own or by a signal."""
+        if status > 128:
+            return f"its process was killed ({signal.Signals(status - 128).name})"
         self.log.seek(0)
-        lines = self.log.read().strip().splitlines() if status == 1 else []  # of an error before the first program
+        text = self.log.read() or (self.folder / "log").read_text()
+        lines = text.strip().splitlines() if status == 1 else []  # of an error before the first program
         return lines[-1] if lines else f"its process exited with status {status}"
-
-    def stop(self):
-        """End the process, and all that it started."""
-        if self.process.pid:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.kill()
-            self.process.join()
-        for file in (self.pipe, self.output, self.log):
-            file.close()

@@ -4,16 +4,13 @@ import ast
 import contextlib
 import faulthandler
 import linecache
-import multiprocessing
 import os
-import shutil
 import signal
 import sys
-import threading
 import traceback
 import warnings
 from datetime import timedelta
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
 
@@ -21,21 +18,20 @@ STACK_SIGNAL = signal.SIGUSR2  # a rank then writes its stack into its log, even
 GROUP_TIMEOUT = 3600.0  # s; longer than any cell, so that the cell reports first
 
 
-def main(pipe, folder, number):
-    """Be rank `number`: the first message is its environment and working folder, the others are programs to run."""
-    os.setsid()  # an interrupt of the kernel doesn't reach this process, and all that it starts can be ended with it
-    threading.Thread(target=end_with_kernel, args=(folder,), daemon=True).start()
-    with contextlib.suppress(EOFError):  # the kernel has given up
-        environment, working_folder, group = pipe.recv()
-        output, log = (open(Path(folder, f"{name}{number}"), "a", buffering=1) for name in ("output", "log"))  # noqa: SIM115
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
-        faulthandler.register(STACK_SIGNAL, file=log, all_threads=True)
-        os.environ.clear()
-        os.environ.update(environment)
-        os.chdir(working_folder)
-        names = begin(group)
-        pipe.send("ready")
+def main(folder, per_node, group):
+    """Be a rank, as one of `per_node` on its node: its stdin is the pipe through which programs come."""
+    number, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    on_node = min(per_node, world_size - number // per_node * per_node)
+    os.environ |= {"LOCAL_RANK": str(number % per_node), "LOCAL_WORLD_SIZE": str(on_node)}
+    pipe = Connection(os.dup(0))
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    output, log = (open(Path(folder, f"{name}{number}"), "a", buffering=1) for name in ("output", "log"))  # noqa: SIM115
+    os.dup2(log.fileno(), 1)
+    os.dup2(log.fileno(), 2)
+    faulthandler.register(STACK_SIGNAL, file=log, all_threads=True)
+    names = begin(number, world_size, group)
+    with contextlib.suppress(EOFError, OSError):  # the kernel has ended
+        pipe.send(os.getpid())
         while True:
             parts, seconds, show = pipe.recv()
             faulthandler.dump_traceback_later(seconds + 60, exit=True, file=log)  # where the thread gets no turn
@@ -45,21 +41,13 @@ def main(pipe, folder, number):
     os._exit(0)
 
 
-def end_with_kernel(folder):
-    """End this process and its children with the kernel, however that ends, and remove the folder."""
-    wait([multiprocessing.parent_process().sentinel])
-    shutil.rmtree(folder, ignore_errors=True)
-    os.killpg(0, signal.SIGKILL)
-
-
-def begin(group) -> dict:
+def begin(rank, world_size, group) -> dict:
     """Take one core, join the process group, and return the names that every program knows."""
     import torch
     import torch.distributed as dist
 
     from mpdemo.world.env import World, claim_cores
 
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     claim_cores(World(rank, world_size, rank, world_size))
     if group:
         dist.init_process_group("gloo", timeout=timedelta(seconds=GROUP_TIMEOUT))

@@ -19,7 +19,7 @@ from mpdemo.errors import RunFailed, UserError
 from mpdemo.options import option_name
 from mpdemo.training import checkpoint
 from mpdemo.training.busy import Busy, profiler
-from mpdemo.training.log import RunLog, folder_to_resume
+from mpdemo.training.log import RunLog, TensorBoardLog, folder_to_resume, rows_in
 from mpdemo.training.meter import Steps, of_all, peak_memory_mib
 from mpdemo.world.collectives import StopSignal, sum_over_ranks
 
@@ -47,9 +47,9 @@ class Between:
             self.restore(before)
         same = before and before.resolve() == self.folder.resolve()
         self.lines = RunLog(self.folder, self.rank == 0, (self.epoch, self.steps_done) if same else None)
-        if s.tensorboard:
-            base, factor = self.scheduler.base_lrs[0], self.scheduler.lr_lambdas[0]
-            self.lines.show_board(s, lambda step: base * factor(step - 1), same)
+        if s.tensorboard and self.rank == 0:
+            rows, factor = rows_in(self.folder) if same else None, self.scheduler.lr_lambdas[0]
+            self.lines.board = TensorBoardLog(self.folder, lambda step: s.lr * factor(step - 1), rows)
         if s.compile:
             compile_blocks(model)
         self.stop_signal = StopSignal(self.device, s.log_every)
@@ -68,9 +68,9 @@ class Between:
             yield self.to_device(images), self.to_device(labels)  # the rung computes the step
             if self.recorder:
                 self.recorder.end_step()
-            self.end_step()
             if self.profiler:
                 self.profiler.step()
+            self.end_step()
             if self.status:
                 return
         self.flush()
@@ -85,11 +85,11 @@ class Between:
         self.scheduler.step()  # the learning rate of the next step
         self.results.end_step()
         self.steps_done += 1
-        if self.steps_done == 1 or self.steps_done % self.s.log_every == 0:
-            self.flush()
         stop = self.stop_signal.seen()  # all ranks decide alike
-        if stop or (self.s.checkpoint_every and self.steps_done % self.s.checkpoint_every == 0):
+        save = stop or (self.s.checkpoint_every and self.steps_done % self.s.checkpoint_every == 0)
+        if save or self.steps_done == 1 or self.steps_done % self.s.log_every == 0:
             self.flush()
+        if save:
             self.save(stop)
             self.results.restart_clock()
 
@@ -110,8 +110,8 @@ class Between:
             self.lines.write("step", **line)
             self.epoch_steps.append((loss, correct, seconds))
         if rows:
-            self.bar.update(self.steps_done - self.bar.n)
-            self.bar.set_postfix(loss=f"{rows[-1][0]:.4f}", refresh=False)
+            self.bar.set_postfix(loss=f"{loss:.4f}", refresh=False)
+            self.bar.update(len(rows))
 
     def agree_on_buffers(self):
         """Give every replica the first one's buffers (batch norm's), before they are used or saved."""
@@ -119,10 +119,7 @@ class Between:
             dist.broadcast(buffer, group=self.group, group_src=0)
 
     def save(self, stop=False):
-        """Write a checkpoint of where the run is now; at the end of an epoch its validation is still to come.
-
-        A run that continues does so without it: the disk may have room again at the next.
-        """
+        """Write a checkpoint of where the run is now; a run that continues does without it where the disk is full."""
         self.status = STOPPED if stop else self.status
         self.agree_on_buffers()
         state = {name: getattr(self, name) for name in ("length", "epoch", "epoch_steps")}
@@ -144,10 +141,8 @@ class Between:
                 option = f"{option_name(name)} {saved}"
                 raise UserError(f"the checkpoint is of a run with {option}, not {value}; give {option}")
         if self.s.lr_schedule == "cosine" and state["length"] != self.length:
-            raise UserError(
-                f"the checkpoint's cosine ends after {state['length']} steps, not {self.length}; give the --epochs (or "
-                "without them the --steps) of the run before; --steps with --epochs ends a run within the same training"
-            )
+            what = f"the checkpoint's cosine ends after {state['length']} steps, not {self.length}"
+            raise UserError(f"{what}; give the run's own --epochs, and --steps to end it earlier")
         checkpoint.restore(state, self.held, self.optimizer_)
         self.epoch, self.steps_done, self.epoch_steps = state["epoch"], state["step"], state["epoch_steps"]
         self.scheduler.load_state_dict(state["scheduler"])
@@ -159,14 +154,12 @@ class Between:
         if not (result := self.validate()):
             self.save(stop=True)
             return
-        count = max(1, len(self.epoch_steps) * self.s.batch_size)
-        seconds = sum(row[2] for row in self.epoch_steps)
-        line = {"epoch": self.epoch, "step": self.steps_done}
-        line["train_loss"] = sum(row[0] for row in self.epoch_steps) / max(1, len(self.epoch_steps))
-        line["train_accuracy"] = sum(row[1] for row in self.epoch_steps) / count
+        loss, correct, seconds = (sum(row) / len(row) for row in zip(*self.epoch_steps, strict=True))
+        line = {"epoch": self.epoch, "step": self.steps_done, "train_loss": loss}
+        line["train_accuracy"] = correct / self.s.batch_size
         line["validation_loss"], line["validation_accuracy"] = result
-        line["images_per_second"] = round(len(self.epoch_steps) * self.s.batch_size / seconds, 2) if seconds else None
-        self.lines.write("epoch", **line, time=round(time.time(), 4))
+        rate = round(self.s.batch_size / seconds, 2)
+        self.lines.write("epoch", **line, images_per_second=rate, time=round(time.time(), 4))
         if self.rank == 0:
             said = f"validation loss {result[0]:.4f}, accuracy {result[1]:.1%}"
             self.bar.write(f"epoch {self.epoch + 1}: step {self.steps_done}, {said}")
@@ -183,9 +176,8 @@ class Between:
             outputs, labels = self.evaluate(self.to_device(images)), self.to_device(labels)
             if outputs is not None and self.counts:
                 labels = labels.to(outputs.device)
-                correct = (outputs.argmax(1) == labels).sum()
+                correct, count = (outputs.argmax(1) == labels).sum(), torch.ones_like(labels).sum()
                 loss = cross_entropy(outputs, labels) * len(labels)
-                count = torch.full_like(correct, len(labels))
                 sums += torch.stack([loss.double(), correct.double(), count.double()]).to(sums.device)
             if self.stop_signal.seen():  # a validation may take longer than is left
                 return None

@@ -76,9 +76,9 @@ class Busy:
             with contextlib.suppress(Exception):  # no nvidia-ml-py, or a driver without this sensor
                 return [torch.cuda.utilization(device) / 100 for device in self.devices]
             return [math.nan] * len(self.devices)
-        before, self.clocks = self.clocks, (time.perf_counter(), time.process_time())
-        wall, computing = (now - then for now, then in zip(self.clocks, before, strict=True))
-        return [computing / wall / len(self.devices)] * len(self.devices)
+        (wall, computing), self.clocks = self.clocks, (time.perf_counter(), time.process_time())
+        share = (self.clocks[1] - computing) / (self.clocks[0] - wall) / len(self.devices)
+        return [share] * len(self.devices)
 
     def line(self, utilisation, seconds) -> dict:
         """Return what a line of the metrics says in rank 0, of steps that took so many seconds."""

@@ -23,10 +23,9 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from mpdemo.errors import RunFailed, UserError, error_line
-from mpdemo.world.collectives import gather_in_first, in_all, place
+from mpdemo.world.collectives import gather_objects, place
 
 KEEP = 2  # newest checkpoints that stay
-PARTS = {"small", "scheduler", "settings", "length", "epoch", "step", "epoch_steps", "random", "checksums"}
 CHUNK = 2**24  # bytes of a file that are read at a time
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)  # by name: else a stage cannot find its own
 warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)  # a single process is no mistake
@@ -38,7 +37,7 @@ def save(folder, model, optimizer, state):
     A full disk or a folder that cannot be written is a `RunFailed`.
     """
     path = Path(folder) / f"step-{state['step']:06d}"
-    temporary, (rank, ranks) = path.with_suffix(".tmp"), place()
+    temporary, (rank, _) = path.with_suffix(".tmp"), place()
     if rank == 0:
         with suppress(OSError):  # the writer names what is wrong
             shutil.rmtree(temporary, ignore_errors=True)  # of a run that was killed here
@@ -52,11 +51,9 @@ def save(folder, model, optimizer, state):
         writer = dcp.HuggingFaceStorageWriter(str(temporary), save_distributed=True)
         large = {name: tensor for name, tensor in tensors.items() if tensor.dim()}
         dcp.save(large, storage_writer=writer, no_dist=not dist.is_initialized())
-        sums = in_all(checksums, temporary, rank, ranks)  # each process of its part of the files
-        parts = gather_in_first({"small": small, "random": random, "checksums": sums})
-        if parts:
-            merged = {name: dict(ChainMap(*(part[name] for part in parts))) for name in ("small", "checksums")}
-            finish(path, state | merged | {"random": [part["random"] for part in parts]})
+        smalls, randoms = zip(*gather_objects((small, random)), strict=True)
+        if rank == 0:
+            finish(path, state | {"small": dict(ChainMap(*smalls)), "random": list(randoms)})
     except (dcp.CheckpointException, OSError, RuntimeError) as error:  # PyTorch reports a full disk as a RuntimeError
         if rank == 0:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -79,8 +76,9 @@ def tensors_of(model, optimizer) -> dict:
 def finish(path, state):
     """Add ``state.pt`` to a checkpoint whose tensors are written, give it its name, and drop all but the newest."""
     temporary = path.with_suffix(".tmp")
+    sums = checksums(temporary)
     with (temporary / "state.pt").open("wb") as file:
-        torch.save(state, file)
+        torch.save(state | {"checksums": sums}, file)
         file.flush()
         os.fsync(file.fileno())  # on the disk before it gets its name
     shutil.rmtree(path, ignore_errors=True)  # damaged: this run resumed the one before it
@@ -90,11 +88,10 @@ def finish(path, state):
         shutil.rmtree(old, ignore_errors=True)
 
 
-def checksums(folder, part=0, parts=1) -> dict:
-    """Return the checksum of every file of tensors in a folder, by name; or of one part of them."""
-    sums = {}
-    for path in sorted(path for path in Path(folder).iterdir() if path.name != "state.pt")[part::parts]:
-        sums[path.name] = 0
+def checksums(folder) -> dict:
+    """Return the checksum of every file of tensors in a folder, by name."""
+    sums = {path.name: 0 for path in folder.iterdir() if path.name != "state.pt"}
+    for path in map(folder.joinpath, sums):
         with path.open("rb") as file:
             while chunk := file.read(CHUNK):
                 sums[path.name] = zlib.crc32(chunk, sums[path.name])
@@ -115,23 +112,18 @@ def newest(run_folder) -> Path:
     """Return the newest checkpoint of a run's folder; refuse a folder without one."""
     folder = Path(run_folder) / "checkpoints"
     if not (checkpoints := in_order(folder)):
-        above = (folder.parent, *folder.parent.parents[:2])
-        if own := next((path.parent for path in above if path.name == "checkpoints"), None):
-            raise UserError(f"--resume {run_folder} is inside a run's folder; give that folder: --resume {own}")
         raise UserError(f"no checkpoint in {folder}; resume a run that was started with --checkpoint-every N")
     return checkpoints[-1]
 
 
-def read(path, part=0, parts=1) -> dict:
-    """Read the small part of a checkpoint, and compare one part of its files with their checksums; refuse damage."""
+def read(path) -> dict:
+    """Read the small part of a checkpoint, and compare its files with their checksums; refuse damage."""
     try:
         with zipfile.ZipFile(path / "state.pt") as archive:  # PyTorch stores a checksum of each part, never compared
             if damaged := archive.testzip():
                 raise ValueError(f"{damaged} does not match its checksum")
         state = torch.load(path / "state.pt", map_location="cpu", weights_only=True)
-        if missing := PARTS - set(state):
-            raise KeyError(*sorted(missing))
-        if checksums(path, part, parts) != dict(sorted(state["checksums"].items())[part::parts]):
+        if checksums(path) != state["checksums"]:
             raise ValueError("its files do not match their checksums")
     except Exception as error:  # torch.load raises many kinds of error on a damaged file
         raise UserError(f"{path} is not a checkpoint of mpdemo or is damaged ({error_line(error)})") from None
@@ -141,14 +133,17 @@ def read(path, part=0, parts=1) -> dict:
 def read_newest(run_folder) -> dict:
     """Read the newest checkpoint of a run that is whole; a damaged one is named. Every rank must call this.
 
-    The ranks share the work of looking for damage, and all use the same checkpoint, whose folder is in the result.
+    All use the same checkpoint, the newest that each of them can read; its folder is in the result.
     """
     damaged, last = [], newest(run_folder)
     for path in reversed(in_order(last.parent)):
+        error = None
         try:
-            state = in_all(read, path, *place())
-        except UserError as error:
-            damaged.append(error)
+            state = read(path)
+        except UserError as refusal:
+            error = refusal
+        if errors := list(filter(None, gather_objects(error))):
+            damaged.append(errors[0])
             continue
         if damaged and place()[0] == 0:
             print(*(f"mpdemo: {error}" for error in damaged), sep="\n", file=sys.stderr)
@@ -168,14 +163,9 @@ def tensors(path) -> dict:
 
 def restore(state, model, optimizer):
     """Put a checkpoint's tensors into a model (or a part of it) and its optimizer; every rank must call this."""
-    reader = dcp.HuggingFaceStorageReader(str(state["path"]))
-    shapes = {name: tensor.size for name, tensor in reader.read_metadata().state_dict_metadata.items()}
     own = tensors_of(model, optimizer)
     large = {name: tensor for name, tensor in own.items() if tensor.dim()}
-    for name, tensor in large.items():
-        if shapes.get(name) != tensor.shape:
-            name = name.removeprefix("model.")
-            raise UserError(f"the checkpoint is of another model: {name} is missing or of another shape in it")
+    reader = dcp.HuggingFaceStorageReader(str(state["path"]))
     dcp.load(large, storage_reader=reader, no_dist=not dist.is_initialized())
     found = large | {name: state["small"][name] for name in own if name not in large}
     weights, states = (
@@ -184,8 +174,7 @@ def restore(state, model, optimizer):
     )
     states = get_state_dict(model, optimizer, options=FLAT)[1] | states
     set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=states, options=FLAT)
-    rank, _ = place()
-    if rank < len(state["random"]):  # in a larger world the new ranks keep the state that their seed gave them
-        torch.set_rng_state(state["random"][rank]["torch"])
-        if state["random"][rank]["cuda"] is not None and torch.cuda.is_available():
-            torch.cuda.set_rng_state(state["random"][rank]["cuda"])
+    for random in state["random"][place()[0] :][:1]:  # in a larger world the new ranks keep what their seed gave them
+        torch.set_rng_state(random["torch"])
+        if random["cuda"] is not None and torch.cuda.is_available():
+            torch.cuda.set_rng_state(random["cuda"])

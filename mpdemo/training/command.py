@@ -1,24 +1,12 @@
 """``python -m mpdemo train``, which starts a rung's file, and what that file does before its training.
 
-Every rung on one machine (``--processes`` does torchrun's work)::
+On one machine (``--processes`` does torchrun's work), the same by hand, and on several nodes of a cluster::
 
-    python -m mpdemo train --rung single         --model convnet --epochs 4 --out runs/single
-    python -m mpdemo train --rung data_parallel  --model convnet --epochs 4 --devices 2
-    python -m mpdemo train --rung ddp            --model resnet50 --dataset folder --data PATH --processes 2
-    python -m mpdemo train --rung model_parallel --model resnet50 --cut layer2.3 --processes 2
-    python -m mpdemo train --rung model_parallel --model resnet50 --form one-process --devices 2
-    python -m mpdemo train --rung pipeline       --model transformer --microbatches 8 --schedule 1F1B --processes 2
-    python -m mpdemo train --rung pipeline       --model resnet50 --form one-process --microbatches 8 --devices 2
-    python -m mpdemo train --rung hybrid         --model transformer --processes 4 --replicas 2
-    python -m mpdemo train --rung hybrid         --model transformer --processes 4 --replicas 2 --sharded
-    python -m mpdemo train --rung fsdp           --model transformer --processes 2 --reshard never
-    python -m mpdemo train --rung tensor         --model transformer --processes 2 --sequence-parallel
-    python -m mpdemo train --rung tensor         --model transformer --processes 4 --replicas 2
-
-A rung is a script in mpdemo/rungs. The same by hand, and on several nodes of a cluster::
-
+    python -m mpdemo train --rung ddp --model convnet --epochs 4 --processes 2 --out runs/ddp
     torchrun --standalone --nproc-per-node 2 -m mpdemo.rungs.ddp --model convnet
     srun --ntasks-per-node 4 python -m mpdemo train --rung ddp --model resnet50   # MASTER_ADDR, MASTER_PORT exported
+
+A rung is a script in mpdemo/rungs; ``python -m mpdemo.rungs.pipeline --help`` shows the launch lines of that one.
 """
 
 import argparse
@@ -32,7 +20,7 @@ from mpdemo.errors import Parser, UserError
 from mpdemo.options import add_options, options_from
 from mpdemo.rules import check_compiler
 from mpdemo.settings import Settings, checked
-from mpdemo.training.board import check_tensorboard
+from mpdemo.training.log import check_tensorboard
 from mpdemo.world.launch import ERRORS, end, import_pytorch, report, start
 from mpdemo.world.processes import check_room, prepare_signals
 
@@ -66,16 +54,17 @@ def main(args) -> int:
 
 
 def run_script(doc, rung, train):
-    """Run a rung's file as a program: options, world, training, exit status. Rank 0 says what is wrong."""
+    """Run a rung's file as a program: options, then ``train(settings, place)`` in its place of the world, exit status.
+
+    What is wrong with the options is said once, by rank 0.
+    """
     parser = Parser(prog=f"python -m mpdemo.rungs.{rung}", description=doc)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add_options(parser, Settings)
-    args = parser.parse_args()
+    args, settings, place = parser.parse_args(), None, None
     try:
         if getattr(args, "rung", rung) != rung:
-            raise UserError(
-                f"--rung {args.rung} is not this file's; allowed: {rung}, or python -m mpdemo.rungs.{args.rung}"
-            )
+            raise UserError(f"--rung {args.rung} is not this file's; start python -m mpdemo.rungs.{args.rung}")
         args.rung = rung
         settings, world_size = settings_of(args)
         if world_size is None and settings.processes > 1:
@@ -83,13 +72,22 @@ def run_script(doc, rung, train):
                 f"rung {rung} needs {settings.processes} processes, and this is one; start them by torchrun "
                 f"--standalone --nproc-per-node {settings.processes} -m mpdemo.rungs.{rung} or python -m mpdemo train"
             )
-    except UserError as error:
-        if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0" or ERRORS in os.environ:
-            report(error, None)
+        import_pytorch(needs_torchvision(settings))
+        from mpdemo.world.env import claim_cores, process_group, where_am_i
+
+        place = where_am_i(devices=devices_of_a_process(settings))
+        check_precision(settings.precision)
+        claim_cores(place, devices_of_a_process(settings))
+        with process_group(place, timeout=PATIENCE):
+            status = train(settings, place)
+    except Exception as error:
+        status = error.status if isinstance(error, UserError) else 1
+        first = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
+        if settings or first or ERRORS in os.environ:
+            report(error, place)
         else:
             time.sleep(MANNERS)
-        end(error.status)
-    end(work(settings, train))
+    end(status)  # tearing down a broken process group may hang, and the others are waiting for this end
 
 
 def settings_of(args) -> tuple:
@@ -122,14 +120,11 @@ def check_gpus(settings):
     """Refuse more devices than GPUs, or a precision that they lack, before anything is started."""
     import torch
 
-    if not torch.cuda.is_available():
-        return
     processes, devices, visible = settings.processes, devices_of_a_process(settings), torch.cuda.device_count()
-    if processes * devices > visible:
-        each, fewer = (f" with {devices} devices each", "fewer --devices") if devices > 1 else ("", None)
+    if torch.cuda.is_available() and processes * devices > visible:
         raise UserError(
-            f"{processes} processes{each} need {processes * devices} GPUs, {visible} visible; "
-            f"{fewer or f'--processes {visible}'}, or CUDA_VISIBLE_DEVICES= to compute on the CPU"
+            f"{processes} processes need {processes * devices} GPUs, {visible} visible; start fewer, or set "
+            "CUDA_VISIBLE_DEVICES= to compute on the CPU"
         )
     check_precision(settings.precision)
 
@@ -138,33 +133,7 @@ def check_precision(precision):
     """Refuse bf16 on a GPU that has no units for it."""
     import torch
 
-    if (
-        precision == "bf16"
-        and torch.cuda.is_available()
-        and not torch.cuda.is_bf16_supported(including_emulation=False)
-    ):
+    on_gpu = precision == "bf16" and torch.cuda.is_available()
+    if on_gpu and not torch.cuda.is_bf16_supported(including_emulation=False):
         name = torch.cuda.get_device_name()
         raise UserError(f"--precision bf16: {name} has no bf16 units (they came with Ampere); allowed there: fp32")
-
-
-def work(settings, train) -> int:
-    """Call ``train(settings, place)`` in this process's place of the world; return the exit status."""
-    import_pytorch(needs_torchvision(settings))
-    from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
-
-    from mpdemo.world.env import claim_cores, process_group, where_am_i
-
-    place = None
-    try:
-        devices = devices_of_a_process(settings)
-        place = where_am_i(devices=devices)
-        check_precision(settings.precision)
-        claim_cores(place, devices)
-        with process_group(place, timeout=PATIENCE):
-            return train(settings, place)
-    except Exception as error:
-        if "TORCHELASTIC_ERROR_FILE" in os.environ:  # torchrun reads it and names the rank
-            ErrorHandler().record_exception(error)
-        report(error, place)
-        # here: tearing down a broken process group may hang, and the others are waiting for this end
-        end(error.status if isinstance(error, UserError) else 1)

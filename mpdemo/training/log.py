@@ -1,27 +1,33 @@
-"""The folder of a run: its metrics line by line, its summary at the end. Taught in notebooks/00_start_here.ipynb."""
+"""The folder of a run: its metrics line by line, also for TensorBoard, and its summary at the end.
+
+Taught in notebooks/00_start_here.ipynb and 12_other_tools.ipynb.
+Source: https://docs.pytorch.org/docs/stable/tensorboard.html.
+"""
 
 import contextlib
 import fcntl
+import importlib.util
 import json
+import shutil
+import sys
+import threading
 from pathlib import Path
 
 from mpdemo.errors import RunFailed, UserError
-from mpdemo.training.board import TensorBoardLog
 
-
-def read_rows(text) -> list[dict]:
-    """Return the rows of a ``metrics.jsonl``; a line that is half written or damaged is left out."""
-    rows = []
-    for line in text.splitlines():
-        with contextlib.suppress(ValueError):
-            rows.append(json.loads(line))
-    return [row for row in rows if isinstance(row, dict)]
+STEP = {"loss": "train/loss", "images_per_second": "train/images_per_second"}  # name in metrics.jsonl -> tag
+EPOCH = {"validation_loss": "validation/loss", "validation_accuracy": "validation/accuracy"}
+RATE = "train/learning_rate"
+FLUSH = 10  # seconds after which a scalar is in the file at the latest
 
 
 def rows_in(folder) -> list[dict]:
-    """Return the rows of the ``metrics.jsonl`` in a run's folder; none where there is no such file."""
-    path = Path(folder) / "metrics.jsonl"
-    return read_rows(path.read_text(errors="replace")) if path.exists() else []
+    """Return the rows of the ``metrics.jsonl`` in a run's folder; a line that is half written is left out."""
+    path, rows = Path(folder) / "metrics.jsonl", []
+    for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
+        with contextlib.suppress(ValueError):
+            rows.append(json.loads(line))
+    return [row for row in rows if isinstance(row, dict)]
 
 
 def folder_to_resume(settings):
@@ -47,7 +53,7 @@ class RunLog:
     be written, or that another run writes to, is refused.
     """
 
-    board = None  # TensorBoard's part
+    board = None  # a `TensorBoardLog`, where the settings ask for it
 
     def __init__(self, out, active, resumed=None):
         self.folder, self.active = Path(out), active
@@ -60,24 +66,13 @@ class RunLog:
             patterns = "summary.json", "timeline-rank*", "trace-rank*", "memory-rank*"
             for old in (file for pattern in patterns for file in self.folder.glob(pattern)):
                 old.unlink(missing_ok=True)  # of the run before, which may have had more ranks
-            if resumed is None and self.path.exists():
-                self.path.replace(self.folder / "metrics.previous.jsonl")
-            elif self.path.exists():
+            if resumed:
                 self._drop_after(*resumed)
+            elif self.path.exists():
+                self.path.replace(self.folder / "metrics.previous.jsonl")
             self.file = self.path.open("a", buffering=1)
         except OSError as error:
             raise UserError(f"cannot write to --out {out}: {error.strerror}; name a folder of your own") from None
-
-    def show_board(self, settings, learning_rate, resumed):
-        """Write the metrics for TensorBoard too; `learning_rate(step)` is that of every step, counted from 1."""
-        if self.active:
-            rows = rows_in(self.folder) if resumed else None
-            try:
-                self.board = TensorBoardLog(self.folder, settings, learning_rate, rows)
-            except OSError as error:
-                raise UserError(
-                    f"cannot write --tensorboard to {self.folder}: {error.strerror}; leave it out"
-                ) from None
 
     def _lock(self):
         """Refuse a folder that another run writes to now; the lock ends with this process."""
@@ -93,14 +88,12 @@ class RunLog:
 
     def _drop_after(self, epoch, step):
         """A resumed run writes on from its checkpoint: drop the lines of the steps that it does again."""
-        rows = read_rows(self.path.read_text(errors="replace"))
-        kept = [
-            row
-            for row in rows
-            if row.get("step", 0) <= step and (row.get("event") != "epoch" or row.get("epoch", 0) < epoch)
-        ]
         new = self.path.with_suffix(".tmp")
-        new.write_text("".join(json.dumps(row) + "\n" for row in kept))
+        with new.open("w") as file:
+            for row in rows_in(self.folder):
+                ends_later = row.get("event") == "epoch" and row.get("epoch", 0) >= epoch
+                if row.get("step", 0) <= step and not ends_later:
+                    file.write(json.dumps(row) + "\n")
         new.replace(self.path)  # a run that is killed here has lost nothing
 
     def write(self, event, **values):
@@ -109,8 +102,7 @@ class RunLog:
             with contextlib.suppress(OSError):
                 self.file.write(json.dumps({"event": event, **values}) + "\n")
             if self.board:
-                with contextlib.suppress(OSError):
-                    self.board.write(event, **values)
+                self.board.write(event, **values)
 
     def finish(self, summary):
         """Write ``summary.json`` and close; a full disk is a `RunFailed`."""
@@ -124,3 +116,55 @@ class RunLog:
             self.lock.close()
         except OSError as error:
             raise RunFailed(f"the end of the run could not be written to {self.folder}: {error.strerror}") from None
+
+
+def check_tensorboard():
+    """Refuse --tensorboard where the package is not installed."""
+    if importlib.util.find_spec("tensorboard") is None:
+        raise UserError("--tensorboard needs the package tensorboard; pip install tensorboard, or leave it out")
+
+
+def tell_full_disk(failed, otherwise=threading.excepthook):
+    """Say in one line that a thread of TensorBoard's cannot write any more; the run continues."""
+    if issubclass(failed.exc_type, OSError):
+        print(f"mpdemo: --tensorboard ends here: {failed.exc_value.strerror}; the run continues", file=sys.stderr)
+    else:
+        otherwise(failed)
+
+
+class TensorBoardLog:
+    """The folder ``tensorboard`` of a run. Every scalar stands at its step and at the time of its line in the metrics.
+
+    `learning_rate` takes a step, counted from 1. A resumed run's `rows` of ``metrics.jsonl`` are written anew, and what
+    stood there before is hidden (``purge_step``), so every step is there once, even if the run before was killed. On a
+    full disk the rest is lost, and the run continues.
+    """
+
+    def __init__(self, folder, learning_rate, rows=None):
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.learning_rate, path = learning_rate, folder / "tensorboard"
+        if rows is None:
+            shutil.rmtree(path, ignore_errors=True)
+        threading.excepthook = tell_full_disk
+        try:
+            self.writer = SummaryWriter(path, purge_step=0, flush_secs=FLUSH)
+        except OSError as error:
+            raise UserError(f"cannot write --tensorboard to {folder}: {error.strerror}; leave it out") from None
+        for row in rows or []:
+            self.write(**row)
+
+    def write(self, event, **values):
+        """Write the scalars of one line of the metrics."""
+        tags = {"step": STEP, "epoch": EPOCH}.get(event, {})
+        scalars = {tag: values[name] for name, tag in tags.items()}
+        if event == "step":
+            scalars[RATE] = self.learning_rate(values["step"])
+        with contextlib.suppress(OSError):
+            for tag, value in scalars.items():
+                self.writer.add_scalar(tag, value, values["step"], walltime=values["time"])
+
+    def close(self):
+        """Write what is left."""
+        with contextlib.suppress(OSError):
+            self.writer.close()

@@ -7,7 +7,6 @@ fetched together every few steps. Taught in notebooks/01_single_device.ipynb.
 import os
 import platform
 import resource
-import sys
 import time
 from collections import ChainMap
 
@@ -17,15 +16,10 @@ from mpdemo.world.collectives import gather_objects, sum_over_ranks
 
 
 def peak_memory_mib(devices) -> list[float]:
-    """Peak memory so far of each device that this process drives, in MiB (2**20 bytes).
-
-    On a GPU what PyTorch allocated there; on a CPU one number for all its cores: the largest resident size of the whole
-    process, libraries included.
-    """
+    """Peak memory so far of each device that this process drives, in MiB; of CPU cores that of the whole process."""
     if devices[0].type == "cuda":
         return [torch.cuda.max_memory_allocated(device) / 2**20 for device in devices]
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return [peak / 2**20 if sys.platform == "darwin" else peak / 2**10]  # macOS counts bytes, Linux KiB
+    return [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10]  # Linux counts KiB
 
 
 def of_all(run, *readings) -> list[list]:
@@ -40,20 +34,19 @@ class Steps:
     """Losses and correct predictions of the steps since the last flush, still on the device."""
 
     def __init__(self, device, replicas):
-        self.device, self.replicas = device, replicas
-        self.rows, self.parts = [], []
-        self.clock = time.perf_counter()
+        self.device, self.replicas, self.rows, self.step = device, replicas, [], 0
+        self.restart_clock()
 
     def add(self, loss, outputs, labels):
-        """Keep the result of a part of a step; does not wait for it."""
+        """Add the result of a part of a step; does not wait for it."""
         correct = (outputs.detach().argmax(1) == labels.to(outputs.device)).sum()
-        self.parts.append(torch.stack([loss.detach().double(), correct.double()]))
+        self.step = self.step + torch.stack([loss.detach().double(), correct.double()])
 
     def end_step(self):
-        """Add up the parts of a step; a process without the outputs has none."""
+        """Keep the sum of a step's parts; a process without the outputs has none."""
         nothing = torch.zeros(2, dtype=torch.double, device=self.device)
-        self.rows.append(sum(self.parts, nothing.to(self.parts[0].device) if self.parts else nothing))
-        self.parts = []
+        self.rows.append(nothing if isinstance(self.step, int) else self.step)
+        self.step = 0
 
     def flush(self):
         """Fetch all steps kept so far, over all ranks: this waits for the device.
@@ -65,8 +58,8 @@ class Steps:
             return [], 0.0
         table = sum_over_ranks(torch.stack(self.rows).to(self.device))
         table[:, 0] /= self.replicas  # each replica holds the mean over its own share
-        rows, self.rows = table.tolist(), []  # the one place that waits
-        before = self.clock
+        rows, before = table.tolist(), self.clock  # the one place that waits
+        self.rows = []
         self.restart_clock()
         return rows, (self.clock - before) / len(rows)
 

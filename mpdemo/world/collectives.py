@@ -38,31 +38,6 @@ def gather_objects(value) -> list:
     return values
 
 
-def gather_in_first(value) -> list | None:
-    """One value from each rank, in order of rank, in rank 0; None in the other ranks."""
-    if not dist.is_initialized():
-        return [value]
-    first = dist.get_rank() == 0
-    values = [None] * dist.get_world_size() if first else None
-    dist.gather_object(None if first else value, values)  # its own is here already, and may be large
-    return [value, *values[1:]] if first else None
-
-
-def in_all(function, *arguments):
-    """Call a function in every process and return its value; where one of them raises, all raise the same error.
-
-    So all of them go on in the same way, and none waits for one that does not.
-    """
-    value = error = None
-    try:
-        value = function(*arguments)
-    except Exception as raised:
-        error = raised
-    for raised in filter(None, gather_objects(error)):
-        raise raised
-    return value
-
-
 def rest():
     """Wait for all ranks, over gloo: in NCCL's barrier a waiting rank would keep its GPU busy."""
     if dist.is_initialized():
@@ -72,14 +47,14 @@ def rest():
 class StopSignal:
     """Whether any rank got SIGUSR1, which Slurm sends before the time limit (``--signal=USR1@60``).
 
-    All ranks must stop at the same point: after a step of the training, or a batch of a validation. They compare at
-    the latest after `most_calls` calls.
+    All ranks must stop at the same point, after a step or a batch of a validation. They compare what they received
+    every few seconds, at the latest after `most_calls` calls, since a comparison waits for the GPU.
     """
 
     def __init__(self, device, most_calls):
         self.device, self.most_calls = device, most_calls
         self.received, self.calls, self.next_check = False, 0, 1
-        self.last_check = None  # call and time (s)
+        self.last_check = 0, time.perf_counter() - INTERVAL  # call and time (s): the second call compares, too
         signal.signal(signal.SIGUSR1, self._receive)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # held back since the start (launch.py)
 
@@ -91,10 +66,8 @@ class StopSignal:
         self.calls += 1
         if self.calls < self.next_check:
             return False
-        now, seconds = time.perf_counter(), INTERVAL
-        if self.last_check:
-            seconds = (now - self.last_check[1]) / (self.calls - self.last_check[0])
-        flags = torch.tensor([float(self.received), seconds], device=self.device)  # reading it waits for a GPU
+        now, (call, before) = time.perf_counter(), self.last_check
+        flags = torch.tensor([float(self.received), (now - before) / (self.calls - call)], device=self.device)
         received, seconds = (sum_over_ranks(flags) / place()[1]).tolist()
         self.next_check = self.calls + min(max(1, int(INTERVAL / seconds)), self.most_calls)
         self.last_check = self.calls, now

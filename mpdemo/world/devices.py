@@ -6,7 +6,7 @@ Taught in notebooks/00_start_here.ipynb. Source: https://docs.nvidia.com/deploy/
 import functools
 import os
 import platform
-import socket
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -55,8 +55,7 @@ def shared_cores() -> int | None:
     """
     from mpdemo.world.collectives import gather_objects
 
-    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count())
-    machines = gather_objects((identity(), set(cores)))
+    machines = gather_objects((identity(), os.sched_getaffinity(0)))
     count = len({(machine, core) for machine, cores in machines for core in cores})
     return count if count < len(machines) else None
 
@@ -82,14 +81,11 @@ def take_devices(processes) -> dict:
 
 
 def identity() -> str:
-    """What tells this machine from others: its last boot, else its name. Several nodes of a test have one machine."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    return boot.read_text().strip() if boot.exists() else socket.gethostname()
+    """What tells this machine from others: its last boot. Several nodes of a test have one machine."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def processor() -> str:
-    """The processor's name where Linux has it, else its architecture."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    """The processor's name where the kernel tells it, else its architecture."""
+    names = re.findall(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.M)
     return names[0] if names else platform.machine()

@@ -2,7 +2,7 @@
 
 torchrun sets RANK, LOCAL_RANK, WORLD_SIZE; Slurm's srun sets SLURM_PROCID, SLURM_LOCALID, SLURM_STEP_NUM_TASKS; a plain
 ``python`` sets neither and is a world of one. On a machine without GPUs a device is a core: one that no other process
-has, of any job, so each locks the file of its core, until it ends. Taught in notebooks/00_start_here.ipynb.
+has, of any job. Taught in notebooks/00_start_here.ipynb.
 Sources: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables,
 https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES.
 """
@@ -10,6 +10,7 @@ https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES.
 import contextlib
 import fcntl
 import os
+import re
 import time
 from dataclasses import dataclass
 from datetime import timedelta
@@ -19,36 +20,22 @@ import torch.distributed as dist
 
 from mpdemo.errors import UserError
 
-LOCK = "/tmp/mpdemo-core-{}.lock"  # one for all users: they share the cores as well
-# of the allocation that this process was given, before it pins itself to some of them
-ALLOWED_CORES = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+LOCK = "/sys/devices/system/cpu/cpu{}"  # which a process locks to have the core: a folder that every user can open
+ALLOWED_CORES = os.sched_getaffinity(0)  # those that this process was given, before it pins itself to some of them
+RESERVED = 4294967290  # Slurm's numbers from here on are no steps of srun: a batch script, an interactive job
 
 
 @dataclass(frozen=True)
 class World:
-    """The place of one process among all.
-
-    Attributes
-    ----------
-    rank, world_size : int
-        This process's number among all processes, and how many there are.
-    local_rank, local_world_size : int
-        The same, on this node only.
-    device : torch.device
-        What this process computes on: GPU number ``local_rank``, or one core of the CPU.
-    backend : str
-        NCCL between GPUs (with gloo for tensors in CPU memory), gloo on CPUs.
-    launcher : str
-        ``torchrun``, ``slurm`` or ``none``.
-    """
+    """The place of one process among all, and what it computes on."""
 
     rank: int = 0
     world_size: int = 1
-    local_rank: int = 0
+    local_rank: int = 0  # these two count on this node only
     local_world_size: int = 1
-    device: torch.device = torch.device("cpu")
-    backend: str = "gloo"
-    launcher: str = "none"
+    device: torch.device = torch.device("cpu")  # GPU number local_rank, or one core of the CPU
+    backend: str = "gloo"  # between GPUs NCCL, with gloo for tensors in CPU memory
+    launcher: str = "none"  # or torchrun, or slurm
 
 
 def read_launcher(environ) -> dict:
@@ -59,44 +46,31 @@ def read_launcher(environ) -> dict:
         launcher, names = "slurm", ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
     else:
         return {"rank": 0, "world_size": 1, "local_rank": 0, "local_world_size": 1, "launcher": "none"}
-    expected = f"{launcher} sets {names[0]}, {names[1]} and {names[2]}"
     try:
         rank, world_size, local_rank = (int(environ[name]) for name in names)
         on_node = _tasks_on_node(environ) if launcher == "slurm" else int(environ.get("LOCAL_WORLD_SIZE", 0))
-    except KeyError as error:
-        raise UserError(f"{expected}; missing: {error.args[0]}") from None
-    except ValueError as error:
-        raise UserError(f"{expected} to whole numbers; wrong: {error}") from None
-    on_node = on_node or world_size
-    if not 0 <= rank < world_size:
-        raise UserError(f"{names[0]}={rank} is not below {names[1]}={world_size}; check the launcher")
-    if not 0 <= local_rank < on_node <= world_size:
-        raise UserError(
-            f"{names[2]}={local_rank} does not fit {on_node} of {world_size} processes on this node; check the launcher"
-        )
+        on_node = on_node or world_size
+        if not (0 <= rank < world_size and 0 <= local_rank < on_node <= world_size):
+            raise ValueError
+    except (KeyError, ValueError):
+        given = ", ".join(f"{name}={environ.get(name, '')}" for name in (*names, "LOCAL_WORLD_SIZE"))
+        raise UserError(f"these are not the numbers of a launch by {launcher}: {given}; check the launcher") from None
     place = {"rank": rank, "world_size": world_size, "local_rank": local_rank}
     return place | {"local_world_size": on_node, "launcher": launcher}
 
 
 def _is_slurm_task(environ) -> bool:
-    """Whether srun started this process as a task: a batch script or an interactive shell also has SLURM_PROCID.
-
-    A batch script has no step, or a reserved number from 4294967290 on; ``srun --pty bash`` is a step with a terminal.
-    """
-    step = environ.get("SLURM_STEP_ID", "")
-    if "SLURM_PROCID" not in environ or not step or step >= "4294967290" and len(step) == 10:
-        return False
-    return not ("SLURM_PTY_PORT" in environ and environ.get("SLURM_STEP_NUM_TASKS") == "1")
+    """Whether srun started this process as a task: a batch script or an interactive shell also has SLURM_PROCID."""
+    step = int(environ.get("SLURM_STEP_ID") or RESERVED)
+    shell = "SLURM_PTY_PORT" in environ and environ.get("SLURM_STEP_NUM_TASKS") == "1"  # srun --pty bash
+    return "SLURM_PROCID" in environ and step < RESERVED and not shell
 
 
 def _tasks_on_node(environ) -> int:
     """Return the number of processes on this node. Slurm writes ``2(x3),1``: two on three nodes, one on the next."""
-    counts = []
-    for part in environ.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):
-        count, _, times = part.partition("(x")
-        counts += [int(count)] * int(times.rstrip(")") or 1) if count else []
-    node = int(environ.get("SLURM_NODEID", 0))
-    return counts[node] if node < len(counts) else 0
+    groups = re.findall(r"(\d+)(?:\(x(\d+)\))?", environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    counts = [int(count) for count, times in groups for _ in range(int(times or 1))]
+    return dict(enumerate(counts)).get(int(environ.get("SLURM_NODEID", 0)), 0)
 
 
 def where_am_i(environ=os.environ, devices=1) -> World:
@@ -123,47 +97,31 @@ def where_am_i(environ=os.environ, devices=1) -> World:
 def claim_cores(world, count=1):
     """Make `count` CPU cores the devices of this process: one thread each, pinned where so many cores are free.
 
-    Else a single PyTorch process would use every core, and several could never be faster. On GPUs nothing is pinned.
+    A core is taken by locking it. A process that needs more than are free takes none, and runs where it may.
     """
     if world.device.type != "cpu":
         return
     torch.set_num_threads(1)
-    if not hasattr(os, "sched_setaffinity"):  # macOS, Windows
-        return
-    allowed = sorted(os.sched_getaffinity(0))
-    if len(allowed) < count * world.local_world_size:
-        return
-    cores = take(allowed, count)
-    if cores:
-        os.sched_setaffinity(0, cores)
-
-
-def take(allowed, count) -> list:
-    """Lock `count` of the allowed cores for this process; return their numbers, or none if fewer are free."""
-    locks = {}
-    for core in allowed:
-        if (lock := _locked(core)) is not None:
+    allowed, locks = sorted(os.sched_getaffinity(0)), {}
+    for core in allowed if len(allowed) >= count * world.local_world_size else []:
+        if len(locks) < count and (lock := _locked(core)) is not None:
             locks[core] = lock
-        if len(locks) == count:
-            return list(locks)  # the files stay open, and so locked, until this process ends
+    if len(locks) == count:
+        os.sched_setaffinity(0, locks)  # the folders stay open, and so locked, until this process ends
+        return
     for lock in locks.values():
         os.close(lock)
-    return []
 
 
 def _locked(core) -> int | None:
-    """Return the open lock file of a core; None if another process has it, or files cannot be locked here."""
-    path, flags = LOCK.format(core), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    """Return the core's open and locked folder; None if another process has it, or there is none."""
     with contextlib.suppress(OSError):
+        folder = os.open(LOCK.format(core), os.O_RDONLY | os.O_CLOEXEC)
         try:
-            file = os.open(path, flags)
-        except FileNotFoundError:  # Linux lets nobody create in /tmp what another user has there
-            file = os.open(path, flags | os.O_CREAT, 0o444)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return file
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return folder
         except OSError:
-            os.close(file)
+            os.close(folder)
     return None
 
 
@@ -179,19 +137,14 @@ def process_group(world, timeout=300.0):
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
         raise UserError(f"{' and '.join(missing)} not set: the job script must export the first node's name and a port")
-    address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    place = {"rank": world.rank, "world_size": world.world_size}
     try:
-        dist.init_process_group(
-            world.backend,
-            init_method=f"tcp://{address}:{port}" if world.launcher == "slurm" else "env://",
-            rank=world.rank,
-            world_size=world.world_size,
-            timeout=timedelta(seconds=timeout),
-        )
+        dist.init_process_group(world.backend, **place, timeout=timedelta(seconds=timeout))
     except dist.DistNetworkError as error:
         if "EADDRINUSE" not in str(error) and "in use" not in str(error):
             raise
-        raise UserError(f"port {port} on {address} is in use; set MASTER_PORT to another one") from None
+        taken = f"port {os.environ['MASTER_PORT']} on {os.environ['MASTER_ADDR']}"
+        raise UserError(f"{taken} is in use; set MASTER_PORT to another one") from None
     yield  # after an error the group is left as it is: destroying it may wait for ranks that are gone
     # PyTorch's threads must have ended the last collective before the group is destroyed. Without the next two lines
     # it aborted in 2 of 8 runs with "terminate called without an active exception", with them in none.

@@ -6,28 +6,23 @@ As a program it is a process of its own that calls `start`.
 """
 
 import gc
-import json
 import os
 import resource
 import shutil
 import signal
 import sys
 import tempfile
-import tomllib
 import traceback
-from importlib import metadata
 from pathlib import Path
 
-from packaging.requirements import Requirement
 from packaging.version import Version
 
 from mpdemo.errors import UserError
-from mpdemo.paths import source
 from mpdemo.world import supervisor, warm
 
+OLDEST = {"torch": "2.11", "torchvision": "0.26"}  # as in pyproject.toml
 ADDRESSES = 4_000_000  # KiB that importing PyTorch maps; with less it aborts without a word that names the limit
 ERRORS = "MPDEMO_ERRORS"  # the folder where a rank that `start` began leaves its line; the first one is printed
-STOPS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
 # CUDA does not survive a fork, nor the frameworks of macOS: there each rank starts a Python of its own
 FORKS = sys.platform == "linux" and not any(map(os.path.exists, ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")))
 
@@ -61,16 +56,10 @@ def import_pytorch(with_torchvision=False):
 
 
 def check_version(package, version):
-    """Refuse a version that pyproject.toml does not allow: it says the oldest ones, once."""
-    project = source() / "pyproject.toml"
-    if project.exists():
-        lines = tomllib.loads(project.read_text())["project"]["dependencies"]
-    else:  # installed without its source tree
-        lines = [line for line in metadata.requires("mpdemo") or [] if ";" not in line]
-    allowed = {one.name: one.specifier for one in map(Requirement, lines)}[package]
-    if Version(version).base_version not in allowed:  # without the local part of 2.11.0+cu126
+    """Refuse a version older than the course needs."""
+    if Version(Version(version).base_version) < Version(OLDEST[package]):  # without the local part of 2.11.0+cu126
         raise UserError(
-            f"{package} {version} is too old; allowed: {allowed}; "
+            f"{package} {version} is too old; allowed: >={OLDEST[package]}; "
             f"load a newer module (setup in the site file), or pip install --upgrade {package}"
         )
 
@@ -128,68 +117,20 @@ def start(command, processes) -> int:
     """
     import_pytorch()
     folder = tempfile.mkdtemp(prefix="mpdemo-")  # a TemporaryDirectory would end with the first forked process
-    environment = os.environ | {"OMP_NUM_THREADS": "1", ERRORS: folder}
-    job = {"name": "mpdemo", "command": command, "processes": processes, "environment": environment, "torchrun": True}
-    job |= {"cwd": os.getcwd(), "limit": float("inf"), "grace": 5.0, "signal": None, "errors": folder}
-    job |= {name: os.path.join(folder, name) for name in ("ranks", "status", "scratch")}
+    job = {"name": "mpdemo", "command": command, "processes": processes, "torchrun": True, "grace": 5.0, "quiet": True}
+    job |= {"cwd": os.getcwd(), "environment": os.environ | {"OMP_NUM_THREADS": "1", ERRORS: folder}}
     try:
-        status, stop = _supervised(job | {"run_program": warm.run_program if FORKS else None})
-        if stop:
-            print(f"mpdemo: {signal.Signals(stop).name}: all {processes} processes ended", file=sys.stderr)
-            return 128 + stop
+        end = supervisor.supervise(job | {"run_program": warm.run_program if FORKS else None})
+        rank, status, line = end["rank"], end["exit_status"], Path(folder, str(end["rank"]))
+        if number := end["signal"]:
+            print(f"mpdemo: {signal.Signals(number).name}: all {processes} processes ended", file=sys.stderr)
+            return 128 + number
         if status not in (0, 3):
-            print(_last_words(folder, processes), file=sys.stderr)
+            how = f"mpdemo: rank {rank} of {processes} ended with exit status {status}"
+            print(line.read_text() if line.exists() else how, file=sys.stderr)
         return status if status in (0, 2, 3) else 1
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _last_words(folder, processes) -> str:
-    """Return the line that the rank left which failed first, or say how it ended."""
-    try:
-        end = json.loads(Path(folder, "status").read_text())
-    except OSError:
-        return "mpdemo: the process that watched the ranks was killed"
-    line, status = Path(folder, str(end["rank"])), end["exit_status"]
-    if line.exists():
-        return line.read_text()
-    how = f"ended by signal {status - 128}" if status > 128 else f"exit status {status}"
-    return f"mpdemo: rank {end['rank']} of {processes} failed: {how}"
-
-
-def _supervised(job) -> tuple:
-    """Fork a job's supervisor and wait for it; return its exit status and the signal that asked for its end, or 0."""
-    stops, signals = [], STOPS | {signal.SIGUSR1}
-    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # under nohup
-        signals.remove(signal.SIGHUP)
-    pipe, held = os.pipe()  # when this process ends, however it does, the supervisor sees the pipe's end
-    sys.stdout.flush()
-    sys.stderr.flush()
-    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.setsid()  # Ctrl-C reaches this process's parent alone
-            os.close(held)
-            os.dup2(pipe, 0)
-            supervisor.supervise(job)
-        finally:
-            os._exit(1)
-
-    def pass_on(number, frame):
-        if number != signal.SIGUSR1:
-            stops.append(number)
-        os.kill(pid, number if number == signal.SIGUSR1 else signal.SIGTERM)
-
-    before = {number: signal.signal(number, pass_on) for number in signals}
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
-    try:
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), next(iter(stops), 0)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        os.close(pipe)
-        os.close(held)
 
 
 if __name__ == "__main__":

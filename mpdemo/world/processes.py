@@ -5,7 +5,6 @@ PyTorch is not imported. Taught in notebooks/00_start_here.ipynb.
 """
 
 import contextlib
-import ctypes
 import os
 import signal
 import sys
@@ -15,9 +14,9 @@ from pathlib import Path
 import psutil
 
 from mpdemo.errors import UserError
+from mpdemo.world import supervisor
 
 PYTHONS = ("py", "Py", "pt_", "torchrun")  # how the name of a torchrun's process begins
-PR_SET_PDEATHSIG = 1  # prctl: the signal that a process gets when its parent dies
 PROCESS_MIB = 400  # of memory that one process with PyTorch takes
 # Set by a launcher or by an enclosing Slurm job for its own processes; a child that inherits them believes it is one.
 LAUNCHER_VARIABLES = (
@@ -34,7 +33,7 @@ def child_environment(*keep) -> dict:
 
 def check_room(processes, oversubscribe=False):
     """Refuse more processes than this machine has cores or memory for, before any is started."""
-    cores, free, fitting = _room()
+    cores, free, fitting = room()
     if processes > fitting and not oversubscribe:
         raise UserError(
             f"{processes} processes need {processes} CPU cores and {processes * PROCESS_MIB} MiB; available: {cores} "
@@ -42,13 +41,8 @@ def check_room(processes, oversubscribe=False):
         )
 
 
-def processes_that_fit() -> int:
-    """Return for how many processes this machine has a core and the memory, at least one."""
-    return _room()[-1]
-
-
-def _room():
-    """Return the cores, the MiB that are free, and how many processes fit."""
+def room() -> tuple:
+    """Return the cores, the MiB that are free, and for how many processes both are enough, at least one."""
     cores, free = len(os.sched_getaffinity(0)), psutil.virtual_memory().available // 2**20
     return cores, free, max(1, min(cores, free // PROCESS_MIB))
 
@@ -58,11 +52,10 @@ def start_time(pid) -> float | None:
 
     Together with the number it names one process. Seconds since 1970 would not: they change when the clock is set.
     """
-    booted = psutil.boot_time()
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
         if process.status() != psutil.STATUS_ZOMBIE:
-            return round(process.create_time() - booted, 2)  # the kernel counts hundredths of a second
+            return round(process.create_time() - psutil.boot_time(), 2)  # the kernel counts hundredths of a second
     return None
 
 
@@ -73,9 +66,7 @@ def is_running(pid, started) -> bool:
 
 def first_child(pid) -> int | None:
     """Return the number of a process's first child; None if it has none."""
-    with contextlib.suppress(psutil.NoSuchProcess, IndexError):
-        return psutil.Process(pid).children()[0].pid
-    return None
+    return next(iter(supervisor.children(pid)), None)
 
 
 def end_processes(processes, first_signal, seconds=5.0):
@@ -122,8 +113,7 @@ def end_with_parent():
 
 def be_killed_with_parent():
     """Ask the system to kill this process when its parent ends, also after an exec (``preexec_fn`` of a child)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    supervisor.PRCTL(supervisor.SIGNAL_AT_PARENTS_DEATH, signal.SIGKILL, 0, 0, 0)
 
 
 def clean_up_on_signals():

@@ -7,7 +7,6 @@ NCCL's own log names its transports, the open connections name gloo's interface.
 notebooks/00_start_here.ipynb. Source: https://docs.nvidia.com/deeplearning/nccl/user-guide.
 """
 
-import faulthandler
 import os
 import re
 import socket
@@ -26,7 +25,6 @@ from mpdemo.world.collectives import gather_objects, rest
 from mpdemo.world.devices import gpus_here
 from mpdemo.world.env import World, process_group, read_launcher
 
-LIMIT = 150  # s, after which the process ends, whatever it waits for
 PATIENCE = 60.0  # s for which a rank waits for the others in one message
 SMALL, LARGE = "GB/s, 1 MiB", "GB/s, 256 MiB"
 REPEATS = 3  # of each message, and one before them that is not counted
@@ -37,7 +35,6 @@ HEADERS = ("rank", "host", "device", "peers", "cores", "NUMA", "backend", "trans
 
 def roll_call() -> list[dict] | None:
     """Join the world that a launcher started; return the row of each rank, in rank 0. Every rank must call this."""
-    faulthandler.dump_traceback_later(LIMIT, exit=True)
     place, gpus = read_launcher(os.environ), torch.cuda.device_count()
     device = torch.device("cuda", place["local_rank"] % gpus) if gpus else torch.device("cpu")
     nccl = gpus > 0 and dist.is_nccl_available()
@@ -53,13 +50,12 @@ def roll_call() -> list[dict] | None:
                 row["backend"] = "nccl" if nccl else "gloo"
                 row["transport"] = ", ".join(nccl_transports(Path(folder, "nccl")) if nccl else interfaces())
             rows = gather_objects(row)
-    faulthandler.cancel_dump_traceback_later()
     return rows if world.rank == 0 else None
 
 
 def whereabouts(world) -> dict:
     """Return what this process has: GPU and peers, or cores; and how many GPUs its node has for the job."""
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count()))
+    cores = sorted(os.sched_getaffinity(0))
     nodes = {path.name[4:] for core in cores for path in Path(f"/sys/devices/system/cpu/cpu{core}").glob("node[0-9]*")}
     row = {"rank": world.rank, "host": socket.gethostname(), "cores": cores, "NUMA": ",".join(sorted(nodes))}
     row |= {"uuid": "", "device": "CPU", "visible": torch.cuda.device_count(), "held": 0}
@@ -124,25 +120,18 @@ def wrong_on_a_node(host, rows) -> list[tuple]:
     ranks = f"ranks {', '.join(str(row['rank']) for row in rows)} on {host} share"
     used, held = {row["uuid"] for row in rows} - {""}, max(row["held"] for row in rows)
     cores, count = {core for row in rows for core in row["cores"]}, len(rows)
-    cases = [
-        (0 < len(used) < count, f"{ranks} {len(used)} GPU(s)", "ask for a GPU per rank; each takes number local_rank"),
-        (
-            len(cores) < count,
-            f"{ranks} {len(cores)} core(s): {ranges(cores)}",
-            "srun --cpus-per-task=N, or fewer ranks",
-        ),
-        (
-            len(used) < held and len(used) in (0, count),
-            f"the job holds {held} GPUs on {host} and uses {len(used)}",
-            "start a rank per GPU, or ask for fewer; if none is used: is this PyTorch built for them?",
-        ),
-        (
-            count > 1 and all(row["visible"] == 1 and "SHM" in row.get("transport", "") for row in rows),
-            f"the GPUs of {host} exchange data through its memory (SHM), since each rank sees only its own",
-            "--gres=gpu:N for the node instead of --gpus-per-task, or srun --gpu-bind=none",
-        ),
-    ]
-    return [(what, remedy) for wrong, what, remedy in cases if wrong]
+    found = []
+    if 0 < len(used) < count:
+        found.append((f"{ranks} {len(used)} GPU(s)", "ask for a GPU per rank; each takes number local_rank"))
+    if len(cores) < count:
+        found.append((f"{ranks} {len(cores)} core(s): {ranges(cores)}", "srun --cpus-per-task=N, or fewer ranks"))
+    if len(used) < held and len(used) in (0, count):
+        remedy = "start a rank per GPU, or ask for fewer; if none is used: is this PyTorch built for them?"
+        found.append((f"the job holds {held} GPUs on {host} and uses {len(used)}", remedy))
+    if count > 1 and all(row["visible"] == 1 and "SHM" in row.get("transport", "") for row in rows):
+        what = f"the GPUs of {host} exchange data through its memory (SHM), since each rank sees only its own"
+        found.append((what, "--gres=gpu:N for the node instead of --gpus-per-task, or srun --gpu-bind=none"))
+    return found
 
 
 def ranges(numbers) -> str:

@@ -1,18 +1,16 @@
 """Start the processes of a job, watch them, report the first that fails, and let nothing of them survive.
 
-A supervisor is a process of its own: it starts the ranks as its children, adopts every orphan of theirs, and ends the
-whole tree when the job ends, on SIGTERM, at the time limit, or when its owner dies, whose pipe is its stdin. It is
-forked from a process that has imported PyTorch (launch.py, warm.py); as a program, ``python -SP supervisor.py
-ORDER.json``, it needs the standard library alone. What an order holds: `mpdemo.jobs.local_job.start`. Without
-"processes" its command is bash, which waits for srun.
+A supervisor starts the ranks as its children, adopts every orphan of theirs, and ends the whole tree when the job ends,
+on SIGTERM, at the time limit, or when its owner dies, which it sees by the end of a pipe. It is a launcher (launch.py),
+or was forked for a job of a notebook (warm.py). What a job holds: `mpdemo.jobs.local_job.start`. Without "processes"
+its command is bash, which waits for srun.
 """
 
 import contextlib
 import ctypes
-import json
+import math
 import os
 import select
-import shutil
 import signal
 import socket
 import sys
@@ -21,6 +19,7 @@ import time
 PRCTL = getattr(ctypes.CDLL(None), "prctl", lambda *_: None)  # Linux alone has it
 SIGNAL_AT_PARENTS_DEATH, NAME, ADOPT_ORPHANS = 1, 15, 36  # PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER
 STOPPED = 3  # the exit status of a process that stopped with a checkpoint
+STOPS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
 
 
 def children(pid) -> list[int]:
@@ -47,8 +46,7 @@ def handles(pid, number) -> bool:
 
 def free_port() -> int:
     """Return a port of 127.0.0.1 that no process has now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+    with socket.create_server(("127.0.0.1", 0)) as probe:
         return probe.getsockname()[1]
 
 
@@ -62,12 +60,17 @@ class Ranks:
         for rank in range(job.get("processes") or 1):
             pid = os.fork()
             if pid == 0:
-                become_rank(job, rank, port, parent)
+                try:
+                    become_rank(job, rank, port, parent)
+                except BaseException as error:
+                    print(f"cannot start {job['command'][0]}: {error}", file=sys.stderr, flush=True)
+                os._exit(127)
             self.numbers.append(pid)
-        os.close(unready)
+        for descriptor in (unready, *job.get("inputs", ())):
+            os.close(descriptor)
         os.read(ready, 1)  # its end: each rank has closed it, and let go of this process's signal handlers
         os.close(ready)
-        with open(job["ranks"], "w") as file:
+        with open(job.get("ranks", os.devnull), "w") as file:
             file.write("\n".join(map(str, self.numbers)) + "\n")
 
     def reap(self):
@@ -97,12 +100,16 @@ def become_rank(job, rank, port, parent):
     """In a forked child: run the job's program as a rank, and end."""
     PRCTL(SIGNAL_AT_PARENTS_DEATH, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
-        os._exit(1)
+        return
+    os.setsid()  # Ctrl-C reaches the launcher alone
     signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD):
-        signal.signal(number, signal.SIG_DFL)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for number in (*STOPS, signal.SIGUSR1, signal.SIGCHLD):
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    os.chdir(job["cwd"])
+    os.environ.clear()
+    os.environ |= job["environment"]
+    os.dup2(job["inputs"][rank] if job.get("inputs") else os.open(os.devnull, os.O_RDONLY), 0)
     os.closerange(3, 256)
     processes, command = job.get("processes"), job["command"]
     if processes and (processes > 1 or job.get("torchrun")):
@@ -110,16 +117,11 @@ def become_rank(job, rank, port, parent):
         place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         place |= {"GROUP_RANK": 0, "TORCHELASTIC_RUN_ID": job["name"]}  # by which Lightning and others know torchrun
         os.environ |= {name: str(value) for name, value in place.items()}
-    run_program = job.get("run_program")
-    if run_program and (command[0] in ("-m", "-c") or command[0].endswith(".py")):
+    if job.get("run_program") and (command[0] in ("-m", "-c") or command[0].endswith(".py")):
         PRCTL(NAME, f"{job['name'][:11]} {rank}".encode(), 0, 0, 0)
-        run_program(command)
-    try:
-        words = [sys.executable, "-u", *command] if processes else command
-        os.execvpe(words[0], words, os.environ)
-    except OSError as error:
-        print(f"cannot start {command[0]}: {error}", file=sys.stderr, flush=True)
-        os._exit(127)
+        job["run_program"](command)
+    words = [sys.executable, "-u", *command] if processes else command
+    os.execvpe(words[0], words, os.environ)
 
 
 def watch(job, ranks, terminations, warnings, wake) -> str:
@@ -127,10 +129,10 @@ def watch(job, ranks, terminations, warnings, wake) -> str:
 
     A warning waits until all know it. Who stops with a checkpoint waits for the others; any other failure ends all.
     """
-    started, stop = time.monotonic(), None
-    name, _, before = (job["signal"] or "").partition("@")
+    started, stop, owner = time.monotonic(), None, job.get("owner", ())
+    name, _, before = (job.get("signal") or "").partition("@")
     while True:
-        readable = select.select([0, wake], [], [], 0.05)[0]
+        readable = select.select([wake, *owner], [], [], 0.05)[0]
         if wake in readable:
             os.read(wake, 4096)
         ranks.reap()
@@ -141,9 +143,9 @@ def watch(job, ranks, terminations, warnings, wake) -> str:
             return "ended"
         if terminations:
             return "cancelled"
-        if 0 in readable and not os.read(0, 1):
+        if any(descriptor in readable and not os.read(descriptor, 1) for descriptor in owner):
             return "orphaned"
-        left = job["limit"] - (now - started)
+        left = job.get("limit", math.inf) - (now - started)
         if left <= 0:
             return "timeout"
         if name and left <= int(before):
@@ -169,36 +171,30 @@ def end_tree(job, ranks):
         time.sleep(0.02)
 
 
-def supervise(job):
-    """Run a job from its start to its end, and end this process with the job's exit status."""
+def supervise(job) -> dict:
+    """Run a job from its start to its end; return how that came, the rank that failed first, and the exit status."""
     PRCTL(ADOPT_ORPHANS, 1, 0, 0, 0)
     terminations, warnings = [], []
     wake, woken = os.pipe()
     os.set_blocking(woken, False)
     signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
-    # Handlers, since a new program inherits SIG_IGN but no handler.
-    signal.signal(signal.SIGINT, lambda *_: None)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.signal(signal.SIGTERM, lambda *_: terminations.append(True))
-    signal.signal(signal.SIGUSR1, lambda number, _: warnings.append(number))
+    # Handlers, since a new program inherits SIG_IGN but no handler. Under nohup SIGHUP stays ignored.
+    ends = STOPS - ({signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set())
+    handlers = dict.fromkeys(ends, lambda number, _: terminations.append(number))
+    handlers |= {signal.SIGUSR1: lambda number, _: warnings.append(number), signal.SIGCHLD: lambda *_: None}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    os.chdir(job["cwd"])
-    os.environ.clear()
-    os.environ |= job["environment"]
     started = time.monotonic()
     ranks = Ranks(job)
     how = watch(job, ranks, terminations, warnings, wake)
     rank, status = ranks.failed or (None, 0 if how == "ended" else 1)
-    if how == "ended" and status and len(ranks.numbers) > 1 and not job.get("errors"):
+    if how == "ended" and status and len(ranks.numbers) > 1 and not job.get("quiet"):
         print(f"mpdemo: rank {rank} of {len(ranks.numbers)} ended with exit status {status}", flush=True)
     end_tree(job, ranks)
-    shutil.rmtree(job["scratch"], ignore_errors=True)  # a process that was killed leaves files there
-    with open(job["status"] + ".part", "w") as file:
-        json.dump({"how": how, "rank": rank, "exit_status": status, "run_time": time.monotonic() - started}, file)
-    os.replace(job["status"] + ".part", job["status"])
-    os._exit(status)
-
-
-if __name__ == "__main__":
-    with open(sys.argv[1]) as order:
-        supervise(json.load(order))
+    signal.set_wakeup_fd(-1)
+    os.close(wake)
+    os.close(woken)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    end = {"how": how, "rank": rank, "exit_status": status, "run_time": time.monotonic() - started}
+    return end | {"signal": next(iter(terminations), None)}

@@ -6,10 +6,11 @@ a supervisor (`mpdemo.world.supervisor`), whose ranks are then forked from that.
 """
 
 import atexit
+import contextlib
 import json
 import os
-import random
 import runpy
+import shutil
 import signal
 import socket
 import subprocess
@@ -25,27 +26,38 @@ from mpdemo.world import supervisor
 READ_AT_START = ("OMP", "MKL", "KMP", "TORCH", "PYTORCH", "PYTHON", "LD_")
 SOURCE = str(Path(__file__).resolve().parents[2])
 SERVE = "import sys; sys.path.insert(0, sys.argv.pop()); from mpdemo.world.warm import serve; sys.path.pop(0); serve()"
+IMPORT_SECONDS = 300.0  # limit for the import of PyTorch, for which the first order waits
 LOCK = threading.Lock()
 SERVERS = {}  # the one server of this process: the variables that it was started with -> connection, process
 
 
-def supervise(order, pipe, log) -> int:
-    """Let the server fork a job's supervisor; return its number."""
-    environment = json.loads(order.read_text())["environment"]
-    with LOCK:
-        try:
-            return _ask(_server(environment), order, pipe, log)
-        except OSError:  # it was killed: try a new one, once
-            SERVERS.clear()
-            return _ask(_server(environment), order, pipe, log)
+def supervise(order, log, inputs=()) -> tuple:
+    """Let the server fork the supervisor of an order, and of its ranks, whose inputs are given, one each.
+
+    Return its number, and a pipe: where that is closed, or this Python ends, the job ends.
+    """
+    watched, pipe = os.pipe()
+    owner = open(pipe, "wb")  # noqa: SIM115
+    try:
+        with open(watched) as owned, open(log, "wb") as file, LOCK:
+            return _ask(order, [owned.fileno(), file.fileno(), *inputs]), owner
+    except BaseException:  # also an interrupt: an answer that comes later would be taken for that to the next order
+        SERVERS.clear()
+        owner.close()
+        raise
 
 
-def _ask(server, order, pipe, log) -> int:
-    socket.send_fds(server, [str(order).encode()], [pipe, log])
-    answer = server.recv(64)
-    if not answer:
-        raise OSError("the process that starts jobs has ended")
-    return int(answer)
+def _ask(order, descriptors) -> int:
+    file = Path(order["scratch"], "order.json")  # it may be too long for a message
+    file.write_text(json.dumps(order))
+    for _ in range(2):  # a server that was killed is replaced
+        server = _server(order["environment"])
+        with contextlib.suppress(ConnectionError):
+            socket.send_fds(server, [bytes(file)], descriptors)
+            if answer := server.recv(64):
+                return int(answer)
+        SERVERS.clear()
+    raise OSError("the process that starts jobs has ended")
 
 
 def _server(environment) -> socket.socket:
@@ -53,6 +65,7 @@ def _server(environment) -> socket.socket:
     started_with = tuple(sorted(row for row in environment.items() if row[0].startswith(READ_AT_START)))
     if started_with not in SERVERS:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.settimeout(IMPORT_SECONDS)
         command = [sys.executable, "-P", "-c", SERVE, SOURCE]
         with theirs:
             nowhere = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
@@ -73,7 +86,7 @@ def serve():
     except Exception:  # each job starts a Python of its own, which says why
         program = None
     while True:
-        order, descriptors, _, _ = socket.recv_fds(connection, 4096, 2)
+        order, descriptors, _, _ = socket.recv_fds(connection, 4096, 250)
         if not order:
             return
         pid = os.fork()
@@ -84,69 +97,67 @@ def serve():
         connection.send(str(pid).encode())
 
 
-def _become_supervisor(connection, program, order, pipe, log):
-    """In a forked child: take the job's streams, and supervise it."""
+def _become_supervisor(connection, program, order, pipe, log, *inputs):
+    """In a forked child: take the job's streams, supervise it, and write down how it ended."""
     try:
         os.setsid()
         connection.close()
         for descriptor, stream in ((pipe, 0), (log, 1), (log, 2)):
             os.dup2(descriptor, stream)
-        os.closerange(3, 256)
-        supervisor.supervise(json.loads(order.read_text()) | {"run_program": program})
+        job = json.loads(order.read_text())
+        end = supervisor.supervise(job | {"run_program": program, "inputs": inputs, "owner": [0]})
+        status, scratch = Path(job["status"]), Path(job["scratch"])
+        if end["how"] == "orphaned" or scratch not in status.parents:
+            shutil.rmtree(scratch, ignore_errors=True)  # a process that was killed leaves files there
+        if status.parent.exists():
+            status.with_suffix(".part").write_text(json.dumps(end))
+            status.with_suffix(".part").replace(status)
     except BaseException:
         traceback.print_exc()
     finally:
-        os._exit(1)
+        os._exit(0)
 
 
 def run_program(command):
-    """Run ``python -u COMMAND`` in this forked process: a module, a file or a text; then end the process."""
+    """Run ``python -u COMMAND`` in this forked process, a module, a file or a text; end the process as Python would."""
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True, write_through=True)
-    random.seed()
-    if "numpy" in sys.modules:
+    if "numpy" in sys.modules:  # Python's own random numbers differ after a fork
         sys.modules["numpy"].random.seed()
-    sys.argv[:] = command[1:] if command[0] == "-m" else command
-    try:
-        status = _run(command)
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(status)
-
-
-def _run(command) -> int:
-    """Run the program as Python would; return its exit status."""
     status = 0
     try:
-        if command[0] == "-m":
-            sys.path.insert(0, os.getcwd())
-            sys.modules.pop(command[1], None)  # the process that was forked may have it
-            runpy.run_module(command[1], run_name="__main__", alter_sys=True)
-        elif command[0] == "-c":
-            sys.path.insert(0, "")
-            sys.argv[:] = ["-c", *command[2:]]
-            sys.modules["__main__"] = types.ModuleType("__main__")
-            exec(compile(command[1], "<string>", "exec"), vars(sys.modules["__main__"]))
-        else:
-            sys.path.insert(0, str(Path(command[0]).parent.resolve()))
-            runpy.run_path(command[0], run_name="__main__")
+        _run(*command)
     except SystemExit as end:
-        status = _status_of(end)
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if status != (end.code or 0):
+            print(end.code, file=sys.stderr)
     except BaseException as error:
         place = error.__traceback__
         while place.tb_next and place.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
             place = place.tb_next  # the program's own lines are enough
         sys.excepthook(type(error), error.with_traceback(place), place)
         status = 1
-    threading._shutdown()  # waits for the program's own threads, as the end of Python does
-    atexit._run_exitfuncs()
-    return status
+    try:
+        threading._shutdown()  # waits for the program's own threads, as the end of Python does
+        atexit._run_exitfuncs()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status & 255)
 
 
-def _status_of(end) -> int:
-    """Return the exit status of a SystemExit, whose text is printed."""
-    if end.code is None or isinstance(end.code, int):
-        return (end.code or 0) & 255
-    print(end.code, file=sys.stderr)
-    return 1
+def _run(program, *arguments):
+    sys.argv[:] = [program, *arguments]
+    if program == "-c":
+        sys.path.insert(0, "")
+        sys.argv[1:] = arguments[1:]
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(compile(arguments[0], "<string>", "exec"), vars(sys.modules["__main__"]))
+    elif program == "-m":
+        sys.path.insert(0, os.getcwd())
+        sys.argv[:] = arguments
+        sys.modules.pop(arguments[0], None)  # the process that was forked may have it
+        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.path.insert(0, str(Path(program).parent.resolve()))
+        runpy.run_path(program, run_name="__main__")

@@ -1,9 +1,8 @@
 """Run under torchrun: is every rung, in this world, the same training as the single device?
 
 Reads cases (a JSON list of settings) from the file in argv[1] and writes a result for each to argv[2] (with
-``one-gpu`` as argv[3] all devices are the first GPU): the largest
-relative difference of loss, gradients (step 1) and weights (after three steps) from the single device that runs the
-same microbatches ("same") and from the single device that runs the whole batch ("full").
+``one-gpu`` as argv[3] all devices are the first GPU): the largest relative difference of loss, gradients (step 1) and
+weights (after three steps) from the single device that runs the same microbatches ("same") or the whole batch ("full").
 """
 
 import json
@@ -79,7 +78,7 @@ def compare(case, world):
         reference = replace(settings, rung="single", microbatches=microbatches, **PLAIN)
         if reference not in SINGLE:  # several cases compare with the same one
             values = world.rank == 0 and three_steps(reference, model, world, images, labels)
-            SINGLE[reference] = of_rank_0(values)
+            SINGLE[reference] = gather_objects(values)[0]
         expected = SINGLE[reference]
         result[name] = {
             "loss": ((losses - expected[0]).abs() / expected[0]).max().item(),
@@ -90,13 +89,6 @@ def compare(case, world):
         }
     ranks = gather_objects(result)
     return {n: {k: max(r[n][k] for r in ranks) for k in result[n]} for n in result}
-
-
-def of_rank_0(value):
-    """Rank 0's value, in every process."""
-    values = [value]
-    dist.broadcast_object_list(values, src=0)
-    return values[0]
 
 
 @contextmanager

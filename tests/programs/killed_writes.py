@@ -1,4 +1,4 @@
-"""Write checkpoints, killed at random moments; argv[1] is the run's folder, argv[2] how often.
+"""Write checkpoints into the run's folder argv[1], killed at random moments.
 
 After each kill the newest checkpoint must be whole, and none that had been finished may be missing. Prints how many
 kills met a write, which leaves its temporary folder.
@@ -16,7 +16,7 @@ import torch
 
 from mpdemo.training import checkpoint
 
-KILLS, WEIGHTS = int(sys.argv[2]) if sys.argv[2:] else 60, 2**19  # 2 MiB
+KILLS, WEIGHTS = 60, 2**19  # 2 MiB
 STATE = {"scheduler": {}, "settings": {}, "length": 9, "epoch": 0, "epoch_steps": []}
 
 
