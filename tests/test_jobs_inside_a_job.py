@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import re
+import time
 
 import psutil
 import pytest
@@ -99,6 +100,12 @@ def test_a_second_step_on_the_gpus_waits_for_the_first(inside, project):
     first.cancel()
     until(lambda: steps(inside) == [])
     assert submit(spec(out="runs/second"), STEPS).wait(60) == "done"
+
+
+def test_a_step_ends_before_the_job_around_it(inside, project, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 12))
+    job = submit(spec("sleep", **NO_GPUS, signal="USR1@10"), STEPS)
+    assert job.wait(60) in ("stopped", "timeout") and job.run_time < 14
 
 
 @pytest.mark.parametrize(
