@@ -53,13 +53,10 @@ def main(args) -> int:
     (out / "settings.json").write_text(json.dumps([settings.as_dict() for settings in rows]))
     if start(["-m", "mpdemo.demo", str(out)], args.processes):
         raise RunFailed("a training run failed; see its message above")
-    from mpdemo.notebook import plots  # loads matplotlib
-
     measured = json.loads((out / "rows.json").read_text())
     report = {"machine": machine, "model": rows[0].model, "settings": rows[0].as_dict(), "rungs": measured}
     (out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
-    plots.ladder([row | {"bound": None} if row["at_bound"] else row for row in measured]).save(out / "ladder.png")
-    print(f"\n{table(measured)}\n\nsaved {out}/report.json, ladder.png ({time.time() - begin:.0f} s in all)")
+    print(f"\n{table(measured)}\n\nsaved {out}/report.json ({time.time() - begin:.0f} s in all)")
     return verdict(measured)
 
 

@@ -29,10 +29,9 @@ def finished(tmp_path_factory, run_once):
 
 
 def test_the_demo_ends_well_and_says_how_to_go_on(finished):
-    out, done = finished
+    done = finished[1]
     assert done.returncode == 0, done.stderr[-3000:]
     assert "Every rung was the same training" in done.stdout and "make lab" in done.stdout
-    assert (out / "ladder.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_report_has_a_row_for_each_rung_and_form(finished):

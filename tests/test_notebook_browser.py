@@ -34,8 +34,11 @@ await follow(job)
 """
 AFTER = "print('AFTER', job.state)"
 DOLLARS = """
+from pathlib import Path
 from mpdemo.notebook.show import diff
-diff('first $A and $B\\n', 'second $A and $B $C and $D\\n')
+Path("first.txt").write_text("first $A and $B")
+Path("second.txt").write_text("second $A and $B $C and $D")
+diff("first.txt", "second.txt")
 """
 
 

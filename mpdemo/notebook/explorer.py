@@ -12,7 +12,7 @@ from IPython.display import display
 
 from mpdemo.errors import UserError
 from mpdemo.notebook.live_view import has_front_end
-from mpdemo.notebook.plots import timeline
+from mpdemo.notebook.plots import timelines
 from mpdemo.plan import SCHEDULES, bubble, simulate, usual_stages_per_rank
 
 UNIT = "forward passes"  # of one microbatch through one rank's part of the model
@@ -49,7 +49,7 @@ def redraw(**setting):
 def drawn(schedule, ranks, microbatches, stages_per_rank, ratio):
     """Return the picture of one setting, with its numbers as one line."""
     simulation = pipeline(ranks, microbatches, stages_per_rank, schedule, ratio)
-    picture = timeline(ideal=simulation, unit=UNIT)
+    picture = timelines({"simulated": simulation}, memory=False, unit=UNIT)
     picture.data["text/plain"] = f"{schedule}: {describe(simulation)}"
     return picture
 

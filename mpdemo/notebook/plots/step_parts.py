@@ -1,11 +1,5 @@
-"""Where the time of a step goes: its parts on every rank, and which rank the others wait for; the buckets of DDP.
+"""Where the time of a step goes: its parts on every rank (notebooks/08_scaling.ipynb), the buckets of DDP (03_ddp)."""
 
-Taught in notebooks/08_scaling.ipynb and notebooks/03_ddp.ipynb; the rows come from the labs of these notebooks.
-"""
-
-from statistics import median
-
-from mpdemo.errors import UserError
 from mpdemo.notebook.plots import style
 from mpdemo.notebook.plots.style import EDGE, name_bars, paler, picture, stack
 
@@ -18,7 +12,6 @@ PARTS = {  # name in the legend, colour, hatch
     "other": ("Python between them", style.PAPER, ""),
 }
 HIDDEN = "communication, hidden"
-LEAST_LEAD = 0.1  # of a step: a rank whose own work is ahead by less is no straggler
 BAR, GAP = 0.56, 0.6  # height of a bar, space between two cases; a rank's row is 1
 
 
@@ -31,8 +24,6 @@ def step_parts(rows):
         `case`, `rank`, and the seconds of each part: `loading`, `forward`, `backward`, `optimizer`, `exposed`,
         `other`, and `hidden`.
     """
-    if not rows:
-        raise UserError("no rows to draw; give step_parts() the rows of the job's summary")
     cases = list(dict.fromkeys(row["case"] for row in rows))
     heights = [number + GAP * cases.index(row["case"]) for number, row in enumerate(rows)]
 
@@ -58,31 +49,6 @@ def step_parts(rows):
 def _described(row) -> str:
     parts = ", ".join(f"{label} {1000 * row[part]:.0f} ms" for part, (label, *_) in PARTS.items())
     return f"{row['case']}, rank {row['rank']}: {parts}, {HIDDEN} {1000 * row['hidden']:.0f} ms"
-
-
-def own_work(row) -> float:
-    """Return the seconds of a step in which a rank did not wait for the others: all but the exposed communication."""
-    return sum(row[part] for part in PARTS if part != "exposed")
-
-
-def straggler(rows) -> str:
-    """Say which rank of a case the others wait for, if one leads by a tenth of the step, and what takes it so long."""
-    case, slow = rows[0]["case"], max(rows, key=own_work)
-    others = [row for row in rows if row is not slow]
-    step = max(own_work(row) + row["exposed"] for row in rows)
-    lead = own_work(slow) - median(own_work(row) for row in others) if others else 0.0
-    if lead < LEAST_LEAD * step:
-        middle = {part: median(row[part] for row in rows) for part in PARTS if part != "other"}
-        largest = max(middle, key=middle.get)
-        return (
-            f"{case}: no straggler, the ranks' own work differs by {lead / step:.0%} of the step; "
-            f"the largest part of a step is {PARTS[largest][0]}, {middle[largest] / step:.0%} of it."
-        )
-    leads = {part: slow[part] - median(row[part] for row in others) for part in PARTS if part != "exposed"}
-    return (
-        f"{case}: rank {slow['rank']} is the straggler, its own work takes {1000 * lead:.0f} ms longer than that "
-        f"of the others, most of it in: {PARTS[max(leads, key=leads.get)][0]}."
-    )
 
 
 def buckets(step):
