@@ -21,7 +21,7 @@ from IPython.display import HTML, display
 from mpdemo.errors import UserError
 from mpdemo.jobs import attach
 from mpdemo.jobs.job import DAY, Deadline
-from mpdemo.notebook.snapshot import Snapshot, labels, together
+from mpdemo.notebook.snapshot import Snapshot, together
 
 POLL = 0.25  # s, polling interval
 CANCEL_WAIT = 20.0  # s that a cancelled job has to end before the cell stops waiting for it
@@ -52,8 +52,6 @@ async def follow(*jobs, live=None, timeout=3600.0):
     TimeoutError
         A job still waits or runs after `timeout`. It continues.
     """
-    if not jobs:
-        raise UserError('nothing to follow; give a job, or the folder of a run: await follow("runs/03_ddp")')
     jobs = [attach(job) if isinstance(job, str | Path) else job for job in jobs]
     view = JobWidget(jobs) if (has_front_end() if live is None else live) else None
     try:
@@ -72,17 +70,17 @@ async def follow(*jobs, live=None, timeout=3600.0):
 
 async def _until_finished(jobs, view, timeout):
     """Wait for the end of all jobs, without a view for a limited time."""
-    deadlines = [Deadline(timeout, DAY) for _ in jobs]
+    deadlines = {job: Deadline(timeout, DAY) for job in jobs}
     while True:
         begin = time.monotonic()
         snapshots = await asyncio.to_thread(lambda: [Snapshot(job) for job in jobs])  # Slurm may be slow
-        gone = [view is not None and begin > view.cancelled.get(job, begin) + CANCEL_WAIT for job in jobs]
-        if all(snapshot.finished or given_up for snapshot, given_up in zip(snapshots, gone, strict=True)):
+        ended = view.given_up() if view else []
+        if all(snapshot.finished or job in ended for snapshot, job in zip(snapshots, jobs, strict=True)):
             return
         if view:
             view.paint(snapshots)
         else:
-            for job, deadline in zip(jobs, deadlines, strict=True):
+            for job, deadline in deadlines.items():
                 deadline.check(job)
         # A long log takes long to read: reading takes at most a fifth of the time.
         await asyncio.sleep(max(POLL, 4 * (time.monotonic() - begin)))
@@ -112,12 +110,13 @@ def has_front_end() -> bool:
 class JobWidget:
     """A line for every job, and one of them in detail: its loss curve, the end of its log, a Cancel button.
 
-    `cancelled` holds the jobs whose Cancel button was pressed, and when.
+    `cancelled` holds the jobs whose Cancel button was pressed, and the thread that ends each.
     """
 
     def __init__(self, jobs):
         self.jobs, self.cancelled = jobs, {}
-        self.detail = w.ToggleButtons(options=[(name, number) for number, name in enumerate(labels(jobs))])
+        names = [(Path(job.out).name, number) for number, job in enumerate(jobs)]
+        self.detail = w.ToggleButtons(options=names)
         self.button = w.Button(description="Cancel", icon="stop", button_style="danger")
         self.button.on_click(self._press)
         again = ", ".join(f'"{Path(job.out).as_posix()}"' for job in jobs)
@@ -132,9 +131,13 @@ class JobWidget:
     def _press(self, button):
         """Cancel the job in detail, in a thread: the answer of Slurm may take long."""
         job = self.jobs[self.detail.value]
-        self.cancelled[job] = time.monotonic()
+        self.cancelled[job] = threading.Thread(target=_end, args=([job],), daemon=True)
+        self.cancelled[job].start()
         button.disabled, button.description = True, "Cancelling"
-        threading.Thread(target=_end, args=([job],), daemon=True).start()
+
+    def given_up(self) -> list:
+        """Return the cancelled jobs that have ended, or are no longer waited for."""
+        return [job for job, thread in self.cancelled.items() if not thread.is_alive()]
 
     def paint(self, snapshots):
         """Show a snapshot of every job."""

@@ -56,8 +56,8 @@ def picture(paint, text, alt=None, width=6.4, height=3.2, rows=1, columns=1, **g
     """Return a figure as something to display: a PNG, one line that describes it, and numbers in its `alt` text only.
 
     ``paint(figure, axes)`` draws it; its size is in inches of 100 CSS pixels, and `grid` are words of Figure.subplots.
-    `text` holds no measured numbers, because the notebooks' test compares it; it is the alt text by default. The result keeps the matplotlib figure
-    as its attribute `figure`.
+    `text` holds no measured numbers, because the notebooks' test compares it; it is the alt text by default. The result
+    keeps the matplotlib figure as its attribute `figure`.
     """
     buffer, small = io.BytesIO(), io.BytesIO()
     with rc_context(STYLE):
