@@ -38,6 +38,10 @@ def main(argv=None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")  # a path of odd bytes is printed, too
     parser = Parser(prog="python -m mpdemo", description="One PyTorch training, from one device to many.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    options = argv[: argv.index("--")] if "--" in argv else argv  # behind it, another program's
+    for before, word in zip([parser.prog, *options], options, strict=False):
+        if not word.strip() or word.startswith("--") and word.endswith("="):
+            parser.error(f"what follows {word.strip() or before} is empty; give a value, or leave it out")
     wanted = next((word for word in argv if not word.startswith("-")), None)
     for name, (module_name, what) in COMMANDS.items():
         sub = commands.add_parser(name, help=what)

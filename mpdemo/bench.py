@@ -103,7 +103,7 @@ def measure(part, out):
         for variants in cases(part):
             comparison = compare(variants, world)
             comparison.run(ROUNDS, title=variants["single"].model)
-            measured = measured_rows(comparison, variants, errors={})
+            measured = measured_rows(comparison, variants)
             rows += [
                 {"variant": name, "model": s.model, "image_size": s.image_size, "batch_size": s.batch_size} | row
                 for (name, s), row in zip(variants.items(), measured, strict=True)

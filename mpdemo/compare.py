@@ -112,11 +112,12 @@ def compare(variants, world, model=None, batch=None, lr=STEADY) -> Comparison:
         trial = comparison.add(name, replace(settings, timeline=timeline))
         if timeline:
             record_updates(trial.updates, trial.recorder)
+    comparison.errors = gradient_differences(comparison)
     comparison.add(INDEPENDENT, replace(single, batch_size=single.batch_size // world.world_size), everywhere=True)
     return comparison
 
 
-def measured_rows(comparison, variants, errors) -> list[dict]:
+def measured_rows(comparison, variants) -> list[dict]:
     """Return a row for each variant of a comparison that has run; all ranks must call this."""
     rows, single = [], comparison.seconds[SINGLE]
     for name, settings in variants.items():
@@ -128,7 +129,7 @@ def measured_rows(comparison, variants, errors) -> list[dict]:
             row[quantity], *row[f"{quantity}_quartiles"] = ratio(slow, fast)
         row["fraction_of_bound"], *row["fraction_quartiles"] = ratio(least, seconds)
         row["at_bound"] = name != SINGLE and max(row["fraction_of_bound"], row["fraction_quartiles"][1]) >= 1
-        row["max_relative_gradient_error"] = errors.get(name)
+        row["max_relative_gradient_error"] = comparison.errors[name]
         rows.append(row)
     return rows
 
@@ -156,13 +157,12 @@ def least_seconds(comparison, name, settings) -> list[float]:
 
 def gradient_differences(comparison) -> dict:
     """Return the largest relative difference of every variant's gradients from the single device's, by name."""
-    trial = comparison.trials[SINGLE]
-    reference = gather_objects(trial and trial.gradients())[0]
+    single = comparison.trials[SINGLE]
+    reference = gather_objects(single and single.gradients())[0]
     errors = {}
     for name, trial in comparison.trials.items():
-        if name != INDEPENDENT:  # it is timed alone
-            error = relative_difference(trial.gradients(), reference) if trial else 0.0
-            errors[name] = max(gather_objects(error))
+        error = relative_difference(trial.gradients(), reference) if trial else 0.0
+        errors[name] = max(gather_objects(error))
     return errors
 
 

@@ -90,10 +90,10 @@ def train_all(out):
     with join_world() as world:
         model, first = compare.model_and_batch(single)
         comparison = compare.compare(variants, world, model, first, single.lr)
-        errors, dataset = compare.gradient_differences(comparison), data.load(single.dataset)
+        dataset = data.load(single.dataset)
         loaders = data.Loaders(dataset, single.batch_size, seed=single.seed)
         comparison.run(single.steps - compare.WARMUP, title="training", batches=batches(loaders))
-        measured = compare.measured_rows(comparison, variants, errors)
+        measured = compare.measured_rows(comparison, variants)
         for name, row in zip(variants, measured, strict=True):
             row |= validated(comparison.trials[name], model, dataset)
     if world.rank == 0:

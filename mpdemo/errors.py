@@ -76,16 +76,8 @@ def from_validation(error, fields, label=str) -> UserError:
     else:
         known = (text.format(**limits) for name, text in ALLOWED.items() if kind.startswith(name))
         allowed = next(known, complaint["msg"])
-    return UserError(f"{label(name)} {_shown(value)} is not allowed; allowed: {allowed}")
-
-
-def _shown(value) -> str:
-    """A number as it is, also one that was typed as text; everything else in quotes, a long text cut."""
-    try:
-        float(value)
-        return str(value) if len(str(value)) < QUOTED.maxstring else QUOTED.repr(value)
-    except (TypeError, ValueError):
-        return QUOTED.repr(value)
+    shown = QUOTED.repr(value).strip("'")
+    return UserError(f"{label(name)} {shown} is not allowed; allowed: {allowed}")
 
 
 def one_line_errors(label=str):

@@ -107,9 +107,7 @@ def test_the_picture_has_the_memory_under_each_timeline_and_names_the_most():
     assert repr(both) == (
         "timelines of GPipe (a rank holds at most 8 microbatches), 1F1B (a rank holds at most 4 microbatches)"
     )
-    assert [axes.get_title(loc="left")[:5] for axes in both.figure.axes] == ["GPipe", "", "1F1B:", ""]
-    alone = plots.timelines(simulations, memory=False)
-    assert repr(alone) == "timelines of GPipe, 1F1B" and len(alone.figure.axes) == 2
+    assert len(both.figure.axes) == 2 * len(plots.timelines(simulations, memory=False).figure.axes) == 4
     for nothing in ({}, {"GPipe": []}):
         with pytest.raises(UserError, match="no operations to draw"):
             plots.timelines(nothing)

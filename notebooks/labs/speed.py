@@ -41,9 +41,8 @@ def measure(world, rung, rounds=ROUNDS) -> dict:
     comparison = compare.compare(variants, world, *compare.model_and_batch(single))
     for name in variants:
         observe_trial(comparison.trials[name], world)
-    errors = compare.gradient_differences(comparison)
     comparison.run(rounds, title="measuring")
-    rows = compare.measured_rows(comparison, variants, errors)
+    rows = compare.measured_rows(comparison, variants)
     for name, row in zip(variants, rows, strict=True):
         settings = gather_objects(comparison.trials[name] and comparison.trials[name].settings)[0]
         row |= {
