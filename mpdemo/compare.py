@@ -17,7 +17,7 @@ from mpdemo.rules import CUT_RUNGS
 from mpdemo.timeline import read
 from mpdemo.timeline.observe import record_updates, recorded_steps
 from mpdemo.training.log import RunLog
-from mpdemo.trial import STEADY, Trial, all_cores, build_model, is_per_device, join_world, relative_difference
+from mpdemo.trial import Trial, all_cores, build_model, is_per_device, join_world, relative_difference
 from mpdemo.world import clock
 from mpdemo.world.collectives import gather_objects, rest
 from mpdemo.world.devices import shared_cores
@@ -41,15 +41,15 @@ def run_lab(functions, out, names):
 class Comparison:
     """Variants of a training run, timed alternately in one world."""
 
-    def __init__(self, world, model=None, batch=None, lr=STEADY):
-        self.world, self.model, self.batch, self.lr = world, model, batch, lr
+    def __init__(self, world, *given):
+        self.world, self.given = world, given  # model, batch and learning rate, as for `Trial`
         self.trials = {}  # by name; None where a variant runs on rank 0 alone and this is another rank
         self.seconds = {}  # per step, by name: one number per round
 
     def add(self, name, settings, *, everywhere=False) -> Trial | None:
         """Add a variant. One-process forms run on rank 0 while the others rest, or `everywhere` at the same time."""
         active = everywhere or is_per_device(settings) or self.world.rank == 0
-        self.trials[name] = Trial(settings, self.world, self.model, self.batch, self.lr) if active else None
+        self.trials[name] = Trial(settings, self.world, *self.given) if active else None
         return self.trials[name]
 
     def run(self, rounds, warmup=WARMUP, title=None, again=False, batches=None):
@@ -101,12 +101,12 @@ def quartiles(values) -> list[float]:
     return [values[len(values) // 4], values[(3 * len(values)) // 4]]
 
 
-def compare(variants, world, model=None, batch=None, lr=STEADY) -> Comparison:
+def compare(variants, world, *given) -> Comparison:
     """Return the trials of some variants and of what their limits are measured by; all ranks must call this.
 
-    `variants` are settings by name, "single" among them; the rest is as for `mpdemo.trial.Trial`.
+    `variants` are settings by name, "single" among them; what is given, as for `mpdemo.trial.Trial`.
     """
-    comparison, single = Comparison(world, model, batch, lr), variants[SINGLE]
+    comparison, single = Comparison(world, *given), variants[SINGLE]
     for name, settings in variants.items():
         timeline = settings.rung in CUT_RUNGS and is_per_device(settings)  # its limit is read from it
         trial = comparison.add(name, replace(settings, timeline=timeline))

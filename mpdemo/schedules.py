@@ -65,11 +65,10 @@ def check_schedule(schedule, ranks, microbatches, batch=None) -> str:
         allowed = ", ".join(map(str, divisors))
         raise UserError(f"a batch of {batch} does not divide into {microbatches} microbatches; allowed: {allowed}")
     if not _runs(schedule, ranks, microbatches):
-        more = f"{ranks} or more, or --schedule GPipe" if schedule == "1F1B" else f"any multiple of {ranks}"
-        needs = (
-            "at least as many microbatches as stages" if schedule == "1F1B" else "rounds of equally many microbatches"
-        )
-        raise UserError(f"{schedule} needs {needs}, not {microbatches} on {ranks} ranks; allowed: {more}")
+        needs, allowed = "rounds of equally many microbatches", f"any multiple of {ranks}"
+        if schedule == "1F1B":
+            needs, allowed = "at least as many microbatches as stages", f"{ranks} or more, or --schedule GPipe"
+        raise UserError(f"{schedule} needs {needs}, not {microbatches} on {ranks} ranks; allowed: {allowed}")
     return schedule
 
 

@@ -14,7 +14,7 @@ from pydantic.dataclasses import dataclass
 from mpdemo.errors import UserError, one_line_errors
 from mpdemo.options import as_arguments, option_name
 from mpdemo.rules import settled
-from mpdemo.schedules import PLAIN, SCHEDULES
+from mpdemo.schedules import SCHEDULES, schedule_name
 
 Rung = Literal["single", "data_parallel", "ddp", "model_parallel", "pipeline", "hybrid", "fsdp", "tensor"]
 Form = Literal["one-process", "per-device"]
@@ -36,11 +36,7 @@ def _path(text):
 PathName = Annotated[str, AfterValidator(_path)]
 
 
-def _library_name(text):
-    return PLAIN.get(str(text).lower().replace("-", ""), text)
-
-
-Schedule = Annotated[Literal[tuple(SCHEDULES)], BeforeValidator(_library_name)]  # without regard to case and hyphens
+Schedule = Annotated[Literal[tuple(SCHEDULES)], BeforeValidator(schedule_name)]
 
 RUNGS, MODELS, NORMS, DATASETS = map(get_args, (Rung, Model, Norm, Dataset))
 LEARNING_RATES = {"sgd": 0.01, "adamw": 0.001}  # by default

@@ -28,7 +28,7 @@ def text_of(page):
 
 def test_several_jobs_are_displayed_together_when_the_last_has_ended(tmp_path, capsys):
     jobs = [ToyJob(tmp_path / "07_short", steps=3), ToyJob(tmp_path / "07_long"), ToyJob(tmp_path / "07_bad", status=1)]
-    asyncio.run(follow(*jobs, live=False))
+    asyncio.run(follow(*jobs))
     assert all(job.finished for job in jobs)
     assert capsys.readouterr().out == "07_short: done, 3 steps\n07_long: done, 20 steps\n07_bad: failed\n"
     assert together([Snapshot(job) for job in jobs]).data["image/png"].startswith("iVBOR")
@@ -39,7 +39,7 @@ def test_an_interrupt_cancels_all_jobs_and_stops_the_cells_below(tmp_path, capsy
 
     async def cell():
         asyncio.get_running_loop().call_later(0.5, asyncio.current_task().cancel)
-        await follow(*jobs, live=False)
+        await follow(*jobs)
 
     begin = time.monotonic()
     with pytest.raises(JobCancelled, match=r"07_a was cancelled \(.*\), 07_b was cancelled \(.*\); the cells below"):
@@ -52,7 +52,7 @@ def test_the_wait_is_bounded_and_its_error_tells_how_to_follow_again(tmp_path):
     job = ToyJob(tmp_path / "07_toy", steps=1000)
     try:
         with pytest.raises(TimeoutError, match=r"toy\) is still running after 0.5 s; .*await follow\(") as caught:
-            asyncio.run(follow(job, live=False, timeout=0.5))
+            asyncio.run(follow(job, timeout=0.5))
         assert not job.finished and str(tmp_path / "07_toy") in str(caught.value)
     finally:
         job.cancel()
@@ -71,7 +71,7 @@ def test_the_kernel_goes_on_while_slurm_is_slow(tmp_path):
 
     async def cell():
         asyncio.get_running_loop().call_later(0.2, answer.set)
-        await follow(SlowJob(tmp_path / "07_toy"), live=False)
+        await follow(SlowJob(tmp_path / "07_toy"))
 
     asyncio.run(cell())
     assert all(came)

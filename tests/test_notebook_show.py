@@ -16,10 +16,10 @@ def test_a_file_is_shown_whole_with_a_link():
     assert (root() / "mpdemo/errors.py").read_text().strip() in data["text/markdown"]
 
 
-def test_one_thing_in_a_file_is_found_by_its_qualified_name():
-    text = show("errors.py", "UserError._render_traceback_").data["text/markdown"]
-    assert '\ndef _render_traceback_(self):\n    """IPython' in text
-    assert "class UserError" not in text
+def test_one_thing_in_a_file_is_found_by_its_name():
+    text = show("errors.py", "one_line").data["text/markdown"]
+    assert "\ndef one_line(text) -> str:\n" in text and "class UserError" not in text
+    assert find("schedules.py", "Schedule")[1].startswith("@dataclass(frozen=True)\nclass Schedule:")
     assert find("notebook/show.py", "LANGUAGES")[1].startswith("LANGUAGES = ")
 
 
@@ -48,7 +48,7 @@ def test_lines_are_found_by_their_texts():
     ("words", "lines", "parts"),
     [
         (["models/block.py"], None, ["no such file: models/block.py"]),
-        (["errors.py", "UserErr"], None, ["no 'UserErr' in mpdemo/errors.py", "UserError._render_traceback_"]),
+        (["errors.py", "UserErr"], None, ["no 'UserErr' in mpdemo/errors.py", "UserError"]),
         (["errors.py"], ["no such line"], ["no line with 'no such line' in mpdemo/errors.py"]),
         (["errors.py"], ["import", "no such"], ["no line with 'no such' in mpdemo/errors.py"]),
     ],
@@ -60,10 +60,10 @@ def test_the_error_names_what_is_missing_and_what_exists(words, lines, parts):
 
 
 def test_a_difference_leaves_docstrings_out_and_keeps_every_other_line():
-    pair = (("models/blocks.py", "Blocks.stage"), ("models/blocks.py", "Blocks.cut"))
+    pair = (("rungs/single.py", "train"), ("rungs/ddp.py", "train"))
     shown = diff(*pair, context=100)
     lines = repr(shown).splitlines()
-    assert lines[:3] == ["--- mpdemo/models/blocks.py: Blocks.stage", "+++ mpdemo/models/blocks.py: Blocks.cut", "@@"]
+    assert lines[:3] == ["--- mpdemo/rungs/single.py: train", "+++ mpdemo/rungs/ddp.py: train", "@@"]
     for mark, target in zip("-+", pair, strict=True):
         side = [line[1:] for line in lines[3:] if line[0] in (mark, " ")]
         assert side == find(*target, docstrings=False)[1].splitlines()

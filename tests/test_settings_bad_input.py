@@ -89,7 +89,7 @@ REFUSED = [  # options of train, what is said
     ("--rung pipeline --microbatches 1", "1F1B needs at least as many microbatches as stages"),
     ("--rung pipeline --microbatches 1 --schedule GPipe", "fewer than the 2 devices"),
     ("--rung pipeline --microbatches 1 --form one-process", "fewer than the 2 devices"),
-    ("--rung pipeline --schedule gipe", "--schedule gipe is not allowed"),
+    ("--rung pipeline --schedule gipe", "unknown schedule 'gipe'; allowed: GPipe, 1F1B"),
     ("--rung model_parallel --microbatches 4", "takes no --microbatches 4: with them it is --rung pipeline"),
     ("--rung ddp --batch-size 12 --microbatches 4", "does not divide by 4 microbatches on 2 devices"),
     ("--rung hybrid --processes 5", "5 processes do not make 2 replicas of 2 or more devices each; allowed: a"),

@@ -84,11 +84,9 @@ def verdict(number, answer=...) -> tuple[str, str]:
 
 
 def _row(number) -> dict:
-    notebook = str(number).partition(".")[0]
-    rows = exercises(notebook) if re.fullmatch(r"\d\d", notebook) else {}
+    rows = exercises(str(number)[:2]) or exercises()
     if number not in rows:
-        known = list(rows) or [name for name in exercises() if name.endswith(".1")]
-        raise UserError(f"there is no exercise {number!r}; this notebook has: {', '.join(known)}")
+        raise UserError(f"there is no exercise {number!r}; this notebook has: {', '.join(rows)}")
     return rows[number]
 
 
@@ -122,10 +120,8 @@ def run_test(notebook, test, path, processes, seconds):
 
 def is_blank(answer) -> bool:
     """Whether an answer still holds an Ellipsis: itself, one of its parts, or the text of a program or a function."""
-    if isinstance(answer, list | tuple):
-        return any(is_blank(part) for part in answer)
-    if isinstance(answer, dict):
-        return any(is_blank(part) for part in answer.values())
+    if isinstance(answer, list | tuple | dict):
+        return any(is_blank(part) for part in (answer.values() if isinstance(answer, dict) else answer))
     if isinstance(answer, Path):
         return _has_blank(answer.read_text(), answer.suffix == ".py")
     if inspect.isfunction(answer):

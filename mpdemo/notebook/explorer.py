@@ -19,10 +19,10 @@ UNIT = "forward passes"  # of one microbatch through one rank's part of the mode
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
-def explore(ranks=4, microbatches=8, stages_per_rank=2, schedule="1F1B", ratio=2.0, *, live=None):
+def explore(ranks=4, microbatches=8, stages_per_rank=2, schedule="1F1B", ratio=2.0):
     """Show the timeline of a pipeline, with sliders for everything that shapes it in JupyterLab."""
     picture = drawn(schedule, ranks, microbatches, stages_per_rank, ratio)
-    if has_front_end() if live is None else live:
+    if has_front_end():
         controls = {
             "schedule": w.Dropdown(options=list(SCHEDULES), value=schedule, description="schedule"),
             "ranks": w.IntSlider(ranks, 1, 16, description="ranks (P)"),

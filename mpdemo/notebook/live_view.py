@@ -31,8 +31,8 @@ class JobCancelled(UserError):
     """A job was cancelled from its view; raised so that the cells below do not run."""
 
 
-async def follow(*jobs, live=None, timeout=3600.0):
-    """Show jobs until all of them have ended.
+async def follow(*jobs, timeout=3600.0):
+    """Show jobs until all of them have ended: live in JupyterLab and the like (`has_front_end`), else at their end.
 
     Parameters
     ----------
@@ -40,8 +40,6 @@ async def follow(*jobs, live=None, timeout=3600.0):
         A job, or the folder of a run: ``await follow("runs/03_ddp")`` follows a run again, on another day or after the
         page of a notebook that was not saved was reloaded; a saved one shows the view again by itself. Several jobs
         get a line each, and buttons choose the one that is shown in detail.
-    live : bool, optional
-        Whether to show the widget; by default in JupyterLab and the like (`has_front_end`).
     timeout : float
         Seconds that a job may run (and a day in the queue) where there is no widget, which waits without limit.
 
@@ -53,7 +51,7 @@ async def follow(*jobs, live=None, timeout=3600.0):
         A job still waits or runs after `timeout`. It continues.
     """
     jobs = [attach(job) if isinstance(job, str | Path) else job for job in jobs]
-    view = JobWidget(jobs) if (has_front_end() if live is None else live) else None
+    view = JobWidget(jobs) if has_front_end() else None
     try:
         await _until_finished(jobs, view, timeout)
         cancelled = list(view.cancelled) if view else []

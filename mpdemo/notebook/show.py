@@ -3,7 +3,7 @@
 The source is found in the file by path and name, so PyTorch is not imported.
 
     show("rungs/ddp.py")                             a whole file
-    show("rungs/ddp.py", "train")                    one function in it; "Class.method" for a method
+    show("rungs/ddp.py", "train")                    one function, class or constant in it
     show("rungs/ddp.py", lines=("optimizer =",))     the line that holds this text
     diff("rungs/single.py", "rungs/ddp.py")          what differs, as git shows it
 """
@@ -55,7 +55,7 @@ def show(target, name=None, *, lines=None, docstrings=True) -> Bundle:
         A file, relative to ``mpdemo/``, to ``notebooks/`` or to the project's root: ``"rungs/ddp.py"``,
         ``"slurm/03_ddp.sbatch"``.
     name : str, optional
-        The qualified name inside the file: ``"train"``, ``"Blocks.cut"``, a constant's name.
+        Of a function, a class or a constant in the file.
     lines : (str, str) or (str,), optional
         Only the lines from the first one that holds the first text to the next one that holds the second.
     docstrings : bool
@@ -112,25 +112,17 @@ def _between(text, title, first, last=None) -> str:
 
 
 def _named(text, name, title) -> str:
-    """Return the lines of one thing in a module, with its decorators."""
-    nodes = _nodes(ast.parse(text))
-    if name not in nodes:
-        raise UserError(f"no {name!r} in {title}; it has: {', '.join(nodes)}")
-    node = nodes[name]
-    first = min(part.lineno for part in (node, *getattr(node, "decorator_list", ())))
-    return textwrap.dedent("\n".join(text.splitlines()[first - 1 : node.end_lineno]))
-
-
-def _nodes(tree, prefix="") -> dict:
-    """Return functions, classes and constants by their qualified names."""
-    nodes = {}
-    for node in tree.body:
+    """Return the lines of a function, a class or a constant of a module, with its decorators."""
+    found = {}
+    for node in ast.parse(text).body:
         if isinstance(node, DEFINITIONS):
-            nodes |= {prefix + node.name: node} | _nodes(node, f"{prefix}{node.name}.")
-        elif isinstance(node, ast.Assign | ast.AnnAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            nodes |= {prefix + target.id: node for target in targets if isinstance(target, ast.Name)}
-    return nodes
+            found[node.name] = node
+        elif isinstance(node, ast.Assign):
+            found |= {target.id: node for target in node.targets if isinstance(target, ast.Name)}
+    if name not in found:
+        raise UserError(f"no {name!r} in {title}; it has: {', '.join(found)}")
+    first = min(part.lineno for part in (found[name], *getattr(found[name], "decorator_list", ())))
+    return "\n".join(text.splitlines()[first - 1 : found[name].end_lineno])
 
 
 def _without_docstrings(text) -> str:

@@ -11,7 +11,6 @@ PARTS = {  # name in the legend, colour, hatch
     "optimizer": ("optimizer", paler(style.PURPLE, 0.85), ""),
     "other": ("Python between them", style.PAPER, ""),
 }
-HIDDEN = "communication, hidden"
 BAR, GAP = 0.56, 0.6  # height of a bar, space between two cases; a rank's row is 1
 
 
@@ -37,18 +36,14 @@ def step_parts(rows):
         ends = [1000 * (row["loading"] + row["forward"] + row["backward"]) for row in rows]
         starts = [max(0.0, end - 1000 * row["hidden"]) for end, row in zip(ends, rows, strict=True)]
         low, widths = [height + BAR / 2 + 0.09 for height in heights], [1000 * row["hidden"] for row in rows]
-        axes.barh(low, widths, left=starts, height=0.16, color=paler(style.VERMILLION, 0.7), label=HIDDEN, **EDGE)
+        look = {"color": paler(style.VERMILLION, 0.7), "label": "communication, hidden"} | EDGE
+        axes.barh(low, widths, left=starts, height=0.16, **look)
         name_bars(axes, heights, [f"{row['case']}, rank {row['rank']}" for row in rows])
         axes.set(xlabel="time in a step (ms)")
         axes.legend(loc="lower center", bbox_to_anchor=(0.4, 1), ncols=3, fontsize=8)
 
     text = f"the parts of a step of each of {len({row['rank'] for row in rows})} ranks: {', '.join(cases)}"
-    return picture(paint, text, "; ".join(map(_described, rows)), 7.6, 1.5 + 0.42 * (heights[-1] + 1))
-
-
-def _described(row) -> str:
-    parts = ", ".join(f"{label} {1000 * row[part]:.0f} ms" for part, (label, *_) in PARTS.items())
-    return f"{row['case']}, rank {row['rank']}: {parts}, {HIDDEN} {1000 * row['hidden']:.0f} ms"
+    return picture(paint, text, None, 7.6, 1.5 + 0.42 * (heights[-1] + 1))
 
 
 def buckets(step):

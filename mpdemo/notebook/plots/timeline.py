@@ -136,8 +136,6 @@ def paint_step(axes, title, rows, longest, lane="rank"):
                 spans = [(row["start"], row["end"] - row["start"]) for row in boxes]
                 axes.broken_barh(spans, place, facecolor=shade, **edge)
     _write_numbers(axes, rows, longest)
-    sends = [row for row in rows if row["kind"] == "send"]
-    axes.plot([row["start"] for row in sends], [row["rank"] + 0.4 for row in sends], "|", color=style.PURPLE, ms=4)
     axes.set(xlim=(0, longest), ylim=(ranks - 0.5, -0.5))
     axes.set_yticks(range(ranks), [f"{lane} {rank}" for rank in range(ranks)])
     axes.grid(visible=False)
