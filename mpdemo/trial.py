@@ -8,6 +8,7 @@ import copy
 import os
 import threading
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from importlib import import_module
 
 import torch
@@ -35,11 +36,9 @@ class Trial(Run):
     def __init__(self, settings, world, model=None, batch=None, lr=STEADY):
         alone = not is_per_device(settings)
         place = World(device=world.device, backend=world.backend) if alone else world
-        super().__init__(checked(settings, None if alone else world.world_size), place)
-        self.given, self.lr = copy.deepcopy(model) if model else build_model(self.s), lr
-        self.batch = batch or random_batch(self.s)
-        self.settings, self.all_cores = self.s, self.s.rung == "data_parallel" and world.device.type == "cpu"
-        self.over = False
+        super().__init__(checked(replace(settings, lr=lr), None if alone else world.world_size), place)
+        self.given, self.batch = copy.deepcopy(model) if model else build_model(self.s), batch or random_batch(self.s)
+        self.all_cores, self.over = self.s.rung == "data_parallel" and world.device.type == "cpu", False
         self.turn, self.done, self.error = threading.Semaphore(0), threading.Semaphore(0), None
         with all_cores(self.all_cores):  # its threads keep the cores that are allowed when they start
             threading.Thread(target=self._train, daemon=True).start()
@@ -68,12 +67,6 @@ class Trial(Run):
 
     def model(self):
         return self.prepared(self.given)
-
-    def optimizer(self, parameters):
-        optimizer = super().optimizer(parameters)
-        for group in optimizer.param_groups:
-            group["lr"] = self.lr
-        return optimizer
 
     def batches(self, model, optimizer, replicas=1, replica=0, *, group=None, evaluate=None, images=True, output=True):
         self.held, self.updates, self.evaluate, self.counts = model, optimizer, evaluate or model, output

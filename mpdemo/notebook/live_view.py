@@ -131,7 +131,6 @@ class JobWidget:
         job = self.jobs[self.detail.value]
         self.cancelled[job] = threading.Thread(target=_end, args=([job],), daemon=True)
         self.cancelled[job].start()
-        button.disabled, button.description = True, "Cancelling"
 
     def given_up(self) -> list:
         """Return the cancelled jobs that have ended, or are no longer waited for."""

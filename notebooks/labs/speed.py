@@ -44,7 +44,7 @@ def measure(world, rung, rounds=ROUNDS) -> dict:
     comparison.run(rounds, title="measuring")
     rows = compare.measured_rows(comparison, variants)
     for name, row in zip(variants, rows, strict=True):
-        settings = gather_objects(comparison.trials[name] and comparison.trials[name].settings)[0]
+        settings = gather_objects(comparison.trials[name] and comparison.trials[name].s)[0]
         row |= {
             "devices": settings.devices * (settings.replicas or 1),
             "step_seconds": comparison.median(name),
