@@ -1,8 +1,9 @@
 """follow() without a front end, and how a job is displayed. Live, in a browser: test_notebook_browser.py."""
 
 import asyncio
-import html.parser
+import html
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -19,11 +20,7 @@ from mpdemo.paths import root
 
 def text_of(page):
     """Return the text of some HTML."""
-    texts = []
-    parser = html.parser.HTMLParser()
-    parser.handle_data = texts.append
-    parser.feed(page)
-    return " ".join(texts)
+    return html.unescape(re.sub("<[^>]*>", " ", page)).strip()
 
 
 def test_several_jobs_are_displayed_together_when_the_last_has_ended(tmp_path, capsys):
