@@ -20,7 +20,7 @@ BUDGET = {
     "/timeline /recorder.py": 373,
     "/plan": 3_285,
     "/jobs": 2_496,
-    "/notebook": 1_755,
+    "/notebook": 1_739,
     "/cluster": 698,
     "/trainers": 825,
     "/demo.py /bench.py /doctor.py /compare.py /trial.py": 854,

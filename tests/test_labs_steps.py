@@ -4,7 +4,7 @@ import torch
 from torch.profiler import record_function
 
 from mpdemo.labs import profile_parts
-from mpdemo.notebook.plots.step_parts import PARTS, step_parts
+from mpdemo.notebook.plots.charts import PARTS, step_parts
 
 MS = 1000  # microseconds
 EVENTS = [  # name, thread, begin, end; thread 1 trains, and others are those of gloo
@@ -56,5 +56,6 @@ def test_the_picture_has_a_bar_for_each_part_of_each_rank():
     rows = [row(rank, case, forward=0.1, exposed=0.05, hidden=0.02) for case in ("x", "y") for rank in (0, 1)]
     picture = step_parts(rows)
     assert repr(picture) == "the parts of a step of each of 2 ranks: x, y"
-    assert [label.get_text() for label in picture.figure.axes[0].get_yticklabels()][-1] == "y, rank 1"
-    assert len(picture.figure.axes[0].patches) == len(rows) * len([*PARTS, "hidden"])
+    labels = [label.get_text() for label in picture.figure.axes[0].get_yticklabels()]
+    assert labels[-1] == "y, rank 1 (20 ms hidden)" and len(labels) == len(rows)
+    assert len(picture.figure.axes[0].patches) == len(rows) * len(PARTS)

@@ -1,4 +1,4 @@
-"""Figures from result rows: curves, bars, the chunks of a ring all-reduce."""
+"""Figures from result rows: curves, bars, the parts of a step, the buckets of DDP, the chunks of a ring all-reduce."""
 
 from itertools import pairwise, product
 
@@ -6,7 +6,17 @@ from matplotlib.ticker import MaxNLocator
 
 from mpdemo.errors import UserError
 from mpdemo.notebook.plots import style
-from mpdemo.notebook.plots.style import line_style, name_bars, picture, stack
+from mpdemo.notebook.plots.style import EDGE, line_style, name_bars, paler, picture, stack
+
+PARTS = {  # of a step: name in the legend, look; the colours are those of the timelines
+    "loading": ("loading", {"color": paler(style.ORANGE, 0.85), "hatch": "...."}),
+    "forward": ("forward", {"color": paler(style.SKY, 0.85)}),
+    "backward": ("backward", {"color": paler(style.GREEN, 0.85)}),
+    "exposed": ("communication, exposed", {"color": paler(style.VERMILLION, 0.7), "hatch": "////"}),
+    "optimizer": ("optimizer", {"color": paler(style.PURPLE, 0.85)}),
+    "other": ("Python between them", {"color": style.PAPER}),
+}
+LOOKS = {name: look | EDGE for name, look in PARTS.values()}
 
 
 def curves(runs, y="loss", x="step", *, title=None, overlay=False):
@@ -68,12 +78,11 @@ def bars(values, unit, limit=None, *, digits=2):
     names = list(dict.fromkeys(name for parts in stacks.values() for name in parts))
     ends = [max(sum(parts.values()), limit or 0) for parts in stacks.values()]
     colours = style.CYCLE if len(names) > 1 else [style.SKY]
+    looks = [LOOKS.get(name, {"color": colour}) for name, colour in zip(names, colours, strict=False)]
 
     def paint(figure, axes):
-        parts = [
-            ([part.get(name, 0) for part in stacks.values()], {"color": colour, "label": name or None})
-            for name, colour in zip(names, colours, strict=False)
-        ]
+        widths = [[part.get(name, 0) for part in stacks.values()] for name in names]
+        parts = [(row, look | {"label": name or None}) for row, look, name in zip(widths, looks, names, strict=True)]
         stack(axes, range(len(stacks)), parts)
         for height, (part, end) in enumerate(zip(stacks.values(), ends, strict=True)):
             text = f"{sum(part.values()):.{digits}f}"  # beside bar and limit, so that neither runs through it
@@ -86,6 +95,51 @@ def bars(values, unit, limit=None, *, digits=2):
             axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
 
     return picture(paint, f"{unit}: {', '.join(stacks)}", height=1.0 + 0.4 * len(stacks))
+
+
+def step_parts(rows):
+    """Draw the parts of every rank's step, and say how much communication is hidden behind them.
+
+    Parameters
+    ----------
+    rows : list of dict
+        `case`, `rank`, and the seconds of each part: `loading`, `forward`, `backward`, `optimizer`, `exposed`,
+        `other`, and `hidden`.
+    """
+    stacks = {
+        f"{row['case']}, rank {row['rank']} ({1000 * row['hidden']:.0f} ms hidden)": {
+            name: 1000 * row[part] for part, (name, _) in PARTS.items()
+        }
+        for row in rows
+    }
+    shown = bars(stacks, "time in a step (ms)", digits=0)
+    cases = ", ".join(dict.fromkeys(row["case"] for row in rows))
+    ranks = len({row["rank"] for row in rows})
+    shown.data["text/plain"] = f"the parts of a step of each of {ranks} ranks: {cases}"
+    return shown
+
+
+def buckets(step):
+    """Draw when each bucket of gradients was ready and when its all-reduce had ended.
+
+    `step` has ``forward``, ``backward`` (s since the step began) and ``buckets``: dicts of `mib`, `ready`, `reduced`.
+    """
+    rows = sorted(step["buckets"], key=lambda row: row["ready"])
+    last = rows[-1]["ready"]
+    lanes = {"forward": (0, step["forward"], style.SKY), "backward": (step["forward"], last, style.GREEN)}
+    for number, row in enumerate(rows, 1):
+        lanes[f"bucket {number}, {row['mib']:.0f} MiB"] = row["ready"], row["reduced"], style.VERMILLION
+
+    def paint(figure, axes):
+        for height, (start, end, colour) in enumerate(lanes.values()):
+            axes.barh(height, end - start, left=start, height=0.62, color=colour, **EDGE)
+        axes.axvline(last, color=style.VERMILLION, linestyle="--", linewidth=1.5, label="the last gradient is ready")
+        name_bars(axes, range(len(lanes)), list(lanes))
+        axes.set(xlabel="time since the step began (s)", xlim=(0, max(step["backward"], rows[-1]["reduced"]) * 1.03))
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1))
+
+    text = f"one step of DDP: forward, backward and the all-reduce of {len(rows)} buckets"
+    return picture(paint, text, None, 7.2, 1.3 + 0.36 * len(lanes))
 
 
 def ring(steps):
