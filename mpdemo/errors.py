@@ -3,6 +3,7 @@
 import argparse
 import difflib
 import functools
+import re
 import reprlib
 
 ALLOWED = {  # how pydantic's name for a wrong value begins: what is allowed, with the field's limits
@@ -76,7 +77,7 @@ def from_validation(error, fields, label=str) -> UserError:
     else:
         known = (text.format(**limits) for name, text in ALLOWED.items() if kind.startswith(name))
         allowed = next(known, complaint["msg"])
-    shown = QUOTED.repr(value).strip("'")
+    shown = re.sub(r"^'([\w.+-]+)'$", r"\1", QUOTED.repr(value))  # one word needs no quotes
     return UserError(f"{label(name)} {shown} is not allowed; allowed: {allowed}")
 
 

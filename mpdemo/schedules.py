@@ -5,7 +5,7 @@ Needs no PyTorch. Taught in notebooks/05_pipeline.ipynb.
 
 from dataclasses import dataclass
 
-from mpdemo.errors import UserError, did_you_mean
+from mpdemo.errors import QUOTED, UserError, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,8 @@ def schedule_name(text) -> str:
     """Return PyTorch's name of a schedule, however its case and hyphens are written."""
     plain = str(text).lower().replace("-", "").replace("_", "")
     if plain not in PLAIN:
-        raise UserError(f"unknown schedule {text!r}; allowed: {', '.join(SCHEDULES)}{did_you_mean(text, SCHEDULES)}")
+        allowed = f"{', '.join(SCHEDULES)}{did_you_mean(text, SCHEDULES)}"
+        raise UserError(f"unknown schedule {QUOTED.repr(text)}; allowed: {allowed}")
     return PLAIN[plain]
 
 

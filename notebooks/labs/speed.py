@@ -3,8 +3,7 @@
     torchrun --standalone --nproc-per-node 2 -m mpdemo.labs.speed runs/speed_ddp ddp
 
 Every process takes part; rank 0 writes ``summary.json`` in the folder. Its ``rows`` are the single device's and the
-rung's: those of `mpdemo.compare`, with the typical step's timeline and the memory of every device.
-`mpdemo.notebook.ladder` makes the ladder so far from them.
+rung's: those of `mpdemo.compare`, with the typical step's timeline and each device's memory, for `notebook.ladder`.
 """
 
 import sys
