@@ -15,7 +15,7 @@ from statistics import median
 
 from tabulate import tabulate
 
-from mpdemo.errors import UserError
+from mpdemo.demo import speed_texts
 from mpdemo.notebook.recipe import equal_cut
 from mpdemo.schedules import SCHEDULES
 from mpdemo.settings import Settings
@@ -23,6 +23,7 @@ from mpdemo.world.devices import gpus_here, take_devices, too_few_gpus
 from mpdemo.world.launch import end, start
 from mpdemo.world.processes import check_room
 
+ROUNDS = 9  # of each strategy
 PROCESSES = {"ddp": 2, "pipeline": 2, "hybrid": 4, "memory": 2, "step_times": 2, "loop": 1}  # of each part
 LABS = {"memory": "predictions", "step_times": "step_times", "loop": "lightning_overhead"}  # others: strategies
 
@@ -30,28 +31,21 @@ LABS = {"memory": "predictions", "step_times": "step_times", "loop": "lightning_
 def add_arguments(parser):
     """Add the options of ``bench``."""
     parser.add_argument("--out", default="runs/bench", metavar="DIR", help="where the results go")
-    parser.add_argument("--rounds", type=int, default=9, metavar="N", help="how often each strategy is timed")
-    parser.add_argument("--only", metavar="A,B", help=f"parts to run (default: {','.join(PROCESSES)})")
+    parser.add_argument("--only", action="append", choices=PROCESSES, help="a part to run (default: all)")
 
 
 def main(args) -> int:
     """Run the parts one after the other; print one table, and save it with all numbers in bench.json."""
-    parts, out = args.only.split(",") if args.only else list(PROCESSES), Path(args.out)
-    if args.rounds < 3 or not set(parts) <= set(PROCESSES):
-        allowed = f"allowed parts {', '.join(PROCESSES)}; 3 rounds or more"
-        raise UserError(f"--only {args.only} --rounds {args.rounds}: {allowed}")
     check_room(2)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot write to --out {out}: {error.strerror}; name another folder") from None
-    report = {"machine": take_devices(2) | {"rounds": args.rounds}, "results": {}, "table": []}
+    out = Path(args.out)
+    out.mkdir(parents=True, exist_ok=True)
+    report = {"machine": take_devices(2) | {"rounds": ROUNDS}, "results": {}, "table": []}
     print(f"A device here is {report['machine']['device']}.")
-    for part in parts:
+    for part in args.only or PROCESSES:
         if too_few_gpus(PROCESSES[part]):
             print(f"{part} is left out: {PROCESSES[part]} processes for {gpus_here()} GPUs")
             continue
-        if status := run(part, out / part, args.rounds):
+        if status := run(part, out / part):
             return status
         result = report["results"][part] = json.loads((out / part / "summary.json").read_text())
         report["table"] += FIGURES.get(part, strategies)(result)
@@ -61,13 +55,12 @@ def main(args) -> int:
     return 0
 
 
-def run(part, folder, rounds) -> int:
+def run(part, folder) -> int:
     """Run one part in its processes; return their exit status."""
-    own = ["-m", "mpdemo.bench", part, str(folder), str(rounds)]
-    command = ["-m", f"mpdemo.labs.{LABS[part]}", str(folder)] if part in LABS else own
+    command = ["-m", f"mpdemo.labs.{LABS[part]}"] if part in LABS else ["-m", "mpdemo.bench", part]
     with tempfile.TemporaryDirectory(prefix="mpdemo-bench-") as scratch:
         os.environ["TMPDIR"] = scratch  # where the processes make theirs: a killed one cannot remove it
-        return start(command, PROCESSES[part])
+        return start([*command, str(folder)], PROCESSES[part])
 
 
 def cases(part) -> list[dict]:
@@ -93,14 +86,15 @@ def cases(part) -> list[dict]:
 
 def schedules(settings, counts) -> dict:
     """Return the settings of every schedule, on equal stages, with some numbers of microbatches."""
+    cuts = {name: equal_cut(2 * schedule.stages_per_rank) for name, schedule in SCHEDULES.items()}
     return {
-        f"{name}, {count} microbatches": replace(settings, schedule=name, microbatches=count, cut=equal_cut(2 * stages))
+        f"{name}, {count} microbatches": replace(settings, schedule=name, microbatches=count, cut=cut)
         for count in counts
-        for name, stages in ((name, schedule.stages_per_rank) for name, schedule in SCHEDULES.items())
+        for name, cut in cuts.items()
     }
 
 
-def measure(part, out, rounds):
+def measure(part, out):
     """Run under torchrun: time all variants of each case alternately; rank 0 writes the rows."""
     from mpdemo.compare import compare, measured_rows, write_result
 
@@ -108,8 +102,8 @@ def measure(part, out, rounds):
         rows = []
         for variants in cases(part):
             comparison = compare(variants, world)
-            comparison.run(int(rounds), title=variants["single"].model)
-            measured = measured_rows(comparison, variants, errors={})
+            comparison.run(ROUNDS, title=variants["single"].model)
+            measured = measured_rows(comparison, variants)
             rows += [
                 {"variant": name, "model": s.model, "image_size": s.image_size, "batch_size": s.batch_size} | row
                 for (name, s), row in zip(variants.items(), measured, strict=True)
@@ -121,19 +115,8 @@ def measure(part, out, rounds):
 
 def strategies(result) -> list:
     """Return the table's rows of strategies beside the single device."""
-    table, what = [], "{model}, {image_size} px, batch {batch_size}: {variant}, {processes} processes"
-    for row in (row for row in result["rows"] if row["variant"] != "single"):
-        limit = f"{row['bound']:.2f}", spread(row["fraction_of_bound"], row["fraction_quartiles"])
-        if row["at_bound"]:
-            limit = "the same, within the noise", ""
-        speed = f"{spread(row['speedup'], row['speedup_quartiles'])} times one device"
-        table.append((what.format(**row), speed, *limit))
-    return table
-
-
-def spread(value, quartiles) -> str:
-    """Write a number and the quartiles of the rounds."""
-    return f"{value:.2f} [{quartiles[0]:.2f}-{quartiles[1]:.2f}]"
+    what = "{model}, {image_size} px, batch {batch_size}: {variant}, {processes} processes; times one device"
+    return [(what.format(**row), *speed_texts(row)) for row in result["rows"] if row["variant"] != "single"]
 
 
 def memory(result) -> list:
@@ -151,9 +134,8 @@ def memory(result) -> list:
 def step_times(result) -> list:
     """Return the table's row of predicted step times."""
     off = [abs(row["ratio"] - 1) for row in result["rows"] if not row["case"].startswith("--rung single")]
-    return [
-        (f"predicted step time of {len(off)} runs", f"off by {median(off):.0%}, at most {max(off):.0%}", "10 %", "")
-    ]
+    error = f"off by {median(off):.0%}, at most {max(off):.0%}"
+    return [(f"predicted step time of {len(off)} runs", error, "10 %", "")]
 
 
 def loop(result) -> list:

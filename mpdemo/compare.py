@@ -1,4 +1,4 @@
-"""What every measurement stands on: join a world of processes, and time several trials (trial.py) alternately.
+"""What every measurement stands on: several trials (trial.py) of one world of processes, timed alternately.
 
 A speed-up from two runs an hour apart compares what else the machine did. Here every round runs every variant once,
 and what is reported are medians over the rounds, their ratios, and the spread. `compare` puts rungs of the ladder
@@ -12,19 +12,18 @@ from dataclasses import replace
 import torch
 from tqdm import tqdm
 
-from mpdemo import data, models
+from mpdemo import data
 from mpdemo.rules import CUT_RUNGS
-from mpdemo.settings import RUNG_FORMS
 from mpdemo.timeline import read
 from mpdemo.timeline.observe import record_updates, recorded_steps
 from mpdemo.training.log import RunLog
-from mpdemo.trial import Trial, all_cores, is_per_device, join_world, relative_difference
+from mpdemo.trial import Trial, all_cores, build_model, is_per_device, join_world, relative_difference
 from mpdemo.world import clock
 from mpdemo.world.collectives import gather_objects, rest
 from mpdemo.world.devices import shared_cores
 
 WARMUP = 2  # rounds that are not counted
-SINGLE, INDEPENDENT, IN_PARTS = "single", "independent", "single, microbatches"  # names of what is compared with
+SINGLE, INDEPENDENT = "single", "independent"  # names of what is compared with
 
 
 def write_result(out, measure):
@@ -42,24 +41,22 @@ def run_lab(functions, out, names):
 class Comparison:
     """Variants of a training run, timed alternately in one world."""
 
-    def __init__(self, world, model=None, batch=None):
-        self.world, self.model, self.batch = world, model, batch
+    def __init__(self, world, *given):
+        self.world, self.given = world, given  # model, batch and learning rate, as for `Trial`
         self.trials = {}  # by name; None where a variant runs on rank 0 alone and this is another rank
         self.seconds = {}  # per step, by name: one number per round
 
     def add(self, name, settings, *, everywhere=False) -> Trial | None:
         """Add a variant. One-process forms run on rank 0 while the others rest, or `everywhere` at the same time."""
         active = everywhere or is_per_device(settings) or self.world.rank == 0
-        self.trials[name] = Trial(settings, self.world, self.model, self.batch) if active else None
+        self.trials[name] = Trial(settings, self.world, *self.given) if active else None
         return self.trials[name]
 
     def run(self, rounds, warmup=WARMUP, title=None, again=False, batches=None):
         """Run all variants alternately, `rounds` times; a `title` shows a progress bar on rank 0.
 
-        A step that follows one of another variant finds the caches full of that one's numbers. With `again` each
-        variant does two steps, and the second is counted, which follows one of its own as in a training run. An
-        iterator `batches` gives each round a batch of its own, so that all variants are trained; by default each
-        repeats its first one.
+        A step after another variant's finds the caches full of that one's numbers: with `again` each variant does two,
+        and the second is counted. An iterator `batches` gives each round a batch of its own, so that all are trained.
         """
         for number in tqdm(range(-warmup, rounds), desc=title, unit="round", disable=not title or self.world.rank > 0):
             batch = next(batches) if batches else None
@@ -85,12 +82,17 @@ class Comparison:
         return statistics.median(self.seconds[name])
 
     def ratio(self, slow, fast) -> tuple[float, float, float]:
-        """How many times faster `fast` is: the ratio of the medians, and the quartiles of the rounds' ratios.
+        """How many times faster `fast` is: the ratio of the medians, and the quartiles of the rounds' ratios."""
+        return ratio(self.seconds[slow], self.seconds[fast])
 
-        Ratios of medians agree with each other: a speed-up divided by its bound is the share of the bound.
-        """
-        ratios = [a / b for a, b in zip(self.seconds[slow], self.seconds[fast], strict=True)]
-        return self.median(slow) / self.median(fast), *quartiles(ratios)
+
+def ratio(slow, fast) -> tuple[float, float, float]:
+    """Return the ratio of two medians, and the quartiles of the rounds' ratios.
+
+    Ratios of medians agree with each other: a speed-up divided by its bound is the share of the bound.
+    """
+    ratios = [a / b for a, b in zip(slow, fast, strict=True)]
+    return statistics.median(slow) / statistics.median(fast), *quartiles(ratios)
 
 
 def quartiles(values) -> list[float]:
@@ -99,49 +101,36 @@ def quartiles(values) -> list[float]:
     return [values[len(values) // 4], values[(3 * len(values)) // 4]]
 
 
-def compare(variants, world, model=None, batch=None) -> Comparison:
+def compare(variants, world, *given) -> Comparison:
     """Return the trials of some variants and of what their limits are measured by; all ranks must call this.
 
-    `variants` are settings by name, "single" among them; the rest is as for `mpdemo.trial.Trial`.
+    `variants` are settings by name, "single" among them; what is given, as for `mpdemo.trial.Trial`.
     """
-    comparison, single = Comparison(world, model, batch), variants[SINGLE]
+    comparison, single = Comparison(world, *given), variants[SINGLE]
     for name, settings in variants.items():
         timeline = settings.rung in CUT_RUNGS and is_per_device(settings)  # its limit is read from it
         trial = comparison.add(name, replace(settings, timeline=timeline))
         if timeline:
             record_updates(trial.updates, trial.recorder)
+    comparison.errors = gradient_differences(comparison)
     comparison.add(INDEPENDENT, replace(single, batch_size=single.batch_size // world.world_size), everywhere=True)
-    in_parts = {s.microbatches for s in variants.values() if s.rung == "pipeline" and not is_per_device(s)}
-    if in_parts:
-        comparison.add(IN_PARTS, replace(single, microbatches=max(in_parts)))
     return comparison
 
 
-def measured_rows(comparison, variants, errors) -> list[dict]:
+def measured_rows(comparison, variants) -> list[dict]:
     """Return a row for each variant of a comparison that has run; all ranks must call this."""
-    rows, single = [], comparison.median(SINGLE)
+    rows, single = [], comparison.seconds[SINGLE]
     for name, settings in variants.items():
         seconds, least = comparison.seconds[name], least_seconds(comparison, name, settings)
-        speedup, *spread = comparison.ratio(SINGLE, name)
-        bound = single / statistics.median(least)
-        bounds = quartiles([a / b for a, b in zip(comparison.seconds[SINGLE], least, strict=True)])
-        shares = quartiles([a / b for a, b in zip(least, seconds, strict=True)])
-        rows.append(
-            {
-                "rung": settings.rung,
-                "form": form_of(settings),
-                "processes": comparison.world.world_size if is_per_device(settings) else 1,
-                "images_per_second": settings.batch_size / comparison.median(name),
-                "speedup": speedup,
-                "speedup_quartiles": spread,
-                "bound": bound,
-                "bound_quartiles": bounds,
-                "fraction_of_bound": speedup / bound,
-                "fraction_quartiles": shares,
-                "at_bound": name != SINGLE and max(speedup / bound, shares[1]) >= 1,
-                "max_relative_gradient_error": errors.get(name),
-            }
-        )
+        row = {"rung": settings.rung, "form": form_of(settings)}
+        row["processes"] = comparison.world.world_size if is_per_device(settings) else 1
+        row["images_per_second"] = settings.batch_size / comparison.median(name)
+        for quantity, slow, fast in (("speedup", single, seconds), ("bound", single, least)):
+            row[quantity], *row[f"{quantity}_quartiles"] = ratio(slow, fast)
+        row["fraction_of_bound"], *row["fraction_quartiles"] = ratio(least, seconds)
+        row["at_bound"] = name != SINGLE and max(row["fraction_of_bound"], row["fraction_quartiles"][1]) >= 1
+        row["max_relative_gradient_error"] = comparison.errors[name]
+        rows.append(row)
     return rows
 
 
@@ -158,7 +147,7 @@ def least_seconds(comparison, name, settings) -> list[float]:
         return comparison.seconds[INDEPENDENT]
     if not is_per_device(settings):
         if comparison.world.device.type == "cpu":
-            return comparison.seconds[IN_PARTS if settings.rung == "pipeline" else SINGLE]
+            return comparison.seconds[SINGLE]
         name = next(other for other in comparison.trials if other.startswith(settings.rung) and other != name)
     trial, cores = comparison.trials[name], shared_cores()
     schedule = "GPipe" if settings.rung == "model_parallel" else trial.s.schedule
@@ -168,13 +157,12 @@ def least_seconds(comparison, name, settings) -> list[float]:
 
 def gradient_differences(comparison) -> dict:
     """Return the largest relative difference of every variant's gradients from the single device's, by name."""
-    trial = comparison.trials[SINGLE]
-    reference = gather_objects(trial and trial.gradients())[0]
+    single = comparison.trials[SINGLE]
+    reference = gather_objects(single and single.gradients())[0]
     errors = {}
     for name, trial in comparison.trials.items():
-        if name not in (INDEPENDENT, IN_PARTS):  # these are timed alone
-            error = relative_difference(trial.gradients(), reference) if trial else 0.0
-            errors[name] = max(gather_objects(error))
+        error = relative_difference(trial.gradients(), reference) if trial else 0.0
+        errors[name] = max(gather_objects(error))
     return errors
 
 
@@ -184,13 +172,15 @@ def model_and_batch(settings):
     samples = [dataset.train[i] for i in range(settings.batch_size)]
     images, labels = (torch.stack([torch.as_tensor(x) for x in column]) for column in zip(*samples, strict=True))
     images = dataset.prepare(images)
-    shape = {"classes": dataset.classes, "channels": dataset.channels, "image_size": images.shape[-1]}
-    return models.build(settings.model, norm=settings.norm, seed=settings.seed, **shape), (images, labels)
+    return build_model(replace(settings, image_size=images.shape[-1]), dataset.classes, dataset.channels), (
+        images,
+        labels,
+    )
 
 
 def form_of(settings) -> str:
     """Return the form of a rung, the default where none is asked for."""
-    return settings.form or RUNG_FORMS[settings.rung][0]
+    return "per-device" if is_per_device(settings) else "one-process"
 
 
 def as_variants(rows) -> dict:

@@ -27,15 +27,8 @@ def block_names(model) -> list[str]:
 def resolve_cut(names, cut, stages) -> list[int]:
     """Turn a cut as a user writes it into block indices, each the first block of the next stage.
 
-    Parameters
-    ----------
-    names : list of str
-        The model's block names.
-    cut : None, str or sequence of (str or int)
-        Where each stage but the last ends: the name of its last block (``layer2.3``), or the number of blocks up to
-        there (``9``), separated by commas. None: stages of equally many blocks.
-    stages : int
-        How many stages the cut must give.
+    A cut says where each of the `stages` but the last ends: the name of its last block (``layer2.3``), or the number of
+    blocks up to there (``9``), separated by commas or in a list. None: stages of equally many blocks.
     """
     count = len(names)
     if stages > count:

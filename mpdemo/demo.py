@@ -8,7 +8,7 @@ same training as the single device's.
 import json
 import sys
 import time
-from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 from tabulate import tabulate
@@ -16,7 +16,7 @@ from tabulate import tabulate
 from mpdemo.cuts import HEADS
 from mpdemo.errors import RunFailed, UserError
 from mpdemo.notebook.recipe import equal_cut, recipe
-from mpdemo.settings import RUNG_FORMS, Settings, checked
+from mpdemo.settings import RUNG_FORMS, RUNGS, Settings, checked
 from mpdemo.world.devices import take_devices
 from mpdemo.world.launch import end, start
 from mpdemo.world.processes import check_room
@@ -24,7 +24,6 @@ from mpdemo.world.processes import check_room
 GRADIENTS_EQUAL = 1e-4  # relative; float32 summed in another order differs by about 1e-6
 LOSS_EQUAL = 0.01  # relative, after the whole training
 STEPS, LEAST = 16, 5  # of a training run; two are not timed, and quartiles want three
-SAME = "the same, within the noise"  # a speed-up and its limit
 
 
 def add_arguments(parser):
@@ -32,7 +31,6 @@ def add_arguments(parser):
     parser.add_argument("--out", default="runs/demo", metavar="DIR", help="where the report goes")
     parser.add_argument("--steps", type=int, default=STEPS, metavar="N", help="steps of every rung's training")
     parser.add_argument("--processes", type=int, default=2, metavar="N", help="devices to spread over")
-    parser.add_argument("--oversubscribe", action="store_true", help="start more processes than there are cores")
     parser.add_argument("--all", action="store_true", help="also the rungs that share every layer: fsdp, tensor")
 
 
@@ -41,7 +39,7 @@ def main(args) -> int:
     for name, least in (("steps", LEAST), ("processes", 2)):
         if getattr(args, name) < least:
             raise UserError(f"--{name} {getattr(args, name)} is not allowed; allowed: {least} or more")
-    check_room(args.processes, args.oversubscribe)
+    check_room(args.processes)
     out, begin = Path(args.out), time.time()
     rows = settings_of_rows(args)
     out.mkdir(parents=True, exist_ok=True)
@@ -53,39 +51,32 @@ def main(args) -> int:
     (out / "settings.json").write_text(json.dumps([settings.as_dict() for settings in rows]))
     if start(["-m", "mpdemo.demo", str(out)], args.processes):
         raise RunFailed("a training run failed; see its message above")
-    from mpdemo.notebook import plots  # loads matplotlib
-
     measured = json.loads((out / "rows.json").read_text())
     report = {"machine": machine, "model": rows[0].model, "settings": rows[0].as_dict(), "rungs": measured}
     (out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
-    plots.ladder([row | {"bound": None} if row["at_bound"] else row for row in measured]).save(out / "ladder.png")
-    print(f"\n{table(measured)}\n\nsaved {out}/report.json, ladder.png ({time.time() - begin:.0f} s in all)")
+    print(f"\n{table(measured)}\n\nsaved {out}/report.json ({time.time() - begin:.0f} s in all)")
     return verdict(measured)
 
 
-def rows_of_ladder(processes, sharded=False) -> list[tuple]:
-    """Return the rungs and forms that a world of so many processes can compare, in the order in which one climbs.
-
-    A hybrid run needs two replicas of two devices. With `sharded` the rungs follow that share every layer, tensor
-    parallelism where the transformer's heads divide.
-    """
-    hybrid = ["hybrid"] if processes >= 4 and processes % 2 == 0 else []
-    shared = ["fsdp", *(["tensor"] if HEADS % processes == 0 else [])] if sharded else []
-    rungs = ["single", "data_parallel", "ddp", "model_parallel", "pipeline", *hybrid, *shared]
-    return [(rung, form) for rung in rungs for form in reversed(RUNG_FORMS[rung])]
-
-
 def settings_of_rows(args) -> list[Settings]:
-    """Return the settings of each row: the course model's for its rung and form; refuse what one of them cannot do."""
-    rows, n = [], args.processes
-    for rung, form in rows_of_ladder(n, args.all):
-        several = {"processes": n} if form == "per-device" else {"devices": n if rung != "single" else None}
-        settings = Settings(**recipe(rung, form=form, epochs=None, steps=args.steps, lr_schedule="constant"))
-        settings = replace(settings, **several, timeline=False, out=f"{args.out}/{rung}-{form}")
+    """Return the settings of each rung and form that so many processes can compare, in the order in which one climbs.
+
+    A hybrid run needs two replicas of two devices, tensor parallelism heads that divide. What a row cannot do is
+    refused.
+    """
+    n = args.processes
+    left_out = set() if n >= 4 and n % 2 == 0 else {"hybrid"}
+    left_out |= ({"tensor"} if HEADS % n else set()) if args.all else {"fsdp", "tensor"}
+    climbed = [(rung, form) for rung in RUNGS if rung not in left_out for form in reversed(RUNG_FORMS[rung])]
+    rows = []
+    for rung, form in climbed:
+        changes = {"form": form, "epochs": None, "warmup_steps": 0, "lr_schedule": "constant", "timeline": False}
+        if rung != "single":
+            changes["processes" if form == "per-device" else "devices"] = n
         if rung == "pipeline" and form == "per-device":  # two stages per device
-            settings = replace(settings, cut=equal_cut(2 * n) if n in (2, 4) else None)
-        checked(replace(settings, oversubscribe=args.oversubscribe))
-        rows.append(settings)
+            changes["cut"] = equal_cut(2 * n) if n in (2, 4) else None
+        rows.append(Settings(**recipe(rung, steps=args.steps, out=f"{args.out}/{rung}-{form}", **changes)))
+        checked(rows[-1])
     return rows
 
 
@@ -98,62 +89,62 @@ def train_all(out):
     variants, single = compare.as_variants(rows), rows[0]
     with join_world() as world:
         model, first = compare.model_and_batch(single)
-        comparison = compare.compare(variants, world, model, first)
-        errors, dataset = compare.gradient_differences(comparison), data.load(single.dataset)
-        comparison.run(single.steps - compare.WARMUP, title="training", batches=batches(comparison, dataset, single))
-        measured = compare.measured_rows(comparison, variants, errors)
+        comparison = compare.compare(variants, world, model, first, single.lr)
+        dataset = data.load(single.dataset)
+        loaders = data.Loaders(dataset, single.batch_size, seed=single.seed)
+        comparison.run(single.steps - compare.WARMUP, title="training", batches=batches(loaders))
+        measured = compare.measured_rows(comparison, variants)
         for name, row in zip(variants, measured, strict=True):
-            row |= validated(comparison.trials[name], model, dataset, world)
+            row |= validated(comparison.trials[name], model, dataset)
     if world.rank == 0:
         Path(out, "rows.json").write_text(json.dumps(measured))
 
 
-def batches(comparison, dataset, settings):
-    """Yield the batches of the training run, and set every trial's learning rate before each."""
-    from mpdemo import data
-
-    optimizers = [trial.updates for trial in comparison.trials.values() if trial]
-    loaders, step = data.Loaders(dataset, settings.batch_size, seed=settings.seed), 0
-    for epoch in range(settings.steps):
+def batches(loaders):
+    """Yield the batches of a training run, one epoch after the other."""
+    for epoch in count():
         loaders.start_epoch(epoch)
-        for batch in loaders.train:
-            step += 1
-            for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-                group["lr"] = settings.lr * min(1, step / settings.warmup_steps)
-            yield batch
+        yield from loaders.train
 
 
-def validated(trial, model, dataset, world) -> dict:
-    """Return loss and accuracy of the validation images, split over the ranks, with a trial's weights."""
+def validated(trial, model, dataset) -> dict:
+    """Return loss and accuracy of the validation images with a trial's weights; all ranks must call this."""
     import torch
     from torch.nn.functional import cross_entropy
 
-    from mpdemo.world.collectives import gather_objects, sum_over_ranks, whole
+    from mpdemo.world.collectives import gather_objects, whole
 
     weights = {name: whole(p.detach()) for name, p in trial.held.named_parameters()} if trial else {}
     for part in gather_objects(weights):
         model.load_state_dict(part, strict=False)  # a rank of a cut model has some of them
-    images, labels = (tensor.tensor_split(world.world_size)[world.rank] for tensor in dataset.validation.tensors)
+    images, labels = dataset.validation.tensors
     with torch.no_grad():
         outputs = model(images)
-    loss, correct = cross_entropy(outputs, labels, reduction="sum"), (outputs.argmax(1) == labels).sum()
-    sums = sum_over_ranks(torch.stack([loss.double(), correct.double()])) / len(dataset.validation)
-    return dict(zip(("loss", "accuracy"), sums.tolist(), strict=True))
+    accuracy = (outputs.argmax(1) == labels).double().mean()
+    return {"loss": cross_entropy(outputs, labels).item(), "accuracy": accuracy.item()}
 
 
 def table(rows) -> str:
-    """Return the rows as a table, in which no speed-up exceeds its limit: where both are one quantity, it says so."""
+    """Return the rows as a table."""
     headings = ["rung", "form", "loss", "accuracy", "images/s", "speed-up", "limit", "share", "gradient diff"]
     lines = []
     for row in rows:
-        speed = f"{row['speedup']:.2f}", f"{row['bound']:.2f}", f"{row['fraction_of_bound']:.0%}"
-        if row["at_bound"]:
-            spread = [*row["speedup_quartiles"], row["speedup"], row["bound"]]
-            speed = f"{min(spread):.2f}-{max(spread):.2f}", SAME, "~100%"
         first = row["rung"], row["form"], f"{row['loss']:.4f}", f"{row['accuracy']:.1%}"
         error = f"{row['max_relative_gradient_error']:.1e}"
-        lines.append([*first, f"{row['images_per_second']:.0f}", *speed, error])
+        lines.append([*first, f"{row['images_per_second']:.0f}", *speed_texts(row), error])
     return tabulate(lines, headings, "plain", disable_numparse=True, colalign=["left"] * 2 + ["right"] * 7)
+
+
+def speed_texts(row) -> tuple[str, str, str]:
+    """Return a row's speed-up with the middle half of the rounds, its limit, and its share of the limit.
+
+    No speed-up exceeds its limit: where both are one quantity within the noise, this says so.
+    """
+    speed, share = (
+        f"{row[name]:.2f} [{row[spread][0]:.2f}-{row[spread][1]:.2f}]"
+        for name, spread in (("speedup", "speedup_quartiles"), ("fraction_of_bound", "fraction_quartiles"))
+    )
+    return (speed, "the same, within the noise", "") if row["at_bound"] else (speed, f"{row['bound']:.2f}", share)
 
 
 def verdict(rows) -> int:

@@ -3,27 +3,21 @@
 import argparse
 import difflib
 import functools
+import re
 import reprlib
 
-# What pydantic calls a wrong value, and what is allowed instead; {ge}, {gt} and {le} are the field's limits.
-ALLOWED = {
-    "int_parsing": "a whole number",
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "int_parsing_size": "a whole number of fewer digits",
-    "float_parsing": "a number",
-    "float_type": "a number",
-    "finite_number": "a finite number",
-    "bool_parsing": "true or false",
-    "bool_type": "true or false",
-    "string_type": "a text",
-    "tuple_type": "a list of texts",
+ALLOWED = {  # how pydantic's name for a wrong value begins: what is allowed, with the field's limits
+    "int": "a whole number",
+    "float": "a number",
+    "finite": "a finite number",
+    "bool": "true or false",
+    "string": "a text",
+    "tuple": "a list of texts",
     "greater_than_equal": "{ge} or more",
     "greater_than": "more than {gt}",
     "less_than_equal": "{le} or less",
     "less_than": "less than {lt}",
     "byte_size": "a number and a unit, such as 16GiB",
-    "byte_size_unit": "a number and a unit, such as 16GiB",
 }
 QUOTED = reprlib.Repr()  # of a user's value, which may be a whole file
 QUOTED.maxstring = QUOTED.maxother = QUOTED.maxlong = 80
@@ -81,17 +75,10 @@ def from_validation(error, fields, label=str) -> UserError:
     elif "error" in limits:  # raised by a check of our own
         return UserError(f"{label(name)} {QUOTED.repr(value)}: {limits['error']}")
     else:
-        allowed = ALLOWED[kind].format(**limits) if kind in ALLOWED else complaint["msg"]
-    return UserError(f"{label(name)} {_shown(value)} is not allowed; allowed: {allowed}")
-
-
-def _shown(value) -> str:
-    """A number as it is, also one that was typed as text; everything else in quotes, a long text cut."""
-    try:
-        float(value)
-        return str(value) if len(str(value)) < QUOTED.maxstring else QUOTED.repr(value)
-    except (TypeError, ValueError):
-        return QUOTED.repr(value)
+        known = (text.format(**limits) for name, text in ALLOWED.items() if kind.startswith(name))
+        allowed = next(known, complaint["msg"])
+    shown = re.sub(r"^'([\w.+-]+)'$", r"\1", QUOTED.repr(value))  # one word needs no quotes
+    return UserError(f"{label(name)} {shown} is not allowed; allowed: {allowed}")
 
 
 def one_line_errors(label=str):

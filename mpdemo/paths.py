@@ -23,18 +23,12 @@ def source() -> Path:
     return Path(__file__).resolve().parent.parent
 
 
-def shipped() -> Path:
-    """Return the folder with the ``slurm/`` that came with mpdemo: inside an installed package, else the checkout."""
-    package = Path(__file__).resolve().parent
-    return package if (package / SITES).is_dir() else package.parent
-
-
 def slurm_files(pattern) -> dict:
     """Return the files of ``slurm/`` that match, by name: those of the folder one works in, then those shipped.
 
-    Your own file counts more than the one of its name that came with mpdemo.
+    Your own file counts more than the one of its name that came with mpdemo (inside the package, or in the checkout).
     """
-    own, came = (
-        {file.stem: file for file in sorted(folder.glob(f"slurm/{pattern}"))} for folder in (root(), shipped())
-    )
+    package = Path(__file__).resolve().parent
+    shipped = package if (package / SITES).is_dir() else package.parent
+    own, came = ({file.stem: file for file in sorted(folder.glob(f"slurm/{pattern}"))} for folder in (root(), shipped))
     return own | {name: file for name, file in came.items() if name not in own}

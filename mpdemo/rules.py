@@ -14,12 +14,13 @@ from mpdemo.schedules import SCHEDULES, check_schedule, usual_stages_per_rank
 SHARING_RUNGS = ("data_parallel", "ddp", "fsdp")  # every device takes a share of the batch
 CUT_RUNGS = ("model_parallel", "pipeline", "hybrid")  # no device holds the whole model
 LINEAR = ("toy", "transformer")  # models without convolutions, but for the one that embeds the patches
-
-
-def require(condition, message):
-    """Refuse what a user wrote, with a message, unless the condition holds."""
-    if not condition:
-        raise UserError(message)
+OF_RUNGS = {  # option: its default, the only rungs that take another value
+    "replicas": (None, ("hybrid", "tensor")),
+    "mesh": ("dp-pp", ("hybrid",)),
+    "sharded": (False, ("hybrid",)),
+    "reshard": ("always", ("fsdp",)),
+    "sequence_parallel": (False, ("tensor",)),
+}
 
 
 def settled(s, world_size):
@@ -37,46 +38,32 @@ def records_timeline(rung, form) -> bool:
 
 def _check_belonging(s):
     """Refuse an option of another rung."""
-    recorded, hybrid = records_timeline(s.rung, s.form), s.rung == "hybrid"
-    require(recorded or not s.timeline, f"--timeline records rungs {', '.join(CUT_RUNGS)} in the form per-device")
-    require(hybrid or s.rung == "tensor" or s.replicas is None, "--replicas belongs to --rung hybrid or tensor alone")
-    require(hybrid or s.mesh == "dp-pp", "--mesh belongs to --rung hybrid alone")
-    require(hybrid or not s.sharded, "--sharded belongs to --rung hybrid alone")
-    enough = not s.profile or s.steps is None or s.steps > 2
-    require(enough, f"--steps {s.steps} with --profile, which leaves out two steps; allowed: 3 or more")
-    require(s.replicas != 1 or not s.sharded, "--sharded divides stages among replicas; allowed: --replicas 2 or more")
-    require(s.rung == "fsdp" or s.reshard == "always", f"--reshard {s.reshard} belongs to --rung fsdp alone")
-    require(s.rung == "tensor" or not s.sequence_parallel, "--sequence-parallel belongs to --rung tensor alone")
+    for name, (default, rungs) in OF_RUNGS.items():
+        if s.rung not in rungs and getattr(s, name) != default:
+            raise UserError(f"{option_name(name)} belongs to --rung {' or '.join(rungs)} alone")
+    if s.timeline and not records_timeline(s.rung, s.form):
+        raise UserError(f"--timeline records rungs {', '.join(CUT_RUNGS)} in the form per-device")
+    if s.profile and s.steps is not None and s.steps <= 2:
+        raise UserError(f"--steps {s.steps} with --profile, which leaves out two steps; allowed: 3 or more")
 
 
 def _check_savings(s):
     """Refuse what saves memory or time where it cannot be combined with the rung, the model or the schedule."""
-    require(
-        not (s.channels_last and s.model in LINEAR),
-        f"--channels-last is a memory layout for convolutions, of no use to model {s.model}; leave it out",
-    )
-    shards = "--sharded" if s.sharded else "--rung fsdp"
-    require(
-        not (s.channels_last and (s.rung == "fsdp" or s.sharded)),
-        f"--channels-last does not go with {shards}, which shards weights that lie row by row",
-    )
-    require(
-        not (s.precision == "bf16" and (s.rung == "fsdp" or s.sharded) and batch_norm(s.model, s.norm)),
-        f"--precision bf16 of {shards} does not go with batch norm, whose averages stay in float32; use --norm group",
-    )
-    require(
-        not (s.compile and s.rung == "data_parallel"),
-        "--compile does not reach the copies that data_parallel makes in every step; use --rung ddp",
-    )
+    shards, sharded = "--sharded" if s.sharded else "--rung fsdp", s.sharded or s.rung == "fsdp"
+    if s.channels_last and sharded:
+        raise UserError(f"--channels-last does not go with {shards}, which shards weights that lie row by row")
+    if s.precision == "bf16" and sharded and batch_norm(s.model, s.norm):
+        norm = "batch norm, whose averages stay in float32; use --norm group"
+        raise UserError(f"--precision bf16 of {shards} does not go with {norm}")
+    if s.compile and s.rung == "data_parallel":
+        raise UserError("--compile does not reach the copies that data_parallel makes in every step; use --rung ddp")
     if s.form == "per-device" and s.rung in ("pipeline", "hybrid") and SCHEDULES[s.schedule].splits_backward:
         # a block, or its compiled backward pass, would be computed anew for each part; FSDP would miss the gradients
         whole = ", ".join(name for name, schedule in SCHEDULES.items() if not schedule.splits_backward)
         for name in ("activation_checkpointing", "compile", "sharded"):
-            require(
-                not getattr(s, name),
-                f"{option_name(name)} does not go with --schedule {s.schedule}, which splits the backward pass of "
-                f"every block; allowed: {whole}",
-            )
+            if getattr(s, name):
+                splits = f"--schedule {s.schedule}, which splits the backward pass of every block"
+                raise UserError(f"{option_name(name)} does not go with {splits}; allowed: {whole}")
 
 
 def batch_norm(model, norm) -> bool:
@@ -86,10 +73,8 @@ def batch_norm(model, norm) -> bool:
 
 def _started(s, world_size) -> int | None:
     """Return how many processes there are by the launcher or by the settings; None where neither says it."""
-    require(
-        world_size is None or s.processes in (None, world_size),
-        f"--processes {s.processes} contradicts the launcher's {world_size} processes; leave it out",
-    )
+    if world_size and s.processes not in (None, world_size):
+        raise UserError(f"--processes {s.processes} contradicts the launcher's {world_size} processes; leave it out")
     return world_size or s.processes
 
 
@@ -98,12 +83,10 @@ def _with_devices(s, world_size):
     if s.form == "per-device":
         count = _started(s, world_size) or 2
         return replace(s, processes=count, devices=count)
-    started = world_size if world_size is not None else s.processes
-    more = "" if s.rung == "single" else " (and say --devices for how many devices it drives)"
-    require(
-        started in (None, 1),
-        f"rung {s.rung} in the one-process form was started as {started} processes; start 1{more}",
-    )
+    started = world_size or s.processes
+    if started not in (None, 1):
+        more = "" if s.rung == "single" else " (and say --devices for how many devices it drives)"
+        raise UserError(f"rung {s.rung} in the one-process form was started as {started} processes; start 1{more}")
     return replace(s, processes=1, devices=1 if s.rung == "single" else s.devices or 2)
 
 
@@ -111,17 +94,20 @@ def _with_grid(s, world_size):
     """Settle processes, replicas, and the devices of each replica; a grid has one process per device."""
     replicas = s.replicas or 2
     processes = _started(s, world_size) or replicas * (s.devices or 2)
-    require(
-        processes % replicas == 0 and processes > replicas,
-        f"{processes} processes do not make {replicas} replicas of 2 or more devices each; "
-        f"allowed: a multiple of {replicas} from {2 * replicas} on, or another --replicas",
-    )
-    require(
-        s.batch_size % replicas == 0,
-        f"--batch-size {s.batch_size} (all processes together) does not divide by {replicas} replicas; "
-        f"allowed: a multiple of {replicas}, such as {max(1, s.batch_size // replicas) * replicas}",
-    )
+    if processes % replicas or processes == replicas:
+        allowed = f"a multiple of {replicas} from {2 * replicas} on, or another --replicas"
+        many = f"{replicas} replicas of 2 or more devices each"
+        raise UserError(f"{processes} processes do not make {many}; allowed: {allowed}")
+    _check_divides(s, replicas, f"{replicas} replicas")
     return replace(s, processes=processes, replicas=replicas, devices=processes // replicas)
+
+
+def _check_divides(s, divisor, parts):
+    """Refuse a batch that does not come out in equal parts."""
+    if s.batch_size % divisor:
+        allowed = f"a multiple of {divisor}, such as {max(1, s.batch_size // divisor) * divisor}"
+        batch = f"--batch-size {s.batch_size} (all processes together)"
+        raise UserError(f"{batch} does not divide by {parts}; allowed: {allowed}")
 
 
 def _with_parts(s):
@@ -129,19 +115,12 @@ def _with_parts(s):
     parts, shares = s.microbatches or 1, s.devices if s.rung in SHARING_RUNGS else s.replicas or 1
     if s.rung == "tensor":
         check_split(s.model, s.image_size, s.devices, s.sequence_parallel)
-    require(
-        parts == 1 or s.rung != "model_parallel",
-        f"rung model_parallel takes no --microbatches {parts}: with them it is --rung pipeline",
-    )
     if s.rung == "model_parallel":
+        if parts > 1:
+            raise UserError(f"rung model_parallel takes no --microbatches {parts}: with them it is --rung pipeline")
         resolve_cut(block_names(s.model), s.cut, s.devices)
-    divisor = shares * parts
-    over = f"{shares} devices" if parts == 1 else f"{parts} microbatches" + (f" on {shares} devices" * (shares > 1))
-    require(
-        s.batch_size % divisor == 0,
-        f"--batch-size {s.batch_size} (all processes together) does not divide by {over}; "
-        f"allowed: a multiple of {divisor}, such as {max(1, s.batch_size // divisor) * divisor}",
-    )
+    on = f" on {shares} devices" if shares > 1 else ""
+    _check_divides(s, shares * parts, f"{shares} devices" if parts == 1 else f"{parts} microbatches{on}")
     return replace(s, microbatches=parts)
 
 
@@ -151,21 +130,17 @@ def _with_stages(s):
     schedule = "GPipe" if s.form == "one-process" else s.schedule
     parts = s.microbatches or next((m for m in (4 * s.devices, 2 * s.devices) if share % m == 0), s.devices)
     check_schedule(schedule, s.devices, parts, share)
-    require(
-        parts >= s.devices,
-        f"{parts} microbatches are fewer than the {s.devices} devices, so some would never work; "
-        f"allowed: {s.devices} or more, or --rung model_parallel",
-    )
+    if parts < s.devices:
+        few = f"{parts} microbatches are fewer than the {s.devices} devices, so some would never work"
+        raise UserError(f"{few}; allowed: {s.devices} or more, or --rung model_parallel")
     resolve_cut(block_names(s.model), s.cut, s.devices * usual_stages_per_rank(schedule))
     return replace(s, schedule=schedule, microbatches=parts)
 
 
 def check_compiler():
     """Refuse to compile where there is no C++ compiler, or no header of Python for what it compiles."""
-    compiler = os.environ.get("CXX", "g++")
-    require(
-        shutil.which(compiler),
-        f"--compile needs a C++ compiler, {compiler} is not found; install g++ or set CXX to another",
-    )
-    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
-    require(header.exists(), f"--compile needs {header}; install Python's development files, or leave it out")
+    compiler, header = os.environ.get("CXX", "g++"), Path(sysconfig.get_paths()["include"]) / "Python.h"
+    if not shutil.which(compiler):
+        raise UserError(f"--compile needs a C++ compiler, {compiler} is not found; install g++ or set CXX to another")
+    if not header.exists():
+        raise UserError(f"--compile needs {header}; install Python's development files, or leave it out")

@@ -11,10 +11,10 @@ from typing import Annotated, Literal, get_args
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from mpdemo.errors import one_line_errors
+from mpdemo.errors import UserError, one_line_errors
 from mpdemo.options import as_arguments, option_name
-from mpdemo.rules import require, settled
-from mpdemo.schedules import PLAIN, SCHEDULES
+from mpdemo.rules import settled
+from mpdemo.schedules import SCHEDULES, schedule_name
 
 Rung = Literal["single", "data_parallel", "ddp", "model_parallel", "pipeline", "hybrid", "fsdp", "tensor"]
 Form = Literal["one-process", "per-device"]
@@ -23,6 +23,8 @@ Norm = Literal["batch", "group"]
 Dataset = Literal["digits", "mnist", "imagenet", "folder"]
 Optimizer = Literal["sgd", "adamw"]
 Count = Annotated[int, Field(ge=1, le=10**9)]
+Pixels = Annotated[int, Field(ge=1, le=4096)]
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 def _path(text):
@@ -34,11 +36,7 @@ def _path(text):
 PathName = Annotated[str, AfterValidator(_path)]
 
 
-def _library_name(text):
-    return PLAIN.get(str(text).lower().replace("-", ""), text)
-
-
-Schedule = Annotated[Literal[tuple(SCHEDULES)], BeforeValidator(_library_name)]  # without regard to case and hyphens
+Schedule = Annotated[Literal[tuple(SCHEDULES)], BeforeValidator(schedule_name)]
 
 RUNGS, MODELS, NORMS, DATASETS = map(get_args, (Rung, Model, Norm, Dataset))
 LEARNING_RATES = {"sgd": 0.01, "adamw": 0.001}  # by default
@@ -62,13 +60,7 @@ def setting(default, description):
 @one_line_errors(option_name)
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class Settings:
-    """What to train, how, and where to write it. `checked` fills in what is None.
-
-    Raises
-    ------
-    UserError
-        An unknown name or a value that is not allowed, with the nearest name that is.
-    """
+    """What to train, how, and where to write it. `checked` fills in what is None."""
 
     rung: Rung = Field(description="how the training is spread over devices")
     form: Form | None = setting(None, "one process drives all devices, or one process per device")
@@ -76,16 +68,12 @@ class Settings:
     norm: Norm = setting("batch", "normalisation of convolutional models")
     dataset: Dataset = setting("digits", "what to train on; digits ships with the package")
     data: PathName | None = setting(None, "folder of the data set (default: MPDEMO_DATA)")
-    image_size: Annotated[int, Field(ge=1, le=4096)] | None = setting(
-        None, "pixels per side (default: 28 for digits and mnist, else 224)"
-    )
+    image_size: Pixels | None = setting(None, "pixels per side (default: 28 for digits and mnist, else 224)")
     batch_size: Count = setting(128, "images per step, over all processes together")
     epochs: Count | None = setting(None, "passes over the training images (default: 1, without --steps)")
     steps: Count | None = setting(None, "stop after this many steps; with --epochs: earlier, in the same training")
     optimizer: Optimizer = setting("sgd", "what updates the weights: SGD with momentum 0.9, or AdamW")
-    lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = setting(
-        None, "learning rate (default: 0.01 with sgd, 0.001 with adamw)"
-    )
+    lr: Rate | None = setting(None, "learning rate (default: 0.01 with sgd, 0.001 with adamw)")
     warmup_steps: int = Field(0, ge=0, le=10**9, description="first steps, over which the learning rate grows to --lr")
     lr_schedule: Literal["constant", "cosine"] = setting(
         "constant", "learning rate after the warm-up: --lr, or along a half cosine to 0 at the end of all --epochs"
@@ -139,18 +127,11 @@ class Settings:
 def checked(settings: Settings, world_size: int | None = None) -> Settings:
     """Return the settings with all defaults that depend on others; refuse what cannot work together.
 
-    Parameters
-    ----------
-    world_size : int, optional
-        Processes of the launcher, where there is one; else `processes` counts.
-
-    Raises
-    ------
-    UserError
-        With the value, what is allowed and what to do.
+    Where there is a launcher, `world_size` is the number of its processes; else the setting `processes` counts.
     """
     s, forms = settings, RUNG_FORMS[settings.rung]
-    require(s.form in (None, *forms), f"rung {s.rung} has no form {s.form!r}; allowed: {', '.join(forms)}")
+    if s.form not in (None, *forms):
+        raise UserError(f"rung {s.rung} has no form {s.form!r}; allowed: {', '.join(forms)}")
     s = replace(
         s,
         form=s.form or forms[0],

@@ -8,6 +8,7 @@ import copy
 import os
 import threading
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from importlib import import_module
 
 import torch
@@ -28,27 +29,16 @@ STEADY = 1e-4  # learning rate: a trial does hundreds of steps on one batch
 class Trial(Run):
     """A rung on one batch, ready to compute its gradients or to do steps of a training run.
 
-    Parameters
-    ----------
-    settings : Settings
-        Not checked yet. The one-process forms run in a world of one.
-    world : World
-    model : Blocks, optional
-        Copied; by default built as the settings say, for 1000 classes of RGB images.
-    batch : tuple of torch.Tensor, optional
-        Images (B, C, S, S) and labels (B,) of at least ``settings.batch_size`` samples; random by default.
-    lr : float
-        Learning rate of its steps.
+    The settings are not checked yet; one-process forms run in a world of one. The model is copied, by default built for
+    1000 classes of RGB images; the batch holds at least ``settings.batch_size`` samples, random ones by default.
     """
 
     def __init__(self, settings, world, model=None, batch=None, lr=STEADY):
         alone = not is_per_device(settings)
         place = World(device=world.device, backend=world.backend) if alone else world
-        super().__init__(checked(settings, None if alone else world.world_size), place)
-        self.given, self.lr = copy.deepcopy(model) if model else build_model(self.s), lr
-        self.batch = batch or random_batch(self.s)
-        self.settings, self.all_cores = self.s, self.s.rung == "data_parallel" and world.device.type == "cpu"
-        self.over = False
+        super().__init__(checked(replace(settings, lr=lr), None if alone else world.world_size), place)
+        self.given, self.batch = copy.deepcopy(model) if model else build_model(self.s), batch or random_batch(self.s)
+        self.all_cores, self.over = self.s.rung == "data_parallel" and world.device.type == "cpu", False
         self.turn, self.done, self.error = threading.Semaphore(0), threading.Semaphore(0), None
         with all_cores(self.all_cores):  # its threads keep the cores that are allowed when they start
             threading.Thread(target=self._train, daemon=True).start()
@@ -77,12 +67,6 @@ class Trial(Run):
 
     def model(self):
         return self.prepared(self.given)
-
-    def optimizer(self, parameters):
-        optimizer = super().optimizer(parameters)
-        for group in optimizer.param_groups:
-            group["lr"] = self.lr
-        return optimizer
 
     def batches(self, model, optimizer, replicas=1, replica=0, *, group=None, evaluate=None, images=True, output=True):
         self.held, self.updates, self.evaluate, self.counts = model, optimizer, evaluate or model, output
@@ -118,7 +102,7 @@ class Trial(Run):
     def step(self, batch=None, within=None):
         """Do one step of the rung's loop, on the trial's batch by default; return its loss, still on the device.
 
-        A context manager `within` is entered for the step in the rung's thread: a profiler, a dispatch mode.
+        A context manager `within` is entered in the rung's thread.
         """
         self.batch, self.loss, self.within = batch or self.batch, torch.zeros((), device=self.device), within
         self.turn.release()
@@ -151,8 +135,8 @@ def is_per_device(settings) -> bool:
 
 def build_model(settings, classes=1000, channels=3):
     """Return the model of the settings, for a data set of these classes and channels."""
-    size = settings.image_size
-    return models.build(settings.model, classes=classes, channels=channels, image_size=size, norm=settings.norm)
+    shape = {"classes": classes, "channels": channels, "image_size": settings.image_size}
+    return models.build(settings.model, norm=settings.norm, seed=settings.seed, **shape)
 
 
 def random_batch(settings, classes=1000, channels=3):
@@ -163,19 +147,15 @@ def random_batch(settings, classes=1000, channels=3):
 
 
 def relative_difference(values, reference) -> float:
-    """Return how far gradients (or weights) are from those of the reference: the worst parameter's relative error.
+    """Return the worst parameter's relative error, in the 2-norm; only the names in `values` are compared.
 
-    Both are dictionaries by parameter name; only the names in `values` are compared (a rank of a cut model holds some
-    of them). The error is ``|value - reference| / |reference|`` in the 2-norm. A parameter whose gradient is zero but
-    for rounding (a bias before a batch norm) is measured against 1 % of the whole gradient's norm instead.
+    A parameter whose gradient is zero but for rounding (a bias before a batch norm) is measured against 1 % of the
+    whole gradient's norm instead.
     """
-    norms = {name: torch.linalg.vector_norm(tensor.double()).item() for name, tensor in reference.items()}
+    norms = {name: tensor.double().norm().item() for name, tensor in reference.items()}
     floor = 0.01 * sum(n**2 for n in norms.values()) ** 0.5
-    differences = [
-        torch.linalg.vector_norm(value.double().cpu() - reference[name].double().cpu()).item() / max(norms[name], floor)
-        for name, value in values.items()
-    ]
-    return max(differences, default=0.0)
+    apart = {name: (value.double().cpu() - reference[name].double().cpu()).norm() for name, value in values.items()}
+    return max((norm.item() / max(norms[name], floor) for name, norm in apart.items()), default=0.0)
 
 
 @contextmanager

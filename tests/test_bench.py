@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 
 from mpdemo import bench
-from mpdemo.__main__ import main
 from mpdemo.compare import Comparison
 from mpdemo.schedules import SCHEDULES
 from mpdemo.settings import checked
@@ -23,18 +22,6 @@ def test_every_case_can_run_in_its_processes(part):
             checked(settings, bench.PROCESSES[part] if is_per_device(settings) else None)
     names = {settings.schedule for variants in bench.cases(part) for settings in variants.values()}
     assert part == "ddp" or names == set(SCHEDULES)
-
-
-def test_a_row_says_its_limit_or_that_it_is_the_same():
-    row = {"variant": "ddp", "model": "resnet18", "image_size": 64, "batch_size": 32, "processes": 2}
-    row |= {"speedup": 1.8, "speedup_quartiles": [1.7, 1.9], "bound": 1.9, "at_bound": False}
-    row |= {"fraction_of_bound": 0.95, "fraction_quartiles": [0.9, 0.97]}
-    single = row | {"variant": "single"}
-    rows = bench.strategies({"rows": [single, row, row | {"at_bound": True, "speedup": 1.95}]})
-    assert rows[0] == (
-        "resnet18, 64 px, batch 32: ddp, 2 processes", "1.80 [1.70-1.90] times one device", "1.90", "0.95 [0.90-0.97]"
-    )  # fmt: skip
-    assert rows[1][2:] == ("the same, within the noise", "") and len(rows) == 2
 
 
 def test_predictions_are_summed_up():
@@ -67,17 +54,3 @@ def test_the_second_of_two_equal_steps_is_counted():
     comparison.run(rounds=2, warmup=1, again=True)
     assert "".join(steps) == 3 * "aabb"
     assert [len(comparison.seconds[name]) for name in "ab"] == [2, 2]
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("--only speed", "allowed parts ddp, pipeline, hybrid"),
-        ("--rounds 2", "3 rounds or more"),
-        ("", "bench: File exists; name another folder"),
-    ],
-)
-def test_bad_options_are_refused_before_anything_runs(capsys, tmp_path, words, said):
-    (tmp_path / "bench").touch()
-    assert main(["bench", "--out", str(tmp_path / "bench"), *words.split()]) == 2
-    assert said in capsys.readouterr().err and (tmp_path / "bench").is_file()

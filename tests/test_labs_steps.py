@@ -1,10 +1,10 @@
-"""The parts of a step are read from the profiler's ranges, and the sentence names the rank that the others wait for."""
+"""The parts of a step are read from the profiler's ranges."""
 
 import torch
 from torch.profiler import record_function
 
 from mpdemo.labs import profile_parts
-from mpdemo.notebook.plots.step_parts import PARTS, own_work, step_parts, straggler
+from mpdemo.notebook.plots.charts import PARTS, step_parts
 
 MS = 1000  # microseconds
 EVENTS = [  # name, thread, begin, end; thread 1 trains, and others are those of gloo
@@ -52,25 +52,10 @@ def row(rank, case="a case", **seconds):
     return dict.fromkeys([*PARTS, "hidden"], 0.0) | {"case": case, "rank": rank} | seconds
 
 
-def test_the_straggler_is_named_with_its_cause():
-    waits = row(0, forward=0.1, backward=0.2, exposed=0.1)
-    slow = row(1, forward=0.2, backward=0.2)
-    assert own_work(waits) == 0.1 + 0.2
-    said = straggler([waits, slow])
-    assert "rank 1 is the straggler" in said and "100 ms longer" in said and said.endswith("forward.")
-    reader = row(3, loading=0.25, forward=0.1, backward=0.1)
-    assert straggler([waits, reader, waits | {"rank": 2}]).endswith("most of it in: loading.")
-
-
-def test_equal_ranks_have_no_straggler():
-    rows = [row(rank, loading=0.3, forward=0.1, backward=0.2, exposed=0.01) for rank in (0, 1)]
-    assert "no straggler" in straggler(rows) and "the largest part of a step is loading, 49%" in straggler(rows)
-    assert "no straggler" in straggler(rows[:1])
-
-
-def test_the_picture_says_its_numbers_to_those_who_cannot_see_it():
+def test_the_picture_has_a_bar_for_each_part_of_each_rank():
     rows = [row(rank, case, forward=0.1, exposed=0.05, hidden=0.02) for case in ("x", "y") for rank in (0, 1)]
     picture = step_parts(rows)
     assert repr(picture) == "the parts of a step of each of 2 ranks: x, y"
-    alt = picture.metadata["image/png"]["alt"]
-    assert "y, rank 1: loading 0 ms, forward 100 ms" in alt and alt.endswith("communication, hidden 20 ms")
+    labels = [label.get_text() for label in picture.figure.axes[0].get_yticklabels()]
+    assert labels[-1] == "y, rank 1 (20 ms hidden)" and len(labels) == len(rows)
+    assert len(picture.figure.axes[0].patches) == len(rows) * len(PARTS)

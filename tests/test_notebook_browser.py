@@ -24,18 +24,19 @@ WAIT = 30_000  # ms
 OUTPUT = ".jp-OutputArea"
 CANCEL = "button.jupyter-button:has-text('Cancel')"
 
-FOLLOW = """
+TOY = """
 import sys
 sys.path.insert(0, "../tests")
 from toyjob import ToyJob
 from mpdemo.notebook.live_view import follow
-job = ToyJob("../runs/NAME", steps=STEPS, pause=0.05, status=STATUS)
-await follow(job)
 """
 AFTER = "print('AFTER', job.state)"
 DOLLARS = """
+from pathlib import Path
 from mpdemo.notebook.show import diff
-diff('first $A and $B\\n', 'second $A and $B $C and $D\\n')
+Path("first.txt").write_text("first $A and $B")
+Path("second.txt").write_text("second $A and $B $C and $D")
+diff("first.txt", "second.txt")
 """
 
 
@@ -96,7 +97,8 @@ def open_notebook(page, server, name, run=False):
 
 
 def follow_cells(name, steps, status=0):
-    return [FOLLOW.replace("NAME", name).replace("STEPS", str(steps)).replace("STATUS", str(status)), AFTER]
+    job = f'job = ToyJob("../runs/{name}", steps={steps}, pause=0.05, status={status})'
+    return [f"{TOY}{job}\nawait follow(job)", AFTER]
 
 
 def color(page) -> str:
@@ -142,19 +144,12 @@ def test_jobs_are_live_and_then_pictures(page, server, project, outside, tmp_pat
     assert page.locator(f"{OUTPUT} >> text=AFTER cancelled").count() == 0
 
 
-SEVERAL = """
-import sys
-sys.path.insert(0, "../tests")
-from toyjob import ToyJob
-from mpdemo.notebook.live_view import follow
-short, long = ToyJob("../runs/first", steps=100), ToyJob("../runs/second", steps=4000)
-await follow(short, long)
-"""
+SEVERAL = 'await follow(ToyJob("../runs/first", steps=100), ToyJob("../runs/second", steps=4000))'
 
 
 @pytest.mark.parametrize("button", [CANCEL, "[data-command='notebook:interrupt-kernel']"])
 def test_one_of_several_jobs_is_shown_in_detail_and_a_button_cancels_it(page, server, project, outside, button):
-    write(project, "several.ipynb", [SEVERAL, "print('AFTER')"])
+    write(project, "several.ipynb", [TOY + SEVERAL, "print('AFTER')"])
     open_notebook(page, server, "several.ipynb", run=True)
     page.locator("button.widget-toggle-button:has-text('second')").click()
     page.wait_for_selector(f"{OUTPUT} >> text=/step [0-9]+ of 4000/", timeout=WAIT)

@@ -4,14 +4,12 @@ import json
 import statistics
 
 import pytest
-from matplotlib.colors import to_hex
 from worlds import run_worlds
 
 from mpdemo import paths
 from mpdemo.errors import UserError
 from mpdemo.labs import speed as lab
 from mpdemo.notebook import ladder
-from mpdemo.notebook.plots.timeline import MESSAGES, OPERATIONS
 
 MIB = 2**20
 MEASURED = ("ddp", "pipeline")  # rungs
@@ -23,11 +21,9 @@ def operation(rank, kind, start, end):
 
 
 def row(rung, devices, step, timeline, **more):
-    memory = [{"device": number, "weights": 10 * MIB, "gradients": 10 * MIB, "optimizer": 20 * MIB,
-               "activations": 60 * MIB // devices} for number in range(devices)]  # fmt: skip
-    facts = {"rung": rung, "devices": devices, "step_seconds": step, "images_per_second": 64 / step}
-    facts |= {"timeline": timeline, "memory": memory, "speedup": 1.0, "bound": 1.0}
-    return facts | {"speedup_quartiles": [1.0, 1.0], "bound_quartiles": [1.0, 1.0]} | more
+    parts = {"weights": 10 * MIB, "gradients": 10 * MIB, "optimizer": 20 * MIB, "activations": 60 * MIB // devices}
+    facts = {"rung": rung, "devices": devices, "step_seconds": step, "timeline": timeline, "memory": [parts] * devices}
+    return facts | {"speedup": 1.0, "bound": 1.0, "speedup_quartiles": [1, 1], "bound_quartiles": [1, 1]} | more
 
 
 def single(step):
@@ -47,14 +43,14 @@ def ddp():
 
 @pytest.fixture
 def runs(tmp_path, monkeypatch):
-    """An empty project, and a function that writes a run: ``write("speed_ddp", summary, losses)``."""
+    """An empty project, and a function that writes a run: rows of a job that timed, or losses of a training run."""
     monkeypatch.setattr(paths, "root", lambda: tmp_path)
 
-    def write(name, summary, losses=()):
+    def write(name, values):
         folder = tmp_path / "runs" / name
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "summary.json").write_text(json.dumps(summary))
-        rows = [{"event": "step", "step": step, "loss": loss} for step, loss in enumerate(losses, 1)]
+        folder.mkdir(parents=True)
+        (folder / "summary.json").write_text(json.dumps({"rows": values}))
+        rows = [{"event": "step", "step": step, "loss": loss} for step, loss in enumerate(values, 1)]
         (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     return write
@@ -62,12 +58,11 @@ def runs(tmp_path, monkeypatch):
 
 @pytest.fixture
 def climbed(runs):
-    """The single device and DDP trained and timed, the pipeline only trained."""
-    runs("speed_single", {"rows": [single(0.2)]})
-    runs("speed_ddp", {"rows": [single(0.25), ddp()]})
-    for rung, loss in (("single", 0.3125), ("ddp", 0.3126), ("pipeline", 0.3127)):
-        losses = [2.0, 1.0 + (rung == "ddp") * 0.004, 0.5]
-        runs(f"train_{rung}", {"validation_loss": loss, "validation_accuracy": 0.961}, losses)
+    """The single device and DDP trained and timed."""
+    runs("speed_single", [single(0.2)])
+    runs("speed_ddp", [single(0.25), ddp()])
+    runs("train_single", [2.0, 1.0, 0.5])
+    runs("train_ddp", [2.0, 1.004, 0.5])
 
 
 def test_the_table_has_a_row_for_each_strategy_that_was_timed_in_the_order_of_the_ladder(climbed, runs):
@@ -80,7 +75,7 @@ def test_the_table_has_a_row_for_each_strategy_that_was_timed_in_the_order_of_th
     assert lines[3].startswith(missing)
     html = shown.data["text/html"]
     assert html.count("<tr>") == 3 and f"<p>{missing}" in html
-    runs("speed_fsdp", {"rows": [single(0.2), ddp() | {"rung": "fsdp", "bound": 1.7}]})
+    runs("speed_fsdp", [single(0.2), ddp() | {"rung": "fsdp", "bound": 1.7}])
     assert "1.70 to 1.90" in repr(ladder.ladder_table()).splitlines()[2]  # one quantity, measured in two jobs
 
 
@@ -101,14 +96,9 @@ def test_the_chart_has_every_timeline_on_one_axis_and_a_bar_for_each_device(clim
         "ddp, 2 devices: step 192 → 120 ms, speed-up 1.60 of at most 1.90",
     ]
     assert {axes.get_xlim() for axes in times} == {(0, 200)}
-    assert [[label.get_text() for label in axes.get_yticklabels()] for axes in times] == [
-        ["device 0"], ["device 0", "device 1"]]  # fmt: skip
+    assert [len(axes.get_yticklabels()) for axes in times] == [1, 2]
     assert [[text.get_text() for text in axes.texts] for axes in memories] == [["100"], ["70", "70"]]
-    drawn = [[part for part in axes.collections if part.get_paths()] for axes in times]
-    painted = [{to_hex(colour) for part in parts for colour in part.get_facecolor()} for parts in drawn]
-    assert painted[0] >= {OPERATIONS[kind][1] for kind in "FBO"} and MESSAGES["A"][1] not in painted[0]
-    assert painted[1] >= {MESSAGES["A"][1]}
-    boxes = [path.get_extents() for part in drawn[1] for path in part.get_paths()]
+    boxes = [path.get_extents() for part in times[1].collections for path in part.get_paths()]
     spans = {(round(box.x0), round(box.x1)) for box in boxes}
     assert spans == {(0, 120), (0, 40), (40, 100), (60, 80), (100, 115), (115, 120)}  # ms; the first one is the lane
     legend = {text.get_text() for text in shown.figure.legends[0].get_texts()}
@@ -145,7 +135,7 @@ def projects(tmp_path_factory):
 @pytest.mark.parametrize("rung", MEASURED)
 def test_a_rung_is_measured_beside_the_single_device_and_shown(rung, projects, monkeypatch):
     monkeypatch.setattr(paths, "root", lambda: projects / rung)
-    summary = ladder.summary(rung)
+    summary = json.loads((projects / rung / "runs" / f"speed_{rung}" / "summary.json").read_text())
     first, second = summary["rows"]
     assert (first["rung"], first["devices"], second["rung"], second["devices"]) == ("single", 1, rung, 2)
     ones, others, *_ = summary["seconds"].values()
@@ -153,8 +143,6 @@ def test_a_rung_is_measured_beside_the_single_device_and_shown(rung, projects, m
     assert second["fraction_of_bound"] == pytest.approx(second["speedup"] / second["bound"])
     assert second["max_relative_gradient_error"] < 1e-4
     assert [o["kind"] for o in first["timeline"]] == ["F", "B", "O"]
-    for seconds, measured in ((ones, first), (others, second)):
-        assert all(0 <= o["start"] <= o["end"] <= max(seconds) for o in measured["timeline"])
     for rank in (0, 1):
         lane = [o for o in second["timeline"] if o["rank"] == rank]
         kinds = [o["kind"] for o in lane if o["kind"] in "FBO"]

@@ -98,7 +98,6 @@ def test_errors_name_rank_and_line_and_the_cell_fails(kernel):
     assert kernel.run("%%ranks\nx = = 3") == "CellFailed: SyntaxError: invalid syntax  (line 2)"
     assert "no rank failed" in kernel.run("%%ranks --expect-error\npass")
     assert "there is no rank 7; there are: 0 to 1" in kernel.run("%%ranks 7\npass")
-    assert "--timeout 0 is not allowed" in kernel.run("%%ranks --timeout 0\npass")
 
 
 def test_a_recv_without_send_is_reported_with_its_line_and_restart_gives_fresh_ranks(kernel):
@@ -197,7 +196,7 @@ def test_a_site_may_forbid_ranks_on_its_front_end(project, no_slurm, monkeypatch
     site = project / "slurm/sites/strict.toml"
     site.write_text('account = "abc"\nranks_on_front_end = false\n')
     monkeypatch.setenv("MPDEMO_SITE", "strict")
-    with pytest.raises(UserError, match="srun --account=abc --ntasks=1 --cpus-per-task=2 .* jupyter lab"):
+    with pytest.raises(UserError, match="srun --cpus-per-task=2 .* jupyter lab"):
         check_front_end(2)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     check_front_end(2)

@@ -74,7 +74,6 @@ def test_the_order_is_the_one_that_the_library_runs_and_both_refuse_alike(schedu
     "arguments, message",
     [
         (("1F1B", 4, 2), "4 or more"),
-        (("GPipe", 2, 0), "whole numbers from 1"),
         (("GPipe", 2, 3, 32), "1, 2, 4, 8, 16, 32"),
         (("Interleaved1F1B", 2, 5), "multiple of 2"),
         (("1F1B", 2, 3, 8), "2, 4, 8"),

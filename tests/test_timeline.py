@@ -128,20 +128,19 @@ def test_ranks_that_share_cores_take_turns_in_the_prediction():
     assert read.predict_seconds(replicas, "GPipe", cores=1) == pytest.approx(12)
 
 
-def test_the_picture_has_a_lane_a_rank_numbers_idle_shares_and_a_line_without_measured_numbers(recorded):
+def test_the_picture_has_a_lane_a_rank_numbers_and_idle_shares_and_the_unit_that_is_given(recorded):
     from mpdemo.notebook import plots
 
     rows = read.load(recorded / "GPipe")[-1]
     ideal = simulate("GPipe", [1e-3] * RANKS, [2e-3] * RANKS, MICROBATCHES, RANKS)
-    shown = plots.timeline(rows, ideal)
-    assert repr(shown) == "timeline of 2 ranks, 4 microbatches: measured above ideal" and shown.data["image/png"]
+    shown = plots.timelines({"measured": rows, "ideal": ideal}, memory=False, unit="s")
+    assert repr(shown) == "timelines of measured, ideal" and shown.data["image/png"]
     measured, below = shown.figure.axes
     assert [label.get_text() for label in measured.get_yticklabels()] == ["rank 0", "rank 1"]
     assert f"idle {read.idle_share(rows):.0%}" in measured.get_title(loc="left")
-    assert "idle 20%" in below.get_title(loc="left")
-    (alone,) = plots.timeline(ideal=ideal).figure.axes
-    assert "step 15 ms, idle 20%" in alone.get_title(loc="left") and alone.get_xlabel() == "time (ms)"
-    assert sorted(text.get_text() for text in alone.texts) == sorted("0123" * 2 * RANKS)
-    assert plots.timeline(ideal=ideal, unit="passes").figure.axes[0].get_xlabel() == "time (passes)"
-    with pytest.raises(UserError, match="no operations to draw"):
-        plots.timeline([])
+    assert "step 15 ms, idle 20%" in below.get_title(loc="left")
+    paper = simulate("GPipe", [1, 1], [2, 2], 4, 2)
+    for unit in ("s", "forward passes"):
+        axes = plots.timelines({"simulated": paper}, memory=False, unit=unit).figure.axes[0]
+        assert axes.get_xlabel() == f"time ({unit})" and "step 15" in axes.get_title(loc="left")
+        assert sorted(text.get_text() for text in axes.texts) == sorted("0123" * 2 * 2)

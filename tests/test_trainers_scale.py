@@ -141,7 +141,7 @@ REFUSED = [
     (["--nodes", "1,2", "--out", "elsewhere/scale"], "--out elsewhere/scale is not allowed"),
     (["--nodes", "1,3"], "batches of 64 on 3 devices (strong scaling) do not divide"),
     (["--nodes", "1,2", "--images", "384"], "batches of 128 on 2 devices (weak scaling) do not divide"),
-    (["--nodes", "1,2", "--model", "resnet19"], "--model 'resnet19' is not allowed"),
+    (["--nodes", "1,2", "--model", "resnet19"], "--model resnet19 is not allowed"),
     (["--wait", "0"], "--wait: '0' is not a whole number from 1"),
 ]
 

@@ -1,7 +1,5 @@
 """The course model: one small transformer on one data set, which every notebook trains with another strategy.
 
-    from mpdemo.notebook.course import check, follow, ladder, measure, train
-
     job = train("ddp", processes=2)          # the training run: a batch script, submitted, in runs/train_ddp
     await follow(job)
     row = await measure("ddp")               # its speed beside the single device's, in runs/speed_ddp
@@ -65,10 +63,8 @@ def run(name, *command, processes=1, nodes=1, resubmit=False, **words):
         Of the job and of its folder.
     *command
         A script or ``"-m"`` and a module, and its arguments: what stands after ``python``.
-    processes, nodes : int
-        Processes per node, and nodes.
-    resubmit : bool
-        Run it again although it has run.
+    processes, nodes, resubmit
+        As for `train`.
     **words
         Further words of `mpdemo.jobs.JobSpec`.
     """
@@ -82,16 +78,12 @@ def launch(*command, processes=1, fails=False, timeout=120.0, **words) -> str:
 
     Parameters
     ----------
-    *command
-        A script or ``"-m"`` and a module, and its arguments.
-    processes : int
-        On one node.
+    *command, processes, **words
+        As for `run`, on one node.
     fails : bool
         Whether it may fail; otherwise `mpdemo.jobs.JobFailed` is raised.
     timeout : float
         Seconds that it may run.
-    **words
-        Further words of `mpdemo.jobs.JobSpec`.
     """
     name = f"launch_{Path(command[1 if command[0] == '-m' else 0]).stem}"
     with contextlib.redirect_stdout(io.StringIO()):  # where it runs, which is not what the cell is about

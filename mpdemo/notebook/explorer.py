@@ -12,17 +12,17 @@ from IPython.display import display
 
 from mpdemo.errors import UserError
 from mpdemo.notebook.live_view import has_front_end
-from mpdemo.notebook.plots import timeline
+from mpdemo.notebook.plots import timelines
 from mpdemo.plan import SCHEDULES, bubble, simulate, usual_stages_per_rank
 
 UNIT = "forward passes"  # of one microbatch through one rank's part of the model
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
-def explore(ranks=4, microbatches=8, stages_per_rank=2, schedule="1F1B", ratio=2.0, *, live=None):
+def explore(ranks=4, microbatches=8, stages_per_rank=2, schedule="1F1B", ratio=2.0):
     """Show the timeline of a pipeline, with sliders for everything that shapes it in JupyterLab."""
     picture = drawn(schedule, ranks, microbatches, stages_per_rank, ratio)
-    if has_front_end() if live is None else live:
+    if has_front_end():
         controls = {
             "schedule": w.Dropdown(options=list(SCHEDULES), value=schedule, description="schedule"),
             "ranks": w.IntSlider(ranks, 1, 16, description="ranks (P)"),
@@ -49,8 +49,15 @@ def redraw(**setting):
 def drawn(schedule, ranks, microbatches, stages_per_rank, ratio):
     """Return the picture of one setting, with its numbers as one line."""
     simulation = pipeline(ranks, microbatches, stages_per_rank, schedule, ratio)
-    picture = timeline(ideal=simulation, unit=UNIT)
-    picture.data["text/plain"] = f"{schedule}: {describe(simulation)}"
+    per_rank, idle, closed_form = simulation.stages_per_rank, simulation.idle_share, "no closed form"
+    with suppress(UserError):
+        closed_form = f"closed form {bubble.idle_share(simulation.schedule, ranks, microbatches, per_rank):.1%}"
+    picture = timelines({"simulated": simulation}, memory=False, unit=UNIT)
+    picture.data["text/plain"] = (
+        f"{schedule}: step {simulation.step_time:.4g} {UNIT}, idle {idle:.1%}, {closed_form}, "
+        f"{ranks * (1 - idle):.3g} times one device, "
+        f"at most {max(simulation.peak_activations) / per_rank:.3g} microbatches' activations on a rank"
+    )
     return picture
 
 
@@ -60,16 +67,3 @@ def pipeline(ranks, microbatches, stages_per_rank, schedule, ratio):
         stages_per_rank = usual_stages_per_rank(schedule)
     forward = [1 / stages_per_rank] * ranks * stages_per_rank
     return simulate(schedule, forward, [ratio * time for time in forward], microbatches, ranks, weight=0.5)
-
-
-def describe(simulation) -> str:
-    """Return the numbers of a simulation as one line."""
-    ranks, microbatches, per_rank = simulation.ranks, simulation.microbatches, simulation.stages_per_rank
-    closed_form = "no closed form"
-    with suppress(UserError):
-        closed_form = f"closed form {bubble.idle_share(simulation.schedule, ranks, microbatches, per_rank):.1%}"
-    return (
-        f"step {simulation.step_time:.4g} {UNIT}, idle {simulation.idle_share:.1%}, {closed_form}, "
-        f"{ranks * (1 - simulation.idle_share):.3g} times one device, "
-        f"at most {max(simulation.peak_activations) / per_rank:.3g} microbatches' activations on a rank"
-    )

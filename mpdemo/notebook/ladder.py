@@ -12,7 +12,7 @@ from tabulate import tabulate
 from mpdemo import paths
 from mpdemo.errors import UserError, did_you_mean
 from mpdemo.notebook.plots import curves, style
-from mpdemo.notebook.plots.timeline import TimeScale, legend_handles, paint_step
+from mpdemo.notebook.plots.timeline import in_milliseconds, legend_handles, paint_step
 from mpdemo.notebook.show import Bundle
 from mpdemo.settings import RUNGS
 from mpdemo.training.log import rows_in
@@ -42,36 +42,32 @@ def ladder_table() -> Bundle:
     The numbers are measured: a notebook's cell that shows this table is not compared from run to run.
     """
     rows = timed_rows()
-    missing = [f"{rung} (notebook {number(rung)})" for rung in RUNGS if rung not in {row["rung"] for row in rows}]
-    notes = [f"Not timed yet: {', '.join(missing)}."] * bool(missing) + [FOOT]
-    html = table(rows, "html") + "".join(f"<p>{note}</p>" for note in notes)
-    return Bundle("\n".join([table(rows), *notes]), html=html)
-
-
-def table(rows, look="plain") -> str:
-    """Return the rows as tabulate writes them."""
     shared = [row["bound"] for row in rows if row["rung"] in SHARE_THE_WORK]
     texts = []
     for row in rows:
-        limits = shared if row["rung"] in SHARE_THE_WORK else [row["bound"]]
-        ends = dict.fromkeys(f"{limit:.2f}" for limit in (min(limits), max(limits)))
-        alone = row["rung"] == "single"
-        speed = ["-", "-"] if alone else [speedup_text(row), " to ".join(ends)]
-        texts.append([row["rung"], row["devices"], step_text(row), *speed, memory_text(row["memory"])])
+        speed = ["-", "-"]
+        if row["rung"] != "single":
+            limits = shared if row["rung"] in SHARE_THE_WORK else [row["bound"]]
+            ends = dict.fromkeys(f"{limit:.2f}" for limit in (min(limits), max(limits)))
+            spread = "{:.2f} to {:.2f}".format(*row["speedup_quartiles"])
+            speed = [f"{row['speedup']:.2f} ({spread})", " to ".join(ends)]
+        texts.append([row["rung"], row["devices"], step_text(row), *speed, ", ".join(memory_texts(row))])
+    missing = [f"{rung} (notebook {number(rung)})" for rung in RUNGS if rung not in {row["rung"] for row in rows}]
+    notes = [f"Not timed yet: {', '.join(missing)}."] * bool(missing) + [FOOT]
     align = ["left"] + ["right"] * (len(HEADINGS) - 1)
-    return tabulate(texts, HEADINGS, look, colalign=align, disable_numparse=True)
-
-
-def speedup_text(row) -> str:
-    """Return the speed-up and the middle half of the rounds: ``1.72 (1.68 to 1.75)``."""
-    low, high = row["speedup_quartiles"]
-    return f"{row['speedup']:.2f} ({low:.2f} to {high:.2f})"
+    plain, html = (tabulate(texts, HEADINGS, look, colalign=align, disable_numparse=True) for look in ("plain", "html"))
+    return Bundle("\n".join([plain, *notes]), html=html + "".join(f"<p>{note}</p>" for note in notes))
 
 
 def step_text(row) -> str:
     """Return the single device's median step and this strategy's, in ms, from the same job."""
     step = row["step_seconds"] * 1e3
     return f"{step:.0f}" if row["rung"] == "single" else f"{step * row['speedup']:.0f} → {step:.0f}"
+
+
+def memory_texts(row) -> list[str]:
+    """Return the peak of every device in MiB."""
+    return [f"{sum(device[part] for part in MEMORY) / MIB:.0f}" for device in row["memory"]]
 
 
 def verdict(row) -> str:
@@ -84,41 +80,30 @@ def verdict(row) -> str:
     return f"{speed}; the limit is {row['bound']:.2f} ({least:.2f} to {most:.2f}): {said}."
 
 
-def memory_text(memory) -> str:
-    """Return the peak of every device in MiB: ``105, 105``."""
-    return ", ".join(f"{sum(device[part] for part in MEMORY) / MIB:.0f}" for device in memory)
-
-
 def ladder_chart() -> Bundle:
     """Show a step of each strategy that was timed, on one time axis, and beside it the peak memory of every device."""
-    rows = timed_rows()
-    scale = TimeScale(max(operation["end"] for row in rows for operation in row["timeline"]), 1e3, "ms")
-    most = max(sum(device[part] for part in MEMORY) for row in rows for device in row["memory"]) / MIB
+    rows = [row | {"timeline": in_milliseconds(row["timeline"])} for row in timed_rows()]
+    longest = max(operation["end"] for row in rows for operation in row["timeline"])
 
     def paint(sheet, grid):
         for (time, memory), row in zip(grid, rows, strict=True):
-            paint_step(time, headline(row), row["timeline"], scale, "device")
-            _paint_memory(memory, row, most)
-        grid[-1, 0].set_xlabel("time since the step began (ms)")
-        grid[-1, 1].set_xlabel("peak memory (MiB)")
+            paint_step(time, headline(row), row["timeline"], longest, "device")
+            parts = [([device[part] / MIB for device in row["memory"]], look) for part, look in MEMORY.items()]
+            last = style.stack(memory, range(row["devices"]), parts, 0.8)
+            memory.bar_label(last, memory_texts(row), padding=3, fontsize=8)
+            memory.set_ylim(row["devices"] - 0.5, -0.5)
+            memory.set_yticks([])
+            memory.grid(visible=False, axis="y")
+        memory.set_xlim(0, 1.22 * max(map(float, (text for row in rows for text in memory_texts(row)))))
+        time.set_xlabel("time since the step began (ms)")
+        memory.set_xlabel("peak memory (MiB)")
         _add_legend(sheet, rows)
 
-    heights = [row["devices"] + 0.4 for row in rows]
+    ratios = {"height_ratios": [row["devices"] + 0.4 for row in rows], "width_ratios": [3, 1], "sharex": "col"}
     height = 1.35 + sum(0.42 + LANE * row["devices"] for row in rows)
-    ratios = {"height_ratios": heights, "width_ratios": [3, 1], "sharex": "col", "squeeze": False}
     text = "the ladder so far: a step of each strategy on one time axis, and the memory of every device"
-    alt = "; ".join(f"{headline(row)}, peak memory (MiB) {memory_text(row['memory'])}" for row in rows)
-    return style.picture(paint, text, alt, 8.6, height, len(rows), 2, **ratios)
-
-
-def _paint_memory(axes, row, most):
-    """Draw a bar of stacked parts for every device, its total at the end."""
-    parts = [([device[part] / MIB for device in row["memory"]], look) for part, look in MEMORY.items()]
-    last = style.stack(axes, range(row["devices"]), parts, 0.8)
-    axes.bar_label(last, memory_text(row["memory"]).split(", "), padding=3, fontsize=8)
-    axes.set(xlim=(0, most * 1.22), ylim=(row["devices"] - 0.5, -0.5))
-    axes.set_yticks([])
-    axes.grid(visible=False, axis="y")
+    alt = "; ".join(f"{headline(row)}, peak memory (MiB) {', '.join(memory_texts(row))}" for row in rows)
+    return style.picture(paint, text, alt, 8.6, height, len(rows), 2, squeeze=False, **ratios)
 
 
 def _add_legend(sheet, rows):
@@ -133,13 +118,10 @@ def _add_legend(sheet, rows):
 
 def headline(row) -> str:
     """Return a strategy's line: its step after the single device's, and the speed-up beside its limit."""
-    name = row["rung"]
-    if row.get("schedule"):
-        name += f" ({row['schedule']}, {row['microbatches']} microbatches)"
-    name += f", {row['devices']} device{'s' if row['devices'] > 1 else ''}"
-    if row["rung"] == "single":
-        return f"{name}: step {step_text(row)} ms"
-    return f"{name}: step {step_text(row)} ms, speed-up {row['speedup']:.2f} of at most {row['bound']:.2f}"
+    schedule = f" ({row['schedule']}, {row['microbatches']} microbatches)" if "schedule" in row else ""
+    name = f"{row['rung']}{schedule}, {row['devices']} device{'s' if row['devices'] > 1 else ''}"
+    limit = "" if row["rung"] == "single" else f", speed-up {row['speedup']:.2f} of at most {row['bound']:.2f}"
+    return f"{name}: step {step_text(row)} ms{limit}"
 
 
 def loss_over_single(rung) -> Bundle:
@@ -155,25 +137,19 @@ def loss_over_single(rung) -> Bundle:
     single, other = ({row["step"]: row["loss"] for row in rows} for rows in found.values())
     apart = {step: abs(single[step] - other[step]) for step in single.keys() & other.keys()}
     step = max(apart, key=apart.get)
-    return curves(
-        found, overlay=True, title=f"largest difference of {len(apart)} losses: {apart[step]:.1e}, in step {step}"
-    )
+    title = f"largest difference of {len(apart)} losses: {apart[step]:.1e}, in step {step}"
+    return curves(found, overlay=True, title=title)
 
 
 def timed_rows() -> list[dict]:
     """Return the rows of all strategies that were timed, in the order of the ladder."""
     timed = {}
     for rung in reversed(RUNGS):  # the single device is timed beside each; its own job has the last word
-        timed |= {row["rung"]: row for row in summary(rung).get("rows", [])}
+        file = runs() / f"speed_{rung}" / "summary.json"
+        timed |= {row["rung"]: row for row in json.loads(file.read_text())["rows"]} if file.exists() else {}
     if not timed:
         raise UserError("nothing was timed yet; begin with notebook 01, which times the single device")
     return [timed[rung] for rung in RUNGS if rung in timed]
-
-
-def summary(rung) -> dict:
-    """Return what the job that timed a strategy left when it ended, an empty dictionary before."""
-    file = runs() / f"speed_{rung}" / "summary.json"
-    return json.loads(file.read_text()) if file.exists() else {}
 
 
 def runs():

@@ -20,7 +20,7 @@ from IPython.display import HTML, display
 
 from mpdemo.errors import UserError
 from mpdemo.jobs import attach
-from mpdemo.notebook.snapshot import Snapshot, labels, together
+from mpdemo.notebook.snapshot import Snapshot, together
 
 POLL = 0.25  # s, polling interval
 CANCEL_WAIT = 20.0  # s that a cancelled job has to end before the cell stops waiting for it
@@ -30,8 +30,8 @@ class JobCancelled(UserError):
     """A job was cancelled from its view; raised so that the cells below do not run."""
 
 
-async def follow(*jobs, live=None, timeout=3600.0):
-    """Show jobs until all of them have ended.
+async def follow(*jobs, timeout=3600.0):
+    """Show jobs until all of them have ended: live in JupyterLab and the like (`has_front_end`), else at their end.
 
     Parameters
     ----------
@@ -39,8 +39,6 @@ async def follow(*jobs, live=None, timeout=3600.0):
         A job, or the folder of a run: ``await follow("runs/03_ddp")`` follows a run again, on another day or after the
         page of a notebook that was not saved was reloaded; a saved one shows the view again by itself. Several jobs
         get a line each, and buttons choose the one that is shown in detail.
-    live : bool, optional
-        Whether to show the widget; by default in JupyterLab and the like (`has_front_end`).
     timeout : float
         Seconds that a job may run (and a day in the queue) where there is no widget, which waits without limit.
 
@@ -51,10 +49,8 @@ async def follow(*jobs, live=None, timeout=3600.0):
     TimeoutError
         A job still waits or runs after `timeout`. It continues.
     """
-    if not jobs:
-        raise UserError('nothing to follow; give a job, or the folder of a run: await follow("runs/03_ddp")')
     jobs = [attach(job) if isinstance(job, str | Path) else job for job in jobs]
-    view = JobWidget(jobs) if (has_front_end() if live is None else live) else None
+    view = JobWidget(jobs) if has_front_end() else None
     try:
         await _until_finished(jobs, view, timeout)
         cancelled = list(view.cancelled) if view else []
@@ -72,14 +68,15 @@ async def follow(*jobs, live=None, timeout=3600.0):
 async def _until_finished(jobs, view, timeout):
     """Wait for the end of all jobs, without a view for a limited time."""
     for job in jobs if view is None else ():
-        await asyncio.to_thread(job.wait, timeout)
+        job.wait(timeout)  # there is no button that this would hold up
     while True:
         begin = time.monotonic()
         snapshots = await asyncio.to_thread(lambda: [Snapshot(job) for job in jobs])  # Slurm may be slow
-        gone = [view is not None and begin > view.cancelled.get(job, begin) + CANCEL_WAIT for job in jobs]
-        if all(snapshot.finished or given_up for snapshot, given_up in zip(snapshots, gone, strict=True)):
+        ended = view.given_up() if view else []
+        if all(snapshot.finished or job in ended for snapshot, job in zip(snapshots, jobs, strict=True)):
             return
-        view.paint(snapshots)
+        if view:
+            view.paint(snapshots)
         # A long log takes long to read: reading takes at most a fifth of the time.
         await asyncio.sleep(max(POLL, 4 * (time.monotonic() - begin)))
 
@@ -108,12 +105,13 @@ def has_front_end() -> bool:
 class JobWidget:
     """A line for every job, and one of them in detail: its loss curve, the end of its log, a Cancel button.
 
-    `cancelled` holds the jobs whose Cancel button was pressed, and when.
+    `cancelled` holds the jobs whose Cancel button was pressed, and the thread that ends each.
     """
 
     def __init__(self, jobs):
         self.jobs, self.cancelled = jobs, {}
-        self.detail = w.ToggleButtons(options=[(name, number) for number, name in enumerate(labels(jobs))])
+        names = [(Path(job.out).name, number) for number, job in enumerate(jobs)]
+        self.detail = w.ToggleButtons(options=names)
         self.button = w.Button(description="Cancel", icon="stop", button_style="danger")
         self.button.on_click(self._press)
         again = ", ".join(f'"{Path(job.out).as_posix()}"' for job in jobs)
@@ -128,9 +126,12 @@ class JobWidget:
     def _press(self, button):
         """Cancel the job in detail, in a thread: the answer of Slurm may take long."""
         job = self.jobs[self.detail.value]
-        self.cancelled[job] = time.monotonic()
-        button.disabled, button.description = True, "Cancelling"
-        threading.Thread(target=_end, args=([job],), daemon=True).start()
+        self.cancelled[job] = threading.Thread(target=_end, args=([job],), daemon=True)
+        self.cancelled[job].start()
+
+    def given_up(self) -> list:
+        """Return the cancelled jobs that have ended, or are no longer waited for."""
+        return [job for job, thread in self.cancelled.items() if not thread.is_alive()]
 
     def paint(self, snapshots):
         """Show a snapshot of every job."""

@@ -21,10 +21,8 @@ from IPython.core.magic_arguments import argument, magic_arguments, parse_argstr
 from mpdemo.errors import UserError
 from mpdemo.jobs.site import load_site
 from mpdemo.ranks import CellFailed, Processes
-from mpdemo.ranks.rank import GROUP_TIMEOUT
 from mpdemo.world.processes import check_room
 
-LONGEST = GROUP_TIMEOUT  # s
 ENDED = "The ranks were ended: run ranks.restart(), or this cell again, for fresh ones without earlier variables."
 _ranks = None  # those of this kernel
 
@@ -59,12 +57,9 @@ def check_front_end(world_size):
         return
     site = load_site()
     if not site.ranks_on_front_end:
-        names = ("account", "partition", "qos", "constraint")
-        options = "".join(f" --{name}={getattr(site, name)}" for name in names if getattr(site, name))
         raise UserError(
             f"the site {site.name} forbids computing on its login node (ranks_on_front_end = false); open JupyterLab "
-            f"inside an interactive job: srun{options} --ntasks=1 --cpus-per-task={world_size} --time=01:00:00 --pty "
-            "jupyter lab --no-browser --ip=0.0.0.0"
+            f"in an interactive job: srun --cpus-per-task={world_size} --pty jupyter lab --no-browser --ip=0.0.0.0"
         )
 
 
@@ -95,9 +90,8 @@ class Ranks:
     def describe(self, adjective=""):
         """Print one line: how many ranks there are, and on what."""
         cores = "one core each" if len(os.sched_getaffinity(0)) >= self.world_size else "sharing the cores"
-        count = "1 {}rank is" if self.world_size == 1 else f"{self.world_size} {{}}ranks are"
         fresh = ", without earlier variables" if adjective else ""
-        print(f"{count.format(adjective)} ready: gloo, {cores}{fresh}")
+        print(f"{self.world_size} {adjective}ranks are ready: gloo, {cores}{fresh}")
 
     def run(self, source, only=(), timeout=20.0):
         """Run a cell on all ranks, or on those in `only`; print what each one prints, in order of rank.
@@ -157,8 +151,6 @@ def ranks_magic(line, cell):
     options = parse_argstring(ranks_magic, line)
     if not _ranks:
         raise UserError("there are no ranks yet; run: ranks = start_ranks(2)")
-    if not 0 < options.timeout < LONGEST:
-        raise UserError(f"--timeout {options.timeout:g} is not allowed; allowed: above 0 s, below {LONGEST:g} s")
     strange = [number for number in options.only if not 0 <= number < _ranks.world_size]
     if strange:
         raise UserError(f"there is no rank {strange[0]}; there are: 0 to {_ranks.world_size - 1}")

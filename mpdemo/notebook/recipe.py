@@ -21,14 +21,9 @@ PIPELINE = {"schedule": "Interleaved1F1B", "microbatches": 4}  # the fastest her
 
 
 def recipe(rung, **changes) -> dict:
-    """Return the settings of the course model's training run with a strategy.
+    """Return the settings of the course model's training run with a strategy, in the folder ``runs/train_RUNG``.
 
-    Parameters
-    ----------
-    rung : str
-        A name of `mpdemo.settings.RUNGS`; the run's folder is ``runs/train_RUNG``.
-    **changes
-        Settings that are added or replaced; None leaves one to its default.
+    The changes are added or replace some; None leaves a setting to its default.
     """
     form = changes.get("form") or RUNG_FORMS.get(rung, (None,))[0]
     settings = {"rung": rung, **RECIPE, "out": f"runs/train_{rung}"}

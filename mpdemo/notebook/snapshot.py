@@ -1,9 +1,9 @@
 """Jobs at one moment, and how they are displayed: a line of text, a picture, pieces of HTML. No widget here."""
 
 import html
+from collections import ChainMap
 from pathlib import Path
 
-from mpdemo.jobs.slurm import duration
 from mpdemo.notebook.plots import curves
 from mpdemo.notebook.plots.style import BLUE
 from mpdemo.notebook.show import Bundle
@@ -21,21 +21,12 @@ class Snapshot:
     def __init__(self, job):
         self.finished = job.finished  # first: what is read after it is then the end
         self.state, self.reason, self.queue = job.state, job.reason, job.queue
-        self.run_time, self.where, self.id, self.out = job.run_time, job.where, job.id, job.out
-        self.rows, self.log, self.name = job.metrics(), job.log(), Path(job.out).name
-        self.steps = [row for row in self.rows if row["event"] == "step"]
+        self.run_time, self.where, self.id = job.run_time, job.where, job.id
+        self.log, self.name = job.log(), Path(job.out).name
+        rows = job.metrics()
+        self.steps = [row for row in rows if row["event"] == "step"]
         # of the whole run, where its rows contain it; a resumed one may have more
-        self.total = next((row["steps"] for row in reversed(self.rows) if "steps" in row), None)
-
-    @property
-    def seconds_left(self) -> float | None:
-        """Seconds that the remaining steps will take at the pace since the last start; None while unknown."""
-        begin = max((number for number, row in enumerate(self.rows) if row["event"] == "start"), default=0)
-        timed = [row for row in self.rows[begin:] if row["event"] == "step" and "time" in row]
-        if self.state != "running" or not self.total or not timed or timed[-1]["step"] <= timed[0]["step"]:
-            return None
-        first, last = timed[0], timed[-1]
-        return (last["time"] - first["time"]) / (last["step"] - first["step"]) * (self.total - last["step"])
+        self.total = next((row["steps"] for row in reversed(rows) if "steps" in row), None)
 
     @property
     def line(self) -> str:
@@ -60,17 +51,18 @@ class Snapshot:
 
     def _progress(self):
         """Yield what the latest steps say, in words."""
-        if self.steps:
-            last = self.steps[-1]
-            yield f"step {last['step']}{f' of {self.total}' if self.total else ''}, loss {last['loss']:.4f}"
-            if last.get("images_per_second"):
-                yield f"{last['images_per_second']:.0f} images/s"
-            if memory := [row["peak_memory_mib"] for row in self.steps if "peak_memory_mib" in row]:
-                yield memory_text(memory[-1])
-            if busy := [row for row in self.steps if "mfu" in row]:
-                yield busy_text(busy[-1])
-            if (left := self.seconds_left) is not None:
-                yield f"about {duration(left)} left"
+        if not self.steps:
+            return
+        latest = dict(ChainMap(*reversed(self.steps)))  # some values are not measured in every step
+        yield f"step {latest['step']}{f' of {self.total}' if self.total else ''}, loss {latest['loss']:.4f}"
+        if latest.get("images_per_second"):
+            yield f"{latest['images_per_second']:.0f} images/s"
+        if "peak_memory_mib" in latest:
+            yield f"memory {', '.join(f'{mib:.0f}' for mib in latest['peak_memory_mib'])} MiB"
+        if shares := latest.get("utilisation"):
+            yield f"{sum(shares) / len(shares):.0%} busy"
+        if "mfu" in latest:
+            yield f"MFU {latest['mfu']:.1%}"
 
     def log_tail(self) -> str:
         """Return the log's last lines as HTML; of a progress bar only its last state, as a terminal does."""
@@ -81,27 +73,24 @@ class Snapshot:
         return f'<div style="{box}"><pre style="{pre}">{html.escape(chr(10).join(lines))}</pre></div>'
 
     def chart(self) -> str:
-        """Return the loss curve so far as SVG, an empty text before the first step."""
-        return loss_curve([(row["step"], row["loss"]) for row in self.steps], self.total) if self.steps else ""
-
-
-def loss_curve(points, steps=None) -> str:
-    """Return (step, loss) pairs as inline SVG, drawn in milliseconds, with text in the colour of the page."""
-    points = [*points[: -1 : max(1, len(points) // MOST_POINTS)], points[-1]]
-    end = max(steps or 0, points[-1][0]) or 1
-    low, high = min(y for _, y in points), max(y for _, y in points)
-    height = high - low or 1
-    x, y = (lambda step: LEFT + (RIGHT - LEFT) * step / end), (lambda loss: BOTTOM - 114 * (loss - low) / height)
-    text = '<text x="{:.0f}" y="{:.0f}" text-anchor="{}">{}</text>'
-    marks = [(LEFT, 12, "start", "loss"), (LEFT, 152, "start", "0"), (RIGHT, 152, "end", f"step {end}")]
-    marks += [(LEFT - 5, y(loss) + 4, "end", f"{loss:.3g}") for loss in (low, low + height / 2, low + height)]
-    path = " ".join(f"{x(step):.1f},{y(loss):.1f}" for step, loss in points)
-    return (
-        f'<svg role="img" aria-label="loss {points[-1][1]:.4g} at step {points[-1][0]}" viewBox="0 0 440 160" '
-        'width="440" height="160" style="max-width:100%" fill="currentColor" font-size="11" font-family="sans-serif">'
-        f"{''.join(text.format(*mark) for mark in marks)}"
-        f'<polyline points="{path}" fill="none" stroke="{BLUE}" stroke-width="2"/></svg>'
-    )
+        """Return the loss curve so far as inline SVG, with text in the colour of the page; empty before a step."""
+        if not self.steps:
+            return ""
+        every = max(1, len(self.steps) // MOST_POINTS)
+        points = [(row["step"], row["loss"]) for row in [*self.steps[:-1:every], self.steps[-1]]]
+        (last, loss), losses = points[-1], [y for _, y in points]
+        end, low, height = max(self.total or 1, last), min(losses), max(losses) - min(losses) or 1
+        x, y = (lambda step: LEFT + (RIGHT - LEFT) * step / end), (lambda loss: BOTTOM - 114 * (loss - low) / height)
+        text = '<text x="{:.0f}" y="{:.0f}" text-anchor="{}">{}</text>'
+        marks = [(LEFT, 12, "start", "loss"), (LEFT, 152, "start", "0"), (RIGHT, 152, "end", f"step {end}")]
+        marks += [(LEFT - 5, y(loss) + 4, "end", f"{loss:.3g}") for loss in (low, low + height / 2, low + height)]
+        path = " ".join(f"{x(step):.1f},{y(loss):.1f}" for step, loss in points)
+        look = 'style="max-width:100%" fill="currentColor" font-size="11" font-family="sans-serif"'
+        return (
+            f'<svg role="img" aria-label="loss {loss:.4g} at step {last}" viewBox="0 0 440 160" width="440" '
+            f'height="160" {look}>{"".join(text.format(*mark) for mark in marks)}'
+            f'<polyline points="{path}" fill="none" stroke="{BLUE}" stroke-width="2"/></svg>'
+        )
 
 
 def together(snapshots) -> Bundle:
@@ -111,24 +100,6 @@ def together(snapshots) -> Bundle:
     if not trained:
         return Bundle(lines)
     title = "\n".join(f"{s.line}, {s.run_time:.1f} s on {s.where}" for s in trained)
-    picture = curves(dict(zip(labels(trained), (s.steps for s in trained), strict=True)), title=title)
+    picture = curves({s.name: s.steps for s in trained}, title=title)
     picture.data["text/plain"] = lines
     return picture
-
-
-def labels(jobs) -> list[str]:
-    """Return what to call jobs or snapshots: by the folder's name, and by the number too where a name repeats."""
-    names = [Path(job.out).name for job in jobs]
-    return [f"{name} (job {job.id})" if names.count(name) > 1 else name for name, job in zip(names, jobs, strict=True)]
-
-
-def busy_text(row) -> str:
-    """Return in words how busy the devices are, as far as it was measured."""
-    shares = row["utilisation"]
-    return (f"{sum(shares) / len(shares):.0%} busy, " if shares else "") + f"MFU {row['mfu']:.1%}"
-
-
-def memory_text(mib) -> str:
-    """Return the peak memory of some devices in words: each number, or of many devices the least and the most."""
-    many = f"{min(mib):.0f} to {max(mib):.0f} MiB on {len(mib)} devices"
-    return f"memory {many}" if len(mib) > 4 else f"memory {', '.join(f'{m:.0f}' for m in mib)} MiB"

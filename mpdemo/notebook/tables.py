@@ -8,7 +8,6 @@ from tabulate import tabulate
 
 from mpdemo.errors import UserError
 from mpdemo.notebook.show import Bundle
-from mpdemo.plan.case import LINKS
 from mpdemo.plan.choose import choose
 from mpdemo.rules import SHARING_RUNGS
 
@@ -39,21 +38,13 @@ def _choice(case):
     return case.devices, case.nodes, choice.answer, parts, images, memory, *times, sends
 
 
-def links() -> str:
-    """Return the assumed speed of the links, as a sentence."""
-    inside, between = (LINKS[one_node] / 1e9 for one_node in (True, False))
-    return f"inside a node {inside:g} GB per second, between nodes {between:g} GB per second"
-
-
 def scalars(folder) -> dict:
     """Return what TensorBoard reads in a folder such as ``runs/NAME/tensorboard``: tag -> list of (step, value).
 
     The values are in the order in which they were written, without those that TensorBoard hides.
     """
-    try:
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    except ImportError:
-        raise UserError("the package tensorboard is not installed; pip install tensorboard") from None
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     if not list(Path(folder).glob("events.out.tfevents.*")):
         raise UserError(f"{folder} holds no event file of TensorBoard; was the run started with --tensorboard?")
     logging.getLogger("tensorboard").setLevel(logging.ERROR)  # it warns of every step that is hidden

@@ -3,8 +3,7 @@
     torchrun --standalone --nproc-per-node 2 -m mpdemo.labs.speed runs/speed_ddp ddp
 
 Every process takes part; rank 0 writes ``summary.json`` in the folder. Its ``rows`` are the single device's and the
-rung's: those of `mpdemo.compare`, with the typical step's timeline and the memory of every device.
-`mpdemo.notebook.ladder` makes the ladder so far from them.
+rung's: those of `mpdemo.compare`, with the typical step's timeline and each device's memory, for `notebook.ladder`.
 """
 
 import sys
@@ -35,11 +34,10 @@ def measure(world, rung, rounds=ROUNDS) -> dict:
     comparison = compare.compare(variants, world, *compare.model_and_batch(variants["single"]))
     for name in variants:
         observe_trial(comparison.trials[name], world)
-    errors = compare.gradient_differences(comparison)
     comparison.run(rounds, title="measuring")
-    rows = compare.measured_rows(comparison, variants, errors)
+    rows = compare.measured_rows(comparison, variants)
     for name, row in zip(variants, rows, strict=True):
-        settings = gather_objects(comparison.trials[name] and comparison.trials[name].settings)[0]
+        settings = gather_objects(comparison.trials[name] and comparison.trials[name].s)[0]
         row |= {
             "devices": settings.devices * (settings.replicas or 1),
             "step_seconds": comparison.median(name),

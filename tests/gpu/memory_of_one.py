@@ -29,7 +29,7 @@ def row(settings, world, number=0):
     """What is counted and what is predicted of one device."""
     gc.collect()  # the trial before
     trial = Trial(Settings(**settings), world, *model_and_batch(Settings(**settings)))
-    device = [device for each in memory.of_training(trial.settings) for device in each.devices][number]
+    device = [device for each in memory.of_training(trial.s) for device in each.devices][number]
     return {"case": settings | {"stage": number}, "counted": peak_of_a_step(trial), "predicted": device.peak}
 
 

@@ -1,8 +1,7 @@
 """Figures for the notebooks, drawn from result rows; nothing here trains, and PyTorch is not imported."""
 
-from mpdemo.notebook.plots.charts import bars, curves, ladder, ring
+from mpdemo.notebook.plots.charts import bars, buckets, curves, ring, step_parts
 from mpdemo.notebook.plots.scaling import scaling
-from mpdemo.notebook.plots.step_parts import buckets, step_parts
-from mpdemo.notebook.plots.timeline import timeline, timelines
+from mpdemo.notebook.plots.timeline import timelines
 
-__all__ = ["bars", "buckets", "curves", "ladder", "ring", "scaling", "step_parts", "timeline", "timelines"]
+__all__ = ["bars", "buckets", "curves", "ring", "scaling", "step_parts", "timelines"]

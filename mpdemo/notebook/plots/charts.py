@@ -1,14 +1,22 @@
-"""Figures from result rows: curves, bars, the speed-ups of the demo, the chunks of a ring all-reduce."""
+"""Figures from result rows: curves, bars, the parts of a step, the buckets of DDP, the chunks of a ring all-reduce."""
 
-from itertools import pairwise
+from itertools import pairwise, product
 
 from matplotlib.ticker import MaxNLocator
 
 from mpdemo.errors import UserError
 from mpdemo.notebook.plots import style
-from mpdemo.notebook.plots.style import line_style, name_bars, picture, stack
+from mpdemo.notebook.plots.style import EDGE, line_style, name_bars, paler, picture, stack
 
-UNITS = {"loss": "loss (nats per image)", "images_per_second": "throughput (images/s)"}
+PARTS = {  # of a step: name in the legend, look; the colours are those of the timelines
+    "loading": ("loading", {"color": paler(style.ORANGE, 0.85), "hatch": "...."}),
+    "forward": ("forward", {"color": paler(style.SKY, 0.85)}),
+    "backward": ("backward", {"color": paler(style.GREEN, 0.85)}),
+    "exposed": ("communication, exposed", {"color": paler(style.VERMILLION, 0.7), "hatch": "////"}),
+    "optimizer": ("optimizer", {"color": paler(style.PURPLE, 0.85)}),
+    "other": ("Python between them", {"color": style.PAPER}),
+}
+LOOKS = {name: look | EDGE for name, look in PARTS.values()}
 
 
 def curves(runs, y="loss", x="step", *, title=None, overlay=False):
@@ -38,7 +46,7 @@ def curves(runs, y="loss", x="step", *, title=None, overlay=False):
             broad = {"linewidth": 5, "alpha": 0.35} if index == 0 and overlay else {"linewidth": 1.8}
             marker = {"marker": "o", "markersize": 4} if len(pairs) < 12 else {}
             axes.plot(*zip(*pairs, strict=True), label=label, **line_style(index), **broad, **marker)
-        axes.set(xlabel=UNITS.get(x, x), ylabel=UNITS.get(y, y))
+        axes.set(xlabel=x, ylabel="loss (nats per image)" if y == "loss" else y)
         if doubles:
             axes.set_xscale("log", base=2)
             axes.set_xticks(places, [f"{place:g}" for place in places])
@@ -61,49 +69,77 @@ def bars(values, unit, limit=None, *, digits=2):
         Label -> number, or label -> dict of parts that are stacked (``{"forward": 0.1, "backward": 0.2}``).
     unit : str
         Text of the axis, with the unit: ``"time of a step (s)"``.
-    limit : float or list, optional
-        A line to compare with, or one for each bar (None: no line).
+    limit : float, optional
+        A line to compare with.
     digits : int
         Decimal places of the numbers.
     """
     stacks = {label: value if isinstance(value, dict) else {"": value} for label, value in values.items()}
     names = list(dict.fromkeys(name for parts in stacks.values() for name in parts))
-    totals = [sum(parts.values()) for parts in stacks.values()]
-    limits = limit if isinstance(limit, list) else [limit] * len(stacks)
-    lines = {height: limit for height, limit in enumerate(limits) if limit is not None}
+    ends = [max(sum(parts.values()), limit or 0) for parts in stacks.values()]
     colours = style.CYCLE if len(names) > 1 else [style.SKY]
+    looks = [LOOKS.get(name, {"color": colour}) for name, colour in zip(names, colours, strict=False)]
 
     def paint(figure, axes):
-        parts = [
-            ([part.get(name, 0) for part in stacks.values()], {"color": colour, "label": name or None})
-            for name, colour in zip(names, colours, strict=False)
-        ]
+        widths = [[part.get(name, 0) for part in stacks.values()] for name in names]
+        parts = [(row, look | {"label": name or None}) for row, look, name in zip(widths, looks, names, strict=True)]
         stack(axes, range(len(stacks)), parts)
-        for height, total in enumerate(totals):  # beside bar and limit, so that neither runs through a number
-            end, text = max(total, lines.get(height, 0)), f"{total:.{digits}f}"
+        for height, (part, end) in enumerate(zip(stacks.values(), ends, strict=True)):
+            text = f"{sum(part.values()):.{digits}f}"  # beside bar and limit, so that neither runs through it
             axes.annotate(text, (end, height), (4, 0), textcoords="offset points", va="center")
-        if lines:
-            low, high = ([height + side for height in lines] for side in (-0.5, 0.5))
-            axes.vlines(list(lines.values()), low, high, color=style.GREEN, linewidth=2, linestyle="--", label="limit")
+        if limit is not None:
+            axes.axvline(limit, color=style.GREEN, linewidth=2, linestyle="--", label="limit")
         name_bars(axes, range(len(stacks)), list(stacks))
-        axes.set(xlabel=unit, xlim=(0, max([*totals, *lines.values()]) * 1.15))
-        if len(names) > 1 or lines:
+        axes.set(xlabel=unit, xlim=(0, max(ends) * 1.15))
+        if len(names) > 1 or limit is not None:
             axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
 
     return picture(paint, f"{unit}: {', '.join(stacks)}", height=1.0 + 0.4 * len(stacks))
 
 
-def ladder(rows):
-    """Draw the speed-up of every row of the demo's ``report.json`` beside its limit (None where there is none)."""
-    labels = []
-    for row in rows:
-        form = f", {row['form']}" if row.get("form") else ""
-        processes = row.get("processes", 1)
-        labels.append(f"{row['rung']}{form} ({processes} process{'es' if processes > 1 else ''})")
-    speedups = dict(zip(labels, [row["speedup"] for row in rows], strict=True))
-    result = bars(speedups, "speed-up over one device", [row.get("bound") for row in rows])
-    result.data["text/plain"] = f"speed-up beside its limit: {', '.join(labels)}"
-    return result
+def step_parts(rows):
+    """Draw the parts of every rank's step, and say how much communication is hidden behind them.
+
+    Parameters
+    ----------
+    rows : list of dict
+        `case`, `rank`, and the seconds of each part: `loading`, `forward`, `backward`, `optimizer`, `exposed`,
+        `other`, and `hidden`.
+    """
+    stacks = {
+        f"{row['case']}, rank {row['rank']} ({1000 * row['hidden']:.0f} ms hidden)": {
+            name: 1000 * row[part] for part, (name, _) in PARTS.items()
+        }
+        for row in rows
+    }
+    shown = bars(stacks, "time in a step (ms)", digits=0)
+    cases = ", ".join(dict.fromkeys(row["case"] for row in rows))
+    ranks = len({row["rank"] for row in rows})
+    shown.data["text/plain"] = f"the parts of a step of each of {ranks} ranks: {cases}"
+    return shown
+
+
+def buckets(step):
+    """Draw when each bucket of gradients was ready and when its all-reduce had ended.
+
+    `step` has ``forward``, ``backward`` (s since the step began) and ``buckets``: dicts of `mib`, `ready`, `reduced`.
+    """
+    rows = sorted(step["buckets"], key=lambda row: row["ready"])
+    last = rows[-1]["ready"]
+    lanes = {"forward": (0, step["forward"], style.SKY), "backward": (step["forward"], last, style.GREEN)}
+    for number, row in enumerate(rows, 1):
+        lanes[f"bucket {number}, {row['mib']:.0f} MiB"] = row["ready"], row["reduced"], style.VERMILLION
+
+    def paint(figure, axes):
+        for height, (start, end, colour) in enumerate(lanes.values()):
+            axes.barh(height, end - start, left=start, height=0.62, color=colour, **EDGE)
+        axes.axvline(last, color=style.VERMILLION, linestyle="--", linewidth=1.5, label="the last gradient is ready")
+        name_bars(axes, range(len(lanes)), list(lanes))
+        axes.set(xlabel="time since the step began (s)", xlim=(0, max(step["backward"], rows[-1]["reduced"]) * 1.03))
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1))
+
+    text = f"one step of DDP: forward, backward and the all-reduce of {len(rows)} buckets"
+    return picture(paint, text, None, 7.2, 1.3 + 0.36 * len(lanes))
 
 
 def ring(steps):
@@ -122,23 +158,17 @@ def ring(steps):
         for axes in grid.ravel()[len(steps) :]:
             axes.axis("off")
         for number, (axes, table) in enumerate(zip(grid.ravel(), steps, strict=False)):
-            before = steps[max(0, number - 1)]
             axes.imshow([[len(chunk) for chunk in row] for row in table], cmap="Blues", vmin=0, vmax=1.6 * ranks)
-            for rank, row in enumerate(table):
-                for place, chunk in enumerate(row):
-                    weight = "bold" if chunk != before[rank][place] else "normal"
-                    text = "".join(map(str, sorted(chunk)))
-                    axes.text(place, rank, text, ha="center", va="center", fontsize=7, weight=weight)
+            for rank, place in product(range(ranks), range(len(table[0]))):
+                chunk = table[rank][place]
+                weight = "bold" if chunk != steps[max(0, number - 1)][rank][place] else "normal"
+                text = "".join(map(str, sorted(chunk)))
+                axes.text(place, rank, text, ha="center", va="center", fontsize=7, weight=weight)
             axes.set_title(f"after step {number}" if number else "before", fontsize=10)
             axes.set(xticks=[], aspect="auto")
             axes.set_yticks(range(ranks), [f"rank {rank}" for rank in range(ranks)])
             axes.grid(visible=False)
 
-    fullest = ", ".join(str(max(len(chunk) for row in table for chunk in row)) for table in steps)
     full = [sum(len(chunk) == ranks for row in table for chunk in row) for table in steps]
     text = f"ring of {ranks} ranks, complete chunks before and after each step: {full}"
-    alt = (
-        f"The chunks of {ranks} ranks. Before and after each step, the fullest chunk holds the numbers of {fullest} "
-        f"ranks, and {', '.join(map(str, full))} chunks are complete."
-    )
-    return picture(paint, text, alt, 8.6, 2 * (0.55 + 0.3 * ranks), 2, columns, squeeze=False)
+    return picture(paint, text, None, 8.6, 2 * (0.55 + 0.3 * ranks), 2, columns, squeeze=False)

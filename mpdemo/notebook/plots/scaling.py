@@ -1,11 +1,9 @@
 """What more devices bring and what they cost: speed-up beside the ideal, and the hours of all devices."""
 
-from mpdemo.errors import UserError
 from mpdemo.notebook.plots.style import CYCLE, FAINT, picture
 from mpdemo.plan.scaling import Model, same_batch, same_share
 
 MARKERS = "osD^"
-UNITS = (("device-seconds", 1), ("device-minutes", 60), ("device-hours", 3600))
 
 
 def scaling(report):
@@ -19,20 +17,18 @@ def scaling(report):
         ``device_hours``; of ``fit``, by series, the model.
     """
     names = list(dict.fromkeys(row["scaling"] for row in report["rows"]))
-    if not names:
-        raise UserError("no rows to draw; give scaling() the report of gather()")
-    series = {name: [row for row in report["rows"] if row["scaling"] == name] for name in names}
     numbers = sorted({row["devices"] for row in report["rows"]})
-    unit, seconds = _unit(report["rows"])
 
     def paint(figure, both):
         speed, cost = both
         speed.plot(numbers, [n / numbers[0] for n in numbers], color=FAINT, linestyle=":", label="ideal")
-        for index, (name, rows) in enumerate(series.items()):
+        for index, name in enumerate(names):
+            rows = [row for row in report["rows"] if row["scaling"] == name]
             look = {"color": CYCLE[index], "marker": MARKERS[index % len(MARKERS)], "markersize": 6}
             _paint_speed(speed, name, rows, report["fit"].get(name), look)
-            hours = [row["device_hours"] * 3600 / seconds for row in rows]
-            cost.plot([row["devices"] for row in rows], hours, linestyle="--", linewidth=1, label=name, **look)
+            cost.plot(
+                [row["devices"] for row in rows], [row["device_hours"] for row in rows], "--", linewidth=1, **look
+            )
         for axes in both:  # exactly the numbers that were measured
             axes.set_xscale("log", base=2)
             axes.set(xlabel="devices N")
@@ -41,7 +37,7 @@ def scaling(report):
         speed.set_yscale("log", base=2)
         speed.yaxis.set_major_formatter("{x:g}")
         speed.set(ylabel=f"speed-up over {numbers[0]} device{'s' * (numbers[0] > 1)}")
-        cost.set(ylabel=f"cost of a job ({unit})", ylim=(0, None))
+        cost.set(ylabel="cost of a job (device-hours)", ylim=(0, None))
         if "speedup_quartiles" in report["rows"][0]:
             speed.set_title("bars: the middle half of the steps", fontsize=9)
         figure.legend(*speed.get_legend_handles_labels(), loc="outside upper center", ncols=5)
@@ -59,15 +55,8 @@ def _paint_speed(axes, name, rows, model, look):
         spread = [max(0.0, y - low) for y, low, _ in edges], [max(0.0, high - y) for y, _, high in edges]
     axes.errorbar(devices, speedups, yerr=spread, linestyle="none", capsize=4, label=name, **look)
     if model:
-        model, share = Model(**model), rows[-1]["batch"] // rows[-1]["devices"]
-        batch = same_batch(rows[0]["batch"]) if rows[0]["batch"] == rows[-1]["batch"] else same_share(share)
+        model, first, last = Model(**model), rows[0]["batch"], rows[-1]["batch"]
+        batch = same_batch(first) if first == last else same_share(last // devices[-1])
         line = range(devices[0], devices[-1] + 1)
-        reference = model.time(devices[0], rows[0]["batch"])
-        values = [reference / model.time(n, batch(n)) for n in line]
+        values = [model.time(devices[0], first) / model.time(n, batch(n)) for n in line]
         axes.plot(line, values, color=look["color"], linewidth=1.2, label=f"{name}, model")
-
-
-def _unit(rows) -> tuple:
-    """Return the unit in which the largest cost is a number above one, and its seconds."""
-    largest = max(row["device_hours"] for row in rows) * 3600
-    return [unit for unit in UNITS if largest >= unit[1] or unit[1] == 1][-1]

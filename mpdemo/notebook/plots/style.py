@@ -56,8 +56,8 @@ def picture(paint, text, alt=None, width=6.4, height=3.2, rows=1, columns=1, **g
     """Return a figure as something to display: a PNG, one line that describes it, and numbers in its `alt` text only.
 
     ``paint(figure, axes)`` draws it; its size is in inches of 100 CSS pixels, and `grid` are words of Figure.subplots.
-    `text` holds no measured numbers, because the notebooks' test compares it. The result keeps the matplotlib figure
-    as its attribute `figure`.
+    `text` holds no measured numbers, because the notebooks' test compares it; it is the alt text by default. The result
+    keeps the matplotlib figure as its attribute `figure`.
     """
     buffer, small = io.BytesIO(), io.BytesIO()
     with rc_context(STYLE):
@@ -66,7 +66,7 @@ def picture(paint, text, alt=None, width=6.4, height=3.2, rows=1, columns=1, **g
         # without the version in the metadata, which would make equal pictures differ
         figure.savefig(buffer, format="png", dpi=PIXELS * DENSITY, metadata={"Software": None})
     Image.open(buffer).convert("RGB").quantize(128).save(small, format="png", optimize=True)  # a third of the bytes
-    about = {"width": round(width * PIXELS)} | ({"alt": alt} if alt else {})
+    about = {"width": round(width * PIXELS), "alt": alt or text}
     result = Bundle(text, about, png=base64.b64encode(small.getvalue()).decode())
     result.figure = figure
     return result
