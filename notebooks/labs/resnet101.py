@@ -7,9 +7,12 @@ much for a login node, so it is a job. Taught in notebooks/05_pipeline.ipynb.
 """
 
 import sys
+from dataclasses import replace
 
-from mpdemo.plan import memory, report
+from mpdemo.plan import planner
 from mpdemo.plan.command import plan
+from mpdemo.plan.report import answer
+from mpdemo.plan.subject import MIB
 from mpdemo.training.log import RunLog
 
 BATCH, IMAGE_SIZE, MICROBATCHES = 128, 224, 8
@@ -34,27 +37,28 @@ def predictions() -> dict:
         microbatches=MICROBATCHES,
         schedule="1F1B",
     )
-    costs = [cost.both for cost in chosen.job.costs[BATCH // MICROBATCHES]]
-    one_device = report.planner.one_device_step_time(chosen.job)
+    costs = [cost.both for cost in chosen.case.costs(BATCH // MICROBATCHES)]
     cuts = {}
     for cut, candidate in (("usual", chosen.usual()), ("planned", chosen.best)):
         (point,) = candidate.points
-        peaks = {count: {name: peak_memory(point, name, count) for name in ("GPipe", "1F1B")} for count in COMPARED}
+        peaks = {
+            count: {name: peak_memory(chosen.case, candidate, name, count) for name in ("GPipe", "1F1B")}
+            for count in COMPARED
+        }
         share = sum(costs[:point]) / sum(costs)
         cuts[cut] = {
             "point": point,
             "share": share,
-            "speedup": one_device / candidate.step_time,
+            "speedup": chosen.case.one_device_seconds / candidate.step_time,
             "peak": peaks,
         }
-    return {"text": report.text(chosen), "cuts": cuts}
+    return {"text": answer(chosen)[0], "cuts": cuts}
 
 
-def peak_memory(point, schedule, microbatches) -> list[int]:
-    """Return the peak of every device in MiB, for a cut before the block with this number."""
-    options = {"schedule": schedule, "microbatches": microbatches, "optimizer": "momentum"}
-    devices = memory.estimate("resnet101", [point], BATCH, IMAGE_SIZE, **options)
-    return [round(device.peak / memory.MIB) for device in devices]
+def peak_memory(case, candidate, schedule, microbatches) -> list[int]:
+    """Return the peak of every device in MiB, for the cut of a candidate."""
+    candidate = candidate._replace(schedule=schedule, microbatches=microbatches)
+    return [round(device.peak / MIB) for device in planner.devices(replace(case, optimizer="momentum"), candidate)]
 
 
 if __name__ == "__main__":
