@@ -18,7 +18,7 @@ BUDGET = {
     "/models": 752,
     "/data": 485,
     "/timeline /recorder.py": 373,
-    "/plan": 2_368,
+    "/plan": 2_359,
     "/jobs": 2_496,
     "/notebook": 1_996,
     "/cluster": 698,

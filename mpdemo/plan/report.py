@@ -13,7 +13,7 @@ from mpdemo.plan import planner, strategies
 from mpdemo.plan.advice import case_of, commands
 from mpdemo.plan.case import Case, Fit
 from mpdemo.plan.subject import MIB, RESERVE
-from mpdemo.schedules import SCHEDULES, check_schedule, placement, usual_stages_per_rank
+from mpdemo.schedules import placement, usual_stages_per_rank
 
 
 class Plan(NamedTuple):
@@ -34,7 +34,12 @@ class Plan(NamedTuple):
 
 def make_plan(request) -> Plan:
     """Search for the best plan; refuse where none can be, or none fits."""
-    fixed, case = fixed_choices(request), case_of(request, request.stages)
+    per_rank = usual_stages_per_rank(request.schedule) if request.schedule else 1
+    points = resolve_cut(block_names(request.model), request.cut, request.stages * per_rank)
+    fixed = {"cut": points if request.cut else None}
+    fixed |= {"schedules": [request.schedule]} if request.schedule else {}
+    fixed |= {"microbatches": [request.microbatches]} if request.microbatches else {}
+    case = case_of(request, request.stages)
     candidates = planner.candidates(case, **fixed)
     if not candidates:
         raise UserError(
@@ -42,21 +47,7 @@ def make_plan(request) -> Plan:
             f"allowed: a batch with a divisor from {request.stages} to {planner.MOST_MICROBATCHES}, "
             "or other --microbatches, --schedule, --cut"
         )
-    best, devices = that_fits(case, candidates)
-    return Plan(request, case, best, devices, candidates)
-
-
-def fixed_choices(request):
-    """Refuse what no plan can do; return what the user fixed, as arguments for ``planner.candidates``."""
-    if request.microbatches:
-        check_schedule(request.schedule or "GPipe", request.stages, request.microbatches, batch=request.batch)
-    stages = request.stages * (usual_stages_per_rank(request.schedule) if request.schedule else 1)
-    points = resolve_cut(block_names(request.model), request.cut, stages)
-    return {
-        "schedules": [request.schedule] if request.schedule else SCHEDULES,
-        "microbatches": [request.microbatches] if request.microbatches else None,
-        "cut": points if request.cut else None,
-    }
+    return Plan(request, case, *that_fits(case, candidates), candidates)
 
 
 def that_fits(case, candidates):
@@ -82,11 +73,11 @@ def answer(plan) -> tuple:
     size = f"{request.image_size} x {request.image_size} pixels"
     head = f"{request.model}, batch {request.batch}, {size}, {request.stages} devices{limit}"
     chosen = f"plan: {best.schedule}, {best.microbatches} microbatches of {case.batch // best.microbatches}"
-    cut = names(case, best.points) or "nothing"
     rows, known = compared(plan)
     source = f"simulated with times estimated for a {case.gpu} in float32; memory without CUDA's {RESERVE // MIB} MiB"
     table = f"{strategies.table(case, rows, known)}\n({source})"
-    text = [f"{head}\n{chosen}, cut after {cut}", _stages(plan), _memory(plan), table, commands(request, rows[:1])]
+    chosen = f"{chosen}, cut after {names(case, best.points)}"
+    text = [f"{head}\n{chosen}", _stages(plan), _memory(plan), table, commands(request, rows[:1])]
     return "\n\n".join(text), [strategies.as_row(case, row, known) for row in rows]
 
 
@@ -109,7 +100,7 @@ def compared(plan) -> tuple:
     for label, c in found.items():
         memory = max(device.peak for device in plan.devices) if c is best else max(c.peaks)
         settings = {"processes": case.devices, "schedule": c.schedule, "microbatches": c.microbatches}
-        settings |= {"cut": names(case, c.points)} if c.points else {}
+        settings["cut"] = names(case, c.points)
         fit, label = Fit(settings, memory, sent=planner.sent(case, c)), f"{label}, {c.microbatches} microbatches"
         rows.append(strategies.Strategy(label, "pipeline", memory <= case.limit, fit))
         known[label] = c.step_time
