@@ -11,22 +11,21 @@ from dataclasses import replace
 
 from mpdemo.plan import planner
 from mpdemo.plan.command import plan
-from mpdemo.plan.report import answer
 from mpdemo.plan.subject import MIB
 from mpdemo.training.log import RunLog
 
 BATCH, IMAGE_SIZE, MICROBATCHES = 128, 224, 8
-COMPARED = (8, 16, 32)  # microbatches whose memory is estimated
+COMPARED, SCHEDULES = (8, 16, 32), ("GPipe", "1F1B")  # microbatches and schedules whose memory is estimated
 
 
 def predictions() -> dict:
-    """Return the plan's text, and the two cuts side by side.
+    """Return the two cuts side by side.
 
     Returns
     -------
     dict
-        ``text``; and ``cuts``, by name: ``point`` (the first block of the second stage), ``share`` (of the work on the
-        first device), ``speedup`` (over one device) and ``peak`` (microbatches -> schedule -> MiB of every device).
+        ``cuts``, by name: ``point`` (the first block of the second stage), ``share`` (of the work on the first device),
+        ``speedup`` (over one device) and ``peak`` (microbatches -> schedule -> MiB of every device).
     """
     chosen = plan(
         model="resnet101",
@@ -37,22 +36,19 @@ def predictions() -> dict:
         microbatches=MICROBATCHES,
         schedule="1F1B",
     )
-    costs = [cost.both for cost in chosen.case.costs(BATCH // MICROBATCHES)]
-    cuts = {}
+    case, cuts = chosen.case, {}
+    costs = [cost.both for cost in case.costs(BATCH // MICROBATCHES)]
     for cut, candidate in (("usual", chosen.usual()), ("planned", chosen.best)):
         (point,) = candidate.points
-        peaks = {
-            count: {name: peak_memory(chosen.case, candidate, name, count) for name in ("GPipe", "1F1B")}
-            for count in COMPARED
-        }
+        peaks = {count: {name: peak_memory(case, candidate, name, count) for name in SCHEDULES} for count in COMPARED}
         share = sum(costs[:point]) / sum(costs)
         cuts[cut] = {
             "point": point,
             "share": share,
-            "speedup": chosen.case.one_device_seconds / candidate.step_time,
+            "speedup": case.one_device_seconds / candidate.step_time,
             "peak": peaks,
         }
-    return {"text": answer(chosen)[0], "cuts": cuts}
+    return {"cuts": cuts}
 
 
 def peak_memory(case, candidate, schedule, microbatches) -> list[int]:
