@@ -7,11 +7,11 @@ import pytest
 from mpdemo import settings
 from mpdemo.errors import UserError
 from mpdemo.jobs import train_command
-from mpdemo.plan import memory
+from mpdemo.plan import memory, strategies
 from mpdemo.plan.case import Case, on_one
 from mpdemo.plan.choose import NOTHING, choose
+from mpdemo.plan.subject import MIB, RESERVE, settled
 
-MIB, RESERVE = memory.MIB, memory.RESERVE
 SMALL = Case("convnet", batch=4, image_size=112, classes=10)  # 4 MiB of weights and states, 15 MiB of activations
 LARGE = Case("resnet18", batch=8, image_size=112, classes=10)  # 171 MiB of weights and states
 SPLIT = Case("transformer", batch=1, image_size=112, classes=10)  # 56 MiB of weights and states
@@ -76,7 +76,7 @@ def test_ddp_keeps_the_parts_gradients_beside_its_buckets():
 
 
 def test_one_device_counts_what_a_plan_counts():
-    whole = memory.estimate("convnet", [], 4, 112, optimizer="adamw", classes=10)[0]
+    whole = memory.processes(SMALL.subject, settled(SMALL.subject, "single", 4), 2)[0].devices[0]
     assert choose(limited(SMALL, 20)).predicted.memory == pytest.approx(whole.peak, rel=0.001)
     assert on_one(SMALL, 4, 4).peak < on_one(SMALL, 4, 2).peak < whole.peak
     assert on_one(SMALL, 4, 1, "bf16").activations < 0.7 * whole.activations
@@ -90,3 +90,17 @@ def test_one_device_counts_what_a_plan_counts():
 def test_what_cannot_be_shared_out_is_refused(changes, words):
     with pytest.raises(UserError, match=words):
         choose(limited(SMALL, 100, **changes))
+
+
+def test_what_fits_comes_first_and_the_table_says_by_how_much_the_others_are_too_large():
+    tight = replace(SMALL, devices=2, memory=RESERVE + 9 * MIB)
+    rows = strategies.compare(tight)
+    assert rows[0].answer == choose(tight).answer
+    fits = [row.fits for row in rows]
+    assert fits == sorted(fits, reverse=True) and True in fits and False in fits
+    for row in rows:
+        assert row.predicted is None or (row.predicted.memory <= tight.limit) == row.fits
+    text = strategies.table(tight, rows).splitlines()
+    assert text[3].startswith("->") and " yes " in text[3]  # below the headers of two lines
+    assert any("MiB over" in line for line in text)
+    assert ["tensor", "cannot"] in [line.split() for line in text]  # no layer of a convolutional net is split

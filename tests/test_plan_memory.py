@@ -1,15 +1,17 @@
 """Memory counted in a dry run: against two GPUs that were measured, and the sum over blocks against the dry run."""
 
+from dataclasses import replace
+
 import pytest
 
 from mpdemo import models
 from mpdemo.errors import UserError
 from mpdemo.plan import dry_run, memory
+from mpdemo.plan.case import Case
 from mpdemo.plan.footprint import footprints
-from mpdemo.plan.memory import STATES, Subject, settled
-from mpdemo.plan.planner import Workload, devices, evaluate
+from mpdemo.plan.planner import devices, evaluate
+from mpdemo.plan.subject import MIB, STATES, Subject, settled
 
-MIB = memory.MIB
 SMALL = Subject("transformer", 28, 10, 1)
 
 
@@ -20,8 +22,9 @@ def test_two_measured_gpus_are_met_within_two_percent():
     identical runs there reported 8224 and 8219 MiB, while the tensors of a step are the same in every run. What
     differs from run to run is the workspace that cuDNN chooses for its convolutions.
     """
-    options = {"form": "one-process", "microbatches": 16, "keep_gradients": True}
-    first, second = memory.estimate("resnet101", [8], 128, 224, **options)
+    subject, options = Subject("resnet101"), {"form": "one-process", "microbatches": 16, "cut": "8"}
+    s = settled(subject, "pipeline", 128, 2, **options)
+    first, second = memory.processes(subject, s, STATES["sgd"], keep_gradients=True)[0].devices
     assert first.peak / MIB == pytest.approx(7950, abs=1)
     assert second.peak / MIB == pytest.approx(8151, abs=1)
     assert 0 < 8224 - second.peak / MIB < 100
@@ -48,17 +51,16 @@ def test_many_microbatches_are_counted_as_few_are(rung, more):
 
 @pytest.mark.parametrize(("schedule", "points"), [("GPipe", [5]), ("1F1B", [5]), ("Interleaved1F1B", [3, 5, 7])])
 def test_the_sum_over_blocks_is_near_the_dry_run(schedule, points):
-    subject = Subject("resnet18", 64, 10)
-    job = Workload(footprints(**subject._asdict()), {}, ranks=2, batch=32, optimizer="adamw", subject=subject)
-    candidate = evaluate(job, schedule, 8, points)
-    assert candidate.peaks == pytest.approx([device.peak for device in devices(job, candidate)], rel=0.15)
+    case = Case("resnet18", batch=32, devices=2, image_size=64, classes=10)
+    candidate = evaluate(case, schedule, 8, points)
+    assert candidate.peaks == pytest.approx([device.peak for device in devices(case, candidate)], rel=0.15)
 
 
 def test_1f1b_needs_less_than_gpipe_and_momentum_adds_a_copy_of_the_parameters():
-    gpipe = memory.estimate("resnet18", [5], 32, 64, schedule="GPipe", microbatches=8)
-    one = memory.estimate("resnet18", [5], 32, 64, schedule="1F1B", microbatches=8)
+    case = Case("resnet18", batch=32, devices=2, image_size=64, optimizer="sgd")
+    gpipe, one = (devices(case, evaluate(case, schedule, 8, [5])) for schedule in ("GPipe", "1F1B"))
     assert one[0].activations < 0.5 * gpipe[0].activations
-    momentum = memory.estimate("resnet18", [5], 32, 64, schedule="1F1B", microbatches=8, optimizer="momentum")
+    momentum = devices(replace(case, optimizer="momentum"), evaluate(case, "1F1B", 8, [5]))
     assert [d.optimizer for d in one] == [0, 0]
     assert [d.optimizer for d in momentum] == [d.gradients for d in momentum]
 
@@ -75,17 +77,11 @@ def test_a_dry_run_leaves_nothing_behind():
 
 def test_footprints_count_every_parameter_once():
     whole = models.build("resnet50", classes=1000, channels=3, image_size=224)
-    blocks = footprints("resnet50", 224)
+    blocks = footprints(Subject("resnet50"))
     assert [block.name for block in blocks] == whole.names
     assert sum(block.parameters for block in blocks) == sum(p.numel() for p in whole.parameters())
     assert blocks[0].input == 3 * 224 * 224 * 4
     assert all(a.output == b.input for a, b in zip(blocks, blocks[1:], strict=False))
-
-
-@pytest.mark.parametrize("wrong", [{"optimizer": "adagrad"}, {"form": "two-process"}, {"schedule": "1f1"}])
-def test_unknown_words_are_refused(wrong):
-    with pytest.raises(UserError, match="allowed: "):
-        memory.estimate("resnet18", [5], 8, 64, **wrong)
 
 
 def test_gradients_are_counted_only_where_they_are_at_the_peak():

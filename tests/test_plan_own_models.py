@@ -7,17 +7,18 @@ from project import root
 
 from mpdemo.errors import UserError
 from mpdemo.models.own import OwnModel
-from mpdemo.plan import memory
+from mpdemo.plan import memory, meter
 from mpdemo.plan.case import Case
-from mpdemo.plan.memory import Subject, settled
+from mpdemo.plan.footprint import footprints
 from mpdemo.plan.strategies import compare
+from mpdemo.plan.subject import Subject, settled
 
 RESNET18 = 11_689_512
 FOREIGN = [  # function, shape of a sample, parameters that train, bytes of each, blocks, what is said of it
     ("asks_while_built", "3,16,16", 12_218, 4, 7, ""),
     ("orthogonal", "64", 4_810, 4, 2, ""),
-    ("named_mean", "3,32,32", 898, 4, 1, "it cannot be cut before first"),
-    ("tied", "64", 153_216, 4, 1, "embed.weight and head.weight are one parameter"),
+    ("NamedMean", "3,32,32", 898, 4, 1, "it cannot be cut before first"),
+    ("Tied", "64", 153_216, 4, 1, "embed.weight and head.weight are one parameter"),
     ("frozen_backbone", "3,64,64", 5_130, 4, 1, ""),
     ("checkpointed", "3,16,16", 37_738, 4, 18, ""),
     ("lazy", "3,32,32", 144_458, 4, 2, ""),
@@ -25,12 +26,13 @@ FOREIGN = [  # function, shape of a sample, parameters that train, bytes of each
     ("on_meta", "3,64,64", RESNET18, 4, 11, ""),
     ("dict_chain", "3,16,16", 12_218, 4, 7, ""),
     ("double", "512", 525_312, 8, 2, ""),
-    ("unused_head", "64", 8_320, 4, 1, "no gradient reaches unused.weight, unused.bias"),
+    ("Unused", "64", 8_320, 4, 1, "no gradient reaches unused.weight, unused.bias"),
     ("two_inputs", None, 97_602, 4, 1, "takes several inputs"),
-    ("two_outputs", "8", 288, 4, 1, "it cannot be cut before aux"),
+    ("TwoOutputs", "8", 288, 4, 1, "it cannot be cut before aux"),
     ("compiled", "3,64,64", RESNET18, 4, 11, ""),
     ("bf16", "3,64,64", RESNET18, 2, 11, ""),
 ]
+FILE = f"{root()}/tests/programs/foreign_models.py"
 SCRIPT = """
 import argparse, sys
 from torch import nn
@@ -45,7 +47,7 @@ sys.exit(3)
 
 def own(function, shape):
     shape = shape and tuple(map(int, shape.split(",")))
-    return OwnModel(f"{root()}/tests/programs/foreign_models.py:{function}", shape, tokens=function == "tied")
+    return OwnModel(f"{FILE}:{function}", shape, tokens=function in ("Tied", "words"))
 
 
 def counted(model, rung="ddp", batch=8, devices=2, **more):
@@ -84,7 +86,66 @@ def test_a_file_that_prints_reads_arguments_and_ends_itself_is_planned(tmp_path,
 
 
 def test_a_strategy_in_which_a_model_fails_is_one_that_cannot_be_and_a_note_says_why():
-    model = own("growing_list", "8")
+    model = own("GrowingList", "8")
     rows = {row.answer: row.predicted for row in compare(Case(model, batch=8, devices=2))}
     assert rows["ddp, activation checkpointing"] is None and rows["ddp"] is not None
     assert any(note.startswith("ddp, activation checkpointing: its own code fails there (") for note in model.notes)
+
+
+def test_an_own_model_is_cut_where_one_tensor_goes_from_layer_to_layer():
+    model = own("Skip", "3,8,8")
+    blocks = footprints(Subject(model))
+    assert [block.name for block in blocks] == ["first", "second", "layers.0.0", "layers.1.0", "layers.2.0"]
+    assert sum(block.parameters for block in blocks) == 16 + 5 * 20
+    assert blocks[-1].output == 4 * 64 * 4 and not model.uncut
+
+
+def test_layers_of_a_traced_model_that_do_the_same_are_measured_once(monkeypatch):
+    model = own("Alike", "8")
+    blocks = model.at(2)
+    signatures = [meter.signature(blocks.stage(number, number + 1)) for number in range(len(blocks))]
+    assert [signatures.index(signature) for signature in signatures] == [0, 1, 1, 3, 4, 1]
+    once = footprints(Subject(model))
+    monkeypatch.setattr(meter, "signature", id)
+    one_by_one = footprints(Subject(own("Alike", "8")))
+    for block, other in zip(once, one_by_one, strict=True):
+        assert block.bytes("saved", 4) == other.bytes("saved", 4) and block.parameters == other.parameters
+
+
+def test_an_own_list_of_layers_is_counted_and_takes_no_memory():
+    words = footprints(Subject(own("words", "6")))
+    assert [block.name for block in words] == ["0", "1.0", "2"]
+    huge = footprints(Subject(OwnModel(f"{FILE}:huge", (2**16,))))
+    assert sum(block.weights for block in huge) > 64 * 2**30
+
+
+def test_a_model_that_cannot_be_traced_stays_whole_or_is_refused_in_one_line(capfd):
+    for function, shape, words in (
+        ("branch", "8", "asks for values"),
+        ("masked", "8", "asks for values"),
+        ("needs_one", "8", "allowed: a function without arguments"),
+        ("empty", "8", "no parameters to train"),
+        ("number", "8", "returns int; allowed: a torch.nn.Module"),
+        ("Skip", "4,8,8", "does not compute samples of shape (4, 8, 8)"),
+        ("nothing", "8", "cannot be imported"),
+    ):
+        with pytest.raises(UserError) as refusal:
+            own(function, shape)
+        assert words in str(refusal.value) and "\n" not in str(refusal.value), refusal.value
+    assert own("in_place", "8").at(2).names == ["model"]  # a stage cannot begin in place
+    assert capfd.readouterr() == ("", "")  # torch.export prints a graph where it finds no way on
+
+
+def test_the_command_line_plans_an_own_model(run_mpdemo):
+    limits = ("--devices", "2", "--batch", "16", "--gpu-memory", "769MiB")
+    done = run_mpdemo("plan", "--model", f"{FILE}:words", "--input", "6", "--tokens", *limits)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("ddp: Each of 2 devices") and "scripts/train_ddp.py" in done.stdout
+    for wrong, words in (
+        (("--model", f"{FILE}:words"), "needs --input"),
+        (("--input", "6"), "is for a model of your own"),
+        (("--model", "resnet10"), "did you mean 'resnet101'?"),
+        (("--model", f"{FILE}:words", "--input", "3,x"), "allowed: whole numbers above 0"),
+    ):
+        done = run_mpdemo("plan", *wrong, *limits)
+        assert done.returncode == 2 and words in done.stderr and done.stderr.count("\n") == 1, done.stderr

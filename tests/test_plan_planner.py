@@ -1,6 +1,7 @@
 """The planner's choice, and ``python -m mpdemo plan`` as a user meets it."""
 
 import json
+import random
 from dataclasses import replace
 from itertools import combinations
 
@@ -8,18 +9,15 @@ import pytest
 
 from mpdemo.__main__ import main
 from mpdemo.errors import UserError
-from mpdemo.plan import planner
+from mpdemo.plan import footprint, planner
+from mpdemo.plan.case import Case
 from mpdemo.plan.command import plan
-from mpdemo.plan.footprint import estimate, footprints
+from mpdemo.plan.subject import RESERVE, Subject
 
 COMMAND = "plan --model resnet18 --batch 32 --image-size 64 --cost v100"
 
 
-@pytest.fixture(scope="module")
-def job():
-    sizes = (1, 2, 4, 8, 16, 32)
-    blocks, costs = footprints("resnet18", 64), estimate("resnet18", sizes, 64, "v100")
-    return planner.Workload(blocks, costs, ranks=2, batch=32)
+CASE = Case("resnet18", batch=32, devices=2, image_size=64, optimizer="sgd", memory=float("inf"), gpu="v100")
 
 
 def run(capsys, words):
@@ -29,84 +27,60 @@ def run(capsys, words):
 
 
 @pytest.mark.parametrize("schedule", ["GPipe", "1F1B", "ZBVZeroBubble"])
-def test_no_other_cut_is_faster(job, schedule):
+def test_no_other_cut_is_faster(schedule):
     stages = 2 if schedule != "ZBVZeroBubble" else 4
-    every = [list(points) for points in combinations(range(1, len(job.blocks)), stages - 1)]
+    every = [list(points) for points in combinations(range(1, len(CASE.blocks())), stages - 1)]
     for microbatches in (4, 8):
-        chosen = planner.candidates(job, [schedule], [microbatches])[0]
-        best = min(planner.evaluate(job, schedule, microbatches, points).step_time for points in every)
+        chosen = planner.candidates(CASE, [schedule], [microbatches])[0]
+        best = min(planner.evaluate(CASE, schedule, microbatches, points).step_time for points in every)
         assert chosen.step_time <= 1.03 * best
 
 
-@pytest.mark.parametrize("schedule", ["InterleavedZeroBubble", "ZBVZeroBubble"])
-def test_the_first_stage_does_its_whole_backward_as_weight_gradient(job, schedule):
-    costs = {8: [c._replace(backward=0.9 * c.backward) for c in job.costs[8]]}  # its halves together cost more
-    job = replace(job, costs=costs)
-    played = planner.evaluate(job, schedule, 4, [3, 5, 7]).simulation
-    rows = [row for row in played.events if row["microbatch"] == 0]
-    seconds = {(row["kind"], row["stage"]): row["end"] - row["start"] for row in rows}
-    first, second = job.costs[8][:3], job.costs[8][3:5]
-    assert seconds["I", 0] == 0
-    assert seconds["W", 0] == pytest.approx(sum(cost.backward for cost in first))
-    assert seconds["I", 1] == pytest.approx(sum(cost.input for cost in second))
-    assert seconds["W", 1] == pytest.approx(sum(cost.weight for cost in second))
-
-
-def test_with_little_memory_the_plan_changes_and_still_fits(job):
-    free = planner.choose(planner.candidates(job), job.limit)
-    limit = 0.7 * max(free.peaks)
-    tight = planner.Workload(job.blocks, job.costs, job.ranks, job.batch, limit)
-    chosen = planner.choose(planner.candidates(tight), limit)
-    assert max(chosen.peaks) <= limit < max(free.peaks)
+def test_with_little_memory_the_plan_changes_and_still_fits():
+    free = planner.candidates(CASE)[0]
+    tight = replace(CASE, memory=RESERVE + 0.7 * max(free.peaks))
+    chosen = planner.candidates(tight)[0]
+    assert max(chosen.peaks) <= tight.limit < max(free.peaks)
     assert chosen.step_time >= free.step_time / 1.01
 
 
-def test_three_and_four_devices(job):
-    for ranks in (3, 4):
-        more = planner.Workload(job.blocks, job.costs, ranks, job.batch)
-        best = planner.choose(planner.candidates(more), more.limit)
-        assert best.simulation.ranks == ranks
-        assert best.step_time < planner.one_device_step_time(more)
+@pytest.mark.parametrize("devices", [3, 4])
+def test_three_and_four_devices(devices):
+    more = replace(CASE, devices=devices)
+    best = planner.candidates(more)[0]
+    assert best.simulation.ranks == devices
+    assert best.step_time < more.one_device_seconds
+
+
+@pytest.mark.parametrize("gpu", footprint.ROOFS)
+def test_the_usual_cut_of_resnet101_is_unbalanced_on_every_gpu(gpu):
+    """Measured on a CPU, the blocks up to layer2 are 0.285 of the work; the estimate agrees without measuring."""
+    seconds = [block.both for block in footprint.costs(Subject("resnet101"), 16, gpu)]
+    assert sum(seconds[:8]) / sum(seconds) == pytest.approx(0.285, abs=0.02)
 
 
 def test_the_command_prints_everything_and_writes_json(capsys, tmp_path):
     path = tmp_path / "plan.json"
     status, out, err = run(capsys, f"{COMMAND} --gpu-memory 16GiB --json {path}")
     assert (status, err) == (0, "")
-    for word in (
-        "share of work",
-        "parameters",
-        "weights",
-        "gradients",
-        "optimizer",
-        "activations",
-        "usual cut (layer2.1)",
-    ):
+    for word in ("share of work", "parameters", "weights", "gradients", "optimizer", "activations"):
         assert word in out
-    plan = json.loads(path.read_text())
-    assert sum(stage["share"] for stage in plan["stages"]) == pytest.approx(1)
-    assert sum(stage["parameters"] for stage in plan["stages"]) == 11_689_512  # torchvision's ResNet-18
-    assert plan["step_time"] < plan["usual"]["step_time"]
-    assert all(device["peak"] < 16 * 2**30 for device in plan["devices"])
-    assert f"--schedule {plan['schedule']} --microbatches {plan['microbatches']} --cut {','.join(plan['cut'])}" in out
+    rows = json.loads(path.read_text())["rows"]
+    assert [row["strategy"].split()[0] for row in rows] == ["plan:", "usual", "best", "best", "best", "best"]
+    assert rows[1]["strategy"].startswith("usual cut (layer2.1): ")
+    assert rows[0]["seconds"] < rows[1]["seconds"] and all(row["fits"] for row in rows)
+    for row in rows:
+        assert f" {row['memory_mib']:,.0f} " in out and f" {1000 * row['seconds']:,.1f} " in out
+    parameters = [int(line.split()[-1].replace(",", "")) for line in out.splitlines() if " to " in line[:40]]
+    assert sum(parameters) == 11_689_512  # torchvision's ResNet-18
+    assert f"--schedule {rows[0]['strategy'].split()[1].rstrip(',')} --microbatches " in out
 
 
-def test_what_the_user_fixes_is_kept(capsys, tmp_path):
-    path = tmp_path / "plan.json"
-    fixed = "--schedule 1F1B --microbatches 4 --cut layer2.1 --optimizer momentum"
-    assert run(capsys, f"{COMMAND} {fixed} --json {path}")[0] == 0
-    plan = json.loads(path.read_text())
-    assert (plan["schedule"], plan["microbatches"], plan["cut"]) == ("1F1B", 4, ["layer2.1"])
-    assert all(device["optimizer"] > 0 for device in plan["devices"])
-
-
-def test_measuring_on_this_machine_in_one_process_form(capsys):
-    words = (
-        "plan --model convnet --channels 1 --classes 10 --image-size 28 --batch 8 --microbatches 2 --form one-process"
-    )
-    status, out, _ = run(capsys, words)
-    assert status == 0
-    assert "measured on one device of this machine" in out and "--form one-process" in out
+def test_what_the_user_fixes_is_kept(capsys):
+    status, out, _ = run(capsys, f"{COMMAND} --schedule 1F1B --microbatches 4 --cut layer2.1 --optimizer momentum")
+    assert status == 0 and "--schedule 1F1B --microbatches 4 --cut layer2.1" in out
+    devices = [line.split() for line in out.partition("peak (MiB)")[2].splitlines()[2:4]]
+    assert all(int(optimizer) > 0 for _, _, _, optimizer, _, _ in devices)
 
 
 def test_memory_that_nothing_fits_is_refused_saying_what_would(capsys):
@@ -120,26 +94,18 @@ def test_memory_that_nothing_fits_is_refused_saying_what_would(capsys):
     "words, message",
     [
         ("--model resnet19", "allowed: "),
-        ("--stages 0", "--stages 0 is not allowed; allowed: 1 or more"),
+        ("--stages 0", "--stages 0 is not allowed; allowed: 2 or more"),
         ("--stages 50", "allowed: 1 to 10"),
         ("--cut layer9", "cannot cut after 'layer9'"),
         ("--cut 0", "allowed: a number from 1 to 9"),
-        ("--cut 10", "allowed: a number from 1 to 9"),
         ("--schedule ZBVZeroBubble --cut 5,3,8", "not increasing"),
-        ("--schedule ZBVZeroBubble --cut 3,3,8", "leaves a stage empty"),
-        ("--stages 4 --schedule 1F1B --microbatches 2", "4 or more"),
-        ("--microbatches 5", "allowed: 1, 2, 4, 8, 16, 32"),
+        ("--microbatches 5", "or other --microbatches"),
         ("--batch 67 --stages 3 --schedule 1F1B", "a divisor from 3 to 64"),
         ("--schedule 1F1", "allowed: GPipe, 1F1B"),
-        ("--microbatches four", "allowed: a whole number"),
-        ("--budget -1", "--budget -1 is not allowed; allowed: 0.0 or more"),
+        ("--budget inf", "--budget inf is not allowed; allowed: 86400.0 or less"),
         ("--gpu-memory 16", "such as 16GiB"),
         ("--gpu-memory 512MiB", "allowed: 1GiB or more"),
-        ("--cost rtx", "allowed: measure, v100, a100, h100"),
-        ("--form both", "allowed: per-device, one-process"),
-        ("--form one-process --schedule ZBVZeroBubble", "allowed: GPipe"),
-        ("--optimizer adagrad", "allowed: sgd, momentum, adamw"),
-        ("--norm layer", "allowed: batch, group"),
+        ("--budget 5", "--budget is for --cost measure, not v100; leave it out"),
     ],
 )
 def test_bad_input_is_one_line_with_the_valid_values(capsys, words, message):
@@ -151,3 +117,33 @@ def test_bad_input_is_one_line_with_the_valid_values(capsys, words, message):
 def test_a_misspelt_option_in_python_gets_the_nearest_name():
     with pytest.raises(UserError, match="unknown name 'stags'; allowed: .*did you mean 'stages'"):
         plan(model="resnet18", stags=2)
+
+
+def slowest_stage(costs, points):
+    edges = [0, *points, len(costs)]
+    return max(sum(costs[a:b]) for a, b in zip(edges, edges[1:], strict=False))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_other_cut_has_a_faster_slowest_stage(seed):
+    draw = random.Random(seed)
+    costs = [draw.choice([0.1, 1, 2, 5]) * draw.random() for _ in range(draw.randint(2, 9))]
+    stages = draw.randint(1, min(4, len(costs)))
+    every = [list(points) for points in combinations(range(1, len(costs)), stages - 1)]
+    points_chosen = planner.balanced_cut(costs, stages)
+    assert points_chosen in every
+    assert slowest_stage(costs, points_chosen) == pytest.approx(min(slowest_stage(costs, points) for points in every))
+
+
+def test_hundreds_of_stages():
+    assert planner.balanced_cut([1.0] * 200, 100) == list(range(2, 200, 2))
+
+
+def test_improve_walks_to_the_cut_with_the_lowest_score():
+    costs = [1, 1, 1, 5, 1, 1, 1, 1]
+    assert planner.improve([1], len(costs), lambda points: slowest_stage(costs, points)) == [4]
+
+
+def test_improve_moves_neighbouring_boundaries_together():
+    """Only all three boundaries moved at once lower this score."""
+    assert planner.improve([3, 5, 7], 9, lambda points: 0 if points == [4, 6, 8] else 1) == [4, 6, 8]

@@ -26,27 +26,9 @@ SAMPLES = 2  # of the batch on which a model is tried
 class OwnModel:
     """A model that can be built for batches of any size, its weights without values.
 
-    Parameters
-    ----------
-    name : str
-        ``package.module:function`` or ``./file.py:function``: a function without arguments that returns a module, or
-        a module and its inputs. The current folder is searched first.
-    input_shape : tuple of int, optional
-        Of one sample: (C, S, S) of an image, (T,) of a row of tokens; not needed where the function gives the inputs.
-    tokens : bool
-        Whether the samples are whole numbers (the model begins with an embedding).
-
-    Attributes
-    ----------
-    uncut : str
-        Why the model is one block; "" where it could be split.
-    notes : list of str
-        What the reader should know of it: parameters that are shared, or that no gradient reaches.
-
-    Raises
-    ------
-    UserError
-        It cannot be imported or called, is no module, or does not take such samples.
+    The function `name` takes no arguments and returns a module, or a module and its inputs. Without inputs the samples
+    have the `input_shape`, (C, S, S) of an image or (T,) of a row of tokens, which are whole numbers. `uncut` says why
+    the model is one block, "" where it could be split; `notes` what the reader should know of it.
     """
 
     def __init__(self, name, input_shape=None, tokens=False):
@@ -117,11 +99,6 @@ class OwnModel:
         self.layers, self.splits, self.ties = entered, [], ties
         self.template.layers = [name for name in wide if not any(f"{end}.".startswith(f"{name}.") for end in tied)]
 
-    @property
-    def is_flat(self) -> bool:
-        """Whether it is a list of layers already, which needs no trace."""
-        return bool(blocks_of(self.template.module))
-
     def whole(self) -> Whole:
         """Return a copy of the model without values, on fake tensors within a ``FakeTensorMode``."""
         return without_values(self.template)
@@ -136,14 +113,15 @@ class OwnModel:
                 self.templates[size] = Blocks(blocks).to("meta")
         return without_values(self.templates[size])
 
-    def with_values(self, sizes, device) -> dict:
-        """Return the model as the function makes it, to compute with it: size of a batch -> Blocks, for each size."""
-        whole = self._made().to(device)
-        whole.layers = self.template.layers
-        if self.is_flat:
-            return dict.fromkeys(sizes, Blocks(self._blocks(whole, SAMPLES, device)))
+    def with_values(self, size, device):
+        """Return the model as the function makes it, to compute with it; as blocks for batches of `size`, if given."""
         with quiet():
-            return {size: Blocks(self._blocks(whole, size, device)) for size in sizes}
+            model = self._made()
+            model.layers = self.template.layers
+            if size:
+                model = Blocks(self._blocks(model.to(device), size, device)).cpu()
+        model.input_shape, model.input_type = self.input_shape, self.input_type
+        return model
 
     def _blocks(self, whole, size, device="cpu"):
         """Return the blocks by name; a trace holds fast on which device its tensors are made."""

@@ -68,7 +68,7 @@ async def follow(*jobs, timeout=3600.0):
 async def _until_finished(jobs, view, timeout):
     """Wait for the end of all jobs, without a view for a limited time."""
     for job in jobs if view is None else ():
-        job.wait(timeout)  # there is no button that this would hold up
+        await asyncio.to_thread(job.wait, timeout)
     while True:
         begin = time.monotonic()
         snapshots = await asyncio.to_thread(lambda: [Snapshot(job) for job in jobs])  # Slurm may be slow

@@ -1,7 +1,7 @@
 """The library's schedules: who computes what in which order, and the bubble in closed form.
 
-The closed form is for stages of equal cost and no communication. `mpdemo.plan.simulate` uses none of these formulas;
-the tests compare the two. P ranks, M microbatches, v stages per rank. Derived in notebooks/05_pipeline.ipynb.
+The closed form is for stages of equal cost and no communication. `mpdemo.plan.simulate` does not use it; the tests
+compare the two. P ranks, M microbatches, v stages per rank. Derived in notebooks/05_pipeline.ipynb.
 """
 
 import re
@@ -41,64 +41,20 @@ def _counted_from_zero(lane):
     return [(kind, stage, microbatch - first * (kind == "F")) for kind, stage, microbatch in lane]
 
 
-def check_stages(schedule, stages_per_rank):
-    """Refuse stages per rank with which the library's schedule does not run."""
-    usual, several = usual_stages_per_rank(schedule), schedule.startswith("Interleaved")
-    if stages_per_rank < 2 if several else stages_per_rank != usual:
-        allowed = "2 or more" if several else usual
-        raise UserError(f"{schedule} does not run with {stages_per_rank} stages per rank; allowed: {allowed}")
+def idle_share(schedule, ranks, microbatches, stages_per_rank=None) -> float:
+    """Return the share of all ranks' time that is idle; a `UserError` where no closed form holds.
 
-
-def idle_share(schedule, ranks, microbatches, stages_per_rank=None):
-    """Return the share of all ranks' time that is idle, for equal stages and no communication.
-
-    Parameters
-    ----------
-    schedule : str
-        A name in SCHEDULES.
-    ranks, microbatches : int
-        P and M.
-    stages_per_rank : int, optional
-        v; the schedule's usual number by default.
-
-    Returns
-    -------
-    float
-        GPipe and 1F1B: (P-1) / (M+P-1), whatever forward and backward cost.
-        Interleaved1F1B: (P-1) / (vM+P-1).
-        The zero-bubble schedules, where forward, input gradient and weight gradient cost the same: (P-1) / (3vM+P-1),
-        which is only the time in which the first microbatch reaches the last rank.
-
-    Raises
-    ------
-    UserError
-        Where no closed form holds: interleaved schedules need M to be a multiple of P, ZBV needs M >= 2P-1.
+    GPipe and 1F1B: (P-1) / (M+P-1), whatever forward and backward cost. Interleaved1F1B, where M is a multiple of P:
+    (P-1) / (vM+P-1). The zero-bubble schedules, where forward, input gradient and weight gradient cost the same:
+    (P-1) / (3vM+P-1), which is only the time in which the first microbatch reaches the last rank; ZBV from M = 2P-1 on.
     """
     schedule = check_schedule(schedule, ranks, microbatches)
     stages_per_rank = stages_per_rank or usual_stages_per_rank(schedule)
-    check_stages(schedule, stages_per_rank)
-    fewest = 2 * ranks - 1
-    if schedule.startswith("Interleaved") and microbatches % ranks:
-        _refuse(schedule, ranks, microbatches, f"multiples of {ranks}")
-    if schedule == "ZBVZeroBubble" and microbatches < fewest:
-        _refuse(schedule, ranks, microbatches, f"{fewest} or more")
+    rounds = not schedule.startswith("Interleaved") or microbatches % ranks == 0
+    if not rounds or (schedule == "ZBVZeroBubble" and microbatches < 2 * ranks - 1):
+        raise UserError(
+            f"no closed form for {schedule} with {microbatches} microbatches on {ranks} ranks; allowed: multiples of "
+            f"{ranks}, for ZBVZeroBubble {2 * ranks - 1} or more (simulate does the others)"
+        )
     in_three = 3 if schedule.endswith("ZeroBubble") else 1
     return (ranks - 1) / (in_three * stages_per_rank * microbatches + ranks - 1)
-
-
-def _refuse(schedule, ranks, microbatches, allowed):
-    raise UserError(
-        f"no closed form for {schedule} with {microbatches} microbatches on {ranks} ranks; "
-        f"allowed: {allowed} (simulate does the others)"
-    )
-
-
-def speedup(schedule, ranks, microbatches, stages_per_rank=None):
-    """Return how many times faster than naive model parallelism (one rank busy at a time), for equal stages.
-
-    Raises
-    ------
-    UserError
-        As `idle_share`.
-    """
-    return ranks * (1 - idle_share(schedule, ranks, microbatches, stages_per_rank))

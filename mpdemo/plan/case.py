@@ -5,11 +5,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from mpdemo.plan import cost
-from mpdemo.plan.footprint import estimate, footprints
-from mpdemo.plan.machine import Machine
+from mpdemo.plan.footprint import costs, footprints
 from mpdemo.plan.subject import MIB, RESERVE, STATES, Subject, settled
+from mpdemo.rules import CUT_RUNGS
 
 LINKS = {True: 300e9, False: 25e9}  # bytes per second: NVLink of an A100 in one node; InfiniBand HDR between nodes
 # An all-reduce is an all-gather and a reduce-scatter; a broadcast goes round the ring once.
@@ -33,9 +33,7 @@ class Case:
     optimizer : str
         "sgd", "momentum" or "adamw".
     gpu : str
-        Whose data sheet the times are estimated from, as for `mpdemo.plan.footprint.estimate`.
-    machine : Machine, optional
-        What was measured on this machine's devices; times are then theirs, and none is of a data sheet.
+        Whose data sheet the times are estimated from: "v100", "a100" or "h100".
     """
 
     model: str | Callable
@@ -49,7 +47,6 @@ class Case:
     channels: int = 3
     norm: str = "batch"
     gpu: str = "a100"
-    machine: Machine | None = None
 
     @property
     def subject(self):
@@ -63,81 +60,57 @@ class Case:
 
     @property
     def link(self):
-        """Bytes per second between two devices: as measured, or of one node, or of the slower link between nodes."""
-        return cost.bandwidth(self.machine.per_byte) if self.machine else LINKS[self.nodes == 1]
+        """Bytes per second between two devices: of one node, or of the slower link between nodes."""
+        return LINKS[self.nodes == 1]
 
     def blocks(self):
         """Return the footprints of the model's blocks."""
-        return footprints(**self.subject._asdict())
+        return footprints(self.subject)
 
     def states(self):
         """Return the bytes of weights, gradients and optimizer states, which no smaller batch makes smaller."""
         return sum(b.weights + (1 + STATES[self.optimizer]) * b.gradients for b in self.blocks())
 
     @property
-    def update_per_byte(self):
-        """Seconds of the optimizer's step for each byte of weights, measured; else 0."""
-        return self.machine.update if self.machine else 0.0
-
-    def update(self, shares=1):
-        """Return the seconds of the optimizer's step on one of so many shares of the weights."""
-        return self.update_per_byte * sum(block.weights for block in self.blocks()) / shares
-
-    @property
     def one_device_seconds(self):
         """Seconds of a step on one device that had room for the whole batch."""
-        return cost.total(self.costs(self.batch)) + self.update()
+        return sum(cost.both for cost in self.costs(self.batch))
 
     def costs(self, size):
-        """Return the costs of the blocks for `size` images, in float32, measured or estimated."""
-        if self.machine:
-            return cost.at(self.machine.costs, size)
-        return estimate(sizes=[size], gpu=self.gpu, **self.subject._asdict())[size]
+        """Return the estimated costs of the blocks for `size` images, in float32."""
+        return costs(self.subject, size, self.gpu)
 
 
-@dataclass(frozen=True)
-class Fit:
-    """One way to train a case.
+class Fit(NamedTuple):
+    """One way to train a case."""
 
-    Attributes
-    ----------
-    settings : dict
-        Of ``python -m mpdemo train``, without the model and the data.
-    memory : float
-        Bytes on the fullest device.
-    seconds : float or None
-        Time of a step without messages, from the costs of the case; None where they do not say it.
-    sent : float
-        Bytes that this device sends in a step.
-    """
-
-    settings: dict
-    memory: float
-    seconds: float | None = None
-    sent: float = 0.0
+    settings: dict  # of ``python -m mpdemo train``, without the model and the data
+    memory: float  # bytes on the fullest device
+    seconds: float | None = None  # of a step without messages; None where no data sheet says it
+    sent: float = 0.0  # bytes that this device sends in a step
 
 
 def on_one(case, images, parts, precision="fp32", checkpointing=False):
     """Return the `DeviceMemory` of one device that accumulates the gradients of `images` in so many parts."""
-    from mpdemo.plan import memory
-
-    rung = "ddp" if case.devices > 1 else "single"
-    more = {"microbatches": parts, "precision": precision, "activation_checkpointing": checkpointing}
-    s = settled(case.subject, rung, images * case.devices, case.devices, **more)
-    return memory.processes(case.subject, s, STATES[case.optimizer])[0].devices[0]
+    rung, batch = "ddp" if case.devices > 1 else "single", images * case.devices
+    saving = {"precision": precision, "activation_checkpointing": checkpointing}
+    return _dry_run(case, settled(case.subject, rung, batch, case.devices, microbatches=parts, **saving)).devices[0]
 
 
-def counted(case, rung, rank=0, devices=None, replicas=None, **settings):
+def counted(case, rung, rank=0, replicas=None, **settings):
     """Dry-run one rank of a rung: return its peak memory and the bytes that it sends."""
+    s = settled(case.subject, rung, case.batch, case.devices, replicas, **settings)
+    found = _dry_run(case, s, rank)
+    return found.devices[0].peak, ring_bytes(found.messages, replicas or s.devices)
+
+
+def _dry_run(case, s, rank=0):
+    """Return the `mpdemo.plan.memory.Counted` of one rank."""
     from mpdemo.plan import memory
 
-    s = settled(case.subject, rung, case.batch, devices or case.devices, replicas, **settings)
-    states = STATES[case.optimizer]
-    if rung in ("model_parallel", "pipeline", "hybrid"):
-        found = memory.of_rank(case.subject, s, rank, states)
-    else:
-        found = memory.processes(case.subject, s, states)[0]
-    return found.devices[0].peak, ring_bytes(found.messages, replicas or s.devices)
+    if s.rung in CUT_RUNGS:
+        return memory.of_rank(case.subject, s, rank, STATES[case.optimizer])
+    return memory.processes(case.subject, s, STATES[case.optimizer])[0]
 
 
 def ring_bytes(messages, ranks) -> float:

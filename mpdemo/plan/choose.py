@@ -1,4 +1,4 @@
-"""Which rung for this model on these devices? The rules, in order; the answer; and the decision tree drawn from them.
+"""Which rung for this model on these devices? The rules, in order, and the answer.
 
     choice = choose(Case("resnet101", batch=128, devices=2, optimizer="momentum"))
     print(choice.rung, choice.why)
@@ -7,7 +7,8 @@ Taught in notebooks/11_which_one.ipynb.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from mpdemo import settings
 from mpdemo.errors import UserError
@@ -16,116 +17,73 @@ from mpdemo.plan.case import Fit, mib
 from mpdemo.plan.subject import ModelFailed
 
 
-@dataclass(frozen=True)
-class Rule:
-    """One question of the decision, and the answer where it is yes.
-
-    Attributes
-    ----------
-    several : bool
-        Whether it is asked for several devices, or for one.
-    rung, answer : str
-        What to use, and the text of the tree's leaf.
-    why : str
-        The reason, one sentence; ``{memory}``, ``{limit}``, ``{parts}``, ``{devices}`` (that are used) and ``{all}``
-        are filled in.
-    find : callable
-        ``find(case)``: a `Fit`, the first that fits or else the one that needs least; None where it cannot be done.
-    """
+class Rule(NamedTuple):
+    """One question of the decision, for several devices or for one, and the answer where it fits."""
 
     several: bool
     rung: str
-    question: str
     answer: str
-    why: str
-    find: Callable
-
-    def ask(self, case):
-        """Return what `find` does; None where a reader's own model fails, which is then one of its notes."""
-        try:
-            return self.find(case)
-        except ModelFailed as error:
-            note = f"{self.answer}: {error}"
-            case.model.notes += [note] * (note not in case.model.notes)
-            return None
+    why: str  # a sentence with {parts}, {devices} (that are used) and {all}
+    find: Callable  # of a case: a `Fit`, the first that fits or else what needs least; None where it cannot be done
 
 
-def _counted(how):
-    """Return the words for the reason: the number of parts is known by then."""
-    return how.replace("in parts", "in {parts} parts")
-
-
-WHOLE_MODEL = (  # on every device: how it fits, the answer's second part, how to find out
-    ("at once", "", lambda case: fit.replicas(case)),
-    ("in parts, one after the other", ", gradient accumulation", lambda case: fit.replicas(case, None)),
-    ("in bf16", ", bf16", lambda case: fit.replicas(case, None, precision="bf16")),
-    ("if activations are computed twice", ", activation checkpointing",
-     lambda case: fit.replicas(case, None, activation_checkpointing=True)),
+TWICE = {"activation_checkpointing": True}
+WHOLE_MODEL = (  # the answer's second part, how it fits, how to find out
+    ("", "at once", fit.replicas),
+    (", gradient accumulation", "in {parts} parts, one after the other", lambda case: fit.replicas(case, None)),
+    (", bf16", "in bf16", lambda case: fit.replicas(case, None, precision="bf16")),
+    (", activation checkpointing", "if activations are computed twice",
+     lambda case: fit.replicas(case, None, **TWICE)),
 )  # fmt: skip
 SHARDED = (
-    ("at once", "", lambda case: fit.sharded(case)),
-    ("in bf16, with activations computed twice", ", bf16, activation checkpointing",
-     lambda case: fit.sharded(case, precision="bf16", activation_checkpointing=True)),
-    ("in parts, in one node", ", gradient accumulation", lambda case: fit.sharded(case, None)),
-    ("if activations are computed twice", ", activation checkpointing",
-     lambda case: fit.sharded(case, activation_checkpointing=True)),
+    ("", "at once", fit.sharded),
+    (", bf16, activation checkpointing", "in bf16, with activations computed twice",
+     lambda case: fit.sharded(case, precision="bf16", **TWICE)),
+    (", gradient accumulation", "in {parts} parts, in one node", lambda case: fit.sharded(case, None)),
+    (", activation checkpointing", "if activations are computed twice", lambda case: fit.sharded(case, **TWICE)),
 )  # fmt: skip
-BATCH, SHARE = "the whole batch", "a device's share of the batch"
-USED = "{memory} of {limit} per device"
+SHARE = "a device's share of the batch fits"
 CUT = "No device holds the whole model, so it is cut over {devices} of {all} devices"
 RULES = (
-    *(Rule(False, "single", f"Does {BATCH} fit {how}?", "single" + more,
-           f"One device holds the model, and {BATCH} fits {_counted(how)}: {USED}.", find)
-      for how, more, find in WHOLE_MODEL),
-    *(Rule(True, "ddp", f"Does {SHARE} fit {how}, beside the whole model?", "ddp" + more,
-           f"Each of {{devices}} devices holds the model, and {SHARE} fits {_counted(how)}: {USED}.", find)
-      for how, more, find in WHOLE_MODEL),
-    *(Rule(True, "fsdp", f"Weights, gradients and optimizer states are sharded: does {SHARE} fit {how}?",
-           "fsdp" + more,
-           f"Weights, gradients and states are too large for one device; {{devices}} share them, and {SHARE} fits "
-           f"{_counted(how)}: {USED}.", find)
-      for how, more, find in SHARDED),
-    Rule(True, "tensor", "Do all devices lie in one node, and does it fit if every layer is split?", "tensor",
-         f"The {{devices}} devices of one node split every layer: {USED}.",
-         fit.split_layers),
-    Rule(True, "hybrid", "Does it fit if it is cut over a part of the devices?", "hybrid",
-         f"Fewer than {{devices}} devices hold the cut model, so there is room for several replicas: {USED}.",
-         fit.replicas_of_a_cut),
-    Rule(True, "hybrid", "Does it fit if these replicas also divide every stage among them, as FSDP does?",
-         "hybrid, sharded",
-         f"Fewer than {{devices}} devices hold the cut model, if its replicas divide every stage: {USED}.",
-         lambda case: fit.replicas_of_a_cut(case, sharded=True)),
-    Rule(True, "pipeline", "Does it fit if it is cut, with microbatches?", "pipeline",
-         CUT + f", and {{parts}} microbatches keep them busy: {USED}.",
-         lambda case: fit.cut(case)),
-    Rule(True, "model_parallel", "Does it fit if it is cut, with the batch in one piece?", "model_parallel",
-         CUT + f"; microbatches do not help here, so the devices work alternately: {USED}.",
-         lambda case: fit.cut(case, microbatches=1)),
+    *(Rule(False, "single", "single" + more, f"One device holds the model, and the whole batch fits {how}", find)
+      for more, how, find in WHOLE_MODEL),
+    *(Rule(True, "ddp", "ddp" + more, f"Each of {{devices}} devices holds the model, and {SHARE} {how}", find)
+      for more, how, find in WHOLE_MODEL),
+    *(Rule(True, "fsdp", "fsdp" + more, "Weights, gradients and states are too large for one device; "
+           f"{{devices}} share them, and {SHARE} {how}", find)
+      for more, how, find in SHARDED),
+    Rule(True, "tensor", "tensor", "The {devices} devices of one node split every layer", fit.split_layers),
+    Rule(True, "hybrid", "hybrid", "Fewer than {devices} devices hold the cut model, so there is room for several "
+         "replicas", fit.replicas_of_a_cut),
+    Rule(True, "hybrid", "hybrid, sharded", "Fewer than {devices} devices hold the cut model, if its replicas divide "
+         "every stage", lambda case: fit.replicas_of_a_cut(case, sharded=True)),
+    Rule(True, "pipeline", "pipeline", CUT + ", and {parts} microbatches keep them busy", fit.cut),
+    Rule(True, "model_parallel", "model_parallel", CUT + "; microbatches do not help here, so the devices work "
+         "alternately", lambda case: fit.cut(case, microbatches=1)),
 )  # fmt: skip
 NOTHING = "none: more devices, or larger ones"
 
 
-@dataclass(frozen=True)
-class Choice:
-    """What to use.
+class Choice(NamedTuple):
+    """What to use."""
 
-    Attributes
-    ----------
-    rung : str or None
-        None where nothing fits.
-    answer, why : str
-        The leaf of the tree, and the reason in one sentence.
-    settings : dict
-        For ``train_command(**choice.settings, ...)``: rung, batch size, processes, microbatches, cut, precision.
-    predicted : Fit or None
-        Memory, time and messages of a step.
-    """
+    rung: str | None  # None where nothing fits
+    answer: str  # as in the table of `mpdemo.plan.strategies`
+    why: str  # one sentence
+    settings: dict  # for ``train_command(**choice.settings, ...)``: rung, batch size, processes, microbatches, ...
+    predicted: Fit | None  # memory, time and messages of a step
 
-    rung: str | None
-    answer: str
-    why: str
-    settings: dict
-    predicted: Fit | None
+
+def asked(case):
+    """Yield each rule for so many devices, and what it finds: None also where a reader's model fails, with a note."""
+    for rule in RULES:
+        if rule.several == (case.devices > 1):
+            try:
+                yield rule, rule.find(case)
+            except ModelFailed as error:
+                note = f"{rule.answer}: {error}"
+                case.model.notes += [note] * (note not in case.model.notes)
+                yield rule, None
 
 
 def choose(case) -> Choice:
@@ -149,19 +107,19 @@ def choose(case) -> Choice:
             f"a batch of {case.batch} does not divide by {case.devices} devices, each of which could hold the model; "
             f"allowed: a multiple of {case.devices}, such as {per_device}"
         )
-    for rule in (rule for rule in RULES if rule.several == (case.devices > 1)):
-        predicted = rule.ask(case)
-        if predicted and predicted.memory <= case.limit:
-            changes = {"rung": rule.rung, "batch_size": case.batch} | predicted.settings
-            return Choice(rule.rung, rule.answer, _reason(rule, case, predicted), changes, predicted)
+    for rule, found in asked(case):
+        if found and found.memory <= case.limit:
+            changes = {"rung": rule.rung, "batch_size": case.batch} | found.settings
+            return Choice(rule.rung, rule.answer, _reason(rule, case, found), changes, found)
     why = f"Weights, gradients and optimizer states need {mib(case.states())}; a device has {mib(case.limit)}"
     why += ", too little also for one image." if case.states() <= case.limit else "."
     return Choice(None, NOTHING, why, {}, None)
 
 
-def _reason(rule, case, predicted):
-    parts, used = (predicted.settings.get(name, 1) for name in ("microbatches", "processes"))
-    numbers = {"parts": parts, "devices": used, "all": case.devices}
-    why = rule.why.format(memory=mib(predicted.memory), limit=mib(case.limit), **numbers)
-    named = {name: value for name, value in predicted.settings.items() if name not in ("processes", "cut")}
-    return f"{why.removesuffix('.')}, by {' '.join(settings.as_arguments(named))}." if named else why
+def _reason(rule, case, found):
+    """Return the rule's sentence with its numbers, and the options that save memory."""
+    parts, used = (found.settings.get(name, 1) for name in ("microbatches", "processes"))
+    why = rule.why.format(parts=parts, devices=used, all=case.devices)
+    named = {name: value for name, value in found.settings.items() if name not in ("processes", "cut")}
+    options = f", by {' '.join(settings.as_arguments(named))}" if named else ""
+    return f"{why}: {mib(found.memory)} of {mib(case.limit)} per device{options}."

@@ -6,22 +6,108 @@
     python -m mpdemo plan --model package.module:function --input 3,224,224 --devices 8 --gpu-memory 16GiB
 
 No GPU is needed, and no model is trained; ``--cost measure`` does a few steps on random images. Taught in
-notebooks/05_pipeline.ipynb.
+notebooks/05_pipeline.ipynb and 11_which_one.ipynb.
 """
 
 import json
-from dataclasses import replace
 from pathlib import Path
+from typing import Annotated, Literal
 
-from mpdemo.cuts import block_names, resolve_cut
-from mpdemo.errors import UserError, error_line
-from mpdemo.options import add_options, options_from
-from mpdemo.plan import advice, planner, report
-from mpdemo.plan.footprint import estimate, footprints
-from mpdemo.plan.machine import measured
-from mpdemo.plan.request import Request, check_together
-from mpdemo.plan.subject import MIB, RESERVE, Subject
-from mpdemo.schedules import SCHEDULES, check_schedule, usual_stages_per_rank
+from pydantic import AfterValidator, BeforeValidator, ByteSize, Field
+from pydantic.dataclasses import dataclass
+
+from mpdemo.errors import UserError, did_you_mean, error_line, one_line_errors
+from mpdemo.options import add_options, option_name, options_from
+from mpdemo.plan import advice, report
+from mpdemo.plan.footprint import ROOFS
+from mpdemo.plan.report import make_plan
+from mpdemo.plan.subject import RESERVE, STATES
+from mpdemo.settings import MODELS, NORMS, Schedule
+
+OF_STAGES = "stages", "schedule", "microbatches", "cut"  # options of a plan for one pipeline
+OF_DEVICES = "nodes", "input", "tokens"
+OF_COURSE = "image_size", "channels", "classes", "norm"
+OF_OWN = "input", "tokens"
+
+
+def _known_model(name):
+    if name not in MODELS and ":" not in name:
+        raise ValueError(f"allowed: {', '.join(MODELS)}, or package.module:function{did_you_mean(name, MODELS)}")
+    return name
+
+
+def _shape(text):
+    if not all(part.isdecimal() and int(part) for part in text.split(",")):
+        raise ValueError("allowed: whole numbers above 0 with commas, such as 3,224,224")
+    return text
+
+
+def _with_unit(size):
+    if isinstance(size, str) and size.strip().replace(".", "", 1).isdecimal():
+        raise ValueError("allowed: a number and a unit, such as 16GiB")
+    return size
+
+
+@one_line_errors(option_name)
+@dataclass(frozen=True, config={"extra": "forbid"})
+class Request:
+    """What to plan: the options of ``python -m mpdemo plan``."""
+
+    model: Annotated[str, AfterValidator(_known_model)] = Field(
+        "resnet101", description="as for train; or your own, as package.module:function, with --input and --devices"
+    )
+    input: Annotated[str, AfterValidator(_shape)] | None = Field(
+        None, description="shape of a sample of your own model: 3,224,224"
+    )
+    tokens: bool = Field(False, description="the samples of your own model are whole numbers, for an embedding")
+    stages: int = Field(2, ge=2, description="devices to cut the model over")
+    devices: int | None = Field(None, ge=1, description="compare all rungs on so many, with --gpu-memory")
+    nodes: int = Field(1, ge=1, description="in so many nodes (with --devices)")
+    batch: int = Field(128, ge=1, description="samples of the whole batch")
+    image_size: int = Field(224, ge=1, description="pixels per side")
+    channels: int = Field(3, ge=1, description="of the images")
+    classes: int = Field(1000, ge=1, description="of the data set")
+    norm: Literal[NORMS] = Field("batch", description="normalisation of the convolutional models")
+    gpu_memory: Annotated[ByteSize, BeforeValidator(_with_unit)] | None = Field(
+        None, description="of one device, such as 16GiB; no limit by default"
+    )
+    schedule: Schedule | None = Field(None, description="only this one; all by default")
+    microbatches: int | None = Field(None, ge=1, description="only this number of microbatches")
+    cut: str | None = Field(None, description="only this cut, as for train: layer2.3 or 8")
+    optimizer: Literal[tuple(STATES)] = Field("sgd", description="for its memory")
+    cost: Literal["measure", *ROOFS] = Field(
+        "a100", description="estimate times for this GPU, or measure steps on this machine (with --devices)"
+    )
+    budget: float = Field(60.0, ge=0, le=86400, description="seconds after which nothing more is measured")
+    json: str | None = Field(None, description="file to which the rows are written, too")
+
+    @property
+    def own_model(self):
+        """Whether the model is the reader's, as package.module:function."""
+        return ":" in self.model
+
+
+def check_together(request, given):
+    """Refuse options that have no meaning with others that were given."""
+    refused = {} if request.own_model else dict.fromkeys(OF_OWN, "is for a model of your own, package.module:function")
+    refused |= dict.fromkeys(OF_STAGES, "is for a plan with --stages") if request.devices else {}
+    refused |= {} if request.devices else dict.fromkeys(OF_DEVICES, "belongs to --devices")
+    refused |= dict.fromkeys(OF_COURSE, "is for a model of the course") if request.own_model else {}
+    refused |= {"budget": f"is for --cost measure, not {request.cost}"} if request.cost != "measure" else {}
+    for name, why in refused.items():
+        if name in given:
+            raise UserError(f"{option_name(name)} {why}; leave it out")
+    memory = request.gpu_memory
+    for wrong, message in (
+        (request.own_model and not request.devices, "a model of your own is planned with --devices and --gpu-memory"),
+        (request.devices and memory is None, "--devices needs --gpu-memory: of one device, such as 16GiB"),
+        (memory is not None and memory <= RESERVE, "--gpu-memory is no more than CUDA itself takes; allowed: 1GiB or "
+         "more, with the unit, such as 16GiB"),
+        (request.cost == "measure" and (not request.devices or request.nodes > 1), "--cost measure measures steps "
+         "in one node, with --devices; allowed: --cost v100"),
+    ):  # fmt: skip
+        if wrong:
+            raise UserError(message)
 
 
 def add_arguments(parser):
@@ -34,12 +120,7 @@ def main(args) -> int:
     request = options_from(args, Request)
     check_together(request, vars(args))
     try:
-        if request.devices:
-            text, rows = advice.answer(request)
-            result = {"rows": rows}
-        else:
-            plan = make_plan(request)
-            text, result = report.text(plan), report.as_dict(plan)
+        text, rows = advice.answer(request) if request.devices else report.answer(make_plan(request))
     except Exception as error:
         if isinstance(error, UserError) or not request.own_model:
             raise
@@ -48,99 +129,12 @@ def main(args) -> int:
     print(text)
     if request.json:
         try:
-            Path(request.json).write_text(json.dumps(result, indent=1) + "\n")
+            Path(request.json).write_text(json.dumps({"rows": rows}, indent=1) + "\n")
         except OSError as error:
             raise UserError(f"--json {request.json} cannot be written: {error.strerror}") from None
     return 0
 
 
 def plan(**options):
-    """Plan with the options of ``python -m mpdemo plan``, by name: ``plan(model="resnet101", stages=2, cost="v100")``.
-
-    Returns
-    -------
-    mpdemo.plan.report.Plan
-        ``report.text(plan)`` is the printed report.
-
-    Raises
-    ------
-    UserError
-        An unknown option, a wrong value, or nothing fits.
-    """
+    """Return the `Plan` for options of ``python -m mpdemo plan --stages``: ``plan(model="resnet101", stages=2)``."""
     return make_plan(Request(**options))
-
-
-def make_plan(request):
-    """Measure or estimate the blocks and search for the best plan."""
-    limit = float("inf") if request.gpu_memory is None else request.gpu_memory - RESERVE
-    if limit <= 0:
-        raise UserError(
-            f"--gpu-memory {request.gpu_memory.human_readable()} is less than CUDA itself takes; "
-            "allowed: 1GiB or more, with the unit, such as 16GiB"
-        )
-    facts = {name: getattr(request, name) for name in ("classes", "channels", "norm")}
-    fixed = fixed_choices(request)
-    subject = Subject(request.model, request.image_size, **facts)
-    options = {"optimizer": request.optimizer, "form": request.form, "subject": subject}
-    job = planner.Workload(footprints(**subject._asdict()), {}, request.stages, request.batch, limit, **options)
-    smallest = planner.candidates(job, **fixed)
-    if not smallest:
-        raise UserError(
-            f"no schedule runs {request.stages} devices with a batch of {request.batch} cut like that; "
-            f"allowed: a batch with a divisor from {request.stages} to {planner.MOST_MICROBATCHES}, "
-            "or other --microbatches, --schedule, --cut"
-        )
-    if smallest[0].overflow(limit):  # refused before minutes are spent on measuring
-        that_fits(job, smallest)
-    sizes = {request.batch} | {request.batch // c.microbatches for c in smallest}
-    speeds, measured_on = _speeds(request, sizes, facts)
-    job = replace(job, **speeds)
-    candidates = planner.candidates(job, **fixed)
-    best, devices = that_fits(job, [planner.choose(candidates, limit), *candidates])
-    return report.Plan(request, job, best, devices, candidates, measured_on)
-
-
-def that_fits(job, candidates):
-    """Return the first of some candidates that fits by a dry run, and the memory of its devices; refuse where none."""
-    tried = [(candidate, planner.devices(job, candidate)) for candidate in candidates[:1]]
-    tried += [] if _largest(tried[0]) <= job.limit else [(c, planner.devices(job, c)) for c in candidates[1:3]]
-    best = min(tried, key=lambda pair: (_largest(pair) > job.limit, pair[0].step_time))
-    over = min(map(_largest, tried)) - job.limit
-    if over > 0:
-        nearest = min(tried, key=_largest)[0]
-        raise UserError(
-            f"no plan fits: {job.ranks} devices of {(job.limit + RESERVE) / 2**30:.3g} GiB (0.75 GiB of it for CUDA), "
-            f"batch {job.batch}; the smallest found is over by {over / MIB:,.0f} MiB ({nearest.schedule}, "
-            f"{nearest.microbatches} microbatches); allowed: more --gpu-memory or --stages, or a smaller --batch"
-        )
-    return best
-
-
-def _largest(pair):
-    return max(device.peak for device in pair[1])
-
-
-def fixed_choices(request):
-    """Refuse what no plan can do; return what the user fixed, as arguments for ``planner.candidates``."""
-    allowed = ("GPipe",) if request.form == "one-process" else tuple(SCHEDULES)
-    if request.schedule and request.schedule not in allowed:
-        raise UserError(f"one process runs no {request.schedule}; allowed: GPipe, or --form per-device")
-    if request.microbatches:
-        check_schedule(request.schedule or "GPipe", request.stages, request.microbatches, batch=request.batch)
-    names = block_names(request.model)
-    if request.stages > len(names):
-        raise UserError(f"--stages {request.stages} of a model of {len(names)} blocks; allowed: 1 to {len(names)}")
-    stages = request.stages * (usual_stages_per_rank(request.schedule) if request.schedule else 1)
-    return {
-        "schedules": [request.schedule] if request.schedule else allowed,
-        "microbatches": [request.microbatches] if request.microbatches else None,
-        "cut": resolve_cut(names, request.cut, stages) if request.cut else None,
-    }
-
-
-def _speeds(request, sizes, model):
-    """Return what the devices take, as a `Workload` has it, and on how many it was measured (0: a data sheet's)."""
-    if request.cost not in (None, "measure"):
-        return {"costs": estimate(request.model, sizes, request.image_size, request.cost, **model)}, 0
-    machine = measured(request, sizes, request.stages if request.form == "per-device" else 1)
-    return machine.speeds(), machine.devices

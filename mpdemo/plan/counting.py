@@ -11,6 +11,7 @@ from collections import defaultdict
 import torch
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 BLOCK = 512  # bytes; PyTorch's CUDA allocator hands out multiples of it
 KINDS = {  # PyTorch's operators, of tensors and of DTensors -> the collective
@@ -90,7 +91,7 @@ class LiveMemory(TorchDispatchMode):
             return NotImplemented  # it calls the operations on this rank's part, which are counted
         result = function(*args, **(kwargs or {}))
         if function is not torch.ops.prim.device.default:  # PyTorch asks each fake tensor for it, many times
-            for value in tensors_in((*args, *(kwargs or {}).values(), result)):
+            for value in tensors_in((args, kwargs, result)):
                 self.note(value.untyped_storage(), value)
         return result
 
@@ -110,18 +111,14 @@ class LiveMemory(TorchDispatchMode):
         self.live[device] -= bytes_
 
 
-def tensors_in(values):
-    """Yield all tensors of arguments or results, also those in lists."""
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from tensors_in(value)
+def tensors_in(values) -> list:
+    """Return all tensors of arguments or results, also those in lists."""
+    return [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
 
 
-def size(value) -> int:
+def size(values) -> int:
     """Return the bytes of a tensor, or of all in a list; 0 for what is no tensor."""
-    return sum(tensor.nbytes for tensor in tensors_in([value]))
+    return sum(tensor.nbytes for tensor in tensors_in(values))
 
 
 def rounded(bytes_):
@@ -130,13 +127,7 @@ def rounded(bytes_):
 
 
 def sent_in_a_step(trial) -> dict:
-    """Return how many messages of each kind a rank sends in a step, and their bytes; all ranks must call this.
-
-    Returns
-    -------
-    dict
-        Collective -> ``{"messages": ..., "bytes": ...}``.
-    """
+    """Return what a rank sends in a step: collective -> how many messages, and bytes. All ranks must call this."""
     trial.step()  # in the first one DDP decides what goes into which bucket
     count = CountMessages()
     trial.step(within=count)
@@ -145,10 +136,7 @@ def sent_in_a_step(trial) -> dict:
 
 
 def peak_of_a_step(trial) -> int:
-    """Return the bytes of all tensors at the peak of a step, when the optimizer has its states.
-
-    On a GPU what PyTorch allocated there.
-    """
+    """Return the bytes of all tensors at the peak of a step, or of a GPU's, when the optimizer has its states."""
     gpu = next((device for device in trial.devices if device.type == "cuda"), None)
     if gpu:
         trial.step()

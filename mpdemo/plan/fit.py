@@ -7,19 +7,11 @@ fit; where none fit, with those that need least. Taught in notebooks/11_which_on
 from dataclasses import replace
 
 from mpdemo.cuts import HEADS
-from mpdemo.plan import planner
 from mpdemo.plan.case import Fit, counted
-from mpdemo.plan.cost import total
-from mpdemo.plan.cut import balanced_cut
+from mpdemo.plan.planner import MOST_MICROBATCHES, balanced_cut, divisors, evaluate
 from mpdemo.rules import batch_norm
 
-MOST = planner.MOST_MICROBATCHES
 TRIED = 3  # cuts that are dry-run: the first ones that fit by a sum over the blocks
-
-
-def divisors(number):
-    """Return all divisors of a number, in order."""
-    return [part for part in range(1, number + 1) if number % part == 0]
 
 
 def first_that_fits(case, find, numbers) -> Fit:
@@ -38,8 +30,7 @@ def replicas(case, parts=(1,), **saving):
 
     `parts` are the numbers of parts to try; None tries all.
     """
-    rung = "ddp" if case.devices > 1 else "single"
-    return _of_shares(case, rung, parts, 1, saving)
+    return _of_shares(case, "ddp" if case.devices > 1 else "single", parts, saving)
 
 
 def sharded(case, parts=(1,), **saving):
@@ -49,11 +40,11 @@ def sharded(case, parts=(1,), **saving):
     """
     if saving.get("precision") == "bf16" and isinstance(case.model, str) and batch_norm(case.model, case.norm):
         return None  # its averages stay in float32
-    return None if parts is None and case.nodes > 1 else _of_shares(case, "fsdp", parts, case.devices, saving)
+    return None if parts is None and case.nodes > 1 else _of_shares(case, "fsdp", parts, saving)
 
 
-def _of_shares(case, rung, parts, shards, saving):
-    """Return how devices fit that compute all blocks for their share of the batch, and update one of the shards."""
+def _of_shares(case, rung, parts, saving):
+    """Return how devices fit that compute all blocks for their share of the batch."""
     if case.batch % case.devices:
         return None
     share, processes = case.batch // case.devices, {"processes": case.devices} if case.devices > 1 else {}
@@ -63,7 +54,7 @@ def _of_shares(case, rung, parts, shards, saving):
         memory, sent = counted(case, rung, microbatches=count, **saving)
         settings = saving | ({"microbatches": count} if count > 1 else {}) | processes
         costs = [] if bf16 else case.costs(share // count)  # which are for float32
-        seconds = count * sum(cost.both + twice * cost.forward for cost in costs) + case.update(shards)
+        seconds = count * sum(cost.both + twice * cost.forward for cost in costs)
         return Fit(settings, memory, None if bf16 else seconds, sent)
 
     return first_that_fits(case, find, parts or divisors(share))
@@ -74,8 +65,7 @@ def split_layers(case):
     if case.nodes > 1 or case.model != "transformer" or HEADS % case.devices:
         return None
     memory, sent = counted(case, "tensor")
-    seconds = total(case.costs(case.batch)) / case.devices + case.update(case.devices)
-    return Fit({"processes": case.devices}, memory, seconds, sent)
+    return Fit({"processes": case.devices}, memory, case.one_device_seconds / case.devices, sent)
 
 
 def cut(case, microbatches=None, replicas=None, sharded=False):
@@ -85,56 +75,47 @@ def cut(case, microbatches=None, replicas=None, sharded=False):
     any other number that divides the batch. The case is that of one of so many `replicas`, which divide every stage
     among them where they are `sharded`.
     """
-    ways = []
+    ways, shards = [], replicas if sharded else 1
     for ranks in range(min(case.devices, len(case.blocks())), 1, -1) if replicas is None else [case.devices]:
-        wanted = [4 * ranks, 2 * ranks, ranks, *(m for m in divisors(case.batch) if ranks < m <= MOST)]
+        fewer = replace(case, devices=ranks)
+        wanted = [4 * ranks, 2 * ranks, ranks, *(m for m in divisors(case.batch) if ranks < m <= MOST_MICROBATCHES)]
         for count in [m for m in wanted if case.batch % m == 0] if microbatches is None else [microbatches]:
-            for points in _even_cuts(case, ranks, case.batch // count):
-                ways.append(_estimated(case, ranks, count, points, replicas if sharded else 1))
+            schedule = "1F1B" if count > 1 else "GPipe"
+            for points in _even_cuts(fewer, case.batch // count):
+                ways.append((fewer, evaluate(fewer, schedule, count, points, shards, bandwidth=float("inf"))))
         if any(max(candidate.peaks) <= case.limit for _, candidate in ways):
             break  # fewer devices are for a model that more do not hold
-    ways = [way for way in ways if max(way[1].peaks) <= 1.05 * case.limit][:TRIED] or _least(ways)
+    least = [min(ways, key=lambda way: max(way[1].peaks))] if ways else []
     fits = []
-    for ranks, candidate in ways:
-        fits.append(_cut_at(case, ranks, candidate, replicas, sharded))
+    for fewer, candidate in [way for way in ways if max(way[1].peaks) <= 1.05 * case.limit][:TRIED] or least:
+        fits.append(_cut_at(fewer, candidate, replicas, sharded))
         if fits[-1].memory <= case.limit:
             break
     return min(fits, key=lambda fit: (fit.memory > case.limit, fit.memory), default=None)
 
 
-def _least(ways):
-    return [min(ways, key=lambda way: max(way[1].peaks))] if ways else []
-
-
-def _even_cuts(case, ranks, size):
+def _even_cuts(case, size):
     """Return the cut with the most even times, and the one with the most even memory."""
     blocks = case.blocks()
-    if len(blocks) < ranks:
+    if len(blocks) < case.devices:
         return []
     memory = [block.bytes("saved", size) + block.weights + block.gradients for block in blocks]
-    return [balanced_cut([cost.both for cost in case.costs(size)], ranks), balanced_cut(memory, ranks)]
+    return [balanced_cut(values, case.devices) for values in ([cost.both for cost in case.costs(size)], memory)]
 
 
-def _estimated(case, ranks, count, points, shards):
-    """Return the number of devices, and one way to cut over them with estimated memory."""
-    costs, size = case.costs(case.batch // count), case.batch // count
-    options = {"bandwidth": float("inf"), "shards": shards, "update": case.update_per_byte}
-    job = planner.Workload(case.blocks(), {size: costs}, ranks, case.batch, case.limit, case.optimizer, **options)
-    return ranks, planner.evaluate(job, "1F1B" if count > 1 else "GPipe", count, points)
-
-
-def _cut_at(case, ranks, candidate, replicas, sharded):
+def _cut_at(case, candidate, replicas, sharded):
     """Dry-run the fullest device of a cut."""
     count, peaks = candidate.microbatches, candidate.peaks
-    whole = replace(case, batch=case.batch * (replicas or 1))
-    names = ",".join(case.blocks()[point - 1].name for point in candidate.points)
-    options = {"cut": names, "schedule": candidate.schedule, "microbatches": count}
-    options |= {"replicas": replicas, "sharded": sharded} if replicas else {}
+    options = {"cut": ",".join(case.blocks()[point - 1].name for point in candidate.points)}
+    settings = {"processes": case.devices * (replicas or 1)} | options
+    extra = {"microbatches": count} if count > 1 else {}
+    extra |= {"replicas": replicas} if replicas else {}
+    extra |= {"sharded": True} if sharded else {}
     rung = "hybrid" if replicas else "pipeline" if count > 1 else "model_parallel"
-    memory, sent = counted(whole, rung, rank=peaks.index(max(peaks)), devices=ranks, **options)
-    settings = {"processes": ranks * (replicas or 1), "cut": names} | ({"microbatches": count} if count > 1 else {})
-    settings |= {"replicas": replicas} if replicas else {}
-    return Fit(settings | ({"sharded": True} if sharded else {}), memory, candidate.step_time, sent)
+    options |= {"schedule": candidate.schedule, "microbatches": count} | extra
+    whole = replace(case, batch=case.batch * (replicas or 1))
+    memory, sent = counted(whole, rung, rank=peaks.index(max(peaks)), **options)
+    return Fit(settings | extra, memory, candidate.step_time, sent)
 
 
 def replicas_of_a_cut(case, sharded=False):

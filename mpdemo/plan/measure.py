@@ -1,167 +1,119 @@
-"""Measure what the plan needs of this machine's devices: blocks, update and messages, or whole steps of a rung.
+"""Measure a few steps of some trainings on the devices of this machine.
 
     torchrun --standalone --nproc-per-node 2 -m mpdemo.plan.measure FOLDER
 
 It reads ``question.json`` in the folder, and rank 0 writes ``summary.json`` there. ``python -m mpdemo plan --cost
-measure`` starts it (machine.py).
+measure`` starts it (advice.py).
 """
 
 import gc
 import json
 import sys
 import time
-from dataclasses import asdict
-from functools import partial
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
 
 import torch
-import torch.distributed as dist
 
-from mpdemo import models
 from mpdemo.errors import UserError, error_line
 from mpdemo.models.own import OwnModel
-from mpdemo.plan import cost
-from mpdemo.plan.machine import Machine
+from mpdemo.rules import CUT_RUNGS
+from mpdemo.run import Run
 from mpdemo.settings import Settings, checked
-from mpdemo.trial import Trial, build_model, is_per_device, join_world, random_batch
+from mpdemo.trial import STEADY, build_model, is_per_device, join_world, random_batch
 from mpdemo.world import clock
 from mpdemo.world.collectives import gather_objects, rest
-from mpdemo.world.launch import end
+from mpdemo.world.env import World
+from mpdemo.world.launch import end, report
 
-SHORT, LONG = 16 * 2**10, 8 * 2**20  # bytes of the two messages through which a line is laid
-REPEATS = 9
-STEPS = 7  # of a rung, and two before them that are not counted
-OPTIMIZERS = {
-    "sgd": torch.optim.SGD,
-    "momentum": partial(torch.optim.SGD, momentum=0.9),
-    "adamw": torch.optim.AdamW,
-}  # by their names in mpdemo.plan.memory.STATES
+STEPS, UNSEEN = 7, 2  # of a rung, and those before them that are not counted
 
 
-def timed(world, function, repeats=REPEATS, unseen=1) -> float:
-    """Return the median seconds of a call that all ranks make at the same time; the first ones do not count."""
-    taken = []
-    for _ in range(unseen + repeats):
-        rest()
-        begin = clock.now(world.device)
-        function()
-        taken.append(clock.now(world.device) - begin)
-    return median(taken[unseen:])
+class TimedRun(Run):
+    """A few steps of a rung on one batch, in `seconds`: all ranks begin each together, and wait for its end."""
+
+    def __init__(self, settings, place, model, batch):
+        super().__init__(replace(settings, lr=STEADY), place)
+        self.given, self.batch, self.seconds = model, batch, []
+
+    def model(self):
+        """Return the model that is given."""
+        return self.prepared(self.given)
+
+    def batches(self, model, optimizer, replicas=1, replica=0, *, images=True, **others):
+        """Yield this replica's share of the batch, and note how long each step takes."""
+        inputs, labels = (tensor.chunk(replicas)[replica] for tensor in self.batch)
+        inputs = inputs if images else inputs.new_empty(len(inputs), 0)
+        for _ in range(UNSEEN + STEPS):
+            rest()
+            begin = clock.now(self.device)
+            yield self.to_device(inputs), self.to_device(labels)
+            for device in self.devices:
+                clock.wait(device)
+            rest()
+            self.seconds.append(clock.now(self.device) - begin)
+
+    def log(self, loss, outputs, labels):
+        """Keep nothing."""
 
 
-def measure(world, by_size, sample, optimizer, budget=60.0) -> Machine:
-    """Measure in all ranks at the same time; of blocks, the slowest rank's costs. All ranks must call this.
-
-    `by_size`, `sample` and `budget` are those of `mpdemo.plan.cost.measure`, `optimizer` is a key of OPTIMIZERS.
-    """
-    by_size = {size: model.to(world.device) for size, model in by_size.items()}
-    rest()
-    costs = slowest(cost.measure(by_size, sample.to(world.device), budget=budget))
-    return machine_of(world, costs, by_size[min(by_size)], optimizer)
-
-
-def slowest(costs) -> dict:
-    """Return for each size the costs on the rank where they were largest, from all ranks' own."""
-    ranks = gather_objects(costs)
-    return {size: max((rank[size] for rank in ranks), key=cost.total) for size in costs}
-
-
-def machine_of(world, costs, model, optimizer) -> Machine:
-    """Measure the messages and a model's update; return the `Machine` with them and the costs."""
-    parameters = list(model.parameters())
-    for parameter in parameters:
-        parameter.grad = torch.zeros_like(parameter)
-    update = timed(world, OPTIMIZERS[optimizer](parameters, lr=1e-6).step)
-    latency, per_byte = message(world)
-    return Machine(world.world_size, costs, update / sum(p.nbytes for p in parameters), latency, per_byte)
-
-
-def message(world) -> tuple[float, float]:
-    """Return the seconds of a short message from one device to another, and those of each further byte."""
-    if world.world_size == 1:
-        return 0.0, 0.0
-    tensors = [torch.zeros(size // 4, device=world.device) for size in (SHORT, LONG)]
-    short, long = (timed(world, partial(there_and_back, world, tensor)) / 2 for tensor in tensors)
-    per_byte = max(0.0, (long - short) / (LONG - SHORT))
-    return max(0.0, short - SHORT * per_byte), per_byte
-
-
-def there_and_back(world, tensor):
-    """Send from rank 0 to rank 1, and back; the others rest."""
-    for sender in (0, 1) if world.rank < 2 else ():
-        (dist.send if world.rank == sender else dist.recv)(tensor, 1 - world.rank)
-
-
-def measure_own(world, q) -> Machine:
-    """Return the `Machine` as a reader's own model finds it.
-
-    The sizes follow each other, the smallest first: after larger batches PyTorch keeps memory that a run has to
-    ask the system for in every step. What takes longer than the budget is left out.
-    """
-    began, costs, per_sample = time.monotonic(), {}, 0.0
-    own = OwnModel.wanted(q)
-    by_size = own.with_values(q.sizes, world.device)
-    for size, model in by_size.items():
-        spent = gather_objects(time.monotonic() - began)[0]
-        if len(costs) > 1 and spent + (1 + REPEATS) * per_sample * size > q.budget:
-            break
-        sample = own.samples(size).to(world.device)
-        sample = torch.randn_like(sample) if sample.is_floating_point() else sample
-        try:  # no halves: the plan has no schedule for them, and the library cannot part a block that ends in a view
-            here = cost.measure({size: model}, sample, repeats=REPEATS, halves=False)
-        except (Exception, SystemExit) as error:  # the reader's own code
-            raise UserError(f"--model {q.model} does not compute a batch of {size} ({error_line(error)})") from None
-        costs |= slowest(here)
-        per_sample = cost.total(costs[size]) / size
-    return machine_of(world, costs, by_size[min(by_size)], q.optimizer)
+def timed(world, settings, model, batch) -> float:
+    """Run a few steps of complete settings; return the median seconds. All ranks must call this."""
+    alone, seconds = not is_per_device(settings), []
+    if alone and world.rank > 0:
+        for _ in range(2 * (UNSEEN + STEPS)):
+            rest()
+    else:
+        place = World(device=world.device, backend=world.backend) if alone else world
+        run = TimedRun(settings, place, model, batch)
+        import_module(f"mpdemo.rungs.{settings.rung}").train(run)
+        seconds = run.seconds[UNSEEN:]
+    return gather_objects(median(seconds) if seconds else None)[0]
 
 
 def step_seconds(world, settings, classes, channels) -> float:
     """Run a few steps of a training run on random images; return the median seconds. All ranks must call this."""
-    facts, trial = {"classes": classes, "channels": channels}, None
-    if is_per_device(settings) or world.rank == 0:
-        complete = checked(settings, world.world_size if is_per_device(settings) else None)
-        trial = Trial(settings, world, build_model(complete, **facts), random_batch(complete, **facts))
-
-    def step():
-        if trial:
-            trial.step()
-            for device in trial.devices:
-                clock.wait(device)
-        rest()
-
-    seconds = gather_objects(timed(world, step, STEPS, unseen=2))[0]
-    if trial:
-        trial.end()
-    return seconds
+    s = checked(settings, world.world_size if is_per_device(settings) else None)
+    return timed(world, s, build_model(s, classes, channels), random_batch(s, classes, channels))
 
 
-def answer(world, question) -> dict:
-    """Measure what is asked for: the steps of `settings`, until the budget is spent, or a `Machine`."""
-    q, began, seconds = SimpleNamespace(**question), time.monotonic(), []
-    if hasattr(q, "settings"):
-        for words in q.settings:
-            spent = gather_objects(time.monotonic() - began)[0] > q.budget
-            seconds.append(None if spent else step_seconds(world, Settings(**words), q.classes, q.channels))
-            gc.collect()
-        return {"seconds": seconds}
-    if q.input:  # the shape of a sample, which only a reader's own model has
-        return asdict(measure_own(world, q))
-    model = models.build(q.model, classes=q.classes, channels=q.channels, image_size=q.image_size, norm=q.norm)
-    images = torch.randn(max(q.sizes), q.channels, q.image_size, q.image_size)
-    return asdict(measure(world, dict.fromkeys(q.sizes, model), images, q.optimizer, q.budget))
+def step_seconds_of_own(world, s, own) -> float:
+    """Do the same with a reader's own model, on random samples in the shape of its inputs."""
+    cut = s.rung in CUT_RUNGS
+    try:
+        model = own.with_values(s.batch_size // (s.replicas or 1) // s.microbatches if cut else None, world.device)
+        samples, labels = own.samples(s.batch_size), torch.zeros(s.batch_size, dtype=torch.long)
+        samples = torch.randn_like(samples) if samples.is_floating_point() else samples
+        return timed(world, s, model, (samples, labels))
+    except (Exception, SystemExit) as error:  # the reader's own code
+        raise UserError(f"--model {own.name} does not compute with --rung {s.rung} ({error_line(error)})") from None
 
 
 def main(folder):
-    """Read a folder's question in every process; rank 0 writes the answer."""
-    question = json.loads(Path(folder, "question.json").read_text())
+    """Read a folder's question in every process; rank 0 writes the seconds of each training, until the budget ends."""
+    question = SimpleNamespace(**json.loads(Path(folder, "question.json").read_text()))
+    began, seconds = time.monotonic(), []
+    own = OwnModel.wanted(question) if ":" in question.model else None
     with join_world() as world:
-        result = answer(world, question)
+        for settings in (Settings(**words) for words in question.settings):
+            if gather_objects(time.monotonic() - began)[0] > question.budget:
+                seconds.append(None)
+            elif own:
+                seconds.append(step_seconds_of_own(world, settings, own))
+            else:
+                seconds.append(step_seconds(world, settings, question.classes, question.channels))
+            gc.collect()
     if world.rank == 0:
-        Path(folder, "summary.json").write_text(json.dumps(result))
+        Path(folder, "summary.json").write_text(json.dumps(seconds))
 
 
 if __name__ == "__main__":
-    end(main(sys.argv[1]))
+    try:
+        main(sys.argv[1])
+    except Exception as error:
+        report(error, None)
+        end(error.status if isinstance(error, UserError) else 1)
+    end()

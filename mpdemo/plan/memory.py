@@ -14,13 +14,11 @@ from typing import NamedTuple
 
 import torch.distributed as dist
 
-from mpdemo.errors import UserError
 from mpdemo.plan.dry_run import step
-from mpdemo.plan.subject import FORMS, MIB, RESERVE, STATES, DeviceMemory, Subject, settled
+from mpdemo.plan.subject import Subject
 from mpdemo.rules import CUT_RUNGS
 from mpdemo.schedules import usual_stages_per_rank
 
-__all__ = ["FORMS", "MIB", "RESERVE", "STATES", "DeviceMemory", "Subject", "estimate", "settled"]
 SIZES = 8, 64  # samples of a part: of two dry runs, on whose line all others lie
 
 
@@ -31,66 +29,6 @@ class Counted(NamedTuple):
     messages: dict
     buffers: int = 0  # bytes that DDP broadcasts
     trained: int = 0  # bytes of all gradients of the first device
-
-
-def estimate(
-    model,
-    points,
-    batch,
-    image_size,
-    *,
-    form="per-device",
-    schedule="GPipe",
-    microbatches=1,
-    optimizer="sgd",
-    keep_gradients=False,
-    classes=1000,
-    channels=3,
-    norm="batch",
-):
-    """Estimate the peak memory of every device of a cut model without running it.
-
-    Parameters
-    ----------
-    model : str
-        One of ``mpdemo.settings.MODELS``.
-    points : list of int
-        Where the model is cut, as ``mpdemo.cuts.resolve_cut`` gives it; [] for one device.
-    batch : int
-        Samples of the whole batch.
-    image_size, classes, channels, norm
-        Of the data and the model, as in ``mpdemo.models.build``.
-    form : {"per-device", "one-process"}
-        One process per device, which runs the library's schedule, or one process that moves activations between
-        devices, all forwards before all backwards.
-    schedule, microbatches : str, int
-        Of the pipeline. On one device, GPipe computes all microbatches forward first; 1F1B accumulates gradients.
-    optimizer : {"sgd", "momentum", "adamw"}
-        What keeps state: nothing, one value or two values per parameter.
-    keep_gradients : bool
-        Whether ``zero_grad`` fills the gradients with zeros instead of dropping them.
-
-    Returns
-    -------
-    list of DeviceMemory
-        One per device, in the order of the ranks.
-
-    Raises
-    ------
-    UserError
-        An unknown form, optimizer or schedule.
-    """
-    for what, value, allowed in (("optimizer", optimizer, STATES), ("form", form, FORMS)):
-        if value not in allowed:
-            raise UserError(f"unknown {what} {value!r}; allowed: {', '.join(allowed)}")
-    subject = Subject(model, image_size, classes, channels, norm)
-    devices = (len(points) + 1) // (usual_stages_per_rank(schedule) if form == "per-device" else 1)
-    one_by_one = devices == 1 and schedule == "1F1B"
-    cut = {} if one_by_one else {"cut": ",".join(map(str, points)) or None, "schedule": schedule, "form": form}
-    s = settled(subject, "single" if one_by_one else "pipeline", batch, devices, microbatches=microbatches, **cut)
-    played = processes(subject, s, STATES[optimizer], keep_gradients)
-    found = [device for each in played for device in each.devices]
-    return [replace(device, device=number) for number, device in enumerate(found)]
 
 
 def of_training(settings) -> list[Counted]:

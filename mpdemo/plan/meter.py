@@ -1,16 +1,19 @@
 """Run every block of a model alone on fake tensors, and count what it allocates, computes and moves."""
 
+import re
+
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from mpdemo.models.whole import rows_of_block
-from mpdemo.plan.counting import LiveMemory, rounded
+from mpdemo.plan.counting import LiveMemory, rounded, tensors_in
 from mpdemo.rules import CUT_RUNGS
 
+NAME = re.compile(  # in code, but in strings: getattr(self.layers, "0").conv, relu_1
+    r"(?:getattr\()+[\w.]+(?:, \"\w+\"\)[\w.]*)+|\b(?!torch\b|True\b|False\b|None\b)(?<!['.\w])[A-Za-z_][\w.]*"
+)
 aten = torch.ops.aten
 ON_A_CPU = {  # of attention on a CPU, which PyTorch counts from 2.15 on: that on a GPU takes the same operations
     aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[aten._scaled_dot_product_flash_attention],
@@ -29,7 +32,7 @@ class Kernels(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        inputs, outputs = ([t for t in tree_leaves(x) if isinstance(t, torch.Tensor)] for x in ((args, kwargs), result))
+        inputs, outputs = tensors_in((args, kwargs)), tensors_in(result)
         known = {t.untyped_storage() for t in inputs}
         in_place = func._schema.name.endswith("_")
         if in_place or not all(t.untyped_storage() in known for t in outputs):  # else a view, which moves nothing
@@ -105,7 +108,7 @@ def _facts(part, input_bytes, output_bytes):
 
 
 def _passes(part, x, memory, kernels):
-    """Run one block forward and backward, whole and in halves; return the lines and the work, and an empty output."""
+    """Run one block forward and backward; return the lines and the work, and an empty output."""
     lines, work = {}, {}
 
     def measure(name, run):
@@ -117,16 +120,11 @@ def _passes(part, x, memory, kernels):
         return result, memory.live["cpu"] - before
 
     for _ in range(2):  # the second time gradients are added to
-        y, lines["saved"] = measure("forward", lambda: part(x))
+        y, saved = measure("forward", lambda: part(x))
         empty = torch.empty_like(y)
         loss, y = NextBlock.apply(y), None  # now only what autograd saved is still allocated
         measure("backward", loss.backward)
-    work |= {"input": [], "weight": work["backward"]}  # the images need no gradient, so all of it is the weight half
-    if x.requires_grad:
-        loss = NextBlock.apply(part(x))
-        groups, _ = measure("input", lambda: stage_backward_input((loss,), None, [x], part.parameters())[1])
-        measure("weight", lambda: stage_backward_weight(part.parameters(), groups))
-    return {name: lines[name] for name in ("saved", "forward", "backward")}, work, empty
+    return {"saved": saved, "backward": lines["backward"]}, work, empty
 
 
 def signature(module) -> tuple:
@@ -144,18 +142,6 @@ def signature(module) -> tuple:
 
 
 def _operations(traced) -> str:
-    """Return the graph of a traced layer as text; numbers stand for its results, layers and tensors: no names."""
-    numbers = {module: number for number, module in enumerate(traced.modules())}
-    tensors = [name for name, _ in (*traced.named_parameters(), *traced.named_buffers())]
-    results, lines = {}, []
-    for node in traced.graph.nodes:
-        target = str(node.target)
-        if node.op == "call_module":
-            target = numbers[traced.get_submodule(target)]
-        elif node.op == "get_attr" and target in tensors:
-            target = tensors.index(target)
-        elif node.op in ("placeholder", "output"):
-            target = ""
-        lines.append((node.op, target, str(torch.fx.map_arg((node.args, node.kwargs), results.get))))
-        results[node] = len(results)
-    return str(lines)
+    """Return the code of a traced layer; numbers stand for its results, layers and tensors: no names."""
+    numbers, code = {}, traced.graph.python_code("self").src
+    return NAME.sub(lambda match: str(numbers.setdefault(match[0], len(numbers))), code)

@@ -1,185 +1,161 @@
 """Choose cut, schedule and number of microbatches together: every candidate is simulated, the fastest that fits wins.
 
+The slowest stage sets the pace, so a cut makes it as fast as possible.
 While cuts are compared, memory is a sum over the blocks (`estimated_peaks`); that of the answer is counted by a dry
 run. Taught in notebooks/05_pipeline.ipynb.
 """
 
-from dataclasses import dataclass, field
+from itertools import accumulate, pairwise, product
+from typing import NamedTuple
 
+from mpdemo.cuts import resolve_cut
 from mpdemo.errors import UserError
-from mpdemo.plan.cost import total
-from mpdemo.plan.cut import balanced_cut, improve, stage_slices
-from mpdemo.plan.footprint import estimated_peaks, owned_blocks
+from mpdemo.plan.footprint import estimated_peaks
 from mpdemo.plan.simulate import Simulation, simulate
-from mpdemo.plan.subject import Subject
-from mpdemo.schedules import SCHEDULES, check_schedule, usual_stages_per_rank
+from mpdemo.plan.subject import STATES, settled
+from mpdemo.schedules import SCHEDULES, check_schedule, placement, usual_stages_per_rank
 
 MOST_MICROBATCHES = 64
+BANDWIDTH = 10e9  # bytes per second between two stages
 
 
-@dataclass(frozen=True)
-class Workload:
-    """What is to be planned.
-
-    Attributes
-    ----------
-    blocks : sequence of Footprint
-        From `mpdemo.plan.footprint.footprints`.
-    costs : dict
-        Samples of a microbatch -> list of BlockCost, from `mpdemo.plan.cost`; {} where only memory matters.
-    ranks, batch : int
-        Devices, and samples of the whole batch.
-    limit : float
-        Bytes that PyTorch may use on every device; infinite by default.
-    optimizer : str
-        "sgd", "momentum" or "adamw".
-    bandwidth, latency : float
-        Bytes per second between two devices, and seconds of a message without any.
-    update : float
-        Seconds of the optimizer's step for each byte of weights.
-    form : str
-        "per-device" or "one-process", as for `mpdemo.plan.memory.estimate`.
-    shards : int
-        Replicas that divide every stage among them.
-    subject : Subject, optional
-        What is trained, for a dry run.
-    """
-
-    blocks: list
-    costs: dict
-    ranks: int
-    batch: int
-    limit: float = float("inf")
-    optimizer: str = "sgd"
-    bandwidth: float = 10e9
-    latency: float = 0.0
-    update: float = 0.0
-    form: str = "per-device"
-    shards: int = 1
-    subject: Subject | None = None
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One way to run the workload, simulated: `peaks` are the estimated bytes of every device."""
+class Candidate(NamedTuple):
+    """One way to run a case as a pipeline, simulated: `peaks` are the estimated bytes of every device."""
 
     schedule: str
     microbatches: int
     points: list
     simulation: Simulation
-    peaks: list = field(repr=False)
-    update: float = 0.0  # seconds of the optimizer's step on the device with the most weights
+    peaks: list
 
     @property
     def step_time(self):
         """Predicted seconds per step."""
-        return self.simulation.step_time + self.update
+        return self.simulation.step_time
 
     def overflow(self, limit):
         """Bytes that the fullest device lacks; 0 where all fit."""
         return max(0.0, max(self.peaks) - limit)
 
 
-def evaluate(job, schedule, microbatches, points) -> Candidate:
-    """Simulate one candidate and estimate its memory."""
-    size = job.batch // microbatches
-    slices = stage_slices(points, len(job.blocks))
-    forward, backward, weight = _times(job, schedule, size, slices)
-    seconds = [job.latency + job.blocks[stop - 1].output * size / job.bandwidth for _, stop in slices[:-1]]
-    simulation = simulate(schedule, forward, backward, microbatches, job.ranks, weight, seconds or 0.0)
-    stages = [job.blocks[start:stop] for start, stop in slices]
-    owned = owned_blocks(schedule, job.ranks, stages)
-    update = job.update * max(sum(block.weights for block in own) for own in owned)
-    peaks = estimated_peaks(job, simulation, stages, owned, size)
-    return Candidate(schedule, microbatches, list(points), simulation, peaks, update)
+def evaluate(case, schedule, microbatches, points, shards=1, bandwidth=BANDWIDTH) -> Candidate:
+    """Simulate one candidate and estimate its memory; `shards` replicas divide every stage."""
+    size, blocks = case.batch // microbatches, case.blocks()
+    costs, slices = case.costs(size), stage_slices(points, len(blocks))
+    forward, backward = ([sum(cost[kind] for cost in costs[a:b]) for a, b in slices] for kind in (0, 1))
+    messages = [blocks[stop - 1].output * size / bandwidth for _, stop in slices[:-1]]
+    simulation = simulate(schedule, forward, backward, microbatches, case.devices, communication=messages)
+    stages = [blocks[start:stop] for start, stop in slices]
+    return Candidate(
+        schedule, microbatches, list(points), simulation, estimated_peaks(case, simulation, stages, size, shards)
+    )
 
 
-def _times(job, schedule, size, slices):
-    """Return forward and backward seconds of every stage, and the weight gradient's share where it is split off."""
-    if not job.costs:  # only memory matters: any times will do
-        ones = [1.0] * len(slices)
-        return ones, ones, None
-    stages = [sum(job.costs[size][a + 1 : b], job.costs[size][a]) for a, b in slices]
-    if not SCHEDULES[schedule].splits_backward:
-        return [s.forward for s in stages], [s.backward for s in stages], None
-    backward = [stages[0].backward, *(s.input + s.weight for s in stages[1:])]
-    weight = [1.0, *(s.weight / (s.input + s.weight) for s in stages[1:])]  # as `simulate` says of the first stage
-    return [s.forward for s in stages], backward, weight
-
-
-def devices(job, candidate) -> list:
+def devices(case, candidate) -> list:
     """Return the DeviceMemory of every device of a candidate, by a dry run."""
-    from mpdemo.plan.memory import estimate
+    from mpdemo.plan import memory
 
-    options = {"form": job.form, "schedule": candidate.schedule, "microbatches": candidate.microbatches}
-    facts = job.subject._asdict()
-    model, image_size = facts.pop("model"), facts.pop("image_size")
-    return estimate(model, candidate.points, job.batch, image_size, optimizer=job.optimizer, **options, **facts)
+    how = {"schedule": candidate.schedule, "microbatches": candidate.microbatches}
+    s = settled(case.subject, "pipeline", case.batch, case.devices, cut=",".join(map(str, candidate.points)), **how)
+    return [rank.devices[0] for rank in memory.processes(case.subject, s, STATES[case.optimizer])]
 
 
-def candidates(job, schedules=None, microbatches=None, cut=None) -> list[Candidate]:
+def sent(case, candidate) -> float:
+    """Return the bytes that the busiest device sends in a step: activations to the next stage, gradients back."""
+    owners, bytes_ = placement(candidate.schedule, case.devices), [0.0] * case.devices
+    for stop, here, there in zip(candidate.points, owners, owners[1:], strict=False):
+        for rank in (here, there) if here != there else ():
+            bytes_[rank] += case.blocks()[stop - 1].output * case.batch
+    return max(bytes_)
+
+
+def candidates(case, schedules=SCHEDULES, microbatches=None, cut=None) -> list[Candidate]:
     """Return the best cut of every schedule and every number of microbatches that can run, fastest first.
 
     A given `cut` is taken instead of searching; schedules that want another number of stages are then left out.
     Candidates that do not fit in memory are at the end, the nearest to fitting first.
     """
     result = []
-    for schedule in schedules or SCHEDULES:
-        stages = job.ranks * usual_stages_per_rank(schedule)
-        if stages > len(job.blocks) or (cut is not None and len(cut) + 1 != stages):
+    for schedule in schedules:
+        stages = case.devices * usual_stages_per_rank(schedule)
+        if stages > len(case.blocks()) or (cut is not None and len(cut) + 1 != stages):
             continue
-        for count in microbatches or divisors(job):
+        for count in microbatches or [m for m in divisors(case.batch) if case.devices <= m <= MOST_MICROBATCHES]:
             try:
-                check_schedule(schedule, job.ranks, count, job.batch)
+                check_schedule(schedule, case.devices, count, case.batch)
             except UserError:
                 continue
-            points = best_cut(job, schedule, count, stages) if cut is None else cut
-            result.append(evaluate(job, schedule, count, points))
-    return sorted(result, key=lambda c: (c.overflow(job.limit), c.step_time))
+            points = best_cut(case, schedule, count, stages) if cut is None else cut
+            result.append(evaluate(case, schedule, count, points))
+    return sorted(result, key=lambda c: (c.overflow(case.limit), c.step_time))
 
 
-def divisors(job):
-    """Return the numbers of microbatches to try: they divide the batch, keep every device busy, and are at most 64."""
-    return [m for m in range(job.ranks, min(job.batch, MOST_MICROBATCHES) + 1) if job.batch % m == 0]
+def divisors(number) -> list:
+    """Return all divisors of a number, in order."""
+    return [part for part in range(1, number + 1) if number % part == 0]
 
 
-def best_cut(job, schedule, count, stages):
+def best_cut(case, schedule, count, stages):
     """Start from the most even cut, then move boundaries while the simulated step gets shorter, or fits better."""
-    size = job.batch // count
-    if job.costs:
-        even = balanced_cut([cost.both for cost in job.costs[size]], stages)
-    else:
-        even = balanced_cut([block.bytes("saved", size) + block.weights for block in job.blocks], stages)
 
     def score(points):
-        candidate = evaluate(job, schedule, count, points)
-        return (candidate.overflow(job.limit), candidate.step_time if job.costs else max(candidate.peaks))
+        candidate = evaluate(case, schedule, count, points)
+        return candidate.overflow(case.limit), candidate.step_time
 
-    points, _ = improve(even, len(job.blocks), score)
+    even = balanced_cut([cost.both for cost in case.costs(case.batch // count)], stages)
+    return improve(even, len(case.blocks()), score)
+
+
+def usual_cut(case):
+    """Return the cut that many examples take: after layer2 for two devices, else equally many blocks per stage."""
+    names = [block.name for block in case.blocks()]
+    second = [name for name in names if name.startswith("layer2.")]
+    return resolve_cut(names, second[-1] if case.devices == 2 and second else None, case.devices)
+
+
+def balanced_cut(costs, stages) -> list[int]:
+    """Cut a chain of blocks so that the most expensive stage is as cheap as possible: [first block of each but one].
+
+    Dynamic programming over "the first j blocks in s stages": n blocks and k stages take n * n * k steps. Among the
+    cuts with the same slowest stage, the one with the most even stages (least sum of squares) is taken.
+    """
+    count = len(costs)
+    total = list(accumulate(costs, initial=0.0))
+    nothing = (float("inf"), float("inf"))
+    best = [(0.0, 0.0)] + [nothing] * count  # (slowest stage, sum of squares) for the first j blocks
+    choice = []
+    for stage in range(stages):
+        row, cuts = [nothing] * (count + 1), [0] * (count + 1)
+        for stop in range(stage + 1, count - (stages - stage - 1) + 1):
+            for start in range(stage, stop):
+                cost = total[stop] - total[start]
+                slowest, squares = best[start]
+                value = (max(slowest, cost), squares + cost * cost)
+                if value < row[stop]:
+                    row[stop], cuts[stop] = value, start
+        best = row
+        choice.append(cuts)
+    points, stop = [], count
+    for cuts in reversed(choice):
+        stop = cuts[stop]
+        points.append(stop)
+    return points[::-1][1:]
+
+
+def improve(points, count, score):
+    """Move one or several neighbouring boundaries by one block as long as that lowers the score."""
+    best = score(points)
+    runs = [(first, n) for first in range(len(points)) for n in range(1, len(points) - first + 1)]
+    improved = True
+    while improved:
+        improved = False
+        for (first, n), by in product(runs, (-1, 1)):
+            moved = [p + by if first <= i < first + n else p for i, p in enumerate(points)]
+            if all(start < stop for start, stop in stage_slices(moved, count)) and (value := score(moved)) < best:
+                points, best, improved = moved, value, True
     return points
 
 
-def choose(choices, limit) -> Candidate:
-    """Return the fastest candidate that fits; of those within 1 % of it, the one which needs least memory.
-
-    Times less than 1 % apart cannot be told apart by measuring. Where nothing fits: the one that lacks least.
-    """
-    fitting = [c for c in choices if not c.overflow(limit)]
-    if not fitting:
-        return choices[0]
-    close = [c for c in fitting if c.step_time <= 1.01 * fitting[0].step_time]
-    return min(close, key=lambda c: max(c.peaks))
-
-
-def one_device_step_time(job):
-    """Return the seconds of a step of the whole batch on one device: what naive model parallelism takes at best."""
-    return total(job.costs[job.batch]) + job.update * sum(block.weights for block in job.blocks)
-
-
-def usual_cut(job):
-    """Return the cut that many examples take: after layer2 for two devices, else equally many blocks per stage."""
-    names = [block.name for block in job.blocks]
-    second = [i for i, name in enumerate(names) if name.startswith("layer2.")]
-    if job.ranks == 2 and second:
-        return [second[-1] + 1]
-    return [round(len(names) * i / job.ranks) for i in range(1, job.ranks)]
+def stage_slices(points, count):
+    """Return (start, stop) of every stage."""
+    return list(pairwise([0, *points, count]))

@@ -1,117 +1,120 @@
-"""A plan as text and as JSON. Taught in notebooks/05_pipeline.ipynb."""
+"""The best pipeline of a model on so many devices: ``python -m mpdemo plan --stages``.
 
-from dataclasses import asdict, dataclass
+Taught in notebooks/05_pipeline.ipynb.
+"""
+
+from typing import NamedTuple
 
 from tabulate import tabulate
 
-from mpdemo.plan import planner
-from mpdemo.plan.cost import total
-from mpdemo.plan.cut import stage_slices
-from mpdemo.plan.footprint import sent as sent_bytes
+from mpdemo.cuts import block_names, resolve_cut
+from mpdemo.errors import UserError
+from mpdemo.plan import planner, strategies
+from mpdemo.plan.advice import case_of, commands
+from mpdemo.plan.case import Case, Fit
 from mpdemo.plan.subject import MIB, RESERVE
-from mpdemo.schedules import SCHEDULES, placement
+from mpdemo.schedules import placement, usual_stages_per_rank
 
 
-@dataclass(frozen=True)
-class Plan:
-    """A chosen candidate with everything it was chosen from.
-
-    `request` is a `mpdemo.plan.command.Request`; `measured_on` is on how many devices of this machine the times were
-    measured at once, 0 where they are estimated.
-    """
+class Plan(NamedTuple):
+    """A chosen candidate with everything it was chosen from."""
 
     request: object
-    job: planner.Workload
+    case: Case
     best: planner.Candidate
-    devices: list  # of DeviceMemory
+    devices: list  # of DeviceMemory, by a dry run
     candidates: list
-    measured_on: int = 0
-
-    @property
-    def speedup(self):
-        """Predicted speed-up over one device, which naive model parallelism at best equals."""
-        return planner.one_device_step_time(self.job) / self.best.step_time
 
     def usual(self):
         """Return the candidate with the usual cut, 1F1B where it runs and as many microbatches as the plan."""
         count = self.best.microbatches
-        schedule = "1F1B" if count >= self.job.ranks else "GPipe"
-        return planner.evaluate(self.job, schedule, count, planner.usual_cut(self.job))
+        schedule = "1F1B" if count >= self.case.devices else "GPipe"
+        return planner.evaluate(self.case, schedule, count, planner.usual_cut(self.case))
 
 
-def as_dict(plan):
-    """Return the plan for a JSON file: seconds, bytes, names of blocks."""
-    best, usual = plan.best, plan.usual()
-    return {
-        "model": plan.request.model,
-        "batch": plan.job.batch,
-        "image_size": plan.request.image_size,
-        "schedule": best.schedule,
-        "microbatches": best.microbatches,
-        "cut": [plan.job.blocks[point - 1].name for point in best.points],
-        "stages": stages(plan),
-        "devices": [{**asdict(device), "peak": device.peak} for device in plan.devices],
-        "step_time": best.step_time,
-        "speedup": plan.speedup,
-        "idle_share": best.simulation.idle_share,
-        "rows": [_as_row(plan, label, candidate) for label, candidate in _compared(plan)],
-        "usual": {"cut": [plan.job.blocks[p - 1].name for p in usual.points], "step_time": usual.step_time},
-    }
-
-
-def stages(plan):
-    """Return one dictionary per stage: its device, its blocks, its share of the work, its parameters."""
-    job, best = plan.job, plan.best
-    owners = placement(best.schedule, job.ranks)
-    costs, rows = job.costs[job.batch // best.microbatches], []
-    for number, (start, stop) in enumerate(stage_slices(best.points, len(job.blocks))):
-        rows.append(
-            {
-                "stage": number,
-                "device": owners[number],
-                "first": job.blocks[start].name,
-                "last": job.blocks[stop - 1].name,
-                "blocks": stop - start,
-                "share": total(costs[start:stop]) / total(costs),
-                "parameters": sum(block.parameters for block in job.blocks[start:stop]),
-            }
+def make_plan(request) -> Plan:
+    """Search for the best plan; refuse where none can be, or none fits."""
+    per_rank = usual_stages_per_rank(request.schedule) if request.schedule else 1
+    points = resolve_cut(block_names(request.model), request.cut, request.stages * per_rank)
+    fixed = {"cut": points if request.cut else None}
+    fixed |= {"schedules": [request.schedule]} if request.schedule else {}
+    fixed |= {"microbatches": [request.microbatches]} if request.microbatches else {}
+    case = case_of(request, request.stages)
+    candidates = planner.candidates(case, **fixed)
+    if not candidates:
+        raise UserError(
+            f"no schedule runs {request.stages} devices with a batch of {request.batch} cut like that; "
+            f"allowed: a batch with a divisor from {request.stages} to {planner.MOST_MICROBATCHES}, "
+            "or other --microbatches, --schedule, --cut"
         )
-    return rows
+    return Plan(request, case, *that_fits(case, candidates), candidates)
 
 
-def text(plan):
-    """Return the report that ``mpdemo plan`` prints."""
-    return "\n\n".join([_head(plan), _stages(plan), _memory(plan), _speed(plan), _command(plan)])
-
-
-def _names(plan, points, separator=", "):
-    """Return the name of the last block before every boundary."""
-    return separator.join(plan.job.blocks[point - 1].name for point in points)
-
-
-def _head(plan):
-    request, best = plan.request, plan.best
-    source = f"cost of the blocks estimated for a {request.cost}"
-    if plan.measured_on == 1:
-        source = "blocks and the optimizer's update measured on one device of this machine"
-    elif plan.measured_on:
-        source = f"blocks, messages and the optimizer's update measured on {plan.measured_on} devices of this machine"
-    limit = f" of {request.gpu_memory / 2**30:.4g}GiB" if request.gpu_memory else ""
-    size = f"{request.image_size} x {request.image_size} pixels"
-    return (
-        f"{request.model}, batch {request.batch}, {size}, {request.stages} devices{limit}; "
-        f"{source}\n"
-        f"plan: {best.schedule}, {best.microbatches} microbatches of {request.batch // best.microbatches}, "
-        f"cut after {_names(plan, best.points) or 'nothing'}"
+def that_fits(case, candidates):
+    """Return the first of three candidates that fits by a dry run, and the memory of its devices; refuse where none."""
+    over = []
+    for candidate in candidates[:3]:
+        devices = planner.devices(case, candidate)
+        over.append(max(device.peak for device in devices) - case.limit)
+        if over[-1] <= 0:
+            return candidate, devices
+    nearest = candidates[over.index(min(over))]
+    raise UserError(
+        f"no plan fits: {case.devices} devices of {case.memory / 2**30:.3g} GiB (0.75 GiB of it for CUDA), "
+        f"batch {case.batch}; the smallest found is over by {min(over) / MIB:,.0f} MiB ({nearest.schedule}, "
+        f"{nearest.microbatches} microbatches); allowed: more --gpu-memory or --stages, or a smaller --batch"
     )
 
 
+def answer(plan) -> tuple:
+    """Return the report that ``mpdemo plan`` prints, and its rows for a JSON file."""
+    request, case, best = plan.request, plan.case, plan.best
+    limit = f" of {request.gpu_memory / 2**30:.4g}GiB" if request.gpu_memory else ""
+    size = f"{request.image_size} x {request.image_size} pixels"
+    head = f"{request.model}, batch {request.batch}, {size}, {request.stages} devices{limit}"
+    chosen = f"plan: {best.schedule}, {best.microbatches} microbatches of {case.batch // best.microbatches}"
+    rows, known = compared(plan)
+    source = f"simulated with times estimated for a {case.gpu} in float32; memory without CUDA's {RESERVE // MIB} MiB"
+    table = f"{strategies.table(case, rows, known)}\n({source})"
+    chosen = f"{chosen}, cut after {names(case, best.points)}"
+    text = [f"{head}\n{chosen}", _stages(plan), _memory(plan), table, commands(request, rows[:1])]
+    return "\n\n".join(text), [strategies.as_row(case, row, known) for row in rows]
+
+
+def names(case, points):
+    """Return the name of the last block before every boundary."""
+    return ",".join(case.blocks()[point - 1].name for point in points)
+
+
+def compared(plan) -> tuple:
+    """Return the plan, the usual cut, and the best of every other schedule that fits, as strategies; and their times.
+
+    The memory of the plan is that of its dry run.
+    """
+    case, best, usual = plan.case, plan.best, plan.usual()
+    found = {f"plan: {best.schedule}": best, f"usual cut ({names(case, usual.points)}): {usual.schedule}": usual}
+    for c in plan.candidates:
+        if c.schedule != best.schedule and not c.overflow(case.limit):
+            found.setdefault(f"best {c.schedule}", c)
+    rows, known = [], {strategies.ONE_DEVICE: case.one_device_seconds}
+    for label, c in found.items():
+        memory = max(device.peak for device in plan.devices) if c is best else max(c.peaks)
+        settings = {"processes": case.devices, "schedule": c.schedule, "microbatches": c.microbatches}
+        settings["cut"] = names(case, c.points)
+        fit, label = Fit(settings, memory, sent=planner.sent(case, c)), f"{label}, {c.microbatches} microbatches"
+        rows.append(strategies.Strategy(label, "pipeline", memory <= case.limit, fit))
+        known[label] = c.step_time
+    return rows, known
+
+
 def _stages(plan):
-    rows = [
-        (row["stage"], row["device"], f"{row['first']} to {row['last']} ({row['blocks']})", row["share"])
-        + (f"{row['parameters']:,}",)
-        for row in stages(plan)
-    ]
+    case, best, rows = plan.case, plan.best, []
+    blocks, owners = case.blocks(), placement(best.schedule, case.devices)
+    seconds = [cost.both for cost in case.costs(case.batch // best.microbatches)]
+    for number, (start, stop) in enumerate(planner.stage_slices(best.points, len(blocks))):
+        share, parameters = sum(seconds[start:stop]) / sum(seconds), sum(b.parameters for b in blocks[start:stop])
+        inside = f"{blocks[start].name} to {blocks[stop - 1].name} ({stop - start})"
+        rows.append((number, owners[number], inside, share, f"{parameters:,}"))
     headers = "stage", "device", "blocks", "share of work", "parameters"
     return tabulate(rows, headers, "simple", floatfmt=".3f", colalign=("right", "right", "left", "right", "right"))
 
@@ -119,45 +122,4 @@ def _stages(plan):
 def _memory(plan):
     kinds = "weights", "gradients", "optimizer", "activations", "peak"
     rows = [(d.device, *(getattr(d, kind) / MIB for kind in kinds)) for d in plan.devices]
-    table = tabulate(rows, ("device", *kinds[:-1], "peak (MiB)"), "simple", floatfmt=".0f")
-    kept = f"of a GPU's memory {RESERVE // MIB} MiB are kept for CUDA"
-    return f"{table}\n(what PyTorch allocates, without workspaces; {kept})"
-
-
-def _compared(plan) -> list:
-    """Return (words, candidate) of the plan, of the usual cut, and of the best of every other schedule that fits."""
-    best, usual = plan.best, plan.usual()
-    found = [(f"plan: {best.schedule}", best), (f"usual cut ({_names(plan, usual.points)}): {usual.schedule}", usual)]
-    for schedule in SCHEDULES:
-        others = [c for c in plan.candidates if c.schedule == schedule and not c.overflow(plan.job.limit)]
-        if others and schedule != best.schedule:
-            found.append((f"best {schedule}:", others[0]))
-    return [(f"{words}{'' if words[-1] == ':' else ','} {c.microbatches} microbatches", c) for words, c in found]
-
-
-def _as_row(plan, label, candidate):
-    """Return a candidate for a JSON file, with the keys of `mpdemo.plan.strategies.as_row`."""
-    peak = max(device.peak for device in plan.devices) if candidate is plan.best else max(candidate.peaks)
-    fits, sent = peak <= plan.job.limit, sent_bytes(plan.job, candidate) / MIB
-    row = {"strategy": label, "fits": fits, "memory_mib": peak / MIB, "messages_mib": sent}
-    return row | {"seconds": candidate.step_time}
-
-
-def _speed(plan):
-    single = planner.one_device_step_time(plan.job)
-    rows = [
-        (label, f"{c.step_time:.4g}", f"{single / c.step_time:.2f}", f"{c.simulation.idle_share:.0%}")
-        for label, c in _compared(plan)
-    ]
-    headers = "", "step (s)", "against one device", "idle"
-    return tabulate(rows, headers, "simple", disable_numparse=True, colalign=("left", "right", "right", "right"))
-
-
-def _command(plan):
-    request, best = plan.request, plan.best
-    cut = _names(plan, best.points, ",")
-    return (
-        f"to train it: python -m mpdemo train --rung pipeline --form {request.form} --model {request.model} "
-        f"--image-size {request.image_size} --batch-size {request.batch} --processes {request.stages} "
-        f"--schedule {best.schedule} --microbatches {best.microbatches}" + (f" --cut {cut}" if cut else "")
-    )
+    return tabulate(rows, ("device", *kinds[:-1], "peak (MiB)"), "simple", floatfmt=".0f")

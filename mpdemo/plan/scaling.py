@@ -34,39 +34,21 @@ class Run:
 
 @dataclass(frozen=True)
 class Model:
-    """A fitted model of the time.
+    """A fitted model of the time."""
 
-    Attributes
-    ----------
-    images : int
-        Of the whole work.
-    compute : float
-        Seconds of all arithmetic on one device.
-    communication : float
-        Seconds that each doubling of the devices adds to a step.
-    start : float
-        Seconds that do not depend on the devices.
-    largest : int
-        The most devices among the runs that it was fitted to.
-    """
-
-    images: int
-    compute: float
-    communication: float
-    start: float
-    largest: int
+    images: int  # of the whole work
+    compute: float  # seconds of all arithmetic on one device
+    communication: float  # seconds that each doubling of the devices adds to a step
+    start: float  # seconds that do not depend on the devices
+    largest: int  # the most devices among the runs that it was fitted to
 
     def time(self, devices, batch):
         """Return the seconds on `devices` devices with `batch` images per step over all of them."""
         return float(_terms(devices, batch, self.images) @ (self.compute, self.communication, self.start))
 
-    def speedup(self, devices, batch):
-        """Return how many times faster than one device."""
-        return self.time(1, 1) / self.time(devices, batch)
-
     def efficiency(self, devices, batch):
-        """Return the speed-up divided by the number of devices."""
-        return self.speedup(devices, batch) / devices
+        """Return the speed-up over one device, divided by the number of devices."""
+        return self.time(1, 1) / self.time(devices, batch) / devices
 
 
 def fit(runs, images) -> Model:
@@ -122,13 +104,9 @@ def _check(runs, images):
     """Refuse runs from which nothing can be fitted."""
     if len(runs) < FEWEST:
         raise UserError(f"{len(runs)} runs are too few for a fit; allowed: {FEWEST} or more, each on other devices")
-    for run in runs:
-        for name in ("devices", "seconds", "batch"):
-            value = getattr(run, name)
-            if not (math.isfinite(value) and value > 0):
-                raise UserError(f"{name} {value} of the run on {run.devices} devices; allowed: more than 0")
-    if not images > 0:
-        raise UserError(f"images {images} is not allowed; allowed: more than 0, the images of the whole work")
+    for name, value in [("images", images), *(pair for run in runs for pair in vars(run).items())]:
+        if not (math.isfinite(value) and value > 0):
+            raise UserError(f"{name} {value} is not allowed in a fit; allowed: more than 0")
     devices = [run.devices for run in runs]
     if devices != sorted(set(devices)):
         raise UserError(f"devices {', '.join(map(str, devices))} do not rise; sort the runs, one run for each number")
@@ -146,25 +124,15 @@ def same_share(share) -> Callable:
 
 @dataclass(frozen=True)
 class Advice:
-    """How many devices to take.
+    """How many devices to take."""
 
-    Attributes
-    ----------
-    efficient : int
-        The largest number with the wanted efficiency.
-    fastest : int
-        The number with the least time.
-    most : int
-        The largest number that was looked at; a `fastest` of `most` may lie further on.
-    """
-
-    efficient: int
-    fastest: int
-    most: int
+    efficient: int  # the largest number with the wanted efficiency
+    fastest: int  # the number with the least time
+    most: int  # the largest number that was looked at; a `fastest` of `most` may lie further on
 
 
-def advise(model, batch, efficiency=EFFICIENCY, most=None) -> Advice:
-    """Say how many devices are worth their hours.
+def advise(model, batch, efficiency=EFFICIENCY) -> Advice:
+    """Say how many devices are worth their hours, of up to `REACH` times the most that were measured.
 
     Parameters
     ----------
@@ -173,8 +141,6 @@ def advise(model, batch, efficiency=EFFICIENCY, most=None) -> Advice:
         Devices -> global batch: `same_batch` or `same_share`.
     efficiency : float
         Of the useful hours among all that are paid: above 0, at most 1.
-    most : int, optional
-        Devices to look at; default: `REACH` times the most that were measured.
 
     Raises
     ------
@@ -183,7 +149,7 @@ def advise(model, batch, efficiency=EFFICIENCY, most=None) -> Advice:
     """
     if not 0 < efficiency <= 1:
         raise UserError(f"efficiency {efficiency} is not allowed; allowed: above 0, at most 1, such as {EFFICIENCY}")
-    most = most or REACH * model.largest
+    most = REACH * model.largest
     numbers = [n for n in range(1, most + 1) if batch(n) >= n]  # each device needs an image
     good = [n for n in numbers if model.efficiency(n, batch(n)) >= efficiency]
     return Advice(max(good), min(numbers, key=lambda n: model.time(n, batch(n))), most)

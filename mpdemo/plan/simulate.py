@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import product
 
 from mpdemo.errors import UserError
-from mpdemo.plan.bubble import check_stages, order
+from mpdemo.plan.bubble import order
 from mpdemo.schedules import check_schedule
 
 
@@ -55,39 +55,17 @@ class Simulation:
         return peaks
 
 
-def simulate(schedule, forward, backward, microbatches, ranks, weight=None, communication=0.0):
-    """Simulate one training step of a pipeline.
+def simulate(schedule, forward, backward, microbatches, ranks, weight=None, communication=0.0) -> Simulation:
+    """Simulate one training step of a pipeline; a `UserError` where the schedule cannot do it.
 
-    Parameters
-    ----------
-    schedule : str
-        A name in SCHEDULES.
-    forward, backward : sequence of float
-        Seconds that one microbatch takes on each stage; as many entries as stages, P * v.
-    microbatches, ranks : int
-        M and P.
-    weight : float or sequence of float, optional
-        Share of each stage's backward that is the weight gradient (only zero-bubble schedules split it). By default
-        half, and all of it on the first stage: that stage's input needs no gradient, so the library computes its
-        whole backward pass when the weight gradient's turn comes.
-    communication : float or sequence of float
-        Seconds from the end of an operation until another rank can use its result; one number, or one for each
-        stage boundary. Between two stages of one rank it is 0.
+    `forward` and `backward` are the seconds of one microbatch on each stage, as many as stages. `weight` is the share
+    of each stage's backward pass that is the weight gradient, one number or one for each stage; only zero-bubble
+    schedules split it. By default it is half, and all on the first stage: that stage's input needs no gradient, so the
+    library computes its whole backward pass when the weight gradient's turn comes. `communication` are the seconds
+    until another rank can use a result, one number or one for each stage boundary; 0 between two stages of one rank.
 
-    Returns
-    -------
-    Simulation
-
-    Raises
-    ------
-    UserError
-        Where the schedule cannot do this, or the lists have different lengths.
-
-    Examples
-    --------
-    >>> result = simulate("GPipe", forward=[1, 1], backward=[2, 2], microbatches=4, ranks=2)
-    >>> result.step_time, round(result.idle_share, 3)
-    (15.0, 0.2)
+    >>> simulate("GPipe", forward=[1, 1], backward=[2, 2], microbatches=4, ranks=2).step_time
+    15.0
     """
     stages = len(forward)
     if len(backward) != stages or stages == 0 or stages % ranks:
@@ -96,7 +74,6 @@ def simulate(schedule, forward, backward, microbatches, ranks, weight=None, comm
             f"allowed: one of each per stage, and a multiple of {ranks} stages"
         )
     schedule, stages_per_rank = check_schedule(schedule, ranks, microbatches), stages // ranks
-    check_stages(schedule, stages_per_rank)
     share = [1.0] + [0.5] * (stages - 1) if weight is None else weight
     share = [share] * stages if isinstance(share, int | float) else share
     seconds = {"F": forward, "B": backward}
@@ -108,31 +85,11 @@ def simulate(schedule, forward, backward, microbatches, ranks, weight=None, comm
 
 
 def simulate_order(orders, forward=1.0, backward=2.0) -> list[dict]:
-    """Simulate a training step in which every stage works through its own list of operations.
+    """Simulate a training step in which every stage works through its own list of operations: return its timeline.
 
-    Parameters
-    ----------
-    orders : list of list of str
-        One list per stage, such as ``["F0", "F1", "B0", "B1"]``: the forward and the backward pass of every
-        microbatch, each once.
-    forward, backward : float
-        Seconds of one operation, the same on all stages.
-
-    Returns
-    -------
-    list of dict
-        The timeline, as `mpdemo.timeline.read` describes it.
-
-    Raises
-    ------
-    UserError
-        A stage misses an operation, or has one twice; or a deadlock: every stage waits for another one.
-
-    Examples
-    --------
-    >>> rows = simulate_order([["F0", "F1", "B0", "B1"], ["F0", "B0", "F1", "B1"]])
-    >>> max(row["end"] for row in rows)
-    9.0
+    There is one list per stage, such as ``["F0", "F1", "B0", "B1"]``: the forward and the backward pass of every
+    microbatch, each once. All stages are equally fast. A `UserError` says that a stage misses an operation or has one
+    twice, or that every stage waits for another one: a deadlock.
     """
     lanes = [[_read(stage, text) for text in texts] for stage, texts in enumerate(orders)]
     count = 1 + max((microbatch for lane in lanes for _, _, microbatch in lane), default=-1)

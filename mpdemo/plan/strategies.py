@@ -3,7 +3,7 @@
     case = Case("resnet101", batch=128, devices=8, memory=8 * 2**30)
     print(table(case, compare(case)))
 
-The rules and their order are those of `mpdemo.plan.choose`. ``python -m mpdemo plan --devices`` prints this table.
+The rules and their order are those of `mpdemo.plan.choose`. ``python -m mpdemo plan`` prints this table.
 Taught in notebooks/11_which_one.ipynb.
 """
 
@@ -12,10 +12,10 @@ from typing import NamedTuple
 from tabulate import tabulate
 
 from mpdemo.plan.case import Fit
-from mpdemo.plan.choose import RULES
+from mpdemo.plan.choose import asked
 from mpdemo.plan.subject import MIB
 
-ONE_DEVICE = "one device"  # among measured times, beside the answers of the rules
+ONE_DEVICE = "one device"  # among the times that are known, beside the answers of the rules
 
 
 class Strategy(NamedTuple):
@@ -29,14 +29,11 @@ class Strategy(NamedTuple):
 
 def compare(case) -> list[Strategy]:
     """Return the strategies for a case: those that fit in the order of the rules, then the others by their memory."""
-    result = []
-    for rule in (rule for rule in RULES if rule.several == (case.devices > 1)):
-        found = rule.ask(case)
-        result.append(Strategy(rule.answer, rule.rung, bool(found) and found.memory <= case.limit, found))
+    result = [Strategy(r.answer, r.rung, bool(fit) and fit.memory <= case.limit, fit) for r, fit in asked(case)]
     return sorted(result, key=lambda s: 0 if s.fits else s.predicted.memory if s.predicted else float("inf"))
 
 
-def as_row(case, strategy, measured=None) -> dict:
+def as_row(case, strategy, known=None) -> dict:
     """Return a strategy for a JSON file; None where it cannot be, or where no time is known."""
     fit = strategy.predicted
     seconds = fit and fit.seconds and fit.seconds + fit.sent / case.link
@@ -45,26 +42,25 @@ def as_row(case, strategy, measured=None) -> dict:
         "fits": strategy.fits,
         "memory_mib": fit and fit.memory / MIB,
         "messages_mib": fit and fit.sent / MIB,
-        "seconds": measured.get(strategy.answer) if measured else seconds,
+        "seconds": known.get(strategy.answer) if known else seconds,
     }
 
 
-def table(case, strategies, measured=None) -> str:
+def table(case, strategies, known=None) -> str:
     """Return the strategies as text, a row each.
 
     Memory is what PyTorch allocates on the fullest device. Times are sums of those of the case, in float32, with no
     message hidden behind the computation: real ones are hidden in part, and real kernels are slower than a data sheet
-    says. `measured` has the seconds of a step by their answers, and of ONE_DEVICE, in place of these; None where
-    nothing was measured.
+    says. `known` has the seconds of a step by their answers, and of ONE_DEVICE, in place of these.
     """
-    one_device = measured[ONE_DEVICE] if measured else case.one_device_seconds
+    one_device = known[ONE_DEVICE] if known else case.one_device_seconds
     rows = []
     for number, strategy in enumerate(strategies):
         fit, mark = strategy.predicted, "->" if not number and strategy.fits else ""
         if not fit:
             rows.append((mark, strategy.answer, "cannot", *[""] * 5))
             continue
-        messages, seconds = fit.sent / case.link, as_row(case, strategy, measured)["seconds"]
+        seconds = as_row(case, strategy, known)["seconds"]
         rows.append(
             (
                 mark,
@@ -72,7 +68,7 @@ def table(case, strategies, measured=None) -> str:
                 "yes" if strategy.fits else f"{(fit.memory - case.limit) / MIB:,.0f} MiB over",
                 f"{fit.memory / MIB:,.0f}",
                 f"{fit.sent / MIB:,.0f}",
-                "" if measured else f"{1000 * messages:,.1f}",
+                "" if known else f"{1000 * fit.sent / case.link:,.1f}",
                 f"{1000 * seconds:,.1f}" if seconds else "",
                 f"{one_device / case.devices / seconds:.0%}" if seconds and one_device else "",
             )

@@ -9,7 +9,6 @@ from mpdemo.settings import RUNG_FORMS, Settings
 
 MIB = 2**20
 RESERVE = 768 * MIB  # of a GPU's memory, kept for the CUDA context (about 500 MiB) and for workspaces
-FORMS = "per-device", "one-process"
 STATES = {"sgd": 0, "momentum": 1, "adamw": 2}  # optimizer state, in values per parameter
 
 

@@ -7,13 +7,15 @@ much for a login node, so it is a job. Taught in notebooks/05_pipeline.ipynb.
 """
 
 import sys
+from dataclasses import replace
 
-from mpdemo.plan import memory, planner
+from mpdemo.plan import planner
 from mpdemo.plan.command import plan
+from mpdemo.plan.subject import MIB
 from mpdemo.training.log import RunLog
 
 BATCH, IMAGE_SIZE, MICROBATCHES = 128, 224, 8
-COMPARED = (8, 16, 32)  # microbatches whose memory is estimated
+COMPARED, SCHEDULES = (8, 16, 32), ("GPipe", "1F1B")  # microbatches and schedules whose memory is estimated
 
 
 def cuts() -> dict:
@@ -23,20 +25,21 @@ def cuts() -> dict:
     """
     options = {"batch": BATCH, "gpu_memory": "40GiB", "microbatches": MICROBATCHES, "schedule": "1F1B"}
     chosen = plan(model="resnet101", stages=2, cost="a100", **options)
-    costs = [cost.both for cost in chosen.job.costs[BATCH // MICROBATCHES]]
-    one_device, rows = planner.one_device_step_time(chosen.job), {}
+    case, rows = chosen.case, {}
+    costs = [cost.both for cost in case.costs(BATCH // MICROBATCHES)]
     for name, candidate in (("usual", chosen.usual()), ("planned", chosen.best)):
         (point,) = candidate.points  # the first block of the second stage
-        rows[name] = {"share": sum(costs[:point]) / sum(costs), "speedup": one_device / candidate.step_time}
-    rows["planned"]["peak"] = {M: {name: peak_memory(point, name, M) for name in ("GPipe", "1F1B")} for M in COMPARED}
+        speedup = case.one_device_seconds / candidate.step_time
+        rows[name] = {"share": sum(costs[:point]) / sum(costs), "speedup": speedup}
+    rows["planned"]["peak"] = {M: {name: peak_memory(chosen, name, M) for name in SCHEDULES} for M in COMPARED}
     return rows
 
 
-def peak_memory(point, schedule, microbatches) -> list[int]:
-    """Return the peak of every device in MiB, for a cut before the block with this number."""
-    options = {"schedule": schedule, "microbatches": microbatches, "optimizer": "momentum"}
-    devices = memory.estimate("resnet101", [point], BATCH, IMAGE_SIZE, **options)
-    return [round(device.peak / memory.MIB) for device in devices]
+def peak_memory(chosen, schedule, microbatches) -> list[int]:
+    """Return the peak of every device in MiB, for the planned cut."""
+    case, candidate = replace(chosen.case, optimizer="momentum"), chosen.best
+    candidate = candidate._replace(schedule=schedule, microbatches=microbatches)
+    return [round(device.peak / MIB) for device in planner.devices(case, candidate)]
 
 
 if __name__ == "__main__":

@@ -79,10 +79,6 @@ def asks_while_built():
     return Layers(nn.ModuleList(convs(len(rates))))
 
 
-def orthogonal():
-    return nn.Sequential(nn.utils.parametrizations.orthogonal(nn.Linear(64, 64)), nn.ReLU(), nn.Linear(64, 10))
-
-
 def frozen_backbone():
     model = zoo.resnet18().requires_grad_(False)
     model.fc = nn.Linear(512, 10)
@@ -94,18 +90,6 @@ def checkpointed(twice=True):
     return Layers(nn.ModuleList(deep), stem=nn.Conv2d(3, 16, 3, padding=1), twice=twice)
 
 
-def kept():
-    return checkpointed(False)
-
-
-def lazy():
-    return nn.Sequential(nn.LazyConv2d(16, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(10))
-
-
-def in_place_first():
-    return nn.Sequential(nn.ReLU(inplace=True), nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(7200, 10))
-
-
 def on_meta():
     with torch.device("meta"):
         return zoo.resnet18()
@@ -114,29 +98,6 @@ def on_meta():
 def two_inputs():
     tokens = torch.zeros(4, 64, dtype=torch.long)
     return TwoInputs(), {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
-
-
-def compiled():
-    return torch.compile(zoo.resnet18())
-
-
-def scripted():
-    return torch.jit.script(zoo.resnet18())
-
-
-def bf16():
-    return zoo.resnet18().bfloat16()
-
-
-def double():
-    return nn.Sequential(*(nn.Linear(512, 512) for _ in range(2))).double()
-
-
-def dict_chain():
-    return Layers(nn.ModuleDict({f"part{i}": conv for i, conv in enumerate(convs())}))
-
-
-named_mean, tied, unused_head = NamedMean, Tied, Unused
 
 
 class GrowingList(nn.Module):
@@ -165,10 +126,6 @@ class Joined(nn.Module):
         return self.linear(self.norm(torch.cat(features, 1)))
 
 
-def growing_list():
-    return GrowingList()
-
-
 class TwoOutputs(nn.Module):
     """Returns a second output from a layer in its middle, as GoogLeNet does."""
 
@@ -182,5 +139,103 @@ class TwoOutputs(nn.Module):
         return self.head(self.second(x)), aux
 
 
-def two_outputs():
-    return TwoOutputs()
+class Skip(nn.Module):
+    """Two layers between which two tensors go: no boundary of stages can lie there."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.third = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
+        self.layers = nn.ModuleList(nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU(inplace=True)) for _ in range(3))
+
+    def forward(self, x):
+        x = self.first(x)
+        x = self.third(self.second(x) + 1) + x
+        for layer in self.layers:
+            x = layer(x)
+        return x.view(len(x), 4 * 64)
+
+
+class Residual(nn.Module):
+    """A layer that adds to its input."""
+
+    def __init__(self, act, slope):
+        super().__init__()
+        self.layer, self.act, self.slope = nn.Linear(8, 8), act, slope
+
+    def forward(self, x):
+        return x + self.slope * self.act(self.layer(x))
+
+
+class Alike(nn.Module):
+    """Layers of equal size, some of which do the same."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        kinds = (nn.ReLU(), 1), (nn.ReLU(), 1), (nn.GELU(), 1), (nn.ReLU(), 2), (nn.ReLU(), 1)
+        self.layers = nn.ModuleList(Residual(*kind) for kind in kinds)
+
+    def forward(self, x):
+        x = self.first(x)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class Branch(nn.Linear):
+    """Asks for a value."""
+
+    def forward(self, x):
+        return super().forward(x) if x.sum() > 0 else x
+
+
+class Starts(nn.Linear):
+    """Changes its input."""
+
+    def forward(self, x):
+        return super().forward(x.relu_())
+
+
+class Masked(nn.Linear):
+    """The shape of what it computes depends on values."""
+
+    def forward(self, x):
+        return super().forward(x[x[:, 0] > 0])
+
+
+def needs_one(width):
+    return nn.Linear(width, 8)
+
+
+class Real(nn.Linear):
+    """Computes only in a plan."""
+
+    def forward(self, x):
+        assert type(x).__name__ == "FakeTensor"
+        return super().forward(x)
+
+
+MODELS = {
+    "orthogonal": lambda: nn.Sequential(
+        nn.utils.parametrizations.orthogonal(nn.Linear(64, 64)), nn.ReLU(), nn.Linear(64, 10)
+    ),
+    "kept": lambda: checkpointed(False),
+    "lazy": lambda: nn.Sequential(nn.LazyConv2d(16, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(10)),
+    "in_place_first": lambda: nn.Sequential(
+        nn.ReLU(inplace=True), nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(7200, 10)
+    ),
+    "compiled": lambda: torch.compile(zoo.resnet18()),
+    "scripted": lambda: torch.jit.script(zoo.resnet18()),
+    "bf16": lambda: zoo.resnet18().bfloat16(),
+    "double": lambda: nn.Sequential(*(nn.Linear(512, 512) for _ in range(2))).double(),
+    "dict_chain": lambda: Layers(nn.ModuleDict({f"part{i}": conv for i, conv in enumerate(convs())})),
+    "words": lambda: nn.Sequential(nn.Embedding(50, 8), nn.Sequential(nn.Linear(8, 8), nn.ReLU()), nn.Linear(8, 50)),
+    "huge": lambda: nn.Sequential(nn.Flatten(), *(nn.Linear(2**16, 2**16) for _ in range(4))),
+    "branch": lambda: Branch(8, 8),
+    "masked": lambda: Masked(8, 8),
+    "in_place": lambda: nn.Sequential(nn.Linear(8, 8), Residual(nn.ReLU(inplace=True), 1), Starts(8, 8)),
+    "real": lambda: nn.Sequential(Real(8, 2)),
+    "empty": lambda: nn.Sequential(nn.Flatten()),
+    "number": lambda: 7,
+}
+globals().update(MODELS)  # a plan asks for a function by its name
