@@ -166,10 +166,3 @@ def limit(text) -> int:
     if not (total := seconds(text)):
         raise ValueError("is no time at all; give at least one second, as in 00:10:00")
     return total
-
-
-def duration(time) -> str:
-    """Return some seconds in the unit that one would say: ``42 s``, ``10 min``, ``2.5 h``."""
-    if time < 120:
-        return f"{time:.0f} s"
-    return f"{time / 60:.0f} min" if time < 7200 else f"{time / 3600:.1f} h"
