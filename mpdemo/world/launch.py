@@ -23,8 +23,8 @@ from mpdemo.world import supervisor, warm
 OLDEST = {"torch": "2.11", "torchvision": "0.26"}  # as in pyproject.toml
 ADDRESSES = 4_000_000  # KiB that importing PyTorch maps; with less it aborts without a word that names the limit
 ERRORS = "MPDEMO_ERRORS"  # the folder where a rank that `start` began leaves its line; the first one is printed
-# CUDA does not survive a fork, nor the frameworks of macOS: there each rank starts a Python of its own
-FORKS = sys.platform == "linux" and not any(map(os.path.exists, ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")))
+# CUDA does not survive a fork: where there is a GPU, each rank starts a Python of its own
+FORKS = not any(map(os.path.exists, ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")))
 
 
 def import_pytorch(with_torchvision=False):
