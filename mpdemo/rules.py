@@ -43,6 +43,8 @@ def _check_belonging(s):
             raise UserError(f"{option_name(name)} belongs to --rung {' or '.join(rungs)} alone")
     if s.timeline and not records_timeline(s.rung, s.form):
         raise UserError(f"--timeline records rungs {', '.join(CUT_RUNGS)} in the form per-device")
+    if s.sharded and s.replicas == 1:
+        raise UserError("--sharded divides stages among replicas; allowed: --replicas 2 or more")
     if s.profile and s.steps is not None and s.steps <= 2:
         raise UserError(f"--steps {s.steps} with --profile, which leaves out two steps; allowed: 3 or more")
 

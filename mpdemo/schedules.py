@@ -61,9 +61,11 @@ def placement(schedule, ranks, per_rank=None) -> list[int]:
 def check_schedule(schedule, ranks, microbatches, batch=None) -> str:
     """Refuse numbers that the library's schedule cannot run with, before anything is started; return its name."""
     schedule = schedule_name(schedule)
+    if not isinstance(microbatches, int) or microbatches < 1:
+        raise UserError(f"{microbatches!r} microbatches; allowed: a whole number from 1")
     if batch is not None and batch % microbatches:
-        divisors = [m for m in range(1, 129) if batch % m == 0 and _runs(schedule, ranks, m)]
-        allowed = ", ".join(map(str, divisors))
+        divisors = [m for m in range(1, batch + 1) if batch % m == 0 and _runs(schedule, ranks, m)]
+        allowed = ", ".join(map(str, divisors[:12]))
         raise UserError(f"a batch of {batch} does not divide into {microbatches} microbatches; allowed: {allowed}")
     if not _runs(schedule, ranks, microbatches):
         needs, allowed = "rounds of equally many microbatches", f"any multiple of {ranks}"

@@ -5,13 +5,14 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from test_training import losses, run_here, summary
 
-from mpdemo import models
+from mpdemo import data, models
 from mpdemo.errors import RunFailed, UserError
 from mpdemo.paths import root
 from mpdemo.settings import Settings
@@ -100,6 +101,15 @@ def test_resume_as_another_training_is_refused(runs, change, said):
     out = runs("run", **TOY, steps=1, checkpoint_every=1)
     with pytest.raises(UserError, match=said):
         runs("other", **TOY | {"steps": 2} | change, resume=str(out))
+
+
+def test_another_model_is_refused(runs, monkeypatch):
+    """The settings are the same, as where a folder of images has one class more than before."""
+    out = runs("run", **TOY, steps=1, checkpoint_every=1)
+    load = data.load
+    monkeypatch.setattr(data, "load", lambda *place: replace(load(*place), classes=11))
+    with pytest.raises(UserError, match="the checkpoint is of another model: .* is missing or of another shape"):
+        runs("other", **TOY | {"steps": 2}, resume=str(out))
 
 
 def test_the_same_command_starts_a_run_and_resumes_it(runs):

@@ -5,7 +5,7 @@ from worker_jobs import all_gone, scontrol, sleepers, spec, until
 
 from mpdemo import paths
 from mpdemo.errors import UserError
-from mpdemo.jobs import JobFailed, attach, submit
+from mpdemo.jobs import JobFailed, JobSpec, attach, submit
 
 LAUNCHED = [("slurm", "srun"), ("slurm", "torchrun"), ("here", None)]  # no launcher has a say on this machine
 
@@ -81,6 +81,12 @@ def test_a_failed_process_is_named_with_its_status_cause_and_log(place, launcher
     assert "ValueError: the digits are upside down\n" in str(told.value)
     process = {None: "rank 1 of 2 ended with exit status 7", "srun": "task 1: Exited with exit code 7"}
     assert process.get(launcher, "(exitcode: 7) local_rank: 1") in str(told.value)
+
+
+def test_what_a_program_said_itself_is_shown_where_no_known_failure_is_in_the_log(no_slurm, project):
+    job = submit(JobSpec(name="toy", command=("-c", "print('no data here'); raise SystemExit(1)"), out="runs/toy"))
+    with pytest.raises(JobFailed, match=r"exit status 1; log: .*\nits last lines:\nno data here$"):
+        job.result(60)
 
 
 def test_a_job_of_one_process_that_fails(place):

@@ -111,7 +111,7 @@ def test_random_arguments_arrive_as_they_are(cluster, project, launcher):
         ({"out": "bell\a"}, "control character"),
         ({"command": ("-c", "null\0")}, "control character"),
         ({"command": "python train.py"}, "allowed: a list of texts"),
-        ({"command": ()}, "at least 1 item"),
+        ({"command": ()}, "allowed: at least one"),
     ],
 )
 def test_impossible_specs_are_refused(changes, message):

@@ -92,6 +92,10 @@ def test_communication_delays_only_between_ranks():
 def test_lists_that_do_not_fit_are_refused():
     with pytest.raises(UserError, match="multiple of 2 stages"):
         simulate("GPipe", [1, 1, 1], [1, 1, 1], 2, 2)
+    with pytest.raises(UserError, match="1F1B does not run with 2 stages per rank; allowed: 1"):
+        simulate("1F1B", [1] * 4, [1] * 4, 4, 2)
+    with pytest.raises(UserError, match="0 microbatches; allowed: a whole number from 1"):
+        simulate("GPipe", [1, 1], [1, 1], 0, 2)
     with pytest.raises(UserError, match="3 forward and 2 backward"):
         simulate("GPipe", [1, 1, 1], [1, 1], 2, 3)
 

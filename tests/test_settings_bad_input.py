@@ -104,6 +104,9 @@ REFUSED = [  # options of train, what is said
     ("--rung single --resume {tmp}/empty", "no checkpoint in {tmp}/empty/checkpoints"),
     ("--rung single --out {tmp}/old", "holds the checkpoints of a run; --resume"),
     ("--rung single --resume {tmp}/old", "not a checkpoint of mpdemo or is damaged"),
+    ("--rung single --resume {tmp}/old/checkpoints", "inside a run's folder; give that folder: --resume"),
+    ("--rung hybrid --replicas 1 --sharded", "--sharded divides stages among replicas; allowed: --replicas 2 or more"),
+    ("--rung pipeline --batch-size 254 --processes 200 --microbatches 3", "microbatches; allowed: 254"),
 ]
 UNDER_A_LAUNCHER = [  # its environment as well
     ("--rung ddp --processes 3", WORLD, "--processes 3 contradicts the launcher's 2"),

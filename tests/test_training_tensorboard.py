@@ -34,6 +34,7 @@ def test_a_whole_run_and_a_new_one_in_its_folder(tmp_path):
     assert rates[:3] == pytest.approx([0.01, 0.02, 0.02])
     assert rates[3:] == sorted(rates[3:], reverse=True) and 0 < rates[-1] < 0.002
     agree(*run(tmp_path, steps=2))
+    assert len(scalars(tmp_path / "tensorboard.previous")["train/loss"]) == 9  # kept, as metrics.previous.jsonl is
 
 
 @pytest.mark.parametrize("stop", [3, 4], ids=["at the end of an epoch", "within an epoch"])

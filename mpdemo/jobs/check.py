@@ -109,7 +109,7 @@ class Script:
     def number(self, name) -> int:
         """Return the whole number an option holds; 1 if it is not given or no number (Slurm will report that)."""
         value = self.value(name).split("-")[0]
-        return int(value) if value.isdigit() else 1
+        return max(1, int(value)) if value.isdigit() else 1
 
     def line(self, *names) -> int | None:
         """Return the line of the first of these options that is given."""

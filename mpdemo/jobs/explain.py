@@ -32,6 +32,7 @@ class Known:
     do: str
     notebook: str = ""  # where it is explained
     kind: str = "cause"  # one of `KINDS`
+    by: str = ""  # "slurm": its commands say this where they refuse
 
     @functools.cached_property
     def pattern(self):
@@ -70,10 +71,11 @@ def _pieces() -> list:
     return [(max(words.strip("^$").split("..."), key=len), number) for number, known in rows for words in known.seen]
 
 
-def known_in(line) -> Known | None:
-    """Return the first row of the table whose message is in a line."""
+def known_in(line, by="") -> Known | None:
+    """Return the first row of the table whose message is in a line: of all rows, or of those that one program says."""
     numbers = sorted({number for piece, number in _pieces() if piece in line})
-    return next((known_failures()[n] for n in numbers if known_failures()[n].pattern.search(line)), None)
+    rows = (known_failures()[number] for number in numbers)
+    return next((known for known in rows if by in known.by and known.pattern.search(line)), None)
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from mpdemo.errors import UserError
 from mpdemo.jobs import local_job, slurm_job
-from mpdemo.jobs.explain import report
+from mpdemo.jobs.explain import find, report
 from mpdemo.training.log import rows_in
 
 FINISHED = ("done", "failed", "stopped", "cancelled", "timeout", "out_of_memory", "node_failure", "unknown")
+LAST_LINES = 12  # of a failed job's log, which are shown where no known failure is in it
 RECORD = "job.json"  # in the run's folder: which job it has
 SAY_AFTER = 30.0  # seconds in the queue, after which `wait` prints that the job waits
 DAY = 86400.0  # seconds
@@ -140,8 +141,10 @@ class Job:
         if state == "done":
             raise JobFailed(f"{name} is done but wrote no {file.name} in its folder")
         why = f" ({self.reason})" if self.reason else ""
-        log = ", ".join(map(str, self.log_files)) or "none"
-        raise JobFailed(f"{name}: {state}{why}, exit status {self.exit_status}; log: {log}\n{report(self.log())}")
+        status = "" if self.exit_status is None else f", exit status {self.exit_status}"
+        files, log = ", ".join(map(str, self.log_files)) or "none", self.log()
+        said = report(log) if find(log) else "its last lines:\n" + "\n".join(log.splitlines()[-LAST_LINES:])
+        raise JobFailed(f"{name}: {state}{why}{status}; log: {files}\n{said}")
 
     def keep(self, answer):
         """Keep the last answer for the day when Slurm has forgotten the job; the folder may have a newer one by now."""

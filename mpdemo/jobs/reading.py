@@ -44,7 +44,7 @@ NOT_DONE = re.compile(r"\b(?:not|un|never|before)\b|fail|error|^wandb", re.I)
 # The exit status of the process that failed first, as launchers report it: mpdemo.world.supervisor, srun, torchrun.
 FIRST_STATUS = re.compile(
     r"^mpdemo: rank \d+ of \d+ ended with exit status (\d+)$|^srun: error: \S+: tasks? \S+: Exited with exit code (\d+)"
-    r"|Root Cause.*?^\W*(?:\d+: )?\s*exitcode\s*:\s*(-?\d+)",
+    r"|Root Cause.{0,2000}?^\W*(?:\d+: )?\s*exitcode\s*:\s*(-?\d+)",
     re.MULTILINE | re.DOTALL,
 )
 SLURMSTEPD = r"^(?:\s*\d+: )?slurmstepd(?:-\S+)?: error: "  # Slurm's own process beside each task

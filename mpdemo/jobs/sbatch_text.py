@@ -5,6 +5,7 @@ made here, the commands below them in `mpdemo.jobs.launch_text`.
 """
 
 import dataclasses
+import re
 import shlex
 
 from mpdemo.errors import UserError
@@ -84,7 +85,8 @@ def directives(spec, site) -> list[str]:
         rows += [("no-kill", "when a node fails, the job continues")]
     written = {option_name(option) for option, _ in rows} | CLASHES
     for text in extra:  # one of the two would be lost
-        if not text.startswith("--") or option_name(text) in written or "--gres" in text and "gpu" in text:
+        well_formed, for_gpus = re.fullmatch(r"--[a-z][a-z-]*(=.*)?", text), "--gres" in text and "gpu" in text
+        if not well_formed or for_gpus or option_name(text) in written:
             why = "asks for what the script writes itself, or is no --name=value; take it out, there are words for that"
             raise UserError(f"site file {site.name}.toml: extra {text!r} {why}")
     rows += [(quote(option.removeprefix("--")), "of this site") for option in extra]

@@ -4,10 +4,11 @@ Its words are explained in ``generic.toml``. Only their types are checked here; 
 """
 
 import dataclasses
+import functools
 import os
 import re
+import sys
 import tomllib
-import warnings
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -137,8 +138,14 @@ def all_sites() -> list[Site]:
         try:
             sites.append(read_site(name))
         except UserError as error:
-            warnings.warn(f"skipped: {error}", stacklevel=2)
+            say_once(f"mpdemo: skipped: {error}")
     return sites
+
+
+@functools.cache
+def say_once(line):
+    """Print a line on stderr, the first time that it is said."""
+    print(line, file=sys.stderr)
 
 
 def find_site() -> str:

@@ -19,7 +19,7 @@ from mpdemo.jobs.spec import JobSpec
 from mpdemo.world.launch import check_version
 from mpdemo.world.processes import child_environment
 
-PATIENCE = 180.0  # s for a quota command, or the setup lines and PyTorch together: a slow file system
+PATIENCE = 180.0  # s for the setup lines and PyTorch together: a slow file system
 FOUND = "found by mpdemo:"  # setup lines may print, too
 REPORT = f"import sys, torch; print({FOUND!r}, sys.executable, torch.__version__, torch.cuda.device_count(), sep='|')"
 
@@ -44,7 +44,7 @@ def try_site(site, cluster) -> list[Finding]:
             Finding(False, f"scratch {site.scratch!r}: no folder {scratch}", "make it, or fix the site file")
         )
     if cluster and site.quota:  # its output is shown as it is
-        status, said = run_bounded(["bash", "-s"], site.quota + "\n")
+        status, said = run_bounded(["bash", "-s"], site.quota + "\n", seconds=30)
         shown = "\n       ".join([f"quota, as {site.quota!r} prints it:", *said.splitlines()])
         findings.append(Finding(status == 0, shown, f"make room, or fix quota in {site.name}.toml"))
     if cluster and (site.setup or site.python != "python"):

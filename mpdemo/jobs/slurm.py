@@ -106,8 +106,8 @@ def client(*command, **options) -> str:
         said = done.stderr or "\n".join(line for line in done.stdout.splitlines() if not re.search(" = |[*]{3}", line))
         lines = [line.split("error: ", 1)[-1].strip() for line in said.splitlines() if line.strip()]
         message = f"{command[0]}: " + ("; ".join(dict.fromkeys(lines)) or "no reason given")
-        if known := known_in(said):
-            message += f". Likely cause: {known.what}; {known.do}"
+        if known := known_in(said, by="slurm"):
+            message += f". Likely cause: {known.what_of(said)}; {known.do}"
         raise NoAnswer(message) if any(text in said for text in SILENT) else SlurmError(message)
     return done.stdout
 

@@ -25,6 +25,7 @@ from mpdemo.jobs.slurm import Answer
 PATIENCE = 0.5  # s between two looks at the user's jobs, about which Slurm is asked once per polling interval
 OWN = ("-u", str(os.getuid()), "-t", "all", "-o", "%i|%T|%M|%r")  # number, state, run time, reason
 WAITING = ("-t", "pending", "-S", "-p,i", "-o", "%P|%i")  # of all users, as far as one may see them: the next one first
+OLD = 86400  # s after which the file of an answer goes
 COUNT_EVERY = 6  # polling intervals between two looks at all users' jobs, from which places in the queue are counted
 
 
@@ -100,11 +101,12 @@ def look_up(job_id) -> Answer | None:
     else:  # the job's name may hold anything, so only the fields after it are read; the first of a name counts
         fields = dict(reversed(re.findall(r" (\w+)=(\S*)", line.partition(" UserId=")[2])))
         return slurm.make_answer(*(fields.get(name, "") for name in ("JobState", "Reason", "ExitCode", "RunTime")))
-    with contextlib.suppress(slurm.SlurmError):  # no accounting
-        for row in slurm.client("sacct", "-nPX", "-o", "State,ExitCode,Elapsed", "-j", job_id).splitlines()[-1:]:
-            state, exit_code, run_time = row.split("|")
-            return slurm.make_answer(state, "", exit_code, run_time)
-    return None
+    try:
+        rows = slurm.client("sacct", "-nPX", "-o", "State,ExitCode,Elapsed", "-j", job_id).splitlines()
+    except slurm.SlurmError:  # no accounting
+        return None
+    fields = rows[-1].split("|") if rows else []
+    return slurm.make_answer(fields[0], "", *fields[1:]) if len(fields) == 3 else None
 
 
 def answer_from_files(job) -> Answer:
@@ -125,6 +127,10 @@ class Listing(NamedTuple):
     asked: float = 0.0
     answered: float = 0.0
     rows: tuple = ()
+
+    def is_fresh(self, interval) -> bool:
+        """Whether Slurm was asked less than `interval` seconds ago; a clock may be set back."""
+        return 0 <= time.time() - self.asked < interval
 
 
 def own_job(job, interval) -> tuple[Answer | None, float]:
@@ -151,15 +157,15 @@ def listed(identity, question, interval) -> Listing:
 
     Where Slurm does not answer, or another kernel is asking just now, it is the last one.
     """
-    file, known = _file(identity, question), Listing()
-    with contextlib.suppress(OSError, ValueError, TypeError):  # not there yet, or of another version
-        known = Listing(*json.loads(file.read_text()))
-    if 0 <= time.time() - known.asked < interval:  # a clock may be set back
+    file = _file(identity, question)
+    if (known := _kept(file)).is_fresh(interval):
         return known
     with contextlib.ExitStack() as stack:
         try:
             lock = stack.enter_context(file.with_suffix(".lock").open("w"))
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if (known := _kept(file)).is_fresh(interval):  # another kernel has just asked
+                return known
         except BlockingIOError:  # another kernel is asking
             return known
         except OSError:  # a full or read-only home: every job asks for itself
@@ -173,7 +179,17 @@ def listed(identity, question, interval) -> Listing:
             part = file.with_suffix(f".{os.getpid()}")
             part.write_text(json.dumps(known))
             part.replace(file)
+            for other in file.parent.glob("queue-*"):  # of clusters that are gone
+                if time.time() - other.stat().st_mtime > OLD:
+                    other.unlink()
         return known
+
+
+def _kept(file) -> Listing:
+    try:
+        return Listing(*json.loads(file.read_text()))
+    except (OSError, ValueError, TypeError):  # not there yet, or of another version
+        return Listing()
 
 
 def forget(identity):

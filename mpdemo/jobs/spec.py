@@ -15,7 +15,7 @@ from mpdemo.settings import Settings
 
 def as_texts(command):
     """Return the words of a command, which may be numbers, as texts; a text is no list of words."""
-    return command if isinstance(command, str) else tuple(map(str, command))
+    return tuple(map(str, command)) if isinstance(command, list | tuple) else command
 
 
 @one_line_errors()
@@ -54,7 +54,7 @@ class JobSpec:
     least_nodes: int | None = Field(None, ge=1, description="when nodes fail, continue with so many; torchrun alone")
     signal: str | None = Field(
         None,
-        pattern=r"^(USR1|USR2|TERM|INT)@\d{1,5}$",
+        pattern=r"^(USR1|USR2|TERM|INT)@[0-9]{1,5}$",
         description="'USR1@60' sends SIGUSR1 to every process 60 s before the time limit",
     )
 

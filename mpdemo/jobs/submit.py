@@ -170,4 +170,6 @@ def make_folder(spec) -> Path:
             folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make the run's folder {spec.out}: {error.strerror}") from None
+    if not os.access(paths.root() / spec.out, os.W_OK | os.X_OK):
+        raise UserError(f"cannot write into {spec.out}; work in a folder of your own: export MPDEMO_ROOT=...")
     return paths.root() / spec.out

@@ -12,6 +12,7 @@ from mpdemo.cuts import DEPTH
 from mpdemo.errors import UserError
 from mpdemo.models.blocks import Blocks
 from mpdemo.models.transformer import transformer
+from mpdemo.settings import MODELS
 
 NORMS = {"batch": nn.BatchNorm2d, "group": lambda channels: nn.GroupNorm(min(8, channels), channels)}
 
@@ -78,6 +79,9 @@ def build(name, *, classes=10, channels=1, image_size=28, norm="batch", seed=0) 
     seed : int
         Of the initial weights.
     """
+    for kind, choice, allowed in (("model", name, MODELS), ("norm", norm, NORMS)):
+        if choice not in allowed:
+            raise UserError(f"unknown {kind} {choice!r}; allowed: {', '.join(allowed)}")
     norm = NORMS[norm]
     networks = {
         "toy": lambda: toy(channels * image_size**2, classes),

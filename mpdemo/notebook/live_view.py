@@ -20,7 +20,7 @@ from IPython.display import HTML, display
 
 from mpdemo.errors import UserError
 from mpdemo.jobs import attach
-from mpdemo.notebook.snapshot import Snapshot, together
+from mpdemo.notebook.snapshot import Snapshot, labels, together
 
 POLL = 0.25  # s, polling interval
 CANCEL_WAIT = 20.0  # s that a cancelled job has to end before the cell stops waiting for it
@@ -110,8 +110,8 @@ class JobWidget:
 
     def __init__(self, jobs):
         self.jobs, self.cancelled = jobs, {}
-        names = [(Path(job.out).name, number) for number, job in enumerate(jobs)]
-        self.detail = w.ToggleButtons(options=names)
+        names = labels(jobs)
+        self.detail = w.ToggleButtons(options=[(name, number) for number, name in enumerate(names)])
         self.button = w.Button(description="Cancel", icon="stop", button_style="danger")
         self.button.on_click(self._press)
         again = ", ".join(f'"{Path(job.out).as_posix()}"' for job in jobs)

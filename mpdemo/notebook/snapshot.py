@@ -21,7 +21,7 @@ class Snapshot:
     def __init__(self, job):
         self.finished = job.finished  # first: what is read after it is then the end
         self.state, self.reason, self.queue = job.state, job.reason, job.queue
-        self.run_time, self.where, self.id = job.run_time, job.where, job.id
+        self.run_time, self.where, self.id, self.out = job.run_time, job.where, job.id, job.out
         self.log, self.name = job.log(), Path(job.out).name
         rows = job.metrics()
         self.steps = [row for row in rows if row["event"] == "step"]
@@ -100,6 +100,12 @@ def together(snapshots) -> Bundle:
     if not trained:
         return Bundle(lines)
     title = "\n".join(f"{s.line}, {s.run_time:.1f} s on {s.where}" for s in trained)
-    picture = curves({s.name: s.steps for s in trained}, title=title)
+    picture = curves(dict(zip(labels(trained), (s.steps for s in trained), strict=True)), title=title)
     picture.data["text/plain"] = lines
     return picture
+
+
+def labels(jobs) -> list[str]:
+    """Return what to call jobs or snapshots: by the folder's name, and by the number too where a name repeats."""
+    names = [Path(job.out).name for job in jobs]
+    return [f"{name} (job {job.id})" if names.count(name) > 1 else name for name, job in zip(names, jobs, strict=True)]

@@ -43,7 +43,10 @@ def scalars(folder) -> dict:
 
     The values are in the order in which they were written, without those that TensorBoard hides.
     """
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    try:
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    except ImportError:
+        raise UserError("the package tensorboard is not installed; pip install tensorboard") from None
 
     if not list(Path(folder).glob("events.out.tfevents.*")):
         raise UserError(f"{folder} holds no event file of TensorBoard; was the run started with --tensorboard?")

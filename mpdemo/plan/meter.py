@@ -1,7 +1,5 @@
 """Run every block of a model alone on fake tensors, and count what it allocates, computes and moves."""
 
-import re
-
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -11,9 +9,6 @@ from mpdemo.models.whole import rows_of_block
 from mpdemo.plan.counting import LiveMemory, rounded, tensors_in
 from mpdemo.rules import CUT_RUNGS
 
-NAME = re.compile(  # in code, but in strings: getattr(self.layers, "0").conv, relu_1
-    r"(?:getattr\()+[\w.]+(?:, \"\w+\"\)[\w.]*)+|\b(?!torch\b|True\b|False\b|None\b)(?<!['.\w])[A-Za-z_][\w.]*"
-)
 aten = torch.ops.aten
 ON_A_CPU = {  # of attention on a CPU, which PyTorch counts from 2.15 on: that on a GPU takes the same operations
     aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[aten._scaled_dot_product_flash_attention],
@@ -142,6 +137,18 @@ def signature(module) -> tuple:
 
 
 def _operations(traced) -> str:
-    """Return the code of a traced layer; numbers stand for its results, layers and tensors: no names."""
-    numbers, code = {}, traced.graph.python_code("self").src
-    return NAME.sub(lambda match: str(numbers.setdefault(match[0], len(numbers))), code)
+    """Return the graph of a traced layer as text; numbers stand for its results, layers and tensors: no names."""
+    numbers = {module: number for number, module in enumerate(traced.modules())}
+    tensors = [name for name, _ in (*traced.named_parameters(), *traced.named_buffers())]
+    results, lines = {}, []
+    for node in traced.graph.nodes:
+        target = str(node.target)
+        if node.op == "call_module":
+            target = numbers[traced.get_submodule(target)]
+        elif node.op == "get_attr" and target in tensors:
+            target = tensors.index(target)
+        elif node.op in ("placeholder", "output"):
+            target = ""
+        lines.append((node.op, target, str(torch.fx.map_arg((node.args, node.kwargs), results.get))))
+        results[node] = len(results)
+    return str(lines)

@@ -14,7 +14,7 @@ from itertools import product
 
 from mpdemo.errors import UserError
 from mpdemo.plan.bubble import order
-from mpdemo.schedules import check_schedule
+from mpdemo.schedules import check_schedule, usual_stages_per_rank
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,10 @@ def simulate(schedule, forward, backward, microbatches, ranks, weight=None, comm
             f"allowed: one of each per stage, and a multiple of {ranks} stages"
         )
     schedule, stages_per_rank = check_schedule(schedule, ranks, microbatches), stages // ranks
+    usual, several = usual_stages_per_rank(schedule), schedule.startswith("Interleaved")
+    if stages_per_rank < 2 if several else stages_per_rank != usual:
+        allowed = "2 or more" if several else usual
+        raise UserError(f"{schedule} does not run with {stages_per_rank} stages per rank; allowed: {allowed}")
     share = [1.0] + [0.5] * (stages - 1) if weight is None else weight
     share = [share] * stages if isinstance(share, int | float) else share
     seconds = {"F": forward, "B": backward}

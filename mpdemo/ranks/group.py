@@ -112,7 +112,7 @@ class Processes:
         if self.alive:
             return None
         status, end = self.folder / "status", time.monotonic() + END_SECONDS
-        while not status.exists() and time.monotonic() < end:
+        while not status.exists() and is_running(*self.supervisor) and time.monotonic() < end:
             time.sleep(POLL / 5)
         ended = json.loads(status.read_text()) if status.exists() else {}
         number = min(self.gone, default=0) if ended.get("rank") is None else ended["rank"]

@@ -112,6 +112,9 @@ def newest(run_folder) -> Path:
     """Return the newest checkpoint of a run's folder; refuse a folder without one."""
     folder = Path(run_folder) / "checkpoints"
     if not (checkpoints := in_order(folder)):
+        above = (folder.parent, *folder.parent.parents[:2])
+        if own := next((path.parent for path in above if path.name == "checkpoints"), None):
+            raise UserError(f"--resume {run_folder} is inside a run's folder; give that folder: --resume {own}")
         raise UserError(f"no checkpoint in {folder}; resume a run that was started with --checkpoint-every N")
     return checkpoints[-1]
 
@@ -166,6 +169,10 @@ def restore(state, model, optimizer):
     own = tensors_of(model, optimizer)
     large = {name: tensor for name, tensor in own.items() if tensor.dim()}
     reader = dcp.HuggingFaceStorageReader(str(state["path"]))
+    shapes = {name: tensor.size for name, tensor in reader.read_metadata().state_dict_metadata.items()}
+    for name in (name for name, tensor in large.items() if shapes.get(name) != tensor.shape):
+        name = name.removeprefix("model.")
+        raise UserError(f"the checkpoint is of another model: {name} is missing or of another shape in it")
     dcp.load(large, storage_reader=reader, no_dist=not dist.is_initialized())
     found = large | {name: state["small"][name] for name in own if name not in large}
     weights, states = (
@@ -174,7 +181,8 @@ def restore(state, model, optimizer):
     )
     states = get_state_dict(model, optimizer, options=FLAT)[1] | states
     set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=states, options=FLAT)
-    for random in state["random"][place()[0] :][:1]:  # in a larger world the new ranks keep what their seed gave them
-        torch.set_rng_state(random["torch"])
-        if random["cuda"] is not None and torch.cuda.is_available():
-            torch.cuda.set_rng_state(random["cuda"])
+    rank, _ = place()
+    if rank < len(state["random"]):  # in a larger world the new ranks keep the state that their seed gave them
+        torch.set_rng_state(state["random"][rank]["torch"])
+        if state["random"][rank]["cuda"] is not None and torch.cuda.is_available():
+            torch.cuda.set_rng_state(state["random"][rank]["cuda"])

@@ -144,8 +144,9 @@ class TensorBoardLog:
         from torch.utils.tensorboard import SummaryWriter
 
         self.learning_rate, path = learning_rate, folder / "tensorboard"
-        if rows is None:
-            shutil.rmtree(path, ignore_errors=True)
+        if rows is None and path.exists():  # like metrics.previous.jsonl
+            shutil.rmtree(folder / "tensorboard.previous", ignore_errors=True)
+            path.replace(folder / "tensorboard.previous")
         threading.excepthook = tell_full_disk
         try:
             self.writer = SummaryWriter(path, purge_step=0, flush_secs=FLUSH)

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from mpdemo.errors import UserError
 
-LOCK = "/sys/devices/system/cpu/cpu{}"  # which a process locks to have the core: a folder that every user can open
+LOCK = "/tmp/mpdemo-core-{}.lock"  # one for all users: they share the cores as well
 ALLOWED_CORES = os.sched_getaffinity(0)  # those that this process was given, before it pins itself to some of them
 RESERVED = 4294967290  # Slurm's numbers from here on are no steps of srun: a batch script, an interactive job
 
@@ -107,21 +107,25 @@ def claim_cores(world, count=1):
         if len(locks) < count and (lock := _locked(core)) is not None:
             locks[core] = lock
     if len(locks) == count:
-        os.sched_setaffinity(0, locks)  # the folders stay open, and so locked, until this process ends
+        os.sched_setaffinity(0, locks)  # the files stay open, and so locked, until this process ends
         return
     for lock in locks.values():
         os.close(lock)
 
 
 def _locked(core) -> int | None:
-    """Return the core's open and locked folder; None if another process has it, or there is none."""
+    """Return the open lock file of a core; None if another process has it, or files cannot be locked here."""
+    path, flags = LOCK.format(core), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     with contextlib.suppress(OSError):
-        folder = os.open(LOCK.format(core), os.O_RDONLY | os.O_CLOEXEC)
         try:
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return folder
+            file = os.open(path, flags)
+        except FileNotFoundError:  # Linux lets nobody create in /tmp what another user has there
+            file = os.open(path, flags | os.O_CREAT, 0o444)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
         except OSError:
-            os.close(folder)
+            os.close(file)
     return None
 
 

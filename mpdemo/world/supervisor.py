@@ -2,8 +2,7 @@
 
 A supervisor starts the ranks as its children, adopts every orphan of theirs, and ends the whole tree when the job ends,
 on SIGTERM, at the time limit, or when its owner dies, which it sees by the end of a pipe. It is a launcher (launch.py),
-or was forked for a job of a notebook (warm.py). What a job holds: `mpdemo.jobs.local_job.start`. Without "processes"
-its command is bash, which waits for srun.
+or was forked for a job of a notebook (warm.py).
 """
 
 import contextlib
@@ -16,7 +15,7 @@ import socket
 import sys
 import time
 
-PRCTL = getattr(ctypes.CDLL(None), "prctl", lambda *_: None)  # Linux alone has it
+PRCTL = getattr(ctypes.CDLL(None), "prctl", lambda *_: None)
 SIGNAL_AT_PARENTS_DEATH, NAME, ADOPT_ORPHANS = 1, 15, 36  # PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER
 STOPPED = 3  # the exit status of a process that stopped with a checkpoint
 STOPS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
@@ -64,7 +63,8 @@ class Ranks:
                     become_rank(job, rank, port, parent)
                 except BaseException as error:
                     print(f"cannot start {job['command'][0]}: {error}", file=sys.stderr, flush=True)
-                os._exit(127)
+                finally:  # whatever happens, a child never goes on with its parent's program
+                    os._exit(127)
             self.numbers.append(pid)
         for descriptor in (unready, *job.get("inputs", ())):
             os.close(descriptor)
@@ -172,7 +172,14 @@ def end_tree(job, ranks):
 
 
 def supervise(job) -> dict:
-    """Run a job from its start to its end; return how that came, the rank that failed first, and the exit status."""
+    """Run a job from its start to its end; return how that came, the rank that failed first, and the exit status.
+
+    `job` has its ``name``, ``command``, ``cwd``, ``environment`` and ``grace`` (s, between the request to end and the
+    kill), and may have ``processes`` (without them the command is bash, which waits for srun), ``torchrun`` (a single
+    process is told its place as well), ``run_program`` (runs the command in a forked process), ``inputs`` (a descriptor
+    for each rank), ``owner`` (a descriptor whose end ends the job), ``limit`` (s), ``signal`` (as ``USR1@60``),
+    ``ranks`` (the file of the processes' numbers) and ``quiet`` (no line about a rank that failed).
+    """
     PRCTL(ADOPT_ORPHANS, 1, 0, 0, 0)
     terminations, warnings = [], []
     wake, woken = os.pipe()

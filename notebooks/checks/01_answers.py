@@ -1,5 +1,7 @@
 """Checks of notebook 01: accumulation and accuracy."""
 
+import copy
+
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -24,7 +26,7 @@ def require_accumulation(accumulate, parts):
     whole, last, older = gradient_of_last(12), gradient_of_last(12 // parts), gradient_of_last(5)
     seen, passes, sizes = [], [], []
     model.weight.grad, optimizer = older.clone(), torch.optim.SGD(model.parameters(), lr=0.1)
-    optimizer.register_step_pre_hook(lambda *_: seen.append(model.weight.grad.clone()))
+    optimizer.register_step_pre_hook(lambda *_: seen.append(copy.deepcopy(model.weight.grad)))  # it may change later
     model.weight.register_hook(lambda _: passes.append(1))
     model.register_forward_hook(lambda layer, inputs, outputs: sizes.append(len(inputs[0])))
     accumulate(model, optimizer, cross_entropy, images, labels, parts)
@@ -35,6 +37,7 @@ def require_accumulation(accumulate, parts):
     when = f"With {parts} parts the gradient is"
     assert sizes == parts * [12 // parts], f"With {parts} parts of 12 images the model saw {sizes} images."
     assert len(seen) == 1, f"The optimizer made {len(seen)} steps for one batch of {parts} parts."
+    assert seen[0] is not None, "When the optimizer steps, the gradients are gone."
     assert not is_like(parts * whole), f"{when} {parts} times that of the whole batch, once for each part."
     only_last = f"Only the gradient of the last of {parts} parts is left when the optimizer steps."
     assert not is_like(last) and not is_like(last / parts), only_last

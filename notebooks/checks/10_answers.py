@@ -38,7 +38,8 @@ def read(text):
     assert not re.search(r"localhost|127\.0\.0\.1", given), "On node 1, localhost is node 1: nothing listens there."
     for value, what in ALL_NODES.items():
         assignment = re.search(rf"""\bMASTER_ADDR=["']?{value}["']?(?=\s|;|$)""", given)
-        assert not assignment, f"MASTER_ADDR holds {what}: no machine has such a name."
+        fixed = assignment and re.search(r"\bMASTER_ADDR=|\bread\b.*\bMASTER_ADDR", given[assignment.end() :])
+        assert not assignment or fixed, f"MASTER_ADDR holds {what}: no machine has such a name."
     step = CPUS.search(launch) or EXPORTED.search(given)
     assert step, "The job has 4 CPUs per task, but the step that srun starts has one, as in Slurm 22.05 to 23.02."
     wrong = step[1].isdecimal() and int(step[1]) != cpus

@@ -109,13 +109,20 @@ def lines_of(log):
     return [line for line in lines if line.strip()]
 
 
+class Options(argparse.ArgumentParser):
+    """A parser that refuses an answer where the command would end with an error."""
+
+    def error(self, message):
+        raise AssertionError(f"The command is refused: {message}.")
+
+
 def training_of(text):
     """Return how a command or a batch script starts its training: the words before ``train``, and the settings."""
     lines = text.replace("\\\n", " ").splitlines()
     commands = [shlex.split(line, comments=True) for line in lines if re.search(r"\bmpdemo\s+train\b", line)]
     words = next((words for words in commands if "train" in words), [])
     assert words, "There is no `-m mpdemo train` in it."
-    place, parser = words.index("train"), argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    place, parser = words.index("train"), Options(add_help=False)
     add_options(parser, Settings)
     with told("The command is refused"):
         parsed, unknown = parser.parse_known_args(words[place + 1 :])
