@@ -12,11 +12,14 @@ from pathlib import Path
 import nbformat
 import psutil
 import pytest
+import torch
+from torch.nn import functional
 
 from mpdemo.errors import UserError
 from mpdemo.paths import root, source
 from mpdemo.same import command, resume
 from mpdemo.same.compare import TABLE
+from mpdemo.same.mpdemo_watcher import data
 from mpdemo.same.watcher import Watcher
 
 SCRIPTS = root() / "tests" / "same"
@@ -40,6 +43,10 @@ LIST = "loader = [(x[rank::world], y[rank::world]) for x, y in DataLoader(list(t
 DDP = "model = DistributedDataParallel(Net())"
 LOSS = "nn.functional.cross_entropy(model(x), y) / args.accumulate"
 SHOWN = "shown = mean(total)"
+BY_PLACE = LOSS.replace("model(x), y", "model(x), y, None, None, -1")
+SAVE = 'torch.save(state, "last.tmp")'
+BY_NAME = 'torch.save(obj=state, f="last.tmp")'
+BY_NAME += '\n        safetensors.torch.save_file(tensors=state["model"], filename="last.safetensors")'
 DIVIDED = ("args.batch_size // world //", "args.batch_size //")
 ONE_ORDER = LOADER.replace("=sampler", "=sampler if world > 1 else None, shuffle=world == 1")
 AUGMENT = ("def data():", AUGMENTED, "random_split(TensorDataset(x", "random_split(Augmented(x")
@@ -55,6 +62,8 @@ RIGHT = {
     "functions": ("", "plain.py"),
     "accumulation": ("", "plain.py --accumulate 2"),
     "no seed": ("", "plain.py", SEED, ""),
+    "arguments by place": ("", "plain.py", LOSS, BY_PLACE),
+    "arguments by name": ("", "plain.py", SAVE, BY_NAME, "import torch\n", "import safetensors.torch\nimport torch\n"),
     "batch of one process as an argument": ("", "plain.py --batch-size {16}", *DIVIDED),
     "FSDP2 as a class": ("", "sharded.py --accumulate 2"),
     "HSDP": ("", "sharded.py --how hsdp --accumulate 2"),
@@ -187,8 +196,8 @@ def judge(watcher, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_right_script_is_the_same_training(judge, name):
-    if name == "Lightning":
-        pytest.importorskip("lightning")
+    if module := {"Lightning": "lightning", "arguments by name": "safetensors"}.get(name):
+        pytest.importorskip(module)
     note, *case = RIGHT[name]
     names, found = judge(*case)
     assert names == [] and note in str(found["notes"])
@@ -242,6 +251,59 @@ def test_what_lies_in_the_readers_folder_is_read_and_never_changed(judge, watche
     with pytest.raises(UserError, match="let it write to a relative path"):
         command.verdicts_of(watcher, [1, 2])
     assert not (folder / "out" / "last.tmp").exists()
+
+
+TREES = {  # script: files of the reader, and what an earlier run has left
+    "a/b/train.py": (["a/common.py", "a/data/x.npz", "a/b/c/more.txt", "notes.txt"], []),
+    "train.py": (
+        ["data/x.npz", "out/config.yaml", "out/ckpt/info.txt"],
+        ["data/cache.pt", "out/ckpt/m.pt", "old/m.pt"],
+    ),
+}
+
+
+@pytest.mark.parametrize("script", TREES)
+def test_only_what_an_earlier_run_has_left_is_hidden(watcher, tmp_path, monkeypatch, script):
+    files, left = TREES[script]
+    for name in (script, *files, *left):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    watcher.aim(arguments(script))
+    watcher.hidden = {tmp_path / name for name in left}
+    run = watcher.home / f"mirror_{Path(script).parent.name}"
+    watcher.mirror(Path("/"), run)
+    here = Path(f"{run}{tmp_path}")
+    assert [name for name in (script, *files, *left) if (here / name).exists()] == [script, *files]
+    assert not (here / "old").exists()
+
+
+X, ONES = torch.arange(8.0).reshape(4, 2), torch.ones(2)
+STATISTICS = {"running_mean": ONES, "running_var": ONES}
+NO_STATISTICS = {"running_mean": None, "running_var": None}
+CALLS = [  # function, its arguments by place and by name, what is noted, those that let it draw nothing
+    ("dropout", (X, 0.5), {}, ["dropout"], {"training": False}),
+    ("dropout", (X, 0.5), {"training": False}, [], {}),
+    ("dropout", (X, 0.5, False), {}, [], {}),
+    ("dropout", (X,), {"p": 0.0}, [], {}),
+    ("alpha_dropout", (X, 0.5), {}, [], {}),
+    ("alpha_dropout", (X,), {"training": True}, ["dropout"], {"training": False}),
+    ("scaled_dot_product_attention", (X, X, X), {"dropout_p": 0.5}, ["dropout"], {"dropout_p": 0.0}),
+    ("scaled_dot_product_attention", (X, X, X), {"is_causal": True}, [], {}),
+    ("batch_norm", (X,), STATISTICS | {"training": True}, ["batchnorm"], {"training": False}),
+    ("batch_norm", (X,), NO_STATISTICS | {"training": True}, ["batchnorm"], {}),
+    ("batch_norm", (X, None, None, None, None, True), {}, ["batchnorm"], {}),
+    ("batch_norm", (X,), STATISTICS, [], {}),
+]
+
+
+@pytest.mark.parametrize(("name", "args", "options", "noted", "off"), CALLS)
+def test_a_function_is_noted_and_switched_off_where_it_draws_by_chance(monkeypatch, name, args, options, noted, off):
+    notes, function = [], getattr(functional, name)
+    monkeypatch.setattr(data, "note_once", lambda _, kind: notes.append(kind))
+    monkeypatch.setitem(data.ORDER, "without", ["dropout", "batchnorm"])
+    drawn = data.switched(function, *data.SWITCHES[name])(*args, **options)
+    assert notes == noted and torch.equal(drawn, function(*args, **options | off))
 
 
 def state(folder) -> dict:

@@ -102,18 +102,31 @@ def test_a_job_is_only_what_its_cluster_says_of_its_user(place):
 
 
 def test_a_folder_that_cannot_be_read_is_said_in_its_row(place, tmp_path, monkeypatch):
+    """Given by its own name or found; beside it lie folders in which nobody works."""
     folder = place("frank")
-    (folder / "runs").mkdir()
-    closed = Path.iterdir
+    for other in (".cache", "notes"):
+        (folder.parent / other).mkdir()
+    listed = Path.iterdir
 
     def iterdir(path):
         if path == folder:
             raise PermissionError(13, "Permission denied")
-        return closed(path)
+        return listed(path)
 
     monkeypatch.setattr(Path, "iterdir", iterdir)  # root, who runs this in CI, may read everything
-    assert learners([tmp_path / "class"]) == [folder]
+    monkeypatch.setattr(os, "access", lambda path, mode: path != folder)
+    assert learners([tmp_path / "class"]) == learners([folder]) == [folder]
     assert cells(folder)["exercises right"] == "cannot be read: Permission denied"
+
+
+def test_runs_that_lie_elsewhere_are_counted_and_measured(place, tmp_path):
+    """As with MPDEMO_RUNS: runs/ is a link."""
+    folder = place("grace")
+    (tmp_path / "disk").mkdir()
+    (folder / "runs").symlink_to(tmp_path / "disk")
+    run_folder(folder, "a", JOB | {"final": {"state": "done"}}, model_pt="x" * 3 * 2**20)
+    seen = cells(folder)
+    assert seen["done"] == 1 and int(seen["MiB in runs"]) >= 3
 
 
 def test_a_folder_in_which_nobody_works_is_refused(tmp_path):

@@ -24,6 +24,8 @@ class FakeJob:
 
     def wait(self, *limits):
         assert 0 < max(limits) <= 60  # bounded, by what is left of the time for all jobs
+        if self.state == "running":
+            raise TimeoutError('follow it again: await follow("runs/toy")')
 
     def result(self):
         if self.state != "done":
@@ -85,6 +87,14 @@ def test_a_failed_job_ends_the_experiment(fake):
     with pytest.raises(JobFailed, match="scale_strong_2"):
         run_jobs(Experiment(nodes=(1, 2, 4)), wait=60)
     assert [job.name for job in submitted] == ["scale_strong_1", "scale_strong_2"]
+
+
+def test_the_command_says_how_to_resume_when_time_is_over(fake, project, capsys):
+    fake[1]["scale_strong_2"] = "running"
+    assert main(["scale", "--nodes", "1,2", "--wait", "60"]) == 1
+    said = "job 7 (scale_strong_2) is still running after 60 s; do: the same again, which resumes with what has ended"
+    error = capsys.readouterr().err
+    assert said in error and "follow" not in error and len(error.splitlines()) == 1
 
 
 def test_a_job_that_was_cancelled_runs_again_in_the_next_call(fake, project, monkeypatch):

@@ -138,8 +138,9 @@ class Watcher:
         own = self.real, self.script.parent
         ways = {path for leaf in (*own, *self.hidden) for path in (leaf, *leaf.parents)}
         found = {path for path in ways if path.parent == real != path}
+        near = any(real.is_relative_to(parent) for parent in (self.real, *self.real.parents[:LEVELS]))
         with contextlib.suppress(PermissionError):
-            if real in (*own, *self.real.parents[:LEVELS]):
+            if near or real in own:
                 found |= set(real.iterdir())
         for path in found - self.hidden:
             if path in ways:

@@ -49,16 +49,24 @@ def main(args) -> int:
 
 
 def learners(folders) -> list[Path]:
-    """Return the folders that learners work in: those given, or all right below one in which nobody works."""
+    """Return the folders that learners work in, among `folders` and the folders right below them."""
     result = []
     for folder in (Path(folder).resolve() for folder in folders):
         if not os.path.isdir(folder):  # false, too, for a folder that one may not look at
             raise UserError(f"{folder} is no folder, or hidden; give the learners' folders, or the one that holds them")
-        own = any(os.path.isdir(folder / name) for name in ("runs", "work"))
-        result += [folder] if own else sorted(below for below in folder.iterdir() if os.path.isdir(below))
+        below = []
+        with suppress(OSError):
+            below = sorted(folder.iterdir())
+        result += filter(worked_in, (folder, *below))
     if not result:
         raise UserError(f"no runs/ or work/ in {', '.join(map(str, folders))} or right below; give learners' folders")
     return list(dict.fromkeys(result))
+
+
+def worked_in(place) -> bool:
+    """Whether a learner works there; a folder that cannot be looked into counts, so that its row says so."""
+    inside = not os.access(place, os.X_OK) or any(os.path.isdir(place / name) for name in ("runs", "work"))
+    return os.path.isdir(place) and inside
 
 
 def jobs_in_queue() -> dict:
@@ -83,7 +91,7 @@ def row(folder, identity, queue) -> list:
             states[record.parent] = NAMES.get(state, "other")
     counts = Counter(states.values())
     running = ", ".join(str(out.relative_to(runs)) for out, state in states.items() if state == "running")
-    size = subprocess.run(["du", "-sm", runs], capture_output=True, text=True).stdout.split()
+    size = subprocess.run(["du", "-smD", runs], capture_output=True, text=True).stdout.split()
     return [exercises(folder), *(counts[state] for state in COUNTED), running, (size or ["0"])[0]]
 
 

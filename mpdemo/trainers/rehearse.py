@@ -32,8 +32,7 @@ from mpdemo.world.processes import clean_up_on_signals
 
 HEADERS = ("job", "submitted", "waited", "ran", "what to fix")
 SMALL = ["--steps", "2", "--warmup-steps", "0"]  # of a training run
-# What follows the folder in a lab's command when it is small: one part of it, or a number of steps.
-LABS = {"less_memory": ["layout"], "lightning_training": ["2"]}
+LABS = {"lightning_training": ["2"]}  # what follows the folder in a lab's command when it is small: a number of steps
 LONGEST = 200  # characters of a line of advice
 
 

@@ -126,7 +126,11 @@ def run_jobs(experiment, site=None, wait=3600.0) -> dict:
     for size, spec in specs.items():
         done[size] = submit(spec, site, resubmit=has_failed(spec))
         left = max(0.0, end - time.monotonic())
-        done[size].wait(left, left)
+        try:
+            done[size].wait(left, left)
+        except TimeoutError:
+            still = f"job {done[size].id} ({spec.name}) is still {done[size].state} after {wait:g} s"
+            raise TimeoutError(f"{still}; do: the same again, which resumes with what has ended well") from None
         done[size].result()  # its error, if it failed
     return done
 

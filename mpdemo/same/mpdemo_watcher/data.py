@@ -17,11 +17,14 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from .notes import ORDER, finish, note, note_once, now, number_of
 
-DROPOUTS = "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout"
-# Function -> what it draws by chance, with place, name and default of the argument that switches it off.
-SWITCHES = {name: ("dropout", 1, "p", 0.5) for name in DROPOUTS.split()} | {
-    "scaled_dot_product_attention": ("dropout", 4, "dropout_p", 0.0),
-    "batch_norm": ("batchnorm", 5, "training", False),
+DROPOUT = ("dropout", "training", True, "input p training inplace")
+NORM = "input running_mean running_var weight bias training momentum eps"
+# Function -> what it draws by chance, name and default of the argument that switches it off, names of all arguments.
+SWITCHES = dict.fromkeys(("dropout", "dropout1d", "dropout2d", "dropout3d"), DROPOUT) | {
+    "alpha_dropout": ("dropout", "training", False, DROPOUT[-1]),
+    "feature_alpha_dropout": ("dropout", "training", False, DROPOUT[-1]),
+    "scaled_dot_product_attention": ("dropout", "dropout_p", 0.0, "query key value attn_mask dropout_p is_causal"),
+    "batch_norm": ("batchnorm", "training", False, NORM),
 }
 loaders, datasets, passes = [], {}, collections.Counter()
 trained = collections.defaultdict(set)  # by loader: the passes over it in which there was a step
@@ -90,17 +93,16 @@ def watch():
     _MapDatasetFetcher.fetch = fetch(_MapDatasetFetcher.fetch, "augmentation" in ORDER["without"])
 
 
-def switched(function, kind, place, name, default):
+def switched(function, kind, name, default, names):
     """Note that a function draws by chance, or let it draw nothing."""
 
     def watched(*args, **options):
-        given = dict(enumerate(args)) | options
-        key = place if place in given else name
-        if given.get(key, default):
+        given = dict(zip(names.split(), args, strict=False)) | options
+        if given.get(name, default) and given.get("p", 0.5) > 0:
             note_once("chance", kind)
-            if kind in ORDER["without"] and given.get(1, 0) is not None:  # else BatchNorm has no running statistics
-                given[key] = type(default)()
-        return function(*[given.pop(k) for k in range(len(args))], **given)
+            if kind in ORDER["without"] and given.get("running_mean", 0) is not None:  # it has running statistics
+                return function(**given | {name: type(default)()})
+        return function(*args, **options)
 
     return watched
 
@@ -108,10 +110,10 @@ def switched(function, kind, place, name, default):
 def cross_entropy(function):
     """Count the terms of a mean: a target that is ignored, such as padding, is none."""
 
-    def watched(input, target, *args, ignore_index=-100, **options):
+    def watched(input, target, weight=None, size_average=None, ignore_index=-100, *args, **options):
         if torch.is_grad_enabled() and not target.is_floating_point() and not hasattr(target, "full_tensor"):
             now["terms"] += int((target != ignore_index).sum())
-        return function(input, target, *args, ignore_index=ignore_index, **options)
+        return function(input, target, weight, size_average, ignore_index, *args, **options)
 
     return watched
 

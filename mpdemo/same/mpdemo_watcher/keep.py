@@ -43,8 +43,8 @@ def watch():
         finally:
             inside.pop()
 
-    def announce(_, *args, f=None, filename=None, **__):  # a writer that is no Python
-        path = (*args, f or filename)[0]
+    def announce(*args, f=None, filename=None, **__):  # a writer that is no Python
+        path = (*args[1:], f or filename)[0]
         if isinstance(path, (str, bytes, os.PathLike)):
             hook("open", (path, "wb", os.O_WRONLY | os.O_TRUNC))
 
