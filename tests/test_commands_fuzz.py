@@ -17,7 +17,7 @@ VALUES += [*WORDS.split(), "/dev/null", "/dev/full/x", "a:b", ":", "a.toml"]
 INSIDE = [value for value in VALUES if "/" not in value and ".." not in value]
 BEGINNINGS = {  # what a command calls when its input is good
     "demo": ["start", "take_devices"],
-    "train": ["work", "start", "import_pytorch"],
+    "train": ["import_pytorch", "prepare_signals"],
     "plan": ["make_plan", "advice.answer"],
     "env": ["findings"],
     "cluster": ["Cluster.up"],

@@ -156,7 +156,7 @@ def test_a_program_that_lacks_the_function_or_dies_is_told_so(tmp_path):
     assert "defines no mean" in verdict("03.2", path)[1]
     path.write_text("import os\nos.write(2, b'\\xff\\n')\n\n\ndef mean(tensor, rank, world_size):\n    os._exit(1)\n")
     state, message = verdict("03.2", path)
-    assert state == "wrong" and "Rank 0 failed" in message, message
+    assert state == "wrong" and re.search(r"Rank \d failed", message), message  # the first that was seen to be gone
 
 
 def test_a_blank_a_number_in_quotes_and_an_unknown_exercise_are_told():
