@@ -42,7 +42,7 @@ class Comparison:
     """Variants of a training run, timed alternately in one world."""
 
     def __init__(self, world, *given):
-        self.world, self.given = world, given  # model, batch and learning rate, as for `Trial`
+        self.world, self.given = world, given  # model and batch, as for `Trial`
         self.trials = {}  # by name; None where a variant runs on rank 0 alone and this is another rank
         self.seconds = {}  # per step, by name: one number per round
 

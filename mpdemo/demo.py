@@ -8,7 +8,6 @@ same training as the single device's.
 import json
 import sys
 import time
-from itertools import count
 from pathlib import Path
 
 from tabulate import tabulate
@@ -70,7 +69,7 @@ def settings_of_rows(args) -> list[Settings]:
     climbed = [(rung, form) for rung in RUNGS if rung not in left_out for form in reversed(RUNG_FORMS[rung])]
     rows = []
     for rung, form in climbed:
-        changes = {"form": form, "epochs": None, "warmup_steps": 0, "lr_schedule": "constant", "timeline": False}
+        changes = {"form": form, "epochs": None, "lr_schedule": "constant", "timeline": False}
         if rung != "single":
             changes["processes" if form == "per-device" else "devices"] = n
         if rung == "pipeline" and form == "per-device":  # two stages per device
@@ -89,10 +88,9 @@ def train_all(out):
     variants, single = compare.as_variants(rows), rows[0]
     with join_world() as world:
         model, first = compare.model_and_batch(single)
-        comparison = compare.compare(variants, world, model, first, single.lr)
+        comparison = compare.compare(variants, world, model, first)
         dataset = data.load(single.dataset)
-        loaders = data.Loaders(dataset, single.batch_size, seed=single.seed)
-        comparison.run(single.steps - compare.WARMUP, title="training", batches=batches(loaders))
+        comparison.run(single.steps - compare.WARMUP, title="training", batches=batches(comparison, dataset, single))
         measured = compare.measured_rows(comparison, variants)
         for name, row in zip(variants, measured, strict=True):
             row |= validated(comparison.trials[name], model, dataset)
@@ -100,11 +98,19 @@ def train_all(out):
         Path(out, "rows.json").write_text(json.dumps(measured))
 
 
-def batches(loaders):
-    """Yield the batches of a training run, one epoch after the other."""
-    for epoch in count():
+def batches(comparison, dataset, settings):
+    """Yield the batches of the training run, and set every trial's learning rate before each."""
+    from mpdemo import data
+
+    optimizers = [trial.updates for trial in comparison.trials.values() if trial]
+    loaders, step = data.Loaders(dataset, settings.batch_size, seed=settings.seed), 0
+    for epoch in range(settings.steps):
         loaders.start_epoch(epoch)
-        yield from loaders.train
+        for batch in loaders.train:
+            step += 1
+            for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+                group["lr"] = settings.lr * min(1, step / settings.warmup_steps)
+            yield batch
 
 
 def validated(trial, model, dataset) -> dict:

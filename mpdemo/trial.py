@@ -33,10 +33,10 @@ class Trial(Run):
     1000 classes of RGB images; the batch holds at least ``settings.batch_size`` samples, random ones by default.
     """
 
-    def __init__(self, settings, world, model=None, batch=None, lr=STEADY):
+    def __init__(self, settings, world, model=None, batch=None):
         alone = not is_per_device(settings)
         place = World(device=world.device, backend=world.backend) if alone else world
-        super().__init__(checked(replace(settings, lr=lr), None if alone else world.world_size), place)
+        super().__init__(checked(replace(settings, lr=STEADY), None if alone else world.world_size), place)
         self.given, self.batch = copy.deepcopy(model) if model else build_model(self.s), batch or random_batch(self.s)
         self.all_cores, self.over = self.s.rung == "data_parallel" and world.device.type == "cpu", False
         self.turn, self.done, self.error = threading.Semaphore(0), threading.Semaphore(0), None
