@@ -8,9 +8,9 @@ from mpdemo.paths import root
 # Lines of all .py, docstrings and blank lines included, formatted by ruff: a budget is for what a room does, not for
 # how tightly it is written. A name that begins with / is a file or folder of mpdemo.
 BUDGET = {
-    "mpdemo": 14_938,
+    "mpdemo": 14_944,
     "notebooks/labs notebooks/checks notebooks/scripts": 4_103,
-    "tests": 11_292,
+    "tests": 11_293,
     "/__main__.py /errors.py /settings.py /options.py /rules.py /schedules.py /cuts.py /paths.py": 720,
     "/rungs": 416,
     "/run.py /training": 1_190,
@@ -23,7 +23,7 @@ BUDGET = {
     "/notebook": 1_744,
     "/cluster": 604,
     "/trainers": 694,
-    "/demo.py /bench.py /doctor.py /compare.py /trial.py": 847,
+    "/demo.py /bench.py /doctor.py /compare.py /trial.py": 853,
     "/same": 1_288,
     "/labs": 9,
 }
