@@ -8,13 +8,13 @@ from mpdemo.paths import root
 # Lines of all .py, docstrings and blank lines included, formatted by ruff: a budget is for what a room does, not for
 # how tightly it is written. A name that begins with / is a file or folder of mpdemo.
 BUDGET = {
-    "mpdemo": 14_944,
+    "mpdemo": 14_945,
     "notebooks/labs notebooks/checks notebooks/scripts": 4_103,
-    "tests": 11_293,
+    "tests": 11_294,
     "/__main__.py /errors.py /settings.py /options.py /rules.py /schedules.py /cuts.py /paths.py": 720,
     "/rungs": 416,
     "/run.py /training": 1_190,
-    "/world /ranks": 1_537,
+    "/world /ranks": 1_538,
     "/models": 711,
     "/data": 411,
     "/timeline /recorder.py": 285,

@@ -45,6 +45,7 @@ def supervise(order, log, inputs=()) -> tuple:
         for server, process in SERVERS.values():
             server.close()
             process.kill()
+            process.wait()
         SERVERS.clear()
         owner.close()
         raise
