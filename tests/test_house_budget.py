@@ -8,18 +8,18 @@ from mpdemo.paths import root
 # Lines of all .py, docstrings and blank lines included, formatted by ruff: a budget is for what a room does, not for
 # how tightly it is written. A name that begins with / is a file or folder of mpdemo.
 BUDGET = {
-    "mpdemo": 14_945,
+    "mpdemo": 14_959,
     "notebooks/labs notebooks/checks notebooks/scripts": 4_103,
-    "tests": 11_294,
+    "tests": 11_305,
     "/__main__.py /errors.py /settings.py /options.py /rules.py /schedules.py /cuts.py /paths.py": 720,
     "/rungs": 416,
     "/run.py /training": 1_190,
-    "/world /ranks": 1_538,
+    "/world /ranks": 1_540,
     "/models": 711,
     "/data": 411,
     "/timeline /recorder.py": 285,
     "/plan": 2_370,
-    "/jobs": 2_103,
+    "/jobs": 2_115,
     "/notebook": 1_744,
     "/cluster": 604,
     "/trainers": 694,
@@ -27,7 +27,7 @@ BUDGET = {
     "/same": 1_288,
     "/labs": 9,
 }
-FILES = 139  # in mpdemo
+FILES = 140  # in mpdemo
 PYTHON = [file for file in files() if file.suffix == ".py"]
 
 

@@ -13,7 +13,7 @@ import worker_jobs
 from worker_jobs import options
 
 from mpdemo.errors import UserError
-from mpdemo.jobs import JobFailed, check, load_site, render, site_trial, slurm, slurm_job, submit
+from mpdemo.jobs import JobFailed, check, load_site, queue, render, site_trial, slurm, slurm_job, submit
 from mpdemo.jobs.site import find_site, wanted_by_sites
 from mpdemo.jobs.site_trial import try_site
 
@@ -153,7 +153,7 @@ def test_a_job_of_another_cluster_is_asked_there(project, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(project))
     number = slurm_job.start("toy.sbatch", "home x", "runs/toy", site())["id"]
     job = SimpleNamespace(id=number, record={"identity": "home x"})
-    assert slurm_job.own_job(job, 9)[0].reason == slurm_job.own_job(job, 9)[0].reason == "Priority"  # asked once
+    assert queue.own_job(job, 9)[0].reason == queue.own_job(job, 9)[0].reason == "Priority"  # asked once
     assert slurm_job.look_up(number).state == "running"
     slurm.client("scancel", number)
     squeue, *asked = (project / "asked").read_text().splitlines()[1:]

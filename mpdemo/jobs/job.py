@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from mpdemo.errors import UserError
-from mpdemo.jobs import local_job, slurm_job
+from mpdemo.jobs import local_job, queue, slurm_job
 from mpdemo.jobs.explain import find, report
 from mpdemo.training.log import rows_in
 
@@ -82,7 +82,7 @@ class Job:
     @property
     def queue(self) -> int | None:
         """Place in the queue, 1 for the next; None for a job that does not wait."""
-        return slurm_job.position(self) if self.state == "pending" else None
+        return queue.position(self) if self.state == "pending" else None
 
     @property
     def log_files(self) -> list[Path]:

@@ -5,6 +5,7 @@ PyTorch is not imported. Taught in notebooks/00_start_here.ipynb.
 """
 
 import contextlib
+import ctypes
 import os
 import signal
 import sys
@@ -14,8 +15,9 @@ from pathlib import Path
 import psutil
 
 from mpdemo.errors import UserError
-from mpdemo.world import supervisor
 
+PRCTL = getattr(ctypes.CDLL(None), "prctl", lambda *_: None)
+SIGNAL_AT_PARENTS_DEATH = 1  # PR_SET_PDEATHSIG
 PYTHONS = ("py", "Py", "pt_", "torchrun")  # how the name of a torchrun's process begins
 PROCESS_MIB = 400  # of memory that one process with PyTorch takes
 # Set by a launcher or by an enclosing Slurm job for its own processes; a child that inherits them believes it is one.
@@ -64,9 +66,24 @@ def is_running(pid, started) -> bool:
     return started is not None and start_time(pid) == started
 
 
+def children(pid) -> list[int]:
+    """Return the processes directly below one; those further below us are adopted once their parent is gone."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{pid}/children") as file:
+        return [int(number) for number in file.read().split()]
+    return []
+
+
+def handles(pid, number) -> bool:
+    """Whether a process catches a signal by now, or waits for it."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as file:
+        masks = [line.split()[1] for line in file if line.startswith(("SigCgt", "SigBlk"))]
+        return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
+    return False
+
+
 def first_child(pid) -> int | None:
     """Return the number of a process's first child; None if it has none."""
-    return next(iter(supervisor.children(pid)), None)
+    return next(iter(children(pid)), None)
 
 
 def end_processes(processes, first_signal, seconds=5.0):
@@ -113,7 +130,7 @@ def end_with_parent():
 
 def be_killed_with_parent():
     """Ask the system to kill this process when its parent ends, also after an exec (``preexec_fn`` of a child)."""
-    supervisor.PRCTL(supervisor.SIGNAL_AT_PARENTS_DEATH, signal.SIGKILL, 0, 0, 0)
+    PRCTL(SIGNAL_AT_PARENTS_DEATH, signal.SIGKILL, 0, 0, 0)
 
 
 def clean_up_on_signals():

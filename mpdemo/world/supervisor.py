@@ -6,7 +6,6 @@ or was forked for a job of a notebook (warm.py).
 """
 
 import contextlib
-import ctypes
 import math
 import os
 import select
@@ -15,17 +14,11 @@ import socket
 import sys
 import time
 
-PRCTL = getattr(ctypes.CDLL(None), "prctl", lambda *_: None)
-SIGNAL_AT_PARENTS_DEATH, NAME, ADOPT_ORPHANS = 1, 15, 36  # PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER
+from mpdemo.world.processes import PRCTL, be_killed_with_parent, children, handles
+
+NAME, ADOPT_ORPHANS = 15, 36  # PR_SET_NAME, PR_SET_CHILD_SUBREAPER
 STOPPED = 3  # the exit status of a process that stopped with a checkpoint
 STOPS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
-
-
-def children(pid) -> list[int]:
-    """Return the processes directly below one; those further below us are adopted once their parent is gone."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{pid}/children") as file:
-        return [int(number) for number in file.read().split()]
-    return []
 
 
 def send(pids, number):
@@ -33,14 +26,6 @@ def send(pids, number):
     for pid in pids:
         with contextlib.suppress(OSError):
             os.kill(pid, number)
-
-
-def handles(pid, number) -> bool:
-    """Whether a process catches a signal by now, or waits for it."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as file:
-        masks = [line.split()[1] for line in file if line.startswith(("SigCgt", "SigBlk"))]
-        return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
-    return False
 
 
 def free_port() -> int:
@@ -98,7 +83,7 @@ class Ranks:
 
 def become_rank(job, rank, port, parent):
     """In a forked child: run the job's program as a rank, and end."""
-    PRCTL(SIGNAL_AT_PARENTS_DEATH, signal.SIGKILL, 0, 0, 0)
+    be_killed_with_parent()
     if os.getppid() != parent:
         return
     os.setsid()  # Ctrl-C reaches the launcher alone
