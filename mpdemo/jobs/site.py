@@ -132,7 +132,7 @@ def read_site(name) -> Site:
 
 
 def all_sites() -> list[Site]:
-    """Return every site that can be read; a broken file is named, and stops nobody who did not ask for it."""
+    """Return every site that can be read; a broken file is named, and stops only those who ask for it."""
     sites = []
     for name in site_names():
         try:

@@ -1,4 +1,4 @@
-"""Measure a few steps of some trainings on the devices of this machine.
+"""Measure a few steps of some training runs on the devices of this machine.
 
     torchrun --standalone --nproc-per-node 2 -m mpdemo.plan.measure FOLDER
 
@@ -93,7 +93,7 @@ def step_seconds_of_own(world, s, own) -> float:
 
 
 def main(folder):
-    """Read a folder's question in every process; rank 0 writes the seconds of each training, until the budget ends."""
+    """Read a folder's question in every process; rank 0 writes the seconds of each run, until the budget ends."""
     question = SimpleNamespace(**json.loads(Path(folder, "question.json").read_text()))
     began, seconds = time.monotonic(), []
     own = OwnModel.wanted(question) if ":" in question.model else None

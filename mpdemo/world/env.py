@@ -119,7 +119,7 @@ def _locked(core) -> int | None:
     with contextlib.suppress(OSError):
         try:
             file = os.open(path, flags)
-        except FileNotFoundError:  # Linux lets nobody create in /tmp what another user has there
+        except FileNotFoundError:  # in /tmp, Linux refuses O_CREAT for another user's file
             file = os.open(path, flags | os.O_CREAT, 0o444)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -93,7 +93,7 @@ def report(error, world):
 def lost_a_peer(error) -> bool:
     """Whether an error only reports that another rank is gone, so that it is not this rank's own.
 
-    Python's own BrokenPipeError is none: nobody reads what this process prints, as behind ``| head``.
+    Python's own BrokenPipeError is none: it says that this process's output is no longer read, as behind ``| head``.
     """
     messages = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
     return not isinstance(error, BrokenPipeError) and any(message in str(error) for message in messages)

@@ -119,7 +119,7 @@ def cross_entropy(function):
 
 
 def seed(number):
-    """Seed as a process that nobody seeded: another number in each rank, which forked ranks would not have."""
+    """Seed each rank with another number, as unseeded processes would have; forked ranks would share one."""
     for one_of in (torch.manual_seed, random.seed, *([numpy.random.seed] if numpy else [])):
         one_of(number)
 

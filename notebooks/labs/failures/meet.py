@@ -37,5 +37,5 @@ if __name__ == "__main__":
     try:
         listen(port, world_size - 1) if rank == 0 else knock(address, port)
     except OSError:  # a timeout is one
-        sys.exit(f"rank {rank} of {world_size}: nobody at {address}")
+        sys.exit(f"rank {rank} of {world_size}: no answer from {address}")
     print(f"rank {rank} of {world_size}: met the others", flush=True)
