@@ -17,7 +17,7 @@ from mpdemo.rules import CUT_RUNGS
 from mpdemo.timeline import read
 from mpdemo.timeline.observe import record_updates, recorded_steps
 from mpdemo.training.log import RunLog
-from mpdemo.trial import Trial, all_cores, build_model, is_per_device, join_world, relative_difference
+from mpdemo.trial import Trial, all_cores, build_model, form_of, is_per_device, join_world, relative_difference
 from mpdemo.world import clock
 from mpdemo.world.collectives import gather_objects, rest
 from mpdemo.world.devices import shared_cores
@@ -45,6 +45,7 @@ class Comparison:
         self.world, self.given = world, given  # model and batch, as for `Trial`
         self.trials = {}  # by name; None where a variant runs on rank 0 alone and this is another rank
         self.seconds = {}  # per step, by name: one number per round
+        self.errors = {}  # of the gradients, by name, where `compare` made it
 
     def add(self, name, settings, *, everywhere=False) -> Trial | None:
         """Add a variant. One-process forms run on rank 0 while the others rest, or `everywhere` at the same time."""
@@ -178,11 +179,6 @@ def model_and_batch(settings):
     images = dataset.prepare(images)
     model = build_model(replace(settings, image_size=images.shape[-1]), dataset.classes, dataset.channels)
     return model, (images, labels)
-
-
-def form_of(settings) -> str:
-    """Return the form of a rung, the default where none is asked for."""
-    return "per-device" if is_per_device(settings) else "one-process"
 
 
 def as_variants(rows) -> dict:

@@ -50,3 +50,14 @@ def _choices(annotation):
     if get_origin(annotation) is Literal:
         return list(map(str, parts))
     return [choice for part in parts for choice in _choices(part)]
+
+
+def count(low, high):
+    """Return a converter for argparse that takes whole numbers from `low` to `high`."""
+
+    def convert(text):
+        if text.isdecimal() and low <= int(text) <= high:
+            return int(text)
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {low} to {high}")
+
+    return convert

@@ -38,7 +38,7 @@ PathName = Annotated[str, AfterValidator(_path)]
 
 Schedule = Annotated[Literal[tuple(SCHEDULES)], BeforeValidator(schedule_name)]
 
-RUNGS, MODELS, NORMS, DATASETS = map(get_args, (Rung, Model, Norm, Dataset))
+RUNGS, MODELS, NORMS = map(get_args, (Rung, Model, Norm))
 LEARNING_RATES = {"sgd": 0.01, "adamw": 0.001}  # by default
 RUNG_FORMS = {  # the first form is the default
     "single": ("one-process",),

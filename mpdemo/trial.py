@@ -35,8 +35,8 @@ class Trial(Run):
 
     def __init__(self, settings, world, model=None, batch=None):
         alone = not is_per_device(settings)
-        place = World(device=world.device, backend=world.backend) if alone else world
-        super().__init__(checked(replace(settings, lr=STEADY), None if alone else world.world_size), place)
+        s = checked(replace(settings, lr=STEADY), None if alone else world.world_size)
+        super().__init__(s, place_of(settings, world))
         self.given, self.batch = copy.deepcopy(model) if model else build_model(self.s), batch or random_batch(self.s)
         self.all_cores, self.over = self.s.rung == "data_parallel" and world.device.type == "cpu", False
         self.turn, self.done, self.error = threading.Semaphore(0), threading.Semaphore(0), None
@@ -128,9 +128,19 @@ class Trial(Run):
         return found
 
 
+def form_of(settings) -> str:
+    """Return the form of a rung, the default where none is asked for."""
+    return settings.form or RUNG_FORMS[settings.rung][0]
+
+
 def is_per_device(settings) -> bool:
     """Whether these settings, checked or not, ask for one process per device."""
-    return (settings.form or RUNG_FORMS[settings.rung][0]) == "per-device"
+    return form_of(settings) == "per-device"
+
+
+def place_of(settings, world) -> World:
+    """Return where this process stands in a rung of these settings: a one-process form has a world of one."""
+    return world if is_per_device(settings) else World(device=world.device, backend=world.backend)
 
 
 def build_model(settings, classes=1000, channels=3):

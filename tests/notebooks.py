@@ -29,7 +29,7 @@ from nbval.plugin import coalesce_streams, get_sanitize_patterns
 from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from notebook_rules import lint, tags
+from notebook_rules import TAG, lint, tags
 from project import environment, fresh_copy
 
 from mpdemo.paths import root
@@ -86,7 +86,7 @@ def compared(notebook) -> list:
     parts = []
     for cell in notebook.cells:
         parts.append((cell.source.rstrip(), sorted(tags(cell)), cell.get("execution_count")))
-        if "nbval-ignore-output" in tags(cell) or cell.cell_type != "code":
+        if TAG in tags(cell) or cell.cell_type != "code":
             continue
         for output in coalesce_streams(copy.deepcopy(cell.outputs)):
             forms = output.get("data") or {"text": output.get("text", "")}

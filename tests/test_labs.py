@@ -1,11 +1,11 @@
 """The labs run from wherever you work; those written with other tools train what our loop trains, step by step."""
 
-import json
 import os
 import subprocess
 import sys
 
 import pytest
+from test_training import ROUNDING, losses, summary
 from worlds import run_worlds
 
 from mpdemo.jobs import JobSpec, submit
@@ -15,16 +15,6 @@ from mpdemo.paths import root
 from mpdemo.settings import Settings
 
 STEPS = 3
-ROUNDING = 2e-5  # float32, summed in another order
-
-
-def losses(out):
-    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return {row["step"]: row["loss"] for row in rows if row["event"] == "step"}
-
-
-def summary(out):
-    return json.loads((out / "summary.json").read_text())
 
 
 def output(folder, *words):

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from project import root
+from test_plan_own_models import FILE
 
 from mpdemo.__main__ import main
 from mpdemo.errors import RunFailed
@@ -18,8 +18,6 @@ from mpdemo.plan.subject import Subject, settled
 
 QUESTION = Request(model="convnet", channels=1, classes=10, devices=2, budget=6.0)
 STEP = settled(Subject("convnet", 28, 10, 1), "ddp", 8, 2)
-
-OWN = f"{root()}/tests/programs/foreign_models.py"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -43,7 +41,7 @@ def test_every_strategy_that_can_be_is_predicted_from_what_is_measured(capsys):
 
 def test_the_steps_of_an_own_model_are_measured(capsys):
     words = "--batch 16 --devices 2 --gpu-memory 2GiB --optimizer adamw --cost measure --input 8 --model"
-    assert main(["plan", *words.split(), f"{OWN}:Alike"]) == 0
+    assert main(["plan", *words.split(), f"{FILE}:Alike"]) == 0
     out = capsys.readouterr().out
     assert "steps of each strategy measured on 2 CPU cores of this machine;" in out
     for strategy in ("ddp", "fsdp", "pipeline", "model_parallel"):
@@ -53,8 +51,8 @@ def test_the_steps_of_an_own_model_are_measured(capsys):
 
 def test_a_readers_error_is_one_line_without_a_word_of_ours(capsys):
     words = "plan --batch 8 --devices 1 --gpu-memory 2GiB --cost measure --input 8 --model"
-    assert main([*words.split(), f"{OWN}:real"]) == 2
-    said = f"--model {OWN}:real does not compute with --rung single (AssertionError)"
+    assert main([*words.split(), f"{FILE}:real"]) == 2
+    said = f"--model {FILE}:real does not compute with --rung single (AssertionError)"
     assert capsys.readouterr().err == f"mpdemo: error: {said}\n"
 
 

@@ -24,7 +24,7 @@ def test_two_measured_gpus_are_met_within_two_percent():
     """
     subject, options = Subject("resnet101"), {"form": "one-process", "microbatches": 16, "cut": "8"}
     s = settled(subject, "pipeline", 128, 2, **options)
-    first, second = memory.processes(subject, s, STATES["sgd"], keep_gradients=True)[0].devices
+    first, second = memory.of_rank(subject, s, 0, STATES["sgd"], True).devices
     assert first.peak / MIB == pytest.approx(7950, abs=1)
     assert second.peak / MIB == pytest.approx(8151, abs=1)
     assert 0 < 8224 - second.peak / MIB < 100

@@ -115,7 +115,7 @@ def test_layers_of_a_traced_model_that_do_the_same_are_measured_once(monkeypatch
 def test_an_own_list_of_layers_is_counted_and_takes_no_memory():
     words = footprints(Subject(own("words", "6")))
     assert [block.name for block in words] == ["0", "1.0", "2"]
-    huge = footprints(Subject(OwnModel(f"{FILE}:huge", (2**16,))))
+    huge = footprints(Subject(own("huge", str(2**16))))
     assert sum(block.weights for block in huge) > 64 * 2**30
 
 

@@ -12,10 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-import psutil
-
 from mpdemo.cluster import isolation
-from mpdemo.cluster.config import first_free_port, write_configuration
+from mpdemo.cluster.config import first_free_port, user_name, write_configuration
 from mpdemo.cluster.daemons import Daemons, check_programs, listens, sweep
 from mpdemo.errors import UserError
 
@@ -111,9 +109,8 @@ class Cluster(Daemons):
 
     def _reserve(self, names):
         """Make reservations of a licence alone: the names exist, and no node is kept from anybody."""
-        user = psutil.Process().username()  # the environment may still name another one
         for name in names:
-            options = [f"ReservationName={name}", "StartTime=now", "Duration=UNLIMITED", f"Users={user}"]
+            options = [f"ReservationName={name}", "StartTime=now", "Duration=UNLIMITED", f"Users={user_name()}"]
             done = self.client("scontrol", "create", "reservation", *options, "Licenses=seat:1", "Flags=ANY_NODES")
             if done.returncode:
                 raise UserError(f"the reservation {name} could not be made: {done.stderr.strip()}")

@@ -16,28 +16,18 @@ from mpdemo.cluster import Cluster
 from mpdemo.cluster.shape import shape_of, stand_in, write_site
 from mpdemo.errors import UserError
 from mpdemo.jobs.site import load_site, wanted_by_sites
+from mpdemo.options import count
 from mpdemo.world.processes import clean_up_on_signals, end_processes, start_time
 
 
 def add_arguments(parser):
     """Declare the one form of the command."""
-    actions = parser.add_subparsers(dest="action", required=True, metavar="run")
+    actions = parser.add_subparsers(required=True, metavar="run")
     run = actions.add_parser("run", help="start a cluster, run a command on it, take it down")
     run.add_argument("--nodes", type=count(1, 64), default=4, help="number of nodes (default 4)")
     run.add_argument("--site", help="take the shape of this site: its partitions, limits, nodes, GPUs, features")
     run.add_argument("--mbit", type=count(1, 100_000), help="slow the network of the nodes (root only)")
     run.add_argument("program", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the command and its arguments")
-
-
-def count(low, high):
-    """Return a converter for argparse that takes whole numbers from `low` to `high`."""
-
-    def convert(text):
-        if text.isdecimal() and low <= int(text) <= high:
-            return int(text)
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {low} to {high}")
-
-    return convert
 
 
 def main(args) -> int:

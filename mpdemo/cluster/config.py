@@ -27,7 +27,7 @@ def write_configuration(cluster, cpus, gpus, memory, wanted):
     (folder / "munge.key").touch(0o600)
     (folder / "munge.key").write_bytes(os.urandom(128))
     settings = {"name": CLUSTER_NAME, "host": host, "cluster": cluster, "folder": folder}
-    settings |= {"user": psutil.Process().username(), "memory_per_cpu": max(1, memory // cpus)}
+    settings |= {"user": user_name(), "memory_per_cpu": max(1, memory // cpus)}
     settings |= {"licenses": ",".join(f"{name}:1000" for name in sorted({"seat", *wanted.get("licenses", [])}))}
     text = SLURM_CONF.read_text().format(**settings)
     address = f"NodeHostname={host}" if cluster.network == "none" else f"NodeAddr={cluster.subnet}.[11-{10 + count}]"
@@ -61,3 +61,8 @@ def first_free_port(count) -> int:
                 sockets.enter_context(socket.socket()).bind(("", port))
             return first
     raise UserError(f"no {count} free ports in a row from 20000 to 30000; do: end what listens there, or fewer nodes")
+
+
+def user_name() -> str:
+    """Return this process's user; the environment may still name another one."""
+    return psutil.Process().username()

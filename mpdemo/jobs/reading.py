@@ -54,6 +54,11 @@ MEMORY = re.compile(
 )
 
 
+def unlabelled(log) -> list[str]:
+    """Return the lines of a log without a launcher's labels."""
+    return [line[LABEL.match(line).end() :] for line in log.splitlines()]
+
+
 class Log:
     """The lines of a log, numbered from 0.
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from IPython.display import display
 
 from mpdemo.jobs import JobFailed, JobSpec, submit, train_command
-from mpdemo.jobs.reading import LABEL
+from mpdemo.jobs.reading import unlabelled
 from mpdemo.notebook.check import check
 from mpdemo.notebook.ladder import ladder_chart, ladder_table, loss_over_single, verdict
 from mpdemo.notebook.live_view import follow
@@ -90,7 +90,7 @@ def launch(*command, processes=1, fails=False, timeout=120.0, **words) -> str:
         job = run(name, *command, processes=processes, resubmit=True, **{"launcher": "torchrun"} | words)
     if job.wait(timeout) != "done" and not fails:
         raise JobFailed(f"{' '.join(map(str, command))} failed: {job.log()[-2000:]}")
-    lines = (line[LABEL.match(line).end() :] for line in job.log().splitlines())  # without those of srun
+    lines = unlabelled(job.log())  # without the labels of srun
     return "\n".join(line for line in lines if "socket.cpp" not in line).strip()  # c10d's warnings of IPv6
 
 

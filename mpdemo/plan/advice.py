@@ -13,13 +13,13 @@ from pathlib import Path
 import psutil
 
 from mpdemo.errors import RunFailed, UserError
+from mpdemo.options import as_arguments
 from mpdemo.plan import strategies
 from mpdemo.plan.case import Case, on_one
 from mpdemo.plan.choose import choose
 from mpdemo.plan.footprint import ROOFS
 from mpdemo.plan.strategies import ONE_DEVICE
 from mpdemo.plan.subject import MIB, RESERVE, settled
-from mpdemo.settings import as_arguments
 from mpdemo.world.devices import gpus_here
 from mpdemo.world.processes import be_killed_with_parent, child_environment, room
 
@@ -88,12 +88,12 @@ def measure(request, case, rows) -> dict:
     They are None where a strategy does not take all devices, where a device of this machine cannot hold it beside the
     model it is made from, and where ``--budget`` was spent before. Where all are, it is {}.
     """
-    room = memory_per_device(case.devices) - sum(block.weights for block in case.blocks())
+    free = memory_per_device(case.devices) - sum(block.weights for block in case.blocks())
     alone = on_one(replace(case, devices=1), case.batch, 1).peak
     wanted = {row.answer: _settings(case, row.rung, **row.predicted.settings)
-              for row in rows if row.fits and row.predicted.memory <= room
+              for row in rows if row.fits and row.predicted.memory <= free
               and row.predicted.settings.get("processes", 1) == case.devices}  # fmt: skip
-    wanted |= {ONE_DEVICE: _settings(case, "single")} if alone <= min(room, case.limit) else {}
+    wanted |= {ONE_DEVICE: _settings(case, "single")} if alone <= min(free, case.limit) else {}
     different = list(dict.fromkeys(wanted.values()))  # strategies may ask for the same
     seconds = dict(zip(different, measured_steps(request, different), strict=True)) if different else {}
     found = {answer: seconds.get(wanted.get(answer)) for answer in (*(row.answer for row in rows), ONE_DEVICE)}

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from mpdemo import settings
 from mpdemo.errors import UserError
+from mpdemo.options import as_arguments
 from mpdemo.plan import fit
 from mpdemo.plan.case import Fit, mib
 from mpdemo.plan.subject import ModelFailed
@@ -121,5 +121,5 @@ def _reason(rule, case, found):
     parts, used = (found.settings.get(name, 1) for name in ("microbatches", "processes"))
     why = rule.why.format(parts=parts, devices=used, all=case.devices)
     named = {name: value for name, value in found.settings.items() if name not in ("processes", "cut")}
-    options = f", by {' '.join(settings.as_arguments(named))}" if named else ""
+    options = f", by {' '.join(as_arguments(named))}" if named else ""
     return f"{why}: {mib(found.memory)} of {mib(case.limit)} per device{options}."

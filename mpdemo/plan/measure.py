@@ -23,10 +23,9 @@ from mpdemo.models.own import OwnModel
 from mpdemo.rules import CUT_RUNGS
 from mpdemo.run import Run
 from mpdemo.settings import Settings, checked
-from mpdemo.trial import STEADY, build_model, is_per_device, join_world, random_batch
+from mpdemo.trial import STEADY, build_model, is_per_device, join_world, place_of, random_batch
 from mpdemo.world import clock
 from mpdemo.world.collectives import gather_objects, rest
-from mpdemo.world.env import World
 from mpdemo.world.launch import end, report
 
 STEPS, UNSEEN = 7, 2  # of a rung, and those before them that are not counted
@@ -67,8 +66,7 @@ def timed(world, settings, model, batch) -> float:
         for _ in range(2 * (UNSEEN + STEPS)):
             rest()
     else:
-        place = World(device=world.device, backend=world.backend) if alone else world
-        run = TimedRun(settings, place, model, batch)
+        run = TimedRun(settings, place_of(settings, world), model, batch)
         import_module(f"mpdemo.rungs.{settings.rung}").train(run)
         seconds = run.seconds[UNSEEN:]
     return gather_objects(median(seconds) if seconds else None)[0]

@@ -41,18 +41,18 @@ def of_training(settings) -> list[Counted]:
     return processes(subject, s, {"sgd": 1, "adamw": 2}[s.optimizer])  # this course's SGD has momentum
 
 
-def processes(subject, settings, states, keep_gradients=False) -> list[Counted]:
+def processes(subject, settings, states) -> list[Counted]:
     """Return what every process of a training run holds and sends."""
     s = settings
     if dist.is_initialized():  # this process plays a part in another group; a new one plays the ranks
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as another:
-            return another.submit(processes, subject, s, states, keep_gradients).result()
+            return another.submit(processes, subject, s, states).result()
     if s.rung in ("ddp", "data_parallel"):
         return _replicas(subject, s, states)
     first = list(range(s.devices if s.rung in CUT_RUNGS else 1))  # the other replicas are like this one
     alike = [rank // (s.replicas or 1) if s.mesh == "pp-dp" else rank % s.devices for rank in range(s.processes)]
     ranks = [alike.index(number) for number in first] if s.form == "per-device" and s.rung in CUT_RUNGS else [0]
-    played = [of_rank(subject, s, rank, states, keep_gradients) for rank in ranks]
+    played = [of_rank(subject, s, rank, states) for rank in ranks]
     return [played[number % len(played)] for number in alike]
 
 

@@ -122,9 +122,8 @@ def play(lanes, seconds, delays) -> list[dict]:
     while done < len(rows):
         done = len(rows)
         for rank, lane in enumerate(left):
-            while lane and ends.keys() >= {*needs(lane[0], last)}:
-                kind, stage, microbatch = lane[0]
-                needed = needs(lane.popleft(), last)
+            while lane and ends.keys() >= set(needed := needs(lane[0], last)):
+                kind, stage, microbatch = lane.popleft()
                 arrived = [ends[need] + (arrive[min(stage, need[1])] if need[1] != stage else 0.0) for need in needed]
                 start = max([free[rank], *arrived])
                 free[rank] = ends["B" if kind == "I" else kind, stage, microbatch] = start + float(seconds[kind][stage])

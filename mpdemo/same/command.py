@@ -9,9 +9,9 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from mpdemo.cluster.command import count
 from mpdemo.errors import UserError
 from mpdemo.jobs import load_site
+from mpdemo.options import count
 from mpdemo.paths import root
 from mpdemo.same import compare, resume
 from mpdemo.same.watcher import Watcher

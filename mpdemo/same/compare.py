@@ -149,8 +149,8 @@ def cause_of_gradient(ratio, what, k, one, many) -> Finding:
 
 def of_messages(many):
     """Yield whether accumulation sends gradients with every part although the last would do."""
-    steps = [step["parts"] for step in many.steps if len(step["parts"]) > 1 and many.parts() > 1]
-    if not steps or len(many.replicas) == 1:
+    steps = [step["parts"] for step in many.steps if len(step["parts"]) > 1]
+    if not steps or many.parts() == 1 or len(many.replicas) == 1:
         return
     sent = [[{name: n for name, n in part["calls"].items() if "reduce" in name} for part in parts] for parts in steps]
     every = all(part["synced"] for parts in steps for part in parts)

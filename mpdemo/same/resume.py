@@ -37,8 +37,9 @@ def verdict(watcher, processes, other) -> dict:
         rows[number.name] = [place_of(whole, again)]
     if other != processes and rows.get("SIGKILL", [0])[0]:
         elsewhere = watcher.run(other, folder=copy, **options)
-        rows[f"with {elsewhere}"] = [place_of(whole, elsewhere)]
-        if not place_of(whole, elsewhere):
+        place = place_of(whole, elsewhere)
+        rows[f"with {elsewhere}"] = [place]
+        if not place:
             what = f"{elsewhere} cannot go on: {elsewhere.error or 'begins with other weights'}"
             findings.append(Finding("another world size not readable", what))
     said = "does NOT resume as it should" if findings else "resumes as if it had never stopped"

@@ -20,13 +20,13 @@ from dataclasses import dataclass
 
 from tabulate import tabulate
 
-from mpdemo.cluster.command import count
 from mpdemo.cluster.config import CLUSTER_NAME
 from mpdemo.doctor import NO_GPU
 from mpdemo.errors import UserError
 from mpdemo.jobs import Job, JobSpec, load_site, slurm, submit
 from mpdemo.jobs.explain import find
-from mpdemo.jobs.reading import LABEL
+from mpdemo.jobs.reading import unlabelled
+from mpdemo.options import count
 from mpdemo.trainers.course import jobs_of_course
 from mpdemo.world.processes import clean_up_on_signals
 
@@ -118,7 +118,7 @@ class Trial:
 
     def lines(self) -> list:
         """Return the job's log, without the labels of srun."""
-        return [LABEL.sub("", line, count=1) for line in self.job.log().splitlines()]
+        return unlabelled(self.job.log())
 
     def advice(self, gpus_exist) -> str:
         """Return what to fix; empty if the job went well. Pretended GPUs do not exist for PyTorch."""

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpdemo import paths
-from mpdemo.cluster.command import count
 from mpdemo.errors import UserError
 from mpdemo.jobs import JobFailed, JobSpec, Site, attach, check, load_site, slurm, submit, train_command
 from mpdemo.notebook.recipe import recipe
+from mpdemo.options import count
 from mpdemo.trainers.report import LEAST_STEPS, WARMUP, gather, sentences, show_table
 
 __all__ = ["Experiment", "gather", "run_jobs", "sentences", "show_table", "sizes_here"]

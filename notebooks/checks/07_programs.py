@@ -27,15 +27,15 @@ def test_07_1(rank, n):
 def test_07_2(rank, n):
     torch.manual_seed(0)
     weight, images, targets = torch.randn(6, 4), torch.randn(8, 4), torch.randn(8, 6)
-    whole = weight.clone().requires_grad_()
-    ((images @ whole.T - targets) ** 2).mean().backward()
+    full = weight.clone().requires_grad_()
+    ((images @ full.T - targets) ** 2).mean().backward()
     calls = watch(program, *COLLECTIVES)
     own = gradient(weight.chunk(n)[rank].clone(), images.chunk(n)[rank], targets.chunk(n)[rank], n)
     used, where, shape = {name for name, _ in calls}, f"On rank {rank}", tuple(own.shape)
     assert "all_gather" in used, f"{where} the weight is never gathered from all ranks."
     assert shape != (6, 4), f"{where} the whole gradient is returned, but a rank keeps only its own rows."
     assert shape == (3, 4), f"{where} the gradient has the shape {shape}, but the rows have (3, 4)."
-    require_gradients([own], [whole.grad.chunk(n)[rank]], where, "Whose images, and which rows, are in it?")
+    require_gradients([own], [full.grad.chunk(n)[rank]], where, "Whose images, and which rows, are in it?")
     assert "all_reduce" not in used, f"{where} an all-reduce brings all rows, to keep some: use reduce-scatter."
 
 
@@ -117,7 +117,7 @@ def test_07_6(rank, n):
     program.setdefault("Sum", Sum)
     torch.manual_seed(0)
     shapes = (5, 4), (6, 4), (6,), (4, 6), (4,)
-    x, up, up_bias, down, down_bias = whole = [torch.randn(*shape, requires_grad=True) for shape in shapes]
+    x, up, up_bias, down, down_bias = tensors = [torch.randn(*shape, requires_grad=True) for shape in shapes]
     result = linear(linear(x, up, up_bias).relu(), down, down_bias)
     (result**2).sum().backward()
 
@@ -126,8 +126,8 @@ def test_07_6(rank, n):
         hidden = of_up.chunk(n)[rank], of_up_bias.chunk(n)[rank], of_down.chunk(n, 1)[rank]
         return [tensor.detach().clone() for tensor in (of_x, *hidden, of_down_bias)]
 
-    right = mine(*(tensor.grad for tensor in whole))
-    parts = [tensor.requires_grad_() for tensor in mine(*whole)]
+    right = mine(*(tensor.grad for tensor in tensors))
+    parts = [tensor.requires_grad_() for tensor in mine(*tensors)]
     calls, where = watch(program, *COLLECTIVES), f"On rank {rank}"
     own = mlp(*parts)
     forward = len(calls)

@@ -135,6 +135,6 @@ def told(how):
     """Turn what the package refuses into what is wrong with the answer."""
     try:
         yield
-    except (UserError, argparse.ArgumentError) as error:
+    except UserError as error:
         said = str(error).partition("; allowed")[0].partition(": name ")[0]
         raise AssertionError(f"{how}: {said}.") from None

@@ -75,12 +75,12 @@ def bare_epoch(model, optimizer, loader) -> float:
     return time.perf_counter() - begin
 
 
-def measure(world, rounds=ROUNDS) -> dict:
+def measure(world) -> dict:
     """Time epochs alternately: seconds of a step, and what each loop adds to the bare one's of the same round."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)  # else it introduces itself in each round
     with tempfile.TemporaryDirectory(prefix="mpdemo-lightning-") as folder, redirect_stdout(io.StringIO()):
         words = {"rung": "single", "model": "toy", "batch_size": BATCH, "optimizer": "adamw"}
-        settings = checked(Settings(**words, epochs=WARMUP + rounds, out=folder))
+        settings = checked(Settings(**words, epochs=WARMUP + ROUNDS, out=folder))
         model, loaders = models.build("toy"), data.Loaders(data.load("digits"), BATCH)
         bare = partial(bare_epoch, model, torch.optim.AdamW(model.parameters(), lr=1e-3), loaders.train)
         run = InTurn(settings, world)

@@ -81,9 +81,10 @@ def main(out, batch_size=64):
     with join_world() as world:
         cases, shared = CASES[world.world_size], {"batch_size": int(batch_size), "timeline": False}
         settings = [Settings(**recipe(**case, **shared)) for case in cases]
-        rows = [{"case": " ".join(as_arguments(case))} for case in cases]
-        for row, wanted in zip(rows, settings, strict=True):
-            row |= counted(world, wanted)
+        rows = [
+            {"case": " ".join(as_arguments(case))} | counted(world, wanted)
+            for case, wanted in zip(cases, settings, strict=True)
+        ]
     if world.rank == 0:
         for row, wanted in zip(rows, settings, strict=True):
             row |= predicted(checked(wanted, world.world_size))

@@ -14,7 +14,7 @@ from mpdemo.plan.command import plan
 from mpdemo.plan.subject import MIB
 from mpdemo.training.log import RunLog
 
-BATCH, IMAGE_SIZE, MICROBATCHES = 128, 224, 8
+BATCH, MICROBATCHES = 128, 8
 COMPARED, SCHEDULES = (8, 16, 32), ("GPipe", "1F1B")  # microbatches and schedules whose memory is estimated
 
 

@@ -21,6 +21,7 @@ from mpdemo import data, models
 from mpdemo.compare import model_and_batch, run_lab
 from mpdemo.notebook.recipe import recipe
 from mpdemo.plan.counting import peak_of_a_step
+from mpdemo.plan.dry_run import local
 from mpdemo.plan.dry_run import step as dry_step
 from mpdemo.plan.subject import Subject, settled
 from mpdemo.settings import Settings
@@ -145,7 +146,7 @@ def memory(world, sizes=(16, 32, 64)):
     variants[f"{sizes[-1]} in 4 parts"] = replace(COURSE, batch_size=sizes[-1], microbatches=4)
     trials = {name: Trial(settings, world, *model_and_batch(settings)) for name, settings in variants.items()}
     peaks = {name: peak_of_a_step(trial) for name, trial in trials.items()}
-    trial = trials["64"]
+    trial = trials[str(sizes[-1])]
     kept = stored(trial)
     kept["AdamW"] = kept.pop("optimizer")
     course = Subject("transformer", image_size=28, classes=10, channels=1)
@@ -159,7 +160,7 @@ def stored(trial) -> dict:
     states = [value for state in trial.updates.state.values() for value in state.values()]
     states = [state for state in states if state.dim()]  # not the count of steps, a scalar
     kept = {"weights": weights, "gradients": [weight.grad for weight in weights], "optimizer": states}
-    return {name: sum(getattr(t, "_local_tensor", t).nbytes for t in tensors) for name, tensors in kept.items()}
+    return {name: sum(local(t).nbytes for t in tensors) for name, tensors in kept.items()}
 
 
 if __name__ == "__main__":

@@ -124,10 +124,10 @@ def paint_step(axes, title, rows, longest, lane="rank"):
 
     With P ranks, stage P and all above are later stages of a rank: these are paler.
     """
-    ranks = ranks_of(rows)
+    ranks, end = ranks_of(rows), _end([rows])
     edge = EDGE | ({"linewidth": 0} if len(rows) / ranks > MOST_OUTLINED else {})
     for rank in range(ranks):
-        axes.broken_barh([(0, _end([rows]))], (rank - 0.4, 0.8), **IDLE, linewidth=0)
+        axes.broken_barh([(0, end)], (rank - 0.4, 0.8), **IDLE, linewidth=0)
         own = [row for row in rows if row["rank"] == rank]
         for kind, (_, colour) in (OPERATIONS | MESSAGES).items():
             place = (rank - 0.4, 0.8) if kind in OPERATIONS else (rank + 0.19, 0.21)
