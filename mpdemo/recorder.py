@@ -47,11 +47,8 @@ class Recorder:
     def watch_passes(self, model, stage=0):
         """Record each forward pass through a model, and each ``backward`` of a tensor; count both in a step."""
         under_way = ExitStack()
-
-        def begin(*_):
-            under_way.enter_context(self.operation("F", stage, self._count("F")))
-
-        model.register_forward_pre_hook(begin)
+        begin = under_way.enter_context
+        model.register_forward_pre_hook(lambda *_: begin(self.operation("F", stage, self._count("F"))))
         model.register_forward_hook(lambda *_: under_way.close())
         self._record(torch.Tensor, "backward", lambda args, kwargs: ("B", stage, self._count("B")))
 

@@ -44,8 +44,8 @@ class ClassFolders(Dataset):
         """Return the folders among some paths, but those that, be it through a link, were seen already."""
         found = []
         for path in sorted(paths, key=lambda path: (os.path.islink(path), path)):
-            if os.path.isdir(path) and os.path.realpath(path) not in self.seen:
-                self.seen.add(os.path.realpath(path))
+            if os.path.isdir(path) and (real := os.path.realpath(path)) not in self.seen:
+                self.seen.add(real)
                 found.append(path)
         return sorted(found)
 

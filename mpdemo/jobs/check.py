@@ -42,8 +42,9 @@ def check(job, site=None, ask_slurm=True) -> list[Problem]:
     if isinstance(job, JobSpec):
         text, (_, site) = render(job, site), fitted(job, site)
     script = Script(text)
-    for judge in (shape, time_limit, log_folder):
-        judge(script, site)
+    shape(script, site)
+    time_limit(script, site)
+    log_folder(script)
     said = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True, timeout=30).stderr
     if match := re.search(r"line (\d+): (.*)", said):
         script.problem(int(match[1]), f"bash cannot read it: {match[2]}", "look at quotes, brackets and ; there")
@@ -154,7 +155,7 @@ def time_limit(script, site):
         script.problem(line, f"time limit: {value!r} {error}", "--time=HH:MM:SS")
 
 
-def log_folder(script, site):
+def log_folder(script):
     """Find a log whose folder is missing: Slurm starts the job, drops its output, and calls it failed."""
     for name in ("output", "error"):
         folder = script.value(name).rpartition("/")[0]

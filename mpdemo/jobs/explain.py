@@ -137,12 +137,17 @@ def find(text) -> list:
 def report(text) -> str:
     """Return what a log shows, in words: the first cause and what to do, then the rest; or that it ended well."""
     log = Log(text)
-    if not (findings := find(log)):
-        number, line = log.end
-        if not line:
-            return "This log is empty: the program wrote nothing, or writes to another file."
-        well = "This run ended well" if log.done else "No failure is in this log: the run ended well, or it still runs"
-        return f"{well}. Its last line:\n{_shown(number + 1, line)}"
+    if findings := find(log):
+        return in_words(findings)
+    number, line = log.end
+    if not line:
+        return "This log is empty: the program wrote nothing, or writes to another file."
+    well = "This run ended well" if log.done else "No failure is in this log: the run ended well, or it still runs"
+    return f"{well}. Its last line:\n{_shown(number + 1, line)}"
+
+
+def in_words(findings) -> str:
+    """Return findings in words: the first cause and what to do, then the rest."""
     first, *others = findings
     head = "No cause is in this log, only what follows from one:\n" if first.known.kind == "consequence" else ""
     also = [_shown(other.number, other.line) for other in others[:ALSO]]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mpdemo.errors import UserError
 from mpdemo.jobs import local_job, queue, slurm_job
-from mpdemo.jobs.explain import find, report
+from mpdemo.jobs.explain import find, in_words
 from mpdemo.training.log import rows_in
 
 FINISHED = ("done", "failed", "stopped", "cancelled", "timeout", "out_of_memory", "node_failure", "unknown")
@@ -143,7 +143,8 @@ class Job:
         why = f" ({self.reason})" if self.reason else ""
         status = "" if self.exit_status is None else f", exit status {self.exit_status}"
         files, log = ", ".join(map(str, self.log_files)) or "none", self.log()
-        said = report(log) if find(log) else "its last lines:\n" + "\n".join(log.splitlines()[-LAST_LINES:])
+        findings = find(log)
+        said = in_words(findings) if findings else "its last lines:\n" + "\n".join(log.splitlines()[-LAST_LINES:])
         raise JobFailed(f"{name}: {state}{why}{status}; log: {files}\n{said}")
 
     def keep(self, answer):

@@ -135,7 +135,7 @@ def ranks(spec, scratch) -> dict:
 
     Where the GPUs are too few, their devices are CPU cores.
     """
-    own = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TMPDIR": str(scratch)}
+    own = warm.OF_RANKS | {"TMPDIR": str(scratch)}
     own |= {"MPDEMO_DATA": str(paths.root() / spec.stage)} if spec.stage else {}  # here: on this machine's disk
     environment = child_environment() | own | (ON_THE_CPU if too_few_gpus(spec.devices) else {})
     order = {"command": spec.command, "processes": spec.world_size, "environment": environment}

@@ -112,13 +112,14 @@ def tasks_comment(spec, site) -> str:
 
 def cpus_per_task(spec, site) -> tuple[int, str]:
     """Return the CPUs of a task, and the arithmetic behind them."""
-    each, gpus, in_all = max(1, spec.gpus_per_process), site.gpus_per_node, site.cores_per_job // spec.world_size
+    each, gpus = max(1, spec.gpus_per_process), site.gpus_per_node
+    in_all = max(1, site.cores_per_job // spec.world_size)
     cpus, text = site.cpus_per_process * each, f"{site.cpus_per_process} for each device, which is a core here"
     if gpus:
         cpus = max(1, site.cores_per_node // gpus) * each
         text = f"{site.cores_per_node} CPUs of a node / {gpus} GPUs" + f" x {each} GPUs" * (each > 1)
-    if site.cores_per_job and max(1, in_all) < cpus:
-        cpus, text = max(1, in_all), f"{site.cores_per_job} CPUs of a job / {spec.world_size} processes"
+    if site.cores_per_job and in_all < cpus:
+        cpus, text = in_all, f"{site.cores_per_job} CPUs of a job / {spec.world_size} processes"
     if spec.cpus_per_process is not None:
         cpus, text = spec.cpus_per_process, f"{spec.cpus_per_process} asked for"
     several = spec.processes_per_node // spec.tasks_per_node

@@ -26,7 +26,7 @@ START_SECONDS = 60.0  # limit for joining the process group
 END_SECONDS = 3.0  # in which the supervisor says how a rank ended
 POLL = 0.1  # s
 # gloo would look up the machine's name, which may fail
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "GLOO_SOCKET_IFNAME": "lo"} | ON_THE_CPU
+ENVIRONMENT = warm.OF_RANKS | {"GLOO_SOCKET_IFNAME": "lo"} | ON_THE_CPU
 
 
 class CellFailed(UserError):

@@ -46,4 +46,4 @@ def record_threads(model, recorder):
 def recorded_steps(trial) -> list:
     """Return the timeline of every step of a trial, of all ranks that take part in it; all ranks must call this."""
     ranks = [steps for steps in gather_objects(trial and trial.recorder.steps) if steps]
-    return [read.merge(list(step)) for step in zip(*ranks, strict=True)]
+    return [read.merge(step) for step in zip(*ranks, strict=True)]

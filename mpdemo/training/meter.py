@@ -44,8 +44,9 @@ class Steps:
 
     def end_step(self):
         """Keep the sum of a step's parts; a process without the outputs has none."""
-        nothing = torch.zeros(2, dtype=torch.double, device=self.device)
-        self.rows.append(nothing if isinstance(self.step, int) else self.step)
+        if isinstance(self.step, int):  # no part was added
+            self.step = torch.zeros(2, dtype=torch.double, device=self.device)
+        self.rows.append(self.step)
         self.step = 0
 
     def flush(self):

@@ -16,7 +16,7 @@ import psutil
 
 from mpdemo.errors import UserError
 
-PRCTL = getattr(ctypes.CDLL(None), "prctl", lambda *_: None)
+PRCTL = ctypes.CDLL(None).prctl
 SIGNAL_AT_PARENTS_DEATH = 1  # PR_SET_PDEATHSIG
 PYTHONS = ("py", "Py", "pt_", "torchrun")  # how the name of a torchrun's process begins
 PROCESS_MIB = 400  # of memory that one process with PyTorch takes

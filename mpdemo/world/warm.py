@@ -24,6 +24,7 @@ from mpdemo.world import supervisor
 
 # PyTorch and Python read these when they start: where one has changed, another server is needed.
 READ_AT_START = ("OMP", "MKL", "KMP", "TORCH", "PYTORCH", "PYTHON", "LD_")
+OF_RANKS = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}  # the same for jobs and cells, which so share a server
 SOURCE = str(Path(__file__).resolve().parents[2])
 SERVE = "import sys; sys.path.insert(0, sys.argv.pop()); from mpdemo.world.warm import serve; sys.path.pop(0); serve()"
 IMPORT_SECONDS = 300.0  # limit for the import of PyTorch, for which the first order waits
@@ -55,7 +56,7 @@ def _ask(order, descriptors) -> int:
     file = Path(order["scratch"], "order.json")  # it may be too long for a message
     file.write_text(json.dumps(order))
     for _ in range(2):  # a server that was killed is replaced
-        server = _server(order["environment"])
+        server = _server(order)
         with contextlib.suppress(ConnectionError):
             socket.send_fds(server, [bytes(file)], descriptors)
             if answer := server.recv(64):
@@ -64,9 +65,12 @@ def _ask(order, descriptors) -> int:
     raise OSError("the process that starts jobs has ended")
 
 
-def _server(environment) -> socket.socket:
-    """Return the connection to the server, started where there is none that suits the environment."""
+def _server(order) -> socket.socket:
+    """Return the connection to the server, started where there is none that suits the order."""
+    environment = order["environment"]
     started_with = tuple(sorted(row for row in environment.items() if row[0].startswith(READ_AT_START)))
+    if not order.get("processes"):  # bash imports no PyTorch: any server will do
+        started_with = next(iter(SERVERS), started_with)
     if started_with not in SERVERS:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.settimeout(IMPORT_SECONDS)
