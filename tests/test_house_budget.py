@@ -8,7 +8,7 @@ from mpdemo.paths import root
 # Lines of all .py, docstrings and blank lines included, formatted by ruff: a budget is for what a room does, not for
 # how tightly it is written. A name that begins with / is a file or folder of mpdemo.
 BUDGET = {
-    "mpdemo": 14_981,
+    "mpdemo": 14_985,
     "notebooks/labs notebooks/checks notebooks/scripts": 4_105,
     "tests": 11_293,
     "/__main__.py /errors.py /settings.py /options.py /rules.py /schedules.py /cuts.py /paths.py": 731,
@@ -19,15 +19,15 @@ BUDGET = {
     "/data": 411,
     "/timeline /recorder.py": 282,
     "/plan": 2_367,
-    "/jobs": 2_128,
+    "/jobs": 2_133,
     "/notebook": 1_744,
     "/cluster": 596,
     "/trainers": 694,
-    "/demo.py /bench.py /doctor.py /compare.py /trial.py": 859,
+    "/demo.py /bench.py /doctor.py /compare.py /trial.py": 858,
     "/same": 1_289,
     "/labs": 9,
 }
-FILES = 140  # in mpdemo
+FILES = 141  # in mpdemo
 PYTHON = [file for file in files() if file.suffix == ".py"]
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from mpdemo import paths
 from mpdemo.errors import UserError
-from mpdemo.jobs import reading, slurm
+from mpdemo.jobs import ends, slurm
 from mpdemo.jobs.launch_text import torchrun_signals
 from mpdemo.jobs.sbatch_text import cpus_per_task, fitted, gpu_rows, render
 from mpdemo.jobs.slurm import Answer
@@ -89,7 +89,7 @@ def answer_at_the_end(out) -> Answer | None:
     end, log = json.loads((out / STATUS).read_text()), out / LOG
     status = end["exit_status"]
     text = log.read_text(errors="replace") if status and log.exists() else ""
-    state, reason = ENDS.get(end["how"]) or (reading.state_by_status(text, status), "")
+    state, reason = ENDS.get(end["how"]) or (ends.state_by_status(text, status), "")
     return Answer(state, reason, status, end["run_time"])
 
 

@@ -41,17 +41,6 @@ RESTART = re.compile(
 )
 DONE = re.compile(r"\b(?:done|finished|completed?|succe\w+|ended well|elapsed|best|final)\b|100%|exit code 0", re.I)
 NOT_DONE = re.compile(r"\b(?:not|un|never|before)\b|fail|error|^wandb", re.I)
-# The exit status of the process that failed first, as launchers report it: mpdemo.world.supervisor, srun, torchrun.
-FIRST_STATUS = re.compile(
-    r"^mpdemo: rank \d+ of \d+ ended with exit status (\d+)$|^srun: error: \S+: tasks? \S+: Exited with exit code (\d+)"
-    r"|Root Cause.{0,2000}?^\W*(?:\d+: )?\s*exitcode\s*:\s*(-?\d+)",
-    re.MULTILINE | re.DOTALL,
-)
-SLURMSTEPD = r"^(?:\s*\d+: )?slurmstepd(?:-\S+)?: error: "  # Slurm's own process beside each task
-CANCELLED = re.compile(SLURMSTEPD + r"\*\*\* JOB .*?CANCELLED AT \S+(?: DUE TO ([A-Z ]+?))? \*\*\*", re.MULTILINE)
-MEMORY = re.compile(
-    SLURMSTEPD + r".*(?:oom.kill|exceeded memory limit)|^srun: error: .*: Out Of Memory", re.IGNORECASE | re.MULTILINE
-)
 
 
 def unlabelled(log) -> list[str]:
@@ -96,15 +85,16 @@ class Log:
         self.done = [n for n, text in ends if DONE.search(text) and not NOT_DONE.search(text)]
 
     def line(self, number) -> str:
-        """Return a line as it is shown: of a progress bar its last state, no colours."""
-        text = self.lines[number].rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
-        return UNSEEN.sub("", text).strip()
+        """Return a line as it is shown."""
+        return self._shown(number).strip()
+
+    def _shown(self, number) -> str:
+        """Of a progress bar its last state, no colours."""
+        return UNSEEN.sub("", self.lines[number].rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace"))
 
     def split(self, number) -> tuple:
         """Return a line's label and its text, which may be indented."""
-        text = TIME.sub(
-            "", UNSEEN.sub("", self.lines[number].rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace"))
-        )
+        text = TIME.sub("", self._shown(number))
         end = LABEL.match(text).end()
         return text[:end].strip(), text[end:]
 
@@ -182,23 +172,3 @@ class Log:
             return all(says == "soft" for _, _, says in seen) or bool(self.done) and self.done[0] < min(lasts)
         worked = self.progress and self.progress[0] > max(lasts)
         return bool(self.done and worked and self.done[-1] > max(lasts))
-
-
-def state_by_status(log, exit_status) -> str:
-    """Return the state of a job that ended by itself: done, out_of_memory, failed or stopped with a checkpoint.
-
-    The last is status 3 of the processes, which torchrun hides, or torchrun's answer to our signal.
-    """
-    if exit_status == 0:
-        return "done"
-    first = FIRST_STATUS.search(log)
-    if exit_status == 3 or (first and first[first.lastindex] == "3") or "got signal: 10" in log:
-        return "stopped"
-    return "out_of_memory" if MEMORY.search(log) else "failed"
-
-
-def state_by_slurm(log) -> str | None:
-    """Return the state that Slurm wrote into the job's own log as it ended it; None if it wrote nothing."""
-    if match := CANCELLED.search(log):
-        return {"TIME LIMIT": "timeout", "NODE FAILURE": "node_failure"}.get(match[1], "cancelled")
-    return "out_of_memory" if MEMORY.search(log) else None

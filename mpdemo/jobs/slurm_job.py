@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mpdemo import paths
 from mpdemo.errors import UserError
-from mpdemo.jobs import queue, reading, slurm
+from mpdemo.jobs import ends, queue, slurm
 from mpdemo.jobs.slurm import Answer
 
 PATIENCE = 0.5  # s between two looks at the user's jobs, about which Slurm is asked once per polling interval
@@ -54,7 +54,7 @@ def ask(job) -> Answer:
         return (answer or Answer("pending"))._replace(reason=f"Slurm does not answer{seen}")
     answer = answer or answer_from_files(job)
     if answer.state == "failed":  # Slurm's word for three ends that mean different things to a learner
-        answer = answer._replace(state=reading.state_by_status(job.log(), answer.exit_status or 1))
+        answer = answer._replace(state=ends.state_by_status(job.log(), answer.exit_status or 1))
     if answer.state not in ("pending", "running", "unknown"):
         job.keep(answer)
     return answer
@@ -96,10 +96,10 @@ def look_up(job_id) -> Answer | None:
 def answer_from_files(job) -> Answer:
     """Return what log and script's marker say, once Slurm has forgotten the job. Absence is not success."""
     log, marker = job.log(), job.out / "exit-status.txt"
-    if state := reading.state_by_slurm(log):
+    if state := ends.state_by_slurm(log):
         return Answer(state, "from the job's log; Slurm has forgotten it")
     words = marker.read_text().split() if marker.exists() else []
     if len(words) == 2 and words[0] == slurm.number(job.id):
-        state = reading.state_by_status(log, int(words[1]))
+        state = ends.state_by_status(log, int(words[1]))
         return Answer(state, "from the script's marker; Slurm has forgotten the job", int(words[1]))
     return Answer("unknown", "Slurm has forgotten the job, and its script left no marker")
