@@ -33,9 +33,9 @@ class Trial(Run):
     1000 classes of RGB images; the batch holds at least ``settings.batch_size`` samples, random ones by default.
     """
 
-    def __init__(self, settings, world, model=None, batch=None):
+    def __init__(self, settings, world, model=None, batch=None, lr=STEADY):
         alone = not is_per_device(settings)
-        s = checked(replace(settings, lr=STEADY), None if alone else world.world_size)
+        s = checked(replace(settings, lr=lr), None if alone else world.world_size)
         super().__init__(s, place_of(settings, world))
         self.given, self.batch = copy.deepcopy(model) if model else build_model(self.s), batch or random_batch(self.s)
         self.all_cores, self.over = self.s.rung == "data_parallel" and world.device.type == "cpu", False
