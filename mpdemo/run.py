@@ -1,4 +1,4 @@
-"""What every rung needs beside PyTorch: its place in the world, batches, a log, checkpoints, a stop signal.
+"""What every rung needs besides PyTorch: its place in the world, batches, a log, checkpoints, a stop signal.
 
 A rung is a script with a plain loop: ``for images, labels in run.batches(model, optimizer)``, then forward, backward,
 step and ``run.log(loss, outputs, labels)``. Between two batches the run validates, saves, and stops where it was asked
@@ -28,7 +28,7 @@ PRECISION = {"fp32": None, "bf16": torch.bfloat16}
 
 
 class Run(Between):
-    """A training run under way: its checked settings `s`, this process's `rank` of `world`, and its `device`."""
+    """A training run: its checked settings `s`, this process's `rank` of `world`, the `devices` that it drives."""
 
     def __init__(self, settings, place):
         self.s, self.place = settings, place
@@ -46,7 +46,7 @@ class Run(Between):
         run_script(doc, Path(train.__code__.co_filename).stem, partial(drive, train))
 
     def model(self):
-        """Return the whole model with its initial weights, the same in every process, on the CPU."""
+        """Load the data set; return the whole model with its initial weights, the same in every process, on the CPU."""
         s, self.dataset = self.s, data.load(self.s.dataset, self.s.data, self.s.image_size, self.s.seed)
         shape = {"classes": self.dataset.classes, "channels": self.dataset.channels, "image_size": s.image_size}
         return self.prepared(models.build(s.model, **shape, norm=s.norm, seed=s.seed))
@@ -58,7 +58,7 @@ class Run(Between):
         return model.to(memory_format=torch.channels_last) if self.s.channels_last else model
 
     def policy(self):
-        """Return the precision in which FSDP gathers weights and computes; it averages gradients in float32."""
+        """Return FSDP's precision: that of the settings in the rung fsdp; in others the model itself has it."""
         kind = PRECISION[self.s.precision] if self.s.rung == "fsdp" else None
         return MixedPrecisionPolicy(param_dtype=kind, reduce_dtype=torch.float32 if kind else None)
 
@@ -82,7 +82,7 @@ class Run(Between):
 
     @staticmethod
     def learning_rate(optimizer, settings, length):
-        """Return what sets the learning rate of every step: a warm-up, then constant or along a half cosine.
+        """Return the scheduler of the learning rate: a warm-up, then constant or along a half cosine.
 
         The rate depends on the step's number only, so a resumed run has that of the uninterrupted one. The cosine ends
         after `length` steps, also where the training is stopped earlier.
@@ -104,17 +104,17 @@ class Run(Between):
         return list(zip(*(tensor.chunk(self.s.microbatches) for tensor in (images, labels)), strict=True))
 
     def log(self, loss, outputs, labels):
-        """Keep the loss and the correct predictions of a batch, or of a part of it; does not wait for the device."""
+        """Add a batch's loss and correct predictions, or a part's, to the step's; does not wait for the device."""
         self.results.add(loss, outputs, labels)
 
     def batches(self, model, optimizer, replicas=1, replica=0, *, group=None, evaluate=None, images=True, output=True):
-        """Yield (images, labels) of every step on this process's device; between them validate, save, and stop.
+        """Yield (images, labels) of every step on this process's device.
 
-        `model` is what this process holds: it is saved, restored, and compiled where the settings ask for it. Of the
-        `replicas` that share the batch this process belongs to number `replica`; `group` holds the same part of all of
-        them (default: all processes). `evaluate` takes images and returns outputs (B, classes) in a validation, or None
-        where this process has none (default: the model). Without `images` a process gets labels, and images of shape
-        (B, 0). Without `output` its outputs do not count in a validation: another process has the same.
+        Between them it sets the learning rate, validates, saves, and stops after a signal. `model` is what this process
+        holds: it is saved, restored and compiled. The process is in number `replica` of `replicas` that share a batch;
+        `group` has the same part of each (default: all processes). In a validation `evaluate` takes images and returns
+        outputs (B, classes), or None where there are none (default: the model). Without `images` a process gets labels,
+        and images of shape (B, 0). Without `output` its outputs do not count: another process has the same.
         """
         self.begin(model, optimizer, replicas, replica, group, images)
         self.evaluate, self.counts = evaluate or model, output
@@ -141,10 +141,10 @@ def train(settings, place) -> int:
     return drive(import_module(f"mpdemo.rungs.{settings.rung}").train, settings, place)
 
 
-def drive(script, settings, place) -> int:
+def drive(rung, settings, place) -> int:
     """Call a rung's ``train(run)`` with a new run; return the exit status."""
     run = Run(settings, place)
-    script(run)
+    rung(run)
     return run.status
 
 

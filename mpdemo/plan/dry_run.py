@@ -138,7 +138,7 @@ class Update:
             p.grad = None
 
     def step(self):
-        """Allocate what AdamW needs beside its states for the largest parameter."""
+        """Allocate what AdamW needs besides its states for the largest parameter."""
         if self.kept and len(self.kept[0]) == 2:
             largest = max((local(p) for p in self.parameters), key=torch.numel)
             temporary = torch.empty_like(largest), torch.empty_like(largest)

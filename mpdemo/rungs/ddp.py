@@ -20,10 +20,10 @@ def train(run):
         optimizer.zero_grad()
         parts = run.split(images, labels)  # one part, unless --microbatches asks for more
         for part, target in parts:
-            ddp.require_backward_grad_sync = part is parts[-1][0]  # no_sync() but for the last part
+            ddp.require_backward_grad_sync = part is parts[-1][0]  # as no_sync(), on all but the last
             outputs = ddp(part)
             loss = cross_entropy(outputs, target) / len(parts)  # the parts' losses add up to the mean
-            loss.backward()  # adds to parameter.grad, and averages it over all processes
+            loss.backward()  # adds to parameter.grad; with the last part DDP averages it over all processes
             run.log(loss, outputs, target)
         optimizer.step()
 

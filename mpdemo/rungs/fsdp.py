@@ -1,8 +1,8 @@
-"""Fully sharded data parallel: as DDP, but each process holds only its part of the model.
+"""Fully sharded data parallel: as DDP, but each process holds only its shard of the model.
 
     torchrun --standalone --nproc-per-node 2 -m mpdemo.rungs.fsdp --model transformer --epochs 2
 
-Taught in notebooks/07_sharding.ipynb. Source: https://arxiv.org/abs/1910.02054.
+Taught in notebooks/07_sharding.ipynb. Sources: https://arxiv.org/abs/1910.02054 (ZeRO), 2304.11277.
 """
 
 from torch.distributed.device_mesh import init_device_mesh
@@ -13,20 +13,20 @@ from mpdemo.run import Run
 
 
 def train(run):
-    model = run.model()  # goes to the device block by block, so that the device never holds it whole
+    model = run.model()  # on the CPU: no device ever holds it whole, blocks move there one by one
     sharding = {"mesh": init_device_mesh(run.device.type, (run.world,)), "mp_policy": run.policy()}
-    for block in model.blocks():  # what is one block is gathered in one message
+    for block in model.blocks():  # each block is gathered as one unit
         fully_shard(block, **sharding, reshard_after_forward=run.s.reshard == "always")
-    fully_shard(model, **sharding)  # the root: it starts and ends every pass
+    fully_shard(model, **sharding)  # and what is in no block
     optimizer = run.optimizer(model.parameters())
     for images, labels in run.batches(model, optimizer, run.world, run.rank):
         optimizer.zero_grad()
         parts = run.split(images, labels)  # one part, unless --microbatches asks for more
         for part, target in parts:
             model.set_requires_gradient_sync(part is parts[-1][0])  # after the last part
-            outputs = model(part)  # gathers one block's weights after the other
+            outputs = model(part)  # gathers the weights of one block at a time
             loss = cross_entropy(outputs, target) / len(parts)  # the parts' losses add up to the mean
-            loss.backward()  # gathers again, and reduce-scatters the gradients
+            loss.backward()  # gathers what was freed again, and reduce-scatters the gradients
             run.log(loss, outputs, target)
         optimizer.step()
 

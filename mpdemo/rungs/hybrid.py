@@ -44,7 +44,7 @@ def train(run):
         inputs = (images,) if part.first else ()
         targets = {"target": labels, "losses": losses} if part.last else {}
         outputs = schedule.step(*inputs, **targets)  # all forward and backward passes, in order
-        if not run.s.sharded:  # FSDP averages what it divides
+        if not run.s.sharded:  # FSDP has averaged them already
             average(part.model.parameters(), same_stage)
         if part.last:
             run.log(torch.stack(losses).mean(), outputs, labels)

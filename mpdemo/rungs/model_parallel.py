@@ -1,9 +1,9 @@
-"""Naive model parallelism: the layers are cut over the devices, and one device is busy at a time.
+"""Naive model parallelism: the layers are divided over the devices, and one device is busy at a time.
 
     torchrun --standalone --nproc-per-node 2 -m mpdemo.rungs.model_parallel --model transformer
     python -m mpdemo.rungs.model_parallel --form one-process --devices 2 --model transformer
 
-It makes room for a model that fits no single device, nothing faster. Taught in notebooks/04_model_parallel.ipynb.
+It makes room for a model that fits no single device, and nothing faster. Taught in notebooks/04_model_parallel.ipynb.
 """
 
 import torch.distributed as dist

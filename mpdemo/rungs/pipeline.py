@@ -45,7 +45,7 @@ def one_process(run):
     optimizer = run.optimizer(model.parameters())
     for images, labels in run.batches(model, optimizer, evaluate=forward):
         optimizer.zero_grad()
-        outputs = forward(images)  # GPU kernels return at once, so the devices overlap; CPUs wait
+        outputs = forward(images)  # kernel launches return at once, so GPUs overlap; CPU cores do not
         loss = cross_entropy(outputs, labels.to(outputs.device))
         loss.backward()  # adds to parameter.grad
         run.log(loss, outputs, labels)

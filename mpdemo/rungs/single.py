@@ -1,4 +1,4 @@
-"""One process, one device: the reference. Every other rung computes the same gradients.
+"""One process, one device: the reference. Every other rung computes the same gradients, up to rounding.
 
     python -m mpdemo.rungs.single --model transformer --epochs 2
 

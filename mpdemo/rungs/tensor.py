@@ -17,15 +17,15 @@ from mpdemo.run import Run
 WHOLE, TOKENS = Replicate(), Shard(1)  # activations (B, T, D): the same everywhere, or some tokens each
 COLUMNS, ROWS = tp.ColwiseParallel(), tp.RowwiseParallel()
 LAYERS = {f"block.*.attention.{name}": COLUMNS for name in ("query", "key", "value")}
-SHARED = {"input_layouts": WHOLE, "desired_input_layouts": WHOLE}  # three gradients are sent as one sum
+SHARED = {"input_layouts": WHOLE, "desired_input_layouts": WHOLE}  # one all-reduce for three gradients
 LAYERS |= {"block.*.attention": tp.PrepareModuleInput(**SHARED)}
 LAYERS |= {"block.*.mlp.up": COLUMNS, "block.*.attention.out": ROWS, "block.*.mlp.down": ROWS}
-GATHER, SOME = {"input_layouts": TOKENS, "desired_input_layouts": WHOLE}, {"output_layouts": TOKENS}
-TOKENS_TOO = {  # between these layers each process has some of the tokens: sequence parallelism
+GATHER, SCATTER = {"input_layouts": TOKENS, "desired_input_layouts": WHOLE}, {"output_layouts": TOKENS}
+SEQUENCES = {  # between these layers each process has some of the tokens: sequence parallelism
     "embed": tp.PrepareModuleOutput(output_layouts=WHOLE, desired_output_layouts=TOKENS),
     **{f"block.*.{name}": tp.SequenceParallel() for name in ("norm1", "norm2")},
     **{f"block.*.{name}": tp.PrepareModuleInput(**GATHER) for name in ("attention", "mlp")},
-    **{f"block.*.{name}": tp.RowwiseParallel(**SOME) for name in ("attention.out", "mlp.down")},
+    **{f"block.*.{name}": tp.RowwiseParallel(**SCATTER) for name in ("attention.out", "mlp.down")},
     "head": tp.PrepareModuleInput(**GATHER, use_local_output=True),
 }
 
@@ -33,8 +33,8 @@ TOKENS_TOO = {  # between these layers each process has some of the tokens: sequ
 def train(run):
     model, replicas = run.model().to(run.device), run.s.replicas or 1
     mesh = init_device_mesh(run.device.type, (replicas, run.s.devices), mesh_dim_names=("dp", "tp"))
-    tp.parallelize_module(model, mesh["tp"], LAYERS | (TOKENS_TOO if run.s.sequence_parallel else {}))
-    for module in [*model.blocks(), model] if replicas > 1 else []:  # divided once more
+    tp.parallelize_module(model, mesh["tp"], LAYERS | (SEQUENCES if run.s.sequence_parallel else {}))
+    for module in [*model.blocks(), model] if replicas > 1 else []:  # sharded over dp as well
         fully_shard(module, mesh=mesh["dp"], mp_policy=run.policy())
     first = mesh.get_local_rank("tp") == 0
     grid = {"replica": mesh.get_local_rank("dp"), "group": mesh.get_group("dp")}
@@ -50,7 +50,7 @@ def train(run):
             loss.backward()  # adds to parameter.grad
             if first:  # the others have the same loss
                 run.log(loss, outputs, target)
-        for parameter in model.parameters():  # the norms' are whole, and saw some of the tokens: add up
+        for parameter in model.parameters():  # norms are replicated but saw some tokens only: add up
             if isinstance(parameter, DTensor) and parameter.grad.placements != parameter.placements:
                 parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
         optimizer.step()

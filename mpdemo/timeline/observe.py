@@ -1,6 +1,6 @@
 """Record a trial of a rung that holds the whole model, from outside: the rung's file stays as the notebooks show it.
 
-Beside F and B, the forward and the backward passes, these timelines hold O, the optimizer's step, and may hold A, the
+Besides F and B, the forward and the backward passes, these timelines hold O, the optimizer's step, and may hold A, the
 all-reduce of a bucket of gradients, which runs while B continues.
 """
 

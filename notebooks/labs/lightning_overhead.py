@@ -1,4 +1,4 @@
-"""What a loop costs beside its work: a bare loop, this course's and Lightning's, an epoch of each alternately.
+"""What a loop costs besides its work: a bare loop, this course's and Lightning's, an epoch of each alternately.
 
     python -m mpdemo.labs.lightning_overhead runs/12_overhead
 
@@ -66,7 +66,7 @@ def lightning_epoch(module, settings) -> float:
 
 
 def bare_epoch(model, optimizer, loader) -> float:
-    """Train for one epoch with nothing beside it; return its seconds."""
+    """Train for one epoch with nothing besides it; return its seconds."""
     begin = time.perf_counter()
     for images, labels in loader:
         optimizer.zero_grad()
