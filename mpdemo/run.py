@@ -111,8 +111,8 @@ class Run(Between):
         """Yield (images, labels) of every step on this process's device.
 
         Between them it sets the learning rate, validates, saves, and stops after a signal. `model` is what this process
-        holds: it is saved, restored and compiled. The process is in number `replica` of `replicas` that share a batch;
-        `group` has the same part of each (default: all processes). In a validation `evaluate` takes images and returns
+        holds: it is saved, restored, compiled where asked. The process is in number `replica` of `replicas` that share
+        a batch; `group` has the same part of each (default: all). In a validation `evaluate` takes images and returns
         outputs (B, classes), or None where there are none (default: the model). Without `images` a process gets labels,
         and images of shape (B, 0). Without `output` its outputs do not count: another process has the same.
         """

@@ -7,12 +7,8 @@ DataParallel computes in threads, so these two are single and what they add to i
 Taught in notebooks/04_model_parallel.ipynb.
 """
 
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from multiprocessing import get_context
 from typing import NamedTuple
-
-import torch.distributed as dist
 
 from mpdemo.plan.dry_run import step
 from mpdemo.plan.subject import Subject
@@ -42,11 +38,8 @@ def of_training(settings) -> list[Counted]:
 
 
 def processes(subject, settings, states) -> list[Counted]:
-    """Return what every process of a training run holds and sends."""
+    """Return what every process of a training run holds and sends; not to be called within a process group."""
     s = settings
-    if dist.is_initialized():  # this process plays a part in another group; a new one plays the ranks
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as another:
-            return another.submit(processes, subject, s, states).result()
     if s.rung in ("ddp", "data_parallel"):
         return _replicas(subject, s, states)
     first = list(range(s.devices if s.rung in CUT_RUNGS else 1))  # the other replicas are like this one
@@ -56,13 +49,13 @@ def processes(subject, settings, states) -> list[Counted]:
     return [played[number % len(played)] for number in alike]
 
 
-def of_rank(subject, settings, *others) -> Counted:
+def of_rank(subject, settings, rank, states, keep_gradients=False) -> Counted:
     """Return what one rank holds and sends, from few dry runs: more microbatches or larger ones add the same each."""
     s, count, P = settings, settings.microbatches, settings.devices
     size = s.batch_size // (P if s.rung == "fsdp" else s.replicas or 1) // count
 
     def run(number):
-        return _step(subject, s, number, size, *others)
+        return _step(subject, s, number, size, rank, states, keep_gradients)
 
     if s.rung not in CUT_RUNGS:
         small = run(min(count, 2))

@@ -19,35 +19,37 @@ from mpdemo.recorder import Recorder
 from mpdemo.settings import Settings
 from mpdemo.timeline import read
 from mpdemo.timeline.observe import observe, recorded_steps
+from mpdemo.training.log import RunLog
+from mpdemo.trial import join_world
 from mpdemo.world.collectives import gather_objects
 from mpdemo.world.launch import end
 
 ROUNDS = 7
 
 
-def measure(world, rung, rounds=ROUNDS) -> dict:
+def measure(world, rung, rounds) -> tuple[dict, list]:
     """Time the single device and a rung alternately, recording both; all ranks must call this.
 
-    The speed-up of a row is the ratio of the medians.
+    The speed-up of a row is the ratio of the medians. Also returns the checked settings of each row.
     """
     variants = compare.as_variants([Settings(**recipe(name)) for name in dict.fromkeys(("single", rung))])
     comparison = compare.compare(variants, world, *compare.model_and_batch(variants["single"]))
     for name in variants:
         observe_trial(comparison.trials[name], world)
     comparison.run(rounds, title="measuring")
-    rows = compare.measured_rows(comparison, variants)
+    rows, checked = compare.measured_rows(comparison, variants), []
     for name, row in zip(variants, rows, strict=True):
         settings = gather_objects(comparison.trials[name] and comparison.trials[name].s)[0]
+        checked.append(settings)
         row |= {
             "devices": settings.devices * (settings.replicas or 1),
             "step_seconds": comparison.median(name),
             "step_quartiles": compare.quartiles(comparison.seconds[name]),
             "timeline": read.typical(recorded_steps(comparison.trials[name])[-rounds:]),
-            "memory": device_memory(settings),
         }
         if row["rung"] in ("pipeline", "hybrid"):
             row |= {"schedule": settings.schedule, "microbatches": settings.microbatches}
-    return {"seconds": comparison.seconds, "rows": rows}
+    return {"seconds": comparison.seconds, "rows": rows}, checked
 
 
 def observe_trial(trial, world):
@@ -77,6 +79,15 @@ def device_memory(settings) -> list[dict]:
     return [asdict(replace(device, device=number)) for number, device in enumerate(devices)]
 
 
+def main(out, rung, rounds=ROUNDS):
+    """Measure in every process; rank 0 counts the memory when the others are done, and writes the result."""
+    with join_world() as world:
+        result, checked = measure(world, rung, int(rounds))
+    if world.rank == 0:  # not before: a dry run has a process group of its own
+        for row, settings in zip(result["rows"], checked, strict=True):
+            row["memory"] = device_memory(settings)
+    RunLog(out, world.rank == 0).finish(result)
+
+
 if __name__ == "__main__":
-    out, rung, *rounds = sys.argv[1:]
-    end(compare.write_result(out, lambda world: measure(world, rung, *map(int, rounds))))
+    end(main(*sys.argv[1:]))
