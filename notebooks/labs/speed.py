@@ -24,8 +24,6 @@ from mpdemo.trial import join_world
 from mpdemo.world.collectives import gather_objects
 from mpdemo.world.launch import end
 
-ROUNDS = 7
-
 
 def measure(world, rung, rounds) -> tuple[dict, list]:
     """Time the single device and a rung alternately, recording both; all ranks must call this.
@@ -37,10 +35,9 @@ def measure(world, rung, rounds) -> tuple[dict, list]:
     for name in variants:
         observe_trial(comparison.trials[name], world)
     comparison.run(rounds, title="measuring")
-    rows, checked = compare.measured_rows(comparison, variants), []
-    for name, row in zip(variants, rows, strict=True):
-        settings = gather_objects(comparison.trials[name] and comparison.trials[name].s)[0]
-        checked.append(settings)
+    rows = compare.measured_rows(comparison, variants)
+    checked = [gather_objects(trial and trial.s)[0] for trial in map(comparison.trials.get, variants)]
+    for name, row, settings in zip(variants, rows, checked, strict=True):
         row |= {
             "devices": settings.devices * (settings.replicas or 1),
             "step_seconds": comparison.median(name),
@@ -73,19 +70,14 @@ def record_buckets(recorder):
     handle = nn.modules.module.register_module_forward_pre_hook(look)
 
 
-def device_memory(settings) -> list[dict]:
-    """Count the peak memory of every device in a step by a dry run (`mpdemo.plan.memory`), in bytes."""
-    devices = [device for process in memory.of_training(settings) for device in process.devices]
-    return [asdict(replace(device, device=number)) for number, device in enumerate(devices)]
-
-
-def main(out, rung, rounds=ROUNDS):
-    """Measure in every process; rank 0 counts the memory when the others are done, and writes the result."""
+def main(out, rung, rounds=7):
+    """Measure in every process; rank 0 counts each device's peak memory, in bytes, when the others are done."""
     with join_world() as world:
         result, checked = measure(world, rung, int(rounds))
     if world.rank == 0:  # not before: a dry run has a process group of its own
         for row, settings in zip(result["rows"], checked, strict=True):
-            row["memory"] = device_memory(settings)
+            devices = [device for process in memory.of_training(settings) for device in process.devices]
+            row["memory"] = [asdict(replace(device, device=number)) for number, device in enumerate(devices)]
     RunLog(out, world.rank == 0).finish(result)
 
 
