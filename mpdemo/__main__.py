@@ -56,6 +56,11 @@ def main(argv=None) -> int:
     except BrokenPipeError:  # the reader is gone, as behind `| head`; the shell's status for it is that of SIGPIPE
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        print("mpdemo: error: PyTorch is not installed here; python -m mpdemo env says more", file=sys.stderr)
+        return 2
     except OSError as error:
         if error.filename is None and error.errno not in FULL:
             raise

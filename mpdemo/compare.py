@@ -13,11 +13,11 @@ import torch
 from tqdm import tqdm
 
 from mpdemo import data
-from mpdemo.rules import CUT_RUNGS
+from mpdemo.rules import CUT_RUNGS, records_timeline
 from mpdemo.timeline import read
 from mpdemo.timeline.observe import record_updates, recorded_steps
 from mpdemo.training.log import RunLog
-from mpdemo.trial import Trial, all_cores, build_model, form_of, is_per_device, join_world, relative_difference
+from mpdemo.trial import Trial, build_model, form_of, is_per_device, join_world, relative_difference
 from mpdemo.world import clock
 from mpdemo.world.collectives import gather_objects, rest
 from mpdemo.world.devices import shared_cores
@@ -68,15 +68,14 @@ class Comparison:
 
     def _time_step(self, trial, batch):
         """Return the seconds from the moment all ranks are ready until all are done."""
-        with all_cores(trial is not None and trial.all_cores):
-            rest()
-            begin = time.perf_counter()
-            if trial:
-                trial.step(batch)
-                for device in trial.devices:
-                    clock.wait(device)
-            rest()
-            return time.perf_counter() - begin
+        rest()
+        begin = time.perf_counter()
+        if trial:
+            trial.step(batch)
+            for device in trial.devices:
+                clock.wait(device)
+        rest()
+        return time.perf_counter() - begin
 
     def median(self, name) -> float:
         """Median seconds per step."""
@@ -103,13 +102,13 @@ def quartiles(values) -> list[float]:
 
 
 def compare(variants, world, *given) -> Comparison:
-    """Return the trials of some variants and of what their limits are measured by; all ranks must call this.
+    """Return the trials of the variants, and of what sets their limits; all ranks must call this.
 
-    `variants` are settings by name, "single" among them; what is given, as for `mpdemo.trial.Trial`.
+    `variants` are settings by name, "single" among them; `given` is a model and a batch, as for `Trial`.
     """
     comparison, single = Comparison(world, *given), variants[SINGLE]
     for name, settings in variants.items():
-        timeline = settings.rung in CUT_RUNGS and is_per_device(settings)  # its limit is read from it
+        timeline = records_timeline(settings.rung, form_of(settings))  # its limit is read from it
         trial = comparison.add(name, replace(settings, timeline=timeline))
         if timeline:
             record_updates(trial.updates, trial.recorder)

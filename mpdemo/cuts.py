@@ -46,7 +46,7 @@ def resolve_cut(names, cut, stages) -> list[int]:
     return points
 
 
-def check_split(model, image_size, parts, tokens=False):
+def check_split(model, image_size, parts, tokens):
     """Refuse to split the layers of a model, or also its tokens, into parts that do not come out equal."""
     if model != "transformer":
         raise UserError(f"--rung tensor splits the layers of --model transformer alone, not of {model}; or --rung fsdp")

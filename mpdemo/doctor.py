@@ -77,14 +77,8 @@ def check_ranks() -> list[Finding] | None:
     return [Finding(True, f"one row per rank:\n{roll_call.table(rows)}"), *trouble]
 
 
-def findings(site=None) -> list[Finding]:
-    """Check everything a run needs.
-
-    Parameters
-    ----------
-    site : str, optional
-        The site file to check; default: `mpdemo.jobs.load_site`'s choice.
-    """
+def findings(site) -> list[Finding]:
+    """Check everything a run needs, and a site file, by default the choice of `mpdemo.jobs.load_site`."""
     slurm_finding, cluster = check_slurm()
     if not slurm_finding.ok:  # it cannot tell which site this is
         site = site or os.environ.get("MPDEMO_SITE") or "generic"
@@ -136,10 +130,10 @@ def check_slurm() -> tuple[Finding, str | None]:
         if not slurm.in_reach():
             return Finding(True, f"{slurm.none_in_reach()}: jobs run on this machine"), None
         cluster = slurm.configuration().get("ClusterName")
-        nodes = slurm.client("sinfo", "-h", "-o", "%D").split()
+        nodes = slurm.client("sinfo", "-h", "-o", "%D").strip() or "0"
     except UserError as error:
         return Finding(False, f"Slurm: {error}", "wait, or ask the site; `scontrol ping` says when it is back"), None
-    return Finding(True, f"Slurm: cluster {cluster}, {sum(map(int, nodes[:1]))} nodes in the first partition"), cluster
+    return Finding(True, f"Slurm: cluster {cluster}, {nodes} nodes"), cluster
 
 
 def check_folders() -> list[Finding]:

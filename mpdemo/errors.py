@@ -1,4 +1,4 @@
-"""The exceptions that are shown as one line, without a traceback: a user's mistake, and a run that cannot go on."""
+"""The exceptions that are shown as one line, without a traceback: a user's mistake, and a run that cannot continue."""
 
 import argparse
 import difflib
@@ -41,7 +41,7 @@ class UserError(Exception):
 
 
 class RunFailed(UserError):
-    """The input was allowed, and the run cannot go on: one line as well, exit status 1."""
+    """The input was allowed, and the run cannot continue: one line as well, exit status 1."""
 
     status = 1
 
@@ -63,7 +63,7 @@ def did_you_mean(word, known) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
-def from_validation(error, fields, label=str) -> UserError:
+def from_validation(error, fields, label) -> UserError:
     """Return pydantic's first complaint as one line: what was wrong, the value, what is allowed."""
     complaint = error.errors(include_url=False)[0]
     kind, value, limits = complaint["type"], complaint["input"], complaint.get("ctx", {})

@@ -64,8 +64,8 @@ def check_schedule(schedule, ranks, microbatches, batch=None) -> str:
     if not isinstance(microbatches, int) or microbatches < 1:
         raise UserError(f"{microbatches!r} microbatches; allowed: a whole number from 1")
     if batch is not None and batch % microbatches:
-        divisors = [m for m in range(1, batch + 1) if batch % m == 0 and _runs(schedule, ranks, m)]
-        allowed = ", ".join(map(str, divisors[:12]))
+        divisors = [m for m in range(1, min(batch, 10**5) + 1) if batch % m == 0 and _runs(schedule, ranks, m)]
+        allowed = ", ".join(map(str, divisors[:12])) or "none; give another batch size"
         raise UserError(f"a batch of {batch} does not divide into {microbatches} microbatches; allowed: {allowed}")
     if not _runs(schedule, ranks, microbatches):
         needs, allowed = "rounds of equally many microbatches", f"any multiple of {ranks}"

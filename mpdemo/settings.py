@@ -71,7 +71,7 @@ class Settings:
     image_size: Pixels | None = setting(None, "pixels per side (default: 28 for digits and mnist, else 224)")
     batch_size: Count = setting(128, "images per step, over all processes together")
     epochs: Count | None = setting(None, "passes over the training images (default: 1, without --steps)")
-    steps: Count | None = setting(None, "stop after this many steps; with --epochs: earlier, in the same training")
+    steps: Count | None = setting(None, "stop after this many steps, or after --epochs if that is earlier")
     optimizer: Optimizer = setting("sgd", "what updates the weights: SGD with momentum 0.9, or AdamW")
     lr: Rate | None = setting(None, "learning rate (default: 0.01 with sgd, 0.001 with adamw)")
     warmup_steps: int = Field(0, ge=0, le=10**9, description="first steps, over which the learning rate grows to --lr")
@@ -84,7 +84,7 @@ class Settings:
     devices: Count | None = setting(None, "how many devices a one-process form drives (default: 2)")
     replicas: Count | None = setting(None, "copies of the cut or split model (default: 2 of rung hybrid, 1 of tensor)")
     mesh: Literal["dp-pp", "pp-dp"] = setting(
-        "dp-pp", "of rung hybrid: neighbouring ranks differ in the last one, so dp-pp keeps a replica in a node"
+        "dp-pp", "of rung hybrid: neighbouring ranks share a replica (dp-pp, which keeps it in a node) or a stage"
     )
     sharded: bool = setting(False, "of rung hybrid: the replicas divide every stage among them, as FSDP does")
     reshard: Literal["always", "never"] = setting(

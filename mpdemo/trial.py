@@ -38,19 +38,17 @@ class Trial(Run):
         s = checked(replace(settings, lr=lr), None if alone else world.world_size)
         super().__init__(s, place_of(settings, world))
         self.given, self.batch = copy.deepcopy(model) if model else build_model(self.s), batch or random_batch(self.s)
-        self.all_cores, self.over = self.s.rung == "data_parallel" and world.device.type == "cpu", False
-        self.turn, self.done, self.error = threading.Semaphore(0), threading.Semaphore(0), None
-        with all_cores(self.all_cores):  # its threads keep the cores that are allowed when they start
-            threading.Thread(target=self._train, daemon=True).start()
-            self._wait()  # until the rung asks for its first batch
-            if self.all_cores:
-                self.gradients()
+        self.over, self.turn, self.done, self.error = False, threading.Semaphore(0), threading.Semaphore(0), None
+        threading.Thread(target=self._train, daemon=True).start()
+        self._wait()  # until the rung asks for its first batch
 
     def _train(self):
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)  # a new thread has the first one
         else:
             torch.set_num_threads(1)
+            if self.s.rung == "data_parallel":
+                os.sched_setaffinity(0, ALLOWED_CORES)  # of this thread, and so of those that it starts
         try:
             import_module(f"mpdemo.rungs.{self.s.rung}").train(self)
         except BaseException as error:
@@ -140,7 +138,7 @@ def is_per_device(settings) -> bool:
 
 def place_of(settings, world) -> World:
     """Return where this process stands in a rung of these settings: a one-process form has a world of one."""
-    return world if is_per_device(settings) else World(device=world.device, backend=world.backend)
+    return world if is_per_device(settings) else World(device=world.device)
 
 
 def build_model(settings, classes=1000, channels=3):
@@ -166,20 +164,6 @@ def relative_difference(values, reference) -> float:
     floor = 0.01 * sum(n**2 for n in norms.values()) ** 0.5
     apart = {name: (value.double().cpu() - reference[name].double().cpu()).norm() for name, value in values.items()}
     return max((norm.item() / max(norms[name], floor) for name, norm in apart.items()), default=0.0)
-
-
-@contextmanager
-def all_cores(wanted=True):
-    """Let this process use every core of its allocation for a ``with`` block, as its threads need them."""
-    if not wanted:
-        yield
-        return
-    pinned = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, ALLOWED_CORES)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, pinned)
 
 
 @contextmanager

@@ -50,7 +50,7 @@ def test_the_second_of_two_equal_steps_is_counted():
     steps, comparison = [], Comparison(World())
     for name in "ab":
         step = functools.partial(lambda name, batch: steps.append(name), name)
-        comparison.trials[name] = SimpleNamespace(step=step, devices=(), all_cores=False)
+        comparison.trials[name] = SimpleNamespace(step=step, devices=())
     comparison.run(rounds=2, warmup=1, again=True)
     assert "".join(steps) == 3 * "aabb"
     assert [len(comparison.seconds[name]) for name in "ab"] == [2, 2]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from worker_jobs import PROGRAMS, all_gone, sleepers, spec
 from mpdemo import paths
 from mpdemo.errors import UserError
 from mpdemo.jobs import JobSpec, attach, submit
+from mpdemo.jobs.job import write_record
+from mpdemo.jobs.local_job import STATUS
 from mpdemo.world import warm
 from mpdemo.world.devices import gpus_here
 
@@ -199,11 +202,23 @@ def test_the_job_of_another_user_is_neither_taken_nor_overwritten(project, monke
         submit(spec())
 
 
+def test_the_folder_of_a_job_that_cannot_be_asked_is_not_taken(project):
+    job = submit(spec())
+    assert job.wait(100) == "done"
+    (job.out / STATUS).unlink()
+    write_record(job.out, job.record | {"host": "login2"})
+    with pytest.raises(UserError, match="may still write to runs/toy: it was started on login2; do: give another out="):
+        submit(spec("sleep"))
+    assert submit(spec(), resubmit=True).wait(100) == "done"
+
+
 def test_runs_may_lie_on_another_disk(project, tmp_path, monkeypatch):
     scratch = tmp_path / "scratch" / "me"
     monkeypatch.setenv("MPDEMO_RUNS", str(scratch))
     assert submit(spec()).wait(100) == "done"
     assert (scratch / "toy" / "job.json").exists() and (project / "runs").is_symlink()
+    shutil.rmtree(scratch)  # as a purge of old files does
+    assert submit(spec()).wait(100) == "done"
     monkeypatch.setenv("MPDEMO_RUNS", str(tmp_path / "elsewhere"))
     with pytest.raises(UserError, match="MPDEMO_RUNS is .*elsewhere, but .*runs is there already; do: mv"):
         submit(spec(out="runs/other"))

@@ -195,7 +195,8 @@ def test_the_checker_names_the_line_and_the_fix(project, text, line, message):
 
 
 def test_a_good_file_has_no_problems(project):
-    assert check(script("#SBATCH --ntasks-per-node=2 --gres=gpu:4", "#SBATCH -C 'h100|a100'"), "jeanzay") == []
+    lines = "#SBATCH --ntasks-per-node=2 --gres=gpu:4", "#SBATCH -C 'h100|a100'", "# SBATCH lines end here"
+    assert check(script(*lines), project / "slurm/sites/jeanzay.toml") == []
 
 
 def test_a_spec_is_checked_before_it_is_submitted(project):

@@ -70,11 +70,6 @@ def test_the_reason_names_the_options():
     assert choose(limited(SMALL, 20)).why.endswith("per device.")
 
 
-def test_ddp_keeps_the_parts_gradients_beside_its_buckets():
-    two = replace(SMALL, devices=2)
-    assert on_one(two, 2, 2).gradients == 2 * on_one(two, 2, 1).gradients
-
-
 def test_one_device_counts_what_a_plan_counts():
     whole = memory.processes(SMALL.subject, settled(SMALL.subject, "single", 4), 2)[0].devices[0]
     assert choose(limited(SMALL, 20)).predicted.memory == pytest.approx(whole.peak, rel=0.001)

@@ -73,7 +73,7 @@ def test_what_has_no_room_on_this_machine_is_not_measured(monkeypatch, capsys):
     monkeypatch.setattr(advice, "measured_steps", None)
     words = "plan --model convnet --image-size 28 --batch 64 --devices 2 --gpu-memory 16GiB --cost measure"
     assert main(words.split()) == 0
-    assert "(times estimated for a a100" in capsys.readouterr().out
+    assert "(times estimated for the a100" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("wrong", ["--stages 2", "--devices 2 --nodes 2 --gpu-memory 2GiB"])

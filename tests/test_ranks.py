@@ -13,7 +13,7 @@ from jupyter_client.manager import start_new_kernel
 from project import environment
 
 from mpdemo.errors import UserError
-from mpdemo.notebook.ranks import check_front_end, start_ranks
+from mpdemo.notebook.ranks import check_login_node, start_ranks
 from mpdemo.paths import root
 from mpdemo.ranks import group, run_program
 from mpdemo.ranks.places import place_in_program
@@ -193,14 +193,14 @@ def test_more_ranks_than_cores_are_refused():
 
 def test_a_site_may_forbid_ranks_on_its_front_end(project, no_slurm, monkeypatch):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    check_front_end(2)
+    check_login_node(2)
     site = project / "slurm/sites/strict.toml"
     site.write_text('account = "abc"\nranks_on_front_end = false\n')
     monkeypatch.setenv("MPDEMO_SITE", "strict")
     with pytest.raises(UserError, match="srun --cpus-per-task=2 .* jupyter lab"):
-        check_front_end(2)
+        check_login_node(2)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    check_front_end(2)
+    check_login_node(2)
 
 
 MEAN = "def mean(tensor):\n    dist.all_reduce(tensor)\n    return tensor / world_size\n"

@@ -102,7 +102,7 @@ REFUSED = [  # options of train, what is said
     ("--rung single --lr-schedule cosine --warmup-steps 12", "12 leaves no step of 12 to the cosine; allowed: 0 to 11"),
     ("--rung single --out {tmp}/file/run", "cannot write to --out"),
     ("--rung single --resume {tmp}/empty", "no checkpoint in {tmp}/empty/checkpoints"),
-    ("--rung single --out {tmp}/old", "holds the checkpoints of a run; --resume"),
+    ("--rung single --out {tmp}/old", "holds the checkpoints of a run; give --resume"),
     ("--rung single --resume {tmp}/old", "not a checkpoint of mpdemo or is damaged"),
     ("--rung single --resume {tmp}/old/checkpoints", "inside a run's folder; give that folder: --resume"),
     ("--rung hybrid --replicas 1 --sharded", "--sharded divides stages among replicas; allowed: --replicas 2 or more"),
@@ -114,6 +114,8 @@ UNDER_A_LAUNCHER = [  # its environment as well
     ("--rung ddp", WORLD | {"RANK": "2"}, "RANK=2, WORLD_SIZE=2"),
     ("--rung ddp", {"RANK": "0"}, "RANK=0, WORLD_SIZE=, "),
     ("--rung ddp", {k: v for k, v in WORLD.items() if k[:6] != "MASTER"}, "MASTER_ADDR and MASTER_PORT not set"),
+    ("--rung ddp", WORLD | {"MASTER_ADDR": ""}, "MASTER_ADDR not set"),
+    ("--rung ddp", WORLD | {"MASTER_PORT": "99999"}, "MASTER_PORT 99999 is not a port; allowed: 1 to 65535"),
 ]
 CASES = [(words, {}, said) for words, said in REFUSED] + UNDER_A_LAUNCHER
 
@@ -226,11 +228,6 @@ def test_settings_go_through_the_command_line():
         checked(Settings(rung="hybrid", processes=6, replicas=3, batch_size=24, microbatches=2, mesh="pp-dp")),
     ):
         assert options_from(parser.parse_args(settings.arguments()), Settings) == settings
-
-
-def test_a_setting_cannot_be_changed_afterwards():
-    with pytest.raises(AttributeError):
-        Settings(rung="single").lr = 1.0
 
 
 def test_too_small_a_limit_of_addresses_is_named(refused, tmp_path):

@@ -1,5 +1,6 @@
 """Find what Slurm or bash would refuse, or silently ignore, before it is submitted."""
 
+import os
 import re
 import shlex
 import subprocess
@@ -45,7 +46,8 @@ def check(job, site=None, ask_slurm=True) -> list[Problem]:
     shape(script, site)
     time_limit(script, site)
     log_folder(script)
-    said = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True, timeout=30).stderr
+    how = {"capture_output": True, "text": True, "timeout": 30, "env": os.environ | {"LC_ALL": "C"}}
+    said = subprocess.run(["bash", "-n"], input=text, **how).stderr
     if match := re.search(r"line (\d+): (.*)", said):
         script.problem(int(match[1]), f"bash cannot read it: {match[2]}", "look at quotes, brackets and ; there")
     if ask_slurm and not script.problems and slurm.in_reach():
@@ -72,7 +74,7 @@ class Script:
                 self.problem(number, message, "move it up, below #!/bin/bash")
             elif line.startswith("#SBATCH"):
                 self._read(number, line.removeprefix("#SBATCH"))
-            elif re.match(r"\s*#+\s*SBATCH\b", line):
+            elif re.match(r"\s*#+\s*SBATCH\s+-", line):
                 self.problem(number, f"{line.split('--')[0].strip()!r} is a comment to Slurm", "write #SBATCH")
             elif line.strip() and not line.lstrip().startswith("#"):
                 command_line = command_line or number

@@ -92,7 +92,7 @@ class Finding:
     def words(self) -> str:
         """The part of the line that is known; the rest differs from run to run."""
         match = self.known.pattern.search(self.line)
-        return match[0] if match else ""  # of a message that begins the line, behind a launcher's label
+        return match[0] if match else ""  # it must begin the line, behind a launcher's label
 
     @property
     def message(self) -> str:

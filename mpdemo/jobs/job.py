@@ -1,5 +1,6 @@
 """One Job class, whether Slurm runs it (`mpdemo.jobs.slurm_job`) or this machine (`mpdemo.jobs.local_job`)."""
 
+import contextlib
 import json
 import math
 import sys
@@ -150,8 +151,9 @@ class Job:
     def keep(self, answer):
         """Keep the last answer for the day when Slurm has forgotten the job; the folder may have a newer one by now."""
         self.record["final"] = answer._asdict()
-        if (read_record(self.out) or {}).get("id") == self.record["id"]:
-            write_record(self.out, self.record)
+        with contextlib.suppress(OSError):  # a full disk: Slurm is asked again
+            if (read_record(self.out) or {}).get("id") == self.record["id"]:
+                write_record(self.out, self.record)
 
 
 def write_record(out, record):
@@ -168,7 +170,7 @@ def read_record(out) -> dict | None:
         return None
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
-        record["id"], record["where"], record["spec"]["name"]
+        record["id"], record["where"], record["script"], record["spec"]["name"]
     except (ValueError, KeyError, TypeError):
         raise UserError(f"{file} is damaged; do: remove it, and submit again") from None
     return record

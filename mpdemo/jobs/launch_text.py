@@ -5,7 +5,7 @@ import shlex
 
 from mpdemo.world.launch import for_torchrun, is_program
 
-LAST_CALL = 15  # s for which nodes that are left wait for others before they go on: as long as one counts as alive
+LAST_CALL = 15  # s the remaining nodes wait before they go on: a lost node counts as alive for that long
 
 # A signal would run the first trap at once, with status 0: the second one makes bash wait for srun.
 COURSE = """\
@@ -19,7 +19,7 @@ VENV = '[ -d .venv ] && PATH="$PWD/.venv/bin:$PATH"'
 FAILED = 'failed() { echo "setup line failed with exit status $?: $1" >&2; exit 1; }'
 EXPORT = re.compile(r"export [^`;&|()#\\]*")  # a line that cannot fail
 
-# The second trap adds to the first one, now that there is something to remove.
+# This trap takes the place of the first one: it does the same, then removes the copy.
 STAGE = """\
 # Each node copies the data to its own disk, once; its processes find the copy in MPDEMO_DATA.
 staged="${{TMPDIR:-/tmp}}/mpdemo-$SLURM_JOB_ID"
@@ -54,7 +54,7 @@ def commands(spec, site) -> list[str]:
 
 def setup_line(line) -> str:
     """Return a line of the site's setup that ends the job where it fails."""
-    if EXPORT.fullmatch(line):
+    if EXPORT.fullmatch(line) or not line.partition("#")[0].strip():
         return line
     whole = "{ " + line + "\n}" if re.search(r"#|[;&\\]\s*$", line) else line
     return f"{whole} || failed {shlex.quote(line)}"

@@ -62,7 +62,8 @@ def warn(job):
     end = time.monotonic() + GRACE
     while not first_child(int(job.id)) and supervisor_lives(job.record) and time.monotonic() < end:
         time.sleep(PATIENCE)  # it does not listen yet
-    os.kill(int(job.id), signal.SIGUSR1)
+    if supervisor_lives(job.record):
+        os.kill(int(job.id), signal.SIGUSR1)
 
 
 def ask(job) -> Answer:
@@ -83,7 +84,7 @@ def ask(job) -> Answer:
 
 
 def answer_at_the_end(out) -> Answer | None:
-    """Return how a job ended, as its supervisor wrote it; None while it runs: only then is its long log not read."""
+    """Return how a job ended, as its supervisor wrote it; None while it runs. Its log is read only if it failed."""
     if not (out / STATUS).exists():
         return None
     end, log = json.loads((out / STATUS).read_text()), out / LOG
@@ -154,7 +155,7 @@ def step(spec, site, limit) -> dict:
 
 def step_text(spec, site) -> str:
     """Return the job's file with what a step needs: its own shape, as options of srun, and its own port."""
-    spec, site = fitted(dataclasses.replace(spec, requeue=False), site)  # that would be the surrounding job
+    spec, site = fitted(dataclasses.replace(spec, requeue=False), site)  # that would requeue the job around it
     shape = ["--overlap", "--relative=0", f"--nodes={spec.nodes}", f"--ntasks={spec.nodes * spec.tasks_per_node}"]
     shape += [f"--ntasks-per-node={spec.tasks_per_node}", *([f"--hint={site.hint}"] if site.hint else [])]
     shape += [f"--{option}={value}" for option, value, _ in gpu_rows(spec, site)]

@@ -2,7 +2,7 @@
 
 Thirty learners who follow their jobs must not slow the controller down. So the kernels of a user share small files in
 ``~/.cache/mpdemo``: the one that finds an answer older than the interval asks Slurm and writes it anew; the others
-read. Kept by hand: Slurm's commands have no such memory. Its own advice: https://slurm.schedmd.com/high_throughput.html.
+read. Our own code: Slurm's commands have no such memory. Its own advice: https://slurm.schedmd.com/high_throughput.html.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ def position(job) -> int | None:
 def listed(identity, question, interval) -> Listing:
     """Return squeue's newest answer on a cluster (`slurm.identity`); ask it if that is older than `interval` seconds.
 
-    Where Slurm does not answer, or another kernel is asking just now, it is the last one.
+    Where Slurm does not answer, or another kernel is just asking, it is the last answer.
     """
     file = _file(identity, question)
     if (known := _kept(file)).is_fresh(interval):

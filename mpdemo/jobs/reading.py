@@ -9,12 +9,12 @@ from collections import Counter
 MOST_TRACEBACKS = 1000  # that are followed to their exception
 MOST_LAST = 200  # lines at the end, in which the run may say that it is done
 MOST_LINES = 5000  # messages at the beginning, and as many at the end, that are looked at
-# Of a log with more different lines than MOST_LINES, those are looked at that hold one of these (no digits).
+# Of a log with more than MOST_LINES different lines, only those with one of these are looked at (no digits).
 ALARMS = b"""Traceback rror xception ailed illed WARN CANCELLED annot ERR FAIL FATAL atal oom OOM emory imed imeout TIME
 found uch space enied efused nable ssert bort ignal fault exitcode erminate must xpected nvalid xceeded uota lready
 ismatch upported ECC Xid Interrupt PMI symbol esum estart ttempt heckpoint rrno DUE shm STATUS GLIBC ibv_ dtype SIG
 conda module state_dict uplicate closed route known""".split()
-FEW_ALARMS = ALARMS[:8]  # and of very many different lines
+FEW_ALARMS = ALARMS[:8]  # and of 20 times as many
 LABEL = re.compile(  # of a launcher, before each line of a rank: [rank3]: [default3]: 3: [1,3]<stderr>: (Actor pid=1)
     r"(?:\[(?:rank|default)?\d+\]:? ?|\[\d+,\d+\]<std\w+>: ?|\d+: ?|\(\w[^()]*pid=[^()]*\) ?|[\w.-]+ +\| ?)*"
 )
@@ -49,16 +49,10 @@ def unlabelled(log) -> list[str]:
 
 
 class Log:
-    """The lines of a log, numbered from 0.
+    """The lines of a log, numbered from 0, with `end`, the last that is not empty (number, text).
 
-    Attributes
-    ----------
-    places : dict
-        Of a line in which a traceback ends: the user's own file and line.
-    end : tuple of (int, str)
-        The last line that is not empty.
-    done : list of int
-        Lines at the end in which the run says that it is done.
+    `places` has the user's own file and line for each line in which a traceback ends; `done` are the lines at the end
+    in which the run says that it is done.
     """
 
     def __init__(self, text):
@@ -166,7 +160,7 @@ class Log:
         ]
 
     def ended_well(self, seen) -> bool:
-        """Whether all that was seen is no failure: (number, only follows from another, what it looks like) of each."""
+        """Whether nothing that was seen is a failure: (number, is a mere consequence, what it looks like) of each."""
         lasts = [self.last[self.keys[number]] for number, _, _ in seen]
         if all(follows and says in ("soft", "exception") for _, follows, says in seen):
             return all(says == "soft" for _, _, says in seen) or bool(self.done) and self.done[0] < min(lasts)

@@ -1,6 +1,6 @@
 """The batch script of a job: one pure function from a spec and a site to text that a learner can read and keep.
 
-Kept by hand: the libraries that submit to Slurm hide this text, which is what the course teaches. The directives are
+Our own code: the libraries that submit to Slurm hide this text, which is what the course teaches. The directives are
 made here, the commands below them in `mpdemo.jobs.launch_text`.
 """
 
@@ -46,7 +46,8 @@ def refuse_what_cannot_restart(spec):
     """Refuse a job that Slurm or torchrun may start again, where that would lose its work or never happen."""
     fewer = spec.least_nodes and f"least_nodes={spec.least_nodes}"
     again, torchrun = "requeue=True" if spec.requeue else fewer, spec.launcher == "torchrun"
-    if again and "train" in spec.command and "--resume" not in spec.command:
+    resumes = any(word.startswith("--resume") for word in spec.command)
+    if again and spec.command[:3] == ("-m", "mpdemo", "train") and not resumes:
         raise UserError(f'{again} with a training run that starts anew; do: train_command(..., resume="auto")')
     if fewer and (not torchrun or spec.least_nodes >= spec.nodes):
         raise UserError(f'{fewer} needs more nodes to lose, and launcher="torchrun" to start the processes anew')

@@ -92,7 +92,7 @@ def try_python(site) -> Finding:
 
 def run_bounded(command, text, seconds=PATIENCE) -> tuple:
     """Feed a program a text, for some seconds; end what it started; return its status (None: too slow) and output."""
-    with tempfile.TemporaryFile("w+") as said:
+    with tempfile.TemporaryFile("w+", errors="replace") as said:
         given = {"stdin": subprocess.PIPE, "stdout": said, "stderr": said, "env": child_environment("SLURM_CONF")}
         process = subprocess.Popen(command, **given, text=True, start_new_session=True)
         try:

@@ -1,6 +1,6 @@
 """Slurm's command-line clients: bounded in time, with output in our own format; its states, refusals, times translated.
 
-Kept by hand: the Python clients need Slurm's library or its REST service, which few sites offer. A job is followed
+Our own code: the Python clients need Slurm's library or its REST service, which few sites offer. A job is followed
 without accounting (sacct), which many sites lack, and the formats are given with ``-o``, since ``--json`` differs
 between Slurm's versions. Works from Slurm 20 on.
 """

@@ -94,12 +94,13 @@ def look_up(job_id) -> Answer | None:
 
 
 def answer_from_files(job) -> Answer:
-    """Return what log and script's marker say, once Slurm has forgotten the job. Absence is not success."""
+    """Return what log and script's marker say, where Slurm does not. Absence is not success."""
     log, marker = job.log(), job.out / "exit-status.txt"
+    why = "Slurm has forgotten the job" if job.own_cluster else "its cluster is not in reach"
     if state := ends.state_by_slurm(log):
-        return Answer(state, "from the job's log; Slurm has forgotten it")
+        return Answer(state, f"from the job's log; {why}")
     words = marker.read_text().split() if marker.exists() else []
     if len(words) == 2 and words[0] == slurm.number(job.id):
         state = ends.state_by_status(log, int(words[1]))
-        return Answer(state, "from the script's marker; Slurm has forgotten the job", int(words[1]))
-    return Answer("unknown", "Slurm has forgotten the job, and its script left no marker")
+        return Answer(state, f"from the script's marker; {why}", int(words[1]))
+    return Answer("unknown", f"{why}, and its script left no marker")

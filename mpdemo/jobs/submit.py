@@ -93,9 +93,13 @@ def find_earlier(spec, identity, resubmit) -> Job | None:
     same = same_place and record["spec"] == json.loads(json.dumps(dataclasses.asdict(spec)))
     if same and not resubmit:
         return job
+    name = f"job {job.id} ({job.name}) on {job.where}"
     if not job.finished:
-        busy = f"job {job.id} ({job.name}) on {job.where} is {job.state} and writes to {spec.out}"
+        busy = f"{name} is {job.state} and writes to {spec.out}"
         raise UserError(f"{busy}; do: attach({spec.out!r}).cancel(), or give another out=")
+    if job.state == "unknown" and not job.own_cluster and not resubmit:
+        what = f"{name} may still write to {spec.out}: {job.reason}"
+        raise UserError(f"{what}; do: give another out=, or resubmit=True if it has ended")
     why = "resubmit=True" if same else "the spec has changed" if same_place else "another place"
     print(f"job {job.id} ({job.state}) was there before; submitting a new one: {why}")
     return None
@@ -161,10 +165,11 @@ def make_folder(spec) -> Path:
     """
     elsewhere, runs = os.environ.get("MPDEMO_RUNS"), paths.root() / "runs"
     try:
+        if elsewhere:
+            Path(elsewhere).mkdir(parents=True, exist_ok=True)
         if elsewhere and runs.resolve() != Path(elsewhere).resolve():
             if runs.exists() or runs.is_symlink():
                 raise UserError(f"MPDEMO_RUNS is {elsewhere}, but {runs} is there already; do: mv {runs} {runs}.before")
-            Path(elsewhere).mkdir(parents=True, exist_ok=True)
             runs.symlink_to(Path(elsewhere).absolute())
         for folder in (paths.root() / spec.out, paths.root() / paths.SITES):
             folder.mkdir(parents=True, exist_ok=True)

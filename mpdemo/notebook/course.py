@@ -88,7 +88,11 @@ def launch(*command, processes=1, fails=False, timeout=120.0, **words) -> str:
     name = f"launch_{Path(command[1 if command[0] == '-m' else 0]).stem}"
     with contextlib.redirect_stdout(io.StringIO()):  # where it runs, which is not what the cell is about
         job = run(name, *command, processes=processes, resubmit=True, **{"launcher": "torchrun"} | words)
-    if job.wait(timeout) != "done" and not fails:
+    try:
+        state = job.wait(timeout)
+    finally:
+        job.cancel()  # where it hangs; one that has ended stays as it is
+    if state != "done" and not fails:
         raise JobFailed(f"{' '.join(map(str, command))} failed: {job.log()[-2000:]}")
     lines = unlabelled(job.log())  # without the labels of srun
     return "\n".join(line for line in lines if "socket.cpp" not in line).strip()  # c10d's warnings of IPv6

@@ -75,7 +75,7 @@ def verdict(row) -> str:
     low, high = row["speedup_quartiles"]
     least, most = row["bound_quartiles"]
     at_limit = "the ranges overlap, so no difference from the limit can be measured"
-    said = at_limit if high >= least else "the gap between them is larger than the spread"
+    said = at_limit if low <= most and high >= least else "the gap between them is larger than the spread"
     speed = f"{row['speedup']:.2f} times the single device's speed (half of the rounds: {low:.2f} to {high:.2f})"
     return f"{speed}; the limit is {row['bound']:.2f} ({least:.2f} to {most:.2f}): {said}."
 

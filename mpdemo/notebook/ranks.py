@@ -43,7 +43,7 @@ def start_ranks(world_size, oversubscribe=False):
     if _ranks and _ranks.world_size == world_size and _ranks.alive:
         _ranks.describe()
         return _ranks
-    check_front_end(world_size)
+    check_login_node(world_size)
     check_room(world_size, oversubscribe)
     if _ranks:
         _ranks.stop()
@@ -51,7 +51,7 @@ def start_ranks(world_size, oversubscribe=False):
     return _ranks
 
 
-def check_front_end(world_size):
+def check_login_node(world_size):
     """Refuse ranks on a login node whose site forbids them; inside a Slurm job they are allowed."""
     if "SLURM_JOB_ID" in os.environ:
         return

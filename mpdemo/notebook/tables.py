@@ -13,15 +13,16 @@ from mpdemo.rules import SHARING_RUNGS
 
 CHOICE = ("devices", "nodes", "use", "parts", "images at once", "MiB per device", "computing (ms)", "speed-up",
           "sends (ms)")  # fmt: skip
+DEVICES = ((1, 1), (2, 1), (8, 2), (16, 4))  # and nodes
 
 
-def choice_table(case, devices=((1, 1), (2, 1), (8, 2), (16, 4))) -> Bundle:
+def choice_table(case) -> Bundle:
     """Display what to use for a `mpdemo.plan.case.Case` on several numbers of devices and nodes.
 
     `computing` is what a step takes at least, `speed-up` compares it with one device that had room for all; `sends`
     is how long the busiest device's messages of a step take. "-": no data sheet says it.
     """
-    rows = [_choice(replace(case, devices=number, nodes=nodes)) for number, nodes in devices]
+    rows = [_choice(replace(case, devices=number, nodes=nodes)) for number, nodes in DEVICES]
     columns = {"disable_numparse": True, "colalign": ("right", "right", "left", *["right"] * 6)}
     return Bundle(tabulate(rows, CHOICE, "simple", **columns), markdown=tabulate(rows, CHOICE, "pipe", **columns))
 

@@ -42,7 +42,7 @@ def answer(request) -> tuple:
     lines = [f"{choice.answer}: {choice.why}", "", strategies.table(case, rows, seconds)]
     if measuring and not seconds:
         lines += ["(--cost measure: no step could be measured within this machine's memory and the --budget)"]
-    times = f"times estimated for a {case.gpu} in float32, no message hidden"
+    times = f"times estimated for the {case.gpu} in float32, no message hidden"
     if seconds:
         here = f"{case.devices} {'GPU' if gpus_here() else 'CPU core'}{'s' * (case.devices > 1)} of this machine"
         times = f"steps of each strategy measured on {here}"
@@ -83,10 +83,10 @@ def commands(request, rows) -> str:
 
 
 def measure(request, case, rows) -> dict:
-    """Return the seconds of a step by their answers for all strategies that fit, and for one device.
+    """Return the measured seconds of a step of each strategy, and of one device, by answer; {} where all are None.
 
-    They are None where a strategy does not take all devices, where a device of this machine cannot hold it beside the
-    model it is made from, and where ``--budget`` was spent before. Where all are, it is {}.
+    One is None where the strategy does not fit or leaves devices idle, where a device of this machine cannot hold it
+    beside the model it is made from, and where ``--budget`` was spent before.
     """
     free = memory_per_device(case.devices) - sum(block.weights for block in case.blocks())
     alone = on_one(replace(case, devices=1), case.batch, 1).peak

@@ -22,7 +22,7 @@ from mpdemo.plan import advice, report
 from mpdemo.plan.footprint import ROOFS
 from mpdemo.plan.report import make_plan
 from mpdemo.plan.subject import RESERVE, STATES
-from mpdemo.settings import MODELS, NORMS, Schedule
+from mpdemo.settings import MODELS, NORMS, Count, Pixels, Schedule
 
 OF_STAGES = "stages", "schedule", "microbatches", "cut"  # options of a plan for one pipeline
 OF_DEVICES = "nodes", "input", "tokens"
@@ -61,12 +61,12 @@ class Request:
     )
     tokens: bool = Field(False, description="the samples of your own model are whole numbers, for an embedding")
     stages: int = Field(2, ge=2, description="devices to cut the model over")
-    devices: int | None = Field(None, ge=1, description="compare all rungs on so many, with --gpu-memory")
-    nodes: int = Field(1, ge=1, description="in so many nodes (with --devices)")
-    batch: int = Field(128, ge=1, description="samples of the whole batch")
-    image_size: int = Field(224, ge=1, description="pixels per side")
-    channels: int = Field(3, ge=1, description="of the images")
-    classes: int = Field(1000, ge=1, description="of the data set")
+    devices: int | None = Field(None, ge=1, le=10**5, description="compare all rungs on so many; needs --gpu-memory")
+    nodes: int = Field(1, ge=1, description="nodes that they are in (with --devices)")
+    batch: Count = Field(128, description="samples of the whole batch")
+    image_size: Pixels = Field(224, description="pixels per side")
+    channels: Count = Field(3, description="of the images")
+    classes: Count = Field(1000, description="of the data set")
     norm: Literal[NORMS] = Field("batch", description="normalisation of the convolutional models")
     gpu_memory: Annotated[ByteSize, BeforeValidator(_with_unit)] | None = Field(
         None, description="of one device, such as 16GiB; no limit by default"
@@ -79,7 +79,7 @@ class Request:
         "a100", description="estimate times for this GPU, or measure steps on this machine (with --devices)"
     )
     budget: float = Field(60.0, ge=0, le=86400, description="seconds after which nothing more is measured")
-    json: str | None = Field(None, description="file to which the rows are written, too")
+    json: str | None = Field(None, description="also write the rows to this file")
 
     @property
     def own_model(self):
@@ -100,7 +100,7 @@ def check_together(request, given):
     memory = request.gpu_memory
     for wrong, message in (
         (request.own_model and not request.devices, "a model of your own is planned with --devices and --gpu-memory"),
-        (request.devices and memory is None, "--devices needs --gpu-memory: of one device, such as 16GiB"),
+        (request.devices and memory is None, "--devices needs --gpu-memory, that of one device, such as 16GiB"),
         (memory is not None and memory <= RESERVE, "--gpu-memory is no more than CUDA itself takes; allowed: 1GiB or "
          "more, with the unit, such as 16GiB"),
         (request.cost == "measure" and (not request.devices or request.nodes > 1), "--cost measure measures steps "
@@ -125,7 +125,7 @@ def main(args) -> int:
         if isinstance(error, UserError) or not request.own_model:
             raise
         what = f"--model {request.model} cannot be planned: it fails without real numbers"
-        raise UserError(f"{what} ({error_line(error)}); try the part that takes tensors and returns some") from error
+        raise UserError(f"{what} ({error_line(error)}); try the part that takes and returns tensors") from error
     print(text)
     if request.json:
         try:

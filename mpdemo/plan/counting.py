@@ -66,9 +66,9 @@ class LiveMemory(TorchDispatchMode):
         """Forget all levels but the present ones."""
         self.levels = defaultdict(list, {device: [bytes_] for device, bytes_ in self.live.items()})
 
-    def peak(self, device="cpu") -> int:
-        """Return the most bytes on a device since `start`."""
-        return max(self.levels[device], default=0)
+    def peak(self) -> int:
+        """Return the most bytes on the CPU since `start`."""
+        return max(self.levels["cpu"], default=0)
 
     def __enter__(self):
         resize = torch.UntypedStorage.resize_

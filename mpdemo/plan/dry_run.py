@@ -47,7 +47,7 @@ class Step(NamedTuple):
         return found
 
     def towards(self, other, share):
-        """Return the step on the line from this one to another, which did the same; None where it did not."""
+        """Interpolate between this step and another with the same operations; None where they differ."""
         pairs = list(zip(self.levels, other.levels, strict=True))
         if any(len(a) != len(b) for a, b in pairs) or self.messages.keys() != other.messages.keys():
             return None
@@ -114,7 +114,7 @@ class DryRun(Run):
             parameters = [p for p in self.held.parameters() if p.device == device]
             trained = [p for p in parameters if p.requires_grad]
             gradients = size([local(p) for p in trained])
-            # a schedule that computes gradients of weights by themselves does not tell when: then from the beginning
+            # zero-bubble schedules do not tell when the gradient of a weight comes: then from the beginning
             arrived.append([(self.arrived.get(id(p), 0), size(local(p))) for p in trained])
             buffers = size([buffer for buffer in self.held.buffers() if buffer.device == device])
             weights = size([local(p) for p in parameters]) + buffers

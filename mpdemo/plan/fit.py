@@ -78,7 +78,7 @@ def cut(case, microbatches=None, replicas=None, sharded=False):
     ways, shards = [], replicas if sharded else 1
     for ranks in range(min(case.devices, len(case.blocks())), 1, -1) if replicas is None else [case.devices]:
         fewer = replace(case, devices=ranks)
-        wanted = [4 * ranks, 2 * ranks, ranks, *(m for m in divisors(case.batch) if ranks < m <= MOST_MICROBATCHES)]
+        wanted = dict.fromkeys((4 * ranks, 2 * ranks, ranks, *range(ranks + 1, MOST_MICROBATCHES + 1)))
         for count in [m for m in wanted if case.batch % m == 0] if microbatches is None else [microbatches]:
             schedule = "1F1B" if count > 1 else "GPipe"
             for points in _even_cuts(fewer, case.batch // count):

@@ -92,8 +92,8 @@ def costs(subject, size, gpu) -> list:
     return [BlockCost(*(block.seconds(kind, size, *ROOFS[gpu]) for kind in kinds)) for block in footprints(subject)]
 
 
-def estimated_peaks(case, simulation, stages, size, shards=1) -> list:
-    """Add up what every device holds, in the order of the simulation: a few per cent beside what a dry run counts.
+def estimated_peaks(case, simulation, stages, size, shards) -> list:
+    """Add up what every device holds, in the order of the simulation, within a few per cent of a dry run.
 
     `stages` are lists of footprints, and `shards` replicas divide each of them.
     """

@@ -28,7 +28,7 @@ from mpdemo.world import clock
 from mpdemo.world.collectives import gather_objects, rest
 from mpdemo.world.launch import end, report
 
-STEPS, UNSEEN = 7, 2  # of a rung, and those before them that are not counted
+STEPS, WARMUP = 7, 2  # timed steps of a rung, and untimed ones before them
 
 
 class TimedRun(Run):
@@ -46,7 +46,7 @@ class TimedRun(Run):
         """Yield this replica's share of the batch, and note how long each step takes."""
         inputs, labels = (tensor.chunk(replicas)[replica] for tensor in self.batch)
         inputs = inputs if images else inputs.new_empty(len(inputs), 0)
-        for _ in range(UNSEEN + STEPS):
+        for _ in range(WARMUP + STEPS):
             rest()
             begin = clock.now(self.device)
             yield self.to_device(inputs), self.to_device(labels)
@@ -63,12 +63,12 @@ def timed(world, settings, model, batch) -> float:
     """Run a few steps of complete settings; return the median seconds. All ranks must call this."""
     alone, seconds = not is_per_device(settings), []
     if alone and world.rank > 0:
-        for _ in range(2 * (UNSEEN + STEPS)):
+        for _ in range(2 * (WARMUP + STEPS)):
             rest()
     else:
         run = TimedRun(settings, place_of(settings, world), model, batch)
         import_module(f"mpdemo.rungs.{settings.rung}").train(run)
-        seconds = run.seconds[UNSEEN:]
+        seconds = run.seconds[WARMUP:]
     return gather_objects(median(seconds) if seconds else None)[0]
 
 

@@ -3,7 +3,7 @@
 It is what ``torch.cuda.max_memory_allocated`` would report. Not counted is memory that is no tensor: the workspaces
 that cuDNN and cuBLAS ask for while a convolution or a matrix product runs (tens of MiB; they differ from run to run),
 and the CUDA context, which no PyTorch counter shows. `RESERVE` covers both. DDP averages gradients in C++, and
-DataParallel computes in threads, so these two are single and what they add to it.
+DataParallel computes in threads, so both are single and what they add to it.
 Taught in notebooks/04_model_parallel.ipynb.
 """
 
@@ -15,7 +15,7 @@ from mpdemo.plan.subject import Subject
 from mpdemo.rules import CUT_RUNGS
 from mpdemo.schedules import usual_stages_per_rank
 
-SIZES = 8, 64  # samples of a part: of two dry runs, on whose line all others lie
+SIZES = 8, 64  # samples of a part in two dry runs; other sizes lie on their line
 
 
 class Counted(NamedTuple):
@@ -42,9 +42,9 @@ def processes(subject, settings, states) -> list[Counted]:
     s = settings
     if s.rung in ("ddp", "data_parallel"):
         return _replicas(subject, s, states)
-    first = list(range(s.devices if s.rung in CUT_RUNGS else 1))  # the other replicas are like this one
     alike = [rank // (s.replicas or 1) if s.mesh == "pp-dp" else rank % s.devices for rank in range(s.processes)]
-    ranks = [alike.index(number) for number in first] if s.form == "per-device" and s.rung in CUT_RUNGS else [0]
+    cut = s.form == "per-device" and s.rung in CUT_RUNGS  # the other replicas are like the first
+    ranks = [alike.index(stage) for stage in range(s.devices)] if cut else [0]
     played = [of_rank(subject, s, rank, states) for rank in ranks]
     return [played[number % len(played)] for number in alike]
 

@@ -56,7 +56,7 @@ class NextBlock(torch.autograd.Function):
 def built(subject, size, rung="pipeline"):
     """Build a model for microbatches of `size`, on fake tensors within a ``FakeTensorMode``: (model, a microbatch).
 
-    It is cut into blocks where the rung needs them, which a reader's own model is only then.
+    A reader's own model is cut into blocks only where the rung needs them.
     """
     from mpdemo.models import build
 

@@ -1,11 +1,11 @@
 """Choose cut, schedule and number of microbatches together: every candidate is simulated, the fastest that fits wins.
 
-The slowest stage sets the pace, so a cut makes it as fast as possible.
-While cuts are compared, memory is a sum over the blocks (`estimated_peaks`); that of the answer is counted by a dry
-run. Taught in notebooks/05_pipeline.ipynb.
+The slowest stage sets the pace, so a cut makes it as fast as possible. While cuts are compared, memory is a sum over
+the blocks (`estimated_peaks`); the answer's memory is counted by a dry run. Taught in notebooks/05_pipeline.ipynb.
 """
 
 from itertools import accumulate, pairwise, product
+from math import isqrt
 from typing import NamedTuple
 
 from mpdemo.cuts import resolve_cut
@@ -92,7 +92,7 @@ def candidates(case, schedules=SCHEDULES, microbatches=None, cut=None) -> list[C
 
 def divisors(number) -> list:
     """Return all divisors of a number, in order."""
-    return [part for part in range(1, number + 1) if number % part == 0]
+    return sorted({d for part in range(1, isqrt(number) + 1) if number % part == 0 for d in (part, number // part)})
 
 
 def best_cut(case, schedule, count, stages):

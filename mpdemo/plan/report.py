@@ -74,7 +74,7 @@ def answer(plan) -> tuple:
     head = f"{request.model}, batch {request.batch}, {size}, {request.stages} devices{limit}"
     chosen = f"plan: {best.schedule}, {best.microbatches} microbatches of {case.batch // best.microbatches}"
     rows, known = compared(plan)
-    source = f"simulated with times estimated for a {case.gpu} in float32; memory without CUDA's {RESERVE // MIB} MiB"
+    source = f"simulated with times estimated for the {case.gpu} in float32; memory without CUDA's {RESERVE // MIB} MiB"
     table = f"{strategies.table(case, rows, known)}\n({source})"
     chosen = f"{chosen}, cut after {names(case, best.points)}"
     text = [f"{head}\n{chosen}", _stages(plan), _memory(plan), table, commands(request, rows[:1])]

@@ -33,8 +33,8 @@ def compare(case) -> list[Strategy]:
     return sorted(result, key=lambda s: 0 if s.fits else s.predicted.memory if s.predicted else float("inf"))
 
 
-def as_row(case, strategy, known=None) -> dict:
-    """Return a strategy for a JSON file; None where it cannot be, or where no time is known."""
+def as_row(case, strategy, known) -> dict:
+    """Return a strategy as a row of a JSON file, in which None stands for what is not known."""
     fit = strategy.predicted
     seconds = fit and fit.seconds and fit.seconds + fit.sent / case.link
     return {
@@ -49,9 +49,9 @@ def as_row(case, strategy, known=None) -> dict:
 def table(case, strategies, known=None) -> str:
     """Return the strategies as text, a row each.
 
-    Memory is what PyTorch allocates on the fullest device. Times are sums of those of the case, in float32, with no
+    Memory is what PyTorch allocates on the fullest device. Times add up the case's estimates, in float32, with no
     message hidden behind the computation: real ones are hidden in part, and real kernels are slower than a data sheet
-    says. `known` has the seconds of a step by their answers, and of ONE_DEVICE, in place of these.
+    says. `known` replaces them: the seconds of a step by answer, and of ONE_DEVICE.
     """
     one_device = known[ONE_DEVICE] if known else case.one_device_seconds
     rows = []

@@ -30,9 +30,9 @@ class Subject(NamedTuple):
 class DeviceMemory:
     """Memory of one device at the peak of a training step, in bytes.
 
-    `gradients` are those that are there at the peak: none where it is the end of the forward pass and each step begins
-    without, all where DDP keeps them in its buckets. `activations` is all that is not weights, gradients or optimizer
-    state: saved activations, the batch, and temporary tensors of the backward pass.
+    `gradients` are those that exist at the peak: none if it is the end of the forward pass and each step begins without
+    any, all if DDP keeps them in its buckets. `activations` is all that is not weights, gradients or optimizer state:
+    saved activations, the batch, and temporary tensors of the backward pass.
     """
 
     device: int

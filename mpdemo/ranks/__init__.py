@@ -56,7 +56,7 @@ def _in_words(number, message, frames) -> str:
 
 
 def _waiting(ranks, parts, timeout) -> dict:
-    """Return for each rank that is not done where all of them are; nothing if all are done."""
+    """Return one text, which says where all ranks are, for each rank that is not done."""
     waiting = [number for number in range(len(ranks.ranks)) if number not in ranks.answers]
     places = ranks.places(range(len(ranks.ranks)), parts) if waiting else ""
     return dict.fromkeys(waiting, f"After {timeout:g} s {places}.")

@@ -34,7 +34,7 @@ def main(folder, per_node, group):
         pipe.send(os.getpid())
         while True:
             parts, seconds, show = pipe.recv()
-            faulthandler.dump_traceback_later(seconds + 60, exit=True, file=log)  # where the thread gets no turn
+            faulthandler.dump_traceback_later(seconds + 60, exit=True, file=log)  # ends a rank stuck in C code
             answer = run(parts, names, output, show)
             faulthandler.cancel_dump_traceback_later()
             pipe.send(answer)

@@ -76,7 +76,7 @@ def of_data(one, many):
 
 
 def leaked(world) -> int:
-    """Return how many samples of an epoch are used for training and for validation."""
+    """Return how many samples are used for both training and validation."""
     drawn = {True: set(), False: set()}
     for note in (note for rank in world.replicas for note in rank.of("pass")):
         drawn[note["loader"] == world.loader] |= {(note["root"], str(k)) for batch in note["samples"] for k in batch}

@@ -145,7 +145,7 @@ class Watcher:
         for path in found - self.hidden:
             if path in ways:
                 self.mirror(path, place / path.name)
-            elif path.suffix == ".py" and real in own:
+            elif path.suffix == ".py" and path.is_file() and real in own:
                 shutil.copy(path, place)  # so that what it resolves from __file__ lies here
             else:
                 (place / path.name).symlink_to(path)

@@ -77,7 +77,7 @@ def jobs_in_queue() -> dict:
 
 
 def row(folder, identity, queue) -> list:
-    """Return a learner's row, without the name; `identity` is that of the cluster whose `queue` it is."""
+    """Return a learner's row, without the name; `queue` holds the jobs of the cluster `identity`."""
     try:
         list(folder.iterdir())
     except OSError as error:
@@ -91,8 +91,9 @@ def row(folder, identity, queue) -> list:
             states[record.parent] = NAMES.get(state, "other")
     counts = Counter(states.values())
     running = ", ".join(str(out.relative_to(runs)) for out, state in states.items() if state == "running")
-    size = subprocess.run(["du", "-smD", runs], capture_output=True, text=True).stdout.split()
-    return [exercises(folder), *(counts[state] for state in COUNTED), running, (size or ["0"])[0]]
+    unknown = "?" if runs.exists() else "0"
+    size = subprocess.run(["timeout", "30", "du", "-smD", runs], capture_output=True, text=True).stdout.split()
+    return [exercises(folder), *(counts[state] for state in COUNTED), running, *(size[:1] or [unknown])]
 
 
 def state_of(out, job, user, identity, queue) -> str:

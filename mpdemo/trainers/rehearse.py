@@ -125,7 +125,7 @@ class Trial:
         if not self.trouble and self.job.state != "done":
             return why_it_failed(self.job)
         if not self.trouble and gpus_exist and self.name == "env" and any(NO_GPU in line for line in self.lines()):
-            return "PyTorch sees no GPU; is it built for those of this site?"
+            return "PyTorch sees no GPU; is it built for this site's GPUs?"
         return self.trouble
 
 

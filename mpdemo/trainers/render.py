@@ -26,7 +26,8 @@ def main(args) -> int:
     """Write the files; print each one's name and what is wrong with it. Return 1 if something is, else 0."""
     site, specs = load_site(args.site), jobs_of_course()
     folder = Path(args.out) if args.out else paths.root() / "slurm" / site.name
-    ask_slurm = slurm.in_reach() and (slurm.cluster_name() in site.cluster_names or find_site() == "generic")
+    cluster = slurm.cluster_name() if slurm.in_reach() else None
+    ask_slurm = cluster is not None and (cluster in site.cluster_names or find_site() == "generic")
     wrong = 0
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -42,9 +42,12 @@ class Between:
         self.length = s.epochs * self.loaders.steps_per_epoch if s.epochs else s.steps
         self.last_step = min(s.steps or self.length, self.length)
         self.scheduler = self.learning_rate(optimizer, s, self.length)
-        self.folder, before = Path(s.out), folder_to_resume(s)
-        if before:
-            self.restore(before)
+        self.folder = Path(s.out)
+        try:
+            if before := folder_to_resume(s):
+                self.restore(before)
+        except OSError as error:
+            raise UserError(f"cannot read {error.filename}: {error.strerror}; choose another folder") from None
         same = before and before.resolve() == self.folder.resolve()
         self.lines = RunLog(self.folder, self.rank == 0, (self.epoch, self.steps_done) if same else None)
         if s.tensorboard and self.rank == 0:
@@ -119,7 +122,7 @@ class Between:
             dist.broadcast(buffer, group=self.group, group_src=0)
 
     def save(self, stop=False):
-        """Write a checkpoint of where the run is now; a run that continues does without it where the disk is full."""
+        """Write a checkpoint of the run as it is now; if the disk is full, only a run that is stopping fails."""
         self.status = STOPPED if stop else self.status
         self.agree_on_buffers()
         state = {name: getattr(self, name) for name in ("length", "epoch", "epoch_steps")}
@@ -190,7 +193,7 @@ class Between:
 
 
 def compile_blocks(model):
-    """Compile every block in the first step, when wrappers and pipelines are made; equal blocks share their code."""
+    """Let the first step compile every block, since wrappers are then in place; equal blocks share their code."""
     torch._inductor.config.compile_threads = 1  # a rank has one core
     torch._dynamo.config.recompile_limit = 64  # the blocks of a ResNet differ
     for block in model.blocks():

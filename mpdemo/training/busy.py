@@ -1,7 +1,7 @@
 """Is the device busy? Its utilisation, and how much of its peak the model's arithmetic reaches: MFU.
 
 MFU (model FLOPs utilisation) counts the operations of one forward and backward pass, however they are spread over
-devices or computed twice. So each rung has those of the whole model, counted once, on fake tensors, before the first
+devices or computed twice. So for every rung the whole model's operations are counted, on fake tensors, before the first
 step. `profiler` records what each rank did when. Taught in notebooks/08_scaling.ipynb.
 Sources: https://arxiv.org/abs/2204.02311 (appendix B), https://docs.pytorch.org/docs/stable/profiler.html.
 """
@@ -24,8 +24,8 @@ from mpdemo.world import clock
 from mpdemo.world.devices import PEAKS
 
 SIDE, REPEATS = 512, 6  # of the matrix product that is measured where no data sheet is known: some ms
-NO_GPU = "There is no GPU here, so GPU utilisation and GPU memory are not measured."
-NO_SENSOR = "for a time that is not measured (pip install nvidia-ml-py)"
+NO_GPU = "This run used no GPU, so GPU utilisation and GPU memory are not measured."
+NO_SENSOR = "(share not measured: pip install nvidia-ml-py)"
 
 
 def flops_of_step(s, dataset) -> int:
@@ -45,18 +45,19 @@ def peak_of(device, s) -> tuple[float, str]:
     kind = s.precision
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
-        convolutions = s.model not in LINEAR and torch.backends.cudnn.allow_tf32  # PyTorch's default for them alone
-        kind = "tf32" if kind == "fp32" and convolutions else kind
         sheet = next((peaks for gpu, peaks in PEAKS.items() if gpu in name.lower()), {})
+        convolutions = s.model not in LINEAR and torch.backends.cudnn.allow_tf32  # PyTorch's default for them alone
+        kind = "tf32" if kind == "fp32" and convolutions and "tf32" in sheet else kind
         if kind in sheet:
             return sheet[kind], f"data sheet of {name}, {kind}"
-    a = torch.ones(SIDE, SIDE, device=device, dtype=torch.bfloat16 if kind == "bf16" else torch.float32)
+    side = SIDE if device.type == "cpu" else 16 * SIDE
+    a = torch.ones(side, side, device=device, dtype=torch.bfloat16 if kind == "bf16" else torch.float32)
     times = [clock.now(device)]
     for _ in range(REPEATS):
         torch.mm(a, a)
         times.append(clock.now(device))
     seconds = min(end - begin for begin, end in zip(times, times[1:], strict=False))
-    return 2 * SIDE**3 / seconds, f"measured matrix product, {kind}"
+    return 2 * side**3 / seconds, f"measured matrix product, {kind}"
 
 
 class Busy:
@@ -81,7 +82,7 @@ class Busy:
         return [share] * len(self.devices)
 
     def line(self, utilisation, seconds) -> dict:
-        """Return what a line of the metrics says in rank 0, of steps that took so many seconds."""
+        """Return utilisation and MFU for a line of rank 0's metrics; a step took `seconds`."""
         mfu = self.flops / seconds / (self.peak * self.count)
         measured = None if math.isnan(sum(utilisation)) else [round(share, 3) for share in utilisation]
         self.lines.append((measured, mfu))

@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 
 from mpdemo.errors import RunFailed, UserError, error_line
 from mpdemo.world.collectives import gather_objects, place
+from mpdemo.world.launch import lost_a_peer
 
 KEEP = 2  # newest checkpoints that stay
 CHUNK = 2**24  # bytes of a file that are read at a time
@@ -55,6 +56,8 @@ def save(folder, model, optimizer, state):
         if rank == 0:
             finish(path, state | {"small": dict(ChainMap(*smalls)), "random": list(randoms)})
     except (dcp.CheckpointException, OSError, RuntimeError) as error:  # PyTorch reports a full disk as a RuntimeError
+        if lost_a_peer(error):
+            raise
         if rank == 0:
             shutil.rmtree(temporary, ignore_errors=True)
         first, *_ = next(iter(getattr(error, "failures", {}).values()), (error,))
@@ -64,7 +67,7 @@ def save(folder, model, optimizer, state):
 
 
 def tensors_of(model, optimizer) -> dict:
-    """Return what this process has of the weights and of the optimizer's state, by name; those sharded as DTensors."""
+    """Return this process's weights and optimizer state by name; sharded ones are DTensors."""
     weights, states = get_state_dict(model, optimizer, options=FLAT)
     found = {f"model.{name}": weight.detach() for name, weight in weights.items()}
     for name, value in states.items():

@@ -24,7 +24,7 @@ from mpdemo.training.log import check_tensorboard
 from mpdemo.world.launch import ERRORS, end, import_pytorch, report, start
 from mpdemo.world.processes import check_room, prepare_signals
 
-MANNERS = 10.0  # s for which the others let rank 0 say what is wrong: the first that ends lets torchrun end them all
+MANNERS = 10.0  # s for which the others wait while rank 0 reports: torchrun ends all ranks as soon as one has failed
 PATIENCE = 1800.0  # s for which ranks wait for one that writes a large checkpoint, or lists a large folder of images
 
 
@@ -37,12 +37,10 @@ def add_arguments(parser):
 
 def main(args) -> int:
     """Check the settings, then run the rung's file: in this process, or in as many as it wants."""
-    if "RANK" in os.environ or "SLURM_PROCID" in os.environ:
-        prepare_signals()
+    prepare_signals()
     settings, world_size = settings_of(args)
     rung = f"mpdemo.rungs.{settings.rung}"
-    if world_size is not None or settings.processes == 1 and settings.form == "one-process":
-        prepare_signals()
+    if world_size is not None or settings.form == "one-process":
         import_pytorch(needs_torchvision(settings))
         sys.argv[1:] = settings.arguments()
         runpy.run_module(rung, run_name="__main__", alter_sys=True)  # it ends this process
@@ -54,7 +52,7 @@ def main(args) -> int:
 
 
 def run_script(doc, rung, train):
-    """Run a rung's file as a program: options, then ``train(settings, place)`` in its place of the world, exit status.
+    """Run a rung's file as a program: read its options, join the world, call ``train(settings, place)``, end.
 
     What is wrong with the options is said once, by rank 0.
     """
@@ -120,10 +118,10 @@ def check_gpus(settings):
     """Refuse more devices than GPUs, or a precision that they lack, before anything is started."""
     import torch
 
-    processes, devices, visible = settings.processes, devices_of_a_process(settings), torch.cuda.device_count()
-    if torch.cuda.is_available() and processes * devices > visible:
+    processes, visible = settings.processes, torch.cuda.device_count()
+    if torch.cuda.is_available() and processes > visible:
         raise UserError(
-            f"{processes} processes need {processes * devices} GPUs, {visible} visible; start fewer, or set "
+            f"{processes} processes need {processes} GPUs, {visible} visible; start fewer, or set "
             "CUDA_VISIBLE_DEVICES= to compute on the CPU"
         )
     check_precision(settings.precision)

@@ -42,7 +42,7 @@ def folder_to_resume(settings):
         return out if saved else None
     began_from = next((row.get("resume") for row in rows_in(out) if row.get("event") == "start"), None)
     if saved and not (resume and (resume.resolve() == out.resolve() or began_from == settings.resume)):
-        raise UserError(f"{out} holds the checkpoints of a run; --resume {out} or auto, or another --out")
+        raise UserError(f"{out} holds the checkpoints of a run; give --resume {out} or auto, or another --out")
     return resume or None
 
 
@@ -72,7 +72,7 @@ class RunLog:
                 self.path.replace(self.folder / "metrics.previous.jsonl")
             self.file = self.path.open("a", buffering=1)
         except OSError as error:
-            raise UserError(f"cannot write to --out {out}: {error.strerror}; name a folder of your own") from None
+            raise UserError(f"cannot write to --out {out}: {error.strerror}; choose another folder") from None
 
     def _lock(self):
         """Refuse a folder that another run writes to now; the lock ends with this process."""
@@ -80,14 +80,12 @@ class RunLog:
         try:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(
-                f"another run writes to --out {self.folder} now; wait for its end, or name another"
-            ) from None
+            raise UserError(f"another run writes to --out {self.folder}; let it end, or give another") from None
         except OSError:  # a file system without locks
             pass
 
     def _drop_after(self, epoch, step):
-        """A resumed run writes on from its checkpoint: drop the lines of the steps that it does again."""
+        """Drop the lines of the steps after the checkpoint, which the resumed run does again."""
         new = self.path.with_suffix(".tmp")
         with new.open("w") as file:
             for row in rows_in(self.folder):

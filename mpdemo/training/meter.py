@@ -16,14 +16,14 @@ from mpdemo.world.collectives import gather_objects, sum_over_ranks
 
 
 def peak_memory_mib(devices) -> list[float]:
-    """Peak memory so far of each device that this process drives, in MiB; of CPU cores that of the whole process."""
+    """Return the peak memory so far, in MiB, of each GPU that this process drives; on a CPU, of the process."""
     if devices[0].type == "cuda":
         return [torch.cuda.max_memory_allocated(device) / 2**20 for device in devices]
     return [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10]  # Linux counts KiB
 
 
 def of_all(run, *readings) -> list[list]:
-    """Return each of the readings, which are lists, of all processes in order of rank; every rank must call this."""
+    """Return each reading, a list, joined over all processes in order of rank; every rank must call this."""
     own = torch.tensor([number for reading in readings for number in reading], dtype=torch.double, device=run.device)
     table = own.new_zeros(run.world, len(own))
     table[run.rank] = own
@@ -72,7 +72,7 @@ class Steps:
 def summarise(run, model, seconds, stopped) -> dict:
     """Everything worth keeping of a `mpdemo.run.Run`, in one dictionary; all ranks must call this.
 
-    The steps and images are those of the whole training, the seconds those since this start of it.
+    Steps and images count the whole training, seconds only the time since this run was started.
     """
     own = platform.node(), {name: parameter.numel() for name, parameter in model.named_parameters()}
     (memory,), (hosts, parts) = of_all(run, peak_memory_mib(run.devices)), zip(*gather_objects(own), strict=True)

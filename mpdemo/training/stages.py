@@ -20,9 +20,9 @@ class Part:
     (`shapes`, tensors without memory). The `first` process takes the images in, the `last` one computes the loss.
     """
 
-    recorder = None  # of what this process does when, where the settings ask for a timeline
+    recorder = None  # a `Recorder`, where the settings ask for a timeline
 
-    def __init__(self, model, settings, rank, device, group=None, schedule="GPipe"):
+    def __init__(self, model, settings, rank, device, group, schedule):
         ranks = dist.get_process_group_ranks(group)
         self.rank, self.device, self.group = rank, device, group
         self.owners = [ranks[number] for number in placement(schedule, len(ranks))]

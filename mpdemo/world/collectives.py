@@ -56,7 +56,7 @@ class StopSignal:
         self.received, self.calls, self.next_check = False, 0, 1
         self.last_check = 0, time.perf_counter() - INTERVAL  # call and time (s): the second call compares, too
         signal.signal(signal.SIGUSR1, self._receive)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # held back since the start (launch.py)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # blocked by prepare_signals until now
 
     def _receive(self, number, frame):
         self.received = True

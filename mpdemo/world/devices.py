@@ -16,6 +16,7 @@ PEAKS = {  # floating point operations per second by precision (data sheets, den
     "v100": {"fp32": 15.7e12},
     "a100": {"fp32": 19.5e12, "tf32": 156e12, "bf16": 312e12},
     "h100": {"fp32": 67e12, "tf32": 495e12, "bf16": 989e12},
+    "h200": {"fp32": 67e12, "tf32": 495e12, "bf16": 989e12},
 }
 SECONDS = 20.0  # limit for the driver's answer; a GPU that is asleep takes some
 
@@ -49,10 +50,7 @@ def too_few_gpus(devices) -> bool:
 
 
 def shared_cores() -> int | None:
-    """Return how many cores all processes of the world have together where they are fewer than the processes.
-
-    None where each has its own. All ranks must call this.
-    """
+    """Return how many cores the world's processes share, or None if each has its own; all ranks must call this."""
     from mpdemo.world.collectives import gather_objects
 
     machines = gather_objects((identity(), os.sched_getaffinity(0)))
@@ -61,9 +59,9 @@ def shared_cores() -> int | None:
 
 
 def take_devices(processes) -> dict:
-    """Return what so many processes of this one compute on: a GPU each, or else a CPU core each; and the versions.
+    """Return what each of so many child processes will compute on, a GPU or a CPU core, and the versions.
 
-    Where GPUs are too few, they are hidden from this process's children: all of these take CPU cores.
+    If there are too few GPUs, they are hidden from the children, which then all use CPU cores.
     """
     import torch
 
@@ -81,7 +79,7 @@ def take_devices(processes) -> dict:
 
 
 def identity() -> str:
-    """What tells this machine from others: its last boot. Several nodes of a test have one machine."""
+    """Return the boot's id, which differs between machines; a test's nodes share one machine."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 

@@ -1,8 +1,8 @@
 """Rank, local rank, world size and device of this process, whichever launcher started it.
 
 torchrun sets RANK, LOCAL_RANK, WORLD_SIZE; Slurm's srun sets SLURM_PROCID, SLURM_LOCALID, SLURM_STEP_NUM_TASKS; a plain
-``python`` sets neither and is a world of one. On a machine without GPUs a device is a core: one that no other process
-has, of any job. Taught in notebooks/00_start_here.ipynb.
+``python`` sets neither and is a world of one. On a machine without GPUs a device is a core, locked by one process where
+enough are free. Taught in notebooks/00_start_here.ipynb.
 Sources: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables,
 https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES.
 """
@@ -135,12 +135,14 @@ def process_group(world, timeout=300.0):
 
     A collective that some rank never joined fails after `timeout` seconds, instead of waiting forever.
     """
-    if world.world_size == 1 and "MASTER_ADDR" not in os.environ:
+    if world.world_size == 1 and not os.environ.get("MASTER_ADDR"):
         yield
         return
-    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
     if missing:
-        raise UserError(f"{' and '.join(missing)} not set: the job script must export the first node's name and a port")
+        raise UserError(f"{' and '.join(missing)} not set: a batch script must export the first node's name and a port")
+    if (port := os.environ["MASTER_PORT"]) not in map(str, range(1, 65536)):
+        raise UserError(f"MASTER_PORT {port} is not a port; allowed: 1 to 65535")
     place = {"rank": world.rank, "world_size": world.world_size}
     try:
         dist.init_process_group(world.backend, **place, timeout=timedelta(seconds=timeout))

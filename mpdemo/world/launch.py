@@ -2,7 +2,7 @@
 
     python -m mpdemo.world.launch 2 -m mpdemo.labs.hello
 
-As a program it is a process of its own that calls `start`.
+Run like this, it calls `start` and ends with its status.
 """
 
 import gc
@@ -112,8 +112,8 @@ def for_torchrun(command) -> list[str]:
 def start(command, processes) -> int:
     """Run ``python COMMAND`` in `processes` processes of this machine, as torchrun would; return the exit status.
 
-    They are forked from this process, which has imported PyTorch. When one of them fails, the others are ended, and it
-    is reported in one line. SIGUSR1 is passed on to them: they write a checkpoint and end with exit status 3.
+    Without GPUs they are forked from this process, which has imported PyTorch. When one fails, the others are ended and
+    one line says why. SIGUSR1 is passed on to them: they write a checkpoint and end with exit status 3.
     """
     import_pytorch()
     folder = tempfile.mkdtemp(prefix="mpdemo-")  # a TemporaryDirectory would end with the first forked process

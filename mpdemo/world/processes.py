@@ -33,13 +33,14 @@ def child_environment(*keep) -> dict:
     return kept | {"PATH": f"{Path(sys.executable).parent}:{kept.get('PATH', os.defpath)}"}
 
 
-def check_room(processes, oversubscribe=False):
+def check_room(processes, oversubscribe=None):
     """Refuse more processes than this machine has cores or memory for, before any is started."""
     cores, free, fitting = room()
     if processes > fitting and not oversubscribe:
+        more = "" if oversubscribe is None else ", or say oversubscribe where more are meant"
         raise UserError(
             f"{processes} processes need {processes} CPU cores and {processes * PROCESS_MIB} MiB; available: {cores} "
-            f"cores, {free} MiB; start at most {fitting}, or say oversubscribe where more are meant"
+            f"cores, {free} MiB; start at most {fitting}{more}"
         )
 
 

@@ -77,7 +77,7 @@ class Ranks:
         return next((ended for ended in self.ended.items() if ended[1]), None)
 
     def to_warn(self) -> list[int]:
-        """Return the processes that take a signal: the ranks, or the srun that bash, with a job's file, waits for."""
+        """Return the processes to signal: the ranks, or the srun that the batch script's bash waits for."""
         return children(self.numbers[0])[:1] if self.by_srun else self.living
 
 

@@ -7,7 +7,7 @@ import sys
 import time
 
 ORDER = {}  # what is run, how much of it, and where the notes are written
-now = {"pass": (None, 0), "parts": [], "synced": None, "terms": 0, "steps": 0}  # since the last step
+now = {"pass": (None, 0), "parts": [], "synced": None, "terms": 0, "steps": 0}  # where this rank is
 
 
 def note(kind, **what):

@@ -74,7 +74,7 @@ def world(order, owner) -> dict:
     statuses, seen, heard, limit = {}, None, time.monotonic(), order["limit"]
     while len(statuses) < len(ranks) and time.monotonic() < heard + (min(limit, GRACE) if statuses else limit):
         statuses = {k: rank.exitcode for k, rank in enumerate(ranks) if rank.exitcode is not None}
-        news = statuses, sum(os.stat(file).st_size for file in os.scandir(order["notes"]))
+        news = statuses, sum(os.stat(file).st_size for file in os.scandir(order["notes"]) if ".jsonl" in file.name)
         if news != seen:
             seen, heard = news, time.monotonic()
         if owner.poll(0.02):  # nothing is asked for meanwhile: it is gone
