@@ -115,11 +115,11 @@ def test_a_process_with_two_gpus_begins_with_the_first_of_its_own(monkeypatch):
     world = where_am_i(TORCHRUN, devices=2)
     assert (world.device, gpus.current) == (torch.device("cuda", 2), 2)
     assert [device.index for device in local_devices(world.device, 2)] == [2, 3]
-    words = {"rung": "model_parallel", "form": "one-process", "model": "toy"}
-    check_gpus(checked(Settings(**words, devices=4)))
     FakeGPUs(monkeypatch, 3)
-    with pytest.raises(UserError, match="1 processes need 4 GPUs, 3 visible; start fewer"):
-        check_gpus(checked(Settings(**words, devices=4)))
+    with pytest.raises(UserError, match="4 processes need 4 GPUs, 3 visible; start fewer"):
+        check_gpus(checked(Settings(rung="ddp", processes=4)))
+    with pytest.raises(UserError, match="2 devices wanted from GPU 2 on, 3 GPUs visible; lower --devices"):
+        local_devices(world.device, 2)
 
 
 def test_more_ranks_than_gpus(monkeypatch):
