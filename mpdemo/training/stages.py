@@ -12,6 +12,9 @@ from torch.func import functional_call
 from mpdemo.cuts import resolve_cut
 from mpdemo.schedules import placement
 
+if not torch.cuda.is_available():  # PyTorch 2.11 then crashes where two threads replace CUDA's guard
+    FakeTensorMode.avoid_device_init = False
+
 
 class Part:
     """What one process holds of a cut model: `model`, all its layers, and `stages`, the same by the stage's number.
@@ -73,12 +76,6 @@ def receive(like, rank, device):
     return tensor
 
 
-class Shapes(FakeTensorMode):
-    """A fake mode that leaves CUDA's guard alone: PyTorch 2.11 without a GPU crashes where two threads replace it."""
-
-    avoid_device_init = False
-
-
 def stage_shapes(model, points, settings, device) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Find shapes and types of a microbatch at every cut, without computing anything.
 
@@ -86,7 +83,7 @@ def stage_shapes(model, points, settings, device) -> list[tuple[torch.Tensor, to
     """
     shapes = []
     model.eval()  # in training, batch norm would count this as a batch
-    with Shapes(allow_non_fake_inputs=True), torch.no_grad():
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         share = settings.batch_size // (settings.replicas or 1)
         size, kind = (share // settings.microbatches, *model.input_shape), getattr(model, "input_type", None)
         outputs = torch.empty(size, dtype=kind, device=device)
