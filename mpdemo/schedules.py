@@ -4,6 +4,7 @@ Needs no PyTorch. Taught in notebooks/05_pipeline.ipynb.
 """
 
 from dataclasses import dataclass
+from math import isqrt
 
 from mpdemo.errors import QUOTED, UserError, did_you_mean
 
@@ -64,8 +65,8 @@ def check_schedule(schedule, ranks, microbatches, batch=None) -> str:
     if not isinstance(microbatches, int) or microbatches < 1:
         raise UserError(f"{microbatches!r} microbatches; allowed: a whole number from 1")
     if batch is not None and batch % microbatches:
-        divisors = [m for m in range(1, min(batch, 10**5) + 1) if batch % m == 0 and _runs(schedule, ranks, m)]
-        allowed = ", ".join(map(str, divisors[:12])) or "none; give another batch size"
+        possible = [m for m in divisors(batch) if _runs(schedule, ranks, m)]
+        allowed = ", ".join(map(str, possible[:12])) or "none; give another batch size"
         raise UserError(f"a batch of {batch} does not divide into {microbatches} microbatches; allowed: {allowed}")
     if not _runs(schedule, ranks, microbatches):
         needs, allowed = "rounds of equally many microbatches", f"any multiple of {ranks}"
@@ -73,6 +74,11 @@ def check_schedule(schedule, ranks, microbatches, batch=None) -> str:
             needs, allowed = "at least as many microbatches as stages", f"{ranks} or more, or --schedule GPipe"
         raise UserError(f"{schedule} needs {needs}, not {microbatches} on {ranks} ranks; allowed: {allowed}")
     return schedule
+
+
+def divisors(number) -> list:
+    """Return all divisors of a number, in order."""
+    return sorted({d for part in range(1, isqrt(number) + 1) if number % part == 0 for d in (part, number // part)})
 
 
 def _runs(schedule, ranks, microbatches) -> bool:

@@ -34,9 +34,8 @@ class Trial(Run):
     """
 
     def __init__(self, settings, world, model=None, batch=None, lr=STEADY):
-        alone = not is_per_device(settings)
-        s = checked(replace(settings, lr=lr), None if alone else world.world_size)
-        super().__init__(s, place_of(settings, world))
+        processes = world.world_size if is_per_device(settings) else None
+        super().__init__(checked(replace(settings, lr=lr), processes), place_of(settings, world))
         self.given, self.batch = copy.deepcopy(model) if model else build_model(self.s), batch or random_batch(self.s)
         self.over, self.turn, self.done, self.error = False, threading.Semaphore(0), threading.Semaphore(0), None
         threading.Thread(target=self._train, daemon=True).start()

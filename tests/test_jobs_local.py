@@ -13,9 +13,8 @@ from worker_jobs import PROGRAMS, all_gone, sleepers, spec
 
 from mpdemo import paths
 from mpdemo.errors import UserError
-from mpdemo.jobs import JobSpec, attach, submit
+from mpdemo.jobs import JobSpec, attach, local_job, submit
 from mpdemo.jobs.job import write_record
-from mpdemo.jobs.local_job import STATUS
 from mpdemo.world import warm
 from mpdemo.world.devices import gpus_here
 
@@ -205,7 +204,7 @@ def test_the_job_of_another_user_is_neither_taken_nor_overwritten(project, monke
 def test_the_folder_of_a_job_that_cannot_be_asked_is_not_taken(project):
     job = submit(spec())
     assert job.wait(100) == "done"
-    (job.out / STATUS).unlink()
+    (job.out / local_job.STATUS).unlink()
     write_record(job.out, job.record | {"host": "login2"})
     with pytest.raises(UserError, match="may still write to runs/toy: it was started on login2; do: give another out="):
         submit(spec("sleep"))

@@ -43,9 +43,8 @@ def test_a_setup_line_that_fails_ends_the_job_and_is_named(cluster, project):
 def test_setup_lines_may_use_what_is_not_set_and_functions_that_fail_inside(cluster, project):
     """As `module` and `conda activate` do: only the status of the line counts."""
     (project / "activate.sh").write_text('false\nthing() { false; [ -z "$UNSET" ]; }\nthing\nexport FOUND=$1yes\n')
-    job = submit(
-        spec("train"), site=site(setup=("# ours", "source ./activate.sh", 'test "$FOUND" = yes', "false || true"))
-    )
+    setup = ("# ours", "source ./activate.sh", 'test "$FOUND" = yes', "false || true")
+    job = submit(spec("train"), site=site(setup=setup))
     assert job.wait(60) == "done", job.log()
 
 

@@ -10,18 +10,8 @@ import pytest
 from worker_jobs import scontrol, spec, until
 
 from mpdemo.cluster.cluster import Cluster
-from mpdemo.jobs import (
-    JobFailed,
-    JobSpec,
-    SlurmError,
-    attach,
-    load_site,
-    queue,
-    slurm,
-    slurm_job,
-    submit,
-    train_command,
-)
+from mpdemo.jobs import JobFailed, JobSpec, SlurmError, attach, load_site, slurm, slurm_job, submit, train_command
+from mpdemo.jobs.queue import own_job
 from mpdemo.jobs.site import wanted_by_sites
 
 
@@ -110,7 +100,7 @@ def test_followed_jobs_ask_slurm_once_per_interval_however_many_they_are(cluster
 def test_jobs_go_on_while_the_controller_does_not_answer(own_cluster, project):
     job = submit(spec("sleep"))
     until(lambda: job.state == "running")
-    until(lambda: queue.own_job(job, 0.1)[0])
+    until(lambda: own_job(job, 0.1)[0])
     own_cluster.stop_controller()
     started = time.monotonic()
     until(lambda: "Slurm does not answer, last seen running" in job.reason)

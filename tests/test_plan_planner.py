@@ -135,6 +135,10 @@ def test_no_other_cut_has_a_faster_slowest_stage(seed):
     assert slowest_stage(costs, points_chosen) == pytest.approx(min(slowest_stage(costs, points) for points in every))
 
 
+def test_hundreds_of_stages():
+    assert planner.balanced_cut([1.0] * 200, 100) == list(range(2, 200, 2))
+
+
 def test_improve_walks_to_the_cut_with_the_lowest_score():
     costs = [1, 1, 1, 5, 1, 1, 1, 1]
     assert planner.improve([1], len(costs), lambda points: slowest_stage(costs, points)) == [4]

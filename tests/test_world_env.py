@@ -38,6 +38,11 @@ def test_no_launcher():
     assert where_am_i({}).device == torch.device("cpu")
 
 
+def test_torchrun():
+    assert place(read_launcher(TORCHRUN)) == ("torchrun", 3, 4, 1, 2)
+    assert place(read_launcher(SRUN | TORCHRUN)) == ("torchrun", 3, 4, 1, 2)  # torchrun inside a Slurm job
+
+
 @pytest.mark.parametrize(("node", "on_node"), [(0, 2), (2, 2), (3, 1)])
 def test_srun_with_uneven_nodes(node, on_node):
     assert place(read_launcher(SRUN | {"SLURM_NODEID": str(node)})) == ("slurm", 6, 7, 0, on_node)

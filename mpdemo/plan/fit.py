@@ -8,8 +8,9 @@ from dataclasses import replace
 
 from mpdemo.cuts import HEADS
 from mpdemo.plan.case import Fit, counted
-from mpdemo.plan.planner import MOST_MICROBATCHES, balanced_cut, divisors, evaluate
+from mpdemo.plan.planner import MOST_MICROBATCHES, balanced_cut, evaluate
 from mpdemo.rules import batch_norm
+from mpdemo.schedules import divisors
 
 TRIED = 3  # cuts that are dry-run: the first ones that fit by a sum over the blocks
 

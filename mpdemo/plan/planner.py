@@ -5,7 +5,6 @@ the blocks (`estimated_peaks`); the answer's memory is counted by a dry run. Tau
 """
 
 from itertools import accumulate, pairwise, product
-from math import isqrt
 from typing import NamedTuple
 
 from mpdemo.cuts import resolve_cut
@@ -13,7 +12,7 @@ from mpdemo.errors import UserError
 from mpdemo.plan.footprint import estimated_peaks
 from mpdemo.plan.simulate import Simulation, simulate
 from mpdemo.plan.subject import STATES, settled
-from mpdemo.schedules import SCHEDULES, check_schedule, placement, usual_stages_per_rank
+from mpdemo.schedules import SCHEDULES, check_schedule, divisors, placement, usual_stages_per_rank
 
 MOST_MICROBATCHES = 64
 BANDWIDTH = 10e9  # bytes per second between two stages
@@ -88,11 +87,6 @@ def candidates(case, schedules=SCHEDULES, microbatches=None, cut=None) -> list[C
             points = best_cut(case, schedule, count, stages) if cut is None else cut
             result.append(evaluate(case, schedule, count, points))
     return sorted(result, key=lambda c: (c.overflow(case.limit), c.step_time))
-
-
-def divisors(number) -> list:
-    """Return all divisors of a number, in order."""
-    return sorted({d for part in range(1, isqrt(number) + 1) if number % part == 0 for d in (part, number // part)})
 
 
 def best_cut(case, schedule, count, stages):

@@ -141,7 +141,7 @@ def process_group(world, timeout=300.0):
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
     if missing:
         raise UserError(f"{' and '.join(missing)} not set: a batch script must export the first node's name and a port")
-    if (port := os.environ["MASTER_PORT"]) not in map(str, range(1, 65536)):
+    if not re.fullmatch("[1-9][0-9]{0,4}", port := os.environ["MASTER_PORT"]) or int(port) > 65535:
         raise UserError(f"MASTER_PORT {port} is not a port; allowed: 1 to 65535")
     place = {"rank": world.rank, "world_size": world.world_size}
     try:
