@@ -111,7 +111,7 @@ def compare(variants, world, *given) -> Comparison:
         timeline = records_timeline(settings.rung, form_of(settings))  # its limit is read from it
         trial = comparison.add(name, replace(settings, timeline=timeline))
         if timeline:
-            record_updates(trial.updates, trial.recorder)
+            record_updates(trial.rung.optimizer, trial.run.recorder)
     comparison.errors = gradient_differences(comparison)
     comparison.add(INDEPENDENT, replace(single, batch_size=single.batch_size // world.world_size), everywhere=True)
     in_parts = [s for s in variants.values() if s.rung == "pipeline" and not is_per_device(s)]

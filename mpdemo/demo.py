@@ -102,7 +102,7 @@ def batches(comparison, dataset, settings):
     """Yield the batches of the training run, and set every trial's learning rate before each."""
     from mpdemo import data
 
-    optimizers = [trial.updates for trial in comparison.trials.values() if trial]
+    optimizers = [trial.rung.optimizer for trial in comparison.trials.values() if trial]
     loaders, step = data.Loaders(dataset, settings.batch_size, seed=settings.seed), 0
     for epoch in range(settings.steps):
         loaders.start_epoch(epoch)
@@ -120,7 +120,7 @@ def validated(trial, model, dataset) -> dict:
 
     from mpdemo.world.collectives import gather_objects, whole
 
-    weights = {name: whole(p.detach()) for name, p in trial.held.named_parameters()} if trial else {}
+    weights = {name: whole(p.detach()) for name, p in trial.rung.model.named_parameters()} if trial else {}
     for part in gather_objects(weights):
         model.load_state_dict(part, strict=False)  # a rank of a cut model has some of them
     images, labels = dataset.validation.tensors

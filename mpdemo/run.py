@@ -1,55 +1,155 @@
-"""What every rung needs besides PyTorch: its place in the world, batches, a log, checkpoints, a stop signal.
+"""The loop of every training, and what a rung needs besides PyTorch to be built: `train`, `Run`, `Rung`.
 
-A rung is a script with a plain loop: ``for images, labels in run.batches(model, optimizer)``, then forward, backward,
-step and ``run.log(loss, outputs, labels)``. Between two batches the run validates, saves, and stops where it was asked
-to (between.py). Taught in notebooks/01_single_device.ipynb.
+A rung is a file with one function, ``build(run)``. It returns what differs from the others: model, optimizer and
+``step(images, labels)``. `train` calls that step for every batch; around it, it shuffles, logs, saves, validates, and
+stops where it was asked to. Taught in notebooks/01_single_device.ipynb.
 """
 
 import math
-import time
-from functools import partial
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, partial
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch.distributed.fsdp import MixedPrecisionPolicy
-from tqdm import tqdm
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
+from torch.nn.functional import cross_entropy
 
 from mpdemo import data, models
 from mpdemo.cuts import resolve_cut
 from mpdemo.errors import UserError
 from mpdemo.recorder import Recorder
-from mpdemo.training.between import STOPPED, Between
+from mpdemo.training.busy import profiler
 from mpdemo.training.command import run_script
-from mpdemo.training.meter import summarise
+from mpdemo.training.meter import TrainingLog, score
+from mpdemo.training.progress import Checkpoints, Progress
 from mpdemo.training.stages import Part
+from mpdemo.world.collectives import StopSignal, sum_over_ranks
 
+STOPPED = 3  # exit status: stopped by a signal, a checkpoint is written
 PRECISION = {"fp32": None, "bf16": torch.bfloat16}
 
 
-class Run(Between):
-    """A training run: its checked settings `s`, this process's `rank` of `world`, the `devices` that it drives."""
+@dataclass
+class Rung:
+    """What a rung is made of in this process.
 
-    def __init__(self, settings, place):
-        self.s, self.place = settings, place
+    Copies of the model (`replicas`) share a batch; this process is in number `replica`, and `group` has the same part
+    of each (default: all processes).
+    """
+
+    model: nn.Module  # what this process holds of it: it is saved, restored, compiled
+    optimizer: torch.optim.Optimizer
+    step: Callable  # (images, labels) -> the `score` of this process, or None where another one has it
+    evaluate: Callable | None = None  # images -> outputs (B, classes), or None as well; default: the model
+    replicas: int = 1
+    replica: int = 0
+    group: Any = None
+    images: bool = True  # else this process gets labels, and images of shape (B, 0)
+
+    def __post_init__(self):
+        self.evaluate = self.evaluate or self.model
+
+    def agree_on_buffers(self):
+        """Give every replica the first one's buffers (batch norm's), before they are used or saved."""
+        for buffer in self.model.buffers() if self.replicas > 1 else ():
+            dist.broadcast(buffer, group=self.group, group_src=0)
+
+
+@torch.no_grad()
+@torch.compiler.set_stance("force_eager")  # training steps all have one shape; these have others
+def validate(rung, batches, device, stop):
+    """Return mean loss and accuracy over every validation image, once, over all ranks; None after a signal."""
+    rung.agree_on_buffers()
+    rung.model.eval()
+    sums = torch.zeros(3, dtype=torch.double, device=device)
+    for images, labels in batches:
+        outputs = rung.evaluate(images)
+        if outputs is not None:
+            labels = labels.to(outputs.device)
+            loss, count = cross_entropy(outputs, labels) * len(labels), torch.ones_like(labels).sum()
+            sums += torch.cat([score(loss, outputs, labels), count[None]]).to(device)
+        if stop.seen():
+            return None
+    for module in rung.model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()  # with --reshard never it would wait for a backward pass
+    loss, correct, count = sum_over_ranks(sums).tolist()
+    return loss / count, correct / count
+
+
+def train(settings, place, build=None, validate=validate) -> int:
+    """Train one run of checked settings in this process's place of the world; return the exit status."""
+    run = Run(settings, place)
+    rung = (build or builder(settings.rung))(run)
+    loaders = run.loaders(rung)
+    progress = Progress(settings, loaders.steps_per_epoch)
+    rates = run.learning_rate(rung.optimizer, settings, progress.length)
+    checkpoints = Checkpoints(settings, rung, progress, rates)
+    resumed = checkpoints.resume()
+    if settings.compile:
+        compile_blocks(rung.model)
+    stop = StopSignal(run.device, settings.log_every)
+    log = TrainingLog(run, rung, progress, rates, stop, resumed)
+    with log, run.observers():
+        while progress.unfinished:
+            loaders.start_epoch(progress.epoch, progress.done)  # sampler.set_epoch: each epoch has an order of its own
+            rung.model.train()
+            for images, labels in islice(loaders.train, progress.left):
+                with run.observed():
+                    result = rung.step(images, labels)
+                log.step(result)
+                rates.step()  # the learning rate of the next step
+                if stop.seen() or checkpoints.due():  # all ranks decide alike
+                    log.flush()
+                    checkpoints.save(must=stop.now)
+                    log.restart_clock()
+                if stop.now:
+                    return STOPPED
+            log.flush()
+            validation = validate(rung, loaders.validation, run.device, stop)
+            if stop.now:  # it may take longer than is left
+                checkpoints.save(must=True)
+                return STOPPED
+            log.epoch(validation)
+    return 0
+
+
+class Run:
+    """What a rung is built from: checked settings `s`, this process's `rank` of `world`, the `devices` it drives."""
+
+    def __init__(self, settings, place, model=None):
+        self.s, self.place, self.given = settings, place, model
         self.rank, self.world, self.device = place.rank, place.world_size, place.device
         self.devices = local_devices(place.device, settings.devices if settings.form == "one-process" else 1)
         self.recorder = Recorder(self.rank, self.device) if settings.timeline else None
-        self.epoch = self.steps_done = self.status = 0  # where the training is; steps are counted from its start
-        self.epoch_steps = []  # (loss, correct predictions, seconds) of every step of this epoch so far
-        self.validation = None  # loss and accuracy of the last validation
+        self.profiler, self.folder = None, Path(settings.out)
         torch.manual_seed(settings.seed)
 
     @staticmethod
-    def main(doc, train):
+    def main(doc, build):
         """Run a rung's file as a program: read its options, join the world, train, end with an exit status."""
-        run_script(doc, Path(train.__code__.co_filename).stem, partial(drive, train))
+        run_script(doc, Path(build.__code__.co_filename).stem, partial(train, build=build))
+
+    @cached_property
+    def dataset(self):
+        """The data set of the settings."""
+        return data.load(self.s.dataset, self.s.data, self.s.image_size, self.s.seed)
 
     def model(self):
-        """Load the data set; return the whole model with its initial weights, the same in every process, on the CPU."""
-        s, self.dataset = self.s, data.load(self.s.dataset, self.s.data, self.s.image_size, self.s.seed)
-        shape = {"classes": self.dataset.classes, "channels": self.dataset.channels, "image_size": s.image_size}
-        return self.prepared(models.build(s.model, **shape, norm=s.norm, seed=s.seed))
+        """Return the whole model with its initial weights, the same in every process, on the CPU."""
+        return self.prepared(self.given or self.built())
+
+    def built(self):
+        """Return the model of the settings, for their data set."""
+        shape = {"classes": self.dataset.classes, "channels": self.dataset.channels, "image_size": self.s.image_size}
+        return models.build(self.s.model, **shape, norm=self.s.norm, seed=self.s.seed)
 
     def prepared(self, model):
         """Tell a model how to compute; its stages and copies will do the same."""
@@ -80,6 +180,15 @@ class Run(Between):
             return torch.optim.AdamW(parameters, lr=self.s.lr)
         return torch.optim.SGD(parameters, lr=self.s.lr, momentum=0.9)
 
+    def split(self, images, labels) -> list:
+        """Return the parts of a batch whose gradients are accumulated: pairs (images, labels)."""
+        return list(zip(*(tensor.chunk(self.s.microbatches) for tensor in (images, labels)), strict=True))
+
+    def loaders(self, rung) -> data.Loaders:
+        """Return the loaders of a rung's batches."""
+        share = {"replicas": rung.replicas, "replica": rung.replica, "images": rung.images, "device": self.device}
+        return data.Loaders(self.dataset, self.s.batch_size, seed=self.s.seed, workers=self.s.workers, **share)
+
     @staticmethod
     def learning_rate(optimizer, settings, length):
         """Return the scheduler of the learning rate: a warm-up, then constant or along a half cosine.
@@ -99,53 +208,39 @@ class Run(Between):
 
         return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
 
-    def split(self, images, labels) -> list:
-        """Return the parts of a batch whose gradients are accumulated: pairs (images, labels)."""
-        return list(zip(*(tensor.chunk(self.s.microbatches) for tensor in (images, labels)), strict=True))
+    @contextmanager
+    def observed(self):
+        """Record a ``with`` block as one step, where the settings ask for a timeline or a profile."""
+        if self.recorder:
+            self.recorder.begin_step()
+        yield
+        if self.recorder:
+            self.recorder.end_step()
+        if self.profiler:
+            self.profiler.step()
 
-    def log(self, loss, outputs, labels):
-        """Add a batch's loss and correct predictions, or a part's, to the step's; does not wait for the device."""
-        self.results.add(loss, outputs, labels)
-
-    def batches(self, model, optimizer, replicas=1, replica=0, *, group=None, evaluate=None, images=True, output=True):
-        """Yield (images, labels) of every step on this process's device.
-
-        Between them it sets the learning rate, validates, saves, and stops after a signal. `model` is what this process
-        holds: it is saved, restored, compiled where asked. The process is in number `replica` of `replicas` that share
-        a batch; `group` has the same part of each (default: all). In a validation `evaluate` takes images and returns
-        outputs (B, classes), or None where there are none (default: the model). Without `images` a process gets labels,
-        and images of shape (B, 0). Without `output` its outputs do not count: another process has the same.
-        """
-        self.begin(model, optimizer, replicas, replica, group, images)
-        self.evaluate, self.counts = evaluate or model, output
-        begin = time.time()
-        source = {"resume": self.s.resume} if self.s.resume else {}
-        self.lines.write("start", step=self.steps_done, steps=self.last_step, time=round(begin, 4), **source)
-        bar = {"total": self.last_step, "initial": self.steps_done, "desc": self.s.rung, "unit": "step"}
-        with tqdm(**bar, disable=True if self.rank > 0 else None) as self.bar:
-            # a run that is resumed from its last step has its last validation still to do
-            while not self.status and (self.steps_done < self.last_step or self.validation is None):
-                yield from self.one_epoch()
+    @contextmanager
+    def observers(self):
+        """Start the profiler where the settings ask for it; at the end, write what was recorded."""
+        self.profiler = profiler(self) if self.s.profile else None
+        yield
         if self.recorder:
             self.recorder.save(self.folder)
         if self.profiler:
             self.profiler.stop()
-        summary = summarise(self, model, time.time() - begin, stopped=self.status == STOPPED)
-        self.lines.finish(summary)
-        if self.rank == 0:
-            print(self.busy.sentence(summary["peak_memory_mib"]))
 
 
-def train(settings, place) -> int:
-    """Train one run of checked settings in this process's place of the world; return the exit status."""
-    return drive(import_module(f"mpdemo.rungs.{settings.rung}").train, settings, place)
+def builder(rung) -> Callable:
+    """Return the function ``build(run)`` of a rung."""
+    return import_module(f"mpdemo.rungs.{rung}").build
 
 
-def drive(rung, settings, place) -> int:
-    """Call a rung's ``train(run)`` with a new run; return the exit status."""
-    run = Run(settings, place)
-    rung(run)
-    return run.status
+def compile_blocks(model):
+    """Let the first step compile every block, since wrappers are then in place; equal blocks share their code."""
+    torch._inductor.config.compile_threads = 1  # a rank has one core
+    torch._dynamo.config.recompile_limit = 64  # the blocks of a ResNet differ
+    for block in model.blocks():
+        block.compile()
 
 
 def local_devices(device, count) -> list:

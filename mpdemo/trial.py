@@ -1,32 +1,23 @@
-"""A rung driven from outside, one step at a time: for its gradients, or to be timed alternately with others.
-
-A rung owns its loop and asks for one batch after the other. Here it runs in a thread of its own, which waits at that
-place until `Trial.step` brings a batch, and comes back to it when the step is done. One thread works at a time.
-"""
+"""A rung driven from outside, one step at a time: for its gradients, or to be timed alternately with others."""
 
 import copy
 import os
-import threading
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from importlib import import_module
 
 import torch
 
 from mpdemo import models
-from mpdemo.errors import RunFailed
-from mpdemo.run import Run
+from mpdemo.run import Run, builder, compile_blocks
 from mpdemo.settings import RUNG_FORMS, checked
-from mpdemo.training.between import compile_blocks
 from mpdemo.world.collectives import whole
 from mpdemo.world.env import ALLOWED_CORES, World, claim_cores, process_group, where_am_i
 from mpdemo.world.processes import end_with_parent
 
-PATIENCE = 600.0  # seconds of a step, the first one with its compilation; a lost peer is found earlier
 STEADY = 1e-4  # learning rate: a trial does hundreds of steps on one batch
 
 
-class Trial(Run):
+class Trial:
     """A rung on one batch, ready to compute its gradients or to do steps of a training run.
 
     The settings are not checked yet; one-process forms run in a world of one. The model is copied, by default built for
@@ -35,94 +26,57 @@ class Trial(Run):
 
     def __init__(self, settings, world, model=None, batch=None, lr=STEADY):
         processes = world.world_size if is_per_device(settings) else None
-        super().__init__(checked(replace(settings, lr=lr), processes), place_of(settings, world))
-        self.given, self.batch = copy.deepcopy(model) if model else build_model(self.s), batch or random_batch(self.s)
-        self.over, self.turn, self.done, self.error = False, threading.Semaphore(0), threading.Semaphore(0), None
-        threading.Thread(target=self._train, daemon=True).start()
-        self._wait()  # until the rung asks for its first batch
-
-    def _train(self):
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)  # a new thread has the first one
-        else:
-            torch.set_num_threads(1)
-            if self.s.rung == "data_parallel":
-                os.sched_setaffinity(0, ALLOWED_CORES)  # of this thread, and so of those that it starts
-        try:
-            import_module(f"mpdemo.rungs.{self.s.rung}").train(self)
-        except BaseException as error:
-            self.error = error
-        self.done.release()
-
-    def _wait(self):
-        if not self.done.acquire(timeout=PATIENCE):
-            raise RunFailed(f"a step of --rung {self.s.rung} did not end within {PATIENCE:.0f} s on rank {self.rank}")
-        if self.error:
-            raise self.error
-
-    # what the rung asks for
-
-    def model(self):
-        return self.prepared(self.given)
-
-    def batches(self, model, optimizer, replicas=1, replica=0, *, group=None, evaluate=None, images=True, output=True):
-        self.held, self.updates, self.evaluate, self.counts = model, optimizer, evaluate or model, output
-        self.replicas, self.replica, self.group, self.takes_images = replicas, replica, group, images
-        self.start = [buffer.clone() for buffer in model.buffers()]
+        self.s = checked(replace(settings, lr=lr), processes)
+        model = copy.deepcopy(model) if model else build_model(self.s)
+        self.run, self.batch = Run(self.s, place_of(settings, world), model), batch or random_batch(self.s)
+        self.rung, self.devices = builder(self.s.rung)(self.run), self.run.devices
+        self.start = [buffer.clone() for buffer in self.rung.model.buffers()]
         if self.s.compile:
-            compile_blocks(model)
-        while True:
-            self.done.release()
-            self.turn.acquire()
-            if self.over:
-                return
-            if self.recorder:
-                self.recorder.begin_step()
-            batch = self.next_batch()
-            with self.within or nullcontext():
-                yield batch
-            if self.recorder:
-                self.recorder.end_step()
+            compile_blocks(self.rung.model)
 
-    def next_batch(self):
-        """Return this replica's share of the trial's batch, on the device."""
-        images, labels = (tensor[: self.s.batch_size] for tensor in self.batch)
-        images, labels = (tensor.chunk(self.replicas)[self.replica] for tensor in (images, labels))
-        images = images if self.takes_images else images.new_empty(len(images), 0)
-        return self.to_device(images), self.to_device(labels)
-
-    def log(self, loss, outputs, labels):
-        self.loss = self.loss + loss.detach()
-
-    # what drives it
+    def share(self):
+        """Return this process's share of the trial's batch, on its device."""
+        return share_of([tensor[: self.s.batch_size] for tensor in self.batch], self.rung, self.run.device)
 
     def step(self, batch=None, within=None):
-        """Do one step of the rung's loop, on the trial's batch by default; return its loss, still on the device.
+        """Do one step, on the trial's batch by default; return its loss, still on the device.
 
-        A context manager `within` is entered in the rung's thread.
+        A context manager `within` is entered for the step alone.
         """
-        self.batch, self.loss, self.within = batch or self.batch, torch.zeros((), device=self.device), within
-        self.turn.release()
-        self._wait()
-        return self.loss
+        self.batch = batch or self.batch
+        with self.cores(), self.run.observed():
+            images, labels = self.share()
+            with within or nullcontext():
+                result = self.rung.step(images, labels)
+        return torch.zeros((), device=self.run.device) if result is None else result[0]
 
-    def end(self):
-        """Let the rung's loop end where it asks for a batch, so that its memory is free for the next trial."""
-        self.over = True
-        self.turn.release()
-        self._wait()
+    @contextmanager
+    def cores(self):
+        """Let the threads of data_parallel have every core, also where this process has been given one."""
+        own = os.sched_getaffinity(0)
+        if self.s.rung == "data_parallel" and self.run.device.type == "cpu":
+            os.sched_setaffinity(0, ALLOWED_CORES)  # of this thread, and so of those that it starts
+        yield
+        os.sched_setaffinity(0, own)
 
     def gradients(self) -> dict:
         """Return the gradients of one step by parameter name, sharded ones whole, without an update or a recording."""
-        found, recorder = {}, self.recorder
-        self.recorder = None
-        self.updates.step = lambda: found.update(
-            {name: whole(p.grad).clone() for name, p in self.held.named_parameters()}
+        found, recorder, optimizer = {}, self.run.recorder, self.rung.optimizer
+        self.run.recorder = None
+        optimizer.step = lambda: found.update(
+            {name: whole(p.grad).clone() for name, p in self.rung.model.named_parameters()}
         )
         self.step()
-        del self.updates.step
-        self.recorder = recorder
+        del optimizer.step
+        self.run.recorder = recorder
         return found
+
+
+def share_of(batch, rung, device) -> list:
+    """Return a process's share of a batch (images, labels), on its device."""
+    images, labels = (tensor.chunk(rung.replicas)[rung.replica] for tensor in batch)
+    images = images if rung.images else images.new_empty(len(images), 0)
+    return [tensor.to(device, non_blocking=True) for tensor in (images, labels)]
 
 
 def form_of(settings) -> str:

@@ -88,10 +88,10 @@ def observed_trial(rung, **settings):
 def test_a_whole_model_is_recorded_from_outside_and_computes_the_same():
     trial, plain = observed_trial("single", microbatches=2)
     recorded = trial.gradients()  # outside of a step: not recorded
-    assert trial.recorder.steps == [] and all((recorded[name] == plain[name]).all() for name in plain)
+    assert trial.run.recorder.steps == [] and all((recorded[name] == plain[name]).all() for name in plain)
     for _ in range(2):
         trial.step()
-    for step in trial.recorder.steps:
+    for step in trial.run.recorder.steps:
         events = step["events"]
         assert [f"{row['kind']}{row['microbatch']}" for row in events] == ["F0", "B0", "F1", "B1", "O0"]
         assert all(before["end"] <= after["start"] for before, after in pairwise(events))
@@ -103,7 +103,7 @@ def test_the_threads_of_data_parallel_are_recorded_one_lane_for_each_device():
     trial, _ = observed_trial("data_parallel", devices=2)
     trial.step()
     lanes = {0: [], 1: []}
-    for row in read.merge(trial.recorder.steps):
+    for row in read.merge(trial.run.recorder.steps):
         lanes[row["rank"]].append(row["kind"])
     assert lanes == {0: ["F", "B", "O"], 1: ["F", "B"]}
 

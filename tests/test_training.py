@@ -16,9 +16,10 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from worlds import TRAIN, run_worlds, written
 
+from mpdemo.data.loaders import Batches
 from mpdemo.errors import UserError
 from mpdemo.paths import root
-from mpdemo.run import Run, train
+from mpdemo.run import train
 from mpdemo.settings import Settings, checked
 from mpdemo.timeline import read
 from mpdemo.training import checkpoint
@@ -135,15 +136,16 @@ def test_same_seed_same_losses(runs, jpegs):
 def test_a_warning_during_a_validation_is_obeyed(runs, tmp_path, monkeypatch):
     """It may take longer than what is left. The resumed run does the whole validation."""
     common = {"model": "toy", "batch_size": 512, "epochs": 2, "log_every": 1}  # 3 steps per epoch
-    whole, to_device = runs("whole", **common), Run.to_device
+    whole, batches = runs("whole", **common), Batches.__iter__
 
-    def warned(self, tensor):
-        if not self.held.training:
-            os.kill(os.getpid(), signal.SIGUSR1)
-        return to_device(self, tensor)
+    def warned(self):
+        for batch in batches(self):
+            if len(self.data.validation) == len(self.loader.dataset):
+                os.kill(os.getpid(), signal.SIGUSR1)
+            yield batch
 
     with monkeypatch.context() as patch:
-        patch.setattr(Run, "to_device", warned)
+        patch.setattr(Batches, "__iter__", warned)
         settings = Settings(rung="single", out=str(tmp_path / "part"), **common)
         assert train(checked(settings), World()) == 3
     part = tmp_path / "part"

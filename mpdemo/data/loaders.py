@@ -63,7 +63,7 @@ def prepare_worker(worker):
 
 
 class Batches:
-    """The batches of a DataLoader, their images moved to a device as bytes and normalised there.
+    """The batches of a DataLoader, moved to a device, the images as bytes, and normalised there.
 
     A bad file is one line here also where a loader process met it: PyTorch puts its traceback around the message.
     """
@@ -74,7 +74,8 @@ class Batches:
     def __iter__(self):
         try:
             for images, labels in self.loader:
-                yield self.data.prepare(images.to(self.device, non_blocking=True)), labels
+                images, labels = (tensor.to(self.device, non_blocking=True) for tensor in (images, labels))
+                yield self.data.prepare(images), labels
         except UserError as error:
             raise UserError(str(error).rstrip().rpartition("UserError: ")[2]) from None
 

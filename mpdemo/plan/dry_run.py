@@ -7,10 +7,10 @@ memory.py asks for the steps. Taught in notebooks/04_model_parallel.ipynb and 11
 
 import gc
 import warnings
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache
-from importlib import import_module
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ from mpdemo.errors import error_line
 from mpdemo.plan.counting import CountMessages, LiveMemory, size
 from mpdemo.plan.meter import built
 from mpdemo.plan.subject import DeviceMemory, ModelFailed
-from mpdemo.run import Run
+from mpdemo.run import Run, builder
 from mpdemo.world.env import World
 
 
@@ -66,7 +66,7 @@ class DryRun(Run):
         if settings.form == "one-process" and settings.devices > 1:
             self.devices = [torch.device("cpu", number) for number in range(settings.devices)]
             self.device = self.devices[0]
-        self.memory, self.sent, self.modes = LiveMemory(), CountMessages(), ExitStack()
+        self.memory, self.sent = LiveMemory(), CountMessages()
         self.arrived = {}  # id of a parameter: the level after which its gradient came
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
 
@@ -90,22 +90,17 @@ class DryRun(Run):
         """Note when the gradient of a parameter is there for the first time."""
         self.arrived.setdefault(id(parameter), len(self.memory.levels[str(parameter.device)]))
 
-    def batches(self, model, optimizer, replicas=1, replica=0, *, images=True, **others):
-        """Yield a batch, with counting on."""
-        self.held, count = model, self.s.batch_size // replicas
-        self.modes.enter_context(self.fake)  # not before: a mesh of devices is made of real numbers
-        shape = self.sample.shape[1:] if images else (0,)
-        images = torch.empty(count, *shape, dtype=self.sample.dtype, device=self.device)
-        labels = torch.zeros(count, dtype=torch.long, device=self.device)
-        self.batch = size([images, labels])
-        self.memory.start()
-        if self.world > 1:
-            self.modes.enter_context(self.sent)
-        yield images, labels
-        self.modes.close()
-
-    def log(self, loss, outputs, labels):
-        """Keep nothing."""
+    def step(self, rung):
+        """Do a step of a rung, with counting on."""
+        self.held, count = rung.model, self.s.batch_size // rung.replicas
+        shape = self.sample.shape[1:] if rung.images else (0,)
+        with self.fake:  # not before: a mesh of devices is made of real numbers
+            images = torch.empty(count, *shape, dtype=self.sample.dtype, device=self.device)
+            labels = torch.zeros(count, dtype=torch.long, device=self.device)
+            self.batch = size([images, labels])
+            self.memory.start()
+            with self.sent if self.world > 1 else nullcontext():
+                rung.step(images, labels)
 
     def counted(self) -> Step:
         """Return what the step held and sent."""
@@ -181,19 +176,28 @@ def without_surprises():
 
 @cache
 def step(subject, settings, rank=0, states=0, keep_gradients=False) -> Step:
-    """Run one step of a rank."""
+    """Do one step of a rank.
+
+    In a thread of its own: DTensor keeps what it has found of meshes for each thread, and a thread that had real
+    processes would go on with the groups of that world.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(counted_step, subject, settings, rank, states, keep_gradients).result()
+
+
+def counted_step(subject, settings, rank, states, keep_gradients) -> Step:
+    """Do one step of a rank in this thread."""
     if settings.form == "per-device":
         dist.init_process_group("fake", rank=rank, world_size=settings.processes, store=FakeStore())
     run = DryRun(subject, settings, rank, states, keep_gradients)
     try:
         with run.memory, without_surprises():
-            import_module(f"mpdemo.rungs.{settings.rung}").train(run)
+            run.step(builder(settings.rung)(run))
         return run.counted()
     except Exception as error:
         if not hasattr(subject.model, "notes"):
             raise
         raise ModelFailed(subject.model.uncut or f"its own code fails there ({error_line(error)})") from error
     finally:
-        run.modes.close()
         if settings.form == "per-device":
             dist.destroy_process_group()

@@ -11,7 +11,6 @@ import json
 import sys
 import time
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
@@ -21,9 +20,9 @@ import torch
 from mpdemo.errors import UserError, error_line
 from mpdemo.models.own import OwnModel
 from mpdemo.rules import CUT_RUNGS
-from mpdemo.run import Run
+from mpdemo.run import Run, builder
 from mpdemo.settings import Settings, checked
-from mpdemo.trial import STEADY, build_model, is_per_device, join_world, place_of, random_batch
+from mpdemo.trial import STEADY, build_model, is_per_device, join_world, place_of, random_batch, share_of
 from mpdemo.world import clock
 from mpdemo.world.collectives import gather_objects, rest
 from mpdemo.world.launch import end, report
@@ -31,45 +30,24 @@ from mpdemo.world.launch import end, report
 STEPS, WARMUP = 7, 2  # timed steps of a rung, and untimed ones before them
 
 
-class TimedRun(Run):
-    """A few steps of a rung on one batch, in `seconds`: all ranks begin each together, and wait for its end."""
-
-    def __init__(self, settings, place, model, batch):
-        super().__init__(replace(settings, lr=STEADY), place)
-        self.given, self.batch, self.seconds = model, batch, []
-
-    def model(self):
-        """Return the model that is given."""
-        return self.prepared(self.given)
-
-    def batches(self, model, optimizer, replicas=1, replica=0, *, images=True, **others):
-        """Yield this replica's share of the batch, and note how long each step takes."""
-        inputs, labels = (tensor.chunk(replicas)[replica] for tensor in self.batch)
-        inputs = inputs if images else inputs.new_empty(len(inputs), 0)
-        for _ in range(WARMUP + STEPS):
-            rest()
-            begin = clock.now(self.device)
-            yield self.to_device(inputs), self.to_device(labels)
-            for device in self.devices:
-                clock.wait(device)
-            rest()
-            self.seconds.append(clock.now(self.device) - begin)
-
-    def log(self, loss, outputs, labels):
-        """Keep nothing."""
-
-
 def timed(world, settings, model, batch) -> float:
-    """Run a few steps of complete settings; return the median seconds. All ranks must call this."""
-    alone, seconds = not is_per_device(settings), []
-    if alone and world.rank > 0:
+    """Do a few steps of complete settings; return the median seconds. All ranks must call this."""
+    if not is_per_device(settings) and world.rank > 0:
         for _ in range(2 * (WARMUP + STEPS)):
             rest()
-    else:
-        run = TimedRun(settings, place_of(settings, world), model, batch)
-        import_module(f"mpdemo.rungs.{settings.rung}").train(run)
-        seconds = run.seconds[WARMUP:]
-    return gather_objects(median(seconds) if seconds else None)[0]
+        return gather_objects(None)[0]
+    run, seconds = Run(replace(settings, lr=STEADY), place_of(settings, world), model), []
+    rung = builder(settings.rung)(run)
+    images, labels = share_of(batch, rung, run.device)
+    for _ in range(WARMUP + STEPS):  # all ranks begin each together, and wait for its end
+        rest()
+        begin = clock.now(run.device)
+        rung.step(images, labels)
+        for device in run.devices:
+            clock.wait(device)
+        rest()
+        seconds.append(clock.now(run.device) - begin)
+    return gather_objects(median(seconds[WARMUP:]))[0]
 
 
 def step_seconds(world, settings, classes, channels) -> float:

@@ -1,7 +1,7 @@
-"""The ladder: one training script per rung, as alike as can be. Read two side by side: what differs is the lesson.
+"""The ladder: one file per rung, as alike as can be. Read two side by side: what differs is the lesson.
 
-Each runs as it stands (``python -m mpdemo.rungs.single``, ``torchrun --nproc-per-node 2 -m mpdemo.rungs.ddp``) and owns
-its loop: ``train(run)`` is plain PyTorch, `mpdemo.run.Run` brings batches, log, checkpoints and the stop signal.
+Each runs as it stands (``python -m mpdemo.rungs.single``, ``torchrun --nproc-per-node 2 -m mpdemo.rungs.ddp``). Its
+``build(run)`` returns model, optimizer and step, in plain PyTorch; the loop around them is `mpdemo.run.train`.
 """
 
 import sys

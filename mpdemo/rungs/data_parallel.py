@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from mpdemo.run import Run
+from mpdemo.run import Run, Rung, score
 
 
 class ThreadedDataParallel(nn.Module):
@@ -54,21 +54,25 @@ def gradients(model, outputs, gradient):
     return torch.autograd.grad(outputs, list(model.parameters()), gradient)
 
 
-def train(run):
+def build(run):
     model = run.model().to(run.device)
     wrapper = nn.DataParallel if run.device.type == "cuda" else ThreadedDataParallel
     parallel = wrapper(model, run.devices)
     optimizer = run.optimizer(model.parameters())
-    for images, labels in run.batches(model, optimizer):
+
+    def step(images, labels):
         optimizer.zero_grad()
-        parts = run.split(images, labels)  # one part, unless --microbatches asks for more
+        parts, total = run.split(images, labels), 0  # one part, unless --microbatches asks for more
         for part, target in parts:
             outputs = parallel(part)  # scatters the images, gathers the outputs on the first device
             loss = cross_entropy(outputs, target) / len(parts)  # the parts' losses add up to the mean
             loss.backward()  # sums the copies' gradients into parameter.grad
-            run.log(loss, outputs, target)
+            total += score(loss, outputs, target)
         optimizer.step()
+        return total
+
+    return Rung(model, optimizer, step)
 
 
 if __name__ == "__main__":
-    Run.main(__doc__, train)
+    Run.main(__doc__, build)

@@ -8,25 +8,29 @@ Taught in notebooks/03_ddp.ipynb. Source: https://arxiv.org/abs/2006.15704.
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from mpdemo.run import Run
+from mpdemo.run import Run, Rung, score
 
 
-def train(run):
+def build(run):
     model = run.model().to(run.device)
     static = run.s.microbatches == 1
     ddp = DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=static)
     optimizer = run.optimizer(model.parameters())
-    for images, labels in run.batches(model, optimizer, run.world, run.rank):
+
+    def step(images, labels):
         optimizer.zero_grad()
-        parts = run.split(images, labels)  # one part, unless --microbatches asks for more
+        parts, total = run.split(images, labels), 0  # one part, unless --microbatches asks for more
         for part, target in parts:
             ddp.require_backward_grad_sync = part is parts[-1][0]  # as no_sync(), on all but the last
             outputs = ddp(part)
             loss = cross_entropy(outputs, target) / len(parts)  # the parts' losses add up to the mean
             loss.backward()  # adds to parameter.grad; with the last part DDP averages it over all processes
-            run.log(loss, outputs, target)
+            total += score(loss, outputs, target)
         optimizer.step()
+        return total
+
+    return Rung(model, optimizer, step, replicas=run.world, replica=run.rank)
 
 
 if __name__ == "__main__":
-    Run.main(__doc__, train)
+    Run.main(__doc__, build)

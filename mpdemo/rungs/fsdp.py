@@ -9,27 +9,31 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 
-from mpdemo.run import Run
+from mpdemo.run import Run, Rung, score
 
 
-def train(run):
+def build(run):
     model = run.model()  # on the CPU: no device ever holds it whole, blocks move there one by one
     sharding = {"mesh": init_device_mesh(run.device.type, (run.world,)), "mp_policy": run.policy()}
     for block in model.blocks():  # each block is gathered as one unit
         fully_shard(block, **sharding, reshard_after_forward=run.s.reshard == "always")
     fully_shard(model, **sharding)  # and what is in no block
     optimizer = run.optimizer(model.parameters())
-    for images, labels in run.batches(model, optimizer, run.world, run.rank):
+
+    def step(images, labels):
         optimizer.zero_grad()
-        parts = run.split(images, labels)  # one part, unless --microbatches asks for more
+        parts, total = run.split(images, labels), 0  # one part, unless --microbatches asks for more
         for part, target in parts:
             model.set_requires_gradient_sync(part is parts[-1][0])  # after the last part
             outputs = model(part)  # gathers the weights of one block at a time
             loss = cross_entropy(outputs, target) / len(parts)  # the parts' losses add up to the mean
             loss.backward()  # gathers what was freed again, and reduce-scatters the gradients
-            run.log(loss, outputs, target)
+            total += score(loss, outputs, target)
         optimizer.step()
+        return total
+
+    return Rung(model, optimizer, step, replicas=run.world, replica=run.rank)
 
 
 if __name__ == "__main__":
-    Run.main(__doc__, train)
+    Run.main(__doc__, build)

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining.schedules import get_schedule_class
 from torch.nn.functional import cross_entropy
 
-from mpdemo.run import Run
+from mpdemo.run import Run, Rung, score
 
 
 def average(parameters, group):
@@ -26,7 +26,7 @@ def average(parameters, group):
         gradient.copy_(mean.view_as(gradient))
 
 
-def train(run):
+def build(run):
     sizes, names = {"dp": run.s.replicas, "pp": run.s.devices}, tuple(run.s.mesh.split("-"))
     mesh = init_device_mesh(run.device.type, tuple(sizes[name] for name in names), mesh_dim_names=names)
     replica, same_stage = mesh.get_local_rank("dp"), mesh.get_group("dp")
@@ -36,9 +36,8 @@ def train(run):
     make = get_schedule_class(run.s.schedule)
     schedule = make(part.pipeline_stages(), run.s.microbatches, loss_fn=cross_entropy)
     optimizer = run.optimizer(part.model.parameters())
-    grid = {"replicas": run.s.replicas, "replica": replica, "group": same_stage}
-    grid |= {"evaluate": part.forward, "images": part.first}
-    for images, labels in run.batches(part.model, optimizer, **grid):
+
+    def step(images, labels):
         optimizer.zero_grad()
         losses = []
         inputs = (images,) if part.first else ()
@@ -46,10 +45,12 @@ def train(run):
         outputs = schedule.step(*inputs, **targets)  # all forward and backward passes, in order
         if not run.s.sharded:  # FSDP has averaged them already
             average(part.model.parameters(), same_stage)
-        if part.last:
-            run.log(torch.stack(losses).mean(), outputs, labels)
         optimizer.step()
+        return score(torch.stack(losses).mean(), outputs, labels) if part.last else None
+
+    share = {"replicas": run.s.replicas, "replica": replica, "group": same_stage}
+    return Rung(part.model, optimizer, step, evaluate=part.forward, images=part.first, **share)
 
 
 if __name__ == "__main__":
-    Run.main(__doc__, train)
+    Run.main(__doc__, build)

@@ -9,14 +9,15 @@ It makes room for a model that fits no single device, and nothing faster. Taught
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 
-from mpdemo.run import Run
+from mpdemo.run import Run, Rung, score
 from mpdemo.training.stages import receive
 
 
 def per_device(run):
     part = run.part()  # this process's layers, and the shapes in between
     optimizer = run.optimizer(part.model.parameters())
-    for images, labels in run.batches(part.model, optimizer, evaluate=part.forward, images=part.first):
+
+    def step(images, labels):
         optimizer.zero_grad()
         if not part.first:
             images = receive(part.shapes[run.rank][0], run.rank - 1, run.device).requires_grad_()
@@ -24,13 +25,15 @@ def per_device(run):
         if part.last:
             loss = cross_entropy(outputs, labels)
             loss.backward()
-            run.log(loss, outputs, labels)
         else:
             dist.send(outputs.detach(), run.rank + 1)
             outputs.backward(receive(outputs, run.rank + 1, run.device))  # the gradient comes back
         if not part.first:
             dist.send(images.grad.contiguous(), run.rank - 1)
         optimizer.step()
+        return score(loss, outputs, labels) if part.last else None
+
+    return Rung(part.model, optimizer, step, evaluate=part.forward, images=part.first)
 
 
 def one_process(run):
@@ -43,18 +46,21 @@ def one_process(run):
         return images
 
     optimizer = run.optimizer(model.parameters())
-    for images, labels in run.batches(model, optimizer, evaluate=forward):
+
+    def step(images, labels):
         optimizer.zero_grad()
         outputs = forward(images)
         loss = cross_entropy(outputs, labels.to(outputs.device))  # where the outputs are
         loss.backward()  # adds to parameter.grad, on one device after the other
-        run.log(loss, outputs, labels)
         optimizer.step()
+        return score(loss, outputs, labels)
+
+    return Rung(model, optimizer, step, evaluate=forward)
 
 
-def train(run):
-    per_device(run) if run.s.form == "per-device" else one_process(run)
+def build(run):
+    return per_device(run) if run.s.form == "per-device" else one_process(run)
 
 
 if __name__ == "__main__":
-    Run.main(__doc__, train)
+    Run.main(__doc__, build)

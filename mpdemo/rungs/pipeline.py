@@ -11,7 +11,7 @@ import torch
 from torch.distributed.pipelining.schedules import get_schedule_class
 from torch.nn.functional import cross_entropy
 
-from mpdemo.run import Run
+from mpdemo.run import Run, Rung, score
 
 
 def per_device(run):
@@ -19,15 +19,17 @@ def per_device(run):
     make = get_schedule_class(run.s.schedule)
     schedule = make(part.pipeline_stages(), run.s.microbatches, loss_fn=cross_entropy)
     optimizer = run.optimizer(part.model.parameters())
-    for images, labels in run.batches(part.model, optimizer, evaluate=part.forward, images=part.first):
+
+    def step(images, labels):
         optimizer.zero_grad()
         losses = []
         inputs = (images,) if part.first else ()
         targets = {"target": labels, "losses": losses} if part.last else {}
         outputs = schedule.step(*inputs, **targets)  # all forward and backward passes, in order
-        if part.last:
-            run.log(torch.stack(losses).mean(), outputs, labels)
         optimizer.step()
+        return score(torch.stack(losses).mean(), outputs, labels) if part.last else None
+
+    return Rung(part.model, optimizer, step, evaluate=part.forward, images=part.first)
 
 
 def one_process(run):
@@ -43,18 +45,21 @@ def one_process(run):
         return torch.cat(parts)
 
     optimizer = run.optimizer(model.parameters())
-    for images, labels in run.batches(model, optimizer, evaluate=forward):
+
+    def step(images, labels):
         optimizer.zero_grad()
         outputs = forward(images)  # kernel launches return at once, so GPUs overlap; CPU cores do not
         loss = cross_entropy(outputs, labels.to(outputs.device))
         loss.backward()  # adds to parameter.grad
-        run.log(loss, outputs, labels)
         optimizer.step()
+        return score(loss, outputs, labels)
+
+    return Rung(model, optimizer, step, evaluate=forward)
 
 
-def train(run):
-    per_device(run) if run.s.form == "per-device" else one_process(run)
+def build(run):
+    return per_device(run) if run.s.form == "per-device" else one_process(run)
 
 
 if __name__ == "__main__":
-    Run.main(__doc__, train)
+    Run.main(__doc__, build)

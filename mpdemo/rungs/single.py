@@ -7,22 +7,26 @@ Taught in notebooks/01_single_device.ipynb.
 
 from torch.nn.functional import cross_entropy
 
-from mpdemo.run import Run
+from mpdemo.run import Run, Rung, score
 
 
-def train(run):
+def build(run):
     model = run.model().to(run.device)
     optimizer = run.optimizer(model.parameters())
-    for images, labels in run.batches(model, optimizer):
+
+    def step(images, labels):
         optimizer.zero_grad()
-        parts = run.split(images, labels)  # one part, unless --microbatches asks for more
+        parts, total = run.split(images, labels), 0  # one part, unless --microbatches asks for more
         for part, target in parts:
             outputs = model(part)
             loss = cross_entropy(outputs, target) / len(parts)  # the parts' losses add up to the mean
             loss.backward()  # adds to parameter.grad
-            run.log(loss, outputs, target)
+            total += score(loss, outputs, target)
         optimizer.step()
+        return total
+
+    return Rung(model, optimizer, step)
 
 
 if __name__ == "__main__":
-    Run.main(__doc__, train)
+    Run.main(__doc__, build)

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor import parallel as tp
 from torch.nn.functional import cross_entropy
 
-from mpdemo.run import Run
+from mpdemo.run import Run, Rung, score
 
 WHOLE, TOKENS = Replicate(), Shard(1)  # activations (B, T, D): the same everywhere, or some tokens each
 COLUMNS, ROWS = tp.ColwiseParallel(), tp.RowwiseParallel()
@@ -30,31 +30,38 @@ SEQUENCES = {  # between these layers each process has some of the tokens: seque
 }
 
 
-def train(run):
+def build(run):
     model, replicas = run.model().to(run.device), run.s.replicas or 1
     mesh = init_device_mesh(run.device.type, (replicas, run.s.devices), mesh_dim_names=("dp", "tp"))
     tp.parallelize_module(model, mesh["tp"], LAYERS | (SEQUENCES if run.s.sequence_parallel else {}))
     for module in [*model.blocks(), model] if replicas > 1 else []:  # sharded over dp as well
         fully_shard(module, mesh=mesh["dp"], mp_policy=run.policy())
     first = mesh.get_local_rank("tp") == 0
-    grid = {"replica": mesh.get_local_rank("dp"), "group": mesh.get_group("dp")}
     optimizer = run.optimizer(model.parameters())
-    for images, labels in run.batches(model, optimizer, replicas, **grid, output=first):
+
+    def step(images, labels):
         optimizer.zero_grad()
-        parts = run.split(images, labels)  # one part, unless --microbatches asks for more
+        parts, total = run.split(images, labels), 0  # one part, unless --microbatches asks for more
         for part, target in parts:
             if replicas > 1:
                 model.set_requires_gradient_sync(part is parts[-1][0])  # as in FSDP
             outputs = model(part)
             loss = cross_entropy(outputs, target) / len(parts)  # the parts' losses add up to the mean
             loss.backward()  # adds to parameter.grad
-            if first:  # the others have the same loss
-                run.log(loss, outputs, target)
+            total += score(loss, outputs, target)
         for parameter in model.parameters():  # norms are replicated but saw some tokens only: add up
             if isinstance(parameter, DTensor) and parameter.grad.placements != parameter.placements:
                 parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
         optimizer.step()
+        return total if first else None  # the others have the same
+
+    def evaluate(images):
+        outputs = model(images)  # all processes together
+        return outputs if first else None
+
+    share = {"replicas": replicas, "replica": mesh.get_local_rank("dp"), "group": mesh.get_group("dp")}
+    return Rung(model, optimizer, step, evaluate=evaluate, **share)
 
 
 if __name__ == "__main__":
-    Run.main(__doc__, train)
+    Run.main(__doc__, build)

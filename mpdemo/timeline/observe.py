@@ -13,12 +13,12 @@ from mpdemo.world.collectives import gather_objects
 
 def observe(trial, recorder):
     """Record all steps of a `mpdemo.trial.Trial` and of its optimizer from now on."""
-    trial.recorder = recorder
-    if trial.s.rung == "data_parallel" and trial.device.type == "cpu":
-        record_threads(trial.held, recorder)
+    trial.run.recorder = recorder
+    if trial.s.rung == "data_parallel" and trial.run.device.type == "cpu":
+        record_threads(trial.rung.model, recorder)
     else:
-        recorder.watch_passes(trial.held)
-    record_updates(trial.updates, recorder)
+        recorder.watch_passes(trial.rung.model)
+    record_updates(trial.rung.optimizer, recorder)
 
 
 def record_updates(optimizer, recorder):
@@ -45,5 +45,5 @@ def record_threads(model, recorder):
 
 def recorded_steps(trial) -> list:
     """Return the timeline of every step of a trial, of all ranks that take part in it; all ranks must call this."""
-    ranks = [steps for steps in gather_objects(trial and trial.recorder.steps) if steps]
+    ranks = [steps for steps in gather_objects(trial and trial.run.recorder.steps) if steps]
     return [read.merge(step) for step in zip(*ranks, strict=True)]

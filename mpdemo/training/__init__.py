@@ -1,1 +1,1 @@
-"""The parts of a training run that no rung spells out: between two batches, its log, its checkpoints."""
+"""The parts of a training run that no rung spells out: where it is, its log, its checkpoints."""

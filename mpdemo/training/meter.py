@@ -1,9 +1,10 @@
-"""The clock and the memory of a run: what it costs, without making it wait; and its summary.
+"""The log of a run: losses, clock and memory, without making it wait; and its summary.
 
 Reading a loss on the host (``loss.item()``) waits for the device. So losses are kept where they are computed, and
 fetched together every few steps. Taught in notebooks/01_single_device.ipynb.
 """
 
+import math
 import os
 import platform
 import resource
@@ -11,7 +12,11 @@ import time
 from collections import ChainMap
 
 import torch
+from tqdm import tqdm
 
+from mpdemo.errors import RunFailed
+from mpdemo.training.busy import Busy
+from mpdemo.training.log import RunLog, TensorBoardLog, rows_in
 from mpdemo.world.collectives import gather_objects, sum_over_ranks
 
 
@@ -30,24 +35,22 @@ def of_all(run, *readings) -> list[list]:
     return [part.flatten().tolist() for part in sum_over_ranks(table).split([len(row) for row in readings], dim=1)]
 
 
+def score(loss, outputs, labels):
+    """Return a batch's loss and correct predictions, or a part's, as one tensor on its device; does not wait for it."""
+    correct = (outputs.detach().argmax(1) == labels.to(outputs.device)).sum()
+    return torch.stack([loss.detach().double(), correct.double()])
+
+
 class Steps:
-    """Losses and correct predictions of the steps since the last flush, still on the device."""
+    """The scores of the steps since the last flush, still on the device."""
 
     def __init__(self, device, replicas):
-        self.device, self.replicas, self.rows, self.step = device, replicas, [], 0
+        self.device, self.replicas, self.rows = device, replicas, []
         self.restart_clock()
 
-    def add(self, loss, outputs, labels):
-        """Add the result of a part of a step; does not wait for it."""
-        correct = (outputs.detach().argmax(1) == labels.to(outputs.device)).sum()
-        self.step = self.step + torch.stack([loss.detach().double(), correct.double()])
-
-    def end_step(self):
-        """Keep the sum of a step's parts; a process without the outputs has none."""
-        if isinstance(self.step, int):  # no part was added
-            self.step = torch.zeros(2, dtype=torch.double, device=self.device)
-        self.rows.append(self.step)
-        self.step = 0
+    def add(self, result):
+        """Keep a step's score; a process without the outputs has none."""
+        self.rows.append(torch.zeros(2, dtype=torch.double, device=self.device) if result is None else result)
 
     def flush(self):
         """Fetch all steps kept so far, over all ranks: this waits for the device.
@@ -69,14 +72,95 @@ class Steps:
         self.clock = time.perf_counter()
 
 
-def summarise(run, model, seconds, stopped) -> dict:
-    """Everything worth keeping of a `mpdemo.run.Run`, in one dictionary; all ranks must call this.
+class TrainingLog:
+    """What a run says, in its folder and on the terminal: a line per step and per epoch, a bar, a summary at its end.
+
+    A run that is `resumed` in its own folder continues the lines that are there.
+    """
+
+    def __init__(self, run, rung, progress, rates, stop, resumed):
+        self.run, self.rung, self.progress, self.stop = run, rung, progress, stop
+        s, writes = run.s, run.rank == 0
+        self.lines = RunLog(run.folder, writes, (progress.epoch, progress.step) if resumed else None)
+        if s.tensorboard and writes:
+            rows, factor = rows_in(run.folder) if resumed else None, rates.lr_lambdas[0]
+            self.lines.board = TensorBoardLog(run.folder, lambda step: s.lr * factor(step - 1), rows)
+        self.busy, self.steps = Busy(run), Steps(run.device, rung.replicas)
+
+    def __enter__(self):
+        s, progress, self.begin = self.run.s, self.progress, time.time()
+        source = {"resume": s.resume} if s.resume else {}
+        self.lines.write("start", step=progress.step, steps=progress.last_step, time=round(self.begin, 4), **source)
+        bar = {"total": progress.last_step, "initial": progress.step, "desc": s.rung, "unit": "step"}
+        self.bar = tqdm(**bar, disable=True if self.run.rank > 0 else None)
+        self.restart_clock()
+        return self
+
+    def __exit__(self, kind, *error):
+        self.bar.close()
+        if kind:
+            return
+        summary = summarise(self, time.time() - self.begin)
+        self.lines.finish(summary)
+        if self.run.rank == 0:
+            print(self.busy.sentence(summary["peak_memory_mib"]))
+
+    def step(self, result):
+        """Count a step, and keep its score; write the lines that are due."""
+        self.steps.add(result)
+        self.progress.step += 1
+        if self.progress.step == 1 or self.progress.step % self.run.s.log_every == 0:
+            self.flush()
+
+    def restart_clock(self):
+        """Leave out of the seconds per step what happened since the last flush (a checkpoint, a validation)."""
+        self.steps.restart_clock()
+
+    def flush(self):
+        """Fetch the scores kept on the device and write one line per step, the last one with the memory."""
+        run, progress, (rows, seconds) = self.run, self.progress, self.steps.flush()
+        now, first = time.time(), progress.step - len(rows) + 1
+        for number, (loss, correct) in enumerate(rows, first):
+            if not math.isfinite(loss):
+                raise RunFailed(f"the loss is {loss} at step {number}: the training diverged; lower --lr {run.s.lr}")
+            rate, when = round(run.s.batch_size / seconds, 2), round(now - (progress.step - number) * seconds, 4)
+            line = {"step": number, "epoch": progress.epoch, "loss": loss, "images_per_second": rate, "time": when}
+            if number == progress.step:
+                memory, utilisation = of_all(run, peak_memory_mib(run.devices), self.busy.utilisation())
+                line["peak_memory_mib"] = [round(mib, 1) for mib in memory]
+                if run.rank == 0 and number > 1:  # the first step warms up
+                    line |= self.busy.line(utilisation, seconds)
+            self.lines.write("step", **line)
+            progress.epoch_steps.append((loss, correct, seconds))
+            progress.loss = loss
+        if rows:
+            self.bar.set_postfix(loss=f"{loss:.4f}", refresh=False)
+            self.bar.update(len(rows))
+
+    def epoch(self, validation):
+        """Write the line of an epoch, with loss and accuracy of its validation, and count it."""
+        progress, batch = self.progress, self.run.s.batch_size
+        progress.validation = validation
+        loss, correct, seconds = (sum(row) / len(row) for row in zip(*progress.epoch_steps, strict=True))
+        line = {"epoch": progress.epoch, "step": progress.step, "train_loss": loss, "train_accuracy": correct / batch}
+        line["validation_loss"], line["validation_accuracy"] = validation
+        self.lines.write("epoch", **line, images_per_second=round(batch / seconds, 2), time=round(time.time(), 4))
+        if self.run.rank == 0:
+            said = "validation loss {:.4f}, accuracy {:.1%}".format(*validation)
+            self.bar.write(f"epoch {progress.epoch + 1}: step {progress.step}, {said}")
+        progress.epoch, progress.epoch_steps = progress.epoch + 1, []
+        self.restart_clock()
+
+
+def summarise(log, seconds) -> dict:
+    """Everything worth keeping of a run, in one dictionary; all ranks must call this.
 
     Steps and images count the whole training, seconds only the time since this run was started.
     """
-    own = platform.node(), {name: parameter.numel() for name, parameter in model.named_parameters()}
+    run, progress = log.run, log.progress
+    own = platform.node(), {name: parameter.numel() for name, parameter in log.rung.model.named_parameters()}
     (memory,), (hosts, parts) = of_all(run, peak_memory_mib(run.devices)), zip(*gather_objects(own), strict=True)
-    loss, accuracy = run.validation or (None, None)
+    loss, accuracy = progress.validation or (None, None)
     return {
         "settings": run.s.as_dict(),
         "environment": {
@@ -89,15 +173,15 @@ def summarise(run, model, seconds, stopped) -> dict:
             "job": os.environ.get("SLURM_JOB_ID"),
         },
         "world_size": run.world,
-        "stopped": stopped,
-        "steps": run.steps_done,
-        "epochs": run.epoch,
+        "stopped": log.stop.now,
+        "steps": progress.step,
+        "epochs": progress.epoch,
         "seconds": round(seconds, 3),
-        "images": run.steps_done * run.s.batch_size,
+        "images": progress.step * run.s.batch_size,
         "parameters": sum(dict(ChainMap(*parts)).values()),  # each counted once, whoever holds it
         "peak_memory_mib": [round(mib, 1) for mib in memory],
-        "busy": run.busy.summary() if run.rank == 0 else None,
-        "loss": run.epoch_steps[-1][0] if run.epoch_steps else None,
+        "busy": log.busy.summary() if run.rank == 0 else None,
+        "loss": progress.loss,
         "validation_loss": loss,
         "validation_accuracy": accuracy,
     }

@@ -54,6 +54,7 @@ class StopSignal:
     def __init__(self, device, most_calls):
         self.device, self.most_calls = device, most_calls
         self.received, self.calls, self.next_check = False, 0, 1
+        self.now = False  # what was found last
         self.last_check = 0, time.perf_counter() - INTERVAL  # call and time (s): the second call compares, too
         signal.signal(signal.SIGUSR1, self._receive)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # blocked by prepare_signals until now
@@ -71,4 +72,5 @@ class StopSignal:
         received, seconds = (sum_over_ranks(flags) / place()[1]).tolist()
         self.next_check = self.calls + min(max(1, int(INTERVAL / seconds)), self.most_calls)
         self.last_check = self.calls, now
-        return received > 0
+        self.now = received > 0
+        return self.now

@@ -23,8 +23,7 @@ from mpdemo import data, models
 from mpdemo.compare import WARMUP, Comparison, quartiles, write_result
 from mpdemo.labs.lightning_training import Classifier, Digits, make_trainer, pl
 from mpdemo.notebook.recipe import recipe
-from mpdemo.run import Run
-from mpdemo.rungs import single
+from mpdemo.run import train
 from mpdemo.settings import Settings, checked
 from mpdemo.world.launch import end
 
@@ -32,19 +31,19 @@ ROUNDS, BATCH = 60, 128
 OURS, BARE, LIGHTNING = "our loop", "bare loop", "Lightning"
 
 
-class InTurn(Run):
-    """Our loop; after each of its epochs the others do one, and every epoch's seconds are kept."""
+class InTurn:
+    """What our loop calls where it would validate: the others do an epoch, and every epoch's seconds are kept."""
 
-    def validate(self):
-        self.validation = 0.0, 0.0  # no loop validates
-        return self.validation
+    def __init__(self, others):
+        self.others, self.begin = others, time.perf_counter()
+        self.seconds = {name: [] for name in (OURS, *others)}
 
-    def one_epoch(self):
-        begin = time.perf_counter()
-        yield from super().one_epoch()
-        self.seconds[OURS].append(time.perf_counter() - begin)
+    def __call__(self, *_):
+        self.seconds[OURS].append(time.perf_counter() - self.begin)
         for name, epoch in self.others.items():
             self.seconds[name].append(epoch())
+        self.begin = time.perf_counter()
+        return 0.0, 0.0  # no loop validates
 
 
 class Stopwatch(pl.Callback):
@@ -83,12 +82,10 @@ def measure(world) -> dict:
         settings = checked(Settings(**words, epochs=WARMUP + ROUNDS, out=folder))
         model, loaders = models.build("toy"), data.Loaders(data.load("digits"), BATCH)
         bare = partial(bare_epoch, model, torch.optim.AdamW(model.parameters(), lr=1e-3), loaders.train)
-        run = InTurn(settings, world)
-        run.others = {BARE: bare, LIGHTNING: partial(lightning_epoch, Classifier(settings), settings)}
-        run.seconds = {name: [] for name in (OURS, BARE, LIGHTNING)}
-        single.train(run)
+        turns = InTurn({BARE: bare, LIGHTNING: partial(lightning_epoch, Classifier(settings), settings)})
+        train(settings, world, validate=turns)
     steps = loaders.steps_per_epoch
-    seconds = {name: [epoch / steps for epoch in epochs[WARMUP:]] for name, epochs in run.seconds.items()}
+    seconds = {name: [epoch / steps for epoch in epochs[WARMUP:]] for name, epochs in turns.seconds.items()}
     added = {name: [a - b for a, b in zip(seconds[name], seconds[BARE], strict=True)] for name in (LIGHTNING, OURS)}
     comparison = Comparison(world)
     comparison.add("course", Settings(**recipe("single", epochs=1)))

@@ -83,7 +83,7 @@ def record_all(world, out, variants) -> dict:
         comparison.add(name, settings)
     comparison.run(ROUNDS, warmup=1)
     for name, trial in comparison.trials.items():
-        trial.recorder.save(Path(out, str(name)))
+        trial.run.recorder.save(Path(out, str(name)))
     rest()  # all ranks have written
     return {str(name): seconds_of(Path(out, str(name)), settings) for name, settings in variants.items()}
 

@@ -61,7 +61,6 @@ def counted(world, settings) -> dict:
     trial = Trial(settings, world, *model_and_batch(settings))
     peak = peak_of_a_step(trial)
     messages = {kind: row["bytes"] for kind, row in sent_in_a_step(trial).items()}
-    trial.end()
     del trial
     gc.collect()
     return {"counted": gather_objects(peak), "messages": gather_objects(messages)}

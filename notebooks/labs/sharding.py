@@ -68,7 +68,7 @@ def as_a_step(profiler):
 
 def weights(trial) -> dict:
     """Return a trial's weights by name, sharded ones whole."""
-    return {name: whole(parameter.detach()) for name, parameter in trial.held.named_parameters()}
+    return {name: whole(parameter.detach()) for name, parameter in trial.rung.model.named_parameters()}
 
 
 def measure(world) -> dict:

@@ -156,8 +156,8 @@ def memory(world, sizes=(16, 32, 64)):
 
 def stored(trial) -> dict:
     """Return the bytes of the weights, gradients and optimizer states that this rank keeps between two steps."""
-    weights = list(trial.held.parameters())
-    states = [value for state in trial.updates.state.values() for value in state.values()]
+    weights = list(trial.rung.model.parameters())
+    states = [value for state in trial.rung.optimizer.state.values() for value in state.values()]
     states = [state for state in states if state.dim()]  # not the count of steps, a scalar
     kept = {"weights": weights, "gradients": [weight.grad for weight in weights], "optimizer": states}
     return {name: sum(local(t).nbytes for t in tensors) for name, tensors in kept.items()}

@@ -32,22 +32,22 @@ def three_steps(settings, model, world, images, labels):
     """Losses, first gradients, final weights (by name) of what this process holds; a validation; final buffers."""
     trial = Trial(settings, world, model, (images, labels), lr=settings.lr)
     gradients, losses = {name: host_copy(gradient) for name, gradient in trial.gradients().items()}, []
-    for buffer, start in zip(trial.held.buffers(), trial.start, strict=True):
+    for buffer, start in zip(trial.rung.model.buffers(), trial.start, strict=True):
         buffer.copy_(start)  # the gradients were a pass of their own
     for _ in range(STEPS):
-        losses.append(trial.step().double().cpu() / trial.replicas)
-    weights = {name: host_copy(p.detach()) for name, p in trial.held.named_parameters()}
-    buffers = {name: b.cpu() for name, b in trial.held.named_buffers()}
+        losses.append(trial.step().double().cpu() / trial.rung.replicas)
+    weights = {name: host_copy(p.detach()) for name, p in trial.rung.model.named_parameters()}
+    buffers = {name: b.cpu() for name, b in trial.rung.model.named_buffers()}
     return torch.stack(losses), gradients, weights, validation_of(trial), buffers
 
 
 @torch.no_grad()
 def validation_of(trial):
     """Sum of the losses, and correct predictions, of the trial's batch in evaluation."""
-    trial.held.eval()
-    images, labels = trial.next_batch()
-    outputs = trial.evaluate(images)
-    if outputs is None or not trial.counts:
+    trial.rung.model.eval()
+    images, labels = trial.share()
+    outputs = trial.rung.evaluate(images)
+    if outputs is None:
         return torch.zeros(2, dtype=torch.double)
     labels = labels.to(outputs.device)
     loss = torch.nn.functional.cross_entropy(outputs, labels) * len(labels)

@@ -21,8 +21,7 @@ def main(folder, microbatches, steps):
             for _ in range(int(steps)):
                 trial.step()
             trial.gradients()  # not a step: not recorded
-            trial.recorder.save(Path(folder, schedule))
-            trial.end()
+            trial.run.recorder.save(Path(folder, schedule))
         Path(folder, f"offset{world.rank}").write_text(repr(clock_offset(machine=f"machine {world.rank}")))
 
 

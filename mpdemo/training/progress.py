@@ -1,0 +1,98 @@
+"""Where a training is, and how it is saved and resumed from there.
+
+Taught in notebooks/01_single_device.ipynb and 09_checkpoint.ipynb.
+"""
+
+import sys
+from pathlib import Path
+
+from mpdemo.errors import RunFailed, UserError
+from mpdemo.options import option_name
+from mpdemo.training import checkpoint
+from mpdemo.training.log import folder_to_resume
+from mpdemo.world.collectives import place
+
+# settings that a resumed run must keep
+SAME = ["model", "norm", "dataset", "image_size", "batch_size", "seed"]
+SAME += ["optimizer", "lr", "warmup_steps", "lr_schedule"]
+
+
+class Progress:
+    """Where a training is: epochs and steps, counted from its start."""
+
+    def __init__(self, settings, steps_per_epoch):
+        self.steps_per_epoch = steps_per_epoch
+        # all steps of the training, and where this run ends: --steps 20 --epochs 4 is the beginning of --epochs 4
+        self.length = settings.epochs * steps_per_epoch if settings.epochs else settings.steps
+        self.last_step = min(settings.steps or self.length, self.length)
+        self.epoch = self.step = 0
+        self.epoch_steps = []  # (loss, correct predictions, seconds) of every step of this epoch so far
+        self.loss = self.validation = None  # of the last step; loss and accuracy of the last validation
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether there is something to do; a run resumed from its last step has its last validation still to do."""
+        return self.step < self.last_step or self.validation is None
+
+    @property
+    def done(self) -> int:
+        """Steps of this epoch that are done: above 0 at its beginning where the run is resumed."""
+        return self.step - self.epoch * self.steps_per_epoch
+
+    @property
+    def left(self) -> int:
+        """Steps of this epoch that are still to do."""
+        return max(0, min(self.steps_per_epoch - self.done, self.last_step - self.step))
+
+
+class Checkpoints:
+    """The checkpoints of a run: when one is due, what is in it besides tensors, and which training may resume it."""
+
+    def __init__(self, settings, rung, progress, rates):
+        self.s, self.rung, self.progress, self.rates = settings, rung, progress, rates
+        self.folder = Path(settings.out)
+
+    def due(self) -> bool:
+        """Whether the settings ask for a checkpoint after this step."""
+        return bool(self.s.checkpoint_every) and self.progress.step % self.s.checkpoint_every == 0
+
+    def save(self, must):
+        """Write one of the run as it is now; if the disk is full, only a run that must have it fails."""
+        self.rung.agree_on_buffers()
+        state = {name: getattr(self.progress, name) for name in ("length", "epoch", "epoch_steps", "step")}
+        state["scheduler"] = self.rates.state_dict()
+        state["settings"] = {name: getattr(self.s, name) for name in SAME}
+        try:
+            checkpoint.save(self.folder / "checkpoints", self.rung.model, self.rung.optimizer, state)
+        except RunFailed as error:
+            if must:
+                raise
+            if place()[0] == 0:
+                print(f"mpdemo: {error}", file=sys.stderr)
+
+    def resume(self) -> bool:
+        """Go to the newest checkpoint of the run that the settings name; return whether it is this run's own."""
+        try:
+            before = folder_to_resume(self.s)
+            if before:
+                self.restore(before)
+        except OSError as error:
+            raise UserError(f"cannot read {error.filename}: {error.strerror}; choose another folder") from None
+        return bool(before) and before.resolve() == self.folder.resolve()
+
+    def restore(self, folder):
+        """Resume the newest checkpoint of a run's folder, whatever rung wrote it; refuse another training's."""
+        state, progress = checkpoint.read_newest(folder), self.progress
+        for name, saved in state["settings"].items():
+            if (value := getattr(self.s, name)) != saved:
+                option = f"{option_name(name)} {saved}"
+                raise UserError(f"the checkpoint is of a run with {option}, not {value}; give {option}")
+        if self.s.lr_schedule == "cosine" and state["length"] != progress.length:
+            what = f"the checkpoint's cosine ends after {state['length']} steps, not {progress.length}"
+            raise UserError(f"{what}; give the run's own --epochs, and --steps to end it earlier")
+        checkpoint.restore(state, self.rung.model, self.rung.optimizer)
+        progress.epoch, progress.step, progress.epoch_steps = state["epoch"], state["step"], state["epoch_steps"]
+        progress.loss = progress.epoch_steps[-1][0] if progress.epoch_steps else None
+        self.rates.load_state_dict(state["scheduler"])
+        for group, lr in zip(self.rung.optimizer.param_groups, self.rates.get_last_lr(), strict=True):
+            group["lr"] = lr
