@@ -9,8 +9,10 @@ Taught in notebooks/05_pipeline.ipynb.
 import json
 import time
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import median
+from unittest.mock import patch
 
 import torch
 import torch.distributed
@@ -21,9 +23,9 @@ from mpdemo.world.devices import identity
 
 CLOCK_ROUNDS = 9  # barriers by which two machines compare their clocks
 COMPUTING = {  # methods of a ``PipelineStage``, and the kind of operation that they are
-    "forward_one_chunk": lambda kwargs: "F",
-    "backward_one_chunk": lambda kwargs: "B" if kwargs.get("full_backward", True) else "I",
-    "backward_weight_one_chunk": lambda kwargs: "W",
+    "forward_one_chunk": "F",
+    "backward_one_chunk": "B",
+    "backward_weight_one_chunk": "W",
 }
 
 
@@ -36,13 +38,14 @@ class Recorder:
         self._zero = None  # a reading of the device's clock, and the time on rank 0's clock at that moment
         self._steps = []  # as `steps`, but with readings of the device's clock
         self._operations = None  # of the step under way
+        self._calls = []  # (holder, name, describe) of the functions whose calls are recorded
 
     def watch(self, part):
         """Record a `Part` of a cut model: its pipeline's stages, or the passes and messages of a stage without one."""
         part.recorder = self
         number = next(iter(part.stages))
         self.watch_passes(part.model, number)
-        self._record(torch.distributed, "all_reduce", lambda args, kwargs: ("A", number))
+        self.watch_calls(torch.distributed, "all_reduce", lambda *_, **__: {"kind": "A", "stage": number})
 
     def watch_passes(self, model, stage=0):
         """Record each forward pass through a model, and each ``backward`` of a tensor; count both in a step."""
@@ -50,35 +53,46 @@ class Recorder:
         begin = under_way.enter_context
         model.register_forward_pre_hook(lambda *_: begin(self.operation("F", stage, self._count("F"))))
         model.register_forward_hook(lambda *_: under_way.close())
-        self._record(torch.Tensor, "backward", lambda args, kwargs: ("B", stage, self._count("B")))
+        backward = {"kind": "B", "stage": stage}
+        self.watch_calls(torch.Tensor, "backward", lambda *_, **__: backward | {"microbatch": self._count("B")})
 
     def attach(self, stage):
         """Record what a ``PipelineStage`` computes."""
         for name, kind in COMPUTING.items():
-            self._record(stage, name, lambda args, kwargs, kind=kind: (kind(kwargs), stage.stage_index, args[0]))
+            self.watch_calls(stage, name, partial(operation_of, stage.stage_index, kind))
 
-    def _record(self, holder, name, describe):
-        """Replace a function by one whose calls are recorded; `describe` returns the arguments of `operation`."""
-        function = getattr(holder, name)
+    def watch_calls(self, holder, name, describe):
+        """Record each call of a function; `describe` gets its arguments and returns those of `operation`.
 
+        The function is replaced during a step alone, so several recorders can take turns.
+        """
+        self._calls.append((holder, name, describe))
+
+    def _recorded(self, function, describe):
         def recorded(*args, **kwargs):
-            with self.operation(*describe(args, kwargs)):
+            with self.operation(**describe(*args, **kwargs)):
                 return function(*args, **kwargs)
 
-        setattr(holder, name, recorded)
+        return recorded
 
-    def begin_step(self):
-        """Record what follows as one step. In the first one the ranks compare clocks: all must come here."""
+    @contextmanager
+    def step(self):
+        """Record a ``with`` block as one step. In the first one the ranks compare clocks: all must come here."""
         if self._zero is None:
             offset = 0.0 if self.alone else clock_offset()
             clock.wait(self.device)
             self._zero = clock.read(self.device), time.perf_counter() - offset
-        self._begin, self._operations = clock.read(self.device), []
-
-    def end_step(self):
-        """End the step under way."""
-        self._steps.append({"start": self._begin, "end": clock.read(self.device), "events": self._operations})
-        self._operations = None
+        with ExitStack() as replaced:
+            for holder, name, describe in self._calls:
+                recorded = self._recorded(getattr(holder, name), describe)
+                replaced.enter_context(patch.object(holder, name, recorded))
+            begin, self._operations = clock.read(self.device), []
+            try:
+                yield
+                end = clock.read(self.device)
+                self._steps.append({"start": begin, "end": end, "events": self._operations})
+            finally:
+                self._operations = None
 
     def _count(self, kind) -> int:
         return sum(row["kind"] == kind for row in self._operations or ())
@@ -118,6 +132,11 @@ class Recorder:
         path = Path(folder) / f"timeline-rank{self.rank}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"rank": self.rank, "steps": self.steps}))
+
+
+def operation_of(stage, kind, microbatch, *args, full_backward=True, **kwargs) -> dict:
+    """Describe a call of a ``PipelineStage``: a backward pass that is not full computes the inputs' gradients alone."""
+    return {"kind": kind if full_backward or kind != "B" else "I", "stage": stage, "microbatch": microbatch}
 
 
 def clock_offset(machine=None):

@@ -7,7 +7,7 @@ stops where it was asked to. Taught in notebooks/01_single_device.ipynb.
 
 import math
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib import import_module
@@ -211,11 +211,8 @@ class Run:
     @contextmanager
     def observed(self):
         """Record a ``with`` block as one step, where the settings ask for a timeline or a profile."""
-        if self.recorder:
-            self.recorder.begin_step()
-        yield
-        if self.recorder:
-            self.recorder.end_step()
+        with self.recorder.step() if self.recorder else nullcontext():
+            yield
         if self.profiler:
             self.profiler.step()
 

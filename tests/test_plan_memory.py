@@ -75,6 +75,21 @@ def test_a_dry_run_leaves_nothing_behind():
     assert not dist.is_initialized() and nn.Module.to.__module__ == "torch.nn.modules.module"
 
 
+def test_memory_is_counted_inside_another_count_and_storages_are_resized_as_before():
+    import torch
+
+    from mpdemo.plan.counting import LiveMemory
+
+    own = torch.UntypedStorage.__dict__.get("resize_")
+    with LiveMemory() as outer:
+        with LiveMemory() as inner:
+            tensor = torch.zeros(1024)
+            tensor.untyped_storage().resize_(0)
+        tensor.untyped_storage().resize_(8192)
+    assert inner.peak() == 4096 and inner.live["cpu"] == 0 and outer.live["cpu"] == 8192
+    assert torch.UntypedStorage.__dict__.get("resize_") is own
+
+
 def test_footprints_count_every_parameter_once():
     whole = models.build("resnet50", classes=1000, channels=3, image_size=224)
     blocks = footprints(Subject("resnet50"))

@@ -99,6 +99,19 @@ def test_a_whole_model_is_recorded_from_outside_and_computes_the_same():
         assert all(row["start"] < row["end"] for row in events)
 
 
+def test_nothing_of_pytorch_stays_replaced_after_a_recorded_step():
+    import torch
+
+    from mpdemo.rungs import data_parallel
+
+    places = [(torch.Tensor, "backward"), (data_parallel, "forward"), (data_parallel, "gradients")]
+    before = [getattr(*place) for place in places]
+    trials = [observed_trial(rung, **more)[0] for rung, more in (("single", {}), ("data_parallel", {"devices": 2}))]
+    for trial in trials:
+        trial.step()
+    assert [getattr(*place) for place in places] == before
+
+
 def test_the_threads_of_data_parallel_are_recorded_one_lane_for_each_device():
     trial, _ = observed_trial("data_parallel", devices=2)
     trial.step()

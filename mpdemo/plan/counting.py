@@ -7,6 +7,7 @@ real tensors and on fake ones (dry_run.py). Taught in notebooks/07_sharding.ipyn
 import gc
 import weakref
 from collections import defaultdict
+from unittest.mock import patch
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -79,11 +80,12 @@ class LiveMemory(TorchDispatchMode):
                 self.note(storage, None)
             return storage
 
-        torch.UntypedStorage.resize_ = noted  # FSDP calls it from Python, and no operation follows
+        self.replaced = patch.object(torch.UntypedStorage, "resize_", noted)
+        self.replaced.start()  # FSDP calls it from Python, and no operation follows
         return super().__enter__()
 
     def __exit__(self, *error):
-        del torch.UntypedStorage.resize_  # the base class has PyTorch's own
+        self.replaced.stop()
         return super().__exit__(*error)
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):

@@ -12,6 +12,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -163,15 +164,15 @@ def moved(module, *args, **kwargs):
 @contextmanager
 def without_surprises():
     """Free nothing at a moment that differs from run to run, compile nothing, warn of nothing; `moved` moves."""
-    to = nn.Module.to
-    nn.Module.to = moved
+    collected = gc.isenabled()
     gc.disable()
+    eager, quiet = torch.compiler.set_stance("force_eager"), warnings.catch_warnings(action="ignore")
     try:
-        with torch.compiler.set_stance("force_eager"), warnings.catch_warnings(action="ignore"):
+        with patch.object(nn.Module, "to", moved), eager, quiet:
             yield
     finally:
-        nn.Module.to = to
-        gc.enable()
+        if collected:
+            gc.enable()
 
 
 @cache

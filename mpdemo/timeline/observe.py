@@ -5,6 +5,7 @@ all-reduce of a bucket of gradients, which runs while B continues.
 """
 
 from contextlib import ExitStack
+from functools import partial
 
 from mpdemo.rungs import data_parallel
 from mpdemo.timeline import read
@@ -32,15 +33,11 @@ def record_threads(model, recorder):
     """Record what each thread of the data-parallel rung does when; the first copy of the model is the trial's own."""
     devices = {id(model): 0}
 
-    def recorded(function, kind):
-        def call(copy, *arguments):
-            with recorder.operation(kind, rank=devices.setdefault(id(copy), len(devices))):
-                return function(copy, *arguments)
+    def describe(kind, copy, *_):
+        return {"kind": kind, "rank": devices.setdefault(id(copy), len(devices))}
 
-        return call
-
-    data_parallel.forward = recorded(data_parallel.forward, "F")
-    data_parallel.gradients = recorded(data_parallel.gradients, "B")
+    for name, kind in {"forward": "F", "gradients": "B"}.items():
+        recorder.watch_calls(data_parallel, name, partial(describe, kind))
 
 
 def recorded_steps(trial) -> list:
