@@ -124,10 +124,13 @@ def train(settings, place, build=None, validate=validate) -> int:
 class Run:
     """What a rung is built from: checked settings `s`, this process's `rank` of `world`, the `devices` it drives."""
 
-    def __init__(self, settings, place, model=None):
-        self.s, self.place, self.given = settings, place, model
+    def __init__(self, settings, place, make_model=None, make_optimizer=None, devices=None):
+        """Model, optimizer and devices are those of the settings, unless a trial or a dry run brings its own."""
+        self.s, self.place = settings, place
+        self.make_model, self.make_optimizer = make_model or self.model_of_settings, make_optimizer or self.chosen
         self.rank, self.world, self.device = place.rank, place.world_size, place.device
-        self.devices = local_devices(place.device, settings.devices if settings.form == "one-process" else 1)
+        driven = settings.devices if settings.form == "one-process" else 1
+        self.devices = devices or local_devices(place.device, driven)
         self.recorder = Recorder(self.rank, self.device) if settings.timeline else None
         self.profiler, self.folder = None, Path(settings.out)
         torch.manual_seed(settings.seed)
@@ -144,9 +147,9 @@ class Run:
 
     def model(self):
         """Return the whole model with its initial weights, the same in every process, on the CPU."""
-        return self.prepared(self.given or self.built())
+        return self.prepared(self.make_model())
 
-    def built(self):
+    def model_of_settings(self):
         """Return the model of the settings, for their data set."""
         shape = {"classes": self.dataset.classes, "channels": self.dataset.channels, "image_size": self.s.image_size}
         return models.build(self.s.model, **shape, norm=self.s.norm, seed=self.s.seed)
@@ -175,6 +178,10 @@ class Run:
         return part
 
     def optimizer(self, parameters):
+        """Return the optimizer of these parameters."""
+        return self.make_optimizer(parameters)
+
+    def chosen(self, parameters):
         """Return the optimizer that the settings name, with PyTorch's own defaults."""
         if self.s.optimizer == "adamw":
             return torch.optim.AdamW(parameters, lr=self.s.lr)

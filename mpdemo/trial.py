@@ -28,7 +28,8 @@ class Trial:
         processes = world.world_size if is_per_device(settings) else None
         self.s = checked(replace(settings, lr=lr), processes)
         model = copy.deepcopy(model) if model else build_model(self.s)
-        self.run, self.batch = Run(self.s, place_of(settings, world), model), batch or random_batch(self.s)
+        self.run = Run(self.s, place_of(settings, world), lambda: model)
+        self.batch = batch or random_batch(self.s)
         self.rung, self.devices = builder(self.s.rung)(self.run), self.run.devices
         self.start = [buffer.clone() for buffer in self.rung.model.buffers()]
         if self.s.compile:

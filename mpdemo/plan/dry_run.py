@@ -57,29 +57,29 @@ class Step(NamedTuple):
         return self._replace(levels=levels, messages=messages, batch=round(batch))
 
 
-class DryRun(Run):
-    """One step of a rung, in which memory and messages are counted."""
+class DryRun:
+    """One step of a rung on fake tensors, in which memory and messages are counted."""
 
     def __init__(self, subject, settings, rank, states, keep_gradients):
-        world = settings.processes
-        super().__init__(settings, World(rank=rank, world_size=world, local_rank=rank, local_world_size=world))
+        world, several = settings.processes, settings.form == "one-process" and settings.devices > 1
+        devices = [torch.device("cpu", number) for number in range(settings.devices)] if several else None
+        place = World(rank, world, rank, world, devices[0] if devices else torch.device("cpu"))
+        self.run = Run(settings, place, self.make_model, self.make_optimizer, devices)
         self.subject, self.states, self.keep_gradients = subject, states, keep_gradients
-        if settings.form == "one-process" and settings.devices > 1:
-            self.devices = [torch.device("cpu", number) for number in range(settings.devices)]
-            self.device = self.devices[0]
         self.memory, self.sent = LiveMemory(), CountMessages()
         self.arrived = {}  # id of a parameter: the level after which its gradient came
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
 
-    def model(self):
+    def make_model(self):
         """Return the model on fake tensors."""
-        shares = self.s.devices if self.s.rung == "fsdp" else self.s.replicas or 1
+        s = self.run.s
+        shares = s.devices if s.rung == "fsdp" else s.replicas or 1
         with self.fake:
-            model, self.sample = built(self.subject, self.s.batch_size // shares // self.s.microbatches, self.s.rung)
+            model, self.sample = built(self.subject, s.batch_size // shares // s.microbatches, s.rung)
         model.input_shape, model.input_type = self.sample.shape[1:], self.sample.dtype
-        return self.prepared(model)
+        return model
 
-    def optimizer(self, parameters):
+    def make_optimizer(self, parameters):
         """Return what stands for an optimizer that has its states already."""
         trained = [p for p in parameters if p.requires_grad]
         for p in trained if not self.keep_gradients else []:
@@ -91,22 +91,24 @@ class DryRun(Run):
         """Note when the gradient of a parameter is there for the first time."""
         self.arrived.setdefault(id(parameter), len(self.memory.levels[str(parameter.device)]))
 
-    def step(self, rung):
-        """Do a step of a rung, with counting on."""
-        self.held, count = rung.model, self.s.batch_size // rung.replicas
+    def step(self):
+        """Build the rung and do its step, with counting on."""
+        run = self.run
+        rung = builder(run.s.rung)(run)
+        self.held, count = rung.model, run.s.batch_size // rung.replicas
         shape = self.sample.shape[1:] if rung.images else (0,)
         with self.fake:  # not before: a mesh of devices is made of real numbers
-            images = torch.empty(count, *shape, dtype=self.sample.dtype, device=self.device)
-            labels = torch.zeros(count, dtype=torch.long, device=self.device)
+            images = torch.empty(count, *shape, dtype=self.sample.dtype, device=run.device)
+            labels = torch.zeros(count, dtype=torch.long, device=run.device)
             self.batch = size([images, labels])
             self.memory.start()
-            with self.sent if self.world > 1 else nullcontext():
+            with self.sent if run.world > 1 else nullcontext():
                 rung.step(images, labels)
 
     def counted(self) -> Step:
         """Return what the step held and sent."""
-        always, arrived = [], []
-        for device in self.devices:
+        always, arrived, rank = [], [], self.run.rank
+        for device in self.run.devices:
             parameters = [p for p in self.held.parameters() if p.device == device]
             trained = [p for p in parameters if p.requires_grad]
             gradients = size([local(p) for p in trained])
@@ -114,8 +116,8 @@ class DryRun(Run):
             arrived.append([(self.arrived.get(id(p), 0), size(local(p))) for p in trained])
             buffers = size([buffer for buffer in self.held.buffers() if buffer.device == device])
             weights = size([local(p) for p in parameters]) + buffers
-            always.append(DeviceMemory(self.rank + len(always), weights, gradients, self.states * gradients, 0))
-        levels = [np.array(self.memory.levels[str(device)], dtype=float) for device in self.devices]
+            always.append(DeviceMemory(rank + len(always), weights, gradients, self.states * gradients, 0))
+        levels = [np.array(self.memory.levels[str(device)], dtype=float) for device in self.run.devices]
         return Step(always, levels, arrived, self.sent.by_kind(), size(list(self.held.buffers())), self.batch)
 
 
@@ -190,11 +192,11 @@ def counted_step(subject, settings, rank, states, keep_gradients) -> Step:
     """Do one step of a rank in this thread."""
     if settings.form == "per-device":
         dist.init_process_group("fake", rank=rank, world_size=settings.processes, store=FakeStore())
-    run = DryRun(subject, settings, rank, states, keep_gradients)
+    dry = DryRun(subject, settings, rank, states, keep_gradients)
     try:
-        with run.memory, without_surprises():
-            run.step(builder(settings.rung)(run))
-        return run.counted()
+        with dry.memory, without_surprises():
+            dry.step()
+        return dry.counted()
     except Exception as error:
         if not hasattr(subject.model, "notes"):
             raise

@@ -36,7 +36,7 @@ def timed(world, settings, model, batch) -> float:
         for _ in range(2 * (WARMUP + STEPS)):
             rest()
         return gather_objects(None)[0]
-    run, seconds = Run(replace(settings, lr=STEADY), place_of(settings, world), model), []
+    run, seconds = Run(replace(settings, lr=STEADY), place_of(settings, world), lambda: model), []
     rung = builder(settings.rung)(run)
     images, labels = share_of(batch, rung, run.device)
     for _ in range(WARMUP + STEPS):  # all ranks begin each together, and wait for its end
