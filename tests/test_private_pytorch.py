@@ -1,0 +1,68 @@
+"""What the package uses of PyTorch's private parts: each is named here, and is still there in the installed version.
+
+A failure names the attribute that a new PyTorch has moved, before anything else fails for a reason hard to see.
+"""
+
+import ast
+import re
+from importlib import import_module
+
+import pytest
+from project import files
+
+from mpdemo.paths import root
+
+METHODS = {  # of objects, which no import shows
+    "torch._subclasses.fake_tensor.FakeTensorMode.avoid_device_init": "training/stages.py",
+    "torch.distributed.pipelining.stage._PipelineStageBase": "same/mpdemo_watcher/watch.py",
+    "torch.utils.data.dataloader._BaseDataLoaderIter.__next__": "same/mpdemo_watcher/data.py",
+    "torch.utils.data.DataLoader._index_sampler": "same/mpdemo_watcher/data.py",
+    "torch.distributed.pipelining.PipelineStage.forward_one_chunk": "recorder.py",
+    "torch.distributed.pipelining.PipelineStage.backward_one_chunk": "recorder.py",
+    "torch.distributed.pipelining.PipelineStage.backward_weight_one_chunk": "recorder.py",
+    "torch.UntypedStorage.resize_": "plan/counting.py",
+}
+
+
+def names_in(text) -> set:
+    """Return the dotted names of private parts of PyTorch that a program imports or reads."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom):
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Attribute):
+            found.add(ast.unparse(node))
+    return {name for name in found if re.fullmatch(r"torch(\.\w+)*\._[a-z]\w*(\.\w+)*", name)}
+
+
+def resolve(name):
+    """Import the longest module of a dotted name, and follow its attributes; AttributeError names what is missing."""
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            thing = import_module(".".join(parts[:length]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[length:]:
+            thing = getattr(thing, part)
+        return thing
+    raise AttributeError(name)
+
+
+PACKAGE = [file for file in files() if file.suffix == ".py" and file.parts[0] == "mpdemo"]
+USED = {name: str(file) for file in PACKAGE for name in sorted(names_in((root() / file).read_text()))}
+
+
+@pytest.mark.parametrize("name", sorted({**USED, **METHODS}))
+def test_a_private_part_of_pytorch_is_still_there(name):
+    try:
+        resolve(name)
+    except AttributeError:
+        pytest.fail(f"PyTorch has no {name} any more; {(USED | METHODS)[name]} uses it")
+
+
+def test_the_scan_sees_imports_and_attributes():
+    text = "from torch._a.b import C, D\nfrom torch.x import _e\nimport torch._f, torch.nn\ntorch.cuda.memory._g()\n"
+    assert names_in(text) == {"torch._a.b.C", "torch._a.b.D", "torch.x._e", "torch._f", "torch.cuda.memory._g"}
