@@ -81,7 +81,8 @@ def verdict(row) -> str:
         raise UserError(f"{old}; do: measure it again, with resubmit=True")
     if row["rung"] == "single":
         ends = [f"{1e3 * seconds:.0f}" for seconds in row["step_seconds_interval"] or ()]
-        return f"single: {step_text(row)} ms per step" + f" (95 % interval {' to '.join(ends)})." * bool(ends)
+        spread = f" (95 % interval {' to '.join(ends)})" if ends else ""
+        return f"single: {step_text(row)} ms per step{spread}."
     speed, bound, fraction = (from_row(row, name) for name in ("speedup", "bound", "fraction_of_bound"))
     said = "no shortfall from the bound can be reported" if row["at_bound"] else "slower than the bound"
     said = said if fraction.interval else "fewer than 6 rounds, so no interval and no verdict"
