@@ -1,8 +1,8 @@
 """What every measurement stands on: several trials (trial.py) of one world of processes, timed alternately.
 
 A speed-up from two runs an hour apart compares what else the machine did. Here every round runs every variant once,
-and what is reported are medians over the rounds, their ratios, and the spread. `compare` puts rungs of the ladder
-beside the single device: speed, the best it could be, and gradients. Used by labs, ``demo`` and ``bench``.
+and the ratios are paired by round (paired.py). `compare` puts rungs of the ladder beside the single device: speed, its
+upper bound, and gradients. Used by labs, ``demo`` and ``bench``.
 """
 
 import statistics
@@ -13,6 +13,7 @@ import torch
 from tqdm import tqdm
 
 from mpdemo import data
+from mpdemo.paired import ratio, to_row
 from mpdemo.rules import CUT_RUNGS, records_timeline
 from mpdemo.timeline import read
 from mpdemo.timeline.observe import record_updates, recorded_steps
@@ -24,6 +25,10 @@ from mpdemo.world.devices import shared_cores
 
 WARMUP = 2  # rounds that are not counted
 SINGLE, INDEPENDENT, IN_PARTS = "single", "independent", "single, microbatches"  # names of what is compared with
+THREADS = (
+    "data_parallel (threads): nn.DataParallel needs GPUs. On CPU cores, threads of one process do the same moves and "
+    "share its memory, so this row says nothing about the speed of nn.DataParallel."
+)
 
 
 def write_result(out, measure):
@@ -81,34 +86,15 @@ class Comparison:
         """Median seconds per step."""
         return statistics.median(self.seconds[name])
 
-    def ratio(self, slow, fast) -> tuple[float, float, float]:
-        """How many times faster `fast` is: the ratio of the medians, and the quartiles of the rounds' ratios."""
-        return ratio(self.seconds[slow], self.seconds[fast])
-
-
-def ratio(slow, fast) -> tuple[float, float, float]:
-    """Return the ratio of two medians, and the quartiles of the rounds' ratios.
-
-    Ratios of medians agree with each other: a speed-up divided by its bound is the share of the bound.
-    """
-    ratios = [a / b for a, b in zip(slow, fast, strict=True)]
-    return statistics.median(slow) / statistics.median(fast), *quartiles(ratios)
-
-
-def quartiles(values) -> list[float]:
-    """The edges of the middle half."""
-    values = sorted(values)
-    return [values[len(values) // 4], values[(3 * len(values)) // 4]]
-
 
 def compare(variants, world, *given) -> Comparison:
-    """Return the trials of the variants, and of what sets their limits; all ranks must call this.
+    """Return the trials of the variants, and of what sets their upper bounds; all ranks must call this.
 
     `variants` are settings by name, "single" among them; `given` is a model and a batch, as for `Trial`.
     """
     comparison, single = Comparison(world, *given), variants[SINGLE]
     for name, settings in variants.items():
-        timeline = records_timeline(settings.rung, form_of(settings))  # its limit is read from it
+        timeline = records_timeline(settings.rung, form_of(settings))  # its upper bound is read from it
         trial = comparison.add(name, replace(settings, timeline=timeline))
         if timeline:
             record_updates(trial.rung.optimizer, trial.run.recorder)
@@ -125,13 +111,14 @@ def measured_rows(comparison, variants) -> list[dict]:
     rows, single = [], comparison.seconds[SINGLE]
     for name, settings in variants.items():
         seconds, least = comparison.seconds[name], least_seconds(comparison, name, settings)
-        row = {"rung": settings.rung, "form": form_of(settings)}
+        threads = settings.rung == "data_parallel" and comparison.world.device.type == "cpu"
+        row = {"rung": settings.rung, "strategy": settings.rung + " (threads)" * threads, "form": form_of(settings)}
+        row["note"] = THREADS if threads else None
         row["processes"] = comparison.world.world_size if is_per_device(settings) else 1
         row["images_per_second"] = settings.batch_size / comparison.median(name)
-        for quantity, slow, fast in (("speedup", single, seconds), ("bound", single, least)):
-            row[quantity], *row[f"{quantity}_quartiles"] = ratio(slow, fast)
-        row["fraction_of_bound"], *row["fraction_quartiles"] = ratio(least, seconds)
-        row["at_bound"] = name != SINGLE and max(row["fraction_of_bound"], row["fraction_quartiles"][1]) >= 1
+        fraction = ratio(least, seconds)
+        row |= to_row("speedup", ratio(single, seconds)) | to_row("bound", ratio(single, least))
+        row |= to_row("fraction_of_bound", fraction) | {"at_bound": name != SINGLE and fraction.reaches_1}
         row["max_relative_gradient_error"] = comparison.errors[name]
         rows.append(row)
     return rows

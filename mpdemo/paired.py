@@ -16,26 +16,49 @@ RESAMPLES = 10_000
 DIGITS = ".2f"
 
 
-class Ratio(NamedTuple):
-    """The median of paired ratios, and the ends of its 95 % interval; None where there are too few rounds."""
+class Median(NamedTuple):
+    """The median of the rounds, and the ends of its 95 % interval; None where there are too few rounds."""
 
     median: float
-    low: float | None
-    high: float | None
+    low: float | None = None
+    high: float | None = None
 
     @property
     def interval(self) -> list | None:
         """The two ends, as a result's JSON holds them."""
         return None if self.low is None else [self.low, self.high]
 
+
+class Ratio(Median):
+    """The median of paired ratios, with its interval."""
+
     @property
     def differs(self) -> bool:
         """Whether a difference may be reported: the interval leaves 1 out."""
         return self.low is not None and not self.low <= 1 <= self.high
 
+    @property
+    def reaches_1(self) -> bool:
+        """Whether no shortfall from 1 may be reported; False, too, where there is no interval."""
+        return self.high is not None and self.high >= 1
+
     def __str__(self):
         spread = "" if self.low is None else f" ({self.low:{DIGITS}} to {self.high:{DIGITS}})"
         return f"{self.median:{DIGITS}}{spread}"
+
+
+def median(values) -> Median:
+    """Return the median of any quantity that has one value per round, with its interval.
+
+    This is the percentile bootstrap with a fixed seed: the same rounds give the same interval.
+    """
+    values = np.asarray(values, dtype=float)
+    middle = float(np.median(values))
+    if len(values) < LEAST_ROUNDS:
+        return Median(middle)
+    picked = np.random.default_rng(0).integers(0, len(values), (RESAMPLES, len(values)))
+    low, high = np.quantile(np.median(values[picked], axis=1), [0.025, 0.975], method="inverted_cdf")
+    return Median(middle, float(low), float(high))
 
 
 def ratio(slow, fast) -> Ratio:
@@ -45,16 +68,24 @@ def ratio(slow, fast) -> Ratio:
     ----------
     slow, fast : sequence of float
         Seconds of the two variants, one number per round, in the same order.
-
-    Returns
-    -------
-    Ratio
-        The percentile bootstrap of the median, with a fixed seed: the same rounds give the same interval.
     """
-    ratios = np.array([a / b for a, b in zip(slow, fast, strict=True)])
-    median = float(np.median(ratios))
-    if len(ratios) < LEAST_ROUNDS:
-        return Ratio(median, None, None)
-    picked = np.random.default_rng(0).integers(0, len(ratios), (RESAMPLES, len(ratios)))
-    low, high = np.quantile(np.median(ratios[picked], axis=1), [0.025, 0.975], method="inverted_cdf")
-    return Ratio(median, float(low), float(high))
+    return Ratio(*median([a / b for a, b in zip(slow, fast, strict=True)]))
+
+
+def difference(more, less) -> Median:
+    """Return how much longer `more` takes than `less`, round by round; both as for `ratio`."""
+    return median([a - b for a, b in zip(more, less, strict=True)])
+
+
+def to_row(name, found) -> dict:
+    """Return a median and its interval as a result's JSON holds them: NAME and NAME_interval."""
+    return {name: found.median, _interval_of(name): found.interval}
+
+
+def from_row(row, name) -> Ratio:
+    """Return a ratio that `to_row` put into a row."""
+    return Ratio(row[name], *(row[_interval_of(name)] or ()))
+
+
+def _interval_of(name):
+    return f"{name.removesuffix('_of_bound')}_interval"  # fraction_of_bound has fraction_interval

@@ -21,7 +21,7 @@ def test_every_case_can_run_in_its_processes(part):
         for settings in variants.values():
             checked(settings, bench.PROCESSES[part] if is_per_device(settings) else None)
     names = {settings.schedule for variants in bench.cases(part) for settings in variants.values()}
-    assert part == "ddp" or names == set(SCHEDULES)
+    assert part != "pipeline" or names == set(SCHEDULES)
 
 
 def test_predictions_are_summed_up():
@@ -30,9 +30,26 @@ def test_predictions_are_summed_up():
         {"predicted": [97, 100], "counted": [100, 100], "messages": 1, "predicted_messages": 2},
     ]
     peaks, messages = bench.memory({"rows": memory})
-    assert peaks[:2] == ("predicted peak memory of 2 runs", "off by 2.0%, at most 3.0%") and messages[1] == "1 of 2"
+    assert peaks == (bench.ERRORS, f"peak memory per device, 2 {bench.RUNS}", "2.0 %, 3.0 %", "5 %")
+    assert messages[2] == "1 of 2 right"
     times = [{"case": "--rung single", "ratio": 9}, {"case": "--rung ddp", "ratio": 0.95}]
-    assert bench.step_times({"rows": times}) == [("predicted step time of 1 runs", "off by 5%, at most 5%", "10 %", "")]
+    assert bench.step_times({"rows": times}) == [
+        (bench.ERRORS, f"step time, 1 {bench.RUNS}", "5 %, 5 %", "10 % in the median")
+    ]
+
+
+def test_speeds_are_lines_of_tables_with_their_intervals():
+    common = {"model": "toy", "image_size": 28, "batch_size": 64, "speedup": 1.8, "speedup_interval": [1.7, 1.9]}
+    common |= {"bound": 1.9, "fraction_of_bound": 0.95, "fraction_interval": [0.9, 0.96], "at_bound": False}
+    naive = {"over_naive": 1.5, "over_naive_interval": [1.4, 1.6]}
+    rows = [common | {"variant": name, "schedule": None} for name in ("single", "DDP")]
+    for count in bench.COUNTS:
+        rows.append(common | naive | {"variant": f"GPipe, {count}", "model": "convstack", "schedule": "GPipe"})
+    ddp, gpipe, paper = bench.strategies({"rows": rows})
+    said = "DDP; toy, 28 px, batch 64: speed-up", "1.80 (1.70 to 1.90)", "1.90", "0.95 (0.90 to 0.96)"
+    assert ddp == (bench.SPEEDS, *said)
+    assert gpipe[1:] == ["GPipe", *["1.50 (1.40 to 1.60), 0.95"] * 4] and len(gpipe[0]) == 5
+    assert paper[0] == gpipe[0] and paper[2:] == ("1.33", "1.60", "1.78", "1.88")
 
 
 def test_the_loops_are_compared_and_nothing_is_left_behind(run_once, tmp_path):
@@ -41,7 +58,9 @@ def test_the_loops_are_compared_and_nothing_is_left_behind(run_once, tmp_path):
     done = run_once("-m", "mpdemo", "bench", "--only", "loop", "--out", str(tmp_path), TMPDIR=str(scratch))
     assert done.returncode == 0, done.stderr[-3000:]
     report = json.loads((tmp_path / "bench.json").read_text())
-    assert {row[0] for row in report["table"]} == {"Lightning, over a bare loop", "our loop, over a bare loop"}
+    for loop, row in report["results"]["loop"]["added"].items():
+        assert row["seconds_interval"][0] <= row["seconds"] <= row["seconds_interval"][1]
+        assert f"| what {loop} adds to a step of a bare one" in done.stdout
     assert report["results"]["loop"]["step_seconds"]["bare loop"] > 0 and "| comparison " in done.stdout
     assert list(scratch.iterdir()) == []  # torchrun would leave its logs, PyTorch its caches
 

@@ -1,9 +1,11 @@
 """The rule of statistics: paired ratios, their interval, and how often it reports a difference between equals."""
 
+import json
+
 import numpy as np
 import pytest
 
-from mpdemo.paired import LEAST_ROUNDS, Ratio, ratio
+from mpdemo.paired import LEAST_ROUNDS, Median, Ratio, difference, from_row, ratio, to_row
 
 
 def test_a_drift_that_both_share_cancels():
@@ -22,6 +24,25 @@ def test_no_median_lies_outside_its_interval(rounds):
     for _ in range(20):
         found = ratio(draw.lognormal(size=rounds), draw.lognormal(size=rounds))
         assert found.low <= found.median <= found.high
+
+
+def test_a_difference_is_paired_too():
+    drift = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert difference([d + 0.5 for d in drift], drift) == Median(0.5, 0.5, 0.5)
+
+
+@pytest.mark.parametrize("found", [Ratio(0.9, 0.8, 0.95), Ratio(0.9)])
+def test_a_row_of_json_holds_a_ratio(found):
+    row = json.loads(json.dumps(to_row("fraction_of_bound", found)))
+    assert row["fraction_interval"] == found.interval and from_row(row, "fraction_of_bound") == found
+
+
+@pytest.mark.parametrize(
+    ("found", "reaches"),
+    [(Ratio(0.9, 0.8, 0.99), 0), (Ratio(0.9, 0.8, 1.0), 1), (Ratio(1.1, 1.01, 1.2), 1), (Ratio(1.1), 0)],
+)
+def test_a_fraction_reaches_1_where_no_shortfall_can_be_reported(found, reaches):
+    assert found.reaches_1 == reaches
 
 
 @pytest.mark.parametrize(("low", "high", "differs"), [(0.9, 0.99, True), (0.9, 1.0, False), (1.01, 1.2, True)])

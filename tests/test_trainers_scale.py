@@ -59,7 +59,7 @@ def fake(no_slurm, monkeypatch):
 
 
 def test_strong_keeps_the_batch_and_weak_the_share():
-    experiment = Experiment(nodes=(1, 2, 4), batch=64, images=1536, processes_per_node=2)
+    experiment = Experiment(nodes=(1, 2, 4), batch=64, images=3072, processes_per_node=2)
     specs = experiment.specs()
     assert list(specs) == [("strong", 1), ("strong", 2), ("strong", 4), ("weak", 2), ("weak", 4)]
 
@@ -67,7 +67,7 @@ def test_strong_keeps_the_batch_and_weak_the_share():
         return int(spec.command[spec.command.index(option) + 1])
 
     assert [of(spec, "--batch-size") for spec in specs.values()] == [64, 64, 64, 128, 256]
-    assert {of(spec, "--batch-size") * of(spec, "--steps") for spec in specs.values()} == {1536}
+    assert {of(spec, "--batch-size") * of(spec, "--steps") for spec in specs.values()} == {3072}
     assert [spec.world_size for spec in specs.values()] == [2, 4, 8, 4, 8]
     alone = Experiment(nodes=(1,)).specs()["strong", 1]
     assert "single" in alone.command and "ddp" in specs["strong", 1].command
@@ -107,7 +107,7 @@ def test_a_job_that_was_cancelled_runs_again_in_the_next_call(fake, project, mon
 
 
 def test_the_report_of_known_steps_and_its_picture(fake):
-    experiment = Experiment(nodes=(1, 2, 4), batch=64, images=1536)
+    experiment = Experiment(nodes=(1, 2, 4), batch=64, images=3072)
     report = gather(experiment, run_jobs(experiment, wait=60))
     rows = {(row["scaling"], row["nodes"]): row for row in report["rows"]}
     assert list(rows) == [(kind, n) for kind in ("strong", "weak") for n in (1, 2, 4)]
@@ -115,18 +115,19 @@ def test_the_report_of_known_steps_and_its_picture(fake):
     assert four["step_seconds"] == pytest.approx(0.16 + 0.04)  # without the two slow steps of the warm-up
     assert four["images_per_second"] == pytest.approx(320)
     assert four["speedup"] == pytest.approx(3.2) and four["efficiency"] == pytest.approx(0.8)
-    assert four["speedup_quartiles"] == pytest.approx([3.2, 3.2])
+    assert four["speedup_interval"] == pytest.approx([3.2, 3.2])
     assert four["device_hours"] == pytest.approx(4 * 36 / 3600) and four["start_seconds"] == pytest.approx(6)
-    assert rows["weak", 4]["speedup"] == pytest.approx(4 * 0.64 / 0.68) and rows["weak", 4]["steps"] == 6
+    assert rows["weak", 4]["speedup"] == pytest.approx(4 * 0.64 / 0.68) and rows["weak", 4]["steps"] == 12
     for model in report["fit"].values():
-        assert model["compute"] == pytest.approx(15.36) and model["communication"] == pytest.approx(0.02)
+        assert model["compute"] == pytest.approx(30.72) and model["communication"] == pytest.approx(0.02)
     assert report["advice"]["strong"]["efficient"] == 5  # 0.64 s of arithmetic and 0.02 s x log2(N) per step
     assert report["machine"]["one_machine"] and report["machine"]["torch"] == "2"
     table = show_table(report).splitlines()
     assert len(table) == 7 and "speed-up" in table[0] and table[-1].endswith("0.0400")
     said = "\n".join(sentences(report))
-    assert "share its cores" in said and "strong: time = 15.4 s / N + 0.02 s x log2(N) x steps + 0 s" in said
-    assert "strong: 4 devices give 3.20 times the images/s (middle half of the steps: 3.20 to 3.20)" in said
+    assert "share its cores" in said and "strong: time = 30.7 s / N + 0.02 s x log2(N) x steps + 0 s" in said
+    figures = "strong: 4 devices have a speed-up of 3.20 (95 % interval over the steps: 3.20 to 3.20)"
+    assert f"{figures}: an efficiency of 80%." in said
     json.dumps(report)
     lines = {line.get_label(): line for line in plots.scaling(report).figure.axes[0].get_lines()}
     assert list(lines["ideal"].get_ydata()) == [1, 2, 4]
@@ -139,9 +140,13 @@ def test_two_sizes_give_no_advice_and_slower_ones_say_so(fake):
     report = gather(experiment, run_jobs(experiment, wait=60))
     assert report["fit"] == report["advice"] == {"strong": None}
     assert sentences(report)[-1] == "strong: a fit needs 3 sizes, so there is no advice."
-    report["fit"]["strong"], report["advice"]["strong"], report["rows"][1]["speedup"] = {"compute": 0.0}, {}, 1.01
+    report["fit"]["strong"], report["advice"]["strong"] = {"compute": 0.0}, {}
+    report["rows"][1] |= {"speedup": 1.2, "speedup_interval": [0.99, 1.3]}
     said = sentences(report)
-    assert said[-2].endswith(": nothing is gained.") and "no part of the time became less" in said[-1]
+    assert (
+        said[-2].endswith("(95 % interval over the steps: 0.99 to 1.30): no gain can be reported.")
+        and "no part of the time became less" in said[-1]
+    )
 
 
 REFUSED = [
@@ -150,7 +155,7 @@ REFUSED = [
     (["--scaling", "strong", "--nodes", "1,64"], "64 nodes with 1 processes each are too many; here fit: 1; do: fewer"),
     (["--nodes", "1,2", "--out", "elsewhere/scale"], "--out elsewhere/scale is not allowed"),
     (["--nodes", "1,3"], "batches of 64 on 3 devices (strong scaling) do not divide"),
-    (["--nodes", "1,2", "--images", "384"], "batches of 128 on 2 devices (weak scaling) do not divide"),
+    (["--nodes", "1,2", "--images", "768"], "batches of 128 on 2 devices (weak scaling) do not divide"),
     (["--nodes", "1,2", "--model", "resnet19"], "--model resnet19 is not allowed"),
     (["--wait", "0"], "--wait: '0' is not a whole number from 1"),
 ]
@@ -169,7 +174,7 @@ def test_bad_input_is_one_line_and_starts_nothing(words, message, no_slurm, proj
 
 
 def test_the_command_runs_real_jobs_and_goes_on_with_them(no_slurm, project, capsys):
-    words = ["scale", "--nodes", "1,2", "--model", "toy", "--scaling", "strong", "--images", "320", "--wait", "240"]
+    words = ["scale", "--nodes", "1,2", "--model", "toy", "--scaling", "strong", "--images", "512", "--wait", "240"]
     assert main(words) == 0, capsys.readouterr()
     out = capsys.readouterr().out
     assert "scale_strong_2 runs on this machine, 2 processes" in out and "no advice" in out

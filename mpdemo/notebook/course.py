@@ -101,7 +101,8 @@ def launch(*command, processes=1, fails=False, timeout=120.0, **words) -> str:
 async def measure(rung, processes=2, nodes=1, *rounds, **words) -> dict:
     """Time steps of a strategy alternately with the single device's, in a job; say what came out, and return it.
 
-    The job runs `mpdemo.labs.speed` in the folder ``runs/speed_RUNG``; the result is its row of the strategy.
+    The job runs `mpdemo.labs.speed` in the folder ``runs/speed_RUNG``; the result is its row of the strategy. `rounds`
+    is how often each is timed: 9 times by default. Fewer than 6 give no interval and so no verdict.
     """
     name = f"speed_{rung}"
     command = ("-m", "mpdemo.labs.speed", f"runs/{name}", rung, *rounds)

@@ -14,6 +14,7 @@ from mpdemo.errors import UserError, did_you_mean
 from mpdemo.notebook.plots import curves, style
 from mpdemo.notebook.plots.timeline import in_milliseconds, legend_handles, paint_step
 from mpdemo.notebook.show import Bundle
+from mpdemo.paired import from_row
 from mpdemo.settings import RUNGS
 from mpdemo.training.log import rows_in
 
@@ -26,13 +27,16 @@ MEMORY = {  # part of a device's memory: its look; colours are for operations
 }
 LANE = 0.36  # inches per device
 SHARE_THE_WORK = "data_parallel", "ddp", "fsdp", "tensor"  # limited by processes that do not talk
-HEADINGS = "strategy", "devices", "step (ms)", "speed-up", "limit", "MiB per device"
+HEADINGS = "strategy", "devices", "step (ms)", "speed-up", "upper bound", "fraction of bound", "MiB per device"
 FOOT = (
-    "Step: the median step of the single device and of the strategy, timed alternately in one job. Speed-up: the ratio "
-    "of the two, and in brackets the middle half of the rounds' ratios. Limit: the best possible speed-up on this "
-    f"machine. For {', '.join(SHARE_THE_WORK[:-1])} and {SHARE_THE_WORK[-1]} it is the speed-up of processes that "
-    "never communicate, as a range over all jobs that measured it; for a split model, the schedule is simulated with "
-    "the measured operations. Memory: the peak of a step, computed."
+    "Step: the median step of the single device and of the strategy, timed alternately in one job. Speed-up: the "
+    "median of the rounds' paired ratios, with its 95 % interval in brackets; the quotient of the two medians can "
+    "differ from it slightly. Upper bound: the best possible speed-up on this machine. For "
+    f"{', '.join(SHARE_THE_WORK[:-1])} and {SHARE_THE_WORK[-1]} it is the speed-up of processes that never "
+    "communicate, as a range over all jobs that measured it; for a split model, the schedule is simulated with the "
+    "measured operations. Fraction of bound: a paired ratio of its own, within one job; a strategy is reported as "
+    "slower than its bound only if the interval lies below 1. Fewer than 6 rounds give no interval. Memory: the peak "
+    "of a step, computed."
 )
 
 
@@ -45,15 +49,15 @@ def ladder_table() -> Bundle:
     shared = [row["bound"] for row in rows if row["rung"] in SHARE_THE_WORK]
     texts = []
     for row in rows:
-        speed = ["-", "-"]
+        speed = ["-"] * 3
         if row["rung"] != "single":
-            limits = shared if row["rung"] in SHARE_THE_WORK else [row["bound"]]
-            ends = dict.fromkeys(f"{limit:.2f}" for limit in (min(limits), max(limits)))
-            spread = "{:.2f} to {:.2f}".format(*row["speedup_quartiles"])
-            speed = [f"{row['speedup']:.2f} ({spread})", " to ".join(ends)]
-        texts.append([row["rung"], row["devices"], step_text(row), *speed, ", ".join(memory_texts(row))])
+            bounds = shared if row["rung"] in SHARE_THE_WORK else [row["bound"]]
+            ends = dict.fromkeys(f"{bound:.2f}" for bound in (min(bounds), max(bounds)))
+            speed = [from_row(row, "speedup"), " to ".join(ends), from_row(row, "fraction_of_bound")]
+        texts.append([row["strategy"], row["devices"], step_text(row), *speed, ", ".join(memory_texts(row))])
     missing = [f"{rung} (notebook {number(rung)})" for rung in RUNGS if rung not in {row["rung"] for row in rows}]
-    notes = [f"Not timed yet: {', '.join(missing)}."] * bool(missing) + [FOOT]
+    notes = [f"Not timed yet: {', '.join(missing)}."] * bool(missing)
+    notes += [FOOT, *(row["note"] for row in rows if row["note"])]
     align = ["left"] + ["right"] * (len(HEADINGS) - 1)
     plain, html = (tabulate(texts, HEADINGS, look, colalign=align, disable_numparse=True) for look in ("plain", "html"))
     return Bundle("\n".join([plain, *notes]), html=html + "".join(f"<p>{note}</p>" for note in notes))
@@ -61,8 +65,8 @@ def ladder_table() -> Bundle:
 
 def step_text(row) -> str:
     """Return the single device's median step and this strategy's, in ms, from the same job."""
-    step = row["step_seconds"] * 1e3
-    return f"{step:.0f}" if row["rung"] == "single" else f"{step * row['speedup']:.0f} → {step:.0f}"
+    steps = [f"{1e3 * row[name]:.0f}" for name in ("single_seconds", "step_seconds")]
+    return steps[1] if row["rung"] == "single" else " → ".join(steps)
 
 
 def memory_texts(row) -> list[str]:
@@ -71,13 +75,19 @@ def memory_texts(row) -> list[str]:
 
 
 def verdict(row) -> str:
-    """Say in a line how a measured speed-up compares with its limit, without a cause, which was not measured."""
-    low, high = row["speedup_quartiles"]
-    least, most = row["bound_quartiles"]
-    at_limit = "the ranges overlap, so no difference from the limit can be measured"
-    said = at_limit if low <= most and high >= least else "the gap between them is larger than the spread"
-    speed = f"{row['speedup']:.2f} times the single device's speed (half of the rounds: {low:.2f} to {high:.2f})"
-    return f"{speed}; the limit is {row['bound']:.2f} ({least:.2f} to {most:.2f}): {said}."
+    """Say in a line what was measured: whether a strategy is slower than its upper bound, but not why."""
+    if not is_current(row):
+        old = f"runs/speed_{row['rung']} was measured by an earlier version, without a 95 % interval"
+        raise UserError(f"{old}; do: measure it again, with resubmit=True")
+    if row["rung"] == "single":
+        ends = [f"{1e3 * seconds:.0f}" for seconds in row["step_seconds_interval"] or ()]
+        spread = f" (95 % interval {' to '.join(ends)})" if ends else ""
+        return f"single: {step_text(row)} ms per step{spread}."
+    speed, bound, fraction = (from_row(row, name) for name in ("speedup", "bound", "fraction_of_bound"))
+    said = "no shortfall from the bound can be reported" if row["at_bound"] else "slower than the bound"
+    said = said if fraction.interval else "fewer than 6 rounds, so no interval and no verdict"
+    figures = f"speed-up {speed}, upper bound {bound}, fraction of the upper bound {fraction}"
+    return f"{row['strategy']}: {figures}; {said}."
 
 
 def ladder_chart() -> Bundle:
@@ -117,11 +127,11 @@ def _add_legend(sheet, rows):
 
 
 def headline(row) -> str:
-    """Return a strategy's line: its step after the single device's, and the speed-up beside its limit."""
+    """Return a strategy's line: its step after the single device's, and how close the speed-up is to its bound."""
     schedule = f" ({row['schedule']}, {row['microbatches']} microbatches)" if "schedule" in row else ""
-    name = f"{row['rung']}{schedule}, {row['devices']} device{'s' if row['devices'] > 1 else ''}"
-    limit = "" if row["rung"] == "single" else f", speed-up {row['speedup']:.2f} of at most {row['bound']:.2f}"
-    return f"{name}: step {step_text(row)} ms{limit}"
+    name = f"{row['strategy']}{schedule}, {row['devices']} device{'s' if row['devices'] > 1 else ''}"
+    speed = f", speed-up {row['speedup']:.2f} ({row['fraction_of_bound']:.2f} of the upper bound)"
+    return f"{name}: {step_text(row)} ms per step{speed if row['rung'] != 'single' else ''}"
 
 
 def loss_over_single(rung) -> Bundle:
@@ -146,10 +156,16 @@ def timed_rows() -> list[dict]:
     timed = {}
     for rung in reversed(RUNGS):  # the single device is timed beside each; its own job has the last word
         file = runs() / f"speed_{rung}" / "summary.json"
-        timed |= {row["rung"]: row for row in json.loads(file.read_text())["rows"]} if file.exists() else {}
+        rows = json.loads(file.read_text())["rows"] if file.exists() else []
+        timed |= {row["rung"]: row for row in rows if is_current(row)}
     if not timed:
         raise UserError("nothing was timed yet; begin with notebook 01, which times the single device")
     return [timed[rung] for rung in RUNGS if rung in timed]
+
+
+def is_current(row) -> bool:
+    """Whether a row has its 95 % intervals; those of earlier versions of the course had not."""
+    return "speedup_interval" in row
 
 
 def runs():

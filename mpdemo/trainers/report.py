@@ -6,10 +6,11 @@ from tabulate import tabulate
 
 from mpdemo.cluster.config import CLUSTER_NAME
 from mpdemo.errors import UserError
+from mpdemo.paired import LEAST_ROUNDS, from_row, ratio, to_row
 from mpdemo.plan.scaling import EFFICIENCY, FEWEST, Run, advise, fit, same_batch, same_share
 
 WARMUP = 2  # steps that are not counted: DDP settles its buckets, caches fill
-LEAST_STEPS = WARMUP + 3
+LEAST_STEPS = WARMUP + LEAST_ROUNDS
 COLUMNS = {  # of a row: its heading, its format
     "scaling": ("scaling", ""),
     "nodes": ("nodes", ""),
@@ -41,7 +42,8 @@ def gather(experiment, done) -> dict:
         own = []
         for nodes in experiment.nodes:
             job = done.get((kind, nodes)) or done[experiment.kinds[0], nodes]
-            own.append({"scaling": kind, "nodes": nodes} | measure(job, *own[:1]))
+            reference = done[experiment.kinds[0], experiment.nodes[0]]
+            own.append({"scaling": kind, "nodes": nodes} | measure(job, reference))
         rows, fits[kind], advices[kind] = rows + own, None, None
         if len(own) >= FEWEST:
             images = experiment.images
@@ -58,26 +60,24 @@ def gather(experiment, done) -> dict:
     return {"machine": machine, **facts, "rows": rows, "fit": fits, "advice": advices}
 
 
-def measure(job, reference=None) -> dict:
-    """Return what a job tells: its steps without the warm-up, also relative to a row of another job, and its cost."""
-    summary = job.result()
+def measure(job, reference) -> dict:
+    """Return what a job tells: its steps, also beside those of a reference, and its cost.
+
+    Steps of one number are paired, as rounds are. But the jobs ran one after the other: the interval says how much the
+    steps vary, not what changed on the machine between the jobs.
+    """
+    summary, (seconds, first) = job.result(), map(seconds_of_an_image, (job, reference))
     batch, devices = summary["settings"]["batch_size"], summary["world_size"]
-    rates = [row["images_per_second"] for row in job.metrics() if row["event"] == "step"][WARMUP:]
-    if len(rates) < LEAST_STEPS - WARMUP:
-        raise UserError(f"{job.out / 'metrics.jsonl'} has too few steps; remove this folder, and run the job again")
-    seconds = median(batch / rate for rate in rates)
-    first = reference or {"images_per_second": batch / seconds, "devices": devices}
-    relative = sorted(rate / first["images_per_second"] for rate in rates)
-    speedup = batch / seconds / first["images_per_second"]
+    paired = min(len(seconds), len(first))
+    speedup = ratio(first[:paired], seconds[:paired])
     return {
         "devices": devices,
         "batch": batch,
         "steps": summary["steps"],
-        "step_seconds": seconds,
-        "images_per_second": batch / seconds,
-        "speedup": speedup,
-        "speedup_quartiles": [relative[len(rates) // 4], relative[(3 * len(rates)) // 4]],
-        "efficiency": speedup * first["devices"] / devices,
+        "step_seconds": batch * median(seconds),
+        "images_per_second": 1 / median(seconds),
+        **to_row("speedup", speedup),
+        "efficiency": speedup.median * reference.result()["world_size"] / devices,
         "loss": summary["validation_loss"],
         "job_seconds": job.run_time,
         "start_seconds": max(0.0, job.run_time - summary["seconds"]),
@@ -85,6 +85,14 @@ def measure(job, reference=None) -> dict:
         "hosts": sorted(set(summary["environment"]["hosts"])),
         "job": job.id,
     }
+
+
+def seconds_of_an_image(job) -> list[float]:
+    """Return the seconds per image of every step of a job, without the warm-up."""
+    rates = [row["images_per_second"] for row in job.metrics() if row["event"] == "step"][WARMUP:]
+    if len(rates) < LEAST_ROUNDS:
+        raise UserError(f"{job.out / 'metrics.jsonl'} has too few steps; remove this folder, and run the job again")
+    return [1 / rate for rate in rates]
 
 
 def show_table(report, columns=None) -> str:
@@ -103,10 +111,11 @@ def sentences(report) -> list[str]:
         said.append("All devices are of one machine and share its cores, memory and caches: no figure for a cluster.")
     last = {row["scaling"]: row for row in report["rows"]}  # the largest size of each kind
     for row in (row for row in last.values() if row["nodes"] > report["rows"][0]["nodes"]):
-        low, high = row["speedup_quartiles"]
-        figures = f"{row['scaling']}: {row['devices']} devices give {row['speedup']:.2f} times the images/s"
-        spread = f"(middle half of the steps: {low:.2f} to {high:.2f}), an efficiency of {row['efficiency']:.0%}."
-        said.append(f"{figures}: nothing is gained." if row["speedup"] < 1.05 else f"{figures} {spread}")
+        speedup = from_row(row, "speedup")
+        figures = f"{row['scaling']}: {row['devices']} devices have a speed-up of {speedup.median:.2f}"
+        spread = f"95 % interval over the steps: {speedup.low:.2f} to {speedup.high:.2f}"
+        gained = f"an efficiency of {row['efficiency']:.0%}" if speedup.low > 1 else "no gain can be reported"
+        said.append(f"{figures} ({spread}): {gained}.")
     return said + [in_words(kind, report["fit"][kind], advice) for kind, advice in report["advice"].items()]
 
 

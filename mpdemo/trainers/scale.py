@@ -45,7 +45,7 @@ class Experiment:
 
     nodes: tuple
     batch: int = 64
-    images: int = 1536
+    images: int = 3072
     name: str = "scale"
     processes_per_node: int = 1
     kinds: tuple = KINDS
@@ -156,7 +156,7 @@ def add_arguments(parser):
     option("--image-size", type=count(1, 10_000), help="pixels per side, as for train")
     option("--workers", type=count(0, 1000), default=0, help="loader processes of each process, as for train")
     option("--batch-size", type=count(1, 10**7), default=64, help="images per step, all processes of the smallest size")
-    option("--images", type=count(1, 10**9), default=1536, help="images that each job trains on (1536)")
+    option("--images", type=count(1, 10**9), default=3072, help="images that each job trains on (3072)")
     option("--time-limit", default="00:10:00", help="of each job, HH:MM:SS (00:10:00)")
     option("--wait", type=count(1, 10**7), default=3600, help="seconds for all jobs; on Slurm they run on (3600)")
     option("--out", default="runs/scale", help="folder for the report; the jobs' folders begin so (runs/scale)")

@@ -10,20 +10,21 @@ from dataclasses import replace
 
 from mpdemo.compare import Comparison, model_and_batch, run_lab
 from mpdemo.notebook.recipe import recipe
+from mpdemo.paired import ROUNDS, ratio, to_row
 from mpdemo.plan.counting import peak_of_a_step
 from mpdemo.settings import Settings, as_arguments
 from mpdemo.trial import Trial, relative_difference
 from mpdemo.world.launch import end
 
 OPTIONS = ({}, {"microbatches": 4}, {"precision": "bf16"}, {"activation_checkpointing": True})
-ROUNDS = 3
 
 
 def tricks(world):
     """Time the course model's step alternately without an option ("plain") and with each one, named as you type it.
 
-    Each has ``slower`` (ratio of the median time to the plain step's), ``peak`` (bytes of all tensors at the peak) and
-    ``difference`` (of the gradients to the plain step's, relative, the largest of all parameters).
+    Each has ``slower`` (how many times as long as the plain step it takes, paired) and its ``slower_interval``,
+    ``peak`` (bytes of all tensors at the peak) and ``difference`` (of the gradients to the plain step's, relative, the
+    largest of all parameters).
     """
     plain = Settings(**recipe("single"))
     variants = {" ".join(as_arguments(option)) or "plain": replace(plain, **option) for option in OPTIONS}
@@ -34,7 +35,7 @@ def tricks(world):
     comparison.run(ROUNDS, warmup=0)  # the gradients were a first step; where bf16 has no units, each takes long
     return {
         name: {
-            "slower": comparison.ratio(name, "plain")[0],
+            **to_row("slower", ratio(comparison.seconds[name], comparison.seconds["plain"])),
             "peak": peaks[name],
             "difference": relative_difference(gradients[name], gradients["plain"]),
         }

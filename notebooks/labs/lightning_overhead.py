@@ -20,15 +20,17 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from mpdemo import data, models
-from mpdemo.compare import WARMUP, Comparison, quartiles, write_result
+from mpdemo.compare import WARMUP, Comparison, write_result
 from mpdemo.labs.lightning_training import Classifier, Digits, make_trainer, pl
 from mpdemo.notebook.recipe import recipe
+from mpdemo.paired import ROUNDS, difference, to_row
 from mpdemo.run import train
 from mpdemo.settings import Settings, checked
 from mpdemo.world.launch import end
 
-ROUNDS, BATCH = 60, 128
-OURS, BARE, LIGHTNING = "our loop", "bare loop", "Lightning"
+EPOCHS, BATCH = 60, 128  # an epoch of each loop is a round
+OURS, BARE = "our training loop", "bare loop"
+LIGHTNING = "PyTorch Lightning, without logger and checkpoints,"
 
 
 class InTurn:
@@ -75,25 +77,23 @@ def bare_epoch(model, optimizer, loader) -> float:
 
 
 def measure(world) -> dict:
-    """Time epochs alternately: seconds of a step, and what each loop adds to the bare one's of the same round."""
+    """Time epochs alternately: what each loop adds to a step of the bare one, a paired difference in seconds."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)  # else it introduces itself in each round
     with tempfile.TemporaryDirectory(prefix="mpdemo-lightning-") as folder, redirect_stdout(io.StringIO()):
         words = {"rung": "single", "model": "toy", "batch_size": BATCH, "optimizer": "adamw"}
-        settings = checked(Settings(**words, epochs=WARMUP + ROUNDS, out=folder))
+        settings = checked(Settings(**words, epochs=WARMUP + EPOCHS, out=folder))
         model, loaders = models.build("toy"), data.Loaders(data.load("digits"), BATCH)
         bare = partial(bare_epoch, model, torch.optim.AdamW(model.parameters(), lr=1e-3), loaders.train)
         turns = InTurn({BARE: bare, LIGHTNING: partial(lightning_epoch, Classifier(settings), settings)})
         train(settings, world, validate=turns)
     steps = loaders.steps_per_epoch
     seconds = {name: [epoch / steps for epoch in epochs[WARMUP:]] for name, epochs in turns.seconds.items()}
-    added = {name: [a - b for a, b in zip(seconds[name], seconds[BARE], strict=True)] for name in (LIGHTNING, OURS)}
     comparison = Comparison(world)
     comparison.add("course", Settings(**recipe("single", epochs=1)))
-    comparison.run(5, warmup=1)
+    comparison.run(ROUNDS, warmup=1)
     return {
+        "added": {name: to_row("seconds", difference(seconds[name], seconds[BARE])) for name in (LIGHTNING, OURS)},
         "step_seconds": {name: median(values) for name, values in seconds.items()},
-        "added_seconds": {name: median(values) for name, values in added.items()},
-        "added_quartiles": {name: quartiles(values) for name, values in added.items()},
         "course_seconds": comparison.median("course"),
     }
 

@@ -20,6 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from mpdemo import data, models
 from mpdemo.compare import model_and_batch, run_lab
 from mpdemo.notebook.recipe import recipe
+from mpdemo.paired import ROUNDS
 from mpdemo.plan.counting import peak_of_a_step
 from mpdemo.plan.dry_run import local
 from mpdemo.plan.dry_run import step as dry_step
@@ -34,7 +35,7 @@ CONVNET = Settings(rung="single", model="convnet", batch_size=128)
 ALONE = 7  # steps of a measurement without a loader
 
 
-def reading(world, rounds=5, steps=5):
+def reading(world, rounds=ROUNDS, steps=5):
     """Time a step of the ConvNet: the loss read in every step, read once at the end, and without waiting."""
     trial = Trial(CONVNET, world, *model_and_batch(CONVNET))
     seconds = {"every step": [], "at the end": [], "without waiting": []}
@@ -95,7 +96,7 @@ def parts(world):
     return {settings.model: parts_of(settings, world.device) for settings in (CONVNET, COURSE)}
 
 
-def parts_of(settings, device, rounds=8):
+def parts_of(settings, device, rounds=ROUNDS):
     """Return the time of every part (a list, one number per round), and the counted operations."""
     model = models.build(settings.model).to(device)
     optimizer = torch.optim.AdamW(model.parameters())

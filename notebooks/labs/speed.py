@@ -1,4 +1,4 @@
-"""One strategy against the single device: speed beside its limit, the timeline of a step, memory per device.
+"""One strategy against the single device: speed beside its upper bound, the timeline of a step, memory per device.
 
     torchrun --standalone --nproc-per-node 2 -m mpdemo.labs.speed runs/speed_ddp ddp
 
@@ -14,6 +14,7 @@ from torch import nn
 from mpdemo import compare
 from mpdemo.labs.ddp import time_bucket
 from mpdemo.notebook.recipe import recipe
+from mpdemo.paired import ROUNDS, median, to_row
 from mpdemo.plan import memory
 from mpdemo.recorder import Recorder
 from mpdemo.settings import Settings
@@ -28,7 +29,7 @@ from mpdemo.world.launch import end
 def measure(world, rung, rounds) -> tuple[dict, list]:
     """Time the single device and a rung alternately, recording both; all ranks must call this.
 
-    The speed-up of a row is the ratio of the medians. Also returns the checked settings of each row.
+    Also returns the checked settings of each row.
     """
     variants = compare.as_variants([Settings(**recipe(name)) for name in dict.fromkeys(("single", rung))])
     comparison = compare.compare(variants, world, *compare.model_and_batch(variants["single"]))
@@ -40,8 +41,8 @@ def measure(world, rung, rounds) -> tuple[dict, list]:
     for name, row, settings in zip(variants, rows, checked, strict=True):
         row |= {
             "devices": settings.devices * (settings.replicas or 1),
-            "step_seconds": comparison.median(name),
-            "step_quartiles": compare.quartiles(comparison.seconds[name]),
+            "single_seconds": comparison.median("single"),
+            **to_row("step_seconds", median(comparison.seconds[name])),
             "timeline": read.typical(recorded_steps(comparison.trials[name])[-rounds:]),
         }
         if row["rung"] in ("pipeline", "hybrid"):
@@ -70,7 +71,7 @@ def record_buckets(recorder):
     handle = nn.modules.module.register_module_forward_pre_hook(look)
 
 
-def main(out, rung, rounds=7):
+def main(out, rung, rounds=ROUNDS):
     """Measure in every process; rank 0 counts each device's peak memory, in bytes, when the others are done."""
     with join_world() as world:
         result, checked = measure(world, rung, int(rounds))

@@ -13,20 +13,21 @@ from statistics import median
 from mpdemo.compare import Comparison, model_and_batch, write_result
 from mpdemo.labs import predictions
 from mpdemo.notebook.recipe import recipe
+from mpdemo.paired import ROUNDS, ratio, to_row
 from mpdemo.plan.measure import step_seconds
 from mpdemo.settings import Settings, as_arguments
 from mpdemo.world.launch import end
 
 OF_COURSE_MODEL = [case for case in predictions.CASES[2] if not {"model", "precision"} & set(case)]
 CASES = [{"rung": "single"}, {"rung": "single", "microbatches": 4}, *OF_COURSE_MODEL]
-ROUNDS, REPEATS = 9, 3  # each round repeats every step with which a prediction is compared
+REPEATS = 3  # of every step with which a prediction is compared, in each round
 
 
 def measure(world) -> dict:
     """Return a row for each case, complete on rank 0; all ranks must call this.
 
-    ``case``, as one types it; ``predicted`` and ``measured`` (seconds of a step), the medians of the rounds; ``ratio``,
-    the median of the rounds' ratios.
+    ``case``, as one types it; ``predicted`` and ``measured`` (seconds of a step), the medians of the rounds; ``ratio``
+    and ``ratio_interval``, paired.
     """
     wanted = [Settings(**recipe(**case, timeline=False)) for case in CASES]
     comparison = Comparison(world, *model_and_batch(wanted[0]))
@@ -42,9 +43,8 @@ def measure(world) -> dict:
             measured[number].append(comparison.median(number))
     rows = []
     for case, plan, steps in zip(CASES, predicted, measured, strict=True):
-        row = {"predicted": median(plan), "measured": median(steps)}
-        row["ratio"] = median(p / m for p, m in zip(plan, steps, strict=True))
-        rows.append({"case": " ".join(as_arguments(case))} | row)
+        row = {"case": " ".join(as_arguments(case)), "predicted": median(plan), "measured": median(steps)}
+        rows.append(row | to_row("ratio", ratio(plan, steps)))
     return {"rows": rows}
 
 

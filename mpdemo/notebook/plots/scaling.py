@@ -13,7 +13,7 @@ def scaling(report):
     ----------
     report : dict
         From `mpdemo.trainers.report`, or made like it. Of each of its ``rows`` are drawn: ``scaling`` (the name of
-        its series), ``devices``, ``batch``, ``speedup``, ``speedup_quartiles`` (where it has them) and
+        its series), ``devices``, ``batch``, ``speedup``, ``speedup_interval`` (where it has one) and
         ``device_hours``; of ``fit``, by series, the model.
     """
     names = list(dict.fromkeys(row["scaling"] for row in report["rows"]))
@@ -38,8 +38,8 @@ def scaling(report):
         speed.yaxis.set_major_formatter("{x:g}")
         speed.set(ylabel=f"speed-up over {numbers[0]} device{'s' * (numbers[0] > 1)}")
         cost.set(ylabel="cost of a job (device-hours)", ylim=(0, None))
-        if "speedup_quartiles" in report["rows"][0]:
-            speed.set_title("bars: the middle half of the steps", fontsize=9)
+        if "speedup_interval" in report["rows"][0]:
+            speed.set_title("bars: 95 % intervals over the steps", fontsize=9)
         figure.legend(*speed.get_legend_handles_labels(), loc="outside upper center", ncols=5)
 
     fitted = "the fitted model, " * any(report["fit"].values())
@@ -48,11 +48,11 @@ def scaling(report):
 
 
 def _paint_speed(axes, name, rows, model, look):
-    """Paint one series: its points, the spread of its steps, and the model through them."""
+    """Paint one series: its points with their 95 % intervals, and the model through them."""
     devices, speedups, spread = [row["devices"] for row in rows], [row["speedup"] for row in rows], None
-    if "speedup_quartiles" in rows[0]:
-        edges = [(row["speedup"], *row["speedup_quartiles"]) for row in rows]
-        spread = [max(0.0, y - low) for y, low, _ in edges], [max(0.0, high - y) for y, _, high in edges]
+    if "speedup_interval" in rows[0]:
+        ends = [(row["speedup"], *row["speedup_interval"]) for row in rows]
+        spread = [y - low for y, low, _ in ends], [high - y for y, _, high in ends]
     axes.errorbar(devices, speedups, yerr=spread, linestyle="none", capsize=4, label=name, **look)
     if model:
         model, first, last = Model(**model), rows[0]["batch"], rows[-1]["batch"]
