@@ -8,7 +8,9 @@ import functools
 import os
 import re
 import tomllib
+from bisect import bisect_right
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 
 from mpdemo import paths
@@ -21,14 +23,15 @@ MOST_BYTES = 64 * 2**20  # of a file that are read: of a larger one, its end
 LONGEST = 240  # characters of a line that are shown
 ALSO = 4  # further findings that are shown, in one line each
 MESSAGE = 12  # lines that the message of an exception may take
+DOWNLOAD, NAN = " (in a download)", "loss is nan"  # words of the table for what a line alone does not say
 
 
 @dataclass(frozen=True)
 class Known:
     """A known failure."""
 
-    seen: tuple  # messages of which one is in the log, ``...`` for any text; empty: what stands for an unknown line
-    what: str  # ``...`` stands for the text that the message's last ``...`` stood for
+    seen: tuple  # messages of which one is in the log (how: see the table); empty: what stands for an unknown line
+    what: str
     do: str
     notebook: str = ""  # where it is explained
     kind: str = "cause"  # one of `KINDS`
@@ -37,15 +40,26 @@ class Known:
     @functools.cached_property
     def pattern(self):
         """The compiled expression that finds the message."""
-        texts = [re.escape(words).replace(r"\.\.\.", "(.{0,300}?)") for words in self.seen]
-        texts = [re.sub(r"\?\)$", ")", text) for text in texts]  # at the end, all that is left of the line
-        return re.compile("|".join(re.sub(r"^\\\^", "^", re.sub(r"\\\$$", "$", text)) for text in texts))
+        return re.compile("|".join(map(_expression, self.seen)))
 
-    def what_of(self, line) -> str:
-        """Say what it is, with the text that the message's last ``...`` stood for in a line."""
+    def told(self, text, line) -> str:
+        """Say what it is or what to do, with the text that the message's last ``...`` stood for in a line."""
         match = self.pattern.search(line)
-        shown = [text for text in match.groups() if text is not None] if match else []
-        return self.what.replace("...", repr(shown[-1])) if shown else self.what
+        shown = [part for part in match.groups() if part is not None] if match else []
+        return text.replace("...", repr(shown[-1])).replace("{}", shown[-1]) if shown else text
+
+
+def _expression(words) -> str:
+    """Return the expression of a message: whole words, and the first letter in both cases if it is a small one."""
+    text = words.removeprefix("^").removesuffix("$")
+    first, *others = map(re.escape, text.split("..."))
+    if first[:1].islower():
+        first = f"[{first[0]}{first[0].upper()}]{first[1:]}"
+    found = "(.{0,300}?)".join([first, *others]) if first or words[0] == "^" else "(.{0,300}?)".join(others)
+    if others and not others[-1]:
+        found = found.removesuffix("?)") + ")"  # all that is left of the line
+    begins = "^" if words[0] == "^" else r"(?<!\w)" if text[0].isalnum() else ""
+    return begins + found + ("$" if words[-1] == "$" else r"(?!\w)" if text[-1].isalnum() else "")
 
 
 UNKNOWN = {  # by what a line looks like that no row of the table fits: see `Log.messages`
@@ -67,15 +81,32 @@ def known_failures() -> tuple:
 @functools.cache
 def _pieces() -> list:
     """Return the longest piece of each message and the number of its row: a search for them is much faster."""
-    rows = enumerate(known_failures())
-    return [(max(words.strip("^$").split("..."), key=len), number) for number, known in rows for words in known.seen]
+    messages = [(words.strip("^$"), number) for number, known in enumerate(known_failures()) for words in known.seen]
+    parts = [(words[words[0].islower() :].split("..."), number) for words, number in messages]
+    return [(max(pieces, key=len), number) for pieces, number in parts]
+
+
+def _rows(lines) -> list:
+    """Return the numbers of the rows that each line may fit: one search for each piece, through all lines."""
+    text, starts, rows = "\n".join(lines), [0, *accumulate(len(line) + 1 for line in lines)], [set() for _ in lines]
+    for piece, number in _pieces():
+        at = text.find(piece)
+        while at >= 0:
+            line = bisect_right(starts, at) - 1
+            rows[line].add(number)
+            at = text.find(piece, starts[line + 1])
+    return rows
+
+
+def _first(line, rows, by="") -> Known | None:
+    """Return the first of some rows that fits a line."""
+    rows = (known_failures()[number] for number in sorted(rows))
+    return next((known for known in rows if by in known.by and known.pattern.search(line)), None)
 
 
 def known_in(line, by="") -> Known | None:
     """Return the first row of the table whose message is in a line: of all rows, or of those that one program says."""
-    numbers = sorted({number for piece, number in _pieces() if piece in line})
-    rows = (known_failures()[number] for number in numbers)
-    return next((known for known in rows if by in known.by and known.pattern.search(line)), None)
+    return _first(line, _rows([line])[0], by)
 
 
 @dataclass(frozen=True)
@@ -105,7 +136,10 @@ class Finding:
         known, more = self.known, f" (and {self.count - 1} more)" * (self.count > 1)
         lines = [_shown(self.number, self.line, self.line.find(self.words)) + more]
         lines += [f"  where: {self.place.replace(f'{paths.root()}/', '')}"] * bool(self.place)
-        lines += [f"  what it is: {known.what_of(self.line)}", f"  what to do: {known.do}"]
+        lines += [
+            f"  what it is: {known.told(known.what, self.line)}",
+            f"  what to do: {known.told(known.do, self.line)}",
+        ]
         return "\n".join(lines + [f"  read: notebooks/{known.notebook}.ipynb"] * bool(known.notebook))
 
 
@@ -115,14 +149,14 @@ def find(text) -> list:
     A run that ended well has none: what went wrong before it resumed or went on is no failure.
     """
     log = text if isinstance(text, Log) else Log(text)
-    seen = []
-    for number, line, says in log.messages():
-        known = known_in(line) or UNKNOWN.get(says.replace("fault", "error"))
-        if known and not (says in ("soft", "nccl", "error") and log.went_on(number)):
-            seen.append((number, known, says))
-    seen = log.since_restart(seen)
-    if log.ended_well([(number, known.kind == "consequence", says) for number, known, says in seen]):
-        return []
+    seen = log.since_restart(list(_seen(log)))
+    rest = [(number, known, says) for number, known, says in seen if says != "exception" or not log.survived(number)]
+    for shown in (rest, seen):
+        if log.ended_well([(number, known.kind == "consequence", says) for number, known, says in shown]):
+            return []
+        if any(known.kind == "cause" for _, known, _ in shown):
+            seen = shown
+            break
     causes = [number for number, known, _ in seen if known.kind == "cause" and known.seen]
     findings = {}
     for number, known, _ in seen:
@@ -132,6 +166,17 @@ def find(text) -> list:
         first = findings.get(key) or Finding(known, number + 1, log.line(number), 0, log.places.get(number, ""))
         findings[key] = replace(first, count=first.count + log.counts[log.keys[number]])
     return sorted(findings.values(), key=lambda finding: (KINDS.index(finding.known.kind), finding.number))
+
+
+def _seen(log):
+    """Yield number and `Known` of each line that may be a failure, and what it looks like."""
+    messages = list(log.messages())
+    texts = [line + DOWNLOAD * (number in log.web) for number, line, _ in messages]
+    for (number, _, says), text, rows in zip(messages, texts, _rows(texts), strict=True):
+        known = _first(text, rows) or (known_in(NAN) if says == "nan" else UNKNOWN.get(says.replace("fault", "error")))
+        if known and not (says in ("soft", "nccl", "error", "nan", "noise") and log.went_on(number, says)):
+            follows = says == "noise" or number in log.chained
+            yield number, replace(known, kind="consequence") if follows else known, says
 
 
 def report(text) -> str:
