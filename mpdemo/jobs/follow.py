@@ -6,6 +6,7 @@ so Ctrl-C ends the command here and leaves the job running.
 
 import json
 import math
+import os
 import shlex
 import sys
 import time
@@ -26,7 +27,7 @@ def add_arguments(parser):
 
 def main(args) -> int:
     """Print the job's states and its log until it ends; Ctrl-C prints how to follow it again."""
-    job = attach(Path(args.run).resolve() if Path(args.run, RECORD).exists() else args.run)
+    job = attach(os.path.abspath(args.run) if Path(args.run, RECORD).exists() else args.run)
     seen, read = None, {}
     try:
         for _ in job.waiting(math.inf, math.inf):
