@@ -28,6 +28,8 @@ lint: $(STAMP)        ## style, form, import directions and the notebooks' house
 	$(BIN)/python tests/notebooks.py --check
 
 lab: $(STAMP)         ## open the notebooks in JupyterLab; options for it: make lab LAB="--port=9999 --no-browser"
+# Trust is each user's own. Without it, a page that is reloaded in the middle of a job shows its view as text.
+	-$(BIN)/jupyter trust notebooks/*.ipynb >/dev/null
 	@echo "If no browser opens, click the address below that begins with http://127.0.0.1 or copy it into your browser."
 	$(BIN)/python -m jupyterlab --notebook-dir=. $(LAB) notebooks/00_start_here.ipynb
 

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import nbformat
 import numpy as np
+from ipykernel.ipkernel import IPythonKernel
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbval.plugin import coalesce_streams, get_sanitize_patterns
@@ -38,6 +39,7 @@ CELL_LIMIT, NBVAL_LIMIT = 300, 900  # s, for one cell and for one notebook
 RUNS_OF_THE_LADDER = "train_*", "speed_*"
 TIMES_DDP_ITSELF = "11_which_one"
 TRAINS_SINGLE = r"train(\"single\""  # in a notebook's file
+LANGUAGE = IPythonKernel.language_info
 KERNEL = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
 
 
@@ -51,9 +53,13 @@ def notebooks(prefixes=()) -> list:
 def normalise(notebook):
     """Bring a notebook into the form in which it is committed; return it.
 
-    No metadata but kernel and tags; streams merged as a terminal would show them; cells counted from 1.
+    No metadata but tags and what JupyterLab writes about the kernel, so that opening and saving a notebook changes
+    nothing; of that, the version of Python stays that of the last refresh. Streams are merged as a terminal would show
+    them; cells are counted from 1.
     """
-    notebook.metadata = nbformat.from_dict({"kernelspec": KERNEL, "language_info": {"name": "python"}})
+    version = notebook.metadata.get("language_info", {}).get("version", LANGUAGE["version"])
+    language = LANGUAGE | {"version": version}
+    notebook.metadata = nbformat.from_dict({"kernelspec": KERNEL, "language_info": language})
     notebook.nbformat, notebook.nbformat_minor = 4, 5
     count = 0
     for cell in notebook.cells:

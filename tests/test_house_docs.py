@@ -36,6 +36,7 @@ FORBIDDEN = {
     rf"\b(?:one|two|a|an|\d+) (?:{COUNTED})s? an? (?:{PER})\b": "the field writes per: one process per device",
 }
 GLOSSARY = re.compile(r'^\| <a id="([^"]+)"></a>([^|]+?) \| [^|]+ \| \[\d\d\]', re.M)  # anchor, word
+JUPYTERLAB, TRUST = r"-m jupyterlab\b|`jupyter lab\b|^\$ jupyter lab\b", "jupyter trust notebooks/*.ipynb"  # start it
 NOT_PROSE = re.compile(r"```.*?```|`[^`]*`|<[^>]+>|\]\([^)]*\)|^#[^\n]*$|https?://\S+", re.S | re.M)
 
 
@@ -97,6 +98,14 @@ def test_a_page_names_what_is_there(file):
     wanted = re.findall(r"^\s*(?:\$ )?make (\w+)|`make (\w+)`", page, re.M)
     missing += [f"make {max(words)}" for words in wanted if max(words) not in targets]
     assert not missing, f"{file} names what is not there: {', '.join(missing)}"
+
+
+def test_every_way_into_jupyterlab_trusts_the_notebooks_first():
+    """Without it, a page that is reloaded in the middle of a job shows text in place of the live view."""
+    starts = [(file, start) for file in ("Makefile", *PAGES) for start in re.finditer(JUPYTERLAB, text(file))]
+    assert {str(file) for file, _ in starts} >= {"Makefile", "README.md", "notebooks/for_trainers.md"}
+    missing = [str(file) for file, start in starts if TRUST not in text(file)[start.start() - 300 : start.start()]]
+    assert not missing and TRUST in text("postBuild"), f"no {TRUST} before the start in {missing}"
 
 
 def anchors(page) -> set:

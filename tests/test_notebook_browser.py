@@ -10,10 +10,13 @@ import time
 import nbformat
 import pytest
 from labserver import lab
-from project import fresh_copy
+from project import environment, fresh_copy
 from setup_system import find, install_line
+from worker_jobs import until
 
+from mpdemo.jobs import attach
 from mpdemo.world.supervisor import free_port
+from notebooks import normalise, text_of
 
 CHROMIUM = find("chromium")
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason=f"no Chromium; {install_line(['chromium'])}")
@@ -101,6 +104,12 @@ def follow_cells(name, steps, status=0):
     return [f"{TOY}{job}\nawait follow(job)", AFTER]
 
 
+def run_cell(page, number):
+    """Run one cell."""
+    page.locator(".jp-CodeCell .jp-InputArea-editor").nth(number).click()
+    page.keyboard.press("Control+Enter")
+
+
 def color(page) -> str:
     return page.locator(f"{OUTPUT} svg[role=img]").evaluate("chart => getComputedStyle(chart).color")
 
@@ -145,20 +154,89 @@ def test_jobs_are_live_and_then_pictures(page, server, project, outside, tmp_pat
 
 
 SEVERAL = 'await follow(ToyJob("../runs/first", steps=100), ToyJob("../runs/second", steps=4000))'
+ENDS = {CANCEL: "second was cancelled", "[data-command='notebook:interrupt-kernel']": "(toy) is still running"}
 
 
-@pytest.mark.parametrize("button", [CANCEL, "[data-command='notebook:interrupt-kernel']"])
-def test_one_of_several_jobs_is_shown_in_detail_and_a_button_cancels_it(page, server, project, outside, button):
+@pytest.mark.parametrize("button", ENDS)
+def test_one_of_several_jobs_is_shown_in_detail_and_a_button_ends_it_or_the_view(
+    page, server, project, outside, button
+):
     write(project, "several.ipynb", [TOY + SEVERAL, "print('AFTER')"])
     open_notebook(page, server, "several.ipynb", run=True)
     page.locator("button.widget-toggle-button:has-text('second')").click()
     page.wait_for_selector(f"{OUTPUT} >> text=/step [0-9]+ of 4000/", timeout=WAIT)
     assert page.locator(f"{OUTPUT} >> text=/first.*running/").count() >= 1
     page.locator(button).first.click()
-    page.wait_for_selector(f"{OUTPUT} >> text=the cells below were not run", timeout=WAIT)
+    page.wait_for_selector(f"{OUTPUT} >> text=/the cells below were not run/i", timeout=WAIT)
+    assert page.locator(f"{OUTPUT} >> text={ENDS[button]}").count() == 1
     assert page.locator(f"{OUTPUT} >> text=AFTER").count() == 0
-    assert button != CANCEL or page.locator(f"{OUTPUT} >> text=Traceback").count() == 0
+    assert page.locator(f"{OUTPUT} >> text=Traceback").count() == 0
     assert page.locator(CANCEL).count() == 0
+
+
+JOB = """
+from mpdemo.jobs import JobSpec, submit
+from mpdemo.notebook.live_view import follow
+code = "import time; [(print('line', n, '=' * 300), time.sleep(0.1)) for n in range(3000)]"
+await follow(submit(JobSpec("toy", ("-c", code), "runs/{name}")))
+"""
+PICTURE = [nbformat.v4.new_output("display_data", {"text/html": "<b>a picture</b>"})]  # not signed: not trusted
+AT_ITS_END = """
+pre => pre.scrollHeight <= pre.clientHeight + 1
+    && pre.getBoundingClientRect().bottom <= pre.parentElement.getBoundingClientRect().bottom + 1
+"""
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_a_cloned_notebook_that_is_reloaded_in_the_middle_of_a_job_attaches_and_cancels(
+    page, server, project, outside, trusted
+):
+    """Trusted it shows its view again by itself; without that, the text of the view says what to do."""
+    name = f"trusted_{trusted}"
+    write(project, f"{name}.ipynb", [JOB.format(name=name), f'await follow("runs/{name}")', "'<b>a picture</b>'"])
+    file = project / "notebooks" / f"{name}.ipynb"
+    notebook = nbformat.read(file, as_version=4)
+    notebook.cells[2].outputs = PICTURE
+    nbformat.write(notebook, file)
+    if trusted:
+        before, trust = file.read_text(), [sys.executable, "-m", "nbformat.sign", str(file)]
+        subprocess.run(trust, check=True, env=environment(project), capture_output=True)
+        assert file.read_text() == before
+    open_notebook(page, server, file.name)
+    run_cell(page, 0)
+    page.wait_for_selector(f"{OUTPUT} >> text=line 20", timeout=2 * WAIT)
+    assert page.locator(f"{OUTPUT} pre:has-text('line 20')").evaluate(AT_ITS_END)  # the newest line is seen
+    page.keyboard.press("Control+s")
+    page.wait_for_function("() => !document.querySelector('.jp-mod-dirty')", timeout=WAIT)
+    page.reload()
+    if not trusted:
+        job = attach(project / "runs" / name)
+        said = f"Live view of runs/{name} (job {job.id} on this machine). If this text is all you see, interrupt"
+        page.wait_for_selector(f"{OUTPUT} >> text={said}", timeout=2 * WAIT)
+        assert page.locator(CANCEL).count() == 0
+        page.locator("[data-command='notebook:interrupt-kernel']").first.click()
+        page.wait_for_selector("text=Python 3 (ipykernel) | Idle", timeout=WAIT)
+        assert job.state == "running"
+        run_cell(page, 1)
+    page.wait_for_selector(f"{OUTPUT} pre >> text=line", timeout=2 * WAIT)
+    page.locator(CANCEL).click()
+    page.wait_for_selector(f"{OUTPUT} >> text=/{name}.*cancelled/", timeout=WAIT)
+    assert attach(project / "runs" / name).state == "cancelled"
+
+
+def test_opening_and_saving_a_notebook_changes_nothing(page, server, project, outside):
+    """Its normal form is what JupyterLab writes, on this Python; on another one, that one's version is all."""
+    notebook = nbformat.read(project / "notebooks" / "00_start_here.ipynb", as_version=4)
+    notebook.metadata.language_info["version"] = sys.version.split()[0]
+    saved, file = text_of(normalise(notebook)), project / "notebooks" / "saved.ipynb"
+    file.write_text(saved)
+    open_notebook(page, server, file.name)
+    moment = file.stat().st_mtime_ns
+    page.locator(".jp-Notebook").first.click(position={"x": 5, "y": 5})
+    page.keyboard.press("Control+s")
+    until(lambda: file.stat().st_mtime_ns != moment)
+    page.wait_for_function("() => !document.querySelector('.jp-mod-dirty')", timeout=WAIT)
+    assert file.read_text() == saved
 
 
 @pytest.fixture
