@@ -21,6 +21,7 @@ COMMANDS = {
     "plan": ("mpdemo.plan.command", "where to cut, which schedule, how many microbatches"),
     "env": ("mpdemo.doctor", "check this machine, its PyTorch, Slurm and site"),
     "explain": ("mpdemo.jobs.explain", "find the known failures in a log, and say what to do"),
+    "follow": ("mpdemo.jobs.follow", "print a job's state and its log until it ends; Ctrl-C leaves it running"),
     "cluster": ("mpdemo.cluster.command", "a throw-away Slurm cluster on this machine"),
     "render": ("mpdemo.trainers.render", "write the course's batch scripts for a site; submit nothing"),
     "rehearse": ("mpdemo.trainers.rehearse", "run each job of the course on the cluster, small, and print one table"),

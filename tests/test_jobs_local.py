@@ -9,7 +9,7 @@ import sys
 
 import psutil
 import pytest
-from worker_jobs import PROGRAMS, all_gone, sleepers, spec
+from worker_jobs import PROGRAMS, all_gone, following, sleepers, spec
 
 from mpdemo import paths
 from mpdemo.errors import UserError
@@ -72,9 +72,12 @@ def test_nothing_survives_the_kernel(project, sign):
     server, *_ = [process.pid for process in psutil.Process(kernel.pid).children()]
     assert (project / "runs/toy/processes.txt").read_text().split() == [str(pid) for pid in pids[::2]]
     assert attach("runs/toy").state == "running"
+    follower = following("runs/toy")  # does not become the job's owner
+    assert "running" in follower.stdout.readline()
     os.kill(kernel.pid, sign)
     kernel.wait(10)
     assert all_gone([server, *pids])
+    assert "cancelled (it ended with the Python that" in follower.communicate(timeout=30)[0]
     job = attach("runs/toy")
     assert job.wait(20) == "cancelled"
     assert "ended with the Python that had started it" in job.reason

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mpdemo.jobs import Job
 from mpdemo.jobs.local_job import HERE, LOG, STATUS
-from mpdemo.world.processes import start_time
+from mpdemo.world.processes import be_killed_with_parent, start_time
 
 
 class ToyJob(Job):
@@ -23,7 +23,10 @@ class ToyJob(Job):
         out.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, __file__, str(out), str(steps), str(pause), str(status)]
         with open(out / LOG, "wb") as log:
-            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
+            streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
+            # as a real job: an interrupt of the kernel does not reach it, and it ends with the kernel
+            apart = {"start_new_session": True, "preexec_fn": be_killed_with_parent}
+            self.process = subprocess.Popen(command, **streams, **apart)
         record = {"id": self.process.pid, "started": start_time(self.process.pid), "where": HERE, "scratch": ""}
         super().__init__(record | {"spec": {"name": "toy"}, "script": "none", "submitted": time.time()}, out)
 

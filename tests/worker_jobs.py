@@ -1,10 +1,13 @@
 """Jobs of programs/worker.py, for the tests that submit them; and a bounded wait for what becomes of them."""
 
+import os
 import shlex
 import subprocess
+import sys
 import time
 from pathlib import Path
 
+from mpdemo import paths
 from mpdemo.jobs import JobSpec
 from mpdemo.world.processes import start_time
 
@@ -20,6 +23,13 @@ def options(text):
     """The directives of a batch script: option -> value."""
     lines = [line.removeprefix("#SBATCH --") for line in text.splitlines() if line.startswith("#SBATCH")]
     return dict(shlex.split(line, comments=True)[0].partition("=")[::2] for line in lines)
+
+
+def following(run):
+    """Start ``python -m mpdemo follow`` in the project's folder, as in a terminal."""
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    environment = os.environ | {"PYTHONPATH": str(paths.source()), "MPDEMO_ROOT": str(paths.root())}
+    return subprocess.Popen([sys.executable, "-m", "mpdemo", "follow", str(run)], env=environment, **streams)
 
 
 def until(condition, seconds=60):

@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+from mpdemo import paths
 from mpdemo.errors import UserError
 from mpdemo.jobs import local_job, queue, slurm_job
 from mpdemo.jobs.explain import find, in_words
@@ -113,25 +114,36 @@ class Job:
             raise UserError(f"job {self.id} ({self.name}) is {self.state}; only a running job can be warned")
         self._back_end.warn(self)
 
+    @property
+    def folder(self) -> str:
+        """The run's folder as `attach` takes it: relative to the project's root if it lies below it."""
+        below = self.out.is_relative_to(paths.root())
+        return (self.out.relative_to(paths.root()) if below else self.out).as_posix()
+
     def wait(self, timeout=600.0, pending=DAY) -> str:
         """Wait for the end and return the final state.
 
         It may run for `timeout` seconds meanwhile, after at most `pending` seconds in the queue; then `TimeoutError` is
         raised, and the job runs on.
         """
+        for _ in self.waiting(timeout, pending):
+            time.sleep(0.1)
+        return self.state
+
+    def waiting(self, timeout, pending=DAY):
+        """Yield until the job has ended, for a caller who has something to do between two looks; else as `wait`."""
         limits, state, begin, said = {"pending": pending, "running": timeout}, None, 0.0, False
         while not self.finished:
             if self.state != state:  # a requeued job begins anew
                 state, begin = self.state, time.monotonic()
             reason = f" ({self.reason})" if self.reason else ""
             if time.monotonic() - begin > limits.get(state, math.inf):
-                again = f'after {limits[state]:g} s; follow it again: await follow("{self.out.as_posix()}")'
+                again = f'after {limits[state]:g} s; follow it again: await follow("{self.folder}")'
                 raise TimeoutError(f"job {self.id} ({self.name}) is still {state}{reason} {again}")
             if state == "pending" and time.monotonic() - begin > SAY_AFTER and not said:
                 print(f"job {self.id} ({self.name}) waits in the queue{reason}", file=sys.stderr)
                 said = True
-            time.sleep(0.1)
-        return self.state
+            yield
 
     def result(self, timeout=600.0) -> dict:
         """Wait for the end, as `wait` does, and return the run's summary.json; `JobFailed` if it ended otherwise."""

@@ -4,10 +4,13 @@ In JupyterLab it shows a widget until all jobs have ended; then a picture and a 
 a saved notebook keeps. Without one (a test, nbconvert) it waits, and displays the same picture and line once.
 
 It is awaited because the kernel handles the page's messages while a cell awaits: the Cancel button and the interrupt
-button work, and the cells below do not start early.
+button work, and the cells below do not start early. Cancel ends the job. The interrupt leaves it running and only ends
+the wait, because a page that was reloaded has lost its view, and the kernel runs no other cell before that.
 """
 
 import asyncio
+import html
+import json
 import os
 import threading
 import time
@@ -20,6 +23,7 @@ from IPython.display import HTML, display
 
 from mpdemo.errors import UserError
 from mpdemo.jobs import attach
+from mpdemo.jobs.follow import detached
 from mpdemo.notebook.snapshot import Snapshot, labels, together
 
 POLL = 0.25  # s, polling interval
@@ -30,55 +34,54 @@ class JobCancelled(UserError):
     """A job was cancelled from its view; raised so that the cells below do not run."""
 
 
+class Detached(UserError):
+    """The interrupt button was pressed, and the jobs run on; raised so that the cells below do not run."""
+
+
 async def follow(*jobs, timeout=3600.0):
     """Show jobs until all of them have ended: live in JupyterLab and the like (`has_front_end`), else at their end.
 
     Parameters
     ----------
     *jobs : Job, str or Path
-        A job, or the folder of a run: ``await follow("runs/03_ddp")`` follows a run again, on another day or after the
-        page of a notebook that was not saved was reloaded; a saved one shows the view again by itself. Several jobs
-        get a line each, and buttons choose the one that is shown in detail.
+        A job, or the folder of a run: ``await follow("runs/03_ddp")`` follows a run again, on another day or after
+        the page of a notebook that was not saved was reloaded (interrupt the kernel first); a saved and trusted one
+        shows the view again by itself. Several jobs get a line each, and buttons choose the one shown in detail.
     timeout : float
         Seconds that a job may run (and a day in the queue) where there is no widget, which waits without limit.
 
     Raises
     ------
     JobCancelled
-        The Cancel button (for the job in detail) or the interrupt button (for all) was pressed.
+        The Cancel button was pressed, which ends the job shown in detail.
+    Detached
+        The interrupt button was pressed. The jobs continue.
     TimeoutError
         A job still waits or runs after `timeout`. It continues.
     """
     jobs = [attach(job) if isinstance(job, str | Path) else job for job in jobs]
-    view = JobWidget(jobs) if has_front_end() else None
+    view, interrupted = JobWidget(jobs) if has_front_end() else None, False
     try:
-        await _until_finished(jobs, view, timeout)
-        cancelled = list(view.cancelled) if view else []
+        await (view.until_finished() if view else _until_finished(jobs, timeout))
     except (KeyboardInterrupt, asyncio.CancelledError):
-        cancelled = [job for job in jobs if not job.finished] or jobs  # the same interrupt may have ended them
-        await asyncio.to_thread(_end, cancelled)
-    snapshots = [Snapshot(job) for job in jobs]
+        interrupted = True
+    snapshots = await asyncio.to_thread(lambda: [Snapshot(job) for job in jobs])  # Slurm may be slow
     view.replace(snapshots) if view else display(together(snapshots))
-    if cancelled:
-        ended = [snapshot for snapshot, job in zip(snapshots, jobs, strict=True) if job in cancelled]
+    if interrupted:
+        left = [f"{s.line}." if s.finished else detached(job) for s, job in zip(snapshots, jobs, strict=True)]
+        raise Detached(" ".join([*left, "The cells below were not run."]))
+    if view and view.cancelled:
+        ended = [snapshot for snapshot, job in zip(snapshots, jobs, strict=True) if job in view.cancelled]
         names = ", ".join(f"{snapshot.name} was cancelled ({snapshot.state})" for snapshot in ended)
         raise JobCancelled(f"{names}; the cells below were not run")
 
 
-async def _until_finished(jobs, view, timeout):
-    """Wait for the end of all jobs, without a view for a limited time."""
-    for job in jobs if view is None else ():
-        await asyncio.to_thread(job.wait, timeout)
-    while True:
-        begin = time.monotonic()
-        snapshots = await asyncio.to_thread(lambda: [Snapshot(job) for job in jobs])  # Slurm may be slow
-        ended = view.given_up() if view else []
-        if all(snapshot.finished or job in ended for snapshot, job in zip(snapshots, jobs, strict=True)):
-            return
-        if view:
-            view.paint(snapshots)
-        # A long log takes long to read: reading takes at most a fifth of the time.
-        await asyncio.sleep(max(POLL, 4 * (time.monotonic() - begin)))
+async def _until_finished(jobs, timeout):
+    """Wait for the end of all jobs for a limited time; an interrupt leaves no thread that still waits."""
+    for job in jobs:
+        looks = job.waiting(timeout)
+        while await asyncio.to_thread(next, looks, "ended") != "ended":  # Slurm may be slow
+            await asyncio.sleep(0.1)
 
 
 def _end(jobs):
@@ -114,20 +117,37 @@ class JobWidget:
         self.detail = w.ToggleButtons(options=[(name, number) for number, name in enumerate(names)])
         self.button = w.Button(description="Cancel", icon="stop", button_style="danger")
         self.button.on_click(self._press)
-        again = ", ".join(f'"{Path(job.out).as_posix()}"' for job in jobs)
-        hint = w.HTML(f'<small style="opacity:.75">Page reloaded? <code>await follow({again})</code></small>')
+        again = f"await follow({', '.join(json.dumps(job.folder) for job in jobs)})"
+        first = "interrupt the kernel, which leaves the job running, then run"
+        hint = f"Page reloaded? If the view is gone, {first} <code>{html.escape(again)}</code>"
+        hint = w.HTML(f'<small style="opacity:.75">{hint}</small>')
         self.lines, self.shown = w.HTML(), w.HTML()
         row = w.HBox([self.button, hint])
         self.parts = [self.button, hint, row, self.detail, self.lines, self.shown]
         choice = [self.detail] if len(jobs) > 1 else []
         self.box = w.VBox([self.lines, *choice, self.shown, row])
-        self.handle = display(self.box, display_id=True)
+        shown = ", ".join(f"{job.folder} (job {job.id} on {job.where})" for job in jobs)
+        # A page that shows no widgets, as that of a notebook that is not trusted, shows this text.
+        text = f"Live view of {shown}. If this text is all you see, {first}: {again}"
+        self.handle = display(self.box._repr_mimebundle_() | {"text/plain": text}, raw=True, display_id=True)
 
     def _press(self, button):
         """Cancel the job in detail, in a thread: the answer of Slurm may take long."""
         job = self.jobs[self.detail.value]
         self.cancelled[job] = threading.Thread(target=_end, args=([job],), daemon=True)
         self.cancelled[job].start()
+
+    async def until_finished(self):
+        """Show the jobs until all have ended, or are no longer waited for."""
+        while True:
+            begin = time.monotonic()
+            snapshots = await asyncio.to_thread(lambda: [Snapshot(job) for job in self.jobs])  # Slurm may be slow
+            ended = self.given_up()
+            if all(snapshot.finished or job in ended for snapshot, job in zip(snapshots, self.jobs, strict=True)):
+                return
+            self.paint(snapshots)
+            # A long log takes long to read: reading takes at most a fifth of the time.
+            await asyncio.sleep(max(POLL, 4 * (time.monotonic() - begin)))
 
     def given_up(self) -> list:
         """Return the cancelled jobs that have ended, or are no longer waited for."""

@@ -69,20 +69,24 @@ class Snapshot:
         lines = [line.rstrip("\r").rpartition("\r")[2] for line in self.log.rstrip().split("\n")[-LOG_LINES:]]
         # Columns in reverse keep the box scrolled to its end.
         box = "display:flex;flex-direction:column-reverse;max-height:13em;overflow:auto;font-size:12px"
-        pre = "margin:0;line-height:1.35;white-space:pre-wrap"
+        # Without flex-shrink the box would shrink the text and hide the newest lines.
+        pre = "margin:0;line-height:1.35;white-space:pre-wrap;flex-shrink:0"
         return f'<div style="{box}"><pre style="{pre}">{html.escape(chr(10).join(lines))}</pre></div>'
 
     def chart(self) -> str:
-        """Return the loss curve so far as inline SVG, with text in the colour of the page; empty before a step."""
+        """Return the loss curve of the steps so far as inline SVG, with text in the colour of the page."""
         if not self.steps:
             return ""
         every = max(1, len(self.steps) // MOST_POINTS)
         points = [(row["step"], row["loss"]) for row in [*self.steps[:-1:every], self.steps[-1]]]
-        (last, loss), losses = points[-1], [y for _, y in points]
-        end, low, height = max(self.total or 1, last), min(losses), max(losses) - min(losses) or 1
-        x, y = (lambda step: LEFT + (RIGHT - LEFT) * step / end), (lambda loss: BOTTOM - 114 * (loss - low) / height)
+        (first, _), (last, loss), losses = points[0], points[-1], [y for _, y in points]
+        width, low, height = last - first or 1, min(losses), max(losses) - min(losses) or 1
+        x, y = (
+            (lambda step: LEFT + (RIGHT - LEFT) * (step - first) / width),
+            (lambda loss: BOTTOM - 114 * (loss - low) / height),
+        )
         text = '<text x="{:.0f}" y="{:.0f}" text-anchor="{}">{}</text>'
-        marks = [(LEFT, 12, "start", "loss"), (LEFT, 152, "start", "0"), (RIGHT, 152, "end", f"step {end}")]
+        marks = [(LEFT, 12, "start", "loss"), (LEFT, 152, "start", first), (RIGHT, 152, "end", f"step {last}")]
         marks += [(LEFT - 5, y(loss) + 4, "end", f"{loss:.3g}") for loss in (low, low + height / 2, low + height)]
         path = " ".join(f"{x(step):.1f},{y(loss):.1f}" for step, loss in points)
         look = 'style="max-width:100%" fill="currentColor" font-size="11" font-family="sans-serif"'
