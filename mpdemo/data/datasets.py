@@ -157,12 +157,10 @@ def _folder(path, image_size, seed) -> SplitDataset:
 
 def same_classes(path, dataset, train, validation):
     """Refuse class folders that train/ and val/ do not share, and name some of them."""
-    alone = [("train", name) for name in {*train} - {*validation}] + [("val", name) for name in {*validation} - {*train}]
+    alone = sorted({*train} ^ {*validation}, key=lambda name: (name.lower(), name))
     if alone:
-        # names that differ by upper and lower case only come side by side
-        folders = [f"{part}/{name}" for part, name in sorted(alone, key=lambda each: (each[1].lower(), each))]
+        folders = [f"{'train' if name in train else 'val'}/{name}" for name in alone]
         more = f" and {len(folders) - 5} more" if len(folders) > 5 else ""
-        case = len({name.lower() for _, name in alone}) < len(alone)
-        names = ", ".join(folders[:5]) + more + (" (names are case-sensitive)" if case else "")
-        wrong = f"has class folders that train/ and val/ do not share: {names}"
-        raise UserError(f"data folder {path} {wrong}; expected: {LAYOUTS[dataset]}")
+        case = " (names are case-sensitive)" if len({name.lower() for name in alone}) < len(alone) else ""
+        wrong = f"class folders that train/ and val/ do not share: {', '.join(folders[:5])}{more}{case}"
+        raise UserError(f"data folder {path} has {wrong}; expected: {LAYOUTS[dataset]}")
