@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from mpdemo.errors import UserError
+from mpdemo.errors import UserError, wrapped
 from mpdemo.notebook.show import diff, find, show
 from mpdemo.paths import root
 
@@ -79,4 +79,14 @@ def test_a_difference_is_coloured_line_by_line_and_shows_the_same_text():
     lines = zip(page.split("\n"), repr(shown).split("\n"), strict=True)
     for line, text in lines:
         assert html.unescape(re.sub("</?span[^>]*>", "", line)) == text
-        assert re.findall("background-color:([^\"]*)", line) == ([colours[text[0]]] if text[:1] in colours else [])
+        assert re.findall('background-color:([^"]*)', line) == ([colours[text[0]]] if text[:1] in colours else [])
+
+
+def test_a_message_breaks_between_words_and_keeps_its_lines_and_paths():
+    path = "/scratch/" + "deep/" * 25
+    text = f"one {'word ' * 30}end\n\n  indented {path} end"
+    lines = wrapped(text).split("\n")
+    assert [len(line) <= 95 or line == path for line in lines] == [True] * len(lines) and "" in lines
+    assert " ".join(lines).split() == text.split() and "  indented" in lines
+    assert UserError(text)._render_traceback_() == [wrapped(f"UserError: {text}")]
+    assert wrapped("a " * 60, "> ").split("\n")[1].startswith("> a")

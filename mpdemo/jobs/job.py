@@ -135,7 +135,8 @@ class Job:
     def in_words(self) -> str:
         """Return the run's folder, the last known state and the processes, for a line that says what is waited for."""
         spec, state = self.record["spec"], self._seen.state if self._seen else "submitted"
-        return f"{self.folder} ({state}, {spec['nodes']} x {spec['processes_per_node']} processes)"
+        count = spec.get("nodes", 1) * spec.get("processes_per_node", 1)
+        return f"{self.folder} ({state}, {count} process{'es' if count > 1 else ''})"
 
     def waiting(self, timeout, pending=DAY):
         """Yield until the job has ended, for a caller who has something to do between two looks; else as `wait`."""

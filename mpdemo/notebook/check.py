@@ -172,4 +172,5 @@ def save_task(line, cell):
 
 if get_ipython():
     import mpdemo.notebook.page  # noqa: F401 - from now on a page shows what a check waits for
+
     get_ipython().register_magic_function(save_task, "cell", "task")

@@ -89,7 +89,7 @@ class Processes:
 
     def _gather(self, chosen, seconds, patience=0.0, printed=str):
         self.answers, end = {}, time.monotonic() + seconds
-        with waiting_for(lambda: f"rank {' and '.join(map(str, self._unanswered(chosen)))}", printed):
+        with waiting_for(lambda: " and ".join(f"rank {number}" for number in self._unanswered(chosen)), printed):
             while (left := self._unanswered(chosen)) and time.monotonic() < end:
                 pipes = {self.ranks[number].pipe: number for number in left}
                 for pipe in wait(pipes, POLL):
