@@ -5,6 +5,7 @@ import difflib
 import functools
 import re
 import reprlib
+import textwrap
 
 ALLOWED = {  # how pydantic's name for a wrong value begins: what is allowed, with the field's limits
     "int": "a whole number",
@@ -22,6 +23,7 @@ ALLOWED = {  # how pydantic's name for a wrong value begins: what is allowed, wi
     "less_than": "less than {lt}",
     "byte_size": "a number and a unit, such as 16GiB",
 }
+COLUMNS = 95  # that JupyterLab shows in a line; it breaks a longer one within a word
 QUOTED = reprlib.Repr()  # of a user's value, which may be a whole file
 QUOTED.maxstring = QUOTED.maxother = QUOTED.maxlong = 80
 
@@ -37,7 +39,7 @@ class UserError(Exception):
 
     def _render_traceback_(self):
         """IPython calls this instead of drawing a traceback."""
-        return [f"{type(self).__name__}: {self}"]
+        return [wrapped(f"{type(self).__name__}: {self}")]
 
 
 class RunFailed(UserError):
@@ -50,6 +52,13 @@ def one_line(text) -> str:
     """Return a message as one printable line: what a user typed may hold lines, be long, or be no text at all."""
     text = " ".join(text.split()).encode(errors="backslashreplace").decode()
     return text if len(text) <= 700 else f"{text[:400]} ... {text[-250:]}"
+
+
+def wrapped(text, prefix="") -> str:
+    """Return a message for a notebook's page: its lines broken between words, each of them after the prefix."""
+    wrap = textwrap.TextWrapper(COLUMNS, initial_indent=prefix, subsequent_indent=prefix, break_on_hyphens=False)
+    wrap.break_long_words = False  # a path stays whole, to be copied
+    return "\n".join(wrap.fill(line) or prefix for line in text.split("\n"))
 
 
 def error_line(error) -> str:

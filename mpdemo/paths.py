@@ -10,12 +10,15 @@ def root() -> Path:
     """Return the project's root: the folder that one works in, with ``notebooks/``, ``slurm/`` and ``runs/``.
 
     It is ``MPDEMO_ROOT``, else the current folder or the nearest one above it that has ``slurm/sites`` (batch scripts
-    find it so), else the current folder. So learners who share one installation work each in a folder of their own.
+    find it so). Where none has, as in a copy of ``notebooks/`` alone, it is the folder that holds ``notebooks/``, else
+    the current folder. So learners who share one installation work each in a folder of their own.
     """
     if given := os.environ.get("MPDEMO_ROOT"):
         return Path(given).absolute()
     current = Path.cwd()
-    return next((folder for folder in (current, *current.parents) if (folder / SITES).is_dir()), current)
+    opened = current.parent if current.name == "solutions" else current  # the folder of the notebook that is open
+    holder = opened.parent if opened.name == "notebooks" else current
+    return next((folder for folder in (current, *current.parents) if (folder / SITES).is_dir()), holder)
 
 
 def source() -> Path:

@@ -1,6 +1,8 @@
 """The data sets in their real formats, and the loaders: every image once an epoch, whoever trains on it."""
 
 import os
+import re
+import shutil
 import struct
 
 import numpy as np
@@ -280,7 +282,7 @@ def test_wrong_folders_are_refused_with_the_expected_layout(dataset, tmp_path, m
     ("moved", "to", "problem"),
     [
         ("val", "valid", "No such file or directory: .*val.*; expected: PATH/train/CLASS"),
-        ("val/0", "val/zero", "the same in train/ and val/; expected: PATH/train/CLASS"),
+        ("val/0", "val/zero", "train/ and val/ do not share: train/0, val/zero; expected: PATH/train/CLASS"),
         ("train/0/0000.jpg", "0000.jpg", "class folder .*train/0 holds no image .*; remove it"),
     ],
 )
@@ -289,6 +291,40 @@ def test_class_folders_that_do_not_fit_are_refused(moved, to, problem, tmp_path)
     (tmp_path / moved).rename(tmp_path / to)
     with pytest.raises(UserError, match=problem):
         load("folder", tmp_path)
+
+
+def test_classes_that_train_and_val_do_not_share_are_named(tmp_path, imagenet):
+    """Five of them, and names that differ by case alone side by side."""
+    for name in ("train/Cat", "val/cat", *(f"train/dog{number}" for number in range(5)), "train/emu", "val/emu"):
+        (tmp_path / "own" / name).mkdir(parents=True)
+        Image.new("RGB", (16, 16)).save(tmp_path / "own" / name / "0.png")
+    names = "train/Cat, val/cat, train/dog0, train/dog1, train/dog2 and 2 more (names are case-sensitive); expected:"
+    with pytest.raises(UserError, match=f"do not share: {re.escape(names)}"):
+        load("folder", tmp_path / "own")
+    shutil.rmtree(imagenet / "val" / "n01443537")
+    with pytest.raises(UserError, match="do not share: train/n01443537; expected: PATH/ILSVRC2012"):
+        load("imagenet", imagenet)
+
+
+ODD = r"""
+import sys
+from PIL import Image
+from mpdemo.data import Loaders, load
+Image.MAX_IMAGE_PIXELS = 1000  # so that an image of 40 x 40 counts as very large
+loaders = Loaders(load("folder", sys.argv[1], 32), 2, workers=int(sys.argv[2]))
+loaders.start_epoch(0)
+print(len(list(loaders.train)))
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_warnings_of_pillow_do_not_reach_the_user(tmp_path, workers, run_once):
+    make_jpeg_folder(tmp_path, classes=2, images=2, size=40)
+    Image.new("P", (20, 20)).save(tmp_path / "train" / "0" / "palette.png", transparency=b"\x00\x80")
+    exif = b"Exif\x00\x00II*\x00\x08\x00\x00\x00\x01\x00\x0f\x01\x02\x00\xff\x00\x00\x00\xf0\x00\x00\x00"
+    Image.new("RGB", (20, 20)).save(tmp_path / "train" / "1" / "exif.jpg", exif=exif)  # 255 bytes that are not there
+    done = run_once("-W", "default", "-c", ODD, str(tmp_path), str(workers))
+    assert (done.stdout, done.stderr) == ("3\n", "")
 
 
 @pytest.mark.parametrize(

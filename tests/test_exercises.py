@@ -9,7 +9,7 @@ import nbformat
 import pytest
 
 from mpdemo import ranks
-from mpdemo.errors import UserError
+from mpdemo.errors import COLUMNS, UserError
 from mpdemo.notebook import check
 from mpdemo.notebook.check import exercises, is_blank, right_answers, save_task, verdict
 from mpdemo.paths import root
@@ -190,6 +190,8 @@ def test_a_task_is_saved_checked_and_noted_for_the_class(tmp_path, monkeypatch, 
     check.check("03.5", 170.6)
     check.check("03.5", 5)
     assert (tmp_path / "work" / "02_3.py").read_text().startswith("def replicate")
-    said = [line[:12] for line in capsys.readouterr().out.splitlines()]
+    lines = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= COLUMNS for line in lines)
+    said = [line[:12] for line in lines if line[2:3] == "."]  # the others continue a long one
     assert said == ["02.3: not an", "03.9: right.", "03.5: right.", "03.5: not ye"]
     assert right_answers(tmp_path) == ["03.5", "03.9"]

@@ -1,10 +1,12 @@
 """show() and diff(): the right lines of a file, with a clear error where there are none; changes as git shows them."""
 
 import ast
+import html
+import re
 
 import pytest
 
-from mpdemo.errors import UserError
+from mpdemo.errors import UserError, wrapped
 from mpdemo.notebook.show import diff, find, show
 from mpdemo.paths import root
 
@@ -67,4 +69,24 @@ def test_a_difference_leaves_docstrings_out_and_keeps_every_other_line():
     for mark, target in zip("-+", pair, strict=True):
         side = [line[1:] for line in lines[3:] if line[0] in (mark, " ")]
         assert side == find(*target, docstrings=False)[1].splitlines()
-    assert '"""' not in repr(diff(*pair)) and shown.data["text/markdown"] == f"```diff\n{shown!r}\n```"
+    assert '"""' not in repr(diff(*pair)) and '"""' in repr(diff("rungs/single.py", "rungs/ddp.py", docstrings=True))
+
+
+def test_a_difference_is_coloured_line_by_line_and_shows_the_same_text():
+    shown = diff(("rungs/single.py", "train"), ("rungs/ddp.py", "train"))
+    page = shown.data["text/html"].removeprefix("<pre>").removesuffix("</pre>")
+    colours = {"-": "rgba(220,50,50,.25)", "+": "rgba(40,167,69,.25)"}
+    lines = zip(page.split("\n"), repr(shown).split("\n"), strict=True)
+    for line, text in lines:
+        assert html.unescape(re.sub("</?span[^>]*>", "", line)) == text
+        assert re.findall('background-color:([^"]*)', line) == ([colours[text[0]]] if text[:1] in colours else [])
+
+
+def test_a_message_breaks_between_words_and_keeps_its_lines_and_paths():
+    path = "/scratch/" + "deep/" * 25
+    text = f"one {'word ' * 30}end\n\n  indented {path} end"
+    lines = wrapped(text).split("\n")
+    assert [len(line) <= 95 or line == path for line in lines] == [True] * len(lines) and "" in lines
+    assert " ".join(lines).split() == text.split() and "  indented" in lines
+    assert UserError(text)._render_traceback_() == [wrapped(f"UserError: {text}")]
+    assert wrapped("a " * 60, "> ").split("\n")[1].startswith("> a")

@@ -12,7 +12,7 @@ import pytest
 from jupyter_client.manager import start_new_kernel
 from project import environment
 
-from mpdemo.errors import UserError
+from mpdemo.errors import COLUMNS, UserError
 from mpdemo.notebook.ranks import check_login_node, start_ranks
 from mpdemo.paths import root
 from mpdemo.ranks import group, run_program
@@ -38,15 +38,17 @@ def left_behind(folder, seconds=30.0) -> list:
 class Kernel:
     """A kernel whose files all lie in a folder; `run` executes a cell and returns what it prints, then its error."""
 
-    def __init__(self, folder):
-        more = {"PYTHONPATH": str(root()), "TMPDIR": str(folder), MARK: str(folder)}
+    def __init__(self, folder, **more):
+        more |= {"PYTHONPATH": str(root()), "TMPDIR": str(folder), MARK: str(folder)}
         self.manager, self.client = start_new_kernel(env=environment(folder, **more))
         self.pid = self.manager.provisioner.pid
 
     def run(self, source) -> str:
-        printed = []
+        printed, self.shown = [], []
 
         def note(message):
+            if "display_data" in message["msg_type"]:  # also update_display_data
+                self.shown.append(message["content"]["data"]["text/plain"])
             text, error = (message["content"].get(name, "") for name in ("text", "ename"))
             printed.append(f"{error}: {message['content']['evalue']}" if error else text)
 
@@ -113,13 +115,45 @@ def test_mismatched_collectives_and_waits_inside_functions_are_found_and_the_cel
     cell = "%%ranks --timeout 2 --expect-error\nx = torch.ones(1)\nif rank:\n    dist.all_reduce(x)\nif not rank:\n"
     cell += "    exchange(x)"
     waits = "rank 0 is still in exchange, line 6; rank 1 still waits in all_reduce, line 4."
-    assert kernel.run(cell) == f"After 2 s {waits} {ENDED}\n"
+    printed = kernel.run(cell)
+    assert printed.split() == f"After 2 s {waits} {ENDED}".split()
+    assert all(len(line) <= COLUMNS for line in printed.splitlines())
     cell = "%%ranks --timeout 2 --expect-error\nif rank:\n    dist.barrier()\nwhile not rank:\n    pass"
-    fresh, sentence = kernel.run(cell).splitlines()
+    fresh, *sentence = kernel.run(cell).splitlines()
     assert fresh.startswith("2 fresh ranks are ready")
     waits = "rank 1 still waits in barrier, line 3."
     runs = [f"rank 0 still runs line {line}" for line in (4, 5)]
-    assert sentence in [f"After 2 s {place}; {waits} {ENDED}" for place in runs]
+    assert " ".join(sentence) in [f"After 2 s {place}; {waits} {ENDED}" for place in runs]
+
+
+def test_once_a_rank_has_failed_the_others_have_two_seconds(kernel):
+    kernel.run(START)
+    begin = time.monotonic()
+    printed = kernel.run("%%ranks --timeout 80\nif rank:\n    raise ValueError('no ' * 50)\ndist.barrier()")
+    error, sentence = printed.split("CellFailed: ")
+    assert sentence == f"2 s after an error rank 0 still waits in barrier, line 4; rank 1 failed. {ENDED}"
+    assert time.monotonic() - begin < 40
+    lines = error.splitlines()
+    assert len(lines) == 2 and all(line.startswith("[rank 1] ") and len(line) <= COLUMNS for line in lines)
+
+
+def test_a_page_shows_what_ranks_print_while_they_run_and_what_is_waited_for(tmp_path):
+    """The kernel prints the same as without a page; nothing of the display is left at the end."""
+    kernel = Kernel(tmp_path, JPY_SESSION_NAME="a.ipynb", MPDEMO_ROOT=str(tmp_path))
+    try:
+        kernel.run(f"{START}\nfrom mpdemo import waits\nwaits.AFTER = 1.5")
+        printed = kernel.run("%%ranks\nimport time\nprint('first')\ntime.sleep(3)\nprint('second')")
+        first = "[rank 0] first\n[rank 1] first\n"
+        assert printed == "".join(f"[rank {rank}] {text}\n" for rank in (0, 1) for text in ("first", "second"))
+        assert first in kernel.shown and kernel.shown[-1] == ""
+        assert f"{first}waiting for rank 0 and rank 1, 2 s so far" in kernel.shown
+        (tmp_path / "slow.py").write_text("import time\ntime.sleep(4)\nprint('done')\n")
+        cell = "from mpdemo.notebook.course import launch\nprint(launch('slow.py', processes=2))"
+        assert kernel.run(cell) == "done\ndone\n"
+        assert "waiting for runs/launch_slow (running, 2 processes), 2 s so far" in kernel.shown
+        assert kernel.shown[-1] == ""
+    finally:
+        kernel.stop()
 
 
 ENDS = [(f"os._exit({status})", f"its process exited with status {status}") for status in (0, 3)]

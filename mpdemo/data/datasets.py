@@ -134,6 +134,7 @@ def _imagenet(path, image_size, seed) -> SplitDataset:
 
     train = ImageNet(path, "train", loader=partial(augmented, size=image_size))
     validation = ImageNet(path, "val", loader=partial(plain, size=image_size))
+    same_classes(path, "imagenet", train.wnids, validation.wnids)
     return SplitDataset(SeededAugmentation(train, seed), validation, 1000, 3, PIXELS["imagenet"])
 
 
@@ -143,12 +144,23 @@ def _folder(path, image_size, seed) -> SplitDataset:
     train = ClassFolders(path / "train" if is_split else path, partial(augmented, size=image_size))
     validation = ClassFolders(path / "val" if is_split else path, partial(plain, size=image_size))
     tell_left_out(path, train.left_out + validation.left_out if is_split else train.left_out)
+    same_classes(path, "folder", train.classes, validation.classes)
     classes = len(train.classes)
-    if classes < 2 or train.classes != validation.classes:
-        wanted = "two or more class folders, the same in train/ and val/"
-        raise UserError(f"data folder {path} does not hold {wanted}; expected: {LAYOUTS['folder']}")
+    if classes < 2:
+        raise UserError(f"data folder {path} does not hold two or more class folders; expected: {LAYOUTS['folder']}")
     if not is_split:
         order = torch.randperm(len(train), generator=torch.Generator().manual_seed(seed)).tolist()
         count = max(1, len(order) // 10)
         train, validation = Subset(train, order[count:]), Subset(validation, order[:count])
     return SplitDataset(SeededAugmentation(train, seed), validation, classes, 3, PIXELS["imagenet"])
+
+
+def same_classes(path, dataset, train, validation):
+    """Refuse class folders that train/ and val/ do not share, and name some of them."""
+    alone = sorted({*train} ^ {*validation}, key=lambda name: (name.lower(), name))
+    if alone:
+        folders = [f"{'train' if name in train else 'val'}/{name}" for name in alone]
+        more = f" and {len(folders) - 5} more" if len(folders) > 5 else ""
+        case = " (names are case-sensitive)" if len({name.lower() for name in alone}) < len(alone) else ""
+        wrong = f"class folders that train/ and val/ do not share: {', '.join(folders[:5])}{more}{case}"
+        raise UserError(f"data folder {path} has {wrong}; expected: {LAYOUTS[dataset]}")

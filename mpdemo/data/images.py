@@ -7,8 +7,10 @@ the crop needs is decoded at 1/2, 1/4 or 1/8 of its size. Taught in notebooks/08
 import math
 import os
 import sys
+import warnings
 from collections import Counter
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +22,7 @@ from torch.utils.data import Dataset
 from mpdemo.errors import UserError, error_line
 
 READ = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", ".webp")  # what the names of images end in
+QUIET = partial(warnings.catch_warnings, action="ignore")
 AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)  # of a random crop: its share of the image, its width over its height
 
 
@@ -105,9 +108,12 @@ def plain(path, size) -> torch.Tensor:
 
 @contextmanager
 def opened(path):
-    """Open an image file; one of 16 bits per pixel is scaled to 8, since PIL would cut it off at 255."""
+    """Open an image file; one of 16 bits per pixel is scaled to 8, since PIL would cut it off at 255.
+
+    Without PIL's warnings about odd metadata or very many pixels: it reads such a file all the same.
+    """
     try:
-        with Image.open(path) as image:
+        with QUIET(category=UserWarning), QUIET(category=Image.DecompressionBombWarning), Image.open(path) as image:
             if image.mode.startswith("I;16") or image.mode == "I" and image.format in ("PNG", "PPM"):  # by older PILs
                 image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
             if image.mode in ("I", "F"):

@@ -12,6 +12,7 @@ from mpdemo.errors import UserError
 from mpdemo.jobs import local_job, queue, slurm_job
 from mpdemo.jobs.explain import find, in_words
 from mpdemo.training.log import rows_in
+from mpdemo.waits import waiting_for
 
 FINISHED = ("done", "failed", "stopped", "cancelled", "timeout", "out_of_memory", "node_failure", "unknown")
 LAST_LINES = 12  # of a failed job's log, which are shown where no known failure is in it
@@ -126,9 +127,16 @@ class Job:
         It may run for `timeout` seconds meanwhile, after at most `pending` seconds in the queue; then `TimeoutError` is
         raised, and the job runs on.
         """
-        for _ in self.waiting(timeout, pending):
-            time.sleep(0.1)
+        with waiting_for(self.in_words):
+            for _ in self.waiting(timeout, pending):
+                time.sleep(0.1)
         return self.state
+
+    def in_words(self) -> str:
+        """Return the run's folder, the last known state and the processes, for a line that says what is waited for."""
+        spec, state = self.record["spec"], self._seen.state if self._seen else "submitted"
+        count = spec.get("nodes", 1) * spec.get("processes_per_node", 1)
+        return f"{self.folder} ({state}, {count} process{'es' if count > 1 else ''})"
 
     def waiting(self, timeout, pending=DAY):
         """Yield until the job has ended, for a caller who has something to do between two looks; else as `wait`."""

@@ -23,7 +23,7 @@ from types import ModuleType
 
 from IPython import get_ipython
 
-from mpdemo.errors import UserError, error_line
+from mpdemo.errors import UserError, error_line, wrapped
 from mpdemo.notebook.predictions import judge_prediction
 from mpdemo.paths import root, source
 
@@ -54,7 +54,7 @@ def exercises(notebook="") -> dict:
 def check(number, answer=...):
     """Print whether an answer is right. Without an answer, the file of an earlier ``%%task`` is checked."""
     state, message = verdict(number, answer)
-    print(f"{number}: {message}")
+    print(wrapped(f"{number}: {message}"))
     if state == "right":
         note_right(number)
 
@@ -171,4 +171,6 @@ def save_task(line, cell):
 
 
 if get_ipython():
+    import mpdemo.notebook.page  # noqa: F401 - from now on a page shows what a check waits for
+
     get_ipython().register_magic_function(save_task, "cell", "task")

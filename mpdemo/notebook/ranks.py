@@ -7,23 +7,26 @@
     dist.all_reduce(tensor)
     print(tensor)
 
-A cell knows torch, dist, rank, world_size and what earlier cells defined. What the ranks print appears when the cell
-ends, in order of rank. A cell that hangs is ended after its timeout, and says where each rank is.
+A cell knows torch, dist, rank, world_size and what earlier cells defined. What the ranks print is shown while they run
+where there is a page to show it, and printed at the end in order of rank. A cell that hangs is ended after its timeout,
+and soon after some rank has failed; it says where each rank is.
 Taught in notebooks/03_ddp.ipynb.
 """
 
 import ast
 import os
+import time
 
 from IPython import get_ipython
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 
-from mpdemo.errors import UserError
+from mpdemo.errors import UserError, wrapped
 from mpdemo.jobs.site import load_site
 from mpdemo.ranks import CellFailed, Processes
 from mpdemo.world.processes import check_room
 
 ENDED = "The ranks were ended: run ranks.restart(), or this cell again, for fresh ones without earlier variables."
+PATIENCE = 2.0  # s that other ranks may take once one has failed: most wait for it, and would for ever
 _ranks = None  # those of this kernel
 
 
@@ -96,7 +99,8 @@ class Ranks:
     def run(self, source, only=(), timeout=20.0):
         """Run a cell on all ranks, or on those in `only`; print what each one prints, in order of rank.
 
-        After `CellFailed` of a rank that ended, or was not done after `timeout` seconds, all ranks are ended.
+        After `CellFailed` of a rank that ended, or was not done in time, all ranks are ended: after `timeout` seconds,
+        and `PATIENCE` seconds after another one failed.
         """
         try:
             ast.parse(source)
@@ -106,20 +110,21 @@ class Ranks:
             self.restart()
         self.cells += 1
         processes, chosen = self.processes, only or range(self.world_size)
-        parts = [(source, f"<ranks cell {self.cells}>")]
+        parts, begin = [(source, f"<ranks cell {self.cells}>")], time.monotonic()
         try:
             if not processes.dead():
-                processes.run(parts, chosen, timeout, show=True)
+                processes.run(parts, chosen, timeout, PATIENCE, show=True)
         except KeyboardInterrupt:
             try:
                 self._show(chosen)
                 self._fail(f"Interrupted: {processes.places(chosen, parts)}.")
             finally:
                 self.stop()  # after a second interrupt, too: late answers would be taken for those of the next cell
-        dead = processes.dead()
+        in_time, dead = time.monotonic() - begin < timeout, processes.dead()
         failed = self._show(chosen, errors=not dead)  # the others' errors would only say that a connection closed
         if dead or len(processes.answers) < len(chosen):
-            self._fail(f"{dead}." if dead else f"After {timeout:g} s {processes.places(chosen, parts)}.")
+            when = f"{PATIENCE:g} s after an error" if in_time else f"After {timeout:g} s"
+            self._fail(f"{dead}." if dead else f"{when} {processes.places(chosen, parts)}.")
         if failed:
             raise CellFailed(f"the cell failed on rank{'s'[: len(failed) - 1]} {' and '.join(failed)}; see above")
 
@@ -127,13 +132,13 @@ class Ranks:
         """Print each rank's output, and its error unless `errors` is False; return the ranks that failed."""
         failed = []
         for number in chosen:
-            lines = self.processes.ranks[number].printed().splitlines()
+            lines = self.processes.ranks[number].labelled()
             _, error, frames = self.processes.answers.get(number, (None, None, []))
             if error and errors:
                 failed.append(str(number))
-                lines.append(error + (f"  (line {frames[-1][1]})" if frames else ""))
-            for text in lines:
-                print(f"[rank {number}] {text}")
+                line = error + (f"  (line {frames[-1][1]})" if frames else "")
+                lines.append(wrapped(line, prefix=f"[rank {number}] "))
+            print(*lines, sep="\n", end="\n" if lines else "")
         return failed
 
     def _fail(self, sentence):
@@ -159,11 +164,13 @@ def ranks_magic(line, cell):
     except CellFailed as failed:
         if not options.expect_error:
             raise
-        print(failed)
+        print(wrapped(str(failed)))
     else:
         if options.expect_error:
             raise UserError("the cell has --expect-error, but no rank failed; remove it, or make the cell fail")
 
 
 if get_ipython():
+    import mpdemo.notebook.page  # noqa: F401 - from now on a page shows what the ranks print
+
     get_ipython().register_magic_function(ranks_magic, "cell", "ranks")

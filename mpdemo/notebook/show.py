@@ -1,4 +1,4 @@
-"""Show source in a notebook, in a fenced block that JupyterLab colours: a file, one thing in it, a change.
+"""Show source in a notebook, in colours: a file, one thing in it, a change.
 
 The source is found in the file by path and name, so PyTorch is not imported.
 
@@ -11,6 +11,7 @@ The source is found in the file by path and name, so PyTorch is not imported.
 import ast
 import base64
 import difflib
+import html
 import textwrap
 from pathlib import Path
 
@@ -19,6 +20,9 @@ from mpdemo.errors import UserError
 
 LANGUAGES = {".py": "python", ".sbatch": "bash", ".sh": "bash", ".toml": "toml", ".json": "json", ".md": "markdown"}
 DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+# Behind lines of a diff: they let a light and a dark page show through, and an untrusted notebook keeps them.
+# JupyterLab leaves both kinds of lines uncoloured in a fenced block.
+COLOURS = {"-": "rgba(220,50,50,.25)", "+": "rgba(40,167,69,.25)"}
 MIME = {"markdown": "text/markdown", "html": "text/html", "png": "image/png"}
 
 
@@ -67,8 +71,8 @@ def show(target, name=None, *, lines=None, docstrings=True) -> Bundle:
     return Bundle(title, markdown=f"[{title}](../{file})\n\n```{language}\n{text}\n```")
 
 
-def diff(before, after, context=3) -> Bundle:
-    """Display the lines that two sources do not share, marked with - (before) and + (after), without docstrings.
+def diff(before, after, context=3, docstrings=False) -> Bundle:
+    """Display the lines that two sources do not share, red and marked with - (before), or green and with + (after).
 
     Parameters
     ----------
@@ -76,13 +80,21 @@ def diff(before, after, context=3) -> Bundle:
         As `target` of `show`; a tuple ``(path, name)`` picks one thing in a file.
     context : int
         Equal lines kept around a change.
+    docstrings : bool
+        Whether the docstrings are compared too.
     """
     targets = [side if isinstance(side, tuple) else (side,) for side in (before, after)]
-    (old, old_text, _), (new, new_text, _) = (find(*target, docstrings=False) for target in targets)
+    (old, old_text, _), (new, new_text, _) = (find(*target, docstrings=docstrings) for target in targets)
     lines = difflib.unified_diff(old_text.splitlines(), new_text.splitlines(), old, new, lineterm="", n=context)
     # the numbers after @@ would count lines of a text without its docstrings
-    text = "\n".join("@@" if line.startswith("@@") else line for line in lines)
-    return Bundle(text, markdown=f"```diff\n{text}\n```")
+    lines = ["@@" if line.startswith("@@") else line for line in lines]
+    return Bundle("\n".join(lines), html="<pre>" + "\n".join(map(_coloured, lines)) + "</pre>")
+
+
+def _coloured(line) -> str:
+    """Return a line of a diff as HTML."""
+    text = html.escape(line)
+    return f'<span style="background-color:{COLOURS[line[0]]}">{text}</span>' if line[:1] in COLOURS else text
 
 
 def find(target, name=None, *, docstrings=True) -> tuple[str, str, str]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from mpdemo.errors import UserError, error_line
 from mpdemo.ranks.places import place_in_program
 from mpdemo.ranks.rank import STACK_SIGNAL
+from mpdemo.waits import waiting_for
 from mpdemo.world import warm
 from mpdemo.world.devices import ON_THE_CPU
 from mpdemo.world.processes import child_environment, end_processes, is_running, start_time
@@ -25,6 +26,7 @@ from mpdemo.world.processes import child_environment, end_processes, is_running,
 START_SECONDS = 60.0  # limit for joining the process group
 END_SECONDS = 3.0  # in which the supervisor says how a rank ended
 POLL = 0.1  # s
+LINES = 20  # of each rank that a page shows while it runs
 # gloo would look up the machine's name, which may fail
 ENVIRONMENT = warm.OF_RANKS | {"GLOO_SOCKET_IFNAME": "lo"} | ON_THE_CPU
 
@@ -71,31 +73,41 @@ class Processes:
         if len(self.answers) < len(self.ranks):
             raise CellFailed(f"the ranks did not join each other within {START_SECONDS:.0f} s; run this cell again")
         for number, rank in enumerate(self.ranks):
-            rank.pid = self.answers[number]
+            rank.pid = self.answers[number][0]
 
-    def run(self, parts, chosen, seconds, patience=None, show=False):
+    def run(self, parts, chosen, seconds, patience=0.0, show=False):
         """Run texts on the chosen ranks, and put what these answer into `answers`: number -> see rank.run.
 
-        An answer is missing where the time was over, or some process ended, first; with `patience` also where some
-        rank failed that long ago.
+        An answer is missing where the time was over first, or where some rank failed or ended `patience` seconds ago.
+        With `show` a page shows what the ranks print as they print it.
         """
         for number in chosen:
+            self.ranks[number].text = ""
             with contextlib.suppress(OSError):
                 self.ranks[number].pipe.send((parts, seconds, show))
-        self._gather(chosen, seconds, patience)
+        self._gather(chosen, seconds, patience, lambda: self.printed(chosen) if show else "")
 
-    def _gather(self, chosen, seconds, patience=None):
+    def _gather(self, chosen, seconds, patience=0.0, printed=str):
         self.answers, end = {}, time.monotonic() + seconds
-        while len(self.answers) < len(chosen) and time.monotonic() < end:
-            waiting = {self.ranks[number].pipe: number for number in {*chosen} - {*self.answers} - self.gone}
-            for pipe in wait(waiting, POLL):
-                try:
-                    self.answers[waiting[pipe]] = pipe.recv()
-                except (EOFError, OSError):
-                    self.gone.add(waiting[pipe])
-            failed = patience is not None and any(answer[1] for answer in self.answers.values())
-            if failed or self.gone:
-                end = min(end, time.monotonic() + (patience or 0))
+        with waiting_for(lambda: " and ".join(f"rank {number}" for number in self._unanswered(chosen)), printed):
+            while (left := self._unanswered(chosen)) and time.monotonic() < end:
+                pipes = {self.ranks[number].pipe: number for number in left}
+                for pipe in wait(pipes, POLL):
+                    try:
+                        self.answers[pipes[pipe]] = pipe.recv()
+                    except (EOFError, OSError):
+                        self.gone.add(pipes[pipe])
+                if self.gone or any(answer[1] for answer in self.answers.values()):
+                    end = min(end, time.monotonic() + patience)
+
+    def _unanswered(self, chosen) -> list:
+        """Return the chosen ranks that live and have not answered."""
+        return [number for number in chosen if number not in self.answers and number not in self.gone]
+
+    def printed(self, chosen) -> str:
+        """Return the last lines that each of the chosen ranks has printed so far, labelled with its number."""
+        lines = [line for number in chosen for line in self.ranks[number].labelled()[-LINES:]]
+        return "".join(f"{line}\n" for line in lines)
 
     @property
     def alive(self) -> bool:
@@ -147,14 +159,19 @@ class Rank:
     """One process as the kernel sees it, with the files that get what it prints, and its stack or last words."""
 
     def __init__(self, folder, number):
-        self.folder, self.pid = folder, None
+        self.folder, self.number, self.pid, self.text = folder, number, None, ""
         files = (folder / f"output{number}", folder / f"log{number}")
         self.output, self.log = (open(file, "w+", errors="replace") for file in files)  # noqa: SIM115
         self.pipe, self.far_end = multiprocessing.Pipe()
 
     def printed(self) -> str:
-        """Return what the rank has printed since the last call."""
-        return self.output.read()
+        """Return what the rank has printed since it was last told to run something."""
+        self.text += self.output.read()
+        return self.text
+
+    def labelled(self) -> list:
+        """Return the lines of what it has printed, each with the rank's number."""
+        return [f"[rank {self.number}] {line}" for line in self.printed().splitlines()]
 
     def stack(self) -> str:
         """Ask the process for the stack of its threads; return "" if it does not answer within 1 s."""

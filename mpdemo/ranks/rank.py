@@ -31,7 +31,7 @@ def main(folder, per_node, group):
     faulthandler.register(STACK_SIGNAL, file=log, all_threads=True)
     names = begin(number, world_size, group)
     with contextlib.suppress(EOFError, OSError):  # the kernel has ended
-        pipe.send(os.getpid())
+        pipe.send((os.getpid(), None, []))
         while True:
             parts, seconds, show = pipe.recv()
             faulthandler.dump_traceback_later(seconds + 60, exit=True, file=log)  # ends a rank stuck in C code

@@ -20,6 +20,7 @@ import traceback
 import types
 from pathlib import Path
 
+from mpdemo.waits import waiting_for
 from mpdemo.world import supervisor
 
 # PyTorch and Python read these when they start: where one has changed, another server is needed.
@@ -40,7 +41,7 @@ def supervise(order, log, inputs=()) -> tuple:
     watched, pipe = os.pipe()
     owner = open(pipe, "wb")  # noqa: SIM115
     try:
-        with open(watched) as owned, open(log, "wb") as file, LOCK:
+        with open(watched) as owned, open(log, "wb") as file, LOCK, waiting_for(lambda: "the import of PyTorch"):
             return _ask(order, [owned.fileno(), file.fileno(), *inputs]), owner
     except BaseException:  # also an interrupt: an answer that comes later would be taken for that to the next order
         for server, process in SERVERS.values():

@@ -1,0 +1,43 @@
+"""Say what a cell waits for, once that takes long: on the page of a notebook, and nowhere else.
+
+`mpdemo.notebook.page` sets `page` where there is one. What is shown goes away when the wait ends, so that no saved
+notebook keeps it.
+"""
+
+import threading
+import time
+from contextlib import contextmanager
+
+AFTER = 10.0  # s; a shorter wait needs no line
+POLL = 0.25  # s
+page = None  # a function that shows a text in place of the one before, or None
+
+
+@contextmanager
+def waiting_for(what, printed=str):
+    """While the block lasts, show what ``printed()`` returns and, in time, a line with what ``what()`` returns.
+
+    A thread does it, since what waits may not come back to Python code before its end.
+    """
+    ended = threading.Event()
+    thread = threading.Thread(target=_show, args=(ended, what, printed), daemon=True) if page else None
+    try:
+        if thread:
+            thread.start()
+        yield
+    finally:
+        ended.set()
+        if thread:
+            thread.join()
+
+
+def _show(ended, what, printed):
+    begin, shown = time.monotonic(), ""
+    while not ended.wait(POLL):
+        seconds = time.monotonic() - begin
+        text = printed() + (f"waiting for {what()}, {seconds:.0f} s so far" if seconds > AFTER else "")
+        if text != shown:
+            page(text)
+            shown = text
+    if shown:
+        page("")
