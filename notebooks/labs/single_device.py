@@ -80,7 +80,7 @@ def loading(world, workers=(0, 1, 2, 4), seconds_per_image=0.001):
     for count, loader in loaders.items():
         before = cpu_of_children()
         steps[count] = mean_seconds(loader, trial.step, world.device)
-        cpu[count] = (cpu_of_children() - before) / len(loader)
+        cpu[count] = (cpu_of_children() - before) / (len(slow.train) // CONVNET.batch_size)
         alone.append(mean_seconds(ALONE * [None], trial.step, world.device))
     return {"load": load, "device": min(alone), "workers": steps, "loaders_cpu": cpu}
 
