@@ -6,6 +6,7 @@ Runs in one process and writes ``summary.json`` in the folder. All times are sec
 Taught in notebooks/01_single_device.ipynb.
 """
 
+import os
 import sys
 import time
 from dataclasses import replace
@@ -70,16 +71,25 @@ def loading(world, workers=(0, 1, 2, 4), seconds_per_image=0.001):
     """Return the time of a step of the ConvNet with 0, 1, ... loader processes, and of its two parts alone.
 
     The device's own time, on a batch that is there, is a lower limit for all others: the least of several measurements.
+    Also returns the CPU time that the loader processes used per batch, with their start.
     """
     digits, trial = data.load("digits"), Trial(CONVNET, world, *model_and_batch(CONVNET))
     slow = replace(digits, train=RemoteImages(digits.train, seconds_per_image))
     loaders = {count: data.Loaders(slow, CONVNET.batch_size, workers=count).train for count in workers}
     load = mean_seconds(loaders[0], lambda batch: None, world.device)
-    steps, alone = {}, []
+    steps, cpu, alone = {}, {}, []
     for count, loader in loaders.items():
+        before = cpu_of_children()
         steps[count] = mean_seconds(loader, trial.step, world.device)
+        cpu[count] = (cpu_of_children() - before) / (len(slow.train) // CONVNET.batch_size)
         alone.append(mean_seconds(ALONE * [None], trial.step, world.device))
-    return {"load": load, "device": min(alone), "workers": steps}
+    return {"load": load, "device": min(alone), "workers": steps, "loaders_cpu": cpu}
+
+
+def cpu_of_children():
+    """Return the CPU time of all processes that this one has started and that have ended."""
+    times = os.times()
+    return times.children_user + times.children_system
 
 
 def mean_seconds(batches, work, device, warmup=2):
