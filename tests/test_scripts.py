@@ -21,7 +21,7 @@ from mpdemo.paths import root
 
 SCRIPTS = root() / "notebooks" / "scripts"
 DIGITS = root() / "mpdemo" / "data" / "digits.npz"
-FIRST_LINES, LINES = 43, 121  # of the two first scripts, and of any
+FIRST_LINES, LINES = 43, 126  # of the two first scripts, and of any
 # Sums in float32 in another order: the losses of one process and of two were equal to 1e-6. A step left out
 # (set_epoch, the average, the optimizer's state) changes them by 1e-3 and more.
 TOLERANCE = 1e-4
@@ -55,14 +55,14 @@ def run(folder, *command, fails=False) -> str:
     return done.stdout + done.stderr * fails
 
 
-def launch(folder, script, *arguments, processes=1, changes=()) -> str:
+def launch(folder, script, *arguments, processes=1, changes=(), fails=False) -> str:
     """Run a script, in which some texts are changed, under torchrun; return what it printed."""
     text = (folder / script).read_text()
     for old, new in changes:
         assert old in text
         text = text.replace(old, new)
     (folder / "run.py").write_text(text)
-    return run(folder, "torchrun", "--standalone", f"--nproc-per-node={processes}", "run.py", *arguments)
+    return run(folder, "torchrun", "--standalone", f"--nproc-per-node={processes}", "run.py", *arguments, fails=fails)
 
 
 def losses(printed) -> list:
@@ -150,6 +150,16 @@ def test_fsdp_has_equal_losses_in_one_process_and_two_in_parts_and_resharded(cop
     assert last == pytest.approx(whole[2:], abs=TOLERANCE)
 
 
+def test_fsdp_fills_buffers_that_no_state_dict_has_and_seeds_every_rank_and_epoch_differently(copy):
+    buffer = "        self.register_buffer('angles', torch.arange(4.0), persistent=False)\n"
+    seen = "        print(f'{model.angles.tolist()} {torch.initial_seed()}\\n', end='')\n"
+    places = ("        self.blocks =", "        total =")
+    changes = [(place, more + place) for place, more in zip(places, (buffer, seen), strict=True)]
+    printed = launch(copy, "train_fsdp.py", processes=2, changes=[*changes, (FIRST + "5", FIRST + "2")])
+    seeds = re.findall(r"\[0.0, 1.0, 2.0, 3.0\] (\d+)", printed)
+    assert len(seeds) == len(set(seeds)) == 4
+
+
 # --- the pipeline
 
 
@@ -183,6 +193,30 @@ def test_one_process_and_two_stages_have_the_losses_of_the_uncut_model_with_eith
     assert losses(resumed) == pytest.approx(uncut[1:], abs=TOLERANCE)
 
 
+def test_a_pipeline_killed_between_the_renames_of_two_stages_resumes_at_the_epoch_that_both_have(uncut, copy):
+    words = ("train_pipeline.py", "--epochs", 2, "--cut", 3)
+    rename = "        os.replace("
+    kill = "        while epoch and rank:\n            file_of(args.checkpoint, 2, 0).exists() and os._exit(1)\n"
+    launch(copy, *words, processes=2, changes=[(rename, kill + rename)], fails=True)
+    kept = {file.name for file in copy.glob("*.pt")}
+    assert kept == {f"train_pipeline-{name}.pt" for name in ("1-stage0", "2-stage0", "1-stage1")}
+    assert losses(launch(copy, *words, processes=2)) == pytest.approx(uncut[1:], abs=TOLERANCE)
+    (copy / "train_pipeline-2-stage0.pt").rename(copy / "train_pipeline-4-stage0.pt")
+    assert "{0, 4}, {0, 2}] epochs: move them away" in launch(copy, *words, processes=2, fails=True)
+
+
+def test_a_pipeline_validates_every_image_also_of_a_set_smaller_than_a_batch(copy):
+    sizes = ("[1536, 261]", "[1787, 10]")
+    printed = launch(copy, "train_pipeline.py", "--epochs", 1, "--cut", 3, processes=2, changes=[sizes])
+    script = runpy.run_path(str(copy / "run.py"))
+    model, (_, check) = script["make_layers"](), script["make_dataset"]()
+    for stage in (0, 1):
+        model.load_state_dict(torch.load(copy / f"train_pipeline-1-stage{stage}.pt")["model"], strict=False)
+    images, labels = next(iter(DataLoader(check, 10)))
+    right = (model(images).argmax(1) == labels).sum().item()
+    assert f"accuracy {right / 10:.4f}" in printed
+
+
 def test_the_batch_script_runs_the_pipeline_on_two_nodes(cluster, uncut, copy):
     options = ("--nodes=1", "--gpus-per-node=2") if cluster.network == "none" else ("--nodes=2", "--gpus-per-node=1")
     log = submit_and_wait(copy, "train_pipeline.py --cut 3 --epochs 2", *options)
@@ -201,6 +235,16 @@ def test_a_model_that_is_no_list_is_split_and_trains_as_the_whole(copy):
         optimizer.step()
         wanted.append(sum(parts).item())
     assert losses(launch(copy, "split_any_model.py", processes=2)) == pytest.approx(wanted, rel=1e-3)
+
+
+def test_accelerate_divides_the_batch_and_steps_a_scheduler_once_per_step(copy):
+    pytest.importorskip("accelerate")
+    prepare, step = "    for epoch in range(EPOCHS):\n", "            optimizer.step()\n"
+    schedule = "    schedule = accelerator.prepare(torch.optim.lr_scheduler.StepLR(optimizer.optimizer, 1000))\n"
+    steps = step + "            schedule.step()\n            count = schedule.scheduler.last_epoch\n"
+    changes = [(prepare, schedule + prepare), (step, steps), ("steps, loss", "{len(images)} {count} steps, loss")]
+    printed = launch(copy, "train_accelerate.py", processes=2, changes=changes)
+    assert re.findall(r"24 (\d+) (\d+) steps", printed) == [("32", "24"), ("32", "48"), ("32", "72")]
 
 
 # --- the page

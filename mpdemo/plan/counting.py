@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+SETTLED = 3  # steps after which DDP has its final buckets; in the third it makes them anew
 BLOCK = 512  # bytes; PyTorch's CUDA allocator hands out multiples of it
 KINDS = {  # PyTorch's operators, of tensors and of DTensors -> the collective
     "allreduce_": "all-reduce",
@@ -130,7 +131,8 @@ def rounded(bytes_):
 
 def sent_in_a_step(trial) -> dict:
     """Return what a rank sends in a step: collective -> how many messages, and bytes. All ranks must call this."""
-    trial.step()  # in the first one DDP decides what goes into which bucket
+    for _ in range(SETTLED):
+        trial.step()
     count = CountMessages()
     trial.step(within=count)
     kinds = [kind for kind, _ in count.messages]

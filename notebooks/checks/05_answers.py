@@ -63,7 +63,7 @@ def check_05_9(answer):
         for printed, _, error in results:
             refused = printed.strip().splitlines()[-1:] if error and "SystemExit" in error else [error]
             assert not error, re.sub(r" \(line \d+\)$", "", *refused)  # of a program that the reader doesn't see
-        sizes = [count_of_weights(Path(folder, f"model-stage{stage}.pt")) for stage in range(3)]
+        sizes = [count_of_weights(Path(folder, f"model-1-stage{stage}.pt")) for stage in range(3)]
     assert sizes == [384, 9312, 5130], f"The stages have {sizes} weights. Is each of the two blocks on one stage?"
     first_layers = [int(word) for word in words[words.index("--cut") + 1 :] if word.isdigit()][:2]
     assert first_layers == [3, 6], "It ran, but a layer without weights is on another stage than the task says."

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from mpdemo import paired
 from mpdemo.compare import Comparison, model_and_batch, run_lab
 from mpdemo.notebook.recipe import equal_cut, recipe
 from mpdemo.schedules import SCHEDULES
@@ -20,7 +21,6 @@ from mpdemo.trial import Trial, relative_difference
 from mpdemo.world.collectives import gather_objects, rest
 from mpdemo.world.launch import end
 
-ROUNDS = 3
 COURSE = Settings(**recipe("pipeline"))
 NAIVE = replace(COURSE, rung="model_parallel", schedule="1F1B", microbatches=None, cut=equal_cut(2))
 
@@ -55,17 +55,17 @@ def equality(world) -> dict:
 
 
 def splits(world, out) -> dict:
-    """Return the seconds of a step of GPipe on two equal stages, for every number of microbatches."""
+    """Return the seconds of the steps of GPipe on two equal stages, for every number of microbatches."""
     return record_all(world, out, {1: NAIVE} | {count: variant("GPipe", count) for count in (2, 4, 8, 16, 32)})
 
 
 def schedules(world, out) -> dict:
-    """Return the seconds of a step of every schedule with four microbatches."""
+    """Return the seconds of the steps of every schedule with four microbatches."""
     return record_all(world, out, {"naive": NAIVE} | {name: variant(name) for name in SCHEDULES})
 
 
 def cuts(world, out) -> dict:
-    """Return the seconds of a step of 1F1B on stages of two and six blocks, and of four and four."""
+    """Return the seconds of the steps of 1F1B on stages of two and six blocks, and of four and four."""
     return record_all(world, out, {"2 and 6": variant("1F1B", cut="block.1"), "4 and 4": variant("1F1B")})
 
 
@@ -75,13 +75,14 @@ def record_all(world, out, variants) -> dict:
     Returns
     -------
     dict
-        By name, of the fastest step, in seconds: ``measured``; ``simulated``, the schedule with the operations' times;
-        ``computing``, the busiest rank's operations without any waiting; and ``idle``, the simulated share.
+        By name, lists with one number per round, in seconds: ``measured``; ``simulated``, the schedule with the
+        operations' times; ``computing``, the busiest rank's operations without any waiting; and ``idle``, the
+        simulated share.
     """
     comparison = Comparison(world, *model_and_batch(COURSE))
     for name, settings in variants.items():
         comparison.add(name, settings)
-    comparison.run(ROUNDS, warmup=1)
+    comparison.run(paired.ROUNDS, warmup=1)
     for name, trial in comparison.trials.items():
         trial.run.recorder.save(Path(out, str(name)))
     rest()  # all ranks have written
@@ -90,11 +91,17 @@ def record_all(world, out, variants) -> dict:
 
 def seconds_of(folder, settings) -> dict:
     """Return what `record_all` does, of one variant."""
-    step = min(read.load(folder)[1:], key=read.step_time)
+    schedule = settings.schedule if settings.microbatches else "GPipe"
+    rounds = [seconds_of_step(step, schedule) for step in read.load(folder)[-paired.ROUNDS :]]
+    return {kind: [seconds[kind] for seconds in rounds] for kind in rounds[0]}
+
+
+def seconds_of_step(step, schedule) -> dict:
+    """Return what `record_all` does, of one step."""
     busy = [0.0, 0.0]  # s that each rank computes
     for row in step:
         busy[row["rank"]] += (row["end"] - row["start"]) * (row["kind"] in read.COMPUTES)
-    ideal = read.predict([step], settings.schedule if settings.microbatches else "GPipe")
+    ideal = read.predict([step], schedule)
     seconds = {"measured": read.step_time(step), "simulated": ideal.step_time, "computing": max(busy)}
     return seconds | {"idle": ideal.idle_share}
 

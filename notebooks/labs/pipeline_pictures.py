@@ -10,7 +10,7 @@ from mpdemo.plan.simulate import simulate as simulated
 from mpdemo.plan.simulate import simulate_order
 from mpdemo.timeline import read
 
-__all__ = ["curves", "explore", "fastest", "losses", "order", "recorded", "schedule", "timelines"]
+__all__ = ["curves", "explore", "losses", "order", "recorded", "schedule", "timelines", "typical"]
 
 
 def schedule(name, ranks, microbatches, forward=1, stages_per_rank=1):
@@ -30,15 +30,20 @@ def order(operations):
     return timelines({"yours": yours, "1F1B": schedule("1F1B", stages, microbatches)})
 
 
-def fastest(folder, *names):
-    """Draw the fastest recorded step of some variants of the lab, with the memory of each."""
-    steps = {name: min(read.load(Path(folder, name))[1:], key=read.step_time) for name in names}
+def typical(folder, *names):
+    """Draw the recorded step of median length of some variants of the lab, with the memory of each."""
+    steps = {name: read.typical(read.load(Path(folder, name))[1:]) for name in names}
     return timelines({f"{name}, measured": step for name, step in steps.items()}, unit="s")
+
+
+def typical_step(folder):
+    """Return the step of median length of a run, without its first two."""
+    return read.typical(read.load(folder)[2:])
 
 
 def recorded(folder):
     """Draw the step of median length of a run, a rank's second stage in a paler colour."""
-    step = read.typical(read.load(folder)[2:])
+    step = typical_step(folder)
     ranks = 1 + max(row["rank"] for row in step)
     stages = {rank: sorted({row["stage"] for row in step if row["rank"] == rank}) for rank in range(ranks)}
     rows = [row | {"stage": row["rank"] + ranks * stages[row["rank"]].index(row["stage"])} for row in step]

@@ -2,7 +2,7 @@
 
     torchrun --standalone --nproc-per-node 2 -m mpdemo.labs.sharding runs/07_bytes
 
-Every way of `WAYS` does two steps of the course model. Rank 0 writes ``summary.json``. Taught in
+Every way of `WAYS` does a few steps of the course model. Rank 0 writes ``summary.json``. Taught in
 notebooks/07_sharding.ipynb.
 """
 
@@ -15,7 +15,7 @@ from mpdemo.compare import model_and_batch, write_result
 from mpdemo.labs.profile_parts import STEP, recording
 from mpdemo.labs.single_device import stored
 from mpdemo.notebook.recipe import recipe
-from mpdemo.plan.counting import sent_in_a_step
+from mpdemo.plan.counting import SETTLED, sent_in_a_step
 from mpdemo.recorder import Recorder
 from mpdemo.settings import Settings
 from mpdemo.timeline import read
@@ -32,7 +32,7 @@ WAYS = {  # name -> rung and its settings
 }
 KINDS = {"all_reduce": "A", "all_gather": "G", "reduce_scatter": "R"}  # in the name of a range -> kind of a timeline
 
-STEPS = 2
+STEPS = SETTLED + 1  # until the messages of one are counted
 
 
 def timeline(trial, world) -> list[dict]:
@@ -43,8 +43,6 @@ def timeline(trial, world) -> list[dict]:
     """
     recorder = Recorder(world.rank, world.device)
     observe(trial, recorder)
-    for _ in range(STEPS):  # DDP decides once more what goes into which bucket
-        trial.step()
     recorded = recording()
     trial.step(within=as_a_step(recorded))
     step = recorder.steps[-1]
@@ -74,7 +72,7 @@ def weights(trial) -> dict:
 def measure(world) -> dict:
     """Return for each way what each rank `stored`, what one of them `sent` in a step, and when (`timeline`).
 
-    And how far its weights are after both steps from the single device's (`relative_difference`).
+    And how far its weights are after all these steps from the single device's (`relative_difference`).
     """
     model, batch = model_and_batch(Settings(**recipe("ddp")))
     results, single = {}, Trial(Settings(**recipe("single")), world, model, batch)

@@ -30,7 +30,7 @@ def main():
         losses = []
         inputs = [images] if rank == 0 else []
         targets = {"target": labels, "losses": losses} if rank == world - 1 else {}
-        schedule.step(*inputs, **targets)  # forward and backward of all microbatches
+        schedule.step(*inputs, **targets, return_outputs=False)  # all microbatches, there and back
         optimizer.step()
         if rank == world - 1:
             print(f"step {step}: loss {torch.stack(losses).mean():.6f}", flush=True)

@@ -44,6 +44,20 @@ def arguments():
     return parser.parse_args()
 
 
+def file_of(checkpoint, epochs, rank):
+    return Path(f"{checkpoint}-{epochs}-stage{rank}.pt")
+
+
+def resume_from(checkpoint, rank, world):
+    """Return the last epoch that all stages have saved; a kill may leave some of them one ahead."""
+    files = Path(checkpoint).parent.glob(f"{Path(checkpoint).name}-*-stage{rank}.pt")
+    saved = [None] * world
+    dist.all_gather_object(saved, {0} | {int(file.stem.split("-")[-2]) for file in files})
+    common, last = max(set.intersection(*saved)), max(set.union(*saved))
+    assert last - common <= 1, f"the stages' checkpoints have seen {saved} epochs: move them away"
+    return common
+
+
 def main():
     args, cuda = arguments(), torch.cuda.is_available()
     device = torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if cuda else "cpu")
@@ -57,51 +71,52 @@ def main():
     assert args.microbatches >= world, f"--microbatches {args.microbatches}: at least {world}"
     assert args.batch_size % args.microbatches == 0, f"--batch-size: a multiple of {args.microbatches}"
     torch.manual_seed(0)  # every process makes the same weights ...
-    layers, bounds = make_layers(), [0, *args.cut]
-    bounds.append(len(layers))
+    layers = make_layers()
+    bounds = [0, *args.cut, len(layers)]
     model = layers[bounds[rank] : bounds[rank + 1]].to(device)  # ... and keeps those of its stage
     stage = PipelineStage(model, rank, world, device)
-    make_schedule = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}[args.schedule]
-    schedule = make_schedule(stage, args.microbatches, loss_fn=cross_entropy)
+    kind = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}[args.schedule]
+    schedule = kind(stage, args.microbatches, loss_fn=cross_entropy)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)  # of this stage
     train, check = make_dataset()
     shuffle = torch.Generator()
     # No DistributedSampler: all have the same batches. drop_last: a schedule has one batch size.
     options = {"drop_last": True, "num_workers": WORKERS, "pin_memory": cuda}
     loader = DataLoader(train, args.batch_size, shuffle=True, generator=shuffle, **options)
-    check_loader = DataLoader(check, args.batch_size, drop_last=True)
-    state, file = {"epoch": 0}, Path(f"{args.checkpoint}-stage{rank}.pt")
-    if file.exists():
-        state = torch.load(file, map_location=device)
+    check_loader = DataLoader(check, args.batch_size)
+    epochs = resume_from(args.checkpoint, rank, world)
+    if epochs:
+        state = torch.load(file_of(args.checkpoint, epochs, rank), map_location=device)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
-    epochs = [None] * world
-    dist.all_gather_object(epochs, state["epoch"])
-    assert len(set(epochs)) == 1, f"the stages' checkpoints have seen {epochs} epochs: move them away"
-    for epoch in range(state["epoch"], args.epochs):
+    for epoch in range(epochs, args.epochs):
         model.train()
         shuffle.manual_seed(epoch)  # every epoch has an order of its own, the same in every process
+        torch.manual_seed(epoch * world + rank)  # so that each stage has its own dropout
         totals = torch.zeros(2, device=device)  # sum of losses, correct predictions: the last stage's
         for images, labels in loader:
             optimizer.zero_grad()
             losses = []  # of the microbatches
             inputs = (images.to(device),) if is_first else ()
             targets = {"target": labels.to(device), "losses": losses} if is_last else {}
-            schedule.step(*inputs, **targets)  # forward and backward of all microbatches
+            schedule.step(*inputs, **targets, return_outputs=False)  # all microbatches, there and back
             optimizer.step()
             totals[0] += torch.stack(losses).mean().detach() if is_last else 0
         model.eval()
         for images, labels in check_loader:
-            inputs = (images.to(device),) if is_first else ()
-            outputs = schedule.eval(*inputs, **({"target": labels.to(device)} if is_last else {}))
-            totals[1] += (outputs.argmax(1) == labels.to(device)).sum() if is_last else 0
+            count, fill = len(labels), torch.arange(args.batch_size) % len(labels)
+            images, labels = images[fill].to(device), labels[fill].to(device)  # a last batch is filled
+            inputs = (images,) if is_first else ()
+            outputs = schedule.eval(*inputs, **({"target": labels} if is_last else {}))
+            totals[1] += (outputs.argmax(1) == labels)[:count].sum() if is_last else 0
         if is_last:
-            mean, accuracy = totals[0] / len(loader), totals[1] / len(check_loader) / args.batch_size
+            mean, accuracy = totals[0] / len(loader), totals[1] / len(check)
             print(f"epoch {epoch + 1}: loss {mean:.6f}, accuracy {accuracy:.4f}", flush=True)
-        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch + 1}
-        torch.save(state, f"{file}.tmp")
-        dist.barrier()  # all stages are written, so all get their names at nearly the same time
+        file = file_of(args.checkpoint, epoch + 1, rank)
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, f"{file}.tmp")
         os.replace(f"{file}.tmp", file)
+        dist.barrier()  # every stage of this epoch is saved; only now can the last epoch's go
+        file_of(args.checkpoint, epoch, rank).unlink(missing_ok=True)
     dist.barrier()
     dist.destroy_process_group()
 
