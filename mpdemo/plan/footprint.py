@@ -64,7 +64,7 @@ class Footprint:
     input: int  # of one sample, as `output`: what crosses the boundary before and after the block
     output: int
     lines: dict  # `saved` by a forward pass, `backward` above the start at the peak: without samples, and per sample
-    work: dict  # `forward`, `backward` -> (kernels, 3, 2): operations of convolutions and products, bytes, as such lines
+    work: dict  # `forward`, `backward` -> (kernels, 3, 2): operations of convolutions, of products, bytes: such lines
 
     def bytes(self, what, size):
         """Return ``saved`` or ``backward`` for a microbatch of `size` samples."""
