@@ -42,7 +42,7 @@ def answer(request) -> tuple:
     lines = [f"{choice.answer}: {choice.why}", "", strategies.table(case, rows, seconds)]
     if measuring and not seconds:
         lines += ["(--cost measure: no step could be measured within this machine's memory and the --budget)"]
-    times = f"times estimated for the {case.gpu} in float32, no message hidden"
+    times = f"times estimated for the {case.gpu}, no communication hidden"
     if seconds:
         here = f"{case.devices} {'GPU' if gpus_here() else 'CPU core'}{'s' * (case.devices > 1)} of this machine"
         times = f"steps of each strategy measured on {here}"

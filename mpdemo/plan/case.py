@@ -33,14 +33,14 @@ class Case:
     optimizer : str
         "sgd", "momentum" or "adamw".
     gpu : str
-        Whose data sheet the times are estimated from: "v100", "a100" or "h100".
+        Whose data sheet the times are estimated from: "v100", "a100" or "h100". An A100 of 40 GiB by default.
     """
 
     model: str | Callable
     batch: int
     devices: int = 1
     nodes: int = 1
-    memory: float = 16 * 2**30
+    memory: float = 40 * 2**30
     optimizer: str = "adamw"
     image_size: int = 224
     classes: int = 1000
@@ -76,9 +76,9 @@ class Case:
         """Seconds of a step on one device that had room for the whole batch."""
         return sum(cost.both for cost in self.costs(self.batch))
 
-    def costs(self, size):
-        """Return the estimated costs of the blocks for `size` images, in float32."""
-        return costs(self.subject, size, self.gpu)
+    def costs(self, size, precision="fp32"):
+        """Return the estimated costs of the blocks for `size` images; [] where no data sheet says them."""
+        return costs(self.subject, size, self.gpu, precision)
 
 
 class Fit(NamedTuple):

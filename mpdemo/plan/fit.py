@@ -49,14 +49,13 @@ def _of_shares(case, rung, parts, saving):
     if case.batch % case.devices:
         return None
     share, processes = case.batch // case.devices, {"processes": case.devices} if case.devices > 1 else {}
-    bf16, twice = saving.get("precision") == "bf16", saving.get("activation_checkpointing", False)
+    precision, twice = saving.get("precision", "fp32"), saving.get("activation_checkpointing", False)
 
     def find(count):
         memory, sent = counted(case, rung, microbatches=count, **saving)
         settings = saving | ({"microbatches": count} if count > 1 else {}) | processes
-        costs = [] if bf16 else case.costs(share // count)  # which are for float32
-        seconds = count * sum(cost.both + twice * cost.forward for cost in costs)
-        return Fit(settings, memory, None if bf16 else seconds, sent)
+        seconds = count * sum(cost.both + twice * cost.forward for cost in case.costs(share // count, precision))
+        return Fit(settings, memory, seconds or None, sent)
 
     return first_that_fits(case, find, parts or divisors(share))
 

@@ -19,7 +19,10 @@ ON_A_CPU = {  # of attention on a CPU, which PyTorch counts from 2.15 on: that o
 
 
 class Kernels(TorchDispatchMode):
-    """Note every operation that is more than a view in `work`: (floating point operations, bytes read and written)."""
+    """Note every operation that is more than a view in `work`.
+
+    That is (floating point operations of convolutions, those of other products, bytes read and written).
+    """
 
     def __init__(self):
         super().__init__()
@@ -34,7 +37,8 @@ class Kernels(TorchDispatchMode):
             operation = func._overloadpacket
             formula = flop_registry.get(operation) or ON_A_CPU.get(operation)
             operations = formula(*args, **(kwargs or {}), out_val=result) if formula else 0
-            self.work.append((operations, sum(t.nbytes for t in inputs + outputs)))
+            parts = (operations, 0) if "convolution" in func._schema.name else (0, operations)
+            self.work.append((*parts, sum(t.nbytes for t in inputs + outputs)))
         return result
 
 

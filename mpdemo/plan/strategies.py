@@ -1,6 +1,6 @@
 """Every strategy for one training in one table: whether it fits, what it needs, sends and takes.
 
-    case = Case("resnet101", batch=128, devices=8, memory=8 * 2**30)
+    case = Case("resnet101", batch=512, devices=8)
     print(table(case, compare(case)))
 
 The rules and their order are those of `mpdemo.plan.choose`. ``python -m mpdemo plan`` prints this table.
@@ -49,9 +49,10 @@ def as_row(case, strategy, known) -> dict:
 def table(case, strategies, known=None) -> str:
     """Return the strategies as text, a row each.
 
-    Memory is what PyTorch allocates on the fullest device. Times add up the case's estimates, in float32, with no
-    message hidden behind the computation: real ones are hidden in part, and real kernels are slower than a data sheet
-    says. `known` replaces them: the seconds of a step by answer, and of ONE_DEVICE.
+    Memory is what PyTorch allocates on the fullest device. Times add up the case's estimates, with no communication
+    hidden behind the computation: it can be hidden in part, and kernels rarely reach a data sheet's peak. Speed-ups are
+    over one device that computes in float32 and has room for everything. `known` replaces the times: the seconds of a
+    step by answer, and of ONE_DEVICE.
     """
     one_device = known[ONE_DEVICE] if known else case.one_device_seconds
     rows = []
@@ -70,9 +71,9 @@ def table(case, strategies, known=None) -> str:
                 f"{fit.sent / MIB:,.0f}",
                 "" if known else f"{1000 * fit.sent / case.link:,.1f}",
                 f"{1000 * seconds:,.1f}" if seconds else "",
-                f"{one_device / case.devices / seconds:.0%}" if seconds and one_device else "",
+                f"{one_device / seconds:.2f}" if seconds and one_device else "",
             )
         )
-    headers = "", "strategy", "fits", "MiB per\ndevice", "MiB\nsent", "messages\n(ms)", "step\n(ms)", "of the\nlimit"
+    headers = "", "strategy", "fits", "MiB per\ndevice", "MiB\nsent", "sends\n(ms)", "step\n(ms)", "speed-up"
     alignment = ("left", "left", "left", *["right"] * 5)
     return tabulate(rows, headers, "simple", disable_numparse=True, colalign=alignment)

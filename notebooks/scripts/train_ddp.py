@@ -50,7 +50,7 @@ def main():
     loader = DataLoader(train, BATCH // world, sampler=sampler, **options)
     state = {"epoch": 0}
     if CHECKPOINT.exists():
-        state = torch.load(CHECKPOINT, map_location=device)
+        state = torch.load(CHECKPOINT, map_location="cpu")  # on the GPU it would stay there, unused
         model.module.load_state_dict(state["model"])  # .module: the model inside the wrapper
         optimizer.load_state_dict(state["optimizer"])
     for epoch in range(state["epoch"], EPOCHS):
