@@ -21,10 +21,11 @@ def pytest_configure(config):
 
 
 class Rows:
-    """Write each test's outcome at once, beside the junit file, which is only written at the end: a cut loses nothing."""
+    """Write each test's outcome at once, beside the junit file, which is lost if the run is cut."""
 
     def __init__(self, file):
         self.file = file
+        file.unlink(missing_ok=True)
 
     def pytest_runtest_logreport(self, report):
         if report.when != "call" and report.passed:  # preparing and cleaning up

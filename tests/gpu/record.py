@@ -5,7 +5,7 @@
     python tests/gpu/record.py --out FOLDER/record.json --on cpu     in small, to test this program
 
 Each part is a process with a time limit of its own, so that a CUDA error in one spoils no other. The record is written
-anew whenever a part has something to say, so that a cut loses nothing; what each part printed lies in FOLDER/parts.
+anew whenever a part has something to say, so that a cut loses nothing; FOLDER/record-parts has what each part printed.
 Tests that ran just before by ``pytest tests/gpu --junitxml=FOLDER/gpu.xml`` are taken over instead of running again.
 
 A new part is one more line in `list_parts`; its program appends a row of JSON to the file {rows} as soon as it has one.
@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import psutil
-import torch
 
 from mpdemo.errors import Parser
 from mpdemo.world.devices import ON_THE_CPU, gpus_here, processor
@@ -33,12 +32,12 @@ from mpdemo.world.supervisor import ADOPT_ORPHANS
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 420  # for all parts together
+PATIENCE = 3  # on a CPU the limits are so many times as long: its cores may be shared
 LEAST = 5  # seconds: with less left, no part is started
 LINES = 40  # of what a part printed, in the record
 ROOMY = 60_000  # MiB of a GPU, on which several tests fit at once
 SMI = "nvidia-smi --query-gpu=name,memory.total,driver_version,compute_cap --format=csv,noheader,nounits"
-SMALL_TESTS = "training.py::test_each_rank_says_where_it_is", "equality.py::test_equal_to_the_single_gpu_of_the_same_" \
-    "precision_and_microbatches[4 GPUs]"
+SMALL_TESTS = ["-k", "each_rank_says or [4"]  # one that runs, and one that needs four GPUs
 
 
 class Part(NamedTuple):
@@ -52,8 +51,8 @@ class Part(NamedTuple):
 
 def list_parts(on_cpu, files, at_once) -> list[Part]:
     """What is recorded, the most valuable first."""
-    tests = [f"tests/gpu/test_gpu_{name}" for name in SMALL_TESTS] if on_cpu else ["tests/gpu"]
-    pytest = ["-m", "pytest", *tests, "-p", "no:rerunfailures", "-q", "-n", str(at_once), "--timeout", "120"]
+    pytest = ["-m", "pytest", "tests/gpu", "-p", "no:rerunfailures", "-q", "-n", str(at_once), "--timeout", "120"]
+    pytest += SMALL_TESTS if on_cpu else []
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
     throughput = str(ROOT / "tests/gpu/throughput.py")
     return [
@@ -68,11 +67,13 @@ def list_parts(on_cpu, files, at_once) -> list[Part]:
 
 def describe(on_cpu) -> dict:
     """Return what is measured. CUDA is left alone: this process keeps no context on the GPU."""
+    import torch  # here, since a mistake in the command line should not wait for it
+
     facts = {"device": "one CPU core", "processor": processor(), "cores": len(os.sched_getaffinity(0))}
     if not on_cpu:
-        first = subprocess.run(SMI.split(), capture_output=True, text=True, timeout=60).stdout.splitlines()[0]
+        lines = subprocess.run(SMI.split(), capture_output=True, text=True, timeout=60).stdout.splitlines()
         names = ("device", "memory_mib", "driver", "compute_capability")
-        facts |= dict(zip(names, first.split(", "), strict=True))
+        facts |= dict(zip(names, "".join(lines[:1]).split(", "), strict=False))  # whatever an old driver knows
     facts |= {"torch": torch.__version__, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
     return facts | {"python": platform.python_version(), "date": time.strftime("%Y-%m-%d %H:%M:%S")}
 
@@ -92,11 +93,17 @@ def environment(on_cpu) -> dict:
     return environ | ({"GPU_TESTS_ON": "cpu", "OMP_NUM_THREADS": "1"} | ON_THE_CPU if on_cpu else {})
 
 
+def files_of(out) -> Path:
+    """Return the folder of what the parts print and write, beside their record."""
+    return out.with_name(f"{out.stem}-parts")
+
+
 class Record:
     """The record of some parts in a file, which always is complete JSON."""
 
     def __init__(self, out, facts, parts):
-        self.out, self.files, self.begin = out, out.parent / "parts", time.monotonic()
+        self.out, self.files, self.begin = out, files_of(out), time.monotonic()
+        self.files.mkdir(parents=True, exist_ok=True)
         self.parts = {part.name: {"part": part.name, "outcome": "not started", "limit": part.limit} for part in parts}
         self.content = facts | {"seconds": 0, "finished": False, "parts": list(self.parts.values())}
         self.save()
@@ -113,7 +120,7 @@ class Record:
         entry, log, rows = (self.parts[part.name], *(self.files / f"{part.name}.{end}" for end in ("log", "jsonl")))
         begin, status = time.monotonic(), None
         entry["outcome"] = "running"
-        command = [sys.executable, *(word.format(rows=rows) for word in part.arguments)]
+        command = [sys.executable, *(word.replace("{rows}", str(rows)) for word in part.arguments)]
         try:
             with log.open("wb") as output:
                 streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
@@ -192,18 +199,22 @@ def read_arguments(arguments):
     given = parser.parse_args(arguments)
     if given.on == "gpu" and not gpus_here():
         parser.error("--on gpu: nvidia-smi names no GPU here; --on cpu runs everything in small on a CPU core")
+    for path in (given.out, files_of(given.out)):
+        if path.exists():
+            parser.error(f"--out {given.out}: {path} exists; name a new file, or remove what is there")
     return given
 
 
 def main():
     given = read_arguments(sys.argv[1:])
     on_cpu, out = given.on == "cpu", given.out.absolute()
-    files = out.parent / "parts"
-    shutil.rmtree(files, ignore_errors=True)  # of a record before: its scripts would resume from their checkpoints
-    shutil.copytree(ROOT / "notebooks" / "scripts", files / "scripts")
-    facts = describe(on_cpu)
-    at_once = 4 if int(facts.get("memory_mib", 0)) > ROOMY and facts["cores"] >= 8 else 0
+    files, facts = files_of(out), describe(on_cpu)
+    shutil.copytree(ROOT / "notebooks" / "scripts", files / "scripts")  # which write their checkpoints beside them
+    memory = facts.get("memory_mib", "")
+    at_once = 4 if memory.isdigit() and int(memory) > ROOMY and facts["cores"] >= 8 else 0
     parts = [part for part in list_parts(on_cpu, files, at_once) if part.name in given.only]
+    if on_cpu:
+        parts = [part._replace(limit=PATIENCE * part.limit) for part in parts]
     facts |= {"commit": given.commit or commit(), "command": shlex.join(sys.argv)}
     passed = record(parts, out, facts, environment(on_cpu), given.seconds, out.with_name("gpu.jsonl"))
     print(f"the record: {given.out}")

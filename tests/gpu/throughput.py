@@ -11,6 +11,7 @@ import gc
 import itertools
 import json
 import sys
+import traceback
 from types import SimpleNamespace
 
 import torch
@@ -42,7 +43,7 @@ class Language:
     """A GPT on random tokens."""
 
     options = ("compile", "checkpointing", "fused")
-    unit, first, last = "tokens", *((1, 64) if ON_GPU else (2, 2))  # the batches that are tried
+    unit, first, last = "tokens", *((1, 16) if ON_GPU else (2, 2))  # the batches that are tried
     size = SMALL if not ON_GPU else LARGE if MEMORY > LEAST else MEDIUM
     name, per_item = "gpt", size["length"]
 
@@ -119,14 +120,15 @@ def release():
 
 
 def fits(case, count) -> bool:
-    """Whether two steps of plain eager PyTorch fit into the memory; the second has the optimizer's state from its start."""
+    """Whether two steps of plain eager PyTorch fit into the memory; the second begins with the optimizer's state."""
     release()
     try:
         step = training(case, (), count)
         step(), step()
         clock.wait(DEVICE)
         return not ON_GPU or torch.cuda.max_memory_allocated() < FILL * MEMORY
-    except torch.OutOfMemoryError:
+    except RuntimeError as error:  # PyTorch's OutOfMemoryError, or what cuBLAS and cuDNN raise instead
+        print(f"batch {count}: {error_line(error)}", flush=True)
         return False
 
 
@@ -188,9 +190,11 @@ def main():
             row["mfu"], options = common["batch"] * flops / median / peak, tried
         except Exception as error:  # whatever it is, the other variants are worth measuring
             row["error"], failed = error_line(error), True
+            traceback.print_exc()
         with open(file, "a") as rows:
             rows.write(json.dumps(row) + "\n")
-        print(row, flush=True)
+        speed = row.get("error") or f"{row['median_seconds']:.3f} s per step, MFU {row['mfu']:.1%}"
+        print(f"{case.name}, batch {row['batch']}, {' '.join(tried) or 'eager'}: {speed}", flush=True)
     sys.exit(failed)
 
 
