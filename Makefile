@@ -5,7 +5,7 @@ MINUTES ?= 30
 SEED ?= 0
 STAMP := .venv/.installed
 
-.PHONY: demo test gpu lint lab bench soak notebooks clean
+.PHONY: demo test gpu gpu-record lint lab bench soak notebooks clean
 
 demo: $(STAMP)        ## train on real digits up the whole ladder, print the table (90 s at most on two idle cores)
 	$(BIN)/python -m mpdemo demo
@@ -20,6 +20,9 @@ test: $(STAMP)        ## everything CI runs: lint, import directions, unit tests
 
 gpu: $(STAMP)         ## what needs GPUs, on those that are here; without one all of it is skipped
 	$(BIN)/python -m pytest tests/gpu
+
+gpu-record: $(STAMP)  ## record in 7 minutes what your GPU can show, as JSON; without one: make gpu-record RECORD="--on cpu"
+	$(BIN)/python tests/gpu/record.py --out runs/gpu/$$(date +%Y-%m-%d-%H%M%S)/record.json $(RECORD)
 
 lint: $(STAMP)        ## style, form, import directions and the notebooks' house rules (seconds; executes no notebook)
 	$(BIN)/ruff check .

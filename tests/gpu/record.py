@@ -1,0 +1,225 @@
+"""Record what one GPU can show in seven minutes: tests, the scripts to take home, throughput.
+
+    make gpu-record
+    python tests/gpu/record.py --out FOLDER/record.json              the same, where there is no make
+    python tests/gpu/record.py --out FOLDER/record.json --on cpu     in small, to test this program
+
+Each part is a process with a time limit of its own, so that a CUDA error in one spoils no other. The record is written
+anew whenever a part has something to say, so that a cut loses nothing; FOLDER/record-parts has what each part printed.
+Tests that ran just before by ``pytest tests/gpu --junitxml=FOLDER/gpu.xml`` are taken over instead of running again.
+
+A new part is one more line in `list_parts`; its program appends a row of JSON to the file {rows} as soon as it has one.
+"""
+
+import contextlib
+import json
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from mpdemo.errors import Parser
+from mpdemo.world.devices import ON_THE_CPU, gpus_here, processor
+from mpdemo.world.processes import PRCTL, be_killed_with_parent, child_environment, clean_up_on_signals
+from mpdemo.world.supervisor import ADOPT_ORPHANS
+
+ROOT = Path(__file__).resolve().parents[2]
+SECONDS = 420  # for all parts together
+PATIENCE = 3  # on a CPU the limits are so many times as long: its cores may be shared
+LEAST = 5  # seconds: with less left, no part is started
+LINES = 40  # of what a part printed, in the record
+ROOMY = 60_000  # MiB of a GPU, on which several tests fit at once
+SMI = "nvidia-smi --query-gpu=name,memory.total,driver_version,compute_cap --format=csv,noheader,nounits"
+SMALL_TESTS = ["-k", "each_rank_says or [4"]  # one that runs, and one that needs four GPUs
+
+
+class Part(NamedTuple):
+    """What it is called in the record, the seconds that it may take, and the arguments of Python."""
+
+    name: str
+    limit: float
+    arguments: list[str]
+    folder: Path = ROOT
+
+
+def list_parts(on_cpu, files, at_once) -> list[Part]:
+    """What is recorded, the most valuable first."""
+    pytest = ["-m", "pytest", "tests/gpu", "-p", "no:rerunfailures", "-q", "-n", str(at_once), "--timeout", "120"]
+    pytest += SMALL_TESTS if on_cpu else []
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
+    throughput = str(ROOT / "tests/gpu/throughput.py")
+    return [
+        Part("tests", 200, [*pytest, f"--junitxml={files / 'tests.xml'}"]),
+        Part("train_single", 40, ["train_single.py"], files / "scripts"),
+        Part("train_ddp", 40, [*torchrun, "train_ddp.py"], files / "scripts"),
+        Part("train_fsdp", 40, [*torchrun, "train_fsdp.py"], files / "scripts"),
+        Part("gpt", 120, [throughput, "gpt", "{rows}"]),
+        Part("resnet", 100, [throughput, "resnet", "{rows}"]),
+    ]
+
+
+def describe(on_cpu) -> dict:
+    """Return what is measured. CUDA is left alone: this process keeps no context on the GPU."""
+    import torch  # here, since a mistake in the command line should not wait for it
+
+    facts = {"device": "one CPU core", "processor": processor(), "cores": len(os.sched_getaffinity(0))}
+    if not on_cpu:
+        lines = subprocess.run(SMI.split(), capture_output=True, text=True, timeout=60).stdout.splitlines()
+        names = ("device", "memory_mib", "driver", "compute_capability")
+        facts |= dict(zip(names, "".join(lines[:1]).split(", "), strict=False))  # whatever an old driver knows
+    facts |= {"torch": torch.__version__, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
+    return facts | {"python": platform.python_version(), "date": time.strftime("%Y-%m-%d %H:%M:%S")}
+
+
+def commit() -> str | None:
+    """Return the commit that is checked out, marked where files differ from it; None where no git knows."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=20).stdout.strip() or None
+    return None
+
+
+def environment(on_cpu) -> dict:
+    """Return the environment of the parts, which import this checkout; `on_cpu` they see no GPU."""
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environ = child_environment() | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+    return environ | ({"GPU_TESTS_ON": "cpu", "OMP_NUM_THREADS": "1"} | ON_THE_CPU if on_cpu else {})
+
+
+def files_of(out) -> Path:
+    """Return the folder of what the parts print and write, beside their record."""
+    return out.with_name(f"{out.stem}-parts")
+
+
+class Record:
+    """The record of some parts in a file, which always is complete JSON."""
+
+    def __init__(self, out, facts, parts):
+        self.out, self.files, self.begin = out, files_of(out), time.monotonic()
+        self.files.mkdir(parents=True, exist_ok=True)
+        self.parts = {part.name: {"part": part.name, "outcome": "not started", "limit": part.limit} for part in parts}
+        self.content = facts | {"seconds": 0, "finished": False, "parts": list(self.parts.values())}
+        self.save()
+
+    def save(self):
+        """Write the file anew, in one move."""
+        self.content["seconds"] = round(time.monotonic() - self.begin, 1)
+        new = self.out.with_suffix(".new")
+        new.write_text(json.dumps(self.content, indent=1) + "\n")
+        os.replace(new, self.out)
+
+    def run(self, part, seconds, environ):
+        """Run a part for at most so many seconds; note its rows as they come, how it ended, and its last lines."""
+        entry, log, rows = (self.parts[part.name], *(self.files / f"{part.name}.{end}" for end in ("log", "jsonl")))
+        begin, status = time.monotonic(), None
+        entry["outcome"] = "running"
+        command = [sys.executable, *(word.replace("{rows}", str(rows)) for word in part.arguments)]
+        try:
+            with log.open("wb") as output:
+                streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
+                process = subprocess.Popen(
+                    command, cwd=part.folder, env=environ, preexec_fn=be_killed_with_parent, **streams
+                )
+            while (status := process.poll()) is None and time.monotonic() < begin + seconds:
+                self.note(entry, begin, rows)
+                time.sleep(0.2)
+            entry["outcome"] = "timed out" if status is None else "failed" if status else "passed"
+        except BaseException:  # Ctrl-C, or the signal by which a batch system or timeout ends this program
+            entry["outcome"] = "interrupted"
+            raise
+        finally:
+            end_children()
+            entry |= {"exit_status": status, "output": log.read_text(errors="replace").splitlines()[-LINES:]}
+            self.note(entry, begin, rows)
+
+    def note(self, entry, begin, rows):
+        """Take over the rows that are complete, and save."""
+        entry["seconds"] = round(time.monotonic() - begin, 1)
+        entry["rows"] = read_rows(rows)
+        self.save()
+
+
+def read_rows(file) -> list:
+    """Return the rows of a part's file; the last line may still be being written."""
+    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def end_children():
+    """Kill what a part left: its process, those below, and orphans, which this process adopts. For 10 s at most."""
+    for _ in range(100):
+        if not (found := psutil.Process().children(recursive=True)):
+            return
+        for process in found:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(found, timeout=0.1)
+
+
+def record(parts, out, facts, environ, seconds=SECONDS, before=None) -> bool:
+    """Run the parts one after the other and write the record to `out`; return whether all passed.
+
+    `before` is a file with the rows of a part "tests" that ran before.
+    """
+    PRCTL(ADOPT_ORPHANS, 1, 0, 0, 0)
+    clean_up_on_signals()
+    written = Record(out, facts, parts)
+    for part in parts:
+        entry, left = written.parts[part.name], seconds - (time.monotonic() - written.begin)
+        if part.name == "tests" and before and before.exists():
+            rows = read_rows(before)
+            failed = any(row["outcome"] == "failed" for row in rows)
+            entry |= {"outcome": "failed" if failed else "passed", "taken_from": before.name, "rows": rows}
+        elif left < LEAST:
+            entry["outcome"] = "no time left"
+        else:
+            written.run(part, min(part.limit, left), environ)
+        print(f"{part.name}: {entry['outcome']}, {entry.get('seconds', 0):.0f} s", flush=True)
+    written.content["finished"] = True
+    written.save()
+    return all(entry["outcome"] == "passed" for entry in written.parts.values())
+
+
+def read_arguments(arguments):
+    """Read the command line."""
+    parser = Parser(prog="record.py", description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="the record, a JSON file; must not exist yet")
+    parser.add_argument("--on", choices=["gpu", "cpu"], default="gpu", help="cpu: all in small, to test this program")
+    names = [part.name for part in list_parts(False, Path(), 0)]
+    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="PART", help=", ".join(names))
+    parser.add_argument("--seconds", type=float, default=SECONDS, help=f"for all parts together ({SECONDS})")
+    parser.add_argument("--commit", help="of this copy of the project, where git does not know it")
+    given = parser.parse_args(arguments)
+    if given.on == "gpu" and not gpus_here():
+        parser.error("--on gpu: nvidia-smi names no GPU here; --on cpu runs everything in small on a CPU core")
+    for path in (given.out, files_of(given.out)):
+        if path.exists():
+            parser.error(f"--out {given.out}: {path} exists; name a new file, or remove what is there")
+    return given
+
+
+def main():
+    given = read_arguments(sys.argv[1:])
+    on_cpu, out = given.on == "cpu", given.out.absolute()
+    files, facts = files_of(out), describe(on_cpu)
+    shutil.copytree(ROOT / "notebooks" / "scripts", files / "scripts")  # which write their checkpoints beside them
+    memory = facts.get("memory_mib", "")
+    at_once = 4 if memory.isdigit() and int(memory) > ROOMY and facts["cores"] >= 8 else 0
+    parts = [part for part in list_parts(on_cpu, files, at_once) if part.name in given.only]
+    if on_cpu:
+        parts = [part._replace(limit=PATIENCE * part.limit) for part in parts]
+    facts |= {"commit": given.commit or commit(), "command": shlex.join(sys.argv)}
+    passed = record(parts, out, facts, environment(on_cpu), given.seconds, out.with_name("gpu.jsonl"))
+    print(f"the record: {given.out}")
+    sys.exit(not passed)
+
+
+if __name__ == "__main__":
+    main()
