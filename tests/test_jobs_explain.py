@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ LOGS = Path(__file__).parent / "logs"
 # What is expected of each log: the file NAME.txt, or lines from public bug reports (more.json names them).
 TABLE = json.loads((LOGS / "expected.json").read_text())
 MORE = json.loads((LOGS / "more.json").read_text())
+MESSAGES = tomllib.loads((LOGS / "messages.toml").read_text())  # by their source
 
 
 def test_failures_that_are_caused_here_are_known(tmp_path):
@@ -49,13 +51,36 @@ def test_a_log_is_explained_as_a_support_desk_would(name):
     assert wanted.get("where", "") in said
 
 
-def test_each_row_of_the_table_can_be_found():
-    """No row stands behind another one that takes all its messages, and each says what to do."""
+def test_each_row_of_the_table_is_found_in_a_real_message():
+    """In a line of the logs above, or in a message of messages.toml: none stands behind a row that takes it first."""
+    logs = ["\n".join(log["log"]) for log in MORE.values()] + [path.read_text() for path in LOGS.glob("*.txt")]
+    lines = [line for log in logs for line in log.splitlines()] + [line for some in MESSAGES.values() for line in some]
+    found = {explain.known_in(line, by) for line in lines for by in ("", "slurm")}
+    assert [known.seen for known in explain.known_failures() if known not in found] == []
     for known in explain.known_failures():
         assert known.kind in explain.KINDS and known.what and known.do
         assert not known.notebook or (root() / f"notebooks/{known.notebook}.ipynb").exists()
-        first = [explain.known_in(re.sub(r"^\^|\$$", "", words).replace("...", "x")) for words in known.seen]
-        assert known in first, known.seen
+
+
+def test_no_message_of_the_table_stands_behind_another_row():
+    rows = [(known, words) for known in explain.known_failures() for words in known.seen]
+    lines = [(known, re.sub(r"^\^|\$$", "", words).replace("...", "x")) for known, words in rows]
+    assert [line for known, line in lines if explain.known_in(line, known.by) != known] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "seen"),
+    [
+        ("torch.OutOfMemoryError: x", "OutOfMemoryError"),
+        ("MemoryError", "MemoryError"),
+        ("pkg.MyMemoryErrorHandler: x", ""),
+        ("exits with return code = 137", "exits with return code = ..."),
+        ("Process 4 got signal: 15", "got signal: 15"),
+    ],
+)
+def test_messages_match_as_whole_words(line, seen):
+    known = explain.known_in(line)
+    assert seen in known.seen if seen else known is None
 
 
 @pytest.mark.parametrize("numbers", [{"microbatches": 1, "batch": 8}, {"microbatches": 3, "batch": 8}], ids=str)
@@ -99,7 +124,7 @@ ODD = "".join(
     [(STEPS + "CUDA out of memory\n", "GPU|device"), (STEPS + "done\n", "ended well"), (ODD, "no image")],
     ids=["a failure", "none", "every line a failure"],
 )
-def test_forty_megabytes_take_three_seconds(text, said):
+def test_forty_megabytes_take_seconds(text, said):
     begun = time.process_time()
     assert re.search(said, explain.report(text[-40_000_000:]))
     assert time.process_time() - begun < 3

@@ -41,7 +41,7 @@ HARD = re.compile(
     r"Segmentation fault|ssertion `"
 )
 PROGRESS = re.compile(
-    r"(?:\b|_)(?:epochs?|steps?|iter(?:ation)?s?|loss|batch)\b\W*\d|it/s|s/it|(?:images|samples|tokens|tok)/s|"
+    r"\b(?:global_)?(?:epochs?|step|iter(?:ation)?s?|loss|batch)\b\W*\d|it/s|s/it|(?:images|samples|tokens|tok)/s|"
     r"\bsav(?:ed|ing)\b.*\bcheckpoint|\bcheckpoint\b.*\bsaved\b",
     re.I,
 )
@@ -51,12 +51,12 @@ RESTART = re.compile(
     r"[Rr]esum(?:ed|ing|es)\b|[Rr]estor(?:ed|ing)\b|[Rr]estart(?:ing|ed)?\b|[Aa]ttempt \d|oad(?:ed|ing) \w*checkpoint"
 )
 ENDED = re.compile(  # what the program itself says after its last step
-    r"\btraining\b(?: \w+){0,2} (?:done|finished|completed?|ended|successful(?:ly)?)\b|\b(?:finished|completed|done) "
-    r"(?:with )?training\b|`Trainer\.fit` stopped: |['\"]train_runtime['\"]",
+    r"\btraining\b(?: (?!not|never)\w+){0,2} (?:done|finished|completed?|ended|successful(?:ly)?)\b|"
+    r"\b(?:finished|completed|done) (?:with )?training\b|`Trainer\.fit` stopped: |['\"]train_runtime['\"]",
     re.I,
 )
 DONE = re.compile(r"\b(?:done|finished|completed?|succe\w+|ended well|elapsed|best|final)\b|100%|exit code 0", re.I)
-NOT_ENDED = re.compile(r"fail|error|exception|abort|interrupt|\b(?:not|never|before|after|when|until|if)\b", re.I)
+NOT_ENDED = re.compile(r"fail|error|exception|abort|interrupt", re.I)
 NOT_DONE = re.compile(r"\b(?:not|un|never|before)\b|fail|error|^wandb", re.I)
 
 
@@ -219,6 +219,8 @@ class Log:
 
     def ended_well(self, seen) -> bool:
         """Whether nothing that was seen is a failure: (number, is a mere consequence, what it looks like) of each."""
+        if any(says == "nan" for _, _, says in seen):
+            return False
         lasts = [self.last[self.keys[number]] for number, _, _ in seen]
         if all(follows and says in ("soft", "noise", "exception") for _, follows, says in seen):
             return (
