@@ -28,6 +28,13 @@ Path("work").mkdir(exist_ok=True)
 Path("work/00_1.py").write_text({program!r})
 check("00.1")
 """
+ALONE = """
+from mpdemo.notebook.course import diff, launch
+assert "DistributedDataParallel" in repr(diff("scripts/train_single.py", "scripts/train_ddp.py"))
+one, two = (launch("notebooks/scripts/first_single.py", processes=count) for count in (1, 2))
+assert set(one.splitlines()) == set(two.splitlines()), (one, two)
+print("the losses are equal")
+"""
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +54,9 @@ def installed(tmp_path_factory):
     env = {name: value for name, value in os.environ.items() if name not in strange}
     env |= {"PYTHONPATH": str(folder / "site"), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
 
-    def run(*words, **more):
+    def run(*words, where=here, **more):
         command = [sys.executable, *words]
-        done = subprocess.run(command, cwd=here, env=env | more, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(command, cwd=where, env=env | more, capture_output=True, text=True, timeout=300)
         assert str(root()) not in done.stdout, done.stdout
         return done.stdout + done.stderr
 
@@ -75,7 +82,19 @@ def test_a_check_judges_a_prediction_and_a_program(installed):
     solutions = nbformat.read(root() / "notebooks/solutions/00_start_here.ipynb", as_version=4)
     task = next(cell.source for cell in solutions.cells if cell.source.startswith("%%task 00.1\n"))
     said = installed("-c", CHECKS.format(program=task.partition("\n")[2])).splitlines()
-    assert [line[:11] for line in said] == ["00.3: not y", "00.3: right", "00.1: right"], said
+    assert [line[:11] for line in said if line[2:3] == "."] == ["00.3: not y", "00.3: right", "00.1: right"], said
+
+
+def test_a_copy_of_the_folder_of_notebooks_works_alone(installed):
+    """Its root is the folder around it, as in a checkout, for the solutions too: scripts are found, runs go there."""
+    alone = installed.folder / "alone"
+    shutil.copytree(root() / "notebooks", alone / "notebooks", ignore=shutil.ignore_patterns("__pycache__"))
+    where = "from mpdemo.paths import root; print(root())"
+    for opened in ("notebooks", "notebooks/solutions"):
+        assert installed("-c", where, where=alone / opened) == f"{alone}\n"
+    assert "the losses are equal" in installed("-c", ALONE, where=alone / "notebooks")
+    assert {path.name for path in alone.iterdir()} == {"notebooks", "runs", "slurm"}
+    assert installed("-c", where, where=alone / "notebooks/solutions") == f"{alone}\n"
 
 
 def test_a_labs_job_runs(installed):
