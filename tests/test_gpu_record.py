@@ -14,8 +14,8 @@ from mpdemo.paths import root
 
 RECORD = str(root() / "tests/gpu/record.py")
 SAY = "import json, sys; open(sys.argv[1], 'a').write(json.dumps({'said': %r}) + '\\n')"
-# A part's orphan has left its process group, as the processes of torchrun do.
-HANG = "; import subprocess, time; subprocess.Popen(['sleep', '987'], start_new_session=True); time.sleep(987)"
+ORPHAN = ["sleep", f"987.{os.getpid()}"]  # it has left its part's session, as the processes of torchrun do
+HANG = f"; import subprocess, time; subprocess.Popen({ORPHAN}, start_new_session=True); time.sleep(987)"
 PROGRAM = """
 import sys
 from pathlib import Path
@@ -37,7 +37,7 @@ def started(out, *codes):
 
 def sleepers() -> list:
     """The orphans of parts that are still running."""
-    return [p.pid for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "987"]]
+    return [p.pid for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ORPHAN]
 
 
 def read(folder) -> list:

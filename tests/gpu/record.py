@@ -216,9 +216,13 @@ def main():
     if on_cpu:
         parts = [part._replace(limit=PATIENCE * part.limit) for part in parts]
     facts |= {"commit": given.commit or commit(), "command": shlex.join(sys.argv)}
-    passed = record(parts, out, facts, environment(on_cpu), given.seconds, out.with_name("gpu.jsonl"))
-    print(f"the record: {given.out}")
-    sys.exit(not passed)
+    try:
+        passed = record(parts, out, facts, environment(on_cpu), given.seconds, out.with_name("gpu.jsonl"))
+        sys.exit(not passed)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    finally:
+        print(f"the record: {given.out}")
 
 
 if __name__ == "__main__":
