@@ -29,8 +29,8 @@ HARMLESS_TRACEBACK = re.compile(r"Logging error|Exception ignored|Error in (?:at
 CHAIN = re.compile(r"During handling of the above exception|The above exception was the direct cause")
 SAYS_LITTLE = re.compile(r"(?:KeyError: .*|[\w.]+:?\s*)$")  # of an exception that a library caught by itself
 WEB = re.compile(r"/(?:urllib3?|requests|http|httpx|httpcore|aiohttp)/")
-NEVER = re.compile(r"\s*$|(?:wandb|mlflow)(?!.*\bERROR\b)")
-NOISE = re.compile(r"wandb|mlflow")  # what they say is the cause only where it ends a traceback
+NEVER = re.compile(r"\s*$|(?:wandb|mlflow)(?!\.|.*\bERROR\b)")
+NOISE = re.compile(r"(?:wandb|mlflow)(?!\.)")  # only an exception of theirs ends a run
 HARMLESS = re.compile(
     r"^(?:wandb:|mlflow|INFO|DEBUG)\b|NCCL INFO|\[I |ServerApp|[Rr]etrying|trying (?!to)\w|will retry|"
     r"alling back|[Ii]gnor|ing this combination"
