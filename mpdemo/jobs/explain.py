@@ -46,7 +46,7 @@ class Known:
         """Say what it is or what to do, with the text that the message's last ``...`` stood for in a line."""
         match = self.pattern.search(line)
         shown = [part for part in match.groups() if part is not None] if match else []
-        return text.replace("...", repr(shown[-1])).replace("{}", shown[-1]) if shown else text
+        return text.replace("{}", shown[-1]) if shown else text
 
 
 def _expression(words) -> str:
