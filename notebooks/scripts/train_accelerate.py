@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from accelerate import Accelerator
+from accelerate.utils import DataLoaderConfiguration
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
@@ -27,14 +28,15 @@ def make_model():  # yours
 
 
 def main():
-    accelerator = Accelerator(cpu=not torch.cuda.is_available())  # joins the process group
+    # The default gives each process a whole BATCH, and steps a prepared scheduler once per process.
+    config = DataLoaderConfiguration(split_batches=True)
+    accelerator = Accelerator(cpu=not torch.cuda.is_available(), dataloader_config=config)
     # look here first
     print(f"rank {accelerator.process_index} of {accelerator.num_processes}\n", end="", flush=True)
     torch.manual_seed(0)
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    part = BATCH // accelerator.num_processes  # the batch of one process: Accelerate does not divide it
-    loader = DataLoader(make_dataset(), part, shuffle=True, drop_last=True)
+    loader = DataLoader(make_dataset(), BATCH, shuffle=True, drop_last=True)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)  # wrapper, sampler, device
     for epoch in range(EPOCHS):
         total = torch.zeros((), device=accelerator.device)
