@@ -84,7 +84,7 @@ def exports(spec, site) -> list[str]:
 def torchrun_signals(spec) -> dict:
     """Return variables for torchrun: the signals that it passes on (its own and the warning), and how long it waits.
 
-    Without the second it would kill its processes after 30 s, in the middle of a checkpoint.
+    Without the second it kills its processes after 30 s, in the middle of a checkpoint. PyTorch 2.11 always does.
     """
     name, _, seconds = (spec.signal or "USR1").partition("@")
     names = dict.fromkeys(["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", f"SIG{name}"])
