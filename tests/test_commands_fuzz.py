@@ -26,7 +26,7 @@ BEGINNINGS = {  # what a command calls when its input is good
     "scale": ["run_jobs"],
     "bench": ["run", "take_devices"],
 }
-NEEDED = {"train": ["--rung", "ddp"], "plan": ["--cost", "v100"], "explain": ["log"], "class": ["."]}
+NEEDED = {"train": ["--rung", "ddp"], "plan": ["--cost", "v100"], "explain": ["log"]}
 
 
 class Begun(Exception):
