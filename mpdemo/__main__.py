@@ -27,7 +27,6 @@ COMMANDS = {
     "rehearse": ("mpdemo.trainers.rehearse", "run each job of the course on the cluster, small, and print one table"),
     "scale": ("mpdemo.trainers.scale", "what more nodes bring and cost, measured by jobs"),
     "same": ("mpdemo.same.command", "is a script of YOUR own the same training on 1 and N processes; does it resume?"),
-    "bench": ("mpdemo.bench", "measure the course's speed figures, each beside its limit"),
 }
 
 

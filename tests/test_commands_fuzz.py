@@ -24,7 +24,6 @@ BEGINNINGS = {  # what a command calls when its input is good
     "render": ["check"],
     "rehearse": ["run_trials"],
     "scale": ["run_jobs"],
-    "bench": ["run", "take_devices"],
 }
 NEEDED = {"train": ["--rung", "ddp"], "plan": ["--cost", "v100"], "explain": ["log"]}
 
