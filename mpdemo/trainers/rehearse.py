@@ -6,7 +6,7 @@
 
 A job is what a notebook submits, with as many nodes and processes; a training run has two steps. One table says of each
 how long it waited and ran, and what to fix. The last job, env, has as many processes as the largest: it checks Python,
-PyTorch and GPUs, and where the processes are and how fast they talk, one row per rank. Exit status 1 if one failed.
+PyTorch and GPUs, and where the processes are, one row per rank. Exit status 1 if one failed.
 """
 
 import contextlib
