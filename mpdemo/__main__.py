@@ -25,7 +25,6 @@ COMMANDS = {
     "cluster": ("mpdemo.cluster.command", "a throw-away Slurm cluster on this machine"),
     "render": ("mpdemo.trainers.render", "write the course's batch scripts for a site; submit nothing"),
     "rehearse": ("mpdemo.trainers.rehearse", "run each job of the course on the cluster, small, and print one table"),
-    "scale": ("mpdemo.trainers.scale", "what more nodes bring and cost, measured by jobs"),
     "same": ("mpdemo.same.command", "is a script of YOUR own the same training on 1 and N processes; does it resume?"),
 }
 

@@ -23,7 +23,6 @@ BEGINNINGS = {  # what a command calls when its input is good
     "cluster": ["Cluster.up"],
     "render": ["check"],
     "rehearse": ["run_trials"],
-    "scale": ["run_jobs"],
 }
 NEEDED = {"train": ["--rung", "ddp"], "plan": ["--cost", "v100"], "explain": ["log"]}
 
