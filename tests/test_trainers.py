@@ -16,9 +16,7 @@ from worker_jobs import until
 from mpdemo import paths
 from mpdemo.errors import UserError
 from mpdemo.jobs import JobSpec, load_site, render
-from mpdemo.trainers.course import jobs_of_course
-from mpdemo.trainers.rehearse import SMALL, Trial, smallest
-from mpdemo.trainers.render import hours_at_most
+from mpdemo.trainers import SMALL, Trial, hours_at_most, jobs_of_course, smallest
 
 COMMAND = (sys.executable, "-m", "mpdemo", "rehearse")
 TRAIN = {"command": "-m mpdemo train --rung single --out runs/a_course", "out": "runs/a_course"}
@@ -61,7 +59,7 @@ def test_a_small_job_keeps_its_processes_and_works_in_a_folder_of_its_own():
     for name, spec in jobs_of_course().items():
         words = " ".join(small[name].command)
         assert (small[name].nodes, small[name].world_size) == (spec.nodes, spec.world_size)
-        assert f"runs/rehearsal/{name}" in words and "--resume" not in words and spec.out not in words.split()
+        assert f"runs/rehearsal/{name}" in words and spec.out not in words.split()
         assert words.endswith(" ".join(SMALL)) or "labs" in words
         if "labs" in words:  # each word after the folder is a number of steps, or a function of the lab
             _, module, _, *last = small[name].command
@@ -131,7 +129,7 @@ def test_jobs_are_cancelled_although_nobody_reads_it(no_slurm, project, monkeypa
     with contextlib.suppress(OSError), open("/dev/full", "w") as lost:
         monkeypatch.setattr(sys, "stdout", lost)
         for trial in trials:
-            trial.cancel()
+            trial.give_up(60)
     assert [trial.job.state for trial in trials] == ["cancelled"] * 2
 
 
