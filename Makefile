@@ -37,7 +37,7 @@ lab: $(STAMP)         ## open the notebooks in JupyterLab; options for it: make 
 	$(BIN)/python -m jupyterlab --notebook-dir=. $(LAB) notebooks/00_start_here.ipynb
 
 bench: $(STAMP)       ## measure the speed figures, each beside its limit (on an otherwise idle machine)
-	$(BIN)/python -m mpdemo bench
+	$(BIN)/python tests/bench/bench.py
 
 soak: $(STAMP)        ## kill, cancel and requeue training runs at random for MINUTES (30); nothing may be lost
 	$(BIN)/python -m pytest -m soak

@@ -23,12 +23,9 @@ COMMANDS = {
     "explain": ("mpdemo.jobs.explain", "find the known failures in a log, and say what to do"),
     "follow": ("mpdemo.jobs.follow", "print a job's state and its log until it ends; Ctrl-C leaves it running"),
     "cluster": ("mpdemo.cluster.command", "a throw-away Slurm cluster on this machine"),
-    "render": ("mpdemo.trainers.render", "write the course's batch scripts for a site; submit nothing"),
-    "rehearse": ("mpdemo.trainers.rehearse", "run each job of the course on the cluster, small, and print one table"),
-    "class": ("mpdemo.trainers.classroom", "a trainer's view: who finished what, what runs"),
-    "scale": ("mpdemo.trainers.scale", "what more nodes bring and cost, measured by jobs"),
+    "render": ("mpdemo.trainers", "write the course's batch scripts for a site; submit nothing"),
+    "rehearse": ("mpdemo.trainers", "run each job of the course on the cluster, small, and print one table"),
     "same": ("mpdemo.same.command", "is a script of YOUR own the same training on 1 and N processes; does it resume?"),
-    "bench": ("mpdemo.bench", "measure the course's speed figures, each beside its limit"),
 }
 
 

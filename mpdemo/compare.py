@@ -2,7 +2,7 @@
 
 A speed-up from two runs an hour apart compares what else the machine did. Here every round runs every variant once,
 and the ratios are paired by round (paired.py). `compare` puts rungs of the ladder beside the single device: speed, its
-upper bound, and gradients. Used by labs, ``demo`` and ``bench``.
+upper bound, and gradients. Used by labs, ``demo`` and tests/bench.
 """
 
 import random

@@ -23,10 +23,8 @@ BEGINNINGS = {  # what a command calls when its input is good
     "cluster": ["Cluster.up"],
     "render": ["check"],
     "rehearse": ["run_trials"],
-    "scale": ["run_jobs"],
-    "bench": ["run", "take_devices"],
 }
-NEEDED = {"train": ["--rung", "ddp"], "plan": ["--cost", "v100"], "explain": ["log"], "class": ["."]}
+NEEDED = {"train": ["--rung", "ddp"], "plan": ["--cost", "v100"], "explain": ["log"]}
 
 
 class Begun(Exception):

@@ -19,7 +19,7 @@ from mpdemo.cluster.shape import memory_of, shape_of, stand_in, write_site
 from mpdemo.jobs import JobSpec, Site, check, load_site, render, submit, train_command
 from mpdemo.jobs.site import site_names
 from mpdemo.jobs.site_trial import try_site
-from mpdemo.trainers.course import jobs_of_course
+from mpdemo.trainers import jobs_of_course
 
 FOLDER = Path(__file__).parent / "sites"
 ANY = {"name": "toy", "command": ("-c", "pass"), "out": "runs/toy"}

@@ -15,7 +15,7 @@ from project import fresh_copy
 
 from mpdemo.jobs.job import RECORD
 from mpdemo.paths import root
-from mpdemo.trainers.course import jobs_of_course
+from mpdemo.trainers import jobs_of_course
 from notebooks import NBVAL_LIMIT, TRAINS_SINGLE, check, nbval, notebooks
 
 NOTEBOOKS = [str(path.relative_to(root() / "notebooks").with_suffix("")) for path in notebooks()]

@@ -11,7 +11,7 @@ import pytest
 from project import fresh_copy
 
 from mpdemo.paths import root
-from mpdemo.trainers.course import jobs_of_course
+from mpdemo.trainers import jobs_of_course
 
 SLURM = root() / "slurm"
 LAB = """

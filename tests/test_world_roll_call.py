@@ -1,4 +1,4 @@
-"""One row per rank: in real worlds, on one core, on two nodes behind a slow network; and what its rows say of GPUs."""
+"""One row per rank: in real worlds, on one core, on nodes whose ranks use TCP; and what its rows say of GPUs."""
 
 import os
 import re
@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from mpdemo.world.roll_call import LARGE, SMALL, nccl_transports, ranges, table, what_is_wrong
+from mpdemo.world.roll_call import nccl_transports, ranges, table, what_is_wrong
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
@@ -17,14 +17,14 @@ def rows_of(text):
     return [re.split(" {2,}", line.strip()) for line in text.splitlines() if re.match(r"(\d+: )?\d+ {2,}\S", line)]
 
 
-def test_each_rank_has_a_row_and_a_speed(run_once):
+def test_each_rank_has_a_row_that_names_what_carries_its_messages(run_once):
     done = run_once(*TORCHRUN, "2", "-m", "mpdemo", "env", "--site", "generic", timeout=200)
     rows = rows_of(done.stdout)
     assert done.returncode == 0 and [row[0] for row in rows] == ["0", "1"], done.stdout + done.stderr
-    assert rows[0][1:] == [*rows[1][1:]] and rows[0][6:8] == ["gloo", "lo"]
-    assert all(float(speed) > 0.001 for speed in rows[0][8:]) and done.stdout.count("[OK]   Python") == 1
+    assert rows[0][1:] == rows[1][1:] and rows[0][6:] == ["gloo", "lo"]
+    assert done.stdout.count("[OK]   Python") == 1
     alone = run_once(*TORCHRUN, "1", "-m", "mpdemo", "env", "--site", "generic", timeout=200)
-    assert alone.returncode == 0 and rows_of(alone.stdout)[0][7:] == ["-"] * 3  # nobody to talk to
+    assert alone.returncode == 0 and rows_of(alone.stdout)[0][6:] == ["-", "-"]  # nobody to talk to
 
 
 def test_ranks_on_one_core_are_named_with_the_remedy():
@@ -43,7 +43,7 @@ def test_a_rank_that_never_comes_ends_the_call_in_time(run_once, tmp_path):
 
 
 GPU = {"host": "n1", "cores": [0, 1, 2, 3], "visible": 4, "held": 4}
-GPU |= {"backend": "nccl", "transport": "P2P", LARGE: 200.0}
+GPU |= {"backend": "nccl", "transport": "P2P"}
 GPUS = [GPU | {"rank": rank, "uuid": f"gpu-{rank}"} for rank in range(4)]
 
 
@@ -56,7 +56,7 @@ GPUS = [GPU | {"rank": rank, "uuid": f"gpu-{rank}"} for rank in range(4)]
         ({"uuid": "", "visible": 0}, "the job holds 4 GPUs on n1 and uses 0"),
         ({"visible": 1, "transport": "SHM"}, "the GPUs of n1 exchange data through its memory (SHM)"),
         ({"cores": [7]}, "ranks 0, 1, 2, 3 on n1 share 1 core(s): 7"),
-        ({LARGE: 0.01}, None),  # one node has no network
+        ({"transport": "NET/Socket"}, None),  # one node has no network
     ],
 )
 def test_what_is_wrong_on_a_node_with_gpus(change, said):
@@ -64,10 +64,10 @@ def test_what_is_wrong_on_a_node_with_gpus(change, said):
     assert [what.startswith(said) for what, _ in found] == [True] if said else found == []
 
 
-@pytest.mark.parametrize(("speed", "transport", "slow"), [(20, "NET/IB", 0), (2, "NET/Socket", 1), (0.1, "eth0", 1)])
-def test_nodes_on_a_slow_network(speed, transport, slow):
-    rows = [row | {"host": f"n{row['rank']}", "held": 1, LARGE: speed, "transport": transport} for row in GPUS]
-    assert [what.split(":")[0] for what, _ in what_is_wrong(rows)] == ["the nodes talk over a slow network"] * slow
+@pytest.mark.parametrize(("transport", "slow"), [("NET/IB", 0), ("NET/Socket", 1), ("eth0", 0)])
+def test_nccl_over_tcp_is_named(transport, slow):
+    rows = [row | {"host": f"n{row['rank']}", "held": 1, "transport": transport} for row in GPUS]
+    assert [what.split(" (")[0] for what, _ in what_is_wrong(rows)] == ["NCCL uses TCP between the nodes"] * slow
 
 
 def test_nccl_names_its_transports(tmp_path):
@@ -85,5 +85,5 @@ def test_nccl_names_its_transports(tmp_path):
 
 def test_cores_are_written_as_ranges():
     assert (ranges([5, 0, 1, 2]), ranges([3]), ranges([])) == ("0-2,5", "3", "")
-    row = rows_of(table([GPUS[0] | {"peers": "1,2", SMALL: None}]))[0]
-    assert row[3:] == ["1,2", "0-3", "-", "nccl", "P2P", "-", "200"]
+    row = rows_of(table([GPUS[0] | {"peers": "1,2"}]))[0]
+    assert row[3:] == ["1,2", "0-3", "-", "nccl", "P2P"]

@@ -12,7 +12,6 @@ is a program: ``test_NN_M`` of ``NN_programs.py`` runs after it in so many ranks
 import ast
 import importlib
 import inspect
-import json
 import re
 import sys
 import textwrap
@@ -28,7 +27,6 @@ from mpdemo.notebook.predictions import judge_prediction
 from mpdemo.paths import root, source
 
 SECONDS = 20.0  # limit for a program; those of the exercises need about 1 s
-RIGHT = Path("work", "right.json")  # which exercises were answered right; `python -m mpdemo class` shows them
 BLANK = re.compile(r"(?:^|[\s=\"'])\.\.\.(?:[\s\"']|$)")  # but not the dots of echo "starting..."
 TEST = """
 import sys, types
@@ -53,10 +51,7 @@ def exercises(notebook="") -> dict:
 
 def check(number, answer=...):
     """Print whether an answer is right. Without an answer, the file of an earlier ``%%task`` is checked."""
-    state, message = verdict(number, answer)
-    print(wrapped(f"{number}: {message}"))
-    if state == "right":
-        note_right(number)
+    print(wrapped(f"{number}: {verdict(number, answer)[1]}"))
 
 
 def verdict(number, answer=...) -> tuple[str, str]:
@@ -139,24 +134,6 @@ def _has_blank(text, is_python) -> bool:
         return False  # the check itself reports it
     indices = {id(part) for node in nodes if isinstance(node, ast.Subscript) for part in ast.walk(node.slice)}
     return any(isinstance(node, ast.Constant) and node.value is ... and id(node) not in indices for node in nodes)
-
-
-def right_answers(folder) -> list[str]:
-    """Return the numbers of the exercises that were right in a project's folder, in their order."""
-    try:
-        return sorted(json.loads((folder / RIGHT).read_text()), key=lambda number: [*map(int, number.split("."))])
-    except (OSError, ValueError, TypeError, AttributeError):
-        return []
-
-
-def note_right(number):
-    """Remember that an exercise was answered right; where nothing can be written, nothing is lost but this."""
-    file = root() / RIGHT
-    with suppress(OSError):
-        file.parent.mkdir(exist_ok=True)
-        part = file.with_suffix(".part")
-        part.write_text(json.dumps(sorted({*right_answers(root()), number})) + "\n")
-        part.replace(file)
 
 
 def save_task(line, cell):

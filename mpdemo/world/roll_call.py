@@ -1,4 +1,4 @@
-"""One row per rank: its node, GPU and cores, what carries its messages and how fast; and what is wrong with that.
+"""One row per rank: its node, GPU and cores, and what carries its messages; and what is wrong with that.
 
     torchrun --standalone --nproc-per-node 2 -m mpdemo env
     srun python -m mpdemo env        # in a batch script, where MASTER_ADDR and MASTER_PORT are exported
@@ -13,24 +13,18 @@ import socket
 import tempfile
 from itertools import groupby
 from pathlib import Path
-from statistics import median
 
 import psutil
 import torch
 import torch.distributed as dist
 from tabulate import tabulate
 
-from mpdemo.world import clock
-from mpdemo.world.collectives import gather_objects, rest
+from mpdemo.world.collectives import gather_objects
 from mpdemo.world.devices import gpus_here
 from mpdemo.world.env import World, process_group, read_launcher
 
 PATIENCE = 60.0  # s for which a rank waits for the others in one message
-SMALL, LARGE = "GB/s, 1 MiB", "GB/s, 256 MiB"
-REPEATS = 3  # of each message, and one before them that is not counted
-BUDGET = 15.0  # s for all messages of a size: on a slow network the large ones are left out
-SLOW = 0.125  # GB/s: more than Gigabit Ethernet carries
-HEADERS = ("rank", "host", "device", "peers", "cores", "NUMA", "backend", "transport", SMALL, LARGE)
+HEADERS = ("rank", "host", "device", "peers", "cores", "NUMA", "backend", "transport")
 
 
 def roll_call() -> list[dict] | None:
@@ -46,7 +40,9 @@ def roll_call() -> list[dict] | None:
             if world.world_size > 1:
                 ids = list(filter(None, gather_objects(row["uuid"])))
                 nccl = nccl and len(set(ids)) == len(ids)  # it refuses two ranks on one GPU
-                row |= speeds(device if nccl else torch.device("cpu"), world.world_size)
+                message = torch.zeros(2**18, device=device if nccl else "cpu")
+                dist.all_reduce(message)  # the first one of NCCL connects the ranks, and its log then says how
+                message.cpu()  # waits for it
                 row["backend"] = "nccl" if nccl else "gloo"
                 row["transport"] = ", ".join(nccl_transports(Path(folder, "nccl")) if nccl else interfaces())
             rows = gather_objects(row)
@@ -70,23 +66,6 @@ def whereabouts(world) -> dict:
     return row
 
 
-def speeds(device, ranks) -> dict:
-    """Return the bus bandwidth of an all-reduce by size, as nccl-tests define it; None where it would take too long."""
-    found, per_byte = {}, 0.0
-    for name, size in ((SMALL, 2**20), (LARGE, 2**28)):
-        found[name], taken = None, []
-        if size * per_byte * (1 + REPEATS) < BUDGET:
-            tensor = torch.zeros(size // 4, device=device)
-            for _ in range(1 + REPEATS):
-                rest()
-                begin = clock.now(device)
-                dist.all_reduce(tensor)
-                taken.append(clock.now(device) - begin)
-            per_byte = max(gather_objects(median(taken[1:]))) / size
-            found[name] = 2 * (ranks - 1) / ranks / per_byte / 1e9
-    return found
-
-
 def nccl_transports(log) -> list[str]:
     """Return what NCCL's log names: P2P (NVLink or PCIe), SHM (the node's memory), NET/IB, NET/Socket."""
     text = log.read_text(errors="replace") if log.exists() else ""
@@ -107,11 +86,10 @@ def what_is_wrong(rows) -> list[tuple]:
     """Return pairs: what is wrong with the placement of the ranks, and the remedy."""
     by_host = groupby(sorted(rows, key=lambda row: row["host"]), key=lambda row: row["host"])
     found = [wrong_on_a_node(host, list(of_host)) for host, of_host in by_host]
-    large, sockets = rows[0].get(LARGE, SLOW), any("NET/Socket" in row.get("transport", "") for row in rows)
-    if len(found) > 1 and (sockets or large is None or large < SLOW):
-        what = f"the nodes talk over a slow network: {large or rows[0][SMALL]:.3f} GB/s over {rows[0]['transport']}"
-        remedy = "NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME name the fast interface (`ip -br address` lists all)"
-        found.append([(what, f"{remedy}; ask the site for its own settings")])
+    if len(found) > 1 and any("NET/Socket" in row.get("transport", "") for row in rows):
+        what = "NCCL uses TCP between the nodes (NET/Socket), which is slower than InfiniBand and the like"
+        remedy = "ask the site for its settings; NCCL_SOCKET_IFNAME names an interface (`ip -br address` lists all)"
+        found.append([(what, remedy)])
     return sum(found, [])
 
 
@@ -144,4 +122,4 @@ def table(rows) -> str:
     """Return the rows as text."""
     rows = [row | {"cores": ranges(row["cores"])} for row in rows]
     cells = [["-" if row.get(name) in (None, "") else row[name] for name in HEADERS] for row in rows]
-    return tabulate(cells, HEADERS, floatfmt=".3g", disable_numparse=range(len(HEADERS) - 2))
+    return tabulate(cells, HEADERS, disable_numparse=True)

@@ -3,8 +3,7 @@
     python -m mpdemo.labs.lightning_overhead runs/12_overhead
 
 What a loop adds to a step doesn't depend on the model, so a toy with short steps shows it best. Our loop notes the
-loss of every step in a file; Lightning has no logger, no checkpoints and no progress bar. A part of
-``python -m mpdemo bench``.
+loss of every step in a file; Lightning has no logger, no checkpoints and no progress bar. A part of `make bench`.
 """
 
 import io

@@ -3,7 +3,7 @@
     torchrun --standalone --nproc-per-node 2 -m mpdemo.labs.predictions runs/predictions
 
 Every process takes part; rank 0 writes ``summary.json`` in the folder. Nothing is timed, so a busy machine counts the
-same. A part of ``python -m mpdemo bench``.
+same. A part of `make bench`.
 """
 
 import gc

@@ -4,7 +4,7 @@
 
 A machine's speed changes while it is measured: other users share its memory, its caches and its power. So this is done
 many times over: the plan's few steps, and only then those that it is compared with. Every process takes part; rank 0
-writes ``summary.json`` in the folder. A part of ``python -m mpdemo bench``.
+writes ``summary.json`` in the folder. A part of `make bench`.
 """
 
 import sys

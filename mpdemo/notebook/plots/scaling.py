@@ -12,7 +12,7 @@ def scaling(report):
     Parameters
     ----------
     report : dict
-        From `mpdemo.trainers.report`, or made like it. Of each of its ``rows`` are drawn: ``scaling`` (the name of
+        From `mpdemo.labs.scaling_jobs`, or made like it. Of each of its ``rows`` are drawn: ``scaling`` (the name of
         its series), ``devices``, ``batch``, ``speedup``, ``speedup_interval`` (where it has one) and
         ``device_hours``; of ``fit``, by series, the model.
     """

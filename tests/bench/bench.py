@@ -1,52 +1,56 @@
-"""``python -m mpdemo bench``: the course's speed figures, each beside its upper bound: the tables of tests/README.md.
+"""The course's speed figures, each beside its upper bound: what `make bench` prints, the tables of tests/README.md.
 
-Every figure is a median of paired ratios (paired.py) from runs that alternate in one call: strategies beside the single
-device, what `mpdemo.plan` predicts beside what is measured, training loops beside a bare one. Use an idle machine.
+    python tests/bench/bench.py                  all of it
+    python tests/bench/bench.py --only ddp       a part
+
+Every figure is a median of paired ratios (mpdemo/paired.py) from runs that alternate in one call: strategies beside the
+single device, what `mpdemo.plan` predicts beside what is measured, training loops beside a bare one. The machine
+should be idle.
 """
 
 import json
 import os
-import sys
 import tempfile
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from statistics import median
 
+from cases import COUNTS, NAIVE
+from cases import PROCESSES as OF_STRATEGIES
 from tabulate import tabulate
 
 from mpdemo.demo import speed_texts
-from mpdemo.notebook.recipe import equal_cut
-from mpdemo.paired import ROUNDS, from_row, ratio, to_row
-from mpdemo.schedules import SCHEDULES
-from mpdemo.settings import Settings
+from mpdemo.errors import Parser, UserError
+from mpdemo.paired import ROUNDS, from_row
 from mpdemo.world.devices import gpus_here, take_devices, too_few_gpus
 from mpdemo.world.launch import end, start
 from mpdemo.world.processes import check_room
 
-PROCESSES = {"ddp": 2, "pipeline": 2, "hybrid": 4, "memory": 2, "step_times": 2, "loop": 1}  # of each part
-COUNTS, NAIVE = (2, 4, 8, 16), "naive"  # numbers of microbatches; what pipelines are compared with
-SETTINGS = "model", "image_size", "batch_size", "schedule", "microbatches"  # that a row holds
-LABS = {"memory": "predictions", "step_times": "step_times", "loop": "lightning_overhead"}  # others: strategies
+LABS = {"memory": "predictions", "step_times": "step_times", "loop": "lightning_overhead"}
+PROCESSES = OF_STRATEGIES | {"memory": 2, "step_times": 2, "loop": 1}  # of each part
 SPEEDS = "comparison", "measured", "upper bound", "fraction of the upper bound"  # headings of a table
 ERRORS = "prediction", "error", "promised"
 RUNS = "runs of the course model on two processes: median and largest error"
 
 
-def add_arguments(parser):
-    """Add the options of ``bench``."""
-    parser.add_argument("--out", default="runs/bench", metavar="DIR", help="where the results go")
-    parser.add_argument("--only", action="append", choices=PROCESSES, help="a part to run (default: all)")
-
-
-def main(args) -> int:
+def main() -> int:
     """Run the parts one after the other; print the tables, and save them with all numbers in bench.json."""
-    check_room(2)
-    out = Path(args.out)
+    parser = Parser(description="Measure the course's speed figures, each beside its limit.")
+    parser.add_argument("--out", type=Path, default=Path("runs/bench"), metavar="DIR", help="where the results go")
+    parser.add_argument("--only", action="append", choices=PROCESSES, help="a part to run (default: all)")
+    args = parser.parse_args()
+    try:
+        check_room(2)
+        return run_parts(args.only or PROCESSES, args.out)
+    except UserError as error:
+        parser.error(str(error))
+
+
+def run_parts(parts, out) -> int:
+    """Run some parts and print what they measured; return the exit status of the first that failed, else 0."""
     out.mkdir(parents=True, exist_ok=True)
     report, tables = {"machine": take_devices(2) | {"rounds": ROUNDS}, "results": {}}, {}
     print(f"A device here is {report['machine']['device']}.")
-    for part in args.only or PROCESSES:
+    for part in parts:
         if too_few_gpus(PROCESSES[part]):
             print(f"{part} is left out: {PROCESSES[part]} processes for {gpus_here()} GPUs")
             continue
@@ -63,63 +67,11 @@ def main(args) -> int:
 
 def run(part, folder) -> int:
     """Run one part in its processes; return their exit status."""
-    command = ["-m", f"mpdemo.labs.{LABS[part]}"] if part in LABS else ["-m", "mpdemo.bench", part]
+    program = str(Path(__file__).with_name("cases.py"))
+    command = ["-m", f"mpdemo.labs.{LABS[part]}"] if part in LABS else [program, part]
     with tempfile.TemporaryDirectory(prefix="mpdemo-bench-") as scratch:
         os.environ["TMPDIR"] = scratch  # where the processes make theirs: a killed one cannot remove it
         return start([*command, str(folder)], PROCESSES[part])
-
-
-def cases(part) -> list[dict]:
-    """Return the comparisons of a part: settings by name, "single" the first."""
-    single = partial(Settings, rung="single")
-    transformer = single(model="transformer", image_size=28, batch_size=256, optimizer="adamw")
-    resnet18 = single(model="resnet18", image_size=64, batch_size=64)
-    resnet50, resnet101 = (single(model=f"resnet{n}", image_size=128, batch_size=32) for n in (50, 101))
-    if part == "ddp":
-        names = {"ddp": "DDP", "fsdp": "FSDP", "tensor": "tensor parallel"}
-        rungs = [(resnet18, ["ddp"]), (resnet50, ["ddp"]), (transformer, names)]
-        return [{"single": plain} | {names[rung]: replace(plain, rung=rung) for rung in more} for plain, more in rungs]
-    if part == "hybrid":
-        hybrid = replace(transformer, rung="hybrid", replicas=2, schedule="1F1B", microbatches=4, cut=equal_cut(2))
-        return [{"single": transformer, "two replicas of a pipeline (four processes), 1F1B, 4 microbatches": hybrid}]
-    variants = [
-        {"single": plain, NAIVE: replace(plain, rung="model_parallel", cut=equal_cut(2))}
-        | schedules(replace(plain, rung="pipeline"), COUNTS)
-        for plain in (single(model="convstack", image_size=32, batch_size=64, norm="group"), transformer)
-    ]
-    cut = replace(resnet101, rung="pipeline", schedule="1F1B", microbatches=8)
-    cuts = {f"1F1B, 8 microbatches, split after {place}": replace(cut, cut=place) for place in ("layer2.3", "layer3.6")}
-    return [*variants, {"single": resnet101} | cuts]
-
-
-def schedules(settings, counts) -> dict:
-    """Return the settings of every schedule, on equal stages, with some numbers of microbatches."""
-    cuts = {name: equal_cut(2 * schedule.stages_per_rank) for name, schedule in SCHEDULES.items()}
-    return {
-        f"{name}, {count} microbatches": replace(settings, schedule=name, microbatches=count, cut=cut)
-        for count in counts
-        for name, cut in cuts.items()
-    }
-
-
-def measure(part, out):
-    """Run under torchrun: time all variants of each case alternately; rank 0 writes the rows."""
-    from mpdemo.compare import compare, measured_rows, write_result
-
-    def rows_of(world):
-        rows, seconds = [], []
-        for variants in cases(part):
-            comparison = compare(variants, world)
-            comparison.run(ROUNDS, title=variants["single"].model)
-            seconds.append(comparison.seconds)
-            for (name, s), measured in zip(variants.items(), measured_rows(comparison, variants), strict=True):
-                row = {"variant": name} | {setting: getattr(s, setting) for setting in SETTINGS} | measured
-                if NAIVE in variants:
-                    row |= to_row("over_naive", ratio(comparison.seconds[NAIVE], comparison.seconds[name]))
-                rows.append(row)
-        return {"rows": rows, "seconds": seconds}
-
-    write_result(out, rows_of)
 
 
 def strategies(result) -> list:
@@ -183,4 +135,4 @@ def loop(result) -> list:
 FIGURES = {"memory": memory, "step_times": step_times, "loop": loop}  # the other parts: `strategies`
 
 if __name__ == "__main__":
-    end(measure(*sys.argv[1:]))
+    end(main())

@@ -4,9 +4,10 @@ import functools
 import json
 from types import SimpleNamespace
 
+import bench
+import cases
 import pytest
 
-from mpdemo import bench
 from mpdemo.compare import Comparison
 from mpdemo.schedules import SCHEDULES
 from mpdemo.settings import checked
@@ -16,11 +17,11 @@ from mpdemo.world.env import World
 
 @pytest.mark.parametrize("part", ["ddp", "pipeline", "hybrid"])
 def test_every_case_can_run_in_its_processes(part):
-    for variants in bench.cases(part):
+    for variants in cases.cases(part):
         assert list(variants)[0] == "single" and len({settings.model for settings in variants.values()}) == 1
         for settings in variants.values():
-            checked(settings, bench.PROCESSES[part] if is_per_device(settings) else None)
-    names = {settings.schedule for variants in bench.cases(part) for settings in variants.values()}
+            checked(settings, cases.PROCESSES[part] if is_per_device(settings) else None)
+    names = {settings.schedule for variants in cases.cases(part) for settings in variants.values()}
     assert part != "pipeline" or names == set(SCHEDULES)
 
 
@@ -43,7 +44,7 @@ def test_speeds_are_lines_of_tables_with_their_intervals():
     common |= {"bound": 1.9, "fraction_of_bound": 0.95, "fraction_interval": [0.9, 0.96], "at_bound": False}
     naive = {"over_naive": 1.5, "over_naive_interval": [1.4, 1.6]}
     rows = [common | {"variant": name, "schedule": None} for name in ("single", "DDP")]
-    for count in bench.COUNTS:
+    for count in cases.COUNTS:
         rows.append(common | naive | {"variant": f"GPipe, {count}", "model": "convstack", "schedule": "GPipe"})
     ddp, gpipe, paper = bench.strategies({"rows": rows})
     said = "DDP; toy, 28 px, batch 64: speed-up", "1.80 (1.70 to 1.90)", "1.90", "0.95 (0.90 to 0.96)"
@@ -55,7 +56,7 @@ def test_speeds_are_lines_of_tables_with_their_intervals():
 def test_the_loops_are_compared_and_nothing_is_left_behind(run_once, tmp_path):
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    done = run_once("-m", "mpdemo", "bench", "--only", "loop", "--out", str(tmp_path), TMPDIR=str(scratch))
+    done = run_once(bench.__file__, "--only", "loop", "--out", str(tmp_path), TMPDIR=str(scratch))
     assert done.returncode == 0, done.stderr[-3000:]
     report = json.loads((tmp_path / "bench.json").read_text())
     for loop, row in report["results"]["loop"]["added"].items():

@@ -1,1 +1,0 @@
-"""What a trainer runs: each command is a loop over the jobs of the course, or over the folders of a class."""
