@@ -229,11 +229,7 @@ def test_a_program_that_never_ends_is_not_waited_for():
     assert status is None and said == "on\n\nno end within 0.5 s" and time.monotonic() - begin < 5
 
 
-def test_quota_and_scratch_are_tried(cluster, project, monkeypatch):
-    shown = findings(quota="printf 'disk used limit\\nhome 4G 20G\\n'")[-1]
-    assert shown.ok and shown.text.splitlines()[1:] == ["       disk used limit", "       home 4G 20G"]
-    gone = findings(quota="no-such-quota -s")[-1]
-    assert not gone.ok and "command not found" in gone.text and "fix quota in mine.toml" in gone.remedy
+def test_the_folder_for_large_files_is_tried(cluster, project, monkeypatch):
     monkeypatch.setenv("BIG", str(project))
     assert all(finding.ok for finding in findings(scratch="$BIG/slurm"))
     assert f"no folder {project}/me" in findings(scratch="$BIG/me")[-1].text

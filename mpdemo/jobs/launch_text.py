@@ -77,19 +77,18 @@ def exports(spec, site) -> list[str]:
     if site.export_visible_devices and spec.gpus_per_node:
         lines.append(f"export CUDA_VISIBLE_DEVICES={','.join(map(str, range(spec.gpus_per_node)))}")
     if spec.launcher == "torchrun" and spec.signal:
-        lines.append("export " + " ".join(f"{name}={value}" for name, value in torchrun_signals(spec).items()))
+        lines.append(torchrun_signals(spec.signal))
     return lines
 
 
-def torchrun_signals(spec) -> dict:
-    """Return variables for torchrun: the signals that it passes on (its own and the warning), and how long it waits.
+def torchrun_signals(warning) -> str:
+    """Return the line that tells torchrun which signals to pass on (its own and the warning), and how long to wait.
 
-    Without the second it would kill its processes after 30 s, in the middle of a checkpoint.
+    Without the second variable it would kill its processes after 30 s, in the middle of a checkpoint.
     """
-    name, _, seconds = (spec.signal or "USR1").partition("@")
+    name, _, seconds = warning.partition("@")
     names = dict.fromkeys(["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", f"SIG{name}"])
-    wait = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": seconds} if seconds else {}
-    return {"PET_SIGNALS_TO_HANDLE": ",".join(names)} | wait
+    return f"export PET_SIGNALS_TO_HANDLE={','.join(names)} TORCH_ELASTIC_SHUTDOWN_TIMEOUT={seconds}"
 
 
 def launch(spec, site) -> str:

@@ -91,8 +91,6 @@ class Site:
     master_suffix: str = Field("", pattern="^[A-Za-z0-9.-]*$")
     scratch: Line = ""
     ranks_on_front_end: bool = True
-    inside_a_job: Literal["queue", "steps"] = "queue"
-    quota: Line = ""
     polling_seconds: float = Field(5, ge=1, strict=False)
 
 

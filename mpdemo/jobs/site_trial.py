@@ -43,10 +43,6 @@ def try_site(site, cluster) -> list[Finding]:
         findings.append(
             Finding(False, f"scratch {site.scratch!r}: no folder {scratch}", "make it, or fix the site file")
         )
-    if cluster and site.quota:  # its output is shown as it is
-        status, said = run_bounded(["bash", "-s"], site.quota + "\n", seconds=30)
-        shown = "\n       ".join([f"quota, as {site.quota!r} prints it:", *said.splitlines()])
-        findings.append(Finding(status == 0, shown, f"make room, or fix quota in {site.name}.toml"))
     if cluster and (site.setup or site.python != "python"):
         findings.append(try_python(site))
     elif site.pytorch:

@@ -82,11 +82,9 @@ class Experiment:
 
 
 def sizes_here(wanted, site=None, processes_per_node=1) -> tuple:
-    """Return those numbers of nodes that there are: of Slurm, of the job around us for its steps, or of cores."""
+    """Return those numbers of nodes that there are: of Slurm's, or of this machine's cores."""
     site = site if isinstance(site, Site) else load_site(site)
-    if site.inside_a_job == "steps" and "SLURM_JOB_ID" in os.environ:
-        most = int(os.environ.get("SLURM_JOB_NUM_NODES", 1))
-    elif slurm.in_reach():
+    if slurm.in_reach():
         partition = ["-p", site.partition] if site.partition else []
         most = len(set(slurm.client("sinfo", "-h", "-N", "-o", "%N", *partition).split()))
     else:
