@@ -151,7 +151,6 @@ def test_a_job_of_another_cluster_is_asked_there(project, monkeypatch):
         (project / "bin" / name).write_text(f"#!/bin/sh\necho {name} $* >> {project}/asked\necho '{said}'\n")
         (project / "bin" / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{project}/bin:/usr/bin:/bin")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(project))
     number = slurm_job.start("toy.sbatch", "home x", "runs/toy", site())["id"]
     job = SimpleNamespace(id=number, record={"identity": "home x"})
     assert queue.own_job(job, 9)[0].reason == queue.own_job(job, 9)[0].reason == "Priority"  # asked once
