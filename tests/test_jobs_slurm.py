@@ -13,7 +13,6 @@ from worker_jobs import scontrol, spec, until
 from mpdemo.cluster.cluster import Cluster
 from mpdemo.jobs import JobFailed, JobSpec, SlurmError, attach, load_site, slurm, slurm_job, submit, train_command
 from mpdemo.jobs.queue import own_job
-from mpdemo.jobs.site import wanted_by_sites
 
 
 def rows(job, event="step") -> list[dict]:
@@ -24,7 +23,7 @@ def rows(job, event="step") -> list[dict]:
 @pytest.fixture
 def own_cluster(slurm_programs, monkeypatch):
     """A cluster to break things on."""
-    with Cluster.up(nodes=2, wanted=wanted_by_sites()) as cluster:
+    with Cluster.up(nodes=2) as cluster:
         for name, value in cluster.environ.items():
             monkeypatch.setenv(name, value)
         yield cluster
@@ -145,7 +144,7 @@ def test_accounting_remembers_what_the_controller_has_forgotten(cluster, tmp_pat
 def test_another_cluster_with_the_same_job_number_is_not_mixed_up(cluster, project, slurm_programs, monkeypatch):
     job = submit(spec("fail", 0, 9))
     job.wait(60)
-    with Cluster.up(nodes=1, wanted=wanted_by_sites()) as other:
+    with Cluster.up(nodes=1) as other:
         monkeypatch.setenv("SLURM_CONF", other.environ["SLURM_CONF"])
         anew = submit(spec("fail", 0, 9))
         assert anew.record["identity"] != job.record["identity"]

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 from mpdemo.cluster import isolation
-from mpdemo.cluster.config import first_free_port, user_name, write_configuration
+from mpdemo.cluster.config import first_free_port, write_configuration
 from mpdemo.cluster.daemons import Daemons, check_programs, listens, sweep
 from mpdemo.errors import UserError
 
@@ -30,17 +30,15 @@ class Cluster(Daemons):
     guard = None
 
     @classmethod
-    def up(cls, *, nodes=4, cpus=96, gpus=4, memory=180_000, wanted=None, network=None, mbit=None):
+    def up(cls, *, nodes=4, cpus=96, gpus=4, memory=180_000, urgent=False, network=None, mbit=None):
         """Start a cluster and wait until every node is idle (about a second; bounded).
 
-        Of each node, `cpus`, `gpus` and `memory` (MiB) are invented. `wanted` holds what jobs may ask for: names of
-        ``partitions``, ``features``, ``reservations`` and ``licenses``; the ``default`` partition and the ``max_time``
-        of all; ``urgent`` partitions, whose jobs take nodes from the others'; the ``gpu_type``; the ``suffix`` of the
-        nodes' second names. `network` is "namespaces", "hosts" or "none", by default the first that works here; `mbit`
-        slows it down.
+        Of each node, `cpus`, `gpus` and `memory` (MiB) are invented. With `urgent` there is a second partition of that
+        name, whose jobs take nodes from the others'. `network` is "namespaces", "hosts" or "none", by default the first
+        that works here; `mbit` slows it down.
         """
         check_programs()
-        network, wanted = network or isolation.choose(), wanted or {}
+        network = network or isolation.choose()
         if mbit and network != "namespaces":
             raise UserError(f"--mbit {mbit} needs a network of its own for each node, which takes root, ip and unshare")
         port, bridge = first_free_port(nodes + 1), isolation.free_bridge() if network == "namespaces" else ()
@@ -48,9 +46,8 @@ class Cluster(Daemons):
         cluster = cls(new_folder(), names, network, port, *bridge, mbit=mbit)  # the folder last
         try:
             cluster.guard = guard(cluster.folder, *bridge[:1])
-            write_configuration(cluster, cpus, gpus, memory, wanted)
+            write_configuration(cluster, cpus, gpus, memory, urgent)
             cluster._start_all()
-            cluster._reserve(wanted.get("reservations", []))
         except BaseException:
             cluster.down()
             raise
@@ -94,10 +91,6 @@ class Cluster(Daemons):
         """Stop the controller; running jobs run on."""
         self.end("slurmctld")
 
-    def knows(self, program, option) -> bool:
-        """Return whether one of Slurm's commands has an option here; a site's plugins add more to its own."""
-        return "unrecognized option" not in self.client(program, option, "--version").stderr
-
     def down(self):
         """End every process, remove the bridge and the folder."""
         self.kill_node(*self.nodes)
@@ -106,14 +99,6 @@ class Cluster(Daemons):
         if self.guard:
             self.guard.kill()
             self.guard.communicate()
-
-    def _reserve(self, names):
-        """Make reservations of a licence alone: the names exist, and no node is kept from anybody."""
-        for name in names:
-            options = [f"ReservationName={name}", "StartTime=now", "Duration=UNLIMITED", f"Users={user_name()}"]
-            done = self.client("scontrol", "create", "reservation", *options, "Licenses=seat:1", "Flags=ANY_NODES")
-            if done.returncode:
-                raise UserError(f"the reservation {name} could not be made: {done.stderr.strip()}")
 
     def __enter__(self):
         return self

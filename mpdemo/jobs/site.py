@@ -6,7 +6,6 @@ Its words are explained in ``generic.toml``. Only their types are checked here; 
 import dataclasses
 import functools
 import os
-import re
 import sys
 import tomllib
 from pathlib import Path
@@ -78,7 +77,6 @@ class Site:
     small_jobs: Annotated[tuple[dict, ...], Field(strict=False), AfterValidator(by_size)] = ()
     extra: Lines = ()
     max_time: TimeLimit = ""
-    features: Lines = ()
     login_shell: bool = False
     setup: Lines = ()
     python: Line = "python"
@@ -151,23 +149,3 @@ def find_site() -> str:
     cluster = slurm.cluster_name() if slurm.in_reach() else None
     sites = all_sites() if cluster else []
     return next((site.name for site in sites if cluster in site.cluster_names), "generic")
-
-
-def feature_names(constraint) -> list[str]:
-    """Return the features in a constraint: ``"[rack1|rack2]&gpu*4"`` holds rack1, rack2 and gpu."""
-    return re.findall(r"[^&|,()\[\]\s]+", re.sub(r"\*\d+", "", constraint))
-
-
-def partitions(site) -> list[str]:
-    """Return the partitions that a site file names, its usual one first."""
-    texts = [site.partition, *(row.get("partition", "") for row in site.small_jobs)]
-    return list(dict.fromkeys(name for text in texts for name in text.split(",") if name))
-
-
-def wanted_by_sites() -> dict:
-    """Collect what the site files ask of a cluster, so that a throw-away one can offer it."""
-    sites = all_sites()
-    wanted = {"partitions": [name for site in sites for name in partitions(site)]}
-    wanted["features"] = feature_names(",".join(text for site in sites for text in (site.constraint, *site.features)))
-    wanted["reservations"] = [site.reservation for site in sites]
-    return {kind: sorted({name for name in names if name and "$" not in name}) for kind, names in wanted.items()}

@@ -2,7 +2,7 @@
 
     python -m mpdemo rehearse --site jeanzay
     python -m mpdemo rehearse --only 03_two_nodes,06_hybrid
-    python -m mpdemo cluster run --site jeanzay -- python -m mpdemo rehearse    on a throw-away cluster of its shape
+    python -m mpdemo cluster run -- python -m mpdemo rehearse    on a throw-away cluster
 
 A job is what a notebook submits, with as many nodes and processes; a training run has two steps. One table says of each
 how long it waited and ran, and what to fix. The last job, env, has as many processes as the largest: it checks Python,
