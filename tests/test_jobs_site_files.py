@@ -13,11 +13,12 @@ import pytest
 
 from mpdemo import paths
 from mpdemo.jobs import JobSpec, Site, check, load_site, render, train_command
-from mpdemo.jobs.site import site_names
+from mpdemo.jobs.site import site_files
 from mpdemo.jobs.site_trial import try_site
 
 FOLDER = Path(__file__).parent / "sites"
-REAL = [name for name in site_names() if name not in ("generic", "throwaway")]
+SITES = site_files()
+REAL = sorted(SITES.keys() - {"generic", "throwaway"})
 VARIABLES = {"COURSE_ACCOUNT": "course"}
 # Lines that the documentation of a site shows, in the scripts of files written from generic.toml's comments alone.
 TRIALS = {
@@ -47,23 +48,24 @@ def of_course(monkeypatch):
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_the_job_file_of_a_site_stays_as_it_is(name, of_course):
-    site = load_site(name)
-    text, file = render(job(site), site), FOLDER / f"{name}.sbatch"
+def test_a_site_file_gives_its_batch_script_and_says_where_and_when_it_comes_from(name, of_course):
+    site, head = load_site(name), SITES[name].read_text().split("\n\n")[0]
     assert check(job(site), site, ask_slurm=False) == []
-    assert file.exists() and text == file.read_text(), f"if that is meant: python {Path(__file__).name}"
-
-
-@pytest.mark.parametrize("name", REAL)
-def test_a_site_file_says_where_and_when_it_comes_from(name, of_course):
-    title = load_site(name).title
-    head = (paths.root() / f"slurm/sites/{name}.toml").read_text().split("\n\n")[0]
-    assert "Not tried on the site." in head and re.search(r"; [a-z ]+ of \w+ 20\d\d$|; read in \w+ 20\d\d$", title)
+    assert render(job(site), site) == (FOLDER / f"{name}.sbatch").read_text(), f"if that is meant: python {__file__}"
+    assert "Not tried on the site." in head
+    assert re.search(r"; [a-z ]+ of \w+ 20\d\d$|; read in \w+ 20\d\d$", site.title)
     if name != "juwels":  # from a course of the site's
         assert re.search(r"Written on 20\d\d-\d\d-\d\d from", head) and re.search("https?://", head)
-    (*_, last) = try_site(load_site(name), None)
+    (*_, last) = try_site(site, None)
     if not last.ok:  # a class should not learn it on its day
         assert re.search(r"has PyTorch 2\.\d+.*, and this course needs", head.splitlines()[0]), last
+
+
+def test_a_site_file_in_the_main_folder_replaces_the_one_of_the_community(project, of_course):
+    """Who uses a site of the community copies its file one folder up, and changes it there."""
+    (project / "slurm/sites/frontier.toml").write_text('title = "mine"')
+    assert load_site("frontier").title == "mine"
+    assert load_site("jureca").title.startswith("JURECA-DC")
 
 
 @pytest.mark.parametrize(("name", "lines"), TRIALS.items())

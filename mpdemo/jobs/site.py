@@ -1,6 +1,7 @@
 """Site files: everything that differs from one cluster to the next, in ``slurm/sites/NAME.toml``.
 
-Its words are explained in ``generic.toml``. Only their types are checked here; `mpdemo.jobs.check` judges the rest.
+Those of ``slurm/sites/community`` are found by their names in the same way. The words of a site file are explained in
+``generic.toml``. Only their types are checked here; `mpdemo.jobs.check` judges the rest.
 """
 
 import dataclasses
@@ -110,16 +111,16 @@ def load_site(name=None) -> Site:
     return dataclasses.replace(site, **values)
 
 
-def site_names() -> list[str]:
-    """Return the names of the site files."""
-    return sorted(paths.slurm_files("sites/*.toml"))
+def site_files() -> dict:
+    """Return the site files by their names."""
+    return paths.slurm_files("sites/community/*.toml", "sites/*.toml")
 
 
 def read_site(name) -> Site:
     """Read a site file as it is written; see `load_site`."""
-    file = Path(name) if name.endswith(".toml") else paths.slurm_files("sites/*.toml").get(name)
+    file = Path(name) if name.endswith(".toml") else site_files().get(name)
     if file is None or not file.exists():
-        names, new = ", ".join(site_names()), Path(name).stem + ".toml"
+        names, new = ", ".join(sorted(site_files())), Path(name).stem + ".toml"
         raise UserError(f"no site {name!r}; there are: {names}; a new one is a file {new} in slurm/sites")
     try:
         return Site(**tomllib.loads(file.read_text(encoding="utf-8")) | {"name": file.stem})
@@ -130,7 +131,7 @@ def read_site(name) -> Site:
 def all_sites() -> list[Site]:
     """Return every site that can be read; a broken file is named, and stops only those who ask for it."""
     sites = []
-    for name in site_names():
+    for name in sorted(site_files()):
         try:
             sites.append(read_site(name))
         except UserError as error:
