@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mpdemo import paths
 from mpdemo.errors import UserError
-from mpdemo.jobs import ends, slurm
+from mpdemo.jobs import slurm
 from mpdemo.jobs.slurm import Answer
 from mpdemo.world import warm
 from mpdemo.world.devices import ON_THE_CPU, too_few_gpus
@@ -29,8 +29,11 @@ LOG, STATUS = "log.txt", "exit-status.json"
 RANKS = "processes.txt"  # the number of each rank's process, a line each
 PIPES = {}  # run's folder -> the pipe whose end ends its job; open as long as this Python lives, or until that end
 # How the supervisor ended a job -> state and reason.
-ENDS = {"cancelled": ("cancelled", ""), "timeout": ("timeout", "TimeLimit")}
-ENDS |= {"orphaned": ("cancelled", "it ended with the Python that had started it")}
+ENDS = {
+    "cancelled": ("cancelled", ""),
+    "timeout": ("timeout", "TimeLimit"),
+    "orphaned": ("cancelled", "it ended with the Python that had started it"),
+}
 
 
 def log_files(job) -> list[Path]:
@@ -82,7 +85,7 @@ def answer_at_the_end(out) -> Answer | None:
     end, log = json.loads((out / STATUS).read_text()), out / LOG
     status = end["exit_status"]
     text = log.read_text(errors="replace") if status and log.exists() else ""
-    state, reason = ENDS.get(end["how"]) or (ends.state_by_status(text, status), "")
+    state, reason = ENDS.get(end["how"]) or (slurm.state_by_status(text, status), "")
     return Answer(state, reason, status, end["run_time"])
 
 
@@ -95,9 +98,20 @@ def start(spec) -> dict:
     """Start a job's processes under a supervisor; return what the job's record holds of them."""
     scratch = Path(tempfile.mkdtemp(prefix=PREFIX))  # short: sockets are made below it
     out = paths.root() / spec.out
-    order = {"cwd": str(paths.root()), "status": str(out / STATUS), "ranks": str(out / RANKS), "grace": GRACE}
-    order |= {"name": spec.name, "signal": spec.signal, "scratch": str(scratch), "limit": slurm.limit(spec.time_limit)}
-    order |= ranks(spec, scratch)
+    order = {
+        "name": spec.name,
+        "command": spec.command,
+        "processes": spec.world_size,
+        "torchrun": spec.launcher == "torchrun",  # which tells a single process its place, too
+        "environment": environment_of_ranks(spec, scratch),
+        "cwd": str(paths.root()),
+        "status": str(out / STATUS),
+        "ranks": str(out / RANKS),
+        "scratch": str(scratch),
+        "signal": spec.signal,
+        "limit": slurm.limit(spec.time_limit),
+        "grace": GRACE,
+    }
     try:
         pid, PIPES[str(out)] = warm.supervise(order, out / LOG)
     except OSError as error:
@@ -107,13 +121,14 @@ def start(spec) -> dict:
     return record | {"host": platform.node(), "scratch": str(scratch)}
 
 
-def ranks(spec, scratch) -> dict:
-    """Return an order for processes of this machine: no launcher and no Slurm job around them, one thread each.
+def environment_of_ranks(spec, scratch) -> dict:
+    """Return the environment of processes on this machine: no launcher and no Slurm job around them, one thread each.
 
     Where the GPUs are too few, their devices are CPU cores.
     """
-    own = warm.OF_RANKS | {"TMPDIR": str(scratch)}
-    own |= {"MPDEMO_DATA": str(paths.root() / spec.stage)} if spec.stage else {}  # here: on this machine's disk
-    environment = child_environment() | own | (ON_THE_CPU if too_few_gpus(spec.devices) else {})
-    order = {"command": spec.command, "processes": spec.world_size, "environment": environment}
-    return order | {"torchrun": spec.launcher == "torchrun"}  # which tells a single process its place, too
+    environment = child_environment() | warm.OF_RANKS | {"TMPDIR": str(scratch)}
+    if spec.stage:
+        environment["MPDEMO_DATA"] = str(paths.root() / spec.stage)  # it is on this machine's disk already
+    if too_few_gpus(spec.devices):
+        environment |= ON_THE_CPU
+    return environment

@@ -66,8 +66,13 @@ def start(spec, site, identity, script=None) -> Job:
     with prepared(spec) as out:
         path = write_script(render(spec, site), spec, site, script)
         started = slurm_job.start(path, identity, spec.out, site) if identity else local_job.start(spec)
-    record = started | {"script": str(path), "spec": dataclasses.asdict(spec), "submitted": time.time()}
-    record |= {"polling_seconds": site.polling_seconds}
+    record = {
+        **started,
+        "script": str(path),
+        "spec": dataclasses.asdict(spec),
+        "submitted": time.time(),
+        "polling_seconds": site.polling_seconds,
+    }
     print(announcement(spec, record))  # first: a full disk takes no record
     write_record(out, record)
     return Job(record, out)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from tabulate import tabulate
 
-from mpdemo.cluster.config import CLUSTER_NAME
+from mpdemo.cluster.daemons import CLUSTER_NAME
 from mpdemo.doctor import NO_GPU
 from mpdemo.errors import UserError
 from mpdemo.jobs import Job, JobSpec, load_site, slurm, submit

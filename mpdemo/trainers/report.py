@@ -4,7 +4,7 @@ from statistics import median
 
 from tabulate import tabulate
 
-from mpdemo.cluster.config import CLUSTER_NAME
+from mpdemo.cluster.daemons import CLUSTER_NAME
 from mpdemo.errors import UserError
 from mpdemo.paired import LEAST_ROUNDS, from_row, ratio, to_row
 from mpdemo.plan.scaling import EFFICIENCY, FEWEST, Run, advise, fit, same_batch, same_share
