@@ -83,7 +83,8 @@ def findings(site) -> list[Finding]:
     if not slurm_finding.ok:  # it cannot tell which site this is
         site = site or os.environ.get("MPDEMO_SITE") or "generic"
     site = load_site(site)
-    version, place = ".".join(map(str, sys.version_info[:3])), "not inside a job, so a login node or your own machine"
+    version = ".".join(map(str, sys.version_info[:3]))
+    place = "not inside a job, so a login node or your own machine"
     if number := os.environ.get("SLURM_JOB_ID"):
         place = f"inside Slurm job {number}, on a compute node (new jobs are queued)"
     return [

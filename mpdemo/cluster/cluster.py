@@ -45,7 +45,8 @@ class Cluster(Daemons):
         network = network or isolation.choose()
         if mbit and network != "namespaces":
             raise UserError(f"--mbit {mbit} needs a network of its own for each node, which takes root, ip and unshare")
-        port, bridge = first_free_port(nodes + 1), isolation.free_bridge() if network == "namespaces" else ()
+        port = first_free_port(nodes + 1)
+        bridge = isolation.free_bridge() if network == "namespaces" else ()
         names = [f"node{i + 1}" for i in range(nodes)]
         cluster = cls(new_folder(), names, network, port, *bridge, mbit=mbit)  # the folder last
         try:

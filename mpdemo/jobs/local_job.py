@@ -82,8 +82,8 @@ def answer_at_the_end(out) -> Answer | None:
     """Return how a job ended, as its supervisor wrote it; None while it runs. Its log is read only if it failed."""
     if not (out / STATUS).exists():
         return None
-    end, log = json.loads((out / STATUS).read_text()), out / LOG
-    status = end["exit_status"]
+    end = json.loads((out / STATUS).read_text())
+    log, status = out / LOG, end["exit_status"]
     text = log.read_text(errors="replace") if status and log.exists() else ""
     state, reason = ENDS.get(end["how"]) or (slurm.state_by_status(text, status), "")
     return Answer(state, reason, status, end["run_time"])

@@ -58,7 +58,8 @@ def listed(identity, question, interval) -> Listing:
     Where Slurm does not answer, it is the last answer.
     """
     with LOCK:
-        known, now = LISTINGS.get((identity, question), Listing()), time.monotonic()
+        known = LISTINGS.get((identity, question), Listing())
+        now = time.monotonic()
         if now - known.asked >= interval:
             try:
                 known = Listing(now, now, tuple(slurm.client("squeue", "-h", *question).splitlines()))

@@ -102,7 +102,8 @@ def load_site(name=None) -> Site:
         A name in ``slurm/sites`` or the path of a ``.toml`` file. Without it: ``MPDEMO_SITE``, else the file that
         names the cluster in reach, else "generic".
     """
-    site, values = read_site(str(name or os.environ.get("MPDEMO_SITE") or find_site())), {}
+    site = read_site(str(name or os.environ.get("MPDEMO_SITE") or find_site()))
+    values = {}
     for key in DIRECTIVES:
         value = getattr(site, key)
         values[key] = os.path.expandvars(value) if isinstance(value, str) else tuple(map(os.path.expandvars, value))
