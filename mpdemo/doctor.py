@@ -83,10 +83,10 @@ def findings(site) -> list[Finding]:
     if not slurm_finding.ok:  # it cannot tell which site this is
         site = site or os.environ.get("MPDEMO_SITE") or "generic"
     site = load_site(site)
-    version, place = ".".join(map(str, sys.version_info[:3])), "not inside a job, so a login node or your own machine"
+    version = ".".join(map(str, sys.version_info[:3]))
+    place = "not inside a job, so a login node or your own machine"
     if number := os.environ.get("SLURM_JOB_ID"):
-        jobs = "its steps" if site.inside_a_job == "steps" else "queued"
-        place = f"inside Slurm job {number}, on a compute node (new jobs are {jobs})"
+        place = f"inside Slurm job {number}, on a compute node (new jobs are queued)"
     return [
         Finding(sys.version_info >= (3, 11), f"Python {version}", "Python 3.11 or newer is needed"),
         Finding(True, f"{place}: {len(os.sched_getaffinity(0))} cores"),

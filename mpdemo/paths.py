@@ -26,12 +26,13 @@ def source() -> Path:
     return Path(__file__).resolve().parent.parent
 
 
-def slurm_files(pattern) -> dict:
-    """Return the files of ``slurm/`` that match, by name: those of the folder one works in, then those shipped.
+def slurm_files(*patterns) -> dict:
+    """Return the files of ``slurm/`` that match, by name: those shipped, then those of the folder one works in.
 
-    Your own file counts more than the one of its name that came with mpdemo (inside the package, or in the checkout).
+    Of several files with one name, your own counts more than the one that came with mpdemo (inside the package, or in
+    the checkout), and in one folder that of a later pattern counts more.
     """
     package = Path(__file__).resolve().parent
     shipped = package if (package / SITES).is_dir() else package.parent
-    own, came = ({file.stem: file for file in sorted(folder.glob(f"slurm/{pattern}"))} for folder in (root(), shipped))
-    return own | {name: file for name, file in came.items() if name not in own}
+    folders = [folder / "slurm" for folder in (shipped, root())]
+    return {file.stem: file for folder in folders for pattern in patterns for file in sorted(folder.glob(pattern))}

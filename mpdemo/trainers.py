@@ -3,7 +3,7 @@
     python -m mpdemo render --site leonardo                      writes them all into slurm/leonardo/, submits nothing
     python -m mpdemo rehearse --site leonardo                    submits every job, as small as can be
     python -m mpdemo rehearse --only 03_two_nodes,06_hybrid
-    python -m mpdemo cluster run --site leonardo -- python -m mpdemo rehearse    on a throw-away cluster of its shape
+    python -m mpdemo cluster run -- python -m mpdemo rehearse    on a throw-away cluster
 
 The jobs are listed in ``slurm/course.toml``. In a rehearsal each has as many nodes and processes as in its notebook,
 but a training run has two steps. One table says how long each job waited and ran, and what to fix. The last one, env,
@@ -25,7 +25,7 @@ from pathlib import Path
 from tabulate import tabulate
 
 from mpdemo import paths
-from mpdemo.cluster.config import CLUSTER_NAME
+from mpdemo.cluster.daemons import CLUSTER_NAME
 from mpdemo.doctor import NO_GPU
 from mpdemo.errors import UserError
 from mpdemo.jobs import Job, JobSpec, check, load_site, slurm, submit
@@ -248,7 +248,8 @@ def what_to_fix(trial, gpus_exist) -> str:
     if found := re.findall(r"\[FAIL\] (.*)", log):  # by the job env
         return "; ".join(found)
     for first in find(log):
-        return f"{first.known.what_of(first.line)}: {first.known.do}" if first.known.seen else first.line
+        known, line = first.known, first.line
+        return f"{known.what_of(line)}: {known.told(known.do, line)}" if known.seen else line
     return state_of(trial.job)
 
 

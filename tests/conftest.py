@@ -14,7 +14,6 @@ from xdist.scheduler import LoadFileScheduling
 
 from mpdemo import paths
 from mpdemo.cluster import Cluster
-from mpdemo.jobs.site import wanted_by_sites
 from mpdemo.world.devices import ON_THE_CPU, gpus_here
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -76,8 +75,7 @@ def slurm_programs():
 @pytest.fixture(scope="session")
 def shared_cluster(slurm_programs):
     """Four nodes for the whole test run. Ask for `cluster` instead: it also points the clients at them."""
-    wanted = wanted_by_sites() | {"reservations": ["course"]}
-    with Cluster.up(nodes=4, wanted=wanted) as cluster:
+    with Cluster.up(nodes=4) as cluster:
         yield cluster
 
 

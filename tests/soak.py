@@ -254,8 +254,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     counts, over, started = collections.Counter(dict.fromkeys(ZERO, 0)), threading.Event(), time.monotonic()
-    folder, wanted = tempfile.mkdtemp(prefix="mpdemo-soak-"), {"urgent": ["urgent"]}
-    with Cluster.up(nodes=3, cpus=int(CPUS), wanted=wanted) as cluster:
+    folder = tempfile.mkdtemp(prefix="mpdemo-soak-")
+    with Cluster.up(nodes=3, cpus=int(CPUS), urgent=True) as cluster:
         shutil.copytree(paths.root() / "slurm/sites", Path(folder) / "slurm/sites")
         os.environ |= cluster.environ | {"MPDEMO_ROOT": folder, "MPDEMO_SITE": "throwaway"}
         os.chdir(folder)

@@ -143,8 +143,8 @@ def test_the_course_page_names_each_rung_its_notebook_and_its_file():
 def test_readmes_list_every_notebook_and_every_site():
     for page in ("README.md", "notebooks/README.md"):
         assert all(f"({'notebooks/' * (page == 'README.md')}{file.name})" in text(page) for file in NOTEBOOKS), page
-    sites = [file.name for file in FILES if file.match("slurm/sites/*.toml")]
-    assert all(f"(sites/{name})" in text("slurm/README.md") for name in sites)
+    sites = [file.relative_to("slurm") for file in FILES if file.is_relative_to("slurm/sites")]
+    assert all(f"({site})" in text("slurm/README.md") for site in sites)
 
 
 @pytest.mark.parametrize("file", [page for page in PAGES if page.name == "README.md"], ids=str)

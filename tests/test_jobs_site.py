@@ -14,7 +14,7 @@ from worker_jobs import options
 
 from mpdemo.errors import UserError
 from mpdemo.jobs import JobFailed, check, load_site, queue, render, site_trial, slurm, slurm_job, submit
-from mpdemo.jobs.site import find_site, wanted_by_sites
+from mpdemo.jobs.site import find_site
 from mpdemo.jobs.site_trial import try_site
 
 spec = functools.partial(worker_jobs.spec, gpus_per_process=0)
@@ -151,7 +151,6 @@ def test_a_job_of_another_cluster_is_asked_there(project, monkeypatch):
         (project / "bin" / name).write_text(f"#!/bin/sh\necho {name} $* >> {project}/asked\necho '{said}'\n")
         (project / "bin" / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{project}/bin:/usr/bin:/bin")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(project))
     number = slurm_job.start("toy.sbatch", "home x", "runs/toy", site())["id"]
     job = SimpleNamespace(id=number, record={"identity": "home x"})
     assert queue.own_job(job, 9)[0].reason == queue.own_job(job, 9)[0].reason == "Priority"  # asked once
@@ -172,20 +171,19 @@ def test_another_batch_system_is_named(tmp_path, monkeypatch):
 
 def test_a_bad_neighbour_is_named_and_stops_nobody(cluster, project, capsys):
     write_site(project, "bad", 'partitoin = "x"')
-    write_site(project, "poor", 'cluster_names = ["elsewhere"]\naccount = "$NOT_SET"\nreservation = "$NOT_SET"')
+    write_site(project, "poor", 'cluster_names = ["elsewhere"]\naccount = "$NOT_SET"')
     assert find_site() == "throwaway" and load_site().name == "throwaway"
-    assert "$NOT_SET" not in str(wanted_by_sites())
     assert capsys.readouterr().err.count("skipped: site file bad.toml: unknown name 'partitoin'") == 1  # in all
     with pytest.raises(UserError, match="bad.toml"):
         load_site("bad")
 
 
 def test_slurms_own_variables_of_the_environment_count_and_are_named(cluster, project, monkeypatch, capsys):
-    monkeypatch.setenv("SBATCH_RESERVATION", "course")
+    monkeypatch.setenv("SBATCH_ACCOUNT", "course")
     job = submit(spec("train"))
-    assert "with SBATCH_RESERVATION=course of the environment" in capsys.readouterr().out
+    assert "with SBATCH_ACCOUNT=course of the environment" in capsys.readouterr().out
     shown = subprocess.run(["scontrol", "show", "job", job.id], capture_output=True, text=True).stdout
-    assert "Reservation=course" in shown
+    assert "Account=course" in shown
     assert job.wait(60) == "done"
     monkeypatch.setenv("SBATCH_PARTITION", "nowhere")
     assert "invalid partition specified: nowhere" in check(spec(), "generic")[0].message
@@ -229,11 +227,7 @@ def test_a_program_that_never_ends_is_not_waited_for():
     assert status is None and said == "on\n\nno end within 0.5 s" and time.monotonic() - begin < 5
 
 
-def test_quota_and_scratch_are_tried(cluster, project, monkeypatch):
-    shown = findings(quota="printf 'disk used limit\\nhome 4G 20G\\n'")[-1]
-    assert shown.ok and shown.text.splitlines()[1:] == ["       disk used limit", "       home 4G 20G"]
-    gone = findings(quota="no-such-quota -s")[-1]
-    assert not gone.ok and "command not found" in gone.text and "fix quota in mine.toml" in gone.remedy
+def test_the_folder_for_large_files_is_tried(cluster, project, monkeypatch):
     monkeypatch.setenv("BIG", str(project))
     assert all(finding.ok for finding in findings(scratch="$BIG/slurm"))
     assert f"no folder {project}/me" in findings(scratch="$BIG/me")[-1].text

@@ -1,10 +1,8 @@
-"""The site files of real clusters: their batch scripts, line by line, and a Slurm of each shape that accepts them.
+"""The site files of real clusters: their batch scripts, line by line.
 
 ``python tests/test_jobs_site_files.py`` writes the files in tests/sites anew; look at ``git diff tests/sites`` then.
 """
 
-import contextlib
-import dataclasses
 import os
 import re
 import sys
@@ -14,22 +12,14 @@ from pathlib import Path
 import pytest
 
 from mpdemo import paths
-from mpdemo.cluster import Cluster
-from mpdemo.cluster.shape import memory_of, shape_of, stand_in, write_site
-from mpdemo.jobs import JobSpec, Site, check, load_site, render, submit, train_command
-from mpdemo.jobs.site import site_names
+from mpdemo.jobs import JobSpec, Site, check, load_site, render, train_command
+from mpdemo.jobs.site import site_files
 from mpdemo.jobs.site_trial import try_site
-from mpdemo.trainers import jobs_of_course
 
 FOLDER = Path(__file__).parent / "sites"
-ANY = {"name": "toy", "command": ("-c", "pass"), "out": "runs/toy"}
-COURSE = {dataclasses.replace(spec, **ANY) for spec in jobs_of_course().values()}  # one for each set of directives
-REAL = [name for name in site_names() if name not in ("generic", "throwaway")]
+SITES = site_files()
+REAL = sorted(SITES.keys() - {"generic", "throwaway"})
 VARIABLES = {"COURSE_ACCOUNT": "course"}
-FEW = ("generic", "ucr_cpu", "ucr_gpu")  # `make test` tries these shapes: four GPUs per node, none, one with a type
-# What a throw-away Slurm cannot have: options of plugins, other clusters, local disks.
-LEFT_OUT = {"alps_daint": ["--uenv", "--view"], "perlmutter": ["--image", "--module"]}
-LEFT_OUT |= {"alex": ["--clusters", "--export"], "mahti": ["--gres"]}
 # Lines that the documentation of a site shows, in the scripts of files written from generic.toml's comments alone.
 TRIALS = {
     "alex": ("bash -l\n", "--gres=gpu:a100:8 ", "--clusters=alex ", "--export=NONE ", "\nunset SLURM_EXPORT_ENV ||"),
@@ -58,23 +48,24 @@ def of_course(monkeypatch):
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_the_job_file_of_a_site_stays_as_it_is(name, of_course):
-    site = load_site(name)
-    text, file = render(job(site), site), FOLDER / f"{name}.sbatch"
+def test_a_site_file_gives_its_batch_script_and_says_where_and_when_it_comes_from(name, of_course):
+    site, head = load_site(name), SITES[name].read_text().split("\n\n")[0]
     assert check(job(site), site, ask_slurm=False) == []
-    assert file.exists() and text == file.read_text(), f"if that is meant: python {Path(__file__).name}"
-
-
-@pytest.mark.parametrize("name", REAL)
-def test_a_site_file_says_where_and_when_it_comes_from(name, of_course):
-    title = load_site(name).title
-    head = (paths.root() / f"slurm/sites/{name}.toml").read_text().split("\n\n")[0]
-    assert "Not tried on the site." in head and re.search(r"; [a-z ]+ of \w+ 20\d\d$|; read in \w+ 20\d\d$", title)
+    assert render(job(site), site) == (FOLDER / f"{name}.sbatch").read_text(), f"if that is meant: python {__file__}"
+    assert "Not tried on the site." in head
+    assert re.search(r"; [a-z ]+ of \w+ 20\d\d$|; read in \w+ 20\d\d$", site.title)
     if name != "juwels":  # from a course of the site's
         assert re.search(r"Written on 20\d\d-\d\d-\d\d from", head) and re.search("https?://", head)
-    (*_, last) = try_site(load_site(name), None)
+    (*_, last) = try_site(site, None)
     if not last.ok:  # a class should not learn it on its day
         assert re.search(r"has PyTorch 2\.\d+.*, and this course needs", head.splitlines()[0]), last
+
+
+def test_a_site_file_in_the_main_folder_replaces_the_one_of_the_community(project, of_course):
+    """Who uses a site of the community copies its file one folder up, and changes it there."""
+    (project / "slurm/sites/frontier.toml").write_text('title = "mine"')
+    assert load_site("frontier").title == "mine"
+    assert load_site("jureca").title.startswith("JURECA-DC")
 
 
 @pytest.mark.parametrize(("name", "lines"), TRIALS.items())
@@ -84,64 +75,6 @@ def test_a_site_file_that_a_stranger_wrote_gives_what_the_site_shows(name, lines
     assert check(job(site), site, ask_slurm=False) == []
     for line in lines:
         assert text.count(line) == 1, f"{line}\n{text}"
-
-
-@pytest.fixture
-def cluster_of(slurm_programs, of_course, monkeypatch):
-    """A throw-away cluster of a site's shape; gives the site's stand-in, and what that leaves out."""
-    with contextlib.ExitStack() as clusters:
-
-        def start(site):
-            cluster = clusters.enter_context(Cluster.up(nodes=4, network="none", **shape_of(site)))
-            monkeypatch.setenv("SLURM_CONF", cluster.environ["SLURM_CONF"])
-            return stand_in(site, cluster.knows)
-
-        yield start
-
-
-def shapes():
-    """The sites whose shape is tried; all but a few of them only by `make soak`."""
-    names = [*site_names(), *(str(FOLDER / "trials" / f"{name}.toml") for name in TRIALS)]
-    return [name if name in FEW else pytest.param(name, marks=pytest.mark.soak, id=Path(name).stem) for name in names]
-
-
-@pytest.mark.parametrize("name", shapes())
-def test_a_slurm_of_its_shape_accepts_every_job_of_the_course(name, cluster_of, project):
-    """Each batch script is judged by Slurm; one job on two nodes really runs, with the site's words around srun."""
-    site = load_site(name)
-    throwaway, left_out = cluster_of(site)
-    assert [word for word in left_out if word.startswith("--")] == LEFT_OUT.get(site.name, [])
-    for spec in [job(site), *COURSE]:
-        assert check(spec, throwaway) == [], spec
-    code = "import os; print(os.environ['SLURM_JOB_PARTITION'], os.environ['SLURM_PROCID'])"
-    run = submit(dataclasses.replace(job(site), command=("-c", code)), throwaway)
-    assert run.wait(60) == "done", run.log()
-    partition = site.partition or "debug"
-    printed = {line.partition(": ")[2] for line in run.log().splitlines()}
-    assert {f"{partition} {rank}" for rank in range(run.record["spec"]["nodes"])} <= printed
-
-
-def test_a_slurm_of_its_shape_refuses_what_the_site_would(cluster_of):
-    """Another partition, model of GPU or feature, more time or cores than there are, a whole node's memory twice."""
-    words = {"partition": "gpu", "gpu_type": "a100", "constraint": "big", "max_time": "01:00:00", "memory": "200G"}
-    throwaway, _ = cluster_of(site := Site("small", cores_per_node=8, gpus_per_node=2, **words))
-    assert check(job(site), throwaway) == []
-    wrong = {"partition": "debug", "gpu_type": "v100", "constraint": "small", "memory": "500G", "reservation": "gone"}
-    wrong |= {"cores_per_node": 16, "gpus_per_node": 4}
-    for word, value in wrong.items():
-        other = dataclasses.replace(throwaway, **{word: value})
-        assert check(job(other), other), word
-    longer = dataclasses.replace(job(site), time_limit="02:00:00")
-    assert "time limit is invalid" in str(check(longer, dataclasses.replace(throwaway, max_time="")))
-
-
-def test_a_stand_in_is_a_site_file_without_what_only_the_site_has(of_course, tmp_path):
-    site = load_site("frontier")
-    throwaway, left_out = stand_in(site, lambda program, option: program == "sbatch")
-    assert left_out == ["setup", "--gpu-bind"] and throwaway.name == "frontier-throwaway"
-    write_site(throwaway, tmp_path / "frontier-throwaway.toml")
-    assert load_site(str(tmp_path / "frontier-throwaway.toml")) == throwaway
-    assert memory_of(Site("a", gpus_per_node=4, memory_per_gpu="120G")) == 4 * 120 * 1024
 
 
 def test_the_generic_file_has_every_word_with_its_default():

@@ -5,18 +5,22 @@ written to ``/etc``, no service is started, and root is not needed. Each node is
 takes every process of every job with it. Accounting is off: Slurm takes any account and any qos.
 """
 
+import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+import psutil
+
 from mpdemo.cluster import isolation
-from mpdemo.cluster.config import first_free_port, user_name, write_configuration
-from mpdemo.cluster.daemons import Daemons, check_programs, listens, sweep
+from mpdemo.cluster.daemons import CLUSTER_NAME, Daemons, check_programs, listens, sweep
 from mpdemo.errors import UserError
 
+SLURM_CONF = Path(__file__).with_name("slurm.conf")
 SOCKET_PATH_LIMIT = 100  # bytes: the kernel allows 107 for a socket's path
 SWEEP = "import sys; from mpdemo.cluster.daemons import sweep; sweep(*sys.argv[1:])"
 
@@ -30,27 +34,25 @@ class Cluster(Daemons):
     guard = None
 
     @classmethod
-    def up(cls, *, nodes=4, cpus=96, gpus=4, memory=180_000, wanted=None, network=None, mbit=None):
+    def up(cls, *, nodes=4, cpus=96, gpus=4, memory=180_000, urgent=False, network=None, mbit=None):
         """Start a cluster and wait until every node is idle (about a second; bounded).
 
-        Of each node, `cpus`, `gpus` and `memory` (MiB) are invented. `wanted` holds what jobs may ask for: names of
-        ``partitions``, ``features``, ``reservations`` and ``licenses``; the ``default`` partition and the ``max_time``
-        of all; ``urgent`` partitions, whose jobs take nodes from the others'; the ``gpu_type``; the ``suffix`` of the
-        nodes' second names. `network` is "namespaces", "hosts" or "none", by default the first that works here; `mbit`
-        slows it down.
+        Of each node, `cpus`, `gpus` and `memory` (MiB) are invented. With `urgent` there is a second partition of that
+        name, whose jobs take nodes from the others'. `network` is "namespaces", "hosts" or "none", by default the first
+        that works here; `mbit` slows it down.
         """
         check_programs()
-        network, wanted = network or isolation.choose(), wanted or {}
+        network = network or isolation.choose()
         if mbit and network != "namespaces":
             raise UserError(f"--mbit {mbit} needs a network of its own for each node, which takes root, ip and unshare")
-        port, bridge = first_free_port(nodes + 1), isolation.free_bridge() if network == "namespaces" else ()
+        port = first_free_port(nodes + 1)
+        bridge = isolation.free_bridge() if network == "namespaces" else ()
         names = [f"node{i + 1}" for i in range(nodes)]
         cluster = cls(new_folder(), names, network, port, *bridge, mbit=mbit)  # the folder last
         try:
             cluster.guard = guard(cluster.folder, *bridge[:1])
-            write_configuration(cluster, cpus, gpus, memory, wanted)
+            write_configuration(cluster, cpus, gpus, memory, urgent)
             cluster._start_all()
-            cluster._reserve(wanted.get("reservations", []))
         except BaseException:
             cluster.down()
             raise
@@ -94,10 +96,6 @@ class Cluster(Daemons):
         """Stop the controller; running jobs run on."""
         self.end("slurmctld")
 
-    def knows(self, program, option) -> bool:
-        """Return whether one of Slurm's commands has an option here; a site's plugins add more to its own."""
-        return "unrecognized option" not in self.client(program, option, "--version").stderr
-
     def down(self):
         """End every process, remove the bridge and the folder."""
         self.kill_node(*self.nodes)
@@ -106,14 +104,6 @@ class Cluster(Daemons):
         if self.guard:
             self.guard.kill()
             self.guard.communicate()
-
-    def _reserve(self, names):
-        """Make reservations of a licence alone: the names exist, and no node is kept from anybody."""
-        for name in names:
-            options = [f"ReservationName={name}", "StartTime=now", "Duration=UNLIMITED", f"Users={user_name()}"]
-            done = self.client("scontrol", "create", "reservation", *options, "Licenses=seat:1", "Flags=ANY_NODES")
-            if done.returncode:
-                raise UserError(f"the reservation {name} could not be made: {done.stderr.strip()}")
 
     def __enter__(self):
         return self
@@ -139,3 +129,56 @@ def new_folder() -> Path:
         raise UserError(f"Slurm cannot work in {folder} ({allowed}); do: another TMPDIR")
     folder.chmod(0o755)  # munged insists on a folder that others may pass through
     return folder
+
+
+def write_configuration(cluster, cpus, gpus, memory, urgent):
+    """Write slurm.conf, gres.conf, munge's key and the nodes' /etc/hosts; the arguments are those of `Cluster.up`."""
+    folder = cluster.folder
+    for name in ("state", "log", "spool", "gpu"):
+        (folder / name).mkdir()
+    for index in range(gpus):  # a GPU needs a device file: Slurm refuses a bare count
+        (folder / "gpu" / f"nvidia{index}").symlink_to("/dev/null")
+    nodes = f"NodeName=node[1-{len(cluster.nodes)}]"
+    gres = f"{nodes} Name=gpu File={folder}/gpu/nvidia[0-{gpus - 1}]\n" if gpus else ""
+    (folder / "gres.conf").write_text(gres)
+    (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+    (folder / "munge.key").touch(0o600)
+    (folder / "munge.key").write_bytes(os.urandom(128))
+    host = socket.gethostname().split(".")[0]
+    settings = {
+        "name": CLUSTER_NAME,
+        "host": host,
+        "cluster": cluster,
+        "folder": folder,
+        "user": psutil.Process().username(),  # the environment may still name another one
+        "memory_per_cpu": max(1, memory // cpus),
+    }
+    lines = [SLURM_CONF.read_text().format(**settings)]
+    lines.append(f"{nodes} CPUs={cpus} RealMemory={memory} {address_of_nodes(cluster, host)}")
+    if gpus:
+        lines[-1] += f" Gres=gpu:{gpus}"
+    lines.append("PartitionName=debug Default=YES Nodes=ALL MaxTime=INFINITE DefaultTime=10 State=UP")
+    if urgent:
+        lines.append("PartitionName=urgent Nodes=ALL PriorityTier=9 State=UP")
+    (folder / "slurm.conf").write_text("\n".join(lines) + "\n")
+    table = ["127.0.0.1 localhost", f"{cluster.controller} {host}"]
+    table += [f"{cluster.subnet}.{10 + i} {name}" for i, name in enumerate(cluster.nodes, 1)]
+    (folder / "hosts").write_text("\n".join(table) + "\n")
+
+
+def address_of_nodes(cluster, host) -> str:
+    """Return the words of slurm.conf that tell where each node's daemon listens."""
+    count = len(cluster.nodes)
+    address = f"NodeHostname={host}" if cluster.network == "none" else f"NodeAddr={cluster.subnet}.[11-{10 + count}]"
+    return f"{address} Port=[{cluster.port + 1}-{cluster.port + count}]"
+
+
+def first_free_port(count) -> int:
+    """Return the first of `count` free ports in a row, below the range that outgoing connections use."""
+    for attempt in range(100):
+        first = 20_000 + (os.getpid() * 37 + attempt * 131) % 10_000
+        with contextlib.suppress(OSError), contextlib.ExitStack() as sockets:
+            for port in range(first, first + count):
+                sockets.enter_context(socket.socket()).bind(("", port))
+            return first
+    raise UserError(f"no {count} free ports in a row from 20000 to 30000; do: end what listens there, or fewer nodes")

@@ -1,7 +1,7 @@
 """``python -m mpdemo cluster run``: borrow a throw-away Slurm cluster for one command.
 
 python -m mpdemo cluster run --nodes 4 -- pytest --nbval notebooks/
-python -m mpdemo cluster run --site leonardo -- python -m mpdemo rehearse     # of the shape of a real cluster
+python -m mpdemo cluster run --nodes 2 -- python -m mpdemo rehearse
 """
 
 import argparse
@@ -10,12 +10,9 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 from mpdemo.cluster import Cluster
-from mpdemo.cluster.shape import shape_of, stand_in, write_site
 from mpdemo.errors import UserError
-from mpdemo.jobs.site import load_site, wanted_by_sites
 from mpdemo.options import count
 from mpdemo.world.processes import clean_up_on_signals, end_processes, start_time
 
@@ -25,7 +22,6 @@ def add_arguments(parser):
     actions = parser.add_subparsers(required=True, metavar="run")
     run = actions.add_parser("run", help="start a cluster, run a command on it, take it down")
     run.add_argument("--nodes", type=count(1, 64), default=4, help="number of nodes (default 4)")
-    run.add_argument("--site", help="take the shape of this site: its partitions, limits, nodes, GPUs, features")
     run.add_argument("--mbit", type=count(1, 100_000), help="slow the network of the nodes (root only)")
     run.add_argument("program", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the command and its arguments")
 
@@ -35,32 +31,13 @@ def main(args) -> int:
     command = args.program[1:] if args.program[:1] == ["--"] else args.program
     if not command:
         raise UserError("nothing to run; do: python -m mpdemo cluster run -- COMMAND")
-    site = load_site(args.site) if args.site else None
-    shape = shape_of(site) if site else {"wanted": wanted_by_sites()}
     clean_up_on_signals()  # which end the `with` block as well
-    with Cluster.up(nodes=args.nodes, mbit=args.mbit, **shape) as cluster:
-        return run_command(command, variables(cluster, site))
-
-
-def variables(cluster, site) -> dict:
-    """Return the environment of a command on the cluster: Slurm's configuration and, for a site, its stand-in.
-
-    Says on stderr what was started, and which words of the site file nothing here checks.
-    """
-    said = [f"cluster of {len(cluster.nodes)} nodes in {cluster.folder} (network: {cluster.network})"]
-    if cluster.network == "none":
-        said.append("node names do not resolve here (unshare is refused): jobs over two nodes cannot meet")
-    environ = cluster.environ
-    if site:
-        local, left_out = stand_in(site, cluster.knows)
-        environ = environ | {"MPDEMO_SITE": f"{cluster.folder}/{local.name}.toml"}
-        write_site(local, Path(environ["MPDEMO_SITE"]))
-        said.append(f"its shape is that of {site.name}; MPDEMO_SITE is a stand-in for the site's file")
-        unchecked = [word for word in ("account", "qos") if getattr(site, word)]
-        lists = {"accepted with any value": unchecked, "left out (only the site has it)": left_out}
-        said += [f"{what}: {', '.join(words)}" for what, words in lists.items() if words]
-    print(*said, sep="\n", file=sys.stderr)
-    return environ
+    with Cluster.up(nodes=args.nodes, mbit=args.mbit) as cluster:
+        print(f"cluster of {args.nodes} nodes in {cluster.folder} (network: {cluster.network})", file=sys.stderr)
+        if cluster.network == "none":
+            lost = "node names do not resolve here (unshare is refused): jobs over two nodes cannot meet"
+            print(lost, file=sys.stderr)
+        return run_command(command, cluster.environ)
 
 
 def run_command(command, environ) -> int:

@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 
 from mpdemo.cluster import isolation
-from mpdemo.cluster.config import CLUSTER_NAME
 from mpdemo.errors import UserError
 from mpdemo.world.processes import child_environment, end_processes, first_child, is_running, start_time
 
+CLUSTER_NAME = "throwaway"
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "sinfo")
 SYSTEM_FOLDERS = ":/usr/sbin:/sbin"  # not on an ordinary user's PATH
 # What may outlive a cluster: srun and salloc keep waiting for one that is gone.

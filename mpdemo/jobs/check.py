@@ -12,8 +12,9 @@ from mpdemo.jobs.sbatch_text import fitted, render
 from mpdemo.jobs.site import Site, load_site
 from mpdemo.jobs.spec import JobSpec
 
-SHORT = {"c": "cpus-per-task", "t": "time", "o": "output", "e": "error", "N": "nodes", "J": "job-name", "n": "ntasks"}
-SHORT |= {"A": "account", "p": "partition", "q": "qos", "C": "constraint", "G": "gpus", "M": "clusters", "D": "chdir"}
+# The options that have a letter.
+SHORT = dict(c="cpus-per-task", t="time", o="output", e="error", N="nodes", J="job-name", n="ntasks", A="account",
+             p="partition", q="qos", C="constraint", G="gpus", M="clusters", D="chdir")  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,9 @@ class JobFailed(RuntimeError):
 class Job:
     """A submitted job, made by `mpdemo.jobs.submit` or `mpdemo.jobs.attach`.
 
-    `id` is Slurm's number, or this machine's process number; `where` is ``"this machine"``, ``"cluster NAME"`` or
-    ``"job NUMBER"`` (it is a step of the job that runs the notebook); `out` is the run's folder, and `script` the
-    batch script, relative to the project's root. Slurm is asked at most once in `polling_seconds`.
+    `id` is Slurm's number, or this machine's process number; `where` is ``"this machine"`` or ``"cluster NAME"``;
+    `out` is the run's folder, and `script` the batch script, relative to the project's root. Slurm is asked at most
+    once in `polling_seconds`.
     """
 
     def __init__(self, record, out):

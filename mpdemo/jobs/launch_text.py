@@ -77,19 +77,19 @@ def exports(spec, site) -> list[str]:
     if site.export_visible_devices and spec.gpus_per_node:
         lines.append(f"export CUDA_VISIBLE_DEVICES={','.join(map(str, range(spec.gpus_per_node)))}")
     if spec.launcher == "torchrun" and spec.signal:
-        lines.append("export " + " ".join(f"{name}={value}" for name, value in torchrun_signals(spec).items()))
+        lines.append(torchrun_signals(spec.signal))
     return lines
 
 
-def torchrun_signals(spec) -> dict:
-    """Return variables for torchrun: the signals that it passes on (its own and the warning), and how long it waits.
+def torchrun_signals(warning) -> str:
+    """Return the line that tells torchrun which signals to pass on (its own and the warning), and how long to wait.
 
-    Without the second it kills its processes after 30 s, in the middle of a checkpoint. PyTorch 2.11 always does.
+    Without the second variable it kills its processes after 30 s, in the middle of a checkpoint; PyTorch 2.11 always
+    does.
     """
-    name, _, seconds = (spec.signal or "USR1").partition("@")
+    name, _, seconds = warning.partition("@")
     names = dict.fromkeys(["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", f"SIG{name}"])
-    wait = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": seconds} if seconds else {}
-    return {"PET_SIGNALS_TO_HANDLE": ",".join(names)} | wait
+    return f"export PET_SIGNALS_TO_HANDLE={','.join(names)} TORCH_ELASTIC_SHUTDOWN_TIMEOUT={seconds}"
 
 
 def launch(spec, site) -> str:

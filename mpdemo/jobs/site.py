@@ -1,12 +1,12 @@
 """Site files: everything that differs from one cluster to the next, in ``slurm/sites/NAME.toml``.
 
-Its words are explained in ``generic.toml``. Only their types are checked here; `mpdemo.jobs.check` judges the rest.
+Those of ``slurm/sites/community`` are found by their names in the same way. The words of a site file are explained in
+``generic.toml``. Only their types are checked here; `mpdemo.jobs.check` judges the rest.
 """
 
 import dataclasses
 import functools
 import os
-import re
 import sys
 import tomllib
 from pathlib import Path
@@ -78,7 +78,6 @@ class Site:
     small_jobs: Annotated[tuple[dict, ...], Field(strict=False), AfterValidator(by_size)] = ()
     extra: Lines = ()
     max_time: TimeLimit = ""
-    features: Lines = ()
     login_shell: bool = False
     setup: Lines = ()
     python: Line = "python"
@@ -91,8 +90,6 @@ class Site:
     master_suffix: str = Field("", pattern="^[A-Za-z0-9.-]*$")
     scratch: Line = ""
     ranks_on_front_end: bool = True
-    inside_a_job: Literal["queue", "steps"] = "queue"
-    quota: Line = ""
     polling_seconds: float = Field(5, ge=1, strict=False)
 
 
@@ -105,7 +102,8 @@ def load_site(name=None) -> Site:
         A name in ``slurm/sites`` or the path of a ``.toml`` file. Without it: ``MPDEMO_SITE``, else the file that
         names the cluster in reach, else "generic".
     """
-    site, values = read_site(str(name or os.environ.get("MPDEMO_SITE") or find_site())), {}
+    site = read_site(str(name or os.environ.get("MPDEMO_SITE") or find_site()))
+    values = {}
     for key in DIRECTIVES:
         value = getattr(site, key)
         values[key] = os.path.expandvars(value) if isinstance(value, str) else tuple(map(os.path.expandvars, value))
@@ -114,16 +112,16 @@ def load_site(name=None) -> Site:
     return dataclasses.replace(site, **values)
 
 
-def site_names() -> list[str]:
-    """Return the names of the site files."""
-    return sorted(paths.slurm_files("sites/*.toml"))
+def site_files() -> dict:
+    """Return the site files by their names."""
+    return paths.slurm_files("sites/community/*.toml", "sites/*.toml")
 
 
 def read_site(name) -> Site:
     """Read a site file as it is written; see `load_site`."""
-    file = Path(name) if name.endswith(".toml") else paths.slurm_files("sites/*.toml").get(name)
+    file = Path(name) if name.endswith(".toml") else site_files().get(name)
     if file is None or not file.exists():
-        names, new = ", ".join(site_names()), Path(name).stem + ".toml"
+        names, new = ", ".join(sorted(site_files())), Path(name).stem + ".toml"
         raise UserError(f"no site {name!r}; there are: {names}; a new one is a file {new} in slurm/sites")
     try:
         return Site(**tomllib.loads(file.read_text(encoding="utf-8")) | {"name": file.stem})
@@ -134,7 +132,7 @@ def read_site(name) -> Site:
 def all_sites() -> list[Site]:
     """Return every site that can be read; a broken file is named, and stops only those who ask for it."""
     sites = []
-    for name in site_names():
+    for name in sorted(site_files()):
         try:
             sites.append(read_site(name))
         except UserError as error:
@@ -153,23 +151,3 @@ def find_site() -> str:
     cluster = slurm.cluster_name() if slurm.in_reach() else None
     sites = all_sites() if cluster else []
     return next((site.name for site in sites if cluster in site.cluster_names), "generic")
-
-
-def feature_names(constraint) -> list[str]:
-    """Return the features in a constraint: ``"[rack1|rack2]&gpu*4"`` holds rack1, rack2 and gpu."""
-    return re.findall(r"[^&|,()\[\]\s]+", re.sub(r"\*\d+", "", constraint))
-
-
-def partitions(site) -> list[str]:
-    """Return the partitions that a site file names, its usual one first."""
-    texts = [site.partition, *(row.get("partition", "") for row in site.small_jobs)]
-    return list(dict.fromkeys(name for text in texts for name in text.split(",") if name))
-
-
-def wanted_by_sites() -> dict:
-    """Collect what the site files ask of a cluster, so that a throw-away one can offer it."""
-    sites = all_sites()
-    wanted = {"partitions": [name for site in sites for name in partitions(site)]}
-    wanted["features"] = feature_names(",".join(text for site in sites for text in (site.constraint, *site.features)))
-    wanted["reservations"] = [site.reservation for site in sites]
-    return {kind: sorted({name for name in names if name and "$" not in name}) for kind, names in wanted.items()}

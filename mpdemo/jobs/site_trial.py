@@ -38,15 +38,11 @@ class Finding:
 
 def try_site(site, cluster) -> list[Finding]:
     """Return what is found of a site; `cluster` is the name of the one in reach, None where only the file counts."""
-    findings, scratch = [try_job(site, cluster)], os.path.expandvars(site.scratch)
+    findings = [try_job(site, cluster)]
+    scratch = os.path.expandvars(site.scratch)
     if cluster and scratch and not Path(scratch).is_dir():
-        findings.append(
-            Finding(False, f"scratch {site.scratch!r}: no folder {scratch}", "make it, or fix the site file")
-        )
-    if cluster and site.quota:  # its output is shown as it is
-        status, said = run_bounded(["bash", "-s"], site.quota + "\n", seconds=30)
-        shown = "\n       ".join([f"quota, as {site.quota!r} prints it:", *said.splitlines()])
-        findings.append(Finding(status == 0, shown, f"make room, or fix quota in {site.name}.toml"))
+        missing = f"scratch {site.scratch!r}: no folder {scratch}"
+        findings.append(Finding(False, missing, "make it, or fix the site file"))
     if cluster and (site.setup or site.python != "python"):
         findings.append(try_python(site))
     elif site.pytorch:

@@ -35,6 +35,16 @@ SLURM_STATES = {
     "node_failure": "NODE_FAIL BOOT_FAIL",
 }
 STATES = {slurm_state: state for state, names in SLURM_STATES.items() for slurm_state in names.split()}
+# In a log: the exit status of the process that failed first, as mpdemo.world.supervisor, srun and torchrun report it.
+FIRST_STATUS = re.compile(
+    r"^mpdemo: rank \d+ of \d+ ended with exit status (\d+)$|^srun: error: \S+: tasks? \S+: Exited with exit code (\d+)"
+    r"|Root Cause.{0,2000}?^\W*(?:\d+: )?\s*exitcode\s*:\s*(-?\d+)",
+    re.MULTILINE | re.DOTALL,
+)
+SLURMSTEPD = r"^(?:\s*\d+: )?slurmstepd(?:-\S+)?: error: "  # Slurm's own process beside each task
+MEMORY = re.compile(
+    SLURMSTEPD + r".*(?:oom.kill|exceeded memory limit)|^srun: error: .*: Out Of Memory", re.IGNORECASE | re.MULTILINE
+)
 
 
 class SlurmError(UserError):
@@ -146,6 +156,19 @@ def make_answer(slurm_state, reason, exit_code, run_time) -> Answer:
         reason = "a more urgent job took its nodes"
     ran = float(seconds(run_time)) if re.match(r"\d", run_time) else 0.0
     return Answer(state, "" if reason == "None" else reason, exit_status, ran)
+
+
+def state_by_status(log, exit_status) -> str:
+    """Return the state of a job that ended by itself: done, out_of_memory, failed or stopped with a checkpoint.
+
+    The last is status 3 of the processes, which torchrun hides, or torchrun's answer to our signal.
+    """
+    if exit_status == 0:
+        return "done"
+    first = FIRST_STATUS.search(log)
+    if exit_status == 3 or (first and first[first.lastindex] == "3") or "got signal: 10" in log:
+        return "stopped"
+    return "out_of_memory" if MEMORY.search(log) else "failed"
 
 
 def seconds(text) -> int:

@@ -6,10 +6,11 @@ from pathlib import Path
 
 from mpdemo import paths
 from mpdemo.errors import UserError
-from mpdemo.jobs import ends, queue, slurm
+from mpdemo.jobs import queue, slurm
 from mpdemo.jobs.slurm import Answer
 
 PATIENCE = 0.5  # s between two looks at the user's jobs, about which Slurm is asked once per polling interval
+CANCELLED = re.compile(slurm.SLURMSTEPD + r"\*\*\* JOB .*?CANCELLED AT \S+(?: DUE TO ([A-Z ]+?))? \*\*\*", re.MULTILINE)
 
 
 def start(script, identity, out, site) -> dict:
@@ -54,7 +55,7 @@ def ask(job) -> Answer:
         return (answer or Answer("pending"))._replace(reason=f"Slurm does not answer{seen}")
     answer = answer or answer_from_files(job)
     if answer.state == "failed":  # Slurm's word for three ends that mean different things to a learner
-        answer = answer._replace(state=ends.state_by_status(job.log(), answer.exit_status or 1))
+        answer = answer._replace(state=slurm.state_by_status(job.log(), answer.exit_status or 1))
     if answer.state not in ("pending", "running", "unknown"):
         job.keep(answer)
     return answer
@@ -97,10 +98,17 @@ def answer_from_files(job) -> Answer:
     """Return what log and script's marker say, where Slurm does not. Absence is not success."""
     log, marker = job.log(), job.out / "exit-status.txt"
     why = "Slurm has forgotten the job" if job.own_cluster else "its cluster is not in reach"
-    if state := ends.state_by_slurm(log):
+    if state := state_by_slurm(log):
         return Answer(state, f"from the job's log; {why}")
     words = marker.read_text().split() if marker.exists() else []
     if len(words) == 2 and words[0] == slurm.number(job.id):
-        state = ends.state_by_status(log, int(words[1]))
+        state = slurm.state_by_status(log, int(words[1]))
         return Answer(state, f"from the script's marker; {why}", int(words[1]))
     return Answer("unknown", f"{why}, and its script left no marker")
+
+
+def state_by_slurm(log) -> str | None:
+    """Return the state that Slurm wrote into the job's own log as it ended it; None if it wrote nothing."""
+    if match := CANCELLED.search(log):
+        return {"TIME LIMIT": "timeout", "NODE FAILURE": "node_failure"}.get(match[1], "cancelled")
+    return "out_of_memory" if slurm.MEMORY.search(log) else None

@@ -16,6 +16,7 @@ from mpdemo.jobs.job import RECORD, Job, read_record, write_record
 from mpdemo.jobs.sbatch_text import render
 from mpdemo.jobs.site import Site, load_site
 from mpdemo.world.devices import gpus_here, gpus_wanted, too_few_gpus
+from mpdemo.world.processes import check_room
 
 PLAIN_SITES = ("generic", "throwaway")  # they render the same text: the committed one
 RESULTS = ("exit-status.txt", "exit-status.json", "summary.json")
@@ -50,8 +51,7 @@ def submit(spec, site=None, script=None, resubmit=False, debug=False) -> Job | N
         return None
     if problems := check(spec, site, ask_slurm=False):
         raise UserError(f"{spec.name} was not submitted: " + "; ".join(map(str, problems)))
-    queued = not local_job.surrounding_job(site) and slurm.in_reach()
-    identity = slurm.identity() if queued else None
+    identity = slurm.identity() if slurm.in_reach() else None
     if earlier := find_earlier(spec, identity, resubmit):
         known = f"found job {earlier.id} ({earlier.state}) in {spec.out}"
         print(f"{known}: not submitted again; resubmit=True runs it again")
@@ -60,14 +60,19 @@ def submit(spec, site=None, script=None, resubmit=False, debug=False) -> Job | N
 
 
 def start(spec, site, identity, script=None) -> Job:
-    """Start a job on the cluster of this identity; without one on this machine, or as a step of the job around us."""
+    """Start a job on the cluster of this identity; without one, on this machine."""
     if identity is None:
-        local_job.refuse(spec, site)
+        check_room(spec.world_size, spec.oversubscribe)
     with prepared(spec) as out:
         path = write_script(render(spec, site), spec, site, script)
-        started = slurm_job.start(path, identity, spec.out, site) if identity else local_job.start(spec, site)
-    record = started | {"script": str(path), "spec": dataclasses.asdict(spec), "submitted": time.time()}
-    record |= {"polling_seconds": site.polling_seconds}
+        started = slurm_job.start(path, identity, spec.out, site) if identity else local_job.start(spec)
+    record = {
+        **started,
+        "script": str(path),
+        "spec": dataclasses.asdict(spec),
+        "submitted": time.time(),
+        "polling_seconds": site.polling_seconds,
+    }
     print(announcement(spec, record))  # first: a full disk takes no record
     write_record(out, record)
     return Job(record, out)
@@ -125,8 +130,6 @@ def announcement(spec, record) -> str:
         given = ", ".join(f"{name}={os.environ[name]}" for name in slurm.OF_THE_USER if os.environ.get(name))
         given = f", with {given} of the environment" if given else ""
         return f"submitted {spec.name} to {record['where']}: job {record['id']} ({record['script']}){given}"
-    if record["where"] != local_job.HERE:
-        return f"{spec.name} runs as a step of {record['where']}, which runs this notebook (process {record['id']})"
     how = f"{spec.world_size} processes" if spec.world_size > 1 else "1 process"
     how += f" in place of {spec.nodes} nodes" if spec.nodes > 1 else ""
     if too_few_gpus(spec.devices):

@@ -10,9 +10,7 @@ from pathlib import Path
 from tabulate import tabulate
 
 from mpdemo.errors import UserError
-from mpdemo.jobs import load_site
 from mpdemo.options import count
-from mpdemo.paths import root
 from mpdemo.same import compare, resume
 from mpdemo.same.watcher import Watcher
 from mpdemo.same.worlds import refuse
@@ -33,7 +31,6 @@ def add_arguments(parser):
     option("--batches", type=some, default=8, help="of each epoch and loader (default: 8)")
     option("--without", default="", help="switch off: dropout, batchnorm, augmentation")
     option("--python", default=sys.executable, help="the interpreter of your environment; it needs PyTorch")
-    option("--site", default="", help="run as jobs on this site, several processes on two nodes")
     option("--timeout", type=some, default=120, help="seconds without a step or batch (default: 120)")
     option("--json", default="", help="also write the verdict to this file")
     option("--resume", action="store_true", help="stop the script and start it again: does it resume?")
@@ -65,9 +62,7 @@ def checked(args) -> list:
     if not all(word.strip().isdecimal() and int(word) > 0 for word in words) or len(words) < 2 and not args.resume:
         raise UserError(f"--processes {args.processes!r} is not allowed; allowed: two numbers or more, such as 1,2")
     counts, here = [int(word) for word in words], gpus_here() or len(os.sched_getaffinity(0))
-    if args.site:
-        check_site(args, counts)
-    elif max(counts) > here:
+    if max(counts) > here:
         raise UserError(f"--processes {args.processes}: this machine has {here} devices; give {here} or less")
     if not shutil.which(args.python):
         raise UserError(f"--python {args.python}: no such program; give the path of a Python with PyTorch")
@@ -78,17 +73,6 @@ def checked(args) -> list:
     if args.json and not Path(args.json).absolute().parent.is_dir():
         raise UserError(f"--json {args.json!r}: its folder does not exist; make it first")
     return counts
-
-
-def check_site(args, counts):
-    """Refuse what a job cannot do, or an unknown site."""
-    load_site(args.site)
-    if args.resume or args.python != sys.executable:
-        raise UserError("--site does not go with --resume or --python; a job has the Python of its site and no signal")
-    if odd := [count for count in counts if count > 1 and count % 2]:
-        raise UserError(f"--processes {odd[0]} do not divide over two nodes; with --site give even numbers, or 1")
-    if not Path.cwd().is_relative_to(root()):
-        raise UserError(f"--site needs a folder that the nodes share: change to one below {root()}, or set MPDEMO_ROOT")
 
 
 def verdicts_of(watcher, counts) -> list:

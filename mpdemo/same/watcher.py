@@ -1,7 +1,6 @@
 """Runs the reader's script in worlds of processes, each in a folder of links to the reader's files."""
 
 import contextlib
-import json
 import os
 import re
 import shutil
@@ -12,8 +11,6 @@ from multiprocessing import Pipe
 from pathlib import Path
 
 from mpdemo.errors import UserError
-from mpdemo.jobs import JobSpec, submit
-from mpdemo.paths import root
 from mpdemo.same.worlds import World
 
 LEVELS = 3  # above the reader's folder: a relative path reaches what lies there
@@ -24,10 +21,7 @@ class Watcher:
     """A process of the reader's Python that runs scripts; a context manager, after which nothing runs or is left."""
 
     def __init__(self, args):
-        shared = root() / "runs" if args.site else None  # with the nodes of a job
-        if shared:
-            shared.mkdir(exist_ok=True)
-        self.home = Path(tempfile.mkdtemp(prefix="mpdemo-same-", dir=shared)).resolve()
+        self.home = Path(tempfile.mkdtemp(prefix="mpdemo-same-")).resolve()
         self.runs, self.server = 0, None
         self.aim(args)
 
@@ -37,8 +31,6 @@ class Watcher:
         self.script = Path(args.script[0]).resolve()
 
     def __enter__(self):
-        if self.args.site:
-            return self
         dropped = ("SLURM_", "TORCHELASTIC_", "PYTHONSAFEPATH", "RANK", "LOCAL_RANK", "WORLD_SIZE")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
         kept |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": str(self.home / "tmp")}
@@ -89,31 +81,8 @@ class Watcher:
         order |= {"without": sorted(without), "replay": replay or {}, "limit": self.args.timeout}
         order |= {"stop": stop}  # a signal, and the step after which it is sent
         order |= {"seed": 1000 if folder else 0}  # a script that is started again draws other numbers
-        if self.args.site:
-            return World(notes, order, self.by_job(order, notes))
         self.pipe.send(order)
         return World(notes, order, self.answer(100 * self.args.timeout))
-
-    def by_job(self, order, notes) -> dict:
-        """Run a world by a job of the site, on two nodes where it has several processes; return how it ended."""
-        file, processes = notes / "order.json", order["processes"]
-        file.write_text(json.dumps(order))
-        out = str(notes.relative_to(root()) / "job")
-        command = "-m", "mpdemo.same.mpdemo_watcher.serve", str(file)
-        nodes = min(2, processes)
-        spec = JobSpec(f"same_{processes}", command, out, nodes, processes // nodes, launcher="torchrun")
-        job = submit(spec, self.args.site)
-        try:
-            job.wait(5 * self.args.timeout)
-        except TimeoutError:
-            return {"how": "silent", "statuses": {}}
-        finally:
-            if not job.finished:
-                job.cancel()
-        if not any(notes.glob("*.jsonl")):
-            raise UserError(f"job {job.id} started no process; the end of its log: {job.log()[-300:].strip()!r}")
-        ended = {rank: notes / f"{rank}.status" for rank in range(processes)}
-        return {"how": "ended", "statuses": {k: int(f.read_text()) if f.exists() else 1 for k, f in ended.items()}}
 
     def run_new(self, processes, **options) -> World:
         """Run the script as if it had never run: without what an earlier run of it has left in the reader's folder."""

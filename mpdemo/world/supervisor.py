@@ -39,9 +39,8 @@ class Ranks:
 
     def __init__(self, job):
         self.numbers, self.ended = [], {}
-        self.by_srun = not job.get("processes")
         port, parent, (ready, unready) = free_port(), os.getpid(), os.pipe()
-        for rank in range(job.get("processes") or 1):
+        for rank in range(job["processes"]):
             pid = os.fork()
             if pid == 0:
                 try:
@@ -76,10 +75,6 @@ class Ranks:
         """Rank and exit status of the one that failed first."""
         return next((ended for ended in self.ended.items() if ended[1]), None)
 
-    def to_warn(self) -> list[int]:
-        """Return the processes to signal: the ranks, or the srun that the batch script's bash waits for."""
-        return children(self.numbers[0])[:1] if self.by_srun else self.living
-
 
 def become_rank(job, rank, port, parent):
     """In a forked child: run the job's program as a rank, and end."""
@@ -96,8 +91,8 @@ def become_rank(job, rank, port, parent):
     os.environ |= job["environment"]
     os.dup2(job["inputs"][rank] if job.get("inputs") else os.open(os.devnull, os.O_RDONLY), 0)
     os.closerange(3, 256)
-    processes, command = job.get("processes"), job["command"]
-    if processes and (processes > 1 or job.get("torchrun")):
+    processes, command = job["processes"], job["command"]
+    if processes > 1 or job.get("torchrun"):
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
         place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         place |= {"GROUP_RANK": 0, "TORCHELASTIC_RUN_ID": job["name"]}  # by which Lightning and others know torchrun
@@ -105,8 +100,7 @@ def become_rank(job, rank, port, parent):
     if job.get("run_program") and (command[0] in ("-m", "-c") or command[0].endswith(".py")):
         PRCTL(NAME, f"{job['name'][:11]} {rank}".encode(), 0, 0, 0)
         job["run_program"](command)
-    words = [sys.executable, "-u", *command] if processes else command
-    os.execvpe(words[0], words, os.environ)
+    os.execvpe(sys.executable, [sys.executable, "-u", *command], os.environ)
 
 
 def watch(job, ranks, terminations, warnings, wake) -> str:
@@ -136,14 +130,13 @@ def watch(job, ranks, terminations, warnings, wake) -> str:
         if name and left <= int(before):
             warnings.append(signal.Signals[f"SIG{name}"])
             name = ""
-        listeners = ranks.to_warn()
-        if warnings and listeners and all(handles(pid, warnings[0]) for pid in listeners):
-            send(listeners, warnings.pop(0))
+        if warnings and all(handles(pid, warnings[0]) for pid in ranks.living):
+            send(ranks.living, warnings.pop(0))
 
 
 def end_tree(job, ranks):
     """Ask the job to end, wait, then kill whatever is left below this process."""
-    send(ranks.to_warn() or ranks.living, signal.SIGTERM)
+    send(ranks.living, signal.SIGTERM)
     end = time.monotonic() + job["grace"]
     while ranks.living and time.monotonic() < end:
         ranks.reap()
@@ -159,11 +152,11 @@ def end_tree(job, ranks):
 def supervise(job) -> dict:
     """Run a job from its start to its end; return how that came, the rank that failed first, and the exit status.
 
-    `job` has its ``name``, ``command``, ``cwd``, ``environment`` and ``grace`` (s, between the request to end and the
-    kill), and may have ``processes`` (without them the command is bash, which waits for srun), ``torchrun`` (a single
-    process is told its place as well), ``run_program`` (runs the command in a forked process), ``inputs`` (a descriptor
-    for each rank), ``owner`` (a descriptor whose end ends the job), ``limit`` (s), ``signal`` (as ``USR1@60``),
-    ``ranks`` (the file of the processes' numbers) and ``quiet`` (no line about a rank that failed).
+    `job` has its ``name``, ``command``, ``processes``, ``cwd``, ``environment`` and ``grace`` (s, between the request
+    to end and the kill), and may have ``torchrun`` (a single process is told its place as well), ``run_program`` (runs
+    the command in a forked process), ``inputs`` (a descriptor for each rank), ``owner`` (a descriptor whose end ends
+    the job), ``limit`` (s), ``signal`` (as ``USR1@60``), ``ranks`` (the file of the processes' numbers) and ``quiet``
+    (no line about a rank that failed).
     """
     PRCTL(ADOPT_ORPHANS, 1, 0, 0, 0)
     terminations, warnings = [], []

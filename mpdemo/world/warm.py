@@ -70,8 +70,6 @@ def _server(order) -> socket.socket:
     """Return the connection to the server, started where there is none that suits the order."""
     environment = order["environment"]
     started_with = tuple(sorted(row for row in environment.items() if row[0].startswith(READ_AT_START)))
-    if not order.get("processes"):  # bash imports no PyTorch: any server will do
-        started_with = next(iter(SERVERS), started_with)
     if started_with not in SERVERS:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.settimeout(IMPORT_SECONDS)

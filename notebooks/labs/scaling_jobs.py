@@ -36,9 +36,7 @@ COLUMNS = {  # of a row: its heading, its format
 def sizes_here(wanted, processes_per_node=1) -> tuple:
     """Return those numbers of nodes that there are: of Slurm, of the job around us for its steps, or of cores."""
     site = load_site()
-    if site.inside_a_job == "steps" and "SLURM_JOB_ID" in os.environ:
-        most = int(os.environ.get("SLURM_JOB_NUM_NODES", 1))
-    elif slurm.in_reach():
+    if slurm.in_reach():
         partition = ["-p", site.partition] if site.partition else []
         most = len(set(slurm.client("sinfo", "-h", "-N", "-o", "%N", *partition).split()))
     else:

@@ -39,7 +39,7 @@ def before(owner, name, action):
 
 
 def has_ended(status):
-    """Leave the exit status of this rank where the others, and the reader of a job, look for it."""
+    """Leave the exit status of this rank where the others look for it."""
     with open(f"{ORDER['notes']}/{ORDER['rank']}.status", "w") as file:
         file.write(str(status))
 
@@ -50,7 +50,7 @@ def finish():
     sys.stdout.flush()
     has_ended(0)
     files = [f"{ORDER['notes']}/{rank}.status" for rank in range(ORDER["processes"])]
-    until = time.monotonic() + 2 * ORDER["limit"]  # `serve.world` ends it before, but nothing does so in a job
+    until = time.monotonic() + 2 * ORDER["limit"]  # `serve.world` kills this rank before
     while time.monotonic() < until and not all(map(os.path.exists, files)):
         time.sleep(0.05)
     os._exit(0)

@@ -1,13 +1,11 @@
 """Imports PyTorch once, and forks worlds of ranks from it: an order comes in by a pipe, an answer goes out.
 
-It needs PyTorch alone. When its owner is gone (end of file), it ends all ranks and itself. In a job it is one rank, by
-RANK of its launcher: ``python -m mpdemo.same.mpdemo_watcher.serve ORDER.json``.
+It needs PyTorch alone. When its owner is gone (end of file), it ends all ranks and itself.
 """
 
 import atexit
 import contextlib
 import ctypes
-import json
 import multiprocessing
 import os
 import shutil
@@ -17,7 +15,6 @@ import sys
 import time
 import traceback
 from multiprocessing.connection import Connection
-from pathlib import Path
 
 import torch
 
@@ -100,6 +97,4 @@ def main():
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 2:
-        be_rank(json.loads(Path(sys.argv[1]).read_text()), int(os.environ["RANK"]))
     main()
