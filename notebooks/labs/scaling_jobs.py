@@ -34,7 +34,7 @@ COLUMNS = {  # of a row: its heading, its format
 
 
 def sizes_here(wanted, processes_per_node=1) -> tuple:
-    """Return those numbers of nodes that there are: of Slurm, of the job around us for its steps, or of cores."""
+    """Return those numbers of nodes that there are: Slurm's, or those that this machine has cores for."""
     site = load_site()
     if slurm.in_reach():
         partition = ["-p", site.partition] if site.partition else []
