@@ -15,7 +15,7 @@ from mpdemo.run import Run, Rung, score
 def build(run):
     model = run.model()  # on the CPU: no device ever holds it whole, blocks move there one by one
     sharding = {"mesh": init_device_mesh(run.device.type, (run.world,)), "mp_policy": run.policy()}
-    for module in [*model.blocks(), model]:  # each is gathered as one unit; the model: what is in no block
+    for module in [*model.blocks(), model]:  # each is gathered as one unit
         fully_shard(module, **sharding)
     optimizer = run.optimizer(model.parameters())
 
