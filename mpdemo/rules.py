@@ -16,9 +16,7 @@ CUT_RUNGS = ("model_parallel", "pipeline", "hybrid")  # no device holds the whol
 LINEAR = ("toy", "transformer")  # models without convolutions, but for the one that embeds the patches
 OF_RUNGS = {  # option: its default, the only rungs that take another value
     "replicas": (None, ("hybrid", "tensor")),
-    "mesh": ("dp-pp", ("hybrid",)),
     "sharded": (False, ("hybrid",)),
-    "reshard": ("always", ("fsdp",)),
     "sequence_parallel": (False, ("tensor",)),
 }
 
@@ -51,12 +49,9 @@ def _check_belonging(s):
 
 def _check_savings(s):
     """Refuse what saves memory or time where it cannot be combined with the rung, the model or the schedule."""
-    shards, sharded = "--sharded" if s.sharded else "--rung fsdp", s.sharded or s.rung == "fsdp"
-    if s.channels_last and sharded:
-        raise UserError(f"--channels-last does not go with {shards}, which shards weights that lie row by row")
-    if s.precision == "bf16" and sharded and batch_norm(s.model, s.norm):
+    if s.precision == "bf16" and (s.sharded or s.rung == "fsdp") and batch_norm(s.model, s.norm):
         norm = "batch norm, whose averages stay in float32; use --norm group"
-        raise UserError(f"--precision bf16 of {shards} does not go with {norm}")
+        raise UserError(f"--precision bf16 of {'--sharded' if s.sharded else '--rung fsdp'} does not go with {norm}")
     if s.compile and s.rung == "data_parallel":
         raise UserError("--compile does not reach the copies that data_parallel makes in every step; use --rung ddp")
     if s.form == "per-device" and s.rung in ("pipeline", "hybrid") and SCHEDULES[s.schedule].splits_backward:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.nn.functional import cross_entropy
 
 from mpdemo import data, models
@@ -77,9 +77,6 @@ def validate(rung, batches, device, stop):
             sums += torch.cat([score(loss, outputs, labels), count[None]]).to(device)
         if stop.seen():
             return None
-    for module in rung.model.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()  # with --reshard never it would wait for a backward pass
     loss, correct, count = sum_over_ranks(sums).tolist()
     return loss / count, correct / count
 
@@ -96,7 +93,7 @@ def train(settings, place, build=None, validate=validate) -> int:
     if settings.compile:
         compile_blocks(rung.model)
     stop = StopSignal(run.device, settings.log_every)
-    log = TrainingLog(run, rung, progress, rates, stop, resumed)
+    log = TrainingLog(run, rung, progress, stop, resumed)
     with log, run.observers():
         while progress.unfinished:
             loaders.start_epoch(progress.epoch, progress.done)  # sampler.set_epoch: each epoch has an order of its own
@@ -157,8 +154,8 @@ class Run:
     def prepared(self, model):
         """Tell a model how to compute; its stages and copies will do the same."""
         model.precision = None if self.s.rung == "fsdp" else PRECISION[self.s.precision]  # FSDP's is its own: policy()
-        model.checkpointing, model.channels_last = self.s.activation_checkpointing, self.s.channels_last
-        return model.to(memory_format=torch.channels_last) if self.s.channels_last else model
+        model.checkpointing = self.s.activation_checkpointing
+        return model
 
     def policy(self):
         """Return FSDP's precision: that of the settings in the rung fsdp; in others the model itself has it."""

@@ -83,13 +83,7 @@ class Settings:
     oversubscribe: bool = setting(False, "start more processes than there are CPU cores, or than memory allows")
     devices: Count | None = setting(None, "how many devices a one-process form drives (default: 2)")
     replicas: Count | None = setting(None, "copies of the cut or split model (default: 2 of rung hybrid, 1 of tensor)")
-    mesh: Literal["dp-pp", "pp-dp"] = setting(
-        "dp-pp", "of rung hybrid: neighbouring ranks share a replica (dp-pp, which keeps it in a node) or a stage"
-    )
     sharded: bool = setting(False, "of rung hybrid: the replicas divide every stage among them, as FSDP does")
-    reshard: Literal["always", "never"] = setting(
-        "always", "of rung fsdp: drop a block's gathered weights after its forward pass, or keep them for its backward"
-    )
     sequence_parallel: bool = setting(False, "of rung tensor: also split the tokens, between the layers that are split")
     microbatches: Count | None = setting(
         None, "parts of a process's share, one after the other or down a pipeline (default: 1; pipelines: 4 per device)"
@@ -98,7 +92,6 @@ class Settings:
     cut: str | None = setting(None, "last block of each stage but the last: names or numbers, separated by commas")
     precision: Literal["fp32", "bf16"] = setting("fp32", "type that autocast computes in")
     activation_checkpointing: bool = setting(False, "keep only each block's input, and compute the block twice")
-    channels_last: bool = setting(False, "keep the channels of a pixel side by side (convolutional models)")
     compile: bool = setting(False, "compile every block in the first step (needs a C++ compiler)")
     out: PathName = setting("runs/train", "run folder: metrics, summary, checkpoints")
     checkpoint_every: Count | None = setting(None, "steps between checkpoints (default: none is written)")
@@ -107,7 +100,6 @@ class Settings:
         0, ge=0, le=256, description="loader processes per rank; with 0 the rank decodes its images itself"
     )
     log_every: Count = setting(10, "steps between two log entries; each waits for the device")
-    tensorboard: bool = setting(False, "also write the metrics for TensorBoard, into --out/tensorboard")
     profile: Count | None = setting(
         None, "record so many steps of each rank, after the first two, into --out (traces that ui.perfetto.dev shows)"
     )

@@ -103,6 +103,16 @@ def test_resume_as_another_training_is_refused(runs, change, said):
         runs("other", **TOY | {"steps": 2} | change, resume=str(out))
 
 
+def test_a_checkpoint_that_names_settings_that_are_gone_is_resumed(runs):
+    settings = {"model": "toy", "batch_size": 512}
+    whole, out = losses(runs("whole", **settings, steps=2)), runs("run", **settings, steps=1, checkpoint_every=1)
+    file = checkpoint.newest(out) / "state.pt"
+    state = torch.load(file)
+    state["settings"] |= {"channels_last": True, "mesh": "pp-dp", "reshard": "never", "tensorboard": True}
+    torch.save(state, file)
+    assert losses(runs("run", **settings, steps=2, resume=str(out))) == whole
+
+
 def test_another_model_is_refused(runs, monkeypatch):
     """The settings are the same, as where a folder of images has one class more than before."""
     out = runs("run", **TOY, steps=1, checkpoint_every=1)

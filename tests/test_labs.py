@@ -5,12 +5,12 @@ import subprocess
 import sys
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_training import ROUNDING, losses, summary
 from worlds import run_worlds
 
 from mpdemo.jobs import JobSpec, submit
 from mpdemo.notebook.recipe import recipe
-from mpdemo.notebook.tables import scalars
 from mpdemo.paths import root
 from mpdemo.settings import Settings
 
@@ -87,8 +87,8 @@ def test_lightning_in_one_process(ours, run_once, tmp_path):
     done = run_once("-m", "mpdemo.labs.lightning_training", str(tmp_path), str(STEPS), OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr[-3000:]
     same_training(tmp_path, ours)
-    drawn = [pytest.approx(loss, rel=1e-6) for loss in losses(tmp_path).values()]
-    assert [value for _, value in scalars(tmp_path / "tensorboard")["train/loss"]] == drawn
+    drawn = EventAccumulator(str(tmp_path / "tensorboard")).Reload().Scalars("train/loss")
+    assert [event.value for event in drawn] == pytest.approx(list(losses(tmp_path).values()), rel=1e-6)
     assert (summary(tmp_path)["num_nodes"], summary(tmp_path)["devices"]) == (1, 1)
 
 

@@ -93,7 +93,10 @@ REFUSED = [  # options of train, what is said
     ("--rung hybrid --batch-size 9", "9 (all processes together) does not divide by 2 replicas; allowed: a multi"),
     ("--rung hybrid --batch-size 12 --microbatches 4", "a batch of 6 does not divide into 4 microbatches"),
     ("--rung pipeline --replicas 2", "--replicas belongs to --rung hybrid or tensor alone"),
-    ("--rung hybrid --mesh dp", "--mesh dp is not allowed; allowed: dp-pp, pp-dp"),
+    ("--rung hybrid --mesh pp-dp", "unrecognized arguments: --mesh"),
+    ("--rung fsdp --reshard never", "unrecognized arguments: --reshard"),
+    ("--rung ddp --channels-last", "unrecognized arguments: --channels-last"),
+    ("--rung ddp --tensorboard", "unrecognized arguments: --tensorboard"),
     (f"{ONE_PROCESS} --devices 4", "4 stages do not fit a model of 3 blocks; allowed: 1 to 3"),
     (f"{ONE_PROCESS} --cut layer7", "cannot cut after 'layer7'"),
     ("--rung single --dataset mnist --data {tmp}/empty", "is empty; expected: PATH/MNIST/raw"),
@@ -225,7 +228,7 @@ def test_settings_go_through_the_command_line():
         Settings(rung="ddp", lr=0.5, steps=7, resume="runs/x", seed=0, log_every=1),
         checked(Settings(rung="ddp", processes=3, batch_size=12)),
         checked(Settings(rung="pipeline", form="one-process", devices=3, steps=4, batch_size=12)),
-        checked(Settings(rung="hybrid", processes=6, replicas=3, batch_size=24, microbatches=2, mesh="pp-dp")),
+        checked(Settings(rung="hybrid", processes=6, replicas=3, batch_size=24, microbatches=2)),
     ):
         assert options_from(parser.parse_args(settings.arguments()), Settings) == settings
 

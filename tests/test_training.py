@@ -266,7 +266,7 @@ HANDED = {  # and one of hybrid, sharded and split rungs, in worlds of so many p
     4: (4, {"rung": "tensor", "replicas": 2, "sequence_parallel": True}),
     5: (4, {"rung": "fsdp"}),
     6: (4, {"rung": "hybrid", "schedule": "ZBVZeroBubble", "microbatches": 4, "timeline": True}),
-    7: (4, {"rung": "hybrid", "schedule": "1F1B", "microbatches": 2, "sharded": True, "mesh": "pp-dp"}),
+    7: (4, {"rung": "hybrid", "schedule": "1F1B", "microbatches": 2, "sharded": True}),
     8: (1, {"rung": "single"}),
 }
 HYBRID = {"model": "transformer", "batch_size": 8, "epochs": 1, "log_every": 1} | COURSE

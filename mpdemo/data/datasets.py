@@ -34,8 +34,7 @@ LAYOUTS = {
 class SplitDataset:
     """A data set in two parts; a sample is (image, label).
 
-    Images read from files are still bytes, (S, S, C): `Loaders` normalise them batch by batch. All others are ready,
-    (C, S, S).
+    Images, (C, S, S), that are read from files are still bytes: `Loaders` normalise them batch by batch.
     """
 
     train: Dataset
@@ -49,8 +48,7 @@ class SplitDataset:
         if images.dtype != torch.uint8:
             return images
         mean, std = (255 * torch.tensor(values, device=images.device).view(-1, 1, 1) for values in self.pixels)
-        images = images.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
-        return images.sub_(mean).div_(std)
+        return images.to(torch.float32).sub_(mean).div_(std)
 
 
 class SeededAugmentation(Dataset):

@@ -1,29 +1,27 @@
-"""Image files, read as fast as one core can: decode, crop and resize in whole numbers, normalise whole batches.
+"""Image files: class folders of them, and what is decoded, cropped and resized of each.
 
-Pixels stay bytes until a batch of them is normalised on the device (`SplitDataset.prepare`); and a file far larger than
-the crop needs is decoded at 1/2, 1/4 or 1/8 of its size. Taught in notebooks/08_scaling.ipynb.
+Pixels stay bytes until a batch of them is normalised on the device (`SplitDataset.prepare`). Taught in
+notebooks/08_scaling.ipynb.
 """
 
-import math
 import os
 import sys
 import warnings
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image
-from torch.nn.functional import interpolate
 from torch.utils.data import Dataset
 
 from mpdemo.errors import UserError, error_line
 
 READ = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", ".webp")  # what the names of images end in
 QUIET = partial(warnings.catch_warnings, action="ignore")
-AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)  # of a random crop: its share of the image, its width over its height
+JPEG = b"\xff\xd8\xff"  # what every file of this format begins with
 
 
 class ClassFolders(Dataset):
@@ -90,47 +88,40 @@ def tell_left_out(folder, left_out):
 
 
 def augmented(path, size) -> torch.Tensor:
-    """Read an image file for training, as (size, size, 3) bytes: a random part, every second time mirrored."""
-    from torchvision.transforms import RandomResizedCrop  # loaded late: it takes a second
+    """Read an image file for training, as (3, size, size) bytes: a random part, every second time mirrored."""
+    from torchvision.transforms import v2  # loaded late: it takes a second
 
-    with opened(path) as image:
-        top, left, height, width = RandomResizedCrop.get_params(image, AREA, RATIO)
-        part = resized(image, left, top, width, height, size)
-    return part.flip(1) if torch.rand(()) < 0.5 else part
+    return v2.RandomHorizontalFlip()(v2.RandomResizedCrop(size)(pixels(path)))
 
 
 def plain(path, size) -> torch.Tensor:
-    """Read an image file for validation, as (size, size, 3) bytes: its middle, 7/8 of the shorter side."""
-    with opened(path) as image:
-        side = max(1, round(min(image.size) * 0.875))
-        return resized(image, (image.width - side) // 2, (image.height - side) // 2, side, side, size)
+    """Read an image file for validation, as (3, size, size) bytes: its middle, 7/8 of the shorter side."""
+    from torchvision.transforms.v2 import functional as F
+
+    image = pixels(path)
+    side = max(1, round(min(image.shape[1:]) * 0.875))
+    return F.resize(F.center_crop(image, [side, side]), [size, size])
 
 
-@contextmanager
-def opened(path):
-    """Open an image file; one of 16 bits per pixel is scaled to 8, since PIL would cut it off at 255.
+def pixels(path) -> torch.Tensor:
+    """Read an image file as RGB bytes, (3, H, W): a JPEG by torchvision, what that can't read by PIL.
 
-    Without PIL's warnings about odd metadata or very many pixels: it reads such a file all the same.
+    PIL's warnings about odd metadata or very many pixels are hidden: it reads such a file all the same.
     """
+    from torchvision.io import decode_jpeg
+    from torchvision.transforms.v2.functional import pil_to_tensor
+
     try:
+        encoded = np.fromfile(path, np.uint8)
+        if encoded[:3].tobytes() == JPEG:
+            with suppress(RuntimeError):  # PIL says more clearly what is wrong with the file
+                return decode_jpeg(torch.from_numpy(encoded), "RGB")
         with QUIET(category=UserWarning), QUIET(category=Image.DecompressionBombWarning), Image.open(path) as image:
             if image.mode.startswith("I;16") or image.mode == "I" and image.format in ("PNG", "PPM"):  # by older PILs
-                image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+                image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))  # PIL would cut it off at 255
             if image.mode in ("I", "F"):
                 what = "has 32 bits per pixel, and nothing says what is white; save it with 8 or 16"
                 raise UserError(f"image file {path} {what}")
-            yield image
+            return pil_to_tensor(image.convert("RGB"))
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # what PIL raises
         raise UserError(f"image file {path} cannot be read ({error_line(error)}); replace it or remove it") from None
-
-
-def resized(image, left, top, width, height, size) -> torch.Tensor:
-    """Return a part of an image as (size, size, 3) bytes; grey and CMYK images become RGB."""
-    whole = image.width
-    # JPEG alone can decode at a reduced size that still has `size` pixels per side of the part
-    image.draft("RGB", [math.ceil(side * size / min(width, height)) for side in image.size])
-    share = image.width / whole
-    box = [round(edge * share) for edge in (left, top, left + width, top + height)]
-    part = torch.from_numpy(np.array(image.crop(box).convert("RGB")))
-    pixels = part.permute(2, 0, 1)[None]  # (1, 3, H, W), the three channels of a pixel side by side
-    return interpolate(pixels, (size, size), mode="bilinear", antialias=True)[0].permute(1, 2, 0)

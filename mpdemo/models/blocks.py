@@ -25,7 +25,6 @@ class Blocks(nn.Module):
         self.names = list(blocks)  # in order
         self.precision = None  # torch.dtype that autocast uses, None for plain float32
         self.checkpointing = False  # whether the backward pass computes every block once more
-        self.channels_last = False  # whether the channels of a pixel lie side by side in memory
         self.input_shape = None  # (C, S, S) of an image, for a whole model
         self.last = self.names[-1]  # of the whole model: its output is float32, so that the loss is not in bf16
         for name, block in blocks.items():
@@ -43,11 +42,6 @@ class Blocks(nn.Module):
     def forward(self, x):
         """Apply all blocks: x (B, C, S, S) or an earlier stage's output -> this stage's output."""
         twice = self.checkpointing and torch.is_grad_enabled()
-        if self.channels_last and x.dim() == 4:
-            x = x.view_as(x)
-            if x.requires_grad:  # what is sent to another rank must be contiguous, and so must the gradient
-                x.register_hook(torch.Tensor.contiguous)
-            x = x.contiguous(memory_format=torch.channels_last)
         with torch.autocast(x.device.type, self.precision, enabled=self.precision is not None):
             for block in self.blocks():
                 x = recomputed(block, x) if twice else block(x)
@@ -61,8 +55,7 @@ class Blocks(nn.Module):
     def some(self, names) -> "Blocks":
         """Return the blocks of these names as a model that shares their parameters."""
         part = Blocks({name: self.get_submodule(name) for name in names})
-        part.precision, part.checkpointing = self.precision, self.checkpointing
-        part.channels_last, part.last = self.channels_last, self.last
+        part.precision, part.checkpointing, part.last = self.precision, self.checkpointing, self.last
         return part
 
     def stage(self, start, stop) -> "Blocks":

@@ -21,7 +21,7 @@ from mpdemo.models.split import quiet
 class Whole(nn.Module):
     """A module as its author wrote it; one tensor goes in (other inputs are zeros), and rows come out."""
 
-    precision, checkpointing, channels_last = None, False, False
+    precision, checkpointing = None, False
 
     def __init__(self, module, inputs):
         super().__init__()

@@ -1,12 +1,9 @@
-"""Tables for single notebooks: the decision of `mpdemo.plan.choose` (11), scalars of TensorBoard (12)."""
+"""The table of notebook 11: the decision of `mpdemo.plan.choose`."""
 
-import logging
 from dataclasses import replace
-from pathlib import Path
 
 from tabulate import tabulate
 
-from mpdemo.errors import UserError
 from mpdemo.notebook.show import Bundle
 from mpdemo.plan.choose import choose
 from mpdemo.rules import SHARING_RUNGS
@@ -37,21 +34,3 @@ def _choice(case):
     times = (f"{1000 * seconds:.1f}", f"{case.one_device_seconds / seconds:.1f}") if seconds else ("-", "-")
     memory, sends = f"{predicted.memory / 2**20:,.0f}", f"{1000 * predicted.sent / case.link:.2f}"
     return case.devices, case.nodes, choice.answer, parts, images, memory, *times, sends
-
-
-def scalars(folder) -> dict:
-    """Return what TensorBoard reads in a folder such as ``runs/NAME/tensorboard``: tag -> list of (step, value).
-
-    The values are in the order in which they were written, without those that TensorBoard hides.
-    """
-    try:
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    except ImportError:
-        raise UserError("the package tensorboard is not installed; pip install tensorboard") from None
-
-    if not list(Path(folder).glob("events.out.tfevents.*")):
-        raise UserError(f"{folder} holds no event file of TensorBoard; was the run started with --tensorboard?")
-    logging.getLogger("tensorboard").setLevel(logging.ERROR)  # it warns of every step that is hidden
-    events = EventAccumulator(str(folder), size_guidance={"scalars": 0})  # 0: all of them
-    events.Reload()
-    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}

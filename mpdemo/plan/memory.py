@@ -42,7 +42,7 @@ def processes(subject, settings, states) -> list[Counted]:
     s = settings
     if s.rung in ("ddp", "data_parallel"):
         return _replicas(subject, s, states)
-    alike = [rank // (s.replicas or 1) if s.mesh == "pp-dp" else rank % s.devices for rank in range(s.processes)]
+    alike = [rank % s.devices for rank in range(s.processes)]
     cut = s.form == "per-device" and s.rung in CUT_RUNGS  # the other replicas are like the first
     ranks = [alike.index(stage) for stage in range(s.devices)] if cut else [0]
     played = [of_rank(subject, s, rank, states) for rank in ranks]

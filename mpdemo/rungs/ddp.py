@@ -5,6 +5,8 @@
 Taught in notebooks/03_ddp.ipynb. Source: https://arxiv.org/abs/2006.15704.
 """
 
+from contextlib import nullcontext
+
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
@@ -21,10 +23,10 @@ def build(run):
         optimizer.zero_grad()
         parts, total = run.split(images, labels), 0  # one part, unless --microbatches asks for more
         for part, target in parts:
-            ddp.require_backward_grad_sync = part is parts[-1][0]  # as no_sync(), on all but the last
-            outputs = ddp(part)
+            with nullcontext() if part is parts[-1][0] else ddp.no_sync():
+                outputs = ddp(part)  # only the last part's backward pass averages over all processes
             loss = cross_entropy(outputs, target) / len(parts)  # the parts' losses add up to the mean
-            loss.backward()  # adds to parameter.grad; with the last part DDP averages it over all processes
+            loss.backward()  # adds to parameter.grad
             total += score(loss, outputs, target)
         optimizer.step()
         return total

@@ -15,9 +15,8 @@ from mpdemo.run import Run, Rung, score
 def build(run):
     model = run.model()  # on the CPU: no device ever holds it whole, blocks move there one by one
     sharding = {"mesh": init_device_mesh(run.device.type, (run.world,)), "mp_policy": run.policy()}
-    for block in model.blocks():  # each block is gathered as one unit
-        fully_shard(block, **sharding, reshard_after_forward=run.s.reshard == "always")
-    fully_shard(model, **sharding)  # and what is in no block
+    for module in [*model.blocks(), model]:  # each is gathered as one unit
+        fully_shard(module, **sharding)
     optimizer = run.optimizer(model.parameters())
 
     def step(images, labels):

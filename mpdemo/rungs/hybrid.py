@@ -27,8 +27,8 @@ def average(parameters, group):
 
 
 def build(run):
-    sizes, names = {"dp": run.s.replicas, "pp": run.s.devices}, tuple(run.s.mesh.split("-"))
-    mesh = init_device_mesh(run.device.type, tuple(sizes[name] for name in names), mesh_dim_names=names)
+    grid = (run.s.replicas, run.s.devices)
+    mesh = init_device_mesh(run.device.type, grid, mesh_dim_names=("dp", "pp"))
     replica, same_stage = mesh.get_local_rank("dp"), mesh.get_group("dp")
     part = run.part(mesh.get_group("pp"))  # a pipeline over the processes of this replica
     for module in part.shardable() if run.s.sharded else []:  # every block, then every stage

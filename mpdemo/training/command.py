@@ -20,7 +20,6 @@ from mpdemo.errors import Parser, UserError
 from mpdemo.options import add_options, options_from
 from mpdemo.rules import check_compiler
 from mpdemo.settings import Settings, checked
-from mpdemo.training.log import check_tensorboard
 from mpdemo.world.launch import ERRORS, end, import_pytorch, report, start
 from mpdemo.world.processes import check_room, prepare_signals
 
@@ -93,8 +92,6 @@ def settings_of(args) -> tuple:
     settings, world_size = options_from(args, Settings), None
     if settings.compile:
         check_compiler()
-    if settings.tensorboard:
-        check_tensorboard()
     if "RANK" in os.environ or "SLURM_PROCID" in os.environ:
         import_pytorch()
         from mpdemo.world.env import read_launcher

@@ -1,24 +1,14 @@
-"""The folder of a run: its metrics line by line, also for TensorBoard, and its summary at the end.
+"""The folder of a run: its metrics line by line, and its summary at the end.
 
-Taught in notebooks/00_start_here.ipynb and 12_other_tools.ipynb.
-Source: https://docs.pytorch.org/docs/stable/tensorboard.html.
+Taught in notebooks/00_start_here.ipynb.
 """
 
 import contextlib
 import fcntl
-import importlib.util
 import json
-import shutil
-import sys
-import threading
 from pathlib import Path
 
 from mpdemo.errors import RunFailed, UserError
-
-STEP = {"loss": "train/loss", "images_per_second": "train/images_per_second"}  # name in metrics.jsonl -> tag
-EPOCH = {"validation_loss": "validation/loss", "validation_accuracy": "validation/accuracy"}
-RATE = "train/learning_rate"
-FLUSH = 10  # seconds after which a scalar is in the file at the latest
 
 
 def rows_in(folder) -> list[dict]:
@@ -52,8 +42,6 @@ class RunLog:
     `resumed` has the epoch and step from which a run continues in its own folder; None: a new run. A folder that cannot
     be written, or that another run writes to, is refused.
     """
-
-    board = None  # a `TensorBoardLog`, where the settings ask for it
 
     def __init__(self, out, active, resumed=None):
         self.folder, self.active = Path(out), active
@@ -99,71 +87,14 @@ class RunLog:
         if self.active:
             with contextlib.suppress(OSError):
                 self.file.write(json.dumps({"event": event, **values}) + "\n")
-            if self.board:
-                self.board.write(event, **values)
 
     def finish(self, summary):
         """Write ``summary.json`` and close; a full disk is a `RunFailed`."""
         if not self.active:
             return
-        if self.board:
-            self.board.close()
         try:
             self.file.close()
             (self.folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
             self.lock.close()
         except OSError as error:
             raise RunFailed(f"the end of the run could not be written to {self.folder}: {error.strerror}") from None
-
-
-def check_tensorboard():
-    """Refuse --tensorboard where the package is not installed."""
-    if importlib.util.find_spec("tensorboard") is None:
-        raise UserError("--tensorboard needs the package tensorboard; pip install tensorboard, or leave it out")
-
-
-def tell_full_disk(failed, otherwise=threading.excepthook):
-    """Say in one line that a thread of TensorBoard's cannot write any more; the run continues."""
-    if issubclass(failed.exc_type, OSError):
-        print(f"mpdemo: --tensorboard ends here: {failed.exc_value.strerror}; the run continues", file=sys.stderr)
-    else:
-        otherwise(failed)
-
-
-class TensorBoardLog:
-    """The folder ``tensorboard`` of a run. Every scalar stands at its step and at the time of its line in the metrics.
-
-    `learning_rate` takes a step, counted from 1. A resumed run's `rows` of ``metrics.jsonl`` are written anew, and what
-    stood there before is hidden (``purge_step``), so every step is there once, even if the run before was killed. On a
-    full disk the rest is lost, and the run continues.
-    """
-
-    def __init__(self, folder, learning_rate, rows=None):
-        from torch.utils.tensorboard import SummaryWriter
-
-        self.learning_rate, path = learning_rate, folder / "tensorboard"
-        if rows is None and path.exists():  # like metrics.previous.jsonl
-            shutil.rmtree(folder / "tensorboard.previous", ignore_errors=True)
-            path.replace(folder / "tensorboard.previous")
-        threading.excepthook = tell_full_disk
-        try:
-            self.writer = SummaryWriter(path, purge_step=0, flush_secs=FLUSH)
-        except OSError as error:
-            raise UserError(f"cannot write --tensorboard to {folder}: {error.strerror}; leave it out") from None
-        for row in rows or []:
-            self.write(**row)
-
-    def write(self, event, **values):
-        """Write the scalars of one line of the metrics."""
-        tags = {"step": STEP, "epoch": EPOCH}.get(event, {})
-        scalars = {tag: values[name] for name, tag in tags.items()}
-        if event == "step":
-            scalars[RATE] = self.learning_rate(values["step"])
-        with contextlib.suppress(OSError):
-            for tag, value in scalars.items():
-                self.writer.add_scalar(tag, value, values["step"], walltime=values["time"])
-
-    def close(self):
-        """Write what is left."""
-        with contextlib.suppress(OSError):
-            self.writer.close()

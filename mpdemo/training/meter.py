@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from mpdemo.errors import RunFailed
 from mpdemo.training.busy import Busy
-from mpdemo.training.log import RunLog, TensorBoardLog, rows_in
+from mpdemo.training.log import RunLog
 from mpdemo.world.collectives import gather_objects, sum_over_ranks
 
 
@@ -78,13 +78,9 @@ class TrainingLog:
     A run that is `resumed` in its own folder continues the lines that are there.
     """
 
-    def __init__(self, run, rung, progress, rates, stop, resumed):
+    def __init__(self, run, rung, progress, stop, resumed):
         self.run, self.rung, self.progress, self.stop = run, rung, progress, stop
-        s, writes = run.s, run.rank == 0
-        self.lines = RunLog(run.folder, writes, (progress.epoch, progress.step) if resumed else None)
-        if s.tensorboard and writes:
-            rows, factor = rows_in(run.folder) if resumed else None, rates.lr_lambdas[0]
-            self.lines.board = TensorBoardLog(run.folder, lambda step: s.lr * factor(step - 1), rows)
+        self.lines = RunLog(run.folder, run.rank == 0, (progress.epoch, progress.step) if resumed else None)
         self.busy, self.steps = Busy(run), Steps(run.device, rung.replicas)
 
     def __enter__(self):

@@ -83,8 +83,9 @@ class Checkpoints:
     def restore(self, folder):
         """Resume the newest checkpoint of a run's folder, whatever rung wrote it; refuse another training's."""
         state, progress = checkpoint.read_newest(folder), self.progress
-        for name, saved in state["settings"].items():
-            if (value := getattr(self.s, name)) != saved:
+        for name in SAME:  # a checkpoint of an older version may also name settings that are gone
+            value = getattr(self.s, name)
+            if (saved := state["settings"].get(name, value)) != value:
                 option = f"{option_name(name)} {saved}"
                 raise UserError(f"the checkpoint is of a run with {option}, not {value}; give {option}")
         if self.s.lr_schedule == "cosine" and state["length"] != progress.length:

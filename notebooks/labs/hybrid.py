@@ -6,22 +6,49 @@ The bytes are those that the kernel of each node has sent over its network, head
 one node nothing crosses. Taught in notebooks/06_hybrid.ipynb.
 """
 
+import copy
 import socket
 import sys
 
 import psutil
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
 
 from mpdemo import models, paired
 from mpdemo.compare import Comparison, rest, write_result
-from mpdemo.settings import Settings
 from mpdemo.world.collectives import gather_objects
 from mpdemo.world.launch import end
 
 STEPS = 3  # whose bytes are counted
-LAYOUTS = {"inside": "dp-pp", "across": "pp-dp"}  # of a replica: in one node, or over the nodes
+LAYOUTS = {"inside": ("dp", "pp"), "across": ("pp", "dp")}  # of a replica: in one node, or over the nodes
 MODELS = ("transformer", "convstack")  # many weights and small activations, and the other way round
-GRID = {"rung": "hybrid", "batch_size": 64, "image_size": 28, "cut": "block.3", "microbatches": 4, "replicas": 2}
+BATCH, CUT, MICROBATCHES = 64, "block.3", 4
+
+
+class Hybrid:
+    """Steps of a hybrid run, two replicas of two stages, in a grid whose dimensions are named in this order."""
+
+    def __init__(self, world, stages, names):
+        self.devices = [world.device]
+        mesh = init_device_mesh(world.device.type, (2, 2), mesh_dim_names=names)  # ranks fill it row by row
+        replica, number = mesh.get_local_rank("dp"), mesh.get_local_rank("pp")
+        part = DistributedDataParallel(copy.deepcopy(stages[number]).to(world.device), device_mesh=mesh["dp"])
+        stage = PipelineStage(part, number, 2, world.device, group=mesh.get_group("pp"))
+        self.schedule = Schedule1F1B(stage, MICROBATCHES, loss_fn=cross_entropy)
+        self.optimizer = torch.optim.SGD(part.parameters(), lr=1e-4, momentum=0.9)
+        torch.manual_seed(0)
+        images, labels = torch.randn(BATCH, 3, 28, 28), torch.randint(0, 1000, (BATCH,))
+        images, labels = (tensor.chunk(2)[replica].to(world.device) for tensor in (images, labels))
+        self.inputs, self.targets = ((images,), {}) if number == 0 else ((), {"target": labels})
+
+    def step(self, batch=None):
+        """Do one step, always on the same batch."""
+        self.optimizer.zero_grad()
+        self.schedule.step(*self.inputs, **self.targets)
+        self.optimizer.step()
 
 
 def measure(world, name) -> dict:
@@ -31,12 +58,11 @@ def measure(world, name) -> dict:
     of an `activation`, one image's at the cut.
     """
     model = models.build(name, classes=1000, channels=3, image_size=28)
-    first = model.stage(0, model.names.index(GRID["cut"]) + 1)
-    activation = first(torch.zeros(1, *model.input_shape)).numel()
+    stages = model.cut([model.names.index(CUT) + 1])
+    activation = stages[0](torch.zeros(1, *model.input_shape)).numel()
     sizes = {"weights": sum(parameter.numel() for parameter in model.parameters()), "activation": activation}
-    comparison = Comparison(world, model)
-    for layout, mesh in LAYOUTS.items():
-        comparison.add(layout, Settings(**GRID, model=name, mesh=mesh))
+    comparison = Comparison(world)
+    comparison.trials = {layout: Hybrid(world, stages, names) for layout, names in LAYOUTS.items()}
     comparison.run(paired.ROUNDS, warmup=1)
     trials = comparison.trials.items()
     return {key: sizes | {"seconds": comparison.seconds[key], "sent": sent_in_a_step(trial)} for key, trial in trials}

@@ -31,7 +31,6 @@ CASES = {  # processes -> settings, as changes of the course model's
         {"rung": "ddp", **CONVNET},
         {"rung": "ddp", "model": "convnet"},  # batch norm: its averages are sent, too
         {"rung": "fsdp"},
-        {"rung": "fsdp", "reshard": "never"},
         {"rung": "fsdp", "microbatches": 4, **TWICE},
         {"rung": "fsdp", **BF16},
         {"rung": "tensor"},
@@ -47,7 +46,7 @@ CASES = {  # processes -> settings, as changes of the course model's
     ],
     4: [
         {"rung": "hybrid", "replicas": 2},
-        {"rung": "hybrid", "replicas": 2, **HALVES, "mesh": "pp-dp"},
+        {"rung": "hybrid", "replicas": 2, **HALVES},
         {"rung": "hybrid", "replicas": 2, "sharded": True},
         {"rung": "hybrid", "replicas": 2, **HALVES, "sharded": True, "microbatches": 8},
         {"rung": "tensor", "replicas": 2},

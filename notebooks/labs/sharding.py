@@ -24,12 +24,8 @@ from mpdemo.trial import Trial, relative_difference
 from mpdemo.world.collectives import gather_objects, whole
 from mpdemo.world.launch import end
 
-WAYS = {  # name -> rung and its settings
-    "ddp": {"rung": "ddp"},
-    "fsdp": {"rung": "fsdp"},
-    "fsdp, never resharded": {"rung": "fsdp", "reshard": "never"},
-    "tensor": {"rung": "tensor"},
-}
+NEVER = "fsdp, never resharded"
+WAYS = {"ddp": "ddp", "fsdp": "fsdp", NEVER: "fsdp", "tensor": "tensor"}  # name -> rung
 KINDS = {"all_reduce": "A", "all_gather": "G", "reduce_scatter": "R"}  # in the name of a range -> kind of a timeline
 
 STEPS = SETTLED + 1  # until the messages of one are counted
@@ -78,8 +74,10 @@ def measure(world) -> dict:
     results, single = {}, Trial(Settings(**recipe("single")), world, model, batch)
     for _ in range(STEPS):
         single.step()
-    for way, changes in WAYS.items():
-        trial = Trial(Settings(**recipe(**changes, timeline=False)), world, model, batch)
+    for way, rung in WAYS.items():
+        trial = Trial(Settings(**recipe(rung, timeline=False)), world, model, batch)
+        if way == NEVER:
+            trial.rung.model.set_reshard_after_forward(False)  # as fully_shard(..., reshard_after_forward=False)
         sent, apart = sent_in_a_step(trial), relative_difference(weights(trial), weights(single))
         results[way] = {"sent": sent, "stored": gather_objects(stored(trial)), "weights_apart": apart}
         results[way]["timeline"] = timeline(trial, world)

@@ -21,8 +21,8 @@ from mpdemo.world.launch import end
 
 RESNET = Settings(rung="single", model="resnet50", image_size=224, batch_size=128, optimizer="sgd")
 SMALL = {"model": "convnet", "image_size": 28, "batch_size": 16}  # on a CPU, which tests this program
-BF16, LAST = {"precision": "bf16"}, {"channels_last": True}
-OPTIONS = ({}, BF16, LAST, BF16 | LAST, {"compile": True}, BF16 | LAST | {"compile": True})
+BF16, COMPILED = {"precision": "bf16"}, {"compile": True}
+OPTIONS = ({}, BF16, COMPILED, BF16 | COMPILED)
 CUT = {"form": "one-process", "devices": 2}
 ROUNDS = 15
 

@@ -14,7 +14,7 @@ from mpdemo.training import checkpoint
 
 CLOSE = 1e-3  # of losses after some steps on a GPU and on a CPU, which add in another order
 RUNGS = ["single", "data_parallel", "ddp", "fsdp", "tensor", "model_parallel", "pipeline"]
-OPTIONS = [["--precision", "bf16"], ["--precision", "bf16", "--channels-last"], ["--compile"]]
+OPTIONS = [["--precision", "bf16"], ["--compile"]]
 
 
 @pytest.fixture

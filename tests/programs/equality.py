@@ -23,8 +23,8 @@ from mpdemo.world.env import process_group, where_am_i
 
 STEPS = 3
 PLAIN = {"replicas": None, "activation_checkpointing": False, "compile": False, "form": "one-process"}
-PLAIN |= {"reshard": "always", "sequence_parallel": False, "devices": 1, "processes": 1, "cut": None}
-PLAIN |= {"schedule": "1F1B", "mesh": "dp-pp", "sharded": False}  # of the single device
+PLAIN |= {"sequence_parallel": False, "sharded": False, "devices": 1, "processes": 1, "cut": None}
+PLAIN |= {"schedule": "1F1B"}  # of the single device
 SINGLE = {}  # settings of the single device -> what its three steps gave
 
 
