@@ -1,7 +1,7 @@
 """``python -m mpdemo bench``: the course's speed figures, each beside its upper bound: the tables of tests/README.md.
 
 Every figure is a median of paired ratios (paired.py) from runs that alternate in one call: strategies beside the single
-device, what `mpdemo.plan` predicts beside what is measured, training loops beside a bare one. Use an idle machine.
+device, what `mpdemo.plan` predicts beside what is counted, training loops beside a bare one. Use an idle machine.
 """
 
 import json
@@ -24,10 +24,10 @@ from mpdemo.world.devices import gpus_here, take_devices, too_few_gpus
 from mpdemo.world.launch import end, start
 from mpdemo.world.processes import check_room
 
-PROCESSES = {"ddp": 2, "pipeline": 2, "hybrid": 4, "memory": 2, "step_times": 2, "loop": 1}  # of each part
+PROCESSES = {"ddp": 2, "pipeline": 2, "hybrid": 4, "memory": 2, "loop": 1}  # of each part
 COUNTS, NAIVE = (2, 4, 8, 16), "naive"  # numbers of microbatches; what pipelines are compared with
 SETTINGS = "model", "image_size", "batch_size", "schedule", "microbatches"  # that a row holds
-LABS = {"memory": "predictions", "step_times": "step_times", "loop": "lightning_overhead"}  # others: strategies
+LABS = {"memory": "predictions", "loop": "lightning_overhead"}  # others: strategies
 SPEEDS = "comparison", "measured", "upper bound", "fraction of the upper bound"  # headings of a table
 ERRORS = "prediction", "error", "promised"
 RUNS = "runs of the course model on two processes: median and largest error"
@@ -163,13 +163,6 @@ def memory(result) -> list:
     ]
 
 
-def step_times(result) -> list:
-    """Return the line of predicted step times."""
-    off = [abs(row["ratio"] - 1) for row in result["rows"] if not row["case"].startswith("--rung single")]
-    error = f"{100 * median(off):.0f} %, {100 * max(off):.0f} %"
-    return [(ERRORS, f"step time, {len(off)} {RUNS}", error, "10 % in the median")]
-
-
 def loop(result) -> list:
     """Return the lines of what a training loop adds to a step."""
     lines = []
@@ -180,7 +173,7 @@ def loop(result) -> list:
     return lines
 
 
-FIGURES = {"memory": memory, "step_times": step_times, "loop": loop}  # the other parts: `strategies`
+FIGURES = {"memory": memory, "loop": loop}  # the other parts: `strategies`
 
 if __name__ == "__main__":
     end(measure(*sys.argv[1:]))

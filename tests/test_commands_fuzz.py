@@ -18,7 +18,7 @@ INSIDE = [value for value in VALUES if "/" not in value and ".." not in value]
 BEGINNINGS = {  # what a command calls when its input is good
     "demo": ["start", "take_devices"],
     "train": ["import_pytorch", "prepare_signals"],
-    "plan": ["make_plan", "advice.answer"],
+    "plan": ["answer"],
     "env": ["findings"],
     "cluster": ["Cluster.up"],
     "render": ["check"],
@@ -26,7 +26,7 @@ BEGINNINGS = {  # what a command calls when its input is good
     "scale": ["run_jobs"],
     "bench": ["run", "take_devices"],
 }
-NEEDED = {"train": ["--rung", "ddp"], "plan": ["--cost", "v100"], "explain": ["log"], "class": ["."]}
+NEEDED = {"train": ["--rung", "ddp"], "plan": ["--devices", "2", "--gpu-memory", "16GiB"], "explain": ["log"], "class": ["."]}
 
 
 class Begun(Exception):
