@@ -18,7 +18,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # the disk's fault
 COMMANDS = {
     "demo": ("mpdemo.demo", "train up the whole ladder and print one table"),
     "train": ("mpdemo.training.command", "train one rung"),
-    "plan": ("mpdemo.plan.command", "where to cut, which schedule, how many microbatches"),
+    "plan": ("mpdemo.plan.command", "which strategies fit a model on so many devices, and what each needs and sends"),
     "env": ("mpdemo.doctor", "check this machine, its PyTorch, Slurm and site"),
     "explain": ("mpdemo.jobs.explain", "find the known failures in a log, and say what to do"),
     "follow": ("mpdemo.jobs.follow", "print a job's state and its log until it ends; Ctrl-C leaves it running"),

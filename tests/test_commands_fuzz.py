@@ -18,13 +18,13 @@ INSIDE = [value for value in VALUES if "/" not in value and ".." not in value]
 BEGINNINGS = {  # what a command calls when its input is good
     "demo": ["start", "take_devices"],
     "train": ["import_pytorch", "prepare_signals"],
-    "plan": ["make_plan", "advice.answer"],
+    "plan": ["answer"],
     "env": ["findings"],
     "cluster": ["Cluster.up"],
     "render": ["check"],
     "rehearse": ["run_trials"],
 }
-NEEDED = {"train": ["--rung", "ddp"], "plan": ["--cost", "v100"], "explain": ["log"]}
+NEEDED = {"train": ["--rung", "ddp"], "plan": ["--devices", "2", "--gpu-memory", "16GiB"], "explain": ["log"]}
 
 
 class Begun(Exception):

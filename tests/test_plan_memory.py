@@ -7,9 +7,9 @@ import pytest
 from mpdemo import models
 from mpdemo.errors import UserError
 from mpdemo.plan import dry_run, memory
-from mpdemo.plan.case import Case
+from mpdemo.plan.case import Case, each_stage
 from mpdemo.plan.footprint import footprints
-from mpdemo.plan.planner import devices, evaluate
+from mpdemo.plan.planner import evaluate
 from mpdemo.plan.subject import MIB, STATES, Subject, settled
 
 SMALL = Subject("transformer", 28, 10, 1)
@@ -52,15 +52,15 @@ def test_many_microbatches_are_counted_as_few_are(rung, more):
 @pytest.mark.parametrize(("schedule", "points"), [("GPipe", [5]), ("1F1B", [5]), ("Interleaved1F1B", [3, 5, 7])])
 def test_the_sum_over_blocks_is_near_the_dry_run(schedule, points):
     case = Case("resnet18", batch=32, devices=2, image_size=64, classes=10)
-    candidate = evaluate(case, schedule, 8, points)
-    assert candidate.peaks == pytest.approx([device.peak for device in devices(case, candidate)], rel=0.15)
+    found = each_stage(case, schedule, 8, ",".join(map(str, points)))
+    assert evaluate(case, schedule, 8, points).peaks == pytest.approx([device.peak for device in found], rel=0.15)
 
 
 def test_1f1b_needs_less_than_gpipe_and_momentum_adds_a_copy_of_the_parameters():
     case = Case("resnet18", batch=32, devices=2, image_size=64, optimizer="sgd")
-    gpipe, one = (devices(case, evaluate(case, schedule, 8, [5])) for schedule in ("GPipe", "1F1B"))
+    gpipe, one = (each_stage(case, schedule, 8, "5") for schedule in ("GPipe", "1F1B"))
     assert one[0].activations < 0.5 * gpipe[0].activations
-    momentum = devices(replace(case, optimizer="momentum"), evaluate(case, "1F1B", 8, [5]))
+    momentum = each_stage(replace(case, optimizer="momentum"), "1F1B", 8, "5")
     assert [d.optimizer for d in one] == [0, 0]
     assert [d.optimizer for d in momentum] == [d.gradients for d in momentum]
 

@@ -1,24 +1,31 @@
 """A reader's own model, any module: ``package.module:function`` or ``./file.py:function``, which returns it.
 
-Dry runs of one device, DDP and FSDP take it as it is (`Whole`). A pipeline needs blocks: `mpdemo.models.split` finds
-them. Where that does not work the model stays one block, and `OwnModel.uncut` says why. Used by ``python -m mpdemo
-plan --model``; taught in notebooks/11_which_one.ipynb.
+It is planned as it is, on one device, with DDP and with FSDP (`Whole`). Used by ``python -m mpdemo plan --model``;
+taught in notebooks/11_which_one.ipynb.
 """
 
+import importlib.util
+import io
+import logging
+import os
+import sys
+import warnings
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from pathlib import Path
+
 import torch
+from torch import nn
+from torch._dynamo import OptimizedModule
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensorMode,
 )
 from torch.nn.parameter import is_lazy
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from mpdemo.errors import UserError, error_line
-from mpdemo.models.blocks import Blocks
-from mpdemo.models.split import blocks_of, each_with_parameters, layers_in_order, quiet, shared, traced
-from mpdemo.models.whole import Whole, called, imported, rows_of_block, without_values
+from mpdemo.models.whole import Whole, layers_entered, shared, without_values
 
 SAMPLES = 2  # of the batch on which a model is tried
 
@@ -27,13 +34,12 @@ class OwnModel:
     """A model that can be built for batches of any size, its weights without values.
 
     The function `name` takes no arguments and returns a module, or a module and its inputs. Without inputs the samples
-    have the `input_shape`, (C, S, S) of an image or (T,) of a row of tokens, which are whole numbers. `uncut` says why
-    the model is one block, "" where it could be split; `notes` what the reader should know of it.
+    have the `input_shape`, (C, S, S) of an image or (T,) of a row of tokens, which are whole numbers. `notes` are what
+    the reader should know of the model.
     """
 
     def __init__(self, name, input_shape=None, tokens=False):
-        self.name, self.given = name, (input_shape, tokens)
-        self.uncut, self.notes, self.templates = "", [], {}
+        self.name, self.given, self.notes = name, (input_shape, tokens), []
         self.function = imported(name)
         try:
             with torch.device("meta"):  # takes no memory, and no time
@@ -42,11 +48,6 @@ class OwnModel:
         except Exception:  # a model that asks for values while it is built
             self.template = self._made()
             self._try()
-
-    @classmethod
-    def wanted(cls, request):
-        """Return the model that a `mpdemo.plan.command.Request` names."""
-        return cls(request.model, request.input and tuple(map(int, request.input.split(","))), request.tokens)
 
     def _made(self) -> Whole:
         """Call the function; return what it makes, with all parameters, but perhaps without their values."""
@@ -63,15 +64,15 @@ class OwnModel:
         whole = Whole(module, inputs)
         if lazy := [p for p in module.parameters() if is_lazy(p)]:
             with torch.no_grad(), quiet():
-                whole(self.samples(SAMPLES).to(lazy[0].device))
+                whole(self.samples().to(lazy[0].device))
         return whole
 
     def _try(self):
         """Compute a batch forward and backward on fake tensors; learn the layers, and what no gradient reaches."""
         with FakeTensorMode(allow_non_fake_inputs=True), torch.compiler.set_stance("force_eager"), quiet():
-            whole, x = self.whole(), self.samples(SAMPLES)
+            whole, x = self.whole(), self.samples()
             try:
-                outputs, entered, wide = layers_in_order(whole.module, lambda: whole(x))
+                outputs, layers = layers_entered(whole.module, lambda: whole(x))
                 trained = [(name, p) for name, p in whole.module.named_parameters() if p.requires_grad]
                 if trained:
                     outputs.sum().backward()
@@ -88,73 +89,76 @@ class OwnModel:
         if not trained:
             raise UserError(f"--model {self.name} has no parameters to train; allowed: a model with some")
         ties = shared(whole.module)
-        unused = [name for name, p in trained if p.grad is None]
         self.notes = [f"{' and '.join(names)} are one parameter, which is counted once" for names in ties]
-        if unused:
+        if unused := [name for name, p in trained if p.grad is None]:
             some = ", ".join(unused[:4]) + (", ..." if len(unused) > 4 else "")
             self.notes.append(
                 f"no gradient reaches {some}; DDP stops at its second step without find_unused_parameters"
             )
-        tied = {layer for names in ties for layer in entered for name in names if name.startswith(f"{layer}.")}
-        self.layers, self.splits, self.ties = entered, [], ties
-        self.template.layers = [name for name in wide if not any(f"{end}.".startswith(f"{name}.") for end in tied)]
+        tied = [name for names in ties for name in names]  # FSDP cannot divide them with one layer alone
+        self.template.layers = [layer for layer in layers if not any(name.startswith(f"{layer}.") for name in tied)]
 
     def whole(self) -> Whole:
         """Return a copy of the model without values, on fake tensors within a ``FakeTensorMode``."""
         return without_values(self.template)
 
-    def at(self, size) -> Blocks:
-        """Return a copy of the model as blocks for batches of `size`: a trace holds for one size alone."""
-        if size not in self.templates:
-            with _disable_current_modes(), quiet():  # nothing of this is counted in a dry run
-                blocks = self._blocks(without_values(self.template), size)
-                if len(blocks) > 1 and (reason := _refused(blocks, self.samples(size))):
-                    self.uncut, blocks = reason, {"model": without_values(self.template)}
-                self.templates[size] = Blocks(blocks).to("meta")
-        return without_values(self.templates[size])
+    def samples(self) -> torch.Tensor:
+        """Return a small batch of zeros in the shape and the type of the samples."""
+        return torch.zeros(SAMPLES, *self.input_shape, dtype=self.input_type, device="cpu")
 
-    def with_values(self, size, device):
-        """Return the model as the function makes it, to compute with it; as blocks for batches of `size`, if given."""
+
+def imported(name):
+    """Return the function that ``package.module:function`` or ``./file.py:function`` names."""
+    module, _, function = name.rpartition(":")
+    if not (module and function):
+        raise UserError(f"--model {name!r} is not allowed; allowed: package.module:function, or a model of this course")
+    is_file, given = module.endswith(".py"), sys.argv
+    folder = str(Path(module).resolve().parent) if is_file else os.getcwd()
+    sys.path.insert(0, folder)
+    sys.argv = [module]  # for a file that reads its own arguments
+    try:
+        at_path = importlib.util.spec_from_file_location
+        spec = at_path(Path(module).stem, module) if is_file else importlib.util.find_spec(module)
+        if spec is None:
+            raise ModuleNotFoundError(f"no module named {module!r}")
+        sys.modules[spec.name] = loaded = importlib.util.module_from_spec(spec)
+        with quiet(), suppress(SystemExit):  # of a script that ends itself; what it defined before is there
+            spec.loader.exec_module(loaded)
+        return getattr(loaded, function)
+    except Exception as error:  # the reader's own code
+        raise UserError(
+            f"--model {name} cannot be imported: {error_line(error)}; is it in this folder, or installed?"
+        ) from None
+    finally:
+        sys.path.remove(folder)
+        sys.argv = given
+
+
+def called(function, name) -> tuple:
+    """Return the module that a function makes, and the inputs; None where it gives no inputs."""
+    try:
         with quiet():
-            model = self._made()
-            model.layers = self.template.layers
-            if size:
-                model = Blocks(self._blocks(model.to(device), size, device)).cpu()
-        model.input_shape, model.input_type = self.input_shape, self.input_type
-        return model
-
-    def _blocks(self, whole, size, device="cpu"):
-        """Return the blocks by name; a trace holds fast on which device its tensors are made."""
-        blocks = blocks_of(whole.module)
-        tied = {layer for names in self.ties for layer in self.layers if any(n.startswith(f"{layer}.") for n in names)}
-        if len(tied) > 1:
-            self.uncut, blocks = "stages cannot share a parameter", {}
-        elif len(whole.like) > 1:
-            self.uncut, blocks = "it takes several inputs", {}
-        elif not blocks:
-            blocks, self.uncut = traced(whole.module, self.splits or self.layers, self.samples(size).to(device))
-            self.splits = list(blocks)  # the next trace, of another size, need not look for them
-        blocks = each_with_parameters(blocks) or {"model": whole}
-        reserved = {name for name in blocks if hasattr(Blocks, name.partition(".")[0])}  # such as "blocks.0"
-        blocks = {f"model.{name}" if name in reserved else name: block for name, block in blocks.items()}
-        if "model" not in blocks:
-            blocks[list(blocks)[-1]].register_forward_hook(rows_of_block)
-        return blocks
-
-    def samples(self, size) -> torch.Tensor:
-        """Return a batch of zeros in the shape and the type of the samples."""
-        return torch.zeros(size, *self.input_shape, dtype=self.input_type, device="cpu")
+            made = function()
+    except (Exception, SystemExit) as error:  # the reader's own code
+        raise UserError(
+            f"--model {name}() ends with {error_line(error)}; allowed: a function without arguments"
+        ) from None
+    module, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    module = module._orig_mod if isinstance(module, OptimizedModule) else module
+    if not isinstance(module, nn.Module):
+        raise UserError(f"--model {name}() returns {type(module).__name__}; allowed: a torch.nn.Module")
+    if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
+        raise UserError(f"--model {name}() returns a scripted module, whose code cannot be followed; allowed: the "
+                        "module before torch.jit.script")  # fmt: skip
+    return module, inputs
 
 
-def _refused(blocks, x) -> str:
-    """Return why blocks cannot be stages, whose inputs have gradients; "" where they can."""
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        parts = without_values(Blocks(blocks))
-        x = torch.empty_like(x)
-        for number, label in enumerate(parts.names):
-            x = x.detach().requires_grad_(number > 0 and x.is_floating_point())
-            try:
-                x = parts.stage(number, number + 1)(x)
-            except Exception as error:  # the reader's own code
-                return f"it cannot be cut before {label} ({error_line(error)})"
-    return ""
+@contextmanager
+def quiet():
+    """Keep what a reader's code logs, warns of and prints from the terminal."""
+    logging.disable(logging.CRITICAL)
+    with warnings.catch_warnings(action="ignore"), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        try:
+            yield
+        finally:
+            logging.disable(logging.NOTSET)

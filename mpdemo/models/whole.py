@@ -1,21 +1,15 @@
-"""A reader's module as its author wrote it: how it is found, its inputs, its outputs as rows, copies without values."""
+"""A reader's module as its author wrote it: its inputs, its outputs as rows, its layers, copies without values."""
 
 import copy
-import importlib.util
-import os
-import sys
-from contextlib import suppress
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import nn
-from torch._dynamo import OptimizedModule
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
-from mpdemo.errors import UserError, error_line
-from mpdemo.models.split import quiet
+LISTS = nn.Sequential, nn.ModuleList, nn.ModuleDict
+REPEATED = 3  # a list of so many layers of one kind is looked into, also inside another layer
 
 
 class Whole(nn.Module):
@@ -71,10 +65,8 @@ def rows_of_block(block, inputs, outputs):
 
 def without_values(template) -> nn.Module:
     """Return a copy of a module on the CPU, with uninitialised tensors: fake ones within ``FakeTensorMode``."""
-    own = list(template.modules())
-    hidden = [value for module in own for value in vars(module).values() if isinstance(value, nn.Module)]  # of a trace
     empty = {}
-    for module in own + hidden:
+    for module in template.modules():
         for tensor in (*vars(module).values(), *module._buffers.values(), *module._parameters.values()):
             if isinstance(tensor, torch.Tensor) and id(tensor) not in empty:
                 fresh = torch.empty_like(tensor, device="cpu")
@@ -83,47 +75,46 @@ def without_values(template) -> nn.Module:
     return copy.deepcopy(template, empty)  # takes these for the tensors that it would copy
 
 
-def imported(name):
-    """Return the function that ``package.module:function`` or ``./file.py:function`` names."""
-    module, _, function = name.rpartition(":")
-    if not (module and function):
-        raise UserError(f"--model {name!r} is not allowed; allowed: package.module:function, or a model of this course")
-    is_file, given = module.endswith(".py"), sys.argv
-    folder = str(Path(module).resolve().parent) if is_file else os.getcwd()
-    sys.path.insert(0, folder)
-    sys.argv = [module]  # for a file that reads its own arguments
+def layers_entered(module, compute) -> tuple:
+    """Call a function that computes with a module; return its result, and the layers that FSDP divides one by one.
+
+    These are layers that the module enters once, in order: a whole list, where the module has a list of lists. All of
+    them have parameters.
+    """
+    entered, hooks = [], []
+    for label in dict.fromkeys(_wide(module, label) for label in _layers(module)):
+        layer = module.get_submodule(label)
+        if any(True for _ in layer.parameters()):
+            hooks.append(layer.register_forward_pre_hook(lambda *_, label=label: entered.append(label)))
     try:
-        at_path = importlib.util.spec_from_file_location
-        spec = at_path(Path(module).stem, module) if is_file else importlib.util.find_spec(module)
-        if spec is None:
-            raise ModuleNotFoundError(f"no module named {module!r}")
-        sys.modules[spec.name] = loaded = importlib.util.module_from_spec(spec)
-        with quiet(), suppress(SystemExit):  # of a script that ends itself; what it defined before is there
-            spec.loader.exec_module(loaded)
-        return getattr(loaded, function)
-    except Exception as error:  # the reader's own code
-        raise UserError(
-            f"--model {name} cannot be imported: {error_line(error)}; is it in this folder, or installed?"
-        ) from None
+        outputs = compute()
     finally:
-        sys.path.remove(folder)
-        sys.argv = given
+        for hook in hooks:
+            hook.remove()
+    return outputs, [label for label in entered if entered.count(label) == 1]
 
 
-def called(function, name) -> tuple:
-    """Return the module that a function makes, and the inputs; None where it gives no inputs."""
-    try:
-        with quiet():
-            made = function()
-    except (Exception, SystemExit) as error:  # the reader's own code
-        raise UserError(
-            f"--model {name}() ends with {error_line(error)}; allowed: a function without arguments"
-        ) from None
-    module, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
-    module = module._orig_mod if isinstance(module, OptimizedModule) else module
-    if not isinstance(module, nn.Module):
-        raise UserError(f"--model {name}() returns {type(module).__name__}; allowed: a torch.nn.Module")
-    if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
-        raise UserError(f"--model {name}() returns a scripted module, whose code cannot be followed; allowed: the "
-                        "module before torch.jit.script")  # fmt: skip
-    return module, inputs
+def _wide(module, label) -> str:
+    """Return the layer of the module's own list that a layer is part of; of others the layer itself."""
+    first, *rest = label.split(".")
+    is_list = isinstance(module.get_submodule(first), LISTS) and len(rest) > 1
+    inner = f"{first}.{rest[0]}" if is_list else label
+    return inner if isinstance(module.get_submodule(inner), nn.Sequential) else label
+
+
+def _layers(module, prefix="") -> list:
+    """Return the names of children; of lists, and of layers that contain a long list, those of what is in them."""
+    names = []
+    for name, child in module.named_children():
+        lists = [m for m in child.modules() if isinstance(m, LISTS) and len(m) >= REPEATED]
+        alike = any(len({type(layer) for layer in layers.children()}) == 1 for layers in lists)
+        names += _layers(child, f"{prefix}{name}.") if isinstance(child, LISTS) or alike else [prefix + name]
+    return names
+
+
+def shared(module) -> list:
+    """Return the names of each parameter that has several."""
+    names = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return [several for several in names.values() if len(several) > 1]

@@ -22,8 +22,9 @@ class Case:
 
     Attributes
     ----------
-    model : str or callable
-        One of ``mpdemo.settings.MODELS``, or a function without arguments that returns `mpdemo.models.Blocks`.
+    model : str, callable or OwnModel
+        One of ``mpdemo.settings.MODELS``, a function without arguments that returns `mpdemo.models.Blocks`, or a
+        `mpdemo.models.own.OwnModel`, which no strategy splits.
     batch : int
         Images of a whole step, over all devices together.
     devices, nodes : int
@@ -88,6 +89,7 @@ class Fit(NamedTuple):
     memory: float  # bytes on the fullest device
     seconds: float | None = None  # of a step without messages; None where no data sheet says it
     sent: float = 0.0  # bytes that this device sends in a step
+    stages: tuple = ()  # of a pipeline: bytes on each device, in order
 
 
 def on_one(case, images, parts, precision="fp32", checkpointing=False):
@@ -102,6 +104,15 @@ def counted(case, rung, rank=0, replicas=None, **settings):
     s = settled(case.subject, rung, case.batch, case.devices, replicas, **settings)
     found = _dry_run(case, s, rank)
     return found.devices[0].peak, ring_bytes(found.messages, replicas or s.devices)
+
+
+def each_stage(case, schedule, microbatches, cut) -> list:
+    """Dry-run every rank of a pipeline: return the `DeviceMemory` of each device."""
+    from mpdemo.plan import memory
+
+    options = {"schedule": schedule, "microbatches": microbatches, "cut": cut}
+    s = settled(case.subject, "pipeline", case.batch, case.devices, **options)
+    return [rank.devices[0] for rank in memory.processes(case.subject, s, STATES[case.optimizer])]
 
 
 def _dry_run(case, s, rank=0):

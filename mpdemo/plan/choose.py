@@ -15,6 +15,7 @@ from mpdemo.options import as_arguments
 from mpdemo.plan import fit
 from mpdemo.plan.case import Fit, mib
 from mpdemo.plan.subject import ModelFailed
+from mpdemo.rules import CUT_RUNGS
 
 
 class Rule(NamedTuple):
@@ -75,9 +76,13 @@ class Choice(NamedTuple):
 
 
 def asked(case):
-    """Yield each rule for so many devices, and what it finds: None also where a reader's model fails, with a note."""
+    """Yield each rule for so many devices, and what it finds: None also where a reader's model fails, with a note.
+
+    No rule is asked that would split a reader's model.
+    """
     for rule in RULES:
-        if rule.several == (case.devices > 1):
+        splits = rule.rung == "tensor" or rule.rung in CUT_RUNGS
+        if rule.several == (case.devices > 1) and not (splits and case.subject.is_own):
             try:
                 yield rule, rule.find(case)
             except ModelFailed as error:

@@ -1,12 +1,9 @@
-"""``python -m mpdemo plan``: where to cut a model, which schedule, how many microbatches, and whether it fits.
+"""``python -m mpdemo plan``: which strategy to use on so many devices, and what every other one would take.
 
-    python -m mpdemo plan --model resnet101 --stages 2 --batch 128 --image-size 224 --gpu-memory 16GiB
-    python -m mpdemo plan --model resnet101 --stages 2 --batch 128 --image-size 224 --cost v100 --schedule 1F1B
-    python -m mpdemo plan --model resnet101 --devices 8 --nodes 2 --batch 128 --gpu-memory 16GiB     which rung to use
+    python -m mpdemo plan --model resnet101 --devices 8 --nodes 2 --batch 128 --gpu-memory 16GiB
     python -m mpdemo plan --model package.module:function --input 3,224,224 --devices 8 --gpu-memory 16GiB
 
-No GPU is needed, and no model is trained; ``--cost measure`` does a few steps on random images. Taught in
-notebooks/05_pipeline.ipynb and 11_which_one.ipynb.
+No GPU is needed, and no model is trained. Taught in notebooks/11_which_one.ipynb.
 """
 
 import json
@@ -17,16 +14,15 @@ from pydantic import AfterValidator, BeforeValidator, ByteSize, Field
 from pydantic.dataclasses import dataclass
 
 from mpdemo.errors import UserError, did_you_mean, error_line, one_line_errors
-from mpdemo.options import add_options, option_name, options_from
-from mpdemo.plan import advice, report
+from mpdemo.options import add_options, as_arguments, option_name, options_from
+from mpdemo.plan import strategies
+from mpdemo.plan.case import Case
+from mpdemo.plan.choose import choose
 from mpdemo.plan.footprint import ROOFS
-from mpdemo.plan.report import make_plan
-from mpdemo.plan.subject import RESERVE, STATES
-from mpdemo.settings import MODELS, NORMS, Count, Pixels, Schedule
+from mpdemo.plan.subject import MIB, RESERVE, STATES
+from mpdemo.settings import MODELS, NORMS, Count, Pixels
 
-OF_STAGES = "stages", "schedule", "microbatches", "cut"  # options of a plan for one pipeline
-OF_DEVICES = "nodes", "input", "tokens"
-OF_COURSE = "image_size", "channels", "classes", "norm"
+OF_COURSE = "image_size", "channels", "classes", "norm"  # options of a model of the course
 OF_OWN = "input", "tokens"
 
 
@@ -54,31 +50,24 @@ class Request:
     """What to plan: the options of ``python -m mpdemo plan``."""
 
     model: Annotated[str, AfterValidator(_known_model)] = Field(
-        "resnet101", description="as for train; or your own, as package.module:function, with --input and --devices"
+        "resnet101", description="as for train; or your own, as package.module:function, with --input"
     )
     input: Annotated[str, AfterValidator(_shape)] | None = Field(
         None, description="shape of a sample of your own model: 3,224,224"
     )
     tokens: bool = Field(False, description="the samples of your own model are whole numbers, for an embedding")
-    stages: int = Field(2, ge=2, description="devices to cut the model over")
-    devices: int | None = Field(None, ge=1, le=10**5, description="compare all rungs on so many; needs --gpu-memory")
-    nodes: int = Field(1, ge=1, description="nodes that they are in (with --devices)")
+    devices: int | None = Field(None, ge=1, le=10**5, description="how many there are")
+    nodes: int = Field(1, ge=1, description="nodes that they are in")
     batch: Count = Field(128, description="samples of the whole batch")
     image_size: Pixels = Field(224, description="pixels per side")
     channels: Count = Field(3, description="of the images")
     classes: Count = Field(1000, description="of the data set")
     norm: Literal[NORMS] = Field("batch", description="normalisation of the convolutional models")
     gpu_memory: Annotated[ByteSize, BeforeValidator(_with_unit)] | None = Field(
-        None, description="of one device, such as 16GiB; no limit by default"
+        None, description="of one device, such as 16GiB"
     )
-    schedule: Schedule | None = Field(None, description="only this one; all by default")
-    microbatches: int | None = Field(None, ge=1, description="only this number of microbatches")
-    cut: str | None = Field(None, description="only this cut, as for train: layer2.3 or 8")
     optimizer: Literal[tuple(STATES)] = Field("sgd", description="for its memory")
-    cost: Literal["measure", *ROOFS] = Field(
-        "a100", description="estimate times for this GPU, or measure steps on this machine (with --devices)"
-    )
-    budget: float = Field(60.0, ge=0, le=86400, description="seconds after which nothing more is measured")
+    cost: Literal[tuple(ROOFS)] = Field("a100", description="the GPU whose data sheet the times are estimated from")
     json: str | None = Field(None, description="also write the rows to this file")
 
     @property
@@ -88,26 +77,19 @@ class Request:
 
 
 def check_together(request, given):
-    """Refuse options that have no meaning with others that were given."""
-    refused = {} if request.own_model else dict.fromkeys(OF_OWN, "is for a model of your own, package.module:function")
-    refused |= dict.fromkeys(OF_STAGES, "is for a plan with --stages") if request.devices else {}
-    refused |= {} if request.devices else dict.fromkeys(OF_DEVICES, "belongs to --devices")
-    refused |= dict.fromkeys(OF_COURSE, "is for a model of the course") if request.own_model else {}
-    refused |= {"budget": f"is for --cost measure, not {request.cost}"} if request.cost != "measure" else {}
-    for name, why in refused.items():
-        if name in given:
-            raise UserError(f"{option_name(name)} {why}; leave it out")
-    memory = request.gpu_memory
-    for wrong, message in (
-        (request.own_model and not request.devices, "a model of your own is planned with --devices and --gpu-memory"),
-        (request.devices and memory is None, "--devices needs --gpu-memory, that of one device, such as 16GiB"),
-        (memory is not None and memory <= RESERVE, "--gpu-memory is no more than CUDA itself takes; allowed: 1GiB or "
-         "more, with the unit, such as 16GiB"),
-        (request.cost == "measure" and (not request.devices or request.nodes > 1), "--cost measure measures steps "
-         "in one node, with --devices; allowed: --cost v100"),
-    ):  # fmt: skip
-        if wrong:
-            raise UserError(message)
+    """Refuse options that are missing, and those that have no meaning with others that were given."""
+    wrong = OF_COURSE if request.own_model else OF_OWN
+    for name in [name for name in wrong if name in given]:
+        whose = "of the course" if request.own_model else "of your own, package.module:function"
+        raise UserError(f"{option_name(name)} is for a model {whose}; leave it out")
+    if request.devices is None:
+        raise UserError("--devices is missing; say how many devices there are, such as --devices 8")
+    if request.gpu_memory is None:
+        raise UserError("--gpu-memory is missing; say that of one device, such as --gpu-memory 16GiB")
+    if request.gpu_memory <= RESERVE:
+        raise UserError(
+            "--gpu-memory is no more than CUDA itself takes; allowed: 1GiB or more, with the unit, such as 16GiB"
+        )
 
 
 def add_arguments(parser):
@@ -120,7 +102,7 @@ def main(args) -> int:
     request = options_from(args, Request)
     check_together(request, vars(args))
     try:
-        text, rows = advice.answer(request) if request.devices else report.answer(make_plan(request))
+        text, rows = answer(request)
     except Exception as error:
         if isinstance(error, UserError) or not request.own_model:
             raise
@@ -135,6 +117,45 @@ def main(args) -> int:
     return 0
 
 
-def plan(**options):
-    """Return the `Plan` for options of ``python -m mpdemo plan --stages``: ``plan(model="resnet101", stages=2)``."""
-    return make_plan(Request(**options))
+def answer(request) -> tuple:
+    """Return what to use, why, a table of all strategies and the commands, as text; and the rows of the table."""
+    case = case_of(request)
+    choice, rows = choose(case), strategies.compare(case)
+    notes = list(getattr(case.model, "notes", []))
+    if request.own_model and request.devices > 1:
+        notes.append("a model of your own isn't split, so tensor parallelism and pipelines are left out")
+    lines = [f"{choice.answer}: {choice.why}", "", strategies.table(case, rows)]
+    lines += [
+        f"(times estimated for the {case.gpu}, no communication hidden; memory without CUDA's {RESERVE // MIB} MiB)",
+        *(f"note: {note}" for note in notes),
+        "",
+        commands(request, [row for row in rows if row.fits]),
+    ]
+    return "\n".join(lines).rstrip(), [strategies.as_row(case, row) for row in rows]
+
+
+def case_of(request) -> Case:
+    """Return what a request asks for."""
+    model = request.model
+    if request.own_model:
+        from mpdemo.models.own import OwnModel
+
+        shape = request.input and tuple(map(int, request.input.split(",")))
+        model = OwnModel(request.model, shape, request.tokens)
+    names = ("batch", "devices", "nodes", "optimizer", "image_size", "classes", "channels", "norm")
+    options = {name: getattr(request, name) for name in names}
+    return Case(model, memory=request.gpu_memory, gpu=request.cost, **options)
+
+
+def commands(request, rows) -> str:
+    """Return the lines that say how to train some strategies."""
+    if request.own_model:
+        return "to train your own model: notebooks/scripts/train_ddp.py is a whole script, in plain PyTorch"
+    lines = []
+    for row in rows:
+        settings = {"model": request.model, "rung": row.rung}
+        settings |= {"optimizer": "adamw"} if request.optimizer == "adamw" else {}
+        settings |= {"norm": request.norm} if request.norm != "batch" else {}
+        settings |= {"batch_size": request.batch, "image_size": request.image_size} | row.predicted.settings
+        lines.append(f"{row.answer}:\n  python -m mpdemo train {' '.join(as_arguments(settings))}")
+    return "\n".join(lines)

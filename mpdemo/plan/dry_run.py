@@ -75,7 +75,7 @@ class DryRun:
         s = self.run.s
         shares = s.devices if s.rung == "fsdp" else s.replicas or 1
         with self.fake:
-            model, self.sample = built(self.subject, s.batch_size // shares // s.microbatches, s.rung)
+            model, self.sample = built(self.subject, s.batch_size // shares // s.microbatches)
         model.input_shape, model.input_type = self.sample.shape[1:], self.sample.dtype
         return model
 
@@ -198,9 +198,9 @@ def counted_step(subject, settings, rank, states, keep_gradients) -> Step:
             dry.step()
         return dry.counted()
     except Exception as error:
-        if not hasattr(subject.model, "notes"):
-            raise
-        raise ModelFailed(subject.model.uncut or f"its own code fails there ({error_line(error)})") from error
+        if subject.is_own:
+            raise ModelFailed(f"its own code fails there ({error_line(error)})") from error
+        raise
     finally:
         if settings.form == "per-device":
             dist.destroy_process_group()

@@ -7,11 +7,12 @@ fit; where none fit, with those that need least. Taught in notebooks/11_which_on
 from dataclasses import replace
 
 from mpdemo.cuts import HEADS
-from mpdemo.plan.case import Fit, counted
-from mpdemo.plan.planner import MOST_MICROBATCHES, balanced_cut, evaluate
+from mpdemo.plan.case import Fit, counted, each_stage
+from mpdemo.plan.planner import balanced_cut, evaluate
 from mpdemo.rules import batch_norm
 from mpdemo.schedules import divisors
 
+MOST_MICROBATCHES = 64
 TRIED = 3  # cuts that are dry-run: the first ones that fit by a sum over the blocks
 
 
@@ -104,18 +105,21 @@ def _even_cuts(case, size):
 
 
 def _cut_at(case, candidate, replicas, sharded):
-    """Dry-run the fullest device of a cut."""
+    """Dry-run the fullest device of a cut; of a pipeline all devices."""
     count, peaks = candidate.microbatches, candidate.peaks
-    options = {"cut": ",".join(case.blocks()[point - 1].name for point in candidate.points)}
-    settings = {"processes": case.devices * (replicas or 1)} | options
-    extra = {"microbatches": count} if count > 1 else {}
-    extra |= {"replicas": replicas} if replicas else {}
-    extra |= {"sharded": True} if sharded else {}
+    cut = ",".join(case.blocks()[point - 1].name for point in candidate.points)
+    how = {"schedule": candidate.schedule, "microbatches": count, "cut": cut}
+    settings = {"processes": case.devices * (replicas or 1), "cut": cut}
+    settings |= {"microbatches": count} if count > 1 else {}
+    settings |= {"replicas": replicas} if replicas else {}
+    settings |= {"sharded": True} if sharded else {}
     rung = "hybrid" if replicas else "pipeline" if count > 1 else "model_parallel"
-    options |= {"schedule": candidate.schedule, "microbatches": count} | extra
     whole = replace(case, batch=case.batch * (replicas or 1))
-    memory, sent = counted(whole, rung, rank=peaks.index(max(peaks)), **options)
-    return Fit(settings | extra, memory, candidate.step_time, sent)
+    memory, sent = counted(whole, rung, peaks.index(max(peaks)), replicas, **how, sharded=sharded)
+    if rung != "pipeline":
+        return Fit(settings, memory, candidate.step_time, sent)
+    stages = tuple(device.peak for device in each_stage(case, **how))
+    return Fit(settings, max(stages), candidate.step_time, sent, stages)
 
 
 def replicas_of_a_cut(case, sharded=False):

@@ -11,8 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpdemo.plan.subject import STATES
-from mpdemo.schedules import SCHEDULES, placement
 from mpdemo.world.devices import PEAKS
 
 SIZES = 2, 8  # microbatch sizes of the two runs
@@ -110,34 +108,3 @@ def costs(subject, size, gpu, precision="fp32") -> list:
         return []
     kinds = BlockCost._fields
     return [BlockCost(*(block.seconds(kind, size, limits) for kind in kinds)) for block in footprints(subject)]
-
-
-def estimated_peaks(case, simulation, stages, size, shards) -> list:
-    """Add up what every device holds, in the order of the simulation, within a few per cent of a dry run.
-
-    `stages` are lists of footprints, and `shards` replicas divide each of them.
-    """
-    result, splits = [], SCHEDULES[simulation.schedule].splits_backward
-    owners = placement(simulation.schedule, simulation.ranks, simulation.stages_per_rank)
-    crossing = [0, *(size * stage[-1].output for stage in stages[:-1]), 0]
-    for rank in range(simulation.ranks):
-        blocks = [block for stage, owner in zip(stages, owners, strict=True) if owner == rank for block in stage]
-        gradients = sum(block.gradients for block in blocks) / shards
-        whole = (shards > 1) * 2 * max(block.weights for block in blocks)  # gathered by FSDP, block by block
-        always = sum(block.weights for block in blocks) / shards + STATES[case.optimizer] * gradients + whole
-        events = [row for row in simulation.events if row["rank"] == rank]
-        places = sum(crossing[s] + crossing[s + 1] for s in {row["stage"] for row in events})
-        level = always + simulation.microbatches * places + (rank == 0) * case.batch * blocks[0].input
-        peak, created = level + gradients, 0.0
-        for row in events:
-            stage = stages[row["stage"]]
-            saved = sum(block.bytes("saved", size) for block in stage)
-            if row["kind"] == "F":
-                level += saved
-            elif row["kind"] != "I" or not splits:
-                peak = max(peak, level + created + max(block.bytes("backward", size) for block in stage))
-                level, created = level - saved, gradients
-            peak = max(peak, level + created)
-        temporary = 2 * max(block.largest for block in blocks) if case.optimizer == "adamw" else 0
-        result.append(max(peak, always + gradients + temporary))
-    return result

@@ -5,9 +5,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from mpdemo.models.blocks import Blocks
 from mpdemo.models.whole import rows_of_block
 from mpdemo.plan.counting import LiveMemory, rounded, tensors_in
-from mpdemo.rules import CUT_RUNGS
 
 aten = torch.ops.aten
 ON_A_CPU = {  # of attention on a CPU, which PyTorch counts from 2.15 on: that on a GPU takes the same operations
@@ -57,19 +57,16 @@ class NextBlock(torch.autograd.Function):
         return gradient.new_empty(ctx.shape)
 
 
-def built(subject, size, rung="pipeline"):
-    """Build a model for microbatches of `size`, on fake tensors within a ``FakeTensorMode``: (model, a microbatch).
-
-    A reader's own model is cut into blocks only where the rung needs them.
-    """
+def built(subject, size):
+    """Build a model on fake tensors, within a ``FakeTensorMode``; return it, and a microbatch of `size` for it."""
     from mpdemo.models import build
 
     options = subject._asdict()
     model = options.pop("model")
     shape = getattr(model, "input_shape", (subject.channels, subject.image_size, subject.image_size))
     x = torch.empty(size, *shape, dtype=getattr(model, "input_type", None))
-    if hasattr(model, "at"):
-        return model.at(size) if rung in CUT_RUNGS else model.whole(), x
+    if subject.is_own:
+        return model.whole(), x
     blocks = model() if callable(model) else build(model, **options)
     blocks.blocks()[-1].register_forward_hook(rows_of_block)
     return blocks, x
@@ -79,7 +76,8 @@ def run_blocks(subject, size):
     """Return (facts, lines, work) of each block, as `mpdemo.plan.footprint.Footprint` has them, at one size."""
     rows, measured = [], {}  # equal blocks are run once
     with FakeTensorMode(allow_non_fake_inputs=True), LiveMemory() as memory, Kernels() as kernels:
-        blocks, x = built(subject, size)
+        model, x = built(subject, size)
+        blocks = Blocks({"model": model}) if subject.is_own else model
         for number in range(len(blocks)):
             part = blocks.stage(number, number + 1)
             x = x.detach().requires_grad_(number > 0)  # images need no gradient; all after the first block does
@@ -127,32 +125,11 @@ def _passes(part, x, memory, kernels):
 
 
 def signature(module) -> tuple:
-    """Return what tells a block from another one: classes, plain attributes, parameters; of a traced one its graph."""
+    """Return what tells a block from another one: classes, plain attributes, shapes of parameters."""
     plain = (bool, int, float, str, tuple, type(None), torch.dtype)
     parts = []
     for layer in module.modules():
         shapes = tuple(tuple(tensor.shape) for tensor in layer.parameters(recurse=False))
-        if hasattr(layer, "graph"):
-            parts.append((_operations(layer), shapes))
-        else:
-            attributes = sorted((key, repr(value)) for key, value in vars(layer).items() if isinstance(value, plain))
-            parts.append((type(layer), tuple(attributes), shapes))
+        attributes = sorted((key, repr(value)) for key, value in vars(layer).items() if isinstance(value, plain))
+        parts.append((type(layer), tuple(attributes), shapes))
     return tuple(parts)
-
-
-def _operations(traced) -> str:
-    """Return the graph of a traced layer as text; numbers stand for its results, layers and tensors: no names."""
-    numbers = {module: number for number, module in enumerate(traced.modules())}
-    tensors = [name for name, _ in (*traced.named_parameters(), *traced.named_buffers())]
-    results, lines = {}, []
-    for node in traced.graph.nodes:
-        target = str(node.target)
-        if node.op == "call_module":
-            target = numbers[traced.get_submodule(target)]
-        elif node.op == "get_attr" and target in tensors:
-            target = tensors.index(target)
-        elif node.op in ("placeholder", "output"):
-            target = ""
-        lines.append((node.op, target, str(torch.fx.map_arg((node.args, node.kwargs), results.get))))
-        results[node] = len(results)
-    return str(lines)

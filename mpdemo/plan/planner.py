@@ -1,20 +1,18 @@
-"""Choose cut, schedule and number of microbatches together: every candidate is simulated, the fastest that fits wins.
+"""Where to split a model into a pipeline: the cut whose simulated step is shortest among those that fit.
 
 The slowest stage sets the pace, so a cut makes it as fast as possible. While cuts are compared, memory is a sum over
-the blocks (`estimated_peaks`); the answer's memory is counted by a dry run. Taught in notebooks/05_pipeline.ipynb.
+the blocks (`estimated_peaks`); `mpdemo.plan.case.each_stage` counts that of the answer by a dry run. Taught in
+notebooks/05_pipeline.ipynb.
 """
 
 from itertools import accumulate, pairwise, product
 from typing import NamedTuple
 
-from mpdemo.cuts import resolve_cut
 from mpdemo.errors import UserError
-from mpdemo.plan.footprint import estimated_peaks
 from mpdemo.plan.simulate import Simulation, simulate
-from mpdemo.plan.subject import STATES, settled
-from mpdemo.schedules import SCHEDULES, check_schedule, divisors, placement, usual_stages_per_rank
+from mpdemo.plan.subject import STATES
+from mpdemo.schedules import SCHEDULES, check_schedule, placement, usual_stages_per_rank
 
-MOST_MICROBATCHES = 64
 BANDWIDTH = 10e9  # bytes per second between two stages
 
 
@@ -50,61 +48,54 @@ def evaluate(case, schedule, microbatches, points, shards=1, bandwidth=BANDWIDTH
     )
 
 
-def devices(case, candidate) -> list:
-    """Return the DeviceMemory of every device of a candidate, by a dry run."""
-    from mpdemo.plan import memory
+def estimated_peaks(case, simulation, stages, size, shards) -> list:
+    """Add up what every device holds, in the order of the simulation, within a few per cent of a dry run.
 
-    how = {"schedule": candidate.schedule, "microbatches": candidate.microbatches}
-    s = settled(case.subject, "pipeline", case.batch, case.devices, cut=",".join(map(str, candidate.points)), **how)
-    return [rank.devices[0] for rank in memory.processes(case.subject, s, STATES[case.optimizer])]
-
-
-def sent(case, candidate) -> float:
-    """Return the bytes that the busiest device sends in a step: activations to the next stage, gradients back."""
-    owners, bytes_ = placement(candidate.schedule, case.devices), [0.0] * case.devices
-    for stop, here, there in zip(candidate.points, owners, owners[1:], strict=False):
-        for rank in (here, there) if here != there else ():
-            bytes_[rank] += case.blocks()[stop - 1].output * case.batch
-    return max(bytes_)
-
-
-def candidates(case, schedules=SCHEDULES, microbatches=None, cut=None) -> list[Candidate]:
-    """Return the best cut of every schedule and every number of microbatches that can run, fastest first.
-
-    A given `cut` is taken instead of searching; schedules that want another number of stages are then left out.
-    Candidates that do not fit in memory are at the end, the nearest to fitting first.
+    `stages` are lists of footprints, and `shards` replicas divide each of them.
     """
-    result = []
-    for schedule in schedules:
-        stages = case.devices * usual_stages_per_rank(schedule)
-        if stages > len(case.blocks()) or (cut is not None and len(cut) + 1 != stages):
-            continue
-        for count in microbatches or [m for m in divisors(case.batch) if case.devices <= m <= MOST_MICROBATCHES]:
-            try:
-                check_schedule(schedule, case.devices, count, case.batch)
-            except UserError:
-                continue
-            points = best_cut(case, schedule, count, stages) if cut is None else cut
-            result.append(evaluate(case, schedule, count, points))
-    return sorted(result, key=lambda c: (c.overflow(case.limit), c.step_time))
+    result, splits = [], SCHEDULES[simulation.schedule].splits_backward
+    owners = placement(simulation.schedule, simulation.ranks, simulation.stages_per_rank)
+    crossing = [0, *(size * stage[-1].output for stage in stages[:-1]), 0]
+    for rank in range(simulation.ranks):
+        blocks = [block for stage, owner in zip(stages, owners, strict=True) if owner == rank for block in stage]
+        gradients = sum(block.gradients for block in blocks) / shards
+        whole = (shards > 1) * 2 * max(block.weights for block in blocks)  # gathered by FSDP, block by block
+        always = sum(block.weights for block in blocks) / shards + STATES[case.optimizer] * gradients + whole
+        events = [row for row in simulation.events if row["rank"] == rank]
+        places = sum(crossing[s] + crossing[s + 1] for s in {row["stage"] for row in events})
+        level = always + simulation.microbatches * places + (rank == 0) * case.batch * blocks[0].input
+        peak, created = level + gradients, 0.0
+        for row in events:
+            stage = stages[row["stage"]]
+            saved = sum(block.bytes("saved", size) for block in stage)
+            if row["kind"] == "F":
+                level += saved
+            elif row["kind"] != "I" or not splits:
+                peak = max(peak, level + created + max(block.bytes("backward", size) for block in stage))
+                level, created = level - saved, gradients
+            peak = max(peak, level + created)
+        temporary = 2 * max(block.largest for block in blocks) if case.optimizer == "adamw" else 0
+        result.append(max(peak, always + gradients + temporary))
+    return result
 
 
-def best_cut(case, schedule, count, stages):
-    """Start from the most even cut, then move boundaries while the simulated step gets shorter, or fits better."""
+def best_split(case, schedule, microbatches) -> Candidate:
+    """Return the best cut of a model over the case's devices: the fastest that fits, or else the nearest to fitting.
+
+    It starts from the most even cut, then moves boundaries while the simulated step gets shorter, or fits better.
+    """
+    schedule = check_schedule(schedule, case.devices, microbatches, case.batch)
 
     def score(points):
-        candidate = evaluate(case, schedule, count, points)
+        candidate = evaluate(case, schedule, microbatches, points)
         return candidate.overflow(case.limit), candidate.step_time
 
-    even = balanced_cut([cost.both for cost in case.costs(case.batch // count)], stages)
-    return improve(even, len(case.blocks()), score)
-
-
-def usual_cut(case):
-    """Return the cut that many examples take: after layer2 for two devices, else equally many blocks per stage."""
-    names = [block.name for block in case.blocks()]
-    second = [name for name in names if name.startswith("layer2.")]
-    return resolve_cut(names, second[-1] if case.devices == 2 and second else None, case.devices)
+    seconds = [cost.both for cost in case.costs(case.batch // microbatches)]
+    stages = case.devices * usual_stages_per_rank(schedule)
+    if stages > len(seconds):
+        raise UserError(f"{stages} stages do not fit a model of {len(seconds)} blocks; allowed: 1 to {len(seconds)}")
+    even = balanced_cut(seconds, stages)
+    return evaluate(case, schedule, microbatches, improve(even, len(seconds), score))
 
 
 def balanced_cut(costs, stages) -> list[int]:

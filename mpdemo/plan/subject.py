@@ -17,13 +17,22 @@ class ModelFailed(UserError):
 
 
 class Subject(NamedTuple):
-    """What is trained: one of ``mpdemo.settings.MODELS``, or a function that returns `mpdemo.models.Blocks`."""
+    """A model and the samples that it takes.
+
+    The model is one of ``mpdemo.settings.MODELS``, a function that returns `mpdemo.models.Blocks`, or a
+    `mpdemo.models.own.OwnModel`, which is planned whole.
+    """
 
     model: str | Callable
     image_size: int = 224
     classes: int = 1000
     channels: int = 3
     norm: str = "batch"
+
+    @property
+    def is_own(self):
+        """Whether the model is any module of a reader's, which is no list of blocks."""
+        return hasattr(self.model, "whole")
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ much for a login node, so it is a job. Taught in notebooks/05_pipeline.ipynb.
 import sys
 from dataclasses import replace
 
+from mpdemo.cuts import block_names
 from mpdemo.plan import planner
-from mpdemo.plan.command import plan
+from mpdemo.plan.case import Case, each_stage
 from mpdemo.plan.subject import MIB
 from mpdemo.training.log import RunLog
 
@@ -23,23 +24,24 @@ def cuts() -> dict:
 
     The planned one also has ``peak``: microbatches -> schedule -> MiB of every device.
     """
-    options = {"batch": BATCH, "gpu_memory": "40GiB", "microbatches": MICROBATCHES, "schedule": "1F1B"}
-    chosen = plan(model="resnet101", stages=2, cost="a100", **options)
-    case, rows = chosen.case, {}
+    case, rows = Case("resnet101", BATCH, devices=2, optimizer="sgd", gpu="a100"), {}
+    after_layer2 = block_names("resnet101").index("layer3.0")
+    usual = planner.evaluate(case, "1F1B", MICROBATCHES, [after_layer2])
+    planned = planner.best_split(case, "1F1B", MICROBATCHES)
     costs = [cost.both for cost in case.costs(BATCH // MICROBATCHES)]
-    for name, candidate in (("usual", chosen.usual()), ("planned", chosen.best)):
+    for name, candidate in (("usual", usual), ("planned", planned)):
         (point,) = candidate.points  # the first block of the second stage
         speedup = case.one_device_seconds / candidate.step_time
         rows[name] = {"share": sum(costs[:point]) / sum(costs), "speedup": speedup}
-    rows["planned"]["peak"] = {M: {name: peak_memory(chosen, name, M) for name in SCHEDULES} for M in COMPARED}
+    (point,) = planned.points
+    rows["planned"]["peak"] = {M: {name: peak_memory(case, name, M, point) for name in SCHEDULES} for M in COMPARED}
     return rows
 
 
-def peak_memory(chosen, schedule, microbatches) -> list[int]:
-    """Return the peak of every device in MiB, for the planned cut."""
-    case, candidate = replace(chosen.case, optimizer="momentum"), chosen.best
-    candidate = candidate._replace(schedule=schedule, microbatches=microbatches)
-    return [round(device.peak / MIB) for device in planner.devices(case, candidate)]
+def peak_memory(case, schedule, microbatches, point) -> list[int]:
+    """Return the peak of every device in MiB, with momentum, for a cut before the block `point`."""
+    devices = each_stage(replace(case, optimizer="momentum"), schedule, microbatches, str(point))
+    return [round(device.peak / MIB) for device in devices]
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
     python tests/bench/bench.py --only ddp       a part
 
 Every figure is a median of paired ratios (mpdemo/paired.py) from runs that alternate in one call: strategies beside the
-single device, what `mpdemo.plan` predicts beside what is measured, training loops beside a bare one. The machine
+single device, what `mpdemo.plan` predicts beside what is counted, training loops beside a bare one. The machine
 should be idle.
 """
 
@@ -25,8 +25,8 @@ from mpdemo.world.devices import gpus_here, take_devices, too_few_gpus
 from mpdemo.world.launch import end, start
 from mpdemo.world.processes import check_room
 
-LABS = {"memory": "predictions", "step_times": "step_times", "loop": "lightning_overhead"}
-PROCESSES = OF_STRATEGIES | {"memory": 2, "step_times": 2, "loop": 1}  # of each part
+LABS = {"memory": "predictions", "loop": "lightning_overhead"}
+PROCESSES = OF_STRATEGIES | {"memory": 2, "loop": 1}  # of each part
 SPEEDS = "comparison", "measured", "upper bound", "fraction of the upper bound"  # headings of a table
 ERRORS = "prediction", "error", "promised"
 RUNS = "runs of the course model on two processes: median and largest error"
@@ -115,13 +115,6 @@ def memory(result) -> list:
     ]
 
 
-def step_times(result) -> list:
-    """Return the line of predicted step times."""
-    off = [abs(row["ratio"] - 1) for row in result["rows"] if not row["case"].startswith("--rung single")]
-    error = f"{100 * median(off):.0f} %, {100 * max(off):.0f} %"
-    return [(ERRORS, f"step time, {len(off)} {RUNS}", error, "10 % in the median")]
-
-
 def loop(result) -> list:
     """Return the lines of what a training loop adds to a step."""
     lines = []
@@ -132,7 +125,7 @@ def loop(result) -> list:
     return lines
 
 
-FIGURES = {"memory": memory, "step_times": step_times, "loop": loop}  # the other parts: `strategies`
+FIGURES = {"memory": memory, "loop": loop}  # the other parts: `strategies`
 
 if __name__ == "__main__":
     end(main())

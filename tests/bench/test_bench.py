@@ -33,10 +33,6 @@ def test_predictions_are_summed_up():
     peaks, messages = bench.memory({"rows": memory})
     assert peaks == (bench.ERRORS, f"peak memory per device, 2 {bench.RUNS}", "2.0 %, 3.0 %", "5 %")
     assert messages[2] == "1 of 2 right"
-    times = [{"case": "--rung single", "ratio": 9}, {"case": "--rung ddp", "ratio": 0.95}]
-    assert bench.step_times({"rows": times}) == [
-        (bench.ERRORS, f"step time, 1 {bench.RUNS}", "5 %, 5 %", "10 % in the median")
-    ]
 
 
 def test_speeds_are_lines_of_tables_with_their_intervals():

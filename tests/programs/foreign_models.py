@@ -139,22 +139,6 @@ class TwoOutputs(nn.Module):
         return self.head(self.second(x)), aux
 
 
-class Skip(nn.Module):
-    """Two layers between which two tensors go: no boundary of stages can lie there."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second, self.third = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
-        self.layers = nn.ModuleList(nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU(inplace=True)) for _ in range(3))
-
-    def forward(self, x):
-        x = self.first(x)
-        x = self.third(self.second(x) + 1) + x
-        for layer in self.layers:
-            x = layer(x)
-        return x.view(len(x), 4 * 64)
-
-
 class Residual(nn.Module):
     """A layer that adds to its input."""
 
@@ -189,13 +173,6 @@ class Branch(nn.Linear):
         return super().forward(x) if x.sum() > 0 else x
 
 
-class Starts(nn.Linear):
-    """Changes its input."""
-
-    def forward(self, x):
-        return super().forward(x.relu_())
-
-
 class Masked(nn.Linear):
     """The shape of what it computes depends on values."""
 
@@ -205,14 +182,6 @@ class Masked(nn.Linear):
 
 def needs_one(width):
     return nn.Linear(width, 8)
-
-
-class Real(nn.Linear):
-    """Computes only in a plan."""
-
-    def forward(self, x):
-        assert type(x).__name__ == "FakeTensor"
-        return super().forward(x)
 
 
 MODELS = {
@@ -233,8 +202,6 @@ MODELS = {
     "huge": lambda: nn.Sequential(nn.Flatten(), *(nn.Linear(2**16, 2**16) for _ in range(4))),
     "branch": lambda: Branch(8, 8),
     "masked": lambda: Masked(8, 8),
-    "in_place": lambda: nn.Sequential(nn.Linear(8, 8), Residual(nn.ReLU(inplace=True), 1), Starts(8, 8)),
-    "real": lambda: nn.Sequential(Real(8, 2)),
     "empty": lambda: nn.Sequential(nn.Flatten()),
     "number": lambda: 7,
 }
