@@ -9,7 +9,7 @@ import time
 from pathlib import Path, PurePosixPath
 
 from mpdemo import paths
-from mpdemo.errors import UserError
+from mpdemo.errors import UserError, wrapped
 from mpdemo.jobs import local_job, slurm, slurm_job
 from mpdemo.jobs.check import check
 from mpdemo.jobs.job import RECORD, Job, read_record, write_record
@@ -54,7 +54,7 @@ def submit(spec, site=None, script=None, resubmit=False, debug=False) -> Job | N
     identity = slurm.identity() if slurm.in_reach() else None
     if earlier := find_earlier(spec, identity, resubmit):
         known = f"found job {earlier.id} ({earlier.state}) in {spec.out}"
-        print(f"{known}: not submitted again; resubmit=True runs it again")
+        print(wrapped(f"{known}: not submitted again; resubmit=True runs it again"))
         return earlier
     return start(spec, site, identity, script)
 
@@ -73,7 +73,7 @@ def start(spec, site, identity, script=None) -> Job:
         "submitted": time.time(),
         "polling_seconds": site.polling_seconds,
     }
-    print(announcement(spec, record))  # first: a full disk takes no record
+    print(wrapped(announcement(spec, record)))  # first: a full disk takes no record
     write_record(out, record)
     return Job(record, out)
 
@@ -106,7 +106,7 @@ def find_earlier(spec, identity, resubmit) -> Job | None:
         what = f"{name} may still write to {spec.out}: {job.reason}"
         raise UserError(f"{what}; do: give another out=, or resubmit=True if it has ended")
     why = "resubmit=True" if same else "the spec has changed" if same_place else "another place"
-    print(f"job {job.id} ({job.state}) was there before; submitting a new one: {why}")
+    print(wrapped(f"job {job.id} ({job.state}) was there before; submitting a new one: {why}"))
     return None
 
 
@@ -158,7 +158,7 @@ def prepared(spec):
             aside.replace(path)
         raise
     if out / "checkpoints" in moved:
-        print(f"the earlier run's checkpoints are kept in {spec.out}/{kept.name}")
+        print(wrapped(f"the earlier run's checkpoints are kept in {spec.out}/{kept.name}"))
 
 
 def make_folder(spec) -> Path:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from IPython.display import display
 
+from mpdemo.errors import wrapped
 from mpdemo.jobs import JobFailed, JobSpec, submit, train_command
 from mpdemo.jobs.reading import unlabelled
 from mpdemo.notebook.check import check
@@ -109,7 +110,7 @@ async def measure(rung, processes=2, nodes=1, *rounds, **words) -> dict:
     job = run(name, *command, processes=processes, nodes=nodes, **words)
     await follow(job)
     row = next(row for row in job.result()["rows"] if row["rung"] == rung)
-    print(verdict(row))
+    print(wrapped(verdict(row)))
     return row
 
 
