@@ -181,7 +181,7 @@ def test_a_bad_neighbour_is_named_and_stops_nobody(cluster, project, capsys):
 def test_slurms_own_variables_of_the_environment_count_and_are_named(cluster, project, monkeypatch, capsys):
     monkeypatch.setenv("SBATCH_ACCOUNT", "course")
     job = submit(spec("train"))
-    assert "with SBATCH_ACCOUNT=course of the environment" in capsys.readouterr().out
+    assert "with SBATCH_ACCOUNT=course of the environment" in " ".join(capsys.readouterr().out.split())
     shown = subprocess.run(["scontrol", "show", "job", job.id], capture_output=True, text=True).stdout
     assert "Account=course" in shown
     assert job.wait(60) == "done"
