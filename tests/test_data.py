@@ -129,6 +129,14 @@ def test_every_kind_of_image_file_becomes_the_same_rgb(jpegs, tmp_path, mode):
     assert (pixels.float() - read_by_pil(path, 32)).abs().max() <= 2
 
 
+def test_a_large_jpeg_is_decoded_at_a_reduced_size_and_shows_the_same(tmp_path):
+    smooth, path = np.random.default_rng(0).integers(0, 256, (6, 6, 3), dtype=np.uint8), tmp_path / "big.jpg"
+    Image.fromarray(smooth).resize((1200, 1200), Image.BICUBIC).save(path, quality=95)
+    for size, decoded in ((70, 300), (150, 600), (200, 1200)):
+        assert images.pixels(path, size).shape == (3, decoded, decoded)
+        assert (images.plain(path, size).float() - read_by_pil(path, size)).abs().mean() < 2
+
+
 def test_batches_are_normalised_late(jpegs):
     """Samples are bytes; what a loader gives is what torchvision's transforms make of each of them."""
     from torchvision.transforms.v2 import functional as F

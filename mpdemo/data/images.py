@@ -8,7 +8,6 @@ import os
 import sys
 import warnings
 from collections import Counter
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +20,6 @@ from mpdemo.errors import UserError, error_line
 
 READ = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", ".webp")  # what the names of images end in
 QUIET = partial(warnings.catch_warnings, action="ignore")
-JPEG = b"\xff\xd8\xff"  # what every file of this format begins with
 
 
 class ClassFolders(Dataset):
@@ -91,32 +89,28 @@ def augmented(path, size) -> torch.Tensor:
     """Read an image file for training, as (3, size, size) bytes: a random part, every second time mirrored."""
     from torchvision.transforms import v2  # loaded late: it takes a second
 
-    return v2.RandomHorizontalFlip()(v2.RandomResizedCrop(size)(pixels(path)))
+    return v2.RandomHorizontalFlip()(v2.RandomResizedCrop(size)(pixels(path, size)))
 
 
 def plain(path, size) -> torch.Tensor:
     """Read an image file for validation, as (3, size, size) bytes: its middle, 7/8 of the shorter side."""
     from torchvision.transforms.v2 import functional as F
 
-    image = pixels(path)
+    image = pixels(path, size)
     side = max(1, round(min(image.shape[1:]) * 0.875))
     return F.resize(F.center_crop(image, [side, side]), [size, size])
 
 
-def pixels(path) -> torch.Tensor:
-    """Read an image file as RGB bytes, (3, H, W): a JPEG by torchvision, what that can't read by PIL.
+def pixels(path, size) -> torch.Tensor:
+    """Read an image file as RGB bytes, (3, H, W); one that is far larger than `size` may come at 1/2, 1/4 or 1/8.
 
     PIL's warnings about odd metadata or very many pixels are hidden: it reads such a file all the same.
     """
-    from torchvision.io import decode_jpeg
     from torchvision.transforms.v2.functional import pil_to_tensor
 
     try:
-        encoded = np.fromfile(path, np.uint8)
-        if encoded[:3].tobytes() == JPEG:
-            with suppress(RuntimeError):  # PIL says more clearly what is wrong with the file
-                return decode_jpeg(torch.from_numpy(encoded), "RGB")
         with QUIET(category=UserWarning), QUIET(category=Image.DecompressionBombWarning), Image.open(path) as image:
+            image.draft("RGB", (4 * size, 4 * size))  # a JPEG alone: random crops begin at a quarter of a side
             if image.mode.startswith("I;16") or image.mode == "I" and image.format in ("PNG", "PPM"):  # by older PILs
                 image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))  # PIL would cut it off at 255
             if image.mode in ("I", "F"):
