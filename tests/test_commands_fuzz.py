@@ -26,7 +26,12 @@ BEGINNINGS = {  # what a command calls when its input is good
     "scale": ["run_jobs"],
     "bench": ["run", "take_devices"],
 }
-NEEDED = {"train": ["--rung", "ddp"], "plan": ["--devices", "2", "--gpu-memory", "16GiB"], "explain": ["log"], "class": ["."]}
+NEEDED = {
+    "train": ["--rung", "ddp"],
+    "plan": ["--devices", "2", "--gpu-memory", "16GiB"],
+    "explain": ["log"],
+    "class": ["."],
+}
 
 
 class Begun(Exception):
