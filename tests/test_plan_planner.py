@@ -95,9 +95,10 @@ def test_the_command_prints_every_strategy_and_writes_json(capsys, tmp_path):
     assert (status, err) == (0, "") and out.startswith("ddp: Each of 2 devices holds the model")
     rows = json.loads(path.read_text())["rows"]
     assert {"ddp", "fsdp", "pipeline", "model_parallel"} <= {row["strategy"] for row in rows if row["fits"]}
+    shown = out.split()
     for row in rows:
-        if row["memory_mib"]:
-            assert f" {row['memory_mib']:,.0f} " in out and f" {1000 * row['seconds']:,.1f} " in out
+        assert row["memory_mib"] is None or f"{row['memory_mib']:,.0f}" in shown
+        assert row["seconds"] is None or f"{1000 * row['seconds']:,.1f}" in shown
     assert "\npipeline:\n  python -m mpdemo train --model resnet18 --rung pipeline --optimizer adamw" in out
 
 
@@ -113,6 +114,14 @@ def test_the_row_of_a_pipeline_has_the_memory_of_each_stage():
     *_, row, below = strategies.table(request, [pipeline]).splitlines()
     assert row.split()[1:4] == ["pipeline", "yes", first] and below.split() == [second]
     assert strategies.as_row(request, pipeline)["stages_mib"] == [peak / MIB for peak in found.stages]
+
+
+def test_the_row_of_a_long_pipeline_has_its_fullest_stage_alone(monkeypatch):
+    short = fits.cut(CASE)
+    monkeypatch.setattr(fits, "STAGES_SHOWN", 1)
+    long = fits.cut(CASE)
+    assert len(short.stages) == 2 and long.stages == ()
+    assert long.memory in short.stages
 
 
 @pytest.mark.parametrize(

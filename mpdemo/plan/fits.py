@@ -13,6 +13,7 @@ from mpdemo.rules import CUT_RUNGS, batch_norm
 from mpdemo.schedules import divisors
 
 MOST_MICROBATCHES = 64
+STAGES_SHOWN = 8  # of a longer pipeline only the fullest device is dry-run: its row stays readable, and a plan quick
 TRIED = 3  # cuts that are dry-run: the first ones that fit by a sum over the blocks
 # An all-reduce is an all-gather and a reduce-scatter; a broadcast goes round the ring once.
 HALVES = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "broadcast": 1}
@@ -107,7 +108,7 @@ def _even_cuts(request, size):
 
 
 def _cut_at(request, candidate, replicas, sharded):
-    """Dry-run the fullest device of a cut; of a pipeline all devices."""
+    """Dry-run the fullest device of a cut; of a pipeline with few stages all devices."""
     count, peaks = candidate.microbatches, candidate.peaks
     cut = ",".join(request.blocks()[point - 1].name for point in candidate.points)
     how = {"schedule": candidate.schedule, "microbatches": count, "cut": cut}
@@ -121,7 +122,7 @@ def _cut_at(request, candidate, replicas, sharded):
     rung = "hybrid" if replicas else "pipeline" if count > 1 else "model_parallel"
     of_all = replace(request, batch=request.batch * (replicas or 1))
     memory, sent = counted(of_all, rung, peaks.index(max(peaks)), replicas, **how, sharded=sharded)
-    if rung != "pipeline":
+    if rung != "pipeline" or request.devices > STAGES_SHOWN:
         return Prediction(settings, memory, candidate.step_time, sent)
     stages = tuple(device.peak for device in each_stage(request, **how))
     return Prediction(settings, max(stages), candidate.step_time, sent, stages)

@@ -113,7 +113,7 @@ class Prediction(NamedTuple):
     memory: float  # bytes on the fullest device
     seconds: float | None = None  # of a step without messages; None where no data sheet says it
     sent: float = 0.0  # bytes that this device sends in a step
-    stages: tuple = ()  # of a pipeline: bytes on each device, in order
+    stages: tuple = ()  # of a pipeline with few stages: bytes on each device, in order
 
 
 def settled(spec, rung, batch, devices=1, replicas=None, **more) -> Settings:

@@ -50,8 +50,8 @@ def as_row(request, strategy) -> dict:
 def table(request, strategies) -> str:
     """Return the strategies as text, a row each.
 
-    Memory is what PyTorch allocates on the fullest device, and for a pipeline on each of them, in the order of the
-    stages. Times add up the estimates, with no communication hidden behind the computation: it can be hidden in part,
+    Memory is what PyTorch allocates on the fullest device, and for a pipeline of at most eight stages on each of them,
+    in order. Times add up the estimates, with no communication hidden behind the computation: it can be hidden in part,
     and kernels rarely reach a data sheet's peak. Speed-ups are over one device that computes in float32 and has room
     for everything.
     """
