@@ -8,13 +8,14 @@ from mpdemo import settings
 from mpdemo.errors import UserError
 from mpdemo.jobs import train_command
 from mpdemo.plan import memory, strategies
-from mpdemo.plan.case import Case, on_one
 from mpdemo.plan.choose import NOTHING, choose
-from mpdemo.plan.subject import MIB, RESERVE, settled
+from mpdemo.plan.fits import on_one
+from mpdemo.plan.request import MIB, RESERVE, PlanRequest, settled
 
-SMALL = Case("convnet", batch=4, image_size=112, classes=10)  # 4 MiB of weights and states, 15 MiB of activations
-LARGE = Case("resnet18", batch=8, image_size=112, classes=10)  # 171 MiB of weights and states
-SPLIT = Case("transformer", batch=1, image_size=112, classes=10)  # 56 MiB of weights and states
+# Weights and states of these models: 4 MiB (beside 15 MiB of activations), 171 MiB, 56 MiB.
+SMALL = PlanRequest("convnet", batch=4, image_size=112, classes=10)
+LARGE = PlanRequest("resnet18", batch=8, image_size=112, classes=10)
+SPLIT = PlanRequest("transformer", batch=1, image_size=112, classes=10)
 
 
 def limited(case, mib, **changes):
@@ -71,7 +72,7 @@ def test_the_reason_names_the_options():
 
 
 def test_one_device_counts_what_a_plan_counts():
-    whole = memory.processes(SMALL.subject, settled(SMALL.subject, "single", 4), 2)[0].devices[0]
+    whole = memory.processes(SMALL.spec, settled(SMALL.spec, "single", 4), 2)[0].devices[0]
     assert choose(limited(SMALL, 20)).predicted.memory == pytest.approx(whole.peak, rel=0.001)
     assert on_one(SMALL, 4, 4).peak < on_one(SMALL, 4, 2).peak < whole.peak
     assert on_one(SMALL, 4, 1, "bf16").activations < 0.7 * whole.activations

@@ -7,12 +7,12 @@ import pytest
 from mpdemo import models
 from mpdemo.errors import UserError
 from mpdemo.plan import dry_run, memory
-from mpdemo.plan.case import Case, each_stage
+from mpdemo.plan.fits import each_stage
 from mpdemo.plan.footprint import footprints
 from mpdemo.plan.planner import evaluate
-from mpdemo.plan.subject import MIB, STATES, Subject, settled
+from mpdemo.plan.request import MIB, STATES, ModelSpec, PlanRequest, settled
 
-SMALL = Subject("transformer", 28, 10, 1)
+SMALL = ModelSpec("transformer", 28, 10, 1)
 
 
 def test_two_measured_gpus_are_met_within_two_percent():
@@ -22,9 +22,9 @@ def test_two_measured_gpus_are_met_within_two_percent():
     identical runs there reported 8224 and 8219 MiB, while the tensors of a step are the same in every run. What
     differs from run to run is the workspace that cuDNN chooses for its convolutions.
     """
-    subject, options = Subject("resnet101"), {"form": "one-process", "microbatches": 16, "cut": "8"}
-    s = settled(subject, "pipeline", 128, 2, **options)
-    first, second = memory.of_rank(subject, s, 0, STATES["sgd"], True).devices
+    spec, options = ModelSpec("resnet101"), {"form": "one-process", "microbatches": 16, "cut": "8"}
+    s = settled(spec, "pipeline", 128, 2, **options)
+    first, second = memory.of_rank(spec, s, 0, STATES["sgd"], True).devices
     assert first.peak / MIB == pytest.approx(7950, abs=1)
     assert second.peak / MIB == pytest.approx(8151, abs=1)
     assert 0 < 8224 - second.peak / MIB < 100
@@ -51,16 +51,16 @@ def test_many_microbatches_are_counted_as_few_are(rung, more):
 
 @pytest.mark.parametrize(("schedule", "points"), [("GPipe", [5]), ("1F1B", [5]), ("Interleaved1F1B", [3, 5, 7])])
 def test_the_sum_over_blocks_is_near_the_dry_run(schedule, points):
-    case = Case("resnet18", batch=32, devices=2, image_size=64, classes=10)
-    found = each_stage(case, schedule, 8, ",".join(map(str, points)))
-    assert evaluate(case, schedule, 8, points).peaks == pytest.approx([device.peak for device in found], rel=0.15)
+    request = PlanRequest("resnet18", batch=32, devices=2, image_size=64, classes=10)
+    found = each_stage(request, schedule, 8, ",".join(map(str, points)))
+    assert evaluate(request, schedule, 8, points).peaks == pytest.approx([device.peak for device in found], rel=0.15)
 
 
 def test_1f1b_needs_less_than_gpipe_and_momentum_adds_a_copy_of_the_parameters():
-    case = Case("resnet18", batch=32, devices=2, image_size=64, optimizer="sgd")
-    gpipe, one = (each_stage(case, schedule, 8, "5") for schedule in ("GPipe", "1F1B"))
+    request = PlanRequest("resnet18", batch=32, devices=2, image_size=64, optimizer="sgd")
+    gpipe, one = (each_stage(request, schedule, 8, "5") for schedule in ("GPipe", "1F1B"))
     assert one[0].activations < 0.5 * gpipe[0].activations
-    momentum = each_stage(replace(case, optimizer="momentum"), "1F1B", 8, "5")
+    momentum = each_stage(replace(request, optimizer="momentum"), "1F1B", 8, "5")
     assert [d.optimizer for d in one] == [0, 0]
     assert [d.optimizer for d in momentum] == [d.gradients for d in momentum]
 
@@ -92,7 +92,7 @@ def test_memory_is_counted_inside_another_count_and_storages_are_resized_as_befo
 
 def test_footprints_count_every_parameter_once():
     whole = models.build("resnet50", classes=1000, channels=3, image_size=224)
-    blocks = footprints(Subject("resnet50"))
+    blocks = footprints(ModelSpec("resnet50"))
     assert [block.name for block in blocks] == whole.names
     assert sum(block.parameters for block in blocks) == sum(p.numel() for p in whole.parameters())
     assert blocks[0].input == 3 * 224 * 224 * 4

@@ -10,10 +10,9 @@ from mpdemo.errors import UserError
 from mpdemo.models import Blocks
 from mpdemo.models.own import OwnModel
 from mpdemo.plan import memory, meter
-from mpdemo.plan.case import Case
 from mpdemo.plan.footprint import footprints
+from mpdemo.plan.request import ModelSpec, PlanRequest, settled
 from mpdemo.plan.strategies import compare
-from mpdemo.plan.subject import Subject, settled
 
 RESNET18 = 11_689_512
 FOREIGN = [  # function, shape of a sample, parameters that train, bytes of each, what is said of it
@@ -53,8 +52,8 @@ def own(function, shape):
 
 
 def counted(model, rung="ddp", batch=8, devices=2, **more):
-    subject = Subject(model, 0)
-    return memory.processes(subject, settled(subject, rung, batch, devices, **more), states=0)[0]
+    spec = ModelSpec(model, 0)
+    return memory.processes(spec, settled(spec, rung, batch, devices, **more), states=0)[0]
 
 
 @pytest.mark.parametrize(("function", "shape", "parameters", "size", "words"), FOREIGN, ids=str)
@@ -63,7 +62,7 @@ def test_any_module_is_counted_as_pytorch_counts_it(function, shape, parameters,
     found = counted(model)
     assert found.devices[0].gradients == found.messages["all-reduce"] == parameters * size
     assert counted(model, "fsdp").devices[0].peak > 0
-    (block,) = footprints(Subject(model))
+    (block,) = footprints(ModelSpec(model))
     assert block.parameters >= parameters and block.bytes("saved", 8) > 0  # the frozen ones count, too
     assert words in "; ".join(model.notes)
 
@@ -90,7 +89,7 @@ def test_a_file_that_prints_reads_arguments_and_ends_itself_is_planned(tmp_path,
 
 def test_a_strategy_in_which_a_model_fails_is_one_that_cannot_be_and_a_note_says_why():
     model = own("GrowingList", "8")
-    rows = {row.answer: row.predicted for row in compare(Case(model, batch=8, devices=2))}
+    rows = {row.answer: row.predicted for row in compare(PlanRequest(model, batch=8, devices=2))}
     assert rows["ddp, activation checkpointing"] is None and rows["ddp"] is not None
     assert any(note.startswith("ddp, activation checkpointing: its own code fails there (") for note in model.notes)
 
@@ -103,15 +102,15 @@ def test_equal_blocks_are_measured_once(monkeypatch):
     blocks = alike()
     signatures = [meter.signature(blocks.stage(number, number + 1)) for number in range(len(blocks))]
     assert [signatures.index(signature) for signature in signatures] == [0, 1, 1, 3, 4, 1]
-    once = footprints(Subject(alike))
+    once = footprints(ModelSpec(alike, 8))
     monkeypatch.setattr(meter, "signature", id)
-    one_by_one = footprints(Subject(lambda: alike()))
+    one_by_one = footprints(ModelSpec(lambda: alike(), 8))
     for block, other in zip(once, one_by_one, strict=True):
         assert block.bytes("saved", 4) == other.bytes("saved", 4) and block.parameters == other.parameters
 
 
 def test_a_model_that_is_larger_than_this_machine_takes_no_memory():
-    (huge,) = footprints(Subject(own("huge", str(2**16))))
+    (huge,) = footprints(ModelSpec(own("huge", str(2**16))))
     assert huge.weights > 64 * 2**30
 
 

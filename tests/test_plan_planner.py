@@ -9,15 +9,14 @@ import pytest
 
 from mpdemo.__main__ import main
 from mpdemo.errors import UserError
-from mpdemo.plan import footprint, planner
-from mpdemo.plan.case import Case, each_stage
-from mpdemo.plan.command import Request
-from mpdemo.plan.subject import MIB, RESERVE, Subject
+from mpdemo.plan import fits, footprint, planner, strategies
+from mpdemo.plan.command import PlanOptions
+from mpdemo.plan.request import MIB, RESERVE, ModelSpec, PlanRequest
 from mpdemo.world.devices import PEAKS
 
 COMMAND = "plan --model resnet18 --batch 32 --image-size 64 --cost v100"
 LIMITS = "--devices 2 --gpu-memory 16GiB"
-CASE = Case("resnet18", batch=32, devices=2, image_size=64, optimizer="sgd", memory=float("inf"), gpu="v100")
+CASE = PlanRequest("resnet18", batch=32, devices=2, image_size=64, optimizer="sgd", memory=float("inf"), gpu="v100")
 
 
 def run(capsys, words):
@@ -44,12 +43,12 @@ def test_with_little_memory_the_split_changes_and_still_fits():
     assert chosen.points != free.points and chosen.step_time >= free.step_time
 
 
-@pytest.mark.parametrize("devices", [3, 4])
-def test_three_and_four_devices(devices):
+@pytest.mark.parametrize(("devices", "even"), [(3, [3, 7]), (4, [2, 5, 8])])
+def test_three_and_four_devices(devices, even):
     more = replace(CASE, devices=devices)
     best = planner.best_split(more, "1F1B", 8)
     assert best.simulation.ranks == devices
-    assert best.step_time < more.one_device_seconds
+    assert best.step_time < planner.evaluate(more, "1F1B", 8, even).step_time
 
 
 @pytest.mark.parametrize(
@@ -72,16 +71,17 @@ def test_the_usual_cut_of_resnet101_is_unbalanced_on_every_gpu(gpu, share):
 
     TF32 speeds up the convolutions alone, so reading and writing the large early activations weighs more.
     """
-    seconds = [block.both for block in footprint.costs(Subject("resnet101"), 16, gpu)]
+    seconds = [block.both for block in footprint.costs(ModelSpec("resnet101"), 16, gpu)]
     assert sum(seconds[:8]) / sum(seconds) == pytest.approx(share, abs=0.02)
 
 
 def test_an_a100_computes_convolutions_in_tf32_other_products_in_float32_and_all_in_bf16():
     def estimate(model, precision, gpu="a100"):
-        return sum(block.both for block in footprint.costs(Subject(model), 64, gpu, precision))
+        return sum(block.both for block in footprint.costs(ModelSpec(model), 64, gpu, precision))
 
     def at_the_peak_of_float32(model):
-        work = [kernels @ (1, 64) for block in footprint.footprints(Subject(model)) for kernels in block.work.values()]
+        blocks = footprint.footprints(ModelSpec(model))
+        work = [kernels @ (1, 64) for block in blocks for kernels in block.work.values()]
         return sum(kernels[:, :2].sum() for kernels in work) / PEAKS["a100"]["fp32"]
 
     assert estimate("resnet18", "bf16") < estimate("resnet18", "fp32") < at_the_peak_of_float32("resnet18")
@@ -95,30 +95,33 @@ def test_the_command_prints_every_strategy_and_writes_json(capsys, tmp_path):
     assert (status, err) == (0, "") and out.startswith("ddp: Each of 2 devices holds the model")
     rows = json.loads(path.read_text())["rows"]
     assert {"ddp", "fsdp", "pipeline", "model_parallel"} <= {row["strategy"] for row in rows if row["fits"]}
+    shown = out.split()
     for row in rows:
-        if row["memory_mib"]:
-            assert f" {row['memory_mib']:,.0f} " in out and f" {1000 * row['seconds']:,.1f} " in out
+        assert row["memory_mib"] is None or f"{row['memory_mib']:,.0f}" in shown
+        assert row["seconds"] is None or f"{1000 * row['seconds']:,.1f}" in shown
     assert "\npipeline:\n  python -m mpdemo train --model resnet18 --rung pipeline --optimizer adamw" in out
 
 
-def test_the_row_of_a_pipeline_has_the_memory_of_each_stage(capsys, tmp_path):
+def test_the_row_of_a_pipeline_has_the_memory_of_each_stage():
     """ResNet-101 on two GPUs of 16 GiB, as it was once measured on V100 (test_plan_memory.py)."""
-    path = tmp_path / "plan.json"
-    words = "plan --model resnet101 --batch 128 --cost v100 --optimizer sgd"
-    status, out, err = run(capsys, f"{words} {LIMITS} --json {path}")
-    assert (status, err) == (0, "")
-    rows = {row["strategy"]: row for row in json.loads(path.read_text())["rows"]}
-    stages = rows["pipeline"]["stages_mib"]
-    assert len(stages) == 2 and max(stages) == rows["pipeline"]["memory_mib"]
-    assert rows["ddp, gradient accumulation"]["stages_mib"] is None
-    lines = out.splitlines()
-    first = next(number for number, line in enumerate(lines) if line.split()[:1] == ["pipeline"])
-    assert f" {stages[0]:,.0f} " in lines[first] and lines[first + 1].split() == [f"{stages[1]:,.0f}"]
-    options = next(line for line in lines[first + 2 :] if "--rung pipeline" in line).split()
-    settings = {name: options[options.index(f"--{name}") + 1] for name in ("microbatches", "cut")}
-    case = Case("resnet101", batch=128, devices=2, optimizer="sgd", gpu="v100")
-    found = each_stage(case, "1F1B", int(settings["microbatches"]), settings["cut"])
-    assert [device.peak / MIB for device in found] == stages
+    gpus = {"devices": 2, "memory": 16 * 2**30, "gpu": "v100"}
+    request = PlanRequest("resnet101", batch=128, optimizer="sgd", **gpus)
+    found = fits.cut(request)
+    dry = fits.each_stage(request, "1F1B", found.settings["microbatches"], found.settings["cut"])
+    assert list(found.stages) == [device.peak for device in dry] and found.memory == max(found.stages)
+    pipeline = strategies.Strategy("pipeline", "pipeline", True, found)
+    first, second = (f"{peak / MIB:,.0f}" for peak in found.stages)
+    *_, row, below = strategies.table(request, [pipeline]).splitlines()
+    assert row.split()[1:4] == ["pipeline", "yes", first] and below.split() == [second]
+    assert strategies.as_row(request, pipeline)["stages_mib"] == [peak / MIB for peak in found.stages]
+
+
+def test_the_row_of_a_long_pipeline_has_its_fullest_stage_alone(monkeypatch):
+    short = fits.cut(CASE)
+    monkeypatch.setattr(fits, "STAGES_SHOWN", 1)
+    long = fits.cut(CASE)
+    assert len(short.stages) == 2 and long.stages == ()
+    assert long.memory in short.stages
 
 
 @pytest.mark.parametrize(
@@ -142,7 +145,7 @@ def test_bad_input_is_one_line_with_the_valid_values(capsys, words, message):
 
 def test_a_misspelt_option_in_python_gets_the_nearest_name():
     with pytest.raises(UserError, match="unknown name 'devics'; allowed: .*did you mean 'devices'"):
-        Request(model="resnet18", devics=2)
+        PlanOptions(model="resnet18", devics=2)
 
 
 def slowest_stage(costs, points):

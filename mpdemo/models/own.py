@@ -1,7 +1,7 @@
 """A reader's own model, any module: ``package.module:function`` or ``./file.py:function``, which returns it.
 
-It is planned as it is, on one device, with DDP and with FSDP (`Whole`). Used by ``python -m mpdemo plan --model``;
-taught in notebooks/11_which_one.ipynb.
+It is planned as it is, on one device, with DDP and with FSDP (`WrappedModule`), and not split. Used by ``python -m
+mpdemo plan --model``; taught in notebooks/11_which_one.ipynb.
 """
 
 import importlib.util
@@ -25,7 +25,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
 from mpdemo.errors import UserError, error_line
-from mpdemo.models.whole import Whole, layers_entered, shared, without_values
+from mpdemo.models.wrapped import WrappedModule, layers_entered, shared, without_values
 
 SAMPLES = 2  # of the batch on which a model is tried
 
@@ -49,7 +49,7 @@ class OwnModel:
             self.template = self._made()
             self._try()
 
-    def _made(self) -> Whole:
+    def _made(self) -> WrappedModule:
         """Call the function; return what it makes, with all parameters, but perhaps without their values."""
         module, inputs = called(self.function, self.name)
         shape, tokens = self.given
@@ -61,19 +61,19 @@ class OwnModel:
         self.input_shape, self.input_type = next(
             (leaf.shape[1:], leaf.dtype) for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor)
         )
-        whole = Whole(module, inputs)
+        wrapped = WrappedModule(module, inputs)
         if lazy := [p for p in module.parameters() if is_lazy(p)]:
             with torch.no_grad(), quiet():
-                whole(self.samples().to(lazy[0].device))
-        return whole
+                wrapped(self.samples().to(lazy[0].device))
+        return wrapped
 
     def _try(self):
         """Compute a batch forward and backward on fake tensors; learn the layers, and what no gradient reaches."""
         with FakeTensorMode(allow_non_fake_inputs=True), torch.compiler.set_stance("force_eager"), quiet():
-            whole, x = self.whole(), self.samples()
+            wrapped, x = self.empty_copy(), self.samples()
             try:
-                outputs, layers = layers_entered(whole.module, lambda: whole(x))
-                trained = [(name, p) for name, p in whole.module.named_parameters() if p.requires_grad]
+                outputs, layers = layers_entered(wrapped.module, lambda: wrapped(x))
+                trained = [(name, p) for name, p in wrapped.module.named_parameters() if p.requires_grad]
                 if trained:
                     outputs.sum().backward()
             except (DataDependentOutputException, DynamicOutputShapeException):
@@ -88,7 +88,7 @@ class OwnModel:
                 ) from None
         if not trained:
             raise UserError(f"--model {self.name} has no parameters to train; allowed: a model with some")
-        ties = shared(whole.module)
+        ties = shared(wrapped.module)
         self.notes = [f"{' and '.join(names)} are one parameter, which is counted once" for names in ties]
         if unused := [name for name, p in trained if p.grad is None]:
             some = ", ".join(unused[:4]) + (", ..." if len(unused) > 4 else "")
@@ -98,7 +98,7 @@ class OwnModel:
         tied = [name for names in ties for name in names]  # FSDP cannot divide them with one layer alone
         self.template.layers = [layer for layer in layers if not any(name.startswith(f"{layer}.") for name in tied)]
 
-    def whole(self) -> Whole:
+    def empty_copy(self) -> WrappedModule:
         """Return a copy of the model without values, on fake tensors within a ``FakeTensorMode``."""
         return without_values(self.template)
 

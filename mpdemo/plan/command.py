@@ -16,10 +16,9 @@ from pydantic.dataclasses import dataclass
 from mpdemo.errors import UserError, did_you_mean, error_line, one_line_errors
 from mpdemo.options import add_options, as_arguments, option_name, options_from
 from mpdemo.plan import strategies
-from mpdemo.plan.case import Case
 from mpdemo.plan.choose import choose
 from mpdemo.plan.footprint import ROOFS
-from mpdemo.plan.subject import MIB, RESERVE, STATES
+from mpdemo.plan.request import MIB, RESERVE, STATES, PlanRequest
 from mpdemo.settings import MODELS, NORMS, Count, Pixels
 
 OF_COURSE = "image_size", "channels", "classes", "norm"  # options of a model of the course
@@ -46,7 +45,7 @@ def _with_unit(size):
 
 @one_line_errors(option_name)
 @dataclass(frozen=True, config={"extra": "forbid"})
-class Request:
+class PlanOptions:
     """What to plan: the options of ``python -m mpdemo plan``."""
 
     model: Annotated[str, AfterValidator(_known_model)] = Field(
@@ -76,17 +75,17 @@ class Request:
         return ":" in self.model
 
 
-def check_together(request, given):
+def check_together(options, given):
     """Refuse options that are missing, and those that have no meaning with others that were given."""
-    wrong = OF_COURSE if request.own_model else OF_OWN
+    wrong = OF_COURSE if options.own_model else OF_OWN
     for name in [name for name in wrong if name in given]:
-        whose = "of the course" if request.own_model else "of your own, package.module:function"
+        whose = "of the course" if options.own_model else "of your own, package.module:function"
         raise UserError(f"{option_name(name)} is for a model {whose}; leave it out")
-    if request.devices is None:
+    if options.devices is None:
         raise UserError("--devices is missing; say how many devices there are, such as --devices 8")
-    if request.gpu_memory is None:
+    if options.gpu_memory is None:
         raise UserError("--gpu-memory is missing; say that of one device, such as --gpu-memory 16GiB")
-    if request.gpu_memory <= RESERVE:
+    if options.gpu_memory <= RESERVE:
         raise UserError(
             "--gpu-memory is no more than CUDA itself takes; allowed: 1GiB or more, with the unit, such as 16GiB"
         )
@@ -94,68 +93,73 @@ def check_together(request, given):
 
 def add_arguments(parser):
     """Declare the arguments of ``mpdemo plan``."""
-    add_options(parser, Request)
+    add_options(parser, PlanOptions)
 
 
 def main(args) -> int:
     """Print a plan; return the exit status."""
-    request = options_from(args, Request)
-    check_together(request, vars(args))
+    options = options_from(args, PlanOptions)
+    check_together(options, vars(args))
     try:
-        text, rows = answer(request)
+        text, rows = answer(options)
     except Exception as error:
-        if isinstance(error, UserError) or not request.own_model:
+        if isinstance(error, UserError) or not options.own_model:
             raise
-        what = f"--model {request.model} cannot be planned: it fails without real numbers"
+        what = f"--model {options.model} cannot be planned: it fails without real numbers"
         raise UserError(f"{what} ({error_line(error)}); try the part that takes and returns tensors") from error
     print(text)
-    if request.json:
+    if options.json:
         try:
-            Path(request.json).write_text(json.dumps({"rows": rows}, indent=1) + "\n")
+            Path(options.json).write_text(json.dumps({"rows": rows}, indent=1) + "\n")
         except OSError as error:
-            raise UserError(f"--json {request.json} cannot be written: {error.strerror}") from None
+            raise UserError(f"--json {options.json} cannot be written: {error.strerror}") from None
     return 0
 
 
-def answer(request) -> tuple:
+def answer(options) -> tuple:
     """Return what to use, why, a table of all strategies and the commands, as text; and the rows of the table."""
-    case = case_of(request)
-    choice, rows = choose(case), strategies.compare(case)
-    notes = list(getattr(case.model, "notes", []))
-    if request.own_model and request.devices > 1:
+    request = request_of(options)
+    choice, rows = choose(request), strategies.compare(request)
+    notes = list(getattr(request.model, "notes", []))
+    if options.own_model and options.devices > 1:
         notes.append("a model of your own isn't split, so tensor parallelism and pipelines are left out")
-    lines = [f"{choice.answer}: {choice.why}", "", strategies.table(case, rows)]
+    lines = [f"{choice.answer}: {choice.why}", "", strategies.table(request, rows)]
     lines += [
-        f"(times estimated for the {case.gpu}, no communication hidden; memory without CUDA's {RESERVE // MIB} MiB)",
+        f"(times estimated for the {request.gpu}, no communication hidden; memory without CUDA's {RESERVE // MIB} MiB)",
         *(f"note: {note}" for note in notes),
         "",
-        commands(request, [row for row in rows if row.fits]),
+        commands(options, [row for row in rows if row.fits]),
     ]
-    return "\n".join(lines).rstrip(), [strategies.as_row(case, row) for row in rows]
+    return "\n".join(lines).rstrip(), [strategies.as_row(request, row) for row in rows]
 
 
-def case_of(request) -> Case:
-    """Return what a request asks for."""
-    model = request.model
-    if request.own_model:
+def request_of(options) -> PlanRequest:
+    """Return the options as a request; a reader's own model is imported and tried."""
+    model = options.model
+    if options.own_model:
         from mpdemo.models.own import OwnModel
 
-        shape = request.input and tuple(map(int, request.input.split(",")))
-        model = OwnModel(request.model, shape, request.tokens)
+        shape = options.input and tuple(map(int, options.input.split(",")))
+        model = OwnModel(options.model, shape, options.tokens)
     names = ("batch", "devices", "nodes", "optimizer", "image_size", "classes", "channels", "norm")
-    options = {name: getattr(request, name) for name in names}
-    return Case(model, memory=request.gpu_memory, gpu=request.cost, **options)
+    same = {name: getattr(options, name) for name in names}
+    return PlanRequest(model, memory=options.gpu_memory, gpu=options.cost, **same)
 
 
-def commands(request, rows) -> str:
+def commands(options, rows) -> str:
     """Return the lines that say how to train some strategies."""
-    if request.own_model:
+    if options.own_model:
         return "to train your own model: notebooks/scripts/train_ddp.py is a whole script, in plain PyTorch"
     lines = []
     for row in rows:
-        settings = {"model": request.model, "rung": row.rung}
-        settings |= {"optimizer": "adamw"} if request.optimizer == "adamw" else {}
-        settings |= {"norm": request.norm} if request.norm != "batch" else {}
-        settings |= {"batch_size": request.batch, "image_size": request.image_size} | row.predicted.settings
+        settings = {
+            "model": options.model,
+            "rung": row.rung,
+            "optimizer": "adamw" if options.optimizer == "adamw" else None,  # the others are train's own SGD
+            "norm": options.norm if options.norm != "batch" else None,
+            "batch_size": options.batch,
+            "image_size": options.image_size,
+            **row.predicted.settings,
+        }
         lines.append(f"{row.answer}:\n  python -m mpdemo train {' '.join(as_arguments(settings))}")
     return "\n".join(lines)

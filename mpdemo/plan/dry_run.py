@@ -9,9 +9,7 @@ import gc
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from functools import cache
-from typing import NamedTuple
 from unittest.mock import patch
 
 import numpy as np
@@ -23,49 +21,22 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mpdemo.errors import error_line
 from mpdemo.plan.counting import CountMessages, LiveMemory, size
+from mpdemo.plan.device_memory import DeviceMemory, Step
 from mpdemo.plan.meter import built
-from mpdemo.plan.subject import DeviceMemory, ModelFailed
+from mpdemo.plan.request import ModelFailed
 from mpdemo.run import Run, builder
 from mpdemo.world.env import World
-
-
-class Step(NamedTuple):
-    """What one process held in a step, and sent."""
-
-    always: list  # of DeviceMemory by device, with all gradients and without activations
-    levels: list  # of arrays: the bytes of all tensors on each device, each time that they grew
-    arrived: list  # by device: (the first level with it, its bytes) of each gradient
-    messages: dict  # collective -> bytes
-    buffers: int  # bytes that DDP broadcasts
-    batch: int  # bytes of the images and labels
-
-    def devices(self) -> list[DeviceMemory]:
-        """Return the memory of every device at its peak, with the gradients that are there at that moment."""
-        found = []
-        for device, levels, arrived in zip(self.always, self.levels, self.arrived, strict=True):
-            there = sum(bytes_ for level, bytes_ in arrived if level <= levels.argmax())
-            found.append(replace(device, gradients=there).with_peak(int(levels.max())))
-        return found
-
-    def towards(self, other, share):
-        """Interpolate between this step and another with the same operations; None where they differ."""
-        pairs = list(zip(self.levels, other.levels, strict=True))
-        if any(len(a) != len(b) for a, b in pairs) or self.messages.keys() != other.messages.keys():
-            return None
-        messages = {kind: round(a + share * (other.messages[kind] - a)) for kind, a in self.messages.items()}
-        levels, batch = [a + share * (b - a) for a, b in pairs], self.batch + share * (other.batch - self.batch)
-        return self._replace(levels=levels, messages=messages, batch=round(batch))
 
 
 class DryRun:
     """One step of a rung on fake tensors, in which memory and messages are counted."""
 
-    def __init__(self, subject, settings, rank, states, keep_gradients):
+    def __init__(self, spec, settings, rank, states, keep_gradients):
         world, several = settings.processes, settings.form == "one-process" and settings.devices > 1
         devices = [torch.device("cpu", number) for number in range(settings.devices)] if several else None
         place = World(rank, world, rank, world, devices[0] if devices else torch.device("cpu"))
         self.run = Run(settings, place, self.make_model, self.make_optimizer, devices)
-        self.subject, self.states, self.keep_gradients = subject, states, keep_gradients
+        self.spec, self.states, self.keep_gradients = spec, states, keep_gradients
         self.memory, self.sent = LiveMemory(), CountMessages()
         self.arrived = {}  # id of a parameter: the level after which its gradient came
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
@@ -75,7 +46,7 @@ class DryRun:
         s = self.run.s
         shares = s.devices if s.rung == "fsdp" else s.replicas or 1
         with self.fake:
-            model, self.sample = built(self.subject, s.batch_size // shares // s.microbatches)
+            model, self.sample = built(self.spec, s.batch_size // shares // s.microbatches)
         model.input_shape, model.input_type = self.sample.shape[1:], self.sample.dtype
         return model
 
@@ -178,27 +149,27 @@ def without_surprises():
 
 
 @cache
-def step(subject, settings, rank=0, states=0, keep_gradients=False) -> Step:
+def step(spec, settings, rank=0, states=0, keep_gradients=False) -> Step:
     """Do one step of a rank.
 
     In a thread of its own: DTensor keeps what it has found of meshes for each thread, and a thread that had real
     processes would go on with the groups of that world.
     """
     with ThreadPoolExecutor(1) as thread:
-        return thread.submit(counted_step, subject, settings, rank, states, keep_gradients).result()
+        return thread.submit(counted_step, spec, settings, rank, states, keep_gradients).result()
 
 
-def counted_step(subject, settings, rank, states, keep_gradients) -> Step:
+def counted_step(spec, settings, rank, states, keep_gradients) -> Step:
     """Do one step of a rank in this thread."""
     if settings.form == "per-device":
         dist.init_process_group("fake", rank=rank, world_size=settings.processes, store=FakeStore())
-    dry = DryRun(subject, settings, rank, states, keep_gradients)
+    dry = DryRun(spec, settings, rank, states, keep_gradients)
     try:
         with dry.memory, without_surprises():
             dry.step()
         return dry.counted()
     except Exception as error:
-        if subject.is_own:
+        if spec.is_own:
             raise ModelFailed(f"its own code fails there ({error_line(error)})") from error
         raise
     finally:

@@ -76,11 +76,11 @@ class Footprint:
 
 
 @cache
-def footprints(subject) -> tuple:
+def footprints(spec) -> tuple:
     """Return the footprint of every block of a model."""
     from mpdemo.plan import meter
 
-    small, large = (meter.run_blocks(subject, size) for size in SIZES)
+    small, large = (meter.run_blocks(spec, size) for size in SIZES)
     result = []
     for (facts, lines, work), (_, more_lines, more_work) in zip(small, large, strict=True):
         lines = {name: _line(lines[name], more_lines[name]) for name in lines}
@@ -97,7 +97,7 @@ def _line(small, large):
 
 
 @cache
-def costs(subject, size, gpu, precision="fp32") -> list:
+def costs(spec, size, gpu, precision="fp32") -> list:
     """Estimate the cost of every block for a microbatch of `size` on a GPU that is not here; [] where it has no roof.
 
     Each operation takes the longer of computing (operations / peak rate) and moving (bytes / bandwidth), and a
@@ -107,4 +107,4 @@ def costs(subject, size, gpu, precision="fp32") -> list:
     if not (limits := roof(gpu, precision)):
         return []
     kinds = BlockCost._fields
-    return [BlockCost(*(block.seconds(kind, size, limits) for kind in kinds)) for block in footprints(subject)]
+    return [BlockCost(*(block.seconds(kind, size, limits) for kind in kinds)) for block in footprints(spec)]

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from mpdemo.plan.dry_run import step
-from mpdemo.plan.subject import Subject
+from mpdemo.plan.request import ModelSpec
 from mpdemo.rules import CUT_RUNGS
 from mpdemo.schedules import usual_stages_per_rank
 
@@ -33,29 +33,29 @@ def of_training(settings) -> list[Counted]:
 
     s = settings
     facts = data.load(s.dataset, s.data, s.image_size, s.seed)
-    subject = Subject(s.model, s.image_size, facts.classes, facts.channels, s.norm)
-    return processes(subject, s, {"sgd": 1, "adamw": 2}[s.optimizer])  # this course's SGD has momentum
+    spec = ModelSpec(s.model, s.image_size, facts.classes, facts.channels, s.norm)
+    return processes(spec, s, {"sgd": 1, "adamw": 2}[s.optimizer])  # this course's SGD has momentum
 
 
-def processes(subject, settings, states) -> list[Counted]:
+def processes(spec, settings, states) -> list[Counted]:
     """Return what every process of a training run holds and sends; not to be called within a process group."""
     s = settings
     if s.rung in ("ddp", "data_parallel"):
-        return _replicas(subject, s, states)
+        return _replicas(spec, s, states)
     alike = [rank % s.devices for rank in range(s.processes)]
     cut = s.form == "per-device" and s.rung in CUT_RUNGS  # the other replicas are like the first
     ranks = [alike.index(stage) for stage in range(s.devices)] if cut else [0]
-    played = [of_rank(subject, s, rank, states) for rank in ranks]
+    played = [of_rank(spec, s, rank, states) for rank in ranks]
     return [played[number % len(played)] for number in alike]
 
 
-def of_rank(subject, settings, rank, states, keep_gradients=False) -> Counted:
+def of_rank(spec, settings, rank, states, keep_gradients=False) -> Counted:
     """Return what one rank holds and sends, from few dry runs: more microbatches or larger ones add the same each."""
     s, count, P = settings, settings.microbatches, settings.devices
     size = s.batch_size // (P if s.rung == "fsdp" else s.replicas or 1) // count
 
     def run(number):
-        return _step(subject, s, number, size, rank, states, keep_gradients)
+        return _step(spec, s, number, size, rank, states, keep_gradients)
 
     if s.rung not in CUT_RUNGS:
         small = run(min(count, 2))
@@ -78,12 +78,12 @@ def of_rank(subject, settings, rank, states, keep_gradients=False) -> Counted:
     return small._replace(devices=devices, messages=sent)
 
 
-def _step(subject, settings, count, size, *others):
+def _step(spec, settings, count, size, *others):
     """Return the dry run of one rank with `count` microbatches of `size` samples."""
     shares = settings.devices if settings.rung == "fsdp" else settings.replicas or 1
 
     def run(samples):
-        return step(subject, replace(settings, microbatches=count, batch_size=samples * count * shares), *others)
+        return step(spec, replace(settings, microbatches=count, batch_size=samples * count * shares), *others)
 
     if settings.rung in CUT_RUNGS:
         return run(size)
@@ -95,14 +95,14 @@ def _counted(found) -> Counted:
     return Counted(found.devices(), found.messages, found.buffers, found.always[0].gradients)
 
 
-def _replicas(subject, settings, states) -> list[Counted]:
+def _replicas(spec, settings, states) -> list[Counted]:
     """Return what DDP's processes hold, or the devices of one process: each is a single device with its share.
 
     DDP keeps the gradients from one step to the next, in its buckets; those of several parts are added up beside them.
     """
     s, ddp, parts = settings, settings.rung == "ddp", settings.microbatches
     alone = replace(s, rung="single", form="one-process", batch_size=s.batch_size // s.devices, devices=1, processes=1)
-    (device,), _, buffers, trained = of_rank(subject, alone, 0, states, ddp and parts == 1)
+    (device,), _, buffers, trained = of_rank(spec, alone, 0, states, ddp and parts == 1)
     if not ddp:
         return [Counted([device, *[replace(device, optimizer=0)] * (s.devices - 1)], {})]
     sent = {"all-reduce": trained} | ({"broadcast": buffers} if buffers else {})

@@ -6,7 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from mpdemo.models.blocks import Blocks
-from mpdemo.models.whole import rows_of_block
+from mpdemo.models.wrapped import rows_of_block
 from mpdemo.plan.counting import LiveMemory, rounded, tensors_in
 
 aten = torch.ops.aten
@@ -57,27 +57,27 @@ class NextBlock(torch.autograd.Function):
         return gradient.new_empty(ctx.shape)
 
 
-def built(subject, size):
+def built(spec, size):
     """Build a model on fake tensors, within a ``FakeTensorMode``; return it, and a microbatch of `size` for it."""
     from mpdemo.models import build
 
-    options = subject._asdict()
+    options = spec._asdict()
     model = options.pop("model")
-    shape = getattr(model, "input_shape", (subject.channels, subject.image_size, subject.image_size))
+    shape = getattr(model, "input_shape", (spec.channels, spec.image_size, spec.image_size))
     x = torch.empty(size, *shape, dtype=getattr(model, "input_type", None))
-    if subject.is_own:
-        return model.whole(), x
+    if spec.is_own:
+        return model.empty_copy(), x
     blocks = model() if callable(model) else build(model, **options)
     blocks.blocks()[-1].register_forward_hook(rows_of_block)
     return blocks, x
 
 
-def run_blocks(subject, size):
+def run_blocks(spec, size):
     """Return (facts, lines, work) of each block, as `mpdemo.plan.footprint.Footprint` has them, at one size."""
     rows, measured = [], {}  # equal blocks are run once
     with FakeTensorMode(allow_non_fake_inputs=True), LiveMemory() as memory, Kernels() as kernels:
-        model, x = built(subject, size)
-        blocks = Blocks({"model": model}) if subject.is_own else model
+        model, x = built(spec, size)
+        blocks = Blocks({"model": model}) if spec.is_own else model
         for number in range(len(blocks)):
             part = blocks.stage(number, number + 1)
             x = x.detach().requires_grad_(number > 0)  # images need no gradient; all after the first block does

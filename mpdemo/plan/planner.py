@@ -1,7 +1,7 @@
 """Where to split a model into a pipeline: the cut whose simulated step is shortest among those that fit.
 
 The slowest stage sets the pace, so a cut makes it as fast as possible. While cuts are compared, memory is a sum over
-the blocks (`estimated_peaks`); `mpdemo.plan.case.each_stage` counts that of the answer by a dry run. Taught in
+the blocks (`estimated_peaks`); `mpdemo.plan.fits.each_stage` counts that of the answer by a dry run. Taught in
 notebooks/05_pipeline.ipynb.
 """
 
@@ -9,15 +9,15 @@ from itertools import accumulate, pairwise, product
 from typing import NamedTuple
 
 from mpdemo.errors import UserError
+from mpdemo.plan.request import STATES
 from mpdemo.plan.simulate import Simulation, simulate
-from mpdemo.plan.subject import STATES
 from mpdemo.schedules import SCHEDULES, check_schedule, placement, usual_stages_per_rank
 
 BANDWIDTH = 10e9  # bytes per second between two stages
 
 
 class Candidate(NamedTuple):
-    """One way to run a case as a pipeline, simulated: `peaks` are the estimated bytes of every device."""
+    """One way to run a request as a pipeline, simulated: `peaks` are the estimated bytes of every device."""
 
     schedule: str
     microbatches: int
@@ -35,20 +35,20 @@ class Candidate(NamedTuple):
         return max(0.0, max(self.peaks) - limit)
 
 
-def evaluate(case, schedule, microbatches, points, shards=1, bandwidth=BANDWIDTH) -> Candidate:
+def evaluate(request, schedule, microbatches, points, shards=1, bandwidth=BANDWIDTH) -> Candidate:
     """Simulate one candidate and estimate its memory; `shards` replicas divide every stage."""
-    size, blocks = case.batch // microbatches, case.blocks()
-    costs, slices = case.costs(size), stage_slices(points, len(blocks))
+    size, blocks = request.batch // microbatches, request.blocks()
+    costs, slices = request.costs(size), stage_slices(points, len(blocks))
     forward, backward = ([sum(cost[kind] for cost in costs[a:b]) for a, b in slices] for kind in (0, 1))
     messages = [blocks[stop - 1].output * size / bandwidth for _, stop in slices[:-1]]
-    simulation = simulate(schedule, forward, backward, microbatches, case.devices, communication=messages)
+    simulation = simulate(schedule, forward, backward, microbatches, request.devices, communication=messages)
     stages = [blocks[start:stop] for start, stop in slices]
     return Candidate(
-        schedule, microbatches, list(points), simulation, estimated_peaks(case, simulation, stages, size, shards)
+        schedule, microbatches, list(points), simulation, estimated_peaks(request, simulation, stages, size, shards)
     )
 
 
-def estimated_peaks(case, simulation, stages, size, shards) -> list:
+def estimated_peaks(request, simulation, stages, size, shards) -> list:
     """Add up what every device holds, in the order of the simulation, within a few per cent of a dry run.
 
     `stages` are lists of footprints, and `shards` replicas divide each of them.
@@ -60,10 +60,10 @@ def estimated_peaks(case, simulation, stages, size, shards) -> list:
         blocks = [block for stage, owner in zip(stages, owners, strict=True) if owner == rank for block in stage]
         gradients = sum(block.gradients for block in blocks) / shards
         whole = (shards > 1) * 2 * max(block.weights for block in blocks)  # gathered by FSDP, block by block
-        always = sum(block.weights for block in blocks) / shards + STATES[case.optimizer] * gradients + whole
+        always = sum(block.weights for block in blocks) / shards + STATES[request.optimizer] * gradients + whole
         events = [row for row in simulation.events if row["rank"] == rank]
         places = sum(crossing[s] + crossing[s + 1] for s in {row["stage"] for row in events})
-        level = always + simulation.microbatches * places + (rank == 0) * case.batch * blocks[0].input
+        level = always + simulation.microbatches * places + (rank == 0) * request.batch * blocks[0].input
         peak, created = level + gradients, 0.0
         for row in events:
             stage = stages[row["stage"]]
@@ -74,28 +74,28 @@ def estimated_peaks(case, simulation, stages, size, shards) -> list:
                 peak = max(peak, level + created + max(block.bytes("backward", size) for block in stage))
                 level, created = level - saved, gradients
             peak = max(peak, level + created)
-        temporary = 2 * max(block.largest for block in blocks) if case.optimizer == "adamw" else 0
+        temporary = 2 * max(block.largest for block in blocks) if request.optimizer == "adamw" else 0
         result.append(max(peak, always + gradients + temporary))
     return result
 
 
-def best_split(case, schedule, microbatches) -> Candidate:
-    """Return the best cut of a model over the case's devices: the fastest that fits, or else the nearest to fitting.
+def best_split(request, schedule, microbatches) -> Candidate:
+    """Return the best cut of a model over the request's devices: the fastest that fits, or else the nearest to fitting.
 
     It starts from the most even cut, then moves boundaries while the simulated step gets shorter, or fits better.
     """
-    schedule = check_schedule(schedule, case.devices, microbatches, case.batch)
+    schedule = check_schedule(schedule, request.devices, microbatches, request.batch)
 
     def score(points):
-        candidate = evaluate(case, schedule, microbatches, points)
-        return candidate.overflow(case.limit), candidate.step_time
+        candidate = evaluate(request, schedule, microbatches, points)
+        return candidate.overflow(request.limit), candidate.step_time
 
-    seconds = [cost.both for cost in case.costs(case.batch // microbatches)]
-    stages = case.devices * usual_stages_per_rank(schedule)
+    seconds = [cost.both for cost in request.costs(request.batch // microbatches)]
+    stages = request.devices * usual_stages_per_rank(schedule)
     if stages > len(seconds):
         raise UserError(f"{stages} stages do not fit a model of {len(seconds)} blocks; allowed: 1 to {len(seconds)}")
     even = balanced_cut(seconds, stages)
-    return evaluate(case, schedule, microbatches, improve(even, len(seconds), score))
+    return evaluate(request, schedule, microbatches, improve(even, len(seconds), score))
 
 
 def balanced_cut(costs, stages) -> list[int]:

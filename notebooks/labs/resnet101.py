@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from mpdemo.cuts import block_names
 from mpdemo.plan import planner
-from mpdemo.plan.case import Case, each_stage
-from mpdemo.plan.subject import MIB
+from mpdemo.plan.fits import each_stage
+from mpdemo.plan.request import MIB, PlanRequest
 from mpdemo.training.log import RunLog
 
 BATCH, MICROBATCHES = 128, 8
@@ -24,23 +24,23 @@ def cuts() -> dict:
 
     The planned one also has ``peak``: microbatches -> schedule -> MiB of every device.
     """
-    case, rows = Case("resnet101", BATCH, devices=2, optimizer="sgd", gpu="a100"), {}
+    request, rows = PlanRequest("resnet101", BATCH, devices=2, optimizer="sgd", gpu="a100"), {}
     after_layer2 = block_names("resnet101").index("layer3.0")
-    usual = planner.evaluate(case, "1F1B", MICROBATCHES, [after_layer2])
-    planned = planner.best_split(case, "1F1B", MICROBATCHES)
-    costs = [cost.both for cost in case.costs(BATCH // MICROBATCHES)]
+    usual = planner.evaluate(request, "1F1B", MICROBATCHES, [after_layer2])
+    planned = planner.best_split(request, "1F1B", MICROBATCHES)
+    costs = [cost.both for cost in request.costs(BATCH // MICROBATCHES)]
     for name, candidate in (("usual", usual), ("planned", planned)):
         (point,) = candidate.points  # the first block of the second stage
-        speedup = case.one_device_seconds / candidate.step_time
+        speedup = request.one_device_seconds / candidate.step_time
         rows[name] = {"share": sum(costs[:point]) / sum(costs), "speedup": speedup}
     (point,) = planned.points
-    rows["planned"]["peak"] = {M: {name: peak_memory(case, name, M, point) for name in SCHEDULES} for M in COMPARED}
+    rows["planned"]["peak"] = {M: {name: peak_memory(request, name, M, point) for name in SCHEDULES} for M in COMPARED}
     return rows
 
 
-def peak_memory(case, schedule, microbatches, point) -> list[int]:
+def peak_memory(request, schedule, microbatches, point) -> list[int]:
     """Return the peak of every device in MiB, with momentum, for a cut before the block `point`."""
-    devices = each_stage(replace(case, optimizer="momentum"), schedule, microbatches, str(point))
+    devices = each_stage(replace(request, optimizer="momentum"), schedule, microbatches, str(point))
     return [round(device.peak / MIB) for device in devices]
 
 

@@ -25,7 +25,7 @@ from mpdemo.paired import ROUNDS
 from mpdemo.plan.counting import peak_of_a_step
 from mpdemo.plan.dry_run import local
 from mpdemo.plan.dry_run import step as dry_step
-from mpdemo.plan.subject import Subject, settled
+from mpdemo.plan.request import ModelSpec, settled
 from mpdemo.settings import Settings
 from mpdemo.trial import Trial
 from mpdemo.world.clock import now
@@ -160,7 +160,7 @@ def memory(world, sizes=(16, 32, 64)):
     trial = trials[str(sizes[-1])]
     kept = stored(trial)
     kept["AdamW"] = kept.pop("optimizer")
-    course = Subject("transformer", image_size=28, classes=10, channels=1)
+    course = ModelSpec("transformer", image_size=28, classes=10, channels=1)
     levels = dry_step(course, settled(course, "single", sizes[-1]), states=2).levels[0]
     return {"kept": kept, "peaks": peaks, "levels": list(levels)}
 

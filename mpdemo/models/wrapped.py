@@ -12,7 +12,7 @@ LISTS = nn.Sequential, nn.ModuleList, nn.ModuleDict
 REPEATED = 3  # a list of so many layers of one kind is looked into, also inside another layer
 
 
-class Whole(nn.Module):
+class WrappedModule(nn.Module):
     """A module as its author wrote it; one tensor goes in (other inputs are zeros), and rows come out."""
 
     precision, checkpointing = None, False

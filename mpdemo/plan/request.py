@@ -1,23 +1,47 @@
-"""The question "which one?": a model, a batch, and the devices that are available; and one way to train that fits.
+"""What is to be planned: a model, a batch and the devices that are available; and what one way to train needs.
 
 `mpdemo.plan.choose` asks its rules in order. Taught in notebooks/11_which_one.ipynb.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from mpdemo.errors import UserError
 from mpdemo.plan.footprint import costs, footprints
-from mpdemo.plan.subject import MIB, RESERVE, STATES, Subject, settled
-from mpdemo.rules import CUT_RUNGS
+from mpdemo.settings import RUNG_FORMS, Settings
 
+MIB = 2**20
+RESERVE = 768 * MIB  # of a GPU's memory, kept for the CUDA context (about 500 MiB) and for workspaces
+STATES = {"sgd": 0, "momentum": 1, "adamw": 2}  # optimizer state, in values per parameter
 LINKS = {True: 300e9, False: 25e9}  # bytes per second: NVLink of an A100 in one node; InfiniBand HDR between nodes
-# An all-reduce is an all-gather and a reduce-scatter; a broadcast goes round the ring once.
-HALVES = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "broadcast": 1}
+
+
+class ModelFailed(UserError):
+    """A reader's own model cannot compute a step with some strategy, though it computes one by itself."""
+
+
+class ModelSpec(NamedTuple):
+    """A model and the samples that it takes.
+
+    The model is one of ``mpdemo.settings.MODELS``, a function that returns `mpdemo.models.Blocks`, or a
+    `mpdemo.models.own.OwnModel`, which is planned whole.
+    """
+
+    model: str | Callable
+    image_size: int = 224
+    classes: int = 1000
+    channels: int = 3
+    norm: str = "batch"
+
+    @property
+    def is_own(self):
+        """Whether the model is a module of the reader's, which is no list of blocks."""
+        return hasattr(self.model, "empty_copy")
 
 
 @dataclass(frozen=True)
-class Case:
+class PlanRequest:
     """What is to be trained, and on what.
 
     Attributes
@@ -50,9 +74,9 @@ class Case:
     gpu: str = "a100"
 
     @property
-    def subject(self):
+    def spec(self):
         """The model and its data."""
-        return Subject(self.model, self.image_size, self.classes, self.channels, self.norm)
+        return ModelSpec(self.model, self.image_size, self.classes, self.channels, self.norm)
 
     @property
     def limit(self):
@@ -66,7 +90,7 @@ class Case:
 
     def blocks(self):
         """Return the footprints of the model's blocks."""
-        return footprints(self.subject)
+        return footprints(self.spec)
 
     def states(self):
         """Return the bytes of weights, gradients and optimizer states, which no smaller batch makes smaller."""
@@ -79,58 +103,37 @@ class Case:
 
     def costs(self, size, precision="fp32"):
         """Return the estimated costs of the blocks for `size` images; [] where no data sheet says them."""
-        return costs(self.subject, size, self.gpu, precision)
+        return costs(self.spec, size, self.gpu, precision)
 
 
-class Fit(NamedTuple):
-    """One way to train a case."""
+class Prediction(NamedTuple):
+    """What one way to train needs."""
 
     settings: dict  # of ``python -m mpdemo train``, without the model and the data
     memory: float  # bytes on the fullest device
     seconds: float | None = None  # of a step without messages; None where no data sheet says it
     sent: float = 0.0  # bytes that this device sends in a step
-    stages: tuple = ()  # of a pipeline: bytes on each device, in order
+    stages: tuple = ()  # of a pipeline with few stages: bytes on each device, in order
 
 
-def on_one(case, images, parts, precision="fp32", checkpointing=False):
-    """Return the `DeviceMemory` of one device that accumulates the gradients of `images` in so many parts."""
-    rung, batch = "ddp" if case.devices > 1 else "single", images * case.devices
-    saving = {"precision": precision, "activation_checkpointing": checkpointing}
-    return _dry_run(case, settled(case.subject, rung, batch, case.devices, microbatches=parts, **saving)).devices[0]
+def settled(spec, rung, batch, devices=1, replicas=None, **more) -> Settings:
+    """Return the settings of a training run of any model, as `mpdemo.settings.checked` would return them.
 
-
-def counted(case, rung, rank=0, replicas=None, **settings):
-    """Dry-run one rank of a rung: return its peak memory and the bytes that it sends."""
-    s = settled(case.subject, rung, case.batch, case.devices, replicas, **settings)
-    found = _dry_run(case, s, rank)
-    return found.devices[0].peak, ring_bytes(found.messages, replicas or s.devices)
-
-
-def each_stage(case, schedule, microbatches, cut) -> list:
-    """Dry-run every rank of a pipeline: return the `DeviceMemory` of each device."""
-    from mpdemo.plan import memory
-
-    options = {"schedule": schedule, "microbatches": microbatches, "cut": cut}
-    s = settled(case.subject, "pipeline", case.batch, case.devices, **options)
-    return [rank.devices[0] for rank in memory.processes(case.subject, s, STATES[case.optimizer])]
-
-
-def _dry_run(case, s, rank=0):
-    """Return the `mpdemo.plan.memory.Counted` of one rank."""
-    from mpdemo.plan import memory
-
-    if s.rung in CUT_RUNGS:
-        return memory.of_rank(case.subject, s, rank, STATES[case.optimizer])
-    return memory.processes(case.subject, s, STATES[case.optimizer])[0]
-
-
-def ring_bytes(messages, ranks) -> float:
-    """Return the bytes that each of `ranks` devices sends, with collectives that go round a ring.
-
-    `messages` are those of `mpdemo.plan.memory.Counted`: the whole tensor that is reduced, or that all parts make.
+    `devices` are those of a replica where there are `replicas`. A model that the settings do not know is called toy.
     """
-    share = (ranks - 1) / ranks
-    return sum(HALVES[kind] * share * size if kind in HALVES else size for kind, size in messages.items())
+    model = spec.model if isinstance(spec.model, str) else "toy"
+    form = more.pop("form", RUNG_FORMS[rung][0])
+    s = Settings(rung=rung, model=model, batch_size=batch, image_size=spec.image_size or None, **more)
+    return replace(
+        s,
+        form=form,
+        devices=devices,
+        replicas=replicas,
+        processes=1 if form == "one-process" else devices * (replicas or 1),
+        microbatches=s.microbatches or 1,
+        epochs=1,
+        lr=1.0,
+    )
 
 
 def mib(number):
