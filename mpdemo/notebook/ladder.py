@@ -31,7 +31,7 @@ HEADINGS = "strategy", "devices", "step (ms)", "speed-up", "upper bound", "fract
 FOOT = (
     "Step: the median step of the single device and of the strategy, timed alternately in one job. Speed-up: the "
     "median of the rounds' paired ratios, with its 95 % interval in brackets; the quotient of the two medians can "
-    "differ from it slightly. Upper bound: the best possible speed-up on this machine. For "
+    "differ from it. Upper bound: the best possible speed-up on this machine, as measured. For "
     f"{', '.join(SHARE_THE_WORK[:-1])} and {SHARE_THE_WORK[-1]} it is the speed-up of processes that never "
     "communicate, as a range over all jobs that measured it; for a split model, the schedule is simulated with the "
     "measured operations. Fraction of bound: a paired ratio of its own, within one job; a strategy is reported as "
