@@ -3,20 +3,16 @@
 Debian's Chromium is used (``apt-get install chromium``); nothing is downloaded, and no page may leave the machine.
 """
 
-import subprocess
 import sys
-import time
 
 import nbformat
 import pytest
 from labserver import lab
-from project import environment, fresh_copy
+from project import fresh_copy
 from setup_system import find, install_line
-from torch.utils.tensorboard import SummaryWriter
 from worker_jobs import until
 
 from mpdemo.jobs import attach
-from mpdemo.world.supervisor import free_port
 from notebooks import normalise, text_of
 
 CHROMIUM = find("chromium")
@@ -24,7 +20,7 @@ pytestmark = pytest.mark.skipif(not CHROMIUM, reason=f"no Chromium; {install_lin
 
 QUIET = ("gpu", "quic", "background-networking", "component-update", "sync")
 FLAGS = ["--no-sandbox", "--no-first-run", *(f"--disable-{part}" for part in QUIET)]  # as root, there is no sandbox
-WAIT = 30_000  # ms
+WAIT = 120_000  # ms; a busy machine needs a part of it to start a kernel
 OUTPUT = ".jp-OutputArea"
 CANCEL = "button.jupyter-button:has-text('Cancel')"
 
@@ -94,7 +90,7 @@ def open_notebook(page, server, name, run=False):
     """Open a notebook in a fresh workspace, wait for its kernel, and run all cells if asked."""
     url, token = server
     page.goto(f"{url}/lab/tree/notebooks/{name}?token={token}&reset")
-    page.wait_for_selector("text=Python 3 (ipykernel) | Idle", timeout=2 * WAIT)
+    page.wait_for_selector("text=Python 3 (ipykernel) | Idle", timeout=WAIT)
     if run:
         page.get_by_role("menuitem", name="Run", exact=True).click()
         page.get_by_text("Run All Cells", exact=True).click()
@@ -137,7 +133,7 @@ def test_jobs_are_live_and_then_pictures(page, server, project, outside, tmp_pat
     assert "widgets" not in notebook.metadata
     assert [set(output.data) for output in notebook.cells[3].outputs] == [{"text/plain", "image/png"}]
     page.reload()  # the cell still runs in the kernel, and the page finds its view there
-    page.wait_for_selector(f"{OUTPUT} >> text=of 4000, loss", timeout=2 * WAIT)
+    page.wait_for_selector(f"{OUTPUT} >> text=of 4000, loss", timeout=WAIT)
     step = page.locator(f"{OUTPUT} >> text=of 4000, loss").first.inner_text()
     page.wait_for_function("text => !document.body.innerText.includes(text)", arg=step, timeout=WAIT)  # it moves
     light = color(page)
@@ -154,32 +150,11 @@ def test_jobs_are_live_and_then_pictures(page, server, project, outside, tmp_pat
     assert page.locator(f"{OUTPUT} >> text=AFTER cancelled").count() == 0
 
 
-SEVERAL = 'await follow(ToyJob("../runs/first", steps=100), ToyJob("../runs/second", steps=4000))'
-ENDS = {CANCEL: "second was cancelled", "[data-command='notebook:interrupt-kernel']": "(toy) is still running"}
-
-
-@pytest.mark.parametrize("button", ENDS)
-def test_one_of_several_jobs_is_shown_in_detail_and_a_button_ends_it_or_the_view(
-    page, server, project, outside, button
-):
-    write(project, "several.ipynb", [TOY + SEVERAL, "print('AFTER')"])
-    open_notebook(page, server, "several.ipynb", run=True)
-    page.locator("button.widget-toggle-button:has-text('second')").click()
-    page.wait_for_selector(f"{OUTPUT} >> text=/step [0-9]+ of 4000/", timeout=WAIT)
-    assert page.locator(f"{OUTPUT} >> text=/first.*running/").count() >= 1
-    page.locator(button).first.click()
-    page.wait_for_selector(f"{OUTPUT} >> text=/the cells below were not run/i", timeout=WAIT)
-    assert page.locator(f"{OUTPUT} >> text={ENDS[button]}").count() == 1
-    assert page.locator(f"{OUTPUT} >> text=AFTER").count() == 0
-    assert page.locator(f"{OUTPUT} >> text=Traceback").count() == 0
-    assert page.locator(CANCEL).count() == 0
-
-
 JOB = """
 from mpdemo.jobs import JobSpec, submit
 from mpdemo.notebook.live_view import follow
 code = "import time; [(print('line', n, '=' * 300), time.sleep(0.1)) for n in range(3000)]"
-await follow(submit(JobSpec("toy", ("-c", code), "runs/{name}")))
+await follow(submit(JobSpec("toy", ("-c", code), "runs/cloned")))
 """
 PICTURE = [nbformat.v4.new_output("display_data", {"text/html": "<b>a picture</b>"})]  # not signed: not trusted
 AT_ITS_END = """
@@ -188,41 +163,32 @@ pre => pre.scrollHeight <= pre.clientHeight + 1
 """
 
 
-@pytest.mark.parametrize("trusted", [False, True])
-def test_a_cloned_notebook_that_is_reloaded_in_the_middle_of_a_job_attaches_and_cancels(
-    page, server, project, outside, trusted
-):
-    """Trusted it shows its view again by itself; without that, the text of the view says what to do."""
-    name = f"trusted_{trusted}"
-    write(project, f"{name}.ipynb", [JOB.format(name=name), f'await follow("runs/{name}")', "'<b>a picture</b>'"])
-    file = project / "notebooks" / f"{name}.ipynb"
+def test_a_cloned_notebook_that_is_reloaded_in_the_middle_of_a_job_attaches_and_cancels(page, server, project, outside):
+    """Nobody has trusted its saved outputs, so the text of the view says what to do after the reload."""
+    write(project, "cloned.ipynb", [JOB, 'await follow("runs/cloned")', "'<b>a picture</b>'"])
+    file = project / "notebooks" / "cloned.ipynb"
     notebook = nbformat.read(file, as_version=4)
     notebook.cells[2].outputs = PICTURE
     nbformat.write(notebook, file)
-    if trusted:
-        before, trust = file.read_text(), [sys.executable, "-m", "nbformat.sign", str(file)]
-        subprocess.run(trust, check=True, env=environment(project), capture_output=True)
-        assert file.read_text() == before
     open_notebook(page, server, file.name)
     run_cell(page, 0)
-    page.wait_for_selector(f"{OUTPUT} >> text=/line [0-9]{{2}}/", timeout=2 * WAIT)
+    page.wait_for_selector(f"{OUTPUT} >> text=/line [0-9]{{2}}/", timeout=WAIT)
     assert page.locator(f"{OUTPUT} pre:has-text('=====')").evaluate(AT_ITS_END)  # the newest line is seen
     page.keyboard.press("Control+s")
     page.wait_for_function("() => !document.querySelector('.jp-mod-dirty')", timeout=WAIT)
     page.reload()
-    if not trusted:
-        job = attach(project / "runs" / name)
-        said = f"Live view of runs/{name} (job {job.id} on this machine). If this text is all you see, interrupt"
-        page.wait_for_selector(f"{OUTPUT} >> text={said}", timeout=2 * WAIT)
-        assert page.locator(CANCEL).count() == 0
-        page.locator("[data-command='notebook:interrupt-kernel']").first.click()
-        page.wait_for_selector("text=Python 3 (ipykernel) | Idle", timeout=WAIT)
-        assert job.state == "running"
-        run_cell(page, 1)
-    page.wait_for_selector(f"{OUTPUT} pre >> text=line", timeout=2 * WAIT)
+    job = attach(project / "runs" / "cloned")
+    said = f"Live view of runs/cloned (job {job.id} on this machine). If this text is all you see, interrupt"
+    page.wait_for_selector(f"{OUTPUT} >> text={said}", timeout=WAIT)
+    assert page.locator(CANCEL).count() == 0
+    page.locator("[data-command='notebook:interrupt-kernel']").first.click()
+    page.wait_for_selector("text=Python 3 (ipykernel) | Idle", timeout=WAIT)
+    assert job.state == "running"
+    run_cell(page, 1)
+    page.wait_for_selector(f"{OUTPUT} pre >> text=line", timeout=WAIT)
     page.locator(CANCEL).click()
-    page.wait_for_selector(f"{OUTPUT} >> text=/{name}.*cancelled/", timeout=WAIT)
-    assert attach(project / "runs" / name).state == "cancelled"
+    page.wait_for_selector(f"{OUTPUT} >> text=/cloned.*cancelled/", timeout=WAIT)
+    assert attach(project / "runs" / "cloned").state == "cancelled"
 
 
 def test_opening_and_saving_a_notebook_changes_nothing(page, server, project, outside):
@@ -238,31 +204,3 @@ def test_opening_and_saving_a_notebook_changes_nothing(page, server, project, ou
     until(lambda: file.stat().st_mtime_ns != moment)
     page.wait_for_function("() => !document.querySelector('.jp-mod-dirty')", timeout=WAIT)
     assert file.read_text() == saved
-
-
-@pytest.fixture
-def tensorboard(tmp_path):
-    """The port of a TensorBoard that shows a run of two steps, as a reader starts it."""
-    with SummaryWriter(tmp_path / "toy") as writer:
-        for step in (1, 2):
-            writer.add_scalar("train/loss", 1 / step, step)
-    port = free_port()
-    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(tmp_path), "--port", str(port)]
-    with open(tmp_path / "tensorboard.log", "w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-    yield port
-    process.terminate()
-    process.wait(20)
-
-
-def test_tensorboard_answers_under_the_labs_address(page, server, tensorboard, outside):
-    """Scalars, without a tunnel: the Lab passes them on."""
-    url, token = server
-    page.goto(f"{url}/lab?token={token}")  # as a reader, who is logged in there
-    deadline = time.monotonic() + WAIT / 1000
-    while page.goto(f"{url}/proxy/{tensorboard}/").status != 200:  # TensorBoard starts
-        assert time.monotonic() < deadline
-        page.wait_for_timeout(300)
-    page.wait_for_selector("text=train/loss", timeout=2 * WAIT)
-    scalars = f"{url}/proxy/{tensorboard}/data/plugin/scalars/scalars?tag=train/loss&run=toy"
-    assert [step for _, step, _ in page.request.get(scalars).json()] == [1, 2]

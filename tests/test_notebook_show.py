@@ -62,10 +62,10 @@ def test_the_error_names_what_is_missing_and_what_exists(words, lines, parts):
 
 
 def test_a_difference_leaves_docstrings_out_and_keeps_every_other_line():
-    pair = (("rungs/single.py", "train"), ("rungs/ddp.py", "train"))
+    pair = (("rungs/single.py", "build"), ("rungs/ddp.py", "build"))
     shown = diff(*pair, context=100)
     lines = repr(shown).splitlines()
-    assert lines[:3] == ["--- mpdemo/rungs/single.py: train", "+++ mpdemo/rungs/ddp.py: train", "@@"]
+    assert lines[:3] == ["--- mpdemo/rungs/single.py: build", "+++ mpdemo/rungs/ddp.py: build", "@@"]
     for mark, target in zip("-+", pair, strict=True):
         side = [line[1:] for line in lines[3:] if line[0] in (mark, " ")]
         assert side == find(*target, docstrings=False)[1].splitlines()
@@ -73,7 +73,7 @@ def test_a_difference_leaves_docstrings_out_and_keeps_every_other_line():
 
 
 def test_a_difference_is_coloured_line_by_line_and_shows_the_same_text():
-    shown = diff(("rungs/single.py", "train"), ("rungs/ddp.py", "train"))
+    shown = diff(("rungs/single.py", "build"), ("rungs/ddp.py", "build"))
     page = shown.data["text/html"].removeprefix("<pre>").removesuffix("</pre>")
     colours = {"-": "rgba(220,50,50,.25)", "+": "rgba(40,167,69,.25)"}
     lines = zip(page.split("\n"), repr(shown).split("\n"), strict=True)
