@@ -130,8 +130,9 @@ def strategies(result) -> list:
     rows = [row for row in result["rows"] if row["variant"] not in ("single", NAIVE)]
     name = "{variant}; {model}, {image_size} px, batch {batch_size}: speed-up".format
     lines = [(SPEEDS, name(**row), *speed_texts(row)) for row in rows if "over_naive" not in row]
-    for model in dict.fromkeys(row["model"] for row in rows if "over_naive" in row):
-        lines += over_naive([row for row in rows if row["model"] == model])
+    pipelines = [row for row in rows if "over_naive" in row]
+    for model in dict.fromkeys(row["model"] for row in pipelines):
+        lines += over_naive([row for row in pipelines if row["model"] == model])
     return lines
 
 

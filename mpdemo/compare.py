@@ -5,6 +5,7 @@ and the ratios are paired by round (paired.py). `compare` puts rungs of the ladd
 upper bound, and gradients. Used by labs, ``demo`` and ``bench``.
 """
 
+import random
 import statistics
 import time
 from dataclasses import replace
@@ -61,12 +62,13 @@ class Comparison:
     def run(self, rounds, warmup=WARMUP, title=None, again=False, batches=None):
         """Run all variants alternately, `rounds` times; a `title` shows a progress bar on rank 0.
 
-        A step after another variant's finds the caches full of that one's numbers: with `again` each variant does two,
+        Each round has an order of its own, the same on all ranks, since a fixed one favours a variant by its place. A
+        step after another variant's finds the caches full of that one's numbers: with `again` each variant does two,
         and the second is counted. An iterator `batches` gives each round a batch of its own, so that all are trained.
         """
         for number in tqdm(range(-warmup, rounds), desc=title, unit="round", disable=not title or self.world.rank > 0):
             batch = next(batches) if batches else None
-            for name, trial in self.trials.items():
+            for name, trial in random.Random(number).sample(list(self.trials.items()), len(self.trials)):
                 seconds = [self._time_step(trial, batch) for _ in range(1 + again)][-1]
                 if number >= 0:
                     self.seconds.setdefault(name, []).append(seconds)

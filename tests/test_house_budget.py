@@ -8,7 +8,7 @@ from mpdemo.paths import root
 # Lines of all .py, docstrings and blank lines included, formatted by ruff: a budget is for what a room does, not for
 # how tightly it is written. A name that begins with / is a file or folder of mpdemo.
 BUDGET = {
-    "mpdemo": 15_592,
+    "mpdemo": 15_595,
     "notebooks/labs notebooks/checks notebooks/scripts": 4_156,
     "tests": 12_600,
     "/__main__.py /errors.py /settings.py /options.py /rules.py /schedules.py /cuts.py /paths.py /waits.py": 798,
@@ -23,7 +23,7 @@ BUDGET = {
     "/notebook": 1_834,
     "/cluster": 596,
     "/trainers": 705,
-    "/demo.py /bench.py /doctor.py /compare.py /trial.py /paired.py": 910,
+    "/demo.py /bench.py /doctor.py /compare.py /trial.py /paired.py": 913,
     "/same": 1_289,
     "/labs": 9,
 }

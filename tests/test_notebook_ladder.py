@@ -173,7 +173,7 @@ def test_a_rung_is_measured_beside_the_single_device_and_shown(rung, projects, m
     summary = json.loads((projects / rung / "runs" / f"speed_{rung}" / "summary.json").read_text())
     first, second = summary["rows"]
     assert (first["rung"], first["devices"], second["rung"], second["devices"]) == ("single", 1, rung, 2)
-    ones, others, *_ = summary["seconds"].values()
+    ones, others = summary["seconds"]["single"], summary["seconds"][f"{rung} {second['form']}"]
     assert from_row(second, "speedup") == ratio(ones, others)
     if rung == "ddp":
         assert from_row(second, "fraction_of_bound") == ratio(summary["seconds"]["independent"], others)

@@ -46,7 +46,11 @@ class Known:
         """Say what it is or what to do, with the text that the message's last ``...`` stood for in a line."""
         match = self.pattern.search(line)
         shown = [part for part in match.groups() if part is not None] if match else []
-        return text.replace("...", repr(shown[-1])).replace("{}", shown[-1]) if shown else text
+        return text.replace("{}", shown[-1]) if shown else text
+
+    def what_of(self, line) -> str:
+        """Say what it is, of a line that shows it."""
+        return self.told(self.what, line)
 
 
 def _expression(words) -> str:
@@ -137,7 +141,7 @@ class Finding:
         lines = [_shown(self.number, self.line, self.line.find(self.words)) + more]
         lines += [f"  where: {self.place.replace(f'{paths.root()}/', '')}"] * bool(self.place)
         lines += [
-            f"  what it is: {known.told(known.what, self.line)}",
+            f"  what it is: {known.what_of(self.line)}",
             f"  what to do: {known.told(known.do, self.line)}",
         ]
         return "\n".join(lines + [f"  read: notebooks/{known.notebook}.ipynb"] * bool(known.notebook))

@@ -29,8 +29,8 @@ HARMLESS_TRACEBACK = re.compile(r"Logging error|Exception ignored|Error in (?:at
 CHAIN = re.compile(r"During handling of the above exception|The above exception was the direct cause")
 SAYS_LITTLE = re.compile(r"(?:KeyError: .*|[\w.]+:?\s*)$")  # of an exception that a library caught by itself
 WEB = re.compile(r"/(?:urllib3?|requests|http|httpx|httpcore|aiohttp)/")
-NEVER = re.compile(r"\s*$|(?:wandb|mlflow)(?!.*\bERROR\b)")
-NOISE = re.compile(r"wandb|mlflow")  # what they say is the cause only where it ends a traceback
+NEVER = re.compile(r"\s*$|(?:wandb|mlflow)(?!\.|.*\bERROR\b)")
+NOISE = re.compile(r"(?:wandb|mlflow)(?!\.)")  # only an exception of theirs ends a run
 HARMLESS = re.compile(
     r"^(?:wandb:|mlflow|INFO|DEBUG)\b|NCCL INFO|\[I |ServerApp|[Rr]etrying|trying (?!to)\w|will retry|"
     r"alling back|[Ii]gnor|ing this combination"
@@ -201,10 +201,10 @@ class Log:
         return any(n > self.last[self.keys[number]] for n in later)
 
     def survived(self, number) -> bool:
-        """Whether the process trained on after an exception, which torch had not written for it as it ended."""
+        """Whether the process that raised an exception trained on, or said later that its training ended."""
         label, _ = self.split(number)
         later = (n for n in [*self.progress, *self.ended] if n > self.last[self.keys[number]])
-        return not label.startswith("[rank") and any(self.split(n)[0] == label for n in later)
+        return any(self.split(n)[0] == label for n in later)
 
     def since_restart(self, seen) -> list:
         """Drop what was seen before the run resumed or was started anew, and made progress."""
@@ -226,5 +226,5 @@ class Log:
             return (
                 all(says in ("soft", "noise") for _, _, says in seen) or bool(self.done) and self.done[0] < min(lasts)
             )
-        worked = [*self.progress[:1], *self.ended[-1:]]
-        return bool(self.done and worked and min(max(worked), self.done[-1]) > max(lasts))
+        worked = self.progress and self.progress[0] > max(lasts)
+        return bool(self.done and worked and self.done[-1] > max(lasts))

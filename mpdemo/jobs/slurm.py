@@ -117,7 +117,7 @@ def client(*command, **options) -> str:
         lines = [line.split("error: ", 1)[-1].strip() for line in said.splitlines() if line.strip()]
         message = f"{command[0]}: " + ("; ".join(dict.fromkeys(lines)) or "no reason given")
         if known := known_in(said, by="slurm"):
-            message += f". Likely cause: {known.what_of(said)}; {known.do}"
+            message += f". Likely cause: {known.what_of(said)}; {known.told(known.do, said)}"
         raise NoAnswer(message) if any(text in said for text in SILENT) else SlurmError(message)
     return done.stdout
 

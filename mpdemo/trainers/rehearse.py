@@ -172,5 +172,6 @@ def why_it_failed(job) -> str:
     if found := re.findall(r"\[FAIL\] (.*)", job.log()):  # by the job env
         return "; ".join(found)
     for first in find(job.log()):
-        return f"{first.known.what_of(first.line)}: {first.known.do}" if first.known.seen else first.line
+        known, line = first.known, first.line
+        return f"{known.what_of(line)}: {known.told(known.do, line)}" if known.seen else line
     return f"{job.state} ({job.reason})" if job.reason else job.state
