@@ -40,11 +40,11 @@ class Recorder:
         self._operations = None  # of the step under way
         self._calls = []  # (holder, name, describe) of the functions whose calls are recorded
 
-    def watch(self, part):
-        """Record a `Part` of a cut model: its pipeline's stages, or the passes and messages of a stage without one."""
-        part.recorder = self
-        number = next(iter(part.stages))
-        self.watch_passes(part.model, number)
+    def watch(self, local):
+        """Record the `LocalStages` of a pipeline, or the passes and messages of a stage without one."""
+        local.recorder = self
+        number = next(iter(local.stages))
+        self.watch_passes(local.model, number)
         self.watch_calls(torch.distributed, "all_reduce", lambda *_, **__: {"kind": "A", "stage": number})
 
     def watch_passes(self, model, stage=0):

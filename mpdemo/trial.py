@@ -8,8 +8,9 @@ from dataclasses import replace
 import torch
 
 from mpdemo import models
-from mpdemo.run import Run, builder, compile_blocks
+from mpdemo.run import builder
 from mpdemo.settings import RUNG_FORMS, checked
+from mpdemo.training.setup import Run, compile_blocks
 from mpdemo.world.collectives import whole
 from mpdemo.world.env import ALLOWED_CORES, World, claim_cores, process_group, where_am_i
 from mpdemo.world.processes import end_with_parent

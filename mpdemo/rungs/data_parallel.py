@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from mpdemo.run import Run, Rung, score
+from mpdemo.run import Rung, main, score
 
 
 class ThreadedDataParallel(nn.Module):
@@ -75,4 +75,4 @@ def build(run):
 
 
 if __name__ == "__main__":
-    Run.main(__doc__, build)
+    main(__doc__, build)

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from mpdemo.run import Run, Rung, score
+from mpdemo.run import Rung, main, score
 
 
 def build(run):
@@ -35,4 +35,4 @@ def build(run):
 
 
 if __name__ == "__main__":
-    Run.main(__doc__, build)
+    main(__doc__, build)

@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 
-from mpdemo.run import Run, Rung, score
+from mpdemo.run import Rung, main, score
 
 
 def build(run):
@@ -35,4 +35,4 @@ def build(run):
 
 
 if __name__ == "__main__":
-    Run.main(__doc__, build)
+    main(__doc__, build)

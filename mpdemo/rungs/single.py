@@ -7,7 +7,7 @@ Taught in notebooks/01_single_device.ipynb.
 
 from torch.nn.functional import cross_entropy
 
-from mpdemo.run import Run, Rung, score
+from mpdemo.run import Rung, main, score
 
 
 def build(run):
@@ -29,4 +29,4 @@ def build(run):
 
 
 if __name__ == "__main__":
-    Run.main(__doc__, build)
+    main(__doc__, build)

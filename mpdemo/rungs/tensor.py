@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor import parallel as tp
 from torch.nn.functional import cross_entropy
 
-from mpdemo.run import Run, Rung, score
+from mpdemo.run import Rung, main, score
 
 WHOLE, TOKENS = Replicate(), Shard(1)  # activations (B, T, D): the same everywhere, or some tokens each
 COLUMNS, ROWS = tp.ColwiseParallel(), tp.RowwiseParallel()
@@ -64,4 +64,4 @@ def build(run):
 
 
 if __name__ == "__main__":
-    Run.main(__doc__, build)
+    main(__doc__, build)
