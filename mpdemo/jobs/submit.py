@@ -6,7 +6,9 @@ import itertools
 import json
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from typing import Any, Literal, overload
 
 from mpdemo import paths
 from mpdemo.errors import UserError, wrapped
@@ -15,6 +17,7 @@ from mpdemo.jobs.check import check
 from mpdemo.jobs.job import RECORD, Job, read_record, write_record
 from mpdemo.jobs.sbatch_text import render
 from mpdemo.jobs.site import Site, load_site
+from mpdemo.jobs.spec import JobSpec
 from mpdemo.world.devices import gpus_here, gpus_wanted, too_few_gpus
 from mpdemo.world.processes import check_room
 
@@ -22,7 +25,23 @@ PLAIN_SITES = ("generic", "throwaway")  # they render the same text: the committ
 RESULTS = ("exit-status.txt", "exit-status.json", "summary.json")
 
 
-def submit(spec, site=None, script=None, resubmit=False, debug=False) -> Job | None:
+@overload
+def submit(
+    spec: JobSpec,
+    site: Site | str | None = None,
+    script: str | None = None,
+    resubmit: bool = False,
+    debug: Literal[False] = False,
+) -> Job: ...
+@overload
+def submit(spec: JobSpec, site: Site | str | None = None, *, debug: Literal[True]) -> None: ...
+def submit(
+    spec: JobSpec,
+    site: Site | str | None = None,
+    script: str | None = None,
+    resubmit: bool = False,
+    debug: bool = False,
+) -> Job | None:
     """Write a job's batch script and submit it; without a Slurm in reach, run the same command on this machine.
 
     Running the cell again does not submit again: the run's folder knows its job.
@@ -59,7 +78,7 @@ def submit(spec, site=None, script=None, resubmit=False, debug=False) -> Job | N
     return start(spec, site, identity, script)
 
 
-def start(spec, site, identity, script=None) -> Job:
+def start(spec: JobSpec, site: Site, identity: Any, script: str | None = None) -> Job:
     """Start a job on the cluster of this identity; without one, on this machine."""
     if identity is None:
         check_room(spec.world_size, spec.oversubscribe)
@@ -78,15 +97,26 @@ def start(spec, site, identity, script=None) -> Job:
     return Job(record, out)
 
 
-def attach(out) -> Job:
-    """Return the job of a run's folder (relative to the project's root), as after a restart of the kernel."""
+def attach(out: str | Path) -> Job:
+    """Return the job of a run's folder, as after a restart of the kernel.
+
+    Parameters
+    ----------
+    out : str or Path
+        The folder, relative to the project's root: ``"runs/03_ddp"``.
+
+    Raises
+    ------
+    UserError
+        No job was submitted there.
+    """
     record = read_record(paths.root() / out)
     if record is None:
         raise UserError(f"no job in {out}; submit one with out={str(out)!r}")
     return Job(record, paths.root() / out)
 
 
-def find_earlier(spec, identity, resubmit) -> Job | None:
+def find_earlier(spec: JobSpec, identity: Any, resubmit: bool) -> Job | None:
     """Return the folder's job if it has the same spec and place; refuse a folder whose job still runs."""
     folder = paths.root() / spec.out
     if (folder / RECORD).exists() and (owner := (folder / RECORD).stat().st_uid) != os.getuid():
@@ -110,7 +140,7 @@ def find_earlier(spec, identity, resubmit) -> Job | None:
     return None
 
 
-def write_script(text, spec, site, script) -> Path:
+def write_script(text: str, spec: JobSpec, site: Site, script: str | None) -> Path:
     """Write the batch script and return its path relative to the project's root."""
     path = PurePosixPath(script or f"{spec.out}/job.sbatch")
     if path.is_absolute() or ".." in path.parts or path.suffix != ".sbatch":
@@ -124,7 +154,7 @@ def write_script(text, spec, site, script) -> Path:
     return Path(path)
 
 
-def announcement(spec, record) -> str:
+def announcement(spec: JobSpec, record: dict[str, Any]) -> str:
     """Return the one line that reports where the job went."""
     if record["identity"]:
         given = ", ".join(f"{name}={os.environ[name]}" for name in slurm.OF_THE_USER if os.environ.get(name))
@@ -138,7 +168,7 @@ def announcement(spec, record) -> str:
 
 
 @contextlib.contextmanager
-def prepared(spec):
+def prepared(spec: JobSpec) -> Iterator[Path]:
     """Yield the run's folder, and move the last run's results aside: they would be taken for those of the new job.
 
     A run that resumes keeps metrics and checkpoints. Where the submission is refused, all go back to their places.
@@ -161,7 +191,7 @@ def prepared(spec):
         print(wrapped(f"the earlier run's checkpoints are kept in {spec.out}/{kept.name}"))
 
 
-def make_folder(spec) -> Path:
+def make_folder(spec: JobSpec) -> Path:
     """Make the folder of a run, in which Slurm writes the log, and the one by which a batch script finds the root.
 
     ``runs/`` may lie in ``MPDEMO_RUNS``, on a large disk, by a link; the commands and batch scripts stay the same.

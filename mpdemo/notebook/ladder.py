@@ -134,7 +134,7 @@ def headline(row) -> str:
     return f"{name}: {step_text(row)} ms per step{speed if row['rung'] != 'single' else ''}"
 
 
-def loss_over_single(rung) -> Bundle:
+def loss_over_single(rung: str) -> Bundle:
     """Draw the loss curve of a rung that was trained over the single device's, headed by their largest difference."""
     if rung not in RUNGS:
         raise UserError(f"no rung {rung!r}; allowed: {', '.join(RUNGS)}{did_you_mean(rung, RUNGS)}")

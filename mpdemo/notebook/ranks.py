@@ -30,7 +30,7 @@ PATIENCE = 2.0  # s that other ranks may take once one has failed: most wait for
 _ranks = None  # those of this kernel
 
 
-def start_ranks(world_size, oversubscribe=False):
+def start_ranks(world_size: int, oversubscribe: bool = False) -> "Ranks":
     """Start ranks beside the kernel; if as many are alive already, return them.
 
     Parameters
@@ -39,6 +39,11 @@ def start_ranks(world_size, oversubscribe=False):
         How many: one process each, of about 400 MiB, with one thread and one core.
     oversubscribe : bool
         Allow more ranks than cores. They share the cores.
+
+    Raises
+    ------
+    UserError
+        More ranks than cores, or a login node whose site forbids them.
     """
     global _ranks
     if not isinstance(world_size, int) or world_size < 1:

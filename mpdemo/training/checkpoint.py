@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.optim import Optimizer
 
@@ -88,7 +89,7 @@ def publish(temporary: Path, path: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def reason(error: Exception) -> str:
+def reason(error: BaseException) -> str:
     """Return why a checkpoint could not be written: what the system said, if it is a cause of the error."""
     first = next(iter(getattr(error, "failures", {}).values()), (error,))[0]  # of the first rank that failed
     for cause in (first, getattr(first, "__cause__", None), getattr(first, "__context__", None)):
@@ -100,10 +101,11 @@ def reason(error: Exception) -> str:
 def tensors_of(model: nn.Module, optimizer: Optimizer) -> dict[str, torch.Tensor]:
     """Return this process's weights and optimizer state by name; sharded ones are DTensors."""
     weights, states = get_state_dict(model, optimizer, options=FLAT)
-    found = {f"model.{name}": weight.detach() for name, weight in weights.items()}
-    for name, value in states.items():
-        if isinstance(value, torch.Tensor):
-            found[f"optimizer.{name}"] = value
+    found = {}
+    for kind, values in (("model", weights), ("optimizer", states)):
+        for name, value in values.items():
+            if isinstance(value, torch.Tensor):
+                found[f"{kind}.{name}"] = value.detach()
     return found
 
 
@@ -205,10 +207,18 @@ def tensors(path: str | Path) -> dict[str, torch.Tensor]:
         of a weight as ``optimizer.state.NAME.KEY``, of the same shape.
     """
     reader = dcp.HuggingFaceStorageReader(str(path))
-    kinds = reader.read_metadata().state_dict_metadata
-    found = {name: torch.empty(kind.size, dtype=kind.properties.dtype, device="cpu") for name, kind in kinds.items()}
+    found = {
+        name: torch.empty(about.size, dtype=about.properties.dtype, device="cpu")
+        for name, about in stored_in(reader).items()
+    }
     dcp.load(found, storage_reader=reader, no_dist=True)
     return found
+
+
+def stored_in(reader: dcp.HuggingFaceStorageReader) -> dict[str, TensorStorageMetadata]:
+    """Return what is known of each tensor of a checkpoint before it is read, by name."""
+    found = reader.read_metadata().state_dict_metadata
+    return {name: about for name, about in found.items() if isinstance(about, TensorStorageMetadata)}
 
 
 def restore(state: dict[str, Any], model: nn.Module, optimizer: Optimizer) -> None:
@@ -216,7 +226,7 @@ def restore(state: dict[str, Any], model: nn.Module, optimizer: Optimizer) -> No
     own = tensors_of(model, optimizer)
     large = {name: tensor for name, tensor in own.items() if tensor.dim()}
     reader = dcp.HuggingFaceStorageReader(str(state["path"]))
-    shapes = {name: tensor.size for name, tensor in reader.read_metadata().state_dict_metadata.items()}
+    shapes = {name: about.size for name, about in stored_in(reader).items()}
     for name, tensor in large.items():
         if shapes.get(name) != tensor.shape:
             what = f"{name.removeprefix('model.')} is missing or of another shape in it"
@@ -224,7 +234,7 @@ def restore(state: dict[str, Any], model: nn.Module, optimizer: Optimizer) -> No
     dcp.load(large, storage_reader=reader, no_dist=not dist.is_initialized())
     found = large | {name: state["small"][name] for name in own if name not in large}
     weights = {name.removeprefix("model."): each for name, each in found.items() if name.startswith("model.")}
-    states = get_state_dict(model, optimizer, options=FLAT)[1]  # what is no tensor stays as it is
+    states: dict[str, Any] = get_state_dict(model, optimizer, options=FLAT)[1]  # what is no tensor stays as it is
     states |= {name.removeprefix("optimizer."): each for name, each in found.items() if name.startswith("optimizer.")}
     set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=states, options=FLAT)
     rank, _ = place()

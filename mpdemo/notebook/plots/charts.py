@@ -1,12 +1,15 @@
 """Figures from result rows: curves, bars, the parts of a step."""
 
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 from matplotlib.ticker import MaxNLocator
 
 from mpdemo.errors import UserError
 from mpdemo.notebook.plots import style
 from mpdemo.notebook.plots.style import EDGE, line_style, name_bars, paler, picture, stack
+from mpdemo.notebook.show import Bundle
 
 PARTS = {  # of a step: name in the legend, look; the colours are those of the timelines
     "loading": ("loading", {"color": paler(style.ORANGE, 0.85), "hatch": "...."}),
@@ -19,7 +22,14 @@ PARTS = {  # of a step: name in the legend, look; the colours are those of the t
 LOOKS = {name: look | EDGE for name, look in PARTS.values()}
 
 
-def curves(runs, y="loss", x="step", *, title=None, overlay=False):
+def curves(
+    runs: Mapping[str, Sequence[Mapping[str, Any]]],
+    y: str = "loss",
+    x: str = "step",
+    *,
+    title: str | None = None,
+    overlay: bool = False,
+) -> Bundle:
     """Draw one curve per run, from the rows of its ``metrics.jsonl``.
 
     Parameters
@@ -32,6 +42,11 @@ def curves(runs, y="loss", x="step", *, title=None, overlay=False):
         A headline.
     overlay : bool
         The curves should coincide: the first is drawn broad and pale, the next ones thin and dashed on top.
+
+    Raises
+    ------
+    UserError
+        A run without a row that has both columns.
     """
     points = {label: [(row[x], row[y]) for row in rows if x in row and y in row] for label, rows in runs.items()}
     empty = [label for label, pairs in points.items() if not pairs]
@@ -60,7 +75,7 @@ def curves(runs, y="loss", x="step", *, title=None, overlay=False):
     return picture(paint, f"{y} against {x}: {counts}")
 
 
-def bars(values, unit, limit=None, *, digits=2):
+def bars(values: Mapping[str, Any], unit: str, limit: float | None = None, *, digits: int = 2) -> Bundle:
     """Draw one horizontal bar per value, with the number at its end.
 
     Parameters
@@ -97,7 +112,7 @@ def bars(values, unit, limit=None, *, digits=2):
     return picture(paint, f"{unit}: {', '.join(stacks)}", height=1.0 + 0.4 * len(stacks))
 
 
-def step_parts(rows):
+def step_parts(rows: Sequence[Mapping[str, Any]]) -> Bundle:
     """Draw the parts of every rank's step, and say how much communication is hidden behind them.
 
     Parameters

@@ -1,12 +1,15 @@
 """What more devices bring and what they cost: speed-up beside the ideal, and the hours of all devices."""
 
+from typing import Any
+
 from mpdemo.notebook.plots.style import CYCLE, FAINT, picture
+from mpdemo.notebook.show import Bundle
 from mpdemo.plan.scaling import Model, same_batch, same_share
 
 MARKERS = "osD^"
 
 
-def scaling(report):
+def scaling(report: dict[str, Any]) -> Bundle:
     """Draw the speed-up against the devices, and what the jobs cost.
 
     Parameters
