@@ -86,7 +86,8 @@ class Recorder:
             for holder, name, describe in self._calls:
                 recorded = self._recorded(getattr(holder, name), describe)
                 replaced.enter_context(patch.object(holder, name, recorded))
-            begin, self._operations = clock.read(self.device), []
+            begin = clock.read(self.device)
+            self._operations = []
             try:
                 yield
                 end = clock.read(self.device)
@@ -145,10 +146,11 @@ def clock_offset(machine=None):
     Processes of one machine read the same clock: exactly 0. Between machines all ranks leave a barrier at nearly the
     same moment; the median of several is good to about the time of a barrier, 0.1 ms.
     """
-    machines, offsets = gather_objects(machine or identity()), []
+    machines = gather_objects(machine or identity())
     if len(set(machines)) == 1:
         return 0.0
     rank = torch.distributed.get_rank()
+    offsets = []
     for _ in range(CLOCK_ROUNDS):
         torch.distributed.barrier()
         now = gather_objects(time.perf_counter())

@@ -121,7 +121,8 @@ def _digits(image_size: int) -> SplitDataset:
     images = torch.from_numpy(stored["images"]).float().div(16).unsqueeze(1)  # (1797, 1, 8, 8), 0 to 1
     images = torch.nn.functional.interpolate(images, (image_size, image_size), mode="bilinear")
     mean, std = PIXELS["digits"]
-    images, labels = (images - mean[0]) / std[0], torch.from_numpy(stored["labels"]).long()
+    images = (images - mean[0]) / std[0]
+    labels = torch.from_numpy(stored["labels"]).long()
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
     train, validation = (TensorDataset(images[part], labels[part]) for part in (order[:1536], order[1536:]))
     return SplitDataset(train, validation, classes=10, channels=1)

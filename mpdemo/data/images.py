@@ -29,7 +29,8 @@ class ClassFolders(Dataset):
     """
 
     def __init__(self, folder, reader):
-        self.reader, self.left_out = reader, Counter()
+        self.reader = reader
+        self.left_out = Counter()  # by ending
         top = Path(folder).resolve()
         self.seen = {str(path) for path in (top, *top.parents)}
         folders = self.new_folders(visible(folder))

@@ -141,7 +141,8 @@ class Job:
 
     def in_words(self) -> str:
         """Return the run's folder, the last known state and the processes, for a line that says what is waited for."""
-        spec, state = self.record["spec"], self._seen.state if self._seen else "submitted"
+        spec = self.record["spec"]
+        state = self._seen.state if self._seen else "submitted"
         count = spec.get("nodes", 1) * spec.get("processes_per_node", 1)
         return f"{self.folder} ({state}, {count} process{'es' if count > 1 else ''})"
 

@@ -124,7 +124,8 @@ def find_earlier(spec: JobSpec, identity: Any, resubmit: bool) -> Job | None:
         raise UserError(f"{spec.out} holds the job of another user (number {owner}); {yours}")
     if (record := read_record(folder)) is None:
         return None
-    job, same_place = Job(record, folder), identity == record.get("identity")
+    job = Job(record, folder)
+    same_place = identity == record.get("identity")
     same = same_place and record["spec"] == json.loads(json.dumps(dataclasses.asdict(spec)))
     if same and not resubmit:
         return job
@@ -177,7 +178,8 @@ def prepared(spec: JobSpec) -> Iterator[Path]:
     moved = {out / name: out / name.replace(".", ".previous.") for name in RESULTS}
     kept = next(path for n in itertools.count(1) if not (path := out / f"checkpoints.{n}").exists())
     if not any(argument.startswith("--resume") for argument in spec.command):
-        moved |= {out / "metrics.jsonl": out / "metrics.previous.jsonl", out / "checkpoints": kept}
+        moved[out / "metrics.jsonl"] = out / "metrics.previous.jsonl"
+        moved[out / "checkpoints"] = kept
     moved = {path: aside for path, aside in moved.items() if path.exists()}
     for path, aside in moved.items():
         path.replace(aside)
@@ -196,7 +198,8 @@ def make_folder(spec: JobSpec) -> Path:
 
     ``runs/`` may lie in ``MPDEMO_RUNS``, on a large disk, by a link; the commands and batch scripts stay the same.
     """
-    elsewhere, runs = os.environ.get("MPDEMO_RUNS"), paths.root() / "runs"
+    elsewhere = os.environ.get("MPDEMO_RUNS")
+    runs = paths.root() / "runs"
     try:
         if elsewhere:
             Path(elsewhere).mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,8 @@ def build(run):
 
     def step(images, labels):
         optimizer.zero_grad()
-        parts, total = run.split(images, labels), 0  # one part, unless --microbatches asks for more
+        parts = run.split(images, labels)  # one part, unless --microbatches asks for more
+        total = 0
         for part, target in parts:
             with nullcontext() if part is parts[-1][0] else ddp.no_sync():
                 outputs = ddp(part)  # only the last part's backward pass averages over all processes

@@ -21,7 +21,8 @@ def build(run):
 
     def step(images, labels):
         optimizer.zero_grad()
-        parts, total = run.split(images, labels), 0  # one part, unless --microbatches asks for more
+        parts = run.split(images, labels)  # one part, unless --microbatches asks for more
+        total = 0
         for part, target in parts:
             model.set_requires_gradient_sync(part is parts[-1][0])  # after the last part
             outputs = model(part)  # gathers the weights of one block at a time

@@ -29,7 +29,8 @@ def average(parameters, group):
 def build(run):
     grid = (run.s.replicas, run.s.devices)
     mesh = init_device_mesh(run.device.type, grid, mesh_dim_names=("dp", "pp"))
-    replica, same_stage = mesh.get_local_rank("dp"), mesh.get_group("dp")
+    replica = mesh.get_local_rank("dp")
+    same_stage = mesh.get_group("dp")
     local = run.local_stages(mesh.get_group("pp"))  # a pipeline over the processes of this replica
     for module in local.shardable() if run.s.sharded else []:  # every block, then every stage
         fully_shard(module, mesh=mesh["dp"], mp_policy=run.policy())

@@ -16,7 +16,8 @@ def build(run):
 
     def step(images, labels):
         optimizer.zero_grad()
-        parts, total = run.split(images, labels), 0  # one part, unless --microbatches asks for more
+        parts = run.split(images, labels)  # one part, unless --microbatches asks for more
+        total = 0
         for part, target in parts:
             outputs = model(part)
             loss = cross_entropy(outputs, target) / len(parts)  # the parts' losses add up to the mean

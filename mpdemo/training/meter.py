@@ -45,7 +45,8 @@ class Steps:
     """The scores of the steps since the last flush, still on the device."""
 
     def __init__(self, device, replicas):
-        self.device, self.replicas, self.rows = device, replicas, []
+        self.device, self.replicas = device, replicas
+        self.rows = []
         self.restart_clock()
 
     def add(self, result):
@@ -62,8 +63,9 @@ class Steps:
             return [], 0.0
         table = sum_over_ranks(torch.stack(self.rows).to(self.device))
         table[:, 0] /= self.replicas  # each replica holds the mean over its own share
-        rows, before = table.tolist(), self.clock  # the one place that waits
+        rows = table.tolist()  # the one place that waits
         self.rows = []
+        before = self.clock
         self.restart_clock()
         return rows, (self.clock - before) / len(rows)
 

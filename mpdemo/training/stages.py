@@ -31,20 +31,20 @@ class LocalStages:
         cut = enumerate(model.cut(points))
         self.stages = {number: stage.to(device) for number, stage in cut if self.owners[number] == rank}
         self.model = model.some([name for stage in self.stages.values() for name in stage.names])
-        self.first, self.last = rank == self.owners[0], rank == self.owners[-1]
+        self.first = rank == self.owners[0]
+        self.last = rank == self.owners[-1]
 
     def pipeline_stages(self):
         """Return this process's stages for `torch.distributed.pipelining`: one, or a list where it holds several."""
-        count, device = len(self.owners), self.device
-        stages = [
-            PipelineStage(stage, number, count, device, *self.shapes[number], group=self.group)
-            for number, stage in self.stages.items()
-        ]
-        for stage in stages:
-            if device.type == "cpu":
+        stages = []
+        for number, layers in self.stages.items():
+            shapes = self.shapes[number]
+            stage = PipelineStage(layers, number, len(self.owners), self.device, *shapes, group=self.group)
+            if self.device.type == "cpu":
                 skip_handshake(stage)
             if self.recorder:
                 self.recorder.attach(stage)
+            stages.append(stage)
         return stages if len(stages) > 1 else stages[0]
 
     def shardable(self) -> list:
@@ -80,7 +80,8 @@ def stage_shapes(model, points, settings, device) -> list[tuple[torch.Tensor, to
     model.eval()  # in training, batch norm would count this as a batch
     with FakeTensors(allow_non_fake_inputs=True), torch.no_grad():
         share = settings.batch_size // (settings.replicas or 1)
-        size, kind = (share // settings.microbatches, *model.input_shape), getattr(model, "input_type", None)
+        size = (share // settings.microbatches, *model.input_shape)
+        kind = getattr(model, "input_type", None)
         outputs = torch.empty(size, dtype=kind, device=device)
         for number, stage in enumerate(model.cut(points)):
             tensors = [*stage.named_parameters(), *stage.named_buffers()]

@@ -52,13 +52,16 @@ def scaling(report: dict[str, Any]) -> Bundle:
 
 def _paint_speed(axes, name, rows, model, look):
     """Paint one series: its points with their 95 % intervals, and the model through them."""
-    devices, speedups, spread = [row["devices"] for row in rows], [row["speedup"] for row in rows], None
+    devices = [row["devices"] for row in rows]
+    speedups = [row["speedup"] for row in rows]
+    spread = None
     if "speedup_interval" in rows[0]:
         ends = [(row["speedup"], *row["speedup_interval"]) for row in rows]
         spread = [y - low for y, low, _ in ends], [high - y for y, _, high in ends]
     axes.errorbar(devices, speedups, yerr=spread, linestyle="none", capsize=4, label=name, **look)
     if model:
-        model, first, last = Model(**model), rows[0]["batch"], rows[-1]["batch"]
+        model = Model(**model)
+        first, last = rows[0]["batch"], rows[-1]["batch"]
         batch = same_batch(first) if first == last else same_share(last // devices[-1])
         line = range(devices[0], devices[-1] + 1)
         values = [model.time(devices[0], first) / model.time(n, batch(n)) for n in line]
