@@ -20,7 +20,7 @@ from mpdemo.errors import wrapped
 from mpdemo.jobs import Job, JobFailed, JobSpec, submit, train_command
 from mpdemo.jobs.reading import unlabelled
 from mpdemo.notebook.check import check
-from mpdemo.notebook.ladder import ladder_chart, ladder_table, loss_over_single, verdict
+from mpdemo.notebook.ladder import in_words, ladder_chart, ladder_table, loss_over_single
 from mpdemo.notebook.live_view import follow
 from mpdemo.notebook.ranks import start_ranks
 from mpdemo.notebook.recipe import recipe
@@ -142,7 +142,7 @@ async def measure(rung: str, processes: int = 2, nodes: int = 1, *rounds: int, *
     job = run(name, *command, processes=processes, nodes=nodes, **words)
     await follow(job)
     row = next(row for row in job.result()["rows"] if row["rung"] == rung)
-    print(wrapped(verdict(row)))
+    print(wrapped(in_words(row)))
     return row
 
 

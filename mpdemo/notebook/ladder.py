@@ -75,7 +75,7 @@ def memory_texts(row) -> list[str]:
     return [f"{sum(device[part] for part in MEMORY) / MIB:.0f}" for device in row["memory"]]
 
 
-def verdict(row) -> str:
+def in_words(row) -> str:
     """Say in a line what was measured: whether a strategy is slower than its upper bound, but not why."""
     if not is_current(row):
         old = f"runs/speed_{row['rung']} was measured by an earlier version, without a 95 % interval"

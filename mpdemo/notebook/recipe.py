@@ -17,6 +17,7 @@ RECIPE = {
     "warmup_steps": 10,
     "lr_schedule": "cosine",
 }
+PIPELINE = {"schedule": "Interleaved1F1B", "microbatches": 4}  # two stages per device: the shorter bubble
 
 
 def recipe(rung, **changes) -> dict:
@@ -29,10 +30,10 @@ def recipe(rung, **changes) -> dict:
     if records_timeline(rung, form):
         settings["timeline"] = True
     if rung in ("pipeline", "hybrid"):
-        settings["microbatches"] = 4
-        if form == "per-device":  # two stages per device: the shorter bubble
-            settings["schedule"] = "Interleaved1F1B"
-            settings["cut"] = equal_cut(4)
+        if form == "per-device":
+            settings.update(PIPELINE, cut=equal_cut(4))
+        else:
+            settings["microbatches"] = 4
     return settings | changes
 
 
