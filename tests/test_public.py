@@ -12,7 +12,7 @@ import pytest
 import mpdemo
 from mpdemo.paths import root
 
-NAMES = [(module, name) for module, names in mpdemo.PUBLIC.items() for name in names]
+NAMES = [(module, name) for module, names in mpdemo.PUBLIC.items() for name in names.split()]
 
 
 def code_of(notebook) -> ast.Module:
