@@ -27,8 +27,7 @@ def skip_handshake(stage):
 
     gloo needs none, and cannot send to itself, as the two stages of one rank at the foot of ZBV's V would.
     """
-    if hasattr(stage, "_get_init_p2p_neighbors_ops"):  # PyTorch 2.11 has it
-        stage._get_init_p2p_neighbors_ops = list
+    stage._get_init_p2p_neighbors_ops = list
 
 
 def record_memory():
