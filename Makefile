@@ -24,10 +24,11 @@ gpu: $(STAMP)         ## what needs GPUs, on those that are here; without one al
 gpu-record: $(STAMP)  ## record in 7 minutes what your GPU can show, as JSON; without one: make gpu-record RECORD="--on cpu"
 	$(BIN)/python tests/gpu/record.py --out runs/gpu/$$(date +%Y-%m-%d-%H%M%S)/record.json $(RECORD)
 
-lint: $(STAMP)        ## style, form, import directions and the notebooks' house rules (seconds; executes no notebook)
+lint: $(STAMP)        ## style, form, types, import directions and the notebooks' house rules (seconds; executes none)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+	$(BIN)/pyrefly check --summary=none
 	$(BIN)/python tests/notebooks.py --check
 
 lab: $(STAMP)         ## open the notebooks in JupyterLab; options for it: make lab LAB="--port=9999 --no-browser"

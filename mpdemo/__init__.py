@@ -1,9 +1,46 @@
 """mpdemo: one PyTorch training, taken from one device to many.
 
-The notebooks import everything they run from here. Each rung of the ladder is a file of
-``mpdemo/rungs``, a script of plain PyTorch: read two side by side and the difference is the lesson.
-This module imports nothing, so that a login node without much memory can use ``mpdemo.jobs``,
-``mpdemo.notebook.show``, ``mpdemo.notebook.plots`` and ``mpdemo.plan`` without loading PyTorch.
+Public are the commands of ``python -m mpdemo`` (`train`, `plan`, `same`, `explain` and so on), the rungs, which are
+scripts of plain PyTorch (read two side by side and the difference is the lesson), and the names in `PUBLIC`. These have
+type hints and keep their meaning; every other name may change at any time. ``mpdemo.labs`` belongs to the notebooks.
+
+Importing mpdemo loads nothing else: ``mpdemo.jobs`` and the like are loaded when they are first used. So a login node
+without much memory can use ``mpdemo.jobs``, ``mpdemo.notebook`` and ``mpdemo.plan`` without loading PyTorch.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mpdemo import data, jobs, models, notebook, paired, plan, training
+
 __version__ = "0.1.0"
+__all__ = ["data", "jobs", "models", "notebook", "paired", "plan", "training"]
+
+PUBLIC = {  # module of mpdemo: its public names
+    "data": "SplitDataset load",
+    "jobs": "Job JobFailed JobSpec Site SlurmError attach check load_site render submit train_command",
+    "jobs.explain": "find report",
+    "models": "Blocks build",
+    "models.transformer": "Block Embed Head",
+    "notebook.check": "check",
+    "notebook.course": "check diff follow ladder launch loss_over_single measure run show start_ranks train",
+    "notebook.plots": "bars curves scaling step_parts timelines",
+    "paired": "Median Ratio difference median ratio",
+    "plan": "SCHEDULES Simulation placement simulate usual_stages_per_rank",
+    "plan.choose": "choose",
+    "plan.counting": "LiveMemory",
+    "plan.fits": "on_one",
+    "plan.imagenet": "IMAGES RUNS",
+    "plan.request": "PlanRequest",
+    "plan.scaling": "advise fit same_batch same_share",
+    "plan.strategies": "compare table",
+    "training.checkpoint": "newest tensors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a part of the package when it is first used: ``mpdemo.jobs``."""
+    if name in __all__:
+        return import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -94,7 +94,8 @@ def compare(variants, world, *given) -> Comparison:
 
     `variants` are settings by name, "single" among them; `given` is a model and a batch, as for `Trial`.
     """
-    comparison, single = Comparison(world, *given), variants[SINGLE]
+    comparison = Comparison(world, *given)
+    single = variants[SINGLE]
     for name, settings in variants.items():
         timeline = records_timeline(settings.rung, form_of(settings))  # its upper bound is read from it
         trial = comparison.add(name, replace(settings, timeline=timeline))
@@ -112,15 +113,18 @@ def measured_rows(comparison, variants) -> list[dict]:
     """Return a row for each variant of a comparison that has run; all ranks must call this."""
     rows, single = [], comparison.seconds[SINGLE]
     for name, settings in variants.items():
-        seconds, least = comparison.seconds[name], least_seconds(comparison, name, settings)
+        seconds = comparison.seconds[name]
+        least = least_seconds(comparison, name, settings)
         threads = settings.rung == "data_parallel" and comparison.world.device.type == "cpu"
         row = {"rung": settings.rung, "strategy": settings.rung + " (threads)" * threads, "form": form_of(settings)}
         row["note"] = THREADS if threads else None
         row["processes"] = comparison.world.world_size if is_per_device(settings) else 1
         row["images_per_second"] = settings.batch_size / comparison.median(name)
         fraction = ratio(least, seconds)
-        row |= to_row("speedup", ratio(single, seconds)) | to_row("bound", ratio(single, least))
-        row |= to_row("fraction_of_bound", fraction) | {"at_bound": name != SINGLE and fraction.reaches_1}
+        row.update(to_row("speedup", ratio(single, seconds)))
+        row.update(to_row("bound", ratio(single, least)))
+        row.update(to_row("fraction_of_bound", fraction))
+        row["at_bound"] = name != SINGLE and fraction.reaches_1
         row["max_relative_gradient_error"] = comparison.errors[name]
         rows.append(row)
     return rows
@@ -140,8 +144,11 @@ def least_seconds(comparison, name, settings) -> list[float]:
     if not is_per_device(settings):
         if comparison.world.device.type == "cpu":
             return comparison.seconds[IN_PARTS if settings.rung == "pipeline" else SINGLE]
-        name = next(other for other in comparison.trials if other.startswith(settings.rung) and other != name)
-    trial, cores = comparison.trials[name], shared_cores()
+        others = [other for other in comparison.trials.values() if other and other.s.rung == settings.rung]
+        trial = next(other for other in others if is_per_device(other.s))
+    else:
+        trial = comparison.trials[name]
+    cores = shared_cores()
     schedule = "GPipe" if settings.rung == "model_parallel" else trial.s.schedule
     timed = recorded_steps(trial)[-len(comparison.seconds[name]) :]  # not the warm-up, nor a step for its gradients
     return [read.predict_seconds(step, schedule, cores) for step in timed]
@@ -169,5 +176,5 @@ def model_and_batch(settings):
 
 
 def as_variants(rows) -> dict:
-    """Return settings by name, as `compare` takes them: "single" first, and each as RUNG or as RUNG FORM."""
+    """Return settings by name, as `compare` takes them: "single" first, and each other one as RUNG FORM."""
     return {SINGLE if s.rung == SINGLE else f"{s.rung} {form_of(s)}": s for s in rows}

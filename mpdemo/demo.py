@@ -5,6 +5,7 @@ also the measurement. Each is the training of the command that is printed. The e
 same training as the single device's.
 """
 
+import itertools
 import json
 import sys
 import time
@@ -23,7 +24,10 @@ from mpdemo.world.processes import check_room
 
 GRADIENTS_EQUAL = 1e-4  # relative; float32 summed in another order differs by about 1e-6
 LOSS_EQUAL = 0.01  # relative, after the whole training
-STEPS, LEAST = 16, 3  # of a training run; each is a round of the measurement, but the first two are not timed
+STEPS = 16  # of a training run; each is a round of the measurement, but the first two are not timed
+LEAST_STEPS = 3
+HEADINGS = ["strategy", "form", "loss", "accuracy", "images/s", "speed-up", "upper bound", "fraction"]
+HEADINGS += ["gradient diff"]
 FOOT = (
     "In brackets: 95 % intervals, where 6 or more steps were timed. At the bound: the interval of the fraction doesn't "
     "lie below 1, so no shortfall from the upper bound can be reported."
@@ -40,7 +44,7 @@ def add_arguments(parser):
 
 def main(args) -> int:
     """Train, measure, report; return the exit status."""
-    for name, least in (("steps", LEAST), ("processes", 2)):
+    for name, least in (("steps", LEAST_STEPS), ("processes", 2)):
         if getattr(args, name) < least:
             raise UserError(f"--{name} {getattr(args, name)} is not allowed; allowed: {least} or more")
     check_room(args.processes)
@@ -60,7 +64,7 @@ def main(args) -> int:
     (out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
     print("", table(measured), FOOT, *(row["note"] for row in measured if row["note"]), "", sep="\n")
     print(f"saved {out}/report.json ({time.time() - begin:.0f} s in all)")
-    return verdict(measured)
+    return 0 if same_training(measured) else 1
 
 
 def settings_of_rows(args) -> list[Settings]:
@@ -70,91 +74,80 @@ def settings_of_rows(args) -> list[Settings]:
     refused.
     """
     n = args.processes
-    left_out = set() if n >= 4 and n % 2 == 0 else {"hybrid"}
-    left_out |= ({"tensor"} if HEADS % n else set()) if args.all else {"fsdp", "tensor"}
-    climbed = [(rung, form) for rung in RUNGS if rung not in left_out for form in reversed(RUNG_FORMS[rung])]
     rows = []
-    for rung, form in climbed:
-        changes = {"form": form, "epochs": None, "lr_schedule": "constant", "timeline": False}
-        if rung != "single":
-            changes["processes" if form == "per-device" else "devices"] = n
-        if rung == "pipeline" and form == "per-device":  # two stages per device
-            changes["cut"] = equal_cut(2 * n) if n in (2, 4) else None
-        rows.append(Settings(**recipe(rung, steps=args.steps, out=f"{args.out}/{rung}-{form}", **changes)))
-        checked(rows[-1])
+    for rung in RUNGS:
+        if rung == "hybrid" and (n < 4 or n % 2):
+            continue
+        if rung in ("fsdp", "tensor") and not args.all:
+            continue
+        if rung == "tensor" and HEADS % n:
+            continue
+        for form in reversed(RUNG_FORMS[rung]):
+            changes = {"form": form, "epochs": None, "lr_schedule": "constant", "timeline": False}
+            if rung != "single":
+                changes["processes" if form == "per-device" else "devices"] = n
+            if rung == "pipeline" and form == "per-device":  # two stages per device
+                changes["cut"] = equal_cut(2 * n) if n in (2, 4) else None
+            rows.append(Settings(**recipe(rung, steps=args.steps, out=f"{args.out}/{rung}-{form}", **changes)))
+            checked(rows[-1])
     return rows
 
 
 def train_all(out):
     """Run under torchrun: train all rungs alternately, and validate each; rank 0 writes the rows."""
     from mpdemo import compare, data
+    from mpdemo.training.setup import learning_rate
     from mpdemo.trial import join_world
 
     rows = [Settings(**row) for row in json.loads(Path(out, "settings.json").read_text())]
     variants, single = compare.as_variants(rows), rows[0]
     with join_world() as world:
         model, first = compare.model_and_batch(single)
-        comparison = compare.compare(variants, world, model, first)
-        dataset = data.load(single.dataset)
-        comparison.run(single.steps - compare.WARMUP, title="training", batches=batches(comparison, dataset, single))
+        comparison = compare.compare(variants, world, model, first, single.lr)
+        trials = [trial for trial in comparison.trials.values() if trial]
+        rates = [learning_rate(trial.rung.optimizer, single, single.steps) for trial in trials]
+        loaders = data.Loaders(data.load(single.dataset), single.batch_size, seed=single.seed)
+        rounds = single.steps - compare.WARMUP
+        comparison.run(rounds, title="training", batches=batches(loaders, rates))
         measured = compare.measured_rows(comparison, variants)
         for name, row in zip(variants, measured, strict=True):
-            row |= validated(comparison.trials[name], model, dataset)
+            row.update(validated(comparison.trials[name], world.device))
     if world.rank == 0:
         Path(out, "rows.json").write_text(json.dumps(measured))
 
 
-def batches(comparison, dataset, settings):
-    """Yield the batches of the training run, and set every trial's learning rate before each."""
-    from mpdemo import data
-
-    optimizers = [trial.rung.optimizer for trial in comparison.trials.values() if trial]
-    loaders, step = data.Loaders(dataset, settings.batch_size, seed=settings.seed), 0
-    for epoch in range(settings.steps):
+def batches(loaders, rates):
+    """Yield the batches of the training run; after the step with each, every trial gets its next learning rate."""
+    for epoch in itertools.count():
         loaders.start_epoch(epoch)
         for batch in loaders.train:
-            step += 1
-            for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-                group["lr"] = settings.lr * min(1, step / settings.warmup_steps)
             yield batch
+            for rate in rates:
+                rate.step()
 
 
-def validated(trial, model, dataset) -> dict:
+def validated(trial, device) -> dict:
     """Return loss and accuracy of the validation images with a trial's weights; all ranks must call this."""
     import torch
-    from torch.nn.functional import cross_entropy
 
-    from mpdemo.world.collectives import gather_objects, whole
+    from mpdemo.run import validation_sums
+    from mpdemo.world.collectives import sum_over_ranks
 
-    weights = {name: whole(p.detach()) for name, p in trial.rung.model.named_parameters()} if trial else {}
-    for part in gather_objects(weights):
-        model.load_state_dict(part, strict=False)  # a rank of a cut model has some of them
-    images, labels = dataset.validation.tensors
-    with torch.no_grad():
-        outputs = model(images)
-    accuracy = (outputs.argmax(1) == labels).double().mean()
-    return {"loss": cross_entropy(outputs, labels).item(), "accuracy": accuracy.item()}
+    sums = torch.zeros(3, dtype=torch.double, device=device)  # of a rank that has no part in the trial
+    if trial:
+        sums = validation_sums(trial.rung, trial.run.loaders(trial.rung).validation, device)
+    loss, correct, count = sum_over_ranks(sums).tolist()
+    return {"loss": loss / count, "accuracy": correct / count}
 
 
 def table(rows) -> str:
     """Return the rows as a table."""
-    headings = [
-        "strategy",
-        "form",
-        "loss",
-        "accuracy",
-        "images/s",
-        "speed-up",
-        "upper bound",
-        "fraction",
-        "gradient diff",
-    ]
     lines = []
     for row in rows:
         first = row["strategy"], row["form"], f"{row['loss']:.4f}", f"{row['accuracy']:.1%}"
         error = f"{row['max_relative_gradient_error']:.1e}"
         lines.append([*first, f"{row['images_per_second']:.0f}", *speed_texts(row), error])
-    return tabulate(lines, headings, "plain", disable_numparse=True, colalign=["left"] * 2 + ["right"] * 7)
+    return tabulate(lines, HEADINGS, "plain", disable_numparse=True, colalign=["left"] * 2 + ["right"] * 7)
 
 
 def speed_texts(row) -> tuple[str, str, str]:
@@ -163,20 +156,20 @@ def speed_texts(row) -> tuple[str, str, str]:
     return speed, f"{row['bound']:.2f}", fraction + ", at the bound" * row["at_bound"]
 
 
-def verdict(rows) -> int:
-    """Say whether every rung was the same training; return the exit status."""
+def same_training(rows) -> bool:
+    """Say whether every rung was the same training, and return it."""
     reference = rows[0]["loss"]
-    wrong = [
-        f"{row['rung']} ({row['form']})"
-        for row in rows
-        if not row["max_relative_gradient_error"] <= GRADIENTS_EQUAL
-        or not abs(row["loss"] - reference) <= LOSS_EQUAL * reference
-    ]
+    wrong = []
+    for row in rows:
+        equal_gradients = row["max_relative_gradient_error"] <= GRADIENTS_EQUAL
+        equal_loss = abs(row["loss"] - reference) <= LOSS_EQUAL * reference
+        if not (equal_gradients and equal_loss):
+            wrong.append(f"{row['rung']} ({row['form']})")
     if wrong:
         print(f"mpdemo: NOT the same training: {', '.join(wrong)}", file=sys.stderr)
-        return 1
-    print("Every rung was the same training. Now open the notebooks: make lab")
-    return 0
+    else:
+        print("Every rung was the same training. Now open the notebooks: make lab")
+    return not wrong
 
 
 if __name__ == "__main__":

@@ -40,11 +40,11 @@ class Recorder:
         self._operations = None  # of the step under way
         self._calls = []  # (holder, name, describe) of the functions whose calls are recorded
 
-    def watch(self, part):
-        """Record a `Part` of a cut model: its pipeline's stages, or the passes and messages of a stage without one."""
-        part.recorder = self
-        number = next(iter(part.stages))
-        self.watch_passes(part.model, number)
+    def watch(self, local):
+        """Record the `LocalStages` of a pipeline, or the passes and messages of a stage without one."""
+        local.recorder = self
+        number = next(iter(local.stages))
+        self.watch_passes(local.model, number)
         self.watch_calls(torch.distributed, "all_reduce", lambda *_, **__: {"kind": "A", "stage": number})
 
     def watch_passes(self, model, stage=0):
@@ -86,7 +86,8 @@ class Recorder:
             for holder, name, describe in self._calls:
                 recorded = self._recorded(getattr(holder, name), describe)
                 replaced.enter_context(patch.object(holder, name, recorded))
-            begin, self._operations = clock.read(self.device), []
+            begin = clock.read(self.device)
+            self._operations = []
             try:
                 yield
                 end = clock.read(self.device)
@@ -145,10 +146,11 @@ def clock_offset(machine=None):
     Processes of one machine read the same clock: exactly 0. Between machines all ranks leave a barrier at nearly the
     same moment; the median of several is good to about the time of a barrier, 0.1 ms.
     """
-    machines, offsets = gather_objects(machine or identity()), []
+    machines = gather_objects(machine or identity())
     if len(set(machines)) == 1:
         return 0.0
     rank = torch.distributed.get_rank()
+    offsets = []
     for _ in range(CLOCK_ROUNDS):
         torch.distributed.barrier()
         now = gather_objects(time.perf_counter())

@@ -42,13 +42,13 @@ def schedule_name(text) -> str:
     return PLAIN[plain]
 
 
-def usual_stages_per_rank(schedule) -> int:
-    """Return how many stages a rank holds with this schedule."""
+def usual_stages_per_rank(schedule: str) -> int:
+    """Return how many stages a rank holds with a `schedule`."""
     return SCHEDULES[schedule_name(schedule)].stages_per_rank
 
 
-def placement(schedule, ranks, per_rank=None) -> list[int]:
-    """Return the rank that holds each stage, with the schedule's usual number of stages per rank by default.
+def placement(schedule: str, ranks: int, per_rank: int | None = None) -> list[int]:
+    """Return which of the `ranks` holds each stage; `per_rank` stages each, by default as usual for the `schedule`.
 
     >>> placement("Interleaved1F1B", 2), placement("ZBVZeroBubble", 2)
     ([0, 1, 0, 1], [0, 1, 1, 0])

@@ -4,12 +4,14 @@ import copy
 import os
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from unittest.mock import patch
 
 import torch
 
 from mpdemo import models
-from mpdemo.run import Run, builder, compile_blocks
+from mpdemo.run import builder
 from mpdemo.settings import RUNG_FORMS, checked
+from mpdemo.training.setup import Run, compile_blocks
 from mpdemo.world.collectives import whole
 from mpdemo.world.env import ALLOWED_CORES, World, claim_cores, process_group, where_am_i
 from mpdemo.world.processes import end_with_parent
@@ -30,7 +32,8 @@ class Trial:
         model = copy.deepcopy(model) if model else build_model(self.s)
         self.run = Run(self.s, place_of(settings, world), lambda: model)
         self.batch = batch or random_batch(self.s)
-        self.rung, self.devices = builder(self.s.rung)(self.run), self.run.devices
+        self.rung = builder(self.s.rung)(self.run)
+        self.devices = self.run.devices
         self.start = [buffer.clone() for buffer in self.rung.model.buffers()]
         if self.s.compile:
             compile_blocks(self.rung.model)
@@ -62,14 +65,14 @@ class Trial:
 
     def gradients(self) -> dict:
         """Return the gradients of one step by parameter name, sharded ones whole, without an update or a recording."""
-        found, recorder, optimizer = {}, self.run.recorder, self.rung.optimizer
-        self.run.recorder = None
-        optimizer.step = lambda: found.update(
-            {name: whole(p.grad).clone() for name, p in self.rung.model.named_parameters()}
-        )
-        self.step()
-        del optimizer.step
-        self.run.recorder = recorder
+        found = {}
+
+        def note():  # in place of the update
+            for name, parameter in self.rung.model.named_parameters():
+                found[name] = whole(parameter.grad).clone()
+
+        with patch.object(self.rung.optimizer, "step", note), patch.object(self.run, "recorder", None):
+            self.step()
         return found
 
 
@@ -103,7 +106,8 @@ def build_model(settings, classes=1000, channels=3):
 
 def random_batch(settings, classes=1000, channels=3):
     """Return random images (B, C, S, S) and labels (B,), the same in every process."""
-    generator, size = torch.Generator().manual_seed(1), settings.image_size
+    generator = torch.Generator().manual_seed(1)
+    size = settings.image_size
     images = torch.randn(settings.batch_size, channels, size, size, generator=generator, device="cpu")
     return images, torch.randint(0, classes, (settings.batch_size,), generator=generator, device="cpu")
 

@@ -91,7 +91,7 @@ def test_another_training_is_an_error(key, value, capsys):
     rows = [
         {"rung": rung, "form": form, "max_relative_gradient_error": 1e-6, "loss": 0.1} for rung, form, _ in ROWS[:3]
     ]
-    assert demo.verdict(rows) == 0
+    assert demo.same_training(rows)
     rows[2][key] = value
-    assert demo.verdict(rows) == 1
+    assert not demo.same_training(rows)
     assert "NOT the same training: ddp (per-device)" in capsys.readouterr().err

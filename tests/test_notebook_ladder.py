@@ -96,13 +96,13 @@ def test_the_table_has_a_row_for_each_strategy_that_was_timed_in_the_order_of_th
     ],
 )  # fmt: skip
 def test_the_verdict_follows_from_the_interval_of_the_fraction_and_names_no_cause(changes, said):
-    found = ladder.verdict(ddp() | changes)
+    found = ladder.in_words(ddp() | changes)
     assert found.startswith("ddp: speed-up 1.60") and found.endswith(f"fraction of the upper bound {said}")
 
 
 def test_the_single_device_has_the_interval_of_its_step():
-    assert ladder.verdict(single(0.2)) == "single: 200 ms per step (95 % interval 180 to 220)."
-    assert ladder.verdict(single(0.2) | {"step_seconds_interval": None}) == "single: 200 ms per step."
+    assert ladder.in_words(single(0.2)) == "single: 200 ms per step (95 % interval 180 to 220)."
+    assert ladder.in_words(single(0.2) | {"step_seconds_interval": None}) == "single: 200 ms per step."
 
 
 def test_a_stand_in_by_threads_is_named_so_and_explained(runs):
@@ -118,7 +118,7 @@ def test_rows_of_an_earlier_version_are_not_shown_and_to_be_measured_again(climb
     runs("speed_fsdp", [single(0.25), old])
     assert "fsdp (notebook 07)" in repr(ladder.ladder_table()) and len(ladder.ladder_chart().figure.axes) == 4
     with pytest.raises(UserError, match="runs/speed_fsdp was measured by an earlier version.*resubmit=True"):
-        ladder.verdict(old)
+        ladder.in_words(old)
 
 
 def test_the_chart_has_every_timeline_on_one_axis_and_a_bar_for_each_device(climbed):

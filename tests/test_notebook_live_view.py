@@ -17,8 +17,8 @@ from toyjob import ToyJob
 from worker_jobs import all_gone, sleepers, spec
 
 from mpdemo.jobs import attach
+from mpdemo.notebook.job_widget import JobView, together
 from mpdemo.notebook.live_view import Detached, follow, has_front_end
-from mpdemo.notebook.snapshot import Snapshot, together
 from mpdemo.paths import root, source
 
 
@@ -32,7 +32,7 @@ def test_several_jobs_are_displayed_together_when_the_last_has_ended(tmp_path, c
     asyncio.run(follow(*jobs))
     assert all(job.finished for job in jobs)
     assert capsys.readouterr().out == "07_short: done, 3 steps\n07_long: done, 20 steps\n07_bad: failed\n"
-    assert together([Snapshot(job) for job in jobs]).data["image/png"].startswith("iVBOR")
+    assert together([JobView(job) for job in jobs]).data["image/png"].startswith("iVBOR")
 
 
 def test_an_interrupt_leaves_all_jobs_running_and_stops_the_cells_below(tmp_path, capsys):
@@ -121,28 +121,28 @@ def test_the_kernel_goes_on_while_slurm_is_slow(tmp_path):
     assert all(came)
 
 
-def snapshot(rows=(), log="", **changes):
-    """Return the snapshot of a job that has just been submitted."""
+def view(rows=(), log="", **changes):
+    """Return the view of a job that has just been submitted."""
     facts = {"state": "pending", "reason": "", "queue": None, "run_time": 0.0, "where": "this machine", "id": "1"}
     facts |= {"out": "runs/03_ddp", "finished": False, "metrics": lambda: list(rows), "log": lambda: log}
-    return Snapshot(SimpleNamespace(**(facts | changes)))
+    return JobView(SimpleNamespace(**(facts | changes)))
 
 
 def test_the_view_of_a_running_job_is_readable():
     step = {"event": "step", "step": 7, "steps": 56, "loss": 1.5, "images_per_second": 250.0}
     busy = {"peak_memory_mib": [412.3, 398.0], "utilisation": [0.9, 0.8], "mfu": 0.123}
     rows = [step | busy, {"event": "epoch", "epoch": 0}]
-    running = snapshot(state="running", run_time=4.21, rows=rows, log="a\n\r1%\r2%\n<b>\n")
+    running = view(state="running", run_time=4.21, rows=rows, log="a\n\r1%\r2%\n<b>\n")
     facts = "this machine, job 1 · 4.2 s · step 7 of 56, loss 1.5000 · 250 images/s · memory 412, 398 MiB"
     facts += " · 85% busy · MFU 12.3%"
     assert " ".join(text_of(running.header()).split()) == f"03_ddp running {facts}"
     assert text_of(running.log_tail()) == "a\n2%\n<b>"
     assert 'aria-label="loss 1.5 at step 7"' in running.chart()
-    two = snapshot(state="running", rows=[step, step | {"step": 9, "loss": 0.5}]).chart()
+    two = view(state="running", rows=[step, step | {"step": 9, "loss": 0.5}]).chart()
     assert 'points="52.0,22.0 430.0,136.0"' in two and ">7</text>" in two and ">step 9</text>" in two  # of 56
-    resumed = snapshot(state="running", rows=[*rows, {"event": "start", "step": 7, "steps": 99}])
+    resumed = view(state="running", rows=[*rows, {"event": "start", "step": 7, "steps": 99}])
     assert "step 7 of 99" in text_of(resumed.header())
-    waiting = snapshot(reason="Resources", queue=3, where="cluster box", id="12")
+    waiting = view(reason="Resources", queue=3, where="cluster box", id="12")
     assert "position 3 in the queue (Resources)" in text_of(waiting.header())
     assert waiting.chart() == "" and repr(together([waiting])) == "03_ddp: pending"
 

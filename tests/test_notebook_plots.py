@@ -7,7 +7,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 
 from mpdemo.errors import UserError
-from mpdemo.notebook import explorer, plots
+from mpdemo.labs import ddp_pictures, pipeline_explorer
+from mpdemo.notebook import plots
 from mpdemo.notebook.plots.style import paler
 from mpdemo.notebook.plots.timeline import OPERATIONS, activations_held
 from mpdemo.plan import SCHEDULES, simulate
@@ -23,8 +24,8 @@ STEP = {
 
 def shown():
     yield plots.curves({"single": ROWS, "ddp": ROWS})
-    yield plots.buckets(STEP)
-    yield plots.ring([[[{0}, {0}], [{1}, {1}]], [[{0}, {0, 1}], [{0, 1}, {1}]]])
+    yield ddp_pictures.buckets(STEP)
+    yield ddp_pictures.ring([[[{0}, {0}], [{1}, {1}]], [[{0}, {0, 1}], [{0, 1}, {1}]]])
     yield plots.bars(
         {"compute": {"forward": 0.1, "backward": 0.2}, "loader": {"forward": 0.05}}, "time of a step (s)", limit=0.25
     )
@@ -114,16 +115,16 @@ def test_the_picture_has_the_memory_under_each_timeline_and_names_the_most():
 
 
 def test_moving_a_slider_redraws(capsys, monkeypatch):
-    saved = explorer.explore()
+    saved = pipeline_explorer.explore()
     assert set(saved.data) == {"text/plain", "image/png"}
     assert repr(saved).startswith("1F1B: step 33 forward passes, idle 27.3%, closed form 27.3%, 2.91 times one device")
-    monkeypatch.setattr(explorer, "has_front_end", lambda: True)
-    shown = explorer.explore()
-    assert shown.data[explorer.WIDGET]["model_id"] == shown.box.model_id and shown.data["image/png"]
+    monkeypatch.setattr(pipeline_explorer, "has_front_end", lambda: True)
+    shown = pipeline_explorer.explore()
+    assert shown.data[pipeline_explorer.WIDGET]["model_id"] == shown.box.model_id and shown.data["image/png"]
     schedule, _, microbatches, *_ = shown.box.children
     microbatches.value = 64
     assert "idle 4.5%" in capsys.readouterr().out
     schedule.value = "Interleaved1F1B"
     assert "idle 2.3%" in capsys.readouterr().out
     with pytest.raises(UserError, match="allowed: "):  # what the sliders then show
-        explorer.pipeline(5, 64, 2, "Interleaved1F1B", 2.0)
+        pipeline_explorer.pipeline(5, 64, 2, "Interleaved1F1B", 2.0)

@@ -67,6 +67,7 @@ def installed(tmp_path_factory):
 def test_it_finds_its_sites_and_batch_scripts(installed):
     code = "import mpdemo.jobs.site as s, mpdemo.paths as p; print(s.__file__, p.root(), *s.site_files(), sep='\\n')"
     file, here, *names = installed("-c", code).splitlines()
+    assert (installed.folder / "site/mpdemo/py.typed").is_file()
     assert Path(file).is_relative_to(installed.folder / "site") and Path(here) == installed.folder / "class"
     assert sorted(names) == sorted(file.stem for file in (SLURM / "sites").rglob("*.toml"))
     assert "[OK]   site leonardo: 4 GPUs and 32 cores per node" in installed(

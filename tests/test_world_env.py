@@ -112,9 +112,9 @@ def test_gpu_bound_by_slurm_is_number_0(monkeypatch):
 
 
 def test_a_process_with_two_gpus_begins_with_the_first_of_its_own(monkeypatch):
-    from mpdemo.run import local_devices
     from mpdemo.settings import Settings, checked
     from mpdemo.training.command import check_gpus
+    from mpdemo.training.setup import local_devices
 
     gpus = FakeGPUs(monkeypatch, 4)
     world = where_am_i(TORCHRUN, devices=2)

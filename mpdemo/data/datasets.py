@@ -9,6 +9,7 @@ import os
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,11 +42,11 @@ class SplitDataset:
     validation: Dataset
     classes: int
     channels: int
-    pixels: tuple | None = None  # mean and standard deviation, where the batches are still to be normalised
+    pixels: tuple[tuple[float, ...], tuple[float, ...]] | None = None  # mean and standard deviation of bytes' colours
 
-    def prepare(self, images):
+    def prepare(self, images: torch.Tensor) -> torch.Tensor:
         """Return a batch of samples' images as a model takes it, (B, C, S, S), float32, on the device where it is."""
-        if images.dtype != torch.uint8:
+        if self.pixels is None or images.dtype != torch.uint8:
             return images
         mean, std = (255 * torch.tensor(values, device=images.device).view(-1, 1, 1) for values in self.pixels)
         return images.to(torch.float32).sub_(mean).div_(std)
@@ -57,19 +58,21 @@ class SeededAugmentation(Dataset):
     So image 17 of epoch 3 is cropped in the same way in a run on one device, on four, and in a resumed run.
     """
 
-    def __init__(self, dataset, seed):
-        self.dataset, self.seed, self.epoch = dataset, seed, 0
+    def __init__(self, dataset: Any, seed: int) -> None:
+        self.dataset = dataset
+        self.seed = seed
+        self.epoch = 0
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: int) -> Any:
         with torch.random.fork_rng(devices=[]):  # the CPU's alone: to seed all devices takes ten times as long
             torch.default_generator.manual_seed(((self.seed * 1_000_003 + self.epoch) * 10_000_019 + index) % 2**63)
             return self.dataset[index]
 
 
-def load(dataset, path=None, image_size=28, seed=0) -> SplitDataset:
+def load(dataset: str, path: str | Path | None = None, image_size: int = 28, seed: int = 0) -> SplitDataset:
     """Open a data set.
 
     Parameters
@@ -81,6 +84,12 @@ def load(dataset, path=None, image_size=28, seed=0) -> SplitDataset:
         Pixels per side of the images it returns.
     seed : int
         Of the augmentation and of the split into training and validation images.
+
+    Returns
+    -------
+    SplitDataset
+        Its samples are images (C, image_size, image_size) and labels: those of digits and mnist float32 and
+        normalised, the others bytes.
 
     Raises
     ------
@@ -106,19 +115,20 @@ def load(dataset, path=None, image_size=28, seed=0) -> SplitDataset:
         raise UserError(f"data folder {path} is not a {dataset} set ({reason}); expected: {LAYOUTS[dataset]}") from None
 
 
-def _digits(image_size) -> SplitDataset:
+def _digits(image_size: int) -> SplitDataset:
     """1,536 training and 261 validation images: 1,536 divides into batches of 64, 96, 128, 192, 256, 384, 512."""
     stored = np.load(Path(__file__).with_name("digits.npz"))
     images = torch.from_numpy(stored["images"]).float().div(16).unsqueeze(1)  # (1797, 1, 8, 8), 0 to 1
     images = torch.nn.functional.interpolate(images, (image_size, image_size), mode="bilinear")
     mean, std = PIXELS["digits"]
-    images, labels = (images - mean[0]) / std[0], torch.from_numpy(stored["labels"]).long()
+    images = (images - mean[0]) / std[0]
+    labels = torch.from_numpy(stored["labels"]).long()
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
     train, validation = (TensorDataset(images[part], labels[part]) for part in (order[:1536], order[1536:]))
     return SplitDataset(train, validation, classes=10, channels=1)
 
 
-def _mnist(path, image_size, seed) -> SplitDataset:
+def _mnist(path: Path, image_size: int, seed: int) -> SplitDataset:
     from torchvision import transforms as t
     from torchvision.datasets import MNIST
 
@@ -127,7 +137,7 @@ def _mnist(path, image_size, seed) -> SplitDataset:
     return SplitDataset(train, validation, classes=10, channels=1)
 
 
-def _imagenet(path, image_size, seed) -> SplitDataset:
+def _imagenet(path: Path, image_size: int, seed: int) -> SplitDataset:
     from torchvision.datasets import ImageNet
 
     train = ImageNet(path, "train", loader=partial(augmented, size=image_size))
@@ -136,7 +146,7 @@ def _imagenet(path, image_size, seed) -> SplitDataset:
     return SplitDataset(SeededAugmentation(train, seed), validation, 1000, 3, PIXELS["imagenet"])
 
 
-def _folder(path, image_size, seed) -> SplitDataset:
+def _folder(path: Path, image_size: int, seed: int) -> SplitDataset:
     """Class folders; without train/ and val/ one image in ten is kept for validation."""
     is_split = (path / "train").is_dir() or (path / "val").is_dir()
     train = ClassFolders(path / "train" if is_split else path, partial(augmented, size=image_size))
@@ -153,7 +163,7 @@ def _folder(path, image_size, seed) -> SplitDataset:
     return SplitDataset(SeededAugmentation(train, seed), validation, classes, 3, PIXELS["imagenet"])
 
 
-def same_classes(path, dataset, train, validation):
+def same_classes(path: Path, dataset: str, train: list[str], validation: list[str]) -> None:
     """Refuse class folders that train/ and val/ do not share, and name some of them."""
     alone = sorted({*train} ^ {*validation}, key=lambda name: (name.lower(), name))
     if alone:

@@ -5,7 +5,6 @@ notebooks/08_scaling.ipynb.
 """
 
 import os
-import sys
 import warnings
 from collections import Counter
 from functools import partial
@@ -17,6 +16,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from mpdemo.errors import UserError, error_line
+from mpdemo.world.say import log
 
 READ = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", ".webp")  # what the names of images end in
 QUIET = partial(warnings.catch_warnings, action="ignore")
@@ -29,7 +29,8 @@ class ClassFolders(Dataset):
     """
 
     def __init__(self, folder, reader):
-        self.reader, self.left_out = reader, Counter()
+        self.reader = reader
+        self.left_out = Counter()  # by ending
         top = Path(folder).resolve()
         self.seen = {str(path) for path in (top, *top.parents)}
         folders = self.new_folders(visible(folder))
@@ -82,7 +83,7 @@ def tell_left_out(folder, left_out):
     """Say once how many files are not read, and what their names end in."""
     if left_out and os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
         kinds = ", ".join(f"{count} {kind or 'without an ending'}" for kind, count in left_out.most_common(5))
-        print(f"mpdemo: {left_out.total()} files in {folder} are not read: {kinds}", file=sys.stderr)
+        log.warning("%d files in %s are not read: %s", left_out.total(), folder, kinds)
 
 
 def augmented(path, size) -> torch.Tensor:

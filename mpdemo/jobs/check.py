@@ -29,7 +29,7 @@ class Problem:
         return f"{place}{self.message}; do: {self.fix}"
 
 
-def check(job, site=None, ask_slurm=True) -> list[Problem]:
+def check(job: JobSpec | str, site: Site | str | None = None, ask_slurm: bool = True) -> list[Problem]:
     """Check a spec, or the text of a batch script, against a site; an empty list means that nothing was found.
 
     Parameters

@@ -147,8 +147,8 @@ class Finding:
         return "\n".join(lines + [f"  read: notebooks/{known.notebook}.ipynb"] * bool(known.notebook))
 
 
-def find(text) -> list:
-    """Return the `Finding` of each failure in a log of one or many processes, the first real cause first.
+def find(text: str | Log) -> list:
+    """Return the `Finding` of each failure in `text`, a log of one or many processes, the first real cause first.
 
     A run that ended well has none: what went wrong before it resumed or went on is no failure.
     """
@@ -183,8 +183,8 @@ def _seen(log):
             yield number, replace(known, kind="consequence") if follows else known, says
 
 
-def report(text) -> str:
-    """Return what a log shows, in words: the first cause and what to do, then the rest; or that it ended well."""
+def report(text: str) -> str:
+    """Return what a log, `text`, shows: the first cause and what to do, then the rest; or that the run ended well."""
     log = Log(text)
     if findings := find(log):
         return in_words(findings)

@@ -28,7 +28,8 @@ def add_arguments(parser):
 def main(args) -> int:
     """Print the job's states and its log until it ends; Ctrl-C prints how to follow it again."""
     job = attach(os.path.abspath(args.run) if Path(args.run, RECORD).exists() else args.run)
-    seen, read = None, {}
+    seen = None
+    read = {}
     try:
         for _ in job.waiting(math.inf, math.inf):
             if seen != (seen := (job.state, job.queue)):

@@ -5,12 +5,15 @@ import json
 import math
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from mpdemo import paths
 from mpdemo.errors import UserError
 from mpdemo.jobs import local_job, queue, slurm_job
 from mpdemo.jobs.explain import find, in_words
+from mpdemo.jobs.slurm import Answer
 from mpdemo.training.log import rows_in
 from mpdemo.waits import waiting_for
 
@@ -33,7 +36,7 @@ class Job:
     once in `polling_seconds`.
     """
 
-    def __init__(self, record, out):
+    def __init__(self, record: dict[str, Any], out: str | Path) -> None:
         self.record = record
         self.id = str(record["id"])
         self.where = record["where"]
@@ -41,20 +44,24 @@ class Job:
         self.out = Path(out)
         self.script = Path(record["script"])
         self.polling_seconds = record.get("polling_seconds", 5.0)
-        self.own_cluster = None  # whether the cluster in reach is the job's own; not known yet
+        self.own_cluster: bool | None = None  # whether the cluster in reach is the job's own; not known yet
         self._back_end = slurm_job if record.get("identity") else local_job
-        self._seen, self._seen_at = None, -math.inf  # the last answer, and when it was given
+        self._seen: Answer | None = None  # the last answer
+        self._seen_at = -math.inf  # when it was given
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"<Job {self.id} {self.name!r} on {self.where}: {self.state}>"
 
     @property
-    def _answer(self):
+    def _answer(self) -> Answer:
         """The newest answer; the back end is asked at most once per PATIENCE, and never again after the end."""
-        ended = self._seen and self._seen.state in FINISHED
-        if not ended and time.monotonic() - self._seen_at >= self._back_end.PATIENCE:
-            self._seen, self._seen_at = self._back_end.ask(self), time.monotonic()
-        return self._seen
+        answer = self._seen
+        is_fresh = time.monotonic() - self._seen_at < self._back_end.PATIENCE
+        if answer is not None and (is_fresh or answer.state in FINISHED):
+            return answer
+        self._seen = answer = self._back_end.ask(self)
+        self._seen_at = time.monotonic()
+        return answer
 
     @property
     def state(self) -> str:
@@ -96,17 +103,17 @@ class Job:
         """What the job has printed so far (a separate file of errors comes last)."""
         return "".join(file.read_text(encoding="utf-8", errors="replace") for file in self.log_files)
 
-    def metrics(self) -> list[dict]:
+    def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl so far; a line that is half written waits for the next call."""
         return rows_in(self.out)
 
-    def cancel(self):
+    def cancel(self) -> None:
         """End the job; its state becomes ``cancelled``. A finished job stays as it is."""
         if not self.finished:
             self._back_end.cancel(self)
             self._seen_at = -math.inf
 
-    def warn(self):
+    def warn(self) -> None:
         """Send SIGUSR1 to the job's processes now, as Slurm does before the time limit of a job with ``signal``.
 
         A training run then stops with a checkpoint. `UserError` where the job does not run. Taught in notebook 09.
@@ -121,7 +128,7 @@ class Job:
         below = self.out.is_relative_to(paths.root())
         return (self.out.relative_to(paths.root()) if below else self.out).as_posix()
 
-    def wait(self, timeout=600.0, pending=DAY) -> str:
+    def wait(self, timeout: float = 600.0, pending: float = DAY) -> str:
         """Wait for the end and return the final state.
 
         It may run for `timeout` seconds meanwhile, after at most `pending` seconds in the queue; then `TimeoutError` is
@@ -134,28 +141,32 @@ class Job:
 
     def in_words(self) -> str:
         """Return the run's folder, the last known state and the processes, for a line that says what is waited for."""
-        spec, state = self.record["spec"], self._seen.state if self._seen else "submitted"
+        spec = self.record["spec"]
+        state = self._seen.state if self._seen else "submitted"
         count = spec.get("nodes", 1) * spec.get("processes_per_node", 1)
         return f"{self.folder} ({state}, {count} process{'es' if count > 1 else ''})"
 
-    def waiting(self, timeout, pending=DAY):
+    def waiting(self, timeout: float, pending: float = DAY) -> Iterator[None]:
         """Yield until the job has ended, for a caller who has something to do between two looks; else as `wait`."""
-        limits, state, begin, said = {"pending": pending, "running": timeout}, None, 0.0, False
+        limits = {"pending": pending, "running": timeout}
+        state, begin, said = "", 0.0, False
         while not self.finished:
             if self.state != state:  # a requeued job begins anew
                 state, begin = self.state, time.monotonic()
             reason = f" ({self.reason})" if self.reason else ""
-            if time.monotonic() - begin > limits.get(state, math.inf):
-                again = f'after {limits[state]:g} s; follow it again: await follow("{self.folder}")'
+            limit = limits.get(state, math.inf)
+            if time.monotonic() - begin > limit:
+                again = f'after {limit:g} s; follow it again: await follow("{self.folder}")'
                 raise TimeoutError(f"job {self.id} ({self.name}) is still {state}{reason} {again}")
             if state == "pending" and time.monotonic() - begin > SAY_AFTER and not said:
                 print(f"job {self.id} ({self.name}) waits in the queue{reason}", file=sys.stderr)
                 said = True
             yield
 
-    def result(self, timeout=600.0) -> dict:
+    def result(self, timeout: float = 600.0) -> dict[str, Any]:
         """Wait for the end, as `wait` does, and return the run's summary.json; `JobFailed` if it ended otherwise."""
-        state, file = self.wait(timeout), self.out / "summary.json"
+        state = self.wait(timeout)
+        file = self.out / "summary.json"
         if state == "done" and file.exists():
             return json.loads(file.read_text())
         name = f"job {self.id} ({self.name}) on {self.where}"
@@ -163,27 +174,28 @@ class Job:
             raise JobFailed(f"{name} is done but wrote no {file.name} in its folder")
         why = f" ({self.reason})" if self.reason else ""
         status = "" if self.exit_status is None else f", exit status {self.exit_status}"
-        files, log = ", ".join(map(str, self.log_files)) or "none", self.log()
+        files = ", ".join(map(str, self.log_files)) or "none"
+        log = self.log()
         findings = find(log)
         said = in_words(findings) if findings else "its last lines:\n" + "\n".join(log.splitlines()[-LAST_LINES:])
         raise JobFailed(f"{name}: {state}{why}{status}; log: {files}\n{said}")
 
-    def keep(self, answer):
-        """Keep the last answer for the day when Slurm has forgotten the job; the folder may have a newer one by now."""
+    def remember(self, answer: Answer) -> None:
+        """Write down the last answer for the day when Slurm has forgotten the job, if the folder still has it."""
         self.record["final"] = answer._asdict()
         with contextlib.suppress(OSError):  # a full disk: Slurm is asked again
             if (read_record(self.out) or {}).get("id") == self.record["id"]:
                 write_record(self.out, self.record)
 
 
-def write_record(out, record):
+def write_record(out: str | Path, record: dict[str, Any]) -> None:
     """Write job.json in one step, so that half of it is never read."""
     part = Path(out, f"{RECORD}.part")
     part.write_text(json.dumps(record, indent=1) + "\n")
     part.replace(Path(out, RECORD))
 
 
-def read_record(out) -> dict | None:
+def read_record(out: str | Path) -> dict[str, Any] | None:
     """Read a run folder's job.json; None if there is none; `UserError` if it is damaged."""
     file = Path(out, RECORD)
     if not file.exists():

@@ -47,7 +47,7 @@ def fitted(asked, site) -> FittedJob:
 
 
 def render(spec: JobSpec, site: Site) -> str:
-    """Return the batch script of a job on a site (see `load_site`); it runs from any folder of the project.
+    """Return the batch script of a job, `spec`, on a `site` (see `load_site`); it runs from any folder of the project.
 
     Raises
     ------

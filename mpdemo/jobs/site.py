@@ -93,7 +93,7 @@ class Site:
     polling_seconds: float = Field(5, ge=1, strict=False)
 
 
-def load_site(name=None) -> Site:
+def load_site(name: str | Path | None = None) -> Site:
     """Read a site file, with the variables of its directives (``account = "$COURSE_ACCOUNT"``) expanded.
 
     Parameters

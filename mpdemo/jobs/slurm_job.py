@@ -59,7 +59,7 @@ def ask(job) -> Answer:
     if answer.state == "failed":  # Slurm's word for three ends that mean different things to a learner
         answer = answer._replace(state=slurm.state_by_status(job.log(), answer.exit_status or 1))
     if answer.state not in ("pending", "running", "unknown"):
-        job.keep(answer)
+        job.remember(answer)
     return answer
 
 

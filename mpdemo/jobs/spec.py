@@ -1,7 +1,7 @@
 """What a learner requests: a job, described once, for Slurm and for this machine."""
 
 from pathlib import PurePosixPath
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
@@ -13,7 +13,7 @@ from mpdemo.options import as_arguments
 from mpdemo.settings import Settings
 
 
-def as_texts(command):
+def as_texts(command: Any) -> Any:
     """Return the words of a command, which may be numbers, as texts; a text is no list of words."""
     return tuple(map(str, command)) if isinstance(command, list | tuple) else command
 
@@ -58,7 +58,7 @@ class JobSpec:
         description="'USR1@60' sends SIGUSR1 to every process 60 s before the time limit",
     )
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         path = PurePosixPath(self.out)
         if path.is_absolute() or {"..", "~"} & set(path.parts) or str(path) == "." or "\\" in self.out:
             allowed = "a folder below the project's root, as runs/03_ddp, with no backslash in its name"
@@ -87,12 +87,22 @@ class JobSpec:
         return self.processes_per_node * self.gpus_per_process
 
 
-def train_command(**settings) -> tuple:
-    """Return the command of a training run, for `JobSpec`, from the options of ``python -m mpdemo train``.
+def train_command(**settings: Any) -> tuple[str, ...]:
+    """Return the command of a training run, for `JobSpec`.
 
-    ``batch_size=128`` becomes ``--batch-size 128``, ``True`` a bare option; ``None`` and ``False`` leave it out; a list
-    is joined with commas. `UserError` for an unknown name or a wrong value: here, not only on the compute node.
+    Parameters
+    ----------
+    **settings
+        Options of ``python -m mpdemo train``: ``batch_size=128`` becomes ``--batch-size 128``, ``True`` a bare option;
+        ``None`` and ``False`` leave it out; a list is joined with commas.
+
+    Raises
+    ------
+    UserError
+        An unknown name or a wrong value: here, not only on the compute node.
     """
-    values = {name: ",".join(map(str, v)) if isinstance(v, list | tuple) else v for name, v in settings.items()}
+    values: dict[str, Any] = {}
+    for name, value in settings.items():
+        values[name] = ",".join(map(str, value)) if isinstance(value, list | tuple) else value
     Settings(**values)
     return ("-m", "mpdemo", "train", *as_arguments(values))

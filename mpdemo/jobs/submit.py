@@ -6,15 +6,18 @@ import itertools
 import json
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from typing import Any, Literal, overload
 
 from mpdemo import paths
 from mpdemo.errors import UserError, wrapped
 from mpdemo.jobs import local_job, slurm, slurm_job
 from mpdemo.jobs.check import problems_in
 from mpdemo.jobs.job import RECORD, Job, read_record, write_record
-from mpdemo.jobs.sbatch_text import fitted
+from mpdemo.jobs.sbatch_text import FittedJob, fitted
 from mpdemo.jobs.site import Site, load_site
+from mpdemo.jobs.spec import JobSpec
 from mpdemo.world.devices import gpus_here, gpus_wanted, too_few_gpus
 from mpdemo.world.processes import check_room
 
@@ -22,7 +25,23 @@ PLAIN_SITES = ("generic", "throwaway")  # they render the same text: the committ
 RESULTS = ("exit-status.txt", "exit-status.json", "summary.json")
 
 
-def submit(spec, site=None, script=None, resubmit=False, debug=False) -> Job | None:
+@overload
+def submit(
+    spec: JobSpec,
+    site: Site | str | None = None,
+    script: str | None = None,
+    resubmit: bool = False,
+    debug: Literal[False] = False,
+) -> Job: ...
+@overload
+def submit(spec: JobSpec, site: Site | str | None = None, *, debug: Literal[True]) -> None: ...
+def submit(
+    spec: JobSpec,
+    site: Site | str | None = None,
+    script: str | None = None,
+    resubmit: bool = False,
+    debug: bool = False,
+) -> Job | None:
     """Write a job's batch script and submit it; without a Slurm in reach, run the same command on this machine.
 
     Running the cell again does not submit again: the run's folder knows its job.
@@ -59,7 +78,7 @@ def submit(spec, site=None, script=None, resubmit=False, debug=False) -> Job | N
     return start(job, identity, script)
 
 
-def start(job, identity, script=None) -> Job:
+def start(job: FittedJob, identity: Any, script: str | None = None) -> Job:
     """Start a fitted job on the cluster of this identity; without one, as it was written, on this machine."""
     spec = job.asked
     if identity is None:
@@ -79,15 +98,26 @@ def start(job, identity, script=None) -> Job:
     return Job(record, out)
 
 
-def attach(out) -> Job:
-    """Return the job of a run's folder (relative to the project's root), as after a restart of the kernel."""
+def attach(out: str | Path) -> Job:
+    """Return the job of a run's folder, as after a restart of the kernel.
+
+    Parameters
+    ----------
+    out : str or Path
+        The folder, relative to the project's root: ``"runs/03_ddp"``.
+
+    Raises
+    ------
+    UserError
+        No job was submitted there.
+    """
     record = read_record(paths.root() / out)
     if record is None:
         raise UserError(f"no job in {out}; submit one with out={str(out)!r}")
     return Job(record, paths.root() / out)
 
 
-def find_earlier(spec, identity, resubmit) -> Job | None:
+def find_earlier(spec: JobSpec, identity: Any, resubmit: bool) -> Job | None:
     """Return the folder's job if it has the same spec and place; refuse a folder whose job still runs."""
     folder = paths.root() / spec.out
     if (folder / RECORD).exists() and (owner := (folder / RECORD).stat().st_uid) != os.getuid():
@@ -95,7 +125,8 @@ def find_earlier(spec, identity, resubmit) -> Job | None:
         raise UserError(f"{spec.out} holds the job of another user (number {owner}); {yours}")
     if (record := read_record(folder)) is None:
         return None
-    job, same_place = Job(record, folder), identity == record.get("identity")
+    job = Job(record, folder)
+    same_place = identity == record.get("identity")
     same = same_place and record["spec"] == json.loads(json.dumps(dataclasses.asdict(spec)))
     if same and not resubmit:
         return job
@@ -111,7 +142,7 @@ def find_earlier(spec, identity, resubmit) -> Job | None:
     return None
 
 
-def write_script(job, script) -> Path:
+def write_script(job: FittedJob, script: str | None) -> Path:
     """Write the batch script and return its path relative to the project's root."""
     path = PurePosixPath(script or f"{job.spec.out}/job.sbatch")
     if path.is_absolute() or ".." in path.parts or path.suffix != ".sbatch":
@@ -126,7 +157,7 @@ def write_script(job, script) -> Path:
     return Path(path)
 
 
-def announcement(spec, record) -> str:
+def announcement(spec: JobSpec, record: dict[str, Any]) -> str:
     """Return the one line that reports where the job went."""
     if record["identity"]:
         given = ", ".join(f"{name}={os.environ[name]}" for name in slurm.OF_THE_USER if os.environ.get(name))
@@ -140,7 +171,7 @@ def announcement(spec, record) -> str:
 
 
 @contextlib.contextmanager
-def prepared(spec):
+def prepared(spec: JobSpec) -> Iterator[Path]:
     """Yield the run's folder, and move the last run's results aside: they would be taken for those of the new job.
 
     A run that resumes keeps metrics and checkpoints. Where the submission is refused, all go back to their places.
@@ -149,7 +180,8 @@ def prepared(spec):
     moved = {out / name: out / name.replace(".", ".previous.") for name in RESULTS}
     kept = next(path for n in itertools.count(1) if not (path := out / f"checkpoints.{n}").exists())
     if not any(argument.startswith("--resume") for argument in spec.command):
-        moved |= {out / "metrics.jsonl": out / "metrics.previous.jsonl", out / "checkpoints": kept}
+        moved[out / "metrics.jsonl"] = out / "metrics.previous.jsonl"
+        moved[out / "checkpoints"] = kept
     moved = {path: aside for path, aside in moved.items() if path.exists()}
     for path, aside in moved.items():
         path.replace(aside)
@@ -163,12 +195,13 @@ def prepared(spec):
         print(wrapped(f"the earlier run's checkpoints are kept in {spec.out}/{kept.name}"))
 
 
-def make_folder(spec) -> Path:
+def make_folder(spec: JobSpec) -> Path:
     """Make the folder of a run, in which Slurm writes the log, and the one by which a batch script finds the root.
 
     ``runs/`` may lie in ``MPDEMO_RUNS``, on a large disk, by a link; the commands and batch scripts stay the same.
     """
-    elsewhere, runs = os.environ.get("MPDEMO_RUNS"), paths.root() / "runs"
+    elsewhere = os.environ.get("MPDEMO_RUNS")
+    runs = paths.root() / "runs"
     try:
         if elsewhere:
             Path(elsewhere).mkdir(parents=True, exist_ok=True)

@@ -5,6 +5,7 @@ The networks are in nets.py and transformer.py. Taught in notebooks/04_model_par
 channels, S image size (pixels).
 """
 
+from collections.abc import Iterable, Mapping
 from itertools import count, pairwise
 
 import torch
@@ -20,15 +21,15 @@ class Blocks(nn.Module):
     ``layer3.6.conv1.weight`` and so on, as in torchvision: each dot opens a container.
     """
 
-    def __init__(self, blocks):
+    def __init__(self, blocks: Mapping[str, nn.Module]) -> None:
         super().__init__()
         self.names = list(blocks)  # in order
-        self.precision = None  # torch.dtype that autocast uses, None for plain float32
+        self.precision: torch.dtype | None = None  # that autocast uses, None for plain float32
         self.checkpointing = False  # whether the backward pass computes every block once more
-        self.input_shape = None  # (C, S, S) of an image, for a whole model
+        self.input_shape: tuple[int, int, int] | None = None  # (C, S, S) of an image, for a whole model
         self.last = self.names[-1]  # of the whole model: its output is float32, so that the loss is not in bf16
         for name, block in blocks.items():
-            parent = self
+            parent: nn.Module = self
             *containers, own = name.split(".")
             for container in containers:
                 if not hasattr(parent, container):
@@ -36,10 +37,10 @@ class Blocks(nn.Module):
                 parent = getattr(parent, container)
             parent.add_module(own, block)
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.names)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Apply all blocks: x (B, C, S, S) or an earlier stage's output -> this stage's output."""
         twice = self.checkpointing and torch.is_grad_enabled()
         with torch.autocast(x.device.type, self.precision, enabled=self.precision is not None):
@@ -52,29 +53,31 @@ class Blocks(nn.Module):
         """Return the blocks, in order."""
         return [self.get_submodule(name) for name in self.names]
 
-    def some(self, names) -> "Blocks":
+    def some(self, names: Iterable[str]) -> "Blocks":
         """Return the blocks of these names as a model that shares their parameters."""
-        part = Blocks({name: self.get_submodule(name) for name in names})
-        part.precision, part.checkpointing, part.last = self.precision, self.checkpointing, self.last
-        return part
+        some = Blocks({name: self.get_submodule(name) for name in names})
+        some.precision = self.precision
+        some.checkpointing = self.checkpointing
+        some.last = self.last
+        return some
 
-    def stage(self, start, stop) -> "Blocks":
+    def stage(self, start: int, stop: int) -> "Blocks":
         """Return blocks ``start`` to ``stop`` (excluded) as a model that shares these parameters."""
         return self.some(self.names[start:stop])
 
-    def cut(self, points) -> "list[Blocks]":
+    def cut(self, points: Iterable[int]) -> "list[Blocks]":
         """Cut before each block index in `points`: ``cut([3])`` gives blocks 0 to 2 and blocks 3 to the end."""
         return [self.stage(start, stop) for start, stop in pairwise([0, *points, len(self)])]
 
 
-def recomputed(block, x):
+def recomputed(block: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """Return ``block(x)``, of which autograd keeps only x: the backward pass computes the block again.
 
     Taught in notebooks/11_which_one.ipynb. Source: https://arxiv.org/abs/1604.06174.
     """
     passes = count()
 
-    def compute(x):
+    def compute(x: torch.Tensor) -> torch.Tensor:
         if next(passes) == 0:
             return block(x)
         buffers = {name: buffer.clone() for name, buffer in block.named_buffers()}

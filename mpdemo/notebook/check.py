@@ -19,6 +19,7 @@ import tomllib
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from IPython import get_ipython
 
@@ -49,8 +50,16 @@ def exercises(notebook="") -> dict:
     return {number: row for file in files for number, row in tomllib.loads(file.read_text()).items()}
 
 
-def check(number, answer=...):
-    """Print whether an answer is right. Without an answer, the file of an earlier ``%%task`` is checked."""
+def check(number: str, answer: Any = ...) -> None:
+    """Print whether an answer is right.
+
+    Parameters
+    ----------
+    number : str
+        Of the exercise: ``"03.5"``.
+    answer
+        A value or a function. Without it, the file of an earlier ``%%task`` is checked.
+    """
     print(wrapped(f"{number}: {verdict(number, answer)[1]}"))
 
 

@@ -12,25 +12,35 @@ import contextlib
 import io
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from IPython.display import display
 
 from mpdemo.errors import wrapped
-from mpdemo.jobs import JobFailed, JobSpec, submit, train_command
+from mpdemo.jobs import Job, JobFailed, JobSpec, submit, train_command
 from mpdemo.jobs.reading import unlabelled
 from mpdemo.notebook.check import check
-from mpdemo.notebook.ladder import ladder_chart, ladder_table, loss_over_single, verdict
+from mpdemo.notebook.ladder import in_words, ladder_chart, ladder_table, loss_over_single
 from mpdemo.notebook.live_view import follow
 from mpdemo.notebook.ranks import start_ranks
 from mpdemo.notebook.recipe import recipe
 from mpdemo.notebook.show import diff, show
 
-__all__ = ["check", "diff", "follow", "ladder", "launch", "loss_over_single", "measure", "run", "show", "start_ranks",
-           "train"]  # fmt: skip
+__all__ = ["check", "diff", "follow", "ladder", "launch", "loss_over_single", "measure"]
+__all__ += ["run", "show", "start_ranks", "train"]
 OF_THE_JOB = {field.name for field in fields(JobSpec)} - {"name", "command", "out", "processes_per_node"}
 
 
-def train(rung, processes=1, nodes=1, *, name=None, script=None, resubmit=False, **changes):
+def train(
+    rung: str,
+    processes: int = 1,
+    nodes: int = 1,
+    *,
+    name: str | None = None,
+    script: str | None = None,
+    resubmit: bool = False,
+    **changes: Any,
+) -> Job:
     """Submit the course model's training run with a strategy; return its `mpdemo.jobs.Job`.
 
     Parameters
@@ -55,7 +65,7 @@ def train(rung, processes=1, nodes=1, *, name=None, script=None, resubmit=False,
     return submit(spec, script=script, resubmit=resubmit)
 
 
-def run(name, *command, processes=1, nodes=1, resubmit=False, **words):
+def run(name: str, *command: Any, processes: int = 1, nodes: int = 1, resubmit: bool = False, **words: Any) -> Job:
     """Submit any program as a job in the folder ``runs/NAME``; return its `mpdemo.jobs.Job`.
 
     Parameters
@@ -72,7 +82,7 @@ def run(name, *command, processes=1, nodes=1, resubmit=False, **words):
     return submit(JobSpec(name, command, f"runs/{name}", nodes, processes, **words), resubmit=resubmit)
 
 
-def launch(*command, processes=1, fails=False, timeout=120.0, **words) -> str:
+def launch(*command: Any, processes: int = 1, fails: bool = False, timeout: float = 120.0, **words: Any) -> str:
     """Run a script as ``torchrun --standalone --nproc-per-node N`` does, in a job; return what it printed.
 
     A job, since a process that a cell starts itself would outlive the kernel, and on a cluster run on the login node.
@@ -82,13 +92,21 @@ def launch(*command, processes=1, fails=False, timeout=120.0, **words) -> str:
     *command, processes, **words
         As for `run`, on one node.
     fails : bool
-        Whether it may fail; otherwise `mpdemo.jobs.JobFailed` is raised.
+        Whether it may fail.
     timeout : float
         Seconds that it may run.
+
+    Raises
+    ------
+    JobFailed
+        It failed, and must not; with the end of its log.
+    TimeoutError
+        It still runs after `timeout`. It is ended.
     """
     name = f"launch_{Path(command[1 if command[0] == '-m' else 0]).stem}"
+    words.setdefault("launcher", "torchrun")
     with contextlib.redirect_stdout(io.StringIO()):  # where it runs, which is not what the cell is about
-        job = run(name, *command, processes=processes, resubmit=True, **{"launcher": "torchrun"} | words)
+        job = run(name, *command, processes=processes, resubmit=True, **words)
     try:
         state = job.wait(timeout)
     finally:
@@ -99,21 +117,35 @@ def launch(*command, processes=1, fails=False, timeout=120.0, **words) -> str:
     return "\n".join(line for line in lines if "socket.cpp" not in line).strip()  # c10d's warnings of IPv6
 
 
-async def measure(rung, processes=2, nodes=1, *rounds, **words) -> dict:
+async def measure(rung: str, processes: int = 2, nodes: int = 1, *rounds: int, **words: Any) -> dict[str, Any]:
     """Time steps of a strategy alternately with the single device's, in a job; say what came out, and return it.
 
-    The job runs `mpdemo.labs.speed` in the folder ``runs/speed_RUNG``; the result is its row of the strategy. `rounds`
-    is how often each is timed: 9 times by default. Fewer than 6 give no interval and so no verdict.
+    Parameters
+    ----------
+    rung : str
+        A name of `mpdemo.settings.RUNGS`.
+    processes, nodes : int
+        Processes per node, and nodes.
+    *rounds : int
+        How often each is timed: 9 times by default. Fewer than 6 give no interval and so no verdict.
+    **words
+        As for `run`.
+
+    Returns
+    -------
+    dict
+        The row of the strategy in what the job, `mpdemo.labs.speed`, wrote into ``runs/speed_RUNG``: times in seconds,
+        memory in bytes.
     """
     name = f"speed_{rung}"
     command = ("-m", "mpdemo.labs.speed", f"runs/{name}", rung, *rounds)
     job = run(name, *command, processes=processes, nodes=nodes, **words)
     await follow(job)
     row = next(row for row in job.result()["rows"] if row["rung"] == rung)
-    print(wrapped(verdict(row)))
+    print(wrapped(in_words(row)))
     return row
 
 
-def ladder():
+def ladder() -> None:
     """Display the table of all strategies that have run, and a step of each of them on one time axis."""
     display(ladder_table(), ladder_chart())

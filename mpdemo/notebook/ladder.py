@@ -56,8 +56,9 @@ def ladder_table() -> Bundle:
             speed = [from_row(row, "speedup"), " to ".join(ends), from_row(row, "fraction_of_bound")]
         texts.append([row["strategy"], row["devices"], step_text(row), *speed, ", ".join(memory_texts(row))])
     missing = [f"{rung} (notebook {number(rung)})" for rung in RUNGS if rung not in {row["rung"] for row in rows}]
-    notes = [f"Not timed yet: {', '.join(missing)}."] * bool(missing)
-    notes += [FOOT, *(row["note"] for row in rows if row["note"])]
+    notes = [FOOT, *(row["note"] for row in rows if row["note"])]
+    if missing:
+        notes.insert(0, f"Not timed yet: {', '.join(missing)}.")
     align = ["left"] + ["right"] * (len(HEADINGS) - 1)
     plain, html = (tabulate(texts, HEADINGS, look, colalign=align, disable_numparse=True) for look in ("plain", "html"))
     return Bundle("\n".join([plain, *notes]), html=html + "".join(f"<p>{note}</p>" for note in notes))
@@ -74,7 +75,7 @@ def memory_texts(row) -> list[str]:
     return [f"{sum(device[part] for part in MEMORY) / MIB:.0f}" for device in row["memory"]]
 
 
-def verdict(row) -> str:
+def in_words(row) -> str:
     """Say in a line what was measured: whether a strategy is slower than its upper bound, but not why."""
     if not is_current(row):
         old = f"runs/speed_{row['rung']} was measured by an earlier version, without a 95 % interval"
@@ -134,15 +135,14 @@ def headline(row) -> str:
     return f"{name}: {step_text(row)} ms per step{speed if row['rung'] != 'single' else ''}"
 
 
-def loss_over_single(rung) -> Bundle:
+def loss_over_single(rung: str) -> Bundle:
     """Draw the loss curve of a rung that was trained over the single device's, headed by their largest difference."""
     if rung not in RUNGS:
         raise UserError(f"no rung {rung!r}; allowed: {', '.join(RUNGS)}{did_you_mean(rung, RUNGS)}")
-    found = {
-        name: [row for row in rows_in(runs() / f"train_{name}") if row["event"] == "step"] for name in ("single", rung)
-    }
-    for name, rows in found.items():
-        if not rows:
+    found = {}
+    for name in ("single", rung):
+        found[name] = [row for row in rows_in(runs() / f"train_{name}") if row["event"] == "step"]
+        if not found[name]:
             raise UserError(f"no step in runs/train_{name}; train it in notebook {number(name)}")
     single, other = ({row["step"]: row["loss"] for row in rows} for rows in found.values())
     apart = {step: abs(single[step] - other[step]) for step in single.keys() & other.keys()}
@@ -157,7 +157,7 @@ def timed_rows() -> list[dict]:
     for rung in reversed(RUNGS):  # the single device is timed beside each; its own job has the last word
         file = runs() / f"speed_{rung}" / "summary.json"
         rows = json.loads(file.read_text())["rows"] if file.exists() else []
-        timed |= {row["rung"]: row for row in rows if is_current(row)}
+        timed.update({row["rung"]: row for row in rows if is_current(row)})
     if not timed:
         raise UserError("nothing was timed yet; begin with notebook 01, which times the single device")
     return [timed[rung] for rung in RUNGS if rung in timed]

@@ -11,7 +11,8 @@ shown = {}  # the number of the cell that runs -> the output that shows its text
 
 def show_text(text):
     """Show a text in the output of the cell that runs, in place of the one before."""
-    cell, data = get_ipython().execution_count, {"text/plain": text}
+    cell = get_ipython().execution_count
+    data = {"text/plain": text}
     if cell in shown:
         shown[cell].update(data, raw=True)
     else:

@@ -30,7 +30,7 @@ PATIENCE = 2.0  # s that other ranks may take once one has failed: most wait for
 _ranks = None  # those of this kernel
 
 
-def start_ranks(world_size, oversubscribe=False):
+def start_ranks(world_size: int, oversubscribe: bool = False) -> "Ranks":
     """Start ranks beside the kernel; if as many are alive already, return them.
 
     Parameters
@@ -39,6 +39,11 @@ def start_ranks(world_size, oversubscribe=False):
         How many: one process each, of about 400 MiB, with one thread and one core.
     oversubscribe : bool
         Allow more ranks than cores. They share the cores.
+
+    Raises
+    ------
+    UserError
+        More ranks than cores, or a login node whose site forbids them.
     """
     global _ranks
     if not isinstance(world_size, int) or world_size < 1:
@@ -70,7 +75,9 @@ class Ranks:
     """The ranks of one kernel. `start_ranks` makes it; the magic ``%%ranks`` calls `run`."""
 
     def __init__(self, world_size):
-        self.world_size, self.cells, self.processes = world_size, 0, None
+        self.world_size = world_size
+        self.cells = 0  # that were run
+        self.processes = None
         self.restart(adjective="")
 
     @property
@@ -109,8 +116,10 @@ class Ranks:
         if not self.processes:
             self.restart()
         self.cells += 1
-        processes, chosen = self.processes, only or range(self.world_size)
-        parts, begin = [(source, f"<ranks cell {self.cells}>")], time.monotonic()
+        processes = self.processes
+        chosen = only or range(self.world_size)
+        parts = [(source, f"<ranks cell {self.cells}>")]
+        begin = time.monotonic()
         try:
             if not processes.dead():
                 processes.run(parts, chosen, timeout, PATIENCE, show=True)
@@ -120,7 +129,8 @@ class Ranks:
                 self._fail(f"Interrupted: {processes.places(chosen, parts)}.")
             finally:
                 self.stop()  # after a second interrupt, too: late answers would be taken for those of the next cell
-        in_time, dead = time.monotonic() - begin < timeout, processes.dead()
+        in_time = time.monotonic() - begin < timeout
+        dead = processes.dead()
         failed = self._show(chosen, errors=not dead)  # the others' errors would only say that a connection closed
         if dead or len(processes.answers) < len(chosen):
             when = f"{PATIENCE:g} s after an error" if in_time else f"After {timeout:g} s"

@@ -30,7 +30,10 @@ def recipe(rung, **changes) -> dict:
     if records_timeline(rung, form):
         settings["timeline"] = True
     if rung in ("pipeline", "hybrid"):
-        settings |= PIPELINE | {"cut": equal_cut(4)} if form == "per-device" else {"microbatches": 4}
+        if form == "per-device":
+            settings.update(PIPELINE, cut=equal_cut(4))
+        else:
+            settings["microbatches"] = 4
     return settings | changes
 
 

@@ -14,6 +14,7 @@ import difflib
 import html
 import textwrap
 from pathlib import Path
+from typing import Any
 
 from mpdemo import paths
 from mpdemo.errors import UserError
@@ -34,23 +35,25 @@ class Bundle:
     picture: its ``width`` on the page in CSS pixels, and an ``alt`` text with its numbers.
     """
 
-    def __init__(self, text, picture=None, **forms):
+    def __init__(self, text: str, picture: dict[str, Any] | None = None, **forms: str) -> None:
         self.data = {"text/plain": text} | {MIME[name]: value for name, value in forms.items()}
         self.metadata = {"image/png": picture} if picture else {}
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return self.data["text/plain"]
 
-    def _repr_mimebundle_(self, include=None, exclude=None):
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, str], dict[str, Any]]:
         """IPython calls this to display the object."""
         return self.data, self.metadata
 
-    def save(self, path):
+    def save(self, path: str | Path) -> None:
         """Write the picture as a PNG file."""
         Path(path).write_bytes(base64.b64decode(self.data["image/png"]))
 
 
-def show(target, name=None, *, lines=None, docstrings=True) -> Bundle:
+def show(
+    target: str, name: str | None = None, *, lines: tuple[str, ...] | None = None, docstrings: bool = True
+) -> Bundle:
     """Display the source of a file, or of one thing in it.
 
     Parameters
@@ -64,6 +67,11 @@ def show(target, name=None, *, lines=None, docstrings=True) -> Bundle:
         Only the lines from the first one that holds the first text to the next one that holds the second.
     docstrings : bool
         Whether the docstrings stay.
+
+    Raises
+    ------
+    UserError
+        There is no such file, nothing of this name in it, or no such line.
     """
     title, text, language = find(target, name, docstrings=docstrings)
     text = textwrap.dedent(_between(text, title, *lines) if lines else text).strip("\n")
@@ -71,7 +79,9 @@ def show(target, name=None, *, lines=None, docstrings=True) -> Bundle:
     return Bundle(title, markdown=f"[{title}](../{file})\n\n```{language}\n{text}\n```")
 
 
-def diff(before, after, context=3, docstrings=False) -> Bundle:
+def diff(
+    before: str | tuple[str, str], after: str | tuple[str, str], context: int = 3, docstrings: bool = False
+) -> Bundle:
     """Display the lines that two sources do not share, red and marked with - (before), or green and with + (after).
 
     Parameters
@@ -91,13 +101,13 @@ def diff(before, after, context=3, docstrings=False) -> Bundle:
     return Bundle("\n".join(lines), html="<pre>" + "\n".join(map(_coloured, lines)) + "</pre>")
 
 
-def _coloured(line) -> str:
+def _coloured(line: str) -> str:
     """Return a line of a diff as HTML."""
     text = html.escape(line)
     return f'<span style="background-color:{COLOURS[line[0]]}">{text}</span>' if line[:1] in COLOURS else text
 
 
-def find(target, name=None, *, docstrings=True) -> tuple[str, str, str]:
+def find(target: str, name: str | None = None, *, docstrings: bool = True) -> tuple[str, str, str]:
     """Return the title, the text and the language of what `show` displays."""
     places = paths.source() / "mpdemo", paths.root(), paths.root() / "notebooks", paths.source() / "notebooks"
     path = next((folder / target for folder in places if (folder / target).is_file()), None)
@@ -112,7 +122,7 @@ def find(target, name=None, *, docstrings=True) -> tuple[str, str, str]:
     return title, text if docstrings or language != "python" else _without_docstrings(text), language
 
 
-def _between(text, title, first, last=None) -> str:
+def _between(text: str, title: str, first: str, last: str | None = None) -> str:
     """Return the lines from the first one that holds a text to the next one that holds another."""
     kept = []
     for line in text.splitlines():
@@ -123,28 +133,31 @@ def _between(text, title, first, last=None) -> str:
     raise UserError(f"no line with {(last if kept else first)!r} in {title}")
 
 
-def _named(text, name, title) -> str:
+def _named(text: str, name: str, title: str) -> str:
     """Return the lines of a function, a class or a constant of a module, with its decorators."""
-    found = {}
+    found: dict[str, ast.stmt] = {}
     for node in ast.parse(text).body:
         if isinstance(node, DEFINITIONS):
             found[node.name] = node
         elif isinstance(node, ast.Assign):
-            found |= {target.id: node for target in node.targets if isinstance(target, ast.Name)}
+            found.update({target.id: node for target in node.targets if isinstance(target, ast.Name)})
     if name not in found:
         raise UserError(f"no {name!r} in {title}; it has: {', '.join(found)}")
     first = min(part.lineno for part in (found[name], *getattr(found[name], "decorator_list", ())))
     return "\n".join(text.splitlines()[first - 1 : found[name].end_lineno])
 
 
-def _without_docstrings(text) -> str:
+def _without_docstrings(text: str) -> str:
     """Return a source without docstrings and without the empty line after each."""
     lines = text.splitlines()
+    left_out: set[int] = set()
     for node in ast.walk(ast.parse(text)):
         if not isinstance(node, ast.Module | DEFINITIONS) or not ast.get_docstring(node):
             continue
         if len(node.body) > 1 or isinstance(node, ast.Module):  # else the docstring is the whole body
-            first, last = node.body[0].lineno - 1, node.body[0].end_lineno
-            last += last < len(lines) and not lines[last]
-            lines[first:last] = [None] * (last - first)
-    return "\n".join(line for line in lines if line is not None)
+            docstring = node.body[0]
+            end = docstring.end_lineno or docstring.lineno
+            left_out.update(range(docstring.lineno - 1, end))
+            if end < len(lines) and not lines[end]:
+                left_out.add(end)
+    return "\n".join(line for number, line in enumerate(lines) if number not in left_out)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from mpdemo.errors import UserError
 from mpdemo.options import as_arguments
 from mpdemo.plan import fits
-from mpdemo.plan.request import ModelFailed, Prediction, mib
+from mpdemo.plan.request import ModelFailed, PlanRequest, Prediction, mib
 from mpdemo.rules import CUT_RUNGS
 
 
@@ -90,7 +90,7 @@ def asked(request):
                 yield rule, None
 
 
-def choose(request) -> Choice:
+def choose(request: PlanRequest) -> Choice:
     """Ask the rules in order; the first that fits is the answer.
 
     Parameters

@@ -64,7 +64,7 @@ class LiveMemory(TorchDispatchMode):
         super().__init__()
         self.known, self.live, self.levels = {}, defaultdict(int), defaultdict(list)
 
-    def start(self):
+    def start(self) -> None:
         """Forget all levels but the present ones."""
         self.levels = defaultdict(list, {device: [bytes_] for device, bytes_ in self.live.items()})
 
@@ -98,7 +98,7 @@ class LiveMemory(TorchDispatchMode):
                 self.note(value.untyped_storage(), value)
         return result
 
-    def note(self, storage, value):
+    def note(self, storage: torch.UntypedStorage, value: torch.Tensor | None) -> None:
         """Count the storage of a tensor where it is new, or its size has changed."""
         bytes_, found = rounded(storage.nbytes()), self.known.get(weakref.ref(storage))
         if found and found[1] == bytes_:
@@ -108,7 +108,7 @@ class LiveMemory(TorchDispatchMode):
         self.live[device] += bytes_ - (found[1] if found else 0)
         self.levels[device].append(self.live[device])
 
-    def forget(self, reference):
+    def forget(self, reference: weakref.ref) -> None:
         """Count a storage that is freed."""
         device, bytes_ = self.known.pop(reference)
         self.live[device] -= bytes_

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mpdemo.errors import error_line
@@ -24,7 +23,9 @@ from mpdemo.plan.counting import CountMessages, LiveMemory, size
 from mpdemo.plan.device_memory import DeviceMemory, Step
 from mpdemo.plan.meter import built
 from mpdemo.plan.request import ModelFailed
-from mpdemo.run import Run, builder
+from mpdemo.run import builder
+from mpdemo.training.private_torch import FakeTensors
+from mpdemo.training.setup import Run
 from mpdemo.world.env import World
 
 
@@ -39,7 +40,7 @@ class DryRun:
         self.spec, self.states, self.keep_gradients = spec, states, keep_gradients
         self.memory, self.sent = LiveMemory(), CountMessages()
         self.arrived = {}  # id of a parameter: the level after which its gradient came
-        self.fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self.fake = FakeTensors(allow_non_fake_inputs=True)
 
     def make_model(self):
         """Return the model on fake tensors."""

@@ -7,8 +7,9 @@ fit; where none fit, with those that need least. Taught in notebooks/11_which_on
 from dataclasses import replace
 
 from mpdemo.cuts import HEADS
+from mpdemo.plan.device_memory import DeviceMemory
 from mpdemo.plan.planner import balanced_cut, evaluate
-from mpdemo.plan.request import STATES, Prediction, settled
+from mpdemo.plan.request import STATES, PlanRequest, Prediction, settled
 from mpdemo.rules import CUT_RUNGS, batch_norm
 from mpdemo.schedules import divisors
 
@@ -140,8 +141,14 @@ def replicas_of_a_cut(request, sharded=False):
     return best
 
 
-def on_one(request, images, parts, precision="fp32", checkpointing=False):
-    """Return the `DeviceMemory` of one device that accumulates the gradients of `images` in so many parts."""
+def on_one(
+    request: PlanRequest, images: int, parts: int, precision: str = "fp32", checkpointing: bool = False
+) -> DeviceMemory:
+    """Return the memory (bytes) of one device that accumulates the gradients of `images` in so many `parts`.
+
+    It trains what a `PlanRequest`, `request`, asks for, with the `precision` and the `checkpointing` of activations of
+    a training run's settings.
+    """
     rung, batch = "ddp" if request.devices > 1 else "single", images * request.devices
     saving = {"precision": precision, "activation_checkpointing": checkpointing}
     s = settled(request.spec, rung, batch, request.devices, microbatches=parts, **saving)

@@ -1,13 +1,13 @@
 """Run every block of a model alone on fake tensors, and count what it allocates, computes and moves."""
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from mpdemo.models.blocks import Blocks
 from mpdemo.models.wrapped import rows_of_block
 from mpdemo.plan.counting import LiveMemory, rounded, tensors_in
+from mpdemo.training.private_torch import FakeTensors
 
 aten = torch.ops.aten
 ON_A_CPU = {  # of attention on a CPU, which PyTorch counts from 2.15 on: that on a GPU takes the same operations
@@ -75,7 +75,7 @@ def built(spec, size):
 def run_blocks(spec, size):
     """Return (facts, lines, work) of each block, as `mpdemo.plan.footprint.Footprint` has them, at one size."""
     rows, measured = [], {}  # equal blocks are run once
-    with FakeTensorMode(allow_non_fake_inputs=True), LiveMemory() as memory, Kernels() as kernels:
+    with FakeTensors(allow_non_fake_inputs=True), LiveMemory() as memory, Kernels() as kernels:
         model, x = built(spec, size)
         blocks = Blocks({"model": model}) if spec.is_own else model
         for number in range(len(blocks)):

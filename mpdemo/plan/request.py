@@ -74,34 +74,34 @@ class PlanRequest:
     gpu: str = "a100"
 
     @property
-    def spec(self):
+    def spec(self) -> ModelSpec:
         """The model and its data."""
         return ModelSpec(self.model, self.image_size, self.classes, self.channels, self.norm)
 
     @property
-    def limit(self):
+    def limit(self) -> float:
         """Bytes of one device that PyTorch may use."""
         return self.memory - RESERVE
 
     @property
-    def link(self):
+    def link(self) -> float:
         """Bytes per second between two devices: of one node, or of the slower link between nodes."""
         return LINKS[self.nodes == 1]
 
-    def blocks(self):
+    def blocks(self) -> list:
         """Return the footprints of the model's blocks."""
         return footprints(self.spec)
 
-    def states(self):
+    def states(self) -> float:
         """Return the bytes of weights, gradients and optimizer states, which no smaller batch makes smaller."""
         return sum(b.weights + (1 + STATES[self.optimizer]) * b.gradients for b in self.blocks())
 
     @property
-    def one_device_seconds(self):
+    def one_device_seconds(self) -> float:
         """Seconds of a step on one device that had room for the whole batch."""
         return sum(cost.both for cost in self.costs(self.batch))
 
-    def costs(self, size, precision="fp32"):
+    def costs(self, size: int, precision: str = "fp32") -> list:
         """Return the estimated costs of the blocks for `size` images; [] where no data sheet says them."""
         return costs(self.spec, size, self.gpu, precision)
 

@@ -11,7 +11,7 @@ their hours (`advise`). Taught in notebooks/08_scaling.ipynb.
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,7 +51,7 @@ class Model:
         return self.time(1, 1) / self.time(devices, batch) / devices
 
 
-def fit(runs, images) -> Model:
+def fit(runs: Sequence[Run], images: int) -> Model:
     """Fit a model to runs of the same work: least squares of the relative errors, no term below zero.
 
     Parameters
@@ -112,13 +112,13 @@ def _check(runs, images):
         raise UserError(f"devices {', '.join(map(str, devices))} do not rise; sort the runs, one run for each number")
 
 
-def same_batch(batch) -> Callable:
-    """Return the batch for any number of devices where it stays the same: each device gets a smaller share."""
+def same_batch(batch: int) -> Callable:
+    """Return `batch` for any number of devices: it stays the same, and each device gets a smaller share."""
     return lambda devices: batch
 
 
-def same_share(share) -> Callable:
-    """Return the batch for any number of devices where the share of one device stays the same."""
+def same_share(share: int) -> Callable:
+    """Return the batch for any number of devices where the `share` of one device, in images, stays the same."""
     return lambda devices: share * devices
 
 
@@ -131,7 +131,7 @@ class Advice:
     most: int  # the largest number that was looked at; a `fastest` of `most` may lie further on
 
 
-def advise(model, batch, efficiency=EFFICIENCY) -> Advice:
+def advise(model: Model, batch: Callable, efficiency: float = EFFICIENCY) -> Advice:
     """Say how many devices are worth their hours, of up to `REACH` times the most that were measured.
 
     Parameters

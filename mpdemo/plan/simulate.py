@@ -8,6 +8,7 @@ notebooks/05_pipeline.ipynb.
 
 import re
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -55,15 +56,39 @@ class Simulation:
         return peaks
 
 
-def simulate(schedule, forward, backward, microbatches, ranks, weight=None, communication=0.0) -> Simulation:
-    """Simulate one training step of a pipeline; a `UserError` where the schedule cannot do it.
+def simulate(
+    schedule: str,
+    forward: Sequence[float],
+    backward: Sequence[float],
+    microbatches: int,
+    ranks: int,
+    weight: float | Sequence[float] | None = None,
+    communication: float | Sequence[float] = 0.0,
+) -> Simulation:
+    """Simulate one training step of a pipeline.
 
-    `forward` and `backward` are the seconds of one microbatch on each stage, as many as stages. `weight` is the share
-    of each stage's backward pass that is the weight gradient, one number or one for each stage; only zero-bubble
-    schedules split it. By default it is half, and all on the first stage: that stage's input needs no gradient, so the
-    library computes its whole backward pass when the weight gradient's turn comes. `communication` are the seconds
-    until another rank can use a result, one number or one for each stage boundary; 0 between two stages of one rank.
+    Parameters
+    ----------
+    schedule : str
+        A name in `SCHEDULES`.
+    forward, backward : sequence of float
+        Seconds, or any other unit, of one microbatch on each stage, as many as stages.
+    microbatches, ranks : int
+    weight : float or sequence of float, optional
+        The share of each stage's backward pass that is the weight gradient, one number or one for each stage; only
+        zero-bubble schedules split it. By default it is half, and all on the first stage: that stage's input needs no
+        gradient, so the library computes its whole backward pass when the weight gradient's turn comes.
+    communication : float or sequence of float
+        The time until another rank can use a result, one number or one for each stage boundary; 0 between two stages
+        of one rank.
 
+    Raises
+    ------
+    UserError
+        The schedule cannot run with so many stages or microbatches.
+
+    Examples
+    --------
     >>> simulate("GPipe", forward=[1, 1], backward=[2, 2], microbatches=4, ranks=2).step_time
     15.0
     """

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from tabulate import tabulate
 
 from mpdemo.plan.choose import asked
-from mpdemo.plan.request import MIB, Prediction
+from mpdemo.plan.request import MIB, PlanRequest, Prediction
 
 
 class Strategy(NamedTuple):
@@ -24,8 +24,8 @@ class Strategy(NamedTuple):
     predicted: Prediction | None
 
 
-def compare(request) -> list[Strategy]:
-    """Return the strategies: those that fit in the order of the rules, then the others by their memory."""
+def compare(request: PlanRequest) -> list[Strategy]:
+    """Return the strategies for a `request`: those that fit, in the order of the rules, then the others by memory."""
     result = []
     for rule, predicted in asked(request):
         fits = predicted is not None and predicted.memory <= request.limit
@@ -47,8 +47,8 @@ def as_row(request, strategy) -> dict:
     }
 
 
-def table(request, strategies) -> str:
-    """Return the strategies as text, a row each.
+def table(request: PlanRequest, strategies: list[Strategy]) -> str:
+    """Return the `strategies` for a `request`, as `compare` returns them, as text, a row each.
 
     Memory is what PyTorch allocates on the fullest device, and for a pipeline of at most eight stages on each of them,
     in order. Times add up the estimates, with no communication hidden behind the computation: it can be hidden in part,

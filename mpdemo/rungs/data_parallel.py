@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from mpdemo.run import Run, Rung, score
+from mpdemo.run import Rung, main, score
 
 
 class ThreadedDataParallel(nn.Module):
@@ -36,7 +36,8 @@ class ScatterApplyGather(torch.autograd.Function):
         for other in model.copies[1:]:  # replicate
             other.load_state_dict(model.copies[0].state_dict())
         parts = images.chunk(len(model.copies))  # scatter
-        ctx.model, ctx.outputs = model, list(model.threads.map(forward, model.copies, parts))
+        ctx.model = model
+        ctx.outputs = list(model.threads.map(forward, model.copies, parts))
         return torch.cat([outputs.detach() for outputs in ctx.outputs])  # gather
 
     @staticmethod
@@ -62,7 +63,8 @@ def build(run):
 
     def step(images, labels):
         optimizer.zero_grad()
-        parts, total = run.split(images, labels), 0  # one part, unless --microbatches asks for more
+        parts = run.split(images, labels)  # one part, unless --microbatches asks for more
+        total = 0
         for part, target in parts:
             outputs = parallel(part)  # scatters the images, gathers the outputs on the first device
             loss = cross_entropy(outputs, target) / len(parts)  # the parts' losses add up to the mean
@@ -75,4 +77,4 @@ def build(run):
 
 
 if __name__ == "__main__":
-    Run.main(__doc__, build)
+    main(__doc__, build)

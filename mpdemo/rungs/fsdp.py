@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 
-from mpdemo.run import Run, Rung, score
+from mpdemo.run import Rung, main, score
 
 
 def build(run):
@@ -21,7 +21,8 @@ def build(run):
 
     def step(images, labels):
         optimizer.zero_grad()
-        parts, total = run.split(images, labels), 0  # one part, unless --microbatches asks for more
+        parts = run.split(images, labels)  # one part, unless --microbatches asks for more
+        total = 0
         for part, target in parts:
             model.set_requires_gradient_sync(part is parts[-1][0])  # after the last part
             outputs = model(part)  # gathers the weights of one block at a time
@@ -35,4 +36,4 @@ def build(run):
 
 
 if __name__ == "__main__":
-    Run.main(__doc__, build)
+    main(__doc__, build)

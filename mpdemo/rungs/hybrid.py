@@ -13,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining.schedules import get_schedule_class
 from torch.nn.functional import cross_entropy
 
-from mpdemo.run import Run, Rung, score
+from mpdemo.run import Rung, main, score
 
 
 def average(parameters, group):
@@ -29,28 +29,29 @@ def average(parameters, group):
 def build(run):
     grid = (run.s.replicas, run.s.devices)
     mesh = init_device_mesh(run.device.type, grid, mesh_dim_names=("dp", "pp"))
-    replica, same_stage = mesh.get_local_rank("dp"), mesh.get_group("dp")
-    part = run.part(mesh.get_group("pp"))  # a pipeline over the processes of this replica
-    for module in part.shardable() if run.s.sharded else []:  # every block, then every stage
+    replica = mesh.get_local_rank("dp")
+    same_stage = mesh.get_group("dp")
+    local = run.local_stages(mesh.get_group("pp"))  # a pipeline over the processes of this replica
+    for module in local.shardable() if run.s.sharded else []:  # every block, then every stage
         fully_shard(module, mesh=mesh["dp"], mp_policy=run.policy())
     make = get_schedule_class(run.s.schedule)
-    schedule = make(part.pipeline_stages(), run.s.microbatches, loss_fn=cross_entropy)
-    optimizer = run.optimizer(part.model.parameters())
+    schedule = make(local.pipeline_stages(), run.s.microbatches, loss_fn=cross_entropy)
+    optimizer = run.optimizer(local.model.parameters())
 
     def step(images, labels):
         optimizer.zero_grad()
         losses = []
-        inputs = (images,) if part.first else ()
-        targets = {"target": labels, "losses": losses} if part.last else {}
+        inputs = (images,) if local.first else ()
+        targets = {"target": labels, "losses": losses} if local.last else {}
         outputs = schedule.step(*inputs, **targets)  # all forward and backward passes, in order
         if not run.s.sharded:  # FSDP has averaged them already
-            average(part.model.parameters(), same_stage)
+            average(local.model.parameters(), same_stage)
         optimizer.step()
-        return score(torch.stack(losses).mean(), outputs, labels) if part.last else None
+        return score(torch.stack(losses).mean(), outputs, labels) if local.last else None
 
     share = {"replicas": run.s.replicas, "replica": replica, "group": same_stage}
-    return Rung(part.model, optimizer, step, evaluate=part.forward, images=part.first, **share)
+    return Rung(local.model, optimizer, step, evaluate=local.forward, images=local.first, **share)
 
 
 if __name__ == "__main__":
-    Run.main(__doc__, build)
+    main(__doc__, build)

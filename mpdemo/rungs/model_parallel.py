@@ -9,31 +9,31 @@ It makes room for a model that fits no single device, and nothing faster. Taught
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 
-from mpdemo.run import Run, Rung, score
+from mpdemo.run import Rung, main, score
 from mpdemo.training.stages import receive
 
 
 def per_device(run):
-    part = run.part()  # this process's layers, and the shapes in between
-    optimizer = run.optimizer(part.model.parameters())
+    local = run.local_stages()  # this process's layers, and the shapes in between
+    optimizer = run.optimizer(local.model.parameters())
 
     def step(images, labels):
         optimizer.zero_grad()
-        if not part.first:
-            images = receive(part.shapes[run.rank][0], run.rank - 1, run.device).requires_grad_()
-        outputs = part.model(images)
-        if part.last:
+        if not local.first:
+            images = receive(local.shapes[run.rank][0], run.rank - 1, run.device).requires_grad_()
+        outputs = local.model(images)
+        if local.last:
             loss = cross_entropy(outputs, labels)
             loss.backward()
         else:
             dist.send(outputs.detach(), run.rank + 1)
             outputs.backward(receive(outputs, run.rank + 1, run.device))  # the gradient comes back
-        if not part.first:
+        if not local.first:
             dist.send(images.grad.contiguous(), run.rank - 1)
         optimizer.step()
-        return score(loss, outputs, labels) if part.last else None
+        return score(loss, outputs, labels) if local.last else None
 
-    return Rung(part.model, optimizer, step, evaluate=part.forward, images=part.first)
+    return Rung(local.model, optimizer, step, evaluate=local.forward, images=local.first)
 
 
 def one_process(run):
@@ -63,4 +63,4 @@ def build(run):
 
 
 if __name__ == "__main__":
-    Run.main(__doc__, build)
+    main(__doc__, build)

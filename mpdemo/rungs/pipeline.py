@@ -11,25 +11,25 @@ import torch
 from torch.distributed.pipelining.schedules import get_schedule_class
 from torch.nn.functional import cross_entropy
 
-from mpdemo.run import Run, Rung, score
+from mpdemo.run import Rung, main, score
 
 
 def per_device(run):
-    part = run.part()  # this process's layers, and the shapes in between
+    local = run.local_stages()  # this process's layers, and the shapes in between
     make = get_schedule_class(run.s.schedule)
-    schedule = make(part.pipeline_stages(), run.s.microbatches, loss_fn=cross_entropy)
-    optimizer = run.optimizer(part.model.parameters())
+    schedule = make(local.pipeline_stages(), run.s.microbatches, loss_fn=cross_entropy)
+    optimizer = run.optimizer(local.model.parameters())
 
     def step(images, labels):
         optimizer.zero_grad()
         losses = []
-        inputs = (images,) if part.first else ()
-        targets = {"target": labels, "losses": losses} if part.last else {}
+        inputs = (images,) if local.first else ()
+        targets = {"target": labels, "losses": losses} if local.last else {}
         outputs = schedule.step(*inputs, **targets)  # all forward and backward passes, in order
         optimizer.step()
-        return score(torch.stack(losses).mean(), outputs, labels) if part.last else None
+        return score(torch.stack(losses).mean(), outputs, labels) if local.last else None
 
-    return Rung(part.model, optimizer, step, evaluate=part.forward, images=part.first)
+    return Rung(local.model, optimizer, step, evaluate=local.forward, images=local.first)
 
 
 def one_process(run):
@@ -62,4 +62,4 @@ def build(run):
 
 
 if __name__ == "__main__":
-    Run.main(__doc__, build)
+    main(__doc__, build)

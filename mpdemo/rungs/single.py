@@ -7,7 +7,7 @@ Taught in notebooks/01_single_device.ipynb.
 
 from torch.nn.functional import cross_entropy
 
-from mpdemo.run import Run, Rung, score
+from mpdemo.run import Rung, main, score
 
 
 def build(run):
@@ -16,7 +16,8 @@ def build(run):
 
     def step(images, labels):
         optimizer.zero_grad()
-        parts, total = run.split(images, labels), 0  # one part, unless --microbatches asks for more
+        parts = run.split(images, labels)  # one part, unless --microbatches asks for more
+        total = 0
         for part, target in parts:
             outputs = model(part)
             loss = cross_entropy(outputs, target) / len(parts)  # the parts' losses add up to the mean
@@ -29,4 +30,4 @@ def build(run):
 
 
 if __name__ == "__main__":
-    Run.main(__doc__, build)
+    main(__doc__, build)

@@ -12,15 +12,24 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor import parallel as tp
 from torch.nn.functional import cross_entropy
 
-from mpdemo.run import Run, Rung, score
+from mpdemo.run import Rung, main, score
 
-WHOLE, TOKENS = Replicate(), Shard(1)  # activations (B, T, D): the same everywhere, or some tokens each
-COLUMNS, ROWS = tp.ColwiseParallel(), tp.RowwiseParallel()
-LAYERS = {f"block.*.attention.{name}": COLUMNS for name in ("query", "key", "value")}
+WHOLE = Replicate()  # activations (B, T, D): the same everywhere,
+TOKENS = Shard(1)  # or some tokens each
+COLUMNS = tp.ColwiseParallel()
+ROWS = tp.RowwiseParallel()
 SHARED = {"input_layouts": WHOLE, "desired_input_layouts": WHOLE}  # one all-reduce for three gradients
-LAYERS |= {"block.*.attention": tp.PrepareModuleInput(**SHARED)}
-LAYERS |= {"block.*.mlp.up": COLUMNS, "block.*.attention.out": ROWS, "block.*.mlp.down": ROWS}
-GATHER, SCATTER = {"input_layouts": TOKENS, "desired_input_layouts": WHOLE}, {"output_layouts": TOKENS}
+LAYERS = {
+    "block.*.attention": tp.PrepareModuleInput(**SHARED),
+    "block.*.attention.query": COLUMNS,
+    "block.*.attention.key": COLUMNS,
+    "block.*.attention.value": COLUMNS,
+    "block.*.attention.out": ROWS,
+    "block.*.mlp.up": COLUMNS,
+    "block.*.mlp.down": ROWS,
+}
+GATHER = {"input_layouts": TOKENS, "desired_input_layouts": WHOLE}
+SCATTER = {"output_layouts": TOKENS}
 SEQUENCES = {  # between these layers each process has some of the tokens: sequence parallelism
     "embed": tp.PrepareModuleOutput(output_layouts=WHOLE, desired_output_layouts=TOKENS),
     **{f"block.*.{name}": tp.SequenceParallel() for name in ("norm1", "norm2")},
@@ -31,7 +40,8 @@ SEQUENCES = {  # between these layers each process has some of the tokens: seque
 
 
 def build(run):
-    model, replicas = run.model().to(run.device), run.s.replicas or 1
+    model = run.model().to(run.device)
+    replicas = run.s.replicas or 1
     mesh = init_device_mesh(run.device.type, (replicas, run.s.devices), mesh_dim_names=("dp", "tp"))
     tp.parallelize_module(model, mesh["tp"], LAYERS | (SEQUENCES if run.s.sequence_parallel else {}))
     for module in [*model.blocks(), model] if replicas > 1 else []:  # sharded over dp as well
@@ -41,7 +51,8 @@ def build(run):
 
     def step(images, labels):
         optimizer.zero_grad()
-        parts, total = run.split(images, labels), 0  # one part, unless --microbatches asks for more
+        parts = run.split(images, labels)  # one part, unless --microbatches asks for more
+        total = 0
         for part, target in parts:
             if replicas > 1:
                 model.set_requires_gradient_sync(part is parts[-1][0])  # as in FSDP
@@ -64,4 +75,4 @@ def build(run):
 
 
 if __name__ == "__main__":
-    Run.main(__doc__, build)
+    main(__doc__, build)

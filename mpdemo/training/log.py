@@ -13,7 +13,8 @@ from mpdemo.errors import RunFailed, UserError
 
 def rows_in(folder) -> list[dict]:
     """Return the rows of the ``metrics.jsonl`` in a run's folder; a line that is half written is left out."""
-    path, rows = Path(folder) / "metrics.jsonl", []
+    path = Path(folder) / "metrics.jsonl"
+    rows = []
     for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
         with contextlib.suppress(ValueError):
             rows.append(json.loads(line))
@@ -26,7 +27,8 @@ def folder_to_resume(settings):
     With ``--resume auto`` the same command starts a run and resumes it, as a job that is queued again needs. A run that
     would write into the folder of another one that has checkpoints, and so remove them, is refused.
     """
-    out, resume = Path(settings.out), settings.resume and Path(settings.resume)
+    out = Path(settings.out)
+    resume = settings.resume and Path(settings.resume)
     saved = any(path.name.removeprefix("step-").isdecimal() for path in (out / "checkpoints").glob("step-*"))
     if settings.resume == "auto":
         return out if saved else None

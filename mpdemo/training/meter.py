@@ -15,8 +15,8 @@ import torch
 from tqdm import tqdm
 
 from mpdemo.errors import RunFailed
-from mpdemo.training.busy import Busy
 from mpdemo.training.log import RunLog
+from mpdemo.training.utilisation import Utilisation
 from mpdemo.world.collectives import gather_objects, sum_over_ranks
 
 
@@ -45,7 +45,8 @@ class Steps:
     """The scores of the steps since the last flush, still on the device."""
 
     def __init__(self, device, replicas):
-        self.device, self.replicas, self.rows = device, replicas, []
+        self.device, self.replicas = device, replicas
+        self.rows = []
         self.restart_clock()
 
     def add(self, result):
@@ -62,8 +63,9 @@ class Steps:
             return [], 0.0
         table = sum_over_ranks(torch.stack(self.rows).to(self.device))
         table[:, 0] /= self.replicas  # each replica holds the mean over its own share
-        rows, before = table.tolist(), self.clock  # the one place that waits
+        rows = table.tolist()  # the one place that waits
         self.rows = []
+        before = self.clock
         self.restart_clock()
         return rows, (self.clock - before) / len(rows)
 
@@ -79,12 +81,15 @@ class TrainingLog:
     """
 
     def __init__(self, run, rung, progress, stop, resumed):
-        self.run, self.rung, self.progress, self.stop = run, rung, progress, stop
+        self.run, self.rung = run, rung
+        self.progress, self.stop = progress, stop
         self.lines = RunLog(run.folder, run.rank == 0, (progress.epoch, progress.step) if resumed else None)
-        self.busy, self.steps = Busy(run), Steps(run.device, rung.replicas)
+        self.utilisation = Utilisation(run)
+        self.steps = Steps(run.device, rung.replicas)
 
     def __enter__(self):
-        s, progress, self.begin = self.run.s, self.progress, time.time()
+        s, progress = self.run.s, self.progress
+        self.begin = time.time()
         source = {"resume": s.resume} if s.resume else {}
         self.lines.write("start", step=progress.step, steps=progress.last_step, time=round(self.begin, 4), **source)
         bar = {"total": progress.last_step, "initial": progress.step, "desc": s.rung, "unit": "step"}
@@ -99,7 +104,7 @@ class TrainingLog:
         summary = summarise(self, time.time() - self.begin)
         self.lines.finish(summary)
         if self.run.rank == 0:
-            print(self.busy.sentence(summary["peak_memory_mib"]))
+            print(self.utilisation.sentence(summary["peak_memory_mib"]))
 
     def step(self, result):
         """Count a step, and keep its score; write the lines that are due."""
@@ -114,18 +119,24 @@ class TrainingLog:
 
     def flush(self):
         """Fetch the scores kept on the device and write one line per step, the last one with the memory."""
-        run, progress, (rows, seconds) = self.run, self.progress, self.steps.flush()
-        now, first = time.time(), progress.step - len(rows) + 1
-        for number, (loss, correct) in enumerate(rows, first):
+        run, progress = self.run, self.progress
+        rows, seconds = self.steps.flush()
+        now = time.time()
+        for number, (loss, correct) in enumerate(rows, progress.step - len(rows) + 1):
             if not math.isfinite(loss):
                 raise RunFailed(f"the loss is {loss} at step {number}: the training diverged; lower --lr {run.s.lr}")
-            rate, when = round(run.s.batch_size / seconds, 2), round(now - (progress.step - number) * seconds, 4)
-            line = {"step": number, "epoch": progress.epoch, "loss": loss, "images_per_second": rate, "time": when}
+            line = {
+                "step": number,
+                "epoch": progress.epoch,
+                "loss": loss,
+                "images_per_second": round(run.s.batch_size / seconds, 2),
+                "time": round(now - (progress.step - number) * seconds, 4),
+            }
             if number == progress.step:
-                memory, utilisation = of_all(run, peak_memory_mib(run.devices), self.busy.utilisation())
+                memory, shares = of_all(run, peak_memory_mib(run.devices), self.utilisation.of_own_devices())
                 line["peak_memory_mib"] = [round(mib, 1) for mib in memory]
                 if run.rank == 0 and number > 1:  # the first step warms up
-                    line |= self.busy.line(utilisation, seconds)
+                    line.update(self.utilisation.line(shares, seconds))
             self.lines.write("step", **line)
             progress.epoch_steps.append((loss, correct, seconds))
             progress.loss = loss
@@ -138,13 +149,23 @@ class TrainingLog:
         progress, batch = self.progress, self.run.s.batch_size
         progress.validation = validation
         loss, correct, seconds = (sum(row) / len(row) for row in zip(*progress.epoch_steps, strict=True))
-        line = {"epoch": progress.epoch, "step": progress.step, "train_loss": loss, "train_accuracy": correct / batch}
-        line["validation_loss"], line["validation_accuracy"] = validation
-        self.lines.write("epoch", **line, images_per_second=round(batch / seconds, 2), time=round(time.time(), 4))
+        validation_loss, validation_accuracy = validation
+        self.lines.write(
+            "epoch",
+            epoch=progress.epoch,
+            step=progress.step,
+            train_loss=loss,
+            train_accuracy=correct / batch,
+            validation_loss=validation_loss,
+            validation_accuracy=validation_accuracy,
+            images_per_second=round(batch / seconds, 2),
+            time=round(time.time(), 4),
+        )
         if self.run.rank == 0:
-            said = "validation loss {:.4f}, accuracy {:.1%}".format(*validation)
+            said = f"validation loss {validation_loss:.4f}, accuracy {validation_accuracy:.1%}"
             self.bar.write(f"epoch {progress.epoch + 1}: step {progress.step}, {said}")
-        progress.epoch, progress.epoch_steps = progress.epoch + 1, []
+        progress.epoch += 1
+        progress.epoch_steps = []
         self.restart_clock()
 
 
@@ -154,8 +175,9 @@ def summarise(log, seconds) -> dict:
     Steps and images count the whole training, seconds only the time since this run was started.
     """
     run, progress = log.run, log.progress
-    own = platform.node(), {name: parameter.numel() for name, parameter in log.rung.model.named_parameters()}
-    (memory,), (hosts, parts) = of_all(run, peak_memory_mib(run.devices)), zip(*gather_objects(own), strict=True)
+    sizes = {name: parameter.numel() for name, parameter in log.rung.model.named_parameters()}
+    (memory,) = of_all(run, peak_memory_mib(run.devices))
+    hosts, sizes_of_ranks = zip(*gather_objects((platform.node(), sizes)), strict=True)
     loss, accuracy = progress.validation or (None, None)
     return {
         "settings": run.s.as_dict(),
@@ -174,9 +196,9 @@ def summarise(log, seconds) -> dict:
         "epochs": progress.epoch,
         "seconds": round(seconds, 3),
         "images": progress.step * run.s.batch_size,
-        "parameters": sum(dict(ChainMap(*parts)).values()),  # each counted once, whoever holds it
+        "parameters": sum(dict(ChainMap(*sizes_of_ranks)).values()),  # each counted once, whoever holds it
         "peak_memory_mib": [round(mib, 1) for mib in memory],
-        "busy": log.busy.summary() if run.rank == 0 else None,
+        "busy": log.utilisation.summary() if run.rank == 0 else None,
         "loss": progress.loss,
         "validation_loss": loss,
         "validation_accuracy": accuracy,

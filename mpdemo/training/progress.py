@@ -3,7 +3,6 @@
 Taught in notebooks/01_single_device.ipynb and 09_checkpoint.ipynb.
 """
 
-import sys
 from pathlib import Path
 
 from mpdemo.errors import RunFailed, UserError
@@ -11,6 +10,7 @@ from mpdemo.options import option_name
 from mpdemo.training import checkpoint
 from mpdemo.training.log import folder_to_resume
 from mpdemo.world.collectives import place
+from mpdemo.world.say import log
 
 # settings that a resumed run must keep
 SAME = ["model", "norm", "dataset", "image_size", "batch_size", "seed"]
@@ -25,9 +25,11 @@ class Progress:
         # all steps of the training, and where this run ends: --steps 20 --epochs 4 is the beginning of --epochs 4
         self.length = settings.epochs * steps_per_epoch if settings.epochs else settings.steps
         self.last_step = min(settings.steps or self.length, self.length)
-        self.epoch = self.step = 0
+        self.epoch = 0
+        self.step = 0
         self.epoch_steps = []  # (loss, correct predictions, seconds) of every step of this epoch so far
-        self.loss = self.validation = None  # of the last step; loss and accuracy of the last validation
+        self.loss = None  # of the last step
+        self.validation = None  # loss and accuracy of the last one
 
     @property
     def unfinished(self) -> bool:
@@ -68,21 +70,23 @@ class Checkpoints:
             if must:
                 raise
             if place()[0] == 0:
-                print(f"mpdemo: {error}", file=sys.stderr)
+                log.warning("%s", error)
 
     def resume(self) -> bool:
         """Go to the newest checkpoint of the run that the settings name; return whether it is this run's own."""
         try:
             before = folder_to_resume(self.s)
-            if before:
-                self.restore(before)
+            if before is None:
+                return False
+            self.restore(before)
         except OSError as error:
             raise UserError(f"cannot read {error.filename}: {error.strerror}; choose another folder") from None
-        return bool(before) and before.resolve() == self.folder.resolve()
+        return before.resolve() == self.folder.resolve()
 
     def restore(self, folder):
         """Resume the newest checkpoint of a run's folder, whatever rung wrote it; refuse another training's."""
-        state, progress = checkpoint.read_newest(folder), self.progress
+        state = checkpoint.read_newest(folder)
+        progress = self.progress
         for name in SAME:  # a checkpoint of an older version may also name settings that are gone
             value = getattr(self.s, name)
             if (saved := state["settings"].get(name, value)) != value:
@@ -92,7 +96,9 @@ class Checkpoints:
             what = f"the checkpoint's cosine ends after {state['length']} steps, not {progress.length}"
             raise UserError(f"{what}; give the run's own --epochs, and --steps to end it earlier")
         checkpoint.restore(state, self.rung.model, self.rung.optimizer)
-        progress.epoch, progress.step, progress.epoch_steps = state["epoch"], state["step"], state["epoch_steps"]
+        progress.epoch = state["epoch"]
+        progress.step = state["step"]
+        progress.epoch_steps = state["epoch_steps"]
         progress.loss = progress.epoch_steps[-1][0] if progress.epoch_steps else None
         self.rates.load_state_dict(state["scheduler"])
         for group, lr in zip(self.rung.optimizer.param_groups, self.rates.get_last_lr(), strict=True):

@@ -5,19 +5,16 @@ Taught in notebooks/04_model_parallel.ipynb and 05_pipeline.ipynb.
 
 import torch
 import torch.distributed as dist
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.pipelining import PipelineStage
 from torch.func import functional_call
 
 from mpdemo.cuts import resolve_cut
 from mpdemo.schedules import placement
-
-if not torch.cuda.is_available():  # PyTorch 2.11 then crashes where two threads replace CUDA's guard
-    FakeTensorMode.avoid_device_init = False
+from mpdemo.training.private_torch import FakeTensors, skip_handshake
 
 
-class Part:
-    """What one process holds of a cut model: `model`, all its layers, and `stages`, the same by the stage's number.
+class LocalStages:
+    """The stages of a cut model that this process holds: `stages` by number, and `model`, all their layers.
 
     Of the whole model it knows the rank of each stage (`owners`), and input and output of each for one microbatch
     (`shapes`, tensors without memory). The `first` process takes the images in, the `last` one computes the loss.
@@ -34,22 +31,20 @@ class Part:
         cut = enumerate(model.cut(points))
         self.stages = {number: stage.to(device) for number, stage in cut if self.owners[number] == rank}
         self.model = model.some([name for stage in self.stages.values() for name in stage.names])
-        self.first, self.last = rank == self.owners[0], rank == self.owners[-1]
+        self.first = rank == self.owners[0]
+        self.last = rank == self.owners[-1]
 
     def pipeline_stages(self):
         """Return this process's stages for `torch.distributed.pipelining`: one, or a list where it holds several."""
-        count, device = len(self.owners), self.device
-        stages = [
-            PipelineStage(stage, number, count, device, *self.shapes[number], group=self.group)
-            for number, stage in self.stages.items()
-        ]
-        for stage in stages:
-            # PyTorch 2.11 opens its channels with a handshake. gloo needs none, and cannot send to
-            # itself, as the two stages of one rank at the foot of ZBV's V would.
-            if device.type == "cpu" and hasattr(stage, "_get_init_p2p_neighbors_ops"):
-                stage._get_init_p2p_neighbors_ops = list
+        stages = []
+        for number, layers in self.stages.items():
+            shapes = self.shapes[number]
+            stage = PipelineStage(layers, number, len(self.owners), self.device, *shapes, group=self.group)
+            if self.device.type == "cpu":
+                skip_handshake(stage)
             if self.recorder:
                 self.recorder.attach(stage)
+            stages.append(stage)
         return stages if len(stages) > 1 else stages[0]
 
     def shardable(self) -> list:
@@ -83,9 +78,10 @@ def stage_shapes(model, points, settings, device) -> list[tuple[torch.Tensor, to
     """
     shapes = []
     model.eval()  # in training, batch norm would count this as a batch
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+    with FakeTensors(allow_non_fake_inputs=True), torch.no_grad():
         share = settings.batch_size // (settings.replicas or 1)
-        size, kind = (share // settings.microbatches, *model.input_shape), getattr(model, "input_type", None)
+        size = (share // settings.microbatches, *model.input_shape)
+        kind = getattr(model, "input_type", None)
         outputs = torch.empty(size, dtype=kind, device=device)
         for number, stage in enumerate(model.cut(points)):
             tensors = [*stage.named_parameters(), *stage.named_buffers()]

@@ -1,7 +1,9 @@
-"""The pictures of notebooks/03_ddp.ipynb: one step of DDP, who takes which image, what an all-reduce costs."""
+"""The pictures of notebooks/03_ddp.ipynb: a step of DDP, its buckets, who takes which image, what a message costs."""
+
+from itertools import product
 
 from mpdemo.notebook.ladder import loss_over_single as losses
-from mpdemo.notebook.plots import buckets, ring, style
+from mpdemo.notebook.plots import style
 from mpdemo.notebook.plots.timeline import MESSAGES
 
 __all__ = ["buckets", "images", "losses", "messages", "ring", "step"]
@@ -76,3 +78,58 @@ def messages(kib, milliseconds):
 
     alt = "; ".join(f"{size:g} KiB: {time:.2f} ms" for size, time in zip(kib, milliseconds, strict=True))
     return style.picture(paint, "the time of an all-reduce against the size of its tensor", alt, height=2.6)
+
+
+def buckets(step):
+    """Draw when each bucket of gradients was ready and when its all-reduce had ended.
+
+    `step` has ``forward``, ``backward`` (s since the step began) and ``buckets``: dicts of `mib`, `ready`, `reduced`.
+    """
+    rows = sorted(step["buckets"], key=lambda row: row["ready"])
+    last = rows[-1]["ready"]
+    lanes = {"forward": (0, step["forward"], style.SKY), "backward": (step["forward"], last, style.GREEN)}
+    for number, row in enumerate(rows, 1):
+        lanes[f"bucket {number}, {row['mib']:.0f} MiB"] = row["ready"], row["reduced"], style.VERMILLION
+
+    def paint(figure, axes):
+        for height, (start, end, colour) in enumerate(lanes.values()):
+            axes.barh(height, end - start, left=start, height=0.62, color=colour, **style.EDGE)
+        axes.axvline(last, color=style.VERMILLION, linestyle="--", linewidth=1.5, label="the last gradient is ready")
+        style.name_bars(axes, range(len(lanes)), list(lanes))
+        axes.set(xlabel="time since the step began (s)", xlim=(0, max(step["backward"], rows[-1]["reduced"]) * 1.03))
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1))
+
+    text = f"one step of DDP: forward, backward and the all-reduce of {len(rows)} buckets"
+    return style.picture(paint, text, None, 7.2, 1.3 + 0.36 * len(lanes))
+
+
+def ring(steps):
+    """Draw the chunks of every rank before the first step of a ring all-reduce and after each one.
+
+    A chunk shows the ranks whose numbers are in its sum, in bold letters where the step changed it.
+
+    Parameters
+    ----------
+    steps : list
+        Of tables: ``table[rank][chunk]`` is the set of ranks whose numbers are in this chunk's sum.
+    """
+    ranks, columns = len(steps[0]), -(-len(steps) // 2)
+
+    def paint(figure, grid):
+        for axes in grid.ravel()[len(steps) :]:
+            axes.axis("off")
+        for number, (axes, table) in enumerate(zip(grid.ravel(), steps, strict=False)):
+            axes.imshow([[len(chunk) for chunk in row] for row in table], cmap="Blues", vmin=0, vmax=1.6 * ranks)
+            for rank, place in product(range(ranks), range(len(table[0]))):
+                chunk = table[rank][place]
+                weight = "bold" if chunk != steps[max(0, number - 1)][rank][place] else "normal"
+                text = "".join(map(str, sorted(chunk)))
+                axes.text(place, rank, text, ha="center", va="center", fontsize=7, weight=weight)
+            axes.set_title(f"after step {number}" if number else "before", fontsize=10)
+            axes.set(xticks=[], aspect="auto")
+            axes.set_yticks(range(ranks), [f"rank {rank}" for rank in range(ranks)])
+            axes.grid(visible=False)
+
+    full = [sum(len(chunk) == ranks for row in table for chunk in row) for table in steps]
+    text = f"ring of {ranks} ranks, complete chunks before and after each step: {full}"
+    return style.picture(paint, text, None, 8.6, 2 * (0.55 + 0.3 * ranks), 2, columns, squeeze=False)

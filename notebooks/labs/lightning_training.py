@@ -20,9 +20,9 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from mpdemo import data, models
 from mpdemo.notebook.recipe import recipe
-from mpdemo.run import Run
 from mpdemo.settings import Settings
 from mpdemo.training.log import RunLog
+from mpdemo.training.setup import learning_rate
 from mpdemo.world.env import claim_cores, where_am_i
 from mpdemo.world.launch import end
 
@@ -80,7 +80,7 @@ class Classifier(pl.LightningModule):
     def configure_optimizers(self):
         optimizer = torch.optim.AdamW(self.parameters(), lr=1e-3)
         length = self.settings.epochs * len(self.trainer.datamodule.train_dataloader())
-        scheduler = Run.learning_rate(optimizer, self.settings, length)  # a warm-up, then a cosine
+        scheduler = learning_rate(optimizer, self.settings, length)  # a warm-up, then a cosine
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from mpdemo.errors import UserError
-from mpdemo.notebook.explorer import explore, pipeline
+from mpdemo.labs.pipeline_explorer import explore, pipeline
 from mpdemo.notebook.ladder import loss_over_single as losses
 from mpdemo.notebook.plots import curves, timelines
 from mpdemo.plan.simulate import simulate as simulated

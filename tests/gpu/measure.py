@@ -12,10 +12,10 @@ from dataclasses import replace
 
 import torch
 
-from mpdemo import run
 from mpdemo.compare import Comparison
 from mpdemo.paired import ratio
 from mpdemo.settings import Settings, as_arguments
+from mpdemo.training import setup
 from mpdemo.world.env import where_am_i
 from mpdemo.world.launch import end
 
@@ -49,7 +49,7 @@ def main():
     options = OPTIONS if on_gpu else OPTIONS[:2]
     variants = {" ".join(as_arguments(option)) or "float32": replace(plain, **option) for option in options}
     table(f"{plain.model}, {plain.image_size} px, batch {plain.batch_size}", world, variants, "float32", rounds)
-    run.local_devices = lambda device, count: [device] * count
+    setup.local_devices = lambda device, count: [device] * count
     variants = {"single": plain, "model_parallel": replace(plain, rung="model_parallel", **CUT)}
     for parts in (2, 4, 8):
         variants[f"pipeline, {parts} microbatches"] = replace(plain, rung="pipeline", microbatches=parts, **CUT)

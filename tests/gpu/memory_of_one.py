@@ -9,11 +9,11 @@ import sys
 
 import torch
 
-from mpdemo import run
 from mpdemo.compare import model_and_batch
 from mpdemo.plan import memory
 from mpdemo.plan.counting import peak_of_a_step
 from mpdemo.settings import Settings
+from mpdemo.training import setup
 from mpdemo.trial import Trial
 from mpdemo.world.env import World, where_am_i
 
@@ -41,7 +41,7 @@ def main():
         for number in range(2):
             devices = [torch.device("cpu")] * 2
             devices[number] = gpu.device
-            run.local_devices = lambda world, count, devices=devices: devices
+            setup.local_devices = lambda world, count, devices=devices: devices
             rows.append(row(settings, World(device=devices[0]) if number else gpu, number))
     with open(sys.argv[1], "w") as file:
         json.dump(rows, file)

@@ -24,7 +24,7 @@ from torchvision.models import resnet18, resnet50
 
 from mpdemo import paired
 from mpdemo.errors import error_line
-from mpdemo.training.busy import peak_of
+from mpdemo.training.utilisation import peak_of
 from mpdemo.world import clock
 
 ON_GPU = torch.cuda.is_available()

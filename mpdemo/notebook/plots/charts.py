@@ -1,12 +1,15 @@
-"""Figures from result rows: curves, bars, the parts of a step, the buckets of DDP, the chunks of a ring all-reduce."""
+"""Figures from result rows: curves, bars, the parts of a step."""
 
-from itertools import pairwise, product
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
 
 from matplotlib.ticker import MaxNLocator
 
 from mpdemo.errors import UserError
 from mpdemo.notebook.plots import style
 from mpdemo.notebook.plots.style import EDGE, line_style, name_bars, paler, picture, stack
+from mpdemo.notebook.show import Bundle
 
 PARTS = {  # of a step: name in the legend, look; the colours are those of the timelines
     "loading": ("loading", {"color": paler(style.ORANGE, 0.85), "hatch": "...."}),
@@ -19,7 +22,14 @@ PARTS = {  # of a step: name in the legend, look; the colours are those of the t
 LOOKS = {name: look | EDGE for name, look in PARTS.values()}
 
 
-def curves(runs, y="loss", x="step", *, title=None, overlay=False):
+def curves(
+    runs: Mapping[str, Sequence[Mapping[str, Any]]],
+    y: str = "loss",
+    x: str = "step",
+    *,
+    title: str | None = None,
+    overlay: bool = False,
+) -> Bundle:
     """Draw one curve per run, from the rows of its ``metrics.jsonl``.
 
     Parameters
@@ -32,6 +42,11 @@ def curves(runs, y="loss", x="step", *, title=None, overlay=False):
         A headline.
     overlay : bool
         The curves should coincide: the first is drawn broad and pale, the next ones thin and dashed on top.
+
+    Raises
+    ------
+    UserError
+        A run without a row that has both columns.
     """
     points = {label: [(row[x], row[y]) for row in rows if x in row and y in row] for label, rows in runs.items()}
     empty = [label for label, pairs in points.items() if not pairs]
@@ -60,7 +75,7 @@ def curves(runs, y="loss", x="step", *, title=None, overlay=False):
     return picture(paint, f"{y} against {x}: {counts}")
 
 
-def bars(values, unit, limit=None, *, digits=2):
+def bars(values: Mapping[str, Any], unit: str, limit: float | None = None, *, digits: int = 2) -> Bundle:
     """Draw one horizontal bar per value, with the number at its end.
 
     Parameters
@@ -97,7 +112,7 @@ def bars(values, unit, limit=None, *, digits=2):
     return picture(paint, f"{unit}: {', '.join(stacks)}", height=1.0 + 0.4 * len(stacks))
 
 
-def step_parts(rows):
+def step_parts(rows: Sequence[Mapping[str, Any]]) -> Bundle:
     """Draw the parts of every rank's step, and say how much communication is hidden behind them.
 
     Parameters
@@ -117,58 +132,3 @@ def step_parts(rows):
     ranks = len({row["rank"] for row in rows})
     shown.data["text/plain"] = f"the parts of a step of each of {ranks} ranks: {cases}"
     return shown
-
-
-def buckets(step):
-    """Draw when each bucket of gradients was ready and when its all-reduce had ended.
-
-    `step` has ``forward``, ``backward`` (s since the step began) and ``buckets``: dicts of `mib`, `ready`, `reduced`.
-    """
-    rows = sorted(step["buckets"], key=lambda row: row["ready"])
-    last = rows[-1]["ready"]
-    lanes = {"forward": (0, step["forward"], style.SKY), "backward": (step["forward"], last, style.GREEN)}
-    for number, row in enumerate(rows, 1):
-        lanes[f"bucket {number}, {row['mib']:.0f} MiB"] = row["ready"], row["reduced"], style.VERMILLION
-
-    def paint(figure, axes):
-        for height, (start, end, colour) in enumerate(lanes.values()):
-            axes.barh(height, end - start, left=start, height=0.62, color=colour, **EDGE)
-        axes.axvline(last, color=style.VERMILLION, linestyle="--", linewidth=1.5, label="the last gradient is ready")
-        name_bars(axes, range(len(lanes)), list(lanes))
-        axes.set(xlabel="time since the step began (s)", xlim=(0, max(step["backward"], rows[-1]["reduced"]) * 1.03))
-        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1))
-
-    text = f"one step of DDP: forward, backward and the all-reduce of {len(rows)} buckets"
-    return picture(paint, text, None, 7.2, 1.3 + 0.36 * len(lanes))
-
-
-def ring(steps):
-    """Draw the chunks of every rank before the first step of a ring all-reduce and after each one.
-
-    A chunk shows the ranks whose numbers are in its sum, in bold letters where the step changed it.
-
-    Parameters
-    ----------
-    steps : list
-        Of tables: ``table[rank][chunk]`` is the set of ranks whose numbers are in this chunk's sum.
-    """
-    ranks, columns = len(steps[0]), -(-len(steps) // 2)
-
-    def paint(figure, grid):
-        for axes in grid.ravel()[len(steps) :]:
-            axes.axis("off")
-        for number, (axes, table) in enumerate(zip(grid.ravel(), steps, strict=False)):
-            axes.imshow([[len(chunk) for chunk in row] for row in table], cmap="Blues", vmin=0, vmax=1.6 * ranks)
-            for rank, place in product(range(ranks), range(len(table[0]))):
-                chunk = table[rank][place]
-                weight = "bold" if chunk != steps[max(0, number - 1)][rank][place] else "normal"
-                text = "".join(map(str, sorted(chunk)))
-                axes.text(place, rank, text, ha="center", va="center", fontsize=7, weight=weight)
-            axes.set_title(f"after step {number}" if number else "before", fontsize=10)
-            axes.set(xticks=[], aspect="auto")
-            axes.set_yticks(range(ranks), [f"rank {rank}" for rank in range(ranks)])
-            axes.grid(visible=False)
-
-    full = [sum(len(chunk) == ranks for row in table for chunk in row) for table in steps]
-    text = f"ring of {ranks} ranks, complete chunks before and after each step: {full}"
-    return picture(paint, text, None, 8.6, 2 * (0.55 + 0.3 * ranks), 2, columns, squeeze=False)

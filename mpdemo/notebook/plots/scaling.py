@@ -1,12 +1,15 @@
 """What more devices bring and what they cost: speed-up beside the ideal, and the hours of all devices."""
 
+from typing import Any
+
 from mpdemo.notebook.plots.style import CYCLE, FAINT, picture
+from mpdemo.notebook.show import Bundle
 from mpdemo.plan.scaling import Model, same_batch, same_share
 
 MARKERS = "osD^"
 
 
-def scaling(report):
+def scaling(report: dict[str, Any]) -> Bundle:
     """Draw the speed-up against the devices, and what the jobs cost.
 
     Parameters
@@ -49,13 +52,16 @@ def scaling(report):
 
 def _paint_speed(axes, name, rows, model, look):
     """Paint one series: its points with their 95 % intervals, and the model through them."""
-    devices, speedups, spread = [row["devices"] for row in rows], [row["speedup"] for row in rows], None
+    devices = [row["devices"] for row in rows]
+    speedups = [row["speedup"] for row in rows]
+    spread = None
     if "speedup_interval" in rows[0]:
         ends = [(row["speedup"], *row["speedup_interval"]) for row in rows]
         spread = [y - low for y, low, _ in ends], [high - y for y, _, high in ends]
     axes.errorbar(devices, speedups, yerr=spread, linestyle="none", capsize=4, label=name, **look)
     if model:
-        model, first, last = Model(**model), rows[0]["batch"], rows[-1]["batch"]
+        model = Model(**model)
+        first, last = rows[0]["batch"], rows[-1]["batch"]
         batch = same_batch(first) if first == last else same_share(last // devices[-1])
         line = range(devices[0], devices[-1] + 1)
         values = [model.time(devices[0], first) / model.time(n, batch(n)) for n in line]

@@ -1,10 +1,14 @@
 """Timelines of steps: one lane per rank, operations numbered by microbatch, idle time hatched; memory below."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from matplotlib.ticker import MaxNLocator
 
 from mpdemo.errors import UserError
 from mpdemo.notebook.plots import style
 from mpdemo.notebook.plots.style import EDGE, line_style, paler, patches, picture
+from mpdemo.notebook.show import Bundle
 from mpdemo.timeline import read
 
 OPERATIONS = {  # kind: name in the legend, colour
@@ -25,7 +29,7 @@ MOST_OUTLINED = 150  # operations per rank; the outlines of more hide their colo
 HELD = 0.95  # inches: the curves of memory under a timeline
 
 
-def timelines(panels, *, memory=True, unit="units"):
+def timelines(panels: Mapping[str, Any], *, memory: bool = True, unit: str = "units") -> Bundle:
     """Draw simulated or recorded steps below each other, with the memory over time under each.
 
     Parameters
@@ -36,6 +40,11 @@ def timelines(panels, *, memory=True, unit="units"):
         Whether to draw the activations that every rank holds, in microbatches.
     unit : str
         Unit of the times; those below one second are drawn in milliseconds.
+
+    Raises
+    ------
+    UserError
+        No panel, or one without operations.
     """
     steps = {title: getattr(step, "events", step) for title, step in panels.items()}
     if not steps or not all(steps.values()):

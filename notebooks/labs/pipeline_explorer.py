@@ -1,4 +1,4 @@
-"""A pipeline on sliders: every change draws its simulated timeline. Used in notebooks/05_pipeline.ipynb.
+"""A pipeline on sliders, for notebooks/05_pipeline.ipynb: every change draws its simulated timeline.
 
 The unit of time is the forward pass of one microbatch on one rank, however many stages that rank's part of the model is
 cut into; so all schedules do the same work. The stages of a rank count for the interleaved schedules only; `ratio` is

@@ -1,9 +1,8 @@
-"""Is the device busy? Its utilisation, and how much of its peak the model's arithmetic reaches: MFU.
+"""How well a run uses its devices: their utilisation, and the share of their peak that the model reaches, MFU.
 
 MFU (model FLOPs utilisation) counts the operations of one forward and backward pass, however they are spread over
 devices or computed twice. So for every rung the whole model's operations are counted, on fake tensors, before the first
-step. `profiler` records what each rank did when. Taught in notebooks/08_scaling.ipynb.
-Sources: https://arxiv.org/abs/2204.02311 (appendix B), https://docs.pytorch.org/docs/stable/profiler.html.
+step. Taught in notebooks/08_scaling.ipynb. Source: https://arxiv.org/abs/2204.02311 (appendix B).
 """
 
 import contextlib
@@ -12,18 +11,18 @@ import time
 from statistics import fmean, median
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy
-from torch.profiler import ProfilerActivity
 from torch.utils.flop_counter import FlopCounterMode
 
 from mpdemo import models
 from mpdemo.rules import LINEAR
+from mpdemo.training.private_torch import FakeTensors
 from mpdemo.world import clock
 from mpdemo.world.devices import PEAKS
 
-SIDE, REPEATS = 512, 6  # of the matrix product that is measured where no data sheet is known: some ms
+SIDE = 512  # of the matrices whose product is measured where no data sheet is known
+REPEATS = 6  # of that product: some ms
 NO_GPU = "This run used no GPU, so GPU utilisation and GPU memory are not measured."
 NO_SENSOR = "(share not measured: pip install nvidia-ml-py)"
 
@@ -31,9 +30,9 @@ NO_SENSOR = "(share not measured: pip install nvidia-ml-py)"
 def flops_of_step(s, dataset) -> int:
     """Return the floating point operations of a step over the whole batch, forward and backward."""
     shape = {"classes": dataset.classes, "channels": dataset.channels, "image_size": s.image_size}
-    # the counter does not know the fused attention of CPUs; and the run's random numbers stay as they are
-    plain, untouched = sdpa_kernel(SDPBackend.MATH), torch.random.fork_rng(devices=[])
-    with plain, untouched, FakeTensorMode(), FlopCounterMode(display=False) as counter:
+    plain = sdpa_kernel(SDPBackend.MATH)  # the counter does not know the fused attention of CPUs
+    untouched = torch.random.fork_rng(devices=[])  # the run's random numbers stay as they are
+    with plain, untouched, FakeTensors(), FlopCounterMode(display=False) as counter:
         images = torch.empty(s.batch_size, dataset.channels, s.image_size, s.image_size, device="cpu")
         outputs = models.build(s.model, **shape, norm=s.norm, seed=s.seed)(images)
         cross_entropy(outputs, torch.zeros(s.batch_size, dtype=torch.long, device="cpu")).backward()
@@ -47,7 +46,8 @@ def peak_of(device, s) -> tuple[float, str]:
         name = torch.cuda.get_device_name(device)
         sheet = next((peaks for gpu, peaks in PEAKS.items() if gpu in name.lower()), {})
         convolutions = s.model not in LINEAR and torch.backends.cudnn.allow_tf32  # PyTorch's default for them alone
-        kind = "tf32" if kind == "fp32" and convolutions and "tf32" in sheet else kind
+        if kind == "fp32" and convolutions and "tf32" in sheet:
+            kind = "tf32"
         if kind in sheet:
             return sheet[kind], f"data sheet of {name}, {kind}"
     side = SIDE if device.type == "cpu" else 16 * SIDE
@@ -60,31 +60,33 @@ def peak_of(device, s) -> tuple[float, str]:
     return 2 * side**3 / seconds, f"measured matrix product, {kind}"
 
 
-class Busy:
-    """How busy the devices of a run are; rank 0 knows what a step computes, and has the readings of all."""
+class Utilisation:
+    """Utilisation and MFU of a run: rank 0 knows what a step computes, and has the readings of all devices."""
 
     def __init__(self, run):
-        self.devices, self.count = run.devices, run.world * len(run.devices)
+        self.devices = run.devices
+        self.count = run.world * len(run.devices)
         if run.rank == 0:
             self.flops = flops_of_step(run.s, run.dataset)
             self.peak, self.source = peak_of(run.device, run.s)
         self.lines = []  # (utilisation of each device, MFU)
-        self.clocks = time.perf_counter(), time.process_time()
+        self.last_reading = time.perf_counter(), time.process_time()
 
-    def utilisation(self) -> list[float]:
-        """Return the share of time that each device was busy: a GPU by its sensor, a core since the last reading."""
+    def of_own_devices(self) -> list[float]:
+        """Return the share of time that each device computed: a GPU by its sensor, a core since the last reading."""
         if self.devices[0].type == "cuda":
             with contextlib.suppress(Exception):  # no nvidia-ml-py, or a driver without this sensor
                 return [torch.cuda.utilization(device) / 100 for device in self.devices]
             return [math.nan] * len(self.devices)
-        (wall, computing), self.clocks = self.clocks, (time.perf_counter(), time.process_time())
-        share = (self.clocks[1] - computing) / (self.clocks[0] - wall) / len(self.devices)
+        begin, computed_before = self.last_reading
+        now, computed = self.last_reading = time.perf_counter(), time.process_time()
+        share = (computed - computed_before) / (now - begin) / len(self.devices)
         return [share] * len(self.devices)
 
-    def line(self, utilisation, seconds) -> dict:
+    def line(self, shares, seconds) -> dict:
         """Return utilisation and MFU for a line of rank 0's metrics; a step took `seconds`."""
         mfu = self.flops / seconds / (self.peak * self.count)
-        measured = None if math.isnan(sum(utilisation)) else [round(share, 3) for share in utilisation]
+        measured = None if math.isnan(sum(shares)) else [round(share, 3) for share in shares]
         self.lines.append((measured, mfu))
         return {"utilisation": measured, "mfu": round(mfu, 4)}
 
@@ -109,23 +111,3 @@ class Busy:
         peak = f"{found['mfu']:.1%} of the peak (MFU; {self.peak / 1e12:.3g} TFLOP/s: {self.source})"
         text = f"The {what} busy {share} and reached {peak}, with at most {max(peak_memory):.0f} MiB"
         return f"{text}." if gpu else f"{text} in a process. {NO_GPU}"
-
-
-def profiler(run):
-    """Start PyTorch's profiler: it leaves out two steps, records `--profile` of them, and writes a trace per rank."""
-    on_gpu = run.device.type == "cuda"
-
-    def write(recorded):
-        recorded.export_chrome_trace(str(run.folder / f"trace-rank{run.rank}.json.gz"))
-        if on_gpu:
-            torch.cuda.memory._dump_snapshot(str(run.folder / f"memory-rank{run.rank}.pickle"))
-            torch.cuda.memory._record_memory_history(enabled=None)
-
-    if on_gpu:
-        torch.cuda.memory._record_memory_history(max_entries=100_000)
-    run.folder.mkdir(parents=True, exist_ok=True)  # rank 0 may not have made it yet
-    plan = torch.profiler.schedule(wait=1, warmup=1, active=run.s.profile, repeat=1)
-    kinds = [ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * on_gpu]
-    started = torch.profiler.profile(activities=kinds, schedule=plan, on_trace_ready=write)
-    started.start()
-    return started

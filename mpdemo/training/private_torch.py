@@ -1,0 +1,41 @@
+"""PyTorch's private parts that a training uses, all of them: what a new PyTorch may move is found here.
+
+tests/test_private_pytorch.py tries each by its name.
+"""
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+
+class FakeTensors(FakeTensorMode):
+    """Fake tensors, which have shapes and types but no memory, as a context manager.
+
+    Without a GPU, PyTorch 2.11 would replace CUDA's guard here, and crash where two threads do that at once.
+    """
+
+    avoid_device_init = False
+
+
+def compile_on_one_core():
+    """Let ``torch.compile`` start no processes of its own, and compile every block of a ResNet, since they differ."""
+    torch._inductor.config.compile_threads = 1
+    torch._dynamo.config.recompile_limit = 64
+
+
+def skip_handshake(stage):
+    """Let a ``PipelineStage`` open its channels without a handshake.
+
+    gloo needs none, and cannot send to itself, as the two stages of one rank at the foot of ZBV's V would.
+    """
+    stage._get_init_p2p_neighbors_ops = list
+
+
+def record_memory():
+    """Record from now on every allocation on the GPU."""
+    torch.cuda.memory._record_memory_history(max_entries=100_000)
+
+
+def save_memory(path):
+    """Write the allocations recorded so far to a file for https://pytorch.org/memory_viz, and stop recording."""
+    torch.cuda.memory._dump_snapshot(str(path))
+    torch.cuda.memory._record_memory_history(enabled=None)
