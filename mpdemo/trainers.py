@@ -31,7 +31,7 @@ from mpdemo.errors import UserError
 from mpdemo.jobs import Job, JobSpec, check, load_site, slurm, submit
 from mpdemo.jobs import render as batch_script
 from mpdemo.jobs.explain import find
-from mpdemo.jobs.reading import unlabelled
+from mpdemo.jobs.lines import unlabelled
 from mpdemo.jobs.sbatch_text import cpus_per_task, fitted
 from mpdemo.jobs.site import find_site
 from mpdemo.options import count
@@ -248,8 +248,7 @@ def what_to_fix(trial, gpus_exist) -> str:
     if found := re.findall(r"\[FAIL\] (.*)", log):  # by the job env
         return "; ".join(found)
     for first in find(log):
-        known, line = first.known, first.line
-        return f"{known.what_of(line)}: {known.told(known.do, line)}" if known.seen else line
+        return ": ".join(first.known.explained(first.line)) if first.known.seen else first.line
     return state_of(trial.job)
 
 
