@@ -32,7 +32,7 @@ from mpdemo.jobs import Job, JobSpec, check, load_site, slurm, submit
 from mpdemo.jobs import render as batch_script
 from mpdemo.jobs.explain import find
 from mpdemo.jobs.lines import unlabelled
-from mpdemo.jobs.sbatch_text import cpus_per_task, fitted
+from mpdemo.jobs.sbatch_text import cpus_per_task, fitted, gpus_on_node
 from mpdemo.jobs.site import find_site
 from mpdemo.options import count
 from mpdemo.world.processes import clean_up_on_signals
@@ -110,8 +110,8 @@ def hours_at_most(specs, site) -> tuple[float, str]:
     seconds = 0
     has_gpus = site.gpus_per_node > 0
     for spec in specs:
-        job = fitted(spec, site)[0]
-        on_node = job.gpus_per_node if has_gpus else job.tasks_per_node * cpus_per_task(job, site)[0]
+        job, words = fitted(spec, site)
+        on_node = gpus_on_node(job, words) if has_gpus else job.tasks_per_node * cpus_per_task(job, site)[0]
         seconds += job.nodes * on_node * slurm.limit(job.time_limit)
     return seconds / 3600, "GPU" if has_gpus else "core"
 
