@@ -29,8 +29,8 @@ export MPDEMO_DATA="$staged\""""
 
 MASTER_ADDR = 'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
 MASTER_PORT = """\
-export MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))  # ranks meet there, on the first node, which runs these lines
-while ss -ltn | grep -q ":$MASTER_PORT "; do ((MASTER_PORT++)); done  # another program has the port: try the next"""
+export MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))  # on the first node, which runs these lines
+while ss -ltn | grep -q ":$MASTER_PORT "; do ((MASTER_PORT++)); done  # in use there: take the next"""
 QUOTES = "# One torchrun per node; single quotes, since SLURM_NODEID is known on each node only."
 # 3: stopped with a checkpoint.
 REQUEUE = """\
