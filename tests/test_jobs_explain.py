@@ -14,7 +14,7 @@ import pytest
 
 from mpdemo import __main__ as command_line
 from mpdemo.errors import UserError
-from mpdemo.jobs import explain
+from mpdemo.jobs import asked, explain
 from mpdemo.jobs.known import KINDS, known_failures, known_in
 from mpdemo.paths import root
 from mpdemo.schedules import check_schedule
@@ -149,7 +149,7 @@ def run(*words):
 def test_the_command_reads_the_end_of_a_huge_file(tmp_path, capsys, monkeypatch):
     log = tmp_path / "log with spaces.txt"
     log.write_bytes(b"Weights only load failed\n" + b"\xff loss 0.3\n" * 100 + b"port 29500 on n1 is in use\n")
-    monkeypatch.setattr(explain, "MOST_BYTES", 300)
+    monkeypatch.setattr(asked, "MOST_BYTES", 300)
     assert run(log) == 0
     said = capsys.readouterr().out
     assert said.startswith("Only its last") and "in use" in said and "Weights" not in said
@@ -169,6 +169,7 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path):
 def test_what_is_no_log_is_refused_in_one_line(tmp_path, capsys):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "model.pt").write_bytes(b"PK\x03\x04\0\0")
-    for name in ("missing", "", "pipe", "model.pt", "a\0b", "x" * 5000):
+    (tmp_path / "empty").mkdir()
+    for name in ("missing", "empty", "pipe", "model.pt", "a\0b", "x" * 5000):
         assert run(f"{tmp_path}/{name}") == 2
         assert len(capsys.readouterr().err.strip().splitlines()) == 1

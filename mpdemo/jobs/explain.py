@@ -1,19 +1,16 @@
-"""Find the known failures in a log, and say what each one is and what to do: ``python -m mpdemo explain LOGFILE``.
+"""Find the known failures in a log; say what each one is, what to do, and whether to try again.
 
 The failures are data, in known_failures.toml; how a log is read stands in reading.py. Taught in
 notebooks/10_when_it_breaks.ipynb.
 """
 
-import os
 import re
 from dataclasses import dataclass, replace
 
 from mpdemo import paths
-from mpdemo.errors import UserError
 from mpdemo.jobs.known import KINDS, UNKNOWN, Known, first_of, known_in, rows_of
 from mpdemo.jobs.reading import Log
 
-MOST_BYTES = 64 * 2**20  # of a file that are read: of a larger one, its end
 LONGEST = 240  # characters of a line that are shown
 ALSO = 4  # further findings that are shown, in one line each
 MESSAGE = 12  # lines that the message of an exception may take
@@ -40,6 +37,12 @@ class Finding:
     def message(self) -> str:
         """The line from the exception's name on, without a launcher's label before it."""
         return re.sub(r"^.*?(?=\b\w+(?:Error|Exception): )", "", self.line)
+
+    def as_dict(self) -> dict:
+        """The same for programs."""
+        what, do = self.known.explained(self.line)
+        found = {"line": self.number, "text": self.line, "count": self.count, "place": self.place}
+        return found | {"kind": self.known.kind, "what": what, "do": do}
 
     @property
     def paragraph(self) -> str:
@@ -122,20 +125,37 @@ def _shown(number, line, place=0) -> str:
     return f"line {number}: {'... ' * (start > 0)}{line if len(line) <= LONGEST else part + ' ...'}"
 
 
-def add_arguments(parser):
-    """Declare the command's options."""
-    parser.add_argument("logfile", metavar="LOGFILE", help="the log of a failed job: runs/NAME/log.txt, slurm-7.out")
+def verdict(findings, state="", resumes=False) -> tuple:
+    """Say whether to start a job again as it is: ``retry`` or ``fix`` (None: neither), and why.
 
-
-def main(args) -> int:
-    """Print what the log shows, or the end of a very large one; return 0."""
-    if not os.path.isfile(args.logfile):  # a pipe would wait forever
-        raise UserError(f"{args.logfile} is no file; give a job's log file")
-    with open(args.logfile, "rb") as file:
-        if b"\0" in file.read(8192):
-            raise UserError(f"{args.logfile} is not text; give a job's log file")
-        begin = file.seek(max(0, os.path.getsize(args.logfile) - MOST_BYTES))
-        if begin:
-            print(f"Only its last {MOST_BYTES // 2**20} MiB are read; lines are counted from there.\n")
-        print(report(file.read(MOST_BYTES)))
-    return 0
+    Parameters
+    ----------
+    findings : list of Finding
+        What `find` found in its log.
+    state : str, optional
+        The job's, as `mpdemo.jobs.Job` names it.
+    resumes : bool
+        Whether the same command goes on from a checkpoint.
+    """
+    first = findings[0] if findings else None
+    by_state = {
+        "pending": (None, "it waits in the queue"),
+        "done": (None, "it ended well"),
+        "stopped": ("retry", "it stopped with a checkpoint, from which the same command resumes"),
+        "node_failure": ("retry", "a node failed"),
+        "timeout": ("retry", "it resumes from its last checkpoint")
+        if resumes
+        else ("fix", "it needs more time, or --resume auto"),
+    }
+    if state == "timeout" and not resumes:
+        return "fix", "give it a longer time limit, or checkpoints and --resume auto"
+    if state in by_state:
+        return by_state[state]
+    if state == "cancelled" and (first is None or first.known.kind != "cause"):
+        return "retry", "it was cancelled"
+    if first is None:
+        return (None, "it still runs") if state == "running" else (None, "no failure is in the log")
+    what, do = first.known.explained(first.line)
+    if first.known.retry:
+        return "retry", what
+    return "fix", do

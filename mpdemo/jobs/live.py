@@ -1,0 +1,93 @@
+"""Ask the ranks of a running job where they are: ``explain --live``.
+
+Each node of the job is asked by `mpdemo.jobs.probe`. What a rank that was asked by SIGUSR2 answers is in the job's log.
+Taught in notebooks/10_when_it_breaks.ipynb.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from mpdemo.errors import UserError
+from mpdemo.jobs import probe, slurm
+from mpdemo.jobs.who_waits import Place, place_of
+from mpdemo.ranks.places import FRAME
+
+START = 1.0  # s in which the probes start
+PATIENCE = 1.0  # s for the last stack to appear in the log
+TASK = re.compile(r"^ *(\d+): ")  # srun --label
+BEGINS = re.compile(r"^(?:Current thread 0x|Stack \(most recent)")
+OTHER_THREAD = re.compile(r"^Thread 0x")
+
+
+def look_at(job_id, nodes, logs) -> tuple[list[Place], list]:
+    """Return where the ranks of a Slurm job are, and its GPUs: (percent, MiB) of each.
+
+    `UserError` where its nodes cannot be asked.
+    """
+    begin, source = time.time() + START, Path(probe.__file__).read_text()
+    words = ["srun", f"--jobid={slurm.number(job_id)}", "--overlap", f"--nodes={nodes}", f"--ntasks={nodes}"]
+    words += ["--ntasks-per-node=1", "--input=none", sys.executable, "-c", source, slurm.number(job_id), str(begin)]
+    before = {file: file.stat().st_size for file in logs}
+    try:
+        said = slurm.run(*words)
+    except subprocess.TimeoutExpired:
+        raise UserError(f"the nodes of job {job_id} do not answer; is one of them down? see: sinfo -R") from None
+    rows = [json.loads(line) for line in said.stdout.splitlines() if line.startswith("{")]
+    if not rows:
+        reason = (said.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise UserError(f"cannot look at the nodes of job {job_id}: {reason}")
+    gpus = [gpu for row in rows for gpu in row.get("gpus", ())]
+    return places([row for row in rows if "rank" in row], before), gpus
+
+
+def look_here(ranks, logs) -> tuple[list[Place], list]:
+    """Return the same of processes on this machine: rank -> process."""
+    before = {file: file.stat().st_size for file in logs}
+    return places([probe.look(rank, pid) for rank, pid in ranks.items()], before), probe.gpus()
+
+
+def places(rows, before) -> list[Place]:
+    """Return the place of each rank, by what the probes found and the logs hold beyond their size `before`."""
+    asked = sorted((row for row in rows if row["asked"]), key=lambda row: row["rank"])
+    end, stacks = time.monotonic() + PATIENCE, {}
+    while asked and sum(map(len, stacks.values())) < len(asked) and time.monotonic() < end:
+        time.sleep(0.05)
+        stacks = stacks_in("".join(new_text(file, size) for file, size in before.items()))
+    for task in {row["task"] for row in asked}:
+        of_task = [row for row in asked if row["task"] == task]
+        found = stacks.get(task, [])
+        if not any(stacks) and len(stacks.get("", ())) == len(asked):  # the log has no labels: they came in turn
+            found = [stack for row, stack in zip(asked, stacks[""], strict=True) if row["task"] == task]
+        if len(found) == len(of_task):
+            for row, frames in zip(of_task, found, strict=True):
+                row["frames"] = frames
+    world = max((row["world"] for row in rows), default=0)
+    gone = [Place(rank, None) for rank in sorted({*range(world)} - {row["rank"] for row in rows})]
+    return sorted([place_of(row) for row in rows] + gone, key=lambda place: place.rank)
+
+
+def new_text(file, size) -> str:
+    """Return what a log holds beyond a size."""
+    with open(file, "rb") as log:
+        log.seek(size)
+        return log.read(2**22).decode(errors="replace")
+
+
+def stacks_in(text) -> dict:
+    """Return the stacks that faulthandler wrote into a log: label of the task -> frames of each, in order."""
+    stacks, open_ones = {}, {}
+    for line in text.splitlines():
+        label = match[1] if (match := TASK.match(line)) else ""
+        line = TASK.sub("", line)
+        if BEGINS.match(line):
+            open_ones[label] = []
+            stacks.setdefault(label, []).append(open_ones[label])
+        elif OTHER_THREAD.match(line):
+            open_ones[label] = []  # not kept
+        elif label in open_ones and (match := FRAME.match(line)):
+            open_ones[label].append((match[1], int(match[2]), match[3]))
+    return stacks
