@@ -118,6 +118,15 @@ def test_the_stacks_of_tasks_that_write_into_one_log_are_told_apart():
     assert live.stacks_in(mixed) == {"0": [[("train.py", 5, "main")]], "1": [[("train.py", 6, "main")]]}
 
 
+def test_without_labels_the_stacks_came_in_the_order_in_which_ranks_were_asked():
+    asked = [{"rank": 0, "task": "0"}, {"rank": 1, "task": "0"}]
+    live.assign({"": [["first"], ["second"]]}, asked)
+    assert [row["frames"] for row in asked] == [["first"], ["second"]]
+    lost = [{"rank": 0, "task": "0", "frames": None}, {"rank": 1, "task": "0", "frames": None}]
+    live.assign({"0": [["whose?"]]}, lost)
+    assert [row["frames"] for row in lost] == [None, None]
+
+
 def test_flight_recorders_name_the_first_call_that_differs():
     call = {
         "process_group": ["0", "default_pg"],

@@ -69,13 +69,14 @@ def resolve(what) -> Asked:
 
 def of_job(job) -> Asked:
     """Return what is known of a job that was submitted by this package."""
-    spec, answer = job.record["spec"], slurm.Answer(job.state, job.reason, job.exit_status, job.run_time)
+    spec, identity = job.record["spec"], job.record.get("identity")
+    answer = slurm.Answer(job.state, job.reason, job.exit_status, job.run_time)
     return Asked(
         job.log_files,
         f"job {job.id} ({job.name}) on {job.where}",
         answer,
         job.out,
-        slurm_id=job.id if job.own_cluster else "",
+        slurm_id=job.id if identity and slurm.in_reach() and slurm.identity() == identity else "",
         nodes=spec.get("nodes", 1),
         resumes=any(word.startswith("--resume") for word in spec.get("command", ())),
     )

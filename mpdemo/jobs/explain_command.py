@@ -40,10 +40,11 @@ def main(args) -> int:
     told = {"job": asked.name, **asked.answer._asdict(), "logs": list(map(str, asked.logs)), "usage": asked.usage}
     word, why = verdict(findings, asked.answer.state, asked.resumes)
     if args.live:
+        quiet = asked.silence  # before the ranks write their stacks
         found, told["gpus"] = look(asked)
         kind, told["live"] = who_waits.sentence(found)
         told["ranks"] = [dataclasses.asdict(place) for place in found]
-        word, why = verdict_live(kind, asked.silence)
+        word, why = verdict_live(kind, quiet)
     files = asked.folder.glob("*") if asked.folder else ()
     told["recorder"] = who_waits.of_recorder(who_waits.recorded(files))
     told |= {"findings": [finding.as_dict() for finding in findings], "verdict": word, "why": why}
@@ -81,6 +82,12 @@ def look(asked) -> tuple:
     if asked.slurm_id:
         return live.look_at(asked.slurm_id, asked.nodes, asked.logs)
     return live.look_here(probe.ranks_below(local_job.ranks(asked.folder)), asked.logs)
+
+
+def where_it_hangs(what) -> str:
+    """Return in one sentence who waits for whom in a running job, by its run's folder or its number."""
+    found, _ = look(resolve(str(what)))
+    return who_waits.sentence(found)[1]
 
 
 def verdict_live(kind, quiet) -> tuple:

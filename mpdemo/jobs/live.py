@@ -5,6 +5,7 @@ Taught in notebooks/10_when_it_breaks.ipynb.
 """
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -20,6 +21,7 @@ START = 1.0  # s in which the probes start
 PATIENCE = 1.0  # s for the last stack to appear in the log
 TASK = re.compile(r"^ *(\d+): ")  # srun --label
 BEGINS = re.compile(r"^(?:Current thread 0x|Stack \(most recent)")
+OF_STACKS = re.compile(r"^(?:Current thread|Thread|Stack|  File|  \.\.\.|\s*$)")
 OTHER_THREAD = re.compile(r"^Thread 0x")
 
 
@@ -31,7 +33,7 @@ def look_at(job_id, nodes, logs) -> tuple[list[Place], list]:
     begin, source = time.time() + START, Path(probe.__file__).read_text()
     words = ["srun", f"--jobid={slurm.number(job_id)}", "--overlap", f"--nodes={nodes}", f"--ntasks={nodes}"]
     words += ["--ntasks-per-node=1", "--input=none", sys.executable, "-c", source, slurm.number(job_id), str(begin)]
-    before = {file: file.stat().st_size for file in logs}
+    before = {file: file.stat() for file in logs}
     try:
         said = slurm.run(*words)
     except subprocess.TimeoutExpired:
@@ -46,35 +48,45 @@ def look_at(job_id, nodes, logs) -> tuple[list[Place], list]:
 
 def look_here(ranks, logs) -> tuple[list[Place], list]:
     """Return the same of processes on this machine: rank -> process."""
-    before = {file: file.stat().st_size for file in logs}
+    before = {file: file.stat() for file in logs}
     return places([probe.look(rank, pid) for rank, pid in ranks.items()], before), probe.gpus()
 
 
 def places(rows, before) -> list[Place]:
-    """Return the place of each rank, by what the probes found and the logs hold beyond their size `before`."""
+    """Return the place of each rank, by what the probes found and what the logs hold since they looked as `before`."""
     asked = sorted((row for row in rows if row["asked"]), key=lambda row: row["rank"])
-    end, stacks = time.monotonic() + PATIENCE, {}
-    while asked and sum(map(len, stacks.values())) < len(asked) and time.monotonic() < end:
-        time.sleep(0.05)
-        stacks = stacks_in("".join(new_text(file, size) for file, size in before.items()))
-    for task in {row["task"] for row in asked}:
-        of_task = [row for row in asked if row["task"] == task]
-        found = stacks.get(task, [])
-        if not any(stacks) and len(stacks.get("", ())) == len(asked):  # the log has no labels: they came in turn
-            found = [stack for row, stack in zip(asked, stacks[""], strict=True) if row["task"] == task]
-        if len(found) == len(of_task):
-            for row, frames in zip(of_task, found, strict=True):
-                row["frames"] = frames
+    end, stacks, seen = time.monotonic() + PATIENCE, {}, None
+    while asked and (stacks != seen or sum(map(len, stacks.values())) < len(asked)) and time.monotonic() < end:
+        seen = stacks
+        time.sleep(0.1)  # also for the rest of a stack that is being written
+        stacks = stacks_in("".join(new_text(file, old) for file, old in before.items()))
+    assign(stacks, asked)
     world = max((row["world"] for row in rows), default=0)
-    gone = [Place(rank, None) for rank in sorted({*range(world)} - {row["rank"] for row in rows})]
+    gone = [Place(rank) for rank in sorted({*range(world)} - {row["rank"] for row in rows})]
     return sorted([place_of(row) for row in rows] + gone, key=lambda place: place.rank)
 
 
-def new_text(file, size) -> str:
-    """Return what a log holds beyond a size."""
+def assign(stacks, asked):
+    """Give each rank its stack: those of one task came in the order in which its ranks were asked.
+
+    A task is a rank under srun, and a torchrun with several ranks. Without labels, all came in that order.
+    """
+    labelled = any(stacks)
+    for task in {row["task"] for row in asked} if labelled else [""]:
+        of_task = [row for row in asked if row["task"] == task or not labelled]
+        if len(stacks.get(task, ())) == len(of_task):
+            for row, frames in zip(of_task, stacks[task], strict=True):
+                row["frames"] = frames
+
+
+def new_text(file, old) -> str:
+    """Return what a log holds beyond its old size; stacks alone are no sign of life, so it keeps its old time."""
     with open(file, "rb") as log:
-        log.seek(size)
-        return log.read(2**22).decode(errors="replace")
+        log.seek(old.st_size)
+        text = log.read(2**22).decode(errors="replace")
+    if text and all(OF_STACKS.match(TASK.sub("", line)) for line in text.splitlines()):
+        os.utime(file, ns=(old.st_atime_ns, old.st_mtime_ns))
+    return text
 
 
 def stacks_in(text) -> dict:
