@@ -36,6 +36,11 @@ class Asked:
         return f"{self.name}: {state}{reason}{status}, after {ran:.0f} s"
 
     @property
+    def dumps(self) -> list[Path]:
+        """The flight-recorder files in its folder: ``nccl_trace_rank_0`` and the like."""
+        return list(self.folder.glob("*trace*[0-9]")) if self.folder else []
+
+    @property
     def usage(self) -> str:
         """What the job used, in a line; "" for a log alone."""
         return usage(self.slurm_id, self.answer.state, self.folder) if self.name else ""
@@ -54,14 +59,14 @@ def resolve(what) -> Asked:
             if b"\0" in file.read(8192):
                 raise UserError(f"{what} is not text; give a job's log file")
         return Asked([Path(what)])
-    if os.path.isdir(what):
-        folder = Path(what).absolute()
+    if folder := next((path for path in (Path(what).absolute(), paths.root() / what) if os.path.isdir(path)), None):
         if record := read_record(folder):
             return of_job(Job(record, folder))
         logs = sorted([*folder.glob("slurm-*.out"), *folder.glob("*log*.txt")], key=os.path.getmtime)
-        if not logs:
+        asked = Asked(logs[-1:], folder=folder)
+        if not logs and not asked.dumps:
             raise UserError(f"{what} holds no job and no log (slurm-*.out, log.txt); give a log file")
-        return Asked(logs[-1:], folder=folder)
+        return asked
     if re.fullmatch(r"\d+(_\d+)?(;[\w-]+)?", what):
         return of_number(what)
     raise UserError(f"{what} is no log file, no folder of a run and no number of a job")

@@ -11,6 +11,7 @@ py-spy where it is installed, else from ranks that handle SIGUSR2: faulthandler.
 import argparse
 import dataclasses
 import json
+from pathlib import Path
 
 from mpdemo.errors import UserError
 from mpdemo.jobs import live, local_job, probe, who_waits
@@ -39,21 +40,23 @@ def main(args) -> int:
     findings = find(data)
     told = {"job": asked.name, **asked.answer._asdict(), "logs": list(map(str, asked.logs)), "usage": asked.usage}
     word, why = verdict(findings, asked.answer.state, asked.resumes)
+    found, dumps = [], asked.dumps
     if args.live:
         quiet = asked.silence  # before the ranks write their stacks
         found, told["gpus"] = look(asked)
         kind, told["live"] = who_waits.sentence(found)
         told["ranks"] = [dataclasses.asdict(place) for place in found]
         word, why = verdict_live(kind, quiet)
-    files = asked.folder.glob("*") if asked.folder else ()
-    told["recorder"] = who_waits.of_recorder(who_waits.recorded(files))
+        prefixes = {Path(place.recorder) for place in found if place.recorder}
+        dumps += [file for prefix in prefixes for file in prefix.parent.glob(f"{prefix.name}*")]
+    told["recorder"] = who_waits.of_recorder(who_waits.recorded(dumps))
     told |= {"findings": [finding.as_dict() for finding in findings], "verdict": word, "why": why}
     if args.json:
         print(json.dumps(told, indent=1))
         return 0
     if cut:
         print(f"Only its last {MOST_BYTES // 2**20} MiB are read; lines are counted from there.\n")
-    for line in in_words(asked, told, found if args.live else []):
+    for line in in_words(asked, told, found):
         print(line)
     if findings or not args.live:
         print(report(data))

@@ -4,6 +4,7 @@ Taught in notebooks/10_when_it_breaks.ipynb. PyTorch's flight recorder:
 https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html.
 """
 
+import contextlib
 import io
 import pickle
 import re
@@ -14,8 +15,8 @@ from mpdemo import paths
 from mpdemo.jobs.tracebacks import NOT_THE_USERS
 from mpdemo.ranks.places import WAITING, called_names
 
-SHIFT = {"_engine_run_backward": "backward (which averages gradients)"}  # no function of torch.distributed
-DUMP = re.compile(r"_rank_(\d+)$|trace_(\d+)$")  # how the names of a flight recorder's files end
+BACKWARD = "_engine_run_backward", "the backward pass (which averages gradients)"  # its frame; what we call it
+LARGEST = 2**26  # bytes of a flight recorder's file
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Place:
     node: str = ""
     cpu: float = 0.0  # of a core
     mib: int = 0
+    recorder: str = ""  # the prefix of the rank's flight-recorder files, if its environment names one
 
     @property
     def gone(self) -> bool:
@@ -45,20 +47,32 @@ class Place:
 
 def place_of(row) -> Place:
     """Return where a rank is, by its frames: the innermost that is the reader's own, and what it called."""
-    known = {"node": row["node"], "cpu": row["cpu"], "mib": row["mib"]}
+    known = {name: row[name] for name in ("node", "cpu", "mib", "recorder")}
     frames = row["frames"]
     if not frames:
         return Place(row["rank"], **known)
     own = next((depth for depth, frame in enumerate(frames) if not NOT_THE_USERS.search(frame[0])), len(frames) - 1)
     file, line, function = frames[own]
-    inner = [name for _, _, name in frames[:own]]
-    called = [name for path, _, name in frames[:own] if path.endswith("distributed_c10d.py")]
-    collective = called[-1] if called else next((text for name, text in SHIFT.items() if name in inner), "")
-    if not collective and Path(file).is_file():
-        waits = [name for name in called_names(Path(file).read_text(errors="replace"), line) if name in WAITING]
-        collective = waits[0] if waits and waits[0] != "sleep" else ""
+    collective = collective_of(frames[:own]) or next((n for n in called_on(file, line) if n in WAITING - {"sleep"}), "")
     short = file.replace(f"{paths.root()}/", "")
     return Place(row["rank"], collective, f"{short}, line {line} in {function}", **known)
+
+
+def collective_of(inner) -> str:
+    """Return in which collective a rank waits, by the frames below its own code, the innermost first; "" if in none."""
+    called = [name for path, _, name in inner if path.endswith("distributed_c10d.py")]
+    if called:
+        return called[-1]
+    if inner and "torch/distributed/" in inner[0][0]:  # such as a pipeline's schedule
+        return inner[0][2]
+    return BACKWARD[1] if any(name == BACKWARD[0] for _, _, name in inner) else ""
+
+
+def called_on(file, line) -> list:
+    """Return the names of the functions that a line of a file calls, if it can be read here."""
+    with contextlib.suppress(OSError, ValueError, SyntaxError):
+        return called_names(Path(file).read_text(encoding="utf-8"), line)
+    return []
 
 
 def sentence(found) -> tuple[str, str]:
@@ -68,18 +82,17 @@ def sentence(found) -> tuple[str, str]:
         if place.collective:
             waiting.setdefault((place.collective, place.line), []).append(place)
     others = [place for place in found if not place.collective]
-    calls = [f"{ranks(some)} in {collective} ({line})" for (collective, line), some in waiting.items()]
     if not waiting:
         return "none", "No rank waits in a collective."
+    calls = [
+        f"{ranks(some)} {'wait' if len(some) > 1 else 'waits'} in {collective} ({line})"
+        for (collective, line), some in waiting.items()
+    ]
     if others:
-        verb = "wait" if len(found) - len(others) > 1 else "waits"
-        return (
-            "missing",
-            f"{' and '.join(calls).replace(' in ', f' {verb} in ', 1)} for {'; '.join(map(told, others))}.",
-        )
+        return "missing", f"{' and '.join(calls)} for {'; '.join(map(told, others))}."
     if len(waiting) > 1:
-        return "different", f"Each rank waits for the others, in another collective than they: {'; '.join(calls)}."
-    return "same", f"All ranks are in the same collective: {calls[0]}. None is missing; a network or a GPU may hang."
+        return "different", f"The ranks wait for each other in different collectives: {'; '.join(calls)}."
+    return "same", f"No rank is missing: {calls[0]}. It is slow, or the network or a GPU hangs."
 
 
 def told(place) -> str:
@@ -112,16 +125,20 @@ class Plain(pickle.Unpickler):
 
 
 def recorded(files) -> dict:
-    """Return the collectives that flight-recorder dumps hold: rank -> the entries of its file, the last one last."""
+    """Return the collectives that flight-recorder dumps hold: rank -> the entries of its file, the last one last.
+
+    The name of a dump ends with the rank; whatever else the files hold is left out.
+    """
     entries = {}
     for file in files:
-        match = DUMP.search(file.name)
-        if match and file.is_file():
-            try:
-                found = Plain(io.BytesIO(file.read_bytes())).load()["entries"]
-            except (pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError):
-                continue
-            entries[int(match[1] or match[2])] = [entry for entry in found if not entry.get("is_p2p")]
+        rank = re.search(r"\d+$", file.name)
+        if not rank or not file.is_file() or file.stat().st_size > LARGEST:
+            continue
+        try:
+            found = Plain(io.BytesIO(file.read_bytes())).load()["entries"]
+        except (pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError, IndexError):
+            continue
+        entries[int(rank[0])] = [entry for entry in found if not entry.get("is_p2p")]
     return entries
 
 
