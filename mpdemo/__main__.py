@@ -20,7 +20,7 @@ COMMANDS = {
     "train": ("mpdemo.training.command", "train one rung"),
     "plan": ("mpdemo.plan.command", "which strategies fit a model on so many devices, and what each needs and sends"),
     "env": ("mpdemo.doctor", "check this machine, its PyTorch, Slurm and site"),
-    "explain": ("mpdemo.jobs.explain", "find the known failures in a log, and say what to do"),
+    "explain": ("mpdemo.jobs.explain_command", "what happened to a job, or where it hangs, and what to do"),
     "follow": ("mpdemo.jobs.follow", "print a job's state and its log until it ends; Ctrl-C leaves it running"),
     "cluster": ("mpdemo.cluster.command", "a throw-away Slurm cluster on this machine"),
     "render": ("mpdemo.trainers", "write the course's batch scripts for a site; submit nothing"),

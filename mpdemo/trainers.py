@@ -31,8 +31,8 @@ from mpdemo.errors import UserError
 from mpdemo.jobs import Job, JobSpec, load_site, slurm, submit
 from mpdemo.jobs.check import problems_in
 from mpdemo.jobs.explain import find
-from mpdemo.jobs.reading import unlabelled
-from mpdemo.jobs.sbatch_text import cpus_per_task, fitted
+from mpdemo.jobs.lines import unlabelled
+from mpdemo.jobs.sbatch_text import cpus_per_task, fitted, gpus_on_node
 from mpdemo.jobs.site import find_site
 from mpdemo.options import count
 from mpdemo.world.processes import clean_up_on_signals
@@ -94,7 +94,7 @@ def render(args) -> int:
         for name, job in jobs.items():
             text = job.text
             (folder / f"{name}.sbatch").write_text(text, encoding="utf-8")
-            problems = problems_in(text, job.site, ask_slurm)
+            problems = problems_in(text, job.site, ask_slurm, job.spec)
             print(f"{folder / name}.sbatch", *(f"  {problem}" for problem in problems), sep="\n")
             wrong += bool(problems)
     except OSError as error:
@@ -113,7 +113,7 @@ def hours_at_most(jobs) -> tuple[float, str]:
     for job in jobs:
         has_gpus = job.site.gpus_per_node > 0
         cores = job.spec.tasks_per_node * cpus_per_task(job.spec, job.site)[0]
-        on_node = job.spec.gpus_per_node if has_gpus else cores
+        on_node = gpus_on_node(job.spec, job.site) if has_gpus else cores
         seconds += job.spec.nodes * on_node * slurm.limit(job.spec.time_limit)
     return seconds / 3600, "GPU" if has_gpus else "core"
 
@@ -250,8 +250,7 @@ def what_to_fix(trial, gpus_exist) -> str:
     if found := re.findall(r"\[FAIL\] (.*)", log):  # by the job env
         return "; ".join(found)
     for first in find(log):
-        known, line = first.known, first.line
-        return f"{known.what_of(line)}: {known.told(known.do, line)}" if known.seen else line
+        return ": ".join(first.known.explained(first.line)) if first.known.seen else first.line
     return state_of(trial.job)
 
 

@@ -2,7 +2,9 @@
 
 import doctest
 import json
+import os
 import random
+import socket
 import subprocess
 
 import pytest
@@ -57,6 +59,15 @@ def test_torchrun_waits_as_long_as_the_warning_gives():
     (line,) = (line for line in text.splitlines() if line.startswith("export PET_SIGNALS_TO_HANDLE="))
     assert line.endswith(",SIGUSR1,SIGUSR2 TORCH_ELASTIC_SHUTDOWN_TIMEOUT=120")
     assert "TORCH_ELASTIC" not in render(spec(launcher="torchrun"), load_site("generic"))
+
+
+def test_the_first_node_takes_the_next_port_where_a_program_listens():
+    lines = [line for line in render(spec(), load_site("generic")).splitlines() if "MASTER_PORT" in line]
+    with socket.create_server(("", 0)) as server:  # both lines count from 20000
+        port = server.getsockname()[1]
+        script = "\n".join([*lines, 'bash -c "echo \\$MASTER_PORT"']).replace("20000", str(port))
+        said = subprocess.run(["bash", "-c", script], env={**os.environ, "SLURM_JOB_ID": "0"}, capture_output=True)
+    assert port < int(said.stdout) < port + 50 and not said.stderr
 
 
 @pytest.mark.parametrize("text", ["it's $(touch oops) `touch oops`", '50%j; "quoted" back\\slash #hash # é✓'])

@@ -102,6 +102,39 @@ def test_small_jobs_have_words_of_their_own_and_a_job_gets_no_more_cores_than_it
             load_site("mine")
 
 
+def test_jobs_of_one_node_have_words_of_their_own(project):
+    rows = 'small_jobs = [{nodes = 2, extra = ["--licenses=b"]}, {nodes = 1, gpus = 2, qos = "short"}]'
+    write_site(project, "mine", f'gpus_per_node = 4\ncores_per_node = 8\nextra = ["--licenses=a"]\n{rows}')
+    for nodes, processes, words in ((1, 2, ("short", "a")), (1, 4, (None, "b")), (3, 4, (None, "a"))):
+        given = options(render(spec(nodes=nodes, processes_per_node=processes, gpus_per_process=1), load_site("mine")))
+        assert (given.get("qos"), given["licenses"]) == words
+
+
+@pytest.mark.parametrize(
+    ("words", "shape", "needed"),
+    [
+        ({"srun_options": ("--gpus-per-task=1",)}, {"gpus_per_process": 2}, "2"),
+        ({"srun_options": ("--gpus-per-task=1",)}, {"launcher": "torchrun", "processes_per_node": 4}, "4"),
+        ({"extra": ("--gpu-bind=single:1",)}, {"gpus_per_process": 2}, "2"),
+        ({"binding": ("--gpu-bind=per_task:1",)}, {"gpus_per_process": 2}, "2"),
+        ({"srun_options": ("--ntasks-per-node=4",)}, {"processes_per_node": 2}, "2"),
+        ({"srun_options": ("--gpus-per-task=1", "--ntasks=2", "--mpi=none")}, {"processes_per_node": 2}, ""),
+        ({"binding": ("--gpu-bind=per_task:1",)}, {"launcher": "torchrun", "processes_per_node": 4}, ""),
+        ({"gpu_syntax": ""}, {"processes_per_node": 5}, "at most|more nodes"),
+    ],
+    ids=str,
+)
+def test_options_for_every_job_are_compared_with_this_one(words, shape, needed):
+    """A process that drives two GPUs would see one."""
+    found = check(spec(**{"gpus_per_process": 1} | shape), site(**words), ask_slurm=False)
+    if not needed:
+        assert found == []
+    elif "gpu_syntax" in words:
+        assert found[0].message == "5 GPUs per node, but a node has 4"
+    else:
+        assert found[0].message.endswith(f"holds for every job, and this one needs {needed} there")
+
+
 def test_the_file_says_which_pytorch_the_site_has(project):
     old, new = (try_site(site(pytorch=text), None)[-1] for text in ("2.9.1", "2.99"))
     assert not old.ok and "its file says that its PyTorch is 2.9.1; allowed: >=2." in old.text

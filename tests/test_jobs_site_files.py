@@ -24,13 +24,21 @@ VARIABLES = {"COURSE_ACCOUNT": "course"}
 TRIALS = {
     "alex": ("bash -l\n", "--gres=gpu:a100:8 ", "--clusters=alex ", "--export=NONE ", "\nunset SLURM_EXPORT_ENV ||"),
     "bridges2": ("--gpus=v100-32:16 ", "--partition=GPU "),
+    "cirrus": (
+        "--exclusive ",
+        "--gres=gpu:4 ",
+        "--ntasks=8 --ntasks-per-node=4 --cpus-per-task=10 --hint=nomultithread ",
+    ),
     "isambard_ai": ("--gpus-per-node=4 ", "--cpus-per-task=72 ", "\nmodule reset ||"),
     "karolina": ("--gpus-per-node=8 ", "--gpu-bind=single:1 ", "--kill-on-bad-exit=1"),
+    "kestrel": ("--gres=gpu:4 ", "--mem-per-gpu=85G ", "export CUDA_VISIBLE_DEVICES=0,1,2,3\n", "env_cpe23.sh ||"),
     "mahti": ("--gres=gpu:a100:4,nvme:900 ", "--partition=gpumedium "),
+    "mahuika": ("--gpus-per-node=a100:4 ", "--partition=milan ", "--cpus-per-task=32 ", "--mem-per-gpu=32G "),
     "meluxina": ("--gpus-per-task=1 ", "--qos=short ", "--error=", "export NCCL_SOCKET_IFNAME=ib0\n"),
     "narval": ("--gpus-per-node=a100:4 ", "--mem-per-gpu=124G ", "\nexport TORCH_NCCL_ASYNC_HANDLING=1\n"),
     "puhti": ("--gres=gpu:v100:4 ", "--mem=0 ", " python3 -m mpdemo train"),
     "roihu": ("--gres=gpu:gh200:4 ", "OMP_NUM_THREADS"),
+    "vista": ("--partition=gh ", "--nodes=2 ", "--ntasks-per-node=1 ", "--account=course "),
 }
 
 
@@ -75,6 +83,18 @@ def test_a_site_file_that_a_stranger_wrote_gives_what_the_site_shows(name, lines
     assert check(job(site), site, ask_slurm=False) == []
     for line in lines:
         assert text.count(line) == 1, f"{line}\n{text}"
+
+
+def test_what_a_site_refuses_as_a_directive_is_none(of_course):
+    """Cirrus rejects the first three, and takes whole nodes from two on; Vista's GPUs come with the node."""
+    for name, refused in (("cirrus", "ntasks|cpus-per-task|hint"), ("vista", "gpu|gres")):
+        site = load_site(str(FOLDER / "trials" / f"{name}.toml"))
+        assert not re.search(f"#SBATCH --({refused})", render(job(site), site))
+    cirrus = load_site(str(FOLDER / "trials/cirrus.toml"))
+    one_node = render(JobSpec("toy", ("-c", ""), "runs/toy", processes_per_node=2), cirrus)
+    assert "--exclusive" not in one_node and "--gres=gpu:2 " in one_node
+    two = render(JobSpec("toy", ("-c", ""), "runs/toy", nodes=2, launcher="torchrun", processes_per_node=3), cirrus)
+    assert "--gres=gpu:4 " in two and "--ntasks=2 --ntasks-per-node=1 --cpus-per-task=30 " in two
 
 
 def test_the_generic_file_has_every_word_with_its_default():

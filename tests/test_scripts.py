@@ -21,7 +21,7 @@ from mpdemo.paths import root
 
 SCRIPTS = root() / "notebooks" / "scripts"
 DIGITS = root() / "mpdemo" / "data" / "digits.npz"
-FIRST_LINES, LINES = 43, 126  # of the two first scripts, and of any
+FIRST_LINES, LINES = 43, 129  # of the two first scripts, and of any
 # Sums in float32 in another order: the losses of one process and of two were equal to 1e-6. A step left out
 # (set_epoch, the average, the optimizer's state) changes them by 1e-3 and more.
 TOLERANCE = 1e-4
@@ -72,7 +72,7 @@ def losses(printed) -> list:
 def submit_and_wait(folder, command, *options) -> str:
     """Submit the batch script with a command in its last line; return its log."""
     text = (folder / "train.sbatch").read_text()
-    assert len(text.splitlines()) == 20 and check_script(text, "throwaway", ask_slurm=False) == []
+    assert len(text.splitlines()) == 21 and check_script(text, "throwaway", ask_slurm=False) == []
     text = text.replace("module load pytorch", "#").replace("train_ddp.py", command)
     (folder / "train.sbatch").write_text(text)
     job = run(folder, "sbatch", "--parsable", *options, "train.sbatch").strip()

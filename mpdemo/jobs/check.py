@@ -10,6 +10,7 @@ from mpdemo import paths
 from mpdemo.jobs import slurm
 from mpdemo.jobs.sbatch_text import fitted
 from mpdemo.jobs.site import Site, load_site
+from mpdemo.jobs.spec import JobSpec
 
 # The options that have a letter.
 SHORT = dict(c="cpus-per-task", t="time", o="output", e="error", N="nodes", J="job-name", n="ntasks", A="account",
@@ -43,13 +44,15 @@ def check(job: JobSpec | str, site: Site | str | None = None, ask_slurm: bool = 
     if isinstance(job, str):
         return problems_in(job, site, ask_slurm)
     job = fitted(job, site)
-    return problems_in(job.text, job.site, ask_slurm)
+    return problems_in(job.text, job.site, ask_slurm, job.spec)
 
 
-def problems_in(text, site, ask_slurm) -> list[Problem]:
-    """Return what is wrong in a batch script; the site has its words for jobs of that size."""
+def problems_in(text: str, site: Site, ask_slurm: bool, spec: JobSpec | None = None) -> list[Problem]:
+    """Return what is wrong in a batch script, perhaps of a fitted job; the site has its words for jobs of that size."""
     script = Script(text)
     shape(script, site)
+    if spec:
+        constant_options(script, spec, site)
     time_limit(script, site)
     log_folder(script)
     how = {"capture_output": True, "text": True, "timeout": 30, "env": os.environ | {"LC_ALL": "C"}}
@@ -144,13 +147,33 @@ def shape(script, site):
         line = script.line("gres", "gpus", "gpus-per-node", "gpus-per-task")
         fix = f"at most {site.gpus_per_node} GPUs per node; take more nodes for more processes"
         script.problem(line, f"{gpus} GPUs per node, but a node has {site.gpus_per_node}", fix)
-    if gpus and script.launcher == "srun" and gpus % tasks:
+    if gpus and script.launcher == "srun" and gpus % tasks and "exclusive" not in script.options:
         fix = f"--ntasks-per-node={gpus} for one process per GPU, or a GPU count that is a multiple of {tasks}"
         script.problem(script.line("ntasks-per-node"), f"{tasks} processes do not match {gpus} GPUs on a node", fix)
     if tasks * cpus > site.cores_per_node:
         message = f"{tasks} tasks x {cpus} CPUs = {tasks * cpus}, but a node has {site.cores_per_node}"
         fix = f"--cpus-per-task={site.cores_per_node // tasks or 1} or fewer tasks"
         script.problem(script.line("cpus-per-task", "ntasks-per-node"), message, fix)
+
+
+def constant_options(script, spec, site):
+    """Find options that the site gives to every job and that do not fit this one, and GPUs that no directive asks for.
+
+    "single" binds each task to one GPU. https://slurm.schedmd.com/srun.html#OPT_gpu-bind
+    """
+    of_task = spec.gpus_per_node // spec.tasks_per_node
+    if spec.gpus_per_node > site.gpus_per_node > 0 == len(site.gpu_syntax):
+        message = f"{spec.gpus_per_node} GPUs per node, but a node has {site.gpus_per_node}"
+        script.problem(None, message, "take more nodes for more processes")
+    needed = {"nodes": spec.nodes, "ntasks": spec.nodes * spec.tasks_per_node, "ntasks-per-node": spec.tasks_per_node}
+    if spec.gpus_per_node and site.gpus_per_node:
+        needed |= {"gpus-per-task": of_task, "gpu-bind=single": of_task, "gpu-bind=per_task": of_task}
+    for text in (*site.srun_options, *site.extra, *(site.binding if spec.launcher == "srun" else ())):
+        name, _, value = text.removeprefix("--").replace(":", "=").rpartition("=")
+        given = 1 if name == "gpu-bind=single" else int(value) if value.isdigit() else None
+        if given is not None and needed.get(name, given) != given:
+            what = f"{text} of site file {site.name}.toml holds for every job, and this one needs {needed[name]} there"
+            script.problem(None, what, "take it out: the script writes what each job needs (gpu_syntax for GPUs)")
 
 
 def time_limit(script, site):

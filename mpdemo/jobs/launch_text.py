@@ -28,7 +28,9 @@ trap {end} EXIT
 export MPDEMO_DATA="$staged\""""
 
 MASTER_ADDR = 'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
-MASTER_PORT = "export MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))  # ranks meet there: two jobs must not share it"
+MASTER_PORT = """\
+export MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))  # on the first node, which runs these lines
+while ss -ltn | grep -q ":$MASTER_PORT "; do ((MASTER_PORT++)); done  # in use there: take the next"""
 QUOTES = "# One torchrun per node; single quotes, since SLURM_NODEID is known on each node only."
 # 3: stopped with a checkpoint.
 REQUEUE = """\
@@ -37,8 +39,11 @@ status=$?
 exit "$status\""""
 
 
-def commands(spec, site) -> list[str]:
-    """Return the lines below the directives, in blocks; the spec names its launcher."""
+def commands(spec, site, of_srun) -> list[str]:
+    """Return the lines below the directives, in blocks; the spec names its launcher.
+
+    `of_srun` are options that the site takes from srun only.
+    """
     out = shlex.quote(spec.out)
     note = f'echo "$SLURM_JOB_ID $?" > {out}/exit-status.txt'
     trap = f"trap {shlex.quote(note)} EXIT; trap : TERM"
@@ -47,7 +52,7 @@ def commands(spec, site) -> list[str]:
         map(setup_line, site.setup),
         [MASTER_ADDR + site.master_suffix, MASTER_PORT, *exports(spec, site)],
         [stage(spec, site, note)] if spec.stage else [],
-        [launch(spec, site), *[REQUEUE] * spec.requeue],
+        [launch(spec, site, of_srun), *[REQUEUE] * spec.requeue],
     ]
     return "\n\n".join(filter(None, map("\n".join, blocks))).splitlines()
 
@@ -92,11 +97,11 @@ def torchrun_signals(warning) -> str:
     return f"export PET_SIGNALS_TO_HANDLE={','.join(names)} TORCH_ELASTIC_SHUTDOWN_TIMEOUT={seconds}"
 
 
-def launch(spec, site) -> str:
+def launch(spec, site, of_srun) -> str:
     """Return the one command that starts every process: a task each, or one torchrun per node that starts them."""
     loss = ["--no-kill", "--kill-on-bad-exit=0"] if spec.least_nodes else ["--kill-on-bad-exit=1"]
     ours = ['--cpus-per-task="$SLURM_CPUS_PER_TASK"', *loss, "--label"]
-    given = [*site.srun_options, *(site.binding if spec.launcher == "srun" else ())]
+    given = [*of_srun, *site.srun_options, *(site.binding if spec.launcher == "srun" else ())]
     names = {option_name(option) for option in given}
     srun = " ".join(["srun", *(option for option in ours if option_name(option) not in names), *given])
     if spec.launcher == "srun":

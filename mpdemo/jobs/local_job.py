@@ -89,6 +89,11 @@ def answer_at_the_end(out) -> Answer | None:
     return Answer(state, reason, status, end["run_time"])
 
 
+def ranks(out) -> dict:
+    """Return the processes of a job that runs: rank -> process."""
+    return {rank: int(line) for rank, line in enumerate((out / RANKS).read_text().split())}
+
+
 def supervisor_lives(record) -> bool:
     """Whether the supervisor of a record is alive; a process of its number that started at another time is not it."""
     return is_running(int(record["id"]), record.get("started"))

@@ -1,34 +1,13 @@
-"""Read a log as a support desk would: which of its lines are messages, what a run resumed after, whether it ended well.
-
-A log may have a million lines, nearly all of which differ in numbers alone: these are looked at once.
-"""
+"""Read a log as a support desk would: which of its lines are messages, what a run resumed after, how it ended."""
 
 import re
-from collections import Counter
-from itertools import islice
 
-MOST_TRACEBACKS = 1000  # that are followed to their exception
+from mpdemo.jobs.lines import Lines
+from mpdemo.jobs.tracebacks import FILE, Tracebacks
+
 MOST_LAST = 200  # lines at the end, in which the run may say that it is done
-MOST_LINES = 5000  # messages at the beginning, and as many at the end, that are looked at
-# Of a log with more than MOST_LINES different lines, only those with one of these are looked at (no digits).
-ALARMS = b"""Traceback rror xception ailed illed WARN CANCELLED annot ERR FAIL FATAL atal oom OOM emory imed imeout TIME
-found uch space enied efused nable ssert bort ignal fault exitcode erminate must xpected nvalid xceeded uota lready
-ismatch upported ECC Xid Interrupt PMI symbol esum estart ttempt heckpoint rrno DUE shm STATUS GLIBC ibv_ dtype SIG
-conda module state_dict uplicate closed route known nan NaN malformed locked exclusive match""".split()
-FEW_ALARMS = ALARMS[:8]  # and of 20 times as many
-LABEL = re.compile(  # of a launcher, before each line of a rank: [rank3]: [default3]: 3: [1,3]<stderr>: (Actor pid=1)
-    r"(?:\[(?:rank|default)?\d+\]:? ?|\[\d+,\d+\]<std\w+>: ?|\d+: ?|\(\w[^()]*pid=[^()]*\) ?|[\w.-]+ +\| ?)*"
-)
-TIME = re.compile(r"^\d{4}-\d\d-\d\d[T ][\d:.,]+(?:Z|[+-]\d\d:?\d\d)? ?")
-UNSEEN = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[^\t\x20-\x7e\xa0-\U0010ffff]")  # colours and control characters
-FILE = re.compile(r'\s*(?:\| )?File "(.+?)", line (\d+)(?:, in (\S+))?')
-NOT_THE_USERS = re.compile(r"site-packages|dist-packages|/lib/python\d|^<|/bin/(?:torchrun|accelerate|deepspeed)")
-RAISED = re.compile(r"[A-Za-z_][\w.]*(?::\s|:?$)")  # the line that ends a traceback
+MOST_LINES = 5000  # lines at the end, in which progress is looked for
 EXCEPTION = re.compile(r"(?:^|[\]:|)] ?)(?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception|Interrupt)(?::|$)")
-HARMLESS_TRACEBACK = re.compile(r"Logging error|Exception ignored|Error in (?:atexit|sys\.excepthook)")
-CHAIN = re.compile(r"During handling of the above exception|The above exception was the direct cause")
-SAYS_LITTLE = re.compile(r"(?:KeyError: .*|[\w.]+:?\s*)$")  # of an exception that a library caught by itself
-WEB = re.compile(r"/(?:urllib3?|requests|http|httpx|httpcore|aiohttp)/")
 NEVER = re.compile(r"\s*$|(?:wandb|mlflow)(?!\.|.*\bERROR\b)")
 NOISE = re.compile(r"(?:wandb|mlflow)(?!\.)")  # only an exception of theirs ends a run
 HARMLESS = re.compile(
@@ -60,30 +39,18 @@ NOT_ENDED = re.compile(r"fail|error|exception|abort|interrupt", re.I)
 NOT_DONE = re.compile(r"\b(?:not|un|never|before)\b|fail|error|^wandb", re.I)
 
 
-def unlabelled(log) -> list[str]:
-    """Return the lines of a log without a launcher's labels."""
-    return [line[LABEL.match(line).end() :] for line in log.splitlines()]
+class Log(Lines):
+    """What the lines of a log say of the run.
 
-
-class Log:
-    """The lines of a log, numbered from 0, with `end`, the last that is not empty (number, text).
-
-    `places` has the user's own file and line for each line in which a traceback ends, `chained` those of them that
-    came up while an earlier exception was handled, `web` those raised inside a library for downloads; `done` are the
-    lines at the end in which the run says that it is done, `ended` those that only a program's own last line says.
+    `shown` are the lines that are looked at, `progress` those near the end that report a step, an epoch or a
+    checkpoint, the last first; `end` is the last line that is not empty (number, text). `done` are the lines at the end
+    in which the run says that it is done, `ended` those that only a program's own last line says.
     """
 
     def __init__(self, text):
-        data = text.encode(errors="replace") if isinstance(text, str) else text
-        self.lines = data.split(b"\n")
-        self.keys = data.translate(None, b"0123456789").split(b"\n")
-        self.counts = Counter(self.keys)
-        self.last = dict(zip(self.keys, range(len(self.keys)), strict=True))
-        self.places, self.skipped, self.chained, self.web, self.raised = {}, set(), set(), set(), {}
-        tracebacks = [number for number, key in enumerate(self.keys) if b"Traceback (most recent" in key]
-        for number in tracebacks[:MOST_TRACEBACKS]:
-            self._follow(number)
-        self.shown = sorted({*self._alarming(), *self.places})
+        super().__init__(text)
+        self.tracebacks = Tracebacks(self.split, self.having(b"Traceback (most recent"), len(self.lines))
+        self.shown = sorted({*self.alarming(), *self.tracebacks.places})
         self.progress = self._progress()
         self.finite = [n for n in self.progress if LOSS.search(self.line(n)) and not NAN.search(self.line(n))][:1]
         last = next((n for n in range(len(self.lines) - 1, -1, -1) if self.lines[n].strip()), 0)
@@ -91,75 +58,6 @@ class Log:
         ends = [(n, self.line(n)) for n in range(max(0, len(self.lines) - MOST_LAST), len(self.lines))]
         self.ended = [n for n, text in ends if ENDED.search(text) and not NOT_ENDED.search(text)]
         self.done = [n for n, text in ends if n in self.ended or DONE.search(text) and not NOT_DONE.search(text)]
-
-    def _alarming(self) -> list:
-        """Return the number of one line of each kind; of too many kinds, of those with an alarming word."""
-        first = dict(zip(reversed(self.keys), range(len(self.keys) - 1, -1, -1), strict=True))
-        if len(first) <= MOST_LINES:
-            return list(first.values())
-        alarms = re.compile(b"|".join(ALARMS if len(first) < 20 * MOST_LINES else FEW_ALARMS))
-        numbers = sorted(first.values())
-        found = list(islice((n for n in numbers if alarms.search(self.keys[n])), MOST_LINES))
-        if len(found) < MOST_LINES:
-            return found
-        return found + list(islice((n for n in reversed(numbers) if alarms.search(self.keys[n])), MOST_LINES))
-
-    def line(self, number) -> str:
-        """Return a line as it is shown."""
-        return self._shown(number).strip()
-
-    def _shown(self, number) -> str:
-        """Of a progress bar its last state, no colours."""
-        return UNSEEN.sub("", self.lines[number].rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace"))
-
-    def split(self, number) -> tuple:
-        """Return a line's label and its text, which may be indented."""
-        text = TIME.sub("", self._shown(number))
-        end = LABEL.match(text).end()
-        return text[:end].strip(), text[end:]
-
-    def _before(self, start, label) -> str:
-        """Return the text above a line: the last one of the same process that is not empty."""
-        above = (self.split(number) for number in range(start - 1, max(-1, start - 50), -1))
-        return next((text for own, text in above if own == label and text.strip()), "")
-
-    def _follow(self, start):
-        """Find the line in which a traceback ends; other ranks may write in between."""
-        label, _ = self.split(start)
-        above = self._before(start, label)
-        earlier = self.raised.get(label) if CHAIN.search(above) else None
-        harmless = HARMLESS_TRACEBACK.search(above) or earlier in self.skipped
-        place, web = "", False
-        for number in range(start + 1, min(start + 400, len(self.lines))):
-            own, text = self.split(number)
-            if own != label:
-                continue
-            if match := FILE.match(text):
-                if not place or not NOT_THE_USERS.search(match[1]):
-                    place = f"{match[1]}, line {match[2]}" + (f", in {match[3]}" if match[3] else "")
-                web = web or bool(WEB.search(match[1]))
-                self.skipped.add(number)
-            elif text[:1].isspace() or text[:1] in "|+":
-                self.skipped.add(number)
-            elif RAISED.match(text):
-                self.raised[label] = number
-                if harmless:
-                    self.skipped.add(number)
-                    return
-                self.places[number] = place
-                if web:
-                    self.web.add(number)
-                if earlier is not None:
-                    self._chain(earlier, number)
-                return
-
-    def _chain(self, earlier, number):
-        """Note which of two exceptions counts: the first, unless a library caught it and it says nothing."""
-        if SAYS_LITTLE.match(self.split(earlier)[1]) and NOT_THE_USERS.search(self.places[earlier]):
-            del self.places[earlier]
-            self.skipped.add(earlier)
-        else:
-            self.chained.add(number)
 
     def _progress(self) -> list:
         """Return the numbers of the lines near the end that report a step, an epoch or a checkpoint, the last first."""
@@ -174,9 +72,9 @@ class Log:
         """Yield number and text of each line that may say what went wrong, and what it looks like."""
         for number in self.shown:
             _, text = self.split(number)
-            ends = number in self.places
+            ends = number in self.tracebacks.places
             indented = text[:1].isspace() and not ends and number
-            code = number in self.skipped or indented and FILE.match(self.split(number - 1)[1])
+            code = number in self.tracebacks.skipped or indented and FILE.match(self.split(number - 1)[1])
             if code or NEVER.match(text) and not ends:
                 continue
             if NOISE.match(text) and not ends:
@@ -198,30 +96,30 @@ class Log:
     def went_on(self, number, says) -> bool:
         """Whether the run made progress after a line, and the lines like it, that need not be a failure."""
         later = self.finite if says == "nan" else self.progress[1:2]
-        return any(n > self.last[self.keys[number]] for n in later)
+        return any(n > self.alike(number)[-1] for n in later)
 
     def survived(self, number) -> bool:
         """Whether the process that raised an exception trained on, or said later that its training ended."""
         label, _ = self.split(number)
-        later = (n for n in [*self.progress, *self.ended] if n > self.last[self.keys[number]])
+        later = (n for n in [*self.progress, *self.ended] if n > self.alike(number)[-1])
         return any(self.split(n)[0] == label for n in later)
 
     def since_restart(self, seen) -> list:
         """Drop what was seen before the run resumed or was started anew, and made progress."""
         latest = self.progress[0] if self.progress else -1
-        again = [self.last[self.keys[n]] for n in self.shown if RESTART.search(self.line(n))]
+        again = [self.alike(n)[-1] for n in self.shown if RESTART.search(self.line(n))]
         start = max((n for n in again if n < latest), default=-1)
         return [
-            (number if number > start else self.keys.index(self.keys[number], start), *rest)
+            (number if number > start else next(n for n in self.alike(number) if n >= start), *rest)
             for number, *rest in seen
-            if self.last[self.keys[number]] > start
+            if self.alike(number)[-1] > start
         ]
 
     def ended_well(self, seen) -> bool:
         """Whether nothing that was seen is a failure: (number, is a mere consequence, what it looks like) of each."""
         if any(says == "nan" for _, _, says in seen):
             return False
-        lasts = [self.last[self.keys[number]] for number, _, _ in seen]
+        lasts = [self.alike(number)[-1] for number, _, _ in seen]
         if all(follows and says in ("soft", "noise", "exception") for _, follows, says in seen):
             return (
                 all(says in ("soft", "noise") for _, _, says in seen) or bool(self.done) and self.done[0] < min(lasts)

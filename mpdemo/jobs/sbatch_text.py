@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from mpdemo.errors import UserError
 from mpdemo.jobs.launch_text import commands, option_name
-from mpdemo.jobs.site import Site
+from mpdemo.jobs.site import SIZES, Site
 from mpdemo.jobs.spec import JobSpec
 
 WIDTH = 48  # column of the directives' comments
@@ -30,7 +30,12 @@ class FittedJob(NamedTuple):
     def text(self) -> str:
         """The batch script; `UserError` for a directive of the site that the script writes itself."""
         shell = "#!/bin/bash -l" if self.site.login_shell else "#!/bin/bash"
-        lines = [shell, *directives(self.spec, self.site), "", *commands(self.spec, self.site)]
+        lines = [
+            shell,
+            *directives(self.spec, self.site),
+            "",
+            *commands(self.spec, self.site, of_srun(self.spec, self.site)),
+        ]
         return "\n".join(lines) + "\n"
 
 
@@ -40,9 +45,9 @@ def fitted(asked, site) -> FittedJob:
     shape = {"nodes": asked.world_size, "processes_per_node": 1} if spread else {}
     spec = dataclasses.replace(asked, launcher=asked.launcher or site.launcher, **shape)
     refuse_what_cannot_restart(spec)
-    gpus = spec.devices if site.gpus_per_node else 0
-    row = next((row for row in site.small_jobs if gpus <= row["gpus"]), {})
-    words = {word: value for word, value in row.items() if word != "gpus"}
+    size = {"gpus": spec.devices if site.gpus_per_node else 0, "nodes": spec.nodes}
+    fitting = (row for row in site.small_jobs if all(size[name] <= row.get(name, size[name]) for name in SIZES))
+    words = {word: value for word, value in next(fitting, {}).items() if word not in SIZES}
     return FittedJob(spec, dataclasses.replace(site, **words), asked)
 
 
@@ -73,6 +78,23 @@ def refuse_what_cannot_restart(spec):
 def directives(spec, site) -> list[str]:
     """Return the ``#SBATCH`` lines: what Slurm is asked for, each with its reason."""
     gpus, extra = with_gres(gpu_rows(spec, site), site.extra)
+    of_sbatch = [row for row in requests(spec, site, gpus) if row[0] not in site.srun_only]
+    rows = [(f"{option}={quote(value)}", comment) for option, value, comment in of_sbatch]
+    if site.whole_nodes:
+        rows += [("exclusive", "whole nodes, with all that is in them")]
+    again = [("requeue", "it may start again from its checkpoint")]
+    again += [("open-mode=append", "and then continues in the same log")]
+    rows += again if spec.requeue else [("no-requeue", "a job that lost its node is not started again")]
+    if spec.least_nodes:
+        rows += [("no-kill", "when a node fails, the job continues")]
+    refuse_twice(site, extra, {option_name(option) for option, _ in rows} | CLASHES)
+    rows += [(quote(option.removeprefix("--")), "of this site") for option in extra]
+    lines = [f"{'#SBATCH --' + option:<{WIDTH}} # {comment}" for option, comment in rows]
+    return lines if site.account else [*lines, "# Most sites also want your project, above: #SBATCH --account=..."]
+
+
+def requests(spec, site, gpus) -> list[tuple]:
+    """Return option, value and comment of what the job asks Slurm for, with the rows that ask for GPUs."""
     rows = [
         ("job-name", spec.name, "what the queue shows"),
         ("nodes", spec.nodes, f"{spec.world_size} process{'es' if spec.world_size > 1 else ''} in all"),
@@ -93,21 +115,23 @@ def directives(spec, site) -> list[str]:
         ("error", "slurm-%j.err" if site.separate_errors else "", "what goes to stderr"),
         ("signal", spec.signal or "", "a warning to every process before the end"),
     ]
-    rows = [(f"{option}={quote(value)}", comment) for option, value, comment in rows if value != ""]
-    again = [("requeue", "it may start again from its checkpoint")]
-    again += [("open-mode=append", "and then continues in the same log")]
-    rows += again if spec.requeue else [("no-requeue", "a job that lost its node is not started again")]
-    if spec.least_nodes:
-        rows += [("no-kill", "when a node fails, the job continues")]
-    written = {option_name(option) for option, _ in rows} | CLASHES
-    for text in extra:  # one of the two would be lost
+    return [row for row in rows if row[1] != ""]
+
+
+def of_srun(spec, site) -> list[str]:
+    """Return the options that the site takes from srun only, not from a directive."""
+    options = [f"--{option}={value}" for option, value, _ in requests(spec, site, []) if option in site.srun_only]
+    tasks = [f"--ntasks={spec.nodes * spec.tasks_per_node}"] if "ntasks-per-node" in site.srun_only else []
+    return tasks + options
+
+
+def refuse_twice(site, extra, written):
+    """Refuse further directives of the site that are written already: one of the two would be lost."""
+    for text in extra:
         well_formed, for_gpus = re.fullmatch(r"--[a-z][a-z-]*(=.*)?", text), "--gres" in text and "gpu" in text
         if not well_formed or for_gpus or option_name(text) in written:
             why = "asks for what the script writes itself, or is no --name=value; take it out, there are words for that"
             raise UserError(f"site file {site.name}.toml: extra {text!r} {why}")
-    rows += [(quote(option.removeprefix("--")), "of this site") for option in extra]
-    lines = [f"{'#SBATCH --' + option:<{WIDTH}} # {comment}" for option, comment in rows]
-    return lines if site.account else [*lines, "# Most sites also want your project, above: #SBATCH --account=..."]
 
 
 def quote(value) -> str:
@@ -153,12 +177,19 @@ def with_gres(rows, extra) -> tuple:
 
 
 def gpu_rows(spec, site) -> list[tuple]:
-    """Return the row that asks for GPUs, in the site's syntax; none where neither the job nor the site has any."""
-    if not (site.gpus_per_node and spec.gpus_per_node):
+    """Return the row that asks for GPUs, in the site's syntax; none where they come with the nodes."""
+    if not (site.gpu_syntax and site.gpus_per_node and spec.gpus_per_node):
         return []
     of_task = spec.gpus_per_process if spec.launcher == "srun" else spec.gpus_per_node
-    of_node = f"on each node: {spec.processes_per_node} x {spec.gpus_per_process} (processes x GPUs of each)"
-    others = {"gpus": (spec.devices, "GPUs of the whole job"), "gpus-per-task": (of_task, "GPUs of each task")}
-    number, comment = others.get(site.gpu_syntax, (spec.gpus_per_node, of_node))
+    number, comment = gpus_on_node(spec, site), "all GPUs of each node"
+    if not site.whole_nodes:
+        comment = f"on each node: {spec.processes_per_node} x {spec.gpus_per_process} (processes x GPUs of each)"
+    others = {"gpus": (spec.nodes * number, "GPUs of the whole job"), "gpus-per-task": (of_task, "GPUs of each task")}
+    number, comment = others.get(site.gpu_syntax, (number, comment))
     kind = ["gpu"] * (site.gpu_syntax == "gres") + [site.gpu_type] * (site.gpu_type != "")
     return [(site.gpu_syntax, ":".join([*kind, str(number)]), comment)]
+
+
+def gpus_on_node(spec, site) -> int:
+    """Return how many GPUs the job gets on each node."""
+    return site.gpus_per_node if site.whole_nodes else spec.gpus_per_node

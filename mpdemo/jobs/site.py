@@ -6,6 +6,7 @@ Those of ``slurm/sites/community`` are found by their names in the same way. The
 
 import dataclasses
 import functools
+import math
 import os
 import sys
 import tomllib
@@ -38,18 +39,22 @@ Line = Annotated[str, AfterValidator(one_line)]
 Lines = Annotated[tuple[Line, ...], Field(strict=False)]  # TOML has lists, a dataclass tuples
 TimeLimit = Annotated[str, AfterValidator(time_limit)]
 Launcher = Literal["srun", "torchrun"]
-OFTEN = ("partition", "qos", "constraint", "memory", "memory_per_cpu", "memory_per_gpu", "max_time")  # differ with size
+TEXTS = ("partition", "qos", "constraint", "memory", "memory_per_cpu", "memory_per_gpu", "max_time")
+# What may differ with the size of a job: the type of each word.
+OFTEN = dict.fromkeys(TEXTS, str) | {"extra": list, "whole_nodes": bool}
+SIZES = ("gpus", "nodes")  # of which a row of `small_jobs` says the largest number
 # Slurm expands no variable in a directive, so it is done here. All other lines reach a shell.
-DIRECTIVES = ("account", "reservation", "gpu_type", "extra", *OFTEN[:-1])
+DIRECTIVES = ("account", "reservation", "gpu_type", "extra", *TEXTS[:-1])
 
 
 def by_size(rows) -> tuple:
-    """Refuse a row of `small_jobs` that does not say up to how many GPUs, or has another word than `OFTEN`."""
+    """Refuse a row of `small_jobs` that does not say up to which size, or has another word than `OFTEN`."""
+    types = OFTEN | dict.fromkeys(SIZES, int)
     for row in rows:
-        texts = [value for word, value in row.items() if word in OFTEN and isinstance(value, str)]
-        if type(row.get("gpus")) is not int or len(texts) != len(row) - 1 or "$" in str(texts):
-            raise ValueError(f"allowed: rows of gpus (a whole number) and {', '.join(OFTEN)} (texts); not {row}")
-    return tuple(sorted(rows, key=lambda row: row["gpus"]))
+        wrong = [word for word, value in row.items() if type(value) is not types.get(word)]
+        if wrong or "$" in str(row) or not set(SIZES) & set(row):
+            raise ValueError(f"allowed: rows of gpus or nodes (a whole number) and {', '.join(OFTEN)}; not {row}")
+    return tuple(sorted(rows, key=lambda row: [row.get(size, math.inf) for size in SIZES]))
 
 
 @one_line_errors()
@@ -64,7 +69,7 @@ class Site:
     gpus_per_node: int = Field(0, ge=0)
     cores_per_job: int = Field(0, ge=0)
     cpus_per_process: int = Field(1, ge=1)
-    gpu_syntax: Literal["gres", "gpus-per-node", "gpus-per-task", "gpus"] = "gres"
+    gpu_syntax: Literal["gres", "gpus-per-node", "gpus-per-task", "gpus", ""] = "gres"
     gpu_type: str = Field("", pattern=r"^[^:=,\s]*$")  # the model alone: the script puts gpu: and the number around it
     partition: Line = ""
     account: Line = ""
@@ -76,6 +81,8 @@ class Site:
     memory_per_gpu: Line = ""
     hint: Line = ""
     small_jobs: Annotated[tuple[dict, ...], Field(strict=False), AfterValidator(by_size)] = ()
+    whole_nodes: bool = False
+    srun_only: Annotated[tuple[Literal["ntasks-per-node", "cpus-per-task", "hint"], ...], Field(strict=False)] = ()
     extra: Lines = ()
     max_time: TimeLimit = ""
     login_shell: bool = False

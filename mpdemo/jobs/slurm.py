@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mpdemo.errors import UserError
-from mpdemo.jobs.explain import known_in
+from mpdemo.jobs.known import known_in
 from mpdemo.world.processes import child_environment
 
 TIMEOUT = 15  # seconds for one answer: a controller that is down lets the clients wait 9 s
@@ -117,7 +117,7 @@ def client(*command, **options) -> str:
         lines = [line.split("error: ", 1)[-1].strip() for line in said.splitlines() if line.strip()]
         message = f"{command[0]}: " + ("; ".join(dict.fromkeys(lines)) or "no reason given")
         if known := known_in(said, by="slurm"):
-            message += f". Likely cause: {known.what_of(said)}; {known.told(known.do, said)}"
+            message += ". Likely cause: {}; {}".format(*known.explained(said))
         raise NoAnswer(message) if any(text in said for text in SILENT) else SlurmError(message)
     return done.stdout
 

@@ -68,7 +68,7 @@ def submit(
     if debug:
         print(job.text, end="")
         return None
-    if problems := problems_in(job.text, job.site, ask_slurm=False):
+    if problems := problems_in(job.text, job.site, False, job.spec):
         raise UserError(f"{spec.name} was not submitted: " + "; ".join(map(str, problems)))
     identity = slurm.identity() if slurm.in_reach() else None
     if earlier := find_earlier(spec, identity, resubmit):

@@ -18,7 +18,7 @@ from IPython.display import display
 
 from mpdemo.errors import wrapped
 from mpdemo.jobs import Job, JobFailed, JobSpec, submit, train_command
-from mpdemo.jobs.reading import unlabelled
+from mpdemo.jobs.lines import unlabelled
 from mpdemo.notebook.check import check
 from mpdemo.notebook.ladder import in_words, ladder_chart, ladder_table, loss_over_single
 from mpdemo.notebook.live_view import follow

@@ -6,6 +6,7 @@ PyTorch is not imported. Taught in notebooks/00_start_here.ipynb.
 
 import contextlib
 import ctypes
+import faulthandler
 import os
 import signal
 import sys
@@ -109,8 +110,9 @@ def end_processes(processes, first_signal, seconds=5.0):
 def prepare_signals():
     """Hold SIGUSR1 back until the training can obey it, and end with the parent. Call this before PyTorch's import.
 
-    SIGUSR1 asks for a checkpoint and an end; by default it kills.
+    SIGUSR1 asks for a checkpoint and an end; by default it kills. At SIGUSR2 a rank that hangs says where it is.
     """
+    faulthandler.register(signal.SIGUSR2, file=2, all_threads=False)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     end_with_parent()
 

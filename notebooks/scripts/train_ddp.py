@@ -4,7 +4,9 @@ One machine:     torchrun --standalone --nproc-per-node=2 train_ddp.py  (1 inste
 Several nodes:   sbatch train.sbatch
 The same command resumes from the checkpoint, and all of them print the losses of train_single.py."""
 
+import faulthandler
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -32,6 +34,7 @@ def make_model():  # yours: any nn.Module
 
 
 def main():
+    faulthandler.register(signal.SIGUSR2)  # kill -USR2 PID: the rank prints where it is
     cuda = torch.cuda.is_available()
     device = torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if cuda else "cpu")
     if cuda:

@@ -5,7 +5,9 @@ Several nodes:   sbatch train.sbatch, with this file's name in it
 The same command resumes, also with another number of processes, which reshards the checkpoint."""
 
 import copy
+import faulthandler
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -79,6 +81,7 @@ def newest():
 
 
 def main():
+    faulthandler.register(signal.SIGUSR2)  # kill -USR2 PID: the rank prints where it is
     cuda = torch.cuda.is_available()
     device = torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if cuda else "cpu")
     if cuda:

@@ -6,7 +6,9 @@ Several nodes:   sbatch train.sbatch, with this file's name and its --cut in it
 The same command resumes from the checkpoints, and all of them print the same losses."""
 
 import argparse
+import faulthandler
 import os
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +61,7 @@ def resume_from(checkpoint, rank, world):
 
 
 def main():
+    faulthandler.register(signal.SIGUSR2)  # kill -USR2 PID: the rank prints where it is
     args, cuda = arguments(), torch.cuda.is_available()
     device = torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if cuda else "cpu")
     if cuda:

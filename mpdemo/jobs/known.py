@@ -1,0 +1,101 @@
+"""The known failures of training jobs, and which of them a line of a log shows.
+
+They are data, in known_failures.toml. Taught in notebooks/10_when_it_breaks.ipynb.
+"""
+
+import functools
+import re
+import tomllib
+from bisect import bisect_right
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+
+# In this order: a rank that waited in vain, or lost another one, is seldom the one to blame.
+KINDS = ("cause", "waiting", "hint", "vague", "ended", "unknown", "consequence")
+
+
+@dataclass(frozen=True)
+class Known:
+    """A known failure."""
+
+    seen: tuple  # messages of which one is in the log (how: see the table); empty: what stands for an unknown line
+    what: str
+    do: str
+    notebook: str = ""  # where it is explained
+    kind: str = "cause"  # one of `KINDS`
+    by: str = ""  # "slurm": its commands say this where they refuse
+    retry: bool = False  # the same job may succeed if it is only started again
+
+    @functools.cached_property
+    def pattern(self):
+        """The compiled expression that finds the message."""
+        return re.compile("|".join(map(_expression, self.seen)))
+
+    def explained(self, line) -> tuple[str, str]:
+        """Say what it is and what to do, with the text that the message's last ``...`` stood for in a line."""
+        match = self.pattern.search(line)
+        shown = [part for part in match.groups() if part is not None] if match else []
+        if not shown:
+            return self.what, self.do
+        return self.what.replace("{}", shown[-1]), self.do.replace("{}", shown[-1])
+
+
+def _expression(words) -> str:
+    """Return the expression of a message: whole words, and the first letter in both cases if it is a small one."""
+    text = words.removeprefix("^").removesuffix("$")
+    first, *others = map(re.escape, text.split("..."))
+    if first[:1].islower():
+        first = f"[{first[0]}{first[0].upper()}]{first[1:]}"
+    found = "(.{0,300}?)".join([first, *others]) if first or words[0] == "^" else "(.{0,300}?)".join(others)
+    if others and not others[-1]:
+        found = found.removesuffix("?)") + ")"  # all that is left of the line
+    begins = "^" if words[0] == "^" else r"(?<!\w)" if text[0].isalnum() else ""
+    return begins + found + ("$" if words[-1] == "$" else r"(?!\w)" if text[-1].isalnum() else "")
+
+
+UNKNOWN = {  # by what a line looks like that no row of the table fits: see `Log.messages`
+    "exception": Known((), "an error in the program", "look at this place; print the values that it uses before"),
+    "nccl": Known((), "NCCL's own reason", "search for these words and NCCL; NCCL_DEBUG=INFO says more", kind="hint"),
+    "error": Known(
+        (), "a line that looks like an error", "search for its words; read the lines around it", kind="unknown"
+    ),
+}
+
+
+@functools.cache
+def known_failures() -> tuple:
+    """Return every `Known` failure of the table."""
+    rows = tomllib.loads(Path(__file__).with_name("known_failures.toml").read_text(encoding="utf-8"))["failure"]
+    return tuple(Known(**row | {"seen": tuple(row["seen"])}) for row in rows)
+
+
+@functools.cache
+def _pieces() -> list:
+    """Return the longest piece of each message and the number of its row: a search for them is much faster."""
+    messages = [(words.strip("^$"), number) for number, known in enumerate(known_failures()) for words in known.seen]
+    parts = [(words[words[0].islower() :].split("..."), number) for words, number in messages]
+    return [(max(pieces, key=len), number) for pieces, number in parts]
+
+
+def rows_of(lines) -> list:
+    """Return the numbers of the rows that each line may fit: one search for each piece, through all lines."""
+    text, starts, rows = "\n".join(lines), [0, *accumulate(len(line) + 1 for line in lines)], [set() for _ in lines]
+    for piece, number in _pieces():
+        at = text.find(piece)
+        while at >= 0:
+            line = bisect_right(starts, at) - 1
+            rows[line].add(number)
+            at = text.find(piece, starts[line + 1])
+    return rows
+
+
+def first_of(line, rows, by="") -> Known | None:
+    """Return the first of some rows that fits a line."""
+    rows = (known_failures()[number] for number in sorted(rows))
+    return next((known for known in rows if by in known.by and known.pattern.search(line)), None)
+
+
+def known_in(line, by="") -> Known | None:
+    """Return the first row of the table whose message is in a line: of all rows, or of those that one program says."""
+    return first_of(line, rows_of([line])[0], by)

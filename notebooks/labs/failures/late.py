@@ -1,0 +1,29 @@
+"""Two ranks that hang: rank 1 waits for a file that nobody writes, and rank 0 waits for rank 1.
+
+Taught in notebooks/10_when_it_breaks.ipynb.
+"""
+
+import faulthandler
+import signal
+import time
+from pathlib import Path
+
+import torch.distributed as dist
+
+
+def load_batch():
+    while not Path("no-such-file").exists():
+        time.sleep(0.1)
+
+
+def main():
+    faulthandler.register(signal.SIGUSR2)  # at this signal the rank writes its stack into the log
+    dist.init_process_group("gloo")
+    print("rank", dist.get_rank(), "is ready\n", end="", flush=True)
+    if dist.get_rank() == 1:
+        load_batch()
+    dist.barrier()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+"""What became of a job, by its number or its run's folder; and where the ranks of one are that hangs."""
+
+import json
+import re
+import time
+
+import pytest
+from worker_jobs import spec, until
+
+from mpdemo import __main__ as command_line
+from mpdemo.jobs import explain_command, live, submit, who_waits
+from mpdemo.jobs.asked import resolve
+from mpdemo.jobs.explain import find, verdict
+from mpdemo.jobs.job import RECORD
+from mpdemo.jobs.who_waits import Place
+
+
+def explain(capsys, *words):
+    """Run the command; return what it prints."""
+    capsys.readouterr()
+    status = command_line.main(["explain", *map(str, words)])
+    said = capsys.readouterr()
+    assert status == 0, said.err
+    return said.out
+
+
+def hanging(**shape):
+    """Submit a job in which all ranks wait for rank 1; return it when it hangs."""
+    job = submit(spec(program="hanging.py", gpus_per_process=0, **shape))
+    world = shape.get("nodes", 1) * shape["processes_per_node"]
+    until(lambda: job.log().count("is ready") == world or job.finished)
+    until(lambda: resolve(job.id).silence > explain_command.QUIET)
+    return job
+
+
+WAITS = r" waits? in barrier \(.*hanging.py, line \d+ in <module>\) for rank 1, which is at .*line \d+ in load_images\."
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [{"nodes": 3, "processes_per_node": 1}, {"nodes": 2, "processes_per_node": 2, "launcher": "torchrun"}],
+    ids=["srun", "torchrun"],
+)
+def test_a_job_that_hangs_is_explained_by_its_number_within_ten_seconds(cluster, project, capsys, shape):
+    job = hanging(**shape)
+    begin = time.monotonic()
+    said = explain(capsys, job.id, "--live")
+    assert time.monotonic() - begin < 10
+    others = "ranks 0, 2" if shape["nodes"] == 3 else "ranks 0, 2, 3"
+    assert re.search("^" + others + WAITS, said, re.MULTILINE), said
+    assert "verdict: fix; " in said and "usage: " in said
+    (project / "runs/toy" / RECORD).unlink()  # now it is any user's job
+    told = json.loads(explain(capsys, job.id, "--live", "--json"))
+    assert re.match(others + WAITS, told["live"]) and told["verdict"] == "fix"
+    assert {row["node"] for row in told["ranks"]} == {f"node{n}" for n in range(1, shape["nodes"] + 1)}
+    job.cancel()
+    until(lambda: "throwaway: cancelled" in explain(capsys, job.id))
+    assert "\nverdict: retry; " in explain(capsys, job.id)
+
+
+def test_a_job_on_this_machine_that_hangs_and_its_flight_recorder(project, capsys):
+    job = submit(spec("dump", program="hanging.py", gpus_per_process=0, processes_per_node=2, oversubscribe=True))
+    until(lambda: len(list((project / "runs/toy").glob("trace_rank_*"))) == 2 or job.finished)
+    said = explain(capsys, "runs/toy", "--live")
+    assert re.search("^rank 0" + WAITS, said, re.MULTILINE), said
+    assert "Flight recorder: rank 0 called collective number 2, gloo:barrier" in said and "rank 1 never did" in said
+    job.cancel()
+    assert command_line.main(["explain", job.id, "--live"]) == 2
+    assert "looks into a running job; job" in capsys.readouterr().err
+
+
+def test_a_failed_job_is_explained_by_its_folder(project, capsys):
+    job = submit(spec("fail", 0, 1, gpus_per_process=0))
+    assert job.wait(60) == "failed"
+    said = explain(capsys, "runs/toy")
+    assert said.startswith(f"job {job.id} (toy) on this machine: failed, exit status 1, after ")
+    assert "ValueError: the digits are upside down" in said and "log: " in said
+    assert said.rstrip().splitlines()[-1].startswith("verdict: fix; ")
+
+
+# --- in one sentence
+
+
+def at(rank, collective, line=7, **more):
+    return Place(rank, collective, f"train.py, line {line} in main", **{"node": "n1"} | more)
+
+
+TORCH = "/x/site-packages/torch"
+
+
+@pytest.mark.parametrize(
+    ("inner", "collective"),
+    [
+        ([(f"{TORCH}/distributed/distributed_c10d.py", 9, name) for name in ("_gather", "all_gather")], "all_gather"),
+        ([(f"{TORCH}/distributed/pipelining/schedules.py", 9, "_wait_batch_p2p")], "_wait_batch_p2p"),
+        ([(f"{TORCH}/autograd/graph.py", 9, "_engine_run_backward")], "the backward pass (which averages gradients)"),
+        ([(f"{TORCH}/nn/modules/linear.py", 9, "forward"), (f"{TORCH}/distributed/fsdp/x.py", 9, "run")], ""),
+        ([], ""),
+    ],
+)
+def test_what_a_rank_waits_in(inner, collective):
+    row = {"rank": 3, "node": "n1", "cpu": 0.0, "mib": 9, "recorder": "", "frames": [*inner, ("train.py", 7, "main")]}
+    assert who_waits.place_of(row) == Place(3, collective, "train.py, line 7 in main", "n1", 0.0, 9)
+
+
+@pytest.mark.parametrize(
+    ("found", "kind", "said"),
+    [
+        (
+            [at(0, "barrier"), at(1, "barrier"), Place(2)],
+            "missing",
+            "ranks 0, 1 wait in barrier .* for rank 2, whose",
+        ),
+        ([at(0, "barrier"), at(1, "", 9)], "missing", "rank 0 waits in barrier .* for rank 1, which is at .*line 9 in"),
+        ([at(0, "barrier"), Place(1, node="n1")], "missing", "for rank 1, which is at a place that is not known"),
+        (
+            [at(0, "barrier"), at(1, "all_reduce", 9)],
+            "different",
+            "0 waits in barrier .*; rank 1 waits in all_reduce .*9",
+        ),
+        ([at(0, "barrier"), at(1, "barrier")], "same", "No rank is missing: ranks 0, 1 wait in barrier"),
+        ([at(0, ""), at(1, "")], "none", "No rank waits"),
+    ],
+)
+def test_who_waits_for_whom(found, kind, said):
+    word, text = who_waits.sentence(found)
+    assert word == kind and re.search(said, text), text
+
+
+def test_the_stacks_of_tasks_that_write_into_one_log_are_told_apart():
+    stack = 'Thread 0x1 (most recent call first):\n  File "b.py", line 1 in helper\n\n'
+    stack += "Current thread 0x2 (most recent call first):\n"
+    texts = [stack + f'  File "train.py", line {number} in main\n' for number in (5, 6)]
+    lines = [[f"{number}: {line}" for line in text.splitlines()] for number, text in enumerate(texts)]
+    mixed = "\n".join(line for pair in zip(*lines, strict=True) for line in pair)
+    assert live.stacks_in(mixed) == {"0": [[("train.py", 5, "main")]], "1": [[("train.py", 6, "main")]]}
+
+
+def test_without_labels_the_stacks_came_in_the_order_in_which_ranks_were_asked():
+    asked = [{"rank": 0, "task": "0"}, {"rank": 1, "task": "0"}]
+    live.assign({"": [["first"], ["second"]]}, asked)
+    assert [row["frames"] for row in asked] == [["first"], ["second"]]
+    lost = [{"rank": 0, "task": "0", "frames": None}, {"rank": 1, "task": "0", "frames": None}]
+    live.assign({"0": [["whose?"]]}, lost)
+    assert [row["frames"] for row in lost] == [None, None]
+
+
+def test_flight_recorders_name_the_first_call_that_differs():
+    call = {
+        "process_group": ["0", "default_pg"],
+        "profiling_name": "nccl:all_reduce",
+        "input_sizes": [[4]],
+        "frames": [],
+    }
+    same = [call | {"collective_seq_id": number} for number in (3, 4)]
+    other = [same[0], same[1] | {"profiling_name": "nccl:broadcast"}]
+    said = who_waits.of_recorder({0: same, 1: same[:1], 2: same})
+    assert said == "ranks 0, 2 called collective number 4, nccl:all_reduce of [[4]]; rank 1 never did."
+    assert "number 4 is not the same on all ranks: rank 0 nccl:all_reduce" in who_waits.of_recorder({0: same, 1: other})
+    assert who_waits.of_recorder({0: same, 1: same}) == ""
+
+
+@pytest.mark.parametrize(
+    ("log", "state", "word"),
+    [
+        ("DUE TO NODE FAILURE", "", "retry"),
+        ("CUDA error: uncorrectable ECC error encountered", "failed", "retry"),
+        ("CUDA out of memory", "failed", "fix"),
+        ("CUDA out of memory", "cancelled", "fix"),
+        ("", "cancelled", "retry"),
+        ("", "node_failure", "retry"),
+        ("", "stopped", "retry"),
+        ("", "timeout", "fix"),
+        ("", "running", None),
+        ("step 1 loss 0.3\ndone", "", None),
+    ],
+)
+def test_the_verdict(log, state, word):
+    assert verdict(find(log), state)[0] == word
+    assert verdict([], "timeout", resumes=True)[0] == "retry"
