@@ -25,6 +25,7 @@ def site(tmp_path_factory):
     return out
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not CHROMIUM, reason=f"no Chromium; {install_line(['chromium'])}")
 @pytest.mark.parametrize("size", SIZES)
 def test_five_pages_fit_their_window_show_their_pictures_and_ask_nobody_else(site, size):

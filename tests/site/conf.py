@@ -38,6 +38,8 @@ LINK = re.compile(r"(?<!!)\[([^\]\[]*)\]\(((?!https?:|mailto:|#)[^)\s]+)\)")
 
 TERM = re.compile(r'^\| <a id="([^"]*)"></a>(.*?) \| (.*?) \| (.*?) \|$', re.M)
 
+PICTURE = re.compile(r'(<picture>.*?srcset="(.*?)".*?<img alt="(.*?)" src="(.*?)">\s*</picture>)', re.S)
+
 CHAPTERS = {
     "The course": ["notebooks/README", "notebooks/[0-9]*"],
     "Take home": ["notebooks/scripts/*", "notebooks/glossary", "notebooks/on_a_gpu", "notebooks/solutions/*"],
@@ -82,6 +84,14 @@ def point_out_of_the_site(app, page, source):
     source[0] = LINK.sub(target, source[0])
 
 
+def take_pictures(app, page, source):
+    """Make a picture that GitHub chooses by the theme two images, of which furo shows one."""
+    for whole, dark, said, light in PICTURE.findall(source[0]):
+        images = [(light, "only-light"), (dark, "only-dark")]
+        blocks = [f"```{{image}} {file}\n:alt: {said}\n:class: {theme}\n```" for file, theme in images]
+        source[0] = source[0].replace(whole, "\n\n".join(blocks))
+
+
 def define_terms(app, page, source):
     """Make the glossary's table a list of definitions, whose anchors Sphinx knows."""
     if page == "notebooks/glossary":
@@ -90,6 +100,7 @@ def define_terms(app, page, source):
 
 def setup(app):
     """Connect what rewrites a page before it is read."""
+    app.connect("source-read", take_pictures)
     app.connect("source-read", define_terms)
     app.connect("source-read", point_out_of_the_site)
     app.connect("source-read", add_contents)
