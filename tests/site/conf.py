@@ -38,6 +38,7 @@ LINK = re.compile(r"(?<!!)\[([^\]\[]*)\]\(((?!https?:|mailto:|#)[^)\s]+)\)")
 
 TERM = re.compile(r'^\| <a id="([^"]*)"></a>(.*?) \| (.*?) \| (.*?) \|$', re.M)
 
+IMAGE = re.compile(r'^<img alt="(.*?)" src="([^"]*)" width="[^"]*">$', re.M)
 PICTURE = re.compile(r'(<picture>.*?srcset="(.*?)".*?<img alt="(.*?)" src="(.*?)">\s*</picture>)', re.S)
 
 CHAPTERS = {
@@ -85,7 +86,8 @@ def point_out_of_the_site(app, page, source):
 
 
 def take_pictures(app, page, source):
-    """Make a picture that GitHub chooses by the theme two images, of which furo shows one."""
+    """Make what GitHub shows as HTML images of the site; of a picture for each theme furo shows one."""
+    source[0] = IMAGE.sub(r"![\1](\2)", source[0])
     for whole, dark, said, light in PICTURE.findall(source[0]):
         images = [(light, "only-light"), (dark, "only-dark")]
         blocks = [f"```{{image}} {file}\n:alt: {said}\n:class: {theme}\n```" for file, theme in images]
