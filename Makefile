@@ -5,7 +5,7 @@ MINUTES ?= 30
 SEED ?= 0
 STAMP := .venv/.installed
 
-.PHONY: demo test gpu gpu-record lint lab bench soak notebooks clean
+.PHONY: demo test gpu gpu-record lint lab bench soak notebooks site lock clean
 
 demo: $(STAMP)        ## train on real digits up the whole ladder, print the table (90 s at most on two idle cores)
 	$(BIN)/python -m mpdemo demo
@@ -47,14 +47,20 @@ soak: $(STAMP)        ## kill, cancel and requeue training runs at random for MI
 notebooks: $(STAMP)   ## run every notebook and refresh its saved outputs
 	$(BIN)/python tests/notebooks.py
 
+site: $(STAMP)        ## build the course as a web site, from the saved outputs: build/site/index.html
+	$(BIN)/python tests/site/build.py
+
 clean:                ## remove all runs, their logs and all caches; answers, batch scripts and .venv stay
 	rm -rf runs .pytest_cache .ruff_cache .import_linter_cache .coverage htmlcov
 	rm -f slurm-*.out slurm-*.err slurm/slurm-*.out slurm/slurm-*.err notebooks/slurm-*.out notebooks/slurm-*.err
 	find mpdemo notebooks tests -type d \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +
 	@echo "kept: work/ (your answers), slurm/ (batch scripts and sites), .venv (rm -rf .venv installs anew)"
 
+lock: $(STAMP)        ## write what is installed now to requirements.lock, for a class: make demo LOCKED=1 installs exactly that
+	$(BIN)/python -m pip freeze --exclude-editable > requirements.lock
+
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable ".[test]"
+	$(BIN)/python -m pip install --quiet $(if $(LOCKED),--constraint requirements.lock) --editable ".[test]"
 	touch $@

@@ -6,27 +6,96 @@ it is imported only when it is asked for, so ``python -m mpdemo env`` works wher
 Exit status: 0 done, 1 failed, 2 bad input, 3 stopped with a checkpoint.
 """
 
+import argparse
 import errno
 import importlib
 import os
+import shutil
 import sys
+import textwrap
+from importlib.metadata import PackageNotFoundError, version
 
-from mpdemo.errors import Parser, UserError, one_line
+from mpdemo.errors import Parser, UserError, did_you_mean, one_line
 from mpdemo.world.launch import end
 
+PROGRAM = "python -m mpdemo"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # the disk's fault
-COMMANDS = {
-    "demo": ("mpdemo.demo", "train up the whole ladder and print one table"),
-    "train": ("mpdemo.training.command", "train one rung"),
-    "plan": ("mpdemo.plan.command", "which strategies fit a model on so many devices, and what each needs and sends"),
-    "env": ("mpdemo.doctor", "check this machine, its PyTorch, Slurm and site"),
-    "explain": ("mpdemo.jobs.explain_command", "what happened to a job, or where it hangs, and what to do"),
-    "follow": ("mpdemo.jobs.follow", "print a job's state and its log until it ends; Ctrl-C leaves it running"),
-    "cluster": ("mpdemo.cluster.command", "a throw-away Slurm cluster on this machine"),
-    "render": ("mpdemo.trainers", "write the course's batch scripts for a site; submit nothing"),
-    "rehearse": ("mpdemo.trainers", "run each job of the course on the cluster, small, and print one table"),
-    "same": ("mpdemo.same.command", "is a script of YOUR own the same training on 1 and N processes; does it resume?"),
+STATUS = "exit status: 0 done, 1 failed, 2 bad input"
+COMMANDS = {  # name -> module, what it does, an example; in the order of the help
+    "demo": ("mpdemo.demo", "train with every strategy on real digits and print one table", ""),
+    "train": ("mpdemo.training.command", "train with one strategy", "--rung ddp --processes 2 --out runs/ddp"),
+    "same": (
+        "mpdemo.same.command",
+        "is a script of YOUR own the same training on 1 and N processes, and does it resume?",
+        "-- train.py --epochs 3",
+    ),
+    "plan": (
+        "mpdemo.plan.command",
+        "which strategies fit a model on so many devices, and what each needs and sends",
+        "--model my_file:my_function --input 3,224,224 --devices 8 --gpu-memory 80GiB",
+    ),
+    "explain": ("mpdemo.jobs.explain_command", "what happened to a job, or where it hangs, and what to do", "4711"),
+    "env": ("mpdemo.doctor", "check this machine, its PyTorch, Slurm and site", "--site leonardo"),
+    "follow": ("mpdemo.jobs.follow", "print a job's state and log until it ends; Ctrl-C leaves it running", "runs/ddp"),
+    "render": ("mpdemo.trainers", "write the course's batch scripts for a site; submit nothing", "--site leonardo"),
+    "rehearse": (
+        "mpdemo.trainers",
+        "run each job of the course on the cluster, small; print one table",
+        "--only 03_ddp",
+    ),
+    "cluster": (
+        "mpdemo.cluster.command",
+        "run a command on a throw-away Slurm cluster on this machine",
+        "run --nodes 2 -- python -m mpdemo rehearse",
+    ),
 }
+GROUPS = {
+    "learn": ("demo", "train"),
+    "your own script": ("same", "plan", "explain"),
+    "your cluster": ("env", "follow", "render", "rehearse"),
+    "maintain": ("cluster",),
+}
+STATUSES = {
+    "train": "exit status: 0 done, 1 failed, 2 bad input, 3 stopped with a checkpoint",
+    "same": "exit status: 0 the same training, 1 not the same, 2 bad input",
+    "cluster": "exit status: that of the command",
+}
+
+
+def overview() -> str:
+    """Return the help of the whole: the commands by what they are for."""
+    columns = min(100, shutil.get_terminal_size().columns)
+    lines = [f"usage: {PROGRAM} COMMAND ...", "", "One PyTorch training, from one device to many."]
+    for group, names in GROUPS.items():
+        lines += ["", f"{group}:"]
+        for name in names:
+            lines.append(textwrap.fill(f"  {name:<9} {COMMANDS[name][1]}", columns, subsequent_indent=" " * 12))
+    lines += ["", f"{PROGRAM} COMMAND --help shows the options of each; --version says which mpdemo this is."]
+    return "\n".join(lines)
+
+
+def installed_version() -> str:
+    """Return the version of the installed package; from a folder of its source there is none."""
+    try:
+        return version("mpdemo")
+    except PackageNotFoundError:
+        return "(not installed: run from its source)"
+
+
+def parser_of(name) -> tuple:
+    """Return the module of a command, and its parser."""
+    module_name, what, example = COMMANDS[name]
+    module = importlib.import_module(module_name)
+    sentence = what[0].upper() + what[1:] + "." * (what[-1] != "?")
+    parser = Parser(
+        prog=f"{PROGRAM} {name}",
+        description=sentence,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    module.add_arguments(parser)
+    lines = [parser.epilog, f"example: {PROGRAM} {name} {example}".rstrip(), STATUSES.get(name, STATUS)]
+    parser.epilog = "\n".join(line for line in lines if line)
+    return module, parser
 
 
 def main(argv=None) -> int:
@@ -34,19 +103,26 @@ def main(argv=None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # a path of odd bytes is printed, too
-    parser = Parser(prog="python -m mpdemo", description="One PyTorch training, from one device to many.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    if not argv or argv in (["-h"], ["--help"]):
+        print(overview())
+        return 0
+    if argv == ["--version"]:
+        print("mpdemo", installed_version())
+        return 0
     options = argv[: argv.index("--")] if "--" in argv else argv  # behind it, another program's
+    parser = Parser(prog=PROGRAM)
     for before, word in zip([parser.prog, *options], options, strict=False):
         if not word.strip() or word.startswith("--") and word.endswith("="):
             parser.error(f"what follows {word.strip() or before} is empty; give a value, or leave it out")
-    wanted = next((word for word in argv if not word.startswith("-")), None)
-    for name, (module_name, what) in COMMANDS.items():
-        sub = commands.add_parser(name, help=what)
-        if name == wanted:
-            module = importlib.import_module(module_name)
-            module.add_arguments(sub)
-    args = parser.parse_args(argv)
+    name = argv[0]
+    if name not in COMMANDS:
+        near = did_you_mean(name, [*COMMANDS, "--help", "--version"])
+        parser.error(f"no command {name!r}; there are {', '.join(COMMANDS)}{near}")
+    module, parser = parser_of(name)
+    args, unknown = parser.parse_known_args(argv[1:], argparse.Namespace(command=name))
+    if unknown:
+        known = parser.option_strings()
+        parser.error(f"{name} takes no {unknown[0]!r}{did_you_mean(unknown[0].partition('=')[0], known)}")
     try:
         status = module.main(args)
         sys.stdout.flush()

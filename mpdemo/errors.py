@@ -123,3 +123,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message):
         """Say what was wrong and where the options are listed; ends with exit status 2."""
         self.exit(2, f"mpdemo: error: {one_line(message)}; see {self.prog} --help\n")
+
+    def option_strings(self) -> list[str]:
+        """Return all options, as they are written."""
+        return [text for action in self._actions for text in action.option_strings]

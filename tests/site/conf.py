@@ -1,0 +1,108 @@
+"""Sphinx's configuration of the course's site; tests/site/build.py runs it over a copy of the project's pages."""
+
+import os
+import re
+from pathlib import Path
+
+project = "Distributed PyTorch, hands on"
+author = "mpdemo"
+html_title = "mpdemo: from one device to many"
+
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+root_doc = "README"
+exclude_patterns = ["tests/site"]
+suppress_warnings = [
+    "misc.highlighting_failure",  # batch scripts under %%task, which the notebook's lexer does not know
+    "myst.header",  # a page may begin below the first level
+    "config.cache",
+]
+
+nb_execution_mode = "off"  # what is shown is what was saved
+nb_merge_streams = True
+myst_enable_extensions = ["dollarmath", "amsmath", "deflist"]
+myst_heading_anchors = 4
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+
+html_theme = "furo"
+html_theme_options = {"navigation_with_keys": True}
+html_static_path = ["site_static"]
+html_css_files = ["site.css"]
+html_show_sourcelink = False
+html_show_sphinx = False
+copybutton_exclude = ".linenos, .gp, .go"
+
+# Where the code is read: an address as https://github.com/NAME/PROJECT/blob/main. Without one, code is downloaded.
+REPOSITORY = os.environ.get("MPDEMO_REPOSITORY", "").rstrip("/")
+LINK = re.compile(r"(?<!!)\[([^\]\[]*)\]\(((?!https?:|mailto:|#)[^)\s]+)\)")
+
+TERM = re.compile(r'^\| <a id="([^"]*)"></a>(.*?) \| (.*?) \| (.*?) \|$', re.M)
+
+IMAGE = re.compile(r'^<img alt="(.*?)" src="([^"]*)" width="[^"]*">$', re.M)
+PICTURE = re.compile(r'(<picture>.*?srcset="(.*?)".*?<img alt="(.*?)" src="(.*?)">\s*</picture>)', re.S)
+
+CHAPTERS = {
+    "The course": ["notebooks/README", "notebooks/[0-9]*"],
+    "Take home": ["notebooks/scripts/*", "notebooks/glossary", "notebooks/on_a_gpu", "notebooks/solutions/*"],
+    "Tools": ["mpdemo/README", "mpdemo/data/README", "commands", "api"],
+    "Teach it, carry it on": [
+        "notebooks/for_trainers",
+        "slurm/README",
+        "tests/README",
+        "CONTRIBUTING",
+        "CHANGELOG",
+        "notebooks/AGENTS",
+    ],
+}
+
+
+def add_contents(app, page, source):
+    """Give the first page the site's table of contents, which GitHub would show as code."""
+    if page != root_doc:
+        return
+    for caption, pages in CHAPTERS.items():
+        lines = ["```{toctree}", ":hidden:", ":glob:", f":caption: {caption}", "", *pages, "```"]
+        source[0] += "\n\n" + "\n".join(lines)
+
+
+def point_out_of_the_site(app, page, source):
+    """Send links to folders and to code where they can be read: the folder's page, the repository, or nowhere."""
+    here = Path(app.srcdir, page).parent
+
+    def target(match):
+        text, address = match.groups()
+        file, _, anchor = address.partition("#")
+        path = (here / file).resolve()
+        if not path.exists() or path.suffix in (".md", ".ipynb"):
+            return match[0]
+        below = path.relative_to(Path(app.srcdir).resolve())
+        if path.is_dir() and (path / "README.md").exists():
+            return f"[{text}]({os.path.relpath(path / 'README.md', here)})"
+        if REPOSITORY:
+            return f"[{text}]({REPOSITORY}/{below})"
+        return f"[{text}]({file})" if path.is_file() else text
+
+    source[0] = LINK.sub(target, source[0])
+
+
+def take_pictures(app, page, source):
+    """Make what GitHub shows as HTML images of the site; of a picture for each theme furo shows one."""
+    source[0] = IMAGE.sub(r"![\1](\2)", source[0])
+    for whole, dark, said, light in PICTURE.findall(source[0]):
+        images = [(light, "only-light"), (dark, "only-dark")]
+        blocks = [f"```{{image}} {file}\n:alt: {said}\n:class: {theme}\n```" for file, theme in images]
+        source[0] = source[0].replace(whole, "\n\n".join(blocks))
+
+
+def define_terms(app, page, source):
+    """Make the glossary's table a list of definitions, whose anchors Sphinx knows."""
+    if page == "notebooks/glossary":
+        source[0] = TERM.sub(r"(\1)=\n\n\2\n: \3 (\4)\n", re.sub(r"^\|( word |---).*\n", "", source[0], flags=re.M))
+
+
+def setup(app):
+    """Connect what rewrites a page before it is read."""
+    app.connect("source-read", take_pictures)
+    app.connect("source-read", define_terms)
+    app.connect("source-read", point_out_of_the_site)
+    app.connect("source-read", add_contents)

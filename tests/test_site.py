@@ -1,0 +1,50 @@
+"""The site: it is built without a warning, and five of its pages are read on a desk and on a phone."""
+
+import subprocess
+import sys
+
+import pytest
+from setup_system import find, install_line
+
+from mpdemo.paths import root
+
+CHROMIUM = find("chromium")
+PAGES = ("README", "notebooks/03_ddp", "notebooks/glossary", "api", "slurm/README")
+SIZES = {"desk": (1280, 900), "phone": (390, 844)}
+TOO_WIDE = "() => document.documentElement.scrollWidth > document.documentElement.clientWidth"
+BROKEN = """() => [...document.images].map(image => image.complete && !image.naturalWidth ? image.src : "")
+          .filter(source => source && !source.endsWith(".svg"))"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    out = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "tests/site/build.py", "--out", str(out)]
+    done = subprocess.run(command, cwd=root(), capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    return out
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(not CHROMIUM, reason=f"no Chromium; {install_line(['chromium'])}")
+@pytest.mark.parametrize("size", SIZES)
+def test_five_pages_fit_their_window_show_their_pictures_and_ask_nobody_else(site, size):
+    from playwright.sync_api import sync_playwright
+
+    width, height = SIZES[size]
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_page(viewport={"width": width, "height": height})
+        outside = []
+        page.on("request", lambda request: request.url.startswith(("file:", "data:")) or outside.append(request.url))
+        for name in PAGES:
+            page.goto(f"file://{site}/{name}.html")
+            assert page.title() and not page.evaluate(TOO_WIDE), name
+            assert page.evaluate(BROKEN) == [], name
+            assert page.locator("img:not([alt])").count() == 0, name
+        page.goto(f"file://{site}/notebooks/03_ddp.html")
+        assert page.locator("img.diagram").count() == 1 and page.locator("text=mermaid").count() == 0
+        assert page.locator("a[href$='glossary.html#all-reduce']").count() >= 1
+        assert page.locator("button.copybtn").count() > 10
+        browser.close()
+    assert outside == []
