@@ -33,16 +33,19 @@ def row(settings, world, number=0):
     return {"case": settings | {"stage": number}, "counted": peak_of_a_step(trial), "predicted": device.peak}
 
 
+def row_of_stage(settings, gpu, number):
+    """The row of one of two stages: it lies on the GPU, and the other one on the CPU."""
+    devices = [torch.device("cpu")] * 2
+    devices[number] = gpu.device
+    setup.local_devices = lambda world, count: devices
+    return row(settings, World(device=devices[0]) if number else gpu, number)
+
+
 def main():
     gpu = where_am_i()
     on_gpu = gpu.device.type == "cuda"
     rows = [row(settings, gpu) for settings in (WHOLE + LARGE if on_gpu else WHOLE)]
-    for settings in STAGES if on_gpu else []:
-        for number in range(2):
-            devices = [torch.device("cpu")] * 2
-            devices[number] = gpu.device
-            setup.local_devices = lambda world, count, devices=devices: devices
-            rows.append(row(settings, World(device=devices[0]) if number else gpu, number))
+    rows += [row_of_stage(settings, gpu, number) for settings in STAGES if on_gpu for number in range(2)]
     with open(sys.argv[1], "w") as file:
         json.dump(rows, file)
 

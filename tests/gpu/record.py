@@ -62,6 +62,8 @@ def list_parts(on_cpu, files, at_once) -> list[Part]:
         Part("train_fsdp", 40, [*torchrun, "train_fsdp.py"], files / "scripts"),
         Part("gpt", 120, [throughput, "gpt", "{rows}"]),
         Part("resnet", 100, [throughput, "resnet", "{rows}"]),
+        Part("two_stages", 60, [str(ROOT / "tests/gpu/two_stages.py"), "{rows}"]),
+        Part("trace", 40, [str(ROOT / "tests/gpu/trace.py"), "{rows}"]),
     ]
 
 
