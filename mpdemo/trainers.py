@@ -28,8 +28,8 @@ from mpdemo import paths
 from mpdemo.cluster.daemons import CLUSTER_NAME
 from mpdemo.doctor import NO_GPU
 from mpdemo.errors import UserError
-from mpdemo.jobs import Job, JobSpec, check, load_site, slurm, submit
-from mpdemo.jobs import render as batch_script
+from mpdemo.jobs import Job, JobSpec, load_site, slurm, submit
+from mpdemo.jobs.check import problems_in
 from mpdemo.jobs.explain import find
 from mpdemo.jobs.reading import unlabelled
 from mpdemo.jobs.sbatch_text import cpus_per_task, fitted
@@ -82,7 +82,7 @@ def render(args) -> int:
     Each is checked against the site, and by ``sbatch --test-only`` if the site's own Slurm is in reach.
     """
     site = load_site(args.site)
-    specs = jobs_of_course()
+    jobs = {name: fitted(spec, site) for name, spec in jobs_of_course().items()}
     folder = Path(args.out) if args.out else paths.root() / "slurm" / site.name
     cluster = slurm.cluster_name() if slurm.in_reach() else None
     ask_slurm = cluster is not None and (cluster in site.cluster_names or find_site() == "generic")
@@ -91,28 +91,30 @@ def render(args) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         if not args.out:  # a batch script finds the root by this folder
             (paths.root() / paths.SITES).mkdir(parents=True, exist_ok=True)
-        for name, spec in specs.items():
-            (folder / f"{name}.sbatch").write_text(batch_script(spec, site), encoding="utf-8")
-            problems = check(spec, site, ask_slurm)
+        for name, job in jobs.items():
+            text = job.text
+            (folder / f"{name}.sbatch").write_text(text, encoding="utf-8")
+            problems = problems_in(text, job.site, ask_slurm)
             print(f"{folder / name}.sbatch", *(f"  {problem}" for problem in problems), sep="\n")
             wrong += bool(problems)
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror}; do: another --out") from None
     judge = f"{site.name} and its Slurm" if ask_slurm else f"{site.name}.toml; no Slurm of that site was asked"
-    print(f"{len(specs)} batch scripts, {wrong or 'none'} with a problem; checked against {judge}")
-    hours, what = hours_at_most(specs.values(), site)
+    print(f"{len(jobs)} batch scripts, {wrong or 'none'} with a problem; checked against {judge}")
+    hours, what = hours_at_most(jobs.values())
     print(f"one learner who runs all of them once takes at most {hours:.1f} {what}-hours (every job at its time limit)")
     return 1 if wrong else 0
 
 
-def hours_at_most(specs, site) -> tuple[float, str]:
+def hours_at_most(jobs) -> tuple[float, str]:
     """Return what a site charges for all jobs that reach their time limit, and of which device: GPUs, or cores."""
     seconds = 0
-    has_gpus = site.gpus_per_node > 0
-    for spec in specs:
-        job = fitted(spec, site)[0]
-        on_node = job.gpus_per_node if has_gpus else job.tasks_per_node * cpus_per_task(job, site)[0]
-        seconds += job.nodes * on_node * slurm.limit(job.time_limit)
+    has_gpus = False
+    for job in jobs:
+        has_gpus = job.site.gpus_per_node > 0
+        cores = job.spec.tasks_per_node * cpus_per_task(job.spec, job.site)[0]
+        on_node = job.spec.gpus_per_node if has_gpus else cores
+        seconds += job.spec.nodes * on_node * slurm.limit(job.spec.time_limit)
     return seconds / 3600, "GPU" if has_gpus else "core"
 
 

@@ -31,6 +31,7 @@ from mpdemo import paths
 from mpdemo.cluster import Cluster
 from mpdemo.errors import UserError
 from mpdemo.jobs import JobSpec, load_site, slurm, submit, train_command
+from mpdemo.jobs.sbatch_text import fitted
 from mpdemo.jobs.submit import start
 from mpdemo.training import checkpoint
 
@@ -84,7 +85,7 @@ class Life:
         while state != "done":
             self.counts["resumed"] += bool(checkpoint.in_order(paths.root() / self.spec.out / "checkpoints"))
             self.counts["submissions"] += 1
-            job = submit_to_slurm(self.spec) if self.by_slurm else start(self.spec, load_site("generic"), None)
+            job = submit_to_slurm(self.spec) if self.by_slurm else start_here(self.spec)
             allowed = self.trouble(job, self.troubles.pop()) if self.troubles else {"done"}
             try:
                 state = job.wait(BOUND, pending=BOUND)
@@ -226,12 +227,17 @@ def restart_controllers(cluster, over, counts):
         counts["controller restarts"] += 1
 
 
+def start_here(spec):
+    """Start a job on this machine, though a Slurm is in reach."""
+    return start(fitted(spec, load_site("generic")), None)
+
+
 def run_reference(case):
     """Run a case without trouble, once."""
     out = f"runs/reference/{case}"
     with REFERENCES[case]:
         if not (paths.root() / out / "summary.json").exists():
-            state = start(spec_of(case, out, "reference"), load_site("generic"), None).wait(BOUND)
+            state = start_here(spec_of(case, out, "reference")).wait(BOUND)
             assert state == "done", (case, state)
 
 

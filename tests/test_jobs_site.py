@@ -14,6 +14,7 @@ from worker_jobs import options
 
 from mpdemo.errors import UserError
 from mpdemo.jobs import JobFailed, check, load_site, queue, render, site_trial, slurm, slurm_job, submit
+from mpdemo.jobs.sbatch_text import fitted
 from mpdemo.jobs.site import find_site
 from mpdemo.jobs.site_trial import try_site
 
@@ -151,7 +152,7 @@ def test_a_job_of_another_cluster_is_asked_there(project, monkeypatch):
         (project / "bin" / name).write_text(f"#!/bin/sh\necho {name} $* >> {project}/asked\necho '{said}'\n")
         (project / "bin" / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{project}/bin:/usr/bin:/bin")
-    number = slurm_job.start("toy.sbatch", "home x", "runs/toy", site())["id"]
+    number = slurm_job.start(fitted(spec(), site()), "toy.sbatch", "home x")["id"]
     job = SimpleNamespace(id=number, record={"identity": "home x"})
     assert queue.own_job(job, 9)[0].reason == queue.own_job(job, 9)[0].reason == "Priority"  # asked once
     assert slurm_job.look_up(number).state == "running"

@@ -16,6 +16,7 @@ from worker_jobs import until
 from mpdemo import paths
 from mpdemo.errors import UserError
 from mpdemo.jobs import JobSpec, load_site, render
+from mpdemo.jobs.sbatch_text import fitted
 from mpdemo.trainers import SMALL, Trial, hours_at_most, jobs_of_course, smallest
 
 COMMAND = (sys.executable, "-m", "mpdemo", "rehearse")
@@ -156,8 +157,8 @@ def test_render_writes_every_job_file_for_a_site(project, run_mpdemo, tmp_path):
 
 def test_what_a_learner_takes_at_most():
     job = JobSpec(name="a", command=("a.py",), out="runs/a", nodes=2, processes_per_node=3, cpus_per_process=4)
-    assert hours_at_most([job, job], load_site("jeanzay")) == (2.0, "GPU")
-    assert hours_at_most([job], load_site("ucr_cpu")) == (4.0, "core")
+    assert hours_at_most([fitted(job, load_site("jeanzay"))] * 2) == (2.0, "GPU")
+    assert hours_at_most([fitted(job, load_site("ucr_cpu"))]) == (4.0, "core")
 
 
 def test_render_names_what_a_site_cannot_run(run_mpdemo, tmp_path):

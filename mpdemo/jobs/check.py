@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from mpdemo import paths
 from mpdemo.jobs import slurm
-from mpdemo.jobs.sbatch_text import fitted, render
+from mpdemo.jobs.sbatch_text import fitted
 from mpdemo.jobs.site import Site, load_site
-from mpdemo.jobs.spec import JobSpec
 
 # The options that have a letter.
 SHORT = dict(c="cpus-per-task", t="time", o="output", e="error", N="nodes", J="job-name", n="ntasks", A="account",
@@ -40,9 +39,15 @@ def check(job: JobSpec | str, site: Site | str | None = None, ask_slurm: bool = 
     ask_slurm : bool
         Where a Slurm is in reach, also let it judge (``sbatch --test-only``).
     """
-    text, site = job, site if isinstance(site, Site) else load_site(site)
-    if isinstance(job, JobSpec):
-        text, (_, site) = render(job, site), fitted(job, site)
+    site = site if isinstance(site, Site) else load_site(site)
+    if isinstance(job, str):
+        return problems_in(job, site, ask_slurm)
+    job = fitted(job, site)
+    return problems_in(job.text, job.site, ask_slurm)
+
+
+def problems_in(text, site, ask_slurm) -> list[Problem]:
+    """Return what is wrong in a batch script; the site has its words for jobs of that size."""
     script = Script(text)
     shape(script, site)
     time_limit(script, site)

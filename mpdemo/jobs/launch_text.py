@@ -84,7 +84,7 @@ def exports(spec, site) -> list[str]:
 def torchrun_signals(warning) -> str:
     """Return the line that tells torchrun which signals to pass on (its own and the warning), and how long to wait.
 
-    Without the second variable it kills its processes after 30 s, in the middle of a checkpoint; PyTorch 2.11 always
+    Without the second variable it kills its processes after 30 s, in the middle of a checkpoint. PyTorch 2.11 always
     does.
     """
     name, _, seconds = warning.partition("@")

@@ -1,4 +1,4 @@
-"""The batch script of a job: one pure function from a spec and a site to text that a learner can read and keep.
+"""A job fitted to its site, and its batch script: text that a learner can read and keep.
 
 Our own code: the libraries that submit to Slurm hide this text, which is what the course teaches. The directives are
 made here, the commands below them in `mpdemo.jobs.launch_text`.
@@ -7,6 +7,7 @@ made here, the commands below them in `mpdemo.jobs.launch_text`.
 import dataclasses
 import re
 import shlex
+from typing import NamedTuple
 
 from mpdemo.errors import UserError
 from mpdemo.jobs.launch_text import commands, option_name
@@ -18,6 +19,33 @@ WIDTH = 48  # column of the directives' comments
 CLASHES = {"gpus", "gpus-per-node", "gpus-per-task", "ntasks", "requeue", "no-requeue"}
 
 
+class FittedJob(NamedTuple):
+    """A job as it fits its site: what its batch script, its check and its submission read. Made by `fitted`."""
+
+    spec: JobSpec  # with the site's launcher, and a node per process where nodes have one GPU
+    site: Site  # with its words for jobs of this size
+    asked: JobSpec  # the spec as it was written: the record of a job keeps it, and this machine runs it
+
+    @property
+    def text(self) -> str:
+        """The batch script; `UserError` for a directive of the site that the script writes itself."""
+        shell = "#!/bin/bash -l" if self.site.login_shell else "#!/bin/bash"
+        lines = [shell, *directives(self.spec, self.site), "", *commands(self.spec, self.site)]
+        return "\n".join(lines) + "\n"
+
+
+def fitted(asked: JobSpec, site: Site) -> FittedJob:
+    """Fit a job to its site; `UserError` for a job that cannot restart as it should."""
+    spread = site.gpus_per_node == asked.gpus_per_process == 1
+    shape = {"nodes": asked.world_size, "processes_per_node": 1} if spread else {}
+    spec = dataclasses.replace(asked, launcher=asked.launcher or site.launcher, **shape)
+    refuse_what_cannot_restart(spec)
+    gpus = spec.devices if site.gpus_per_node else 0
+    row = next((row for row in site.small_jobs if gpus <= row["gpus"]), {})
+    words = {word: value for word, value in row.items() if word != "gpus"}
+    return FittedJob(spec, dataclasses.replace(site, **words), asked)
+
+
 def render(spec: JobSpec, site: Site) -> str:
     """Return the batch script of a job, `spec`, on a `site` (see `load_site`); it runs from any folder of the project.
 
@@ -26,20 +54,7 @@ def render(spec: JobSpec, site: Site) -> str:
     UserError
         A job that cannot restart as it should, or a directive of the site that the script writes itself.
     """
-    spec, site = fitted(spec, site)
-    refuse_what_cannot_restart(spec)
-    shell = "#!/bin/bash -l" if site.login_shell else "#!/bin/bash"
-    return "\n".join([shell, *directives(spec, site), "", *commands(spec, site)]) + "\n"
-
-
-def fitted(spec, site) -> tuple:
-    """Return job and site as they fit: the site's launcher, a node per process where nodes have one GPU, its words."""
-    spread = site.gpus_per_node == spec.gpus_per_process == 1
-    shape = {"nodes": spec.world_size, "processes_per_node": 1} if spread else {}
-    spec = dataclasses.replace(spec, launcher=spec.launcher or site.launcher, **shape)
-    gpus = spec.devices if site.gpus_per_node else 0
-    words = next((row for row in site.small_jobs if gpus <= row["gpus"]), {})
-    return spec, dataclasses.replace(site, **{word: value for word, value in words.items() if word != "gpus"})
+    return fitted(spec, site).text
 
 
 def refuse_what_cannot_restart(spec):

@@ -13,10 +13,12 @@ PATIENCE = 0.5  # s between two looks at the user's jobs, about which Slurm is a
 CANCELLED = re.compile(slurm.SLURMSTEPD + r"\*\*\* JOB .*?CANCELLED AT \S+(?: DUE TO ([A-Z ]+?))? \*\*\*", re.MULTILINE)
 
 
-def start(script, identity, out, site) -> dict:
-    """Submit a script, its log redirected into the run's folder; return what the job's record holds of it."""
-    log = out.replace("%", "%%") + "/slurm-%j"  # "%" begins a pattern there
-    options = [f"--output={log}.out", *[f"--error={log}.err"] * site.separate_errors]
+def start(job, script, identity) -> dict:
+    """Submit a job's script, its log redirected into the run's folder; return what the job's record holds of it."""
+    log = job.spec.out.replace("%", "%%") + "/slurm-%j"  # "%" begins a pattern there
+    options = [f"--output={log}.out"]
+    if job.site.separate_errors:
+        options.append(f"--error={log}.err")
     said = slurm.client("sbatch", "--parsable", *options, str(script), cwd=paths.root())
     number = said.split()[-1]
     queue.forget(identity, number)

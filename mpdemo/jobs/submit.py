@@ -13,9 +13,9 @@ from typing import Any, Literal, overload
 from mpdemo import paths
 from mpdemo.errors import UserError, wrapped
 from mpdemo.jobs import local_job, slurm, slurm_job
-from mpdemo.jobs.check import check
+from mpdemo.jobs.check import problems_in
 from mpdemo.jobs.job import RECORD, Job, read_record, write_record
-from mpdemo.jobs.sbatch_text import render
+from mpdemo.jobs.sbatch_text import FittedJob, fitted
 from mpdemo.jobs.site import Site, load_site
 from mpdemo.jobs.spec import JobSpec
 from mpdemo.world.devices import gpus_here, gpus_wanted, too_few_gpus
@@ -64,33 +64,34 @@ def submit(
     UserError
         The job cannot run on this site (see `check`), Slurm refused it (with its message), or the folder is busy.
     """
-    site = site if isinstance(site, Site) else load_site(site)
+    job = fitted(spec, site if isinstance(site, Site) else load_site(site))
     if debug:
-        print(render(spec, site), end="")
+        print(job.text, end="")
         return None
-    if problems := check(spec, site, ask_slurm=False):
+    if problems := problems_in(job.text, job.site, ask_slurm=False):
         raise UserError(f"{spec.name} was not submitted: " + "; ".join(map(str, problems)))
     identity = slurm.identity() if slurm.in_reach() else None
     if earlier := find_earlier(spec, identity, resubmit):
         known = f"found job {earlier.id} ({earlier.state}) in {spec.out}"
         print(wrapped(f"{known}: not submitted again; resubmit=True runs it again"))
         return earlier
-    return start(spec, site, identity, script)
+    return start(job, identity, script)
 
 
-def start(spec: JobSpec, site: Site, identity: Any, script: str | None = None) -> Job:
-    """Start a job on the cluster of this identity; without one, on this machine."""
+def start(job: FittedJob, identity: Any, script: str | None = None) -> Job:
+    """Start a fitted job on the cluster of this identity; without one, as it was written, on this machine."""
+    spec = job.asked
     if identity is None:
         check_room(spec.world_size, spec.oversubscribe)
     with prepared(spec) as out:
-        path = write_script(render(spec, site), spec, site, script)
-        started = slurm_job.start(path, identity, spec.out, site) if identity else local_job.start(spec)
+        path = write_script(job, script)
+        started = slurm_job.start(job, path, identity) if identity else local_job.start(spec)
     record = {
         **started,
         "script": str(path),
         "spec": dataclasses.asdict(spec),
         "submitted": time.time(),
-        "polling_seconds": site.polling_seconds,
+        "polling_seconds": job.site.polling_seconds,
     }
     print(wrapped(announcement(spec, record)))  # first: a full disk takes no record
     write_record(out, record)
@@ -141,16 +142,17 @@ def find_earlier(spec: JobSpec, identity: Any, resubmit: bool) -> Job | None:
     return None
 
 
-def write_script(text: str, spec: JobSpec, site: Site, script: str | None) -> Path:
+def write_script(job: FittedJob, script: str | None) -> Path:
     """Write the batch script and return its path relative to the project's root."""
-    path = PurePosixPath(script or f"{spec.out}/job.sbatch")
+    path = PurePosixPath(script or f"{job.spec.out}/job.sbatch")
     if path.is_absolute() or ".." in path.parts or path.suffix != ".sbatch":
         raise UserError(f"script = {script!r}; it takes a name below the project's root, as slurm/03_ddp.sbatch")
-    if script and site.name not in PLAIN_SITES:
-        path = path.parent / site.name / path.name
+    if script and job.site.name not in PLAIN_SITES:
+        path = path.parent / job.site.name / path.name
     file = paths.root() / path
     file.parent.mkdir(parents=True, exist_ok=True)
-    if not file.exists() or file.read_text(encoding="utf-8") != text:
+    text = job.text
+    if not file.exists() or file.read_text(encoding="utf-8") != text:  # the committed one keeps its time
         file.write_text(text, encoding="utf-8")
     return Path(path)
 
