@@ -10,6 +10,7 @@ from mpdemo import paths
 from mpdemo.jobs import slurm
 from mpdemo.jobs.sbatch_text import fitted
 from mpdemo.jobs.site import Site, load_site
+from mpdemo.jobs.spec import JobSpec
 
 # The options that have a letter.
 SHORT = dict(c="cpus-per-task", t="time", o="output", e="error", N="nodes", J="job-name", n="ntasks", A="account",
