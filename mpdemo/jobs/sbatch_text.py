@@ -39,7 +39,7 @@ class FittedJob(NamedTuple):
         return "\n".join(lines) + "\n"
 
 
-def fitted(asked, site) -> FittedJob:
+def fitted(asked: JobSpec, site: Site) -> FittedJob:
     """Fit a job to its site; `UserError` for a job that cannot restart as it should."""
     spread = site.gpus_per_node == asked.gpus_per_process == 1
     shape = {"nodes": asked.world_size, "processes_per_node": 1} if spread else {}
