@@ -168,6 +168,7 @@ def test_flight_recorders_name_the_first_call_that_differs():
         ("CUDA out of memory", "failed", "fix"),
         ("CUDA out of memory", "cancelled", "fix"),
         ("", "cancelled", "retry"),
+        ("", "failed", "fix"),
         ("", "node_failure", "retry"),
         ("", "stopped", "retry"),
         ("", "timeout", "fix"),

@@ -143,18 +143,19 @@ def verdict(findings, state="", resumes=False) -> tuple:
         "done": (None, "it ended well"),
         "stopped": ("retry", "it stopped with a checkpoint, from which the same command resumes"),
         "node_failure": ("retry", "a node failed"),
-        "timeout": ("retry", "it resumes from its last checkpoint")
-        if resumes
-        else ("fix", "it needs more time, or --resume auto"),
     }
-    if state == "timeout" and not resumes:
-        return "fix", "give it a longer time limit, or checkpoints and --resume auto"
     if state in by_state:
         return by_state[state]
+    if state == "timeout":
+        longer = "give it a longer time limit, or checkpoints and --resume auto"
+        return ("retry", "it resumes from its last checkpoint") if resumes else ("fix", longer)
     if state == "cancelled" and (first is None or first.known.kind != "cause"):
         return "retry", "it was cancelled"
+    if first is None and state in ("failed", "out_of_memory"):
+        return "fix", "its log names no known failure: read its last lines"
     if first is None:
-        return (None, "it still runs") if state == "running" else (None, "no failure is in the log")
+        runs = "it still runs; --live says where its ranks are"
+        return None, runs if state == "running" else "no failure is in the log"
     what, do = first.known.explained(first.line)
     if first.known.retry:
         return "retry", what

@@ -58,7 +58,7 @@ def main(args) -> int:
         print(f"Only its last {MOST_BYTES // 2**20} MiB are read; lines are counted from there.\n")
     for line in in_words(asked, told, found):
         print(line)
-    if findings or not args.live:
+    if findings or asked.logs and not args.live:
         print(report(data))
     print(f"\nverdict: {word or 'none'}; {why}")
     return 0

@@ -4,6 +4,7 @@ Each node of the job is asked by `mpdemo.jobs.probe`. What a rank that was asked
 Taught in notebooks/10_when_it_breaks.ipynb.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -18,7 +19,6 @@ from mpdemo.jobs.who_waits import Place, place_of
 from mpdemo.ranks.places import FRAME
 
 START = 1.0  # s in which the probes start
-PATIENCE = 1.0  # s for the last stack to appear in the log
 TASK = re.compile(r"^ *(\d+): ")  # srun --label
 BEGINS = re.compile(r"^(?:Current thread 0x|Stack \(most recent)")
 OF_STACKS = re.compile(r"^(?:Current thread|Thread|Stack|  File|  \.\.\.|\s*$)")
@@ -30,12 +30,12 @@ def look_at(job_id, nodes, logs) -> tuple[list[Place], list]:
 
     `UserError` where its nodes cannot be asked.
     """
-    begin, source = time.time() + START, Path(probe.__file__).read_text()
-    words = ["srun", f"--jobid={slurm.number(job_id)}", "--overlap", f"--nodes={nodes}", f"--ntasks={nodes}"]
-    words += ["--ntasks-per-node=1", "--input=none", sys.executable, "-c", source, slurm.number(job_id), str(begin)]
     before = {file: file.stat() for file in logs}
+    sizes = {str(file): old.st_size for file, old in before.items()}
+    words = ["srun", f"--jobid={slurm.number(job_id)}", "--overlap", f"--nodes={nodes}", f"--ntasks={nodes}"]
+    words += ["--ntasks-per-node=1", "--input=none", sys.executable, "-c", Path(probe.__file__).read_text()]
     try:
-        said = slurm.run(*words)
+        said = slurm.run(*words, slurm.number(job_id), str(time.time() + START), json.dumps(sizes))
     except subprocess.TimeoutExpired:
         raise UserError(f"the nodes of job {job_id} do not answer; is one of them down? see: sinfo -R") from None
     rows = [json.loads(line) for line in said.stdout.splitlines() if line.startswith("{")]
@@ -43,24 +43,29 @@ def look_at(job_id, nodes, logs) -> tuple[list[Place], list]:
         reason = (said.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise UserError(f"cannot look at the nodes of job {job_id}: {reason}")
     gpus = [gpu for row in rows for gpu in row.get("gpus", ())]
-    return places([row for row in rows if "rank" in row], before), gpus
+    text = "".join(row.get("log", "") for row in rows)
+    return places([row for row in rows if "rank" in row], text, before), gpus
 
 
 def look_here(ranks, logs) -> tuple[list[Place], list]:
     """Return the same of processes on this machine: rank -> process."""
     before = {file: file.stat() for file in logs}
-    return places([probe.look(rank, pid) for rank, pid in ranks.items()], before), probe.gpus()
+    rows = [probe.look(rank, pid) for rank, pid in sorted(ranks.items())]
+    time.sleep(probe.SETTLE)
+    text = probe.new_text({file: old.st_size for file, old in before.items()})
+    return places(rows, text, before), probe.gpus()
 
 
-def places(rows, before) -> list[Place]:
-    """Return the place of each rank, by what the probes found and what the logs hold since they looked as `before`."""
-    asked = sorted((row for row in rows if row["asked"]), key=lambda row: row["rank"])
-    end, stacks, seen = time.monotonic() + PATIENCE, {}, None
-    while asked and (stacks != seen or sum(map(len, stacks.values())) < len(asked)) and time.monotonic() < end:
-        seen = stacks
-        time.sleep(0.1)  # also for the rest of a stack that is being written
-        stacks = stacks_in("".join(new_text(file, old) for file, old in before.items()))
-    assign(stacks, asked)
+def places(rows, text, before) -> list[Place]:
+    """Return the place of each rank, by what the probes found and the text that the ranks wrote into the logs.
+
+    Stacks alone are no sign of life: the logs then keep their old times.
+    """
+    if text and all(OF_STACKS.match(TASK.sub("", line)) for line in text.splitlines()):
+        for file, old in before.items():
+            with contextlib.suppress(OSError):
+                os.utime(file, ns=(old.st_atime_ns, old.st_mtime_ns))
+    assign(stacks_in(text), sorted((row for row in rows if row["asked"]), key=lambda row: row["rank"]))
     world = max((row["world"] for row in rows), default=0)
     gone = [Place(rank) for rank in sorted({*range(world)} - {row["rank"] for row in rows})]
     return sorted([place_of(row) for row in rows] + gone, key=lambda place: place.rank)
@@ -77,16 +82,6 @@ def assign(stacks, asked):
         if len(stacks.get(task, ())) == len(of_task):
             for row, frames in zip(of_task, stacks[task], strict=True):
                 row["frames"] = frames
-
-
-def new_text(file, old) -> str:
-    """Return what a log holds beyond its old size; stacks alone are no sign of life, so it keeps its old time."""
-    with open(file, "rb") as log:
-        log.seek(old.st_size)
-        text = log.read(2**22).decode(errors="replace")
-    if text and all(OF_STACKS.match(TASK.sub("", line)) for line in text.splitlines()):
-        os.utime(file, ns=(old.st_atime_ns, old.st_mtime_ns))
-    return text
 
 
 def stacks_in(text) -> dict:

@@ -14,6 +14,8 @@ import sys
 import time
 
 PAUSE = 0.1  # s in which a rank writes its stack, and its CPU time is counted
+SETTLE = 0.4  # s in which the last stack has come into the log
+MOST = 2**22  # bytes of a log that are read
 LONGEST = 8.0  # s in which all ranks have been asked
 CLOCK = os.sysconf("SC_CLK_TCK")  # the kernel counts a process's CPU time in these
 RESERVED = 4294967290  # Slurm's numbers from here on are no steps of srun
@@ -157,13 +159,32 @@ def gpus():
         return []
 
 
-def main(job, begin):
-    """Print what is known of each rank here as a line of JSON; the ranks of all nodes are asked in turn."""
+def new_text(sizes):
+    """Return what some files hold beyond a size of each."""
+    texts = []
+    for name, size in sizes.items():
+        with open(name, "rb") as file:
+            file.seek(size)
+            texts.append(file.read(MOST).decode(errors="replace"))
+    return "".join(texts)
+
+
+def main(job, begin, logs):
+    """Print what is known of each rank here as a line of JSON; the ranks of all nodes are asked in turn.
+
+    On the first node, which writes the job's logs, also what is new in them: other nodes may see it much later.
+    """
     print(json.dumps({"node": os.uname().nodename, "gpus": gpus()}))
-    for rank, pid in sorted(ranks_of(job).items()):
-        time.sleep(max(0, begin + min(2 * PAUSE, LONGEST / world(environment(pid))) * rank - time.time()))
+    ranks, step = ranks_of(job), 2 * PAUSE
+    for rank, pid in sorted(ranks.items()):
+        step = min(step, LONGEST / world(environment(pid)))
+        time.sleep(max(0, begin + step * rank - time.time()))
         print(json.dumps(look(rank, pid)))
+    if os.environ.get("SLURM_NODEID") == "0":
+        last = max((world(environment(pid)) for pid in ranks.values()), default=1)
+        time.sleep(max(SETTLE, begin + step * last + SETTLE - time.time()))
+        print(json.dumps({"log": new_text(logs)}))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], float(sys.argv[2]))
+    main(sys.argv[1], float(sys.argv[2]), json.loads(sys.argv[3]))

@@ -39,7 +39,7 @@ class Place:
     def __str__(self):
         if self.gone:
             return f"rank {self.rank}: its process is gone"
-        where = "nobody can look into it (no py-spy, and it does not handle SIGUSR2)"
+        where = "its stack is not known (no py-spy, and no answer to SIGUSR2: see explain --help)"
         if self.collective is not None:
             where = f"waits in {self.collective}, {self.line}" if self.collective else f"is at {self.line}"
         return f"rank {self.rank} on {self.node}: {where}; {self.cpu:.0%} of a core, {self.mib} MiB"
