@@ -1,4 +1,4 @@
-"""Compares what one process does with what several do, and names the first causes of a difference."""
+"""What can be found, and what is wrong with data, model, messages, files and log of several ranks."""
 
 import math
 import tomllib
@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 TABLE = tomllib.loads(Path(__file__).with_name("findings.toml").read_text())  # what can be found, and its remedy
-TOLERANCE = {"bfloat16": 3e-2, "float16": 5e-3}  # relative, of a norm; of other dtypes 1e-4
-SAME_WORLD = 1e-5  # between ranks, which got the same averaged gradient
+TOLERANCE = {"bfloat16": 3e-2, "float16": 5e-3}  # relative; of other dtypes 2e-4
+SHARED = 0.2  # of a step's rows: more is no chance
 
 
 @dataclass
@@ -17,6 +17,11 @@ class Finding:
 
     name: str
     what: str
+
+    @property
+    def is_note(self) -> bool:
+        """Whether the training is the same all the same: it is about what is printed, written or sent."""
+        return TABLE[self.name].get("note", False)
 
     def record(self) -> dict:
         """Return it for the JSON file."""
@@ -31,23 +36,42 @@ def distance(a, b) -> float:
     return abs(a - b) / max(abs(a), abs(b), 1e-12)
 
 
-def differ(a, b, limit, *names) -> bool:
-    """Whether one of some values of two notes differs by more than a relative limit."""
-    pairs = [(a[name], b[name]) for name in names]
-    flat = [pair for x, y in pairs for pair in (zip(x, y, strict=False) if isinstance(x, list) else [(x, y)])]
-    return any(distance(x, y) > limit for x, y in flat)
-
-
 def tolerance(*worlds) -> float:
     """Return what rounding may change, by the least precise dtype seen."""
-    return max(TOLERANCE.get(name, 1e-4) for world in worlds for name in world.names("dtype") | {"float32"})
+    return max(TOLERANCE.get(name, 2e-4) for world in worlds for name in world.names("dtype") | {"float32"})
+
+
+def norm(sketches) -> float:
+    """Return the norm of some tensors together."""
+    return math.sqrt(sum(values[0] for values in sketches.values()))
+
+
+def apart(a, b, share=0.1) -> tuple:
+    """Return how far the tensors of two sketches are from each other, relative to their norm, and the farthest name.
+
+    A tensor that is small beside the others is measured by a share of them, or rounding would decide.
+    """
+    total, farthest = max(norm(a), 1e-12), (0.0, "")
+    for name in a.keys() & b.keys():
+        off = max(abs(a[name][1] - b[name][1]), abs(a[name][2] - b[name][2]))
+        relative = off / (math.sqrt(a[name][0]) + share * total)
+        if not relative <= farthest[0]:  # it may be no number
+            farthest = relative, name
+    return farthest
+
+
+def shown(names) -> str:
+    """Return the first names."""
+    names = list(names)
+    return ", ".join(names[:4]) + " ..." * (len(names) > 4)
 
 
 def of_data(one, many):
     """Yield what is wrong with the samples that the ranks draw; each epoch's order is known whole."""
-    trained = {step["number"] for step in many.steps}
+    trained = {ranks[0]["number"] for ranks in many.steps}
     passes = [[note for note in rank.passes(many.loader) if note["number"] in trained] for rank in many.replicas]
     if many.loader is None or not all(passes):
+        yield from of_rows(one, many)
         return
     count, lengths = len(passes), [len(of_rank[0]["batches"]) for of_rank in passes]
     repeated = any(len(p) > 1 and p[0]["batches"] == p[1]["batches"] for p in passes)
@@ -66,13 +90,17 @@ def of_data(one, many):
         yield Finding("another order per rank", what)
     if len(set(lengths)) > 1:
         yield Finding("unequal steps", f"an epoch has {lengths} batches in the ranks; the last steps hang")
-    size, together = ([len(step) for step in world.in_steps()[:1]] for world in (one, many))
-    if size != together and size:
-        what = f"a step of {many.processes} processes has {together[0]} samples, of one {size[0]}"
-        yield Finding("batch not divided", what)
+    yield from of_size(many, *([len(step) for step in world.in_steps()[:1]] for world in (one, many)))
     if (leaks := leaked(many)) and not leaked(one):
         what = f"{leaks} samples are trained on in one rank and validated on in another"
         yield Finding("trained and validated", what)
+
+
+def of_size(many, alone, together):
+    """Yield whether a step has another number of samples."""
+    if alone and together and alone[0] and together[0] and alone[0] != together[0]:
+        what = f"a step of {many.processes} processes has {together[0]} samples, of one {alone[0]}"
+        yield Finding("batch not divided", what)
 
 
 def leaked(world) -> int:
@@ -83,73 +111,62 @@ def leaked(world) -> int:
     return len(drawn[True] & drawn[False])
 
 
+def of_rows(one, many):
+    """Yield what is wrong with the rows that enter the model where samples have no numbers."""
+    alone, together = one.in_rows(), many.in_rows()
+    pairs = list(zip(alone, together, strict=False))
+    if len(many.replicas) < 2 or not any(together) or all(a == b for a, b in pairs):
+        return
+    yield from of_size(many, [rows.total() for rows in alone[:1]], [rows.total() for rows in together[:1]])
+    steps = [[Counter(rows) for rows in many.rows(k)] for k in range(len(many.steps))]
+    shared = [(first & second).total() / max(1, second.total()) for first, second, *_ in steps]
+    if min(shared) > 0.99:
+        yield Finding("no sampler", f"all {many.processes} ranks train on the same rows in each of {len(shared)} steps")
+        return
+    if sum(shared) / len(shared) > SHARED:
+        what = f"two ranks share {100 * sum(shared) / len(shared):.0f} % of the rows of a step"
+        yield Finding("another order per rank", what)
+        return
+    epochs = {}
+    for ranks, (first, second, *_) in zip(many.steps, steps, strict=True):
+        drawn = epochs.setdefault(ranks[0]["epoch"], (Counter(), Counter()))
+        drawn[0].update(first)
+        drawn[1].update(second)
+    first, second = max(epochs.values(), key=lambda drawn: len(drawn[0] & drawn[1]))
+    own = 1 - len(first) / max(1, first.total())  # what a rank repeats of its own shows how much is chance
+    both = len(first & second) / max(1, len(first))
+    if both > 0.05 + 4 * own:
+        what = f"{100 * both:.0f} % of the rows of one rank are trained on by another too, in other steps"
+        yield Finding("another order per rank", what)
+
+
 def of_model(many):
     """Yield what is wrong with the model and its optimizer, whatever the number of processes."""
-    if broken := [k for k, step in enumerate(many.steps) if not math.isfinite(step["gradient"])]:
-        yield Finding("not finite", f"the gradient of step {broken[0] + 1} is {many.steps[broken[0]]['gradient']}")
-    elif all(step["gradient"] == 0 for step in many.steps):
+    norms = [norm(sums["gradients"]) for sums in many.sums]
+    models = [note for rank in many.ranks for note in rank.of("model")]
+    if broken := [k for k, value in enumerate(norms) if not math.isfinite(value)]:
+        yield Finding("not finite", f"the gradient of step {broken[0] + 1} is {norms[broken[0]]}")
+        return
+    missing = {name: None for note in models for name in note["missing"] if all(name in m["missing"] for m in models)}
+    if models and all(note["strange"] == note["held"] for note in models) and missing:
+        yield Finding("optimizer built before wrapping", f"it holds other parameters than the model: {shown(missing)}")
+        return
+    if not any(norms):
         yield Finding("every gradient zero", f"in all {len(many.steps)} steps: nothing is trained")
-    else:
-        names = next(iter(many.ranks[0].of("model")), {})
-        for kind, name in (("missing", "parameters in no optimizer"), ("unused", "parameters without gradient")):
-            if names.get(kind):
-                yield Finding(name, shown(names[kind]))
-
-
-def shown(names) -> str:
-    """Return the first names."""
-    return ", ".join(names[:4]) + " ..." * (len(names) > 4)
-
-
-def of_ranks(many):
-    """Yield in what the ranks differ from each other."""
-    bypassed = "wrapper bypassed" if many.names("wrapped") else "wrapper missing"
-    for steps in zip(*(rank.steps for rank in many.ranks), strict=False):
-        for value, shown, name, what in (
-            ("gradient", "gradient", bypassed, "each rank keeps its own gradient (norms {})"),
-            ("mixed", "weights", "weights differ", "the ranks have other weights (norms {}) at the same gradient"),
-        ):
-            if any(differ(step, steps[0], SAME_WORLD, value) for step in steps):
-                yield Finding(name, what.format(", ".join(f"{step[shown]:.6g}" for step in steps)))
-                return
-
-
-def of_steps(one, many):
-    """Yield the first difference of the steps: samples, ranks and weights are known to be right."""
-    limit, said = tolerance(one, many), "{}{:.6g} with one process, {:.6g} with " + str(many.processes)
-    for a, b in zip(one.ranks[0].of("start"), many.ranks[0].of("start"), strict=False):
-        if differ(a, b, limit, "weights"):
-            yield Finding("first weights differ", said.format("norm ", a["weights"], b["weights"]))
-            return
-    for k, (a, b) in enumerate(zip(one.steps, many.steps, strict=False)):
-        if differ(a, b, 1e-6, "rates"):
-            yield Finding("learning rate changes", said.format(f"in step {k + 1} ", a["rates"][0], b["rates"][0]))
-            return
-        if differ(a, b, limit, "gradient"):
-            what = said.format(f"in step {k + 1} the norm is ", a["gradient"], b["gradient"])
-            yield cause_of_gradient(b["gradient"] / max(a["gradient"], 1e-12), what, k, one, many)
-            return
-    if len(one.steps) != len(many.steps) and one.how == many.how == "ended":
-        what = f"{len(many.steps)} steps with {many.processes} processes, {len(one.steps)} with one"
-        yield Finding("other steps", what)
-
-
-def cause_of_gradient(ratio, what, k, one, many) -> Finding:
-    """Name the cause of another gradient in step k."""
-    if distance(ratio, len(many.replicas)) < 0.01:
-        return Finding("gradients summed", what)
-    if distance(ratio, 1 / len(many.replicas)) < 0.01:
-        return Finding("gradients divided twice", what)
-    # over how many targets each part of the step takes its mean: of each rank, of each part of a batch
-    terms = [[part["terms"] for rank in world.replicas for part in rank.steps[k]["parts"]] for world in (one, many)]
-    if any(len(set(of_world)) > 1 for of_world in terms):
-        return Finding("mean of means", f"{what}; the parts have {terms[1]} terms")
-    return Finding("another gradient", what if one.loader is not None else f"{what}, on samples that were not seen")
+        return
+    changed = [a["weights"] != b["weights"] for a, b in zip(many.sums, many.sums[1:], strict=False)]
+    if changed and not any(changed) and any(any(ranks[0]["rates"]) for ranks in many.steps[:-1]):
+        yield Finding("no weight changes", f"{len(many.steps)} steps of the optimizer leave all weights as they are")
+    if missing:
+        yield Finding("parameters in no optimizer", shown(missing))
+    unused = {name: None for note in models for name in note["unused"] if all(name in m["unused"] for m in models)}
+    if unused:
+        yield Finding("parameters without gradient", shown(unused))
 
 
 def of_messages(many):
     """Yield whether accumulation sends gradients with every part although the last would do."""
-    steps = [step["parts"] for step in many.steps if len(step["parts"]) > 1]
+    steps = [ranks[0]["parts"] for ranks in many.steps if len(ranks[0]["parts"]) > 1]
     if not steps or many.parts() == 1 or len(many.replicas) == 1:
         return
     sent = [[{name: n for name, n in part["calls"].items() if "reduce" in name} for part in parts] for parts in steps]
@@ -169,10 +186,24 @@ def of_files(many):
 def of_log(one, many):
     """Yield whether what is printed differs although the training is the same."""
     for (name, a, half), (other, b, _) in zip(one.ranks[0].printed(), many.ranks[0].printed(), strict=False):
-        if name == other and abs(a - b) > 2 * half and distance(a, b) > tolerance(one, many):
+        if (
+            name == other
+            and abs(a - b) > 2 * half
+            and distance(a, b) > tolerance(one, many)
+            and not is_last(one, a, half)
+        ):
             sizes = {len(b) for rank in many.replicas for note in rank.passes(many.loader) for b in note["batches"]}
             what = f"{name} {a:g} is printed with one process, {b:g} with {many.processes}"
-            unequal = len(sizes) > 1 and distance(a, b) < 0.01
-            summed = distance(b, a * len(many.replicas)) < 0.01
-            yield Finding("mean of means" if unequal else "loss summed" if summed else "loss of one rank", what)
+            if len(sizes) > 1 and distance(a, b) < 0.01:
+                yield Finding("printed mean of means", what)
+            else:
+                summed = distance(b, a * len(many.replicas)) < 0.01
+                yield Finding("loss summed" if summed else "loss of one rank", what)
             return
+
+
+def is_last(one, printed, half) -> bool:
+    """Whether a printed loss is that of the last part of a batch alone, with one process too."""
+    parts = [[part["loss"] for part in ranks[0]["parts"]] for ranks in one.steps]
+    last = [losses[-1] * factor for losses in parts if len(losses) > 1 and losses[-1] for factor in (1, len(losses))]
+    return any(abs(loss - printed) <= 2 * half for loss in last)

@@ -6,7 +6,9 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
+import time
 from multiprocessing import Pipe
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from mpdemo.errors import UserError
 from mpdemo.same.worlds import World
 
 LEVELS = 3  # above the reader's folder: a relative path reaches what lies there
-IMPORT = 60.0  # seconds for `import torch`, also from a slow disk
+IMPORT = 600.0  # seconds for `import torch`: from a network file system it may take minutes
 
 
 class Watcher:
@@ -34,6 +36,8 @@ class Watcher:
         dropped = ("SLURM_", "TORCHELASTIC_", "PYTHONSAFEPATH", "RANK", "LOCAL_RANK", "WORLD_SIZE")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
         kept |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": str(self.home / "tmp")}
+        if self.args.device == "cpu":
+            kept["CUDA_VISIBLE_DEVICES"] = ""
         (self.home / "tmp").mkdir()
         self.pipe, theirs = Pipe()
         command = [self.args.python, "-m", "mpdemo_watcher.serve", str(theirs.fileno()), str(self.home)]
@@ -42,7 +46,7 @@ class Watcher:
             files = {"stdin": subprocess.DEVNULL, "stdout": errors, "stderr": errors}
             self.server = subprocess.Popen(command, **files, **place)
         try:
-            self.answer(IMPORT)
+            self.answer(IMPORT, "loading PyTorch")
         except UserError:
             last = (self.home / "errors").read_text().strip().splitlines()[-1:] or ["no answer"]
             self.__exit__()
@@ -60,15 +64,29 @@ class Watcher:
                 self.server.wait()
         shutil.rmtree(self.home, ignore_errors=True)
 
-    def answer(self, seconds):
-        """Return the server's next answer."""
+    def answer(self, seconds, doing, notes=None):
+        """Return the server's next answer; meanwhile a terminal shows what is done, in one line."""
+        start, found = time.monotonic(), None
         with contextlib.suppress(EOFError, OSError):
-            if self.pipe.poll(seconds):
-                return self.pipe.recv()
-        raise UserError("the watcher gave no answer; try again")
+            while found is None and time.monotonic() < start + seconds:
+                if self.pipe.poll(0.5):
+                    found = self.pipe.recv()
+                elif sys.stderr.isatty():
+                    steps = notes.read_bytes().count(b'"kind": "step"') if notes and notes.exists() else 0
+                    text = f"{doing}, {steps} steps" if notes else doing
+                    print(f"\r{text}, {time.monotonic() - start:.0f} s ", end="\033[K", file=sys.stderr, flush=True)
+        if sys.stderr.isatty():
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+        if found is None:
+            raise UserError("the watcher gave no answer; try again")
+        return found
 
-    def run(self, processes, without=(), replay=None, stop=None, folder=None, epochs=2) -> World:
-        """Run the script once; a folder of an earlier run holds what that run wrote."""
+    def run(self, processes, without=(), stop=None, folder=None, epochs=2, **given) -> World:
+        """Run the script once; a folder of an earlier run holds what that run wrote.
+
+        `given` may hold what one process shall train on: `replay`, the samples of each batch of a loader by their
+        numbers, or `rows`, files with the rows themselves; with `record` all rows are kept for such files.
+        """
         self.runs += 1
         run, notes = folder or self.home / str(self.runs), self.home / f"notes{self.runs}"
         notes.mkdir()
@@ -78,11 +96,13 @@ class Watcher:
         command = [word.replace("{n}", str(processes)) for word in words]
         order = {"processes": processes, "command": command, "epochs": epochs, "batches": self.args.batches}
         order |= {"cwd": f"{run}{self.real}", "folder": str(run), "real": str(self.real), "notes": str(notes)}
-        order |= {"without": sorted(without), "replay": replay or {}, "limit": self.args.timeout}
+        order |= {"without": sorted(without), "limit": self.args.timeout, "device": self.args.device}
+        order |= {"replay": {}, "rows": [], "record": False} | given
         order |= {"stop": stop}  # a signal, and the step after which it is sent
         order |= {"seed": 1000 if folder else 0}  # a script that is started again draws other numbers
         self.pipe.send(order)
-        return World(notes, order, self.answer(100 * self.args.timeout))
+        doing = f"{processes} process{'es' * (processes > 1)}"
+        return World(notes, order, self.answer(100 * self.args.timeout, doing, notes / "0.jsonl"))
 
     def run_new(self, processes, **options) -> World:
         """Run the script as if it had never run: without what an earlier run of it has left in the reader's folder."""

@@ -1,5 +1,6 @@
 """What the watcher noted of a run: of each rank, and of all together."""
 
+import functools
 import json
 import re
 from collections import Counter
@@ -8,17 +9,22 @@ from pathlib import Path
 from mpdemo.errors import UserError
 
 LOSS = re.compile(r"(?i)(\w*loss\w*)[\"']?\s*[:=]?\s*(?:tensor\()?([-+]?\d+\.(\d+)(?:e[-+]?\d+)?)")
+OF_GPUS = re.compile(r"(?i)cuda|nccl|gpu|device_ids")
+
+
+FRAME = re.compile(r'File "(.*)", line (\d+) in (\w+)')  # of a stack, the innermost first
 
 
 class Rank:
     """What one rank did, by kind of note."""
 
     def __init__(self, folder, rank):
-        texts = (folder / f"{rank}.{name}" for name in ("jsonl", "out", "err"))
-        notes, self.out, self.err = (text.read_text(errors="replace") if text.exists() else "" for text in texts)
+        texts = (folder / f"{rank}.{name}" for name in ("jsonl", "out", "err", "stack"))
+        notes, self.out, self.err, self.stack = (
+            text.read_text(errors="replace") if text.exists() else "" for text in texts
+        )
         self.notes = [json.loads(line) for line in notes.splitlines() if line.endswith("}")]  # the last may be cut
         self.steps = self.of("step")
-        self.start = next(iter(self.of("start")), None)
 
     def of(self, kind) -> list:
         """Return the notes of a kind."""
@@ -32,6 +38,14 @@ class Rank:
         """Return the passes over the data of a loader."""
         return [note for note in self.of("pass") if note["loader"] == loader]
 
+    def waits(self, folder) -> tuple:
+        """Return in which function of PyTorch a rank waits, and in which line of the script."""
+        frames = FRAME.findall(self.stack)
+        own = next((k for k, (file, *_) in enumerate(frames) if file.startswith(str(folder))), None)
+        if not own:
+            return "", ""
+        return frames[own - 1][2].strip("_"), f"{Path(frames[own][0]).name} line {frames[own][1]}"
+
     def printed(self) -> list:
         """Return the losses that were printed, as (name, number, half of its last digit)."""
         lines = [line for line in self.out.splitlines() if "\r" not in line and "it/s" not in line]
@@ -43,18 +57,18 @@ class World:
     """What the ranks of a run did together."""
 
     def __init__(self, notes, order, answer):
-        self.order, self.processes, self.folder = order, order["processes"], Path(order["folder"])
+        self.order, self.processes, self.folder, self.notes = order, order["processes"], Path(order["folder"]), notes
         self.how, self.statuses = answer["how"], answer["statuses"]
         self.ranks = [Rank(notes, rank) for rank in range(self.processes)]
         meshes = [rank.names("tensor")[:1] or [(k,)] for k, rank in enumerate(self.ranks)]
         self.replicas = [rank for k, rank in enumerate(self.ranks) if k == min(meshes[k][0])]  # a mesh shares its data
-        self.steps = self.ranks[0].steps
-        loaders = Counter(step["loader"] for step in self.steps if step["optimizer"] == 0)
+        self.steps = list(zip(*(rank.steps for rank in self.ranks), strict=False))  # each of all ranks
+        loaders = Counter(ranks[0]["loader"] for ranks in self.steps if ranks[0]["optimizer"] == 0)
         self.loader = loaders.most_common(1)[0][0] if loaders else None
 
     def names(self, kind) -> set:
         """Return the names in all ranks' notes of a kind."""
-        return {name for rank in self.ranks for name in rank.names(kind)}
+        return {str(name) for rank in self.ranks for name in rank.names(kind)}
 
     def __str__(self):
         return f"{self.processes} process{'es' * (self.processes > 1)}"
@@ -68,6 +82,25 @@ class World:
                 return lines[-1] if lines else f"exit status {status}"
         return ""
 
+    @functools.cached_property
+    def sums(self) -> list:
+        """For each step and each kind of tensor, the sketches of the whole tensors by parameter."""
+        kinds = ("gradients", "local", "weights")
+        return [{kind: whole([rank[kind] for rank in ranks]) for kind in kinds} for ranks in self.steps]
+
+    def rows(self, step) -> list:
+        """Return the rows that entered the model in a step, of each replica."""
+        return [sum(rank.steps[step]["rows"], []) for rank in self.replicas]
+
+    def in_rows(self) -> list:
+        """Return the rows of each step, together."""
+        return [Counter(sum(self.rows(k), [])) for k in range(len(self.steps))]
+
+    def files(self) -> list:
+        """Return the files in which the replicas have kept what entered the model."""
+        found = [self.notes / f"{k}.rows" for k, rank in enumerate(self.ranks) if rank in self.replicas]
+        return [str(file) for file in found if file.exists()]
+
     def batches(self) -> list:
         """Return the batches that all replicas train on together: a list of passes, of batches, of samples."""
         cut = self.order["batches"]
@@ -76,7 +109,8 @@ class World:
 
     def parts(self) -> int:
         """Return how many batches a step has."""
-        known = [0, *(step["taken"] for step in self.steps if step["number"] == self.steps[0]["number"])]
+        steps = [ranks[0] for ranks in self.steps]
+        known = [0, *(step["taken"] for step in steps if step["number"] == steps[0]["number"])]
         return max(1, *(b - a for a, b in zip(known[1:], known[2:], strict=False)), known[1] if len(known) == 2 else 1)
 
     def in_steps(self) -> list:
@@ -84,20 +118,35 @@ class World:
         if self.loader is None:
             return []
         parts, passes = self.parts(), self.batches()
-        taken = [(step["number"] - 1, step["taken"]) for step in self.steps if step["loader"] == self.loader]
+        taken = [(step["number"] - 1, step["taken"]) for step, *_ in self.steps if step["loader"] == self.loader]
         steps = [sum(passes[k][max(0, end - parts) : end], []) for k, end in taken if k < len(passes)]
         return [sorted(samples, key=str) for samples in steps]
+
+
+def whole(ranks) -> dict:
+    """Return the mean over the replicas of each part of a parameter, summed over its parts, by parameter."""
+    found = {}
+    for name in {name: None for rank in ranks for name in rank}:
+        parts = {}
+        for rank in ranks:
+            if name in rank:
+                parts.setdefault(rank[name][3], []).append(rank[name][:3])
+        means = [[sum(numbers) / len(part) for numbers in zip(*part, strict=True)] for part in parts.values()]
+        found[name] = [sum(numbers) for numbers in zip(*means, strict=True)]
+    return found
 
 
 def refuse(one):
     """Refuse a script that does not train in one process."""
     kinds = {note["kind"] for rank in one.ranks for note in rank.notes}
     if "spawn" in kinds:
-        raise UserError("the script starts its own processes (mp.spawn); let it take RANK from torchrun instead")
+        what = "the script starts another number of processes of its own (mp.spawn) than it is asked to"
+        raise UserError(f"{what}; let it take the number from an argument, {{n}}, or RANK from torchrun")
     if "pipeline" in kinds:
         raise UserError("the script cuts its model into a pipeline; same compares ranks that hold the same model")
     if one.error:
-        raise UserError(f"the script fails with {one}: {one.error}")
-    if not one.steps:
+        hint = "; give --device cpu to compare it on CPU processes" if OF_GPUS.search(one.error) else ""
+        raise UserError(f"the script fails with {one}: {one.error}{hint * (not one.order['device'])}")
+    if not one.steps and not one.names("backward"):
         limit = f" within {one.order['limit']:g} s without news (--timeout)" if one.how == "silent" else ""
         raise UserError(f"no optimizer step seen{limit}; does the script train in the processes that torchrun starts?")

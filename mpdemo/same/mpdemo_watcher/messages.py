@@ -1,15 +1,18 @@
-"""Counts the collectives that a script and PyTorch's wrappers call."""
+"""Sees the collectives that a script and PyTorch's wrappers call, and runs what would start processes of its own."""
 
 import collections
+import os
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as of_dtensors
+import torch.distributed.fsdp
 import torch.distributed.tensor.parallel as tensor_parallel
 import torch.multiprocessing
 from torch.nn.parallel import DistributedDataParallel
 
-from .notes import before, note_once, now
+from .notes import ORDER, before, note_once, now
 
 calls = collections.Counter()  # since the last step
 COLLECTIVES = "all_reduce reduce_scatter reduce_scatter_tensor reduce_scatter_single all_gather all_gather_into_tensor"
@@ -20,12 +23,38 @@ def watch():
     """Count the collectives called from Python; of DDP's own, note whether a backward pass has them."""
     for name in COLLECTIVES.split():
         for module in (dist, of_dtensors):
-            before(module, name, lambda *_, name=name, **__: calls.update([name]))
-    before(DistributedDataParallel, "__init__", lambda *_, **__: note_once("wrapped", "DDP"))
+            before(module, name, counted(name))
+    before(DistributedDataParallel, "__init__", wrapped)
     before(DistributedDataParallel, "forward", forward)
+    before(DistributedDataParallel, "register_comm_hook", lambda *_, **__: note_once("hook", "register_comm_hook"))
+    before(torch.distributed.fsdp, "fully_shard", lambda *_, mesh=None, **__: averages_over(mesh and mesh.size()))
     before(tensor_parallel, "parallelize_module", split)
     for name in ("spawn", "start_processes"):
-        before(torch.multiprocessing, name, spawn)
+        setattr(torch.multiprocessing, name, spawn)
+
+
+def counted(name):
+    """Count a collective, and note whether it cuts a tensor off from its gradient."""
+
+    def count(*args, **_):
+        calls.update([name])
+        tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+        if torch.is_grad_enabled() and not now["backward"] and any(tensor.requires_grad for tensor in tensors):
+            note_once("no gradient", name)
+
+    return count
+
+
+def wrapped(*_, process_group=None, device_mesh=None, **__):
+    """Note DDP, and over how many ranks it averages."""
+    note_once("wrapped", "DDP")
+    averages_over(process_group.size() if process_group else device_mesh and device_mesh.size())
+
+
+def averages_over(size):
+    """Note that a wrapper averages gradients over a part of the ranks only."""
+    if size and size < ORDER["processes"]:
+        note_once("part of the ranks", size)
 
 
 def forward(model, *_, **__):
@@ -40,7 +69,17 @@ def split(module, device_mesh=None, *_, **__):
         note_once("tensor", tuple(device_mesh.mesh.flatten().tolist()))
 
 
-def spawn(*_, **__):
-    """End a script that starts its own processes."""
-    note_once("spawn", "torch.multiprocessing")
-    raise RuntimeError("this script starts its own processes")
+def spawn(fn, args=(), nprocs=1, join=True, **_):
+    """Run here what the script would start in processes of its own: each of them is running already."""
+    if nprocs != ORDER["processes"]:
+        note_once("spawn", nprocs)
+        raise RuntimeError(f"mp.spawn starts {nprocs} processes, not {ORDER['processes']}")
+    begin = dist.init_process_group
+
+    def init(backend=None, *_, init_method=None, store=None, **options):
+        os.environ.update(ORDER["address"])  # the script may have chosen an address of its own
+        return begin(backend, **options)
+
+    dist.init_process_group = dist.distributed_c10d.init_process_group = init
+    fn(int(os.environ["RANK"]), *args)
+    return None if join else SimpleNamespace(join=lambda *_: True)

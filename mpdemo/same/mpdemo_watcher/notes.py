@@ -7,7 +7,29 @@ import sys
 import time
 
 ORDER = {}  # what is run, how much of it, and where the notes are written
-now = {"pass": (None, 0), "parts": [], "synced": None, "terms": 0, "steps": 0}  # where this rank is
+now = {  # where this rank is, and what it has noted since its last step
+    "steps": 0,
+    "pass": (None, 0),  # of which loader's samples its last batch is, in which pass over them
+    "epoch": 0,  # how often any loader has begun
+    "iterator": None,
+    "loaded": False,  # whether a loader has given a batch
+    "batch": [],  # the hashes of its rows
+    "row": [],  # the rows of the model's call that runs
+    "rows": [],
+    "targets": [],
+    "depth": 0,  # of calls of modules
+    "backward": 0,  # of backward passes
+    "parts": [],  # the backward passes since the last step
+    "synced": None,
+    "terms": 0,
+    "states": None,  # of the random numbers, to see whether one is drawn
+    "draws": 0,
+    "weights": {},
+    "gradients": {},
+    "rates": set(),
+    "scheduled": 0,
+    "waiting": False,
+}
 
 
 def note(kind, **what):

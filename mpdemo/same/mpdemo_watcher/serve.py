@@ -6,6 +6,7 @@ It needs PyTorch alone. When its owner is gone (end of file), it ends all ranks 
 import atexit
 import contextlib
 import ctypes
+import faulthandler
 import multiprocessing
 import os
 import shutil
@@ -22,6 +23,7 @@ from . import watch
 from .notes import has_ended
 
 GRACE = 10.0  # seconds for the other ranks when one has ended
+WHERE = signal.SIGRTMAX - 3  # asks a rank that hangs where it waits
 KILLED_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
@@ -35,6 +37,7 @@ def forked(order, rank, port, owner):
     place |= {"ROLE_RANK": rank, "ROLE_WORLD_SIZE": size, "GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1}
     place |= {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "same", "TORCHELASTIC_RESTART_COUNT": 0}
     os.environ.update({name: str(value) for name, value in place.items()})
+    order["address"] = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     be_rank(order, rank)
 
 
@@ -45,6 +48,8 @@ def be_rank(order, rank):
         for place, name in ((0, os.devnull), (1, f"{order['notes']}/{rank}.out"), (2, f"{order['notes']}/{rank}.err")):
             os.dup2(os.open(name, os.O_RDWR | os.O_CREAT), place)
         sys.stdout.reconfigure(line_buffering=True)
+        stack = os.open(f"{order['notes']}/{rank}.stack", os.O_WRONLY | os.O_CREAT)
+        faulthandler.register(WHERE, stack, all_threads=False)
         watch.run(order, rank)
         status = 0
         atexit._run_exitfuncs()
@@ -76,6 +81,10 @@ def world(order, owner) -> dict:
             seen, heard = news, time.monotonic()
         if owner.poll(0.02):  # nothing is asked for meanwhile: it is gone
             break
+    for rank in ranks:
+        if rank.exitcode is None:
+            os.kill(rank.pid, WHERE)
+    time.sleep(0.0 if len(statuses) == len(ranks) else 0.3)
     for rank in ranks:
         with contextlib.suppress(OSError):
             os.killpg(rank.pid, signal.SIGKILL)  # with what it has started

@@ -1,4 +1,4 @@
-"""Run a training script unchanged, and note what it does: samples, steps, messages, chance. It needs PyTorch alone."""
+"""Run a training script unchanged, and note each step of its optimizers. It needs PyTorch alone."""
 
 import gc
 import os
@@ -7,28 +7,19 @@ import signal
 import sys
 
 import torch
+from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.modules.module import register_module_forward_hook
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from . import data, keep, messages
+from . import chance, data, keep, messages, rows, sketch
 from .data import taken, trained
 from .messages import calls
-from .notes import ORDER, finish, note, note_once, now, number_of
+from .notes import ORDER, before, finish, note, note_once, now, number_of
 
 optimizers, last_drawn = {}, {}  # the last batch before a step of each
-seen, alive, trainable = {}, set(), {}  # modules that ran; parameters with a gradient; all that want one
-
-
-def measure(tensors) -> tuple:
-    """Return the norm of tensors together, whole if split, and a sum that two tensors of one norm do not share."""
-    square = mixed = 0.0
-    for place, tensor in enumerate(tensors):
-        tensor = tensor.detach()
-        flat = (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).double().flatten()
-        square += float(flat.square().sum())
-        mixed += float(flat @ torch.cos(torch.arange(len(flat), device=flat.device, dtype=flat.dtype) + place))
-    return square**0.5, mixed
+seen, alive, trainable = {}, set(), {}  # modules that ran; names that had a gradient; parameters that want one
+stepping = []  # an optimizer's step may call the steps of others, as ZeRO's does: together they are one
 
 
 def parameters(optimizer) -> list:
@@ -43,45 +34,73 @@ def is_empty(optimizer) -> bool:
     return still and all(grad is not None and not grad.any() for grad in grads)
 
 
-def before_step(optimizer, *_):
-    """Note the first weights."""
-    if id(optimizer) not in optimizers and not is_empty(optimizer):
-        norm, mixed = measure(parameters(optimizer))
-        handler = signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, None)
-        note("start", optimizer=number_of(optimizers, optimizer), weights=norm, mixed=mixed, handler=handler)
+def weights() -> dict:
+    """Return sketches of all weights that are trained."""
+    return sketch.sketches((parameter, parameter) for _, parameter in sketch.known.values())
 
 
 def find_trainable():
     """Name the parameters of the modules that have run: after a backward pass, when they are sharded again."""
-    inside = {id(child) for module in seen.values() for child in module.modules() if child is not module}
-    for module in (module for key, module in seen.items() if key not in inside and module.training):
-        found = {id(p): (name.removeprefix("module."), p) for name, p in module.named_parameters()}
-        trainable.update({key: pair for key, pair in found.items() if pair[1].requires_grad})
+    inner = {id(child) for module in seen.values() for child in module.modules() if child is not module}
+    for module in (module for key, module in seen.items() if key not in inner and module.training):
+        found = ((id(p), name) for name, p in module.named_parameters() if p.requires_grad)
+        trainable.update({key: sketch.names.get(key, name) for key, name in found})
+
+
+def before_step(optimizer, *_):
+    """Note the weights before a step, and the gradients, if they are there already."""
+    if optimizer in stepping:  # its last step has failed
+        del stepping[stepping.index(optimizer) :]
+    stepping.append(optimizer)
+    if len(stepping) > 1 or is_empty(optimizer):
+        return
+    sketch.meet(parameters(optimizer))
+    if id(optimizer) not in optimizers:
+        handler = signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, None)
+        shapes = {sketch.name_of(p): list(p.shape) for _, p in sketch.known.values()}
+        note("start", optimizer=number_of(optimizers, optimizer), handler=handler, shapes=shapes)
+    now["weights"] = weights()
+    own = parameters(optimizer)
+    now["gradients"] = sketch.gradients(own) if any(id(p) in sketch.local for p in own) else {}
 
 
 def after_step(optimizer, *_):
     """Note a step: after it, since some trainers compute the gradients inside it."""
-    if is_empty(optimizer):
+    while stepping and stepping.pop() is not optimizer:
+        pass
+    if stepping or is_empty(optimizer):
         return
     if not now["steps"]:
         find_trainable()
-    counted = dict(calls)
-    norms = {id(p): measure([p.grad])[0] for p in parameters(optimizer) if p.grad is not None}
-    alive.update(key for key, norm in norms.items() if norm)
-    weights, mixed = measure(parameters(optimizer))
+    own = parameters(optimizer)
+    gradients = now["gradients"] or sketch.gradients(own)
+    alive.update(name for name, values in gradients.items() if values[0])
     key, drawn = number_of(optimizers, optimizer), (now["pass"], taken[now["pass"]])
     loader, number = now["pass"] if last_drawn.get(key) != drawn else (None, 0)  # a loader that was read before is none
     last_drawn[key] = drawn
     trained[loader].add(number)
-    step = {"gradient": sum(norm**2 for norm in norms.values()) ** 0.5, "weights": weights, "mixed": mixed}
-    step |= {"optimizer": key, "rates": [float(group["lr"]) for group in optimizer.param_groups]}
-    note("step", **step, loader=loader, number=number, taken=drawn[1], parts=now["parts"], calls=counted)
-    calls.clear()
-    now.update(parts=[], steps=now["steps"] + 1)
+    rates = [float(group["lr"]) for group in optimizer.param_groups]
+    now["rates"].add(tuple(rates))
+    local = {sketch.names.get(key) or f"#{sketch.known[key][0]}": value for key, value in sketch.local.items() if value}
+    step = {"optimizer": key, "rates": rates, "gradients": gradients, "local": local, "weights": now["weights"]}
+    step |= {"loader": loader, "number": number, "taken": drawn[1], "rows": now["rows"], "scheduled": now["scheduled"]}
+    step["epoch"] = now["epoch"]
+    note("step", **step, parts=now["parts"], calls=dict(calls), clipped=bool(sketch.clipped))
+    begin_next(own)
     if ORDER["stop"] and ORDER["stop"][1] == now["steps"]:
         os.kill(os.getpid(), ORDER["stop"][0])
     if loader is None and now["steps"] >= ORDER["batches"] * ORDER["epochs"]:
         finish()
+
+
+def begin_next(own):
+    """Forget what belongs to the step that has ended."""
+    calls.clear()
+    rows.used.clear()
+    sketch.clipped.clear()
+    for parameter in own:
+        sketch.local.pop(id(parameter), None)
+    now.update(parts=[], rows=[], gradients={}, scheduled=0, steps=now["steps"] + 1)
 
 
 def watch():
@@ -90,8 +109,16 @@ def watch():
 
     def noted(tensors, *args, **options):
         before = calls.copy()
-        backward(tensors, *args, **options)
-        now["parts"].append({"terms": now["terms"], "synced": now["synced"], "calls": dict(calls - before)})
+        note_once("backward", "seen")
+        now["backward"] += 1
+        try:
+            backward(tensors, *args, **options)
+        finally:
+            now["backward"] -= 1
+        alone = isinstance(tensors, torch.Tensor) and tensors.numel() == 1
+        value = float(rows.local(tensors).detach()) if alone else None
+        part = {"terms": now["terms"], "synced": now["synced"], "calls": dict(calls - before), "loss": value}
+        now["parts"].append(part)
         now.update(synced=None, terms=0)
 
     def ran(module, _, output):
@@ -106,13 +133,38 @@ def watch():
     register_module_forward_hook(ran)
     register_optimizer_step_pre_hook(before_step)
     register_optimizer_step_post_hook(after_step)
+    before(Optimizer, "add_param_group", lambda _, param_group: sketch.meet(listed(param_group)))
+
+
+def listed(group) -> list:
+    """Return the parameters of a group, which may be one alone or a generator that must not be read twice."""
+    given = group["params"]
+    if not isinstance(given, torch.Tensor):
+        group["params"] = given = list(given)
+    found = given if isinstance(given, list) else [given]
+    return [p[1] if isinstance(p, tuple) else p for p in found]
+
+
+def do_not_compile():
+    """Run modules as they are written: what a compiled one does inside cannot be seen."""
+
+    def as_it_is(model=None, **_):
+        if isinstance(model, nn.Module):
+            object.__setattr__(model, "_orig_mod", model)  # where scripts find the model inside the compiled one
+        return model if model is not None else lambda function: function
+
+    torch.compile = as_it_is
+    nn.Module.compile = lambda *_, **__: None
 
 
 def at_end():
     """Note the parameters that were not trained."""
-    held = {id(parameter) for _, optimizer in optimizers.values() for parameter in parameters(optimizer)}
-    missing = [name for key, (name, _) in trainable.items() if key not in held]
-    note("model", missing=missing, unused=[name for key, (name, _) in trainable.items() if key in held - alive])
+    held = {id(p) for _, optimizer in optimizers.values() for p in parameters(optimizer)}
+    missing = [name for key, name in trainable.items() if key not in held]
+    unused = [name for key, name in trainable.items() if key in held and name not in alive]
+    strange = [key for key in held if key not in sketch.names]
+    note("model", missing=missing, unused=unused, strange=len(strange), held=len(held))
+    rows.save()
     stage = sys.modules.get("torch.distributed.pipelining.stage")
     if stage and any(isinstance(thing, stage._PipelineStageBase) for thing in gc.get_objects()):
         note("pipeline")
@@ -125,10 +177,15 @@ def run(order, rank):
     os.chdir(order["cwd"])
     script, *sys.argv[1:] = order["command"]
     sys.argv[0], sys.path[0] = script, os.path.dirname(os.path.abspath(script))
-    for module in (keep, data, messages):
+    if order["device"] == "cpu":
+        from . import as_cpu
+
+        as_cpu.install(order["processes"])
+    for module in (keep, data, messages, rows, sketch, chance):
         module.watch()
+    do_not_compile()
     watch()
-    data.seed(order["seed"] + rank)
+    chance.seed(order["seed"] + rank)
     try:
         runpy.run_path(script, run_name="__main__")
     except SystemExit as error:

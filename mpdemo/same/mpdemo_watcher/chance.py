@@ -1,0 +1,123 @@
+"""What differs by nature between worlds: random numbers, and batch norm. Notes it, or switches it off for a second try.
+
+Switched off, a row's random numbers come from the row itself: it gets the same ones on one process and on any rank of
+several.
+"""
+
+import random
+
+import torch
+
+try:
+    import numpy
+except ImportError:  # the reader's environment has none
+    numpy = None
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from .notes import ORDER, note_once, now
+
+DROPOUT = ("dropout", "training", True, "input p training inplace")
+NORM = "input running_mean running_var weight bias training momentum eps"
+# Function -> what it draws by chance, name and default of the argument that switches it off, names of all arguments.
+SWITCHES = dict.fromkeys(("dropout", "dropout1d", "dropout2d", "dropout3d"), DROPOUT) | {
+    "alpha_dropout": ("dropout", "training", False, DROPOUT[-1]),
+    "feature_alpha_dropout": ("dropout", "training", False, DROPOUT[-1]),
+    "scaled_dot_product_attention": ("dropout", "dropout_p", 0.0, "query key value attn_mask dropout_p is_causal"),
+    "batch_norm": ("batchnorm", "training", False, NORM),
+}
+METHODS = {"rand": "uniform_", "rand_like": "uniform_", "randn": "normal_", "randn_like": "normal_"}  # that draw again
+METHODS |= {"randint": "random_", "randint_like": "random_", "bernoulli": "bernoulli_"}
+METHODS |= {name: name for name in ("uniform_", "normal_", "random_", "bernoulli_", "exponential_", "log_normal_")}
+WATCHED = 2  # steps in which it is noted whether random numbers are drawn
+
+
+def watch():
+    """Note dropout and batch norm, and take what is drawn for each row from the row where that is asked for."""
+    for name, switch in SWITCHES.items():  # PyTorch's own modules call them by these names, too
+        setattr(functional, name, switched(getattr(functional, name), *switch))
+    if "draws" in ORDER["without"]:
+        ByRow().__enter__()  # to the end of this thread
+
+
+def switched(function, kind, name, default, names):
+    """Note that a function draws by chance, or let it draw nothing."""
+
+    def watched(*args, **options):
+        given = dict(zip(names.split(), args, strict=False)) | options
+        if given.get(name, default) and given.get("p", 0.5) > 0:
+            note_once("chance", kind)
+            if kind in ORDER["without"] and given.get("running_mean", 0) is not None:  # it has running statistics
+                return function(**given | {name: type(default)()})
+        return function(*args, **options)
+
+    return watched
+
+
+def seed(number):
+    """Seed each rank with another number, as unseeded processes would have; forked ranks would share one."""
+    for one_of in (torch.manual_seed, random.seed, *([numpy.random.seed] if numpy else [])):
+        one_of(number)
+
+
+def states() -> list:
+    """Return the states of the random numbers that scripts draw from."""
+    state = [torch.get_rng_state().tolist(), random.getstate()]
+    if numpy:
+        name, key, *rest = numpy.random.get_state()
+        state.append((name, key.tolist(), *rest))
+    if torch.cuda.is_initialized():
+        state.append(torch.cuda.get_rng_state().tolist())
+    return state
+
+
+def restore(state):
+    """Set the states that data sets draw from."""
+    torch.set_rng_state(torch.tensor(state[0], dtype=torch.uint8))
+    random.setstate(state[1])
+    if numpy:
+        numpy.random.set_state(state[2])
+
+
+def look():
+    """Begin to watch for random numbers."""
+    now["states"] = states() if now["steps"] < WATCHED else None
+
+
+def drawn(where):
+    """Note that random numbers were drawn since the last look."""
+    if now["states"] and now["steps"] < WATCHED and now["states"] != states():
+        note_once("chance", where)
+    now["states"] = None
+
+
+class ByRow(TorchFunctionMode):
+    """Takes what is drawn for each row of the batch from the row itself, and leaves the rows in their order."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs, name = kwargs or {}, getattr(function, "__name__", "")
+        found = function(*args, **kwargs)
+        rows = now["row"] if now["depth"] else now["batch"]
+        if name == "randperm" and len(found) == len(rows):  # which rows are mixed depends on how a batch is divided
+            return found.sort().values
+        if name in METHODS and rows and found.dim() and len(found) and len(found) % len(rows) == 0:
+            draw_by_row(found, rows, METHODS[name], name, args, kwargs)
+        return found
+
+
+@torch.no_grad()
+def draw_by_row(found, rows, method, name, args, kwargs):
+    """Draw again, for each row with a generator of its own."""
+    now["draws"] += 1
+    size = len(found) // len(rows)
+    if name == "random_" or name.startswith("randint"):
+        numbers = [kwargs[key] for key in ("low", "high") if key in kwargs] or [n for n in args if type(n) is int]
+        args = (found, *(numbers[:2] if name == "random_" or len(args) > 2 else (0, *numbers[:1])))
+    elif not name.endswith("_") and name != "bernoulli":
+        args = (found,)
+    for place, row in enumerate(rows):
+        part = slice(place * size, (place + 1) * size)
+        chance = torch.Generator(found.device).manual_seed((int(row, 16) + 7919 * now["draws"]) % 2**63)
+        own = [arg[part] if isinstance(arg, torch.Tensor) and arg.shape == found.shape else arg for arg in args]
+        rest = own if name == "bernoulli" else own[1:]
+        getattr(found[part], method)(*rest, generator=chance)

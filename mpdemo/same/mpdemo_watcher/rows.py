@@ -1,0 +1,195 @@
+"""The rows that enter the model: one hash for each row of each outermost call of a module in training."""
+
+import hashlib
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils._pytree import tree_leaves, tree_map
+
+from . import chance, sketch
+from .notes import ORDER, note, now, number_of
+
+LOSSES = "cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy kl_div"
+LOSSES += " binary_cross_entropy_with_logits"
+ROOM = 256 * 2**20  # bytes of rows that a rank keeps for a replay
+RECENT = 8  # results of modules that are known when they enter another one
+models, inside = {}, {}  # by id: those called outermost; the names of the modules of the one that runs
+made = {}  # the last storages that modules with weights have returned: no rows of the data
+kept = []  # for a replay: [step, number of the model, tensors of a call, targets of its losses]
+source = []  # of a replay: those of all ranks, in order of (call, rank)
+used, room = {}, [ROOM]
+
+
+def rows_of(given) -> list:
+    """Return one hash for each row, over all tensors that are as long as the first."""
+    tensors = [local(leaf) for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor) and leaf.dim()]
+    tensors = [t for t in tensors if t.numel() and t.layout is torch.strided and not t.requires_grad]
+    tensors = [t for t in tensors if t.untyped_storage()._cdata not in made]
+    size = len(tensors[0]) if tensors else 0
+    tensors = [t.detach().cpu().contiguous() for t in tensors if len(t) == size]
+    head = "".join(f"{t.dtype}{tuple(t.shape[1:])}" for t in tensors).encode()
+    views = [t.view(size, -1).view(torch.uint8).numpy() for t in tensors]
+    texts = (b"".join([head, *(view[row].tobytes() for view in views)]) for row in range(size))
+    return [hashlib.blake2b(text, digest_size=8).hexdigest() for text in texts]
+
+
+def local(tensor):
+    """Return this rank's part of a tensor."""
+    return tensor.to_local() if hasattr(tensor, "placements") else tensor
+
+
+def is_training(module) -> bool:
+    """Whether a call is one of training, and outermost: not inside another, nor a recomputation while going back."""
+    if now["depth"] or now["backward"] or not torch.is_grad_enabled() or not module.training:
+        return False
+    return any(p.requires_grad for p in module.parameters())
+
+
+def watch():
+    """Look at each call of a module, and at the targets of losses that are computed outside of models."""
+    call = nn.Module.__call__
+
+    def called(module, *args, **options):
+        outermost = is_training(module)
+        if not outermost and not now["depth"]:
+            output = call(module, *args, **options)
+            remember(module, output)
+            return output
+        if outermost:
+            args, options = enter(module, args, options)
+        now["depth"] += 1
+        try:
+            output = call(module, *args, **options)
+        finally:
+            now["depth"] -= 1
+        if not now["steps"]:
+            compare_later(module, (args, options), output)
+        if outermost:
+            leave(module, output)
+        return output
+
+    nn.Module.__call__ = called
+    for name in LOSSES.split():
+        setattr(functional, name, loss(getattr(functional, name), name))
+
+
+def enter(module, args, options):
+    """Note the rows of an outermost call, or give it those of a replay."""
+    chance.drawn("loop")
+    if id(module) not in models:
+        sketch.meet_model(module, number_of(models, module))
+    number = models[id(module)][0]
+    if ORDER["rows"]:
+        args, options = replayed(number, (args, options))
+    now["row"] = rows_of((args, options))
+    now["rows"].append(now["row"])
+    if not now["steps"]:
+        inside.clear()
+        inside.update({id(child): name for name, child in module.named_modules()})
+    if ORDER["record"] or now["pass"][0] is None and not ORDER["rows"]:
+        keep(number, args, options)
+    now["draws"] = 1000
+    chance.look()
+    return args, options
+
+
+def leave(module, output):
+    """Note whether the call has drawn random numbers."""
+    chance.drawn("forward")
+    remember(module, output)
+    now["row"] = []
+    if now["loaded"]:
+        chance.look()
+
+
+def remember(module, output):
+    """Know what a module has computed with weights: it is no data when it enters another one."""
+    if next(module.parameters(), None) is None:
+        return
+    for leaf in tree_leaves(output):
+        if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
+            storage = local(leaf).untyped_storage()
+            made[storage._cdata] = storage
+    for old in list(made)[:-RECENT]:
+        del made[old]
+
+
+def measured(tensors, size) -> list:
+    """Return norm and projection of each row of the first tensor that has numbers to compare."""
+    found = (t for t in tree_leaves(tensors) if isinstance(t, torch.Tensor) and t.is_floating_point() and t.dim() > 1)
+    tensor = next(found, None)
+    if tensor is None or hasattr(tensor, "placements") or len(tensor) % size or not tensor.numel():
+        return []
+    if len(tensor) != size and tensor.shape[1] == size:  # the batch stands second
+        return []
+    flat = tensor.detach().reshape(size, -1).float()
+    mixed = flat @ sketch.random_vectors(flat.shape[1], flat.device, flat.dtype)[0]
+    return [[float(f"{a:.7g}"), float(f"{b:.7g}")] for a, b in zip(flat.norm(dim=1), mixed, strict=True)]
+
+
+def compare_later(module, given, output):
+    """Note for each row what a module was given and what it returned, in the first step."""
+    name = inside.get(id(module))
+    if name is None or not now["row"]:
+        return
+    returned = measured(output, len(now["row"]))
+    if returned:
+        taken, kind = measured(given, len(now["row"])), type(module).__name__.removeprefix("FSDP")
+        note("output", module=sketch.plain(name), type=kind, rows=now["row"], given=taken, returned=returned)
+
+
+def keep(number, args, options):
+    """Keep the arguments of a call, so that another world can train on the same rows."""
+    leaves = [leaf for leaf in tree_leaves((args, options)) if isinstance(leaf, torch.Tensor)]
+    room[0] -= sum(leaf.numel() * leaf.element_size() for leaf in leaves)
+    if room[0] > 0 and not any(leaf.requires_grad for leaf in leaves):
+        kept.append([now["steps"], number, [leaf.detach().cpu().clone() for leaf in leaves], []])
+
+
+def replayed(number, given):
+    """Return arguments with the rows that the other world's ranks trained on in the same step, as they come."""
+    if not source:
+        source.extend(torch.load(file, weights_only=False) for file in ORDER["rows"])
+    ranks = [[part for part in rank if part[:2] == [now["steps"], number]] for rank in source]
+    order = [part for parts in zip(*ranks, strict=False) for part in parts]
+    leaves = [leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor)]
+    size = next((len(leaf) for leaf in leaves if leaf.dim()), 0)
+    long = [place for place, leaf in enumerate(leaves) if leaf.dim() and len(leaf) == size]
+    begin = used.get(number, 0)
+    used[number] = end = begin + size
+    now["targets"] = []
+    try:
+        whole = [torch.cat([part[2][place] for part in order])[begin:end] for place in long]
+        losses = [torch.cat(several)[begin:end] for several in zip(*(part[3] for part in order), strict=True)]
+    except (RuntimeError, IndexError, ValueError):  # of unequal shapes, such as padded to another length
+        return given
+    if any(new.shape != leaves[place].shape for new, place in zip(whole, long, strict=True)):
+        return given
+    now["targets"] = losses
+    fresh = dict(zip((id(leaves[place]) for place in long), whole, strict=True))
+    return tree_map(lambda leaf: fresh[id(leaf)].to(leaf.device) if id(leaf) in fresh else leaf, given)
+
+
+def loss(function, name):
+    """Keep the targets of a loss that is computed outside of the model, or replace them by those of a replay."""
+
+    def watched(input, target, *args, **options):
+        if torch.is_grad_enabled() and not now["depth"] and isinstance(target, torch.Tensor) and target.dim():
+            if ORDER["rows"] and now["targets"]:
+                target = now["targets"].pop(0).reshape(target.shape).to(target)
+            elif kept and now["rows"] and now["rows"][-1] and target.numel() % len(now["rows"][-1]) == 0:
+                kept[-1][3].append(target.detach().cpu().clone().reshape(len(now["rows"][-1]), -1))
+        if torch.is_grad_enabled() and name == "cross_entropy" and not target.is_floating_point():
+            ignored = options.get("ignore_index", args[2] if len(args) > 2 else -100)
+            if not hasattr(target, "placements"):
+                now["terms"] += int((target != ignored).sum())  # a target that is ignored, such as padding, is none
+        return function(input, target, *args, **options)
+
+    return watched
+
+
+def save():
+    """Leave the rows where a replay finds them."""
+    if kept:
+        torch.save(kept, f"{ORDER['notes']}/{ORDER['rank']}.rows")

@@ -1,0 +1,153 @@
+"""Linear sketches of gradients and weights: the mean of the ranks' sketches is the sketch of the mean.
+
+So no rank has to see another's tensors. A sketch is [squared norm, two projections, which part of the tensor it is];
+the sketches of the parts of a sharded tensor add up to the sketch of the whole.
+"""
+
+import functools
+import math
+
+import torch
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+known, names = {}, {}  # by id: number and parameter, of each that was met; its name in the model
+local = {}  # by id: sketch of the gradient that this rank has computed, before it is averaged
+clipped = {}  # by id: sketches of the gradient before and after it was clipped
+
+
+@functools.cache
+def random_vectors(length, device, dtype):
+    """Return two random vectors, the same ones in every process."""
+    chance = torch.Generator().manual_seed(length)
+    return torch.randn(2, length, generator=chance, dtype=torch.float64, device="cpu").to(device, dtype)
+
+
+def part_of(tensor):
+    """Return this rank's part of a tensor and where it begins; None for a layout that is not known."""
+    if not hasattr(tensor, "placements"):
+        return tensor, (0,) * tensor.dim()
+    if not all(p.is_replicate() or type(p) is Shard and p.dim < 2 for p in tensor.placements):
+        return None, ()
+    _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return tensor.to_local(), offset
+
+
+@torch.no_grad()
+def sketch(tensor):
+    """Return the sketch of a tensor, or of this rank's part of it."""
+    tensor = tensor.detach()
+    if tensor.is_sparse:
+        tensor = tensor.to_dense()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    part, offset = part_of(tensor)
+    if part is None or part.numel() and not part.untyped_storage().size():  # FSDP has freed it
+        return None
+    where = "" if part.shape == tensor.shape else ",".join(map(str, offset))
+    if not part.numel():
+        return [0.0, 0.0, 0.0, where]
+    rows = tensor.shape[0] if tensor.dim() else 1
+    columns = math.prod(tensor.shape) // rows
+    top = offset[0] if offset else 0
+    left = offset[1] * (columns // tensor.shape[1]) if len(offset) > 1 else 0
+    matrix = part.reshape(part.shape[0] if part.dim() else 1, -1)
+    if matrix.dtype != torch.float64:
+        matrix = matrix.float()
+    across = random_vectors(columns, matrix.device, matrix.dtype)[:, left : left + matrix.shape[1]]
+    below = random_vectors(rows, matrix.device, torch.float64)[:, top : top + matrix.shape[0]]
+    first, second = (float(down @ (matrix @ right).double()) for down, right in zip(below, across, strict=True))
+    return [float(torch.linalg.vector_norm(matrix)) ** 2, first, second, where]
+
+
+def name_of(parameter) -> str:
+    """Return a parameter's name in the model, or its number where no model with it has run."""
+    return names.get(id(parameter)) or f"#{known[id(parameter)][0]}"
+
+
+def sketches(pairs) -> dict:
+    """Return the sketches of (parameter, tensor) by the parameter's name."""
+    found = {name_of(parameter): sketch(tensor) for parameter, tensor in pairs if tensor is not None}
+    return {name: values for name, values in found.items() if values}
+
+
+def gradients(parameters) -> dict:
+    """Return the sketches of the gradients that some parameters hold, as they were before clipping."""
+    found = {}
+    for parameter in parameters:
+        now = None if parameter.grad is None else sketch(parameter.grad)
+        before, after = clipped.get(id(parameter), (now, now))
+        if now:
+            found[name_of(parameter)] = before if now == after else now  # it may be averaged after it is clipped
+    return found
+
+
+def meet(parameters):
+    """See the gradients of parameters as they arrive, before DDP or the script averages them."""
+    for parameter in parameters:
+        if id(parameter) not in known and parameter.requires_grad:
+            known[id(parameter)] = len(known), parameter
+            if parameter.is_leaf:
+                parameter.register_post_accumulate_grad_hook(arrived)
+
+
+def plain(name) -> str:
+    """Return a name in the model without the names of its wrappers."""
+    while name.partition(".")[0] in ("module", "_orig_mod"):
+        name = name.partition(".")[2]
+    return name
+
+
+def meet_model(model, number):
+    """See the gradients of a model's parameters, and give them the names of the model without its wrappers."""
+    for name, parameter in model.named_parameters():
+        names.setdefault(id(parameter), f"{number}:{plain(name)}" if number else plain(name))
+    meet(model.parameters())
+
+
+def arrived(parameter):
+    """Note the gradient that this rank has added up so far."""
+    local[id(parameter)] = sketch(parameter.grad)
+
+
+def watch():
+    """Note gradients before they are clipped, and FSDP2's, which it accumulates and averages itself."""
+    for name in ("clip_grad_norm_", "clip_grad_value_"):
+        clip = before_clipping(getattr(torch.nn.utils.clip_grad, name))
+        setattr(torch.nn.utils.clip_grad, name, clip)
+        setattr(torch.nn.utils, name, clip)
+    from torch.distributed.fsdp._fully_shard import _fsdp_param_group
+
+    reduce = _fsdp_param_group.foreach_reduce
+
+    def noted(fsdp_params, unsharded_grads, *args, **options):
+        for param, grad in zip(fsdp_params, unsharded_grads, strict=True):
+            add(param.sharded_param, grad)
+        return reduce(fsdp_params, unsharded_grads, *args, **options)
+
+    _fsdp_param_group.foreach_reduce = noted
+
+
+def add(sharded, grad):
+    """Add this rank's gradient of the whole parameter to those of the earlier parts of the batch."""
+    if grad.shape != sharded.shape:  # of a parameter that tensor parallelism has split, too
+        return
+    found, before = sketch(grad), local.get(id(sharded))
+    if before and sharded.grad is not None:
+        found = [found[0], found[1] + before[1], found[2] + before[2], ""]
+    local[id(sharded)] = found
+
+
+def before_clipping(function):
+    """Note the gradients that a function clips."""
+
+    @functools.wraps(function)
+    def clip(given, *args, **options):
+        given = [given] if isinstance(given, torch.Tensor) else list(given)
+        given = [parameter for parameter in given if parameter.grad is not None]
+        before = [sketch(parameter.grad) for parameter in given]
+        found = function(given, *args, **options)
+        clipped.update({id(p): (first, sketch(p.grad)) for p, first in zip(given, before, strict=True)})
+        return found
+
+    return clip

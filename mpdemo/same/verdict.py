@@ -1,0 +1,186 @@
+"""Runs a script with one process and with several, and says whether it is the same training, and what differs."""
+
+import statistics
+
+from mpdemo.same import compare, within
+from mpdemo.same.between import of_steps
+from mpdemo.same.compare import Finding, apart, norm
+from mpdemo.same.worlds import refuse
+
+BY_NATURE = {
+    "dropout": "dropout: each rank draws its own",
+    "batchnorm": "BatchNorm: each rank normalizes its own part of the batch (SyncBatchNorm on GPUs uses all of it)",
+    "augmentation": "random augmentation: each process draws its own",
+    "draws": "random numbers in the model or the loop: each rank draws its own",
+}
+HARMLESS = ("no set_epoch", "parameters without gradient", "parameters in no optimizer")  # for a comparison of steps
+OF_CHANCE = ("another gradient", "mean of means", "loss of one rank", "BatchNorm of each rank", "module over the batch")
+OF_CHANCE += ("gathered without gradient", "gradients summed", "gradients divided twice", "another update")
+SAID = {
+    "same": "the same training",
+    "not the same": "NOT the same training",
+    "cannot tell": "cannot tell whether it is the same training",
+}
+
+
+class Comparison:
+    """Two worlds, what is found between them, and whether they were compared on the same rows."""
+
+    def __init__(self, watcher, one, many, without):
+        self.watcher, self.one, self.many, self.without = watcher, one, many, set(without)
+        self.findings, self.notes = [], []
+        self.order = ""  # what one process was given of the several: the order of the samples, or the rows themselves
+        self.compared = False
+        self.reason = incomparable(one, many)  # why nothing can be said
+        if not self.reason:
+            self.compare()
+
+    def compare(self):
+        """Look at the data, at the ranks of the larger world, and then at the steps of both."""
+        one, many = self.one, self.many
+        self.findings += compare.of_data(one, many)
+        if failed := within.of_failure(many):
+            self.findings = self.findings or [failed]
+            return
+        self.findings += [*compare.of_model(many), *within.of_ranks(one, many)]
+        if {finding.name for finding in self.findings} <= set(HARMLESS):
+            self.give_same_rows()
+            self.findings += self.of_both()
+        self.findings += [*compare.of_messages(many), *compare.of_files(many)]
+
+    def give_same_rows(self):
+        """Where one process draws other samples, run it again on those of the several."""
+        one, many = self.one, self.many
+        given = {}
+        if unequal(one.in_steps(), many.in_steps()):
+            self.order, given = "order", {"replay": {str(one.loader): many.batches()}}
+        elif unequal(one.in_rows(), many.in_rows()) and many.files():
+            self.order, given = "rows", {"rows": many.files()}
+        if given:
+            self.one = self.watcher.run_new(one.processes, without=self.without, **given)
+
+    def of_both(self) -> list:
+        """Return what differs in the steps of both worlds; of other rows, only what does not depend on them."""
+        one, many = self.one, self.many
+        if one.error or not one.steps:
+            self.notes.append(f"on the rows of {many.processes} processes one fails: {one.error}")
+            return []
+        seen = any(one.in_rows()) and any(many.in_rows())
+        same = seen and not unequal(one.in_rows(), many.in_rows())
+        numbered = many.in_steps() and not unequal(one.in_steps(), many.in_steps())
+        found = list(of_steps(one, many))
+        of_gradients = [finding for finding in found if finding.name in OF_CHANCE]
+        self.compared = bool(same or numbered and not chance_of(one, many) or not of_gradients)
+        if self.compared:
+            return found or compare.of_log(one, many)
+        what = "the rows are not the same in both" if seen else "no rows seen that enter a model"
+        self.notes.append(f"{what}: the gradients of the two are not compared")
+        if not seen:
+            self.reason = what
+        return of_other_rows(one, many)
+
+    @property
+    def may_be_chance(self) -> bool:
+        """Whether there is a difference that random numbers can make."""
+        return not self.compared or any(finding.name in OF_CHANCE for finding in self.findings)
+
+
+def unequal(alone, together) -> bool:
+    """Whether a step of two worlds differs."""
+    return any(a != b for a, b in zip(alone, together, strict=False))
+
+
+def incomparable(one, many) -> str:
+    """Return why two worlds have nothing that could be compared, or an empty text."""
+    if not one.steps:
+        return "no step of an optimizer of torch.optim is seen"
+    shapes = [{k: v for note in world.ranks[0].of("start") for k, v in note["shapes"].items()} for world in (one, many)]
+    other = [name for name in shapes[0] if name in shapes[1] and shapes[0][name] != shapes[1][name]]
+    if other:
+        return f"the script splits its model itself: {compare.shown(other)} have other shapes with {many.processes}"
+    return ""
+
+
+def of_other_rows(one, many) -> list:
+    """Return what can be said of gradients on rows that are not the same: whether they are N times as large."""
+    pairs = list(zip(one.sums, many.sums, strict=False))
+    ratios = [norm(b["gradients"]) / max(norm(a["gradients"]), 1e-12) for a, b in pairs]
+    ratio, count = statistics.median(ratios), len(many.replicas)
+    for name, times in (("gradients summed", count), ("gradients divided twice", 1 / count)):
+        if count > 1 and abs(ratio / times - 1) < 0.15 and max(ratios) < 1.5 * min(ratios):
+            return [Finding(name, f"the gradients are {ratio:.3g} times as large as those of one process")]
+    return []
+
+
+def verdicts_of(watcher, counts) -> list:
+    """Run the script with each number of processes, then with the first; compare."""
+    without = watcher.args.without
+    several = [watcher.run_new(count, without=without) for count in counts[1:]]
+    one = watcher.run_new(counts[0], without=without)
+    refuse(one)
+    return [verdict(watcher, one, many) for many in several]
+
+
+def verdict(watcher, one, many) -> dict:
+    """Compare two worlds; what differs by nature is switched off on a second try."""
+    found = Comparison(watcher, one, many, watcher.args.without)
+    chance, notes = chance_of(one, many) - found.without, []
+    serious = [f for f in found.findings if f.name not in (*OF_CHANCE, *HARMLESS) and not f.is_note]
+    if chance and not serious and not found.reason and found.may_be_chance:
+        without = found.without | chance
+        worlds = [watcher.run_new(n, without=without, record=True) for n in (one.processes, many.processes)]
+        found = Comparison(watcher, *worlds, without)
+        chance -= {"draws"} - chance_of(*worlds)  # they were those of dropout
+        notes = [f"{BY_NATURE[name]}; switched off for the comparison" for name in sorted(chance)]
+    return judged(found, notes, watcher.args.strict)
+
+
+def chance_of(one, many) -> set:
+    """Return what random numbers were seen for, as --without names it."""
+    names = one.names("chance") | many.names("chance")
+    return {"draws" if name in ("forward", "loop") else name for name in names}
+
+
+def judged(found, notes, strict) -> dict:
+    """Return the verdict of a comparison."""
+    one, many = found.one, found.many
+    harmless = [finding for finding in found.findings if finding.is_note and not strict]
+    findings = [finding for finding in found.findings if finding not in harmless]
+    if found.order == "order":
+        notes.append(f"{one} draws another order: it was given the batches of {many.processes}")
+    if found.order == "rows":
+        notes.append(f"each rank draws rows of its own: {one} was given those of {many.processes}")
+    seen = found.compared or within.is_mean(many)
+    kind = "not the same" if findings else "same" if seen and not found.reason else "cannot tell"
+    said = SAID[kind]
+    if kind == "same" and found.order:
+        said += ", in another order" if found.order == "order" else ", on rows of its own"
+    if found.reason:
+        notes.append(f"nothing to compare: {found.reason}")
+    notes += found.notes
+    record = {"processes": many.processes, "verdict": kind, "said": said, "findings": findings, "harmless": harmless}
+    return record | {"notes": notes, "table": table(one, many)}
+
+
+def table(one, many) -> dict:
+    """Return what both worlds did, a row each."""
+    pairs = list(zip(one.sums, many.sums, strict=False))
+    far = max((apart(a["gradients"], b["gradients"])[0] for a, b in pairs), default=None)
+    rows = {"processes": [one.processes, many.processes], "steps": [len(one.steps), len(many.steps)]}
+    for name, show in {
+        "rows per step": lambda world: world.in_rows()[0].total() or "not seen",
+        "first gradient": lambda world: f"{norm(world.sums[0]['gradients']):.6g}",
+        "last gradient": lambda world: f"{norm(world.sums[-1]['gradients']):.6g}",
+        "last weights": lambda world: f"{norm(world.sums[-1]['weights']):.6g}",
+        "learning rate": lambda world: f"{world.steps[-1][0]['rates'][0]:.6g}",
+        "messages per step": messages,
+    }.items():
+        rows[name] = [show(world) if world.steps else "-" for world in (one, many)]
+    return rows | {"largest difference of a gradient": ["", "-" if far is None else f"{far:.1g}"]}
+
+
+def messages(world) -> str:
+    """Return how many collectives a step has; those of DDP are made below Python."""
+    last = world.steps[-1][0]
+    calls, synced = sum(last["calls"].values()), sum(bool(part["synced"]) for part in last["parts"])
+    return f"{calls} + DDP's in {synced} of {len(last['parts'])} parts" if synced else str(calls)
