@@ -21,7 +21,7 @@ BEGINNINGS = {  # what a command calls when its input is good
     "plan": ["answer"],
     "env": ["findings"],
     "cluster": ["Cluster.up"],
-    "render": ["check"],
+    "render": ["problems_in"],
     "rehearse": ["run_trials"],
 }
 NEEDED = {"train": ["--rung", "ddp"], "plan": ["--devices", "2", "--gpu-memory", "16GiB"], "explain": ["log"]}
