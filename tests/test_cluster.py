@@ -71,6 +71,7 @@ def test_a_slow_network_between_the_nodes(slurm_programs):
             assert "tbf" in isolation.execute("tc", "qdisc", "show", "dev", f"{cluster.bridge}n{index}")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("requeue", "state"), [(False, "cancelled"), (True, "done")])
 def test_a_preempted_job_says_so_or_runs_again(slurm_programs, project, monkeypatch, requeue, state):
     site = Site("mine", cores_per_node=4, polling_seconds=1)
@@ -107,7 +108,10 @@ def test_run_gives_the_commands_status_and_cleans_up(slurm_programs, run_mpdemo)
     assert "cluster of 1 nodes in " in done.stderr
 
 
-@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+ASKED = [pytest.param(sign, marks=pytest.mark.nightly) for sign in (signal.SIGTERM, signal.SIGHUP)]
+
+
+@pytest.mark.parametrize("sign", [*ASKED, signal.SIGKILL])
 def test_no_daemon_outlives_a_killed_run(slurm_programs, sign):
     command = [sys.executable, "-m", "mpdemo", "cluster", "run", "--nodes", "2", "--"]
     command += ["sh", "-c", "echo $SLURM_CONF; sleep 60"]
@@ -158,6 +162,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.nightly
 def test_an_ordinary_user_can_have_a_cluster(slurm_programs):
     """As root, become nobody; else this is the ordinary user, who can read a copy of the project."""
     with tempfile.TemporaryDirectory(dir="/tmp") as home:

@@ -33,7 +33,10 @@ def new_parameters():
     torch.__future__.set_overwrite_module_params_on_conversion(False)
 
 
-@pytest.mark.parametrize("name", RUNGS)
+BY_DAY = ("single", "pipeline")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in BY_DAY else pytest.mark.nightly) for n in RUNGS])
 def test_a_whole_training_on_other_devices(name, tmp_path, monkeypatch):
     """Steps, validation and checkpoint on devices of their own give the losses of the CPU."""
     monkeypatch.setattr(run, "local_devices", lambda world, count: [FIRST, SECOND][:count])

@@ -60,29 +60,23 @@ def test_a_pytorch_that_is_too_old_is_refused(run_mpdemo, quick_torch):
     assert "torch 1.8.0+cu111 is too old" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_an_unknown_site_is_a_users_mistake(run_mpdemo):
+def test_on_the_cluster(run_mpdemo, cluster, quick_torch):
+    done = run_mpdemo("env", **quick_torch)
+    assert done.returncode == 0, done.stdout
+    assert "cluster throwaway, 4 nodes" in done.stdout and "site throwaway" in done.stdout
     done = run_mpdemo("env", "--site", "nowhere")
     assert done.returncode == 2
     assert "generic, jeanzay, jeanzay_a100, jupiter, " in done.stderr and "there are: " in done.stderr
 
 
-def test_on_the_cluster(run_mpdemo, cluster, quick_torch):
-    done = run_mpdemo("env", **cluster.environ, **quick_torch)
-    assert done.returncode == 0, done.stdout
-    assert "cluster throwaway, 4 nodes" in done.stdout
-    assert "site throwaway" in done.stdout
-
-
-def test_a_controller_that_is_down(run_mpdemo, slurm_programs, tmp_path, quick_torch):
+def test_a_controller_that_is_down_and_files_that_are_not_there(run_mpdemo, slurm_programs, tmp_path, quick_torch):
     conf = tmp_path / "slurm.conf"
     conf.write_text("ClusterName=gone\nSlurmctldHost=localhost(127.0.0.1)\nSlurmctldPort=1\nNodeName=n1\n")
-    done = run_mpdemo("env", SLURM_CONF=str(conf), **quick_torch)
+    done = run_mpdemo("env", SLURM_CONF=str(conf), MPDEMO_DATA="/nowhere", **quick_torch)
     assert done.returncode == 1 and "[FAIL] Slurm:" in done.stdout
-
-
-def test_files_that_are_not_there(run_mpdemo, slurm_programs, quick_torch):
-    done = run_mpdemo("env", SLURM_CONF="/nowhere/slurm.conf", MPDEMO_DATA="/nowhere", **quick_torch)
-    assert done.returncode == 1 and "[FAIL] data: MPDEMO_DATA=/nowhere" in done.stdout
+    assert "[FAIL] data: MPDEMO_DATA=/nowhere" in done.stdout
+    done = run_mpdemo("env", SLURM_CONF="/nowhere/slurm.conf", **quick_torch)
+    assert done.returncode == 1
     assert "[FAIL] Slurm: SLURM_CONF = '/nowhere/slurm.conf': no such file; do: unset SLURM_CONF" in done.stdout
 
 

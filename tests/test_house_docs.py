@@ -1,11 +1,10 @@
 """What the files say of each other is true: links, names of files, commands, words; and no word too much."""
 
 import ast
-import functools
+import contextlib
+import io
 import re
 import shlex
-import subprocess
-import sys
 import tomllib
 from collections import Counter
 
@@ -13,7 +12,7 @@ import nbformat
 import pytest
 from project import files
 
-from mpdemo.__main__ import COMMANDS
+from mpdemo.__main__ import COMMANDS, main
 from mpdemo.notebook.check import exercises
 from mpdemo.paths import root
 from mpdemo.settings import RUNGS
@@ -156,12 +155,11 @@ def test_a_command_on_a_page_parses(file):
         assert shown.issuperset(used), f"{file}: {line}"
 
 
-@functools.cache
 def helps(*command) -> str:
     """Return the help of a command."""
-    asked = subprocess.run([sys.executable, "-m", "mpdemo", *command, "--help"], capture_output=True, text=True)
-    assert asked.returncode == 0, asked.stderr
-    return asked.stdout
+    with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.suppress(SystemExit):
+        main([*command, "--help"])
+    return said.getvalue()
 
 
 def test_a_word_of_the_glossary_is_explained_where_it_first_stands():

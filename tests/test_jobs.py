@@ -14,6 +14,9 @@ from mpdemo.errors import UserError
 from mpdemo.jobs import JobFailed, JobSpec, attach, submit
 
 LAUNCHED = [("slurm", "srun"), ("slurm", "torchrun"), ("here", None)]  # no launcher has a say on this machine
+SLURM_BY_NIGHT = pytest.mark.parametrize(
+    "place", [pytest.param("slurm", marks=pytest.mark.nightly), "here"], indirect=True
+)
 
 
 @pytest.fixture(params=["slurm", "here"])
@@ -23,25 +26,14 @@ def place(request, project):
     return request.param
 
 
-@pytest.mark.parametrize(("place", "launcher"), LAUNCHED, indirect=["place"])
-def test_processes_meet(place, launcher, request):
-    """On two nodes, where those have addresses of their own."""
-    nodes = 2 if place == "slurm" and request.getfixturevalue("cluster").network != "none" else 1
-    changes = {"nodes": nodes, "processes_per_node": 2, "launcher": launcher}
-    job = submit(spec(program="allreduce.py", **changes), script="slurm/toy.sbatch")
-    result = job.result(timeout=120)
-    assert (result["sum"], len(result["hosts"])) == (sum(range(2 * nodes)), nodes)
-    assert job.where == {"slurm": "cluster throwaway", "here": "this machine"}[place]
-    assert 0 < job.run_time < 120 and job.queue is None
-    assert "--ntasks-per-node" in (paths.root() / "slurm/toy.sbatch").read_text()
-
-
 def test_a_job_that_is_done_has_metrics_a_log_and_a_result(place, capsys):
-    job = submit(spec(processes_per_node=2))
-    said = {"slurm": "submitted toy to cluster throwaway: job {} (runs/toy/job.sbatch)\n",
+    job = submit(spec(processes_per_node=2), script="slurm/toy.sbatch")
+    said = {"slurm": "submitted toy to cluster throwaway: job {} (slurm/toy.sbatch)\n",
             "here": "no Slurm in reach: toy runs on this machine, 2 processes (job {})\n"}  # fmt: skip
     assert capsys.readouterr().out == said[place].format(job.id)
-    assert (job.wait(60), job.exit_status) == ("done", 0)
+    assert (job.wait(60), job.exit_status, job.queue) == ("done", 0, None)
+    assert job.where == {"slurm": "cluster throwaway", "here": "this machine"}[place] and 0 <= job.run_time < 60
+    assert "--ntasks-per-node" in (paths.root() / "slurm/toy.sbatch").read_text()
     assert sorted(line.split(" on ")[0][-11:] for line in job.log().splitlines()) == ["rank 0 of 2", "rank 1 of 2"]
     assert [row["step"] for row in job.metrics()] == [1, 2, 3]
     assert job.result()["processes"] == 2
@@ -109,6 +101,7 @@ def test_cancel_ends_the_whole_tree(place):
     assert place == "slurm" or all_gone(pids)
 
 
+@SLURM_BY_NIGHT
 def test_the_time_limit_and_the_warning_before_it(place):
     """Slurm looks at its jobs' limits every 30 s; so their ends are moved close, and one wait serves both."""
     limits = {"slurm": ("00:10:00", "00:10:00"), "here": ("00:00:05", "00:00:40")}[place]
@@ -123,7 +116,11 @@ def test_the_time_limit_and_the_warning_before_it(place):
     assert place == "here" or "DUE TO TIME LIMIT" in late.log()
 
 
-@pytest.mark.parametrize("processes, signal", [(1, None), (2, "USR1@60")])
+@pytest.mark.parametrize(
+    ("place", "processes", "signal"),
+    [("slurm", 1, None), ("slurm", 2, "USR1@60"), ("here", 2, None)],
+    indirect=["place"],
+)
 def test_a_running_job_can_be_warned(place, processes, signal):
     job = submit(spec("sleep", processes_per_node=processes, signal=signal, launcher="torchrun" if signal else None))
     pids = sleepers(job.out, processes)
@@ -134,6 +131,7 @@ def test_a_running_job_can_be_warned(place, processes, signal):
         job.warn()
 
 
+@SLURM_BY_NIGHT
 def test_a_terminal_follows_a_job_to_its_end(place):
     job = submit(spec(processes_per_node=2))
     follower = following("runs/toy")
@@ -151,6 +149,7 @@ def test_a_terminal_follows_a_job_to_its_end(place):
     assert "no job in runs/none" in follower.communicate(timeout=60)[1] and follower.returncode == 2
 
 
+@SLURM_BY_NIGHT
 def test_an_interrupt_of_a_terminal_leaves_the_job_running_and_says_how_to_end_it(place):
     job = submit(spec("sleep", processes_per_node=2))
     pids = sleepers(job.out, 2)

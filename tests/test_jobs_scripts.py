@@ -78,31 +78,29 @@ def wait_for(jobs, seconds=600) -> dict:
 
 
 def test_each_runs_when_it_is_submitted_by_hand_from_any_folder_of_the_project(cluster, clone):
-    folders = [clone / FOLDERS[number % len(FOLDERS)] for number in range(len(KINDS))]
-    jobs = {
-        submit_by_hand(clone / f"slurm/{name}.sbatch", folder): (name, folder)
-        for name, folder in zip(KINDS, folders, strict=True)
-    }
+    """Also a sharded rung, laid over two nodes on sbatch's command line."""
+    sharded = clone / "slurm/07_fsdp.sbatch"
+    sharded.write_text(render(COURSE["07_fsdp"], load_site("generic")))
+    jobs = {submit_by_hand(sharded, clone, "--nodes=2", "--ntasks-per-node=1", "--gres=gpu:1"): ("07_fsdp", clone)}
+    for number, name in enumerate(KINDS):
+        folder = clone / FOLDERS[number % len(FOLDERS)]
+        jobs[submit_by_hand(clone / f"slurm/{name}.sbatch", folder)] = name, folder
     for job, state in wait_for(jobs).items():
         name, folder = jobs[job]
         assert state == "done", f"{name}: {(folder / f'slurm-{job}.out').read_text()}"
+    specs = KINDS | {"07_fsdp": COURSE["07_fsdp"]}
     written = {file.parent.name: file.read_text().split() for file in (clone / "runs").glob("*/exit-status.txt")}
-    assert written.keys() == {spec.out.removeprefix("runs/") for spec in KINDS.values()}
+    assert written.keys() == {spec.out.removeprefix("runs/") for spec in specs.values()}
     assert all(job in jobs and status == "0" for job, status in written.values())
+    for name in ("03_two_nodes", "03_torchrun", "07_fsdp"):
+        summary = json.loads((clone / specs[name].out / "summary.json").read_text())
+        assert summary["world_size"] == specs[name].world_size, name
 
 
 def test_one_submitted_from_elsewhere_says_what_to_type(cluster, clone, tmp_path):
     job = submit_by_hand(clone / "slurm/03_ddp.sbatch", tmp_path)
     assert wait_for([job]) == {job: "failed"}
     assert "call sbatch in the project's folder" in (tmp_path / f"slurm-{job}.out").read_text()
-
-
-def test_a_sharded_rung_trains_over_several_nodes(cluster, clone):
-    """The job of notebook 07, laid over two nodes on sbatch's command line."""
-    (script := clone / "slurm/07_fsdp.sbatch").write_text(render(COURSE["07_fsdp"], load_site("generic")))
-    job = submit_by_hand(script, clone, "--nodes=2", "--ntasks-per-node=1", "--gres=gpu:1")
-    assert wait_for([job]) == {job: "done"}, (clone / f"slurm-{job}.out").read_text()
-    assert json.loads((clone / COURSE["07_fsdp"].out / "summary.json").read_text())["world_size"] == 2
 
 
 if __name__ == "__main__":

@@ -13,11 +13,15 @@ CONVNET = ["layer1", "layer2", "fc"]
 RESNETS = ["resnet18", "resnet50", "resnet101"]
 
 
+def large_by_night(*names):
+    return [pytest.param(name, marks=pytest.mark.nightly if name == "resnet101" else ()) for name in names]
+
+
 def small(name, **more):
     return build(name, image_size=32 if name in RESNETS else 28, **more)
 
 
-@pytest.mark.parametrize("name", RESNETS)
+@pytest.mark.parametrize("name", large_by_night(*RESNETS))
 def test_resnets_are_torchvisions(name):
     """Same state dict but for the first and last blocks' names, same outputs, same gradients."""
 
@@ -36,10 +40,10 @@ def test_resnets_are_torchvisions(name):
     assert all(torch.equal(own[name].grad, wanted[name].grad) for name in wanted)
 
 
-@pytest.mark.parametrize(("name", "norm"), [*[(name, "batch") for name in MODELS], ("convnet", "group")])
-def test_cut_anywhere(name, norm):
+@pytest.mark.parametrize("name", large_by_night(*MODELS))
+def test_cut_anywhere(name):
     """The cut into single blocks and cuts in two compose to the uncut model and keep the parameters' names."""
-    model = small(name, norm=norm).eval()
+    model = small(name, norm="batch").eval()
     images = torch.randn(2, *model.input_shape)
     with torch.no_grad():
         between = [images]  # what flows between the blocks
@@ -94,7 +98,7 @@ def test_a_stage_shares_parameters_and_the_last_one_ends_in_float32():
     assert parameters["layer1.0.weight"].grad is not None and model(torch.randn(2, 1, 28, 28)).dtype == torch.float32
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", large_by_night(*MODELS))
 def test_weights_depend_on_the_seed_only(name):
     torch.manual_seed(1)
     one = small(name, seed=5).state_dict()

@@ -11,18 +11,18 @@ from mpdemo.notebook.show import diff, find, show
 from mpdemo.paths import root
 
 
-def test_a_file_is_shown_whole_with_a_link():
+def test_a_file_is_shown_whole_with_a_link_or_one_thing_or_lines_of_it():
     data, _ = show("errors.py")._repr_mimebundle_()
     assert data["text/plain"] == "mpdemo/errors.py"
     assert data["text/markdown"].startswith("[mpdemo/errors.py](../mpdemo/errors.py)\n\n```python\n")
     assert (root() / "mpdemo/errors.py").read_text().strip() in data["text/markdown"]
-
-
-def test_one_thing_in_a_file_is_found_by_its_name():
     text = show("errors.py", "one_line").data["text/markdown"]
     assert "\ndef one_line(text) -> str:\n" in text and "class UserError" not in text
     assert find("schedules.py", "Schedule")[1].startswith("@dataclass(frozen=True)\nclass Schedule:")
     assert find("notebook/show.py", "LANGUAGES")[1].startswith("LANGUAGES = ")
+    text = show("errors.py", "UserError", lines=("class UserError", "_render_traceback_")).data["text/markdown"]
+    assert "\nclass UserError" in text and text.endswith("_render_traceback_(self):\n```")
+    assert show("errors.py", lines=("class UserError",)).data["text/markdown"].count("\n") == 4
 
 
 def test_docstrings_can_be_left_out():
@@ -40,12 +40,6 @@ def test_docstrings_can_be_left_out():
     assert code(bare) == code(whole)
 
 
-def test_lines_are_found_by_their_texts():
-    text = show("errors.py", "UserError", lines=("class UserError", "_render_traceback_")).data["text/markdown"]
-    assert "\nclass UserError" in text and text.endswith("_render_traceback_(self):\n```")
-    assert show("errors.py", lines=("class UserError",)).data["text/markdown"].count("\n") == 4
-
-
 @pytest.mark.parametrize(
     ("words", "lines", "parts"),
     [
@@ -61,23 +55,18 @@ def test_the_error_names_what_is_missing_and_what_exists(words, lines, parts):
     assert all(part in str(caught.value) for part in parts), str(caught.value)
 
 
-def test_a_difference_leaves_docstrings_out_and_keeps_every_other_line():
+def test_a_difference_leaves_docstrings_out_keeps_every_other_line_and_is_coloured_line_by_line():
     pair = (("rungs/single.py", "build"), ("rungs/ddp.py", "build"))
     shown = diff(*pair, context=100)
-    lines = repr(shown).splitlines()
+    lines = repr(shown).split("\n")
     assert lines[:3] == ["--- mpdemo/rungs/single.py: build", "+++ mpdemo/rungs/ddp.py: build", "@@"]
     for mark, target in zip("-+", pair, strict=True):
-        side = [line[1:] for line in lines[3:] if line[0] in (mark, " ")]
+        side = [line[1:] for line in lines[3:] if line[:1] in (mark, " ")]
         assert side == find(*target, docstrings=False)[1].splitlines()
     assert '"""' not in repr(diff(*pair)) and '"""' in repr(diff("rungs/single.py", "rungs/ddp.py", docstrings=True))
-
-
-def test_a_difference_is_coloured_line_by_line_and_shows_the_same_text():
-    shown = diff(("rungs/single.py", "build"), ("rungs/ddp.py", "build"))
     page = shown.data["text/html"].removeprefix("<pre>").removesuffix("</pre>")
     colours = {"-": "rgba(220,50,50,.25)", "+": "rgba(40,167,69,.25)"}
-    lines = zip(page.split("\n"), repr(shown).split("\n"), strict=True)
-    for line, text in lines:
+    for line, text in zip(page.split("\n"), lines, strict=True):
         assert html.unescape(re.sub("</?span[^>]*>", "", line)) == text
         assert re.findall('background-color:([^"]*)', line) == ([colours[text[0]]] if text[:1] in colours else [])
 

@@ -8,9 +8,10 @@ import pytest
 from mpdemo.paired import LEAST_ROUNDS, Median, Ratio, difference, from_row, ratio, to_row
 
 
-def test_a_drift_that_both_share_cancels():
+def test_ratios_and_differences_are_paired_so_that_a_drift_that_both_share_cancels():
     drift = [1, 2, 3, 4, 5, 6, 7, 8, 9]
     assert ratio([2.0 * d for d in drift], drift) == Ratio(2.0, 2.0, 2.0)
+    assert difference([d + 0.5 for d in drift], drift) == Median(0.5, 0.5, 0.5)
 
 
 def test_too_few_rounds_have_no_interval_and_no_verdict():
@@ -26,28 +27,20 @@ def test_no_median_lies_outside_its_interval(rounds):
         assert found.low <= found.median <= found.high
 
 
-def test_a_difference_is_paired_too():
-    drift = [1, 2, 3, 4, 5, 6, 7, 8, 9]
-    assert difference([d + 0.5 for d in drift], drift) == Median(0.5, 0.5, 0.5)
-
-
-@pytest.mark.parametrize("found", [Ratio(0.9, 0.8, 0.95), Ratio(0.9)])
-def test_a_row_of_json_holds_a_ratio(found):
+@pytest.mark.parametrize(
+    ("found", "differs", "reaches_1"),
+    [
+        (Ratio(0.9, 0.8, 0.99), True, False),
+        (Ratio(0.95, 0.9, 1.0), False, True),
+        (Ratio(1.1, 1.01, 1.2), True, True),
+        (Ratio(1.1), False, False),
+    ],
+)
+def test_a_verdict_follows_from_the_interval_which_a_row_of_json_holds(found, differs, reaches_1):
+    """A difference only where the interval leaves 1 out; at the bound, where no shortfall can be reported."""
+    assert (found.differs, found.reaches_1) == (differs, reaches_1)
     row = json.loads(json.dumps(to_row("fraction_of_bound", found)))
     assert row["fraction_interval"] == found.interval and from_row(row, "fraction_of_bound") == found
-
-
-@pytest.mark.parametrize(
-    ("found", "reaches"),
-    [(Ratio(0.9, 0.8, 0.99), 0), (Ratio(0.9, 0.8, 1.0), 1), (Ratio(1.1, 1.01, 1.2), 1), (Ratio(1.1), 0)],
-)
-def test_a_fraction_reaches_1_where_no_shortfall_can_be_reported(found, reaches):
-    assert found.reaches_1 == reaches
-
-
-@pytest.mark.parametrize(("low", "high", "differs"), [(0.9, 0.99, True), (0.9, 1.0, False), (1.01, 1.2, True)])
-def test_a_difference_is_reported_only_where_the_interval_leaves_1_out(low, high, differs):
-    assert Ratio((low + high) / 2, low, high).differs == differs
 
 
 def test_equals_are_rarely_reported_as_different():

@@ -1,5 +1,7 @@
 """The loop: what it writes, and that a training run stopped anywhere continues as if nothing had happened."""
 
+import gzip
+import itertools
 import json
 import math
 import os
@@ -14,8 +16,10 @@ import torch
 from jpegs import make_jpeg_folder
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 from worlds import TRAIN, run_worlds, written
 
+from mpdemo import data, models
 from mpdemo.data.loaders import Batches
 from mpdemo.errors import UserError
 from mpdemo.paths import root
@@ -23,6 +27,7 @@ from mpdemo.run import train
 from mpdemo.settings import Settings, checked
 from mpdemo.timeline import read
 from mpdemo.training import checkpoint
+from mpdemo.training.utilisation import flops_of_step
 from mpdemo.world.env import World
 
 ROUNDING = 2e-5  # float32, summed in another order
@@ -37,7 +42,7 @@ def jpegs(tmp_path_factory):
 
 
 @pytest.fixture
-def runs(tmp_path, monkeypatch):
+def runs(tmp_path):
     """Train in this process, one core, in folders of `tmp_path`: run("name", **settings) -> its folder."""
     return lambda name, **settings: run_here(tmp_path / name, **settings)
 
@@ -118,19 +123,6 @@ def test_what_a_run_writes(runs):
     assert (written["steps"], written["epochs"], written["images"], written["stopped"]) == (6, 2, 3072, False)
     assert (written["loss"], written["validation_loss"]) == (rows[6]["loss"], rows[7]["validation_loss"])
     assert written["parameters"] == 28 * 28 * 32 + 32 + 2 * (32 * 32 + 32) + 32 * 10 + 10
-
-
-def test_it_learns(runs):
-    out = runs("run", model="convnet", batch_size=64, epochs=2, lr=0.02)
-    assert epochs(out)[-1]["validation_accuracy"] > 0.9
-    assert epochs(out)[1]["train_loss"] < epochs(out)[0]["train_loss"] / 2
-
-
-def test_same_seed_same_losses(runs, jpegs):
-    jpeg = {"model": "convnet", "dataset": "folder", "data": str(jpegs), "image_size": 32, "batch_size": 8}
-    one, two, other = (runs(f"run{i}", **jpeg, seed=seed) for i, seed in enumerate((3, 3, 4)))
-    assert losses(one) == losses(two) and epochs(one) == epochs(two)
-    assert losses(one) != losses(other)
 
 
 def test_a_warning_during_a_validation_is_obeyed(runs, tmp_path, monkeypatch):
@@ -218,16 +210,16 @@ def test_learning_rate_of_every_step(runs):
     assert rates(runs, **common, steps=7) == pytest.approx(wanted[:7])
     assert rates(runs, **common | {"epochs": None}, steps=12) == pytest.approx(wanted)
     assert rates(runs, **common | {"lr_schedule": "constant"}) == pytest.approx([*wanted[:3], *[0.01] * 9])
+    for optimizer, lr in (("sgd", 0.01), ("adamw", 0.001)):  # unless --lr says another
+        assert rates(runs, model="toy", batch_size=512, optimizer=optimizer) == [lr] * 3
 
 
-def test_learning_rate_by_optimizer(runs):
-    assert rates(runs, model="toy", batch_size=512) == [0.01] * 3
-    assert rates(runs, model="toy", batch_size=512, optimizer="adamw") == [0.001] * 3
+STOPS = [pytest.param(stop, marks=[] if stop in (2, 5, 8) else pytest.mark.nightly) for stop in range(1, 11)]
 
 
-@pytest.mark.parametrize("stop", range(1, 11))
+@pytest.mark.parametrize("stop", STOPS)
 def test_adamw_warm_up_and_cosine_are_resumed(runs, jpeg, stop):
-    """After any step: the very same losses and weights as without a stop."""
+    """After any step (here in the warm-up, at an epoch's end, in the cosine): the very same losses and weights."""
     common = {"model": "toy", "epochs": 2, "checkpoint_every": 10} | COURSE | jpeg
     whole = runs("whole", **common)
     part = runs("part", **common | {"checkpoint_every": stop}, steps=stop)
@@ -250,78 +242,61 @@ def test_a_cosine_of_another_length_is_refused(runs):
     assert list(losses(runs("constant", **common, epochs=4, resume=str(out)))) == list(range(1, 13))
 
 
-PARTS = {  # one training of ten steps, handed from rung to rung
-    3: {"rung": "single"},
-    5: {"rung": "pipeline", "schedule": "ZBVZeroBubble", "microbatches": 4},
-    7: {"rung": "ddp"},
-    8: {"rung": "model_parallel", "cut": "linear1"},
-    9: {"rung": "pipeline", "form": "one-process", "microbatches": 2, "cut": "linear2"},
-    10: {"rung": "data_parallel"},
-}
 BOTH = {"ddp": {"rung": "ddp"}, "pipeline": {"rung": "pipeline", "microbatches": 4, "cut": "layer1"}}
-HANDED = {  # and one of hybrid, sharded and split rungs, in worlds of so many processes
-    1: (2, {"rung": "ddp"}),
-    2: (2, {"rung": "fsdp"}),
-    3: (2, {"rung": "tensor", "sequence_parallel": True}),
-    4: (4, {"rung": "tensor", "replicas": 2, "sequence_parallel": True}),
-    5: (4, {"rung": "fsdp"}),
-    6: (4, {"rung": "hybrid", "schedule": "ZBVZeroBubble", "microbatches": 4, "timeline": True}),
-    7: (4, {"rung": "hybrid", "schedule": "1F1B", "microbatches": 2, "sharded": True}),
-    8: (1, {"rung": "single"}),
-}
-HYBRID = {"model": "transformer", "batch_size": 8, "epochs": 1, "log_every": 1} | COURSE
-
-
-def handed_on(folder, jpeg):
-    """The settings of PARTS: each stops at its step with a checkpoint, from which the next continues."""
-    runs, before = {}, None
-    for stop, rung in PARTS.items():
-        resume = {"resume": str(folder / f"to-{before}")} if before else {}
-        where = {"steps": stop, "checkpoint_every": stop, "out": str(folder / f"to-{stop}")}
-        runs[stop] = {"model": "toy", "epochs": 2, **COURSE, **where, **rung, **resume, **jpeg}
-        before = stop
-    return runs
+CHAIN = [  # one training that is handed on after every step: in how many processes it continues, and as what
+    (1, {"rung": "single"}),
+    (2, {"rung": "pipeline", "schedule": "ZBVZeroBubble", "microbatches": 4}),
+    (2, {"rung": "ddp"}),
+    (2, {"rung": "model_parallel", "cut": "block.5"}),
+    (1, {"rung": "pipeline", "form": "one-process", "microbatches": 2, "cut": "block.2"}),
+    (1, {"rung": "data_parallel"}),
+    (2, {"rung": "fsdp"}),
+    (2, {"rung": "tensor", "sequence_parallel": True}),
+    (4, {"rung": "tensor", "replicas": 2, "sequence_parallel": True}),
+    (4, {"rung": "fsdp"}),
+    (4, {"rung": "hybrid", "schedule": "ZBVZeroBubble", "microbatches": 4, "timeline": True}),
+    (4, {"rung": "hybrid", "schedule": "1F1B", "microbatches": 2, "sharded": True}),
+    (1, {"rung": "single"}),
+]
+RECORDED = next(stop for stop, (_, rung) in enumerate(CHAIN, 1) if rung.get("timeline"))
+COMMON = {"model": "transformer", "batch_size": 8, "epochs": 1, "log_every": 1} | COURSE
 
 
 @pytest.fixture(scope="session")
 def world(tmp_path_factory, jpegs):
-    """All runs of two processes in one world; returns the folder of their folders."""
-    folder = tmp_path_factory.mktemp("world")
-    jpeg = {"dataset": "folder", "data": str(jpegs), "image_size": 32, "batch_size": 8, "log_every": 3}
-    parts = handed_on(folder, jpeg)
-    train(checked(Settings(**parts[3])), World())
-    todo = [parts[stop] for stop in (5, 7, 8)]
+    """Run what needs several processes, with a world for each row of runs of as many; return the folder of the runs."""
+    folder, todo = tmp_path_factory.mktemp("world"), []
     for name, rung in BOTH.items():
-        common = {"model": "convnet", **rung, **jpeg}
-        part = str(folder / f"{name}-part")
+        jpeg = {"dataset": "folder", "data": str(jpegs), "image_size": 32, "batch_size": 8, "log_every": 3}
+        settings, part = {"model": "convnet", **rung, **jpeg}, str(folder / f"{name}-part")
         todo += [
-            {**common, "epochs": 2, "checkpoint_every": 10, "out": str(folder / f"{name}-whole")},
-            {**common, "steps": 7, "checkpoint_every": 7, "out": part},
-            {**common, "epochs": 2, "out": part, "resume": part},
+            (2, {**settings, "epochs": 2, "checkpoint_every": 10, "out": str(folder / f"{name}-whole")}),
+            (2, {**settings, "steps": 7, "checkpoint_every": 7, "out": part}),
+            (2, {**settings, "epochs": 2, "out": part, "resume": part}),
         ]
-    worlds = [[2, TRAIN, written(folder / "runs.json", todo)]]
-    for stop, (processes, rung) in HANDED.items():
-        resume = {"resume": str(folder / f"step-{stop - 1}")} if stop > 1 else {}
-        settings = {**HYBRID, "steps": stop, "checkpoint_every": stop, **rung, **resume}
-        settings["out"] = str(folder / f"step-{stop}")
-        worlds.append([processes, TRAIN, written(folder / f"{stop}.json", [settings])])
+    profiled = {"rung": "ddp", "model": "toy", "steps": 6, "profile": 3, "out": str(folder / "profiled")}
+    todo.append((2, profiled))
+    for stop, (processes, rung) in enumerate(CHAIN, 1):
+        where = {"steps": stop, "checkpoint_every": stop, "out": str(folder / f"step-{stop}")}
+        before = {"resume": str(folder / f"step-{stop - 1}")} if stop > 1 else {}
+        todo.append((processes, {**COMMON, **rung, **where, **before}))
+    worlds = []
+    for processes, runs in itertools.groupby(todo, key=lambda run: run[0]):
+        file = written(folder / f"{len(worlds)}.json", [settings for _, settings in runs])
+        worlds.append([processes, TRAIN, file])
     run_worlds(folder, worlds)
     return folder
 
 
 @pytest.mark.parametrize("name", BOTH)
-def test_resumed_world_equals_uninterrupted(world, name):
-    """Two processes, mid-epoch, batch norm, augmented JPEG files: the very same losses and validation."""
+def test_resumed_world_equals_uninterrupted_and_validates_what_it_saves(world, runs, jpeg, name):
+    """Two processes, mid-epoch, batch norm, augmented JPEG files: the very same losses and validation.
+
+    One process that only validates the world's last checkpoint finds the world's own result, batch norm and all.
+    """
     part, whole = world / f"{name}-part", world / f"{name}-whole"
     assert list(losses(whole)) == list(range(1, 11))
-    assert losses(part) == losses(whole)
-    assert epochs(part) == epochs(whole)
-
-
-@pytest.mark.parametrize("name", BOTH)
-def test_world_validates_what_it_saves(world, runs, jpeg, name):
-    """One process that only validates the world's last checkpoint finds the world's own result, batch norm and all."""
-    whole = world / f"{name}-whole"
+    assert losses(part) == losses(whole) and epochs(part) == epochs(whole)
     alone = runs("alone", model="convnet", epochs=2, resume=str(whole), **jpeg)
     assert losses(alone) == {}
     validated, wanted = epochs(alone)[0], epochs(whole)[1]
@@ -329,37 +304,26 @@ def test_world_validates_what_it_saves(world, runs, jpeg, name):
     assert validated["validation_accuracy"] == wanted["validation_accuracy"]
 
 
-def test_any_rung_resumes_any_rungs_checkpoint(world, runs, jpeg):
-    """One training handed from rung to rung has the losses of one that nobody interrupted."""
-    parts = handed_on(world, jpeg)
-    for stop in (9, 10):
-        train(checked(Settings(**parts[stop])), World())
-    whole = losses(runs("whole", model="toy", epochs=2, **COURSE, **jpeg))
-    together = {step: loss for stop in PARTS for step, loss in losses(parts[stop]["out"]).items()}
-    assert far(together, whole) < ROUNDING
-
-
-def test_sharded_and_hybrid_rungs_resume_each_other(world, runs):
-    """With AdamW and a cosine, in worlds of two, four and one: losses, validation and weights of an unbroken run."""
-    whole = runs("whole", **HYBRID, steps=8, checkpoint_every=8)
-    together = {step: loss for stop in HANDED for step, loss in losses(world / f"step-{stop}").items()}
+def test_any_rung_resumes_any_rungs_checkpoint(world, runs):
+    """With AdamW and a cosine, in worlds of one, two and four: losses, validation and weights of an unbroken run."""
+    stops = range(1, len(CHAIN) + 1)
+    whole, last = runs("whole", **COMMON, steps=stops[-1], checkpoint_every=stops[-1]), world / f"step-{stops[-1]}"
+    together = {step: loss for stop in stops for step, loss in losses(world / f"step-{stop}").items()}
     assert far(together, losses(whole)) < ROUNDING
-    resumed, wanted = epochs(world / "step-8")[0], epochs(whole)[0]
-    assert resumed["validation_loss"] == pytest.approx(wanted["validation_loss"], rel=ROUNDING)
-    ends = tensors(world / "step-8"), tensors(whole)
-    for name, weight in ends[1].items():
+    assert epochs(last)[0]["validation_loss"] == pytest.approx(epochs(whole)[0]["validation_loss"], rel=ROUNDING)
+    resumed = tensors(last)
+    for name, weight in tensors(whole).items():
         if name.startswith("model."):
-            assert torch.linalg.vector_norm(ends[0][name] - weight) < 1e-4 * torch.linalg.vector_norm(weight), name
-    ends = [summary(world / f"step-{stop}") for stop in HANDED]
+            assert torch.linalg.vector_norm(resumed[name] - weight) < 1e-4 * torch.linalg.vector_norm(weight), name
+    ends = [summary(world / f"step-{stop}") for stop in stops]
     assert {end["parameters"] for end in ends} == {summary(whole)["parameters"]}
     assert {end["busy"]["flops_per_step"] for end in ends} == {summary(whole)["busy"]["flops_per_step"]}
-    devices = [processes for processes, _ in HANDED.values()][1:]  # the first step is not counted
-    assert [len(end["busy"]["utilisation"]) for end in ends[1:]] == devices
-    assert all(end["busy"]["mfu"] > 0 for end in ends[1:])
+    for (processes, _), end in list(zip(CHAIN, ends, strict=True))[1:]:  # the first step is not counted
+        assert processes in (1, len(end["busy"]["utilisation"])) and end["busy"]["mfu"] > 0
 
 
 def test_the_timeline_of_a_hybrid_has_two_pipelines_and_an_all_reduce_at_their_end(world):
-    (rows,) = read.load(world / "step-6")
+    (rows,) = read.load(world / f"step-{RECORDED}")
     work = {rank: [r for r in rows if r["rank"] == rank and r["kind"] in read.WORKS] for rank in range(4)}
     assert {rank: {row["stage"] for row in lane} for rank, lane in work.items()} == {
         0: {0, 3}, 1: {1, 2}, 2: {0, 3}, 3: {1, 2}}  # fmt: skip
@@ -370,12 +334,12 @@ def test_the_timeline_of_a_hybrid_has_two_pipelines_and_an_all_reduce_at_their_e
 # stopping and waiting
 
 
-@pytest.mark.parametrize("words", [["--rung", "single"], ["--rung", "ddp", "--processes", "2"]], ids=["one", "two"])
-def test_sigusr1_leaves_a_checkpoint(words, tmp_path, runs):
+def test_sigusr1_leaves_a_checkpoint(tmp_path, runs):
     """Slurm's warning before the time limit: a checkpoint, exit status 3, and the resumed run is the same run."""
     out = tmp_path / "run"
     common = {"model": "toy", "batch_size": 128, "epochs": 10_000}
-    command = [sys.executable, "-m", "mpdemo", "train", *words, "--log-every", "1", "--out", str(out)]
+    command = [sys.executable, "-m", "mpdemo", "train", "--rung", "ddp", "--processes", "2"]
+    command += ["--log-every", "1", "--out", str(out)]
     command += Settings(rung="single", **common).arguments()[2:]
     environment = {**os.environ, "PYTHONPATH": str(root())}
     child = subprocess.Popen(command, cwd=root(), env=environment, stderr=subprocess.PIPE, text=True)
@@ -430,3 +394,51 @@ def test_the_loop_does_not_wait_every_step(runs, monkeypatch, rung):
         counts.append(waits.count)
         monkeypatch.undo()
     assert counts[0] == counts[1] > 0
+
+
+# utilisation, FLOPs and MFU, against what arithmetic says
+
+TOY = [784 * 32, 32 * 32, 32 * 32, 32 * 10]  # weights of its layers
+
+
+def flops(**settings):
+    return flops_of_step(checked(Settings(rung="single", **settings)), data.load("digits"))
+
+
+def test_the_operations_of_a_step_are_those_that_one_counts_by_hand():
+    """Two for each weight and image, forward, for the gradient of the weights, and for that of the inputs."""
+    assert flops(model="toy", batch_size=64) == 2 * 64 * (3 * sum(TOY) - TOY[0])
+    course = models.build("transformer")
+    tokens, width = course.get_submodule(course.names[0])(torch.zeros(1, 1, 28, 28)).shape[1:]
+    blocks = sum(name.startswith("block") for name in course.names)
+    with FlopCounterMode(display=False) as linear:  # a real pass; on CPUs the counter does not see its attention
+        course(torch.randn(4, 1, 28, 28)).sum().backward()
+    attention = 3 * 2 * 2 * 4 * tokens**2 * width * blocks  # queries by keys, weights by values
+    assert flops(model="transformer", batch_size=4) == linear.get_total_flops() + attention
+
+
+def test_a_run_says_how_busy_its_core_was(runs, capsys):
+    out = runs("run", model="toy", batch_size=512, steps=6, log_every=1)
+    busy, step = summary(out)["busy"], lines(out, "step")[2]
+    (share,), mfu = busy["utilisation"], busy["mfu"]
+    assert 0.05 < share < 1.2 and 0 < mfu < 1
+    assert busy["flops_per_step"] == flops(batch_size=512, model="toy")
+    assert busy["peak_from"] == "measured matrix product, fp32"
+    rate = step["images_per_second"] / 512 * busy["flops_per_step"]
+    assert step["mfu"] == pytest.approx(rate / busy["peak_flops_per_device"], abs=1e-3)
+    said = capsys.readouterr().out
+    assert f"The CPU core was busy {share:.0%} of the time and reached {mfu:.1%} of the peak" in said
+    assert "This run used no GPU, so GPU utilisation and GPU memory are not measured." in said
+
+
+def test_profile_writes_a_trace_of_each_rank_with_the_steps_that_were_asked_for(world):
+    out = world / "profiled"
+    for rank in (0, 1):
+        trace = json.loads(gzip.decompress((out / f"trace-rank{rank}.json.gz").read_bytes()))
+        names = [event["name"] for event in trace["traceEvents"] if event.get("ph") == "X"]
+        steps = {name for name in names if name.startswith("ProfilerStep#")}
+        assert steps == {f"ProfilerStep#{number}" for number in (2, 3, 4)} and "aten::addmm" in names
+    assert len(summary(out)["busy"]["utilisation"]) == 2
+    run_here(out, model="toy", batch_size=512, steps=1)
+    assert summary(out)["busy"]["mfu"] is None  # its only step warms up
+    assert not list(out.glob("trace-*"))  # of the run before

@@ -5,7 +5,7 @@ the cases of the tests on CPUs.
 """
 
 import pytest
-from test_rungs import FOUR, THREE, TWO, case, check
+from test_rungs import CASES, case, check
 from worlds import compared
 
 ROUNDING = {"fsdp": 0.2}  # of bf16: its policy casts whole blocks, so that it rounds in other places than autocast does
@@ -31,12 +31,9 @@ ONE = [
     *rungs("convnet", precision="bf16"),
 ]
 SHARED = [case("ddp", "transformer"), case("ddp", "convnet"), case("ddp", "convnet", "batch")]  # gloo: all-reduce only
-ONE_PROCESS = [c for c in TWO if c.get("form") == "one-process" and c.get("devices", 2) == 2]
-PER_DEVICE = {
-    2: [c for c in TWO if c.get("form") != "one-process"],
-    3: THREE,
-    4: [c for c in FOUR if c.get("form") != "one-process"],
-}
+ALL = {n: [case for cases in CASES.values() for case in cases.get(n, [])] for n in (2, 3, 4)}
+ONE_PROCESS = [c for c in ALL[2] if c.get("form") == "one-process" and c.get("devices", 2) == 2]
+PER_DEVICE = {n: [c for c in cases if c.get("form") != "one-process"] for n, cases in ALL.items()}
 WORLDS = [  # processes, cases, options of the program, GPUs
     pytest.param(1, ONE, ["one-gpu"], id="one GPU"),
     pytest.param(2, SHARED, ["one-gpu"], id="two ranks that share a GPU over gloo"),

@@ -2,7 +2,8 @@
 
 Reads cases (a JSON list of settings) from the file in argv[1] and writes a result for each to argv[2] (with
 ``one-gpu`` as argv[3] all devices are the first GPU): the largest relative difference of loss, gradients (step 1) and
-weights (after three steps) from the single device that runs the same microbatches ("same") or the whole batch ("full").
+weights (after three steps) from the single device that runs the same microbatches ("same"; of a case in bf16 also in
+"float32") or the whole batch ("full").
 """
 
 import json
@@ -71,11 +72,13 @@ def compare(case, world):
         sum_over_ranks(losses), sum_over_ranks(validation)
     shares = settings.replicas or (settings.devices if settings.rung in SHARING_RUNGS else 1)
     parts = settings.microbatches * shares
-    result = {}
-    for name, microbatches in {"same": parts, "full": 1}.items():
+    references, result = {"same": {"microbatches": parts}, "full": {"microbatches": 1}}, {}
+    if settings.precision == "bf16":
+        references["float32"] = {"microbatches": parts, "precision": "fp32"}
+    for name, changes in references.items():
         if name == "full" and settings.norm == "batch" and settings.model == "resnet18":
             continue  # another computation, and a slow one
-        reference = replace(settings, rung="single", microbatches=microbatches, **PLAIN)
+        reference = replace(settings, rung="single", **PLAIN | changes)
         if reference not in SINGLE:  # several cases compare with the same one
             values = world.rank == 0 and three_steps(reference, model, world, images, labels)
             SINGLE[reference] = gather_objects(values)[0]
