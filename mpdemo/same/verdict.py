@@ -128,9 +128,9 @@ def verdict(watcher, one, many) -> dict:
     serious = [f for f in found.findings if f.name not in (*OF_CHANCE, *HARMLESS) and not f.is_note]
     if chance and not serious and not found.reason and found.may_be_chance:
         without = found.without | chance
-        worlds = [watcher.run_new(n, without=without, record=True) for n in (one.processes, many.processes)]
-        found = Comparison(watcher, *worlds, without)
-        chance -= {"draws"} - chance_of(*worlds)  # they were those of dropout
+        one, many = (watcher.run_new(n, without=without, record=True) for n in (one.processes, many.processes))
+        found = Comparison(watcher, one, many, without)
+        chance -= {"draws"} - chance_of(one, many)  # they were those of dropout
         notes = [f"{BY_NATURE[name]}; switched off for the comparison" for name in sorted(chance)]
     return judged(found, notes, watcher.args.strict)
 
