@@ -87,8 +87,14 @@ def look(asked) -> tuple:
     return live.look_here(probe.ranks_below(local_job.ranks(asked.folder)), asked.logs)
 
 
-def where_it_hangs(what) -> str:
-    """Return in one sentence who waits for whom in a running job, by its run's folder or its number."""
+def where_it_hangs(what: Path | str | int) -> str:
+    """Return in one sentence who waits for whom in a running job, and which rank is elsewhere.
+
+    Parameters
+    ----------
+    what : Path, str or int
+        The folder of the run, or the job's number.
+    """
     found, _ = look(resolve(str(what)))
     return who_waits.sentence(found)[1]
 
