@@ -1,4 +1,4 @@
-"""How large each room may be, and what it is for. A number is lowered as its room shrinks; raising one needs a reason."""
+"""How large each room may be, and what it is for: lowered as a room shrinks, raised only with a reason."""
 
 import pytest
 from project import files
