@@ -18,6 +18,7 @@ METHODS = {  # of objects, which no import shows
     "torch.distributed.pipelining.stage._PipelineStageBase": "same/mpdemo_watcher/watch.py",
     "torch.utils.data.dataloader._BaseDataLoaderIter.__next__": "same/mpdemo_watcher/data.py",
     "torch.utils.data.DataLoader._index_sampler": "same/mpdemo_watcher/data.py",
+    "torch.distributed.fsdp._fully_shard._fsdp_param_group.foreach_reduce": "same/mpdemo_watcher/sketch.py",
     "torch.distributed.pipelining.PipelineStage.forward_one_chunk": "recorder.py",
     "torch.distributed.pipelining.PipelineStage.backward_one_chunk": "recorder.py",
     "torch.distributed.pipelining.PipelineStage.backward_weight_one_chunk": "recorder.py",

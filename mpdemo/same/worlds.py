@@ -12,6 +12,7 @@ LOSS = re.compile(r"(?i)(\w*loss\w*)[\"']?\s*[:=]?\s*(?:tensor\()?([-+]?\d+\.(\d
 OF_GPUS = re.compile(r"(?i)cuda|nccl|gpu|device_ids")
 
 
+WRAPPERS = ("wrapper", "called", "noted")  # of functions, PyTorch's and ours
 FRAME = re.compile(r'File "(.*)", line (\d+) in (\w+)')  # of a stack, the innermost first
 
 
@@ -41,10 +42,11 @@ class Rank:
     def waits(self, folder) -> tuple:
         """Return in which function of PyTorch a rank waits, and in which line of the script."""
         frames = FRAME.findall(self.stack)
-        own = next((k for k, (file, *_) in enumerate(frames) if file.startswith(str(folder))), None)
+        own = next((k for k, (file, *_) in enumerate(frames) if file[0] not in "/<" or str(folder) in file), None)
         if not own:
             return "", ""
-        return frames[own - 1][2].strip("_"), f"{Path(frames[own][0]).name} line {frames[own][1]}"
+        name = next((name for _, _, name in reversed(frames[:own]) if name not in WRAPPERS), "")
+        return name.strip("_"), f"{Path(frames[own][0]).name} line {frames[own][1]}"
 
     def printed(self) -> list:
         """Return the losses that were printed, as (name, number, half of its last digit)."""

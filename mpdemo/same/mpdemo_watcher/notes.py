@@ -16,6 +16,7 @@ now = {  # where this rank is, and what it has noted since its last step
     "batch": [],  # the hashes of its rows
     "row": [],  # the rows of the model's call that runs
     "rows": [],
+    "in eval mode": [],  # rows of calls in eval mode: of training, if a backward pass follows and no others were seen
     "targets": [],
     "depth": 0,  # of calls of modules
     "backward": 0,  # of backward passes

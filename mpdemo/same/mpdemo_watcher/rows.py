@@ -39,9 +39,9 @@ def local(tensor):
     return tensor.to_local() if hasattr(tensor, "placements") else tensor
 
 
-def is_training(module) -> bool:
-    """Whether a call is one of training, and outermost: not inside another, nor a recomputation while going back."""
-    if now["depth"] or now["backward"] or not torch.is_grad_enabled() or not module.training:
+def is_outermost(module) -> bool:
+    """Whether a call may be one of training: not inside another, nor a recomputation while going back."""
+    if now["depth"] or now["backward"] or not torch.is_grad_enabled():
         return False
     return any(p.requires_grad for p in module.parameters())
 
@@ -51,7 +51,7 @@ def watch():
     call = nn.Module.__call__
 
     def called(module, *args, **options):
-        outermost = is_training(module)
+        outermost = is_outermost(module)
         if not outermost and not now["depth"]:
             output = call(module, *args, **options)
             remember(module, output)
@@ -80,14 +80,14 @@ def enter(module, args, options):
     if id(module) not in models:
         sketch.meet_model(module, number_of(models, module))
     number = models[id(module)][0]
-    if ORDER["rows"]:
+    if ORDER["rows"] and module.training:
         args, options = replayed(number, (args, options))
     now["row"] = rows_of((args, options))
-    now["rows"].append(now["row"])
+    now["rows" if module.training else "in eval mode"].append(now["row"])
     if not now["steps"]:
         inside.clear()
         inside.update({id(child): name for name, child in module.named_modules()})
-    if ORDER["record"] or now["pass"][0] is None and not ORDER["rows"]:
+    if module.training and (ORDER["record"] or now["pass"][0] is None and not ORDER["rows"]):
         keep(number, args, options)
     now["draws"] = 1000
     chance.look()

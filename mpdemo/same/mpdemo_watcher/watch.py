@@ -110,6 +110,8 @@ def watch():
     def noted(tensors, *args, **options):
         before = calls.copy()
         note_once("backward", "seen")
+        now["rows"] = now["rows"] or list(now["in eval mode"])
+        now["in eval mode"].clear()
         now["backward"] += 1
         try:
             backward(tensors, *args, **options)
