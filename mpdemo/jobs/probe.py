@@ -90,8 +90,9 @@ def lineage(pid, above):
 
 
 def topmost(ours, above, name):
-    """Return the processes whose parent is not one of the same rank."""
-    return [pid for pid, variables in ours.items() if ours.get(above[pid], {}).get(name) != variables.get(name)]
+    """Return the processes whose parent is not one of the same rank, the oldest last: it counts."""
+    tops = [pid for pid, variables in ours.items() if ours.get(above[pid], {}).get(name) != variables.get(name)]
+    return sorted(tops, reverse=True)
 
 
 def look(rank, pid):
