@@ -72,21 +72,14 @@ def ranks_of(job):
     return {int(ours[pid]["RANK"]): pid for pid in topmost(ours, above, "RANK")}
 
 
-def ranks_below(processes):
-    """Return the ranks that run as these processes, or below them where they are launchers: rank -> process."""
+def ranks_of_launchers(processes):
+    """Return the ranks that these processes are, or have started where one is a torchrun: rank -> process."""
+    launchers = [pid for pid in processes.values() if "torch.distributed.run" in read(pid, "cmdline")]
+    if not launchers:
+        return processes
     above = parents()
-    below = {pid: environment(pid) for pid in above if set(lineage(pid, above)) & set(processes.values())}
-    ours = {pid: variables for pid, variables in below.items() if "RANK" in variables}
-    return {int(ours[pid]["RANK"]): pid for pid in topmost(ours, above, "RANK")} or processes
-
-
-def lineage(pid, above):
-    """Return the processes above one."""
-    pids = []
-    while pid in above:
-        pid = above[pid]
-        pids.append(pid)
-    return pids
+    started = {pid: environment(pid) for pid, parent in above.items() if parent in launchers}
+    return {int(variables["RANK"]): pid for pid, variables in started.items() if "RANK" in variables}
 
 
 def topmost(ours, above, name):
