@@ -73,13 +73,10 @@ def ranks_of(job):
 
 
 def ranks_of_launchers(processes):
-    """Return the ranks that these processes are, or have started where one is a torchrun: rank -> process."""
-    launchers = [pid for pid in processes.values() if "torch.distributed.run" in read(pid, "cmdline")]
-    if not launchers:
-        return processes
-    above = parents()
-    started = {pid: environment(pid) for pid, parent in above.items() if parent in launchers}
-    return {int(variables["RANK"]): pid for pid, variables in started.items() if "RANK" in variables}
+    """Return the ranks that these processes are, or have started where they are torchruns: rank -> process."""
+    started = {pid: environment(pid) for pid, parent in parents().items() if parent in processes.values()}
+    ranks = {pid: variables for pid, variables in started.items() if "TORCHELASTIC_RESTART_COUNT" in variables}
+    return {int(variables["RANK"]): pid for pid, variables in ranks.items()} or processes
 
 
 def topmost(ours, above, name):
