@@ -72,26 +72,17 @@ def ranks_of(job):
     return {int(ours[pid]["RANK"]): pid for pid in topmost(ours, above, "RANK")}
 
 
-def ranks_below(processes):
-    """Return the ranks that run as these processes, or below them where they are launchers: rank -> process."""
-    above = parents()
-    below = {pid: environment(pid) for pid in above if set(lineage(pid, above)) & set(processes.values())}
-    ours = {pid: variables for pid, variables in below.items() if "RANK" in variables}
-    return {int(ours[pid]["RANK"]): pid for pid in topmost(ours, above, "RANK")} or processes
-
-
-def lineage(pid, above):
-    """Return the processes above one."""
-    pids = []
-    while pid in above:
-        pid = above[pid]
-        pids.append(pid)
-    return pids
+def ranks_of_launchers(processes):
+    """Return the ranks that these processes are, or have started where they are torchruns: rank -> process."""
+    started = {pid: environment(pid) for pid, parent in parents().items() if parent in processes.values()}
+    ranks = {pid: variables for pid, variables in started.items() if "TORCHELASTIC_RESTART_COUNT" in variables}
+    return {int(variables["RANK"]): pid for pid, variables in ranks.items()} or processes
 
 
 def topmost(ours, above, name):
-    """Return the processes whose parent is not one of the same rank."""
-    return [pid for pid, variables in ours.items() if ours.get(above[pid], {}).get(name) != variables.get(name)]
+    """Return the processes whose parent is not one of the same rank, the oldest last: it counts."""
+    tops = [pid for pid, variables in ours.items() if ours.get(above[pid], {}).get(name) != variables.get(name)]
+    return sorted(tops, reverse=True)
 
 
 def look(rank, pid):
