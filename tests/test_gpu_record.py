@@ -5,10 +5,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
+from worker_jobs import until
 
 from mpdemo.paths import root
 
@@ -103,10 +103,7 @@ TERMINATED = pytest.param(signal.SIGTERM, "interrupted", marks=pytest.mark.night
 @pytest.mark.parametrize(("number", "outcome"), [(signal.SIGKILL, "running"), TERMINATED])
 def test_a_kill_in_the_middle_loses_nothing(tmp_path, number, outcome):
     process = started(tmp_path / "record.json", SAY % 1, SAY % 2 + "; import time; time.sleep(987)", SAY % 3)
-    end = time.monotonic() + 60
-    while not (tmp_path / "record.json").exists() or read(tmp_path)[1].get("rows") != [{"said": 2}]:
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    until(lambda: (tmp_path / "record.json").exists() and read(tmp_path)[1].get("rows") == [{"said": 2}])
     part = psutil.Process(process.pid).children()[0]
     os.kill(process.pid, number)
     process.wait(20)

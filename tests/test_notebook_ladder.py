@@ -157,6 +157,7 @@ def test_without_runs_the_next_notebook_is_named(runs):
         ladder.loss_over_single("dpp")
 
 
+@pytest.mark.nightly
 def test_a_rung_is_measured_beside_the_single_device_and_shown(tmp_path, monkeypatch):
     """In two processes, for six rounds."""
     out = tmp_path / "runs/speed_ddp"
