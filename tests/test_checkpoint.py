@@ -156,6 +156,7 @@ def damage(content, chance):
     }[chance.choice(["bit", "bit", "bit", "cut", "zeros", "noise", "more"])]
 
 
+@pytest.mark.nightly
 def test_random_damages_never_change_a_training(runs):
     """The older one is used, or what is read had not changed: dates in the archive, the space between its parts."""
     out = runs("run", model="toy", batch_size=256, steps=4, checkpoint_every=2, optimizer="adamw")
@@ -173,6 +174,7 @@ def test_random_damages_never_change_a_training(runs):
     assert older > 45 and checkpoint.read_newest(out)["step"] == 4
 
 
+@pytest.mark.nightly
 def test_kills_during_a_write_lose_no_checkpoint(run_once, tmp_path):
     done = run_once("tests/programs/killed_writes.py", str(tmp_path), timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -186,6 +188,7 @@ def test_a_checkpoint_whose_folder_cannot_be_made_is_one_line(tmp_path):
         write(tmp_path, 1)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("words", [["--rung", "single"], ["--rung", "ddp", "--processes", "2"]], ids=["one", "two"])
 def test_a_training_continues_while_the_disk_is_full(tmp_path, words):
     """A limit on the size of files stands for the disk. Each time one line, from rank 0 alone, and no half folder."""

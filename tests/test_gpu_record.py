@@ -56,6 +56,7 @@ def small(run_once, tmp_path_factory):
     return json.loads((folder / "record.json").read_text())
 
 
+@pytest.mark.nightly
 def test_everything_runs_in_small_on_a_cpu(small):
     facts = ("device", "processor", "torch", "cuda", "cudnn", "python", "date", "commit", "command", "seconds")
     assert all(name in small for name in facts) and small["finished"] and small["commit"] == "abc"
@@ -68,6 +69,7 @@ def test_everything_runs_in_small_on_a_cpu(small):
     assert single == ddp and single[-1].startswith("epoch 5: loss")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("name", "unit", "options"), [
     ("gpt", "tokens", ["compile", "checkpointing", "fused"]),
     ("resnet", "images", ["channels_last", "compile", "fused"]),
@@ -111,6 +113,7 @@ def test_a_kill_in_the_middle_loses_nothing(tmp_path, number, outcome):
     part.wait(20)  # it ends with the program
 
 
+@pytest.mark.nightly
 def test_tests_that_ran_just_before_are_taken_over(run_once, tmp_path):
     row = {"test": "a", "outcome": "failed", "seconds": 1.0, "why": "AssertionError"}
     (tmp_path / "gpu.jsonl").write_text(json.dumps(row) + '\n{"test": "b", "outc')

@@ -97,6 +97,7 @@ def test_one_submitted_from_elsewhere_says_what_to_type(cluster, clone, tmp_path
     assert "call sbatch in the project's folder" in (tmp_path / f"slurm-{job}.out").read_text()
 
 
+@pytest.mark.nightly
 def test_a_sharded_rung_trains_over_several_nodes(cluster, clone):
     """The job of notebook 07, laid over two nodes on sbatch's command line."""
     (script := clone / "slurm/07_fsdp.sbatch").write_text(render(COURSE["07_fsdp"], load_site("generic")))

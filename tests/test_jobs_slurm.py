@@ -29,8 +29,8 @@ def own_cluster(slurm_programs, monkeypatch):
         yield cluster
 
 
-def test_a_waiting_job_knows_its_place_and_reason(cluster, project):
-    blocker = submit(spec("sleep", out="runs/blocker", nodes=4, processes_per_node=4))
+def test_a_waiting_job_knows_its_place_and_reason(own_cluster, project):
+    blocker = submit(spec("sleep", out="runs/blocker", nodes=2, processes_per_node=4))
     until(lambda: blocker.state == "running")
     waiting = [submit(spec(out=f"runs/{i}", processes_per_node=4)) for i in range(2)]
     until(lambda: all(job.reason in ("Resources", "Priority") for job in waiting))
@@ -49,6 +49,7 @@ def test_a_waiting_job_knows_its_place_and_reason(cluster, project):
 # --- troubles
 
 
+@pytest.mark.nightly
 def test_out_of_memory(slurm_programs, project, monkeypatch):
     with Cluster.up(nodes=1, cpus=10, memory=1000) as small:
         monkeypatch.setenv("SLURM_CONF", small.environ["SLURM_CONF"])
@@ -57,6 +58,7 @@ def test_out_of_memory(slurm_programs, project, monkeypatch):
         assert job.wait(60) == "out_of_memory", job.log()
 
 
+@pytest.mark.nightly
 def test_a_node_that_dies(own_cluster, project):
     job = submit(spec("sleep"))
     until(lambda: job.state == "running" and (project / "runs/toy/pids-0").exists())
@@ -110,6 +112,7 @@ def test_jobs_go_on_while_the_controller_does_not_answer(own_cluster, project):
     assert job.wait(30) == "cancelled"
 
 
+@pytest.mark.nightly
 def test_jobs_that_slurm_has_forgotten(own_cluster, project):
     """Absence is not success: the log and the script's marker decide, else the state is unknown."""
     ends = {"good": ("train",), "bad": ("fail", 0, 9), "gone": ("train",), "ended": ("sleep",)}
@@ -141,6 +144,7 @@ def test_accounting_remembers_what_the_controller_has_forgotten(cluster, tmp_pat
     assert (answer.state, answer.run_time) == ("cancelled", 7.0)
 
 
+@pytest.mark.nightly
 def test_another_cluster_with_the_same_job_number_is_not_mixed_up(cluster, project, slurm_programs, monkeypatch):
     job = submit(spec("fail", 0, 9))
     job.wait(60)

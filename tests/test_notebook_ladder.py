@@ -167,6 +167,7 @@ def projects(tmp_path_factory):
     return folder
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("rung", MEASURED)
 def test_a_rung_is_measured_beside_the_single_device_and_shown(rung, projects, monkeypatch):
     monkeypatch.setattr(paths, "root", lambda: projects / rung)

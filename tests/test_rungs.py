@@ -101,7 +101,6 @@ SIX = [  # 2 x 3 and 3 x 2
     case("hybrid", "toy", schedule="Interleaved1F1B", microbatches=2, replicas=3),
 ]
 WORLDS = {2: TWO, 3: THREE, 4: FOUR, 6: SIX}
-ALL = [(world, number) for world, cases in WORLDS.items() for number in range(len(cases))]
 
 
 def named(world, number):
@@ -110,10 +109,20 @@ def named(world, number):
     return f"{world} {' '.join(words)} {WORLDS[world][number]['norm']}"
 
 
+BY_DAY = (2, 4)
+ALL = [
+    pytest.param(world, number, id=named(world, number), marks=[pytest.mark.nightly] * (world not in BY_DAY))
+    for world, cases in WORLDS.items()
+    for number in range(len(cases))
+]
+
+
 @pytest.fixture(scope="session")
-def results(tmp_path_factory):
-    """Results by world and number of the case."""
-    return compared(tmp_path_factory.mktemp("equality"), WORLDS)
+def results(tmp_path_factory, request):
+    """Results by world and number of the case, of the worlds that are asked for."""
+    asked = {item.callspec.params.get("world") for item in request.session.items if hasattr(item, "callspec")}
+    worlds = {world: cases for world, cases in WORLDS.items() if world in asked}
+    return compared(tmp_path_factory.mktemp("equality"), worlds or {2: TWO})
 
 
 def check(result, case):
@@ -129,7 +138,7 @@ def check(result, case):
             assert difference < CLOSE, (which, what, difference)
 
 
-@pytest.mark.parametrize(("world", "number"), ALL, ids=[named(*pair) for pair in ALL])
+@pytest.mark.parametrize(("world", "number"), ALL)
 def test_equal_to_the_single_device(results, world, number):
     check(results[world][number], WORLDS[world][number])
 
@@ -140,6 +149,7 @@ def test_batch_norm_sees_microbatches(results):
     assert results[2][number]["full"]["gradients"] > 1e-2
 
 
+@pytest.mark.nightly
 def test_bf16_of_fsdp_is_near_fp32():
     """Its policy casts whole blocks, so that it rounds in other places than autocast does."""
     settings = Settings(rung="fsdp", model="toy", batch_size=16, image_size=8, precision="bf16")
@@ -157,6 +167,7 @@ def test_bf16_of_fsdp_is_near_fp32():
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+@pytest.mark.nightly
 def test_compiled():
     """The first step of a process takes long, so one form has to do for all."""
     from conftest import need  # not above: the GPU tests import this file beside a conftest of their own

@@ -225,7 +225,12 @@ def test_learning_rate_by_optimizer(runs):
     assert rates(runs, model="toy", batch_size=512, optimizer="adamw") == [0.001] * 3
 
 
-@pytest.mark.parametrize("stop", range(1, 11))
+BY_DAY = (1, 6)
+
+
+@pytest.mark.parametrize(
+    "stop", [pytest.param(stop, marks=[pytest.mark.nightly] * (stop not in BY_DAY)) for stop in range(1, 11)]
+)
 def test_adamw_warm_up_and_cosine_are_resumed(runs, jpeg, stop):
     """After any step: the very same losses and weights as without a stop."""
     common = {"model": "toy", "epochs": 2, "checkpoint_every": 10} | COURSE | jpeg

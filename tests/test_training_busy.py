@@ -46,6 +46,7 @@ def test_a_run_says_how_busy_its_core_was(tmp_path, capsys):
     assert "This run used no GPU, so GPU utilisation and GPU memory are not measured." in said
 
 
+@pytest.mark.nightly
 def test_profile_writes_a_trace_of_each_rank_with_the_steps_that_were_asked_for(tmp_path, run_mpdemo):
     out = tmp_path / "two"
     words = ["--model", "toy", "--steps", "6", "--out", str(out), "--profile", "3"]
