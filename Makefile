@@ -5,18 +5,34 @@ MINUTES ?= 30
 SEED ?= 0
 STAMP := .venv/.installed
 
-.PHONY: demo test gpu gpu-record lint lab bench soak notebooks clean
+# Three workers for two cores: a third of the time a test waits, for Slurm or for a time limit.
+PYTEST := $(BIN)/python -m pytest -n 3 --no-loadscope-reorder
+PROCESSES := $(wildcard tests/test_world_*.py tests/test_jobs*.py) tests/test_ranks.py tests/test_cluster.py \
+	tests/test_training.py tests/test_checkpoint.py
+
+.PHONY: demo test nightly floor gpu gpu-record lint lab bench soak notebooks clean
 
 demo: $(STAMP)        ## train on real digits up the whole ladder, print the table (90 s at most on two idle cores)
 	$(BIN)/python -m mpdemo demo
 
-test: $(STAMP)        ## everything CI runs: lint, import directions, unit tests, worlds of processes, Slurm, notebooks
+test: $(STAMP)        ## everything CI runs in 15 minutes: lint, unit tests, worlds of processes, Slurm, notebooks
 	$(BIN)/python tests/setup_system.py
 	$(MAKE) lint
 # Not last: without a GPU its last line says that all tests were skipped, which reads as if none had run.
 	$(MAKE) gpu
-# Three workers for two cores: a third of the time a test waits, for Slurm or for a time limit.
-	$(BIN)/python -m pytest -n 3 --no-loadscope-reorder --reruns 1
+	$(PYTEST)
+
+nightly: $(STAMP)     ## what is slow and rare, then the tests that start processes ten times, then the oldest PyTorch
+	failed=; $(PYTEST) -m "nightly and not soak" || failed=" nightly"; \
+	for round in 1 2 3 4 5 6 7 8 9 10; do $(PYTEST) -q $(PROCESSES) || failed="$$failed round $$round"; done; \
+	$(MAKE) floor || failed="$$failed floor"; \
+	echo "failed:$${failed:- nothing}"; [ -z "$$failed" ]
+
+floor:                ## the oldest PyTorch that is allowed, in an environment of its own: equality, plan, checkpoints
+	$(PYTHON) -m venv .venv-floor
+	.venv-floor/bin/python -m pip install --quiet "torch==2.11.*" "torchvision==0.26.*" --editable ".[test]"
+	.venv-floor/bin/python -m pytest -n 3 tests/test_private_pytorch.py tests/test_rungs.py tests/test_plan_*.py \
+		tests/test_checkpoint.py tests/test_training.py tests/test_world_*.py
 
 gpu: $(STAMP)         ## what needs GPUs, on those that are here; without one all of it is skipped
 	$(BIN)/python -m pytest tests/gpu

@@ -8,11 +8,13 @@ import sys
 import tempfile
 from multiprocessing.util import Finalize
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
 from mpdemo import paths
+from mpdemo.__main__ import main
 from mpdemo.cluster import Cluster
 from mpdemo.world.devices import ON_THE_CPU, gpus_here
 
@@ -22,6 +24,8 @@ import setup_system  # noqa: E402
 pytest_plugins = ["skips"]
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # three workers share the cores
 VISIBLE_GPUS = {name: os.environ[name] for name in ON_THE_CPU if name in os.environ}  # for tests/gpu, which see them
+SLURM = ("slurm-wlm", "munge")  # Debian's packages
+SHARED_CLUSTER = pytest.StashKey()
 gpus_here()  # counted before they are hidden
 os.environ |= ON_THE_CPU
 
@@ -41,9 +45,25 @@ def pytest_xdist_make_scheduler(config, log):
     return NotebooksApart(config, log)
 
 
+def pytest_configure_node(node):
+    """Give every worker of xdist the one cluster that they share; it lives in the process that started them."""
+    stash, only_gpu = node.config.stash, all(name.startswith("tests/gpu") for name in node.config.args)
+    if only_gpu or setup_system.missing(*SLURM):
+        return
+    if SHARED_CLUSTER not in stash:
+        stash[SHARED_CLUSTER] = Cluster.up(nodes=4)
+    shared = stash[SHARED_CLUSTER]
+    node.workerinput["cluster"] = {"environ": shared.environ, "network": shared.network}
+
+
+def pytest_unconfigure(config):
+    if shared := config.stash.get(SHARED_CLUSTER, None):
+        shared.down()
+
+
 def pytest_collection_modifyitems(items):
     """Begin with the files that take longest, so that all workers are busy to the end."""
-    longest = ("test_jobs_slurm.py", "test_notebooks.py", "test_exercises.py", "test_notebooks_solutions.py")
+    longest = ("test_jobs_slurm.py", "test_notebooks.py", "test_exercises.py")
     items.sort(key=lambda item: longest.index(item.path.name) if item.path.name in longest else len(longest))
 
 
@@ -69,12 +89,20 @@ def temporary_folder():
 @pytest.fixture(scope="session")
 def slurm_programs():
     """Only where Debian's Slurm is installed."""
-    need("slurm-wlm", "munge")
+    need(*SLURM)
 
 
 @pytest.fixture(scope="session")
-def shared_cluster(slurm_programs):
-    """Four nodes for the whole test run. Ask for `cluster` instead: it also points the clients at them."""
+def shared_cluster(slurm_programs, pytestconfig):
+    """Four nodes for the whole test run. Ask for `cluster` instead: it also points the clients at them.
+
+    Other workers' jobs may run or wait there. A test that breaks something, fills the nodes or looks at the queue
+    starts a cluster of its own.
+    """
+    shared = getattr(pytestconfig, "workerinput", {}).get("cluster")
+    if shared:
+        yield SimpleNamespace(**shared)
+        return
     with Cluster.up(nodes=4) as cluster:
         yield cluster
 
@@ -119,3 +147,17 @@ def run_once():
 def run_mpdemo(run_once):
     """Run ``python -m mpdemo`` as a user does."""
     return functools.partial(run_once, "-m", "mpdemo", timeout=120)
+
+
+@pytest.fixture
+def call_mpdemo(capfd):
+    """Run a command of ``python -m mpdemo`` in this process, which has imported all; returns the completed process."""
+
+    def call(*words):
+        try:
+            status = main(words)
+        except SystemExit as end:
+            status = end.code
+        return subprocess.CompletedProcess(words, status, *capfd.readouterr())
+
+    return call

@@ -1,4 +1,4 @@
-"""A pytest plugin: in CI a skipped test is a failure; and a test that passed when it ran again shows why it failed.
+"""A pytest plugin: in CI a skipped test is a failure.
 
 A test is skipped only where a system package is missing, and CI has them all; a test that quietly no longer runs
 would otherwise stay green. Those of tests/gpu are skipped wherever there are too few GPUs.
@@ -20,8 +20,5 @@ def pytest_sessionfinish(session, exitstatus):
 
 
 def pytest_terminal_summary(terminalreporter):
-    for report in terminalreporter.stats.get("rerun", []):
-        terminalreporter.section(f"failed at first: {report.nodeid}")
-        terminalreporter.write_line(report.longreprtext[-4000:])
     if names := skipped(terminalreporter):
         terminalreporter.write_line(f"ERROR: {len(names)} skipped, and in CI none may be: {', '.join(names)}", red=True)

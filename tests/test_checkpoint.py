@@ -175,6 +175,7 @@ def test_a_checkpoint_whose_folder_cannot_be_made_is_one_line(tmp_path):
         write(tmp_path, 1)
 
 
+@pytest.mark.nightly
 def test_a_training_continues_while_the_disk_is_full(tmp_path):
     """A limit on the size of files stands for the disk. Each time one line, from rank 0 alone, and no half folder."""
     words = ["--rung", "ddp", "--processes", "2", "--oversubscribe", "--model", "convnet", "--batch-size", "512"]

@@ -53,13 +53,6 @@ def living(folder) -> list:
     return [p.info["name"] for p in every if (p.info["environ"] or {}).get("SLURM_CONF", "").startswith(str(folder))]
 
 
-def test_every_rank_of_a_right_script_prints_its_line(slurm_programs, temporary, write, job_files):
-    state, message = verdict("00.5", write(RIGHT))
-    assert state == "right" and job_files.TRIED in message, message
-    assert not living(temporary)
-    assert not list(temporary.iterdir())
-
-
 def test_a_job_that_does_not_end_is_ended(slurm_programs, temporary, write, monkeypatch, job_files):
     monkeypatch.setattr(job_files, "SECONDS", 3.0)
     with pytest.raises(AssertionError, match="After 3 s the job is still running"):

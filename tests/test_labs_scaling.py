@@ -140,6 +140,7 @@ def test_what_cannot_be_compared_is_refused(nodes, images, message):
     assert message in str(error.value)
 
 
+@pytest.mark.nightly
 def test_real_jobs_are_the_same_training_and_are_found_again(no_slurm, project, capsys):
     jobs = specs((1, 2), 64, 1024, "a", model="toy")
     found = report(run_all(jobs, wait=240))

@@ -61,7 +61,7 @@ def write(folder, name, source, outputs):
     nbformat.write(v4.new_notebook(cells=[cell]), folder / f"{name}.ipynb")
 
 
-@pytest.mark.parametrize("repaired", [True, False])
+@pytest.mark.parametrize("repaired", [True, pytest.param(False, marks=pytest.mark.nightly)])
 def test_a_cell_passes_when_it_should(tmp_path, repaired):
     for name, (source, outputs, *_) in CELLS.items():
         write(tmp_path, name, source, outputs)

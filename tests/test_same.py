@@ -210,6 +210,7 @@ def test_a_planted_fault_is_found_under_its_name(judge, name):
     assert judge(*FAULTS[name])[0] == re.sub(r" \(.*\)", "", name).split(", ")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", RESUMES)
 def test_the_first_difference_after_a_resume_is_named(judge, name):
     note, *case = RESUMES[name]
@@ -217,6 +218,7 @@ def test_the_first_difference_after_a_resume_is_named(judge, name):
     assert names == [name.split(" of ")[0]] * bool(name.split(" of ")[0]) and note in str(found["notes"])
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", FORGOTTEN)
 def test_each_line_of_the_script_to_take_home_is_missed(judge, name):
     assert judge(TAKE_HOME, *FORGOTTEN[name])[0] == (name.split(", ") if name else [])

@@ -134,24 +134,24 @@ def test_jobs_are_cancelled_although_nobody_reads_it(no_slurm, project, monkeypa
     assert [trial.job.state for trial in trials] == ["cancelled"] * 2
 
 
-def test_without_a_slurm_it_says_where_to_rehearse(no_slurm, run_mpdemo):
-    done = run_mpdemo("rehearse", PATH="/nowhere")
+def test_without_a_slurm_it_says_where_to_rehearse(no_slurm, call_mpdemo):
+    done = call_mpdemo("rehearse")
     assert done.returncode == 2 and "no Slurm in reach; rehearse on the cluster, or" in done.stderr
-    assert "no job 'nine'; allowed: 00_first_job" in run_mpdemo("rehearse", "--only", "nine").stderr
+    assert "no job 'nine'; allowed: 00_first_job" in call_mpdemo("rehearse", "--only", "nine").stderr
 
 
 # --- render, and an installation without the project
 
 
-def test_render_writes_every_job_file_for_a_site(project, run_mpdemo, tmp_path):
-    done = run_mpdemo("render", "--site", "jeanzay", "--out", str(tmp_path / "files"))
+def test_render_writes_every_job_file_for_a_site(project, call_mpdemo, tmp_path):
+    done = call_mpdemo("render", "--site", "jeanzay", "--out", str(tmp_path / "files"))
     assert done.returncode == 0, done.stderr
     written = {file.stem: file.read_text() for file in (tmp_path / "files").glob("*.sbatch")}
     jobs, site = jobs_of_course(), load_site("jeanzay")
     assert written == {name: render(spec, site) for name, spec in jobs.items()}
     assert f"{len(jobs)} batch scripts, none with a problem" in done.stdout
     assert "GPU-hours (every job at its time limit)" in done.stdout
-    done = run_mpdemo("render", "--site", "jeanzay", MPDEMO_ROOT=next(map(str, (tmp_path / "files").iterdir())))
+    done = call_mpdemo("render", "--site", "jeanzay", "--out", f"{next((tmp_path / 'files').iterdir())}/slurm")
     assert done.returncode == 2 and "Not a directory; do: another --out" in done.stderr and "Trace" not in done.stderr
 
 
@@ -161,8 +161,8 @@ def test_what_a_learner_takes_at_most():
     assert hours_at_most([fitted(job, load_site("ucr_cpu"))]) == (4.0, "core")
 
 
-def test_render_names_what_a_site_cannot_run(run_mpdemo, tmp_path):
+def test_render_names_what_a_site_cannot_run(call_mpdemo, tmp_path):
     (tmp_path / "tiny.toml").write_text('cores_per_node = 4\ngpus_per_node = 1\nmax_time = "00:05:00"\n')
-    done = run_mpdemo("render", "--site", str(tmp_path / "tiny.toml"), "--out", str(tmp_path / "files"))
+    done = call_mpdemo("render", "--site", str(tmp_path / "tiny.toml"), "--out", str(tmp_path / "files"))
     assert done.returncode == 1
     assert "time 00:10:00 is over the limit here, 00:05:00; do: --time=00:05:00 or less" in done.stdout

@@ -102,6 +102,7 @@ def test_a_labs_job_runs(installed):
     assert "done" in said and "rank 1 of 2" in said, said
 
 
+@pytest.mark.nightly
 def test_a_row_of_the_demo_and_the_command_that_it_prints(installed):
     said = installed("-m", "mpdemo", "demo", "--steps", "5")
     assert "Every rung was the same training" in said, said[-3000:]

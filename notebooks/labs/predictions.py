@@ -74,10 +74,14 @@ def predicted(settings) -> dict:
     }
 
 
-def main(out, batch_size=64):
-    """Count in every process; rank 0 predicts when the others are done, and writes the result."""
+def main(out, batch_size=64, *numbers):
+    """Count in every process; rank 0 predicts when the others are done, and writes the result.
+
+    `numbers` choose some of the cases.
+    """
     with join_world() as world:
         cases, shared = CASES[world.world_size], {"batch_size": int(batch_size), "timeline": False}
+        cases = [cases[int(number)] for number in numbers] or cases
         settings = [Settings(**recipe(**case, **shared)) for case in cases]
         rows = [
             {"case": " ".join(as_arguments(case))} | counted(world, wanted)

@@ -51,7 +51,7 @@ class Part(NamedTuple):
 
 def list_parts(on_cpu, files, at_once) -> list[Part]:
     """What is recorded, the most valuable first."""
-    pytest = ["-m", "pytest", "tests/gpu", "-p", "no:rerunfailures", "-q", "-n", str(at_once), "--timeout", "120"]
+    pytest = ["-m", "pytest", "tests/gpu", "-q", "-n", str(at_once), "--timeout", "120"]
     pytest += SMALL_TESTS if on_cpu else []
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
     throughput = str(ROOT / "tests/gpu/throughput.py")
