@@ -123,10 +123,8 @@ def test_no_daemon_outlives_a_killed_run(slurm_programs, sign):
     bridge = f"{isolation.PREFIX}{network[1]}:" if network else "no-such-bridge"
     os.kill(process.pid, sign)
     process.wait(20)
-    end = time.monotonic() + 20
-    while folder.exists() and time.monotonic() < end:  # after SIGKILL, the guard still works
-        time.sleep(0.05)
-    assert not folder.exists() and {name for _, name in processes_of(folder)} <= {"sh", "sleep"}
+    until(lambda: not folder.exists(), 20)  # after SIGKILL, the guard still works
+    assert {name for _, name in processes_of(folder)} <= {"sh", "sleep"}
     assert bridge not in subprocess.run(["ip", "-o", "link"], capture_output=True, text=True).stdout
     for pid, _ in processes_of(folder):  # the command itself, which was not asked to end
         os.kill(pid, signal.SIGKILL)

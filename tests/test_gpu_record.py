@@ -5,10 +5,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
+from worker_jobs import until
 
 from mpdemo.paths import root
 
@@ -56,6 +56,7 @@ def small(run_once, tmp_path_factory):
     return json.loads((folder / "record.json").read_text())
 
 
+@pytest.mark.nightly
 def test_everything_runs_in_small_on_a_cpu(small):
     facts = ("device", "processor", "torch", "cuda", "cudnn", "python", "date", "commit", "command", "seconds")
     assert all(name in small for name in facts) and small["finished"] and small["commit"] == "abc"
@@ -68,6 +69,7 @@ def test_everything_runs_in_small_on_a_cpu(small):
     assert single == ddp and single[-1].startswith("epoch 5: loss")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("name", "unit", "options"), [
     ("gpt", "tokens", ["compile", "checkpointing", "fused"]),
     ("resnet", "images", ["channels_last", "compile", "fused"]),
@@ -95,13 +97,13 @@ def test_a_crash_and_a_part_over_its_limit_spoil_no_other(tmp_path):
     assert parts[1]["output"][0] == "before" and parts[1]["exit_status"] == 1
 
 
-@pytest.mark.parametrize(("number", "outcome"), [(signal.SIGKILL, "running"), (signal.SIGTERM, "interrupted")])
+TERMINATED = pytest.param(signal.SIGTERM, "interrupted", marks=pytest.mark.nightly)
+
+
+@pytest.mark.parametrize(("number", "outcome"), [(signal.SIGKILL, "running"), TERMINATED])
 def test_a_kill_in_the_middle_loses_nothing(tmp_path, number, outcome):
     process = started(tmp_path / "record.json", SAY % 1, SAY % 2 + "; import time; time.sleep(987)", SAY % 3)
-    end = time.monotonic() + 60
-    while not (tmp_path / "record.json").exists() or read(tmp_path)[1].get("rows") != [{"said": 2}]:
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    until(lambda: (tmp_path / "record.json").exists() and read(tmp_path)[1].get("rows") == [{"said": 2}])
     part = psutil.Process(process.pid).children()[0]
     os.kill(process.pid, number)
     process.wait(20)
@@ -111,6 +113,7 @@ def test_a_kill_in_the_middle_loses_nothing(tmp_path, number, outcome):
     part.wait(20)  # it ends with the program
 
 
+@pytest.mark.nightly
 def test_tests_that_ran_just_before_are_taken_over(run_once, tmp_path):
     row = {"test": "a", "outcome": "failed", "seconds": 1.0, "why": "AssertionError"}
     (tmp_path / "gpu.jsonl").write_text(json.dumps(row) + '\n{"test": "b", "outc')

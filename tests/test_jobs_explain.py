@@ -26,6 +26,7 @@ MORE = json.loads((LOGS / "more.json").read_text())
 MESSAGES = tomllib.loads((LOGS / "messages.toml").read_text())  # by their source
 
 
+@pytest.mark.nightly
 def test_failures_that_are_caused_here_are_known(tmp_path):
     """The messages of the PyTorch that is installed, from a program that causes many failures."""
     words = [sys.executable, "tests/programs/known_failures.py", str(tmp_path)]

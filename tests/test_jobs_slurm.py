@@ -43,8 +43,8 @@ def own_cluster(slurm_programs, monkeypatch):
         yield cluster
 
 
-def test_a_waiting_job_knows_its_place_and_reason(cluster, project):
-    blocker = submit(spec("sleep", out="runs/blocker", nodes=4, processes_per_node=4))
+def test_a_waiting_job_knows_its_place_and_reason(own_cluster, project):
+    blocker = submit(spec("sleep", out="runs/blocker", nodes=2, processes_per_node=4))
     until(lambda: blocker.state == "running")
     waiting = [submit(spec(out=f"runs/{i}", processes_per_node=4)) for i in range(2)]
     until(lambda: all(job.reason in ("Resources", "Priority") for job in waiting))

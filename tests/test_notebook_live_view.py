@@ -14,7 +14,7 @@ import pytest
 from jupyter_client.manager import start_new_kernel
 from project import environment
 from toyjob import ToyJob
-from worker_jobs import all_gone, sleepers, spec
+from worker_jobs import all_gone, sleepers, spec, until
 
 from mpdemo.jobs import attach
 from mpdemo.notebook.job_widget import JobView, together
@@ -42,6 +42,7 @@ def test_an_interrupt_leaves_all_jobs_running_and_stops_the_cells_below(tmp_path
         asyncio.get_running_loop().call_later(1.0, asyncio.current_task().cancel)
         await follow(*jobs)
 
+    until(lambda: jobs[1].finished)
     try:
         with pytest.raises(Detached) as caught:
             asyncio.run(cell())

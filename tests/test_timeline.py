@@ -3,12 +3,20 @@
 from itertools import pairwise
 
 import pytest
+import torch
 from worlds import run_worlds
 
 from mpdemo.errors import UserError
+from mpdemo.notebook import plots
 from mpdemo.plan import SCHEDULES, placement, simulate, usual_stages_per_rank
 from mpdemo.plan.simulate import order
+from mpdemo.recorder import Recorder
+from mpdemo.rungs import data_parallel
+from mpdemo.settings import Settings
 from mpdemo.timeline import read
+from mpdemo.timeline.observe import observe
+from mpdemo.trial import Trial
+from mpdemo.world.env import World
 
 RANKS, MICROBATCHES, STEPS = 2, 4, 3
 
@@ -72,12 +80,6 @@ def test_no_recording_is_refused(tmp_path):
 
 def observed_trial(rung, **settings):
     """Build a rung on a batch of random images, in this process alone, and record it from outside."""
-    from mpdemo.recorder import Recorder
-    from mpdemo.settings import Settings
-    from mpdemo.timeline.observe import observe
-    from mpdemo.trial import Trial
-    from mpdemo.world.env import World
-
     world = World()
     trial = Trial(Settings(rung=rung, model="toy", image_size=28, batch_size=8, **settings), world)
     plain = {name: gradient.clone() for name, gradient in trial.gradients().items()}
@@ -99,22 +101,12 @@ def test_a_whole_model_is_recorded_from_outside_and_computes_the_same():
         assert all(row["start"] < row["end"] for row in events)
 
 
-def test_nothing_of_pytorch_stays_replaced_after_a_recorded_step():
-    import torch
-
-    from mpdemo.rungs import data_parallel
-
+def test_the_threads_of_data_parallel_have_a_lane_for_each_device_and_nothing_of_pytorch_stays_replaced():
     places = [(torch.Tensor, "backward"), (data_parallel, "forward"), (data_parallel, "gradients")]
     before = [getattr(*place) for place in places]
-    trials = [observed_trial(rung, **more)[0] for rung, more in (("single", {}), ("data_parallel", {"devices": 2}))]
-    for trial in trials:
-        trial.step()
-    assert [getattr(*place) for place in places] == before
-
-
-def test_the_threads_of_data_parallel_are_recorded_one_lane_for_each_device():
     trial, _ = observed_trial("data_parallel", devices=2)
     trial.step()
+    assert [getattr(*place) for place in places] == before
     lanes = {0: [], 1: []}
     for row in read.merge(trial.run.recorder.steps):
         lanes[row["rank"]].append(row["kind"])
@@ -142,8 +134,6 @@ def test_ranks_that_share_cores_take_turns_in_the_prediction():
 
 
 def test_the_picture_has_a_lane_a_rank_numbers_and_idle_shares_and_the_unit_that_is_given(recorded):
-    from mpdemo.notebook import plots
-
     rows = read.load(recorded / "GPipe")[-1]
     ideal = simulate("GPipe", [1e-3] * RANKS, [2e-3] * RANKS, MICROBATCHES, RANKS)
     shown = plots.timelines({"measured": rows, "ideal": ideal}, memory=False, unit="s")

@@ -1,6 +1,5 @@
 """The loop: what it writes, and that a training run stopped anywhere continues as if nothing had happened."""
 
-import gzip
 import itertools
 import json
 import math
@@ -16,10 +15,9 @@ import torch
 from jpegs import make_jpeg_folder
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
+from worker_jobs import until
 from worlds import TRAIN, run_worlds, written
 
-from mpdemo import data, models
 from mpdemo.data.loaders import Batches
 from mpdemo.errors import UserError
 from mpdemo.paths import root
@@ -253,7 +251,6 @@ CHAIN = [  # one training that is handed on after every step: in how many proces
     (2, {"rung": "fsdp"}),
     (2, {"rung": "tensor", "sequence_parallel": True}),
     (4, {"rung": "tensor", "replicas": 2, "sequence_parallel": True}),
-    (4, {"rung": "fsdp"}),
     (4, {"rung": "hybrid", "schedule": "ZBVZeroBubble", "microbatches": 4, "timeline": True}),
     (4, {"rung": "hybrid", "schedule": "1F1B", "microbatches": 2, "sharded": True}),
     (1, {"rung": "single"}),
@@ -274,8 +271,6 @@ def world(tmp_path_factory, jpegs):
             (2, {**settings, "steps": 7, "checkpoint_every": 7, "out": part}),
             (2, {**settings, "epochs": 2, "out": part, "resume": part}),
         ]
-    profiled = {"rung": "ddp", "model": "toy", "steps": 6, "profile": 3, "out": str(folder / "profiled")}
-    todo.append((2, profiled))
     for stop, (processes, rung) in enumerate(CHAIN, 1):
         where = {"steps": stop, "checkpoint_every": stop, "out": str(folder / f"step-{stop}")}
         before = {"resume": str(folder / f"step-{stop - 1}")} if stop > 1 else {}
@@ -344,11 +339,7 @@ def test_sigusr1_leaves_a_checkpoint(tmp_path, runs):
     environment = {**os.environ, "PYTHONPATH": str(root())}
     child = subprocess.Popen(command, cwd=root(), env=environment, stderr=subprocess.PIPE, text=True)
     try:
-        end = time.monotonic() + 60
-        while not (out / "metrics.jsonl").exists() or len(lines(out, "step")) < 2:
-            assert child.poll() is None, child.stderr.read()
-            assert time.monotonic() < end
-            time.sleep(0.05)
+        until(lambda: child.poll() or ((out / "metrics.jsonl").exists() and len(lines(out, "step")) >= 2))
         child.send_signal(signal.SIGUSR1)
         stderr = child.communicate(timeout=60)[1]
     finally:
@@ -394,51 +385,3 @@ def test_the_loop_does_not_wait_every_step(runs, monkeypatch, rung):
         counts.append(waits.count)
         monkeypatch.undo()
     assert counts[0] == counts[1] > 0
-
-
-# utilisation, FLOPs and MFU, against what arithmetic says
-
-TOY = [784 * 32, 32 * 32, 32 * 32, 32 * 10]  # weights of its layers
-
-
-def flops(**settings):
-    return flops_of_step(checked(Settings(rung="single", **settings)), data.load("digits"))
-
-
-def test_the_operations_of_a_step_are_those_that_one_counts_by_hand():
-    """Two for each weight and image, forward, for the gradient of the weights, and for that of the inputs."""
-    assert flops(model="toy", batch_size=64) == 2 * 64 * (3 * sum(TOY) - TOY[0])
-    course = models.build("transformer")
-    tokens, width = course.get_submodule(course.names[0])(torch.zeros(1, 1, 28, 28)).shape[1:]
-    blocks = sum(name.startswith("block") for name in course.names)
-    with FlopCounterMode(display=False) as linear:  # a real pass; on CPUs the counter does not see its attention
-        course(torch.randn(4, 1, 28, 28)).sum().backward()
-    attention = 3 * 2 * 2 * 4 * tokens**2 * width * blocks  # queries by keys, weights by values
-    assert flops(model="transformer", batch_size=4) == linear.get_total_flops() + attention
-
-
-def test_a_run_says_how_busy_its_core_was(runs, capsys):
-    out = runs("run", model="toy", batch_size=512, steps=6, log_every=1)
-    busy, step = summary(out)["busy"], lines(out, "step")[2]
-    (share,), mfu = busy["utilisation"], busy["mfu"]
-    assert 0.05 < share < 1.2 and 0 < mfu < 1
-    assert busy["flops_per_step"] == flops(batch_size=512, model="toy")
-    assert busy["peak_from"] == "measured matrix product, fp32"
-    rate = step["images_per_second"] / 512 * busy["flops_per_step"]
-    assert step["mfu"] == pytest.approx(rate / busy["peak_flops_per_device"], abs=1e-3)
-    said = capsys.readouterr().out
-    assert f"The CPU core was busy {share:.0%} of the time and reached {mfu:.1%} of the peak" in said
-    assert "This run used no GPU, so GPU utilisation and GPU memory are not measured." in said
-
-
-def test_profile_writes_a_trace_of_each_rank_with_the_steps_that_were_asked_for(world):
-    out = world / "profiled"
-    for rank in (0, 1):
-        trace = json.loads(gzip.decompress((out / f"trace-rank{rank}.json.gz").read_bytes()))
-        names = [event["name"] for event in trace["traceEvents"] if event.get("ph") == "X"]
-        steps = {name for name in names if name.startswith("ProfilerStep#")}
-        assert steps == {f"ProfilerStep#{number}" for number in (2, 3, 4)} and "aten::addmm" in names
-    assert len(summary(out)["busy"]["utilisation"]) == 2
-    run_here(out, model="toy", batch_size=512, steps=1)
-    assert summary(out)["busy"]["mfu"] is None  # its only step warms up
-    assert not list(out.glob("trace-*"))  # of the run before

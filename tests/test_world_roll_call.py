@@ -27,6 +27,7 @@ def test_each_rank_has_a_row_that_names_what_carries_its_messages(run_once):
     assert alone.returncode == 0 and rows_of(alone.stdout)[0][6:] == ["-", "-"]  # nobody to talk to
 
 
+@pytest.mark.nightly
 def test_ranks_on_one_core_are_named_with_the_remedy():
     core = str(min(os.sched_getaffinity(0)))
     command = ["taskset", "-c", core, sys.executable, *TORCHRUN, "2", "-m", "mpdemo", "env", "--site", "generic"]

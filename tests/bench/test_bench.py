@@ -49,6 +49,7 @@ def test_speeds_are_lines_of_tables_with_their_intervals():
     assert paper[0] == gpipe[0] and paper[2:] == ("1.33", "1.60", "1.78", "1.88")
 
 
+@pytest.mark.nightly
 def test_the_loops_are_compared_and_nothing_is_left_behind(run_once, tmp_path):
     scratch = tmp_path / "scratch"
     scratch.mkdir()

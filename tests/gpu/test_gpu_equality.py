@@ -31,7 +31,7 @@ ONE = [
     *rungs("convnet", precision="bf16"),
 ]
 SHARED = [case("ddp", "transformer"), case("ddp", "convnet"), case("ddp", "convnet", "batch")]  # gloo: all-reduce only
-ALL = {n: [case for cases in CASES.values() for case in cases.get(n, [])] for n in (2, 3, 4)}
+ALL = {n: [one for worlds in CASES.values() for one in worlds.get(n, [])] for n in (2, 3, 4)}
 ONE_PROCESS = [c for c in ALL[2] if c.get("form") == "one-process" and c.get("devices", 2) == 2]
 PER_DEVICE = {n: [c for c in cases if c.get("form") != "one-process"] for n, cases in ALL.items()}
 WORLDS = [  # processes, cases, options of the program, GPUs

@@ -8,6 +8,7 @@ import re
 import pytest
 import torch
 from conftest import ON_CPU
+from test_training import losses, summary
 from worlds import run_worlds
 
 from mpdemo.training import checkpoint
@@ -26,9 +27,7 @@ def trained(run_once, tmp_path):
         options = ["--steps", steps, "--batch-size", 64, "--log-every", 1, "--out", folder, "--workers", 1, *words]
         done = run_once("-m", "mpdemo", "train", "--model", model, *map(str, options), timeout=300, **environment)
         assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
-        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        losses = {row["step"]: row["loss"] for row in rows if row["event"] == "step"}
-        return losses, json.loads((folder / "summary.json").read_text())
+        return losses(folder), summary(folder)
 
     return train
 
@@ -43,14 +42,14 @@ def per_device(rung, count):
 
 @pytest.mark.parametrize("rung", RUNGS)
 def test_every_rung_trains_and_validates(trained, rung, count):
-    losses, summary = trained(*per_device(rung, count))
-    assert len(losses) == 4 and all(0 < loss < 10 for loss in losses.values())
-    assert 0 < summary["validation_loss"] < 10
-    assert (summary["environment"]["device"] == "cpu core") == ON_CPU
+    steps, end = trained(*per_device(rung, count))
+    assert len(steps) == 4 and all(0 < loss < 10 for loss in steps.values())
+    assert 0 < end["validation_loss"] < 10
+    assert (end["environment"]["device"] == "cpu core") == ON_CPU
     one = rung == "single" or (ON_CPU and rung == "data_parallel")
-    assert len(summary["peak_memory_mib"]) == (1 if one else count) and min(summary["peak_memory_mib"]) > 0
-    assert ON_CPU or "nccl" in summary["environment"]["backend"]
-    busy = summary["busy"]
+    assert len(end["peak_memory_mib"]) == (1 if one else count) and min(end["peak_memory_mib"]) > 0
+    assert ON_CPU or "nccl" in end["environment"]["backend"]
+    busy = end["busy"]
     assert 0 < busy["mfu"] < 1.5 and len(busy["utilisation"] or range(count)) in (1, count), busy
 
 
@@ -71,8 +70,8 @@ def test_each_rank_says_where_it_is(run_once, count):
 @pytest.mark.parametrize("options", OPTIONS, ids=" ".join)
 @pytest.mark.parametrize("rung", ["single", "ddp"])
 def test_every_precision_trains(trained, rung, options, count):
-    losses, _ = trained(*per_device(rung, count), *options, model="convnet")
-    assert all(0 < loss < 10 for loss in losses.values())
+    steps, _ = trained(*per_device(rung, count), *options, model="convnet")
+    assert all(0 < loss < 10 for loss in steps.values())
 
 
 def test_a_checkpoint_goes_from_cpu_to_gpu_and_back(trained, tmp_path):
@@ -80,11 +79,11 @@ def test_a_checkpoint_goes_from_cpu_to_gpu_and_back(trained, tmp_path):
     hidden = {"CUDA_VISIBLE_DEVICES": ""}
     single = ["--rung", "single", "--checkpoint-every", "2"]
     stayed, _ = trained(*single, out="stayed", steps=6, **hidden)
-    losses, _ = trained(*single, out="first", steps=2, **hidden)
+    steps, _ = trained(*single, out="first", steps=2, **hidden)
     for name, before, stop, environment in [("second", "first", 4, {}), ("third", "second", 6, hidden)]:
         more, _ = trained(*single, "--resume", tmp_path / before, out=name, steps=stop, **environment)
-        losses |= more
-    assert losses == pytest.approx(stayed, rel=CLOSE)
+        steps |= more
+    assert steps == pytest.approx(stayed, rel=CLOSE)
     state = checkpoint.read(checkpoint.newest(tmp_path / "second"))
     assert all(t.device.type == "cpu" for t in state["model"].values() if isinstance(t, torch.Tensor))
 
@@ -92,7 +91,7 @@ def test_a_checkpoint_goes_from_cpu_to_gpu_and_back(trained, tmp_path):
 @pytest.mark.gpus(2)
 def test_memory_is_met_within_five_percent_and_messages_to_the_byte(tmp_path):
     run_worlds(tmp_path, [[2, "notebooks/labs/predictions.py", str(tmp_path / "two"), "256"]])
-    for row in json.loads((tmp_path / "two/summary.json").read_text())["rows"]:
+    for row in summary(tmp_path / "two")["rows"]:
         assert row["predicted"] == pytest.approx(row["counted"], rel=0.05), row["case"]
         assert row["messages"] == row["predicted_messages"], row["case"]
 

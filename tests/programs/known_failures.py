@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
 
 SHORT = timedelta(seconds=2)
 
@@ -25,8 +26,7 @@ def alone(folder):
     busy = socket.create_server(("127.0.0.1", 0))
     port = busy.getsockname()[1]
     torch.save({"args": argparse.Namespace(lr=1)}, f"{folder}/object.pt")
-    with open(f"{folder}/short.pt", "wb") as file:
-        file.write(b"PK\x03\x04")
+    Path(folder, "short.pt").write_bytes(Path(folder, "object.pt").read_bytes()[:500])
     model = nn.Linear(1, 1)
     yield lambda: torch.load(f"{folder}/object.pt")
     yield lambda: torch.load(f"{folder}/short.pt")
@@ -35,6 +35,7 @@ def alone(folder):
     yield lambda: dist.all_reduce(torch.ones(1))
     yield lambda: dist.TCPStore("127.0.0.1", port, 2, is_master=True, timeout=SHORT)
     yield lambda: dist.TCPStore("127.0.0.1", 0, 2, is_master=True, timeout=SHORT)
+    yield lambda: DataLoader(range(8), sampler=DistributedSampler(range(8), 2, 0), shuffle=True)
     yield lambda: argparse.ArgumentParser().parse_args(["--local-rank=0"])
 
 
