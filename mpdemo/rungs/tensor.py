@@ -16,17 +16,10 @@ from mpdemo.run import Rung, main, score
 
 WHOLE, TOKENS = Replicate(), Shard(1)  # activations (B, T, D): the same everywhere, or some tokens each
 COLUMNS, ROWS = tp.ColwiseParallel(), tp.RowwiseParallel()
-SHARED = tp.PrepareModuleInput(
-    input_layouts=WHOLE, desired_input_layouts=WHOLE
-)  # one all-reduce for three gradients
-ATTENTION = {"block.*.attention": SHARED} | {
-    f"block.*.attention.{name}": COLUMNS for name in ("query", "key", "value")
-}
-LAYERS = ATTENTION | {
-    "block.*.mlp.up": COLUMNS,
-    "block.*.attention.out": ROWS,
-    "block.*.mlp.down": ROWS,
-}
+LAYERS = {f"block.*.attention.{name}": COLUMNS for name in ("query", "key", "value")}
+SHARED = {"input_layouts": WHOLE, "desired_input_layouts": WHOLE}  # one all-reduce for three gradients
+LAYERS |= {"block.*.attention": tp.PrepareModuleInput(**SHARED)}
+LAYERS |= {"block.*.mlp.up": COLUMNS, "block.*.attention.out": ROWS, "block.*.mlp.down": ROWS}
 GATHER, SCATTER = {"input_layouts": TOKENS, "desired_input_layouts": WHOLE}, {"output_layouts": TOKENS}
 SEQUENCES = {  # between these layers each process has some of the tokens: sequence parallelism
     "embed": tp.PrepareModuleOutput(output_layouts=WHOLE, desired_output_layouts=TOKENS),
