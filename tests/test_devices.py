@@ -7,10 +7,11 @@ import torch
 from placed import Devices, Placed
 from test_training import lines
 
-from mpdemo import models, run
+from mpdemo import models
 from mpdemo.paths import root
 from mpdemo.run import train
 from mpdemo.settings import Settings, checked
+from mpdemo.training import setup
 from mpdemo.training.stages import stage_shapes
 from mpdemo.world.env import World
 
@@ -39,7 +40,7 @@ BY_DAY = ("single", "pipeline")
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in BY_DAY else pytest.mark.nightly) for n in RUNGS])
 def test_a_whole_training_on_other_devices(name, tmp_path, monkeypatch):
     """Steps, validation and checkpoint on devices of their own give the losses of the CPU."""
-    monkeypatch.setattr(run, "local_devices", lambda world, count: [FIRST, SECOND][:count])
+    monkeypatch.setattr(setup, "local_devices", lambda world, count: [FIRST, SECOND][:count])
     losses = {}
     for device in (torch.device("cpu"), FIRST):
         out = tmp_path / str(device)

@@ -14,22 +14,13 @@ from torch.nn.functional import cross_entropy
 
 from mpdemo.run import Rung, main, score
 
-WHOLE = Replicate()  # activations (B, T, D): the same everywhere,
-TOKENS = Shard(1)  # or some tokens each
-COLUMNS = tp.ColwiseParallel()
-ROWS = tp.RowwiseParallel()
+WHOLE, TOKENS = Replicate(), Shard(1)  # activations (B, T, D): the same everywhere, or some tokens each
+COLUMNS, ROWS = tp.ColwiseParallel(), tp.RowwiseParallel()
+LAYERS = {f"block.*.attention.{name}": COLUMNS for name in ("query", "key", "value")}
 SHARED = {"input_layouts": WHOLE, "desired_input_layouts": WHOLE}  # one all-reduce for three gradients
-LAYERS = {
-    "block.*.attention": tp.PrepareModuleInput(**SHARED),
-    "block.*.attention.query": COLUMNS,
-    "block.*.attention.key": COLUMNS,
-    "block.*.attention.value": COLUMNS,
-    "block.*.attention.out": ROWS,
-    "block.*.mlp.up": COLUMNS,
-    "block.*.mlp.down": ROWS,
-}
-GATHER = {"input_layouts": TOKENS, "desired_input_layouts": WHOLE}
-SCATTER = {"output_layouts": TOKENS}
+LAYERS |= {"block.*.attention": tp.PrepareModuleInput(**SHARED)}
+LAYERS |= {"block.*.mlp.up": COLUMNS, "block.*.attention.out": ROWS, "block.*.mlp.down": ROWS}
+GATHER, SCATTER = {"input_layouts": TOKENS, "desired_input_layouts": WHOLE}, {"output_layouts": TOKENS}
 SEQUENCES = {  # between these layers each process has some of the tokens: sequence parallelism
     "embed": tp.PrepareModuleOutput(output_layouts=WHOLE, desired_output_layouts=TOKENS),
     **{f"block.*.{name}": tp.SequenceParallel() for name in ("norm1", "norm2")},
@@ -40,8 +31,7 @@ SEQUENCES = {  # between these layers each process has some of the tokens: seque
 
 
 def build(run):
-    model = run.model().to(run.device)
-    replicas = run.s.replicas or 1
+    model, replicas = run.model().to(run.device), run.s.replicas or 1
     mesh = init_device_mesh(run.device.type, (replicas, run.s.devices), mesh_dim_names=("dp", "tp"))
     tp.parallelize_module(model, mesh["tp"], LAYERS | (SEQUENCES if run.s.sequence_parallel else {}))
     for module in [*model.blocks(), model] if replicas > 1 else []:  # sharded over dp as well
