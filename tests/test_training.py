@@ -25,7 +25,6 @@ from mpdemo.run import train
 from mpdemo.settings import Settings, checked
 from mpdemo.timeline import read
 from mpdemo.training import checkpoint
-from mpdemo.training.utilisation import flops_of_step
 from mpdemo.world.env import World
 
 ROUNDING = 2e-5  # float32, summed in another order
