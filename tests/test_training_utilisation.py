@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mpdemo import data, models
 from mpdemo.settings import Settings, checked
-from mpdemo.training.busy import flops_of_step
+from mpdemo.training.utilisation import flops_of_step
 
 TOY = [784 * 32, 32 * 32, 32 * 32, 32 * 10]  # weights of its layers
 
