@@ -153,7 +153,7 @@ def judged(found, notes, strict) -> dict:
     seen = found.compared or within.is_mean(many)
     kind = "not the same" if findings else "same" if seen and not found.reason else "cannot tell"
     said = SAID[kind]
-    if kind == "same" and found.order:
+    if kind == "same" and found.order and found.compared:
         said += ", in another order" if found.order == "order" else ", on rows of its own"
     if found.reason:
         notes.append(f"nothing to compare: {found.reason}")

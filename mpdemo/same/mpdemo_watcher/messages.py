@@ -12,6 +12,7 @@ import torch.distributed.tensor.parallel as tensor_parallel
 import torch.multiprocessing
 from torch.nn.parallel import DistributedDataParallel
 
+from . import rows
 from .notes import ORDER, before, note_once, now
 
 calls = collections.Counter()  # since the last step
@@ -38,9 +39,10 @@ def counted(name):
 
     def count(*args, **_):
         calls.update([name])
-        tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
-        if torch.is_grad_enabled() and not now["backward"] and any(tensor.requires_grad for tensor in tensors):
-            note_once("no gradient", name)
+        for tensor in (arg for arg in args if isinstance(arg, torch.Tensor)):
+            cut = tensor.requires_grad or "gather" in name and rows.is_made(tensor)
+            if cut and torch.is_grad_enabled() and not now["backward"]:
+                note_once("no gradient", name)
 
     return count
 

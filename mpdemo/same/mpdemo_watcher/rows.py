@@ -25,13 +25,18 @@ def rows_of(given) -> list:
     """Return one hash for each row, over all tensors that are as long as the first."""
     tensors = [local(leaf) for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor) and leaf.dim()]
     tensors = [t for t in tensors if t.numel() and t.layout is torch.strided and not t.requires_grad]
-    tensors = [t for t in tensors if t.untyped_storage()._cdata not in made]
+    tensors = [t for t in tensors if not is_made(t)]
     size = len(tensors[0]) if tensors else 0
     tensors = [t.detach().cpu().contiguous() for t in tensors if len(t) == size]
     head = "".join(f"{t.dtype}{tuple(t.shape[1:])}" for t in tensors).encode()
     views = [t.view(size, -1).view(torch.uint8).numpy() for t in tensors]
     texts = (b"".join([head, *(view[row].tobytes() for view in views)]) for row in range(size))
     return [hashlib.blake2b(text, digest_size=8).hexdigest() for text in texts]
+
+
+def is_made(tensor) -> bool:
+    """Whether a module with weights has returned this tensor just now."""
+    return tensor.layout is torch.strided and local(tensor).untyped_storage()._cdata in made
 
 
 def local(tensor):
