@@ -55,7 +55,7 @@ def test_a_job_that_hangs_is_explained_by_its_number_within_ten_seconds(cluster,
     assert {row["node"] for row in told["ranks"]} == {f"node{n}" for n in range(1, shape["nodes"] + 1)}
     job.cancel()
     until(lambda: "throwaway: cancelled" in explain(capsys, job.id))
-    assert "\nverdict: retry; " in explain(capsys, job.id)
+    assert "verdict: retry; " in explain(capsys, job.id)
 
 
 def test_a_job_on_this_machine_that_hangs_and_its_flight_recorder(project, capsys):

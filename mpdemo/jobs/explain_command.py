@@ -59,8 +59,8 @@ def main(args) -> int:
     for line in in_words(asked, told, found):
         print(line)
     if findings or asked.logs and not args.live:
-        print(report(data))
-    print(f"\nverdict: {word or 'none'}; {why}")
+        print(report(data), end="\n\n")
+    print(f"verdict: {word or 'none'}; {why}")
     return 0
 
 
@@ -102,7 +102,7 @@ def where_it_hangs(what: Path | str | int) -> str:
 def verdict_live(kind, quiet) -> tuple:
     """Say what to do about a job that waits in this way, and has been quiet for so long."""
     if kind == "none":
-        return None, "its ranks work"
+        return None, "no rank waits for another: it works, or it waits for something else, at the lines above"
     if kind == "same":
         slow = f"nothing was written for {quiet:.0f} s: it may only be slow; ask again"
         return (None, slow) if quiet < LONG else ("retry", "cancel it, and submit it on other nodes (--exclude)")
