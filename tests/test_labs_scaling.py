@@ -1,7 +1,6 @@
-"""The scaling experiment of notebook 08: which jobs it asks for, what its report says, and what it refuses."""
+"""The scaling experiment of notebook 08, which runs it: what it asks for, what its report says, what it refuses."""
 
 import dataclasses
-import json
 import math
 from pathlib import Path
 
@@ -138,18 +137,3 @@ def test_what_cannot_be_compared_is_refused(nodes, images, message):
     with pytest.raises(UserError) as error:
         specs(nodes, 64, images, "a")
     assert message in str(error.value)
-
-
-@pytest.mark.nightly
-def test_real_jobs_are_the_same_training_and_are_found_again(no_slurm, project, capsys):
-    jobs = specs((1, 2), 64, 1024, "a", model="toy")
-    found = report(run_all(jobs, wait=240))
-    assert "a_strong_2 runs on this machine, 2 processes" in capsys.readouterr().out
-    strong = found["rows"][:2]
-    assert [row["devices"] for row in strong] == [1, 2]
-    assert strong[0]["loss"] == pytest.approx(strong[1]["loss"], rel=1e-3)  # the same training
-    assert all(row["images_per_second"] > 0 for row in found["rows"])
-    assert "#SBATCH --nodes=2" in (project / "runs/a_strong_2/job.sbatch").read_text()
-    json.dumps(found)
-    run_all(jobs, wait=240)
-    assert capsys.readouterr().out.count("not submitted again") == 3

@@ -121,6 +121,15 @@ def test_only_what_the_sanitizer_names_may_change():
     assert printing("accuracy 97 %") != printing("accuracy 93 %")
 
 
+def test_what_holds_only_on_an_idle_machine_is_left_out_of_tests():
+    whole = notebook(code("if x:\n    assert a < b  # on an idle machine\nassert c == d"))
+    assert notebooks.without_speed(whole).cells[-1].source == "if x:\n    pass\nassert c == d"
+    for path in notebooks.notebooks():
+        code_of = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+        marked = [line for source in code_of for line in source.splitlines() if "on an idle machine" in line]
+        assert all(notebooks.SPEED.match(line) for line in marked), path
+
+
 def test_a_refresh_executes_saves_and_then_leaves_no_trace(tmp_path, monkeypatch):
     whole = notebook(code("import time\nprint(f'{time.time():.3f} s')"), code("print(1 + 1)"))
     whole.cells[1].source = "display({'text/plain': 'a picture', 'image/png': 'iVBORw0KGgo='}, raw=True)"

@@ -101,11 +101,3 @@ def test_a_copy_of_the_folder_of_notebooks_works_alone(installed):
 def test_a_labs_job_runs(installed):
     said = installed("-c", LAB)
     assert "done" in said and "rank 1 of 2" in said, said
-
-
-@pytest.mark.nightly
-def test_a_row_of_the_demo_and_the_command_that_it_prints(installed):
-    said = installed("-m", "mpdemo", "demo", "--steps", "5")
-    assert "Every rung was the same training" in said, said[-3000:]
-    command = next(line for line in said.splitlines() if line.startswith("python -m mpdemo train --rung ddp"))
-    assert "validation loss" in installed(*command.split()[1:], "--out", "runs/row"), command

@@ -89,7 +89,7 @@ def serve():
     connection = socket.socket(fileno=os.dup(0))
     program = run_program
     try:
-        import torch  # noqa: F401
+        import torch.distributed.fsdp  # noqa: F401 - and all that any rank would import in 2 s of its own
     except Exception:  # each job starts a Python of its own, which says why
         program = None
     while True:
