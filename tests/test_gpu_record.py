@@ -61,7 +61,7 @@ def test_everything_runs_in_small_on_a_cpu(small):
     facts = ("device", "processor", "torch", "cuda", "cudnn", "python", "date", "commit", "command", "seconds")
     assert all(name in small for name in facts) and small["finished"] and small["commit"] == "abc"
     parts = {part["part"]: part for part in small["parts"]}
-    assert list(parts) == ["tests", "train_single", "train_ddp", "train_fsdp", "gpt", "resnet"]
+    assert list(parts) == ["tests", "train_single", "train_ddp", "train_fsdp", "gpt", "resnet", "two_stages", "trace"]
     assert {part["outcome"] for part in parts.values()} == {"passed"}
     outcomes = {row["outcome"]: row for row in parts["tests"]["rows"]}
     assert set(outcomes) == {"passed", "skipped"} and "needs 4 GPUs, 2 here" in outcomes["skipped"]["why"]
