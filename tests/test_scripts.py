@@ -1,4 +1,7 @@
-"""The scripts to take home: plain PyTorch, the same training however they are launched, run on a real Slurm."""
+"""The scripts to take home: plain PyTorch, the same training however they are launched, run on a real Slurm.
+
+By day notebooks 03, 05, 07 and 09 compare them with one process, and resume them; what goes further runs at night.
+"""
 
 import difflib
 import os
@@ -15,7 +18,6 @@ import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
-from torchvision.models import resnet18
 
 from mpdemo.jobs import check as check_script
 from mpdemo.jobs.slurm_job import look_up
@@ -146,12 +148,14 @@ def single(tmp_path_factory):
     return found
 
 
+@pytest.mark.nightly
 def test_ddp_has_the_losses_of_one_device_also_with_workers_and_resumed_by_fewer_processes(single, copy):
     first = launch(copy, "train_ddp.py", processes=2, changes=[(FIRST + "5, 64, 0", FIRST + "2, 64, 1")])
     assert losses(first) == pytest.approx(single[:2], abs=TOLERANCE)
     assert losses(launch(copy, "train_ddp.py")) == pytest.approx(single[2:], abs=TOLERANCE)
 
 
+@pytest.mark.nightly
 def test_ddp_validates_with_the_batch_norm_statistics_that_it_saves(copy):
     changes = [("nn.ReLU()", "nn.BatchNorm2d(32, momentum=1.0)"), (FIRST + "5", FIRST + "1")]
     printed = launch(copy, "train_ddp.py", processes=2, changes=changes)
@@ -244,6 +248,7 @@ def distance(a, b) -> float:
     return max((value - b[name]).abs().max().item() for name, value in a.items())
 
 
+@pytest.mark.nightly
 def test_fsdp_equals_one_process_stops_by_a_signal_and_resumes_bit_for_bit_or_resharded(small):
     """The signal comes to one rank, in the middle of the second epoch; the ranks' parts have unequal tokens."""
     whole = losses(launch(small, "train_fsdp.py", "whole", changes=[SHORT]))
@@ -312,6 +317,7 @@ def uncut():
     return means
 
 
+@pytest.mark.nightly
 def test_one_process_and_two_stages_have_the_losses_of_the_uncut_model_with_either_schedule(uncut, copy):
     words = ("train_pipeline.py", "--epochs")
     assert losses(launch(copy, *words, 1, "--checkpoint", "alone")) == pytest.approx(uncut[:1], abs=TOLERANCE)
@@ -320,6 +326,7 @@ def test_one_process_and_two_stages_have_the_losses_of_the_uncut_model_with_eith
     assert losses(resumed) == pytest.approx(uncut[1:], abs=TOLERANCE)
 
 
+@pytest.mark.nightly
 def test_a_pipeline_killed_between_the_renames_of_two_stages_resumes_at_the_epoch_that_both_have(uncut, copy):
     words = ("train_pipeline.py", "--epochs", 2, "--cut", 3)
     rename = "        os.replace("
@@ -332,6 +339,7 @@ def test_a_pipeline_killed_between_the_renames_of_two_stages_resumes_at_the_epoc
     assert "{0, 96}, {0, 48}] steps: move them away" in launch(copy, *words, processes=2, fails=True)
 
 
+@pytest.mark.nightly
 def test_a_pipeline_validates_every_image_also_of_a_set_smaller_than_a_batch(copy):
     data = (copy / "train_ddp.py").read_text()
     assert "[1536, 261]" in data
@@ -346,26 +354,14 @@ def test_a_pipeline_validates_every_image_also_of_a_set_smaller_than_a_batch(cop
     assert f"accuracy {right / 10:.4f}" in printed
 
 
+@pytest.mark.nightly
 def test_the_batch_script_runs_the_pipeline_on_two_nodes(cluster, uncut, copy):
     options = ("--nodes=1", "--gpus-per-node=2") if cluster.network == "none" else ("--nodes=2", "--gpus-per-node=1")
     log = submit_and_wait(copy, "train_pipeline.py --cut 3 --epochs 2", *options)
     assert losses(log) == pytest.approx(uncut, abs=TOLERANCE)
 
 
-def test_a_model_that_is_no_list_is_split_and_trains_as_the_whole(copy):
-    torch.manual_seed(0)
-    model = resnet18(num_classes=10)
-    images, labels = torch.randn(8, 3, 64, 64), torch.randint(10, (8,))
-    optimizer, wanted = torch.optim.SGD(model.parameters(), lr=0.01), []
-    for _ in range(3):
-        optimizer.zero_grad()
-        parts = [cross_entropy(model(images[i : i + 4]), labels[i : i + 4]) / 2 for i in (0, 4)]
-        sum(parts).backward()
-        optimizer.step()
-        wanted.append(sum(parts).item())
-    assert losses(launch(copy, "split_any_model.py", processes=2)) == pytest.approx(wanted, rel=1e-3)
-
-
+@pytest.mark.nightly
 def test_accelerate_divides_the_batch_and_steps_a_scheduler_once_per_step(copy):
     pytest.importorskip("accelerate")
     prepare, step = "    for epoch in range(EPOCHS):\n", "            optimizer.step()\n"
@@ -379,6 +375,7 @@ def test_accelerate_divides_the_batch_and_steps_a_scheduler_once_per_step(copy):
 # --- the page
 
 
+@pytest.mark.nightly
 def test_the_page_quotes_errors_as_they_are(tmp_path):
     page = " ".join((SCRIPTS / "nine_steps.md").read_text().split())
     printed = run(tmp_path, sys.executable, root() / "tests" / "programs" / "step_errors.py")
