@@ -265,7 +265,9 @@ def judge(watcher, tmp_path, monkeypatch):
     """Plant changes in a script; return the names of what is found, and the verdict."""
     folder = tmp_path / "not" / "too" / "near" / "project"  # what lies beside the folders above it is linked
     folder.mkdir(parents=True)
-    shutil.copy(TAKE_HOME.with_name("digits.npz"), folder)
+    beside = {"digits.npz", "gpt.py", "job.py", "text.txt"}  # what the scripts to take home read or import
+    for name in beside:
+        shutil.copy(TAKE_HOME.with_name(name), folder)
     monkeypatch.chdir(folder)
 
     def judged(script, *changes, resumed=False):
@@ -275,7 +277,7 @@ def judge(watcher, tmp_path, monkeypatch):
         watcher.aim(arguments(*options.split(), "train.py", *words))
         found = resume.verdict(watcher, 2, 1) if resumed else verdict.verdicts_of(watcher, [1, 2])[0]
         command.show(found)
-        assert sorted(path.name for path in folder.iterdir()) == ["digits.npz", "train.py"]
+        assert {path.name for path in folder.iterdir()} == beside | {"train.py"}
         return [finding.name for finding in (*found["findings"], *found["harmless"])], found
 
     return judged

@@ -58,12 +58,13 @@ def check_05_9(answer):
     script = root() / "notebooks/scripts/train_pipeline.py"
     with tempfile.TemporaryDirectory(prefix="mpdemo-exercise-") as folder:
         options = ["--epochs", "1", "--checkpoint", f"{folder}/model", *words]
-        start = f"sys.argv = {[str(script), *options]!r}\nrunpy.run_path({str(script)!r}, run_name='__main__')\n"
+        start = f"sys.argv = {[str(script), *options]!r}\nsys.path.insert(0, {str(script.parent)!r})\n"
+        start += f"runpy.run_path({str(script)!r}, run_name='__main__')\n"
         results = ranks.run_program(f"import runpy, sys\n{start}", "", world_size=3, timeout=40, group=False)
         for printed, _, error in results:
             refused = printed.strip().splitlines()[-1:] if error and "SystemExit" in error else [error]
             assert not error, re.sub(r" \(line \d+\)$", "", *refused)  # of a program that the reader doesn't see
-        sizes = [count_of_weights(Path(folder, f"model-1-stage{stage}.pt")) for stage in range(3)]
+        sizes = [count_of_weights(Path(folder, f"model-24-stage{stage}.pt")) for stage in range(3)]
     assert sizes == [384, 9312, 5130], f"The stages have {sizes} weights. Is each of the two blocks on one stage?"
     first_layers = [int(word) for word in words[words.index("--cut") + 1 :] if word.isdigit()][:2]
     assert first_layers == [3, 6], "It ran, but a layer without weights is on another stage than the task says."

@@ -1,5 +1,6 @@
 """The same training run in several processes: torchrun --standalone --nproc-per-node=2 first_ddp.py."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-dist.init_process_group("gloo")  # 1: the processes find each other ("nccl" on GPUs)
+gpu = torch.cuda.is_available()
+device = torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if gpu else "cpu")
+dist.init_process_group("nccl" if gpu else "gloo")  # 1: the processes find each other
 rank, world_size = dist.get_rank(), dist.get_world_size()
 
 torch.manual_seed(0)
@@ -21,15 +24,15 @@ train = TensorDataset(images, labels)
 sampler = DistributedSampler(train)  # 2: each process takes its own images
 loader = DataLoader(train, batch_size=64 // world_size, sampler=sampler)  # 3: the batch is divided
 model = nn.Sequential(nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32 * 36, 10))
-model = DistributedDataParallel(model)  # 4: gradients are averaged over all processes
+model = DistributedDataParallel(model.to(device))  # 4: gradients are averaged over all processes
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
 for epoch in range(3):
     sampler.set_epoch(epoch)  # 5: another order in each epoch
-    total = torch.zeros(1)
+    total = torch.zeros(1, device=device)
     for x, y in loader:
         optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(x), y)
+        loss = nn.functional.cross_entropy(model(x.to(device)), y.to(device))
         loss.backward()
         optimizer.step()
         total += loss.detach()

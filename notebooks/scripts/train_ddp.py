@@ -2,12 +2,17 @@
 
 One machine:     torchrun --standalone --nproc-per-node=2 train_ddp.py  (1 instead of 2 to debug)
 Several nodes:   sbatch train.sbatch
-The same command resumes from the checkpoint, and all of them print the losses of train_single.py."""
+All of them print the losses of train_single.py. SIGTERM and SIGUSR1 let it save and end, and the same
+command resumes, with any number of processes. kill -USR2 PID shows what a process is doing."""
 
 import faulthandler
+import itertools
+import logging
 import os
+import resource
 import signal
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +22,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset, random_split
+from torch.utils.flop_counter import FlopCounterMode
 
 EPOCHS, BATCH, WORKERS = 5, 64, 0  # batch: of all processes together; workers: per process
+GPU = torch.accelerator.current_accelerator(check_available=True)  # None: train on the CPU
+PEAK = 989e12 if GPU else 1e11  # operations per second: H100 in bf16, a CPU core. Look yours up
 CHECKPOINT = Path(sys.argv[1] if sys.argv[1:] else "train_ddp.pt")  # on a disk that all nodes share
 
 
@@ -34,51 +42,83 @@ def make_model():  # yours: any nn.Module
 
 
 def main():
-    faulthandler.register(signal.SIGUSR2)  # kill -USR2 PID: the rank prints where it is
-    cuda = torch.cuda.is_available()
-    device = torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if cuda else "cpu")
-    if cuda:
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if cuda else "gloo", device_id=device if cuda else None)
+    if "RANK" not in os.environ:
+        sys.exit("RANK is not set: start this script with torchrun, as its first lines say")
+    signals = []  # SIGTERM, or the SIGUSR1 that Slurm sends before the time limit
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, lambda number, frame: signals.append(number))
+    faulthandler.register(signal.SIGUSR2)
+    device = torch.device(GPU.type, int(os.environ["LOCAL_RANK"])) if GPU else torch.device("cpu")
+    if GPU:
+        torch.accelerator.set_device_index(device.index)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if GPU else "gloo")  # gloo: for tensors on the CPU
     rank, world = dist.get_rank(), dist.get_world_size()
-    print(f"rank {rank} of {world} on {device}\n", end="", flush=True)  # look here first in every log
+    form = {"format": "[%(asctime)s] %(message)s", "datefmt": "%X", "stream": sys.stdout}
+    logging.basicConfig(level="INFO", **form)
+    logging.info(f"rank {rank} of {world} on {device}")  # look here first in every log
     assert BATCH % world == 0, f"a batch of {BATCH} cannot be divided by {world} processes"
-    torch.manual_seed(rank)  # dropout differs in each process; DDP copies rank 0's weights to all
+    torch.manual_seed(0)
     train, check = make_dataset()
     part = Subset(check, range(rank, len(check), world))  # each image is validated once, by one rank
-    model = DistributedDataParallel(make_model().to(device))
+    model = DistributedDataParallel(make_model().to(device))  # copies rank 0's weights to all
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    sampler = DistributedSampler(train, drop_last=True)  # shuffles; each rank gets its share
-    options = {"drop_last": True, "num_workers": WORKERS, "pin_memory": cuda}
+    sampler = DistributedSampler(train, drop_last=True)  # shuffles; each rank gets its part
+    options = {"drop_last": True, "num_workers": WORKERS, "pin_memory": GPU is not None}
     loader = DataLoader(train, BATCH // world, sampler=sampler, **options)
-    state = {"epoch": 0}
+    state = {"steps": 0, "loss": 0.0}  # steps since the start, sum of this epoch's losses so far
     if CHECKPOINT.exists():
         state = torch.load(CHECKPOINT, map_location="cpu")  # on the GPU it would stay there, unused
         model.module.load_state_dict(state["model"])  # .module: the model inside the wrapper
         optimizer.load_state_dict(state["optimizer"])
-    for epoch in range(state["epoch"], EPOCHS):
+    with FlopCounterMode(display=False) as counter:
+        make_model().eval()(train[0][0][None])
+    operations = 3 * counter.get_total_flops()  # of an image; backward is twice as much as forward
+    stopping = False
+    while state["steps"] < EPOCHS * len(loader) and not stopping:
+        epoch, done = divmod(state["steps"], len(loader))
         model.train()
         sampler.set_epoch(epoch)  # without it, every epoch has the same order
+        batches = itertools.islice(loader, done, None)  # drops those of before a stop
         totals = torch.zeros(2, device=device)  # of this rank: sum of losses, correct predictions
-        for images, labels in loader:
+        began, before = time.perf_counter(), done
+        while done < len(loader) and not stopping:
+            torch.manual_seed((epoch * len(loader) + done) * world + rank)  # dropout
+            images, labels = next(batches)
             outputs = model(images.to(device, non_blocking=True))
             loss = cross_entropy(outputs, labels.to(device, non_blocking=True))
             optimizer.zero_grad()
             loss.backward()  # DDP averages the gradients of all ranks while this runs
             optimizer.step()
             totals[0] += loss.detach()
-        model.eval()
-        for buffer in model.buffers():  # batch norm: validate with the statistics that rank 0 saves
-            dist.broadcast(buffer, 0)
-        with torch.no_grad():  # model.module: the ranks may have different numbers of batches here
-            for images, labels in DataLoader(part, BATCH):
-                totals[1] += (model.module(images.to(device)).argmax(1) == labels.to(device)).sum()
-        dist.all_reduce(totals)  # every rank makes this call; one prints and saves
-        if rank == 0:
+            done += 1
+            # A signal reaches each rank at another moment, and they must stop after the same step.
+            warned = torch.tensor(len(signals))  # on the CPU, so that no GPU is waited for
+            dist.all_reduce(warned)
+            stopping = warned.item() > 0
+        if GPU:
+            torch.accelerator.synchronize()  # it works on after the last call has returned
+        speed = (done - before) * BATCH / (time.perf_counter() - began)
+        if done == len(loader):
+            model.eval()
+            for buffer in model.buffers():  # batch norm: validate with the statistics that rank 0 saves
+                dist.broadcast(buffer, 0)
+            with torch.no_grad():  # model.module: the ranks may have different numbers of batches here
+                for images, labels in DataLoader(part, BATCH):
+                    totals[1] += (model.module(images.to(device)).argmax(1) == labels.to(device)).sum()
+        dist.all_reduce(totals)  # every rank makes this call; one logs and saves
+        totals[0] += world * state["loss"]
+        if rank == 0 and done == len(loader):
             mean, accuracy = totals[0] / world / len(loader), totals[1] / len(check)
-            print(f"epoch {epoch + 1}: loss {mean:.6f}, accuracy {accuracy:.4f}", flush=True)
-            state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
-            torch.save(state | {"epoch": epoch + 1}, f"{CHECKPOINT}.tmp")
+            used = speed * operations / PEAK / world  # model FLOPs utilization
+            kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            peak = (torch.accelerator.max_memory_allocated() if GPU else 1024 * kilobytes) / 2**20
+            text = f"epoch {epoch + 1}: loss {mean:.6f}, accuracy {accuracy:.4f}"
+            logging.info(f"{text}, {speed:,.0f} images/s, MFU {100 * used:.1f} %, peak {peak:,.0f} MiB")
+        state["steps"] = epoch * len(loader) + done
+        state["loss"] = totals[0].item() / world if done < len(loader) else 0.0
+        if rank == 0:
+            state |= {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
+            torch.save(state, f"{CHECKPOINT}.tmp")
             os.replace(f"{CHECKPOINT}.tmp", CHECKPOINT)  # if we are killed here, the old file is whole
     dist.barrier()  # no rank leaves while rank 0 still writes
     dist.destroy_process_group()

@@ -1,127 +1,108 @@
-"""Train a model that fits on no single device: FSDP2, one process per device, in plain PyTorch.
+"""Train a GPT that fits on no single device: FSDP2, one process per device, in plain PyTorch.
 
 One machine:     torchrun --standalone --nproc-per-node=2 train_fsdp.py  (1 instead of 2 to debug)
 Several nodes:   sbatch train.sbatch, with this file's name in it
-The same command resumes, also with another number of processes, which reshards the checkpoint."""
+It saves and ends on SIGTERM and SIGUSR1, and the same command resumes, with any number of processes."""
 
-import copy
-import faulthandler
-import os
-import signal
+import itertools
 import sys
+import time
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+import torch.distributed.checkpoint.state_dict as dcp_state
+from gpt import GPT, count, make_datasets, mean_loss, sample  # yours: a model of blocks, and its data
+from job import GPU, agreed, copy_from_rank_0, join, make_loader, newest, report, say
 from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_state_dict,
-    set_model_state_dict,
-    set_state_dict,
-)
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-EPOCHS, BATCH, WORKERS = 5, 64, 0  # batch: of all processes together; workers: per process
+EPOCHS, BATCH, WORKERS = 2, 32, 0  # batch: of all processes together; workers: per process
 ACCUMULATE = 1  # microbatches that a process computes before each update
-BF16 = False  # compute in bfloat16; weights, gradients and optimizer state stay in float32
-CHECKPOINT = Path(sys.argv[1] if sys.argv[1:] else "train_fsdp")  # a folder per epoch is named after it
+BF16 = COMPILE = CHECKPOINTING = GPU is not None  # each can be switched off by itself
+CHECKPOINT = Path(sys.argv[1] if sys.argv[1:] else "train_fsdp")  # how its folders' names begin
 
 
-def make_dataset():  # yours: the same in every process
-    digits = np.load(Path(__file__).with_name("digits.npz"))
-    images, labels = torch.tensor(digits["images"]) / 16, torch.tensor(digits["labels"]).long()
-    return TensorDataset(images, labels)  # 1,797 images (8, 8), from 0 to 1: a sequence of 8 rows
-
-
-class Net(nn.Module):
-    """Yours: a model that consists mostly of blocks, like every transformer."""
-
-    def __init__(self, width=64, blocks=4):
-        super().__init__()
-        self.inside, self.out = nn.Linear(8, width), nn.Linear(width, 10)
-        layer = nn.TransformerEncoderLayer(width, 4, 128, 0.0, batch_first=True)
-        self.blocks = nn.ModuleList(copy.deepcopy(layer) for _ in range(blocks))
-
-    def forward(self, x):
-        x = self.inside(x)
-        for block in self.blocks:
-            x = block(x)
-        return self.out(x.mean(1)).float()
-
-
-def make_model(device, rank):
+def make_model(device, mesh):
     with torch.device("meta"):  # shapes only: no process has memory for the whole model
-        model = Net()
-    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if BF16 else MixedPrecisionPolicy()
+        model = GPT(checkpointing=CHECKPOINTING)
+    policy = MixedPrecisionPolicy(torch.bfloat16 if BF16 else None, torch.float32)  # float32 sums
     for block in model.blocks:
-        fully_shard(block, mp_policy=policy)  # whole only while it computes, one block after the other
-    fully_shard(model, mp_policy=policy)
+        if COMPILE:
+            block.compile()  # the blocks are equal, so only one is compiled
+        fully_shard(block, mesh=mesh["data"], mp_policy=policy)  # whole only while it computes
+    fully_shard(model, mesh=mesh["data"], mp_policy=policy)  # the rest: embedding, last norm, head
     model.to_empty(device=device)  # memory for this rank's shards
     torch.manual_seed(0)
-    first = Net() if rank == 0 else nn.Module()  # whole, on one CPU: load pretrained weights here
-    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-    set_model_state_dict(model, first.state_dict(), options=options)
-    for name, buffer in model.named_buffers():  # RoPE's, with persistent=False, are in no state dict
-        if rank == 0:
-            buffer.copy_(first.get_buffer(name))
-        dist.broadcast(buffer, 0)
+    first = GPT() if dist.get_rank() == 0 else nn.Module()  # whole, on rank 0 only
+    copy_from_rank_0(first, model)
     return model
 
 
-def newest():
-    """Return the newest complete checkpoint and the epochs it has seen."""
-    complete = CHECKPOINT.parent.glob(f"{CHECKPOINT.name}-*/.metadata")  # which is written last
-    epochs = max((int(file.parent.name.split("-")[-1]) for file in complete), default=0)
-    return f"{CHECKPOINT}-{epochs}", epochs
+def state_of(model, optimizer, *progress):
+    weights, moments = dcp_state.get_state_dict(model, optimizer)  # this rank's shards
+    return {"model": weights, "optimizer": moments, "progress": list(progress)}
 
 
 def main():
-    faulthandler.register(signal.SIGUSR2)  # kill -USR2 PID: the rank prints where it is
-    cuda = torch.cuda.is_available()
-    device = torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if cuda else "cpu")
-    if cuda:
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if cuda else "gloo", device_id=device if cuda else None)
+    device = join()
     rank, world = dist.get_rank(), dist.get_world_size()
-    print(f"rank {rank} of {world} on {device}\n", end="", flush=True)  # look here first in every log
-    assert BATCH % (world * ACCUMULATE) == 0, f"cannot divide {BATCH} by {world} x {ACCUMULATE}"
-    model = make_model(device, rank)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)  # of the shards
-    sampler = DistributedSampler(make_dataset(), drop_last=True)
-    options = {"drop_last": True, "num_workers": WORKERS, "pin_memory": cuda}
-    loader = DataLoader(sampler.dataset, BATCH // world // ACCUMULATE, sampler=sampler, **options)
-    parts = len(loader) // ACCUMULATE * ACCUMULATE  # of whole batches
-    folder, epochs = newest()
-    if epochs:
-        state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
-        dcp.load(state, checkpoint_id=folder)  # each process reads what it needs
-        loaded = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
-        set_state_dict(model, optimizer, **loaded)
-    for epoch in range(epochs, EPOCHS):
-        sampler.set_epoch(epoch)  # without it, every epoch has the same order
-        torch.manual_seed(epoch * world + rank)  # so that each rank has its own dropout
-        total = torch.zeros((), device=device)
-        for part, (images, labels) in zip(range(1, parts + 1), loader, strict=False):
-            # Every backward pass reduce-scatters, so gradients stay sharded. To do it only in the last,
-            # model.set_requires_gradient_sync(False) keeps them whole: 28 GB for a 7B model in fp32.
-            outputs = model(images.to(device, non_blocking=True))
-            loss = cross_entropy(outputs, labels.to(device, non_blocking=True)) / ACCUMULATE
-            loss.backward()
-            total += loss.detach()
-            if part % ACCUMULATE == 0:
-                nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # the norm of the whole gradient
-                optimizer.step()
-                optimizer.zero_grad()
-        dist.all_reduce(total)  # every rank makes this call; one prints
-        if rank == 0:
-            print(f"epoch {epoch + 1}: loss {total / world / parts * ACCUMULATE:.6f}", flush=True)
-        state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
-        dcp.save(state, checkpoint_id=f"{CHECKPOINT}-{epoch + 1}")
+    mesh = init_device_mesh(device.type, (world,), mesh_dim_names=("data",))
+    model = make_model(device, mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3, fused=True)  # of the shards
+    train, check = make_datasets()
+    loader = make_loader(train, BATCH // ACCUMULATE, mesh["data"], WORKERS, drop_last=True)
+    check_loader = make_loader(check, BATCH, mesh["data"], WORKERS, shuffle=False)
+    steps = len(loader) // ACCUMULATE  # of an epoch
+    done, lost, seen = 0, 0.0, 0  # steps since the start; this epoch's losses and tokens, of all ranks
+    if folder := newest(CHECKPOINT):
+        state = state_of(model, optimizer, done, lost, seen)
+        dcp.load(state, checkpoint_id=folder)  # each process reads what its shards need
+        dcp_state.set_model_state_dict(model, state["model"])
+        dcp_state.set_optimizer_state_dict(model, optimizer, state["optimizer"])
+        done, lost, seen = state["progress"]
+    stopping, writing = False, None
+    savers = dist.new_group(backend="gloo")  # its thread would disturb the training in a shared group
+    while done < EPOCHS * steps and not stopping:
+        epoch, first = divmod(done, steps)
+        loader.sampler.set_epoch(epoch)  # without it, every epoch has the same order
+        batches = itertools.islice(loader, first * ACCUMULATE, None)  # drops those of before a stop
+        total, tokens, began = torch.zeros((), device=device), 0, time.perf_counter()
+        while done < (epoch + 1) * steps and not stopping:
+            torch.manual_seed(done * world + rank)  # dropout: each rank its own, also resumed
+            parts = list(itertools.islice(batches, ACCUMULATE))
+            scored, stopping = agreed(sum(count(targets) for _, targets in parts))
+            for part in parts:
+                # Every backward pass reduce-scatters, so gradients stay sharded. To do so only in the
+                # last, set_requires_gradient_sync(False) keeps them whole: 28 GB for a 7B model.
+                loss = model(*(tensor.to(device, non_blocking=True) for tensor in part))
+                # FSDP divides by world, and this makes it a mean over the tokens of all ranks.
+                (loss * world / scored).backward()
+                total += loss.detach()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # the norm of the whole gradient
+            optimizer.step()
+            optimizer.zero_grad()
+            done, tokens = done + 1, tokens + scored
+        dist.all_reduce(total)  # every rank makes this call; one logs
+        lost, seen = lost + total.item(), seen + tokens  # .item() waits for the GPU
+        seconds = time.perf_counter() - began
+        if done == (epoch + 1) * steps:  # else a signal has ended the epoch
+            means = lost / seen, mean_loss(model, check_loader, device)
+            text = f"epoch {epoch + 1}: loss {means[0]:.6f}, validation {means[1]:.6f}"
+            report(text, tokens, "tokens", seconds, model.flops_per_token())
+            lost, seen = 0.0, 0
+        if writing:
+            writing.result()  # the last checkpoint, of which a thread has written a copy
+        state = state_of(model, optimizer, done, lost, seen)
+        folder = f"{CHECKPOINT}-{done}"
+        writing = dcp.async_save(state, checkpoint_id=folder, process_group=savers)
+    if writing:
+        writing.result()
+    if not stopping:
+        say(f"the model writes:\n{sample(model, device)}")  # all ranks sample, and one speaks
+    dist.barrier()  # no rank leaves while another still needs it
     dist.destroy_process_group()
 
 

@@ -1,0 +1,127 @@
+"""A small GPT of equal blocks, and the speeches of a play to train it on."""
+
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import TensorDataset
+
+LENGTH = 64  # tokens that the model sees; a token is a byte
+END = 0  # the token before and after each speech
+PADDING = -100  # a target that cross_entropy ignores
+
+
+def make_datasets(edit=bytes):
+    """Return a training and a validation set; a sample is a speech, or LENGTH bytes of one."""
+    text = edit(Path(__file__).with_name("text.txt").read_bytes().strip())
+    speeches = text.split(b"\n\n")[1:]  # the first paragraph only says where the text is from
+    tokens = [[END, *speech, END] for speech in speeches]
+    pieces = [row[k : k + LENGTH + 1] for row in tokens for k in range(0, len(row) - 1, LENGTH)]
+    inputs, targets = (
+        torch.zeros(len(pieces), LENGTH, dtype=torch.long),
+        torch.full((len(pieces), LENGTH), PADDING),
+    )
+    for row, piece in enumerate(pieces):
+        inputs[row, : len(piece) - 1] = torch.tensor(piece[:-1])
+        targets[row, : len(piece) - 1] = torch.tensor(piece[1:])  # of each token, the next one
+    return TensorDataset(inputs[:-256], targets[:-256]), TensorDataset(inputs[-256:], targets[-256:])
+
+
+class Block(nn.Module):
+    """Attention, then two linear layers; takes and returns (batch, length, width)."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.head_size = width // heads
+        self.norm1, self.norm2 = nn.RMSNorm(width), nn.RMSNorm(width)
+        self.qkv, self.out = (
+            nn.Linear(width, 3 * width, bias=False),
+            nn.Linear(width, width, bias=False),
+        )
+        self.up, self.down = (
+            nn.Linear(width, 4 * width, bias=False),
+            nn.Linear(4 * width, width, bias=False),
+        )
+        # Rotary position embedding: a table, not a weight, so it is in no state dict.
+        turns = 10000.0 ** -torch.linspace(0, 1, self.head_size // 2)
+        self.register_buffer("angles", torch.outer(torch.arange(LENGTH), turns), persistent=False)
+
+    def rotate(self, x):
+        """Turn each pair of a head's values by an angle that grows with the position."""
+        a, b = x.chunk(2, -1)
+        cos, sin = self.angles.cos(), self.angles.sin()
+        return torch.cat([a * cos - b * sin, a * sin + b * cos], -1).type_as(x)
+
+    def forward(self, x):
+        # The rows of qkv are ordered by head, so tensor parallelism gives each rank whole heads.
+        heads = self.qkv(self.norm1(x)).unflatten(-1, (-1, 3, self.head_size)).transpose(1, 2)
+        q, k, v = heads.unbind(3)  # each (batch, heads, length, head size)
+        seen = scaled_dot_product_attention(self.rotate(q), self.rotate(k), v, is_causal=True)
+        x = x + self.out(seen.transpose(1, 2).flatten(2))
+        return x + self.down(gelu(self.up(self.norm2(x))))
+
+
+class GPT(nn.Module):
+    """Predicts the next token: (batch, length) tokens in, (batch, length, 256) logits out.
+
+    With targets it returns their loss instead, summed over all tokens but padding.
+    """
+
+    def __init__(self, width=64, blocks=4, heads=4, checkpointing=False):
+        super().__init__()
+        self.embed = nn.Embedding(256, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(blocks))
+        self.norm = nn.RMSNorm(width)
+        self.head = nn.Linear(width, 256, bias=False)
+        self.checkpointing = checkpointing  # recompute each block in the backward pass
+
+    def forward(self, tokens, targets=None):
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.checkpointing else block(x)
+        logits = self.head(self.norm(x)).float()
+        if targets is None:
+            return logits
+        return cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+
+    def flops_per_token(self):
+        """Return the operations of a step per token, as PaLM's appendix B counts them.
+
+        Each weight takes 2 in the forward pass, 2 for its input's gradient and 2 for its own.
+        """
+        weights = sum(p.numel() * (6 if p.requires_grad else 4) for p in self.parameters())
+        return weights + 12 * len(self.blocks) * self.embed.embedding_dim * LENGTH
+
+
+def count(targets):
+    """Return how many tokens are scored."""
+    return (targets != PADDING).sum().item()
+
+
+@torch.no_grad()
+def mean_loss(model, loader, device):
+    """Return the mean over all ranks' tokens. All need as many batches: FSDP gathers in each."""
+    model.eval()
+    sums = torch.zeros(2, device=device)  # of losses and of tokens
+    for inputs, targets in loader:
+        loss = model(inputs.to(device), targets.to(device))
+        sums += torch.tensor([loss, count(targets)], device=device)
+    model.train()
+    dist.all_reduce(sums)
+    return (sums[0] / sums[1]).item()
+
+
+@torch.no_grad()
+def sample(model, device, length=200):
+    """Return text that the model writes: the same on all ranks, and all have to call it."""
+    chance, tokens = torch.Generator().manual_seed(0), [END]
+    for _ in range(length):
+        speech = tokens[-1 - tokens[::-1].index(END) :][-LENGTH:]  # the one that is being written
+        context = torch.zeros(1, LENGTH, dtype=torch.long, device=device)
+        context[0, : len(speech)] = torch.tensor(speech)  # what follows it is not seen
+        chances = model(context)[0, len(speech) - 1].cpu().div(0.7).softmax(-1)
+        tokens.append(torch.multinomial(chances, 1, generator=chance).item())
+    return bytes(tokens).replace(bytes([END]), b"\n\n").decode(errors="replace").strip()
