@@ -46,17 +46,17 @@ OPTIONS = [  # rungs and forms that take the options which save memory or time
 SMALL, TOKENS = {"model": "transformer", "batch_size": 8}, {"sequence_parallel": True}
 TWO = [
     *both_norms("data_parallel", **ONE, microbatches=2),
-    case("data_parallel", "transformer", **ONE, devices=3, batch_size=6),
+    case("data_parallel", "transformer", **ONE, devices=3),
     *both_norms("ddp", microbatches=3),
-    case("ddp", **SMALL),
+    case("ddp", "transformer"),
     *both_norms("model_parallel", cut="layer1"),
-    case("model_parallel", **SMALL, cut="block.5", **ONE),
+    case("model_parallel", "transformer", cut="block.5", **ONE),
     *both_norms("pipeline", **ONE, microbatches=4),
     *both_norms("pipeline", schedule="1F1B", microbatches=6, cut="layer2"),
-    case("pipeline", **SMALL, schedule="GPipe", microbatches=4),
-    case("pipeline", **SMALL, schedule="Interleaved1F1B", microbatches=4, cut="2,5,8"),
-    case("pipeline", **SMALL, schedule="InterleavedZeroBubble", microbatches=4),
-    case("pipeline", **SMALL, schedule="ZBVZeroBubble", microbatches=8, cut="block.1,block.3,block.5"),
+    case("pipeline", "transformer", schedule="GPipe", microbatches=4),
+    case("pipeline", "transformer", schedule="Interleaved1F1B", microbatches=4, cut="2,5,8"),
+    case("pipeline", "transformer", schedule="InterleavedZeroBubble", microbatches=4),
+    case("pipeline", "transformer", schedule="ZBVZeroBubble", microbatches=8, cut="block.1,block.3,block.5"),
     *(case(rung, "convnet", "batch", batch_size=8, **more, **TWICE, **BF16) for rung, more in OPTIONS),
     case("pipeline", "toy", schedule="ZBVZeroBubble", microbatches=4, **BF16),
     case("fsdp", **SMALL, **TWICE, microbatches=2),
@@ -67,8 +67,8 @@ TWO = [
 THREE = [  # the least with a device between the first and the last
     case("ddp", "convnet", "batch"),
     case("model_parallel", "convnet", "batch", cut="1,2"),
-    case("pipeline", "transformer", schedule="GPipe", microbatches=3, cut="2,6", batch_size=6),
-    case("pipeline", "transformer", schedule="ZBVZeroBubble", microbatches=6, batch_size=6),
+    case("pipeline", "transformer", schedule="GPipe", microbatches=3, cut="2,6"),
+    case("pipeline", "transformer", schedule="ZBVZeroBubble", microbatches=6),
 ]
 FOUR = [  # hybrid: 2 replicas of 2 devices
     *(case("hybrid", "toy", schedule=name, microbatches=2) for name in ("Interleaved1F1B", "ZBVZeroBubble")),

@@ -250,6 +250,7 @@ CHAIN = [  # one training that is handed on after every step: in how many proces
     (2, {"rung": "fsdp"}),
     (2, {"rung": "tensor", "sequence_parallel": True}),
     (4, {"rung": "tensor", "replicas": 2, "sequence_parallel": True}),
+    (4, {"rung": "fsdp"}),
     (4, {"rung": "hybrid", "schedule": "ZBVZeroBubble", "microbatches": 4, "timeline": True}),
     (4, {"rung": "hybrid", "schedule": "1F1B", "microbatches": 2, "sharded": True}),
     (1, {"rung": "single"}),
