@@ -2,13 +2,15 @@
 
 import json
 import re
+import subprocess
+import sys
 import time
 
 import pytest
 from worker_jobs import spec, until
 
 from mpdemo import __main__ as command_line
-from mpdemo.jobs import explain_command, live, submit, who_waits
+from mpdemo.jobs import explain_command, live, probe, submit, who_waits
 from mpdemo.jobs.asked import resolve
 from mpdemo.jobs.explain import find, verdict
 from mpdemo.jobs.job import RECORD
@@ -76,6 +78,23 @@ def test_a_failed_job_is_explained_by_its_folder(project, capsys):
     assert said.startswith(f"job {job.id} (toy) on this machine: failed, exit status 1, after ")
     assert "ValueError: the digits are upside down" in said and "log: " in said
     assert said.rstrip().splitlines()[-1].startswith("verdict: fix; ")
+
+
+HANDLES = "import faulthandler, signal; faulthandler.register(signal.SIGUSR2); "
+
+
+@pytest.mark.parametrize(("begin", "asked"), [(HANDLES, True), ("", False)])
+def test_a_rank_is_asked_by_a_signal_only_if_it_handles_it(tmp_path, begin, asked, monkeypatch):
+    """By default the signal kills; submitit's handler would queue the job again."""
+    monkeypatch.setattr(probe, "of_py_spy", lambda pid: None)
+    code = f"{begin}import time; print('up', flush=True); time.sleep(60)"
+    log = tmp_path / "log"
+    with open(log, "w") as file, subprocess.Popen([sys.executable, "-c", code], stdout=file, stderr=file) as rank:
+        until(lambda: "up" in log.read_text())
+        (place,), _ = live.look_here({0: rank.pid}, [log])
+        assert rank.poll() is None and not probe.may_be_asked(rank.pid, {"SUBMITIT_EXECUTOR": "slurm"})
+        rank.kill()
+    assert (place.line == "<string>, line 1 in <module>") == asked
 
 
 # --- in one sentence
