@@ -59,7 +59,7 @@ def list_parts(on_cpu, files, at_once) -> list[Part]:
         Part("tests", 200, [*pytest, f"--junitxml={files / 'tests.xml'}"]),
         Part("train_single", 40, ["train_single.py"], files / "scripts"),
         Part("train_ddp", 40, [*torchrun, "train_ddp.py"], files / "scripts"),
-        Part("train_fsdp", 40, [*torchrun, "train_fsdp.py"], files / "scripts"),
+        Part("train_fsdp", 80, [*torchrun, "train_fsdp.py"], files / "scripts"),
         Part("gpt", 120, [throughput, "gpt", "{rows}"]),
         Part("resnet", 100, [throughput, "resnet", "{rows}"]),
         Part("two_stages", 60, [str(ROOT / "tests/gpu/two_stages.py"), "{rows}"]),
