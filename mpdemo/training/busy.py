@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from mpdemo import models
 from mpdemo.rules import LINEAR
 from mpdemo.world import clock
-from mpdemo.world.devices import PEAKS
+from mpdemo.world.gpus import GPUS
 
 SIDE, REPEATS = 512, 6  # of the matrix product that is measured where no data sheet is known: some ms
 NO_GPU = "This run used no GPU, so GPU utilisation and GPU memory are not measured."
@@ -45,7 +45,7 @@ def peak_of(device, s) -> tuple[float, str]:
     kind = s.precision
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
-        sheet = next((peaks for gpu, peaks in PEAKS.items() if gpu in name.lower()), {})
+        sheet = next((gpu.peaks for part, gpu in GPUS.items() if part in name.lower()), {})
         convolutions = s.model not in LINEAR and torch.backends.cudnn.allow_tf32  # PyTorch's default for them alone
         kind = "tf32" if kind == "fp32" and convolutions and "tf32" in sheet else kind
         if kind in sheet:
