@@ -85,8 +85,7 @@ def stage_shapes(model, points, settings, device) -> list[tuple[torch.Tensor, to
     model.eval()  # in training, batch norm would count this as a batch
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         share = settings.batch_size // (settings.replicas or 1)
-        size, kind = (share // settings.microbatches, *model.input_shape), getattr(model, "input_type", None)
-        outputs = torch.empty(size, dtype=kind, device=device)
+        outputs = torch.empty(share // settings.microbatches, *model.input_shape, device=device)
         for number, stage in enumerate(model.cut(points)):
             tensors = [*stage.named_parameters(), *stage.named_buffers()]
             tensors = {name: torch.empty_like(tensor, device=device) for name, tensor in tensors}
