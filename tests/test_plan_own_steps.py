@@ -46,6 +46,7 @@ SHARDED = [
 ]  # fmt: skip
 
 
+@pytest.mark.nightly
 def test_fsdp_and_tensor_parallelism_are_counted_as_two_processes_count_them(tmp_path):
     cases = written(tmp_path / "cases", [case | {"batch": 4, "length": LENGTH} for case, _ in SHARDED])
     run_worlds(tmp_path, [[2, "tests/programs/real_step.py", cases, str(tmp_path / "found")]])
