@@ -15,7 +15,7 @@ PROCESSES := $(wildcard tests/test_world_*.py tests/test_jobs*.py) tests/test_ra
 demo: $(STAMP)        ## train on real digits up the whole ladder, print the table (90 s at most on two idle cores)
 	$(BIN)/python -m mpdemo demo
 
-test: $(STAMP)        ## everything CI runs in 15 minutes: lint, unit tests, worlds of processes, Slurm, notebooks
+test: $(STAMP)        ## everything CI runs: lint, unit tests, worlds of processes, Slurm, notebooks
 	$(BIN)/python tests/setup_system.py
 	$(MAKE) lint
 # Not last: without a GPU its last line says that all tests were skipped, which reads as if none had run.

@@ -32,7 +32,7 @@ COMMANDS = {  # name -> module, what it does, an example; in the order of the he
     "plan": (
         "mpdemo.plan.command",
         "which strategies fit a model on so many devices, and what each needs and sends",
-        "--model my_file:my_function --input 3,224,224 --devices 8 --gpu-memory 80GiB",
+        "--model my_file:my_function --input 4096 --tokens --devices 8 --gpu h100",
     ),
     "explain": ("mpdemo.jobs.explain_command", "what happened to a job, or where it hangs, and what to do", "4711"),
     "env": ("mpdemo.doctor", "check this machine, its PyTorch, Slurm and site", "--site leonardo"),
@@ -57,7 +57,8 @@ GROUPS = {
 }
 STATUSES = {
     "train": "exit status: 0 done, 1 failed, 2 bad input, 3 stopped with a checkpoint",
-    "same": "exit status: 0 the same training, 1 not the same, 2 bad input",
+    "same": "exit status: 0 the same training, 1 not the same, 2 bad input, 3 nothing could be compared",
+    "follow": "exit status: 0 done, 1 ended otherwise, 2 bad input, 3 stopped with a checkpoint, 130 after Ctrl-C",
     "cluster": "exit status: that of the command",
 }
 

@@ -90,10 +90,12 @@ def test_a_rank_is_asked_by_a_signal_only_if_it_handles_it(tmp_path, begin, aske
     code = f"{begin}import time; print('up', flush=True); time.sleep(60)"
     log = tmp_path / "log"
     with open(log, "w") as file, subprocess.Popen([sys.executable, "-c", code], stdout=file, stderr=file) as rank:
-        until(lambda: "up" in log.read_text())
-        (place,), _ = live.look_here({0: rank.pid}, [log])
-        assert rank.poll() is None and not probe.may_be_asked(rank.pid, {"SUBMITIT_EXECUTOR": "slurm"})
-        rank.kill()
+        try:
+            until(lambda: "up" in log.read_text())
+            (place,), _ = live.look_here({0: rank.pid}, [log])
+            assert rank.poll() is None and not probe.may_be_asked(rank.pid, {"SUBMITIT_EXECUTOR": "slurm"})
+        finally:
+            rank.kill()
     assert (place.line == "<string>, line 1 in <module>") == asked
 
 

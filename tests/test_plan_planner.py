@@ -12,10 +12,10 @@ from mpdemo.errors import UserError
 from mpdemo.plan import fits, footprint, planner, strategies
 from mpdemo.plan.command import PlanOptions
 from mpdemo.plan.request import MIB, RESERVE, ModelSpec, PlanRequest
-from mpdemo.world.devices import PEAKS
+from mpdemo.world.gpus import GPUS
 
-COMMAND = "plan --model resnet18 --batch 32 --image-size 64 --cost v100"
-LIMITS = "--devices 2 --gpu-memory 16GiB"
+COMMAND = "plan --model resnet18 --batch 32 --image-size 64"
+LIMITS = "--devices 2 --gpu v100 --gpu-memory 16GiB"
 CASE = PlanRequest("resnet18", batch=32, devices=2, image_size=64, optimizer="sgd", memory=float("inf"), gpu="v100")
 
 
@@ -82,7 +82,7 @@ def test_an_a100_computes_convolutions_in_tf32_other_products_in_float32_and_all
     def at_the_peak_of_float32(model):
         blocks = footprint.footprints(ModelSpec(model))
         work = [kernels @ (1, 64) for block in blocks for kernels in block.work.values()]
-        return sum(kernels[:, :2].sum() for kernels in work) / PEAKS["a100"]["fp32"]
+        return sum(kernels[:, :2].sum() for kernels in work) / GPUS["a100"].peaks["fp32"]
 
     assert estimate("resnet18", "bf16") < estimate("resnet18", "fp32") < at_the_peak_of_float32("resnet18")
     assert estimate("transformer", "bf16") < at_the_peak_of_float32("transformer") < estimate("transformer", "fp32")
@@ -130,11 +130,11 @@ def test_the_row_of_a_long_pipeline_has_its_fullest_stage_alone(monkeypatch):
         (f"--model resnet19 {LIMITS}", "allowed: "),
         ("--devices 0 --gpu-memory 16GiB", "--devices 0 is not allowed; allowed: 1 or more"),
         ("--gpu-memory 16GiB", "--devices is missing; say how many devices there are, such as --devices 8"),
-        ("--devices 2", "--gpu-memory is missing; say that of one device, such as --gpu-memory 16GiB"),
+        ("--devices 2", "--gpu is missing; say what the devices are, v100, a100, "),
         ("--devices 2 --gpu-memory 16", "such as 16GiB"),
         ("--devices 2 --gpu-memory 512MiB", "allowed: 1GiB or more"),
         ("--devices 3 --gpu-memory 16GiB", "a batch of 32 does not divide by 3 devices"),
-        (f"--cost measure {LIMITS}", "allowed: v100, a100, h100"),
+        ("--devices 2 --gpu h1000", "allowed: v100, a100, a100-80, h100, h200, b200, l40s, rtx4090, mi300x; did you"),
     ],
 )
 def test_bad_input_is_one_line_with_the_valid_values(capsys, words, message):

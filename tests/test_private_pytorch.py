@@ -13,7 +13,7 @@ from project import files
 from mpdemo.paths import root
 
 METHODS = {  # of objects, which no import shows
-    "torch._subclasses.fake_tensor.FakeTensorMode.avoid_device_init": "training/private_torch.py",
+    "torch._subclasses.fake_tensor.FakeTensorMode.avoid_device_init": "models/private_torch.py",
     "torch.distributed.pipelining.PipelineStage._get_init_p2p_neighbors_ops": "training/private_torch.py",
     "torch.distributed.pipelining.stage._PipelineStageBase": "same/mpdemo_watcher/watch.py",
     "torch.utils.data.dataloader._BaseDataLoaderIter.__next__": "same/mpdemo_watcher/data.py",

@@ -242,11 +242,16 @@ def watcher():
         yield watcher
 
 
-def arguments(*words):
-    """Return the command's options for a script."""
+def parsed(*words):
+    """Return the command's options as they are given."""
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
-    args = parser.parse_args(["--timeout", "60", *map(str, words)])
+    return parser.parse_args(["--timeout", "60", *map(str, words)])
+
+
+def arguments(*words):
+    """Return the command's options for a script."""
+    args = parsed(*words)
     command.checked(args)
     return args
 
@@ -326,7 +331,7 @@ def test_the_exit_status_tells_three_verdicts(watcher, tmp_path, monkeypatch, ca
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(planted(*case))
     monkeypatch.setattr(command, "Watcher", lambda args: contextlib.nullcontext(watcher))
-    args = arguments(*option.split(), "--json", "found.json", "train.py")
+    args = parsed(*option.split(), "--json", "found.json", "train.py")
     watcher.aim(args)
     assert command.main(args) == status
     assert sentence in capsys.readouterr().out
@@ -439,10 +444,8 @@ BAD = {  # arguments: what the line says
 def test_bad_input_is_one_line_before_the_script_starts(tmp_path, monkeypatch, words):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("open('started', 'w')")
-    parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
     with pytest.raises(UserError, match=BAD[words]) as refusal:
-        command.main(parser.parse_args(words.split()))
+        command.main(parsed(*words.split()))
     assert "\n" not in str(refusal.value) and [path.name for path in tmp_path.iterdir()] == ["train.py"]
 
 

@@ -209,7 +209,7 @@ def test_cores_are_shared_where_all_machines_have_fewer_than_processes(ranks, sh
 
 
 def test_the_oldest_versions_are_those_of_the_project():
-    lines = tomllib.loads((root() / "pyproject.toml").read_text())["project"]["dependencies"]
+    lines = tomllib.loads((root() / "pyproject.toml").read_text())["project"]["optional-dependencies"]["course"]
     assert {f"{package}>={version}" for package, version in OLDEST.items()} <= set(lines)
 
 

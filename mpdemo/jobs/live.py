@@ -79,8 +79,9 @@ def assign(stacks, asked):
     labelled = any(stacks)
     for task in {row["task"] for row in asked} if labelled else [""]:
         of_task = [row for row in asked if row["task"] == task or not labelled]
-        if len(stacks.get(task, ())) == len(of_task):
-            for row, frames in zip(of_task, stacks[task], strict=True):
+        found = stacks.get(task, [])
+        if len(found) == len(of_task):
+            for row, frames in zip(of_task, found, strict=True):
                 row["frames"] = frames
 
 

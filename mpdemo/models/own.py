@@ -1,7 +1,7 @@
 """A reader's own model, any module: ``package.module:function`` or ``./file.py:function``, which returns it.
 
-It is planned as it is, on one device, with DDP and with FSDP (`WrappedModule`), and not split. Used by ``python -m
-mpdemo plan --model``; taught in notebooks/11_which_one.ipynb.
+It is built without its numbers, however large it is, and computes on fake tensors: shapes, and no memory. Used by
+``python -m mpdemo plan --model``; taught in notebooks/11_which_one.ipynb.
 """
 
 import importlib.util
@@ -10,101 +10,225 @@ import logging
 import os
 import sys
 import warnings
+from collections.abc import Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from functools import cache
 from pathlib import Path
 
 import torch
 from torch import nn
 from torch._dynamo import OptimizedModule
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-)
+from torch.nn.functional import cross_entropy
 from torch.nn.parameter import is_lazy
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from mpdemo.errors import UserError, error_line
-from mpdemo.models.wrapped import WrappedModule, layers_entered, shared, without_values
+from mpdemo.models import variants
+from mpdemo.models.building import WithoutNumbers, build
+from mpdemo.models.private_torch import DataDependentOutputException, DynamicOutputShapeException, FakeTensors
 
 SAMPLES = 2  # of the batch on which a model is tried
+FEW = variants.MOST_FEW - 1, variants.MOST_FEW  # of many equal blocks, so many are computed
 
 
 class OwnModel:
-    """A model that can be built for batches of any size, its weights without values.
+    """A model that computes batches of any size on fake tensors.
 
     The function `name` takes no arguments and returns a module, or a module and its inputs. Without inputs the samples
-    have the `input_shape`, (C, S, S) of an image or (T,) of a row of tokens, which are whole numbers. `notes` are what
-    the reader should know of the model.
+    have the `input_shape`, (C, S, S) of an image or (T,) of a row of tokens, which are whole numbers.
+
+    `notes` are what the reader should know of the model. Where it has a list of more than five equal blocks and also
+    computes with fewer, `few` is true, and `list` and `count` are its name and its length. `layers` are what FSDP
+    divides one by one.
     """
 
     def __init__(self, name, input_shape=None, tokens=False):
-        self.name, self.given, self.notes = name, (input_shape, tokens), []
-        self.function = imported(name)
-        try:
-            with torch.device("meta"):  # takes no memory, and no time
-                self.template = self._made()
-            self._try()
-        except Exception:  # a model that asks for values while it is built
-            self.template = self._made()
-            self._try()
-
-    def _made(self) -> WrappedModule:
-        """Call the function; return what it makes, with all parameters, but perhaps without their values."""
-        module, inputs = called(self.function, self.name)
-        shape, tokens = self.given
-        if inputs is None and shape is None:
+        self.name, self.notes, self.returns_loss = name, [], False
+        self.not_planned = {}  # reason -> the strategies that are not planned for it, as keys
+        self.template, inputs = called(imported(name), name)
+        if inputs is None and input_shape is None:
             raise UserError("a model of your own needs --input, the shape of a sample, such as 3,224,224")
         if inputs is None:
-            kinds = [p.dtype for p in module.parameters() if p.is_floating_point()]
-            inputs = torch.zeros(SAMPLES, *shape, dtype=torch.int64 if tokens else [*kinds, torch.float32][0])
-        self.input_shape, self.input_type = next(
-            (leaf.shape[1:], leaf.dtype) for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor)
-        )
-        wrapped = WrappedModule(module, inputs)
-        if lazy := [p for p in module.parameters() if is_lazy(p)]:
-            with torch.no_grad(), quiet():
-                wrapped(self.samples().to(lazy[0].device))
-        return wrapped
+            kinds = [p.dtype for p in self.template.parameters() if p.is_floating_point()]
+            kind = torch.int64 if tokens else [*kinds, torch.float32][0]
+            inputs = torch.zeros(SAMPLES, *input_shape, dtype=kind, device="meta")
+        leaves, self.structure = tree_flatten(inputs)
+        self.like = [(leaf.shape, leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        self.samples = next((leaf[0] for leaf in self.like if isinstance(leaf, tuple)), None)
+        if self.samples is None:
+            raise UserError(f"--model {name}() returns inputs without a tensor; allowed: a tensor, a tuple or a dict")
+        if any(is_lazy(p) for p in self.template.parameters()):
+            with torch.no_grad(), quiet(), WithoutNumbers():
+                self.compute(self.template, self.inputs(SAMPLES, "meta"))
+        self.template = variants.without_values(self.template, "meta")  # else its numbers would be counted as well
+        self.list, self.count = variants.equal_blocks(self.template)
+        self.few = self.count > FEW[1] and self._learn(FEW[0]) is None
+        if not self.few:
+            self.list, self.count = None, 0
+            if error := self._learn(0):
+                raise self._refusal(error) from None
+        self._note()
 
-    def _try(self):
-        """Compute a batch forward and backward on fake tensors; learn the layers, and what no gradient reaches."""
-        with FakeTensorMode(allow_non_fake_inputs=True), torch.compiler.set_stance("force_eager"), quiet():
-            wrapped, x = self.empty_copy(), self.samples()
+    def _learn(self, count):
+        """Compute a batch with so many of the equal blocks, and learn from it; return the error if that fails."""
+        with FakeTensors(allow_non_fake_inputs=True), torch.compiler.set_stance("force_eager"), quiet():
+            module = self.copy(count)
             try:
-                outputs, layers = layers_entered(wrapped.module, lambda: wrapped(x))
-                trained = [(name, p) for name, p in wrapped.module.named_parameters() if p.requires_grad]
-                if trained:
-                    outputs.sum().backward()
-            except (DataDependentOutputException, DynamicOutputShapeException):
-                raise UserError(
-                    f"--model {self.name} asks for values (of samples, weights or random numbers) while it computes, "
-                    "and a plan has none; allowed: a model of which only shapes decide what it computes"
-                ) from None
-            except Exception as error:  # the reader's own code
-                shape = tuple(self.input_shape)
-                raise UserError(
-                    f"--model {self.name} does not compute samples of shape {shape} ({error_line(error)})"
-                ) from None
+                outputs, layers = variants.layers_entered(module, lambda: self.compute(module, self.inputs(SAMPLES)))
+                self._learn_loss(module, outputs)
+            except Exception as error:  # of the reader's own code, or of tensors without numbers
+                return error
+        tied = [name for names in variants.shared(module) for name in names]  # FSDP divides no part of them alone
+        self.layers = [layer for layer in layers if not any(name.startswith(f"{layer}.") for name in tied)]
+        return None
+
+    def _learn_loss(self, module, outputs):
+        """Learn which parameters get a gradient, and whether the module computes its loss itself."""
+        trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         if not trained:
             raise UserError(f"--model {self.name} has no parameters to train; allowed: a model with some")
-        ties = shared(wrapped.module)
-        self.notes = [f"{' and '.join(names)} are one parameter, which is counted once" for names in ties]
-        if unused := [name for name, p in trained if p.grad is None]:
-            some = ", ".join(unused[:4]) + (", ..." if len(unused) > 4 else "")
+        found = list(differentiable(outputs))
+        if not found:
+            raise UserError(f"--model {self.name} returns nothing that depends on its parameters; allowed: a tensor, "
+                            "or any collection of tensors")  # fmt: skip
+        scalars = [t for t in found if t.dim() == 0]
+        reached = []
+        for tensors in (found, scalars)[: 1 + bool(scalars)]:
+            of = torch.autograd.grad(loss(tensors), list(trained.values()), retain_graph=True, allow_unused=True)
+            reached.append([name for name, gradient in zip(trained, of, strict=True) if gradient is not None])
+        self.returns_loss = len(reached) > 1 and reached[0] == reached[1]
+        self.unused = [name for name in trained if name not in reached[0]]
+
+    def _refusal(self, error):
+        if isinstance(error, UserError):
+            return error
+        if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
+            return UserError(
+                f"--model {self.name} asks for values (of samples, weights or random numbers) while it computes, "
+                "and a plan has none; allowed: a model of which only shapes decide what it computes"
+            )
+        what = f"a step of --model {self.name} with samples of shape {tuple(self.samples[1:])} does not run without"
+        return UserError(f"{what} numbers ({error_line(error)}); is that the shape of a sample?")
+
+    def described(self) -> str:
+        """Return the shape of a sample and the types of the parameters, as text."""
+        kinds = sorted({str(p.dtype).removeprefix("torch.") for p in self.template.parameters()})
+        shape = " x ".join(str(size) for size in self.samples[1:])
+        return f"samples of {shape or 1}; parameters in {' and '.join(kinds)}"
+
+    @property
+    def weights(self):
+        """Bytes of parameters and buffers."""
+        return sum(t.nbytes for t in (*self.template.parameters(), *self.template.buffers()))
+
+    @property
+    def all_trained(self):
+        """Whether no parameter is frozen."""
+        return all(p.requires_grad for p in self.template.parameters())
+
+    @property
+    def trained(self):
+        """Bytes of all gradients."""
+        return sum(p.nbytes for p in self.template.parameters() if p.requires_grad)
+
+    def _note(self):
+        """Note what the reader may not know."""
+        for names in variants.shared(self.template):
+            self.notes.append(f"{' and '.join(names)} are one parameter, which is counted once")
+        if self.unused:
+            some = ", ".join(self.unused[:4]) + (", ..." if len(self.unused) > 4 else "")
             self.notes.append(
                 f"no gradient reaches {some}; DDP stops at its second step without find_unused_parameters"
             )
-        tied = [name for names in ties for name in names]  # FSDP cannot divide them with one layer alone
-        self.template.layers = [layer for layer in layers if not any(name.startswith(f"{layer}.") for name in tied)]
 
-    def empty_copy(self) -> WrappedModule:
-        """Return a copy of the model without values, on fake tensors within a ``FakeTensorMode``."""
-        return without_values(self.template)
+    @cache  # noqa: B019 - as long as the model
+    def _shortened(self, count):
+        return variants.with_blocks(self.template, self.list, count) if count != self.count else self.template
 
-    def samples(self) -> torch.Tensor:
-        """Return a small batch of zeros in the shape and the type of the samples."""
-        return torch.zeros(SAMPLES, *self.input_shape, dtype=self.input_type, device="cpu")
+    def copy(self, count) -> nn.Module:
+        """Return a copy with so many of the equal blocks, on fake tensors within a ``FakeTensorMode``."""
+        return variants.without_values(self._shortened(count))
+
+    def inputs(self, size, device="cpu"):
+        """Return a batch of `size` samples, of zeros."""
+        leaves = list(self.like)
+        for number, leaf in enumerate(self.like):
+            if isinstance(leaf, tuple):
+                shape, kind = leaf
+                shape = (size, *shape[1:]) if shape[:1] == self.samples[:1] else shape
+                leaves[number] = torch.zeros(shape, dtype=kind, device=device)
+        return tree_unflatten(leaves, self.structure)
+
+    @staticmethod
+    def compute(module, inputs):
+        """Return what a module makes of a batch."""
+        if isinstance(inputs, dict):
+            return module(**inputs)
+        return module(*(inputs if isinstance(inputs, list | tuple) else [inputs]))
+
+    def around(self) -> list:
+        """Return the bytes of weights and of gradients, each before the list of equal blocks and after it."""
+        names = [name for name, _ in self.template.named_modules()]
+        start = names.index(self.list)
+        sizes = [[0, 0], [0, 0]]
+        for name, tensor in self._named_tensors():
+            owner = name.rpartition(".")[0]
+            if not owner.startswith(f"{self.list}."):
+                side = names.index(owner) > start
+                sizes[0][side] += tensor.nbytes
+                sizes[1][side] += tensor.nbytes * tensor.requires_grad
+        return sizes
+
+    def _named_tensors(self):
+        yield from self.template.named_parameters(remove_duplicate=False)
+        yield from self.template.named_buffers()
+
+    def loss(self, outputs):
+        """Return the loss of a batch: the module's own, or one that stands in for it."""
+        found = list(differentiable(outputs))
+        return loss([t for t in found if t.dim() == 0] if self.returns_loss else found)
+
+    def layers_of(self, module) -> list:
+        """Return the layers of a copy that FSDP divides one by one."""
+        others = [name for name in self.layers if not self.few or not name.startswith(f"{self.list}.")]
+        blocks = self.blocks_of(module) if self.few else []
+        return [module.get_submodule(name) for name in others] + blocks
+
+    def blocks_of(self, module) -> list:
+        """Return the equal blocks of a copy; of a module without such a list, its layers."""
+        if self.few:
+            return list(module.get_submodule(self.list))
+        return [module.get_submodule(name) for name in self.layers]
+
+
+def differentiable(value, seen=None):
+    """Yield all tensors with a gradient in any output: of lists, dicts and other objects, and of what is in them."""
+    seen = set() if seen is None else seen
+    if isinstance(value, torch.Tensor):
+        if value.requires_grad:
+            yield value
+        return
+    if id(value) in seen or isinstance(value, type | nn.Module):
+        return
+    seen.add(id(value))
+    parts = list(value.values()) if isinstance(value, Mapping) else []
+    parts += list(value) if isinstance(value, list | tuple | set) else []
+    for part in parts or getattr(value, "__dict__", {}).values():
+        yield from differentiable(part, seen)
+
+
+def loss(tensors):
+    """Return a loss that keeps what a usual one keeps: cross entropy over classes, or squares where there are none."""
+    return sum(_loss(t.values() if t.is_nested else t) for t in tensors)
+
+
+def _loss(t):
+    t = torch.view_as_real(t) if t.is_complex() else t
+    t = t.float() if t.dtype in (torch.float16, torch.bfloat16) else t
+    t = t.flatten(0, 1) if t.dim() == 3 else t  # tokens of a sample
+    if t.dim() < 2 or t.shape[1] == 1:
+        return t.square().mean()
+    return cross_entropy(t, torch.zeros(t.shape[0], *t.shape[2:], dtype=torch.long, device=t.device))
 
 
 def imported(name):
@@ -136,13 +260,8 @@ def imported(name):
 
 def called(function, name) -> tuple:
     """Return the module that a function makes, and the inputs; None where it gives no inputs."""
-    try:
-        with quiet():
-            made = function()
-    except (Exception, SystemExit) as error:  # the reader's own code
-        raise UserError(
-            f"--model {name}() ends with {error_line(error)}; allowed: a function without arguments"
-        ) from None
+    with quiet():
+        made = build(function, name)
     module, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     module = module._orig_mod if isinstance(module, OptimizedModule) else module
     if not isinstance(module, nn.Module):

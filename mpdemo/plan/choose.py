@@ -6,43 +6,32 @@
 Taught in notebooks/11_which_one.ipynb.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
 from mpdemo.errors import UserError
 from mpdemo.options import as_arguments
-from mpdemo.plan import fits
-from mpdemo.plan.request import ModelFailed, PlanRequest, Prediction, mib
-from mpdemo.rules import CUT_RUNGS
-
-
-class Rule(NamedTuple):
-    """One question of the decision, for several devices or for one, and the answer where it fits."""
-
-    several: bool
-    rung: str
-    answer: str
-    why: str  # a sentence with {parts}, {devices} (that are used) and {all}
-    find: Callable  # request -> the first `Prediction` that fits, or that needs least; None where it cannot be done
-
+from mpdemo.plan import fits, own
+from mpdemo.plan.request import NotPlanned, PlanRequest, Prediction, Rule, mib
 
 TWICE = {"activation_checkpointing": True}
 WHOLE_MODEL = (  # the answer's second part, how it fits, how to find out
     ("", "at once", fits.replicas),
-    (", gradient accumulation", "in {parts} parts, one after the other", lambda request: fits.replicas(request, None)),
+    (", gradient accumulation", "with gradient accumulation over {parts} microbatches",
+     lambda request: fits.replicas(request, None)),
     (", bf16", "in bf16", lambda request: fits.replicas(request, None, precision="bf16")),
-    (", activation checkpointing", "if activations are computed twice",
+    (", activation checkpointing", "with activation checkpointing",
      lambda request: fits.replicas(request, None, **TWICE)),
 )  # fmt: skip
 SHARDED = (
     ("", "at once", fits.sharded),
-    (", bf16, activation checkpointing", "in bf16, with activations computed twice",
+    (", bf16, activation checkpointing", "in bf16, with activation checkpointing",
      lambda request: fits.sharded(request, precision="bf16", **TWICE)),
-    (", gradient accumulation", "in {parts} parts, in one node", lambda request: fits.sharded(request, None)),
-    (", activation checkpointing", "if activations are computed twice", lambda request: fits.sharded(request, **TWICE)),
+    (", gradient accumulation", "with gradient accumulation over {parts} microbatches, in one node",
+     lambda request: fits.sharded(request, None)),
+    (", activation checkpointing", "with activation checkpointing", lambda request: fits.sharded(request, **TWICE)),
 )  # fmt: skip
-SHARE = "a device's share of the batch fits"
+SHARE = "the local batch fits"
 CUT = "No device holds the whole model, so it is cut over {devices} of {all} devices"
 RULES = (
     *(Rule(False, "single", "single" + more, f"One device holds the model, and the whole batch fits {how}", find)
@@ -50,7 +39,7 @@ RULES = (
     *(Rule(True, "ddp", "ddp" + more, f"Each of {{devices}} devices holds the model, and {SHARE} {how}", find)
       for more, how, find in WHOLE_MODEL),
     *(Rule(True, "fsdp", "fsdp" + more, "Weights, gradients and states are too large for one device; "
-           f"{{devices}} share them, and {SHARE} {how}", find)
+           f"{{devices}} shard them, and {SHARE} {how}", find)
       for more, how, find in SHARDED),
     Rule(True, "tensor", "tensor", "The {devices} devices of one node split every layer", fits.split_layers),
     Rule(True, "hybrid", "hybrid", "Fewer than {devices} devices hold the cut model, so there is room for several "
@@ -75,19 +64,19 @@ class Choice(NamedTuple):
 
 
 def asked(request):
-    """Yield each rule for so many devices, and what it finds: None also where a reader's model fails, with a note.
+    """Yield each rule for so many devices, and what it finds; None where a strategy cannot be, or is not planned.
 
-    No rule is asked that would split a reader's model.
+    What is not planned of a reader's model is noted, with the reason.
     """
-    for rule in RULES:
-        splits = rule.rung == "tensor" or rule.rung in CUT_RUNGS
-        if rule.several == (request.devices > 1) and not (splits and request.spec.is_own):
-            try:
-                yield rule, rule.find(request)
-            except ModelFailed as error:
-                note = f"{rule.answer}: {error}"
-                request.model.notes += [note] * (note not in request.model.notes)
-                yield rule, None
+    several = request.devices > 1
+    rules = own.rules(request) if request.spec.is_own else [rule for rule in RULES if rule.several == several]
+    for rule in rules:
+        request.progress(rule.answer)
+        try:
+            yield rule, rule.find(request)
+        except NotPlanned as error:
+            request.model.not_planned.setdefault(str(error), {})[rule.answer] = None  # a dict keeps their order
+            yield rule, None
 
 
 def choose(request: PlanRequest) -> Choice:
@@ -107,8 +96,7 @@ def choose(request: PlanRequest) -> Choice:
             f"{request.devices} devices in {request.nodes} nodes; allowed: equally many in each node, 1 or more"
         )
     per_device = -(-request.batch // request.devices) * request.devices
-    whole = fits.replicas(replace(request, batch=per_device), None) if request.batch % request.devices else None
-    if whole and whole.memory <= request.limit:
+    if request.batch % request.devices and _replica_fits(replace(request, batch=per_device)):
         raise UserError(
             f"a batch of {request.batch} does not divide by {request.devices} devices, each of which could hold the "
             f"model; allowed: a multiple of {request.devices}, such as {per_device}"
@@ -122,10 +110,22 @@ def choose(request: PlanRequest) -> Choice:
     return Choice(None, NOTHING, why, {}, None)
 
 
+def _replica_fits(request) -> bool:
+    """Return whether each device can hold the whole model."""
+    try:
+        found = own.replicated(request) if request.spec.is_own else fits.replicas(request, None)
+    except NotPlanned:
+        return False
+    return found.memory <= request.limit
+
+
 def _reason(rule, request, found):
-    """Return the rule's sentence with its numbers, and the options that save memory."""
+    """Return the rule's sentence with its numbers, and the options of ``mpdemo train`` that save memory."""
     parts, used = (found.settings.get(name, 1) for name in ("microbatches", "processes"))
     why = rule.why.format(parts=parts, devices=used, all=request.devices)
+    if request.spec.is_own:
+        more = f", over {parts} microbatches" if parts > 1 and "{parts}" not in rule.why else ""
+        return f"{why}{more}: {mib(found.memory)} of {mib(request.limit)} per device."
     named = {name: value for name, value in found.settings.items() if name not in ("processes", "cut")}
     options = f", by {' '.join(as_arguments(named))}" if named else ""
     return f"{why}: {mib(found.memory)} of {mib(request.limit)} per device{options}."

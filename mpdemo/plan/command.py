@@ -1,25 +1,27 @@
 """``python -m mpdemo plan``: which strategy to use on so many devices, and what every other one would take.
 
-    python -m mpdemo plan --model resnet101 --devices 8 --nodes 2 --batch 128 --gpu-memory 16GiB
+    python -m mpdemo plan --model resnet101 --devices 8 --nodes 2 --batch 128 --gpu a100
     python -m mpdemo plan --model package.module:function --input 3,224,224 --devices 8 --gpu-memory 16GiB
 
 No GPU is needed, and no model is trained. Taught in notebooks/11_which_one.ipynb.
 """
 
 import json
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, ByteSize, Field
 from pydantic.dataclasses import dataclass
 
-from mpdemo.errors import UserError, did_you_mean, error_line, one_line_errors
+from mpdemo.errors import UserError, did_you_mean, one_line_errors
 from mpdemo.options import add_options, as_arguments, option_name, options_from
 from mpdemo.plan import strategies
 from mpdemo.plan.choose import choose
-from mpdemo.plan.footprint import ROOFS
-from mpdemo.plan.request import MIB, RESERVE, STATES, PlanRequest
+from mpdemo.plan.request import MIB, RESERVE, STATES, PlanRequest, mib
 from mpdemo.settings import MODELS, NORMS, Count, Pixels
+from mpdemo.world.gpus import GPUS
 
 OF_COURSE = "image_size", "channels", "classes", "norm"  # options of a model of the course
 OF_OWN = "input", "tokens"
@@ -57,16 +59,18 @@ class PlanOptions:
     tokens: bool = Field(False, description="the samples of your own model are whole numbers, for an embedding")
     devices: int | None = Field(None, ge=1, le=10**5, description="how many there are")
     nodes: int = Field(1, ge=1, description="nodes that they are in")
-    batch: Count = Field(128, description="samples of the whole batch")
+    batch: Count = Field(128, description="samples of a step, of all devices together")
     image_size: Pixels = Field(224, description="pixels per side")
     channels: Count = Field(3, description="of the images")
     classes: Count = Field(1000, description="of the data set")
     norm: Literal[NORMS] = Field("batch", description="normalisation of the convolutional models")
+    gpu: Literal[tuple(GPUS)] | None = Field(
+        None, description="what the devices are: says their memory, and estimates times from their data sheet"
+    )
     gpu_memory: Annotated[ByteSize, BeforeValidator(_with_unit)] | None = Field(
-        None, description="of one device, such as 16GiB"
+        None, description="of one device, such as 16GiB, where it is another one's than --gpu's"
     )
     optimizer: Literal[tuple(STATES)] = Field("sgd", description="for its memory")
-    cost: Literal[tuple(ROOFS)] = Field("a100", description="the GPU whose data sheet the times are estimated from")
     json: str | None = Field(None, description="also write the rows to this file")
 
     @property
@@ -83,9 +87,11 @@ def check_together(options, given):
         raise UserError(f"{option_name(name)} is for a model {whose}; leave it out")
     if options.devices is None:
         raise UserError("--devices is missing; say how many devices there are, such as --devices 8")
-    if options.gpu_memory is None:
-        raise UserError("--gpu-memory is missing; say that of one device, such as --gpu-memory 16GiB")
-    if options.gpu_memory <= RESERVE:
+    if options.gpu is None and options.gpu_memory is None:
+        raise UserError(
+            f"--gpu is missing; say what the devices are, {', '.join(GPUS)}, or how large, such as --gpu-memory 16GiB"
+        )
+    if options.gpu_memory is not None and options.gpu_memory <= RESERVE:
         raise UserError(
             "--gpu-memory is no more than CUDA itself takes; allowed: 1GiB or more, with the unit, such as 16GiB"
         )
@@ -100,13 +106,8 @@ def main(args) -> int:
     """Print a plan; return the exit status."""
     options = options_from(args, PlanOptions)
     check_together(options, vars(args))
-    try:
-        text, rows = answer(options)
-    except Exception as error:
-        if isinstance(error, UserError) or not options.own_model:
-            raise
-        what = f"--model {options.model} cannot be planned: it fails without real numbers"
-        raise UserError(f"{what} ({error_line(error)}); try the part that takes and returns tensors") from error
+    with Progress() as progress:
+        text, rows = answer(options, progress)
     print(text)
     if options.json:
         try:
@@ -116,21 +117,60 @@ def main(args) -> int:
     return 0
 
 
-def answer(options) -> tuple:
+class Progress:
+    """A line on a terminal that says what is being planned, and is gone at the end; nothing in a pipe or a file."""
+
+    def __enter__(self):
+        self.stream = sys.stderr  # which a reader's code cannot replace
+        return self
+
+    def __call__(self, what):
+        """Say what is being planned."""
+        if self.stream.isatty():
+            print(f"\r\x1b[Kplanning: {what}", end="", file=self.stream, flush=True)
+
+    def __exit__(self, *error):
+        if self.stream.isatty():
+            print("\r\x1b[K", end="", file=self.stream, flush=True)
+
+
+def answer(options, progress) -> tuple:
     """Return what to use, why, a table of all strategies and the commands, as text; and the rows of the table."""
-    request = request_of(options)
+    progress(f"building {options.model}")
+    request = replace(request_of(options), progress=progress)
     choice, rows = choose(request), strategies.compare(request)
-    notes = list(getattr(request.model, "notes", []))
-    if options.own_model and options.devices > 1:
-        notes.append("a model of your own isn't split, so tensor parallelism and pipelines are left out")
     lines = [f"{choice.answer}: {choice.why}", "", strategies.table(request, rows)]
-    lines += [
-        f"(times estimated for the {request.gpu}, no communication hidden; memory without CUDA's {RESERVE // MIB} MiB)",
-        *(f"note: {note}" for note in notes),
-        "",
-        commands(options, [row for row in rows if row.fits]),
-    ]
+    lines += [*(f"note: {note}" for note in notes(request, choice)), "", commands(options, [r for r in rows if r.fits])]
     return "\n".join(lines).rstrip(), [strategies.as_row(request, row) for row in rows]
+
+
+def notes(request, choice) -> list:
+    """Return what a plan assumes, and what the reader should know of it."""
+    sheet = GPUS[request.gpu]
+    found = [
+        f"a batch of {request.batch:,} samples is that of all devices together; optimizer {request.optimizer}; "
+        f"{request.model.described() if request.spec.is_own else 'float32'}, unless a row says bf16",
+        f"a device has {mib(request.memory)}, of which {RESERVE // MIB} MiB are CUDA's; times are estimated from the "
+        f"data sheet of {request.gpu} ({sheet.source}), with no communication hidden",
+    ]
+    if choice.predicted and (most := choice.predicted.most()):
+        found.append(f"the largest batch that fits with {choice.answer}: {most:,} samples")
+    return found + (_of_own(request) if request.spec.is_own else [])
+
+
+def _of_own(request) -> list:
+    """Return what is assumed of the training of a reader's own model, and what is not planned."""
+    found = list(request.model.notes)
+    if request.optimizer == "adamw":
+        found.append("AdamW(fused=True); without it, an update takes once more the memory of what it updates")
+    if request.devices > 1:
+        found += [
+            "DDP as PyTorch sets it has the gradients twice; gradient_as_bucket_view=True saves "
+            f"{mib(request.model.trained)}",
+            "tensor parallelism splits no embedding and no output layer; a pipeline's memory is a sum over blocks",
+        ]
+    not_planned = request.model.not_planned.items()
+    return found + [f"not planned: {'; '.join(answers)}: {reason}" for reason, answers in not_planned]
 
 
 def request_of(options) -> PlanRequest:
@@ -143,13 +183,15 @@ def request_of(options) -> PlanRequest:
         model = OwnModel(options.model, shape, options.tokens)
     names = ("batch", "devices", "nodes", "optimizer", "image_size", "classes", "channels", "norm")
     same = {name: getattr(options, name) for name in names}
-    return PlanRequest(model, memory=options.gpu_memory, gpu=options.cost, **same)
+    gpu = options.gpu or "a100"
+    return PlanRequest(model, memory=options.gpu_memory or GPUS[gpu].memory, gpu=gpu, **same)
 
 
 def commands(options, rows) -> str:
     """Return the lines that say how to train some strategies."""
     if options.own_model:
-        return "to train your own model: notebooks/scripts/train_ddp.py is a whole script, in plain PyTorch"
+        scripts = "train_single.py, train_ddp.py, train_fsdp.py and train_pipeline.py"
+        return f"to train your own model: notebooks/scripts has {scripts}, whole scripts in plain PyTorch"
     lines = []
     for row in rows:
         settings = {

@@ -6,6 +6,7 @@ memory.py asks for the steps. Taught in notebooks/04_model_parallel.ipynb and 11
 """
 
 import gc
+import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -18,13 +19,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from mpdemo.errors import error_line
+from mpdemo.models.private_torch import FakeTensors
 from mpdemo.plan.counting import CountMessages, LiveMemory, size
 from mpdemo.plan.device_memory import DeviceMemory, Step
 from mpdemo.plan.meter import built
-from mpdemo.plan.request import ModelFailed
 from mpdemo.run import builder
-from mpdemo.training.private_torch import FakeTensors
 from mpdemo.training.setup import Run
 from mpdemo.world.env import World
 
@@ -48,7 +47,7 @@ class DryRun:
         shares = s.devices if s.rung == "fsdp" else s.replicas or 1
         with self.fake:
             model, self.sample = built(self.spec, s.batch_size // shares // s.microbatches)
-        model.input_shape, model.input_type = self.sample.shape[1:], self.sample.dtype
+        model.input_shape = self.sample.shape[1:]
         return model
 
     def make_optimizer(self, parameters):
@@ -162,17 +161,20 @@ def step(spec, settings, rank=0, states=0, keep_gradients=False) -> Step:
 
 def counted_step(spec, settings, rank, states, keep_gradients) -> Step:
     """Do one step of a rank in this thread."""
-    if settings.form == "per-device":
-        dist.init_process_group("fake", rank=rank, world_size=settings.processes, store=FakeStore())
     dry = DryRun(spec, settings, rank, states, keep_gradients)
-    try:
+    with fake_world(rank, settings.processes) if settings.form == "per-device" else nullcontext():
         with dry.memory, without_surprises():
             dry.step()
         return dry.counted()
-    except Exception as error:
-        if spec.is_own:
-            raise ModelFailed(f"its own code fails there ({error_line(error)})") from error
-        raise
+
+
+@contextmanager
+def fake_world(rank, processes):
+    """Be one of so many processes, none of which is there: a group that delivers nothing and waits for nothing."""
+    excepthook = sys.excepthook  # which PyTorch replaces
+    dist.init_process_group("fake", rank=rank, world_size=processes, store=FakeStore())
+    try:
+        yield
     finally:
-        if settings.form == "per-device":
-            dist.destroy_process_group()
+        dist.destroy_process_group()
+        sys.excepthook = excepthook

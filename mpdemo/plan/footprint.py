@@ -11,10 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpdemo.world.devices import PEAKS
+from mpdemo.world.gpus import GPUS
 
 SIZES = 2, 8  # microbatch sizes of the two runs
-ROOFS = {"v100": (0.9e12, 5e-6), "a100": (1.555e12, 5e-6), "h100": (3.35e12, 4e-6)}  # bytes/s; s to launch a kernel
 
 
 class Roof(NamedTuple):
@@ -22,20 +21,34 @@ class Roof(NamedTuple):
 
     convolutions: float  # floating point operations
     products: float  # floating point operations of matrix products
+    half: float | None  # floating point operations in 16 bits; None where it has no units for them
     moved: float  # bytes of a float32 tensor
     launch: float
 
 
 def roof(gpu, precision) -> Roof | None:
-    """Return the roof of a key of ROOFS; None where the GPU has no units for the precision.
+    """Return the roof of one of `GPUS` for operations in float32; None where it has no units for the precision.
 
     In float32 PyTorch lets cuDNN compute convolutions in TF32 by default, but no other matrix product
     (https://docs.pytorch.org/docs/stable/notes/cuda.html#tf32-on-ampere). In bf16 a tensor has half the bytes.
     """
-    (bandwidth, launch), sheet = ROOFS[gpu], PEAKS[gpu]
+    sheet = GPUS[gpu]
+    fp32, half = sheet.peaks["fp32"], sheet.peaks.get("bf16")
     if precision == "fp32":
-        return Roof(sheet.get("tf32", sheet["fp32"]), sheet["fp32"], bandwidth, launch)
-    return Roof(sheet["bf16"], sheet["bf16"], 2 * bandwidth, launch) if "bf16" in sheet else None
+        return Roof(sheet.peaks.get("tf32", fp32), fp32, half, sheet.moved, sheet.launch)
+    return Roof(half, half, half, 2 * sheet.moved, sheet.launch) if half else None
+
+
+def kernel_seconds(work, roof) -> float | None:
+    """Return the seconds of kernels: each computes or moves, whichever takes longer, and is launched.
+
+    `work` are rows as `mpdemo.plan.meter.Kernels` notes them. None where the GPU has no units for one of them.
+    """
+    convolutions, products, half, moved = work.T
+    if half.any() and not roof.half:
+        return None
+    computing = convolutions / roof.convolutions + products / roof.products + half / (roof.half or 1)
+    return float((np.maximum(computing, moved / roof.moved) + roof.launch).sum())
 
 
 class BlockCost(NamedTuple):
@@ -62,17 +75,15 @@ class Footprint:
     input: int  # of one sample, as `output`: what crosses the boundary before and after the block
     output: int
     lines: dict  # `saved` by a forward pass, `backward` above the start at the peak: without samples, and per sample
-    work: dict  # `forward`, `backward` -> (kernels, 3, 2): operations of convolutions, of products, bytes: such lines
+    work: dict  # `forward`, `backward` -> (kernels, 4, 2): the rows of `meter.Kernels`, as such lines
 
     def bytes(self, what, size):
         """Return ``saved`` or ``backward`` for a microbatch of `size` samples."""
         return float(self.lines[what] @ (1, size))
 
     def seconds(self, kind, size, roof):
-        """Return the seconds of a pass: each kernel computes or moves, whichever takes longer, and is launched."""
-        convolutions, products, moved = (self.work[kind] @ (1, size)).T
-        computing = convolutions / roof.convolutions + products / roof.products
-        return float((np.maximum(computing, moved / roof.moved) + roof.launch).sum())
+        """Return the seconds of a pass of `size` samples."""
+        return kernel_seconds(self.work[kind] @ (1, size), roof)
 
 
 @cache
@@ -84,7 +95,7 @@ def footprints(spec) -> tuple:
     result = []
     for (facts, lines, work), (_, more_lines, more_work) in zip(small, large, strict=True):
         lines = {name: _line(lines[name], more_lines[name]) for name in lines}
-        work = {kind: _line(sorted(work[kind]), sorted(more_work[kind])).reshape(-1, 3, 2) for kind in work}
+        work = {kind: _line(sorted(work[kind]), sorted(more_work[kind])).reshape(-1, 4, 2) for kind in work}
         result.append(Footprint(**facts, lines=lines, work=work))
     return tuple(result)
 

@@ -1,13 +1,12 @@
 """Run every block of a model alone on fake tensors, and count what it allocates, computes and moves."""
 
 import torch
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from mpdemo.models.blocks import Blocks
-from mpdemo.models.wrapped import rows_of_block
+from mpdemo.models.private_torch import FakeTensors
 from mpdemo.plan.counting import LiveMemory, rounded, tensors_in
-from mpdemo.training.private_torch import FakeTensors
 
 aten = torch.ops.aten
 ON_A_CPU = {  # of attention on a CPU, which PyTorch counts from 2.15 on: that on a GPU takes the same operations
@@ -21,7 +20,7 @@ ON_A_CPU = {  # of attention on a CPU, which PyTorch counts from 2.15 on: that o
 class Kernels(TorchDispatchMode):
     """Note every operation that is more than a view in `work`.
 
-    That is (floating point operations of convolutions, those of other products, bytes read and written).
+    That is (floating point operations of convolutions, of other products, of both in 16 bits, bytes read and written).
     """
 
     def __init__(self):
@@ -29,15 +28,23 @@ class Kernels(TorchDispatchMode):
         self.work = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # it calls the operations on this rank's part, which are counted
         result = func(*args, **(kwargs or {}))
+        if func is torch.ops.prim.device.default:  # PyTorch asks each fake tensor for it, many times
+            return result
         inputs, outputs = tensors_in((args, kwargs)), tensors_in(result)
         known = {t.untyped_storage() for t in inputs}
         in_place = func._schema.name.endswith("_")
-        if in_place or not all(t.untyped_storage() in known for t in outputs):  # else a view, which moves nothing
+        message = func.namespace in ("c10d", "_c10d_functional")
+        if not message and (in_place or not all(t.untyped_storage() in known for t in outputs)):  # views move nothing
             operation = func._overloadpacket
             formula = flop_registry.get(operation) or ON_A_CPU.get(operation)
             operations = formula(*args, **(kwargs or {}), out_val=result) if formula else 0
-            parts = (operations, 0) if "convolution" in func._schema.name else (0, operations)
+            if inputs and inputs[0].dtype in (torch.bfloat16, torch.float16):
+                parts = 0, 0, operations
+            else:
+                parts = (operations, 0, 0) if "convolution" in func._schema.name else (0, operations, 0)
             self.work.append((*parts, sum(t.nbytes for t in inputs + outputs)))
         return result
 
@@ -63,13 +70,8 @@ def built(spec, size):
 
     options = spec._asdict()
     model = options.pop("model")
-    shape = getattr(model, "input_shape", (spec.channels, spec.image_size, spec.image_size))
-    x = torch.empty(size, *shape, dtype=getattr(model, "input_type", None))
-    if spec.is_own:
-        return model.empty_copy(), x
-    blocks = model() if callable(model) else build(model, **options)
-    blocks.blocks()[-1].register_forward_hook(rows_of_block)
-    return blocks, x
+    x = torch.empty(size, spec.channels, spec.image_size, spec.image_size)
+    return model() if callable(model) else build(model, **options), x
 
 
 def run_blocks(spec, size):
@@ -77,9 +79,8 @@ def run_blocks(spec, size):
     rows, measured = [], {}  # equal blocks are run once
     with FakeTensors(allow_non_fake_inputs=True), LiveMemory() as memory, Kernels() as kernels:
         model, x = built(spec, size)
-        blocks = Blocks({"model": model}) if spec.is_own else model
-        for number in range(len(blocks)):
-            part = blocks.stage(number, number + 1)
+        for number in range(len(model)):
+            part = model.stage(number, number + 1)
             x = x.detach().requires_grad_(number > 0)  # images need no gradient; all after the first block does
             key = signature(part), x.shape, x.dtype, x.requires_grad
             if key not in measured:

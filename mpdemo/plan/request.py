@@ -4,21 +4,31 @@
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from mpdemo.errors import UserError
 from mpdemo.plan.footprint import costs, footprints
 from mpdemo.settings import RUNG_FORMS, Settings
+from mpdemo.world.gpus import GPUS
 
 MIB = 2**20
 RESERVE = 768 * MIB  # of a GPU's memory, kept for the CUDA context (about 500 MiB) and for workspaces
 STATES = {"sgd": 0, "momentum": 1, "adamw": 2}  # optimizer state, in values per parameter
-LINKS = {True: 300e9, False: 25e9}  # bytes per second: NVLink of an A100 in one node; InfiniBand HDR between nodes
 
 
-class ModelFailed(UserError):
-    """A reader's own model cannot compute a step with some strategy, though it computes one by itself."""
+class NotPlanned(UserError):
+    """Why a strategy is not planned for a reader's own model, in words."""
+
+
+class Rule(NamedTuple):
+    """One question of the decision, for several devices or for one, and the answer where it fits."""
+
+    several: bool
+    rung: str
+    answer: str
+    why: str  # a sentence with {parts}, {devices} (that are used) and {all}
+    find: Callable  # request -> the first `Prediction` that fits, or that needs least; None where it cannot be done
 
 
 class ModelSpec(NamedTuple):
@@ -37,7 +47,11 @@ class ModelSpec(NamedTuple):
     @property
     def is_own(self):
         """Whether the model is a module of the reader's, which is no list of blocks."""
-        return hasattr(self.model, "empty_copy")
+        return hasattr(self.model, "layers_of")
+
+
+def _quiet(strategy: str) -> None:
+    """Say nothing of what is being planned."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +72,7 @@ class PlanRequest:
     optimizer : str
         "sgd", "momentum" or "adamw".
     gpu : str
-        Whose data sheet the times are estimated from: "v100", "a100" or "h100". An A100 of 40 GiB by default.
+        One of `mpdemo.world.gpus.GPUS`, from whose data sheet the times are estimated. An A100 of 40 GiB by default.
     """
 
     model: str | Callable
@@ -72,6 +86,7 @@ class PlanRequest:
     channels: int = 3
     norm: str = "batch"
     gpu: str = "a100"
+    progress: Callable = field(default=_quiet, compare=False)  # is told what is being planned
 
     @property
     def spec(self) -> ModelSpec:
@@ -86,14 +101,16 @@ class PlanRequest:
     @property
     def link(self) -> float:
         """Bytes per second between two devices: of one node, or of the slower link between nodes."""
-        return LINKS[self.nodes == 1]
+        return GPUS[self.gpu].link if self.nodes == 1 else GPUS[self.gpu].between
 
     def blocks(self) -> list:
-        """Return the footprints of the model's blocks."""
+        """Return the footprints of the blocks of a model of the course."""
         return footprints(self.spec)
 
     def states(self) -> float:
         """Return the bytes of weights, gradients and optimizer states, which no smaller batch makes smaller."""
+        if self.spec.is_own:
+            return self.model.weights + (1 + STATES[self.optimizer]) * self.model.trained
         return sum(b.weights + (1 + STATES[self.optimizer]) * b.gradients for b in self.blocks())
 
     @property
@@ -114,6 +131,12 @@ class Prediction(NamedTuple):
     seconds: float | None = None  # of a step without messages; None where no data sheet says it
     sent: float = 0.0  # bytes that this device sends in a step
     stages: tuple = ()  # of a pipeline with few stages: bytes on each device, in order
+    sending: float | None = None  # seconds that this takes, where links of both kinds are used
+    most: Callable = lambda: None  # -> samples of the largest batch that fits; None where that cannot be told
+
+    def seconds_sending(self, request):
+        """Return the seconds that the messages take, on the request's link unless they are known."""
+        return self.sent / request.link if self.sending is None else self.sending
 
 
 def settled(spec, rung, batch, devices=1, replicas=None, **more) -> Settings:

@@ -11,8 +11,20 @@ from typing import NamedTuple
 
 from tabulate import tabulate
 
+from mpdemo.plan import own
 from mpdemo.plan.choose import asked
 from mpdemo.plan.request import MIB, PlanRequest, Prediction
+
+HEADERS = (
+    "",
+    "strategy",
+    "fits",
+    "peak memory\n(MiB)",
+    "bytes sent\n(MiB)",
+    "communication\n(ms)",
+    "step time\n(ms)",
+    "speed-up",
+)
 
 
 class Strategy(NamedTuple):
@@ -43,7 +55,7 @@ def as_row(request, strategy) -> dict:
         "memory_mib": predicted.memory / MIB,
         "stages_mib": [peak / MIB for peak in predicted.stages] or None,
         "messages_mib": predicted.sent / MIB,
-        "seconds": predicted.seconds and predicted.seconds + predicted.sent / request.link,
+        "seconds": predicted.seconds and predicted.seconds + predicted.seconds_sending(request),
     }
 
 
@@ -55,15 +67,15 @@ def table(request: PlanRequest, strategies: list[Strategy]) -> str:
     and kernels rarely reach a data sheet's peak. Speed-ups are over one device that computes in float32 and has room
     for everything.
     """
-    one_device = request.one_device_seconds
-    rows = []
+    is_own, rows = request.spec.is_own, []
+    one_device = own.one_device_seconds(request) if is_own else request.one_device_seconds
     for number, strategy in enumerate(strategies):
         predicted, row = strategy.predicted, as_row(request, strategy)
         mark = "->" if number == 0 and strategy.fits else ""
         if predicted is None:
-            rows.append((mark, strategy.answer, "cannot", *[""] * 5))
+            rows.append((mark, strategy.answer, "not planned" if is_own else "cannot", *[""] * 5))
             continue
-        seconds = row["seconds"]
+        seconds, sending = row["seconds"], predicted.seconds_sending(request)
         rows.append(
             (
                 mark,
@@ -71,11 +83,10 @@ def table(request: PlanRequest, strategies: list[Strategy]) -> str:
                 "yes" if strategy.fits else f"{(predicted.memory - request.limit) / MIB:,.0f} MiB over",
                 "\n".join(f"{mib:,.0f}" for mib in row["stages_mib"] or [row["memory_mib"]]),
                 f"{row['messages_mib']:,.0f}",
-                f"{1000 * predicted.sent / request.link:,.1f}",
+                f"{1000 * sending:,.1f}",
                 f"{1000 * seconds:,.1f}" if seconds else "",
-                f"{one_device / seconds:.2f}" if seconds else "",
+                f"{one_device / seconds:.2f}" if seconds and one_device else "",
             )
         )
-    headers = "", "strategy", "fits", "MiB per\ndevice", "MiB\nsent", "sends\n(ms)", "step\n(ms)", "speed-up"
     alignment = ("left", "left", "left", *["right"] * 5)
-    return tabulate(rows, headers, "simple", disable_numparse=True, colalign=alignment)
+    return tabulate(rows, HEADERS, "simple", disable_numparse=True, colalign=alignment)

@@ -142,8 +142,8 @@ def refuse(one):
     """Refuse a script that does not train in one process."""
     kinds = {note["kind"] for rank in one.ranks for note in rank.notes}
     if "spawn" in kinds:
-        what = "the script starts another number of processes of its own (mp.spawn) than it is asked to"
-        raise UserError(f"{what}; let it take the number from an argument, {{n}}, or RANK from torchrun")
+        what = "the script starts its own processes (mp.spawn), and not as many as it is asked to"
+        raise UserError(f"{what}; let it take their number from an argument, {{n}}, or RANK from torchrun")
     if "pipeline" in kinds:
         raise UserError("the script cuts its model into a pipeline; same compares ranks that hold the same model")
     if one.error:

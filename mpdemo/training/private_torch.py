@@ -4,16 +4,6 @@ tests/test_private_pytorch.py tries each by its name.
 """
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-
-
-class FakeTensors(FakeTensorMode):
-    """Fake tensors, which have shapes and types but no memory, as a context manager.
-
-    Without a GPU, PyTorch 2.11 would replace CUDA's guard here, and crash where two threads do that at once.
-    """
-
-    avoid_device_init = False
 
 
 def compile_on_one_core():

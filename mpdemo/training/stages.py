@@ -9,8 +9,9 @@ from torch.distributed.pipelining import PipelineStage
 from torch.func import functional_call
 
 from mpdemo.cuts import resolve_cut
+from mpdemo.models.private_torch import FakeTensors
 from mpdemo.schedules import placement
-from mpdemo.training.private_torch import FakeTensors, skip_handshake
+from mpdemo.training.private_torch import skip_handshake
 
 
 class LocalStages:
@@ -80,9 +81,7 @@ def stage_shapes(model, points, settings, device) -> list[tuple[torch.Tensor, to
     model.eval()  # in training, batch norm would count this as a batch
     with FakeTensors(allow_non_fake_inputs=True), torch.no_grad():
         share = settings.batch_size // (settings.replicas or 1)
-        size = (share // settings.microbatches, *model.input_shape)
-        kind = getattr(model, "input_type", None)
-        outputs = torch.empty(size, dtype=kind, device=device)
+        outputs = torch.empty(share // settings.microbatches, *model.input_shape, device=device)
         for number, stage in enumerate(model.cut(points)):
             tensors = [*stage.named_parameters(), *stage.named_buffers()]
             tensors = {name: torch.empty_like(tensor, device=device) for name, tensor in tensors}

@@ -16,10 +16,10 @@ from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
 from mpdemo import models
+from mpdemo.models.private_torch import FakeTensors
 from mpdemo.rules import LINEAR
-from mpdemo.training.private_torch import FakeTensors
 from mpdemo.world import clock
-from mpdemo.world.devices import PEAKS
+from mpdemo.world.gpus import GPUS
 
 SIDE = 512  # of the matrices whose product is measured where no data sheet is known
 REPEATS = 6  # of that product: some ms
@@ -44,7 +44,7 @@ def peak_of(device, s) -> tuple[float, str]:
     kind = s.precision
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
-        sheet = next((peaks for gpu, peaks in PEAKS.items() if gpu in name.lower()), {})
+        sheet = next((gpu.peaks for part, gpu in GPUS.items() if part in name.lower()), {})
         convolutions = s.model not in LINEAR and torch.backends.cudnn.allow_tf32  # PyTorch's default for them alone
         if kind == "fp32" and convolutions and "tf32" in sheet:
             kind = "tf32"

@@ -12,12 +12,6 @@ import time
 from pathlib import Path
 
 ON_THE_CPU = {"CUDA_VISIBLE_DEVICES": ""}  # in a child's environment: it sees no GPU
-PEAKS = {  # floating point operations per second by precision (data sheets, dense): part of the GPU's name ->
-    "v100": {"fp32": 15.7e12},
-    "a100": {"fp32": 19.5e12, "tf32": 156e12, "bf16": 312e12},
-    "h100": {"fp32": 67e12, "tf32": 495e12, "bf16": 989e12},
-    "h200": {"fp32": 67e12, "tf32": 495e12, "bf16": 989e12},
-}
 SECONDS = 20.0  # limit for the driver's answer; a GPU that is asleep takes some
 
 

@@ -32,5 +32,5 @@ def _choice(request):
     replicas = choice.settings.get("replicas", request.devices if choice.rung in SHARING_RUNGS else 1)
     images, seconds = request.batch // replicas // parts, predicted.seconds
     times = (f"{1000 * seconds:.1f}", f"{request.one_device_seconds / seconds:.1f}") if seconds else ("-", "-")
-    memory, sends = f"{predicted.memory / 2**20:,.0f}", f"{1000 * predicted.sent / request.link:.2f}"
+    memory, sends = f"{predicted.memory / 2**20:,.0f}", f"{1000 * predicted.seconds_sending(request):.2f}"
     return request.devices, request.nodes, choice.answer, parts, images, memory, *times, sends

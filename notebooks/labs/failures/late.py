@@ -10,6 +10,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from mpdemo.world.env import process_group, where_am_i
+
 
 def load_batch():
     while not Path("no-such-file").exists():
@@ -18,11 +20,12 @@ def load_batch():
 
 def main():
     faulthandler.register(signal.SIGUSR2)  # at this signal the rank writes its stack into the log
-    dist.init_process_group("gloo")
-    print("rank", dist.get_rank(), "is ready\n", end="", flush=True)
-    if dist.get_rank() == 1:
-        load_batch()
-    dist.barrier()
+    world = where_am_i()
+    with process_group(world):
+        print("rank", world.rank, "is ready\n", end="", flush=True)
+        if world.rank == 1:
+            load_batch()
+        dist.barrier()
 
 
 if __name__ == "__main__":

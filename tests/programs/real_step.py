@@ -1,0 +1,97 @@
+"""A real training step on the CPU, as a reader writes it, and what the allocator says of it (test_plan_own_steps.py).
+
+Run under torchrun as ``real_step.py CASES OUT``: a JSON list of the arguments of `measured`, whose results rank 0
+writes, for FSDP or tensor parallelism over all processes.
+"""
+
+import gc
+import json
+import sys
+from functools import partial
+from pathlib import Path
+from runpy import run_path
+
+import torch
+import torch.distributed as dist
+from torch.autograd.profiler import profile
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import parallel as tp
+from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
+
+from mpdemo.plan.counting import CountMessages
+from mpdemo.trial import join_world
+
+MODELS = run_path(Path(__file__).with_name("llama.py"))["MODELS"]
+COLUMNS, ROWS, WHOLE = tp.ColwiseParallel(), tp.RowwiseParallel(), Replicate()
+IN_ATTENTION = {"input_layouts": (WHOLE, None, None), "desired_input_layouts": (WHOLE, None, None)}
+IN_MLP = {"input_layouts": WHOLE, "desired_input_layouts": WHOLE}
+LAYERS = {
+    "self_attn": tp.PrepareModuleInput(**IN_ATTENTION),
+    "mlp": tp.PrepareModuleInput(**IN_MLP),
+    **{f"self_attn.{name}_proj": COLUMNS for name in "qkv"},
+    **{f"mlp.{name}_proj": COLUMNS for name in ("gate", "up")},
+    "self_attn.o_proj": ROWS,
+    "mlp.down_proj": ROWS,
+}
+
+
+def measured(name, batch, length, bf16=False, checkpointing=False, how=None) -> dict:
+    """Return the bytes at the peak of a step, and those of its collectives by kind."""
+    torch.manual_seed(0)
+    model = MODELS[name]()
+    for block in model.layers if checkpointing else []:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+    if how == "fsdp":
+        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if bf16 else MixedPrecisionPolicy()
+        alone = [] if model.lm_head.weight is model.embed_tokens.weight else [model.embed_tokens, model.lm_head]
+        for layer in [*model.layers, model.norm, *alone, model]:
+            fully_shard(layer, mp_policy=policy)
+    elif how == "tensor":
+        for block in model.layers:
+            tp.parallelize_module(block, init_device_mesh("cpu", (dist.get_world_size(),)), LAYERS)
+            block.self_attn.num_heads //= dist.get_world_size()
+            block.self_attn.num_kv_heads //= dist.get_world_size()
+    groups = [[p for p in model.parameters() if isinstance(p, DTensor) == split] for split in (True, False)]
+    optimizer = torch.optim.AdamW([{"params": group} for group in groups if group], fused=True)
+    tokens, labels = (torch.zeros(batch, length, dtype=torch.long) for _ in range(2))
+    cast = torch.autocast("cpu", torch.bfloat16, enabled=bf16 and how is None)
+
+    def step():
+        with cast:
+            outputs = model(tokens)
+        loss = cross_entropy(outputs.float().flatten(0, 1), labels.flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    with CountMessages() as sent:
+        step()
+    gc.collect()
+    with profile(profile_memory=True) as prof:
+        step()
+    level, peak = 0, 0
+    events = [event for event in prof.kineto_results.events() if event.name() == "[memory]"]
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        level += event.nbytes()
+        peak = max(peak, level)
+    local = [p.to_local() if hasattr(p, "to_local") else p for p in model.parameters()]
+    return {"peak": 3 * sum(p.nbytes for p in local) + tokens.nbytes + labels.nbytes + peak, "sent": sent.by_kind()}
+
+
+def main():
+    with open(sys.argv[1]) as file:
+        cases = json.load(file)
+    with join_world() as world:
+        found = [measured(**case) for case in cases]
+        dist.barrier()
+    if world.rank == 0:
+        with open(sys.argv[2], "w") as file:
+            json.dump(found, file)
+
+
+if __name__ == "__main__":
+    main()

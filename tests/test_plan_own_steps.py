@@ -1,0 +1,116 @@
+"""What is counted of a reader's own model without computing it: against real steps, and for models of 8B and 70B."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from project import root
+from worlds import run_worlds, written
+
+from mpdemo.models.own import OwnModel
+from mpdemo.plan import own, own_step
+from mpdemo.plan.request import PlanRequest
+
+FILE = f"{root()}/tests/programs/llama.py"
+LENGTH = 256
+
+
+def steps(name, batch=4, length=LENGTH, **way):
+    model = OwnModel(f"{FILE}:{name}", (length,), tokens=True)
+    return own.steps_of(PlanRequest(model, batch, optimizer="adamw"), batch, **way)
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        ("tied_20m", {}),
+        ("untied_20m", {"checkpointing": True}),
+        ("tied_20m", {"bf16": True}),
+        ("untied_20m", {"bf16": True, "checkpointing": True}),
+        ("bf16_20m", {}),
+    ],
+)
+def test_a_step_that_is_not_computed_holds_what_the_allocator_of_a_real_one_says(name, way):
+    from programs.real_step import measured
+
+    assert steps(name, **way).at(4).peak == pytest.approx(measured(name, 4, LENGTH, **way)["peak"], rel=0.05)
+
+
+SHARDED = [
+    ({"name": "tied_20m", "how": "fsdp"}, {"shards": 2}),
+    ({"name": "untied_20m", "how": "fsdp", "bf16": True, "checkpointing": True},
+     {"shards": 2, "bf16": True, "checkpointing": True}),
+    ({"name": "untied_20m", "how": "tensor"}, {"tensor": 2}),
+    ({"name": "tied_20m", "how": "tensor", "checkpointing": True}, {"tensor": 2, "checkpointing": True}),
+]  # fmt: skip
+
+
+@pytest.mark.nightly
+def test_fsdp_and_tensor_parallelism_are_counted_as_two_processes_count_them(tmp_path):
+    cases = written(tmp_path / "cases", [case | {"batch": 4, "length": LENGTH} for case, _ in SHARDED])
+    run_worlds(tmp_path, [[2, "tests/programs/real_step.py", cases, str(tmp_path / "found")]])
+    for (case, way), real in zip(SHARDED, json.loads((tmp_path / "found").read_text()), strict=True):
+        step = steps(case["name"], **way).at(4)
+        assert step.peak == pytest.approx(real["peak"], rel=0.05), case
+        assert sum(step.sent.values()) == pytest.approx(sum(real["sent"].values()), rel=0.01), case
+
+
+def test_few_blocks_tell_what_all_of_them_need():
+    """FSDP gathers the second block before the first is computed, so its peak is at another block than DDP's."""
+    for way in ({}, {"shards": 2, "bf16": True, "checkpointing": True}, {"tensor": 2}, {"held": True, "rank": 16}):
+        line = steps("tied_20m", batch=2, **way)
+        few, every = line.at(2), own_step.computed(*line, line.model.count)
+        for name in ("peak", "weights", "trained"):
+            assert getattr(few, name) == pytest.approx(getattr(every, name), rel=1e-6), (way, name)
+        assert few.sent == every.sent
+        assert sum(map(len, every.work.values())) == sum(
+            len(few.work[n]) * (4 if "inner" in n else 1) for n in few.work
+        )
+
+
+def test_other_batches_lie_on_the_line_of_two():
+    found = steps("untied_20m")
+    for size in (2, 24):
+        assert found.at(size).peak == pytest.approx(own_step.whole_step(*found[:3], size).peak, rel=0.001)
+    assert found.at(found.most(2**31)).peak <= 2**31 < found.at(found.most(2**31) + 1).peak
+
+
+PLAN = """
+import resource
+resource.setrlimit(resource.RLIMIT_DATA, (4 * 2**30,) * 2)
+from mpdemo.__main__ import main
+main({words!r}.split())
+print("most memory:", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def planned(name, *words, seconds, length=4096):
+    """Plan a model in a process that gets no more than 4 GiB; return what it prints."""
+    options = f"plan --model {FILE}:{name} --input {length} --tokens --optimizer adamw --gpu h100"
+    code = PLAN.format(words=f"{options} {' '.join(words)}")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=seconds, cwd=root())
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_model_of_eight_billion_weights_is_planned_without_any_of_them():
+    weights = sum(p.nbytes for p in OwnModel(f"{FILE}:short_8b", (8,), True).template.parameters())
+    found = steps("short_8b", batch=1, length=2048, shards=8, bf16=True, checkpointing=True)
+    assert found.at(1).weights == pytest.approx(weights / 8, rel=0.001)
+    assert found.at(1).peak > 4 * weights / 8
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("name", "words", "answer"),
+    [
+        ("llama_8b", ("--devices", "8", "--batch", "8"), "fsdp: "),
+        ("llama_70b", ("--devices", "64", "--nodes", "8", "--batch", "64"), "fsdp, bf16, activation checkpointing: "),
+    ],
+)
+def test_8b_and_70b_are_planned_within_4_gib_and_a_minute(name, words, answer):
+    text = planned(name, *words, seconds=120)
+    assert text.startswith(answer)
+    assert "note: not planned:" not in text.replace("note: not planned: tensor; ", "")
+    assert int(text.rsplit(":", 1)[1]) < 4 * 2**20  # KiB
