@@ -55,7 +55,11 @@ def main() -> int:
 def copy_project(pages):
     """Copy what the pages show and link to, and the style sheet."""
     for file in files():
-        if file.parts[0] in FOLDERS or file.suffix == ".md" or file.name in ("LICENSE", "environment.yml"):
+        if (
+            file.parts[0] in FOLDERS
+            or file.suffix == ".md"
+            or file.name in ("LICENSE", "environment.yml", "requirements.lock")
+        ):
             (pages / file.parent).mkdir(parents=True, exist_ok=True)
             shutil.copy2(root() / file, pages / file)
     shutil.copy2(HERE / "conf.py", pages)
