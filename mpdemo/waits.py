@@ -1,9 +1,10 @@
-"""Say what a cell waits for, once that takes long: on the page of a notebook, and nowhere else.
+"""Say what is waited for: on the page of a notebook once that takes long, and for a command on the terminal.
 
 `mpdemo.notebook.page` sets `page` where there is one. What is shown goes away when the wait ends, so that no saved
 notebook keeps it.
 """
 
+import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -41,3 +42,20 @@ def _show(ended, what, printed):
             shown = text
     if shown:
         page("")
+
+
+class Progress:
+    """A line on a terminal that says what a command is doing, and is gone at the end; nothing in a pipe or a file."""
+
+    def __enter__(self):
+        self.stream = sys.stderr  # which a reader's code cannot replace meanwhile
+        self.is_seen = self.stream.isatty()
+        return self
+
+    def __call__(self, text):
+        """Show a text in place of the one before."""
+        if self.is_seen:
+            print(f"\r\x1b[K{text}", end="", file=self.stream, flush=True)
+
+    def __exit__(self, *error):
+        self("")

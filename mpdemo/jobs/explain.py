@@ -101,7 +101,12 @@ def _seen(log):
 def report(text: str) -> str:
     """Return what a log, `text`, shows: the first cause and what to do, then the rest; or that the run ended well."""
     log = Log(text)
-    if findings := find(log):
+    return said_of(log, find(log))
+
+
+def said_of(log, findings) -> str:
+    """Return in words what was found in a log that is read already."""
+    if findings:
         return in_words(findings)
     number, line = log.end
     if not line:

@@ -16,7 +16,8 @@ from pathlib import Path
 from mpdemo.errors import UserError
 from mpdemo.jobs import live, local_job, probe, who_waits
 from mpdemo.jobs.asked import MOST_BYTES, last_bytes, resolve
-from mpdemo.jobs.explain import find, report, verdict
+from mpdemo.jobs.explain import find, said_of, verdict
+from mpdemo.jobs.reading import Log
 
 QUIET = 3.0  # s without a line, after which ranks that wait for one that is elsewhere are taken to hang
 LONG = 60.0  # s, where all ranks are in one collective: it may be large
@@ -37,7 +38,8 @@ def main(args) -> int:
     if args.live and asked.answer.state != "running":
         raise UserError(f"--live looks into a running job; {asked.headline if asked.name else f'{args.what} is a log'}")
     data, cut = last_bytes(asked.logs)
-    findings = find(data)
+    log = Log(data)
+    findings = find(log)
     told = {"job": asked.name, **asked.answer._asdict(), "logs": list(map(str, asked.logs)), "usage": asked.usage}
     word, why = verdict(findings, asked.answer.state, asked.resumes)
     found, dumps = [], asked.dumps
@@ -59,7 +61,7 @@ def main(args) -> int:
     for line in in_words(asked, told, found):
         print(line)
     if findings or asked.logs and not args.live:
-        print(report(data), end="\n\n")
+        print(said_of(log, findings), end="\n\n")
     print(f"verdict: {word or 'none'}; {why}")
     return 0
 

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from mpdemo.errors import UserError, error_line
 
-LARGEST_READ = 1024  # numbers; a shorter tensor is real, as a module may read it while it is built
+LARGEST_READ = 1024  # numbers; a shorter tensor keeps its own, as a module may read it
 LARGEST_REAL = 2**30  # bytes of a module that is built with all its numbers
 RANGES = torch.arange, torch.linspace, torch.logspace, torch.tensor, torch.as_tensor, torch.asarray
 

@@ -10,10 +10,11 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from mpdemo.models.building import LARGEST_READ
+
 LISTS = nn.Sequential, nn.ModuleList, nn.ModuleDict
 REPEATED = 3  # a list of so many layers of one kind is looked into, also inside another layer
 MOST_FEW = 5  # a longer list of equal blocks is counted by two shorter ones, of 4 and 5 blocks
-READ = 1024  # whole numbers of a buffer of at most this size are kept: a model may read them
 COLUMNS = {  # names of Linears that tensor parallelism splits by columns, and those that it splits by rows
     *("q_proj", "k_proj", "v_proj", "qkv_proj", "wq", "wk", "wv", "wqkv", "qkv", "query", "key", "value", "c_attn"),
     *("gate_proj", "up_proj", "gate_up_proj", "gate", "up", "w1", "w3", "fc1", "c_fc", "linear1"),
@@ -72,7 +73,7 @@ def _without_values(tensor, device):
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(torch.empty_like(tensor, device=device), tensor.requires_grad)
     whole = tensor.dtype in (torch.int64, torch.int32)
-    if whole and not tensor.is_meta and tensor.numel() <= READ:
+    if whole and not tensor.is_meta and tensor.numel() <= LARGEST_READ:
         return torch.tensor(tensor.tolist(), dtype=tensor.dtype, device="cpu")
     return torch.empty_like(tensor, device=device)
 

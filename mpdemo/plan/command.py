@@ -7,7 +7,6 @@ No GPU is needed, and no model is trained. Taught in notebooks/11_which_one.ipyn
 """
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -21,6 +20,7 @@ from mpdemo.plan import strategies
 from mpdemo.plan.choose import choose
 from mpdemo.plan.request import MIB, RESERVE, STATES, PlanRequest, mib
 from mpdemo.settings import MODELS, NORMS, Count, Pixels
+from mpdemo.waits import Progress
 from mpdemo.world.gpus import GPUS
 
 OF_COURSE = "image_size", "channels", "classes", "norm"  # options of a model of the course
@@ -117,27 +117,10 @@ def main(args) -> int:
     return 0
 
 
-class Progress:
-    """A line on a terminal that says what is being planned, and is gone at the end; nothing in a pipe or a file."""
-
-    def __enter__(self):
-        self.stream = sys.stderr  # which a reader's code cannot replace
-        return self
-
-    def __call__(self, what):
-        """Say what is being planned."""
-        if self.stream.isatty():
-            print(f"\r\x1b[Kplanning: {what}", end="", file=self.stream, flush=True)
-
-    def __exit__(self, *error):
-        if self.stream.isatty():
-            print("\r\x1b[K", end="", file=self.stream, flush=True)
-
-
 def answer(options, progress) -> tuple:
     """Return what to use, why, a table of all strategies and the commands, as text; and the rows of the table."""
-    progress(f"building {options.model}")
-    request = replace(request_of(options), progress=progress)
+    progress(f"planning: building {options.model}")
+    request = replace(request_of(options), progress=lambda strategy: progress(f"planning: {strategy}"))
     choice, rows = choose(request), strategies.compare(request)
     lines = [f"{choice.answer}: {choice.why}", "", strategies.table(request, rows)]
     lines += [*(f"note: {note}" for note in notes(request, choice)), "", commands(options, [r for r in rows if r.fits])]

@@ -16,8 +16,9 @@ from mpdemo.schedules import divisors
 MOST_MICROBATCHES = 64
 STAGES_SHOWN = 8  # of a longer pipeline only the fullest device is dry-run: its row stays readable, and a plan quick
 TRIED = 3  # cuts that are dry-run: the first ones that fit by a sum over the blocks
+IN_BLOCKS = "all-reduce in blocks"  # of tensor parallelism: a kind of message of its own, on another link
 # An all-reduce is an all-gather and a reduce-scatter; a broadcast goes round the ring once.
-HALVES = {"all-reduce": 2, "all-reduce in blocks": 2, "all-gather": 1, "reduce-scatter": 1, "broadcast": 1}
+HALVES = {"all-reduce": 2, IN_BLOCKS: 2, "all-gather": 1, "reduce-scatter": 1, "broadcast": 1}
 
 
 def first_that_fits(request, find, numbers) -> Prediction:

@@ -7,7 +7,7 @@ notebooks/11_which_one.ipynb.
 
 from functools import partial
 
-from mpdemo.plan.fits import first_that_fits, ring_bytes
+from mpdemo.plan.fits import IN_BLOCKS, first_that_fits, ring_bytes
 from mpdemo.plan.footprint import roof
 from mpdemo.plan.planner import balanced_cut, stage_slices
 from mpdemo.plan.request import STATES, NotPlanned, Prediction, Rule
@@ -107,7 +107,7 @@ def sharded(request, parts=(1,), hsdp=False, tensor=1, **way):
 
 def _in_blocks(request, tensor) -> dict:
     """Return the ranks and the link of tensor parallelism's all-reduces: devices of one node."""
-    return {"all-reduce in blocks": (tensor, GPUS[request.gpu].link)}
+    return {IN_BLOCKS: (tensor, GPUS[request.gpu].link)}
 
 
 def split_layers(request, parts=(1,), **way):

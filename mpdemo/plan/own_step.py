@@ -24,11 +24,11 @@ from mpdemo.models.own import FEW, differentiable, quiet
 from mpdemo.models.private_torch import FakeTensors
 from mpdemo.plan.counting import CountMessages, LiveMemory, size
 from mpdemo.plan.dry_run import fake_world, local, without_surprises
+from mpdemo.plan.fits import IN_BLOCKS
 from mpdemo.plan.footprint import kernel_seconds
 from mpdemo.plan.meter import Kernels
 from mpdemo.plan.request import NotPlanned
 
-IN_BLOCKS = "all-reduce in blocks"  # of tensor parallelism: a kind of message, beside those of CountMessages
 FEW_SAMPLES = 2, 4  # of a second batch: the larger one where the first is smaller
 
 

@@ -6,7 +6,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from multiprocessing import Pipe
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from mpdemo.errors import UserError
 from mpdemo.same.worlds import World
+from mpdemo.waits import Progress
 
 LEVELS = 3  # above the reader's folder: a relative path reaches what lies there
 IMPORT = 600.0  # seconds for `import torch`: from a network file system it may take minutes
@@ -67,16 +67,14 @@ class Watcher:
     def answer(self, seconds, doing, notes=None):
         """Return the server's next answer; meanwhile a terminal shows what is done, in one line."""
         start, found = time.monotonic(), None
-        with contextlib.suppress(EOFError, OSError):
+        with Progress() as progress, contextlib.suppress(EOFError, OSError):
             while found is None and time.monotonic() < start + seconds:
                 if self.pipe.poll(0.5):
                     found = self.pipe.recv()
-                elif sys.stderr.isatty():
+                elif progress.is_seen:
                     steps = notes.read_bytes().count(b'"kind": "step"') if notes and notes.exists() else 0
                     text = f"{doing}, {steps} steps" if notes else doing
-                    print(f"\r{text}, {time.monotonic() - start:.0f} s ", end="\033[K", file=sys.stderr, flush=True)
-        if sys.stderr.isatty():
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
+                    progress(f"{text}, {time.monotonic() - start:.0f} s")
         if found is None:
             raise UserError("the watcher gave no answer; try again")
         return found

@@ -12,6 +12,7 @@ import torch
 from throughput import DEVICE, ON_GPU, Language, training
 from torch.profiler import ProfilerActivity, profile
 
+from mpdemo.training.private_torch import record_memory, save_memory
 from mpdemo.world import clock
 
 MOST = 16 * 2**20  # bytes of a file
@@ -39,10 +40,9 @@ def main():
     profiler.export_chrome_trace(str(trace))
     found = [{"trace": kept(trace), "steps": 3}]
     if ON_GPU:
-        torch.cuda.memory._record_memory_history(max_entries=50_000)
+        record_memory()
         step()
-        torch.cuda.memory._dump_snapshot(str(snapshot))
-        torch.cuda.memory._record_memory_history(enabled=None)
+        save_memory(snapshot)
         found.append({"snapshot": kept(snapshot), "peak_mib": torch.cuda.max_memory_allocated() / 2**20})
     with rows.open("a") as file:
         file.writelines(json.dumps(row) + "\n" for row in found)
