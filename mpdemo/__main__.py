@@ -13,8 +13,8 @@ import os
 import shutil
 import sys
 import textwrap
-from importlib.metadata import PackageNotFoundError, version
 
+from mpdemo import __version__
 from mpdemo.errors import Parser, UserError, did_you_mean, one_line
 from mpdemo.world.launch import end
 
@@ -75,14 +75,6 @@ def overview() -> str:
     return "\n".join(lines)
 
 
-def installed_version() -> str:
-    """Return the version of the installed package; from a folder of its source there is none."""
-    try:
-        return version("mpdemo")
-    except PackageNotFoundError:
-        return "(not installed: run from its source)"
-
-
 def parser_of(name) -> tuple:
     """Return the module of a command, and its parser."""
     module_name, what, example = COMMANDS[name]
@@ -108,7 +100,7 @@ def main(argv=None) -> int:
         print(overview())
         return 0
     if argv == ["--version"]:
-        print("mpdemo", installed_version())
+        print("mpdemo", __version__)
         return 0
     options = argv[: argv.index("--")] if "--" in argv else argv  # behind it, another program's
     parser = Parser(prog=PROGRAM)
