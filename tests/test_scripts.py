@@ -10,7 +10,6 @@ import runpy
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
+from worker_jobs import until
 
 from mpdemo.jobs import check as check_script
 from mpdemo.jobs.slurm_job import look_up
@@ -26,12 +26,13 @@ from mpdemo.paths import root
 SCRIPTS = root() / "notebooks" / "scripts"
 DIGITS = root() / "mpdemo" / "data" / "digits.npz"
 FIRST_LINES, LINES, ALL_LINES = 43, 129, 1300  # of the two first scripts, of any, of all
+SLURM = 120  # s in which a job comes so far
 DIFFERENCE = 40  # lines by which a script derived from train_fsdp.py may differ from it
 # Sums in float32 in another order: the losses of one process and of two were equal to 1e-6. A step left out
 # (set_epoch, the average, the optimizer's state) changes them by 1e-3 and more.
 TOLERANCE = 1e-4
 FIRST = "EPOCHS, BATCH, WORKERS = "  # the constants of a script that tests change
-ERRORS = [  # that the page quotes, and that one process can provoke; see programs/step_errors.py
+ERRORS = [  # that the page quotes, and that one process can provoke; see programs/known_failures.py
     "ValueError: Default process group has not been initialized, please make sure to call init_process_group.",
     "environment variable RANK expected, but not set",
     "EADDRINUSE",
@@ -96,18 +97,10 @@ def log_of(folder) -> str:
     return "".join(path.read_text() for path in folder.glob("*.out"))
 
 
-def wait_until(condition):
-    """Wait until a condition holds, two minutes at most."""
-    end = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < end, "not within two minutes"
-        time.sleep(0.2)
-
-
 def submit_and_wait(folder, command, *options) -> str:
     """Submit the batch script with a command in its last line; return its log."""
     job = submit(folder, command, *options)
-    wait_until(lambda: look_up(job).state not in ("pending", "running"))
+    until(lambda: look_up(job).state not in ("pending", "running"), SLURM)
     assert look_up(job).state == "done", log_of(folder)
     return log_of(folder)
 
@@ -210,12 +203,12 @@ def test_the_batch_script_warns_the_training_and_starts_again_after_it_has_saved
         text.replace("            optimizer.step()\n", "            optimizer.step()\n            time.sleep(0.2)\n")
     )
     job = submit(copy, "slow.py", f"--nodes={nodes}", "--gpus-per-node=1")
-    wait_until(lambda: "epoch 1: loss" in log_of(copy))
+    until(lambda: "epoch 1: loss" in log_of(copy), SLURM)
     run(copy, "scancel", "--batch", "--signal=USR1", job)
-    wait_until(lambda: look_up(job).state == "pending")
+    until(lambda: look_up(job).state == "pending", SLURM)
     (copy / "slow.py").write_text(text)
     run(copy, "scontrol", "update", f"jobid={job}", "StartTime=now")
-    wait_until(lambda: look_up(job).state not in ("pending", "running"))
+    until(lambda: look_up(job).state not in ("pending", "running"), SLURM)
     assert look_up(job).state == "done", log_of(copy)
     assert losses(log_of(copy)) == pytest.approx(single, abs=TOLERANCE)
 
@@ -378,7 +371,8 @@ def test_accelerate_divides_the_batch_and_steps_a_scheduler_once_per_step(copy):
 @pytest.mark.nightly
 def test_the_page_quotes_errors_as_they_are(tmp_path):
     page = " ".join((SCRIPTS / "nine_steps.md").read_text().split())
-    printed = run(tmp_path, sys.executable, root() / "tests" / "programs" / "step_errors.py")
+    program = root() / "tests" / "programs" / "known_failures.py"
+    printed = " ".join(run(tmp_path, sys.executable, program, tmp_path).split())
     assert [text for text in ERRORS if text not in page] == []
     assert [text for text in ERRORS if text not in printed] == []
     assert len(re.findall(r"(?m)^\d\. \*\*", (SCRIPTS / "nine_steps.md").read_text())) == 9

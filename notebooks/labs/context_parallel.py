@@ -3,7 +3,7 @@
     torchrun --standalone --nproc-per-node=2 notebooks/labs/context_parallel.py
 
 `gathered` first fetches the keys and values of the whole sequence; `ring` passes them on from rank to rank, so that no
-rank ever has more than two parts. Outputs and gradients are those of one device. Taught in notebook 08.
+rank ever has more than two parts. Outputs and gradients are those of one device. No notebook shows it yet.
 """
 
 import torch

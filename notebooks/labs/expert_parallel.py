@@ -2,7 +2,7 @@
 
     torchrun --standalone --nproc-per-node=2 notebooks/labs/expert_parallel.py
 
-Outputs and gradients are those of one device that has all experts. Taught in notebook 08.
+Outputs and gradients are those of one device that has all experts. No notebook shows it yet.
 """
 
 import torch
