@@ -203,4 +203,5 @@ def test_opening_and_saving_a_notebook_changes_nothing(page, server, project, ou
     page.keyboard.press("Control+s")
     until(lambda: file.stat().st_mtime_ns != moment)
     page.wait_for_function("() => !document.querySelector('.jp-mod-dirty')", timeout=WAIT)
+    until(lambda: file.read_text().endswith("}\n"))  # the server writes the file, then its last line's end
     assert file.read_text() == saved

@@ -266,5 +266,5 @@ def test_the_memory_of_a_gpu_is_that_of_its_data_sheet():
     told = []
     text, rows = answer(options, told.append)
     assert f"a device has {143_771:,} MiB" in text and rows[0]["memory_mib"] < 1 and rows[0]["fits"]
-    assert told[0].startswith("building ") and "single, bf16" in told  # what a terminal shows
+    assert told[0].startswith("planning: building ") and "planning: single, bf16" in told  # what a terminal shows
     assert not re.search("ddp|fsdp", "".join(row["strategy"] for row in rows))

@@ -12,6 +12,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 import traceback
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from mpdemo.world import supervisor, warm
 
 OLDEST = {"torch": "2.11", "torchvision": "0.26"}  # as in pyproject.toml
 ADDRESSES = 4_000_000  # KiB that importing PyTorch maps; with less it aborts without a word that names the limit
+AFTER_THE_LOST = 1.0  # s that who lost a rank waits: its sockets close before its own end can be seen
 ERRORS = "MPDEMO_ERRORS"  # the folder where a rank that `start` began leaves its line; the first one is printed
 # CUDA does not survive a fork: where there is a GPU, each rank starts a Python of its own
 FORKS = not any(map(os.path.exists, ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")))
@@ -80,6 +82,7 @@ def report(error, world):
     if isinstance(error, UserError):
         line = f"mpdemo: error: {error}"
     elif lost_a_peer(error):
+        time.sleep(AFTER_THE_LOST)  # the first rank to end is the one that is named
         line = f"mpdemo: {rank} lost another rank and ends"
     else:
         line = f"mpdemo: {rank} failed: {type(error).__name__}: {error}"
