@@ -37,7 +37,7 @@ from mpdemo.paths import root
 
 CELL_LIMIT, NBVAL_LIMIT = 300, 900  # s, for one cell and for one notebook
 RUNS_OF_THE_LADDER = "train_*", "speed_*"
-TIMES_DDP_ITSELF = "11_which_one"
+TIMES_DDP_ITSELF = "12_which_one"
 TRAINS_SINGLE = r"train(\"single\""  # in a notebook's file
 SPEED = re.compile(r"^( *)assert .*  # on an idle machine$", re.M)  # how a notebook marks what only holds there
 LANGUAGE = IPythonKernel.language_info

@@ -30,7 +30,7 @@ def test_a_lab_runs_in_any_folder_and_ones_own_comes_first(tmp_path):
 
 
 def test_small_files_are_measured_on_every_disk_and_removed(tmp_path):
-    """What they cost beside one file is for notebook 08 to say: a busy machine may show anything."""
+    """What they cost beside one file is for notebook 09 to say: a busy machine may show anything."""
     (disk := tmp_path / "disk").mkdir()
     output(tmp_path, "-m", "mpdemo.labs.small_files", str(tmp_path), str(disk), str(tmp_path))
     rows = {(row["disk"], row["files"]): row for row in summary(tmp_path)["rows"]}

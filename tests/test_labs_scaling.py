@@ -1,4 +1,4 @@
-"""The scaling experiment of notebook 08, which runs it: what it asks for, what its report says, what it refuses."""
+"""The scaling experiment of notebook 09, which runs it: what it asks for, what its report says, what it refuses."""
 
 import dataclasses
 import math

@@ -1,7 +1,7 @@
 """Ask the ranks of a running job where they are: ``explain --live``.
 
 Each node of the job is asked by `mpdemo.jobs.probe`. What a rank that was asked by SIGUSR2 answers is in the job's log.
-Taught in notebooks/10_when_it_breaks.ipynb.
+Taught in notebooks/11_when_it_breaks.ipynb.
 """
 
 import contextlib

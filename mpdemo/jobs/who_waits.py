@@ -1,6 +1,6 @@
 """Who waits for whom in a job that hangs, in one sentence: by the stacks of its ranks, and by flight-recorder dumps.
 
-Taught in notebooks/10_when_it_breaks.ipynb. PyTorch's flight recorder:
+Taught in notebooks/11_when_it_breaks.ipynb. PyTorch's flight recorder:
 https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html.
 """
 

@@ -73,7 +73,7 @@ class Blocks(nn.Module):
 def recomputed(block: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """Return ``block(x)``, of which autograd keeps only x: the backward pass computes the block again.
 
-    Taught in notebooks/11_which_one.ipynb. Source: https://arxiv.org/abs/1604.06174.
+    Taught in notebooks/12_which_one.ipynb. Source: https://arxiv.org/abs/1604.06174.
     """
     passes = count()
 

@@ -3,7 +3,7 @@
     choice = choose(PlanRequest("resnet101", batch=128, devices=2, optimizer="momentum"))
     print(choice.rung, choice.why)
 
-Taught in notebooks/11_which_one.ipynb.
+Taught in notebooks/12_which_one.ipynb.
 """
 
 from dataclasses import replace

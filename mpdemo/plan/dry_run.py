@@ -2,7 +2,7 @@
 
 A fake tensor has a shape and no storage, and PyTorch's "fake" process group delivers nothing and waits for nothing. So
 one process on any machine plays each rank of any training, and counts what it allocates and hands to its neighbours.
-memory.py asks for the steps. Taught in notebooks/04_model_parallel.ipynb and 11_which_one.ipynb.
+memory.py asks for the steps. Taught in notebooks/04_model_parallel.ipynb and 12_which_one.ipynb.
 """
 
 import gc

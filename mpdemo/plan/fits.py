@@ -1,7 +1,7 @@
 """The ways in which a request may fit: on one device, in parts of the batch, in 16 bits, on several devices.
 
 `mpdemo.plan.choose` asks these questions in order. Each answer is a dry run of the rung with the first settings that
-fit; where none fit, with those that need least. Taught in notebooks/11_which_one.ipynb.
+fit; where none fit, with those that need least. Taught in notebooks/12_which_one.ipynb.
 """
 
 from dataclasses import replace

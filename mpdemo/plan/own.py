@@ -2,7 +2,7 @@
 
 `mpdemo.plan.choose` asks these rules instead of those for models of the course. Each answer comes from a step that is
 computed on fake tensors (own_step.py); where there is none, `NotPlanned` says why. Taught in
-notebooks/11_which_one.ipynb.
+notebooks/12_which_one.ipynb.
 """
 
 from functools import partial

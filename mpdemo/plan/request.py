@@ -1,6 +1,6 @@
 """What is to be planned: a model, a batch and the devices that are available; and what one way to train needs.
 
-`mpdemo.plan.choose` asks its rules in order. Taught in notebooks/11_which_one.ipynb.
+`mpdemo.plan.choose` asks its rules in order. Taught in notebooks/12_which_one.ipynb.
 """
 
 from collections.abc import Callable

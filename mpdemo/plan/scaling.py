@@ -6,7 +6,7 @@ The work is a number of images. The devices share its arithmetic (`compute`). Ev
 whose price is taken to grow by the same amount with each doubling of the devices (`communication`), as that of a tree
 does (https://doi.org/10.1177/1094342005051521); how many steps there are follows from the global batch of the run.
 `start` does not shrink: start-up, the first batch, the last checkpoint. From the fit follows how many devices are worth
-their hours (`advise`). Taught in notebooks/08_scaling.ipynb.
+their hours (`advise`). Taught in notebooks/09_scaling.ipynb.
 """
 
 import itertools

@@ -4,7 +4,7 @@
     print(table(request, compare(request)))
 
 The rules and their order are those of `mpdemo.plan.choose`. ``python -m mpdemo plan`` prints this table.
-Taught in notebooks/11_which_one.ipynb.
+Taught in notebooks/12_which_one.ipynb.
 """
 
 from typing import NamedTuple

@@ -4,7 +4,7 @@ A checkpoint is a folder, ``checkpoints/step-000123``: the weights and the optim
 uncut model, each process having written what it holds (safetensors: numbers alone, never code), and ``state.pt``, with
 what is small: the learning-rate schedule, epoch and step (which say where the sampler is), every rank's random state,
 and the checksums. It gets its name when all of it is on the disk, so it is there whole or not at all. Taught in
-notebooks/09_checkpoint.ipynb. Source: https://docs.pytorch.org/docs/stable/distributed.checkpoint.html.
+notebooks/10_checkpoint.ipynb. Source: https://docs.pytorch.org/docs/stable/distributed.checkpoint.html.
 """
 
 import os

@@ -1,6 +1,6 @@
 """PyTorch's profiler for ``train --profile N``: what each rank did in N steps, as a trace.
 
-Taught in notebooks/08_scaling.ipynb. Source: https://docs.pytorch.org/docs/stable/profiler.html.
+Taught in notebooks/09_scaling.ipynb. Source: https://docs.pytorch.org/docs/stable/profiler.html.
 """
 
 import torch

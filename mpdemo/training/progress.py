@@ -1,6 +1,6 @@
 """Where a training is, and how it is saved and resumed from there.
 
-Taught in notebooks/01_single_device.ipynb and 09_checkpoint.ipynb.
+Taught in notebooks/01_single_device.ipynb and 10_checkpoint.ipynb.
 """
 
 from pathlib import Path

@@ -2,7 +2,7 @@
 
 MFU (model FLOPs utilisation) counts the operations of one forward and backward pass, however they are spread over
 devices or computed twice. So for every rung the whole model's operations are counted, on fake tensors, before the first
-step. Taught in notebooks/08_scaling.ipynb. Source: https://arxiv.org/abs/2204.02311 (appendix B).
+step. Taught in notebooks/09_scaling.ipynb. Source: https://arxiv.org/abs/2204.02311 (appendix B).
 """
 
 import contextlib

@@ -1,54 +1,68 @@
-"""Check of notebook 10: a batch script in which two ranks must meet."""
+"""Check of notebook 10: a batch script that resumes by itself after its time limit.
+
+Where a Slurm can be started, the script runs: once training, it is warned, goes back into the queue and resumes.
+"""
 
 import re
+import shutil
+import time
 
-from checks.job_files import READ, TRIED, check_text, printed_by_job
+from checks.job_files import READ, TRIED, check_text, client, submit, training_of, trial, wait_for
+from mpdemo.jobs import slurm
 from mpdemo.jobs.check import Script
+from mpdemo.paths import root
+from mpdemo.training.log import rows_in
 
-MEET = "mpdemo.labs.failures.meet"  # what the script starts
-NUMBER = r"[\"']?(\d+|\$\w+|\$\{[^}]*\})"
-CPUS = re.compile(rf"(?<!\S)(?:-c ?|--cpus-per-task[= ]){NUMBER}")  # of srun
-EXPORTED = re.compile(rf"\bSRUN_CPUS_PER_TASK={NUMBER}")
-ALL_NODES = {  # values of MASTER_ADDR that are more than one name
-    r"\$\{?SLURM_(?:JOB_)?NODELIST\}?": "the list of all nodes in Slurm's short form",
-    r"(?:\$\(|`)\s*scontrol show hostnames?\b[^|)`]*[)`]": "the names of all nodes",
-}
+OUT = "work/long"  # where the run of the exercise writes
+SECONDS = 60.0  # limit for each of its two runs
+OPERATOR = re.compile(r"\d?>>?&?\s*\S+|\|\||&&|[;|&]")  # ends a command: the training must not get it as an option
+AGAIN = "A script that is broken in this way costs nothing on the first day: it shows at the first time limit."
 
 
-def check_10_7(path):
+def check_09_7(path):
     read(check_text(path))
-    printed = printed_by_job(path)
-    if printed is not None:
-        met = [line for line in printed if line.startswith("rank ")]
-        assert len(met) == 2, f"It ran, and printed: {'; '.join(met or printed) or 'nothing'}."
-        assert all("of 2: met the others" in line for line in met), f"It ran, and printed: {'; '.join(met)}."
-    how = READ if printed is None else TRIED
-    return f"{how} Three of the four mistakes gave no message that names them: check a script before you submit it."
+    with trial(nodes=1) as place:
+        if place:
+            shutil.rmtree(root() / OUT, ignore_errors=True)
+            run(path, *place)
+        return f"{TRIED if place else READ} {AGAIN}"
 
 
 def read(text):
-    """Judge the text: it is all that is known where no Slurm can be started."""
+    """Judge what no trial of some seconds can show: the warning's time, and the words that let the job resume."""
+    words, settings = training_of(OPERATOR.sub("\n", text.replace("\\\n", " ")))
+    assert "srun" in words, "It no longer starts the training with srun."
+    assert settings.out == OUT, f"The run writes to {settings.out}, and no longer to {OUT}."
     script = Script(text)
-    nodes, cpus = script.number("nodes"), script.number("cpus-per-task")
-    tasks = nodes * script.number("ntasks-per-node")
-    assert (nodes, tasks, cpus) == (2, 2, 4), f"Slurm reads {nodes} nodes, {tasks} tasks, CPUs per task: {cpus}."
-    given = re.sub(r"(^|\s)#.*", "", text.replace("\\\n", " "), flags=re.M)
-    launch, program, _ = next((line for line in given.splitlines() if MEET in line), "").partition("python")
-    assert program and re.search(r"\bsrun\b", launch), "No srun starts the program in which the ranks meet."
-    assert not re.search(r"localhost|127\.0\.0\.1", given), "On node 1, localhost is node 1: nothing listens there."
-    for value, what in ALL_NODES.items():
-        assignment = re.search(rf"""\bMASTER_ADDR=["']?{value}["']?(?=\s|;|$)""", given)
-        fixed = assignment and re.search(r"\bMASTER_ADDR=|\bread\b.*\bMASTER_ADDR", given[assignment.end() :])
-        assert not assignment or fixed, f"MASTER_ADDR holds {what}: no machine has such a name."
-    step = CPUS.search(launch) or EXPORTED.search(given)
-    assert step, "The job has 4 CPUs per task, but the step that srun starts has one, as in Slurm 22.05 to 23.02."
-    wrong = step[1].isdecimal() and int(step[1]) != cpus
-    assert not wrong, f"The job has {cpus} CPUs per task, but the step that srun starts has {step[1]}."
+    signal = script.value("signal")
+    assert signal, "At the time limit, Slurm kills the run without a warning."
+    assert not signal.startswith("B:"), f"With {signal} only the script is warned, not the training."
+    name, _, before = signal.partition("@")
+    assert name in ("USR1", "SIGUSR1", "10"), f"The training doesn't know the signal {name} as a warning."
+    assert before.isdecimal(), f"{signal} doesn't say how many seconds before the end the warning comes."
+    limit = slurm.limit(script.value("time") or "10-0")
+    assert 10 <= int(before) < limit, f"A warning {before} s before the end: allowed are 10 to {limit - 1} s."
+    assert "no-requeue" not in script.options, "Slurm would refuse to put this job back into the queue."
+    again = [line for line in text.splitlines() if re.match(r"[^#]*scontrol requeue", line)]
+    assert again, "After the warning the job ends, and nothing puts it back into the queue."
+    assert settings.resume == "auto", "Only --resume auto fits both runs: the first one finds no checkpoint yet."
 
 
-def check_10_8(slow_network):
-    channel = "n1:9:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 4[0] [send] via {}\n"
-    usable = "n1:9:9 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.4<0>\n"
-    assert slow_network(usable + channel.format("NET/Socket/0")), "A channel via NET/Socket is slow."
-    assert not slow_network(usable + channel.format("NET/IB/0")), "That nccl could use the socket is no proof."
-    assert not slow_network(channel.format("P2P/CUMEM")), "P2P is inside a node, and fast."
+def run(path, environment, log):
+    """Submit the script, warn the training, let it resume, and require each step once."""
+    job = submit(path, environment, log, "--open-mode=append")
+    place = job, environment, log
+    wait_for(*place, lambda state: len(steps()) >= 3, "train", SECONDS)
+    client(environment, "scancel", "--signal=USR1", job)
+    wait_for(*place, lambda state: state == "pending", "go back into the queue", SECONDS)
+    stopped = len(steps())
+    time.sleep(2)  # a node refuses a job that starts again within the second of its end
+    client(environment, "scontrol", "update", f"jobid={job}", "StartTime=now")  # else it waits for two minutes
+    wait_for(*place, lambda state: state == "completed", "end well in its second run", SECONDS)
+    done = steps()
+    assert len(done) > stopped, f"The job's second run did no step after step {stopped}."
+    assert done == list(range(1, len(done) + 1)), "Its file of metrics doesn't hold each step once."
+
+
+def steps():
+    return [row["step"] for row in rows_in(root() / OUT) if row["event"] == "step"]

@@ -1,28 +1,54 @@
-"""Checks of notebook 11: the settings of a plan that fits, and a plan that asks for too much."""
+"""Check of notebook 11: a batch script in which two ranks must meet."""
 
 import re
 
-from checks.job_files import told, training_of
-from mpdemo.settings import checked
+from checks.job_files import READ, TRIED, check_text, printed_by_job
+from mpdemo.jobs.check import Script
 
-NOT_THIS = {  # why a strategy isn't the answer where DDP fits
-    "single": "all devices but one would do nothing.",
-    "data_parallel": "one process for all devices has one GIL and can't use a second node (notebook 02).",
+MEET = "mpdemo.labs.failures.meet"  # what the script starts
+NUMBER = r"[\"']?(\d+|\$\w+|\$\{[^}]*\})"
+CPUS = re.compile(rf"(?<!\S)(?:-c ?|--cpus-per-task[= ]){NUMBER}")  # of srun
+EXPORTED = re.compile(rf"\bSRUN_CPUS_PER_TASK={NUMBER}")
+ALL_NODES = {  # values of MASTER_ADDR that are more than one name
+    r"\$\{?SLURM_(?:JOB_)?NODELIST\}?": "the list of all nodes in Slurm's short form",
+    r"(?:\$\(|`)\s*scontrol show hostnames?\b[^|)`]*[)`]": "the names of all nodes",
 }
 
 
-def check_11_5(path):
-    text = path.read_text()
-    _, settings = training_of(text)
-    with told("It stops at once"):
-        used = checked(settings, 4)
-    assert (used.model, used.batch_size) == ("transformer", 64), "It now trains another model or batch."
-    assert used.optimizer == "adamw", f"It now trains with another optimizer: {used.optimizer}."
-    tasks = re.search(r"^#SBATCH --ntasks-per-node=(\d+)", text, re.M)
-    assert tasks and tasks[1] == "4", "It doesn't start four processes, one per device."
-    why = "a device holds the whole model and its share at once."
-    assert used.rung == "ddp", f"{used.rung} would run; but {NOT_THIS.get(used.rung, why)}"
-    assert used.microbatches == 1, f"Each device's share would be cut into {used.microbatches} parts: it fits whole."
-    assert used.cut is None, "A part of the old plan is still in the command: DDP cuts nothing."
-    saves = used.precision != "fp32" or used.activation_checkpointing
-    assert not saves, "It saves memory as well: the rules find an answer before they ask for bf16 or checkpointing."
+def check_10_7(path):
+    read(check_text(path))
+    printed = printed_by_job(path)
+    if printed is not None:
+        met = [line for line in printed if line.startswith("rank ")]
+        assert len(met) == 2, f"It ran, and printed: {'; '.join(met or printed) or 'nothing'}."
+        assert all("of 2: met the others" in line for line in met), f"It ran, and printed: {'; '.join(met)}."
+    how = READ if printed is None else TRIED
+    return f"{how} Three of the four mistakes gave no message that names them: check a script before you submit it."
+
+
+def read(text):
+    """Judge the text: it is all that is known where no Slurm can be started."""
+    script = Script(text)
+    nodes, cpus = script.number("nodes"), script.number("cpus-per-task")
+    tasks = nodes * script.number("ntasks-per-node")
+    assert (nodes, tasks, cpus) == (2, 2, 4), f"Slurm reads {nodes} nodes, {tasks} tasks, CPUs per task: {cpus}."
+    given = re.sub(r"(^|\s)#.*", "", text.replace("\\\n", " "), flags=re.M)
+    launch, program, _ = next((line for line in given.splitlines() if MEET in line), "").partition("python")
+    assert program and re.search(r"\bsrun\b", launch), "No srun starts the program in which the ranks meet."
+    assert not re.search(r"localhost|127\.0\.0\.1", given), "On node 1, localhost is node 1: nothing listens there."
+    for value, what in ALL_NODES.items():
+        assignment = re.search(rf"""\bMASTER_ADDR=["']?{value}["']?(?=\s|;|$)""", given)
+        fixed = assignment and re.search(r"\bMASTER_ADDR=|\bread\b.*\bMASTER_ADDR", given[assignment.end() :])
+        assert not assignment or fixed, f"MASTER_ADDR holds {what}: no machine has such a name."
+    step = CPUS.search(launch) or EXPORTED.search(given)
+    assert step, "The job has 4 CPUs per task, but the step that srun starts has one, as in Slurm 22.05 to 23.02."
+    wrong = step[1].isdecimal() and int(step[1]) != cpus
+    assert not wrong, f"The job has {cpus} CPUs per task, but the step that srun starts has {step[1]}."
+
+
+def check_10_8(slow_network):
+    channel = "n1:9:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 4[0] [send] via {}\n"
+    usable = "n1:9:9 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.4<0>\n"
+    assert slow_network(usable + channel.format("NET/Socket/0")), "A channel via NET/Socket is slow."
+    assert not slow_network(usable + channel.format("NET/IB/0")), "That nccl could use the socket is no proof."
+    assert not slow_network(channel.format("P2P/CUMEM")), "P2P is inside a node, and fast."

@@ -1,4 +1,4 @@
-"""The table of notebook 11: the decision of `mpdemo.plan.choose`."""
+"""The table of notebook 12: the decision of `mpdemo.plan.choose`."""
 
 from dataclasses import replace
 

@@ -4,7 +4,7 @@
     python -m mpdemo.labs.killed_save FOLDER atomic    # torch.save under another name, then a rename
 
 It saves a model and its optimizer twice. Before the second save it limits the size of its files to half of the
-first one's, so that the operating system ends it there. Taught in notebooks/09_checkpoint.ipynb.
+first one's, so that the operating system ends it there. Taught in notebooks/10_checkpoint.ipynb.
 """
 
 import resource

@@ -2,7 +2,7 @@
 
     python -m mpdemo.labs.less_memory runs/lab tricks
 
-Runs in one process, on one device. It writes ``summary.json`` in the folder. Taught in notebooks/11_which_one.ipynb.
+Runs in one process, on one device. It writes ``summary.json`` in the folder. Taught in notebooks/12_which_one.ipynb.
 """
 
 import sys

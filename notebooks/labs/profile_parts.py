@@ -3,7 +3,7 @@
 The profiler has a range for each operation of the thread that trains (``aten::``), for each piece of the backward pass,
 and for the optimizer's step. gloo's threads enter a range for every transfer (``gloo:all_reduce``), from the moment at
 which they take it up until its end: it contains the wait for the other ranks. The profiler can't tell how much of a
-transfer is such a wait, nor that gloo's threads compute on the same cores. Taught in notebooks/08_scaling.ipynb.
+transfer is such a wait, nor that gloo's threads compute on the same cores. Taught in notebooks/09_scaling.ipynb.
 Source: https://docs.pytorch.org/docs/stable/profiler.html.
 """
 

@@ -2,7 +2,7 @@
 
 In strong scaling the global batch stays the same; in weak scaling each device's share of it does. All jobs train on
 equally many images, so they differ in the number of steps. This runs in the notebook itself: the jobs that it submits
-are plain training runs. Taught in notebooks/08_scaling.ipynb.
+are plain training runs. Taught in notebooks/09_scaling.ipynb.
 """
 
 import itertools

@@ -1,11 +1,11 @@
 """Many small files against one: the seconds to write the same samples, and to read them in random order.
 
-    python -m mpdemo.labs.small_files runs/08_files                         in the run's folder
-    python -m mpdemo.labs.small_files runs/08_files "$SCRATCH" "$TMPDIR"    on other disks
+    python -m mpdemo.labs.small_files runs/09_files                         in the run's folder
+    python -m mpdemo.labs.small_files runs/09_files "$SCRATCH" "$TMPDIR"    on other disks
 
 In each folder it writes samples of 20 kB, each as a file of its own and then all into one file, reads both in the same
 random order, and removes them. Before the first reading the system is told to forget what it keeps of them in memory.
-``summary.json`` has a row for each. Taught in notebooks/08_scaling.ipynb.
+``summary.json`` has a row for each. Taught in notebooks/09_scaling.ipynb.
 """
 
 import json

@@ -1,9 +1,9 @@
 """Where the time of a DDP step goes, in every rank: as it is, with a slowed rank, and with a slow loader.
 
-    torchrun --standalone --nproc-per-node 2 -m mpdemo.labs.where_time_goes runs/08_time
+    torchrun --standalone --nproc-per-node 2 -m mpdemo.labs.where_time_goes runs/09_time
 
 All ranks do a few steps of each case under PyTorch's profiler; rank 0 writes ``summary.json`` in the folder: for each
-case and rank the seconds of every part of a typical step (profile_parts.py). Taught in notebooks/08_scaling.ipynb.
+case and rank the seconds of every part of a typical step (profile_parts.py). Taught in notebooks/09_scaling.ipynb.
 """
 
 import sys

@@ -3,7 +3,7 @@
     python -m mpdemo.labs.failures.cell_function cell
     python -m mpdemo.labs.failures.cell_function file
 
-A cell has no file, and neither has the text after ``python -c``. Taught in notebooks/10_when_it_breaks.ipynb.
+A cell has no file, and neither has the text after ``python -c``. Taught in notebooks/11_when_it_breaks.ipynb.
 """
 
 import os

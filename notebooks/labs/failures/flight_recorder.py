@@ -1,6 +1,6 @@
 """PyTorch's flight recorder: every rank remembers its last collectives, also those that never ended.
 
-Where a hang has no message, it names the call in which each rank waits. Taught in notebooks/10_when_it_breaks.ipynb.
+Where a hang has no message, it names the call in which each rank waits. Taught in notebooks/11_when_it_breaks.ipynb.
 Source: https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html.
 """
 

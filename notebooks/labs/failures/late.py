@@ -1,6 +1,6 @@
 """Two ranks that hang: rank 1 waits for a file that nobody writes, and rank 0 waits for rank 1.
 
-Taught in notebooks/10_when_it_breaks.ipynb.
+Taught in notebooks/11_when_it_breaks.ipynb.
 """
 
 import faulthandler

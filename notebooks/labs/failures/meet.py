@@ -1,6 +1,6 @@
 """Meet rank 0 at MASTER_ADDR, as init_process_group does, without PyTorch; under srun.
 
-The exercise on batch scripts in notebooks/10_when_it_breaks.ipynb starts it.
+The exercise on batch scripts in notebooks/11_when_it_breaks.ipynb starts it.
 """
 
 import os
