@@ -9,6 +9,8 @@ import sys
 
 import psutil
 import pytest
+from gpu import page
+from gpu.record import STRATEGIES
 from worker_jobs import until
 
 from mpdemo.paths import root
@@ -50,8 +52,8 @@ def read(folder) -> list:
 def small(run_once, tmp_path_factory):
     """The record of everything in small."""
     folder = tmp_path_factory.mktemp("small")
-    options = ["--on", "cpu", "--out", str(folder / "record.json"), "--commit", "abc", "--seconds", "600"]
-    done = run_once(RECORD, *options, timeout=700)
+    options = ["--on", "cpu", "--out", str(folder / "record.json"), "--commit", "abc", "--seconds", "900"]
+    done = run_once(RECORD, *options, timeout=950)
     assert done.returncode == 0, done.stdout + done.stderr
     assert str(folder / "record.json") in done.stdout
     return json.loads((folder / "record.json").read_text())
@@ -62,7 +64,8 @@ def test_everything_runs_in_small_on_a_cpu(small):
     facts = ("device", "processor", "torch", "cuda", "cudnn", "python", "date", "commit", "command", "seconds")
     assert all(name in small for name in facts) and small["finished"] and small["commit"] == "abc"
     parts = {part["part"]: part for part in small["parts"]}
-    assert list(parts) == ["tests", "train_single", "train_ddp", "train_fsdp", "gpt", "resnet", "two_stages", "trace"]
+    order = ["tests", "train_single", "train_ddp", "train_fsdp", "gpt", "resnet", "two_stages", "trace", "predicted"]
+    assert list(parts) == [*order, *(f"two_{name}" for name in STRATEGIES)]
     assert {part["outcome"] for part in parts.values()} == {"passed"}
     outcomes = {row["outcome"]: row for row in parts["tests"]["rows"]}
     assert set(outcomes) == {"passed", "skipped"} and "needs 4 GPUs, 2 here" in outcomes["skipped"]["why"]
@@ -86,6 +89,36 @@ def test_each_option_is_added_to_those_before_and_timed(small, name, unit, optio
     if name == "gpt":  # as in PaLM's appendix B: 6 for each parameter, and attention
         formula = 64 * (6 * rows[0]["parameters"] + 12 * 4 * 128 * 64)
         assert rows[0]["flops_per_item"] == pytest.approx(formula, rel=0.02)
+
+
+@pytest.mark.nightly
+def test_what_was_planned_stands_beside_what_was_measured(small):
+    rows = next(part["rows"] for part in small["parts"] if part["part"] == "predicted")
+    assert [row["model"] for row in rows] == 4 * ["gpt"] + 4 * ["resnet18"]
+    eager, checkpointed = rows[0], rows[2]
+    assert 0 < checkpointed["predicted_gib"] < eager["predicted_gib"] and eager["measured_seconds"] > 0
+
+
+def test_the_pages_say_what_the_newest_record_shows():
+    assert all(path.read_text() == text for path, text in page.pages().items()), "run python tests/gpu/page.py"
+
+
+def test_a_page_tells_what_failed_what_was_measured_and_what_waits_for_more_gpus():
+    tests = [{"test": "a", "outcome": "passed"}, {"test": "b", "outcome": "failed", "why": "x\nCUDA error"}]
+    tests += [{"test": "c", "outcome": "skipped", "why": "needs 2 GPUs, 1 here"}]
+    step = {"model": "gpt", "batch": 8, "tokens_per_second": 1000.0, "mfu": 0.41, "peak_memory_gib": 70.0}
+    step |= {"median_seconds": 2.0, "interval_seconds": [1.6, 2.5], "options": ["compile"]}
+    of_two = {"rung": "ddp", "speedup": 1.9, "speedup_interval": [1.8, 1.95], "bound": 2.0}
+    parts = [{"part": "tests", "outcome": "failed", "rows": tests}]
+    parts += [{"part": "gpt", "outcome": "passed", "rows": [step, {**step, "error": "out of memory"}]}]
+    parts += [{"part": "two_ddp", "outcome": "passed", "rows": [of_two]}]
+    record = {"device": "NVIDIA H100", "torch": "2.11", "commit": "abc", "date": "2026-12-01 10:00:00", "parts": parts}
+    text = page.page(record, "2026-12-01-h100.json")
+    assert "1 passed, 1 failed, 1 skipped" in text and "- failed: `b`: CUDA error" in text
+    assert "- skipped: `c`: needs 2 GPUs, 1 here" in text and "[gpu/2026-12-01-h100.json]" in text
+    assert "| compile | 1,000 (800 to 1,250) | 41.0% | 70.0 GiB |" in text and "| compile | out of memory |" in text
+    assert "speed-up 1.90 (1.80 to 1.95), upper bound 2.00" in text
+    assert page.status(record).startswith("**Run on one NVIDIA H100 with faults in tests**")
 
 
 def test_a_crash_and_a_part_over_its_limit_spoil_no_other(tmp_path):

@@ -1,4 +1,4 @@
-"""Record what one GPU can show in seven minutes: tests, the scripts to take home, throughput.
+"""Record what a GPU can show in seven minutes: tests, the scripts to take home, throughput; with several, speed-ups.
 
     make gpu-record
     python tests/gpu/record.py --out FOLDER/record.json              the same, where there is no make
@@ -8,7 +8,8 @@ Each part is a process with a time limit of its own, so that a CUDA error in one
 anew whenever a part has something to say, so that a cut loses nothing; FOLDER/record-parts has what each part printed.
 Tests that ran just before by ``pytest tests/gpu --junitxml=FOLDER/gpu.xml`` are taken over instead of running again.
 
-A new part is one more line in `list_parts`; its program appends a row of JSON to the file {rows} as soon as it has one.
+A new part is one more line in `list_parts`; its program appends a row of JSON to the file {rows} as soon as it has one,
+or leaves ``summary.json`` with its rows in a folder that is called like the part.
 """
 
 import contextlib
@@ -32,6 +33,8 @@ from mpdemo.world.supervisor import ADOPT_ORPHANS
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 420  # for all parts together
+SECONDS_MORE = 240  # for those that need two GPUs
+STRATEGIES = "data_parallel", "ddp", "fsdp", "model_parallel", "pipeline"  # which are timed on two GPUs
 PATIENCE = 3  # on a CPU the limits are so many times as long: its cores may be shared
 LEAST = 5  # seconds: with less left, no part is started
 LINES = 40  # of what a part printed, in the record
@@ -49,13 +52,13 @@ class Part(NamedTuple):
     folder: Path = ROOT
 
 
-def list_parts(on_cpu, files, at_once) -> list[Part]:
-    """What is recorded, the most valuable first."""
+def list_parts(on_cpu, files, at_once, gpus=2) -> list[Part]:
+    """What is recorded with so many GPUs, the most valuable first."""
     pytest = ["-m", "pytest", "tests/gpu", "-q", "-n", str(at_once), "--timeout", "120"]
     pytest += SMALL_TESTS if on_cpu else []
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
-    throughput = str(ROOT / "tests/gpu/throughput.py")
-    return [
+    throughput, predicted = str(ROOT / "tests/gpu/throughput.py"), str(ROOT / "tests/gpu/predicted.py")
+    parts = [
         Part("tests", 200, [*pytest, f"--junitxml={files / 'tests.xml'}"]),
         Part("train_single", 40, ["train_single.py"], files / "scripts"),
         Part("train_ddp", 40, [*torchrun, "train_ddp.py"], files / "scripts"),
@@ -64,7 +67,13 @@ def list_parts(on_cpu, files, at_once) -> list[Part]:
         Part("resnet", 100, [throughput, "resnet", "{rows}"]),
         Part("two_stages", 60, [str(ROOT / "tests/gpu/two_stages.py"), "{rows}"]),
         Part("trace", 40, [str(ROOT / "tests/gpu/trace.py"), "{rows}"]),
+        Part("predicted", 60, [predicted, "{rows}", str(files / "gpt.jsonl"), str(files / "resnet.jsonl")]),
     ]
+    if gpus > 1:
+        two = [*torchrun[:-1], "2", "-m", "mpdemo.labs.speed"]
+        rounds = ["2"] if on_cpu else []
+        parts += [Part(f"two_{name}", 60, [*two, str(files / f"two_{name}"), name, *rounds]) for name in STRATEGIES]
+    return parts
 
 
 def describe(on_cpu) -> dict:
@@ -144,7 +153,8 @@ class Record:
     def note(self, entry, begin, rows):
         """Take over the rows that are complete, and save."""
         entry["seconds"] = round(time.monotonic() - begin, 1)
-        entry["rows"] = read_rows(rows)
+        summary = rows.with_suffix("") / "summary.json"
+        entry["rows"] = json.loads(summary.read_text())["rows"] if summary.exists() else read_rows(rows)
         self.save()
 
 
@@ -196,7 +206,8 @@ def read_arguments(arguments):
     parser.add_argument("--on", choices=["gpu", "cpu"], default="gpu", help="cpu: all in small, to test this program")
     names = [part.name for part in list_parts(False, Path(), 0)]
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="PART", help=", ".join(names))
-    parser.add_argument("--seconds", type=float, default=SECONDS, help=f"for all parts together ({SECONDS})")
+    for_all = f"for all parts together ({SECONDS}, and {SECONDS_MORE} more with several GPUs)"
+    parser.add_argument("--seconds", type=float, help=for_all)
     parser.add_argument("--commit", help="of this copy of the project, where git does not know it")
     given = parser.parse_args(arguments)
     if given.on == "gpu" and not gpus_here():
@@ -214,17 +225,19 @@ def main():
     shutil.copytree(ROOT / "notebooks" / "scripts", files / "scripts")  # which write their checkpoints beside them
     memory = facts.get("memory_mib", "")
     at_once = 4 if memory.isdigit() and int(memory) > ROOMY and facts["cores"] >= 8 else 0
-    parts = [part for part in list_parts(on_cpu, files, at_once) if part.name in given.only]
+    gpus = 2 if on_cpu else gpus_here()
+    parts = [part for part in list_parts(on_cpu, files, at_once, gpus) if part.name in given.only]
+    seconds = given.seconds or SECONDS + SECONDS_MORE * (gpus > 1)
     if on_cpu:
         parts = [part._replace(limit=PATIENCE * part.limit) for part in parts]
     facts |= {"commit": given.commit or commit(), "command": shlex.join(sys.argv)}
     try:
-        passed = record(parts, out, facts, environment(on_cpu), given.seconds, out.with_name("gpu.jsonl"))
+        passed = record(parts, out, facts, environment(on_cpu), seconds, out.with_name("gpu.jsonl"))
         sys.exit(not passed)
     except KeyboardInterrupt:
         sys.exit(130)
     finally:
-        print(f"the record: {given.out}")
+        print(f"the record: {given.out}; how to send it: notebooks/on_a_gpu.md")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,164 @@
+"""Say in notebooks/on_a_gpu.md and in README.md what the newest record in notebooks/gpu shows.
+
+    python tests/gpu/page.py
+
+Both have a place between two comments, which is written anew. A record is the ``record.json`` of record.py, under a
+name that begins with its date.
+"""
+
+import json
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+RECORDS = ROOT / "notebooks/gpu"
+PAGE, README = ROOT / "notebooks/on_a_gpu.md", ROOT / "README.md"
+BEGIN, END = "<!-- from the newest record -->", "<!-- end of the record -->"
+NO_RECORD = """\
+**No line of this course that needs CUDA has been run yet.** No machine with a GPU was available. What can be known
+without one is tested on any machine: whole training runs run on a pretended device, whose tensors cannot be mixed
+with the CPU's, as CUDA's cannot (`tests/test_devices.py`), and the types of tensors under a GPU's autocast are found
+on tensors without data. No figure in this course is a GPU's, except those whose source stands beside them."""
+MIB, GIB = 2**20, 2**30
+
+
+def newest(folder=RECORDS) -> Path | None:
+    """Return the newest record, by its name; None where there is none."""
+    return max(folder.glob("*.json"), default=None)
+
+
+def status(record) -> str:
+    """Return the sentence of the README."""
+    if record is None:
+        return "**The CUDA code paths have not been run on a GPU yet**"
+    failed = [part["part"] for part in record["parts"] if part["outcome"] != "passed"]
+    how = f"with faults in {', '.join(failed)}" if failed else "without a fault"
+    return f"**Run on one {record['device']} {how}** ({record['date'][:10]}, PyTorch {record['torch']})"
+
+
+def page(record, name) -> str:
+    """Return what the page says of a record in the file `name`."""
+    if record is None:
+        return NO_RECORD
+    facts = f"{record['device']}, driver {record.get('driver')}, PyTorch {record['torch']}, commit {record['commit']}"
+    lines = [f"**Last run on {record['date']}**: {facts}. All of it: [gpu/{name}](gpu/{name}).", ""]
+    lines += table(("part", "outcome", "what it showed"), [
+        (part["part"], part["outcome"], said(part)) for part in record["parts"]
+    ])  # fmt: skip
+    for part in record["parts"]:
+        lines += details(part)
+    return "\n".join(lines)
+
+
+def table(head, rows) -> list[str]:
+    """Return a table of Markdown; a bar within a cell would end it."""
+    cells = [[str(cell).replace("|", "\\|") for cell in row] for row in rows]
+    return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *cells)]
+
+
+def said(part) -> str:
+    """Return what a part came to: of tests how many passed, of other programs that failed their last line."""
+    outcomes = [row["outcome"] for row in part.get("rows", []) if "outcome" in row]
+    if outcomes:
+        return ", ".join(f"{outcomes.count(kind)} {kind}" for kind in ("passed", "failed", "skipped"))
+    output = [line for line in part.get("output", []) if line.strip()]
+    return output[-1].strip()[:120] if output and part["outcome"] != "passed" else ""
+
+
+def details(part) -> list[str]:
+    """Return the tables and lists of one part; [] where it has none."""
+    rows = part.get("rows", [])
+    if part["part"] == "tests":
+        told = [f"- {row['outcome']}: `{row['test']}`: {last(row)}" for row in rows if row["outcome"] != "passed"]
+        return ["", "Tests that did not pass:", "", *told] if told else []
+    if part["part"] in ("gpt", "resnet") and rows:
+        unit = "tokens" if part["part"] == "gpt" else "images"
+        head = (
+            f"{rows[0]['model']}, batch {rows[0]['batch']}",
+            f"{unit} per second (95 % interval)",
+            "MFU",
+            "peak memory",
+        )
+        return ["", *table(head, [throughput(row, unit) for row in rows])]
+    if part["part"] == "predicted" and rows:
+        head = ("planned and measured", "memory", "planned", "step", "planned")
+        return ["", *table(head, [prediction(row) for row in rows])]
+    if part["part"] == "two_stages" and rows:
+        return ["", *table(("two stages on one GPU", ""), two_stages(rows))]
+    if part["part"].startswith("two_") and rows:
+        row = rows[-1]
+        speedup = f"{row['speedup']:.2f}{interval(row['speedup_interval'], '.2f')}"
+        return ["", f"{row['rung']} on two GPUs: speed-up {speedup}, upper bound {row['bound']:.2f}."]
+    return []
+
+
+def last(row) -> str:
+    """Return the last line of why a test did not pass."""
+    return row.get("why", "").strip().splitlines()[-1][:160] if row.get("why") else ""
+
+
+def throughput(row, unit) -> tuple:
+    """Return a variant's name, speed, MFU and memory."""
+    name = " + ".join(row["options"]) or "eager, bf16"
+    if "error" in row:
+        return name, row["error"][:120], "", ""
+    seconds = row["median_seconds"]
+    ends = [end and row[f"{unit}_per_second"] * seconds / end for end in reversed(row["interval_seconds"])]
+    speed = f"{row[f'{unit}_per_second']:,.0f}{interval(ends, ',.0f')}"
+    return name, speed, f"{row['mfu']:.1%}", in_gib(row["peak_memory_gib"])
+
+
+def interval(ends, form) -> str:
+    """Return the 95 % interval as text; nothing where there were too few rounds for one."""
+    return f" ({ends[0]:{form}} to {ends[1]:{form}})" if ends and None not in ends else ""
+
+
+def prediction(row) -> tuple:
+    """Return a variant's memory and time, each as measured and as planned."""
+    times = [f"{1000 * row[key]:.0f} ms" for key in ("measured_seconds", "predicted_seconds")]
+    name = f"{row['model']}, {' + '.join(row['options']) or 'eager'}"
+    return name, in_gib(row["measured_gib"]), in_gib(row["predicted_gib"]), *times
+
+
+def two_stages(rows) -> list[tuple]:
+    """Return what each row of two_stages.py says."""
+    found = []
+    for row in rows:
+        if "memory" in row:
+            memory = row["memory"]
+            said = f"{memory['counted'] / MIB:,.0f} MiB, planned {memory['predicted'] / MIB:,.0f} MiB"
+            found.append((f"stage {memory['case']['stage']} alone", said))
+        elif row.get("both_stages_mib"):
+            found.append(("both, one after the other", f"{row['both_stages_mib']:,.0f} MiB"))
+        elif "overlap" in row:
+            found.append(("two streams", f"{row['overlap']['speedup_of_two_streams']:.2f} times as fast as one"))
+    return found
+
+
+def in_gib(number) -> str:
+    """Return memory as text; where it was not measured, a dash."""
+    return "-" if number is None else f"{number:.1f} GiB"
+
+
+def rewritten(text, content) -> str:
+    """Return a text with other content between the two comments."""
+    before, rest = text.split(BEGIN)
+    return before + BEGIN + content + END + rest.split(END)[1]
+
+
+def pages() -> dict[Path, str]:
+    """Return both files as they should be."""
+    file = newest()
+    record = file and json.loads(file.read_text())
+    return {
+        PAGE: rewritten(PAGE.read_text(), f"\n{page(record, file and file.name)}\n"),
+        README: rewritten(README.read_text(), status(record)),
+    }
+
+
+def main():
+    for path, text in pages().items():
+        path.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
