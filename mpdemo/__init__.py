@@ -1,6 +1,6 @@
 """mpdemo: one PyTorch training, taken from one device to many.
 
-Public are the commands of ``python -m mpdemo`` (`train`, `plan`, `same`, `explain` and so on), the rungs, which are
+Public are the commands of ``mpdemo`` (`train`, `plan`, `same`, `explain` and so on), the rungs, which are
 scripts of plain PyTorch (read two side by side and the difference is the lesson), and the names in `PUBLIC`. These have
 type hints and keep their meaning; every other name may change at any time. ``mpdemo.labs`` belongs to the notebooks.
 

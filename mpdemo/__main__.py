@@ -1,7 +1,7 @@
-"""The command line: ``python -m mpdemo COMMAND``.
+"""The command line: ``mpdemo COMMAND``.
 
 Each command lives in a module of its own with ``add_arguments(parser)`` and ``main(args) -> exit status``;
-it is imported only when it is asked for, so ``python -m mpdemo env`` works where PyTorch does not.
+it is imported only when it is asked for, so ``mpdemo env`` works where PyTorch does not.
 
 Exit status: 0 done, 1 failed, 2 bad input, 3 stopped with a checkpoint.
 """
@@ -18,7 +18,7 @@ from mpdemo import __version__
 from mpdemo.errors import Parser, UserError, did_you_mean, one_line
 from mpdemo.world.launch import end
 
-PROGRAM = "python -m mpdemo"
+PROGRAM = "mpdemo"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # the disk's fault
 STATUS = "exit status: 0 done, 1 failed, 2 bad input"
 COMMANDS = {  # name -> module, what it does, an example; in the order of the help
@@ -46,7 +46,7 @@ COMMANDS = {  # name -> module, what it does, an example; in the order of the he
     "cluster": (
         "mpdemo.cluster.command",
         "run a command on a throw-away Slurm cluster on this machine",
-        "run --nodes 2 -- python -m mpdemo rehearse",
+        "run --nodes 2 -- mpdemo rehearse",
     ),
 }
 GROUPS = {
@@ -126,7 +126,7 @@ def main(argv=None) -> int:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        print("mpdemo: error: PyTorch is not installed here; python -m mpdemo env says more", file=sys.stderr)
+        print("mpdemo: error: PyTorch is not installed here; mpdemo env says more", file=sys.stderr)
         return 2
     except OSError as error:
         if error.filename is None and error.errno not in FULL:

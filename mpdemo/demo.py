@@ -1,4 +1,4 @@
-"""``python -m mpdemo demo``: train a small vision transformer on real digits up the whole ladder; print one table.
+"""``mpdemo demo``: train a small vision transformer on real digits up the whole ladder; print one table.
 
 All rungs are trained in one world of processes, alternately and one step each, on the same batches: so the training is
 also the measurement. Each is the training of the command that is printed. The exit status is 1 if a rung is not the
@@ -55,7 +55,7 @@ def main(args) -> int:
     print(f"mpdemo: one training, from one device to {args.processes}. A device here is {machine['device']}.")
     print("Each row of the table is the training of one of these commands:")
     for settings in rows:
-        print("python -m mpdemo train " + " ".join(settings.arguments()), flush=True)
+        print("mpdemo train " + " ".join(settings.arguments()), flush=True)
     (out / "settings.json").write_text(json.dumps([settings.as_dict() for settings in rows]))
     if start(["-m", "mpdemo.demo", str(out)], args.processes):
         raise RunFailed("a training run failed; see its message above")

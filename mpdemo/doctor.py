@@ -1,4 +1,4 @@
-"""``python -m mpdemo env``: checks Python, PyTorch, Slurm, the site file and the folders.
+"""``mpdemo env``: checks Python, PyTorch, Slurm, the site file and the folders.
 
 One line per finding, [OK] or [FAIL], each failure with its remedy. The site is tried by `mpdemo.jobs.site_trial`. In a
 job of several processes, rank 0 also prints one row per rank (`mpdemo.world.roll_call`).

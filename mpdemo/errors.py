@@ -31,7 +31,7 @@ QUOTED.maxstring = QUOTED.maxother = QUOTED.maxlong = 80
 class UserError(Exception):
     """Bad input. The message says what was wrong, the value, what is allowed and what to do.
 
-    `python -m mpdemo` prints it after ``mpdemo: error:`` and ends with exit status 2. In a notebook the
+    `mpdemo` prints it after ``mpdemo: error:`` and ends with exit status 2. In a notebook the
     traceback is folded to that one line.
     """
 

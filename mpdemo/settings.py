@@ -1,6 +1,6 @@
 """Every setting of a training run, said once: its type, its unit, what is allowed, its default. Needs no PyTorch.
 
-The command line of ``python -m mpdemo train`` and of every rung, `mpdemo.jobs.train_command` and the checks are made
+The command line of ``mpdemo train`` and of every rung, `mpdemo.jobs.train_command` and the checks are made
 from this class.
 """
 

@@ -1,9 +1,9 @@
 """What a trainer does before a class: look at the batch scripts of the course, and try every job on the cluster.
 
-    python -m mpdemo render --site leonardo                      writes them all into slurm/leonardo/, submits nothing
-    python -m mpdemo rehearse --site leonardo                    submits every job, as small as can be
-    python -m mpdemo rehearse --only 03_two_nodes,06_hybrid
-    python -m mpdemo cluster run -- python -m mpdemo rehearse    on a throw-away cluster
+    mpdemo render --site leonardo                      writes them all into slurm/leonardo/, submits nothing
+    mpdemo rehearse --site leonardo                    submits every job, as small as can be
+    mpdemo rehearse --only 03_two_nodes,06_hybrid
+    mpdemo cluster run -- mpdemo rehearse    on a throw-away cluster
 
 The jobs are listed in ``slurm/course.toml``. In a rehearsal each has as many nodes and processes as in its notebook,
 but a training run has two steps. One table says how long each job waited and ran, and what to fix. The last one, env,
@@ -123,7 +123,7 @@ def rehearse(args) -> int:
     site = load_site(args.site)
     trials = chosen(args.only)
     if not slurm.in_reach():
-        there = "or on a throw-away one: python -m mpdemo cluster run -- python -m mpdemo rehearse"
+        there = "or on a throw-away one: mpdemo cluster run -- mpdemo rehearse"
         raise UserError(f"no Slurm in reach; rehearse on the cluster, {there}")
     cluster = slurm.cluster_name()
     print(f"{len(trials)} jobs of the course for {site.name} on cluster {cluster}; Ctrl-C cancels them", flush=True)
@@ -136,7 +136,7 @@ def rehearse(args) -> int:
     failed = [trial for trial in trials if trial.to_fix]
     for trial in failed:
         if trial.job and trial.job.log_files:  # one that never started has none
-            print(f"more on {trial.name}: python -m mpdemo explain {trial.spec.out}/{trial.job.log_files[-1].name}")
+            print(f"more on {trial.name}: mpdemo explain {trial.spec.out}/{trial.job.log_files[-1].name}")
     for trial in trials:
         if trial.name == "env" and trial.job:
             print(*findings_of_env(trial.job.log()), sep="\n")

@@ -47,12 +47,12 @@ def test_the_report_has_a_row_for_each_rung_and_form(finished):
 
 
 def test_every_row_is_the_training_of_a_command_that_is_printed(finished, run_once):
-    printed = [line for line in finished[1].stdout.splitlines() if line.startswith("python -m mpdemo train")]
-    assert [line.split()[5] for line in printed] == [rung for rung, _, _ in ROWS]
+    printed = [line for line in finished[1].stdout.splitlines() if line.startswith("mpdemo train")]
+    assert [line.split()[3] for line in printed] == [rung for rung, _, _ in ROWS]
     assert all("--warmup-steps 10" in line for line in printed)  # without it, 16 steps learn next to nothing
     pipelines = [line for line in printed if "--rung pipeline" in line]
     assert ["--cut block.1,block.3,block.5" in line for line in pipelines] == [False, True]
-    assert run_once(*printed[0].split()[1:]).returncode == 0
+    assert run_once("-m", *printed[0].split()).returncode == 0
     summary = json.loads((finished[0] / "single-one-process" / "summary.json").read_text())
     row = json.loads((finished[0] / "report.json").read_text())["rungs"][0]
     assert (summary["validation_loss"], summary["validation_accuracy"]) == pytest.approx((row["loss"], row["accuracy"]))

@@ -1,4 +1,4 @@
-"""``python -m mpdemo env``: every trouble is named with its remedy, also where PyTorch cannot be imported."""
+"""``mpdemo env``: every trouble is named with its remedy, also where PyTorch cannot be imported."""
 
 import subprocess
 import sys

@@ -93,7 +93,7 @@ def test_a_page_names_what_is_there(file):
         missing += [] if there else [f"link to {target}"]
     for name in re.findall(r"`((?:mpdemo|notebooks|slurm|tests)/[\w./-]*\w/?)`", page):
         missing += [] if (root() / name).exists() or "NAME" in name else [name]
-    missing += [word for word in re.findall(r"\bpython -m mpdemo ([a-z]+)", page) if word not in COMMANDS]
+    missing += [word for word in re.findall(r"(?:`|\$ )mpdemo ([a-z]+)", page) if word not in COMMANDS]
     targets = re.findall(r"^([\w.-]+):", text("Makefile"), re.M)
     wanted = re.findall(r"^\s*(?:\$ )?make (\w+)|`make (\w+)`", page, re.M)
     missing += [f"make {max(words)}" for words in wanted if max(words) not in targets]
@@ -148,7 +148,7 @@ def test_readmes_list_every_notebook_and_every_site():
 
 @pytest.mark.parametrize("file", [page for page in PAGES if page.name == "README.md"], ids=str)
 def test_a_command_on_a_page_parses(file):
-    for line in re.findall(r"^\$ python -m mpdemo (.*?)(?: +#.*)?$", text(file), re.M):
+    for line in re.findall(r"^\$ mpdemo (.*?)(?: +#.*)?$", text(file), re.M):
         command, *arguments = shlex.split(line.partition(" -- ")[0])
         shown = set(re.findall(r"--[\w-]+", helps(command, *arguments[: command == "cluster"])))
         used = [word.partition("=")[0] for word in arguments if word.startswith("--")]

@@ -143,7 +143,7 @@ def test_a_terminal_follows_a_job_to_its_end(place):
     failed = submit(spec("fail", 0, 9, out="runs/failed"))
     follower = following(paths.root() / "runs/failed")
     printed, _ = follower.communicate(timeout=60)
-    assert printed.splitlines()[-1] == f"Why? python -m mpdemo explain {failed.log_files[-1]}"
+    assert printed.splitlines()[-1] == f"Why? mpdemo explain {failed.log_files[-1]}"
     assert ": failed" in printed and "upside down" in printed and follower.returncode == 1
     follower = following("runs/none")
     assert "no job in runs/none" in follower.communicate(timeout=60)[1] and follower.returncode == 2
@@ -159,7 +159,7 @@ def test_an_interrupt_of_a_terminal_leaves_the_job_running_and_says_how_to_end_i
     said = follower.communicate(timeout=60)[1]
     assert f"job {job.id} (toy) is still running on {job.where}. Follow it again: await follow(" in said
     assert follower.returncode == 130 and "Traceback" not in said and job.state == "running"
-    again, end = re.search(r"notebook, python -m mpdemo (.*) in a terminal\. Cancel it: (\w+ \d+)", said).groups()
+    again, end = re.search(r"notebook, mpdemo (.*) in a terminal\. Cancel it: (\w+ \d+)", said).groups()
     follower = following(shlex.split(again)[-1])
     subprocess.run(end.split(), check=True, env=os.environ)
     assert ": cancelled" in follower.communicate(timeout=60)[0] and follower.returncode == 1

@@ -157,7 +157,7 @@ def test_the_command_reads_the_end_of_a_huge_file(tmp_path, capsys, monkeypatch)
 
 
 def test_a_reader_that_goes_away_is_no_error(tmp_path):
-    """As in ``python -m mpdemo explain LOG | head -1``."""
+    """As in ``mpdemo explain LOG | head -1``."""
     (tmp_path / "log").write_text("CUDA out of memory\n")
     read, write = os.pipe()
     os.close(read)

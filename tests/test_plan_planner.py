@@ -1,4 +1,4 @@
-"""Where the planner splits a model, and ``python -m mpdemo plan`` as a user meets it."""
+"""Where the planner splits a model, and ``mpdemo plan`` as a user meets it."""
 
 import json
 import random
@@ -99,7 +99,7 @@ def test_the_command_prints_every_strategy_and_writes_json(capsys, tmp_path):
     for row in rows:
         assert row["memory_mib"] is None or f"{row['memory_mib']:,.0f}" in shown
         assert row["seconds"] is None or f"{1000 * row['seconds']:,.1f}" in shown
-    assert "\npipeline:\n  python -m mpdemo train --model resnet18 --rung pipeline --optimizer adamw" in out
+    assert "\npipeline:\n  mpdemo train --model resnet18 --rung pipeline --optimizer adamw" in out
 
 
 def test_the_row_of_a_pipeline_has_the_memory_of_each_stage():

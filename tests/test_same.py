@@ -1,4 +1,4 @@
-"""`python -m mpdemo same`: right scripts pass, each planted fault is found under its name, nothing is left behind."""
+"""`mpdemo same`: right scripts pass, each planted fault is found under its name, nothing is left behind."""
 
 import argparse
 import contextlib

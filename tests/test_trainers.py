@@ -86,7 +86,7 @@ def test_one_table_says_what_became_of_each_job(cluster, project):
     assert "smaller batch" in rows["b_broken"] and "Likely cause" in rows["c_large"]
     assert "mpdemo: error: no such thing; do: another" in rows["d_refused"]
     assert "2 of 5 jobs went well." in done.stdout and "cancelled" not in done.stdout
-    assert "python -m mpdemo explain runs/rehearsal/b_broken/slurm-" in done.stdout
+    assert "mpdemo explain runs/rehearsal/b_broken/slurm-" in done.stdout
 
 
 def test_the_last_job_says_where_the_ranks_are(cluster, project):

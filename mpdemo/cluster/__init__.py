@@ -1,4 +1,4 @@
-"""A throw-away Slurm cluster on this machine, for tests and for rehearsing: ``python -m mpdemo cluster``."""
+"""A throw-away Slurm cluster on this machine, for tests and for rehearsing: ``mpdemo cluster``."""
 
 from mpdemo.cluster.cluster import Cluster
 

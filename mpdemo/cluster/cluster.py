@@ -1,4 +1,4 @@
-"""A real Slurm cluster in one folder, for tests and for rehearsing on a laptop: ``python -m mpdemo cluster``.
+"""A real Slurm cluster in one folder, for tests and for rehearsing on a laptop: ``mpdemo cluster``.
 
 Debian's munged, slurmctld and one slurmd per node run from one folder with ports and a key of their own. Nothing is
 written to ``/etc``, no service is started, and root is not needed. Each node is a process namespace, so that its end

@@ -1,7 +1,7 @@
-"""``python -m mpdemo cluster run``: borrow a throw-away Slurm cluster for one command.
+"""``mpdemo cluster run``: borrow a throw-away Slurm cluster for one command.
 
-python -m mpdemo cluster run --nodes 4 -- pytest --nbval notebooks/
-python -m mpdemo cluster run --nodes 2 -- python -m mpdemo rehearse
+mpdemo cluster run --nodes 4 -- pytest --nbval notebooks/
+mpdemo cluster run --nodes 2 -- mpdemo rehearse
 """
 
 import argparse
@@ -30,7 +30,7 @@ def main(args) -> int:
     """Run the command on a cluster of its own; return its exit status."""
     command = args.program[1:] if args.program[:1] == ["--"] else args.program
     if not command:
-        raise UserError("nothing to run; do: python -m mpdemo cluster run -- COMMAND")
+        raise UserError("nothing to run; do: mpdemo cluster run -- COMMAND")
     clean_up_on_signals()  # which end the `with` block as well
     with Cluster.up(nodes=args.nodes, mbit=args.mbit) as cluster:
         print(f"cluster of {args.nodes} nodes in {cluster.folder} (network: {cluster.network})", file=sys.stderr)

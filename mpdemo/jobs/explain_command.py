@@ -1,8 +1,8 @@
-"""``python -m mpdemo explain``: what happened to a job, by its log, its run's folder or its number.
+"""``mpdemo explain``: what happened to a job, by its log, its run's folder or its number.
 
-    python -m mpdemo explain slurm-7.out        what the log shows, and whether to try again
-    python -m mpdemo explain runs/03_ddp        the job of a folder: state, log, what it used
-    python -m mpdemo explain 7 --live           a job that hangs: where its ranks are, and who waits for whom
+    mpdemo explain slurm-7.out        what the log shows, and whether to try again
+    mpdemo explain runs/03_ddp        the job of a folder: state, log, what it used
+    mpdemo explain 7 --live           a job that hangs: where its ranks are, and who waits for whom
 
 ``--live`` asks the nodes of a Slurm job by a step of its own (``srun --overlap``). The stacks of the ranks come from
 py-spy where it is installed, else from ranks that handle SIGUSR2: faulthandler.register(signal.SIGUSR2) in your script.

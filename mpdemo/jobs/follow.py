@@ -1,4 +1,4 @@
-"""Follow a job in a terminal until it ends: ``python -m mpdemo follow runs/03_ddp``. In a notebook: ``await follow``.
+"""Follow a job in a terminal until it ends: ``mpdemo follow runs/03_ddp``. In a notebook: ``await follow``.
 
 To follow a job is to read its files and ask for its state. The job belongs to Slurm, or to the kernel that started it,
 so Ctrl-C ends the command here and leaves the job running.
@@ -43,7 +43,7 @@ def main(args) -> int:
     print(rest, end="" if rest.endswith("\n") or not rest else "\n")
     print(line_of(job))
     if job.log_files and job.state not in (*STATUS, "cancelled"):
-        print(f"Why? python -m mpdemo explain {shlex.quote(str(job.log_files[-1]))}")
+        print(f"Why? mpdemo explain {shlex.quote(str(job.log_files[-1]))}")
     return STATUS.get(job.state, 1)
 
 
@@ -78,5 +78,5 @@ def detached(job) -> str:
     return (
         f"job {number} ({job.name}) is still {job.state} on {job.where}. "
         f"Follow it again: await follow({json.dumps(job.folder)}) in a notebook, "
-        f"python -m mpdemo follow {shlex.quote(job.folder)} in a terminal. Cancel it: {end}."
+        f"mpdemo follow {shlex.quote(job.folder)} in a terminal. Cancel it: {end}."
     )

@@ -93,7 +93,7 @@ def train_command(**settings: Any) -> tuple[str, ...]:
     Parameters
     ----------
     **settings
-        Options of ``python -m mpdemo train``: ``batch_size=128`` becomes ``--batch-size 128``, ``True`` a bare option;
+        Options of ``mpdemo train``: ``batch_size=128`` becomes ``--batch-size 128``, ``True`` a bare option;
         ``None`` and ``False`` leave it out; a list is joined with commas.
 
     Raises

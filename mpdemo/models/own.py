@@ -1,7 +1,7 @@
 """A reader's own model, any module: ``package.module:function`` or ``./file.py:function``, which returns it.
 
 It is built without its numbers, however large it is, and computes on fake tensors: shapes, and no memory. Used by
-``python -m mpdemo plan --model``; taught in notebooks/12_which_one.ipynb.
+``mpdemo plan --model``; taught in notebooks/12_which_one.ipynb.
 """
 
 import importlib.util

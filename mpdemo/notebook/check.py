@@ -83,7 +83,7 @@ def verdict(number, answer=...) -> tuple[str, str]:
         if isinstance(error, AssertionError) and str(error):
             return "wrong", f"not yet. {error}"
         if isinstance(error, ModuleNotFoundError) and error.name.startswith(("torch", "checks.")):
-            return "open", f"could not be tried: this kernel has no {error.name}; python -m mpdemo env says more."
+            return "open", f"could not be tried: this kernel has no {error.name}; mpdemo env says more."
         return "wrong", f"not yet. This answer cannot be used ({error_line(error)}); expected: {row['expects']}."
 
 

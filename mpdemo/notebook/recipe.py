@@ -1,6 +1,6 @@
 """The recipe of the course model: one training run, the same for every strategy, so that the runs can be compared.
 
-A vision transformer of eight equal blocks learns the digits, in the notebooks and in ``python -m mpdemo demo``.
+A vision transformer of eight equal blocks learns the digits, in the notebooks and in ``mpdemo demo``.
 """
 
 from mpdemo.cuts import DEPTH

@@ -1,7 +1,7 @@
-"""``python -m mpdemo plan``: which strategy to use on so many devices, and what every other one would take.
+"""``mpdemo plan``: which strategy to use on so many devices, and what every other one would take.
 
-    python -m mpdemo plan --model resnet101 --devices 8 --nodes 2 --batch 128 --gpu a100
-    python -m mpdemo plan --model package.module:function --input 3,224,224 --devices 8 --gpu-memory 16GiB
+    mpdemo plan --model resnet101 --devices 8 --nodes 2 --batch 128 --gpu a100
+    mpdemo plan --model package.module:function --input 3,224,224 --devices 8 --gpu-memory 16GiB
 
 No GPU is needed, and no model is trained. Taught in notebooks/12_which_one.ipynb.
 """
@@ -48,7 +48,7 @@ def _with_unit(size):
 @one_line_errors(option_name)
 @dataclass(frozen=True, config={"extra": "forbid"})
 class PlanOptions:
-    """What to plan: the options of ``python -m mpdemo plan``."""
+    """What to plan: the options of ``mpdemo plan``."""
 
     model: Annotated[str, AfterValidator(_known_model)] = Field(
         "resnet101", description="as for train; or your own, as package.module:function, with --input"
@@ -186,5 +186,5 @@ def commands(options, rows) -> str:
             "image_size": options.image_size,
             **row.predicted.settings,
         }
-        lines.append(f"{row.answer}:\n  python -m mpdemo train {' '.join(as_arguments(settings))}")
+        lines.append(f"{row.answer}:\n  mpdemo train {' '.join(as_arguments(settings))}")
     return "\n".join(lines)

@@ -126,7 +126,7 @@ class PlanRequest:
 class Prediction(NamedTuple):
     """What one way to train needs."""
 
-    settings: dict  # of ``python -m mpdemo train``, without the model and the data
+    settings: dict  # of ``mpdemo train``, without the model and the data
     memory: float  # bytes on the fullest device
     seconds: float | None = None  # of a step without messages; None where no data sheet says it
     sent: float = 0.0  # bytes that this device sends in a step

@@ -3,7 +3,7 @@
     request = PlanRequest("resnet101", batch=512, devices=8)
     print(table(request, compare(request)))
 
-The rules and their order are those of `mpdemo.plan.choose`. ``python -m mpdemo plan`` prints this table.
+The rules and their order are those of `mpdemo.plan.choose`. ``mpdemo plan`` prints this table.
 Taught in notebooks/12_which_one.ipynb.
 """
 

@@ -1,4 +1,4 @@
-"""``python -m mpdemo same``: is a script of your own the same training with 1 and N processes, and does it resume?"""
+"""``mpdemo same``: is a script of your own the same training with 1 and N processes, and does it resume?"""
 
 import argparse
 import json
@@ -56,7 +56,7 @@ def checked(args) -> list:
     """Refuse bad input before a process starts; return the numbers of processes."""
     args.script = args.script[1:] if args.script[:1] == ["--"] else args.script
     if not args.script:
-        raise UserError("no script given; write it after --, such as: python -m mpdemo same -- train.py --epochs 2")
+        raise UserError("no script given; write it after --, such as: mpdemo same -- train.py --epochs 2")
     if not Path(args.script[0]).is_file():
         raise UserError(f"script {args.script[0]!r} is no file; give the path of a Python script")
     words = args.processes.split(",")

@@ -1,10 +1,10 @@
-"""``python -m mpdemo train``, which starts a rung's file, and what that file does before its training.
+"""``mpdemo train``, which starts a rung's file, and what that file does before its training.
 
 On one machine (``--processes`` does torchrun's work), the same by hand, and on several nodes of a cluster::
 
-    python -m mpdemo train --rung ddp --model convnet --epochs 4 --processes 2 --out runs/ddp
+    mpdemo train --rung ddp --model convnet --epochs 4 --processes 2 --out runs/ddp
     torchrun --standalone --nproc-per-node 2 -m mpdemo.rungs.ddp --model convnet
-    srun --ntasks-per-node 4 python -m mpdemo train --rung ddp --model resnet50   # MASTER_ADDR, MASTER_PORT exported
+    srun --ntasks-per-node 4 mpdemo train --rung ddp --model resnet50   # MASTER_ADDR, MASTER_PORT exported
 
 A rung is a script in mpdemo/rungs; ``python -m mpdemo.rungs.pipeline --help`` shows the launch lines of that one.
 """
@@ -67,7 +67,7 @@ def run_script(doc, rung, train):
         if world_size is None and settings.processes > 1:
             raise UserError(
                 f"rung {rung} needs {settings.processes} processes, and this is one; start them by torchrun "
-                f"--standalone --nproc-per-node {settings.processes} -m mpdemo.rungs.{rung} or python -m mpdemo train"
+                f"--standalone --nproc-per-node {settings.processes} -m mpdemo.rungs.{rung} or mpdemo train"
             )
         import_pytorch(needs_torchvision(settings))
         from mpdemo.world.env import claim_cores, process_group, where_am_i
