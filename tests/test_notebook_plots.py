@@ -11,6 +11,7 @@ from mpdemo.labs import ddp_pictures, pipeline_explorer
 from mpdemo.notebook import plots
 from mpdemo.notebook.plots.style import paler
 from mpdemo.notebook.plots.timeline import OPERATIONS, activations_held
+from mpdemo.notebook.plots.where import METHODS, stored
 from mpdemo.plan import SCHEDULES, simulate
 
 ROWS = [{"event": "step", "step": step, "loss": 2.3 * math.exp(-step / 20)} for step in range(1, 41)]
@@ -29,6 +30,7 @@ def shown():
     yield plots.bars(
         {"compute": {"forward": 0.1, "backward": 0.2}, "loader": {"forward": 0.05}}, "time of a step (s)", limit=0.25
     )
+    yield from map(plots.where, METHODS)
 
 
 def texts(axes):
@@ -128,3 +130,32 @@ def test_moving_a_slider_redraws(capsys, monkeypatch):
     assert "idle 2.3%" in capsys.readouterr().out
     with pytest.raises(UserError, match="allowed: "):  # what the sliders then show
         pipeline_explorer.pipeline(5, 64, 2, "Interleaved1F1B", 2.0)
+
+
+@pytest.mark.parametrize(("shape", "copies"), [
+    ("all", 4), ("slice", 1), ("node", 2), ("layers", 1), ("expert", 0.4 * 4 + 0.6), ("between", 1.75),
+])  # fmt: skip
+def test_the_ranks_together_have_all_of_a_tensor_and_as_many_copies_as_the_method_keeps(shape, copies):
+    def area(parts):
+        grid = [(x + 0.5) / 100 for x in range(100)]
+        return {
+            (x, y)
+            for x in grid
+            for y in grid
+            for top, end, left, right in parts
+            if top <= y < end and left <= x < right
+        }
+
+    ranks = [area(stored(shape, rank, 4)) for rank in range(4)]
+    assert len(set().union(*ranks)) == 100**2
+    assert sum(map(len, ranks)) / 100**2 == pytest.approx(copies, rel=0.02)
+
+
+def test_which_tensor_lives_where_is_also_said_and_what_cannot_be_drawn_is_refused():
+    text = plots.where("FSDP").metadata["image/png"]["alt"]
+    assert "with FSDP. weights: a slice of each layer + all of the layer that computes; gradients" in text
+    with pytest.raises(UserError, match="no method 'ZeRO-3'; there are: DDP, "):
+        plots.where("ZeRO-3")
+    for method, ranks in (("DDP", 1), ("HSDP", 2), ("TP", 9)):
+        with pytest.raises(UserError, match=f"{ranks} ranks cannot be drawn"):
+            plots.where(method, ranks)

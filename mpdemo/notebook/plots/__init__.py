@@ -3,5 +3,6 @@
 from mpdemo.notebook.plots.charts import bars, curves, step_parts
 from mpdemo.notebook.plots.scaling import scaling
 from mpdemo.notebook.plots.timeline import timelines
+from mpdemo.notebook.plots.where import where
 
-__all__ = ["bars", "curves", "scaling", "step_parts", "timelines"]
+__all__ = ["bars", "curves", "scaling", "step_parts", "timelines", "where"]
