@@ -6,11 +6,9 @@ Used by own.py, for ``mpdemo plan --model``.
 import psutil
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._device import _device_constructors
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from mpdemo.errors import UserError, error_line
+from mpdemo.models.private_torch import TorchDispatchMode, device_constructors, tree_leaves, tree_map_only
 
 LARGEST_READ = 1024  # numbers; a shorter tensor keeps its own, as a module may read it
 LARGEST_REAL = 2**30  # bytes of a module that is built with all its numbers
@@ -44,7 +42,7 @@ class WithoutNumbers(TorchFunctionMode):
             given = [getattr(value, "dtype", value) for value in (*args[1:], *kwargs.values())]
             kinds = [value for value in given if isinstance(value, torch.dtype)]
             return torch.Tensor.to(args[0], *kinds) if kinds else args[0]
-        if function in _device_constructors():
+        if function in device_constructors():
             on_meta = function(*args, **kwargs | {"device": "meta"})
             read = function in RANGES or 0 < on_meta.numel() <= LARGEST_READ
             if not read or str(kwargs.get("device")) == "meta":  # what is lazy has no elements, and then asks for meta

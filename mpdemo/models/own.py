@@ -17,15 +17,20 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from torch._dynamo import OptimizedModule
 from torch.nn.functional import cross_entropy
 from torch.nn.parameter import is_lazy
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from mpdemo.errors import UserError, error_line
 from mpdemo.models import variants
 from mpdemo.models.building import WithoutNumbers, build
-from mpdemo.models.private_torch import DataDependentOutputException, DynamicOutputShapeException, FakeTensors
+from mpdemo.models.private_torch import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensors,
+    OptimizedModule,
+    tree_flatten,
+    tree_unflatten,
+)
 
 SAMPLES = 2  # of the batch on which a model is tried
 FEW = variants.MOST_FEW - 1, variants.MOST_FEW  # of many equal blocks, so many are computed

@@ -2,11 +2,11 @@
 
 import torch
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from mpdemo.models.private_torch import FakeTensors
 from mpdemo.plan.counting import LiveMemory, rounded, tensors_in
+from mpdemo.plan.private_torch import TorchDispatchMode
 
 aten = torch.ops.aten
 ON_A_CPU = {  # of attention on a CPU, which PyTorch counts from 2.15 on: that on a GPU takes the same operations
