@@ -12,7 +12,7 @@ from worker_jobs import until
 
 from mpdemo.paths import root
 
-SOON = 10  # seconds from the failure to the end of everything
+SOON = 20  # seconds from the failure to the end of everything, on a busy machine
 DDP = ["--rung", "ddp", "--model", "toy"]
 PIPELINE = ["--rung", "pipeline", "--model", "toy", "--microbatches", "4"]
 
