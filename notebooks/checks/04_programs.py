@@ -1,14 +1,13 @@
-"""Tests of the programs in notebook 04: moves between devices, messages between stages, the same images everywhere."""
+"""Tests of the programs in notebook 04: messages between stages, the same images everywhere, one checkpoint of all."""
 # ruff: noqa: F821 - what the reader's program defines
 
-from contextlib import nullcontext
+import os
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import cross_entropy
 
-from checks.helpers import close, gathered, gradients, ratio, watch
+from checks.helpers import close, gathered, gradients, ratio, slow_saves, watch
 
 
 def require_each(stage, own, right, rank=0):
@@ -19,31 +18,7 @@ def require_each(stage, own, right, rank=0):
         assert close(times, 1, 1e-3), f"The step ends, but {whose} isn't one process's (times: {times:.2f})."
 
 
-def call_on(one, other, mode):
-    """Call the reader's `train_step` with two stages on two devices."""
-    torch.manual_seed(0)
-    with mode:
-        stages = nn.ModuleDict({"first": nn.Linear(6, 4, device=one), "second": nn.Linear(4, 3, device=other)})
-        batch = (torch.randn(8, 6, device=one), torch.zeros(8, dtype=torch.long, device=one))
-        return stages, batch, train_step(*stages.values(), [torch.device(one), torch.device(other)], *batch)
-
-
 def test_04_1(rank, n):
-    try:
-        stages, _, loss = call_on("cpu:0", "cpu:1", FakeTensorMode())  # two devices, without any memory
-    except RuntimeError as error:
-        said = str(error).splitlines()[0].rstrip(".!")
-        raise AssertionError(f"On two different devices PyTorch refuses the step: {said}.") from None
-    where = [str(stage.weight.device) for stage in stages.values()]
-    assert where == ["cpu:0", "cpu:1"], f"Now the weights of the stages are on {' and '.join(where)}."
-    assert str(loss.device) == "cpu:1", "It runs, and the loss is on device 0: so the outputs were sent back there."
-    stages, (images, labels), _ = call_on("cpu", "cpu", nullcontext())
-    own = gradients(stages)
-    cross_entropy(stages["second"](stages["first"](images).relu()), labels).backward()
-    require_each(stages, own, gradients(stages))
-
-
-def test_04_3(rank, n):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))
     images, labels = torch.randn(8, 6), torch.randint(0, 3, (8,))
@@ -68,7 +43,7 @@ class Loss(nn.Module):
         return outputs.square().mean()
 
 
-def test_04_4(rank, n):
+def test_04_2(rank, n):
     torch.manual_seed(0)
     first, second = nn.Sequential(nn.Linear(6, 4), nn.ReLU()), nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     model, images = (nn.Sequential(first, second, nn.Sequential(nn.Linear(4, 3), Loss())), torch.randn(8, 6))
@@ -78,7 +53,7 @@ def test_04_4(rank, n):
     require_each(model[rank], gradients(model[rank]), right, rank)
 
 
-def test_04_5(rank, n):
+def test_04_3(rank, n):
     """The ranks' random states differ, as they do for stages whose dropout draws other numbers from them."""
     torch.manual_seed(100 + rank)
     batches, own = loader(list(range(12)), 4, rank, n), []  # the 12 images are their own numbers
@@ -92,3 +67,19 @@ def test_04_5(rank, n):
     assert sizes == 6 * [4], f"With batch_size=4 the steps of two epochs have {sizes} images."
     assert first[0] != [0, 1, 2, 3], "The images are in their original order: not shuffled."
     assert first[:3] != first[3:], "The second epoch has the order of the first: `set_epoch` is never called."
+
+
+def test_04_4(rank, n):
+    torch.manual_seed(0)
+    model, path = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3)), str(folder / "model.pt")
+    with slow_saves() as saved:
+        save((model[:2], model[2:])[rank], path, rank, n)
+        there = os.path.exists(path)
+        wait_for_all()
+    counts = [len(files) for files in gathered(saved)]
+    assert sum(counts) == 1, f"Rank 0 writes {counts[0]} files and rank 1 writes {counts[1]}; the last one would win."
+    file = torch.load(path)
+    missing = sorted(set(model.state_dict()) - set(file))
+    assert not missing, f"There is one file, but it lacks {', '.join(missing)}: another stage's weights."
+    assert all(torch.equal(file[name], value) for name, value in model.state_dict().items()), "The weights differ."
+    assert there, f"Rank {rank} continued before the file was there. If it loads it now, it fails."

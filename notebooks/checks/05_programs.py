@@ -1,4 +1,4 @@
-"""Tests of the programs in notebook 05: the last stage of a pipeline, which must not forget to divide, nor hang."""
+"""Tests of the programs in notebook 05: the last stage of a pipeline, one matrix in two stages, one norm for all."""
 # ruff: noqa: F821 - what the reader's program defines
 
 import torch
@@ -22,7 +22,7 @@ def first_stage(stage, images):
         output.backward(gradient)
 
 
-def test_05_2(rank, n):
+def test_05_1(rank, n):
     torch.manual_seed(0)
     stages, images = (nn.Sequential(nn.Linear(4, 6), nn.ReLU()), nn.Linear(6, 3)), torch.randn(12, 4)
     labels, own = torch.randint(0, 3, (12,)), stages[rank]
@@ -32,10 +32,35 @@ def test_05_2(rank, n):
     require_gradients(gradients(own), right, f"With {MICROBATCHES} microbatches, on rank {rank},")
 
 
-test_05_5 = test_05_2
+test_05_3 = test_05_1
 
 
-def test_05_8(rank, n):
+def test_05_4(rank, n):
+    """A model of three stages: a matrix embeds the tokens in the first, and computes the logits in the last."""
+    group = dist.new_group([0, n - 1])
+    if rank not in (0, n - 1):
+        return
+    torch.manual_seed(0)
+    matrix, middle = torch.randn(7, 4), nn.Linear(4, 4)
+    uses = [matrix.clone().requires_grad_() for _ in range(2)]
+    tokens, targets = torch.randint(0, 7, (12,)), torch.randint(0, 7, (12,))
+    cross_entropy(middle(uses[0][tokens]) @ uses[1].T, targets).backward()
+    weight = nn.Parameter(matrix.clone())
+    weight.grad = uses[rank > 0].grad.clone()
+    step(torch.optim.SGD([weight], lr=0.5), weight, group)
+    moved, first, second = (matrix - weight.data) / 0.5, uses[0].grad, uses[1].grad
+    where = f"The copy of rank {rank} moves by"
+    for what, gradient in {
+        "the gradient of the first stage alone": first,
+        "the gradient of the last stage alone": second,
+        "half of the gradient: both uses count in full, so it is a sum and no mean": (first + second) / 2,
+    }.items():
+        assert not torch.allclose(moved, gradient, atol=1e-5), f"{where} {what}."
+    told = f"{where} something else than a single device's gradient."
+    assert torch.allclose(moved, first + second, atol=1e-5), told
+
+
+def test_05_5(rank, n):
     """The gradients of the two stages have the norms 3 and 4, so the whole model's norm is 5."""
     weight = torch.nn.Parameter(torch.zeros(1))
     for limit, factor in ((1.0, 0.2), (10.0, 1.0)):

@@ -1,7 +1,7 @@
 """Check of notebook 06: the row and the column of a rank in the grid."""
 
 
-def check_06_2(groups):
+def check_06_1(groups):
     for world_size, replicas in ((4, 2), (6, 2), (6, 3), (8, 2), (3, 1)):
         stages = world_size // replicas
         for rank in range(world_size):

@@ -11,7 +11,7 @@ from checks.helpers import require_gradients
 REPLICAS = STAGES = 2
 
 
-def test_06_3(rank, n):
+def test_06_2(rank, n):
     rows = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     columns = [dist.new_group([0, 2]), dist.new_group([1, 3])]
     replica, stage = divmod(rank, STAGES)
