@@ -1,68 +1,83 @@
-"""Check of notebook 10: a batch script that resumes by itself after its time limit.
+"""Check of notebook 10: a batch script that requeues its own job after its time limit, and resumes.
 
-Where a Slurm can be started, the script runs: once training, it is warned, goes back into the queue and resumes.
+Where a Slurm can be started, the script runs: once training, its shell is warned, and the job goes back and resumes.
 """
 
 import re
 import shutil
 import time
 
-from checks.job_files import READ, TRIED, check_text, client, submit, training_of, trial, wait_for
+from checks.job_files import READ, TRIED, check_text, client, lines_of, submit, trial, wait_for
 from mpdemo.jobs import slurm
 from mpdemo.jobs.check import Script
 from mpdemo.paths import root
-from mpdemo.training.log import rows_in
 
-OUT = "work/long"  # where the run of the exercise writes
+COMMAND = "work/long.py work/long.pt"  # what the exercise trains: a slowed copy of a script to take home
+EPOCHS, STEPS = 3, 24  # of the copy, and of an epoch
 SECONDS = 60.0  # limit for each of its two runs
-OPERATOR = re.compile(r"\d?>>?&?\s*\S+|\|\||&&|[;|&]")  # ends a command: the training must not get it as an option
 AGAIN = "A script that is broken in this way costs nothing on the first day: it shows at the first time limit."
 
 
-def check_09_7(path):
+def check_10_5(path):
     read(check_text(path))
+    write_training(root() / "work")
     with trial(nodes=1) as place:
         if place:
-            shutil.rmtree(root() / OUT, ignore_errors=True)
             run(path, *place)
         return f"{TRIED if place else READ} {AGAIN}"
 
 
 def read(text):
-    """Judge what no trial of some seconds can show: the warning's time, and the words that let the job resume."""
-    words, settings = training_of(OPERATOR.sub("\n", text.replace("\\\n", " ")))
-    assert "srun" in words, "It no longer starts the training with srun."
-    assert settings.out == OUT, f"The run writes to {settings.out}, and no longer to {OUT}."
-    script = Script(text)
+    """Judge what no trial of some seconds can show, and where no Slurm can be started, what its text says."""
+    script, joined = Script(text), text.replace("\\\n", " ")
+    assert re.search(rf"^\s*srun .*torchrun .*{COMMAND}", joined, re.M), f"srun no longer runs torchrun {COMMAND}."
     signal = script.value("signal")
     assert signal, "At the time limit, Slurm kills the run without a warning."
-    assert not signal.startswith("B:"), f"With {signal} only the script is warned, not the training."
-    name, _, before = signal.partition("@")
-    assert name in ("USR1", "SIGUSR1", "10"), f"The training doesn't know the signal {name} as a warning."
+    assert signal.startswith("B:"), f"With {signal} Slurm warns what srun started, and the script never learns of it."
+    name, _, before = signal.removeprefix("B:").partition("@")
+    assert name in ("USR1", "SIGUSR1", "10"), f"The script doesn't trap the signal {name}."
     assert before.isdecimal(), f"{signal} doesn't say how many seconds before the end the warning comes."
     limit = slurm.limit(script.value("time") or "10-0")
     assert 10 <= int(before) < limit, f"A warning {before} s before the end: allowed are 10 to {limit - 1} s."
+    handled = re.search(r"signals[-_]to[-_]handle[= ]\S*USR1", joined, re.I)
+    assert handled, "Unless --signals-to-handle names SIGUSR1, torchrun dies of it."
     assert "no-requeue" not in script.options, "Slurm would refuse to put this job back into the queue."
     again = [line for line in text.splitlines() if re.match(r"[^#]*scontrol requeue", line)]
     assert again, "After the warning the job ends, and nothing puts it back into the queue."
-    assert settings.resume == "auto", "Only --resume auto fits both runs: the first one finds no checkpoint yet."
+
+
+def write_training(folder):
+    """Write the training of the exercise, and remove what an earlier one saved."""
+    scripts = root() / "notebooks" / "scripts"
+    text = (scripts / "train_ddp.py").read_text().replace("WORKERS = 5", f"WORKERS = {EPOCHS}")
+    step = "            optimizer.step()\n"
+    (folder / "long.py").write_text(text.replace(step, f"{step}            time.sleep(0.1)\n"))
+    shutil.copy(scripts / "digits.npz", folder)
+    (folder / "long.pt").unlink(missing_ok=True)
 
 
 def run(path, environment, log):
-    """Submit the script, warn the training, let it resume, and require each step once."""
+    """Submit the script, warn its shell, let the job resume, and require each epoch once."""
     job = submit(path, environment, log, "--open-mode=append")
     place = job, environment, log
-    wait_for(*place, lambda state: len(steps()) >= 3, "train", SECONDS)
-    client(environment, "scancel", "--signal=USR1", job)
+    wait_for(*place, lambda state: epochs(log), "train", SECONDS)
+    client(environment, "scancel", "--batch", "--signal=USR1", job)
     wait_for(*place, lambda state: state == "pending", "go back into the queue", SECONDS)
-    stopped = len(steps())
+    stopped = steps_done()
+    unheard = f"The training didn't get the warning: the job requeued itself with the checkpoint of step {stopped}"
+    assert stopped % STEPS, f"{unheard}, the end of an epoch."
     time.sleep(2)  # a node refuses a job that starts again within the second of its end
     client(environment, "scontrol", "update", f"jobid={job}", "StartTime=now")  # else it waits for two minutes
     wait_for(*place, lambda state: state == "completed", "end well in its second run", SECONDS)
-    done = steps()
-    assert len(done) > stopped, f"The job's second run did no step after step {stopped}."
-    assert done == list(range(1, len(done) + 1)), "Its file of metrics doesn't hold each step once."
+    done = epochs(log)
+    assert done == list(range(1, EPOCHS + 1)), f"Its log has the epochs {done}, and not each once."
 
 
-def steps():
-    return [row["step"] for row in rows_in(root() / OUT) if row["event"] == "step"]
+def epochs(log):
+    return [int(number) for line in lines_of(log) for number in re.findall(r"epoch (\d+): loss", line)]
+
+
+def steps_done():
+    import torch  # takes seconds
+
+    return torch.load(root() / "work" / "long.pt")["steps"]

@@ -45,7 +45,7 @@ def steps_of(training, steps):
     return rows
 
 
-def test_09_2(rank, n):
+def test_10_1(rank, n):
     whole = steps_of(new_training(0), STEPS)
     for stop in (3, 5, 9):  # within the first epoch, at its end, within the second
         path, training, after = folder / f"{stop}.pt", new_training(0), f"Stopped after {stop} steps"
@@ -113,7 +113,7 @@ def end_before_rename(path):
         substitute(program, os, name, partial(make, getattr(os, name)))  # pathlib and shutil find theirs in os
 
 
-def test_09_4(rank, n):
+def test_10_2(rank, n):
     path = folder / "last.pt"
     save(state(1), path)
     assert step_in(path) == 1, "After an undisturbed save, the file can't be loaded."
@@ -128,7 +128,7 @@ def test_09_4(rank, n):
     assert step_in(path) == 3, "After the two that were ended, a third save didn't leave the newest state."
 
 
-def test_09_5(rank, n):
+def test_10_3(rank, n):
     path = folder / "checkpoint.pt"
     with slow_saves() as saved:
         save({f"weight{rank}": torch.full((2,), float(rank))}, path, rank, n)
@@ -142,7 +142,7 @@ def test_09_5(rank, n):
     assert names == ["weight0", "weight1"], f"The file holds {', '.join(names) or 'nothing'}."
 
 
-def test_09_6(rank, n):
+def test_10_4(rank, n):
     torch.manual_seed(0)
     layers = [nn.Linear(4, 4) for _ in range(4)]
     whole, stage = nn.Sequential(*layers), nn.Sequential(*layers[2 * rank : 2 * rank + 2])
