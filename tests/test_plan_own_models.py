@@ -1,5 +1,6 @@
 """Models of readers, built as people build them: what is counted of each, into how many blocks, and what is said."""
 
+import json
 import re
 import sys
 
@@ -268,3 +269,16 @@ def test_the_memory_of_a_gpu_is_that_of_its_data_sheet():
     assert f"a device has {143_771:,} MiB" in text and rows[0]["memory_mib"] < 1 and rows[0]["fits"]
     assert told[0].startswith("planning: building ") and "planning: single, bf16" in told  # what a terminal shows
     assert not re.search("ddp|fsdp", "".join(row["strategy"] for row in rows))
+
+
+def test_buffers_of_equal_blocks_are_planned_and_the_rows_are_json(tmp_path, capsys):
+    """Such as the tables of a rotary embedding."""
+    (tmp_path / "model.py").write_text(
+        "import torch\nfrom torch import nn\n\n\nclass Block(nn.Linear):\n    def __init__(self):\n"
+        "        super().__init__(64, 64)\n        self.register_buffer('table', torch.zeros(64, 64))\n\n\n"
+        "def made():\n    return nn.Sequential(*[Block() for _ in range(6)])\n"
+    )
+    words = ["--input", "64", "--devices", "2", "--gpu", "h100", "--json", f"{tmp_path}/rows.json"]
+    assert main(["plan", "--model", f"{tmp_path}/model.py:made", *words]) == 0
+    assert capsys.readouterr().out.startswith("ddp: ")
+    assert json.loads((tmp_path / "rows.json").read_text())["rows"][0]["fits"] is True

@@ -67,6 +67,8 @@ class OwnModel:
                 self.compute(self.template, self.inputs(SAMPLES, "meta"))
         self.template = variants.without_values(self.template, "meta")  # else its numbers would be counted as well
         self.list, self.count = variants.equal_blocks(self.template)
+        for count in FEW if self.count > FEW[1] else ():
+            self._shortened(count)  # here, since a buffer on meta cannot be copied among fake tensors
         self.few = self.count > FEW[1] and self._learn(FEW[0]) is None
         if not self.few:
             self.list, self.count = None, 0

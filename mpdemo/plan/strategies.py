@@ -40,7 +40,7 @@ def compare(request: PlanRequest) -> list[Strategy]:
     """Return the strategies for a `request`: those that fit, in the order of the rules, then the others by memory."""
     result = []
     for rule, predicted in asked(request):
-        fits = predicted is not None and predicted.memory <= request.limit
+        fits = predicted is not None and bool(predicted.memory <= request.limit)  # numpy's is no JSON
         result.append(Strategy(rule.answer, rule.rung, fits, predicted))
     return sorted(result, key=lambda s: 0 if s.fits else s.predicted.memory if s.predicted else float("inf"))
 
