@@ -15,7 +15,7 @@ from mpdemo.models.own import OwnModel
 from mpdemo.plan import meter, own
 from mpdemo.plan.command import PlanOptions, answer
 from mpdemo.plan.footprint import footprints
-from mpdemo.plan.request import ModelSpec, NotPlanned, PlanRequest
+from mpdemo.plan.request import RESERVE, ModelSpec, NotPlanned, PlanRequest
 from mpdemo.plan.strategies import compare, table
 
 RESNET18 = 11_689_512
@@ -144,6 +144,18 @@ def test_shards_within_a_node_send_little_between_nodes():
     assert hsdp.sending < across.sending and hsdp.memory > across.memory
     both = own.sharded_and_split(asked)
     assert both.settings == {"processes": 16} and both.memory > 0
+
+
+def test_parts_of_a_batch_have_a_row_where_shards_fit_in_no_other_way(monkeypatch):
+    rules = own.rules
+    monkeypatch.setattr(own, "rules", lambda asked: [rule for rule in rules(asked) if rule.answer.startswith(both)])
+    both, llama = f"fsdp{own.BOTH_NAMES}", made("tied_20m", "64t", f"{PROGRAMS}/llama.py")
+    whole = own.sharded(request(llama, batch=64), **own.BOTH).memory
+    larger, smaller = (request(llama, batch=64, memory=whole + RESERVE + more) for more in (1, -1))
+    assert [row.answer for row in compare(larger)] == [both]
+    in_parts, at_once = compare(smaller)
+    assert (in_parts.answer, at_once.answer) == (f"fsdp{own.ALL_NAMES}", both)
+    assert in_parts.fits and in_parts.predicted.settings == {"microbatches": 2, "processes": 2}
 
 
 def test_a_pipeline_spreads_the_blocks_and_its_bubble_takes_time():

@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ class Asked:
 
     logs: list
     name: str = ""
+    piped: bytes = b""  # a log that came from standard input
     answer: slurm.Answer = slurm.Answer("")
     folder: Path | None = None  # of the run
     slurm_id: str = ""  # of a job of the Slurm in reach
@@ -54,10 +56,15 @@ class Asked:
 
 def resolve(what) -> Asked:
     """Return what is known of a log, of a run's folder or of a job's number."""
+    if what == "-":
+        piped = sys.stdin.buffer.read()
+        if not piped:
+            raise UserError("nothing comes from standard input; give a job's log: cat slurm-7.out | mpdemo explain -")
+        refuse_binary(piped, "what comes from standard input")
+        return Asked([], piped=piped)
     if os.path.isfile(what):  # a pipe would wait forever
         with open(what, "rb") as file:
-            if b"\0" in file.read(8192):
-                raise UserError(f"{what} is not text; give a job's log file")
+            refuse_binary(file.read(8192), what)
         return Asked([Path(what)])
     if folder := next((path for path in (Path(what).absolute(), paths.root() / what) if os.path.isdir(path)), None):
         if record := read_record(folder):
@@ -70,6 +77,12 @@ def resolve(what) -> Asked:
     if re.fullmatch(r"\d+(_\d+)?(;[\w-]+)?", what):
         return of_number(what)
     raise UserError(f"{what} is no log file, no folder of a run and no number of a job")
+
+
+def refuse_binary(data, what):
+    """Refuse what is no text."""
+    if b"\0" in data[:8192]:
+        raise UserError(f"{what} is not text; give a job's log file")
 
 
 def of_job(job) -> Asked:

@@ -1,6 +1,7 @@
 """``mpdemo explain``: what happened to a job, by its log, its run's folder or its number.
 
     mpdemo explain slurm-7.out        what the log shows, and whether to try again
+    ssh login cat slurm-7.out | mpdemo explain -
     mpdemo explain runs/03_ddp        the job of a folder: state, log, what it used
     mpdemo explain 7 --live           a job that hangs: where its ranks are, and who waits for whom
 
@@ -18,8 +19,10 @@ from mpdemo.jobs import live, local_job, probe, who_waits
 from mpdemo.jobs.asked import MOST_BYTES, last_bytes, resolve
 from mpdemo.jobs.explain import find, said_of, verdict
 from mpdemo.jobs.reading import Log
+from mpdemo.terminal import coloured, wrapped
 
 QUIET = 3.0  # s without a line, after which ranks that wait for one that is elsewhere are taken to hang
+COLOUR = {"retry": "yellow", "fix": "red"}
 LONG = 60.0  # s, where all ranks are in one collective: it may be large
 
 
@@ -27,7 +30,8 @@ def add_arguments(parser):
     """Declare the command's options."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = __doc__.split("\n\n", 1)[1]
-    parser.add_argument("what", metavar="WHAT", help="a log, the folder of a run (runs/03_ddp), or a job's number")
+    what = "a log (-: standard input), the folder of a run (runs/03_ddp), or a job's number"
+    parser.add_argument("what", metavar="WHAT", help=what)
     parser.add_argument("--live", action="store_true", help="ask the ranks of a running job where they are")
     parser.add_argument("--json", action="store_true", help="the same for programs")
 
@@ -38,6 +42,8 @@ def main(args) -> int:
     if args.live and asked.answer.state != "running":
         raise UserError(f"--live looks into a running job; {asked.headline if asked.name else f'{args.what} is a log'}")
     data, cut = last_bytes(asked.logs)
+    if asked.piped:
+        data, cut = asked.piped[-MOST_BYTES:], len(asked.piped) > MOST_BYTES
     log = Log(data)
     findings = find(log)
     told = {"job": asked.name, **asked.answer._asdict(), "logs": list(map(str, asked.logs)), "usage": asked.usage}
@@ -60,9 +66,9 @@ def main(args) -> int:
         print(f"Only its last {MOST_BYTES // 2**20} MiB are read; lines are counted from there.\n")
     for line in in_words(asked, told, found):
         print(line)
-    if findings or asked.logs and not args.live:
+    if findings or asked.piped or asked.logs and not args.live:
         print(said_of(log, findings), end="\n\n")
-    print(f"verdict: {word or 'none'}; {why}")
+    print(wrapped(f"{coloured(f'verdict: {word}', COLOUR[word]) if word else 'verdict: none'}; {why}"))
     return 0
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from mpdemo.errors import UserError
 from mpdemo.options import as_arguments
 from mpdemo.plan import fits, own
-from mpdemo.plan.request import NotPlanned, PlanRequest, Prediction, Rule, mib
+from mpdemo.plan.request import NotNeeded, NotPlanned, PlanRequest, Prediction, Rule, mib
 
 TWICE = {"activation_checkpointing": True}
 WHOLE_MODEL = (  # the answer's second part, how it fits, how to find out
@@ -74,6 +74,8 @@ def asked(request):
         request.progress(rule.answer)
         try:
             yield rule, rule.find(request)
+        except NotNeeded:
+            continue
         except NotPlanned as error:
             request.model.not_planned.setdefault(str(error), {})[rule.answer] = None  # a dict keeps their order
             yield rule, None

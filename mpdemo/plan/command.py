@@ -20,6 +20,7 @@ from mpdemo.plan import strategies
 from mpdemo.plan.choose import choose
 from mpdemo.plan.request import MIB, RESERVE, STATES, PlanRequest, mib
 from mpdemo.settings import MODELS, NORMS, Count, Pixels
+from mpdemo.terminal import wrapped
 from mpdemo.waits import Progress
 from mpdemo.world.gpus import GPUS
 
@@ -122,8 +123,9 @@ def answer(options, progress) -> tuple:
     progress(f"planning: building {options.model}")
     request = replace(request_of(options), progress=lambda strategy: progress(f"planning: {strategy}"))
     choice, rows = choose(request), strategies.compare(request)
-    lines = [f"{choice.answer}: {choice.why}", "", strategies.table(request, rows)]
-    lines += [*(f"note: {note}" for note in notes(request, choice)), "", commands(options, [r for r in rows if r.fits])]
+    lines = [wrapped(f"{choice.answer}: {choice.why}"), "", strategies.table(request, rows)]
+    lines += [wrapped(f"note: {note}") for note in notes(request, choice)]
+    lines += ["", commands(options, [row for row in rows if row.fits])]
     return "\n".join(lines).rstrip(), [strategies.as_row(request, row) for row in rows]
 
 

@@ -10,7 +10,7 @@ from functools import partial
 from mpdemo.plan.fits import IN_BLOCKS, first_that_fits, ring_bytes
 from mpdemo.plan.footprint import roof
 from mpdemo.plan.planner import balanced_cut, stage_slices
-from mpdemo.plan.request import STATES, NotPlanned, Prediction, Rule
+from mpdemo.plan.request import STATES, NotNeeded, NotPlanned, Prediction, Rule
 from mpdemo.schedules import divisors
 from mpdemo.world.gpus import GPUS
 
@@ -18,12 +18,14 @@ LORA = 16  # rank of the adapters
 BF16, CHECKPOINTING = {"bf16": True}, {"checkpointing": True}
 BOTH = BF16 | CHECKPOINTING
 BOTH_NAMES = ", bf16, activation checkpointing"
+ALL_NAMES = BOTH_NAMES + ", gradient accumulation"
 FIT = {  # how an answer goes on: how its local batch fits, and the options of its finder
     "": ("at once", {"parts": (1,)}),
     ", gradient accumulation": ("with gradient accumulation over {parts} microbatches", {"parts": None}),
     ", bf16": ("in bf16", BF16),
     ", activation checkpointing": ("with activation checkpointing", CHECKPOINTING),
     BOTH_NAMES: ("in bf16, with activation checkpointing", BOTH),
+    ALL_NAMES: ("in bf16, with activation checkpointing, over {parts} microbatches", BOTH),
 }
 
 
@@ -40,6 +42,7 @@ def rules(request) -> list[Rule]:
         held = "Weights, gradients and states are sharded over {devices} devices,"
         ways = "", ", bf16", BOTH_NAMES, ", gradient accumulation"
         found += _rules("fsdp", held, "and the local batch fits", sharded, ways)
+        found += _rules("fsdp", held, "and the local batch fits", sharded_in_parts, (ALL_NAMES,))
         held = "All devices split the Linears of every block,"
         found += _rules("tensor", held, "and the batch fits", split_layers, ("", BOTH_NAMES))
         held = "Devices of a node split the Linears of every block, and shard the model with all the others,"
@@ -103,6 +106,13 @@ def sharded(request, parts=(1,), hsdp=False, tensor=1, **way):
         return predicted(request, steps, step, count, replicas, used | _in_blocks(request, tensor))
 
     return first_that_fits(request, find, parts or divisors(share))
+
+
+def sharded_in_parts(request, **way):
+    """Return how FSDP fits with gradient accumulation besides, where it does not fit at once."""
+    if sharded(request, **way).memory <= request.limit:
+        raise NotNeeded("it fits without gradient accumulation")
+    return sharded(request, parts=None, **way)
 
 
 def _in_blocks(request, tensor) -> dict:

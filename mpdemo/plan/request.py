@@ -21,6 +21,10 @@ class NotPlanned(UserError):
     """Why a strategy is not planned for a reader's own model, in words."""
 
 
+class NotNeeded(NotPlanned):
+    """A strategy that has no row, since one that saves less memory fits."""
+
+
 class Rule(NamedTuple):
     """One question of the decision, for several devices or for one, and the answer where it fits."""
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from tabulate import tabulate
 
+from mpdemo import terminal
 from mpdemo.plan import own
 from mpdemo.plan.choose import asked
 from mpdemo.plan.request import MIB, PlanRequest, Prediction
@@ -25,6 +26,7 @@ HEADERS = (
     "step time\n(ms)",
     "speed-up",
 )
+NEEDED = 4  # columns that are always shown
 
 
 class Strategy(NamedTuple):
@@ -88,5 +90,16 @@ def table(request: PlanRequest, strategies: list[Strategy]) -> str:
                 f"{one_device / seconds:.2f}" if seconds and one_device else "",
             )
         )
+    return _as_wide_as_the_terminal(rows)
+
+
+def _as_wide_as_the_terminal(rows) -> str:
+    """Return the rows as text, on a narrow terminal without the last columns."""
     alignment = ("left", "left", "left", *["right"] * 5)
-    return tabulate(rows, HEADERS, "simple", disable_numparse=True, colalign=alignment)
+    for columns in range(len(HEADERS), NEEDED - 1, -1):
+        shown, headers = [row[:columns] for row in rows], HEADERS[:columns]
+        text = tabulate(shown, headers, "simple", disable_numparse=True, colalign=alignment[:columns])
+        if terminal.width() is None or len(text.splitlines()[-1]) <= terminal.width():
+            break
+    more = [" ".join(header.split()) for header in HEADERS[columns:]]
+    return text + f"\nA wider terminal, or --json, also has: {', '.join(more)}" * bool(more)

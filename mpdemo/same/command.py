@@ -14,9 +14,11 @@ from mpdemo.options import count
 from mpdemo.same import resume
 from mpdemo.same.verdict import BY_NATURE, verdicts_of
 from mpdemo.same.watcher import Watcher
+from mpdemo.terminal import coloured, wrapped
 from mpdemo.world.devices import gpus_here
 
 STATUS = {"not the same": 1, "cannot tell": 3, "same": 0}  # that of several worlds is the first of these
+COLOUR = {"not the same": "red", "cannot tell": "yellow", "same": "green"}
 
 
 def add_arguments(parser):
@@ -81,8 +83,9 @@ def show(verdict):
     """Print a verdict."""
     rows = [[name, *values] for name, values in verdict["table"].items()]
     print(tabulate(rows[1:], headers=rows[0], disable_numparse=True))
-    print(f"\n{verdict['processes']} processes: {verdict['said']}")
-    print(*verdict["findings"], sep="\n", end="\n" * bool(verdict["findings"]))
+    print("\n" + coloured(f"{verdict['processes']} processes: {verdict['said']}", COLOUR[verdict["verdict"]]))
+    lines = [*verdict["findings"]]
     if verdict["harmless"]:
-        print("  The training is the same, but:", *verdict["harmless"], sep="\n")
-    print(*(f"  {note}" for note in verdict["notes"]), "", sep="\n")
+        lines += ["  Besides, without a change of the training:" if lines else "  The training is the same, but:"]
+        lines += verdict["harmless"]
+    print(wrapped("\n".join(map(str, [*lines, *(f"  {note}" for note in verdict["notes"]), ""]))), end="\n\n")

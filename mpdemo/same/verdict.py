@@ -117,6 +117,9 @@ def verdicts_of(watcher, counts) -> list:
     without = watcher.args.without
     several = [watcher.run_new(count, without=without) for count in counts[1:]]
     one = watcher.run_new(counts[0], without=without)
+    if watcher.args.device and not one.error and not one.steps and not one.names("spawn"):
+        watcher.devices = max(counts)  # some scripts end at once where they don't see two GPUs
+        one = watcher.run_new(counts[0], without=without)
     refuse(one)
     return [verdict(watcher, one, many) for many in several]
 

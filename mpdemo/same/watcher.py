@@ -30,6 +30,7 @@ class Watcher:
     def aim(self, args):
         """Take the script of these arguments, and the current folder as the reader's."""
         self.args, self.hidden, self.real = args, set(), Path.cwd().resolve()
+        self.devices = 0  # that a script sees with --device cpu, where it asks for more than one for each process
         self.script = Path(args.script[0]).resolve()
 
     def __enter__(self):
@@ -96,6 +97,7 @@ class Watcher:
         order |= {"cwd": f"{run}{self.real}", "folder": str(run), "real": str(self.real), "notes": str(notes)}
         order |= {"without": sorted(without), "limit": self.args.timeout, "device": self.args.device}
         order |= {"replay": {}, "rows": [], "record": False} | given
+        order |= {"devices": max(self.devices, processes)}
         order |= {"stop": stop}  # a signal, and the step after which it is sent
         order |= {"seed": 1000 if folder else 0}  # a script that is started again draws other numbers
         self.pipe.send(order)

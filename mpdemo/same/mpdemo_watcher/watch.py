@@ -182,7 +182,7 @@ def run(order, rank):
     if order["device"] == "cpu":
         from . import as_cpu
 
-        as_cpu.install(order["processes"])
+        as_cpu.install(order["devices"])
     for module in (keep, data, messages, rows, sketch, chance):
         module.watch()
     do_not_compile()
