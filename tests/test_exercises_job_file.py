@@ -63,10 +63,10 @@ def test_a_job_that_does_not_end_is_ended(slurm_programs, temporary, write, monk
 
 def test_without_a_slurm_the_text_is_read(write, monkeypatch, job_files):
     monkeypatch.setattr(job_files, "real_cluster_in_reach", lambda: True)
-    state, message = verdict("00.5", write(RIGHT))
+    state, message = verdict("00.4", write(RIGHT))
     assert state == "right" and job_files.READ in message, message
     for part in ("srun --label ", "#SBATCH --ntasks-per-node=2\n", "#SBATCH --gpus-per-task=1\n"):
-        state, message = verdict("00.5", write(RIGHT.replace(part, "")))
+        state, message = verdict("00.4", write(RIGHT.replace(part, "")))
         assert state == "wrong" and "cannot be used" not in message, message
 
 
@@ -77,5 +77,5 @@ def test_a_slurm_that_does_not_answer_is_no_fault_of_the_file(tmp_path, write, m
         (tmp_path / name).chmod(0o755)
     environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     monkeypatch.setattr(job_files, "trial", lambda nodes: contextlib.nullcontext((environment, tmp_path / "log")))
-    state, message = verdict("00.5", write(RIGHT))
+    state, message = verdict("00.4", write(RIGHT))
     assert state == "open" and message.startswith("could not be tried: scontrol: Unable to contact"), message

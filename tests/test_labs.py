@@ -8,10 +8,26 @@ import pytest
 from test_training import ROUNDING, losses, summary
 from worlds import run_worlds
 
+from mpdemo.errors import UserError
 from mpdemo.jobs import JobSpec, submit
+from mpdemo.labs import first_job
 from mpdemo.paths import root
 
 STEPS = 3
+HELLO = """#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=2
+#SBATCH --output=hello-%j.out
+echo once
+srun --label echo hello
+"""
+
+
+class Missing:
+    """In the place of a cluster whose programs are missing."""
+
+    def up(**_):
+        raise UserError("no throw-away cluster without slurmd")
 
 
 def output(folder, *words):
@@ -27,6 +43,20 @@ def test_a_lab_runs_in_any_folder_and_ones_own_comes_first(tmp_path):
     own.parent.mkdir(parents=True)
     own.write_text('print("changed")\n')
     assert output(tmp_path, "-m", "mpdemo.labs.hello") == "changed\n"
+
+
+@pytest.mark.parametrize("place", ["throw-away", "bash alone"])
+def test_a_first_batch_script_runs_on_a_throw_away_slurm_or_in_bash(place, tmp_path, monkeypatch, request):
+    if place == "throw-away":
+        request.getfixturevalue("slurm_programs")
+    else:
+        monkeypatch.setattr(first_job, "Cluster", Missing)
+    monkeypatch.setenv("MPDEMO_ROOT", str(tmp_path))
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    (tmp_path / "hello.sbatch").write_text(HELLO)
+    number = first_job.sbatch("hello.sbatch")
+    lines = (tmp_path / f"hello-{number}.out").read_text().splitlines()
+    assert lines[0] == "once" and sorted(lines[1:]) == [f"{n}: hello" for n in range(4)]
 
 
 def test_small_files_are_measured_on_every_disk_and_removed(tmp_path):

@@ -1,16 +1,23 @@
-"""Checks of notebook 00: a program that splits images, a job's spec, a site file, two batch scripts, a job to stop."""
+"""Checks of notebook 00: a program that splits images, a function that knows its rank, two batch scripts."""
 
-import contextlib
-import io
 import re
 
 from checks.job_files import READ, TRIED, printed_by_job
-from mpdemo import jobs, ranks
-from mpdemo.jobs import JobSpec, slurm
+from mpdemo import ranks
+from mpdemo.jobs import slurm
 from mpdemo.jobs.check import Script
 
 IMAGES = 10
-ENDLESS = "runs/00_exercise"
+OF_SRUN = {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "8", "SLURM_NTASKS": "8"}
+IN_THE_SCRIPT = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4"}
+OF_TORCHRUN = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}
+CASES = {
+    "Under srun": (OF_SRUN, (5, 1, 8)),
+    "Under torchrun": (OF_TORCHRUN, (3, 1, 4)),
+    "Under a torchrun that srun started": (OF_SRUN | OF_TORCHRUN, (3, 1, 4)),
+    "In a terminal": ({"HOME": "/home"}, (0, 0, 1)),
+    "In a batch script that forgot srun": (IN_THE_SCRIPT, (0, 0, 1)),
+}
 
 
 def check_00_1(path):
@@ -27,23 +34,25 @@ def check_00_1(path):
         assert max(sizes) - min(sizes) <= 1, f"{started} the processes had {' and '.join(map(str, sizes))} images."
 
 
-def check_00_2(spec):
-    assert "train" in spec.command, f"It runs another command: python {' '.join(spec.command)}."
-    assert spec.out == "runs/big", f"Its log would go to {spec.out}."
-    for problem in jobs.check(spec, "generic", ask_slurm=False):
-        raise AssertionError(f"Its batch script would be refused: {problem.message}.")
-    assert spec.gpus_per_process == 1, f"Each process would have {spec.gpus_per_process} GPUs."
-    assert spec.world_size == 16, f"It would start {spec.world_size} processes."
-    minutes, seconds = divmod(slurm.seconds(spec.time_limit), 60)
-    assert (minutes, seconds) == (120, 0), f"Slurm reads {spec.time_limit!r} as {minutes} minutes and {seconds} s."
+def check_00_2(who_am_i):
+    for place, (environ, right) in CASES.items():
+        try:
+            answer = who_am_i(dict(environ))
+        except KeyError as error:
+            raise AssertionError(f"{place} there is no {error}.") from None
+        what = f"{place} it returned {answer!r}"
+        assert isinstance(answer, tuple | list) and len(answer) == 3, f"{what}, not three numbers."
+        assert all(type(number) is int for number in answer), f"{what}: an environment variable is a string."
+        same = "it has the right numbers in another order" if sorted(answer) == sorted(right) else f"not {right}"
+        assert tuple(answer) == right, f"{what}: {same}. Return rank, local rank and world size."
 
 
-def check_00_4(path):
+def check_00_3(path):
     how = runs_on_four_ranks(path)
     return f"{how} Slurm had accepted the broken one without a word: read a log's first lines before you walk away."
 
 
-def check_00_5(path):
+def check_00_4(path):
     how, script = runs_on_four_ranks(path), Script(path.read_text())
     assert script.value("time"), "It has no time limit; Slurm then takes the partition's, often many hours."
     limit = slurm.limit(script.value("time"))
@@ -79,17 +88,3 @@ def read_four_ranks(text):
     assert (nodes, per_node) == (2, 2), f"Slurm reads {nodes} nodes with {tasks} tasks each (--ntasks-per-node)."
     gpus = script.gpus_per_node(tasks)
     assert gpus == 2, f"It asks for {gpus or 'no'} GPUs on each node."
-
-
-def check_00_6(stop):
-    spec = JobSpec(name="exercise", command=("-c", "import time; time.sleep(60)"), out=ENDLESS)
-    with contextlib.redirect_stdout(io.StringIO()):
-        job = jobs.submit(spec, script=f"{ENDLESS}/job.sbatch", resubmit=True)
-    try:
-        returned, state = stop(ENDLESS), jobs.attach(ENDLESS).state
-        said = f"It returned {returned!r}, and the job is {'still ' * (state == 'running')}{state}."
-        assert state == returned == "cancelled", said
-    finally:
-        job.cancel()
-        with contextlib.suppress(TimeoutError):  # a Slurm that is silent now isn't the answer's fault
-            job.wait(30, pending=30)

@@ -3,7 +3,7 @@
 import math
 
 
-def check_02_6(learning_rate):
+def check_02_3(learning_rate):
     rates = [learning_rate(step, 0.02, 8, 10) for step in range(20)]
     assert rates[0] > 0, "The first step has the rate 0, so it changes nothing: step 0 is the first of ten."
     assert not math.isclose(rates[0], 0.16), "The first step already has the full rate: nothing warms up."

@@ -1,8 +1,7 @@
-"""Tests of the programs in notebook 02: scatter, apply and gather; copies of a model; the sum of their gradients."""
+"""Tests of the programs in notebook 02: a loss from several devices, and the sum of their gradients."""
 # ruff: noqa: F821 - what the reader's program defines
 
 import copy
-import threading
 
 import torch
 from torch import nn
@@ -11,35 +10,23 @@ from torch.nn.functional import cross_entropy
 from checks.helpers import close, ratio, require_gradients
 
 
+def test_02_1(rank, n):
+    torch.manual_seed(0)
+    model = nn.Linear(5, 3)
+    for count, devices in ((12, 4), (10, 4), (10, 8)):
+        images, labels, sizes = torch.randn(count, 5), torch.arange(count) % 3, []
+        noting = model.register_forward_hook(lambda _, inputs, __, sizes=sizes: sizes.append(len(inputs[0])))
+        loss = mean_loss(model, images, labels, devices)
+        noting.remove()
+        wanted, parts = cross_entropy(model(images), labels), [len(part) for part in images.chunk(devices)]
+        case = f"{count} images on {devices} devices"
+        assert sizes == parts, f"{case}: the models saw {sizes} images, but the parts hold {parts}."
+        said = f"{case}, in parts of {parts}: the loss is {float(loss):.3f}, and the whole batch's is {wanted:.3f}."
+        assert close(float(loss), wanted.item(), 1e-4), said
+        assert loss.requires_grad, "Nothing can be learned from this loss: it is cut off from the model."
+
+
 def test_02_2(rank, n):
-    products, shared = [], []
-
-    class Watched(torch.Tensor):
-        """Notes how large every product is, whether the main thread computed it, and whether with w itself."""
-
-        @classmethod
-        def __torch_function__(cls, function, types, args=(), kwargs=None):
-            if function.__name__.strip("_") in ("mul", "rmul", "multiply"):
-                in_main = threading.current_thread() is threading.main_thread()
-                products.append((max(tensor.numel() for tensor in args), in_main))
-                shared.append(any(tensor.data_ptr() == w.data_ptr() for tensor in args))
-            return super().__torch_function__(function, types, args, kwargs)
-
-    x, w = torch.arange(1.0, 11), torch.tensor(2.0, requires_grad=True)
-    outputs = outputs_of(w, x.as_subclass(Watched), 4)
-    values, wanted, sizes = outputs.tolist(), (2 * x).tolist(), [size for size, _ in products]
-    assert values == wanted, f"w = 2 and x = 1 to 10 gave {values}: is the order of the images lost?"
-    assert len(sizes) == 4, f"It computed {len(sizes)} products, of {sizes} numbers; each of 4 devices makes one."
-    assert not any(shared), "A device computes with w itself instead of a copy of it."
-    assert not all(main for _, main in products), "The main thread computed every product, one by one."
-    if outputs.requires_grad:
-        outputs.as_subclass(torch.Tensor).mean().backward()
-    assert w.grad is not None, "No gradient arrives at w: the copies are cut off from it (detach?)."
-    gradient = w.grad.item()
-    assert close(gradient, 5.5, 1e-5), f"The gradient of the mean output is {gradient}; for w * x it is another one."
-
-
-def test_02_3(rank, n):
     torch.manual_seed(0)
     model, images, labels = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3)), torch.randn(12, 5), torch.arange(12) % 3
     whole, first = copy.deepcopy(model), copy.deepcopy(model)
