@@ -76,7 +76,7 @@ def check_14_1(script):
 
 
 def check_14_2(script):
-    judged(script, "--strict")
+    judged(script, "--strict", "--batches=4")
 
 
 def check_14_3(script):
