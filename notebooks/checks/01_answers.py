@@ -1,12 +1,10 @@
-"""Checks of notebook 01: accumulation and accuracy."""
+"""Check of notebook 01: accumulation."""
 
 import copy
 
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
-
-from checks.helpers import close
 
 
 def check_01_1(accumulate):
@@ -45,20 +43,3 @@ def require_accumulation(accumulate, parts):
     assert is_like(whole), f"{when} not that of the whole batch."
     kept = f"{parts} parts went through {len(passes)} backward pass together: until then all activations were kept."
     assert len(passes) >= parts, kept
-
-
-def check_01_5(accuracy):
-    """Correct are 3 of 4, 4 of 4 and 1 of 2 predictions; in training mode 2 in each batch."""
-    values = torch.tensor([1.0, 2, 3, -1, 5, 6, 7, 8, -3, -4]).unsqueeze(1)
-    labels = torch.tensor([1, 1, 1, 1, 1, 1, 1, 1, 1, 0])
-    model = nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 2, bias=False))
-    model[1].weight.data = torch.tensor([[-1.0], [1.0]])  # predicts 1 where the number is above 0
-    value = float(accuracy(model, list(zip(values.split(4), labels.split(4), strict=True))))
-    mistakes = {
-        0.75: "is the mean of the batches' accuracies: the last batch has 2 images.",
-        8 / 12: "divides by 3 batches of 4 images; there are 10 images.",
-        0.6: "belongs to training mode: a prediction depends on the other images of the batch.",
-    }
-    for number, message in mistakes.items():
-        assert not close(value, number), f"{value:.3f} {message}"
-    assert close(value, 0.8), f"{value:.3f} isn't the share of correct predictions among all 10 images."

@@ -1,0 +1,86 @@
+"""Runs a reader's own training script in real processes, and notes what its first ranks do. In plain PyTorch.
+
+`PREFIX` stands in front of the script's first line, in the same process; `noted()` after its end.
+"""
+
+import gc
+import sys
+from collections import Counter
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+PROGRAM = "<program>"  # what tracebacks call the reader's script
+VOCABULARY = 128  # outputs of the last Linear
+READS = "item", "tolist", "__float__", "__bool__", "__format__"  # wait for the device, and bring numbers to the host
+seen = Counter()
+types, reads, opened, units = set(), set(), set(), set()
+
+
+def watch():
+    """Begin to note the steps, and what each of them computes, reads and opens."""
+    nn.modules.module.register_module_forward_hook(of_module)
+    register_optimizer_step_post_hook(of_step)
+    for name in READS:
+        setattr(torch.Tensor, name, reading(getattr(torch.Tensor, name)))
+    torch.Tensor.backward = in_backward(torch.Tensor.backward)
+    gc.collect = lambda *_: seen.update(["collected"]) or 0  # it would be most of the time
+    sys.addaudithook(lambda event, args: of_file(args[0]) if event == "open" else None)
+
+
+def of_module(module, inputs, output):
+    """Note the type in which a Linear computes, and whether it does so once more in the backward pass."""
+    if isinstance(module, FSDPModule):
+        units.add(id(module))
+    if isinstance(module, nn.Linear):
+        types.add(str(output.dtype).removeprefix("torch."))
+        seen["recomputed"] += seen["backward"]
+        if module.out_features == VOCABULARY and not seen["backward"]:
+            seen["tokens"] += inputs[0].numel() // module.in_features
+
+
+def of_step(optimizer, *_):
+    """Note a step; of the first one, what this rank stores."""
+    seen["steps"] += 1
+    if seen["steps"] == 1:
+        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            own = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            seen.update(
+                stored=own.numel(), parameters=parameter.numel(), low=own.numel() * (own.dtype != torch.float32)
+            )
+
+
+def reading(function):
+    """Return a method of a tensor that notes the step where the reader's script calls it for a real number."""
+
+    def read(tensor, *args):
+        if sys._getframe(1).f_code.co_filename == PROGRAM and tensor.is_floating_point():
+            reads.add(seen["steps"])
+        return function(tensor, *args)
+
+    return read
+
+
+def in_backward(function):
+    """Return `Tensor.backward` that notes how long it lasts."""
+
+    def backward(*args, **kwargs):
+        seen["backward"] = 1
+        function(*args, **kwargs)
+        seen["backward"] = 0
+
+    return backward
+
+
+def of_file(path):
+    """Note the step in which the text is opened."""
+    if str(path).endswith("text.txt"):
+        opened.add(seen["steps"])
+
+
+def noted() -> dict:
+    """Return what was noted."""
+    return dict(seen) | {"types": sorted(types), "reads": len(reads), "opened": len(opened), "units": len(units)}
