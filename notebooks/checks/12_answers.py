@@ -1,28 +1,17 @@
-"""Checks of notebook 12: the settings of a plan that fits, and a plan that asks for too much."""
+"""Check of notebook 12: a function that adds up the bytes which no batch changes."""
 
-import re
-
-from checks.job_files import told, training_of
-from mpdemo.settings import checked
-
-NOT_THIS = {  # why a strategy isn't the answer where DDP fits
-    "single": "all devices but one would do nothing.",
-    "data_parallel": "one process for all devices has one GIL and can't use a second node (notebook 02).",
-}
+import torch
+from torch import nn
 
 
-def check_11_5(path):
-    text = path.read_text()
-    _, settings = training_of(text)
-    with told("It stops at once"):
-        used = checked(settings, 4)
-    assert (used.model, used.batch_size) == ("transformer", 64), "It now trains another model or batch."
-    assert used.optimizer == "adamw", f"It now trains with another optimizer: {used.optimizer}."
-    tasks = re.search(r"^#SBATCH --ntasks-per-node=(\d+)", text, re.M)
-    assert tasks and tasks[1] == "4", "It doesn't start four processes, one per device."
-    why = "a device holds the whole model and its share at once."
-    assert used.rung == "ddp", f"{used.rung} would run; but {NOT_THIS.get(used.rung, why)}"
-    assert used.microbatches == 1, f"Each device's share would be cut into {used.microbatches} parts: it fits whole."
-    assert used.cut is None, "A part of the old plan is still in the command: DDP cuts nothing."
-    saves = used.precision != "fp32" or used.activation_checkpointing
-    assert not saves, "It saves memory as well: the rules find an answer before they ask for bf16 or checkpointing."
+def check_12_1(states):
+    half = nn.Linear(10, 10, bias=False).to(torch.bfloat16)
+    assert states(half) == 800, f"100 weights in bf16 take 800 bytes with gradients and states, not {states(half)}."
+    frozen = nn.Sequential(nn.Linear(10, 10, bias=False).requires_grad_(False), nn.Linear(10, 1, bias=False))
+    told = "100 frozen weights and 10 trained ones take 400 + 160 bytes"
+    assert states(frozen) == 560, f"{told}, not {states(frozen)}: a frozen weight has no gradient and no state."
+    tied = nn.Sequential(nn.Embedding(10, 10), nn.Linear(10, 10, bias=False))
+    tied[1].weight = tied[0].weight
+    assert states(tied) == 1600, f"100 weights that two layers share take 1600 bytes, not {states(tied)}."
+    normed = nn.BatchNorm1d(10)
+    assert states(normed) == 320, f"20 weights take 320 bytes, not {states(normed)}: a running mean is no parameter."

@@ -1,7 +1,7 @@
-"""Two stages of a model, each with the same limit of memory: with an uneven cut the second one does not fit.
+"""Two stages of a model, each with the same limit of memory: with an uneven boundary the second one does not fit.
 
-    torchrun --nproc-per-node=2 notebooks/labs/failures/memory.py 8     # 8 of 40 blocks on rank 0: rank 1 fails
-    torchrun --nproc-per-node=2 notebooks/labs/failures/memory.py 20
+    torchrun --standalone --nproc-per-node=2 notebooks/labs/failures/memory.py 8     # 8 of 40 blocks on rank 0
+    torchrun --standalone --nproc-per-node=2 notebooks/labs/failures/memory.py 20
 
 The operating system's limit on a process's memory stands for that of a GPU. Taught in
 notebooks/11_when_it_breaks.ipynb.
@@ -13,8 +13,7 @@ import sys
 import torch
 import torch.distributed as dist
 from torch import nn
-
-from mpdemo.world.env import process_group, where_am_i
+from torch.distributed.elastic.multiprocessing.errors import record
 
 BLOCKS, WIDTH = 40, 2048  # a block has 2048 x 2048 weights: 16 MiB
 LIMIT = 400 * 2**20  # bytes, for the blocks of one stage
@@ -32,16 +31,18 @@ def build_stage(blocks):
     return nn.Sequential(*[nn.Linear(WIDTH, WIDTH, device="meta") for _ in range(blocks)]).to_empty(device="cpu")
 
 
-def main(cut):
-    world = where_am_i()
-    with process_group(world, timeout=60):
-        dist.all_reduce(torch.ones(1))  # connections and their threads take memory too
-        limit_memory(LIMIT)
-        blocks = int(cut) if world.rank == 0 else BLOCKS - int(cut)
-        build_stage(blocks)
-        print(f"rank {world.rank}: its stage of {blocks} blocks fits\n", end="", flush=True)  # in one write
-        dist.barrier()
+@record
+def main():
+    dist.init_process_group("gloo")
+    dist.all_reduce(torch.ones(1))  # connections and their threads take memory too
+    limit_memory(LIMIT)
+    first = int(sys.argv[1])
+    blocks = first if dist.get_rank() == 0 else BLOCKS - first
+    build_stage(blocks)
+    print(f"rank {dist.get_rank()}: its stage of {blocks} blocks fits\n", end="", flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()
