@@ -1,5 +1,6 @@
 """Each known failure is found in its real message, and each log of a table is explained as a support desk would."""
 
+import io
 import itertools
 import json
 import os
@@ -154,6 +155,20 @@ def test_the_command_reads_the_end_of_a_huge_file(tmp_path, capsys, monkeypatch)
     assert run(log) == 0
     said = capsys.readouterr().out
     assert said.startswith("Only its last") and "in use" in said and "Weights" not in said
+
+
+def test_the_command_reads_standard_input(capsys, monkeypatch):
+    def piped(data):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+        return run("-"), *capsys.readouterr()
+
+    status, said, _ = piped(b"step 1 loss 0.5\nRuntimeError: CUDA out of memory.\n")
+    assert status == 0 and said.startswith("line 2: RuntimeError") and "\nverdict: fix; " in said
+    monkeypatch.setattr(asked, "MOST_BYTES", 300)
+    assert piped(b"loss 0.3\n" * 100)[1].startswith("Only its last")
+    for data, words in ((b"", "nothing comes from standard input"), (b"PK\0", "is not text")):
+        status, _, said = piped(data)
+        assert status == 2 and words in said and said.count("\n") == 1
 
 
 def test_a_reader_that_goes_away_is_no_error(tmp_path):

@@ -10,6 +10,7 @@ from worlds import run_worlds, written
 
 from mpdemo.models.own import OwnModel
 from mpdemo.plan import own, own_step
+from mpdemo.plan.footprint import roof
 from mpdemo.plan.request import PlanRequest
 
 FILE = f"{root()}/tests/programs/llama.py"
@@ -54,6 +55,22 @@ def test_fsdp_and_tensor_parallelism_are_counted_as_two_processes_count_them(tmp
         step = steps(case["name"], **way).at(4)
         assert step.peak == pytest.approx(real["peak"], rel=0.05), case
         assert sum(step.sent.values()) == pytest.approx(sum(real["sent"].values()), rel=0.01), case
+
+
+@pytest.mark.nightly
+def test_a_pipeline_is_counted_as_two_processes_count_it(tmp_path):
+    model = OwnModel(f"{FILE}:untied_20m", (LENGTH,), tokens=True)
+    request = PlanRequest(model, 16, devices=2, optimizer="adamw")
+    found = own.pipeline(request)
+    size = 16 // found.settings["microbatches"]
+    before, block, after, _ = own_step.parts(own.steps_of(request, size, held=True), size, roof("a100", "fp32"))
+    stages = own.cut([before, *[block] * model.count, after], 2)
+    case = {"name": "untied_20m", "batch": 16, "length": LENGTH, "stages": stages, **found.settings}
+    del case["processes"]
+    cases = written(tmp_path / "cases", [case])
+    run_worlds(tmp_path, [[2, "tests/programs/real_step.py", cases, str(tmp_path / "found")]])
+    (real,) = json.loads((tmp_path / "found").read_text())
+    assert found.stages == pytest.approx(real, rel=0.05)
 
 
 def test_few_blocks_tell_what_all_of_them_need():

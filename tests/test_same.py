@@ -41,6 +41,15 @@ SPLIT = ", generator=torch.Generator().manual_seed(1)"
 SAMPLER = "sampler = DistributedSampler(train, drop_last=True)"
 LOADER = "loader = DataLoader(train, part, sampler=sampler, drop_last=True)"
 LIST = "loader = [(x[rank::world], y[rank::world]) for x, y in DataLoader(list(train), 16)]"
+ENDLESS = """class Endless(DistributedSampler):
+        def __len__(self):
+            return 10**10
+
+        def __iter__(self):
+            while True:
+                yield from super().__iter__()
+
+    sampler = Endless(train, drop_last=True)"""
 DDP = "model = DistributedDataParallel(Net())"
 LOSS = "nn.functional.cross_entropy(model(x), y) / args.accumulate"
 SHOWN = "shown = mean(total)"
@@ -90,6 +99,8 @@ OTHER_NORM = ("nn.Linear(16, 4))", "nn.Linear(16, 4), nn.LayerNorm(4))", SPLIT_U
 PARTS = 'mesh["parts"]'
 HOOK = "import argparse\nfrom torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook\n"
 STEP = "            optimizer.step()\n"
+NEEDS_CUDA = 'assert torch.cuda.is_available(), "CUDA is required"'
+NEEDS_TWO = "if torch.accelerator.device_count() < 2:\n        raise SystemExit"
 # name: (a note that is expected, script and arguments, what stands there and what is written instead, ...)
 RIGHT = {
     "functions": ("", "plain.py"),
@@ -106,6 +117,7 @@ RIGHT = {
     "Accelerate": ("another order", "../../notebooks/scripts/train_accelerate.py"),
     "another order": ("another order", "plain.py", LOADER, ONE_ORDER),
     "no DataLoader": ("", "plain.py", LOADER, LIST),
+    "an epoch without end": ("", "plain.py", SAMPLER, ENDLESS),
     "as nanoGPT": ("rows of its own", "styles.py --style windows"),
     "ZeRO": ("", "styles.py --style zero"),
     "a stream": ("", "styles.py --style stream"),
@@ -114,7 +126,7 @@ RIGHT = {
     "diffusion": ("random numbers in the model or the loop", "styles.py --style diffusion"),
     "mixup": ("random numbers in the model or the loop", "styles.py --style mixup"),
     "a loss over all ranks": ("", "styles.py --style contrast"),
-    "for GPUs": ("", "--device cpu -- cuda.py"),
+    "for GPUs": ("", "--device cpu -- cuda.py", NEEDS_CUDA, NEEDS_TWO),
     "for GPUs, mp.spawn": ("", "--device cpu -- cuda.py --spawn"),
 }
 FAULTS = {

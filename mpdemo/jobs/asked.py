@@ -53,6 +53,12 @@ class Asked:
         files = [*self.logs, *(self.folder.glob("metrics.jsonl") if self.folder else ())]
         return time.time() - max((file.stat().st_mtime for file in files), default=0)
 
+    def last_bytes(self) -> tuple[bytes, bool]:
+        """Return the end of its log, and whether something was left out."""
+        if self.piped:
+            return self.piped[-MOST_BYTES:], len(self.piped) > MOST_BYTES
+        return last_bytes(self.logs)
+
 
 def resolve(what) -> Asked:
     """Return what is known of a log, of a run's folder or of a job's number."""

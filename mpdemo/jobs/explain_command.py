@@ -16,7 +16,7 @@ from pathlib import Path
 
 from mpdemo.errors import UserError
 from mpdemo.jobs import live, local_job, probe, who_waits
-from mpdemo.jobs.asked import MOST_BYTES, last_bytes, resolve
+from mpdemo.jobs.asked import MOST_BYTES, resolve
 from mpdemo.jobs.explain import find, said_of, verdict
 from mpdemo.jobs.reading import Log
 from mpdemo.terminal import coloured, wrapped
@@ -41,9 +41,7 @@ def main(args) -> int:
     asked = resolve(args.what)
     if args.live and asked.answer.state != "running":
         raise UserError(f"--live looks into a running job; {asked.headline if asked.name else f'{args.what} is a log'}")
-    data, cut = last_bytes(asked.logs)
-    if asked.piped:
-        data, cut = asked.piped[-MOST_BYTES:], len(asked.piped) > MOST_BYTES
+    data, cut = asked.last_bytes()
     log = Log(data)
     findings = find(log)
     told = {"job": asked.name, **asked.answer._asdict(), "logs": list(map(str, asked.logs)), "usage": asked.usage}

@@ -7,7 +7,7 @@ notebooks/12_which_one.ipynb.
 
 from functools import partial
 
-from mpdemo.plan.fits import IN_BLOCKS, first_that_fits, ring_bytes
+from mpdemo.plan.fits import IN_BLOCKS, STAGES_SHOWN, first_that_fits, ring_bytes
 from mpdemo.plan.footprint import roof
 from mpdemo.plan.planner import balanced_cut, stage_slices
 from mpdemo.plan.request import STATES, NotNeeded, NotPlanned, Prediction, Rule
@@ -27,6 +27,7 @@ FIT = {  # how an answer goes on: how its local batch fits, and the options of i
     BOTH_NAMES: ("in bf16, with activation checkpointing", BOTH),
     ALL_NAMES: ("in bf16, with activation checkpointing, over {parts} microbatches", BOTH),
 }
+WHOLE = [name for name in FIT if name != ALL_NAMES]  # a replica is accumulated wherever it does not fit at once
 
 
 def rules(request) -> list[Rule]:
@@ -34,7 +35,7 @@ def rules(request) -> list[Rule]:
     per_node = request.devices // request.nodes
     several = request.devices > 1
     whole = ("ddp", "Each of {devices} devices holds") if several else ("single", "One device holds")
-    found = _rules(*whole, "the whole model, and its local batch fits", replicated, FIT)
+    found = _rules(*whole, "the whole model, and its local batch fits", replicated, WHOLE)
     if request.nodes > 1:
         held = f"Every node holds the model, sharded over its {per_node} devices,"
         found += _rules("hsdp", held, "and the local batch fits", partial(sharded, hsdp=True), ("", BOTH_NAMES))
@@ -170,9 +171,8 @@ def _stages(request, microbatches, steps):
     before, block, after, crossing = own_step.parts(steps, size, roof(request.gpu, "fp32"))
     chain = [before, *[block] * request.model.count, after]
     timed = all(part.seconds is not None for part in chain)
-    points = balanced_cut([part.seconds if timed else part.weights for part in chain], ranks)
     peaks, times = [], []
-    for rank, (start, stop) in enumerate(stage_slices(points, len(chain))):
+    for rank, (start, stop) in enumerate(cut(chain, ranks)):
         stage = chain[start:stop]
         in_flight = min(ranks - rank, microbatches)
         held = sum(part.weights + (1 + STATES[request.optimizer]) * part.trained for part in stage)
@@ -182,7 +182,14 @@ def _stages(request, microbatches, steps):
         times.append(sum(part.seconds for part in stage) if timed else 0)
     seconds = (microbatches + ranks - 1) * max(times) if timed else None  # 1F1B of equal stages
     sent = 2 * microbatches * crossing  # in the middle: activations to the next stage, gradients to the one before
-    return Prediction({"microbatches": microbatches, "processes": ranks}, max(peaks), seconds, sent)
+    settings, shown = {"microbatches": microbatches, "processes": ranks}, ranks <= STAGES_SHOWN
+    return Prediction(settings, max(peaks), seconds, sent, tuple(peaks) if shown else ())
+
+
+def cut(chain, ranks) -> list:
+    """Return where the stages of a chain of parts begin and end, which take equally long as far as parts allow."""
+    timed = all(part.seconds is not None for part in chain)
+    return stage_slices(balanced_cut([part.seconds if timed else part.weights for part in chain], ranks), len(chain))
 
 
 def steps_of(request, size, **way):

@@ -81,11 +81,14 @@ class Llama(nn.Module):
             self.lm_head.weight = self.embed_tokens.weight
         self.head_dim = dim // heads
 
-    def forward(self, tokens):
+    def angles(self, tokens):
         position = torch.arange(tokens.shape[1], device=tokens.device)
         frequency = 1e4 ** (-torch.arange(0, self.head_dim, 2, device=tokens.device) / self.head_dim)
         angle = torch.outer(position, frequency)
-        cos, sin = (f(torch.cat((angle, angle), -1)).to(self.norm.weight.dtype) for f in (torch.cos, torch.sin))
+        return [f(torch.cat((angle, angle), -1)).to(self.norm.weight.dtype) for f in (torch.cos, torch.sin)]
+
+    def forward(self, tokens):
+        cos, sin = self.angles(tokens)
         x = self.embed_tokens(tokens)
         for layer in self.layers:
             x = layer(x, cos, sin)

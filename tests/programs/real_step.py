@@ -13,9 +13,11 @@ from runpy import run_path
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.autograd.profiler import profile
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor import parallel as tp
 from torch.nn.functional import cross_entropy
@@ -36,6 +38,16 @@ LAYERS = {
     "self_attn.o_proj": ROWS,
     "mlp.down_proj": ROWS,
 }
+
+
+def peak_of(prof) -> int:
+    """Return by how many bytes the memory was larger than at the beginning."""
+    events = [event for event in prof.kineto_results.events() if event.name() == "[memory]"]
+    level, peak = 0, 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        level += event.nbytes()
+        peak = max(peak, level)
+    return peak
 
 
 def measured(name, batch, length, bf16=False, checkpointing=False, how=None) -> dict:
@@ -73,20 +85,58 @@ def measured(name, batch, length, bf16=False, checkpointing=False, how=None) -> 
     gc.collect()
     with profile(profile_memory=True) as prof:
         step()
-    level, peak = 0, 0
-    events = [event for event in prof.kineto_results.events() if event.name() == "[memory]"]
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        level += event.nbytes()
-        peak = max(peak, level)
     local = [p.to_local() if hasattr(p, "to_local") else p for p in model.parameters()]
-    return {"peak": 3 * sum(p.nbytes for p in local) + tokens.nbytes + labels.nbytes + peak, "sent": sent.by_kind()}
+    held = 3 * sum(p.nbytes for p in local) + tokens.nbytes + labels.nbytes
+    return {"peak": held + peak_of(prof), "sent": sent.by_kind()}
+
+
+class Stage(nn.Module):
+    """Some of: the embedding, the blocks, and the norm with the head."""
+
+    def __init__(self, model, start, stop):
+        super().__init__()
+        last = 1 + len(model.layers)
+        self.embed = model.embed_tokens if start == 0 else None
+        self.layers = model.layers[max(start - 1, 0) : stop - 1]
+        self.head = nn.Sequential(model.norm, model.lm_head) if stop > last else None
+        self.angles = model.angles
+
+    def forward(self, x):
+        x = x if self.embed is None else self.embed(x)
+        cos, sin = self.angles(x)
+        for layer in self.layers:
+            x = layer(x, cos, sin)
+        return x if self.head is None else self.head(x)
+
+
+def pipelined(name, batch, length, stages, microbatches) -> list:
+    """Return the bytes at the peak of each process of a pipeline, by all that it has allocated since it has a model."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    with torch.device("meta"):
+        stage = Stage(MODELS[name](), *stages[rank])
+    with profile(profile_memory=True) as prof:
+        stage.to_empty(device="cpu")
+        for weight in stage.parameters():
+            nn.init.normal_(weight, std=0.02)
+        optimizer = torch.optim.AdamW(stage.parameters(), fused=True)
+        tokens, labels = (torch.zeros(batch, length, dtype=torch.long) for _ in range(2))
+        given = ([tokens], {}) if rank == 0 else ([], {"target": labels, "losses": []})
+        pipe = PipelineStage(stage, rank, world, torch.device("cpu"))
+        schedule = Schedule1F1B(pipe, microbatches, lambda out, to: cross_entropy(out.flatten(0, 1), to.flatten()))
+        for _ in range(2):
+            schedule.step(*given[0], return_outputs=False, **given[1])
+            optimizer.step()
+            optimizer.zero_grad()
+    peaks = [None] * world
+    dist.all_gather_object(peaks, peak_of(prof))
+    return peaks
 
 
 def main():
     with open(sys.argv[1]) as file:
         cases = json.load(file)
     with join_world() as world:
-        found = [measured(**case) for case in cases]
+        found = [pipelined(**case) if "stages" in case else measured(**case) for case in cases]
         dist.barrier()
     if world.rank == 0:
         with open(sys.argv[2], "w") as file:

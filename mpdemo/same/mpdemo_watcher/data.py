@@ -1,7 +1,6 @@
 """Which samples a rank draws from a data set whose samples have numbers."""
 
 import collections
-import itertools
 
 import torch
 from torch.utils.data import DataLoader, Subset
@@ -12,6 +11,7 @@ from . import chance
 from .notes import ORDER, before, finish, note, note_once, now, number_of
 from .rows import rows_of
 
+MOST = 100_000  # samples of an epoch whose numbers are noted
 ENOUGH = 8  # epochs in which a scheduler should have acted
 loaders, datasets, passes = [], {}, collections.Counter()
 trained = collections.defaultdict(set)  # by loader: the passes over it in which there was a step
@@ -31,13 +31,22 @@ class Noted:
     def __len__(self):
         return min(len(self.sampler), ORDER["batches"])
 
+    def beginning(self):
+        """Yield the batches of an epoch, or the first ones of an epoch that is very long, or has no end."""
+        samples = 0
+        for number, batch in enumerate(self.sampler):
+            if number >= ORDER["batches"] and (samples >= MOST or not hasattr(self.sampler, "__len__")):
+                break
+            yield batch
+            samples += len(batch) if self.in_batches else 1
+
     def __iter__(self):
         passes[self.key] += 1
         self.number = passes[self.key]
         epochs = len(trained[self.key])
         if epochs >= ORDER["epochs"] and (not now["waiting"] or epochs >= ENOUGH):
             finish()
-        whole = list(itertools.islice(self.sampler, None if hasattr(self.sampler, "__len__") else ORDER["batches"]))
+        whole = list(self.beginning())
         batches = [[plain(index) for index in (batch if self.in_batches else [batch])] for batch in whole]
         root, samples = self.dataset, batches
         while isinstance(root, Subset):  # a sample's number in the whole data set, not in a part of it
