@@ -2,11 +2,10 @@
 
 from itertools import product
 
-from mpdemo.notebook.ladder import loss_over_single as losses
 from mpdemo.notebook.plots import style
 from mpdemo.notebook.plots.timeline import MESSAGES
 
-__all__ = ["buckets", "images", "losses", "messages", "ring", "step"]
+__all__ = ["buckets", "images", "messages", "ring", "step"]
 OWN = ["#e8d3ae", "#bdb2e0"]  # by rank: what only it has; white is what both have
 ALL_REDUCE = MESSAGES["A"][1]  # as in the timelines
 
