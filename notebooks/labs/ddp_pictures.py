@@ -1,12 +1,11 @@
-"""The pictures of notebooks/03_ddp.ipynb: a step of DDP, its buckets, who takes which image, what a message costs."""
+"""The pictures of notebooks/03_ddp.ipynb: a step of DDP, its buckets, who takes which image. And a ring's chunks."""
 
 from itertools import product
 
-from mpdemo.notebook.ladder import loss_over_single as losses
 from mpdemo.notebook.plots import style
 from mpdemo.notebook.plots.timeline import MESSAGES
 
-__all__ = ["buckets", "images", "losses", "messages", "ring", "step"]
+__all__ = ["buckets", "images", "ring", "step"]
 OWN = ["#e8d3ae", "#bdb2e0"]  # by rank: what only it has; white is what both have
 ALL_REDUCE = MESSAGES["A"][1]  # as in the timelines
 
@@ -64,20 +63,6 @@ def images(panels):
 
     alt = "; ".join(f"{title}: {epochs}" for title, epochs in panels.items())
     return style.picture(paint, "which rank takes which image, and when, in two epochs", alt, 8.6, 2.2, 1, 2)
-
-
-def messages(kib, milliseconds):
-    """Draw the time of an all-reduce against the size of its tensor."""
-
-    def paint(figure, axes):
-        axes.plot(kib, milliseconds, "o-", color=ALL_REDUCE)
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log", base=10)
-        axes.set(xlabel="size of the tensor (KiB)", ylabel="one all-reduce (ms)")
-        axes.set_xticks(kib, [f"{size:g}" for size in kib])
-
-    alt = "; ".join(f"{size:g} KiB: {time:.2f} ms" for size, time in zip(kib, milliseconds, strict=True))
-    return style.picture(paint, "the time of an all-reduce against the size of its tensor", alt, height=2.6)
 
 
 def buckets(step):

@@ -9,10 +9,10 @@ rung's: those of `mpdemo.compare`, with the typical step's timeline and each dev
 import sys
 from dataclasses import asdict, replace
 
+import torch.distributed as dist
 from torch import nn
 
 from mpdemo import compare
-from mpdemo.labs.ddp import time_bucket
 from mpdemo.notebook.recipe import recipe
 from mpdemo.paired import ROUNDS, median, to_row
 from mpdemo.plan import memory
@@ -22,6 +22,7 @@ from mpdemo.timeline import read
 from mpdemo.timeline.observe import observe, recorded_steps
 from mpdemo.training.log import RunLog
 from mpdemo.trial import join_world
+from mpdemo.world import clock
 from mpdemo.world.collectives import gather_objects
 from mpdemo.world.launch import end
 
@@ -69,6 +70,18 @@ def record_buckets(recorder):
             module.register_comm_hook(lambda mib, *times: recorder.add("A", *times), time_bucket)
 
     handle = nn.modules.module.register_module_forward_pre_hook(look)
+
+
+def time_bucket(note, bucket):
+    """All-reduce a full bucket, as DDP does without this hook; note its MiB and the clock before and after."""
+    gradients, ready = bucket.buffer(), clock.read(bucket.buffer().device)
+    gradients /= dist.get_world_size()
+
+    def reduced(future):
+        note(gradients.nbytes / 2**20, ready, clock.read(gradients.device))
+        return future.value()[0]
+
+    return dist.all_reduce(gradients, async_op=True).get_future().then(reduced)
 
 
 def main(out, rung, rounds=ROUNDS):

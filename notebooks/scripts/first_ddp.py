@@ -11,7 +11,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 gpu = torch.cuda.is_available()
-device = torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if gpu else "cpu")
+device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpu else torch.device("cpu")
+if gpu:
+    torch.cuda.set_device(device)  # on a node with four GPUs, process 3 takes GPU 3
 dist.init_process_group("nccl" if gpu else "gloo")  # 1: the processes find each other
 rank, world_size = dist.get_rank(), dist.get_world_size()
 
