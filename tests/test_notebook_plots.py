@@ -7,7 +7,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 
 from mpdemo.errors import UserError
-from mpdemo.labs import ddp_pictures, pipeline_explorer
+from mpdemo.labs import ddp_pictures, layer_pictures, pipeline_explorer
 from mpdemo.notebook import plots
 from mpdemo.notebook.plots.style import paler
 from mpdemo.notebook.plots.timeline import OPERATIONS, activations_held
@@ -30,6 +30,7 @@ def shown():
     yield plots.bars(
         {"compute": {"forward": 0.1, "backward": 0.2}, "loader": {"forward": 0.05}}, "time of a step (s)", limit=0.25
     )
+    yield layer_pictures.columns_then_rows()
     yield from map(plots.where, METHODS)
 
 

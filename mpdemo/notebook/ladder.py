@@ -174,5 +174,5 @@ def runs():
 
 
 def number(rung) -> str:
-    """Return the number of the notebook that teaches a rung: 01 teaches the first one, 07 the last two."""
-    return f"{min(RUNGS.index(rung) + 1, 7):02}"
+    """Return the number of the notebook that teaches a rung: 01 teaches the first one, 08 the last."""
+    return f"{RUNGS.index(rung) + 1:02}"

@@ -25,7 +25,7 @@ from mpdemo.world.collectives import gather_objects, whole
 from mpdemo.world.launch import end
 
 NEVER = "fsdp, never resharded"
-WAYS = {"ddp": "ddp", "fsdp": "fsdp", NEVER: "fsdp", "tensor": "tensor"}  # name -> rung
+WAYS = {"ddp": "ddp", "fsdp": "fsdp", NEVER: "fsdp"}  # name -> rung
 KINDS = {"all_reduce": "A", "all_gather": "G", "reduce_scatter": "R"}  # in the name of a range -> kind of a timeline
 
 STEPS = SETTLED + 1  # until the messages of one are counted
