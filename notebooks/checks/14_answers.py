@@ -126,18 +126,20 @@ import os, signal, sys, time
 from pathlib import Path
 
 warned = []
-signal.signal(signal.SIGUSR1, lambda *_: warned.append(1))
+for number in (signal.SIGUSR1, signal.SIGTERM):
+    signal.signal(number, lambda *_: warned.append(1))
 rank, world = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
 with open(f"ran{rank}", "a") as file:
     file.write(f"{world} {' '.join(sys.argv[1:])}\\n")
-if Path("saved").exists():
+if Path(f"saved{rank}").exists():
     sys.exit()
 end = time.monotonic() + 60
 while not warned and time.monotonic() < end:
     time.sleep(0.05)
-Path(f"warned{rank}" if warned else "late").touch()
-if rank == "0":
-    Path("saved").touch()
+if not warned:
+    sys.exit("never warned")
+time.sleep(2)  # to save takes time
+Path(f"saved{rank}").touch()
 """
 
 
@@ -161,6 +163,10 @@ def read(text):
     assert before.isdecimal() and int(before) >= 60, f"{signal} leaves less than a minute to save 77 GB of state."
     limit = slurm.limit(script.value("time") or "10-0")
     assert int(before) < limit <= 86_400, f"The time limit is {limit:.0f} s; the partition allows a day."
+    handled = re.search(
+        r"--signals-to-handle[= ]\S*USR1|kill -(SIG)?TERM", text
+    )  # a Slurm without cgroups lets orphans live
+    assert handled, "torchrun doesn't know SIGUSR1 by itself: it dies of it, and takes the ranks with it."
     again = [line for line in text.splitlines() if re.match(r"[^#]*scontrol requeue", line)]
     assert again, "After the warning the job ends, and nothing puts it back into the queue."
     return signal.startswith("B:")
@@ -182,8 +188,9 @@ def tried(path, to_script, environment, log):
         assert len(started(folder)) == RANKS and worlds == {str(RANKS)}, f"{count}; the node has {RANKS} GPUs."
         client(environment, "scancel", "--signal=USR1", *(["--batch"] if to_script else []), job)
         wait_for(*place, lambda state: state == "pending", "go back into the queue", TRIAL_SECONDS)
-        warned = len([*folder.glob("warned*")])
-        assert warned == RANKS, f"Of {RANKS} ranks, the warning has reached {warned}; the others lose their work."
+        saved = len([*folder.glob("saved*")])
+        lost = "the others weren't warned, or were ended before they had saved"
+        assert saved == RANKS, f"Of {RANKS} ranks, {saved} have saved after the warning; {lost}."
         time.sleep(2)  # a node refuses a job that starts again within the second of its end
         client(environment, "scontrol", "update", f"jobid={job}", "StartTime=now")  # else it waits for two minutes
         wait_for(*place, lambda state: state == "completed", "end well in its second run", TRIAL_SECONDS)
