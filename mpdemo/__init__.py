@@ -26,7 +26,7 @@ PUBLIC = {  # module of mpdemo: its public names
     "models.transformer": "Block Embed Head",
     "notebook.check": "check",
     "notebook.course": "check diff follow ladder launch loss_over_single measure run show start_ranks train",
-    "notebook.plots": "bars curves scaling step_parts timelines",
+    "notebook.plots": "bars curves step_parts timelines",
     "paired": "ROUNDS Median Ratio difference median ratio",
     "plan": "SCHEDULES Simulation placement simulate usual_stages_per_rank",
     "plan.choose": "choose",
@@ -34,7 +34,6 @@ PUBLIC = {  # module of mpdemo: its public names
     "plan.fits": "on_one",
     "plan.imagenet": "IMAGES RUNS",
     "plan.request": "PlanRequest",
-    "plan.scaling": "advise fit same_batch same_share",
     "plan.strategies": "compare table",
     "training.checkpoint": "newest tensors",
 }

@@ -1,11 +1,20 @@
-"""Six measured runs of a real cluster: a case for `mpdemo.plan.scaling`.
+"""Six measured runs of a real cluster: what more devices brought and cost.
 
 ResNet-50, ten epochs of ImageNet, on JUWELS Booster with four GPUs per node; from a course of the Jülich
 Supercomputing Centre (2023). The seconds are those of ``time srun``. A GPU had 256 images of a step on one node, and
 128 on several. Taught in notebooks/09_scaling.ipynb.
 """
 
-from mpdemo.plan.scaling import Run
+from typing import NamedTuple
+
+
+class Run(NamedTuple):
+    """One measured run: on how many devices, for how many seconds, with how many images per step (all devices)."""
+
+    devices: int
+    seconds: float
+    batch: int
+
 
 IMAGES = 10 * 1_281_167
 RUNS = tuple(

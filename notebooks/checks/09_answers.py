@@ -1,87 +1,106 @@
-"""Checks of notebook 09: efficiency, a table that compares what is equal, a fit, a straggler, cores for GPUs."""
+"""Checks of notebook 09: exposed communication, the speed-up to a loss, a straggler in traces."""
 
+import json
 import math
+import tempfile
+from pathlib import Path
 from statistics import mean, median
-
-from checks.job_files import told
 
 
 def close(value, right, tolerance=1e-6):
     return math.isclose(value, right, rel_tol=tolerance)
 
 
-def check_08_1(efficiency):
-    first, case = efficiency(1, 100.0, 4, 31.25), "From 100 s on 1 device to 31.25 s on 4 it gives"
-    assert not close(first, 3.2), f"{case} 3.2: this is the speed-up."
-    assert close(first, 0.8), f"{case} {first:.3g}."
-    second = efficiency(4, 100.0, 16, 31.25)
-    assert close(second, 0.8), f"From 4 to 16 devices it gives {second:.3g}; the devices became four times as many."
-
-
-STEPS = {  # a slow first and second step; on 2 devices each other number of skipped steps gives another speed-up
-    1: ([3.0, 0.9, 0.5, 0.5, 0.5, 0.5], 64),
-    2: ([5.0, 0.9, 0.4, 0.35, 0.25, 0.2], 64),
-    4: ([9.0, 0.9, 0.6, 0.6, 0.6, 0.6], 256),
-}
-
-
-def speedups_without(skipped, average=median):
-    """Return the speed-ups of `STEPS` in images per second, without so many steps at the beginning."""
-    rates = {n: batch / average(seconds[skipped:]) for n, (seconds, batch) in STEPS.items()}
-    return {n: rate / rates[1] for n, rate in rates.items()}
-
-
-def check_08_2(speedups):
-    result = speedups([{"devices": n, "seconds": [*seconds], "batch": batch} for n, (seconds, batch) in STEPS.items()])
-    right = speedups_without(2)
-
-    def is_like(values):
-        return all(close(result[n], values[n], 0.05) for n in (1, 2, 4))
-
-    unfair = "On 4 devices each step has four times the images, and is compared as if it hadn't."
-    assert not close(result[4], right[4] / 4, 0.15), unfair
-    warm = [speedups_without(skipped, average) for skipped in (0, 1) for average in (median, mean)]
-    assert not any(map(is_like, warm)), "It includes steps of the warm-up, which hold what happens once in a run."
-    short = [speedups_without(skipped) for skipped in (3, 4, 5)]
-    assert not any(map(is_like, short)), "It leaves out more steps than the report above."
-    assert is_like(right), f"It gives {result}; how many images per second has each run?"
-
-
-def check_08_3(largest):
-    from mpdemo.plan import imagenet
-    from mpdemo.plan.scaling import Run, advise, fit, same_share
-
-    case = imagenet.RUNS[:3], imagenet.IMAGES, 128
-    other = ([Run(n, 5000 / n + 0.02 * math.log2(n) * 2000 / n + 20, 64 * n) for n in (2, 4, 8, 32)], 128_000, 64)
-    for runs, images, share in (case, other):
-        for wanted in (0.6, 0.9):
-            right = advise(fit(runs, images), same_share(share), wanted).efficient
-            numbers = ", ".join(str(run.devices) for run in runs)
-            asked = f"For runs on {numbers} devices and an efficiency of {wanted:g}"
-            with told(f"{asked} it ends with an error"):
-                got = largest(runs, images, share, wanted)
-            assert isinstance(got, int), f"{asked} it returns {type(got).__name__}, which is no number of devices."
-            assert got == right, f"{asked} it returns {got}; the fitted model has another limit."
-
-
-STEP_PARTS = [  # ms of a step of four ranks: the sum is the same, as all of them wait for the last one
-    {"rank": 0, "loading": 5, "forward": 90, "backward": 190, "exposed": 125, "optimizer": 20},
-    {"rank": 1, "loading": 5, "forward": 130, "backward": 200, "exposed": 75, "optimizer": 20},
-    {"rank": 2, "loading": 160, "forward": 85, "backward": 150, "exposed": 15, "optimizer": 20},
-    {"rank": 3, "loading": 5, "forward": 95, "backward": 215, "exposed": 95, "optimizer": 20},
+QUEUES = [  # ready (ms), MiB, latency (ms), bandwidth (MiB/ms), exposed (ms), what is special
+    ([10, 20, 30], [8, 8, 8], 1, 4, 3, "Where each bucket is done before the next is ready"),
+    ([10, 12, 14], [20, 20, 4], 1, 4, 10, "Where buckets are ready faster than they are sent"),
+    ([10, 12, 40], [20, 20, 4], 1, 4, 2, "Where a gap lets the network catch up"),
+    ([25], [25], 0.5, 10, 3, "With a single bucket"),
 ]
 
 
-def check_08_5(straggler_of):
-    others = [row | {"rank": row["rank"] + 4} for row in STEP_PARTS[:2]]
-    backward = [STEP_PARTS[0] | {"backward": 300, "exposed": 15}, STEP_PARTS[3] | {"rank": 1}]
-    for rows, right, which in (
-        (STEP_PARTS, 2, "the four ranks above"),
-        (others, 5, "the first two, numbered 4 and 5"),
-        (backward, 0, "two ranks with other times"),
+def check_09_2(exposed):
+    for ready, mib, latency, bandwidth, right, where in QUEUES:
+        got = exposed([*ready], [*mib], latency, bandwidth)
+        whole = sum(latency + size / bandwidth for size in mib)
+        assert got is not None, "It returns None."
+        everything = f"{where}, it returns the time of all messages. Most of them hide behind the backward pass."
+        assert len(mib) == 1 or not close(got, whole), everything
+        late = f"{where}, it returns {got:g} ms: that is a moment, or counts from elsewhere than the last gradient."
+        assert got < ready[-1] + right or close(got, right), late
+        last = f"{where}, it returns {got:g} ms. The last bucket may have to wait until the one before it is sent."
+        assert got >= right or close(got, right), last
+        assert close(got, right), f"{where}, it returns {got:g} ms and not {right:g}."
+
+
+STEPS = {  # a slow first and second step, and one that hit a hiccup; other numbers of skipped steps differ on 2 devices
+    1: ([3.0, 0.9, 0.5, 0.5, 0.5, 0.5, 0.5], 64, 1000),
+    2: ([5.0, 0.9, 0.4, 0.35, 0.25, 0.2, 2.0], 64, 1000),
+    4: ([9.0, 0.9, 0.6, 0.6, 0.6, 0.6, 0.6], 256, 400),
+}
+
+
+def speedups_of(skipped=2, average=median, of_step=lambda batch, needed: needed):
+    """Return the speed-ups of `STEPS`, by default to the loss."""
+    times = {n: average(s[skipped:]) * of_step(batch, needed) for n, (s, batch, needed) in STEPS.items()}
+    return {n: times[1] / seconds for n, seconds in times.items()}
+
+
+def check_09_3(speedups):
+    runs = [
+        {"devices": n, "seconds": [*seconds], "batch": batch, "needed": needed}
+        for n, (seconds, batch, needed) in STEPS.items()
+    ]
+    result = speedups(runs)
+
+    def is_like(values):
+        return all(close(result[n], values[n], 1e-3) for n in (1, 2, 4))
+
+    steps = [speedups_of(skipped, how, lambda batch, needed: 1) for skipped in range(5) for how in (mean, median)]
+    assert not any(map(is_like, steps)), "It compares the time of a step. The run on 4 devices needs fewer of them."
+    images = [speedups_of(s, how, lambda batch, needed: 1 / batch) for s in range(5) for how in (mean, median)]
+    assert not any(map(is_like, images)), "It compares images per second. Four times the images aren't four steps."
+    slow = [speedups_of(skipped, mean) for skipped in range(5)]
+    assert not any(map(is_like, slow)), "One step of the run on 2 devices took 2 s, and a mean lets it count tenfold."
+    assert not any(is_like(speedups_of(s)) for s in (0, 1)), "It includes steps of the warm-up."
+    assert not any(is_like(speedups_of(s)) for s in (3, 4)), "It leaves out more steps than the timing above."
+    assert is_like(speedups_of()), f"It gives {result}; how long does each run take to the loss?"
+
+
+RANKS = [  # ms of a step: loading, forward, backward, all-reduce, optimizer; all ranks take equally long
+    (5, 90, 190, 125, 20),
+    (5, 130, 200, 75, 20),
+    (160, 85, 150, 15, 20),
+    (5, 95, 215, 95, 20),
+]
+NAMES = "loading", "forward", "backward", "gloo:all_reduce", "Optimizer.step#SGD.step"
+
+
+def trace(parts, clock, steps=3):
+    """Return a trace as the profiler writes it, of some steps, by a clock (s) of its own."""
+    events, now = [{"ph": "M", "name": "process_name", "args": {"name": "python"}}], clock * 1e6
+    for _ in range(steps):
+        for name, length in zip(NAMES, parts, strict=True):
+            events.append({"ph": "X", "name": name, "ts": now, "dur": 1000 * length, "tid": 1})
+            now += 1000 * length
+    return {"schemaVersion": 1, "traceEvents": events}
+
+
+def check_09_4(straggler):
+    clocks = 100, 107.5, 103.25, 104
+    for ranks, right, which in (
+        (RANKS, 2, "the four ranks"),
+        ([RANKS[0], RANKS[3], RANKS[1]], 2, "three other ranks"),
+        ([(5, 90, 300, 15, 20), RANKS[3]], 0, "two ranks"),
     ):
-        got = straggler_of([dict(row) for row in rows])
-        assert not isinstance(got, dict), "It returns a whole row, instead of its rank."
-        longest = max(rows, key=lambda row: row["exposed"])["rank"]
+        with tempfile.TemporaryDirectory() as folder:
+            paths = [Path(folder, f"trace_{rank}.json") for rank in range(len(ranks))]
+            for path, parts, clock in zip(paths, ranks, clocks, strict=False):
+                path.write_text(json.dumps(trace(parts, clock)))
+            got = straggler([str(path) for path in paths])
+        waits = [parts[3] for parts in ranks]
+        longest, late = waits.index(max(waits)), clocks.index(max(clocks[: len(ranks)]))
         assert got != longest, f"For {which} it returns {got}. This rank waits longest for the others."
+        clock = f"For {which} it returns {got}. Its clock is ahead of the others', which says nothing about its work."
+        assert got != late or got == right, clock
         assert got == right, f"For {which} it returns {got!r}. Another rank waits less for the others."

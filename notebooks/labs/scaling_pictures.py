@@ -1,0 +1,76 @@
+"""The pictures of notebooks/09_scaling.ipynb: efficiency, a ring, what a message costs."""
+
+from mpdemo.notebook.plots import style
+
+__all__ = ["efficiency", "messages", "ring"]
+
+
+def efficiency(measured, predicted=None, held_out=()):
+    """Draw the efficiency against the devices, from 0 to 1: ``{devices: efficiency}``, and a model's as a line.
+
+    Those of `measured` whose devices are in `held_out` are hollow: the model has not seen them.
+    """
+
+    def paint(figure, axes):
+        axes.axhline(1, color=style.FAINT, linestyle=":", label="ideal")
+        if predicted:
+            axes.plot(list(predicted), list(predicted.values()), color=style.VERMILLION, label="predicted by the fit")
+        groups = [(False, "measured" if not held_out else "measured, fitted"), (True, "measured, not fitted")]
+        for hollow, label in groups:
+            points = {n: value for n, value in measured.items() if (n in held_out) == hollow}
+            look = {"color": style.BLUE, "markersize": 8, "markerfacecolor": style.PAPER if hollow else style.BLUE}
+            axes.plot(list(points), list(points.values()), "o", label=label if points else None, **look)
+        axes.set_xscale("log", base=2)
+        axes.set(xlabel="GPUs", ylabel="efficiency", ylim=(0, 1.05))
+        axes.set_xticks(list(measured), [f"{n}" for n in measured])
+        axes.set_xticks([], minor=True)
+        axes.legend(loc="lower left")
+
+    values = ", ".join(f"{n}: {value:.2f}" for n, value in measured.items())
+    text = f"efficiency against GPUs, measured {values}" + ", and predicted" * bool(predicted)
+    return style.picture(paint, text, None, 6.4, 2.8)
+
+
+def ring(hops, ranks):
+    """Draw how chunk 0 moves around a ring; other chunks do the same, each from another rank.
+
+    `hops` are tuples (step, receiver, chunk, ranks in the sum after this step), steps counted from 0.
+    """
+    own = [(0, 0, [0])] + [(step + 1, receiver, summed) for step, receiver, chunk, summed in hops if chunk == 0]
+
+    def paint(figure, axes):
+        axes.axvspan(-0.5, ranks - 0.5, color=style.paler(style.SKY, 0.15), label="reduce-scatter: sums grow")
+        axes.axvspan(ranks - 0.5, 2 * ranks - 1.5, color=style.paler(style.GREEN, 0.15), label="all-gather: copies")
+        for (before, sender, _), (after, receiver, _) in zip(own, own[1:], strict=False):
+            arrow = {"arrowstyle": "->", "color": style.INK, "shrinkA": 18, "shrinkB": 18}
+            axes.annotate("", (after, receiver), (before, sender), arrowprops=arrow)
+        for step, rank, summed in own:
+            box = {"boxstyle": "round,pad=0.3", **style.EDGE}
+            box["facecolor"] = style.paler(style.ORANGE, len(summed) / ranks)
+            axes.text(step, rank, "+".join(map(str, summed)), ha="center", va="center", fontsize=9, bbox=box)
+        axes.set(xlabel="step", xlim=(-0.5, 2 * ranks - 1.5), ylim=(ranks - 0.5, -0.5))
+        axes.set_xticks(range(2 * ranks - 1), ["before", *map(str, range(1, 2 * ranks - 1))])
+        axes.set_yticks(range(ranks), [f"rank {rank}" for rank in range(ranks)])
+        figure.legend(loc="outside upper center", ncols=2)
+
+    path = "; ".join(f"step {step}: rank {rank} has {'+'.join(map(str, summed))}" for step, rank, summed in own)
+    return style.picture(paint, f"chunk 0 in a ring of {ranks} ranks", path, 8.6, 2.8)
+
+
+def messages(mib, milliseconds, latency, bandwidth):
+    """Draw the time of an all-reduce against its size, and the line latency + size / bandwidth (ms, MiB/ms)."""
+
+    def paint(figure, axes):
+        axes.plot(mib, milliseconds, "o", color=style.VERMILLION, label="measured")
+        line = [latency + size / bandwidth for size in mib]
+        axes.plot(mib, line, color=style.INK, linewidth=1.2, label="latency + size / bandwidth")
+        axes.axhline(latency, color=style.FAINT, linestyle=":", label="latency alone")
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log", base=10)
+        axes.set(xlabel="size of the tensor (MiB)", ylabel="one all-reduce (ms)")
+        axes.set_xticks(mib, [f"{size:g}" if size >= 1 else f"1/{1 / size:.0f}" for size in mib])
+        axes.set_xticks([], minor=True)
+        axes.legend()
+
+    alt = "; ".join(f"{size:g} MiB: {time:.2f} ms" for size, time in zip(mib, milliseconds, strict=True))
+    return style.picture(paint, "the time of an all-reduce against its size, and the fitted line", alt, height=2.8)
