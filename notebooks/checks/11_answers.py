@@ -15,7 +15,7 @@ ALL_NODES = {  # values of MASTER_ADDR that are more than one name
 }
 
 
-def check_10_7(path):
+def check_11_5(path):
     read(check_text(path))
     printed = printed_by_job(path)
     if printed is not None:
@@ -44,11 +44,3 @@ def read(text):
     assert step, "The job has 4 CPUs per task, but the step that srun starts has one, as in Slurm 22.05 to 23.02."
     wrong = step[1].isdecimal() and int(step[1]) != cpus
     assert not wrong, f"The job has {cpus} CPUs per task, but the step that srun starts has {step[1]}."
-
-
-def check_10_8(slow_network):
-    channel = "n1:9:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 4[0] [send] via {}\n"
-    usable = "n1:9:9 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.4<0>\n"
-    assert slow_network(usable + channel.format("NET/Socket/0")), "A channel via NET/Socket is slow."
-    assert not slow_network(usable + channel.format("NET/IB/0")), "That nccl could use the socket is no proof."
-    assert not slow_network(channel.format("P2P/CUMEM")), "P2P is inside a node, and fast."
