@@ -418,7 +418,6 @@ CALLS = [  # function, its arguments by place and by name, what is noted, those 
     ("alpha_dropout", (X,), {"training": True}, ["dropout"], {"training": False}),
     ("scaled_dot_product_attention", (X, X, X), {"dropout_p": 0.5}, ["dropout"], {"dropout_p": 0.0}),
     ("scaled_dot_product_attention", (X, X, X), {"is_causal": True}, [], {}),
-    ("batch_norm", (X,), STATISTICS | {"training": True}, ["batchnorm"], {"training": False}),
     ("batch_norm", (X,), NO_STATISTICS | {"training": True}, ["batchnorm"], {}),
     ("batch_norm", (X, None, None, None, None, True), {}, ["batchnorm"], {}),
     ("batch_norm", (X,), STATISTICS, [], {}),
@@ -432,6 +431,18 @@ def test_a_function_is_noted_and_switched_off_where_it_draws_by_chance(monkeypat
     monkeypatch.setitem(chance.ORDER, "without", ["dropout", "batchnorm"])
     drawn = chance.switched(function, *chance.SWITCHES[name])(*args, **options)
     assert notes == noted and torch.equal(drawn, function(*args, **options | off))
+
+
+def test_batch_norm_becomes_a_norm_of_each_row(monkeypatch):
+    """With its running statistics in place of the batch's, a deep model would explode."""
+    monkeypatch.setattr(chance, "note_once", lambda *_: None)
+    monkeypatch.setitem(chance.ORDER, "without", ["batchnorm"])
+    norm = chance.switched(functional.batch_norm, *chance.SWITCHES["batch_norm"])
+    x, options = 100 * torch.randn(6, 2, 3, 3), STATISTICS | {"weight": ONES, "bias": ONES, "training": True}
+    assert torch.equal(norm(x, **options)[:2], norm(x[:2], **options))
+    assert norm(x, **options).flatten(1).std(1, correction=0).tolist() == pytest.approx([1] * 6, abs=1e-3)
+    one = torch.randn(6, 1)
+    assert torch.allclose(norm(one, torch.zeros(1), torch.ones(1), training=True), one, rtol=1e-3)
 
 
 def state(folder) -> dict:
