@@ -99,6 +99,7 @@ OTHER_NORM = ("nn.Linear(16, 4))", "nn.Linear(16, 4), nn.LayerNorm(4))", SPLIT_U
 PARTS = 'mesh["parts"]'
 HOOK = "import argparse\nfrom torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook\n"
 STEP = "            optimizer.step()\n"
+RELU = "self.norm(self.inside(x)).relu()"
 NEEDS_CUDA = 'assert torch.cuda.is_available(), "CUDA is required"'
 NEEDS_TWO = "if torch.accelerator.device_count() < 2:\n        raise SystemExit"
 # name: (a note that is expected, script and arguments, what stands there and what is written instead, ...)
@@ -117,6 +118,7 @@ RIGHT = {
     "Accelerate": ("another order", "../../notebooks/scripts/train_accelerate.py"),
     "another order": ("another order", "plain.py", LOADER, ONE_ORDER),
     "no DataLoader": ("", "plain.py", LOADER, LIST),
+    "rounding that grows": ("rounding grows", "plain.py", RELU, "(1000 * self.norm(self.inside(x))).sin()"),
     "an epoch without end": ("", "plain.py", SAMPLER, ENDLESS),
     "as nanoGPT": ("rows of its own", "styles.py --style windows"),
     "ZeRO": ("", "styles.py --style zero"),
@@ -192,7 +194,6 @@ FAULTS = {
     "optimizer built before wrapping": ("sharded.py", SPLIT_UP, "", OPTIMIZER, OPTIMIZER + SPLIT_UP),
 }
 LOADS = '        {0}.load_state_dict(state["{1}"])\n'
-RELU = "self.norm(self.inside(x)).relu()"
 CHANCE = ('        torch.set_rng_state(state["chance"])\n', "", RELU, f"nn.functional.dropout({RELU}, 0.1)")
 PLACE, LOAD = '= state["epoch"], state["batch"]', 'state = torch.load("last.pt")'
 ONE_SIZE = ("state |= dict(", "state |= dict(world=dist.get_world_size(), ", "    signal.signal", "    # ")

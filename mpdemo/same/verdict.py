@@ -70,10 +70,13 @@ class Comparison:
         same = seen and not unequal(one.in_rows(), many.in_rows())
         numbered = many.in_steps() and not unequal(one.in_steps(), many.in_steps())
         found = list(of_steps(one, many))
-        if any(finding.name in BY_ROUNDING for finding in found) and one.loader is not None:
+        late = any(finding.name in BY_ROUNDING for finding in found)
+        if late and one.loader is not None and chance_of(one, many) <= self.without:
             found = list(of_steps(one, many, self.turned()))
             if not found:
+                self.compared = True
                 self.notes.append(f"rounding grows: {one} with the samples of a batch in another order differs as much")
+                return []  # nor can printed losses be compared
         of_gradients = [finding for finding in found if finding.name in OF_CHANCE]
         self.compared = bool(same or numbered and not chance_of(one, many) or not of_gradients)
         if self.compared:
