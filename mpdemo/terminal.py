@@ -25,7 +25,7 @@ def wrapped(text: str) -> str:
     if (columns := width()) is None:
         return text
     lines = []
-    for line in text.splitlines():
+    for line in text.split("\n"):
         indent = line[: len(line) - len(line.lstrip())]
         options = {"subsequent_indent": indent + "  ", "break_long_words": False, "break_on_hyphens": False}
         lines += textwrap.wrap(line, columns, **options) or [""]

@@ -99,6 +99,7 @@ OTHER_NORM = ("nn.Linear(16, 4))", "nn.Linear(16, 4), nn.LayerNorm(4))", SPLIT_U
 PARTS = 'mesh["parts"]'
 HOOK = "import argparse\nfrom torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook\n"
 STEP = "            optimizer.step()\n"
+RELU = "self.norm(self.inside(x)).relu()"
 NEEDS_CUDA = 'assert torch.cuda.is_available(), "CUDA is required"'
 NEEDS_TWO = "if torch.accelerator.device_count() < 2:\n        raise SystemExit"
 # name: (a note that is expected, script and arguments, what stands there and what is written instead, ...)
@@ -117,6 +118,7 @@ RIGHT = {
     "Accelerate": ("another order", "../../notebooks/scripts/train_accelerate.py"),
     "another order": ("another order", "plain.py", LOADER, ONE_ORDER),
     "no DataLoader": ("", "plain.py", LOADER, LIST),
+    "rounding that grows": ("rounding grows", "plain.py", RELU, "(1000 * self.norm(self.inside(x))).sin()"),
     "an epoch without end": ("", "plain.py", SAMPLER, ENDLESS),
     "as nanoGPT": ("rows of its own", "styles.py --style windows"),
     "ZeRO": ("", "styles.py --style zero"),
@@ -192,7 +194,6 @@ FAULTS = {
     "optimizer built before wrapping": ("sharded.py", SPLIT_UP, "", OPTIMIZER, OPTIMIZER + SPLIT_UP),
 }
 LOADS = '        {0}.load_state_dict(state["{1}"])\n'
-RELU = "self.norm(self.inside(x)).relu()"
 CHANCE = ('        torch.set_rng_state(state["chance"])\n', "", RELU, f"nn.functional.dropout({RELU}, 0.1)")
 PLACE, LOAD = '= state["epoch"], state["batch"]', 'state = torch.load("last.pt")'
 ONE_SIZE = ("state |= dict(", "state |= dict(world=dist.get_world_size(), ", "    signal.signal", "    # ")
@@ -418,7 +419,6 @@ CALLS = [  # function, its arguments by place and by name, what is noted, those 
     ("alpha_dropout", (X,), {"training": True}, ["dropout"], {"training": False}),
     ("scaled_dot_product_attention", (X, X, X), {"dropout_p": 0.5}, ["dropout"], {"dropout_p": 0.0}),
     ("scaled_dot_product_attention", (X, X, X), {"is_causal": True}, [], {}),
-    ("batch_norm", (X,), STATISTICS | {"training": True}, ["batchnorm"], {"training": False}),
     ("batch_norm", (X,), NO_STATISTICS | {"training": True}, ["batchnorm"], {}),
     ("batch_norm", (X, None, None, None, None, True), {}, ["batchnorm"], {}),
     ("batch_norm", (X,), STATISTICS, [], {}),
@@ -432,6 +432,18 @@ def test_a_function_is_noted_and_switched_off_where_it_draws_by_chance(monkeypat
     monkeypatch.setitem(chance.ORDER, "without", ["dropout", "batchnorm"])
     drawn = chance.switched(function, *chance.SWITCHES[name])(*args, **options)
     assert notes == noted and torch.equal(drawn, function(*args, **options | off))
+
+
+def test_batch_norm_becomes_a_norm_of_each_row(monkeypatch):
+    """With its running statistics in place of the batch's, a deep model would explode."""
+    monkeypatch.setattr(chance, "note_once", lambda *_: None)
+    monkeypatch.setitem(chance.ORDER, "without", ["batchnorm"])
+    norm = chance.switched(functional.batch_norm, *chance.SWITCHES["batch_norm"])
+    x, options = 100 * torch.randn(6, 2, 3, 3), STATISTICS | {"weight": ONES, "bias": ONES, "training": True}
+    assert torch.equal(norm(x, **options)[:2], norm(x[:2], **options))
+    assert norm(x, **options).flatten(1).std(1, correction=0).tolist() == pytest.approx([1] * 6, abs=1e-3)
+    one = torch.randn(6, 1)
+    assert torch.allclose(norm(one, torch.zeros(1), torch.ones(1), training=True), one, rtol=1e-3)
 
 
 def state(folder) -> dict:

@@ -5,8 +5,11 @@ from mpdemo.same.compare import Finding, apart, distance, norm, shown, tolerance
 GROWTH = 10.0  # from step to step: what begins as rounding may grow, a fault jumps
 
 
-def of_steps(one, many):
-    """Yield the first difference of the steps: samples, ranks and averaging are known to be right."""
+def of_steps(one, many, turned=None):
+    """Yield the first difference of the steps: samples, ranks and averaging are known to be right.
+
+    `turned` is one process with the samples of each batch in another order, which shows what rounding grows to.
+    """
     limit, said = tolerance(one, many), "{}{:.6g} with one process, {:.6g} with " + str(many.processes)
     start = (one.sums[0]["weights"], many.sums[0]["weights"]) if one.sums and many.sums else ({}, {})
     if apart(*start)[0] > limit:
@@ -18,6 +21,8 @@ def of_steps(one, many):
             yield rates
             return
         off, name = apart(a["gradients"], b["gradients"])
+        if turned and k < len(turned.sums):
+            allowed = max(allowed, GROWTH * apart(a["gradients"], turned.sums[k]["gradients"])[0])
         if not off <= allowed:
             yield cause_of_gradient(one, many, k, name, said)
             return

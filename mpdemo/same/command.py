@@ -88,4 +88,4 @@ def show(verdict):
     if verdict["harmless"]:
         lines += ["  Besides, without a change of the training:" if lines else "  The training is the same, but:"]
         lines += verdict["harmless"]
-    print(wrapped("\n".join(map(str, [*lines, *(f"  {note}" for note in verdict["notes"]), ""]))), end="\n\n")
+    print(wrapped("\n".join(map(str, [*lines, *(f"  {note}" for note in verdict["notes"]), ""]))))

@@ -16,6 +16,7 @@ BY_NATURE = {
 HARMLESS = ("no set_epoch", "parameters without gradient", "parameters in no optimizer")  # for a comparison of steps
 OF_CHANCE = ("another gradient", "mean of means", "loss of one rank", "BatchNorm of each rank", "module over the batch")
 OF_CHANCE += ("gathered without gradient", "gradients summed", "gradients divided twice", "another update")
+BY_ROUNDING = ("another gradient", "another update")  # in a late step
 SAID = {
     "same": "the same training",
     "not the same": "NOT the same training",
@@ -69,6 +70,13 @@ class Comparison:
         same = seen and not unequal(one.in_rows(), many.in_rows())
         numbered = many.in_steps() and not unequal(one.in_steps(), many.in_steps())
         found = list(of_steps(one, many))
+        late = any(finding.name in BY_ROUNDING for finding in found)
+        if late and one.loader is not None and chance_of(one, many) <= self.without:
+            found = list(of_steps(one, many, self.turned()))
+            if not found:
+                self.compared = True
+                self.notes.append(f"rounding grows: {one} with the samples of a batch in another order differs as much")
+                return []  # nor can printed losses be compared
         of_gradients = [finding for finding in found if finding.name in OF_CHANCE]
         self.compared = bool(same or numbered and not chance_of(one, many) or not of_gradients)
         if self.compared:
@@ -78,6 +86,12 @@ class Comparison:
         if not seen:
             self.reason = what
         return of_other_rows(one, many)
+
+    def turned(self):
+        """Run one process on the same batches, the samples of each in the reverse order."""
+        drawn = (self.many if self.order == "order" else self.one).batches()
+        batches = [[batch[::-1] for batch in batches] for batches in drawn]
+        return self.watcher.run_new(self.one.processes, without=self.without, replay={str(self.one.loader): batches})
 
     @property
     def may_be_chance(self) -> bool:
