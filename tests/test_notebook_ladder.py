@@ -141,20 +141,10 @@ def test_the_chart_has_every_timeline_on_one_axis_and_a_bar_for_each_device(clim
     assert repr(shown) == CHART
 
 
-def test_the_loss_lies_over_the_single_devices_with_the_largest_difference(climbed):
-    shown = ladder.loss_over_single("ddp")
-    assert repr(shown) == "loss against step: single (3 points), ddp (3 points)"
-    assert shown.figure.axes[0].get_title() == "largest difference of 3 losses: 4.0e-03, in step 2"
-
-
 def test_without_runs_the_next_notebook_is_named(runs):
     for function in (ladder.ladder_table, ladder.ladder_chart):
         with pytest.raises(UserError, match="nothing was timed yet; begin with notebook 01"):
             function()
-    with pytest.raises(UserError, match="no step in runs/train_single; train it in notebook 01"):
-        ladder.loss_over_single("ddp")
-    with pytest.raises(UserError, match="no rung 'dpp'; .*did you mean 'ddp'"):
-        ladder.loss_over_single("dpp")
 
 
 @pytest.mark.nightly

@@ -20,13 +20,13 @@ from mpdemo.errors import wrapped
 from mpdemo.jobs import Job, JobFailed, JobSpec, submit, train_command
 from mpdemo.jobs.lines import unlabelled
 from mpdemo.notebook.check import check
-from mpdemo.notebook.ladder import in_words, ladder_chart, ladder_table, loss_over_single
+from mpdemo.notebook.ladder import in_words, ladder_chart, ladder_table
 from mpdemo.notebook.live_view import follow
 from mpdemo.notebook.ranks import start_ranks
 from mpdemo.notebook.recipe import recipe
 from mpdemo.notebook.show import diff, show
 
-__all__ = ["check", "diff", "follow", "ladder", "launch", "loss_over_single", "measure"]
+__all__ = ["check", "diff", "follow", "ladder", "launch", "measure"]
 __all__ += ["run", "show", "start_ranks", "train"]
 OF_THE_JOB = {field.name for field in fields(JobSpec)} - {"name", "command", "out", "processes_per_node"}
 

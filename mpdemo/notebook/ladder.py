@@ -1,7 +1,6 @@
 """The ladder so far: one row for each strategy that was timed. Every notebook of the course adds its own.
 
-A row is read from ``runs/speed_RUNG``, where a job timed the strategy alternately with the single device. The losses of
-``runs/train_RUNG``, where it was trained, are drawn over the single device's.
+A row is read from ``runs/speed_RUNG``, where a job timed the strategy alternately with the single device.
 """
 
 import json
@@ -10,13 +9,12 @@ from itertools import zip_longest
 from tabulate import tabulate
 
 from mpdemo import paths
-from mpdemo.errors import UserError, did_you_mean
-from mpdemo.notebook.plots import curves, style
+from mpdemo.errors import UserError
+from mpdemo.notebook.plots import style
 from mpdemo.notebook.plots.timeline import in_milliseconds, legend_handles, paint_step
 from mpdemo.notebook.show import Bundle
 from mpdemo.paired import from_row
 from mpdemo.settings import RUNGS
-from mpdemo.training.log import rows_in
 
 MIB = 2**20
 MEMORY = {  # part of a device's memory: its look; colours are for operations
@@ -26,6 +24,7 @@ MEMORY = {  # part of a device's memory: its look; colours are for operations
     "activations": {"facecolor": "#e2e2e2"} | style.EDGE,
 }
 LANE = 0.36  # inches per device
+TIMED = [rung for rung in RUNGS if rung != "hybrid"]  # whose four ranks on two cores would time the cores
 SHARE_THE_WORK = "data_parallel", "ddp", "fsdp", "tensor"  # limited by processes that do not talk
 HEADINGS = "strategy", "devices", "step (ms)", "speed-up", "upper bound", "fraction of bound", "MiB per device"
 FOOT = (
@@ -55,7 +54,7 @@ def ladder_table() -> Bundle:
             ends = dict.fromkeys(f"{bound:.2f}" for bound in (min(bounds), max(bounds)))
             speed = [from_row(row, "speedup"), " to ".join(ends), from_row(row, "fraction_of_bound")]
         texts.append([row["strategy"], row["devices"], step_text(row), *speed, ", ".join(memory_texts(row))])
-    missing = [f"{rung} (notebook {number(rung)})" for rung in RUNGS if rung not in {row["rung"] for row in rows}]
+    missing = [f"{rung} (notebook {number(rung)})" for rung in TIMED if rung not in {row["rung"] for row in rows}]
     notes = [FOOT, *(row["note"] for row in rows if row["note"])]
     if missing:
         notes.insert(0, f"Not timed yet: {', '.join(missing)}.")
@@ -135,32 +134,16 @@ def headline(row) -> str:
     return f"{name}: {step_text(row)} ms per step{speed if row['rung'] != 'single' else ''}"
 
 
-def loss_over_single(rung: str) -> Bundle:
-    """Draw the loss curve of a rung that was trained over the single device's, headed by their largest difference."""
-    if rung not in RUNGS:
-        raise UserError(f"no rung {rung!r}; allowed: {', '.join(RUNGS)}{did_you_mean(rung, RUNGS)}")
-    found = {}
-    for name in ("single", rung):
-        found[name] = [row for row in rows_in(runs() / f"train_{name}") if row["event"] == "step"]
-        if not found[name]:
-            raise UserError(f"no step in runs/train_{name}; train it in notebook {number(name)}")
-    single, other = ({row["step"]: row["loss"] for row in rows} for rows in found.values())
-    apart = {step: abs(single[step] - other[step]) for step in single.keys() & other.keys()}
-    step = max(apart, key=apart.get)
-    title = f"largest difference of {len(apart)} losses: {apart[step]:.1e}, in step {step}"
-    return curves(found, overlay=True, title=title)
-
-
 def timed_rows() -> list[dict]:
     """Return the rows of all strategies that were timed, in the order of the ladder."""
     timed = {}
-    for rung in reversed(RUNGS):  # the single device is timed beside each; its own job has the last word
+    for rung in reversed(TIMED):  # the single device is timed beside each; its own job has the last word
         file = runs() / f"speed_{rung}" / "summary.json"
         rows = json.loads(file.read_text())["rows"] if file.exists() else []
         timed.update({row["rung"]: row for row in rows if is_current(row)})
     if not timed:
         raise UserError("nothing was timed yet; begin with notebook 01, which times the single device")
-    return [timed[rung] for rung in RUNGS if rung in timed]
+    return [timed[rung] for rung in TIMED if rung in timed]
 
 
 def is_current(row) -> bool:
