@@ -45,14 +45,17 @@ def test_a_lab_runs_in_any_folder_and_ones_own_comes_first(tmp_path):
     assert output(tmp_path, "-m", "mpdemo.labs.hello") == "changed\n"
 
 
-@pytest.mark.parametrize("place", ["throw-away", "bash alone"])
-def test_a_first_batch_script_runs_on_a_throw_away_slurm_or_in_bash(place, tmp_path, monkeypatch, request):
+@pytest.mark.parametrize("place", ["in reach", "throw-away", "bash alone"])
+def test_a_first_batch_script_runs_on_any_slurm_or_in_bash(place, tmp_path, monkeypatch, request):
     if place == "throw-away":
         request.getfixturevalue("slurm_programs")
     else:
         monkeypatch.setattr(first_job, "Cluster", Missing)
     monkeypatch.setenv("MPDEMO_ROOT", str(tmp_path))
-    monkeypatch.delenv("SLURM_CONF", raising=False)
+    if place == "in reach":
+        request.getfixturevalue("cluster")
+    else:
+        monkeypatch.delenv("SLURM_CONF", raising=False)
     (tmp_path / "hello.sbatch").write_text(HELLO)
     number = first_job.sbatch("hello.sbatch")
     lines = (tmp_path / f"hello-{number}.out").read_text().splitlines()

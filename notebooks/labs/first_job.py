@@ -31,7 +31,7 @@ def sbatch(path, seconds=120.0) -> str:
     Raises `UserError` where Slurm refuses it, or where the job has not ended after so many `seconds`.
     """
     with contextlib.ExitStack() as stack:
-        environ = child_environment()
+        environ = child_environment(*(("SLURM_CONF", *slurm.OF_THE_USER) if slurm.in_reach() else ()))
         if not slurm.in_reach():
             try:
                 environ |= stack.enter_context(Cluster.up(nodes=2)).environ
