@@ -176,9 +176,8 @@ def _stages(request, microbatches, steps):
         stage = chain[start:stop]
         in_flight = min(ranks - rank, microbatches)
         held = sum(part.weights + (1 + STATES[request.optimizer]) * part.trained for part in stage)
-        handed = 2 * microbatches * crossing * ((rank > 0) + (rank < ranks - 1))  # the schedule's buffers
         saved = sum(part.saved for part in stage)
-        peaks.append(held + handed + in_flight * saved + max(part.extra for part in stage))
+        peaks.append(held + in_flight * saved + max(part.extra for part in stage))
         times.append(sum(part.seconds for part in stage) if timed else 0)
     seconds = (microbatches + ranks - 1) * max(times) if timed else None  # 1F1B of equal stages
     sent = 2 * microbatches * crossing  # in the middle: activations to the next stage, gradients to the one before
