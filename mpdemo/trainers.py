@@ -124,7 +124,7 @@ def rehearse(args) -> int:
     trials = chosen(args.only)
     if not slurm.in_reach():
         there = "or on a throw-away one: mpdemo cluster run -- mpdemo rehearse"
-        raise UserError(f"no Slurm in reach; rehearse on the cluster, {there}")
+        raise UserError(f"Slurm not found; rehearse on the cluster, {there}")
     cluster = slurm.cluster_name()
     print(f"{len(trials)} jobs of the course for {site.name} on cluster {cluster}; Ctrl-C cancels them", flush=True)
     clean_up_on_signals()  # its jobs are cancelled then, too

@@ -29,7 +29,7 @@ def place(request, project):
 def test_a_job_that_is_done_has_metrics_a_log_and_a_result(place, capsys):
     job = submit(spec(processes_per_node=2), script="slurm/toy.sbatch")
     said = {"slurm": "submitted toy to cluster throwaway: job {} (slurm/toy.sbatch)\n",
-            "here": "no Slurm in reach: toy runs on this machine, 2 processes (job {})\n"}  # fmt: skip
+            "here": "Slurm not found: toy runs on this machine, 2 processes (job {})\n"}  # fmt: skip
     assert capsys.readouterr().out == said[place].format(job.id)
     assert (job.wait(60), job.exit_status, job.queue) == ("done", 0, None)
     assert job.where == {"slurm": "cluster throwaway", "here": "this machine"}[place] and 0 <= job.run_time < 60

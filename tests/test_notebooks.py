@@ -21,7 +21,7 @@ from notebooks import NBVAL_LIMIT, TRAINS_SINGLE, nbval
 
 NAMES = sorted(path.stem for path in (root() / "notebooks").glob("*.ipynb"))
 ON_SLURM = ("00", "03", "06", "10")  # with jobs by hand, over two nodes, or stopped; at night all run in both places
-LONGEST = ("03", "07", "10", "05", "12", "06")
+LONGEST = ("03", "08", "07", "12", "10", "05", "14", "06")
 RUNS = [
     pytest.param(name, place, marks=[] if (place == "cluster") == (name[:2] in ON_SLURM) else [pytest.mark.nightly])
     for name in sorted(NAMES, key=lambda name: LONGEST.index(name[:2]) if name[:2] in LONGEST else len(LONGEST))

@@ -136,7 +136,7 @@ def test_jobs_are_cancelled_although_nobody_reads_it(no_slurm, project, monkeypa
 
 def test_without_a_slurm_it_says_where_to_rehearse(no_slurm, call_mpdemo):
     done = call_mpdemo("rehearse")
-    assert done.returncode == 2 and "no Slurm in reach; rehearse on the cluster, or" in done.stderr
+    assert done.returncode == 2 and "Slurm not found; rehearse on the cluster, or" in done.stderr
     assert "no job 'nine'; allowed: 00_first_job" in call_mpdemo("rehearse", "--only", "nine").stderr
 
 

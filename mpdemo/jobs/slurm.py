@@ -101,7 +101,7 @@ def none_in_reach() -> str:
     """Say that there is no Slurm, and which other batch system there is."""
     others = {"qsub": "PBS (qsub)", "bsub": "LSF (bsub)", "flux": "Flux"}
     here = next((name for program, name in others.items() if shutil.which(program)), "")
-    return f"{here} is here, but this course speaks Slurm" if here else "no Slurm in reach"
+    return f"{here} is here, but this course speaks Slurm" if here else "Slurm not found"
 
 
 def client(*command, **options) -> str:
