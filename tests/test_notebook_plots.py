@@ -7,7 +7,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 
 from mpdemo.errors import UserError
-from mpdemo.labs import ddp_pictures, layer_pictures, pipeline_explorer
+from mpdemo.labs import ddp_pictures, layer_pictures, pipeline_explorer, scaling_pictures
 from mpdemo.notebook import plots
 from mpdemo.notebook.plots.style import paler
 from mpdemo.notebook.plots.timeline import OPERATIONS, activations_held
@@ -26,7 +26,9 @@ STEP = {
 def shown():
     yield plots.curves({"single": ROWS, "ddp": ROWS})
     yield ddp_pictures.buckets(STEP)
-    yield ddp_pictures.ring([[[{0}, {0}], [{1}, {1}]], [[{0}, {0, 1}], [{0, 1}, {1}]]])
+    yield scaling_pictures.ring([(0, 1, 0, [0, 1]), (1, 0, 1, [0, 1])], 2)
+    yield scaling_pictures.efficiency({1: 1.0, 4: 0.9}, {1: 1.0, 4: 0.95}, held_out=(4,))
+    yield scaling_pictures.messages([0.1, 1.0], [0.2, 1.1], 0.1, 1.0)
     yield plots.bars(
         {"compute": {"forward": 0.1, "backward": 0.2}, "loader": {"forward": 0.05}}, "time of a step (s)", limit=0.25
     )

@@ -1,11 +1,9 @@
-"""The pictures of notebooks/03_ddp.ipynb: a step of DDP, its buckets, who takes which image. And a ring's chunks."""
-
-from itertools import product
+"""The pictures of notebooks/03_ddp.ipynb: a step of DDP, its buckets, who takes which image."""
 
 from mpdemo.notebook.plots import style
 from mpdemo.notebook.plots.timeline import MESSAGES
 
-__all__ = ["buckets", "images", "ring", "step"]
+__all__ = ["buckets", "images", "step"]
 OWN = ["#e8d3ae", "#bdb2e0"]  # by rank: what only it has; white is what both have
 ALL_REDUCE = MESSAGES["A"][1]  # as in the timelines
 
@@ -86,35 +84,3 @@ def buckets(step):
 
     text = f"one step of DDP: forward, backward and the all-reduce of {len(rows)} buckets"
     return style.picture(paint, text, None, 7.2, 1.3 + 0.36 * len(lanes))
-
-
-def ring(steps):
-    """Draw the chunks of every rank before the first step of a ring all-reduce and after each one.
-
-    A chunk shows the ranks whose numbers are in its sum, in bold letters where the step changed it.
-
-    Parameters
-    ----------
-    steps : list
-        Of tables: ``table[rank][chunk]`` is the set of ranks whose numbers are in this chunk's sum.
-    """
-    ranks, columns = len(steps[0]), -(-len(steps) // 2)
-
-    def paint(figure, grid):
-        for axes in grid.ravel()[len(steps) :]:
-            axes.axis("off")
-        for number, (axes, table) in enumerate(zip(grid.ravel(), steps, strict=False)):
-            axes.imshow([[len(chunk) for chunk in row] for row in table], cmap="Blues", vmin=0, vmax=1.6 * ranks)
-            for rank, place in product(range(ranks), range(len(table[0]))):
-                chunk = table[rank][place]
-                weight = "bold" if chunk != steps[max(0, number - 1)][rank][place] else "normal"
-                text = "".join(map(str, sorted(chunk)))
-                axes.text(place, rank, text, ha="center", va="center", fontsize=7, weight=weight)
-            axes.set_title(f"after step {number}" if number else "before", fontsize=10)
-            axes.set(xticks=[], aspect="auto")
-            axes.set_yticks(range(ranks), [f"rank {rank}" for rank in range(ranks)])
-            axes.grid(visible=False)
-
-    full = [sum(len(chunk) == ranks for row in table for chunk in row) for table in steps]
-    text = f"ring of {ranks} ranks, complete chunks before and after each step: {full}"
-    return style.picture(paint, text, None, 8.6, 2 * (0.55 + 0.3 * ranks), 2, columns, squeeze=False)
