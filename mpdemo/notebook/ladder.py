@@ -128,7 +128,7 @@ def _add_legend(sheet, rows):
 
 def headline(row) -> str:
     """Return a strategy's line: its step after the single device's, and how close the speed-up is to its bound."""
-    schedule = f" ({row['schedule']}, {row['microbatches']} microbatches)" if "schedule" in row else ""
+    schedule = f" ({row['schedule']}, M = {row['microbatches']})" if "schedule" in row else ""
     name = f"{row['strategy']}{schedule}, {row['devices']} device{'s' if row['devices'] > 1 else ''}"
     speed = f", speed-up {row['speedup']:.2f} ({row['fraction_of_bound']:.2f} of the upper bound)"
     return f"{name}: {step_text(row)} ms per step{speed if row['rung'] != 'single' else ''}"
