@@ -27,6 +27,7 @@ PUBLIC = {  # module of mpdemo: its public names
     "notebook.check": "check",
     "notebook.course": "check diff follow ladder launch measure run show start_ranks train",
     "notebook.plots": "bars curves step_parts timelines where",
+    "paths": "root",
     "paired": "ROUNDS Median Ratio difference median ratio",
     "plan": "SCHEDULES Simulation placement simulate usual_stages_per_rank",
     "plan.choose": "choose",

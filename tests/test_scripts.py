@@ -25,7 +25,7 @@ from mpdemo.paths import root
 
 SCRIPTS = root() / "notebooks" / "scripts"
 DIGITS = root() / "mpdemo" / "data" / "digits.npz"
-FIRST_LINES, LINES, ALL_LINES = 43, 129, 1300  # of the two first scripts, of any, of all
+FIRST_LINES, LINES, ALL_LINES = 45, 129, 1300  # of the two first scripts, of any, of all
 SLURM = 120  # s in which a job comes so far
 DIFFERENCE = 40  # lines by which a script derived from train_fsdp.py may differ from it
 # Sums in float32 in another order: the losses of one process and of two were equal to 1e-6. A step left out

@@ -22,12 +22,12 @@ class Asked:
 
     logs: list
     name: str = ""
-    piped: bytes = b""  # a log that came from standard input
     answer: slurm.Answer = slurm.Answer("")
     folder: Path | None = None  # of the run
     slurm_id: str = ""  # of a job of the Slurm in reach
     nodes: int = 1
     resumes: bool = False
+    piped: bytes = b""  # a log that came from standard input
 
     @property
     def headline(self) -> str:
