@@ -46,17 +46,9 @@ def test_every_exercise_stands_in_its_notebook_unanswered_and_in_its_solution(pa
 def test_every_exercise_has_wrong_answers_two_where_it_is_a_program():
     for number, row in EXERCISES.items():
         if number in PREDICTIONS:
-            assert {"wrong", "otherwise", "choose", "below"} & set(row), number
+            assert {"wrong", "otherwise"} & set(row), number
         else:
             assert len(PROGRAMS["wrong"][number]) >= 2
-
-
-def right_of(number):
-    """Return the right answer of a prediction in the form in which a reader gives it."""
-    right = PREDICTIONS[number]["right"]
-    if str(right).startswith("function:"):
-        right = getattr(check._answers(number[:2]), right.partition(":")[2])()
-    return dict(zip(PREDICTIONS[number]["parts"], right, strict=True)) if "parts" in PREDICTIONS[number] else right
 
 
 def numeric():
@@ -66,7 +58,6 @@ def numeric():
 
 def filled(value, right):
     """Return a wrong value with the right parts in the place of its stars."""
-    right = list(right.values()) if isinstance(right, dict) else right
     if not isinstance(value, list) or "*" not in value:
         return value
     return [own if part == "*" else part for part, own in zip(value, right, strict=True)]
@@ -74,9 +65,7 @@ def filled(value, right):
 
 def refused(number, answer, message):
     """Require that an answer is refused with a message of the row."""
-    if "parts" in (row := PREDICTIONS[number]):
-        answer = dict(zip(row["parts"], answer, strict=True))
-    parts = list(answer.values()) if isinstance(answer, dict) else answer if isinstance(answer, list) else [answer]
+    parts = answer if isinstance(answer, list) else [answer]
     said = message.format(answer=answer, **{f"_{n}": part for n, part in enumerate(parts)})
     assert verdict(number, answer) == ("wrong", f"not yet. {said}")
 
@@ -86,22 +75,17 @@ ROWS = [(number, value, message) for number, row in PREDICTIONS.items() for valu
 
 @pytest.mark.parametrize(("number", "value", "message"), ROWS, ids=str)
 def test_a_wrong_prediction_is_told_what_is_wrong_with_it(number, value, message):
-    refused(number, filled(value, right_of(number)), message)
+    refused(number, filled(value, PREDICTIONS[number]["right"]), message)
 
 
 @pytest.mark.parametrize("number", PREDICTIONS)
 def test_a_right_prediction_is_accepted_and_others_are_refused(number):
-    right, row = right_of(number), PREDICTIONS[number]
+    row = PREDICTIONS[number]
+    right = row["right"]
     assert verdict(number, right) == ("right", f"right. {row['then']}")
-    for name, message in row.get("choose", {}).items():
-        refused(number, [*(set(right) ^ {name})], message)
-    for kind, beyond in (("below", -0.25), ("above", 0.25)):
-        for limit, message in row.get(kind, []) if "choices" not in row else []:
-            refused(number, limit + beyond * max(1, limit), message)
     if isinstance(row.get("otherwise"), str) and isinstance(right, float):
         refused(number, right * 1.3456, row["otherwise"])
-    if "choose" not in row:
-        assert verdict(number, [right, right])[0] == verdict(number, {"a": "b"})[0] == "wrong"
+    assert verdict(number, [right, right])[0] == verdict(number, {"a": "b"})[0] == "wrong"
 
 
 @pytest.fixture(scope="module")
@@ -211,7 +195,7 @@ def test_a_task_is_saved_and_checked(tmp_path, monkeypatch, capsys):
         save_task("", "print(1)\n")
     save_task("02.3", "def replicate(model, *copies):\n    ...\n")
     number = numeric()
-    check.check(number, right_of(number))
+    check.check(number, PREDICTIONS[number]["right"])
     check.check(number, (-5.0, 1.0))
     assert (tmp_path / "work" / "02_3.py").read_text().startswith("def replicate")
     lines = capsys.readouterr().out.splitlines()

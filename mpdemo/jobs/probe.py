@@ -161,7 +161,7 @@ def new_text(sizes):
 
 
 def main(job, begin, logs):
-    """Print what is known of each rank here as a line of JSON; the ranks of all nodes are asked in turn.
+    """Print what is known of each rank here as a line of JSON; the ranks of all nodes are asked one after the other.
 
     On the first node, which writes the job's logs, also what is new in them: other nodes may see it much later.
     """

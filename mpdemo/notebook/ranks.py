@@ -26,7 +26,7 @@ from mpdemo.ranks import CellFailed, Processes
 from mpdemo.world.processes import check_room
 
 ENDED = "The ranks were ended: run ranks.restart(), or this cell again, for fresh ones without earlier variables."
-PATIENCE = 2.0  # s that other ranks may take once one has failed: most wait for it, and would for ever
+PATIENCE = 2.0  # s that other ranks may take once one has failed: most wait for it, and would hang
 _ranks = None  # those of this kernel
 
 

@@ -1,7 +1,7 @@
 """How well a run uses its devices: their utilisation, and the share of their peak that the model reaches, MFU.
 
 MFU (model FLOPs utilisation) counts the operations of one forward and backward pass, however they are spread over
-devices or computed twice. So for every rung the whole model's operations are counted, on fake tensors, before the first
+devices or recomputed. So for every rung the whole model's operations are counted, on fake tensors, before the first
 step. Taught in notebooks/09_scaling.ipynb. Source: https://arxiv.org/abs/2204.02311 (appendix B).
 """
 
@@ -19,7 +19,7 @@ from mpdemo import models
 from mpdemo.models.private_torch import FakeTensors
 from mpdemo.rules import LINEAR
 from mpdemo.world import clock
-from mpdemo.world.gpus import GPUS
+from mpdemo.world.gpus import GPUS, named
 
 SIDE = 512  # of the matrices whose product is measured where no data sheet is known
 REPEATS = 6  # of that product: some ms
@@ -44,7 +44,7 @@ def peak_of(device, s) -> tuple[float, str]:
     kind = s.precision
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
-        sheet = next((gpu.peaks for part, gpu in GPUS.items() if part in name.lower()), {})
+        sheet = GPUS[part].peaks if (part := named(name)) else {}
         convolutions = s.model not in LINEAR and torch.backends.cudnn.allow_tf32  # PyTorch's default for them alone
         if kind == "fp32" and convolutions and "tf32" in sheet:
             kind = "tf32"

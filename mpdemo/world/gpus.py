@@ -43,3 +43,8 @@ GPUS = {  # part of the GPU's name -> MiB; TFLOP/s in fp32, tf32, bf16; TB/s; GB
     "rtx4090": _gpu( 24_564,  82.6,  82.6,  165.2, 1.008,  32, 25, 4, ADA),  # PCIe 4.0, no NVLink
     "mi300x":  _gpu(196_592, 163.4, 653.7, 1307.4,   5.3, 448, 50, 4, AMD),
 }  # fmt: skip
+
+
+def named(device: str) -> str | None:
+    """Return which line of the table a device is, by the name that PyTorch has for it; None where there is none."""
+    return next((part for part in GPUS if part in device.lower()), None)

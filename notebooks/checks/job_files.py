@@ -6,7 +6,6 @@ On a machine whose jobs go to a real cluster no daemon is started, and the text 
 import argparse
 import contextlib
 import re
-import shlex
 import subprocess
 import time
 
@@ -14,9 +13,7 @@ from mpdemo import jobs
 from mpdemo.cluster import Cluster
 from mpdemo.errors import UserError
 from mpdemo.jobs import slurm
-from mpdemo.options import add_options, options_from
 from mpdemo.paths import root
-from mpdemo.settings import Settings
 from mpdemo.world.processes import child_environment
 
 SECONDS = 40.0  # limit for the job; four processes that load no PyTorch need about 1 s
@@ -114,20 +111,6 @@ class Options(argparse.ArgumentParser):
 
     def error(self, message):
         raise AssertionError(f"The command is refused: {message}.")
-
-
-def training_of(text):
-    """Return how a command or a batch script starts its training: the words before ``train``, and the settings."""
-    lines = text.replace("\\\n", " ").splitlines()
-    commands = [shlex.split(line, comments=True) for line in lines if re.search(r"\bmpdemo\s+train\b", line)]
-    words = next((words for words in commands if "train" in words), [])
-    assert words, "There is no `-m mpdemo train` in it."
-    place, parser = words.index("train"), Options(add_help=False)
-    add_options(parser, Settings)
-    with told("The command is refused"):
-        parsed, unknown = parser.parse_known_args(words[place + 1 :])
-        assert not unknown, f"`train` doesn't know {' '.join(unknown)}."
-        return words[:place], options_from(parsed, Settings)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from throughput import Images, Language
 from mpdemo.models.own import OwnModel
 from mpdemo.plan import own
 from mpdemo.plan.request import PlanRequest
-from mpdemo.world.gpus import GPUS
+from mpdemo.world.gpus import named
 
 
 def gpt():
@@ -46,8 +46,7 @@ def predict(model, row, gpu) -> dict:
 
 def main():
     out, *files = sys.argv[1:]
-    here = torch.cuda.get_device_name().lower() if torch.cuda.is_available() else ""
-    gpu = next((name for name in GPUS if name in here), "a100")
+    gpu = (torch.cuda.is_available() and named(torch.cuda.get_device_name())) or "a100"
     for file in filter(Path.exists, map(Path, files)):
         model = OwnModel(f"{__file__}:{file.stem}")
         measured = [json.loads(line) for line in file.read_text().splitlines()]

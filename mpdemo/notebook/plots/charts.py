@@ -28,7 +28,6 @@ def curves(
     x: str = "step",
     *,
     title: str | None = None,
-    overlay: bool = False,
 ) -> Bundle:
     """Draw one curve per run, from the rows of its ``metrics.jsonl``.
 
@@ -40,8 +39,6 @@ def curves(
         Columns. Only the rows that have both are drawn. Where x doubles from point to point, its axis is log2.
     title : str, optional
         A headline.
-    overlay : bool
-        The curves should coincide: the first is drawn broad and pale, the next ones thin and dashed on top.
 
     Raises
     ------
@@ -58,9 +55,8 @@ def curves(
 
     def paint(figure, axes):
         for index, (label, pairs) in enumerate(points.items()):
-            broad = {"linewidth": 5, "alpha": 0.35} if index == 0 and overlay else {"linewidth": 1.8}
             marker = {"marker": "o", "markersize": 4} if len(pairs) < 12 else {}
-            axes.plot(*zip(*pairs, strict=True), label=label, **line_style(index), **broad, **marker)
+            axes.plot(*zip(*pairs, strict=True), label=label, **line_style(index), linewidth=1.8, **marker)
         axes.set(xlabel=x, ylabel="loss (nats per image)" if y == "loss" else y)
         if doubles:
             axes.set_xscale("log", base=2)
