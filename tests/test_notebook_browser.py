@@ -3,7 +3,9 @@
 Debian's Chromium is used (``apt-get install chromium``); nothing is downloaded, and no page may leave the machine.
 """
 
+import json
 import sys
+import urllib.request
 
 import nbformat
 import pytest
@@ -181,8 +183,16 @@ def test_a_cloned_notebook_that_is_reloaded_in_the_middle_of_a_job_attaches_and_
     said = f"Live view of runs/cloned (job {job.id} on this machine). If this text is all you see, interrupt"
     page.wait_for_selector(f"{OUTPUT} >> text={said}", timeout=WAIT)
     assert page.locator(CANCEL).count() == 0
-    page.locator("[data-command='notebook:interrupt-kernel']").first.click()
-    page.wait_for_selector("text=Python 3 (ipykernel) | Idle", timeout=WAIT)
+
+    def interrupted():
+        """Until the page has found its kernel again, the button does nothing."""
+        page.locator("[data-command='notebook:interrupt-kernel']").first.click()
+        page.wait_for_timeout(1000)
+        with urllib.request.urlopen(f"{server[0]}/api/sessions?token={server[1]}", timeout=10) as answer:
+            sessions = {session["path"]: session["kernel"]["execution_state"] for session in json.load(answer)}
+        return sessions[f"notebooks/{file.name}"] == "idle"
+
+    until(interrupted)
     assert job.state == "running"
     run_cell(page, 1)
     page.wait_for_selector(f"{OUTPUT} pre >> text=line", timeout=WAIT)

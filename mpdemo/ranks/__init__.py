@@ -10,7 +10,7 @@ from mpdemo.ranks.group import CellFailed, Processes
 from mpdemo.world.launch import lost_a_peer
 
 __all__ = ["CellFailed", "Processes", "run_program"]
-PATIENCE = 0.3  # s for which other ranks may still report, once a rank of a program has failed
+PATIENCE = 1.0  # s for which other ranks may still report, once a rank of a program has failed
 PROGRAM, TEST = "<program>", "<test>"  # what tracebacks call the reader's text, and ours
 
 
