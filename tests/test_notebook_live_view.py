@@ -74,7 +74,8 @@ def reply(client, number, timeout=30):
 def test_an_interrupted_kernel_keeps_its_job_follows_it_again_and_ends_it_at_last(tmp_path, project):
     manager, client = start_new_kernel(env=environment(tmp_path, PYTHONPATH=str(source()), MPDEMO_ROOT=str(project)))
     try:
-        first = client.execute(TRAIN.format(command=spec("sleep").command))
+        train = TRAIN.format(command=spec("sleep").command)
+        first = client.execute(train, stop_on_error=False)  # else the kernel may drop the next cell
         pids = sleepers(project / "runs/toy", 2)
         manager.interrupt_kernel()
         said = reply(client, first)
