@@ -232,7 +232,7 @@ def test_a_configuration_that_is_missing_is_reported_at_once(slurm_programs, pro
     started = time.monotonic()
     with pytest.raises(SlurmError, match="no such file"):
         submit(spec())
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 15
 
 
 def test_a_job_inside_a_job_is_not_confused_by_the_outer_one(cluster, project, monkeypatch):

@@ -62,7 +62,7 @@ def test_a_zombie_of_another_process_counts_as_ended(start):
     begin = time.monotonic()
     end_processes([(pid, None), (pid, psutil.Process(pid).create_time())], signal.SIGTERM)
     assert start_time(pid) is None and not is_running(pid, None)
-    assert time.monotonic() - begin < 1
+    assert time.monotonic() - begin < 4  # of 5 that it would give a living one
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
