@@ -456,7 +456,8 @@ BAD = {  # arguments: what the line says
     "-- nothing.py": "script 'nothing.py' is no file",
     "--processes 1 -- train.py": "two numbers or more",
     "--processes 1,x -- train.py": "two numbers or more",
-    "--processes 1,999 -- train.py": "this machine has",
+    "--processes 1,3 -- train.py": r"this machine has 2 GPU\(s\); give --device cpu, or 2 or less",
+    "--processes 1,999 --device cpu -- train.py": "this machine has .* core",
     "--without drop -- train.py": "allowed: dropout, batchnorm, augmentation, draws",
     "--json no/folder.json -- train.py": "its folder does not exist",
     "--python nothing -- train.py": "--python nothing: no such program",
@@ -466,6 +467,7 @@ BAD = {  # arguments: what the line says
 
 @pytest.mark.parametrize("words", BAD)
 def test_bad_input_is_one_line_before_the_script_starts(tmp_path, monkeypatch, words):
+    monkeypatch.setattr(command, "gpus_here", lambda: 2)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("open('started', 'w')")
     with pytest.raises(UserError, match=BAD[words]) as refusal:

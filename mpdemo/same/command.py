@@ -44,8 +44,7 @@ def main(args) -> int:
         verdicts = [resume.verdict(watcher, counts[-1], counts[0])] if args.resume else verdicts_of(watcher, counts)
     for verdict in verdicts:
         show(verdict)
-    kinds = [verdict["verdict"] for verdict in verdicts]
-    kind = next(kind for kind in STATUS if kind in kinds)
+    kind = next(kind for kind in STATUS if any(verdict["verdict"] == kind for verdict in verdicts))
     if args.json:
         lists = ("findings", "harmless")
         records = [verdict | {name: [f.record() for f in verdict[name]] for name in lists} for verdict in verdicts]
@@ -65,9 +64,10 @@ def checked(args) -> list:
     if not all(word.strip().isdecimal() and int(word) > 0 for word in words) or len(words) < 2 and not args.resume:
         raise UserError(f"--processes {args.processes!r} is not allowed; allowed: two numbers or more, such as 1,2")
     counts = [int(word) for word in words]
-    here = (not args.device and gpus_here()) or len(os.sched_getaffinity(0))
-    if max(counts) > here:
-        raise UserError(f"--processes {args.processes}: this machine has {here} devices; give {here} or less")
+    gpus = not args.device and gpus_here()
+    if max(counts) > (here := gpus or len(os.sched_getaffinity(0))):
+        what = "GPU(s); give --device cpu, or" if gpus else "core(s); give"
+        raise UserError(f"--processes {args.processes}: this machine has {here} {what} {here} or less")
     if not shutil.which(args.python):
         raise UserError(f"--python {args.python}: no such program; give the path of a Python with PyTorch")
     args.python = os.path.abspath(shutil.which(args.python))

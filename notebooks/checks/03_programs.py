@@ -1,4 +1,4 @@
-"""Tests of the programs in notebook 03: collectives, averaged gradients, shared images."""
+"""Tests of the programs in notebook 03: collectives, averaged gradients, samples split among ranks."""
 # ruff: noqa: F821 - what the reader's program defines
 
 import copy
@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
 
 from checks.helpers import COLLECTIVES, close, gathered, gradients, require_gradients, watch
 
@@ -45,22 +46,17 @@ def test_03_2(rank, n):
     require_gradients(own, right, "In three microbatches")
 
 
-def require_shared_epochs(own, images, batch_size):
-    """Require two ranks to share the images, shuffled anew, in two epochs; `own` are the batches of this rank."""
-    batches = gathered(own)
-    half, sizes = len(batches[0]) // 2, {len(batch) for rank in batches for batch in rank}
-    epochs = [[sum(rank[first : first + half], []) for rank in batches] for first in (0, half)]
-    shared, together = set(epochs[0][0]) & set(epochs[0][1]), sum(map(len, epochs[0]))
-    assert not shared, f"In the first epoch both ranks train on image {min(shared)}, and on others."
-    assert together == images, f"An epoch of both ranks has {together} images instead of {images}."
-    assert sizes == {batch_size // 2}, f"With batch_size={batch_size} both together make a step of {2 * max(sizes)}."
-    assert epochs[0] != epochs[1], "The second epoch has the order of the first."
-    assert epochs[0][0] != sorted(epochs[0][0]), "The images are in their original order: not shuffled."
-
-
 def test_03_3(rank, n):
-    own = [[int(image) for image in batch] for batch in batches(list(range(12)), 4, 2)]
-    require_shared_epochs(own, images=12, batch_size=4)
+    files = [list(range(first, first + 4)) for first in (0, 4, 8)]
+    for workers in (0, 2):
+        options = {"num_workers": workers, "multiprocessing_context": "fork" if workers else None}
+        parts = gathered([int(sample) for sample in DataLoader(Stream(files, rank, n), batch_size=None, **options)])
+        read, sizes, where = sorted(sum(parts, [])), [len(part) for part in parts], f"With num_workers={workers}"
+        often = next((sample for sample in read if read.count(sample) > 1), None)
+        assert often is None, f"{where} an epoch of both ranks has sample {often} {read.count(often)} times."
+        assert read == [*range(12)], f"{where} both ranks together read {len(read)} of 12 samples."
+        unequal = f"{where} rank 0 reads {sizes[0]} samples and rank 1 reads {sizes[1]}: one of them runs out first."
+        assert sizes == [6, 6], unequal
 
 
 def test_03_4(rank, n):

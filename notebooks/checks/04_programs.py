@@ -21,19 +21,21 @@ def require_each(stage, own, right, rank=0):
 def test_04_1(rank, n):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))
-    images, labels = torch.randn(8, 6), torch.randint(0, 3, (8,))
-    right_loss = cross_entropy(model(images), labels)
-    right_loss.backward()
-    stage, right = (model[:2], model[2:])[rank], gradients(model)[2 * rank :][:2]
-    sends = watch(program, "send", "isend")
-    loss = train_step(stage, images if rank == 0 else None, labels if rank == 1 else None, rank)
-    sent = [shape for _, shape in sends]
-    what = ("activations", "gradient of the activations")[rank]
-    assert sent == [[8, 4]], f"Rank {rank} sends tensors of the shapes {sent}, and not only the {what} (8, 4)."
-    assert rank == 0 or isinstance(loss, torch.Tensor), "Rank 1 returns no loss."
-    require_each(stage, gradients(stage), right, rank)
-    near = rank == 0 or close(loss.item(), right_loss.item(), 1e-4)
-    assert near, f"The gradients are right, but rank 1 returns the loss {loss:.3f}."
+    stage, sends = (model[:2], model[2:])[rank], watch(program, "send", "isend")
+    for size in (8, 5):
+        images, labels = torch.randn(size, 6), torch.randint(0, 3, (size,))
+        right_loss = cross_entropy(model(images), labels)
+        right_loss.backward()
+        right = gradients(model)[2 * rank :][:2]
+        sends.clear()
+        loss = train_step(stage, images if rank == 0 else None, labels if rank == 1 else None, rank)
+        sent = [shape for _, shape in sends]
+        what = f"{('activations', 'gradient of the activations')[rank]} ({size}, 4)"
+        assert sent == [[size, 4]], f"Rank {rank} sends tensors of the shapes {sent}, and not only the {what}."
+        assert rank == 0 or isinstance(loss, torch.Tensor), "Rank 1 returns no loss."
+        require_each(stage, gradients(stage), right, rank)
+        near = rank == 0 or close(loss.item(), right_loss.item(), 1e-4)
+        assert near, f"The gradients are right, but rank 1 returns the loss {loss:.3f}."
 
 
 class Loss(nn.Module):
