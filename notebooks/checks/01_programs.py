@@ -1,7 +1,8 @@
-"""Tests of the programs in notebook 01: a training loop, a clock that waits for the device, recomputed layers."""
+"""Tests of the programs in notebook 01: a validation, a clock that waits for the device, recomputed layers."""
 # ruff: noqa: F821 - what the reader's program defines
 
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -12,40 +13,34 @@ from torch.nn.functional import cross_entropy
 from checks.helpers import close
 
 
-def losses_of(loop):
-    """Train a small network with a loop, on the same data in every call; return the losses, and whether it moved."""
-    torch.manual_seed(0)
-    model, images = (nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 10)), torch.randn(1536, 16))
-    labels = (images @ torch.randn(16, 10)).argmax(1)
-    batches = list(zip(images.split(128), labels.split(128), strict=True)) * 6  # epochs
-    before = model[0].weight.clone()
-    losses = loop(model, torch.optim.SGD(model.parameters(), lr=0.1), cross_entropy, batches)
-    assert len(losses) == len(batches), f"For {len(batches)} batches it returned {len(losses)} losses."
-    return [float(loss) for loss in losses], not torch.equal(before, model[0].weight)
+class Stored:
+    """A tensor that a graph keeps for its backward pass."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+        STORED.add(self)
 
 
-def plain_loop(model, optimizer, loss_fn, batches, clear=True):
-    losses = []
-    for images, labels in batches:
-        if clear:
-            optimizer.zero_grad()
-        loss = loss_fn(model(images), labels)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss)
-    return losses
+STORED = weakref.WeakSet()  # what is no longer kept leaves it by itself
 
 
 def test_01_2(rank, n):
-    losses, moved = losses_of(train)
-    wanted, never_cleared = losses_of(plain_loop)[0], losses_of(partial(plain_loop, clear=False))[0]
-    steps = len(losses)
-    assert moved, f"After {steps} steps no weight has moved: the optimizer finds no gradient."
-    same = all(close(a, b, 1e-4) for a, b in zip(losses, never_cleared, strict=True))
-    assert not same, f"In step {steps} the optimizer still follows the gradient of step 1, added to all the others."
-    for step, (loss, right) in enumerate(zip(losses, wanted, strict=True), 1):
-        assert close(loss, right, 1e-4), f"In step {step} the loss is {loss:.4f}, but a correct loop has {right:.4f}."
-    return f"The loss is {losses[-1]:.2f} after {steps} steps; the broken loop had {never_cleared[-1]:.2f}."
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 10))
+    images, labels, stored, modes = torch.randn(80, 16), torch.arange(80) % 10, [], []
+    batches = list(zip(images.split(16), labels.split(16), strict=True))
+    hook = model.register_forward_pre_hook(lambda *_: stored.append(len(STORED)) or modes.append(model.training))
+    with torch.autograd.graph.saved_tensors_hooks(Stored, lambda kept: kept.tensor):
+        result = validate(model, cross_entropy, batches)
+    hook.remove()
+    assert len(stored) == len(batches), f"For {len(batches)} batches it called the model {len(stored)} times."
+    grown = f"Before the last of {len(batches)} batches it kept {stored[-1]} tensors for a backward pass"
+    assert stored[-1] <= stored[1], f"{grown}, before the second {stored[1]}."
+    assert not any(modes), "The dropout was on: another call gives another loss."
+    assert model.training, "The training would go on without dropout: the model is no longer in training mode."
+    wanted = cross_entropy(model.eval()(images), labels).item()
+    assert close(float(result), wanted, 1e-4), f"It returns {float(result):.4f}, but the mean loss is {wanted:.4f}."
+    return f"The loss is {float(result):.2f} in every call, and no batch leaves anything behind."
 
 
 class ToyDevice:

@@ -1,4 +1,4 @@
-"""Tests of the programs in notebook 02: a loss from several devices, and the sum of their gradients."""
+"""Tests of the programs in notebook 02: a loss from several devices, and copies that stay up to date."""
 # ruff: noqa: F821 - what the reader's program defines
 
 import copy
@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from checks.helpers import close, ratio, require_gradients
+from checks.helpers import close, substitute
 
 
 def test_02_1(rank, n):
@@ -26,13 +26,54 @@ def test_02_1(rank, n):
         assert loss.requires_grad, "Nothing can be learned from this loss: it is cut off from the model."
 
 
+def trained(model, batches, renewed=True, cleared=True):
+    """Train a copy of a model in three parts, whose copies get new weights and empty gradients or not; return it."""
+    model = copy.deepcopy(model)
+    copies, optimizer = [copy.deepcopy(model) for _ in range(2)], torch.optim.SGD(model.parameters(), lr=0.5)
+    for images, labels in batches:
+        optimizer.zero_grad()
+        for replica in copies:
+            if renewed:
+                replica.load_state_dict(model.state_dict())
+            if cleared:
+                replica.zero_grad()
+        parts = zip((model, *copies), images.chunk(3), strict=True)
+        cross_entropy(torch.cat([replica(part) for replica, part in parts]), labels).backward()
+        for own, *others in zip(*(replica.parameters() for replica in (model, *copies)), strict=True):
+            own.grad += sum(other.grad for other in others)
+        optimizer.step()
+    return model
+
+
+def alike(model, other):
+    pairs = zip(model.parameters(), other.parameters(), strict=True)
+    return all(torch.allclose(a, b, rtol=1e-3, atol=1e-5) for a, b in pairs)
+
+
 def test_02_2(rank, n):
     torch.manual_seed(0)
-    model, images, labels = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3)), torch.randn(12, 5), torch.arange(12) % 3
-    whole, first = copy.deepcopy(model), copy.deepcopy(model)
-    cross_entropy(whole(images), labels).backward()
-    (cross_entropy(first(images[:4]), labels[:4]) / 3).backward()
-    gradients(model, images, labels, 3)
-    own, of_whole, of_first = ([parameter.grad for parameter in each.parameters()] for each in (model, whole, first))
-    assert not close(ratio(own, of_first), 1, 1e-4), "The model has the gradients of the first part only."
-    require_gradients(own, of_whole, "With 3 copies")
+    model, sizes, made, deepcopy = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)), [], [], copy.deepcopy
+    batches = [(torch.randn(12, 5), torch.arange(12) % 3) for _ in range(3)]
+    right, stale, kept = (trained(model, batches, *how) for how in ((True, True), (False, True), (True, False)))
+    first = trained(model, batches[:1])
+    one, own = deepcopy(model), deepcopy(model)
+    own.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
+
+    def counted(copied, *more):
+        made.append(isinstance(copied, nn.Module))
+        return deepcopy(copied, *more)
+
+    for count, steps in ((1, batches[:1]), (3, batches)):
+        answer = one if count == 1 else own
+        optimizer = torch.optim.SGD(answer.parameters(), lr=0.5)
+        made.clear()
+        substitute(program, copy, "deepcopy", counted)
+        train(answer, optimizer, steps, 3)
+        substitute(program, copy, "deepcopy", deepcopy)
+        if count == 1:
+            assert alike(one, first), "After one step the weights aren't those of one device."
+    assert sum(made) <= 2, f"In three steps it copied the model {sum(made)} times; two copies are enough."
+    assert sizes == 9 * [4], f"In three steps of 12 images on 3 devices the models saw {sizes} images."
+    assert not alike(own, stale), "In later steps the copies still compute with the weights of the first."
+    assert not alike(own, kept), "The copies' gradients of earlier steps are added again in later ones."
+    assert alike(own, right), "After three steps the weights aren't those of one device."
