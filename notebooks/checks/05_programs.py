@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from checks.helpers import close, gradients, require_gradients
+from checks.helpers import close, gradients, require_gradients, watch
 
 MICROBATCHES = 3
 
@@ -32,7 +32,14 @@ def test_05_1(rank, n):
     require_gradients(gradients(own), right, f"With {MICROBATCHES} microbatches, on rank {rank},")
 
 
-test_05_3 = test_05_1
+def test_05_3(rank, n):
+    calls = watch(program, "recv", "irecv", "isend")
+    test_05_1(rank, n)
+    came = sent = 0
+    for name, _ in calls if rank == 1 else ():
+        came, sent = came + name.endswith("recv"), sent + (name == "isend")
+        told = f"Rank 1 receives {came} microbatches before it begins to send the gradient of number {sent}, as GPipe does."
+        assert came - sent < 2, told
 
 
 def test_05_4(rank, n):
