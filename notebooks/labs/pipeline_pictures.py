@@ -31,7 +31,7 @@ def order(operations):
 
 
 def best_split(model, usual, gpu, batch, microbatches):
-    """Draw a step of 1F1B on two GPUs, split after the block `usual` and where the planner would; print what each needs."""
+    """Draw a step of 1F1B on two GPUs, split after the block `usual` and where the planner would; print their costs."""
     request = PlanRequest(model, batch, devices=2, gpu=gpu, memory=GPUS[gpu].memory, optimizer="momentum")
     names, panels = block_names(model), {}
     for points in (resolve_cut(names, usual, 2), planner.best_split(request, "1F1B", microbatches).points):
