@@ -1,6 +1,6 @@
 """Pipelines of the course model measured side by side. A job starts this in two processes.
 
-    torchrun --standalone --nproc-per-node 2 -m mpdemo.labs.pipeline runs/lab equality splits schedules cuts
+    torchrun --standalone --nproc-per-node 2 -m mpdemo.labs.pipeline runs/lab equality splits schedules
 
 Every process runs the named functions; rank 0 writes all results to ``summary.json`` in the folder. The timelines go to
 one folder per variant, below it. Taught in notebooks/05_pipeline.ipynb.
@@ -25,9 +25,9 @@ COURSE = Settings(**recipe("pipeline"))
 NAIVE = replace(COURSE, rung="model_parallel", schedule="1F1B", microbatches=None, cut=equal_cut(2))
 
 
-def variant(schedule, microbatches=4, cut=None) -> Settings:
-    """Return the course model's pipeline with another schedule, cut into equal stages unless a cut is given."""
-    cut = cut or equal_cut(2 * SCHEDULES[schedule].stages_per_rank)
+def variant(schedule, microbatches=4) -> Settings:
+    """Return the course model's pipeline with another schedule, cut into equal stages."""
+    cut = equal_cut(2 * SCHEDULES[schedule].stages_per_rank)
     return replace(COURSE, schedule=schedule, microbatches=microbatches, cut=cut)
 
 
@@ -62,11 +62,6 @@ def splits(world, out) -> dict:
 def schedules(world, out) -> dict:
     """Return the seconds of the steps of every schedule with four microbatches."""
     return record_all(world, out, {"naive": NAIVE} | {name: variant(name) for name in SCHEDULES})
-
-
-def cuts(world, out) -> dict:
-    """Return the seconds of the steps of 1F1B on stages of two and six blocks, and of four and four."""
-    return record_all(world, out, {"2 and 6": variant("1F1B", cut="block.1"), "4 and 4": variant("1F1B")})
 
 
 def record_all(world, out, variants) -> dict:
@@ -108,5 +103,5 @@ def seconds_of_step(step, schedule) -> dict:
 
 if __name__ == "__main__":
     out, *names = sys.argv[1:]
-    timed = {function.__name__: partial(function, out=out) for function in (splits, schedules, cuts)}
+    timed = {function.__name__: partial(function, out=out) for function in (splits, schedules)}
     end(run_lab({"equality": equality} | timed, out, names))

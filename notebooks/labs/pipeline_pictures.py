@@ -1,12 +1,16 @@
 """The pictures of notebooks/04_model_parallel.ipynb and 05_pipeline.ipynb: schedules, simulated and recorded."""
 
+from mpdemo.cuts import block_names, resolve_cut
 from mpdemo.errors import UserError
 from mpdemo.labs.pipeline_explorer import explore, pipeline
 from mpdemo.notebook.plots import curves, timelines
+from mpdemo.plan import planner
+from mpdemo.plan.request import PlanRequest
 from mpdemo.plan.simulate import simulate as simulated
 from mpdemo.plan.simulate import simulate_order
+from mpdemo.world.gpus import GPUS
 
-__all__ = ["curves", "explore", "order", "schedule", "timelines"]
+__all__ = ["best_split", "curves", "explore", "order", "schedule", "timelines"]
 
 
 def schedule(name, ranks, microbatches, forward=1, stages_per_rank=1):
@@ -17,10 +21,22 @@ def schedule(name, ranks, microbatches, forward=1, stages_per_rank=1):
 
 
 def order(operations):
-    """Draw an order of your own (one list of operations per stage) above 1F1B, or say why it never ends."""
+    """Draw an order of your own (one list of operations per stage) above GPipe, or say why it never ends."""
     stages, microbatches = len(operations), len(operations[0]) // 2
     try:
         yours = simulate_order(operations, forward=1, backward=2)
     except UserError as error:
         return print(error)
-    return timelines({"yours": yours, "1F1B": schedule("1F1B", stages, microbatches)})
+    return timelines({"yours": yours, "GPipe": schedule("GPipe", stages, microbatches)})
+
+
+def best_split(model, usual, gpu, batch, microbatches):
+    """Draw a step of 1F1B on two GPUs, split after the block `usual` and where the planner would; print their costs."""
+    request = PlanRequest(model, batch, devices=2, gpu=gpu, memory=GPUS[gpu].memory, optimizer="momentum")
+    names, panels = block_names(model), {}
+    for points in (resolve_cut(names, usual, 2), planner.best_split(request, "1F1B", microbatches).points):
+        found = planner.evaluate(request, "1F1B", microbatches, points)
+        panels[title := f"split before {names[points[0]]}"] = found.simulation
+        peaks = " and ".join(f"{peak / 2**30:.1f} GiB" for peak in found.peaks)
+        print(f"{title}: {1e3 * found.step_time:.0f} ms a step, peak memory {peaks}")
+    return timelines(panels, memory=False, unit="s")
