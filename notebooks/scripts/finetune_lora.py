@@ -28,7 +28,7 @@ ADAPTERS = dcp_state.StateDictOptions(ignore_frozen_params=True, strict=False)
 
 
 def with_adapters(model, rank=8):
-    """Freeze a model, and add to the output W x of its blocks' linear layers the adapter's B A x."""
+    """Freeze a model and add B A x to its blocks' linear layers; call it before fully_shard."""
     model.requires_grad_(False)
     for block in model.blocks:
         for layer in (block.qkv, block.out, block.up, block.down):
@@ -40,7 +40,6 @@ def with_adapters(model, rank=8):
 
 def make_model(device, mesh):
     with torch.device("meta"):  # shapes only: no process has memory for the whole model
-        # Before fully_shard, which averages only the gradients of the parameters that it finds.
         model = with_adapters(GPT(checkpointing=CHECKPOINTING))
     policy = MixedPrecisionPolicy(torch.bfloat16 if BF16 else None, torch.float32)  # float32 sums
     for block in model.blocks:
@@ -96,7 +95,7 @@ def main():
                 # Every backward pass reduce-scatters, so gradients stay sharded. To do so only in the
                 # last, set_requires_gradient_sync(False) keeps them whole: 28 GB for a 7B model.
                 loss = model(*(tensor.to(device, non_blocking=True) for tensor in part))
-                # FSDP divides by world, and this makes it a mean over the tokens of all ranks.
+                # FSDP averages over the ranks; so scaled, that is the mean over all tokens.
                 (loss * world / scored).backward()
                 total += loss.detach()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # the norm of the whole gradient

@@ -78,7 +78,7 @@ def main():
                 # Every backward pass reduce-scatters, so gradients stay sharded. To do so only in the
                 # last, set_requires_gradient_sync(False) keeps them whole: 28 GB for a 7B model.
                 loss = model(*(tensor.to(device, non_blocking=True) for tensor in part))
-                # FSDP divides by world, and this makes it a mean over the tokens of all ranks.
+                # FSDP averages over the ranks; so scaled, that is the mean over all tokens.
                 (loss * world / scored).backward()
                 total += loss.detach()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # the norm of the whole gradient

@@ -92,7 +92,7 @@ def main():
                 # Every backward pass reduce-scatters, so gradients stay sharded. To do so only in the
                 # last, set_requires_gradient_sync(False) keeps them whole: 28 GB for a 7B model.
                 loss = model(*(tensor.to(device, non_blocking=True) for tensor in part))
-                # FSDP divides by world, and this makes it a mean over the tokens of all ranks.
+                # FSDP averages over the ranks; so scaled, that is the mean over all tokens.
                 (loss * world / scored).backward()
                 total += loss.detach()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # the norm of the whole gradient
@@ -105,7 +105,7 @@ def main():
         if done == (epoch + 1) * steps:  # else a signal has ended the epoch
             means = lost / seen, mean_loss(model, check_loader, device)
             text = f"epoch {epoch + 1}: loss {means[0]:.6f}, validation {means[1]:.6f}"
-            report(text, tokens, "tokens", seconds, model.flops_per_token())
+            report(text, tokens // TENSOR, "tokens", seconds, model.flops_per_token())
             lost, seen = 0.0, 0
         if writing:
             writing.result()  # the last checkpoint, of which a thread has written a copy
