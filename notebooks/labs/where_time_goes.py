@@ -8,7 +8,6 @@ case and rank the seconds of every part of the mean step (profile_parts.py). Tau
 
 import sys
 from dataclasses import replace
-from statistics import mean
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -17,7 +16,7 @@ from torch.profiler import record_function
 
 from mpdemo import data, models
 from mpdemo.compare import rest, write_result
-from mpdemo.labs.profile_parts import LOADING, STEP, recording, steps_of
+from mpdemo.labs.profile_parts import LOADING, STEP, mean_step, recording, steps_of
 from mpdemo.labs.single_device import RemoteImages
 from mpdemo.world import clock
 from mpdemo.world.collectives import gather_objects
@@ -48,8 +47,7 @@ def measure(world, case) -> dict:
     with recording() as recorded:
         for _ in range(STEPS):
             one_step(ddp, optimizer, loader, world.device)
-    steps = steps_of(recorded)  # not each rank's median step: the ranks' bars would show different steps
-    return {"case": case, "rank": world.rank} | {part: mean(step[part] for step in steps) for part in steps[0]}
+    return {"case": case, "rank": world.rank} | mean_step(steps_of(recorded))
 
 
 def one_step(ddp, optimizer, loader, device):
