@@ -48,6 +48,12 @@ def test_the_profiler_still_has_the_names_that_are_looked_for():
         assert step["exposed"] == step["hidden"] == 0
 
 
+def test_ranks_that_wait_for_each_other_have_equally_long_mean_steps():
+    """Rank 1 is late in one step and early in the next; its median step would be shorter than rank 0's."""
+    ranks = [[{"forward": ms} for ms in times] for times in ((100, 100, 100), (85, 90, 125))]
+    assert [profile_parts.mean_step(steps) for steps in ranks] == [{"forward": 100}] * 2
+
+
 def row(rank, case="a case", **seconds):
     return dict.fromkeys([*PARTS, "hidden"], 0.0) | {"case": case, "rank": rank} | seconds
 

@@ -7,6 +7,8 @@ transfer is such a wait, nor that gloo's threads compute on the same cores. Taug
 Source: https://docs.pytorch.org/docs/stable/profiler.html.
 """
 
+from statistics import mean
+
 import numpy as np
 from torch.profiler import ProfilerActivity, profile
 
@@ -24,6 +26,11 @@ def steps_of(recorded) -> list[dict]:
     """Reduce the events of a recording that has ended to the parts of every step; see `parts`."""
     events = [(event.name, event.thread, event.time_range.start, event.time_range.end) for event in recorded.events()]
     return [parts(events, thread, (begin, end)) for name, thread, begin, end in events if name == STEP]
+
+
+def mean_step(steps) -> dict:
+    """Return the mean of every part. A median step would be another one in each rank, and their bars would differ."""
+    return {part: mean(step[part] for step in steps) for part in steps[0]}
 
 
 def parts(events, thread, step) -> dict:

@@ -3,7 +3,7 @@
     torchrun --standalone --nproc-per-node 2 -m mpdemo.labs.where_time_goes runs/09_time
 
 All ranks do a few steps of each case under PyTorch's profiler; rank 0 writes ``summary.json`` in the folder: for each
-case and rank the seconds of every part of a typical step (profile_parts.py). Taught in notebooks/09_scaling.ipynb.
+case and rank the seconds of every part of the mean step (profile_parts.py). Taught in notebooks/09_scaling.ipynb.
 """
 
 import sys
@@ -16,7 +16,7 @@ from torch.profiler import record_function
 
 from mpdemo import data, models
 from mpdemo.compare import rest, write_result
-from mpdemo.labs.profile_parts import LOADING, STEP, recording, steps_of
+from mpdemo.labs.profile_parts import LOADING, STEP, mean_step, recording, steps_of
 from mpdemo.labs.single_device import RemoteImages
 from mpdemo.world import clock
 from mpdemo.world.collectives import gather_objects
@@ -30,7 +30,7 @@ CASES = ("as it is", "slowed rank", "slow loader")
 
 
 def measure(world, case) -> dict:
-    """Record some steps of one case; return the seconds of a typical step's parts. All ranks must call this."""
+    """Record some steps of one case; return the seconds of their parts, on average. All ranks must call this."""
     digits, model = data.load("digits"), models.build("transformer").to(world.device)
     if case == "slowed rank" and world.rank == SLOWED % world.world_size:
         for name in model.names:
@@ -47,8 +47,7 @@ def measure(world, case) -> dict:
     with recording() as recorded:
         for _ in range(STEPS):
             one_step(ddp, optimizer, loader, world.device)
-    rows = sorted(steps_of(recorded), key=lambda row: sum(row.values()) - row["hidden"])
-    return {"case": case, "rank": world.rank} | rows[len(rows) // 2]  # the median step of this rank
+    return {"case": case, "rank": world.rank} | mean_step(steps_of(recorded))
 
 
 def one_step(ddp, optimizer, loader, device):
