@@ -13,8 +13,6 @@ from mpdemo.plan.request import STATES
 from mpdemo.plan.simulate import Simulation, simulate
 from mpdemo.schedules import SCHEDULES, check_schedule, placement, usual_stages_per_rank
 
-BANDWIDTH = 10e9  # bytes per second between two stages
-
 
 class Candidate(NamedTuple):
     """One way to run a request as a pipeline, simulated: `peaks` are the estimated bytes of every device."""
@@ -35,12 +33,15 @@ class Candidate(NamedTuple):
         return max(0.0, max(self.peaks) - limit)
 
 
-def evaluate(request, schedule, microbatches, points, shards=1, bandwidth=BANDWIDTH) -> Candidate:
-    """Simulate one candidate and estimate its memory; `shards` replicas divide every stage."""
+def evaluate(request, schedule, microbatches, points, shards=1, bandwidth=None) -> Candidate:
+    """Simulate one candidate and estimate its memory; `shards` replicas divide every stage.
+
+    Messages cross at `bandwidth` bytes per second, by default those of the request's link.
+    """
     size, blocks = request.batch // microbatches, request.blocks()
     costs, slices = request.costs(size), stage_slices(points, len(blocks))
     forward, backward = ([sum(cost[kind] for cost in costs[a:b]) for a, b in slices] for kind in (0, 1))
-    messages = [blocks[stop - 1].output * size / bandwidth for _, stop in slices[:-1]]
+    messages = [blocks[stop - 1].output * size / (bandwidth or request.link) for _, stop in slices[:-1]]
     simulation = simulate(schedule, forward, backward, microbatches, request.devices, communication=messages)
     stages = [blocks[start:stop] for start, stop in slices]
     return Candidate(
