@@ -88,6 +88,12 @@ def test_curves_draw_the_rows_that_were_given():
         plots.curves({"single": ROWS, "ddp": []})
 
 
+def test_a_limit_is_seen_on_every_part_of_a_bar():
+    axes = plots.bars({"gpu": {name: 1 for name in "abcde"}}, "memory (GiB)", limit=2.5).figure.axes[0]
+    (limit,) = axes.lines
+    assert to_hex(limit.get_color()) not in {to_hex(part.get_facecolor()) for part in axes.patches}
+
+
 def test_texts_hold_no_measured_number_and_a_picture_can_be_saved(tmp_path):
     bars = plots.bars({"a": 1.234, "b": 2}, "time of a step (s)")
     assert repr(bars) == bars.metadata["image/png"]["alt"] == "time of a step (s): a, b"

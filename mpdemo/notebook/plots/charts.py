@@ -99,7 +99,7 @@ def bars(values: Mapping[str, Any], unit: str, limit: float | None = None, *, di
             text = f"{sum(part.values()):.{digits}f}"  # beside bar and limit, so that neither runs through it
             axes.annotate(text, (end, height), (4, 0), textcoords="offset points", va="center")
         if limit is not None:
-            axes.axvline(limit, color=style.GREEN, linewidth=2, linestyle="--", label="limit")
+            axes.axvline(limit, color=style.INK, linewidth=2, linestyle="--", label="limit")
         name_bars(axes, range(len(stacks)), list(stacks))
         axes.set(xlabel=unit, xlim=(0, max(ends) * 1.15))
         if len(names) > 1 or limit is not None:
