@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
 import psutil
@@ -18,7 +19,7 @@ from torch.nn import functional
 
 from mpdemo.errors import UserError
 from mpdemo.paths import root
-from mpdemo.same import command, resume, verdict
+from mpdemo.same import command, resume, steps, verdict
 from mpdemo.same.compare import TABLE
 from mpdemo.same.mpdemo_watcher import chance
 from mpdemo.same.watcher import Watcher
@@ -512,6 +513,11 @@ def test_the_command_ends_with_its_verdict_and_leaves_no_process(run_mpdemo, tmp
     started.wait()
     assert len(family) == 3
     assert psutil.wait_procs(family, timeout=20)[1] == []
+
+
+def test_ranks_that_share_one_model_sum_no_gradients():
+    names = [steps.multiple(times, SimpleNamespace(replicas=range(n))) for n, times in ((2, 2.0), (2, 0.5), (1, 1.0))]
+    assert names == ["gradients summed", "gradients divided twice", ""]
 
 
 def test_each_finding_has_its_section_in_a_notebook():

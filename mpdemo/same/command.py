@@ -12,13 +12,11 @@ from tabulate import tabulate
 from mpdemo.errors import UserError
 from mpdemo.options import count
 from mpdemo.same import resume
-from mpdemo.same.verdict import BY_NATURE, verdicts_of
+from mpdemo.same.compare import BY_NATURE, VERDICTS
+from mpdemo.same.verdict import verdicts_of
 from mpdemo.same.watcher import Watcher
 from mpdemo.terminal import coloured, wrapped
 from mpdemo.world.devices import gpus_here
-
-STATUS = {"not the same": 1, "cannot tell": 3, "same": 0}  # that of several worlds is the first of these
-COLOUR = {"not the same": "red", "cannot tell": "yellow", "same": "green"}
 
 
 def add_arguments(parser):
@@ -44,13 +42,13 @@ def main(args) -> int:
         verdicts = [resume.verdict(watcher, counts[-1], counts[0])] if args.resume else verdicts_of(watcher, counts)
     for verdict in verdicts:
         show(verdict)
-    kind = next(kind for kind in STATUS if any(verdict["verdict"] == kind for verdict in verdicts))
+    kind = next(kind for kind in VERDICTS if any(verdict["verdict"] == kind for verdict in verdicts))
     if args.json:
         lists = ("findings", "harmless")
         records = [verdict | {name: [f.record() for f in verdict[name]] for name in lists} for verdict in verdicts]
         text = json.dumps({"same": kind == "same", "verdict": kind, "worlds": records}, indent=2)
         Path(args.json).write_text(text + "\n")
-    return STATUS[kind]
+    return VERDICTS[kind]["status"]
 
 
 def checked(args) -> list:
@@ -80,10 +78,10 @@ def checked(args) -> list:
 
 
 def show(verdict):
-    """Print a verdict."""
     rows = [[name, *values] for name, values in verdict["table"].items()]
     print(tabulate(rows[1:], headers=rows[0], disable_numparse=True))
-    print("\n" + coloured(f"{verdict['processes']} processes: {verdict['said']}", COLOUR[verdict["verdict"]]))
+    said = f"{verdict['processes']} processes: {verdict['said']}"
+    print("\n" + coloured(said, VERDICTS[verdict["verdict"]]["colour"]))
     lines = [*verdict["findings"]]
     if verdict["harmless"]:
         lines += ["  Besides, without a change of the training:" if lines else "  The training is the same, but:"]

@@ -6,7 +6,8 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-TABLE = tomllib.loads(Path(__file__).with_name("findings.toml").read_text())  # what can be found, and its remedy
+DATA = tomllib.loads(Path(__file__).with_name("findings.toml").read_text())
+TABLE, BY_NATURE, GIVEN, VERDICTS = (DATA[name] for name in ("found", "by nature", "given", "verdicts"))
 TOLERANCE = {"bfloat16": 3e-2, "float16": 5e-3}  # relative; of other dtypes 2e-4
 SHARED = 0.2  # of a step's rows: more is no chance
 
@@ -18,10 +19,9 @@ class Finding:
     name: str
     what: str
 
-    @property
-    def is_note(self) -> bool:
-        """Whether the training is the same all the same: it is about what is printed, written or sent."""
-        return TABLE[self.name].get("note", False)
+    def has(self, mark) -> bool:
+        """Whether its row in the table has a mark."""
+        return TABLE[self.name].get(mark, False)
 
     def record(self) -> dict:
         """Return it for the JSON file."""
@@ -61,9 +61,8 @@ def apart(a, b, share=0.1) -> tuple:
 
 
 def shown(names) -> str:
-    """Return the first names."""
-    names = list(names)
-    return ", ".join(names[:4]) + " ..." * (len(names) > 4)
+    """Return the first names as text."""
+    return ", ".join(list(names)[:4]) + " ..." * (len(names) > 4)
 
 
 def of_data(one, many):
@@ -76,30 +75,31 @@ def of_data(one, many):
     count, lengths = len(passes), [len(of_rank[0]["batches"]) for of_rank in passes]
     repeated = any(len(p) > 1 and p[0]["batches"] == p[1]["batches"] for p in passes)
     order = sum(passes[0][0]["batches"], [])
-    if repeated and order != sorted(order, key=lambda number: (isinstance(number, str), number)):
+    if repeated and order != sorted(order):
         yield Finding("no set_epoch", "two epochs have the same shuffled order")
     if count == 1:
         return
-    drawn = [sorted(sum(of_rank[0]["samples"], []), key=str) for of_rank in passes]
-    times = Counter(sample for of_rank in drawn for sample in set(of_rank))
-    twice, replaced = sum(number > 1 for number in times.values()), len(set(drawn[0])) < len(drawn[0])
+    drawn = [Counter(sum(of_rank[0]["samples"], [])) for of_rank in passes]
+    times = Counter(sample for of_rank in drawn for sample in of_rank)
+    twice, replaced = sum(number > 1 for number in times.values()), len(drawn[0]) < drawn[0].total()
     if all(of_rank == drawn[0] for of_rank in drawn):
-        yield Finding("no sampler", f"all {count} ranks train on the same {len(drawn[0])} samples")
+        yield Finding("no sampler", f"all {count} ranks train on the same {drawn[0].total()} samples")
     elif twice > count and not replaced:
         what = f"{twice} of the {len(times)} samples of an epoch are trained on in two ranks or more"
         yield Finding("another order per rank", what)
     if len(set(lengths)) > 1:
         yield Finding("unequal steps", f"an epoch has {lengths} batches in the ranks; the last steps hang")
-    yield from of_size(many, *([len(step) for step in world.in_steps()[:1]] for world in (one, many)))
+    yield from of_size(many, one.in_samples(), many.in_samples())
     if (leaks := leaked(many)) and not leaked(one):
         what = f"{leaks} samples are trained on in one rank and validated on in another"
         yield Finding("trained and validated", what)
 
 
 def of_size(many, alone, together):
-    """Yield whether a step has another number of samples."""
-    if alone and together and alone[0] and together[0] and alone[0] != together[0]:
-        what = f"a step of {many.processes} processes has {together[0]} samples, of one {alone[0]}"
+    """Yield whether the first step has another number of samples."""
+    alone, together = (next((step.total() for step in steps), 0) for steps in (alone, together))
+    if alone and together and alone != together:
+        what = f"a step of {many.processes} processes has {together} samples, of one {alone}"
         yield Finding("batch not divided", what)
 
 
@@ -114,21 +114,18 @@ def leaked(world) -> int:
 def of_rows(one, many):
     """Yield what is wrong with the rows that enter the model where samples have no numbers."""
     alone, together = one.in_rows(), many.in_rows()
-    pairs = list(zip(alone, together, strict=False))
-    if len(many.replicas) < 2 or not any(together) or all(a == b for a, b in pairs):
+    if len(many.replicas) < 2 or not any(together) or not unequal(alone, together):
         return
-    yield from of_size(many, [rows.total() for rows in alone[:1]], [rows.total() for rows in together[:1]])
-    steps = [[Counter(rows) for rows in many.rows(k)] for k in range(len(many.steps))]
-    shared = [(first & second).total() / max(1, second.total()) for first, second, *_ in steps]
+    yield from of_size(many, alone, together)
+    shared = [(first & second).total() / max(1, second.total()) for first, second, *_ in many.rows]
     if min(shared) > 0.99:
         yield Finding("no sampler", f"all {many.processes} ranks train on the same rows in each of {len(shared)} steps")
         return
-    if sum(shared) / len(shared) > SHARED:
-        what = f"two ranks share {100 * sum(shared) / len(shared):.0f} % of the rows of a step"
-        yield Finding("another order per rank", what)
+    if (mean := sum(shared) / len(shared)) > SHARED:
+        yield Finding("another order per rank", f"two ranks share {100 * mean:.0f} % of the rows of a step")
         return
     epochs = {}
-    for ranks, (first, second, *_) in zip(many.steps, steps, strict=True):
+    for ranks, (first, second, *_) in zip(many.steps, many.rows, strict=True):
         drawn = epochs.setdefault(ranks[0]["epoch"], (Counter(), Counter()))
         drawn[0].update(first)
         drawn[1].update(second)
@@ -140,15 +137,20 @@ def of_rows(one, many):
         yield Finding("another order per rank", what)
 
 
+def unequal(alone, together) -> bool:
+    """Whether a step of two worlds differs."""
+    return any(a != b for a, b in zip(alone, together, strict=False))
+
+
 def of_model(many):
     """Yield what is wrong with the model and its optimizer, whatever the number of processes."""
     norms = [norm(sums["gradients"]) for sums in many.sums]
-    models = [note for rank in many.ranks for note in rank.of("model")]
     if broken := [k for k, value in enumerate(norms) if not math.isfinite(value)]:
         yield Finding("not finite", f"the gradient of step {broken[0] + 1} is {norms[broken[0]]}")
         return
-    missing = {name: None for note in models for name in note["missing"] if all(name in m["missing"] for m in models)}
-    if models and all(note["strange"] == note["held"] for note in models) and missing:
+    models = [note for rank in many.ranks for note in rank.of("model")]
+    missing, unused = (in_all([note[kind] for note in models]) for kind in ("missing", "unused"))
+    if missing and all(note["strange"] == note["held"] for note in models):
         yield Finding("optimizer built before wrapping", f"it holds other parameters than the model: {shown(missing)}")
         return
     if not any(norms):
@@ -159,9 +161,13 @@ def of_model(many):
         yield Finding("no weight changes", f"{len(many.steps)} steps of the optimizer leave all weights as they are")
     if missing:
         yield Finding("parameters in no optimizer", shown(missing))
-    unused = {name: None for note in models for name in note["unused"] if all(name in m["unused"] for m in models)}
     if unused:
         yield Finding("parameters without gradient", shown(unused))
+
+
+def in_all(lists) -> dict:
+    """Return what all of some lists hold, in order."""
+    return {name: None for name in lists[0] if all(name in of_rank for of_rank in lists)} if lists else {}
 
 
 def of_messages(many):
@@ -186,20 +192,16 @@ def of_files(many):
 def of_log(one, many):
     """Yield whether what is printed differs although the training is the same."""
     for (name, a, half), (other, b, _) in zip(one.ranks[0].printed(), many.ranks[0].printed(), strict=False):
-        if (
-            name == other
-            and abs(a - b) > 2 * half
-            and distance(a, b) > tolerance(one, many)
-            and not is_last(one, a, half)
-        ):
-            sizes = {len(b) for rank in many.replicas for note in rank.passes(many.loader) for b in note["batches"]}
-            what = f"{name} {a:g} is printed with one process, {b:g} with {many.processes}"
-            if len(sizes) > 1 and distance(a, b) < 0.01:
-                yield Finding("printed mean of means", what)
-            else:
-                summed = distance(b, a * len(many.replicas)) < 0.01
-                yield Finding("loss summed" if summed else "loss of one rank", what)
-            return
+        if name != other or abs(a - b) <= 2 * half or distance(a, b) <= tolerance(one, many) or is_last(one, a, half):
+            continue
+        what = f"{name} {a:g} is printed with one process, {b:g} with {many.processes}"
+        sizes = {len(b) for rank in many.replicas for note in rank.passes(many.loader) for b in note["batches"]}
+        if len(sizes) > 1 and distance(a, b) < 0.01:
+            yield Finding("printed mean of means", what)
+        else:
+            summed = distance(b, a * len(many.replicas)) < 0.01
+            yield Finding("loss summed" if summed else "loss of one rank", what)
+        return
 
 
 def is_last(one, printed, half) -> bool:

@@ -32,8 +32,9 @@ def verdict(watcher, processes, other) -> dict:
         if number == signal.SIGKILL:
             copy = shutil.copytree(stopped.folder, f"{stopped.folder}-copy", symlinks=True)
         again = watcher.run(processes, folder=stopped.folder, **options)
-        known = {finding.name for finding in findings}
-        findings += [finding for finding in follow(whole, again, number.name) if finding.name not in known]
+        found = follow(whole, again, number.name)
+        if found and found.name not in {finding.name for finding in findings}:
+            findings.append(found)
         rows[number.name] = [place_of(whole, again)]
     if other != processes and rows.get("SIGKILL", [0])[0]:
         elsewhere = watcher.run(other, folder=copy, **options)
@@ -55,42 +56,35 @@ def place_of(whole, again) -> int | None:
     return next(places, None)
 
 
-def follow(whole, again, after):
-    """Yield the first difference of a resumed run from the uninterrupted one."""
+def follow(whole, again, after) -> Finding | None:
+    """Return the first difference of a resumed run from the uninterrupted one."""
     if not again.steps:
-        yield Finding("fails on resume", f"after {after}: {again.error or 'no step seen'}")
-        return
-    place, expected, drawn = place_of(whole, again), whole.in_steps(), again.in_steps()
+        return Finding("fails on resume", f"after {after}: {again.error or 'no step seen'}")
+    place, expected, drawn = place_of(whole, again), whole.in_samples(), again.in_samples()
     first = expected.index(drawn[0]) if drawn and drawn[0] in expected else None
     if not place:
         name = "weights not restored" if first or place is None else "does not resume"
         start = "no step" if place is None else "the start"
-        yield Finding(name, f"after {after} its first weights are those of {start}")
-        return
+        return Finding(name, f"after {after} its first weights are those of {start}")
     if first != place and place < len(expected) and drawn:
-        yield Finding(*wrong_start(whole, place, first, after))
-        return
+        return Finding(*wrong_start(whole, place, first, after))
     for k, (a, b) in enumerate(zip(whole.steps[place:], again.steps, strict=False)):
         where = f"after {after}, in step {place + k + 1}"
         if place + k < len(expected) and expected[place + k] != drawn[k]:
-            yield Finding("another order after resume", f"{where} other samples are drawn")
-            return
+            return Finding("another order after resume", f"{where} other samples are drawn")
         rates = any(distance(*pair) > EQUAL for pair in zip(a[0]["rates"], b[0]["rates"], strict=False))
         sums = whole.sums[place + k], again.sums[k]
         if apart(sums[0]["weights"], sums[1]["weights"])[0] > EQUAL:  # the last step has changed them in another way
-            yield Finding("optimizer not restored", f"{where} the weights are others")
-            return
+            return Finding("optimizer not restored", f"{where} the weights are others")
         if rates:
             what = f"{where} {b[0]['rates']} instead of {a[0]['rates']}"
-            yield Finding("scheduler not restored" if k else "learning rate not restored", what)
-            return
+            return Finding("scheduler not restored" if k else "learning rate not restored", what)
         off, name = apart(sums[0]["gradients"], sums[1]["gradients"])
         if off > EQUAL:
             chance = again.names("chance")
             what = f"{where} the gradient of {name} is another one"
-            yield Finding("random state not restored" if chance else "weights not restored", what)
-            return
-    yield from printed(whole, again, after)
+            return Finding("random state not restored" if chance else "weights not restored", what)
+    return printed(whole, again, after)
 
 
 def wrong_start(whole, place, first, after) -> tuple:
@@ -104,12 +98,13 @@ def wrong_start(whole, place, first, after) -> tuple:
 
 
 def printed(whole, again, after):
-    """Yield whether the losses printed after a resume are no part of those that the uninterrupted run prints."""
+    """Return whether the losses printed after a resume are no part of those that the uninterrupted run prints."""
     expected, losses = whole.ranks[0].printed(), again.ranks[0].printed()
+    if not losses or not expected:
+        return None
     for offset in range(len(expected)):
         pairs = list(zip(expected[offset:], losses, strict=False))
         if all(name == other and abs(a - b) <= 2 * half for (name, a, half), (other, b, _) in pairs):
-            return
-    if losses and expected:
-        what = "after {} {} {:g} is printed, and never in the uninterrupted run".format(after, *losses[0])
-        yield Finding("printed loss differs", what)
+            return None
+    what = "after {} {} {:g} is printed, and never in the uninterrupted run".format(after, *losses[0])
+    return Finding("printed loss differs", what)

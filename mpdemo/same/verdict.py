@@ -2,26 +2,9 @@
 
 import statistics
 
-from mpdemo.same import compare, within
-from mpdemo.same.between import of_steps
-from mpdemo.same.compare import Finding, apart, norm
-from mpdemo.same.worlds import refuse
-
-BY_NATURE = {
-    "dropout": "dropout: each rank draws its own",
-    "batchnorm": "BatchNorm: each rank normalizes its own part of the batch (SyncBatchNorm on GPUs uses all of it)",
-    "augmentation": "random augmentation: each process draws its own",
-    "draws": "random numbers in the model or the loop: each rank draws its own",
-}
-HARMLESS = ("no set_epoch", "parameters without gradient", "parameters in no optimizer")  # for a comparison of steps
-OF_CHANCE = ("another gradient", "mean of means", "loss of one rank", "BatchNorm of each rank", "module over the batch")
-OF_CHANCE += ("gathered without gradient", "gradients summed", "gradients divided twice", "another update")
-BY_ROUNDING = ("another gradient", "another update")  # in a late step
-SAID = {
-    "same": "the same training",
-    "not the same": "NOT the same training",
-    "cannot tell": "cannot tell whether it is the same training",
-}
+from mpdemo.same import compare, steps
+from mpdemo.same.compare import BY_NATURE, GIVEN, VERDICTS, Finding, apart, norm, unequal
+from mpdemo.same.worlds import of_failure, refuse
 
 
 class Comparison:
@@ -40,11 +23,11 @@ class Comparison:
         """Look at the data, at the ranks of the larger world, and then at the steps of both."""
         one, many = self.one, self.many
         self.findings += compare.of_data(one, many)
-        if failed := within.of_failure(many):
+        if failed := of_failure(many):
             self.findings = self.findings or [failed]
             return
-        self.findings += [*compare.of_model(many), *within.of_ranks(one, many)]
-        if {finding.name for finding in self.findings} <= set(HARMLESS):
+        self.findings += [*compare.of_model(many), *filter(None, [steps.of_ranks(one, many)])]
+        if all(finding.has("beside") for finding in self.findings):
             self.give_same_rows()
             self.findings += self.of_both()
         self.findings += [*compare.of_messages(many), *compare.of_files(many)]
@@ -52,11 +35,11 @@ class Comparison:
     def give_same_rows(self):
         """Where one process draws other samples, run it again on those of the several."""
         one, many = self.one, self.many
-        given = {}
-        if unequal(one.in_steps(), many.in_steps()):
+        given, kept = {}, [str(rank.kept) for rank in many.replicas if rank.kept.exists()]
+        if unequal(one.in_samples(), many.in_samples()):
             self.order, given = "order", {"replay": {str(one.loader): many.batches()}}
-        elif unequal(one.in_rows(), many.in_rows()) and many.files():
-            self.order, given = "rows", {"rows": many.files()}
+        elif unequal(one.in_rows(), many.in_rows()) and kept:
+            self.order, given = "rows", {"rows": kept}
         if given:
             self.one = self.watcher.run_new(one.processes, without=self.without, **given)
 
@@ -68,19 +51,18 @@ class Comparison:
             return []
         seen = any(one.in_rows()) and any(many.in_rows())
         same = seen and not unequal(one.in_rows(), many.in_rows())
-        numbered = many.in_steps() and not unequal(one.in_steps(), many.in_steps())
-        found = list(of_steps(one, many))
-        late = any(finding.name in BY_ROUNDING for finding in found)
-        if late and one.loader is not None and chance_of(one, many) <= self.without:
-            found = list(of_steps(one, many, self.turned()))
+        numbered = many.in_samples() and not unequal(one.in_samples(), many.in_samples())
+        found = steps.of_steps(one, many)
+        if found and found.has("rounding") and one.loader is not None and chance_of(one, many) <= self.without:
+            found = steps.of_steps(one, many, self.turned())
             if not found:
                 self.compared = True
                 self.notes.append(f"rounding grows: {one} with the samples of a batch in another order differs as much")
                 return []  # nor can printed losses be compared
-        of_gradients = [finding for finding in found if finding.name in OF_CHANCE]
+        of_gradients = found and found.has("chance")
         self.compared = bool(same or numbered and not chance_of(one, many) or not of_gradients)
         if self.compared:
-            return found or compare.of_log(one, many)
+            return [found] if found else compare.of_log(one, many)
         what = "the rows are not the same in both" if seen else "no rows seen that enter a model"
         self.notes.append(f"{what}: the gradients of the two are not compared")
         if not seen:
@@ -92,16 +74,6 @@ class Comparison:
         drawn = (self.many if self.order == "order" else self.one).batches()
         batches = [[batch[::-1] for batch in batches] for batches in drawn]
         return self.watcher.run_new(self.one.processes, without=self.without, replay={str(self.one.loader): batches})
-
-    @property
-    def may_be_chance(self) -> bool:
-        """Whether there is a difference that random numbers can make."""
-        return not self.compared or any(finding.name in OF_CHANCE for finding in self.findings)
-
-
-def unequal(alone, together) -> bool:
-    """Whether a step of two worlds differs."""
-    return any(a != b for a, b in zip(alone, together, strict=False))
 
 
 def incomparable(one, many) -> str:
@@ -119,11 +91,10 @@ def of_other_rows(one, many) -> list:
     """Return what can be said of gradients on rows that are not the same: whether they are N times as large."""
     pairs = list(zip(one.sums, many.sums, strict=False))
     ratios = [norm(b["gradients"]) / max(norm(a["gradients"]), 1e-12) for a, b in pairs]
-    ratio, count = statistics.median(ratios), len(many.replicas)
-    for name, times in (("gradients summed", count), ("gradients divided twice", 1 / count)):
-        if count > 1 and abs(ratio / times - 1) < 0.15 and max(ratios) < 1.5 * min(ratios):
-            return [Finding(name, f"the gradients are {ratio:.3g} times as large as those of one process")]
-    return []
+    ratio = statistics.median(ratios)
+    name = steps.multiple(ratio, many, near=0.15)
+    what = f"the gradients are {ratio:.3g} times as large as those of one process"
+    return [Finding(name, what)] if name and max(ratios) < 1.5 * min(ratios) else []
 
 
 def verdicts_of(watcher, counts) -> list:
@@ -142,8 +113,9 @@ def verdict(watcher, one, many) -> dict:
     """Compare two worlds; what differs by nature is switched off on a second try."""
     found = Comparison(watcher, one, many, watcher.args.without)
     chance, notes = chance_of(one, many) - found.without, []
-    serious = [f for f in found.findings if f.name not in (*OF_CHANCE, *HARMLESS) and not f.is_note]
-    if chance and not serious and not found.reason and found.may_be_chance:
+    serious = any(not (f.has("chance") or f.has("beside") or f.has("note")) for f in found.findings)
+    differs = not found.compared or any(finding.has("chance") for finding in found.findings)
+    if chance and differs and not serious and not found.reason:
         without = found.without | chance
         one, many = (watcher.run_new(n, without=without, record=True) for n in (one.processes, many.processes))
         found = Comparison(watcher, one, many, without)
@@ -161,17 +133,16 @@ def chance_of(one, many) -> set:
 def judged(found, notes, strict) -> dict:
     """Return the verdict of a comparison."""
     one, many = found.one, found.many
-    harmless = [finding for finding in found.findings if finding.is_note and not strict]
+    harmless = [finding for finding in found.findings if finding.has("note") and not strict]
     findings = [finding for finding in found.findings if finding not in harmless]
-    if found.order == "order":
-        notes.append(f"{one} draws another order: it was given the batches of {many.processes}")
-    if found.order == "rows":
-        notes.append(f"each rank draws rows of its own: {one} was given those of {many.processes}")
-    seen = found.compared or within.is_mean(many)
+    given = GIVEN.get(found.order)
+    if given:
+        notes.append(given[0].format(one=one, many=many.processes))
+    seen = found.compared or any(steps.factor(sums)[0] is not None for sums in many.sums)
     kind = "not the same" if findings else "same" if seen and not found.reason else "cannot tell"
-    said = SAID[kind]
-    if kind == "same" and found.order and found.compared:
-        said += ", in another order" if found.order == "order" else ", on rows of its own"
+    said = VERDICTS[kind]["said"]
+    if kind == "same" and given and found.compared:
+        said += given[1]
     if found.reason:
         notes.append(f"nothing to compare: {found.reason}")
     notes += found.notes

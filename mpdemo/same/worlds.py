@@ -7,11 +7,12 @@ from collections import Counter
 from pathlib import Path
 
 from mpdemo.errors import UserError
+from mpdemo.same.compare import Finding
 
 LOSS = re.compile(r"(?i)(\w*loss\w*)[\"']?\s*[:=]?\s*(?:tensor\()?([-+]?\d+\.(\d+)(?:e[-+]?\d+)?)")
 OF_GPUS = re.compile(r"(?i)cuda|nccl|gpu|device_ids")
-
-
+AFTER = {"barrier", "monitored_barrier", "destroy_process_group"}  # a rank that waits in them has left the loop
+LEFT = ("Connection closed", "Connection reset", "closed by peer", "recvValue", "Broken pipe")
 WRAPPERS = ("wrapper", "called", "noted")  # of functions, PyTorch's and ours
 FRAME = re.compile(r'File "(.*)", line (\d+) in (\w+)')  # of a stack, the innermost first
 
@@ -20,19 +21,16 @@ class Rank:
     """What one rank did, by kind of note."""
 
     def __init__(self, folder, rank):
-        texts = (folder / f"{rank}.{name}" for name in ("jsonl", "out", "err", "stack"))
-        notes, self.out, self.err, self.stack = (
-            text.read_text(errors="replace") if text.exists() else "" for text in texts
-        )
+        files = [folder / f"{rank}.{name}" for name in ("jsonl", "out", "err", "stack")]
+        texts = [file.read_text(errors="replace") if file.exists() else "" for file in files]
+        notes, self.out, self.err, self.stack = texts
         self.notes = [json.loads(line) for line in notes.splitlines() if line.endswith("}")]  # the last may be cut
-        self.steps = self.of("step")
+        self.steps, self.kept = self.of("step"), folder / f"{rank}.rows"
 
     def of(self, kind) -> list:
-        """Return the notes of a kind."""
         return [note for note in self.notes if note["kind"] == kind]
 
     def names(self, kind) -> list:
-        """Return the names in the notes of a kind."""
         return [note["name"] for note in self.of(kind)]
 
     def passes(self, loader) -> list:
@@ -59,7 +57,7 @@ class World:
     """What the ranks of a run did together."""
 
     def __init__(self, notes, order, answer):
-        self.order, self.processes, self.folder, self.notes = order, order["processes"], Path(order["folder"]), notes
+        self.order, self.processes, self.folder = order, order["processes"], Path(order["folder"])
         self.how, self.statuses = answer["how"], answer["statuses"]
         self.ranks = [Rank(notes, rank) for rank in range(self.processes)]
         meshes = [rank.names("tensor")[:1] or [(k,)] for k, rank in enumerate(self.ranks)]
@@ -69,7 +67,6 @@ class World:
         self.loader = loaders.most_common(1)[0][0] if loaders else None
 
     def names(self, kind) -> set:
-        """Return the names in all ranks' notes of a kind."""
         return {str(name) for rank in self.ranks for name in rank.names(kind)}
 
     def __str__(self):
@@ -90,18 +87,22 @@ class World:
         kinds = ("gradients", "local", "weights")
         return [{kind: whole([rank[kind] for rank in ranks]) for kind in kinds} for ranks in self.steps]
 
-    def rows(self, step) -> list:
-        """Return the rows that entered the model in a step, of each replica."""
-        return [sum(rank.steps[step]["rows"], []) for rank in self.replicas]
+    @functools.cached_property
+    def rows(self) -> list:
+        """For each step and replica, the rows that entered the model."""
+        return [[Counter(sum(rank.steps[k]["rows"], [])) for rank in self.replicas] for k in range(len(self.steps))]
 
     def in_rows(self) -> list:
-        """Return the rows of each step, together."""
-        return [Counter(sum(self.rows(k), [])) for k in range(len(self.steps))]
+        """Return the rows of each step."""
+        return [sum(ranks, Counter()) for ranks in self.rows]
 
-    def files(self) -> list:
-        """Return the files in which the replicas have kept what entered the model."""
-        found = [self.notes / f"{k}.rows" for k, rank in enumerate(self.ranks) if rank in self.replicas]
-        return [str(file) for file in found if file.exists()]
+    def in_samples(self) -> list:
+        """Return the samples of each step, where they have numbers."""
+        if self.loader is None:
+            return []
+        parts, passes = self.parts(), self.batches()
+        taken = [(step["number"] - 1, step["taken"]) for step, *_ in self.steps if step["loader"] == self.loader]
+        return [Counter(sum(passes[k][max(0, end - parts) : end], [])) for k, end in taken if k < len(passes)]
 
     def batches(self) -> list:
         """Return the batches that all replicas train on together: a list of passes, of batches, of samples."""
@@ -115,36 +116,26 @@ class World:
         known = [0, *(step["taken"] for step in steps if step["number"] == steps[0]["number"])]
         return max(1, *(b - a for a, b in zip(known[1:], known[2:], strict=False)), known[1] if len(known) == 2 else 1)
 
-    def in_steps(self) -> list:
-        """Return the samples of each step, in order of their numbers."""
-        if self.loader is None:
-            return []
-        parts, passes = self.parts(), self.batches()
-        taken = [(step["number"] - 1, step["taken"]) for step, *_ in self.steps if step["loader"] == self.loader]
-        steps = [sum(passes[k][max(0, end - parts) : end], []) for k, end in taken if k < len(passes)]
-        return [sorted(samples, key=str) for samples in steps]
-
 
 def whole(ranks) -> dict:
     """Return the mean over the replicas of each part of a parameter, summed over its parts, by parameter."""
+    parts = {}  # by name and place: what each replica has of it
+    for rank in ranks:
+        for name, (*numbers, place) in rank.items():
+            parts.setdefault(name, {}).setdefault(place, []).append(numbers)
     found = {}
-    for name in {name: None for rank in ranks for name in rank}:
-        parts = {}
-        for rank in ranks:
-            if name in rank:
-                parts.setdefault(rank[name][3], []).append(rank[name][:3])
-        means = [[sum(numbers) / len(part) for numbers in zip(*part, strict=True)] for part in parts.values()]
+    for name, of_name in parts.items():
+        means = [[sum(numbers) / len(numbers) for numbers in zip(*same, strict=True)] for same in of_name.values()]
         found[name] = [sum(numbers) for numbers in zip(*means, strict=True)]
     return found
 
 
 def refuse(one):
     """Refuse a script that does not train in one process."""
-    kinds = {note["kind"] for rank in one.ranks for note in rank.notes}
-    if "spawn" in kinds:
+    if one.names("spawn"):
         what = "the script starts its own processes (mp.spawn), and not as many as it is asked to"
         raise UserError(f"{what}; let it take their number from an argument, {{n}}, or RANK from torchrun")
-    if "pipeline" in kinds:
+    if one.names("pipeline"):
         raise UserError("the script cuts its model into a pipeline; same compares ranks that hold the same model")
     if one.error:
         hint = "; give --device cpu to compare it on CPU processes" if OF_GPUS.search(one.error) else ""
@@ -152,3 +143,21 @@ def refuse(one):
     if not one.steps and not one.names("backward"):
         limit = f" within {one.order['limit']:g} s without news (--timeout)" if one.how == "silent" else ""
         raise UserError(f"no optimizer step seen{limit}; does the script train in the processes that torchrun starts?")
+
+
+def of_failure(many):
+    """Return why a world of several has not come to its end, or nothing."""
+    if many.how == "ended" and not many.error:
+        return None if many.steps else Finding("fails with several", "no step of an optimizer is seen")
+    ended = [rank for rank, status in many.statuses.items() if status == 0]
+    if ended and (many.how != "ended" or any(text in many.error for text in LEFT)):
+        other = next(rank for rank in range(many.processes) if rank not in ended)
+        what = f"rank {ended[0]} ends after {len(many.ranks[ended[0]].steps)} steps, and rank {other} waits for it"
+        return Finding("a rank leaves early", what)
+    if many.error:
+        return Finding("fails with several", many.error)
+    waits = [rank.waits(many.folder) for rank in many.ranks]
+    where = ", ".join(f"rank {k} waits in {name} ({line})" for k, (name, line) in enumerate(waits) if line)
+    what = f"nothing new for {many.order['limit']} s after {len(many.steps)} steps; {where}".removesuffix("; ")
+    names = {name for name, _ in waits}
+    return Finding("a rank leaves early" if len(names) > 1 and names & AFTER else "hangs", what)

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import inspect
 import os
 import sys
 import time
@@ -10,41 +11,39 @@ from types import SimpleNamespace
 import torch
 import torch.distributed as dist
 import torch.distributed.device_mesh as device_mesh
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch import cuda, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
+
+from . import private_torch
 
 REAL = torch.device
 CPU = REAL("cpu")
 GIB = 2**30
-NOTHING = (
-    "set_device synchronize empty_cache reset_peak_memory_stats reset_max_memory_allocated ipc_collect init _lazy_init"
-)
-NOTHING += " manual_seed manual_seed_all set_per_process_memory_fraction reset_accumulated_memory_stats set_rng_state"
-NOTHING += " set_rng_state_all set_stream reset_max_memory_cached set_sync_debug_mode"
-ZERO = "memory_allocated max_memory_allocated memory_reserved max_memory_reserved utilization"
 TYPES = "Float Double Half BFloat16 Long Int Short Byte Bool"
-DRAWN = "normal_ uniform_ random_ bernoulli_ trunc_normal_ kaiming_uniform_ kaiming_normal_ xavier_uniform_"
-DRAWN += " xavier_normal_ orthogonal_"
+DRAWS = {*vars(nn.init), "random_", "bernoulli_"}  # what fills a tensor, by chance or not
 
 
 def cpu_for(device):
     """Return the CPU for a GPU; other values as they are."""
-    if type(device) is int or getattr(device, "type", str(device).partition(":")[0]) == "cuda":
-        return CPU
-    return device
+    is_gpu = type(device) is int or isinstance(device, str | REAL) and str(device).partition(":")[0] == "cuda"
+    return CPU if is_gpu else device
 
 
-class Kind(type):
-    """The type of a class that stands for `torch.device`, which is a type that cannot be changed."""
+def standing_for(real, make):
+    """Return a class in the place of one that cannot be changed: its instances are the same, and ``make`` makes them.
 
-    def __instancecheck__(cls, thing):
-        return isinstance(thing, REAL)
+    A class, since annotations such as ``torch.Generator | None`` are computed at imports.
+    """
 
-    def __call__(cls, *args, **options):
-        if args and type(args[0]) is int or str(args[0] if args else options.get("type")).partition(":")[0] == "cuda":
-            return CPU
-        return REAL(*args, **options)
+    class Kind(type):
+        def __instancecheck__(cls, thing):
+            return isinstance(thing, real)
+
+        def __call__(cls, *args, **options):
+            return make(*args, **options)
+
+    return Kind(real.__name__, (), {})
 
 
 class OnCPU(TorchFunctionMode):
@@ -59,33 +58,30 @@ class OnCPU(TorchFunctionMode):
         kwargs.pop("pin_memory", None)
         if "device" in kwargs:
             kwargs["device"] = cpu_for(kwargs["device"])
-        if name in ("to", "type") and len(args) > 1:
-            args = (
-                args[0],
-                args[1] if isinstance(args[1], torch.dtype | torch.Tensor) else cpu_for(args[1]),
-                *args[2:],
-            )
+        if name in ("to", "type"):
+            args = (*args[:1], *map(cpu_for, args[1:]))
         drawn = args[0] if args else kwargs.pop("tensor", None)  # `nn.init` hands over its functions with names
-        if name in DRAWN.split() and hasattr(drawn, "placements"):
+        if name in DRAWS and hasattr(drawn, "placements"):
             return draw_whole(function, drawn, *args[1:], **kwargs)
         return function(*args, **kwargs) if args or drawn is None else function(drawn, **kwargs)
 
 
+@torch.no_grad()
 def draw_whole(function, tensor, *args, **options):
     """Draw a sharded tensor as GPUs do, where all ranks draw the whole of it."""
     full = torch.empty(tensor.shape, dtype=tensor.dtype)
     function(full, *args, **options)
-    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    with torch.no_grad():
-        part = tuple(slice(begin, begin + size) for begin, size in zip(offset, shape, strict=True))
-        tensor.to_local().copy_(full[part])
+    shape, offset = private_torch.part_of(tensor.shape, tensor.device_mesh, tensor.placements)
+    part = tuple(slice(begin, begin + size) for begin, size in zip(offset, shape, strict=True))
+    tensor.to_local().copy_(full[part])
     return tensor
 
 
-class Event:
-    """Stands for a CUDA event, and measures time."""
+class Stream(contextlib.nullcontext):
+    """Stands for a CUDA stream, on which a CPU does all work in order, and for an event, which takes the time."""
 
     def __init__(self, *_, **__):
+        super().__init__(self)
         self.time = 0.0
 
     def record(self, *_):
@@ -94,25 +90,13 @@ class Event:
     def elapsed_time(self, other):
         return 1e3 * (other.time - self.time)
 
+    def record_event(self, event=None):
+        return event or Stream()
+
     def done(self, *_):
         return True
 
-    query = wait = synchronize = done
-
-
-class Stream(Event):
-    """Stands for a CUDA stream: on a CPU all work is done in order."""
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-    def record_event(self, event=None):
-        return event or Event()
-
-    wait_stream = wait_event = Event.done
+    query = wait = synchronize = wait_stream = wait_event = done
 
 
 def returning(value):
@@ -120,13 +104,19 @@ def returning(value):
     return lambda *_, **__: value
 
 
-def for_the_script(owner, name, value):
+def functions_of(module) -> list:
+    """Return the names of a module's own public functions."""
+    functions = [thing for thing in vars(module).items() if inspect.isfunction(thing[1]) and thing[0][0] != "_"]
+    return [name for name, function in functions if function.__module__.startswith(module.__name__)]
+
+
+def for_the_script(owner, name, answer):
     """Answer the script, and leave PyTorch's own modules the truth: they would call the driver."""
     real = getattr(owner, name)
 
     def asked(*args, **options):
         caller = sys._getframe(1).f_globals.get("__name__", "").partition(".")[0]
-        return real(*args, **options) if caller == "torch" else value
+        return (real if caller == "torch" else answer)(*args, **options)
 
     setattr(owner, name, asked)
 
@@ -141,45 +131,41 @@ def install(devices):
 
 
 def replace_cuda(devices):
-    """Make torch.cuda answer as if this process had a GPU."""
-    cuda, rank = torch.cuda, int(os.environ["LOCAL_RANK"])
-    answers = dict.fromkeys(NOTHING.split()) | dict.fromkeys(ZERO.split(), 0)
-    answers |= {"current_device": rank, "get_device_name": "CPU", "get_device_capability": (9, 0), "memory_stats": {}}
-    answers |= {"mem_get_info": (80 * GIB, 80 * GIB), "memory_summary": "", "get_arch_list": []}
-    device = SimpleNamespace(name="CPU", total_memory=80 * GIB, major=9, minor=0, multi_processor_count=100)
-    for name, value in (answers | {"get_device_properties": device}).items():
-        setattr(cuda, name, returning(value))
+    """Make torch.cuda answer as if this process had a GPU; what is not named here answers 0, and does nothing."""
+    rank, device = int(os.environ["LOCAL_RANK"]), {"name": "CPU", "total_memory": 80 * GIB, "major": 9, "minor": 0}
     for name, value in {"is_available": True, "is_bf16_supported": True, "device_count": devices}.items():
-        for_the_script(cuda, name, value)
+        for_the_script(cuda, name, returning(value))
+    answers = {"get_device_properties": SimpleNamespace(**device, multi_processor_count=100), "memory_stats": {}}
+    answers |= {"current_device": rank, "get_device_name": "CPU", "get_device_capability": (9, 0), "get_arch_list": []}
+    answers |= {"mem_get_info": (80 * GIB, 80 * GIB), "memory_summary": ""}
+    for name in set(functions_of(cuda)) - {"cudart"}:
+        setattr(cuda, name, returning(answers.get(name, 0)))
     answers = {"is_available": True, "device_count": devices, "current_accelerator": REAL("cuda")}
-    answers |= {"set_device_index": None, "synchronize": None, "current_device_index": rank}
-    for name, value in answers.items():
-        for_the_script(torch.accelerator, name, value)
-    cuda.Event, cuda.Stream = Event, Stream
-    cuda.device = cuda.stream = lambda *_: contextlib.nullcontext()
-    cuda.current_stream = cuda.default_stream = lambda *_: Stream()
-    cuda.get_rng_state, cuda.get_rng_state_all = (lambda *_: torch.get_rng_state()), (lambda: [torch.get_rng_state()])
+    for name in functions_of(torch.accelerator):
+        for_the_script(torch.accelerator, name, returning((answers | {"current_device_index": rank}).get(name, 0)))
     for name in ("range_push", "range_pop", "mark"):
         setattr(cuda.nvtx, name, returning(None))
     for name in TYPES.split():
         setattr(cuda, f"{name}Tensor", getattr(torch, f"{name}Tensor"))
+    cuda.Event = cuda.Stream = Stream
+    cuda.device = cuda.stream = lambda *_: contextlib.nullcontext()
+    cuda.current_stream = cuda.default_stream = lambda *_: Stream()
+    cuda.get_rng_state, cuda.get_rng_state_all = (lambda *_: torch.get_rng_state()), (lambda: [torch.get_rng_state()])
+    private_torch.forget_driver(returning(None))
 
 
 def replace_devices():
     """Put the CPU in the place of each GPU that a script names."""
-    torch.device = Kind("device", (), {})
     load, default, generator = torch.load, torch.set_default_device, torch.Generator
+
+    def device(*args, **options):
+        first = next(iter((*args, *options.values())))
+        return CPU if cpu_for(first) is CPU else REAL(*args, **options)
+
+    torch.device = standing_for(REAL, device)
+    torch.Generator = standing_for(generator, lambda device="cpu": generator(cpu_for(device)))
     torch.load = lambda f, map_location=None, **options: load(f, map_location="cpu", **options)
     torch.set_default_device = lambda device: default(cpu_for(device))
-
-    class Made(type):  # a class, since annotations such as `torch.Generator | None` are computed at imports
-        def __instancecheck__(cls, thing):
-            return isinstance(thing, generator)
-
-        def __call__(cls, device="cpu"):
-            return generator(cpu_for(device))
-
-    torch.Generator = Made("Generator", (), {})
     torch.Tensor.is_cuda = property(lambda _: True)
 
 
@@ -189,14 +175,11 @@ def replace_precision():
 
     def cast(self, device_type="cuda", *args, **options):
         if device_type == "cuda":
-            autocast(self, "cpu", dtype=torch.bfloat16, enabled=False)
-        else:
-            autocast(self, device_type, *args, **options)
+            args, options = (), {"dtype": torch.bfloat16, "enabled": False}
+        autocast(self, "cpu" if device_type == "cuda" else device_type, *args, **options)
 
-    torch.autocast.__init__ = cast
-    torch.cuda.amp.autocast.__init__ = lambda self, *_, **__: cast(self)
+    torch.autocast.__init__ = cast  # and those of torch.cuda.amp, which are made of them
     torch.amp.GradScaler.__init__ = lambda self, *_, **__: scaler(self, "cpu", enabled=False)
-    torch.cuda.amp.GradScaler.__init__ = lambda self, *_, **__: scaler(self, "cpu", enabled=False)
 
 
 def replace_processes():
@@ -223,17 +206,9 @@ def replace_processes():
     dist.barrier = lambda *args, device_ids=None, **options: barrier(*args, **options)
     dist.all_reduce = dist.distributed_c10d.all_reduce = all_reduce
     dist.is_nccl_available = returning(True)
-    dist.get_backend = lambda group=None: backend(group).replace("gloo", "nccl") if from_script() else backend(group)
+    for_the_script(dist, "get_backend", lambda group=None: backend(group).replace("gloo", "nccl"))
     device_mesh.init_device_mesh = dist.init_device_mesh = lambda kind, *args, **options: mesh("cpu", *args, **options)
     DistributedDataParallel.__init__ = wrapped
-    sync = torch.nn.SyncBatchNorm
-    sync.convert_sync_batchnorm = classmethod(
-        lambda _, module, process_group=None: module
-    )  # it needs GPUs: see the note
-    sync.forward = torch.nn.BatchNorm1d.forward
-    sync._check_input_dim = lambda *_: None
-
-
-def from_script() -> bool:
-    """Whether the caller of the function that asks is no module of PyTorch."""
-    return sys._getframe(2).f_globals.get("__name__", "").partition(".")[0] != "torch"
+    sync = nn.SyncBatchNorm  # it needs GPUs, so each rank normalizes its own rows
+    sync.convert_sync_batchnorm = classmethod(lambda _, module, process_group=None: module)
+    sync.forward = nn.BatchNorm1d.forward

@@ -4,6 +4,7 @@ Switched off, a row's random numbers come from the row itself: it gets the same 
 several.
 """
 
+import inspect
 import random
 
 import torch
@@ -17,15 +18,10 @@ from torch.overrides import TorchFunctionMode
 
 from .notes import ORDER, note_once, now
 
-DROPOUT = ("dropout", "training", True, "input p training inplace")
-NORM = "input running_mean running_var weight bias training momentum eps"
-# Function -> what it draws by chance, name and default of the argument that switches it off, names of all arguments.
-SWITCHES = dict.fromkeys(("dropout", "dropout1d", "dropout2d", "dropout3d"), DROPOUT) | {
-    "alpha_dropout": ("dropout", "training", False, DROPOUT[-1]),
-    "feature_alpha_dropout": ("dropout", "training", False, DROPOUT[-1]),
-    "scaled_dot_product_attention": ("dropout", "dropout_p", 0.0, "query key value attn_mask dropout_p is_causal"),
-    "batch_norm": ("batchnorm", "training", False, NORM),
-}
+DROPOUT = "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout"
+# Function -> what it draws by chance, and the argument that switches it off.
+SWITCHES = dict.fromkeys(DROPOUT.split(), ("dropout", "training"))
+SWITCHES |= {"scaled_dot_product_attention": ("dropout", "dropout_p"), "batch_norm": ("batchnorm", "training")}
 METHODS = {"rand": "uniform_", "rand_like": "uniform_", "randn": "normal_", "randn_like": "normal_"}  # that draw again
 METHODS |= {"randint": "random_", "randint_like": "random_", "bernoulli": "bernoulli_"}
 METHODS |= {name: name for name in ("uniform_", "normal_", "random_", "bernoulli_", "exponential_", "log_normal_")}
@@ -40,25 +36,27 @@ def watch():
         ByRow().__enter__()  # to the end of this thread
 
 
-def switched(function, kind, name, default, names):
+def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+    """Has the arguments of PyTorch's, which is in C++ and doesn't tell them."""
+
+
+def switched(function, kind, argument):
     """Note that a function draws by chance, or let it draw nothing."""
+    signature = inspect.signature(function if inspect.isfunction(function) else attention)
+    default = signature.parameters[argument].default
 
     def watched(*args, **options):
-        given = dict(zip(names.split(), args, strict=False)) | options
-        if given.get(name, default) and given.get("p", 0.5) > 0:
+        given = signature.bind(*args, **options).arguments
+        if given.get(argument, default) and given.get("p", 0.5) > 0:
             note_once("chance", kind)
             if kind in ORDER["without"] and given.get("running_mean", 0) is not None:  # it has running statistics
-                if kind == "batchnorm" and given["input"][0].numel() > 1:
-                    return normalized_by_row(**given)
-                return function(**given | {name: type(default)()})
+                if kind == "batchnorm" and given["input"][0].numel() > 1:  # a norm as large: a deep model trains, too
+                    affine = given.get("weight"), given.get("bias"), given.get("eps", 1e-5)
+                    return functional.group_norm(given["input"], 1, *affine)
+                return function(**given | {argument: type(default)()})
         return function(*args, **options)
 
     return watched
-
-
-def normalized_by_row(input, weight=None, bias=None, eps=1e-5, **_):
-    """Return what takes the place of batch norm: of each row alone, and as large, so that a deep model trains, too."""
-    return functional.group_norm(input, 1, weight, bias, eps)
 
 
 def seed(number):
@@ -71,8 +69,7 @@ def states() -> list:
     """Return the states of the random numbers that scripts draw from."""
     state = [torch.get_rng_state().tolist(), random.getstate()]
     if numpy:
-        name, key, *rest = numpy.random.get_state()
-        state.append((name, key.tolist(), *rest))
+        state.append([part.tolist() if hasattr(part, "tolist") else part for part in numpy.random.get_state()])
     if torch.cuda.is_initialized():
         state.append(torch.cuda.get_rng_state().tolist())
     return state

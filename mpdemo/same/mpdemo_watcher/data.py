@@ -3,11 +3,9 @@
 import collections
 
 import torch
-from torch.utils.data import DataLoader, Subset
-from torch.utils.data._utils.fetch import _MapDatasetFetcher
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data import IterableDataset, Subset
 
-from . import chance
+from . import chance, private_torch
 from .notes import ORDER, before, finish, note, note_once, now, number_of
 from .rows import rows_of
 
@@ -22,7 +20,7 @@ class Noted:
     """Stands for a loader's batch sampler: notes the whole order of an epoch, and hands out the first batches of it."""
 
     def __init__(self, loader, sampler):
-        self.sampler, self.dataset, self.in_batches = sampler, loader.dataset, loader._auto_collation
+        self.sampler, self.dataset, self.in_batches = sampler, loader.dataset, loader.batch_sampler is not None
         kind = number_of(datasets, loader.dataset), loader.batch_size, type(loader.sampler).__name__
         if kind not in loaders:  # many scripts build a new loader for each epoch
             loaders.append(kind)
@@ -67,31 +65,29 @@ def plain(index):
 
 def watch():
     """Note which samples are drawn, which batches the script takes, and whether a scheduler has still to act."""
-    index_sampler, next_batch = DataLoader._index_sampler.fget, _BaseDataLoaderIter.__next__
+    next_batch, fetcher = private_torch.LoaderIterator.__next__, private_torch.Fetcher
 
     def noted(loader):
-        if loader._dataset_kind == 0:  # a map: samples have numbers
-            return Noted(loader, index_sampler(loader))
-        return index_sampler(loader)
+        sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+        return sampler if isinstance(loader.dataset, IterableDataset) else Noted(loader, sampler)
 
     def take(iterator):
-        batch = next_batch(iterator)
-        now["batch"] = rows_of(batch) if "draws" in ORDER["without"] else []
-        now["loaded"] = True
+        batch, sampler = next_batch(iterator), private_torch.batch_sampler(iterator)
+        now.update(batch=[], loaded=True)
         if now["iterator"] is not iterator:
             now["iterator"], now["epoch"] = iterator, now["epoch"] + 1
-        if isinstance(iterator._index_sampler, Noted):
-            now["pass"] = (iterator._index_sampler.key, iterator._index_sampler.number)
+        if isinstance(sampler, Noted):
+            now["pass"] = (sampler.key, sampler.number)
             taken[now["pass"]] += 1
         if "draws" in ORDER["without"]:
+            now.update(batch=rows_of(batch), draws=0)
             chance.seed(1 + now["steps"])
-            now["draws"] = 0
         chance.look()
         return batch
 
-    DataLoader._index_sampler = property(noted)
-    _BaseDataLoaderIter.__next__ = take
-    _MapDatasetFetcher.fetch = fetch(_MapDatasetFetcher.fetch, "augmentation" in ORDER["without"])
+    private_torch.replace_batch_samplers(noted)
+    private_torch.LoaderIterator.__next__ = take
+    fetcher.fetch = fetch(fetcher.fetch, "augmentation" in ORDER["without"])
     before(torch.optim.lr_scheduler.LRScheduler, "step", scheduled)
 
 

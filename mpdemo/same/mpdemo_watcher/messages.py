@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as of_dtensors
 import torch.distributed.fsdp
 import torch.distributed.tensor.parallel as tensor_parallel
 import torch.multiprocessing
@@ -14,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from . import rows
 from .notes import ORDER, before, note_once, now
+from .private_torch import of_dtensors
 
 calls = collections.Counter()  # since the last step
 COLLECTIVES = "all_reduce reduce_scatter reduce_scatter_tensor reduce_scatter_single all_gather all_gather_into_tensor"

@@ -34,7 +34,6 @@ now = {  # where this rank is, and what it has noted since its last step
 
 
 def note(kind, **what):
-    """Write a note."""
     os.write(ORDER["fd"], (json.dumps({"kind": kind, **what}) + "\n").encode())
 
 

@@ -5,10 +5,10 @@ import hashlib
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils._pytree import tree_leaves, tree_map
 
 from . import chance, sketch
 from .notes import ORDER, note, now, number_of
+from .private_torch import number_of_storage, tree_leaves, tree_map
 
 LOSSES = "cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy kl_div"
 LOSSES += " binary_cross_entropy_with_logits"
@@ -16,7 +16,7 @@ ROOM = 256 * 2**20  # bytes of rows that a rank keeps for a replay
 RECENT = 8  # results of modules that are known when they enter another one
 models, inside = {}, {}  # by id: those called outermost; the names of the modules of the one that runs
 made = {}  # the last storages that modules with weights have returned: no rows of the data
-kept = []  # for a replay: [step, number of the model, tensors of a call, targets of its losses]
+kept = []  # for a replay by another world: [step, number of the model, tensors of a call, targets of its losses]
 source = []  # of a replay: those of all ranks, in order of (call, rank)
 used, room = {}, [ROOM]
 
@@ -24,8 +24,7 @@ used, room = {}, [ROOM]
 def rows_of(given) -> list:
     """Return one hash for each row, over all tensors that are as long as the first."""
     tensors = [local(leaf) for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor) and leaf.dim()]
-    tensors = [t for t in tensors if t.numel() and t.layout is torch.strided and not t.requires_grad]
-    tensors = [t for t in tensors if not is_made(t)]
+    tensors = [t for t in tensors if t.numel() and t.layout is torch.strided and not t.requires_grad and not is_made(t)]
     size = len(tensors[0]) if tensors else 0
     tensors = [t.detach().cpu().contiguous() for t in tensors if len(t) == size]
     head = "".join(f"{t.dtype}{tuple(t.shape[1:])}" for t in tensors).encode()
@@ -36,7 +35,7 @@ def rows_of(given) -> list:
 
 def is_made(tensor) -> bool:
     """Whether a module with weights has returned this tensor just now."""
-    return tensor.layout is torch.strided and local(tensor).untyped_storage()._cdata in made
+    return tensor.layout is torch.strided and number_of_storage(local(tensor).untyped_storage()) in made
 
 
 def local(tensor):
@@ -57,21 +56,23 @@ def watch():
 
     def called(module, *args, **options):
         outermost = is_outermost(module)
-        if not outermost and not now["depth"]:
-            output = call(module, *args, **options)
-            remember(module, output)
-            return output
         if outermost:
             args, options = enter(module, args, options)
-        now["depth"] += 1
+        watched = outermost or now["depth"] > 0  # not a loss, nor a call without gradients
+        now["depth"] += watched
         try:
             output = call(module, *args, **options)
         finally:
-            now["depth"] -= 1
+            now["depth"] -= watched
         if not now["steps"]:
             compare_later(module, (args, options), output)
+        if not now["depth"]:
+            remember(module, output)
         if outermost:
-            leave(module, output)
+            chance.drawn("forward")
+            now["row"] = []
+            if now["loaded"]:
+                chance.look()
         return output
 
     nn.Module.__call__ = called
@@ -99,15 +100,6 @@ def enter(module, args, options):
     return args, options
 
 
-def leave(module, output):
-    """Note whether the call has drawn random numbers."""
-    chance.drawn("forward")
-    remember(module, output)
-    now["row"] = []
-    if now["loaded"]:
-        chance.look()
-
-
 def remember(module, output):
     """Know what a module has computed with weights: it is no data when it enters another one."""
     if next(module.parameters(), None) is None:
@@ -115,7 +107,7 @@ def remember(module, output):
     for leaf in tree_leaves(output):
         if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
             storage = local(leaf).untyped_storage()
-            made[storage._cdata] = storage
+            made[number_of_storage(storage)] = storage
     for old in list(made)[:-RECENT]:
         del made[old]
 
@@ -192,9 +184,3 @@ def loss(function, name):
         return function(input, target, *args, **options)
 
     return watched
-
-
-def save():
-    """Leave the rows where a replay finds them."""
-    if kept:
-        torch.save(kept, f"{ORDER['notes']}/{ORDER['rank']}.rows")

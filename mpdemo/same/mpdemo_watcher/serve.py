@@ -28,7 +28,7 @@ KILLED_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
 def forked(order, rank, port, owner):
-    """Be one rank, in a process group of its own."""
+    """Be one rank, in a process group of its own: run the script, write into files of its own, and end."""
     os.setpgid(0, 0)
     ctypes.CDLL(None).prctl(KILLED_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
     owner.close()
@@ -38,11 +38,6 @@ def forked(order, rank, port, owner):
     place |= {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "same", "TORCHELASTIC_RESTART_COUNT": 0}
     os.environ.update({name: str(value) for name, value in place.items()})
     order["address"] = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    be_rank(order, rank)
-
-
-def be_rank(order, rank):
-    """Run the script as one rank, which writes into files of its own, and end this process."""
     status = 1
     try:
         for place, name in ((0, os.devnull), (1, f"{order['notes']}/{rank}.out"), (2, f"{order['notes']}/{rank}.err")):

@@ -9,7 +9,8 @@ import math
 
 import torch
 from torch.distributed.tensor import Shard
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from .private_torch import COMPILED, of_fsdp, part_of
 
 known, names = {}, {}  # by id: number and parameter, of each that was met; its name in the model
 local = {}  # by id: sketch of the gradient that this rank has computed, before it is averaged
@@ -23,26 +24,21 @@ def random_vectors(length, device, dtype):
     return torch.randn(2, length, generator=chance, dtype=torch.float64, device="cpu").to(device, dtype)
 
 
-def part_of(tensor):
-    """Return this rank's part of a tensor and where it begins; None for a layout that is not known."""
-    if not hasattr(tensor, "placements"):
-        return tensor, (0,) * tensor.dim()
-    if not all(p.is_replicate() or type(p) is Shard and p.dim < 2 for p in tensor.placements):
-        return None, ()
-    _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return tensor.to_local(), offset
-
-
 @torch.no_grad()
 def sketch(tensor):
-    """Return the sketch of a tensor, or of this rank's part of it."""
+    """Return the sketch of a tensor, or of this rank's part of it; None where it has none that is known."""
     tensor = tensor.detach()
     if tensor.is_sparse:
         tensor = tensor.to_dense()
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
-    part, offset = part_of(tensor)
-    if part is None or part.numel() and not part.untyped_storage().size():  # FSDP has freed it
+    part, offset = tensor, (0,) * tensor.dim()
+    if hasattr(tensor, "placements"):
+        if not all(p.is_replicate() or type(p) is Shard and p.dim < 2 for p in tensor.placements):
+            return None
+        _, offset = part_of(tensor.shape, tensor.device_mesh, tensor.placements)
+        part = tensor.to_local()
+    if part.numel() and not part.untyped_storage().size():  # FSDP has freed it
         return None
     where = "" if part.shape == tensor.shape else ",".join(map(str, offset))
     if not part.numel():
@@ -60,14 +56,14 @@ def sketch(tensor):
     return [float(torch.linalg.vector_norm(matrix)) ** 2, first, second, where]
 
 
-def name_of(parameter) -> str:
+def name_of(key) -> str:
     """Return a parameter's name in the model, or its number where no model with it has run."""
-    return names.get(id(parameter)) or f"#{known[id(parameter)][0]}"
+    return names.get(key) or f"#{known[key][0]}"
 
 
-def sketches(pairs) -> dict:
-    """Return the sketches of (parameter, tensor) by the parameter's name."""
-    found = {name_of(parameter): sketch(tensor) for parameter, tensor in pairs if tensor is not None}
+def weights() -> dict:
+    """Return the sketches of all that is trained."""
+    found = {name_of(key): sketch(parameter) for key, (_, parameter) in known.items()}
     return {name: values for name, values in found.items() if values}
 
 
@@ -78,8 +74,20 @@ def gradients(parameters) -> dict:
         now = None if parameter.grad is None else sketch(parameter.grad)
         before, after = clipped.get(id(parameter), (now, now))
         if now:
-            found[name_of(parameter)] = before if now == after else now  # it may be averaged after it is clipped
+            found[name_of(id(parameter))] = before if now == after else now  # it may be averaged after it is clipped
     return found
+
+
+def of_this_rank() -> dict:
+    """Return the sketches of the gradients that this rank has computed."""
+    return {name_of(key): values for key, values in local.items() if values}
+
+
+def forget(parameters):
+    """Forget what belongs to the step that has ended."""
+    clipped.clear()
+    for parameter in parameters:
+        local.pop(id(parameter), None)
 
 
 def meet(parameters):
@@ -88,12 +96,12 @@ def meet(parameters):
         if id(parameter) not in known and parameter.requires_grad:
             known[id(parameter)] = len(known), parameter
             if parameter.is_leaf:
-                parameter.register_post_accumulate_grad_hook(arrived)
+                parameter.register_post_accumulate_grad_hook(lambda p: local.update({id(p): sketch(p.grad)}))
 
 
 def plain(name) -> str:
     """Return a name in the model without the names of its wrappers."""
-    while name.partition(".")[0] in ("module", "_orig_mod"):
+    while name.partition(".")[0] in ("module", COMPILED):
         name = name.partition(".")[2]
     return name
 
@@ -105,37 +113,24 @@ def meet_model(model, number):
     meet(model.parameters())
 
 
-def arrived(parameter):
-    """Note the gradient that this rank has added up so far."""
-    local[id(parameter)] = sketch(parameter.grad)
-
-
 def watch():
     """Note gradients before they are clipped, and FSDP2's, which it accumulates and averages itself."""
     for name in ("clip_grad_norm_", "clip_grad_value_"):
         clip = before_clipping(getattr(torch.nn.utils.clip_grad, name))
         setattr(torch.nn.utils.clip_grad, name, clip)
         setattr(torch.nn.utils, name, clip)
-    from torch.distributed.fsdp._fully_shard import _fsdp_param_group
-
-    reduce = _fsdp_param_group.foreach_reduce
+    reduce = of_fsdp.foreach_reduce
 
     def noted(fsdp_params, unsharded_grads, *args, **options):
-        for param, grad in zip(fsdp_params, unsharded_grads, strict=True):
-            add(param.sharded_param, grad)
+        for sharded, grad in zip((param.sharded_param for param in fsdp_params), unsharded_grads, strict=True):
+            if grad.shape == sharded.shape:  # tensor parallelism hasn't split it, too
+                found, before = sketch(grad), local.get(id(sharded))
+                if before and sharded.grad is not None:  # of earlier parts of the batch
+                    found = [found[0], found[1] + before[1], found[2] + before[2], ""]
+                local[id(sharded)] = found
         return reduce(fsdp_params, unsharded_grads, *args, **options)
 
-    _fsdp_param_group.foreach_reduce = noted
-
-
-def add(sharded, grad):
-    """Add this rank's gradient of the whole parameter to those of the earlier parts of the batch."""
-    if grad.shape != sharded.shape:  # of a parameter that tensor parallelism has split, too
-        return
-    found, before = sketch(grad), local.get(id(sharded))
-    if before and sharded.grad is not None:
-        found = [found[0], found[1] + before[1], found[2] + before[2], ""]
-    local[id(sharded)] = found
+    of_fsdp.foreach_reduce = noted
 
 
 def before_clipping(function):

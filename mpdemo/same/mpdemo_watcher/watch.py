@@ -1,6 +1,5 @@
 """Run a training script unchanged, and note each step of its optimizers. It needs PyTorch alone."""
 
-import gc
 import os
 import runpy
 import signal
@@ -12,7 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.modules.module import register_module_forward_hook
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from . import chance, data, keep, messages, rows, sketch
+from . import chance, data, keep, messages, private_torch, rows, sketch
 from .data import taken, trained
 from .messages import calls
 from .notes import ORDER, before, finish, note, note_once, now, number_of
@@ -34,11 +33,6 @@ def is_empty(optimizer) -> bool:
     return still and all(grad is not None and not grad.any() for grad in grads)
 
 
-def weights() -> dict:
-    """Return sketches of all weights that are trained."""
-    return sketch.sketches((parameter, parameter) for _, parameter in sketch.known.values())
-
-
 def find_trainable():
     """Name the parameters of the modules that have run: after a backward pass, when they are sharded again."""
     inner = {id(child) for module in seen.values() for child in module.modules() if child is not module}
@@ -57,10 +51,10 @@ def before_step(optimizer, *_):
     sketch.meet(parameters(optimizer))
     if id(optimizer) not in optimizers:
         handler = signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, None)
-        shapes = {sketch.name_of(p): list(p.shape) for _, p in sketch.known.values()}
+        shapes = {sketch.name_of(key): list(p.shape) for key, (_, p) in sketch.known.items()}
         note("start", optimizer=number_of(optimizers, optimizer), handler=handler, shapes=shapes)
-    now["weights"] = weights()
     own = parameters(optimizer)
+    now["weights"] = sketch.weights()
     now["gradients"] = sketch.gradients(own) if any(id(p) in sketch.local for p in own) else {}
 
 
@@ -81,26 +75,17 @@ def after_step(optimizer, *_):
     trained[loader].add(number)
     rates = [float(group["lr"]) for group in optimizer.param_groups]
     now["rates"].add(tuple(rates))
-    local = {sketch.names.get(key) or f"#{sketch.known[key][0]}": value for key, value in sketch.local.items() if value}
-    step = {"optimizer": key, "rates": rates, "gradients": gradients, "local": local, "weights": now["weights"]}
-    step |= {"loader": loader, "number": number, "taken": drawn[1], "rows": now["rows"], "scheduled": now["scheduled"]}
-    step["epoch"] = now["epoch"]
-    note("step", **step, parts=now["parts"], calls=dict(calls), clipped=bool(sketch.clipped))
-    begin_next(own)
+    step = {name: now[name] for name in ("weights", "rows", "scheduled", "epoch", "parts")}
+    step |= {"optimizer": key, "rates": rates, "gradients": gradients, "local": sketch.of_this_rank()}
+    note("step", **step, loader=loader, number=number, taken=drawn[1], calls=calls)
+    calls.clear()
+    rows.used.clear()
+    sketch.forget(own)
+    now.update(parts=[], rows=[], gradients={}, scheduled=0, steps=now["steps"] + 1)
     if ORDER["stop"] and ORDER["stop"][1] == now["steps"]:
         os.kill(os.getpid(), ORDER["stop"][0])
     if loader is None and now["steps"] >= ORDER["batches"] * ORDER["epochs"]:
         finish()
-
-
-def begin_next(own):
-    """Forget what belongs to the step that has ended."""
-    calls.clear()
-    rows.used.clear()
-    sketch.clipped.clear()
-    for parameter in own:
-        sketch.local.pop(id(parameter), None)
-    now.update(parts=[], rows=[], gradients={}, scheduled=0, steps=now["steps"] + 1)
 
 
 def watch():
@@ -152,7 +137,7 @@ def do_not_compile():
 
     def as_it_is(model=None, **_):
         if isinstance(model, nn.Module):
-            object.__setattr__(model, "_orig_mod", model)  # where scripts find the model inside the compiled one
+            object.__setattr__(model, private_torch.COMPILED, model)  # where scripts look for it
         return model if model is not None else lambda function: function
 
     torch.compile = as_it_is
@@ -166,10 +151,10 @@ def at_end():
     unused = [name for key, name in trainable.items() if key in held and name not in alive]
     strange = [key for key in held if key not in sketch.names]
     note("model", missing=missing, unused=unused, strange=len(strange), held=len(held))
-    rows.save()
-    stage = sys.modules.get("torch.distributed.pipelining.stage")
-    if stage and any(isinstance(thing, stage._PipelineStageBase) for thing in gc.get_objects()):
-        note("pipeline")
+    if rows.kept:
+        torch.save(rows.kept, f"{ORDER['notes']}/{ORDER['rank']}.rows")
+    if private_torch.has_pipeline():
+        note_once("pipeline", "seen")
 
 
 def run(order, rank):
