@@ -217,11 +217,12 @@ RESUMES = {
 }
 NO_WRAPPER = """nn.ModuleDict({"module": make_model()})
     model.forward = model["module"].forward"""
+OWN_SEED = "Generator().manual_seed(dist.get_rank())"  # without a generator all ranks would split alike, too
 FORGOTTEN = {  # of the script to take home: what is found without a line of it
     "": (),
     "no sampler": ("sampler=sampler,", "shuffle=True,"),
     "no set_epoch": ("        sampler.set_epoch(epoch)", "        pass"),
-    "another order per rank, trained and validated": (", torch.Generator().manual_seed(0))", ")"),
+    "another order per rank, trained and validated": ("Generator().manual_seed(0)", OWN_SEED),
     "batch not divided": ("BATCH // world", "BATCH"),
     "wrapper missing": ("DistributedDataParallel(make_model().to(device))", NO_WRAPPER),
     "loss summed": (" / world / len(loader)", " / len(loader)"),
