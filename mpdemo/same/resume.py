@@ -75,14 +75,14 @@ def follow(whole, again, after) -> Finding | None:
         rates = any(distance(*pair) > EQUAL for pair in zip(a[0]["rates"], b[0]["rates"], strict=False))
         sums = whole.sums[place + k], again.sums[k]
         if apart(sums[0]["weights"], sums[1]["weights"])[0] > EQUAL:  # the last step has changed them in another way
-            return Finding("optimizer not restored", f"{where} the weights are others")
+            return Finding("optimizer not restored", f"{where} the weights differ")
         if rates:
             what = f"{where} {b[0]['rates']} instead of {a[0]['rates']}"
             return Finding("scheduler not restored" if k else "learning rate not restored", what)
         off, name = apart(sums[0]["gradients"], sums[1]["gradients"])
         if off > EQUAL:
             chance = again.names("chance")
-            what = f"{where} the gradient of {name} is another one"
+            what = f"{where} the gradient of {name} differs"
             return Finding("random state not restored" if chance else "weights not restored", what)
     return printed(whole, again, after)
 
