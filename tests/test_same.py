@@ -220,7 +220,6 @@ FORGOTTEN = {  # of the script to take home: what is found without a line of it
     "": (),
     "no sampler": ("sampler=sampler,", "shuffle=True,"),
     "no set_epoch": ("        sampler.set_epoch(epoch)", "        pass"),
-    "another order per rank, trained and validated": (", torch.Generator().manual_seed(0))", ")"),
     "batch not divided": ("BATCH // world", "BATCH"),
     "wrapper missing": ("DistributedDataParallel(make_model().to(device))", NO_WRAPPER),
     "loss summed": (" / world / len(loader)", " / len(loader)"),
