@@ -33,7 +33,7 @@ os.environ |= ON_THE_CPU
 class NotebooksApart(LoadFileScheduling):
     """Keep a file's tests in one worker, since they share fixtures; but each notebook's run is a unit of its own.
 
-    All thirteen in one worker would take longest of all. Not by ``--dist loadgroup``: with pytest 9.2, xdist 3.8 loses
+    All fifteen in one worker would take longest of all. Not by ``--dist loadgroup``: with pytest 9.2, xdist 3.8 loses
     the groups without a word.
     """
 

@@ -106,6 +106,13 @@ def test_the_first_real_cause_comes_first():
     assert findings[0].message == "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB."
 
 
+def test_a_frame_of_a_stack_of_cpp_is_no_error():
+    """PyTorch prints such stacks where another rank has closed its socket; the cause may come much later."""
+    frames = ["[rank1]: frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x9d (0x7f in /venv/libc10.so)"]
+    frames += ["#5 c10::Error::Error(c10::SourceLocation, std::string) from ??:0"]  # TORCH_SHOW_CPP_STACKTRACES=1
+    assert [found.number for found in explain.find("\n".join([*frames, "x\n" * 20, "CUDA out of memory"]))] == [24]
+
+
 def test_a_line_is_shown_safely_and_short():
     said = explain.report("\x1b[31mCUDA out of memory\x1b[0m \x07" + "x" * 9999 + "\n")
     assert "\x1b" not in said and "\x07" not in said and len(said.splitlines()[0]) < 300

@@ -93,24 +93,6 @@ def test_other_batches_lie_on_the_line_of_two():
     assert found.at(found.most(2**31)).peak <= 2**31 < found.at(found.most(2**31) + 1).peak
 
 
-PLAN = """
-import resource
-resource.setrlimit(resource.RLIMIT_DATA, (4 * 2**30,) * 2)
-from mpdemo.__main__ import main
-main({words!r}.split())
-print("most memory:", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-"""
-
-
-def planned(name, *words, seconds, length=4096):
-    """Plan a model in a process that gets no more than 4 GiB; return what it prints."""
-    options = f"plan --model {FILE}:{name} --input {length} --tokens --optimizer adamw --gpu h100"
-    code = PLAN.format(words=f"{options} {' '.join(words)}")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=seconds, cwd=root())
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def test_a_model_of_eight_billion_weights_is_planned_without_any_of_them():
     weights = sum(p.nbytes for p in OwnModel(f"{FILE}:short_8b", (8,), True).template.parameters())
     found = steps("short_8b", batch=1, length=2048, shards=8, bf16=True, checkpointing=True)
@@ -126,8 +108,12 @@ def test_a_model_of_eight_billion_weights_is_planned_without_any_of_them():
         ("llama_70b", ("--devices", "64", "--nodes", "8", "--batch", "64"), "fsdp, bf16, activation checkpointing: "),
     ],
 )
-def test_8b_and_70b_are_planned_within_4_gib_and_a_minute(name, words, answer):
-    text = planned(name, *words, seconds=120)
-    assert text.startswith(answer)
-    assert "note: not planned:" not in text.replace("note: not planned: tensor; ", "")
-    assert int(text.rsplit(":", 1)[1]) < 4 * 2**20  # KiB
+def test_8b_and_70b_are_planned_within_4_gib_and_two_minutes_of_the_processor(name, words, answer):
+    """Here in 0.7 GiB and 40 s. Not by the clock: other tests share the cores."""
+    options = f"--model {FILE}:{name} --input 4096 --tokens --optimizer adamw --gpu h100".split()
+    command = ["prlimit", f"--data={4 * 2**30}", "--cpu=120", sys.executable, "-m", "mpdemo", "plan", *options, *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=800, cwd=root())
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(answer)
+    left_out = [line for line in done.stdout.splitlines() if line.startswith("note: not planned:")]
+    assert all(line.endswith(" between the nodes") for line in left_out), left_out

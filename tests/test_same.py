@@ -200,7 +200,7 @@ PLACE, LOAD = '= state["epoch"], state["batch"]', 'state = torch.load("last.pt")
 ONE_SIZE = ("state |= dict(", "state |= dict(world=dist.get_world_size(), ", "    signal.signal", "    # ")
 ONE_SIZE += (LOAD, LOAD + '\n        assert state["world"] == world')
 RESUMES = {
-    "": ("stopped in step", "plain.py"),
+    "": ("stopped after step", "plain.py"),
     "order restarts": ("", "plain.py", PLACE, '= state["epoch"], 0'),
     "step counted twice": ("", "plain.py", PLACE, '= state["epoch"], max(0, state["batch"] - 1)'),
     "learning rate not restored": ("", "plain.py", LOADS.format("optimizer", "optimizer"), ""),
@@ -217,12 +217,10 @@ RESUMES = {
 }
 NO_WRAPPER = """nn.ModuleDict({"module": make_model()})
     model.forward = model["module"].forward"""
-OWN_SEED = "Generator().manual_seed(dist.get_rank())"  # without a generator all ranks would split alike, too
 FORGOTTEN = {  # of the script to take home: what is found without a line of it
     "": (),
     "no sampler": ("sampler=sampler,", "shuffle=True,"),
     "no set_epoch": ("        sampler.set_epoch(epoch)", "        pass"),
-    "another order per rank, trained and validated": ("Generator().manual_seed(0)", OWN_SEED),
     "batch not divided": ("BATCH // world", "BATCH"),
     "wrapper missing": ("DistributedDataParallel(make_model().to(device))", NO_WRAPPER),
     "loss summed": (" / world / len(loader)", " / len(loader)"),

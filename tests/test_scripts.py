@@ -1,6 +1,6 @@
 """The scripts to take home: plain PyTorch, the same training however they are launched, run on a real Slurm.
 
-By day notebooks 03, 05, 07 and 10 compare them with one process, and resume them; what goes further runs at night.
+By day notebooks 03, 05, 07, 08 and 10 compare them with one process, and resume them; what goes further runs at night.
 """
 
 import difflib

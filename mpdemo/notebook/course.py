@@ -113,8 +113,8 @@ def launch(*command: Any, processes: int = 1, fails: bool = False, timeout: floa
         job.cancel()  # where it hangs; one that has ended stays as it is
     if state != "done" and not fails:
         raise JobFailed(f"{' '.join(map(str, command))} failed: {job.log()[-2000:]}")
-    lines = unlabelled(job.log())  # without the labels of srun
-    return "\n".join(line for line in lines if "socket.cpp" not in line).strip()  # c10d's warnings of IPv6
+    lines = unlabelled(job.log())  # without the labels of srun, what it says of a failed task, c10d's warnings of IPv6
+    return "\n".join(line for line in lines if not line.startswith("srun:") and "socket.cpp" not in line).strip()
 
 
 async def measure(rung: str, processes: int = 2, nodes: int = 1, *rounds: int, **words: Any) -> dict[str, Any]:

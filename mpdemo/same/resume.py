@@ -17,7 +17,7 @@ def verdict(watcher, processes, other) -> dict:
     refuse(whole)
     steps = sum(ranks[0]["number"] == whole.steps[0][0]["number"] for ranks in whole.steps)
     stop = max(1, min(steps + max(1, steps // 2), len(whole.steps) - 1))
-    findings, notes, rows = [], [f"stopped in step {stop + 1}"], {"": ["resumes with the weights of step"]}
+    findings, notes, rows = [], [f"stopped after step {stop}"], {"": ["resumes with the weights of step"]}
     signals = [signal.SIGKILL, signal.SIGTERM]
     if not whole.ranks[0].of("start")[0]["handler"]:
         notes.append("the script does not handle SIGTERM: judged by the resume from its last checkpoint alone")
