@@ -47,7 +47,7 @@ def test_a_job_that_hangs_is_explained_by_its_number_at_once(cluster, project, c
     job = hanging(**shape)
     begin = time.monotonic()
     said = explain(capsys, job.id, "--live")
-    assert time.monotonic() - begin < 30  # about 4 on an idle machine
+    assert time.monotonic() - begin < 30  # processes start slowly on a busy machine
     others = "ranks 0, 2" if shape["nodes"] == 3 else "ranks 0, 2, 3"
     assert re.search("^" + others + WAITS, said, re.MULTILINE), said
     assert "verdict: fix; " in said and "usage: " in said
