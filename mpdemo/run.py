@@ -82,25 +82,26 @@ def validate(rung, batches, device, stop):
 
 def train(settings, place, build=None, validate=validate) -> int:
     """Train one run of checked settings in this process's place of the world; return the exit status."""
-    run = Run(settings, place)
+    run = Run(settings, place)  # gives the device, model, data and optimizer of the settings: training/setup.py
     rung = (build or builder(settings.rung))(run)
-    loaders = run.loaders(rung)
+    loaders = run.loaders(rung)  # DistributedSampler(num_replicas=rung.replicas, rank=rung.replica)
     progress = Progress(settings, loaders.steps_per_epoch)
     rates = learning_rate(rung.optimizer, settings, progress.length)
     checkpoints = Checkpoints(settings, rung, progress, rates)
     resumed = checkpoints.resume()
     if settings.compile:
-        compile_blocks(rung.model)
+        compile_blocks(rung.model)  # each block in place, so that what wraps the model stays
     stop = StopSignal(run.device, settings.log_every)
     log = TrainingLog(run, rung, progress, stop, resumed)
-    with log, run.observers():
+    with log, run.observers():  # profiler and timeline, where the settings ask for them
         while progress.unfinished:
             loaders.start_epoch(progress.epoch, progress.done)  # sampler.set_epoch: each epoch has an order of its own
             rung.model.train()
             for images, labels in islice(loaders.train, progress.left):
                 with run.observed():
                     result = rung.step(images, labels)
-                log.step(result)
+                progress.step += 1
+                log.step(result)  # stays on the device until log.flush(), which waits for it
                 rates.step()  # the learning rate of the next step
                 if stop.seen() or checkpoints.due():  # all ranks decide alike
                     log.flush()
@@ -114,6 +115,7 @@ def train(settings, place, build=None, validate=validate) -> int:
                 checkpoints.save(must=True)
                 return STOPPED
             log.epoch(validation)
+            progress.end_epoch(validation)
     return 0
 
 
@@ -123,5 +125,5 @@ def builder(rung) -> Callable:
 
 
 def main(doc, build):
-    """Run a rung's file as a program: read its options, join the world, train, end with an exit status."""
+    """Run a rung's file as a program: read its options, init_process_group (world/env.py), train, exit by a status."""
     run_script(doc, Path(build.__code__.co_filename).stem, partial(train, build=build))

@@ -107,9 +107,8 @@ class TrainingLog:
             print(self.utilisation.sentence(summary["peak_memory_mib"]))
 
     def step(self, result):
-        """Count a step, and keep its score; write the lines that are due."""
+        """Keep a step's score; write the lines that are due."""
         self.steps.add(result)
-        self.progress.step += 1
         if self.progress.step == 1 or self.progress.step % self.run.s.log_every == 0:
             self.flush()
 
@@ -145,9 +144,8 @@ class TrainingLog:
             self.bar.update(len(rows))
 
     def epoch(self, validation):
-        """Write the line of an epoch, with loss and accuracy of its validation, and count it."""
+        """Write the line of an epoch, with loss and accuracy of its validation."""
         progress, batch = self.progress, self.run.s.batch_size
-        progress.validation = validation
         loss, correct, seconds = (sum(row) / len(row) for row in zip(*progress.epoch_steps, strict=True))
         validation_loss, validation_accuracy = validation
         self.lines.write(
@@ -164,8 +162,6 @@ class TrainingLog:
         if self.run.rank == 0:
             said = f"validation loss {validation_loss:.4f}, accuracy {validation_accuracy:.1%}"
             self.bar.write(f"epoch {progress.epoch + 1}: step {progress.step}, {said}")
-        progress.epoch += 1
-        progress.epoch_steps = []
         self.restart_clock()
 
 

@@ -46,6 +46,12 @@ class Progress:
         """Steps of this epoch that are still to do."""
         return max(0, min(self.steps_per_epoch - self.done, self.last_step - self.step))
 
+    def end_epoch(self, validation):
+        """Count an epoch, and keep its validation."""
+        self.epoch += 1
+        self.epoch_steps = []
+        self.validation = validation
+
 
 class Checkpoints:
     """The checkpoints of a run: when one is due, what is in it besides tensors, and which training may resume it."""
