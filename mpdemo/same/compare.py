@@ -75,7 +75,7 @@ def of_data(one, many):
     count, lengths = len(passes), [len(of_rank[0]["batches"]) for of_rank in passes]
     repeated = any(len(p) > 1 and p[0]["batches"] == p[1]["batches"] for p in passes)
     order = sum(passes[0][0]["batches"], [])
-    if repeated and order != sorted(order):
+    if repeated and order != sorted(order, key=lambda number: (isinstance(number, str), number)):
         yield Finding("no set_epoch", "two epochs have the same shuffled order")
     if count == 1:
         return

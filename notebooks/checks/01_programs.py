@@ -29,7 +29,12 @@ def test_01_2(rank, n):
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 10))
     images, labels, stored, modes = torch.randn(80, 16), torch.arange(80) % 10, [], []
     batches = list(zip(images.split(16), labels.split(16), strict=True))
-    hook = model.register_forward_pre_hook(lambda *_: stored.append(len(STORED)) or modes.append(model.training))
+
+    def note(*_):
+        stored.append(len(STORED))
+        modes.append(model.training)
+
+    hook = model.register_forward_pre_hook(note)
     with torch.autograd.graph.saved_tensors_hooks(Stored, lambda kept: kept.tensor):
         result = validate(model, cross_entropy, batches)
     hook.remove()

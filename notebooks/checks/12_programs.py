@@ -37,7 +37,7 @@ def test_12_2(rank, n):
     own, calls, peak = step_of(forward)
     require_gradients(own, wanted, "In all blocks")
     called, share = f"Forward and backward called {calls} blocks", peak / plain_peak
-    assert calls > 8, f"{called}, each once: nothing is computed twice."
+    assert calls > 8, f"{called}, each once: nothing is recomputed."
     assert calls >= 15, f"{called}: some are computed only once."
     high = f"The peak is {share:.2f} times that of the plain blocks"
     assert share < 0.75, f"{high}: the backward pass computes too many blocks again before it frees any."

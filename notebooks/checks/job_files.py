@@ -3,7 +3,6 @@
 On a machine whose jobs go to a real cluster no daemon is started, and the text alone is judged.
 """
 
-import argparse
 import contextlib
 import re
 import subprocess
@@ -104,13 +103,6 @@ def lines_of(log):
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     lines = [re.sub(r"^\s*\d+: ", "", line) for line in lines if not line.startswith(("srun:", "slurmstepd:"))]
     return [line for line in lines if line.strip()]
-
-
-class Options(argparse.ArgumentParser):
-    """A parser that refuses an answer where the command would end with an error."""
-
-    def error(self, message):
-        raise AssertionError(f"The command is refused: {message}.")
 
 
 @contextlib.contextmanager

@@ -34,9 +34,9 @@ def best_split(model, usual, gpu, batch, microbatches):
     """Draw a step of 1F1B on two GPUs, split after the block `usual` and where the planner would; print their costs."""
     request = PlanRequest(model, batch, devices=2, gpu=gpu, memory=GPUS[gpu].memory, optimizer="momentum")
     names, panels = block_names(model), {}
-    for points in (resolve_cut(names, usual, 2), planner.best_split(request, "1F1B", microbatches).points):
-        found = planner.evaluate(request, "1F1B", microbatches, points)
-        panels[title := f"split before {names[points[0]]}"] = found.simulation
+    given = planner.evaluate(request, "1F1B", microbatches, resolve_cut(names, usual, 2))
+    for found in (given, planner.best_split(request, "1F1B", microbatches)):
+        panels[title := f"split before {names[found.points[0]]}"] = found.simulation
         peaks = " and ".join(f"{peak / 2**30:.1f} GiB" for peak in found.peaks)
         print(f"{title}: {1e3 * found.step_time:.0f} ms a step, peak memory {peaks}")
     return timelines(panels, memory=False, unit="s")
