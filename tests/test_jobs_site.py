@@ -13,7 +13,7 @@ import worker_jobs
 from worker_jobs import options
 
 from mpdemo.errors import UserError
-from mpdemo.jobs import JobFailed, check, load_site, queue, render, site_trial, slurm, slurm_job, submit
+from mpdemo.jobs import JobFailed, check, load_site, render, site_trial, slurm, slurm_job, submit
 from mpdemo.jobs.sbatch_text import fitted
 from mpdemo.jobs.site import find_site
 from mpdemo.jobs.site_trial import try_site
@@ -187,7 +187,7 @@ def test_a_job_of_another_cluster_is_asked_there(project, monkeypatch):
     monkeypatch.setenv("PATH", f"{project}/bin:/usr/bin:/bin")
     number = slurm_job.start(fitted(spec(), site()), "toy.sbatch", "home x")["id"]
     job = SimpleNamespace(id=number, record={"identity": "home x"})
-    assert queue.own_job(job, 9)[0].reason == queue.own_job(job, 9)[0].reason == "Priority"  # asked once
+    assert slurm_job.own_job(job, 9)[0].reason == slurm_job.own_job(job, 9)[0].reason == "Priority"  # asked once
     assert slurm_job.look_up(number).state == "running"
     slurm.client("scancel", number)
     squeue, *asked = (project / "asked").read_text().splitlines()[1:]

@@ -12,7 +12,6 @@ from worker_jobs import scontrol, spec, until
 
 from mpdemo.cluster.cluster import Cluster
 from mpdemo.jobs import JobFailed, JobSpec, SlurmError, attach, load_site, slurm, slurm_job, submit, train_command
-from mpdemo.jobs.queue import own_job
 
 
 def rows(job, event="step") -> list[dict]:
@@ -108,7 +107,7 @@ def test_followed_jobs_ask_slurm_once_per_interval_however_many_they_are(cluster
 def test_jobs_go_on_while_the_controller_does_not_answer(own_cluster, project):
     job = submit(spec("sleep"))
     until(lambda: job.state == "running")
-    until(lambda: own_job(job, 0.1)[0])
+    until(lambda: slurm_job.own_job(job, 0.1)[0])
     own_cluster.stop_controller()
     started = time.monotonic()
     until(lambda: "Slurm does not answer, last seen running" in job.reason)

@@ -11,7 +11,7 @@ from typing import Any
 
 from mpdemo import paths
 from mpdemo.errors import UserError
-from mpdemo.jobs import local_job, queue, slurm_job
+from mpdemo.jobs import local_job, slurm_job
 from mpdemo.jobs.explain import find, in_words
 from mpdemo.jobs.slurm import Answer
 from mpdemo.training.log import rows_in
@@ -92,7 +92,7 @@ class Job:
     @property
     def queue(self) -> int | None:
         """Place in the queue, 1 for the next; None for a job that does not wait."""
-        return queue.position(self) if self.state == "pending" else None
+        return slurm_job.position(self) if self.state == "pending" else None
 
     @property
     def log_files(self) -> list[Path]:

@@ -26,10 +26,7 @@ OTHER_THREAD = re.compile(r"^Thread 0x")
 
 
 def look_at(job_id, nodes, logs) -> tuple[list[Place], list]:
-    """Return where the ranks of a Slurm job are, and its GPUs: (percent, MiB) of each.
-
-    `UserError` where its nodes cannot be asked.
-    """
+    """Return where the ranks of a Slurm job are, and its GPUs: (percent, MiB) of each."""
     before = {file: file.stat() for file in logs}
     sizes = {str(file): old.st_size for file, old in before.items()}
     words = ["srun", f"--jobid={slurm.number(job_id)}", "--overlap", f"--nodes={nodes}", f"--ntasks={nodes}"]
@@ -44,39 +41,33 @@ def look_at(job_id, nodes, logs) -> tuple[list[Place], list]:
         raise UserError(f"cannot look at the nodes of job {job_id}: {reason}")
     gpus = [gpu for row in rows for gpu in row.get("gpus", ())]
     text = "".join(row.get("log", "") for row in rows)
-    return places([row for row in rows if "rank" in row], text, before), gpus
+    found = [row for row in rows if "rank" in row]
+    return places(found, max((row["world"] for row in found), default=0), text, before), gpus
 
 
 def look_here(ranks, logs) -> tuple[list[Place], list]:
     """Return the same of processes on this machine: rank -> process."""
     before = {file: file.stat() for file in logs}
-    rows = [probe.look(rank, pid) for rank, pid in sorted(ranks.items())]
+    found = [row for rank, pid in sorted(ranks.items()) if (row := probe.look(rank, pid))]
     time.sleep(probe.SETTLE)
     text = probe.new_text({file: old.st_size for file, old in before.items()})
-    return places(rows, text, before), probe.gpus()
+    return places(found, len(ranks), text, before), probe.gpus()
 
 
-def places(rows, text, before) -> list[Place]:
-    """Return the place of each rank, by what the probes found and the text that the ranks wrote into the logs.
-
-    Stacks alone are no sign of life: the logs then keep their old times.
-    """
+def places(rows, world, text, before) -> list[Place]:
+    """Return the place of each rank, by what the probes found and the text that the ranks wrote into the logs."""
     if text and all(OF_STACKS.match(TASK.sub("", line)) for line in text.splitlines()):
-        for file, old in before.items():
+        for file, old in before.items():  # stacks alone are no sign of life: the logs keep their old times
             with contextlib.suppress(OSError):
                 os.utime(file, ns=(old.st_atime_ns, old.st_mtime_ns))
     assign(stacks_in(text), sorted((row for row in rows if row["asked"]), key=lambda row: row["rank"]))
-    world = max((row["world"] for row in rows), default=0)
-    gone = [Place(rank) for rank in sorted({*range(world)} - {row["rank"] for row in rows})]
-    return sorted([place_of(row) for row in rows] + gone, key=lambda place: place.rank)
+    found = {row["rank"]: place_of(row) for row in rows}
+    return [found.get(rank, Place(rank)) for rank in sorted({*range(world), *found})]
 
 
 def assign(stacks, asked):
-    """Give each rank its stack: those of one task came in the order in which its ranks were asked.
-
-    A task is a rank under srun, and a torchrun with several ranks. Without labels, all came in that order.
-    """
-    labelled = any(stacks)
+    """Give each rank its stack: those of one task (a rank, or a torchrun) came in the order in which it was asked."""
+    labelled = any(stacks)  # without labels, the stacks of all tasks came in that order
     for task in {row["task"] for row in asked} if labelled else [""]:
         of_task = [row for row in asked if row["task"] == task or not labelled]
         found = stacks.get(task, [])

@@ -1,15 +1,28 @@
-"""How `mpdemo.jobs.job.Job` submits, asks, cancels and warns a job that Slurm runs."""
+"""How `mpdemo.jobs.job.Job` submits, asks, cancels and warns a job that Slurm runs.
+
+Thirty learners who follow several jobs each must not slow the controller down, so Slurm's queue is asked once per
+polling interval for all jobs that this Python follows: https://slurm.schedmd.com/high_throughput.html.
+"""
 
 import math
+import os
 import re
+import threading
+import time
 from pathlib import Path
+from typing import NamedTuple
 
 from mpdemo import paths
 from mpdemo.errors import UserError
-from mpdemo.jobs import queue, slurm
+from mpdemo.jobs import slurm
 from mpdemo.jobs.slurm import Answer
 
-PATIENCE = 0.5  # s between two looks at the user's jobs, about which Slurm is asked once per polling interval
+PATIENCE = 0.5  # s between two looks at the user's jobs
+OWN = ("-u", str(os.getuid()), "-t", "all", "-o", "%i|%T|%M|%r")  # number, state, run time, reason
+WAITING = ("-t", "pending", "-S", "-p,i", "-o", "%P|%i")  # of all users, as far as one may see them: the next one first
+COUNT_EVERY = 6  # polling intervals between two looks at all users' jobs, from which places in the queue are counted
+LISTINGS = {}  # the newest answer, by the cluster (`slurm.identity`) and the question
+LOCK = threading.Lock()  # threads that look at the same time ask once
 CANCELLED = re.compile(slurm.SLURMSTEPD + r"\*\*\* JOB .*?CANCELLED AT \S+(?: DUE TO ([A-Z ]+?))? \*\*\*", re.MULTILINE)
 
 
@@ -21,7 +34,7 @@ def start(job, script, identity) -> dict:
         options.append(f"--error={log}.err")
     said = slurm.client("sbatch", "--parsable", *options, str(script), cwd=paths.root())
     number = said.split()[-1]
-    queue.forget(identity, number)
+    LISTINGS.clear()  # the next answers are new ones
     return {"id": number, "where": f"cluster {identity.split()[0]}", "identity": identity}
 
 
@@ -33,7 +46,7 @@ def log_files(job) -> list[Path]:
 def cancel(job):
     """Ask Slurm to end the job."""
     slurm.client("scancel", job.id)
-    queue.forget(job.record["identity"], job.id)
+    LISTINGS.clear()
 
 
 def warn(job):
@@ -52,7 +65,7 @@ def ask(job) -> Answer:
     try:
         answer = _ask_slurm(job)
     except slurm.NoAnswer:  # that is no end of a job: what Slurm said last still holds
-        answer, silence = queue.own_job(job, interval=math.inf)
+        answer, silence = own_job(job, interval=math.inf)
         seen = f", last seen {answer.state} {silence:.0f} s ago" if answer else ""
         return (answer or Answer("pending"))._replace(reason=f"Slurm does not answer{seen}")
     answer = answer or answer_from_files(job)
@@ -69,10 +82,52 @@ def _ask_slurm(job) -> Answer | None:
         job.own_cluster = slurm.in_reach() and slurm.identity() == job.record["identity"]
     if not job.own_cluster:
         return None
-    answer, silence = queue.own_job(job, job.polling_seconds)
+    answer, silence = own_job(job, job.polling_seconds)
     if silence:
         raise slurm.NoAnswer("squeue")
     return answer or look_up(job.id)
+
+
+class Listing(NamedTuple):
+    """What squeue printed, when it was last asked, and when it last answered (seconds of the monotonic clock)."""
+
+    asked: float = 0.0
+    answered: float = 0.0
+    rows: tuple = ()
+
+
+def listed(job, question, interval) -> Listing:
+    """Return squeue's newest answer on a job's cluster; ask it if the last time is `interval` seconds ago."""
+    key = job.record["identity"], question
+    with LOCK:
+        known = LISTINGS.get(key, Listing())
+        now = time.monotonic()
+        if now - known.asked >= interval:
+            try:
+                known = Listing(now, now, tuple(slurm.client("squeue", "-h", *question).splitlines()))
+            except slurm.SlurmError:
+                known = known._replace(asked=time.monotonic())
+            LISTINGS[key] = known
+        return known
+
+
+def own_job(job, interval) -> tuple[Answer | None, float]:
+    """Return what Slurm says of a job that waits or runs (None for any other), and its silence in s."""
+    number, _, cluster = job.id.partition(";")
+    listing = listed(job, (*OWN, *[f"--clusters={cluster}"] * bool(cluster)), interval)
+    silence = 0.0 if listing.answered >= listing.asked else time.monotonic() - listing.answered
+    rows = (row.split("|", 3) for row in listing.rows)
+    _, state, run_time, reason = next((row for row in rows if row[0] == number), ("", "", "", ""))
+    answer = slurm.make_answer(state, reason, "", run_time)
+    return answer if answer.state in ("pending", "running") else None, silence
+
+
+def position(job) -> int | None:
+    """Return a job's place among the waiting jobs of its partition, 1 for the next; None if it is not listed."""
+    rows = listed(job, WAITING, COUNT_EVERY * job.polling_seconds).rows
+    own = next((row for row in rows if row.endswith(f"|{job.id}")), "")
+    partition = [row for row in rows if row.rpartition("|")[0] == own.rpartition("|")[0]]
+    return partition.index(own) + 1 if own else None
 
 
 def look_up(job_id) -> Answer | None:
