@@ -103,7 +103,6 @@ def test_the_first_real_cause_comes_first():
     own = "[rank1]: RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB."
     findings = explain.find("\n".join([lost, waited, own, own, "UnpicklingError: Weights only load failed."]))
     assert [(finding.number, finding.count) for finding in findings] == [(3, 2), (5, 1), (2, 1), (1, 1)]
-    assert findings[0].message == "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB."
 
 
 def test_a_frame_of_a_stack_of_cpp_is_no_error():

@@ -32,10 +32,7 @@ class Asked:
     @property
     def headline(self) -> str:
         """The job, its state and its end."""
-        state, reason, status, ran = self.answer
-        reason = f" ({reason})" if reason else ""
-        status = f", exit status {status}" if status is not None and state != "running" else ""
-        return f"{self.name}: {state}{reason}{status}, after {ran:.0f} s"
+        return f"{self.name}: {self.answer}, after {self.answer.run_time:.0f} s"
 
     @property
     def dumps(self) -> list[Path]:
@@ -55,9 +52,8 @@ class Asked:
 
     def last_bytes(self) -> tuple[bytes, bool]:
         """Return the end of its log, and whether something was left out."""
-        if self.piped:
-            return self.piped[-MOST_BYTES:], len(self.piped) > MOST_BYTES
-        return last_bytes(self.logs)
+        text = self.piped[-MOST_BYTES:] + b"".join(map(last_bytes, self.logs))
+        return text, len(text) < len(self.piped) + sum(map(os.path.getsize, self.logs))
 
 
 def resolve(what) -> Asked:
@@ -94,11 +90,10 @@ def refuse_binary(data, what):
 def of_job(job) -> Asked:
     """Return what is known of a job that was submitted by this package."""
     spec, identity = job.record["spec"], job.record.get("identity")
-    answer = slurm.Answer(job.state, job.reason, job.exit_status, job.run_time)
     return Asked(
         job.log_files,
-        f"job {job.id} ({job.name}) on {job.where}",
-        answer,
+        job.title,
+        job.answer,
         job.out,
         slurm_id=job.id if identity and slurm.in_reach() and slurm.identity() == identity else "",
         nodes=spec.get("nodes", 1),
@@ -134,17 +129,15 @@ def of_slurm(number, answer) -> Asked:
     places += [folder / f"slurm-{slurm.number(number)}.out" for folder in (Path.cwd(), paths.root())]
     logs = list(dict.fromkeys(place for place in places if place.is_file()))[:2]
     if answer.state == "failed":
-        answer = answer._replace(state=slurm.state_by_status(last_bytes(logs)[0].decode(errors="replace"), 1))
+        text = b"".join(map(last_bytes, logs)).decode(errors="replace")
+        answer = answer._replace(state=slurm.state_by_status(text, 1))
     name = next(iter(re.findall(r"JobName=(.*)", shown)), "?")
     headline = f"job {number} ({name}) on cluster {slurm.cluster_name()}"
     return Asked(logs, headline, answer, slurm_id=number, nodes=int(fields.get("NumNodes", "1").split("-")[0]))
 
 
-def last_bytes(logs) -> tuple[bytes, bool]:
-    """Return the text of the logs, of very large ones the end, and whether something was left out."""
-    texts, cut = [], False
-    for log in logs:
-        with open(log, "rb") as file:
-            cut = file.seek(max(0, os.path.getsize(log) - MOST_BYTES)) > 0 or cut
-            texts.append(file.read(MOST_BYTES))
-    return b"".join(texts), cut
+def last_bytes(log) -> bytes:
+    """Return the text of a log, of a very large one the end."""
+    with open(log, "rb") as file:
+        file.seek(max(0, os.path.getsize(log) - MOST_BYTES))
+        return file.read(MOST_BYTES)

@@ -17,7 +17,7 @@ MESSAGE = 12  # lines that the message of an exception may take
 DOWNLOAD, NAN = " (in a download)", "loss is nan"  # words of the table for what a line alone does not say
 
 
-@dataclass(frozen=True)
+@dataclass
 class Finding:
     """A failure in a log: the first line that shows it (its number, its text), and how many lines do."""
 
@@ -26,17 +26,6 @@ class Finding:
     line: str
     count: int = 1
     place: str = ""  # the user's own file and line, where a traceback names them
-
-    @property
-    def words(self) -> str:
-        """The part of the line that is known; the rest differs from run to run."""
-        match = self.known.pattern.search(self.line)
-        return match[0] if match else ""  # it must begin the line, behind a launcher's label
-
-    @property
-    def message(self) -> str:
-        """The line from the exception's name on, without a launcher's label before it."""
-        return re.sub(r"^.*?(?=\b\w+(?:Error|Exception): )", "", self.line)
 
     def as_dict(self) -> dict:
         """The same for programs."""
@@ -47,15 +36,16 @@ class Finding:
     @property
     def paragraph(self) -> str:
         """The line, what it is and what to do."""
-        known, more = self.known, f" (and {self.count - 1} more)" * (self.count > 1)
-        what, do = known.explained(self.line)
-        lines = [_shown(self.number, self.line, self.line.find(self.words)) + more]
-        lines += [f"  where: {self.place.replace(f'{paths.root()}/', '')}"] * bool(self.place)
-        lines += [
-            f"  what it is: {what}",
-            f"  what to do: {do}",
-        ]
-        return "\n".join(lines + [f"  read: notebooks/{known.notebook}.ipynb"] * bool(known.notebook))
+        more = f" (and {self.count - 1} more)" * (self.count > 1)
+        match = self.known.pattern.search(self.line)
+        lines = [_shown(self.number, self.line, match.start() if match else 0) + more]
+        if self.place:
+            lines.append(f"  where: {self.place.replace(f'{paths.root()}/', '')}")
+        what, do = self.known.explained(self.line)
+        lines += [f"  what it is: {what}", f"  what to do: {do}"]
+        if self.known.notebook:
+            lines.append(f"  read: notebooks/{self.known.notebook}.ipynb")
+        return "\n".join(lines)
 
 
 def find(text: str | Log) -> list:
@@ -78,10 +68,9 @@ def find(text: str | Log) -> list:
         if not known.seen and any(number < other <= number + MESSAGE for other in causes):
             continue  # the cause is in the exception's own message
         key = known if known.seen else (known, number)
-        first = findings.get(key) or Finding(
-            known, number + 1, log.line(number), 0, log.tracebacks.places.get(number, "")
-        )
-        findings[key] = replace(first, count=first.count + len(log.alike(number)))
+        if key not in findings:
+            findings[key] = Finding(known, number + 1, log.line(number), 0, log.tracebacks.places.get(number, ""))
+        findings[key].count += len(log.alike(number))
     return sorted(findings.values(), key=lambda finding: (KINDS.index(finding.known.kind), finding.number))
 
 
@@ -98,15 +87,10 @@ def _seen(log):
             yield number, replace(known, kind="consequence") if follows else known, says
 
 
-def report(text: str) -> str:
+def report(text: str | Log) -> str:
     """Return what a log, `text`, shows: the first cause and what to do, then the rest; or that the run ended well."""
-    log = Log(text)
-    return said_of(log, find(log))
-
-
-def said_of(log, findings) -> str:
-    """Return in words what was found in a log that is read already."""
-    if findings:
+    log = text if isinstance(text, Log) else Log(text)
+    if findings := find(log):
         return in_words(findings)
     number, line = log.end
     if not line:
@@ -133,14 +117,7 @@ def _shown(number, line, place=0) -> str:
 def verdict(findings, state="", resumes=False) -> tuple:
     """Say whether to start a job again as it is: ``retry`` or ``fix`` (None: neither), and why.
 
-    Parameters
-    ----------
-    findings : list of Finding
-        What `find` found in its log.
-    state : str, optional
-        The job's, as `mpdemo.jobs.Job` names it.
-    resumes : bool
-        Whether the same command goes on from a checkpoint.
+    `resumes`: the same command continues from a checkpoint.
     """
     first = findings[0] if findings else None
     by_state = {
@@ -162,6 +139,4 @@ def verdict(findings, state="", resumes=False) -> tuple:
         runs = "it still runs; --live says where its ranks are"
         return None, runs if state == "running" else "no failure is in the log"
     what, do = first.known.explained(first.line)
-    if first.known.retry:
-        return "retry", what
-    return "fix", do
+    return ("retry", what) if first.known.retry else ("fix", do)

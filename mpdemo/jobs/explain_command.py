@@ -17,7 +17,7 @@ from pathlib import Path
 from mpdemo.errors import UserError
 from mpdemo.jobs import live, local_job, probe, who_waits
 from mpdemo.jobs.asked import MOST_BYTES, resolve
-from mpdemo.jobs.explain import find, said_of, verdict
+from mpdemo.jobs.explain import find, report, verdict
 from mpdemo.jobs.reading import Log
 from mpdemo.terminal import coloured, wrapped
 
@@ -65,7 +65,7 @@ def main(args) -> int:
     for line in in_words(asked, told, found):
         print(line)
     if findings or asked.piped or asked.logs and not args.live:
-        print(said_of(log, findings), end="\n\n")
+        print(report(log), end="\n\n")
     print(wrapped(f"{coloured(f'verdict: {word}', COLOUR[word]) if word else 'verdict: none'}; {why}"))
     return 0
 

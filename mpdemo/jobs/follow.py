@@ -49,10 +49,9 @@ def main(args) -> int:
 
 def line_of(job) -> str:
     """Return a job's number, place and state as one line."""
-    reason = f" ({job.reason})" if job.reason else ""
     place = f", position {job.queue} in the queue" if job.queue else ""
     ran = f" after {job.run_time:.1f} s" if job.finished else ""
-    return f"job {job.id} ({job.name}) on {job.where}: {job.state}{reason}{place}{ran}"
+    return f"{job.title}: {job.answer}{place}{ran}"
 
 
 def new_text(job, read, whole=False):

@@ -53,8 +53,13 @@ class Job:
         return f"<Job {self.id} {self.name!r} on {self.where}: {self.state}>"
 
     @property
-    def _answer(self) -> Answer:
-        """The newest answer; the back end is asked at most once per PATIENCE, and never again after the end."""
+    def title(self) -> str:
+        """Its number, name and place, in words."""
+        return f"job {self.id} ({self.name}) on {self.where}"
+
+    @property
+    def answer(self) -> Answer:
+        """State, reason, exit status and run time, as its back end gave them: asked at most once per PATIENCE."""
         answer = self._seen
         is_fresh = time.monotonic() - self._seen_at < self._back_end.PATIENCE
         if answer is not None and (is_fresh or answer.state in FINISHED):
@@ -67,22 +72,22 @@ class Job:
     def state(self) -> str:
         """pending, running, done, failed, stopped (with a checkpoint), cancelled, timeout, out_of_memory,
         node_failure or unknown."""
-        return self._answer.state
+        return self.answer.state
 
     @property
     def reason(self) -> str:
         """Why it waits or how it ended, as Slurm reports it where there is one."""
-        return self._answer.reason
+        return self.answer.reason
 
     @property
     def run_time(self) -> float:
         """Seconds since the start (until the end)."""
-        return self._answer.run_time
+        return self.answer.run_time
 
     @property
     def exit_status(self) -> int | None:
         """The job's exit status; None while it runs, or where it is unknown."""
-        return self._answer.exit_status if self.finished else None
+        return self.answer.exit_status if self.finished else None
 
     @property
     def finished(self) -> bool:
@@ -153,13 +158,12 @@ class Job:
         while not self.finished:
             if self.state != state:  # a requeued job begins anew
                 state, begin = self.state, time.monotonic()
-            reason = f" ({self.reason})" if self.reason else ""
             limit = limits.get(state, math.inf)
             if time.monotonic() - begin > limit:
                 again = f'after {limit:g} s; follow it again: await follow("{self.folder}")'
-                raise TimeoutError(f"job {self.id} ({self.name}) is still {state}{reason} {again}")
+                raise TimeoutError(f"job {self.id} ({self.name}) is still {self.answer} {again}")
             if state == "pending" and time.monotonic() - begin > SAY_AFTER and not said:
-                print(f"job {self.id} ({self.name}) waits in the queue{reason}", file=sys.stderr)
+                print(f"job {self.id} ({self.name}) waits in the queue: {self.answer}", file=sys.stderr)
                 said = True
             yield
 
@@ -169,16 +173,13 @@ class Job:
         file = self.out / "summary.json"
         if state == "done" and file.exists():
             return json.loads(file.read_text())
-        name = f"job {self.id} ({self.name}) on {self.where}"
         if state == "done":
-            raise JobFailed(f"{name} is done but wrote no {file.name} in its folder")
-        why = f" ({self.reason})" if self.reason else ""
-        status = "" if self.exit_status is None else f", exit status {self.exit_status}"
+            raise JobFailed(f"{self.title} is done but wrote no {file.name} in its folder")
         files = ", ".join(map(str, self.log_files)) or "none"
         log = self.log()
         findings = find(log)
         said = in_words(findings) if findings else "its last lines:\n" + "\n".join(log.splitlines()[-LAST_LINES:])
-        raise JobFailed(f"{name}: {state}{why}{status}; log: {files}\n{said}")
+        raise JobFailed(f"{self.title}: {self.answer}; log: {files}\n{said}")
 
     def remember(self, answer: Answer) -> None:
         """Write down the last answer for the day when Slurm has forgotten the job, if the folder still has it."""

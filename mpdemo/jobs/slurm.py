@@ -63,6 +63,11 @@ class Answer(NamedTuple):
     exit_status: int | None = None
     run_time: float = 0.0
 
+    def __str__(self) -> str:
+        """State, reason and status, as ``failed (NonZeroExitCode), exit status 7``."""
+        reason = f" ({self.reason})" if self.reason else ""
+        return f"{self.state}{reason}" + (f", exit status {self.exit_status}" if self.exit_status else "")
+
 
 def in_reach() -> bool:
     """Whether jobs can be submitted from here: the clients are installed and know a cluster.

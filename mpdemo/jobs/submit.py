@@ -130,12 +130,11 @@ def find_earlier(spec: JobSpec, identity: Any, resubmit: bool) -> Job | None:
     same = same_place and record["spec"] == json.loads(json.dumps(dataclasses.asdict(spec)))
     if same and not resubmit:
         return job
-    name = f"job {job.id} ({job.name}) on {job.where}"
     if not job.finished:
-        busy = f"{name} is {job.state} and writes to {spec.out}"
+        busy = f"{job.title} is {job.state} and writes to {spec.out}"
         raise UserError(f"{busy}; do: attach({spec.out!r}).cancel(), or give another out=")
     if job.state == "unknown" and not job.own_cluster and not resubmit:
-        what = f"{name} may still write to {spec.out}: {job.reason}"
+        what = f"{job.title} may still write to {spec.out}: {job.reason}"
         raise UserError(f"{what}; do: give another out=, or resubmit=True if it has ended")
     why = "resubmit=True" if same else "the spec has changed" if same_place else "another place"
     print(wrapped(f"job {job.id} ({job.state}) was there before; submitting a new one: {why}"))
