@@ -221,7 +221,7 @@ def restart_controllers(cluster, over, counts):
     """Let Slurm's controller be away for some seconds, every two minutes."""
     while not over.wait(120):
         with CLUSTER:
-            cluster.stop_controller()
+            cluster.end("slurmctld")
             time.sleep(4)
             cluster.start_controller()
         counts["controller restarts"] += 1

@@ -108,7 +108,7 @@ def test_jobs_go_on_while_the_controller_does_not_answer(own_cluster, project):
     job = submit(spec("sleep"))
     until(lambda: job.state == "running")
     until(lambda: slurm_job.own_job(job, 0.1)[0])
-    own_cluster.stop_controller()
+    own_cluster.end("slurmctld")
     started = time.monotonic()
     until(lambda: "Slurm does not answer, last seen running" in job.reason)
     assert job.state == "running" and attach("runs/toy").state == "running"
@@ -130,7 +130,7 @@ def test_jobs_that_slurm_has_forgotten(own_cluster, project):
     subprocess.run(["scancel", jobs["ended"].id], check=True)
     until(lambda: all(slurm_job.look_up(job.id).state not in ("pending", "running") for job in jobs.values()))
     (project / "runs/gone/exit-status.txt").unlink()
-    own_cluster.stop_controller()
+    own_cluster.end("slurmctld")
     for file in ("job_state", "job_state.old"):
         (own_cluster.folder / "state" / file).unlink(missing_ok=True)
     own_cluster.start_controller()

@@ -37,9 +37,8 @@ class Cluster(Daemons):
     def up(cls, *, nodes=4, cpus=96, gpus=4, memory=180_000, urgent=False, network=None, mbit=None):
         """Start a cluster and wait until every node is idle (about a second; bounded).
 
-        Of each node, `cpus`, `gpus` and `memory` (MiB) are invented. With `urgent` there is a second partition of that
-        name, whose jobs take nodes from the others'. `network` is "namespaces", "hosts" or "none", by default the first
-        that works here; `mbit` slows it down.
+        `cpus`, `gpus` and `memory` (MiB) of a node are invented; jobs of the `urgent` partition take the others' nodes.
+        `network` is "namespaces", "hosts" or "none", by default the first that works here; `mbit` slows it down.
         """
         check_programs()
         network = network or isolation.choose()
@@ -92,10 +91,6 @@ class Cluster(Daemons):
         self.start("slurmctld", ["slurmctld", "-D"])
         self.wait_for("slurmctld", lambda: listens(self.controller, self.port))
 
-    def stop_controller(self):
-        """Stop the controller; running jobs run on."""
-        self.end("slurmctld")
-
     def down(self):
         """End every process, remove the bridge and the folder."""
         self.kill_node(*self.nodes)
@@ -133,44 +128,34 @@ def new_folder() -> Path:
 
 def write_configuration(cluster, cpus, gpus, memory, urgent):
     """Write slurm.conf, gres.conf, munge's key and the nodes' /etc/hosts; the arguments are those of `Cluster.up`."""
-    folder = cluster.folder
+    folder, subnet, count = cluster.folder, cluster.subnet, len(cluster.nodes)
     for name in ("state", "log", "spool", "gpu"):
         (folder / name).mkdir()
     for index in range(gpus):  # a GPU needs a device file: Slurm refuses a bare count
         (folder / "gpu" / f"nvidia{index}").symlink_to("/dev/null")
-    nodes = f"NodeName=node[1-{len(cluster.nodes)}]"
-    gres = f"{nodes} Name=gpu File={folder}/gpu/nvidia[0-{gpus - 1}]\n" if gpus else ""
+    gres = f"NodeName=node[1-{count}] Name=gpu File={folder}/gpu/nvidia[0-{gpus - 1}]\n" if gpus else ""
     (folder / "gres.conf").write_text(gres)
     (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
     (folder / "munge.key").touch(0o600)
     (folder / "munge.key").write_bytes(os.urandom(128))
     host = socket.gethostname().split(".")[0]
-    settings = {
-        "name": CLUSTER_NAME,
-        "host": host,
-        "cluster": cluster,
-        "folder": folder,
-        "user": psutil.Process().username(),  # the environment may still name another one
-        "memory_per_cpu": max(1, memory // cpus),
-    }
-    lines = [SLURM_CONF.read_text().format(**settings)]
-    lines.append(f"{nodes} CPUs={cpus} RealMemory={memory} {address_of_nodes(cluster, host)}")
-    if gpus:
-        lines[-1] += f" Gres=gpu:{gpus}"
-    lines.append("PartitionName=debug Default=YES Nodes=ALL MaxTime=INFINITE DefaultTime=10 State=UP")
-    if urgent:
-        lines.append("PartitionName=urgent Nodes=ALL PriorityTier=9 State=UP")
-    (folder / "slurm.conf").write_text("\n".join(lines) + "\n")
+    address = f"NodeHostname={host}" if cluster.network == "none" else f"NodeAddr={subnet}.[11-{10 + count}]"
+    text = SLURM_CONF.read_text().format(
+        name=CLUSTER_NAME,
+        host=host,
+        cluster=cluster,
+        folder=folder,
+        user=psutil.Process().username(),  # the environment may still name another one
+        memory_per_cpu=max(1, memory // cpus),
+        node=f"CPUs={cpus} RealMemory={memory} {address}" + f" Gres=gpu:{gpus}" * (gpus > 0),
+        count=count,
+        ports=f"{cluster.port + 1}-{cluster.port + count}",
+    )
+    urgent_partition = "PartitionName=urgent Nodes=ALL PriorityTier=9 State=UP\n" if urgent else ""
+    (folder / "slurm.conf").write_text(text + urgent_partition)
     table = ["127.0.0.1 localhost", f"{cluster.controller} {host}"]
-    table += [f"{cluster.subnet}.{10 + i} {name}" for i, name in enumerate(cluster.nodes, 1)]
+    table += [f"{subnet}.{10 + i} {name}" for i, name in enumerate(cluster.nodes, 1)]
     (folder / "hosts").write_text("\n".join(table) + "\n")
-
-
-def address_of_nodes(cluster, host) -> str:
-    """Return the words of slurm.conf that tell where each node's daemon listens."""
-    count = len(cluster.nodes)
-    address = f"NodeHostname={host}" if cluster.network == "none" else f"NodeAddr={cluster.subnet}.[11-{10 + count}]"
-    return f"{address} Port=[{cluster.port + 1}-{cluster.port + count}]"
 
 
 def first_free_port(count) -> int:

@@ -4,7 +4,6 @@ The failures are data, in known_failures.toml; how a log is read stands in readi
 notebooks/11_when_it_breaks.ipynb.
 """
 
-import re
 from dataclasses import dataclass, replace
 
 from mpdemo import paths
