@@ -93,7 +93,7 @@ class Script:
         self.problems.append(Problem(line, message, fix))
 
     def _read(self, number, text):
-        """Note the options of a directive by their long names; one that is there already is a problem."""
+        """Note the options of a directive by their long names."""
         try:
             words = shlex.split(text, comments=True)
         except ValueError as error:
@@ -157,10 +157,7 @@ def shape(script, site):
 
 
 def constant_options(script, spec, site):
-    """Find options that the site gives to every job and that do not fit this one, and GPUs that no directive asks for.
-
-    "single" binds each task to one GPU. https://slurm.schedmd.com/srun.html#OPT_gpu-bind
-    """
+    """Find what the site gives to every job and does not fit this one, and GPUs that no directive asks for."""
     of_task = spec.gpus_per_node // spec.tasks_per_node
     if spec.gpus_per_node > site.gpus_per_node > 0 == len(site.gpu_syntax):
         message = f"{spec.gpus_per_node} GPUs per node, but a node has {site.gpus_per_node}"
@@ -170,8 +167,8 @@ def constant_options(script, spec, site):
         needed |= {"gpus-per-task": of_task, "gpu-bind=single": of_task, "gpu-bind=per_task": of_task}
     for text in (*site.srun_options, *site.extra, *(site.binding if spec.launcher == "srun" else ())):
         name, _, value = text.removeprefix("--").replace(":", "=").rpartition("=")
-        given = 1 if name == "gpu-bind=single" else int(value) if value.isdigit() else None
-        if given is not None and needed.get(name, given) != given:
+        given = "1" if name == "gpu-bind=single" else value  # https://slurm.schedmd.com/srun.html#OPT_gpu-bind
+        if given.isdigit() and name in needed and int(given) != needed[name]:
             what = f"{text} of site file {site.name}.toml holds for every job, and this one needs {needed[name]} there"
             script.problem(None, what, "take it out: the script writes what each job needs (gpu_syntax for GPUs)")
 

@@ -40,10 +40,7 @@ exit "$status\""""
 
 
 def commands(spec, site, of_srun) -> list[str]:
-    """Return the lines below the directives, in blocks; the spec names its launcher.
-
-    `of_srun` are options that the site takes from srun only.
-    """
+    """Return the lines below the directives, in blocks; `of_srun` are options that the site takes from srun only."""
     out = shlex.quote(spec.out)
     note = f'echo "$SLURM_JOB_ID $?" > {out}/exit-status.txt'
     trap = f"trap {shlex.quote(note)} EXIT; trap : TERM"
@@ -81,20 +78,12 @@ def exports(spec, site) -> list[str]:
         lines.append("# export NCCL_DEBUG=INFO  # when it hangs or is slow")
     if site.export_visible_devices and spec.gpus_per_node:
         lines.append(f"export CUDA_VISIBLE_DEVICES={','.join(map(str, range(spec.gpus_per_node)))}")
-    if spec.launcher == "torchrun" and spec.signal:
-        lines.append(torchrun_signals(spec.signal))
+    if spec.launcher == "torchrun" and spec.signal:  # which signals it passes on: its own and the warning
+        name, _, seconds = spec.signal.partition("@")
+        names = dict.fromkeys(["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", f"SIG{name}"])
+        # Without the second variable it kills its processes after 30 s, in the middle of a checkpoint.
+        lines.append(f"export PET_SIGNALS_TO_HANDLE={','.join(names)} TORCH_ELASTIC_SHUTDOWN_TIMEOUT={seconds}")
     return lines
-
-
-def torchrun_signals(warning) -> str:
-    """Return the line that tells torchrun which signals to pass on (its own and the warning), and how long to wait.
-
-    Without the second variable it kills its processes after 30 s, in the middle of a checkpoint. PyTorch 2.11 always
-    does.
-    """
-    name, _, seconds = warning.partition("@")
-    names = dict.fromkeys(["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", f"SIG{name}"])
-    return f"export PET_SIGNALS_TO_HANDLE={','.join(names)} TORCH_ELASTIC_SHUTDOWN_TIMEOUT={seconds}"
 
 
 def launch(spec, site, of_srun) -> str:
@@ -114,16 +103,13 @@ def launch(spec, site, of_srun) -> str:
 
 
 def rendezvous(spec) -> list[str]:
-    """Return how the torchruns of all nodes meet, once or whenever one of them is gone.
-
-    In the second form they read what others write as pickles, on a port that all users of the network can reach.
-    """
+    """Return how the torchruns of all nodes meet, once or whenever one of them is gone."""
     each = f"--nproc-per-node={spec.processes_per_node}"
     if not spec.least_nodes:
         meet = '--master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT"'
         return [f'--nnodes="$SLURM_NNODES" --node-rank="$SLURM_NODEID" {each}', f'{meet} "$@"\'']
     losses = spec.nodes - spec.least_nodes
-    return [
+    return [  # here they read what others write as pickles, on a port that all users of the network can reach
         f'--nnodes={spec.least_nodes}:"$SLURM_NNODES" {each} --max-restarts={losses}',
         '--rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID" --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT"',
         f'--rdzv-conf=is_host="$((SLURM_NODEID == 0))",last_call_timeout={LAST_CALL} "$@"\'',

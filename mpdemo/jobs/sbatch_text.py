@@ -30,13 +30,8 @@ class FittedJob(NamedTuple):
     def text(self) -> str:
         """The batch script; `UserError` for a directive of the site that the script writes itself."""
         shell = "#!/bin/bash -l" if self.site.login_shell else "#!/bin/bash"
-        lines = [
-            shell,
-            *directives(self.spec, self.site),
-            "",
-            *commands(self.spec, self.site, of_srun(self.spec, self.site)),
-        ]
-        return "\n".join(lines) + "\n"
+        launched = commands(self.spec, self.site, of_srun(self.spec, self.site))
+        return "\n".join([shell, *directives(self.spec, self.site), "", *launched]) + "\n"
 
 
 def fitted(asked: JobSpec, site: Site) -> FittedJob:
@@ -54,10 +49,7 @@ def fitted(asked: JobSpec, site: Site) -> FittedJob:
 def render(spec: JobSpec, site: Site) -> str:
     """Return the batch script of a job, `spec`, on a `site` (see `load_site`); it runs from any folder of the project.
 
-    Raises
-    ------
-    UserError
-        A job that cannot restart as it should, or a directive of the site that the script writes itself.
+    `UserError` for a job that cannot restart as it should, or a directive of the site that the script writes itself.
     """
     return fitted(spec, site).text
 
@@ -81,12 +73,14 @@ def directives(spec, site) -> list[str]:
     of_sbatch = [row for row in requests(spec, site, gpus) if row[0] not in site.srun_only]
     rows = [(f"{option}={quote(value)}", comment) for option, value, comment in of_sbatch]
     if site.whole_nodes:
-        rows += [("exclusive", "whole nodes, with all that is in them")]
-    again = [("requeue", "it may start again from its checkpoint")]
-    again += [("open-mode=append", "and then continues in the same log")]
-    rows += again if spec.requeue else [("no-requeue", "a job that lost its node is not started again")]
+        rows.append(("exclusive", "whole nodes, with all that is in them"))
+    if spec.requeue:
+        rows.append(("requeue", "it may start again from its checkpoint"))
+        rows.append(("open-mode=append", "and then continues in the same log"))
+    else:
+        rows.append(("no-requeue", "a job that lost its node is not started again"))
     if spec.least_nodes:
-        rows += [("no-kill", "when a node fails, the job continues")]
+        rows.append(("no-kill", "when a node fails, the job continues"))
     refuse_twice(site, extra, {option_name(option) for option, _ in rows} | CLASHES)
     rows += [(quote(option.removeprefix("--")), "of this site") for option in extra]
     lines = [f"{'#SBATCH --' + option:<{WIDTH}} # {comment}" for option, comment in rows]
@@ -95,10 +89,15 @@ def directives(spec, site) -> list[str]:
 
 def requests(spec, site, gpus) -> list[tuple]:
     """Return option, value and comment of what the job asks Slurm for, with the rows that ask for GPUs."""
+    task = "one task per process"
+    if spec.launcher == "torchrun":
+        task = f"one torchrun per node, which starts {spec.processes_per_node}"
+    elif site.gpus_per_node and spec.gpus_per_process == 1:
+        task += ", one process per GPU"
     rows = [
         ("job-name", spec.name, "what the queue shows"),
         ("nodes", spec.nodes, f"{spec.world_size} process{'es' if spec.world_size > 1 else ''} in all"),
-        ("ntasks-per-node", spec.tasks_per_node, tasks_comment(spec, site)),
+        ("ntasks-per-node", spec.tasks_per_node, task),
         *gpus,
         ("cpus-per-task", *cpus_per_task(spec, site)),
         ("time", spec.time_limit, "the job is ended after this"),
@@ -140,14 +139,6 @@ def quote(value) -> str:
     if text == shlex.quote(text):
         return text
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-def tasks_comment(spec, site) -> str:
-    """Say what a task is."""
-    if spec.launcher == "torchrun":
-        return f"one torchrun per node, which starts {spec.processes_per_node}"
-    of_gpus = site.gpus_per_node and spec.gpus_per_process == 1
-    return "one task per process" + (", one process per GPU" if of_gpus else "")
 
 
 def cpus_per_task(spec, site) -> tuple[int, str]:

@@ -103,11 +103,8 @@ class Site:
 def load_site(name: str | Path | None = None) -> Site:
     """Read a site file, with the variables of its directives (``account = "$COURSE_ACCOUNT"``) expanded.
 
-    Parameters
-    ----------
-    name : str, optional
-        A name in ``slurm/sites`` or the path of a ``.toml`` file. Without it: ``MPDEMO_SITE``, else the file that
-        names the cluster in reach, else "generic".
+    `name` is one in ``slurm/sites`` or the path of a ``.toml`` file. Without it: ``MPDEMO_SITE``, else the file that
+    names the cluster in reach, else "generic".
     """
     site = read_site(str(name or os.environ.get("MPDEMO_SITE") or find_site()))
     values = {}
@@ -136,25 +133,19 @@ def read_site(name) -> Site:
         raise UserError(f"site file {file.name}: {error}") from None
 
 
-def all_sites() -> list[Site]:
-    """Return every site that can be read; a broken file is named, and stops only those who ask for it."""
-    sites = []
-    for name in sorted(site_files()):
+def find_site() -> str:
+    """Return the site whose file names the cluster in reach, else "generic"; a broken file is named and skipped."""
+    cluster = slurm.cluster_name() if slurm.in_reach() else None
+    for name in sorted(site_files()) if cluster else ():
         try:
-            sites.append(read_site(name))
+            if cluster in read_site(name).cluster_names:
+                return name
         except UserError as error:
             say_once(f"mpdemo: skipped: {error}")
-    return sites
+    return "generic"
 
 
 @functools.cache
 def say_once(line):
     """Print a line on stderr, the first time that it is said."""
     print(line, file=sys.stderr)
-
-
-def find_site() -> str:
-    """Return the site whose file names the cluster in reach, else "generic"."""
-    cluster = slurm.cluster_name() if slurm.in_reach() else None
-    sites = all_sites() if cluster else []
-    return next((site.name for site in sites if cluster in site.cluster_names), "generic")

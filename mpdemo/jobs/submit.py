@@ -21,26 +21,17 @@ from mpdemo.jobs.spec import JobSpec
 from mpdemo.world.devices import gpus_here, gpus_wanted, too_few_gpus
 from mpdemo.world.processes import check_room
 
+AnySite = Site | str | None
 PLAIN_SITES = ("generic", "throwaway")  # they render the same text: the committed one
 RESULTS = ("exit-status.txt", "exit-status.json", "summary.json")
 
 
 @overload
-def submit(
-    spec: JobSpec,
-    site: Site | str | None = None,
-    script: str | None = None,
-    resubmit: bool = False,
-    debug: Literal[False] = False,
-) -> Job: ...
+def submit(spec: JobSpec, site: AnySite = None, script: str | None = None, resubmit: bool = False) -> Job: ...
 @overload
-def submit(spec: JobSpec, site: Site | str | None = None, *, debug: Literal[True]) -> None: ...
+def submit(spec: JobSpec, site: AnySite = None, *, debug: Literal[True]) -> None: ...
 def submit(
-    spec: JobSpec,
-    site: Site | str | None = None,
-    script: str | None = None,
-    resubmit: bool = False,
-    debug: bool = False,
+    spec: JobSpec, site: AnySite = None, script: str | None = None, resubmit: bool = False, debug: bool = False
 ) -> Job | None:
     """Write a job's batch script and submit it; without a Slurm in reach, run the same command on this machine.
 
@@ -86,30 +77,17 @@ def start(job: FittedJob, identity: Any, script: str | None = None) -> Job:
     with prepared(spec) as out:
         path = write_script(job, script)
         started = slurm_job.start(job, path, identity) if identity else local_job.start(spec)
-    record = {
-        **started,
-        "script": str(path),
-        "spec": dataclasses.asdict(spec),
-        "submitted": time.time(),
-        "polling_seconds": job.site.polling_seconds,
-    }
+    record = {**started, "script": str(path), "spec": dataclasses.asdict(spec), "submitted": time.time()}
+    record["polling_seconds"] = job.site.polling_seconds
     print(wrapped(announcement(spec, record)))  # first: a full disk takes no record
     write_record(out, record)
     return Job(record, out)
 
 
 def attach(out: str | Path) -> Job:
-    """Return the job of a run's folder, as after a restart of the kernel.
+    """Return the job of a run's folder, as after a restart of the kernel; `UserError` if it has none.
 
-    Parameters
-    ----------
-    out : str or Path
-        The folder, relative to the project's root: ``"runs/03_ddp"``.
-
-    Raises
-    ------
-    UserError
-        No job was submitted there.
+    `out` is relative to the project's root: ``"runs/03_ddp"``.
     """
     record = read_record(paths.root() / out)
     if record is None:
@@ -150,9 +128,8 @@ def write_script(job: FittedJob, script: str | None) -> Path:
         path = path.parent / job.site.name / path.name
     file = paths.root() / path
     file.parent.mkdir(parents=True, exist_ok=True)
-    text = job.text
-    if not file.exists() or file.read_text(encoding="utf-8") != text:  # the committed one keeps its time
-        file.write_text(text, encoding="utf-8")
+    if not file.exists() or file.read_text(encoding="utf-8") != job.text:  # the committed one keeps its time
+        file.write_text(job.text, encoding="utf-8")
     return Path(path)
 
 
@@ -195,19 +172,15 @@ def prepared(spec: JobSpec) -> Iterator[Path]:
 
 
 def make_folder(spec: JobSpec) -> Path:
-    """Make the folder of a run, in which Slurm writes the log, and the one by which a batch script finds the root.
-
-    ``runs/`` may lie in ``MPDEMO_RUNS``, on a large disk, by a link; the commands and batch scripts stay the same.
-    """
-    elsewhere = os.environ.get("MPDEMO_RUNS")
-    runs = paths.root() / "runs"
+    """Make the folder of a run, in which Slurm writes the log, and the one by which a batch script finds the root."""
+    elsewhere, runs = os.environ.get("MPDEMO_RUNS"), paths.root() / "runs"
     try:
-        if elsewhere:
+        if elsewhere:  # on a large disk, by a link: the commands and batch scripts stay the same
             Path(elsewhere).mkdir(parents=True, exist_ok=True)
-        if elsewhere and runs.resolve() != Path(elsewhere).resolve():
-            if runs.exists() or runs.is_symlink():
+            if not runs.is_symlink() and not runs.exists():
+                runs.symlink_to(Path(elsewhere).absolute())
+            if runs.resolve() != Path(elsewhere).resolve():
                 raise UserError(f"MPDEMO_RUNS is {elsewhere}, but {runs} is there already; do: mv {runs} {runs}.before")
-            runs.symlink_to(Path(elsewhere).absolute())
         for folder in (paths.root() / spec.out, paths.root() / paths.SITES):
             folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
