@@ -16,7 +16,7 @@ UNKNOWN = "not known: Slurm counts it where accounting is on, a training run of 
 def usage(slurm_id, state, folder) -> str:
     """Return in a line what a job used: of the Slurm in reach ("" for none), with its run's folder (None for none)."""
     parts = of_slurm(slurm_id, state) if slurm_id else []
-    return "; ".join(parts + (of_run(folder) if folder else [])) or UNKNOWN
+    return "; ".join(parts + of_run(folder)) or UNKNOWN
 
 
 def of_slurm(job_id, state) -> list[str]:
@@ -44,7 +44,8 @@ def table(client, *words) -> list:
 
 def in_words(work, possible, cpus, memories) -> list[str]:
     """Return the share of the processors' time that was used, and the largest memory of a process."""
-    mib = max((mebibytes(text) for text in memories), default=0)
+    found = [re.fullmatch(r"([\d.]+)([KMGT]?)n?", text) for text in memories]  # 310M or 12345K
+    mib = max((float(match[1]) * UNITS[match[2]] for match in found if match), default=0)
     share = [f"{work / possible:.0%} of {cpus} CPUs"] if possible else []
     return share + [f"at most {mib:.0f} MiB in a process"] * (mib > 0)
 
@@ -54,15 +55,9 @@ def seconds(text) -> int:
     return slurm.seconds(text.partition(".")[0]) if text else 0
 
 
-def mebibytes(text) -> float:
-    """Return the MiB of ``310M`` or ``12345K``."""
-    match = re.fullmatch(r"([\d.]+)([KMGT]?)n?", text)
-    return float(match[1]) * UNITS[match[2]] if match else 0.0
-
-
 def of_run(folder) -> list[str]:
     """Return what the newest line of a training run's metrics holds of its memory and its GPUs."""
-    rows = [row for row in rows_in(folder) if row.get("peak_memory_mib")]
+    rows = [row for row in rows_in(folder) if row.get("peak_memory_mib")] if folder else []
     if not rows:
         return []
     memory = ", ".join(f"{mib:.0f}" for mib in rows[-1]["peak_memory_mib"])

@@ -15,7 +15,6 @@ from mpdemo import paths
 from mpdemo.jobs.tracebacks import NOT_THE_USERS
 from mpdemo.ranks.places import WAITING, called_names
 
-BACKWARD = "_engine_run_backward", "the backward pass (which averages gradients)"  # its frame; what we call it
 LARGEST = 2**26  # bytes of a flight recorder's file
 
 
@@ -26,18 +25,13 @@ class Place:
     rank: int
     collective: str | None = None
     line: str = ""
-    node: str = ""
+    node: str = ""  # "": no node of the job has a process of this rank
     cpu: float = 0.0  # of a core
     mib: int = 0
     recorder: str = ""  # the prefix of the rank's flight-recorder files, if its environment names one
 
-    @property
-    def gone(self) -> bool:
-        """Whether no node of the job has a process of this rank."""
-        return not self.node
-
     def __str__(self):
-        if self.gone:
+        if not self.node:
             return f"rank {self.rank}: its process is gone"
         where = "its stack is not known (no py-spy, and no answer to SIGUSR2: see explain --help)"
         if self.collective is not None:
@@ -65,7 +59,8 @@ def collective_of(inner) -> str:
         return called[-1]
     if inner and "torch/distributed/" in inner[0][0]:  # such as a pipeline's schedule
         return inner[0][2]
-    return BACKWARD[1] if any(name == BACKWARD[0] for _, _, name in inner) else ""
+    in_backward = any(name == "_engine_run_backward" for _, _, name in inner)
+    return "the backward pass (which averages gradients)" if in_backward else ""
 
 
 def called_on(file, line) -> list:
@@ -77,34 +72,25 @@ def called_on(file, line) -> list:
 
 def sentence(found) -> tuple[str, str]:
     """Say in one sentence who waits for whom; and in one word: none, missing, different, same."""
-    waiting = {}
+    waiting, others = {}, []
     for place in found:
         if place.collective:
-            waiting.setdefault((place.collective, place.line), []).append(place)
-    others = [place for place in found if not place.collective]
+            waiting.setdefault((place.collective, place.line), []).append(place.rank)
+        elif place.node:
+            others.append(f"rank {place.rank}, which is at {place.line or 'a place that is not known'}")
+        else:
+            others.append(f"rank {place.rank}, whose process is gone")
     if not waiting:
         return "none", "No rank waits in a collective."
     calls = [
-        f"{ranks(some)} {'wait' if len(some) > 1 else 'waits'} in {collective} ({line})"
-        for (collective, line), some in waiting.items()
+        f"{in_words(ranks)} {'wait' if len(ranks) > 1 else 'waits'} in {collective} ({line})"
+        for (collective, line), ranks in waiting.items()
     ]
     if others:
-        return "missing", f"{' and '.join(calls)} for {'; '.join(map(told, others))}."
+        return "missing", f"{' and '.join(calls)} for {'; '.join(others)}."
     if len(waiting) > 1:
         return "different", f"The ranks wait for each other in different collectives: {'; '.join(calls)}."
     return "same", f"No rank is missing: {calls[0]}. It is slow, or the network or a GPU hangs."
-
-
-def told(place) -> str:
-    """Say where a rank is that does not come."""
-    if place.gone:
-        return f"rank {place.rank}, whose process is gone"
-    return f"rank {place.rank}, which is at {place.line or 'a place that is not known'}"
-
-
-def ranks(some) -> str:
-    """Name the ranks of some places."""
-    return in_words([place.rank for place in some])
 
 
 def in_words(numbers) -> str:
@@ -125,13 +111,10 @@ class Plain(pickle.Unpickler):
 
 
 def recorded(files) -> dict:
-    """Return the collectives that flight-recorder dumps hold: rank -> the entries of its file, the last one last.
-
-    The name of a dump ends with the rank; whatever else the files hold is left out.
-    """
+    """Return the collectives that flight-recorder dumps hold: rank -> the entries of its file, the last one last."""
     entries = {}
     for file in files:
-        rank = re.search(r"\d+$", file.name)
+        rank = re.search(r"\d+$", file.name)  # a dump's name ends with it
         if not rank or not file.is_file() or file.stat().st_size > LARGEST:
             continue
         try:
