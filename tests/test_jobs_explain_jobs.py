@@ -127,11 +127,7 @@ def test_what_a_rank_waits_in(inner, collective):
 @pytest.mark.parametrize(
     ("found", "kind", "said"),
     [
-        (
-            [at(0, "barrier"), at(1, "barrier"), Place(2)],
-            "missing",
-            "ranks 0, 1 wait in barrier .* for rank 2, whose",
-        ),
+        ([at(0, "barrier"), at(1, "barrier"), Place(2)], "missing", "ranks 0, 1 wait in barrier .* for rank 2, whose"),
         ([at(0, "barrier"), at(1, "", 9)], "missing", "rank 0 waits in barrier .* for rank 1, which is at .*line 9 in"),
         ([at(0, "barrier"), Place(1, node="n1")], "missing", "for rank 1, which is at a place that is not known"),
         (

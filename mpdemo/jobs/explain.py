@@ -7,7 +7,7 @@ notebooks/11_when_it_breaks.ipynb.
 from dataclasses import dataclass, replace
 
 from mpdemo import paths
-from mpdemo.jobs.known import KINDS, UNKNOWN, Known, first_of, known_in, rows_of
+from mpdemo.jobs.known import KINDS, UNKNOWN, Known, known_in
 from mpdemo.jobs.reading import Log
 
 LONGEST = 240  # characters of a line that are shown
@@ -75,12 +75,10 @@ def find(text: str | Log) -> list:
 
 def _seen(log):
     """Yield number and `Known` of each line that may be a failure, and what it looks like."""
-    messages = list(log.messages())
-    texts = [line + DOWNLOAD * (number in log.tracebacks.web) for number, line, _ in messages]
-    for (number, _, says), text, rows in zip(messages, texts, rows_of(texts), strict=True):
-        known = first_of(text, rows) or (
-            known_in(NAN) if says == "nan" else UNKNOWN.get(says.replace("fault", "error"))
-        )
+    for number, text, says in log.messages():
+        known = known_in(text + DOWNLOAD * (number in log.tracebacks.web))
+        if not known:
+            known = known_in(NAN) if says == "nan" else UNKNOWN.get(says.replace("fault", "error"))
         if known and not (says in ("soft", "nccl", "error", "nan", "noise") and log.went_on(number, says)):
             follows = says == "noise" or number in log.tracebacks.chained
             yield number, replace(known, kind="consequence") if follows else known, says

@@ -6,9 +6,7 @@ They are data, in known_failures.toml. Taught in notebooks/11_when_it_breaks.ipy
 import functools
 import re
 import tomllib
-from bisect import bisect_right
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 
 # In this order: a rank that waited in vain, or lost another one, is seldom the one to blame.
@@ -72,30 +70,13 @@ def known_failures() -> tuple:
 
 @functools.cache
 def _pieces() -> list:
-    """Return the longest piece of each message and the number of its row: a search for them is much faster."""
-    messages = [(words.strip("^$"), number) for number, known in enumerate(known_failures()) for words in known.seen]
-    parts = [(words[words[0].islower() :].split("..."), number) for words, number in messages]
-    return [(max(pieces, key=len), number) for pieces, number in parts]
-
-
-def rows_of(lines) -> list:
-    """Return the numbers of the rows that each line may fit: one search for each piece, through all lines."""
-    text, starts, rows = "\n".join(lines), [0, *accumulate(len(line) + 1 for line in lines)], [set() for _ in lines]
-    for piece, number in _pieces():
-        at = text.find(piece)
-        while at >= 0:
-            line = bisect_right(starts, at) - 1
-            rows[line].add(number)
-            at = text.find(piece, starts[line + 1])
-    return rows
-
-
-def first_of(line, rows, by="") -> Known | None:
-    """Return the first of some rows that fits a line."""
-    rows = (known_failures()[number] for number in sorted(rows))
-    return next((known for known in rows if by in known.by and known.pattern.search(line)), None)
+    """Return the longest piece of each message and its row: a search for them is much faster than the expressions'."""
+    messages = [(words.strip("^$"), known) for known in known_failures() for words in known.seen]
+    parts = [(words[words[0].islower() :].split("..."), known) for words, known in messages]
+    return [(max(pieces, key=len), known) for pieces, known in parts]
 
 
 def known_in(line, by="") -> Known | None:
     """Return the first row of the table whose message is in a line: of all rows, or of those that one program says."""
-    return first_of(line, rows_of([line])[0], by)
+    fitting = (known for piece, known in _pieces() if piece in line and by in known.by)
+    return next((known for known in fitting if known.pattern.search(line)), None)

@@ -155,17 +155,13 @@ def answer_from_files(job) -> Answer:
     """Return what log and script's marker say, where Slurm does not. Absence is not success."""
     log, marker = job.log(), job.out / "exit-status.txt"
     why = "Slurm has forgotten the job" if job.own_cluster else "its cluster is not in reach"
-    if state := state_by_slurm(log):
-        return Answer(state, f"from the job's log; {why}")
+    by_slurm = "out_of_memory" if slurm.MEMORY.search(log) else None
+    if match := CANCELLED.search(log):  # written there as Slurm ended the job
+        by_slurm = {"TIME LIMIT": "timeout", "NODE FAILURE": "node_failure"}.get(match[1], "cancelled")
+    if by_slurm:
+        return Answer(by_slurm, f"from the job's log; {why}")
     words = marker.read_text().split() if marker.exists() else []
     if len(words) == 2 and words[0] == slurm.number(job.id):
         state = slurm.state_by_status(log, int(words[1]))
         return Answer(state, f"from the script's marker; {why}", int(words[1]))
     return Answer("unknown", f"{why}, and its script left no marker")
-
-
-def state_by_slurm(log) -> str | None:
-    """Return the state that Slurm wrote into the job's own log as it ended it; None if it wrote nothing."""
-    if match := CANCELLED.search(log):
-        return {"TIME LIMIT": "timeout", "NODE FAILURE": "node_failure"}.get(match[1], "cancelled")
-    return "out_of_memory" if slurm.MEMORY.search(log) else None
