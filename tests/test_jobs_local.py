@@ -9,7 +9,7 @@ import sys
 
 import psutil
 import pytest
-from worker_jobs import PROGRAMS, all_gone, following, sleepers, spec
+from worker_jobs import PROGRAMS, all_gone, following, sleepers, spec, stand_in
 
 from mpdemo import paths
 from mpdemo.errors import UserError
@@ -42,9 +42,7 @@ def test_gpus_are_used_where_each_device_has_one_and_two_can_be_compared(
     gpus, visible, devices, used, project, monkeypatch, capsys, request
 ):
     """The GPUs are listed by a program in place of the driver's."""
-    driver = project / "nvidia-smi"
-    driver.write_text(f'#!/bin/sh\nfor n in $(seq {gpus}); do echo "GPU $n: a GPU (UUID: $n)"; done\n')
-    driver.chmod(0o755)
+    stand_in(project / "nvidia-smi", f'for n in $(seq {gpus}); do echo "GPU $n: a GPU (UUID: $n)"; done')
     monkeypatch.setenv("PATH", f"{project}:{os.environ['PATH']}")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     if visible:

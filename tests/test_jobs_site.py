@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import worker_jobs
-from worker_jobs import options
+from worker_jobs import options, stand_in
 
 from mpdemo.errors import UserError
 from mpdemo.jobs import JobFailed, check, load_site, render, site_trial, slurm, slurm_job, submit
@@ -173,17 +173,10 @@ def test_variables_of_directives_are_expanded_and_a_missing_one_is_named(project
 
 def test_a_job_of_another_cluster_is_asked_there(project, monkeypatch):
     """As sbatch answers where a script says --clusters: the number and the cluster's name."""
-    (project / "bin").mkdir()
-    running = "JobId=7 UserId=a JobState=RUNNING ExitCode=0:0"
-    clients = {
-        "sbatch": "7;alex",
-        "squeue": "CLUSTER: alex\n7|PENDING|0:00|Priority",
-        "scontrol": running,
-        "scancel": "",
-    }
+    waits, runs = "CLUSTER: alex\n7|PENDING|0:00|Priority", "JobId=7 UserId=a JobState=RUNNING ExitCode=0:0"
+    clients = {"sbatch": "7;alex", "squeue": waits, "scontrol": runs, "scancel": ""}
     for name, said in clients.items():
-        (project / "bin" / name).write_text(f"#!/bin/sh\necho {name} $* >> {project}/asked\necho '{said}'\n")
-        (project / "bin" / name).chmod(0o755)
+        stand_in(project / "bin" / name, f"echo {name} $* >> {project}/asked\necho '{said}'")
     monkeypatch.setenv("PATH", f"{project}/bin:/usr/bin:/bin")
     number = slurm_job.start(fitted(spec(), site()), "toy.sbatch", "home x")["id"]
     job = SimpleNamespace(id=number, record={"identity": "home x"})
@@ -197,8 +190,7 @@ def test_a_job_of_another_cluster_is_asked_there(project, monkeypatch):
 
 
 def test_another_batch_system_is_named(tmp_path, monkeypatch):
-    (tmp_path / "bsub").write_text("#!/bin/sh\n")
-    (tmp_path / "bsub").chmod(0o755)
+    stand_in(tmp_path / "bsub", "")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert slurm.none_in_reach() == "LSF (bsub) is here, but this course speaks Slurm"
 

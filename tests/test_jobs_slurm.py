@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
-from worker_jobs import scontrol, spec, until
+from worker_jobs import scontrol, spec, stand_in, until
 
 from mpdemo.cluster.cluster import Cluster
 from mpdemo.jobs import JobFailed, JobSpec, SlurmError, attach, load_site, slurm, slurm_job, submit, train_command
@@ -20,17 +20,10 @@ def rows(job, event="step") -> list[dict]:
 
 
 @pytest.fixture
-def stand_in(tmp_path, monkeypatch):
-    """Put a shell script before the client of Slurm that has its name: stand_in("sacct", script)."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-
-    def write(name, script):
-        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
-        (folder / name).chmod(0o755)
-
-    return write
+def client(tmp_path, monkeypatch):
+    """Put a shell script before the client of Slurm that has its name: client("sacct", script)."""
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    return lambda name, script: stand_in(tmp_path / "bin" / name, script)
 
 
 @pytest.fixture
@@ -84,13 +77,13 @@ def test_a_node_that_dies(own_cluster, project):
     until(lambda: slurm.client("sinfo", "-h", "-n", "node1", "-o", "%T").strip() == "idle")
 
 
-def test_followed_jobs_ask_slurm_once_per_interval_however_many_they_are(cluster, project, tmp_path, stand_in):
+def test_followed_jobs_ask_slurm_once_per_interval_however_many_they_are(cluster, project, tmp_path, client):
     jobs = [submit(spec("sleep", out=f"runs/{i}")) for i in range(4)]
     until(lambda: all(job.state == "running" for job in jobs))
     time.sleep(jobs[0].polling_seconds)  # the next listing has them all
-    calls, clients = tmp_path / "calls", {name: shutil.which(name) for name in ("squeue", "scontrol")}
-    for name, client in clients.items():
-        stand_in(name, f'echo {name} >> {calls}\nexec {client} "$@"')
+    calls, programs = tmp_path / "calls", {name: shutil.which(name) for name in ("squeue", "scontrol")}
+    for name, program in programs.items():
+        client(name, f'echo {name} >> {calls}\nexec {program} "$@"')
     begin = time.monotonic()
     with ThreadPoolExecutor(len(jobs)) as threads:  # live views look from threads
         while time.monotonic() - begin < 3 * jobs[0].polling_seconds:
@@ -143,10 +136,10 @@ def test_jobs_that_slurm_has_forgotten(own_cluster, project):
         attached["gone"].result()
 
 
-def test_accounting_remembers_what_the_controller_has_forgotten(cluster, stand_in):
+def test_accounting_remembers_what_the_controller_has_forgotten(cluster, client):
     """The throw-away Slurm has no accounting, so its words come from a script."""
     assert slurm_job.look_up("999999") is None
-    stand_in("sacct", "echo 'CANCELLED by 1000|0:0|00:00:07'")
+    client("sacct", "echo 'CANCELLED by 1000|0:0|00:00:07'")
     answer = slurm_job.look_up("999999")
     assert (answer.state, answer.run_time) == ("cancelled", 7.0)
 
@@ -217,10 +210,10 @@ def test_slurms_refusal_is_shown_with_the_likely_cause(cluster, project):
     assert not (project / "runs/toy/job.json").exists()
 
 
-def test_a_controller_that_goes_while_it_answers_is_one_short_line(stand_in):
+def test_a_controller_that_goes_while_it_answers_is_one_short_line(client):
     """What scontrol of Slurm 22.05 prints then, with status 1: no moment of a real one can be met on purpose."""
     shown = "Configuration data as of now\nClusterName = x\n\nSlurmctld(primary) at vm is DOWN\n****\n** RESTORE ***\n"
-    stand_in("scontrol", f"cat <<'END'\n{shown}END\nexit 1")
+    client("scontrol", f"cat <<'END'\n{shown}END\nexit 1")
     with pytest.raises(slurm.NoAnswer, match="is DOWN") as refusal:
         slurm.configuration()
     assert "ClusterName" not in str(refusal.value) and "*" not in str(refusal.value)

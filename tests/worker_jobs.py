@@ -32,6 +32,13 @@ def following(run):
     return subprocess.Popen([sys.executable, "-m", "mpdemo", "follow", str(run)], env=environment, **streams)
 
 
+def stand_in(file, script):
+    """Write a shell script that stands for a program."""
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(f"#!/bin/sh\n{script}\n")
+    file.chmod(0o755)
+
+
 def until(condition, seconds=60):
     """Wait for a condition, bounded."""
     end = time.monotonic() + seconds

@@ -121,8 +121,7 @@ class Log(Lines):
             return False
         lasts = [self.alike(number)[-1] for number, _, _ in seen]
         if all(follows and says in ("soft", "noise", "exception") for _, follows, says in seen):
-            return (
-                all(says in ("soft", "noise") for _, _, says in seen) or bool(self.done) and self.done[0] < min(lasts)
-            )
+            harmless = all(says != "exception" for _, _, says in seen)
+            return harmless or bool(self.done) and self.done[0] < min(lasts)
         worked = self.progress and self.progress[0] > max(lasts)
         return bool(self.done and worked and self.done[-1] > max(lasts))
