@@ -5,6 +5,8 @@ Nearly all lines of a long log differ in numbers alone, so one of each kind is l
 
 import math
 import re
+from bisect import bisect_right
+from itertools import accumulate
 
 MOST_HITS = 20_000  # lines with an alarming word at the beginning, and as many at the end, that are compared
 MOST_KINDS = 5000  # of lines that are looked at: half of them the first, half the last
@@ -35,16 +37,21 @@ class Lines:
     """The lines of a log, numbered from 0; `numbers` has those of each kind, which differ in digits alone."""
 
     def __init__(self, text):
-        data = text.encode(errors="replace") if isinstance(text, str) else text
-        self.lines = data.split(b"\n")
+        self.data = text.encode(errors="replace") if isinstance(text, str) else text
+        self.lines = self.data.split(b"\n")
+        self.starts = [0, *accumulate(len(line) + 1 for line in self.lines)]
         self.numbers = self._of_one_kind(range(len(self.lines)), 20 * MOST_KINDS)
         if self.numbers is None:
             hits = sorted({number for word in FEW_ALARMS for number in self.having(word)})
             self.numbers = self._of_one_kind(sorted({*hits[:MOST_HITS], *hits[-MOST_HITS:]}))
 
     def having(self, word) -> list:
-        """Return the numbers of the lines that hold a word."""
-        return [number for number, line in enumerate(self.lines) if word in line]
+        """Return the numbers of the lines that hold a word: much faster than to look into each line."""
+        found, at = [], self.data.find(word)
+        while at >= 0:
+            found.append(bisect_right(self.starts, at) - 1)
+            at = self.data.find(word, self.starts[found[-1] + 1])
+        return found
 
     def _of_one_kind(self, numbers, most=math.inf) -> dict | None:
         """Return the numbers of the lines of each kind; None as soon as there are too many kinds."""
