@@ -32,7 +32,6 @@ PUBLIC = {  # module of mpdemo: its public names
     "plan": "SCHEDULES Simulation placement simulate usual_stages_per_rank",
     "plan.choose": "choose",
     "plan.counting": "LiveMemory",
-    "plan.fits": "on_one",
     "plan.imagenet": "IMAGES RUNS",
     "plan.request": "PlanRequest",
     "plan.strategies": "compare table",

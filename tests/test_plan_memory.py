@@ -3,10 +3,12 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from mpdemo import models
 from mpdemo.errors import UserError
 from mpdemo.plan import dry_run, memory
+from mpdemo.plan.counting import LiveMemory, rounded
 from mpdemo.plan.fits import each_stage
 from mpdemo.plan.footprint import footprints
 from mpdemo.plan.planner import evaluate
@@ -66,20 +68,13 @@ def test_1f1b_needs_less_than_gpipe_and_momentum_adds_a_copy_of_the_parameters()
 
 
 def test_a_dry_run_leaves_nothing_behind():
-    import torch.distributed as dist
-    from torch import nn
-
     s = settled(SMALL, "pipeline", 8, 2, microbatches=2, cut="no such block")
     with pytest.raises(UserError, match="cannot cut"):
         memory.processes(SMALL, s, STATES["sgd"])
-    assert not dist.is_initialized() and nn.Module.to.__module__ == "torch.nn.modules.module"
+    assert not torch.distributed.is_initialized() and torch.nn.Module.to.__module__ == "torch.nn.modules.module"
 
 
 def test_memory_is_counted_inside_another_count_and_storages_are_resized_as_before():
-    import torch
-
-    from mpdemo.plan.counting import LiveMemory
-
     own = torch.UntypedStorage.__dict__.get("resize_")
     with LiveMemory() as outer:
         with LiveMemory() as inner:
@@ -94,7 +89,7 @@ def test_footprints_count_every_parameter_once():
     whole = models.build("resnet50", classes=1000, channels=3, image_size=224)
     blocks = footprints(ModelSpec("resnet50"))
     assert [block.name for block in blocks] == whole.names
-    assert sum(block.parameters for block in blocks) == sum(p.numel() for p in whole.parameters())
+    assert sum(block.gradients for block in blocks) == sum(rounded(p.nbytes) for p in whole.parameters())
     assert blocks[0].input == 3 * 224 * 224 * 4
     assert all(a.output == b.input for a, b in zip(blocks, blocks[1:], strict=False))
 

@@ -5,17 +5,14 @@ import re
 import sys
 
 import pytest
-from programs.foreign_models import Alike
 from project import root
 
 from mpdemo.__main__ import main
 from mpdemo.errors import UserError
-from mpdemo.models import Blocks
 from mpdemo.models.own import OwnModel
-from mpdemo.plan import meter, own
+from mpdemo.plan import own
 from mpdemo.plan.command import PlanOptions, answer
-from mpdemo.plan.footprint import footprints
-from mpdemo.plan.request import RESERVE, ModelSpec, NotPlanned, PlanRequest
+from mpdemo.plan.request import ALL, BOTH, RESERVE, NotPlanned, PlanRequest
 from mpdemo.plan.strategies import compare, table
 
 RESNET18 = 11_689_512
@@ -147,14 +144,14 @@ def test_shards_within_a_node_send_little_between_nodes():
 
 
 def test_parts_of_a_batch_have_a_row_where_shards_fit_in_no_other_way(monkeypatch):
-    rules = own.rules
-    monkeypatch.setattr(own, "rules", lambda asked: [rule for rule in rules(asked) if rule.answer.startswith(both)])
-    both, llama = f"fsdp{own.BOTH_NAMES}", made("tied_20m", "64t", f"{PROGRAMS}/llama.py")
-    whole = own.sharded(request(llama, batch=64), **own.BOTH).memory
+    rules = own.rules_of
+    monkeypatch.setattr(own, "rules_of", lambda asked: [rule for rule in rules(asked) if rule.answer.startswith(both)])
+    both, llama = f"fsdp{BOTH}", made("tied_20m", "64t", f"{PROGRAMS}/llama.py")
+    whole = own.sharded(request(llama, batch=64), bf16=True, checkpointing=True).memory
     larger, smaller = (request(llama, batch=64, memory=whole + RESERVE + more) for more in (1, -1))
     assert [row.answer for row in compare(larger)] == [both]
     in_parts, at_once = compare(smaller)
-    assert (in_parts.answer, at_once.answer) == (f"fsdp{own.ALL_NAMES}", both)
+    assert (in_parts.answer, at_once.answer) == (f"fsdp{ALL}", both)
     assert in_parts.fits and in_parts.predicted.settings == {"microbatches": 2, "processes": 2}
 
 
@@ -201,21 +198,6 @@ def test_a_strategy_in_which_a_model_fails_is_not_planned_and_a_note_says_why():
     ((reason, strategies),) = [item for item in model.not_planned.items() if "running_mean" in item[0]]
     assert reason.startswith("a step like that fails on tensors without numbers (") and "ddp" not in strategies
     assert "not planned" in table(request(model), compare(request(model)))
-
-
-def test_equal_blocks_are_measured_once(monkeypatch):
-    def alike():
-        layers = Alike()
-        return Blocks({"first": layers.first, **{f"layers.{n}": layer for n, layer in enumerate(layers.layers)}})
-
-    blocks = alike()
-    signatures = [meter.signature(blocks.stage(number, number + 1)) for number in range(len(blocks))]
-    assert [signatures.index(signature) for signature in signatures] == [0, 1, 1, 3, 4, 1]
-    once = footprints(ModelSpec(alike, 8))
-    monkeypatch.setattr(meter, "signature", id)
-    one_by_one = footprints(ModelSpec(lambda: alike(), 8))
-    for block, other in zip(once, one_by_one, strict=True):
-        assert block.bytes("saved", 4) == other.bytes("saved", 4) and block.parameters == other.parameters
 
 
 def test_a_model_that_is_larger_than_this_machine_takes_no_memory():

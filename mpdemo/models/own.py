@@ -178,17 +178,14 @@ class OwnModel:
         names = [name for name, _ in self.template.named_modules()]
         start = names.index(self.list)
         sizes = [[0, 0], [0, 0]]
-        for name, tensor in self._named_tensors():
+        parameters = self.template.named_parameters(remove_duplicate=False)
+        for name, tensor in (*parameters, *self.template.named_buffers()):
             owner = name.rpartition(".")[0]
             if not owner.startswith(f"{self.list}."):
                 side = names.index(owner) > start
                 sizes[0][side] += tensor.nbytes
                 sizes[1][side] += tensor.nbytes * tensor.requires_grad
         return sizes
-
-    def _named_tensors(self):
-        yield from self.template.named_parameters(remove_duplicate=False)
-        yield from self.template.named_buffers()
 
     def loss(self, outputs):
         """Return the loss of a batch: the module's own, or one that stands in for it."""
@@ -226,7 +223,7 @@ def differentiable(value, seen=None):
 
 def loss(tensors):
     """Return a loss that keeps what a usual one keeps: cross entropy over classes, or squares where there are none."""
-    return sum(_loss(t.values() if t.is_nested else t) for t in tensors)
+    return sum(map(_loss, tensors))
 
 
 def _loss(t):

@@ -1,15 +1,16 @@
-"""PyTorch's private parts that models need. What a new PyTorch may move is found here.
+"""PyTorch's private parts that models and plans need. What a new PyTorch may move is found here.
 
 tests/test_private_pytorch.py tries each by its name.
 """
 
 from torch._dynamo import OptimizedModule
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._device import _device_constructors as device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
-__all__ = ["DataDependentOutputException", "DynamicOutputShapeException", "FakeTensors"]
+__all__ = ["DataDependentOutputException", "DynamicOutputShapeException", "FakeStore", "FakeTensors"]
 __all__ += ["OptimizedModule", "TorchDispatchMode", "device_constructors"]
 __all__ += ["tree_flatten", "tree_leaves", "tree_map_only", "tree_unflatten"]
 

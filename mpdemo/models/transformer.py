@@ -56,9 +56,8 @@ class Attention(nn.Module):
         self.out = nn.Linear(width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        def heads(
-            layer: nn.Module,
-        ) -> torch.Tensor:  # (B, T, D) -> (B, T, H, D / H) -> (B, H, T, D / H), of those that this device has
+        def heads(layer: nn.Module) -> torch.Tensor:
+            # (B, T, D) -> (B, T, H, D / H) -> (B, H, T, D / H), of those that this device has
             return layer(x).unflatten(2, (-1, self.head_width)).transpose(1, 2)
 
         taken = scaled_dot_product_attention(heads(self.query), heads(self.key), heads(self.value))

@@ -7,50 +7,46 @@ Taught in notebooks/12_which_one.ipynb.
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from mpdemo.errors import UserError
 from mpdemo.options import as_arguments
 from mpdemo.plan import fits, own
-from mpdemo.plan.request import NotNeeded, NotPlanned, PlanRequest, Prediction, Rule, mib
+from mpdemo.plan.request import (
+    ACCUMULATION,
+    BOTH,
+    CHECKPOINTING,
+    WAYS,
+    WHOLE,
+    NotNeeded,
+    NotPlanned,
+    PlanRequest,
+    Prediction,
+    Rule,
+    mib,
+    rules,
+)
 
-TWICE = {"activation_checkpointing": True}
-WHOLE_MODEL = (  # the answer's second part, how it fits, how to find out
-    ("", "at once", fits.replicas),
-    (", gradient accumulation", "with gradient accumulation over {parts} microbatches",
-     lambda request: fits.replicas(request, None)),
-    (", bf16", "in bf16", lambda request: fits.replicas(request, None, precision="bf16")),
-    (", activation checkpointing", "with activation checkpointing",
-     lambda request: fits.replicas(request, None, **TWICE)),
-)  # fmt: skip
-SHARDED = (
-    ("", "at once", fits.sharded),
-    (", bf16, activation checkpointing", "in bf16, with activation checkpointing",
-     lambda request: fits.sharded(request, precision="bf16", **TWICE)),
-    (", gradient accumulation", "with gradient accumulation over {parts} microbatches, in one node",
-     lambda request: fits.sharded(request, None)),
-    (", activation checkpointing", "with activation checkpointing", lambda request: fits.sharded(request, **TWICE)),
-)  # fmt: skip
-SHARE = "the local batch fits"
-CUT = "No device holds the whole model, so it is cut over {devices} of {all} devices"
-RULES = (
-    *(Rule(False, "single", "single" + more, f"One device holds the model, and the whole batch fits {how}", find)
-      for more, how, find in WHOLE_MODEL),
-    *(Rule(True, "ddp", "ddp" + more, f"Each of {{devices}} devices holds the model, and {SHARE} {how}", find)
-      for more, how, find in WHOLE_MODEL),
-    *(Rule(True, "fsdp", "fsdp" + more, "Weights, gradients and states are too large for one device; "
-           f"{{devices}} shard them, and {SHARE} {how}", find)
-      for more, how, find in SHARDED),
-    Rule(True, "tensor", "tensor", "The {devices} devices of one node split every layer", fits.split_layers),
-    Rule(True, "hybrid", "hybrid", "Fewer than {devices} devices hold the cut model, so there is room for several "
-         "replicas", fits.replicas_of_a_cut),
-    Rule(True, "hybrid", "hybrid, sharded", "Fewer than {devices} devices hold the cut model, if its replicas divide "
-         "every stage", lambda request: fits.replicas_of_a_cut(request, sharded=True)),
-    Rule(True, "pipeline", "pipeline", CUT + ", and {parts} microbatches keep them busy", fits.cut),
-    Rule(True, "model_parallel", "model_parallel", CUT + "; microbatches do not help here, so the devices work "
-         "alternately", lambda request: fits.cut(request, microbatches=1)),
-)  # fmt: skip
 NOTHING = "none: more devices, or larger ones"
+SHARDS = "Weights, gradients and states are too large for one device; {devices} shard them, and the local batch fits"
+CUT = "No device holds the whole model, so it is cut over {devices} of {all} devices"
+ONE_DEVICE = rules("single", "One device holds the model, and the whole batch fits", fits.replicas, WHOLE)
+SEVERAL = (
+    *rules("ddp", "Each of {devices} devices holds the model, and the local batch fits", fits.replicas, WHOLE),
+    *rules("fsdp", SHARDS, fits.sharded, ("", BOTH)),
+    Rule("fsdp", "fsdp" + ACCUMULATION, f"{SHARDS} {WAYS[ACCUMULATION][0]}, in one node",
+         partial(fits.sharded, parts=None)),
+    *rules("fsdp", SHARDS, fits.sharded, (CHECKPOINTING,)),
+    Rule("tensor", "tensor", "The {devices} devices of one node split every layer", fits.split_layers),
+    Rule("hybrid", "hybrid", "Fewer than {devices} devices hold the cut model, so there is room for several replicas",
+         fits.replicas_of_a_cut),
+    Rule("hybrid", "hybrid, sharded", "Fewer than {devices} devices hold the cut model, if its replicas divide "
+         "every stage", partial(fits.replicas_of_a_cut, sharded=True)),
+    Rule("pipeline", "pipeline", CUT + ", and {parts} microbatches keep them busy", fits.cut),
+    Rule("model_parallel", "model_parallel", CUT + "; microbatches do not help here, so the devices work alternately",
+         partial(fits.cut, microbatches=1)),
+)  # fmt: skip
 
 
 class Choice(NamedTuple):
@@ -68,9 +64,8 @@ def asked(request):
 
     What is not planned of a reader's model is noted, with the reason.
     """
-    several = request.devices > 1
-    rules = own.rules(request) if request.spec.is_own else [rule for rule in RULES if rule.several == several]
-    for rule in rules:
+    of_course = SEVERAL if request.devices > 1 else ONE_DEVICE
+    for rule in own.rules_of(request) if request.spec.is_own else of_course:
         request.progress(rule.answer)
         try:
             yield rule, rule.find(request)
@@ -115,7 +110,7 @@ def choose(request: PlanRequest) -> Choice:
 def _replica_fits(request) -> bool:
     """Return whether each device can hold the whole model."""
     try:
-        found = own.replicated(request) if request.spec.is_own else fits.replicas(request, None)
+        found = own.replicated(request) if request.spec.is_own else fits.replicas(request)
     except NotPlanned:
         return False
     return found.memory <= request.limit

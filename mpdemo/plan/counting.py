@@ -12,7 +12,7 @@ from unittest.mock import patch
 import torch
 from torch.distributed.tensor import DTensor
 
-from mpdemo.plan.private_torch import TorchDispatchMode, tree_leaves
+from mpdemo.models.private_torch import TorchDispatchMode, tree_leaves
 
 SETTLED = 3  # steps after which DDP has its final buckets; in the third it makes them anew
 BLOCK = 512  # bytes; PyTorch's CUDA allocator hands out multiples of it

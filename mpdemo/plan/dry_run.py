@@ -18,11 +18,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from mpdemo.models.private_torch import FakeTensors
+from mpdemo.models.private_torch import FakeStore, FakeTensors
 from mpdemo.plan.counting import CountMessages, LiveMemory, size
 from mpdemo.plan.device_memory import DeviceMemory, Step
 from mpdemo.plan.meter import built
-from mpdemo.plan.private_torch import FakeStore
 from mpdemo.run import builder
 from mpdemo.training.setup import Run
 from mpdemo.world.env import World

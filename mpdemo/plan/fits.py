@@ -7,9 +7,8 @@ fit; where none fit, with those that need least. Taught in notebooks/12_which_on
 from dataclasses import replace
 
 from mpdemo.cuts import HEADS
-from mpdemo.plan.device_memory import DeviceMemory
 from mpdemo.plan.planner import balanced_cut, evaluate
-from mpdemo.plan.request import STATES, PlanRequest, Prediction, settled
+from mpdemo.plan.request import STATES, Prediction, settled
 from mpdemo.rules import CUT_RUNGS, batch_norm
 from mpdemo.schedules import divisors
 
@@ -32,35 +31,40 @@ def first_that_fits(request, find, numbers) -> Prediction:
     return next(found for found in map(find, numbers[1:]) if found.memory <= request.limit)
 
 
-def replicas(request, parts=(1,), **saving):
+def replicas(request, parts=None, **way):
     """Return how the whole model fits on every device, each with its share of the batch; None where it cannot.
 
-    `parts` are the numbers of parts to try; None tries all.
+    `parts` are the numbers of parts to try, None tries all; `way` says whether it is ``bf16`` or ``checkpointing``.
     """
-    return _of_shares(request, "ddp" if request.devices > 1 else "single", parts, saving)
+    return _of_shares(request, "ddp" if request.devices > 1 else "single", parts, **way)
 
 
-def sharded(request, parts=(1,), **saving):
+def sharded(request, parts=(1,), **way):
     """Return how FSDP fits; arguments as for `replicas`.
 
     Each part gathers all weights again, so more than one are for the fast links inside one node.
     """
-    if saving.get("precision") == "bf16" and isinstance(request.model, str) and batch_norm(request.model, request.norm):
+    if way.get("bf16") and batch_norm(request.model, request.norm):
         return None  # its averages stay in float32
-    return None if parts is None and request.nodes > 1 else _of_shares(request, "fsdp", parts, saving)
+    return None if parts is None and request.nodes > 1 else _of_shares(request, "fsdp", parts, **way)
 
 
-def _of_shares(request, rung, parts, saving):
+def _of_shares(request, rung, parts, bf16=False, checkpointing=False):
     """Return how devices fit that compute all blocks for their share of the batch."""
     if request.batch % request.devices:
         return None
-    share, processes = request.batch // request.devices, {"processes": request.devices} if request.devices > 1 else {}
-    precision, twice = saving.get("precision", "fp32"), saving.get("activation_checkpointing", False)
+    share = request.batch // request.devices
+    saving = {"precision": "bf16"} if bf16 else {}
+    if checkpointing:
+        saving["activation_checkpointing"] = True
 
     def find(count):
         memory, sent = counted(request, rung, microbatches=count, **saving)
-        settings = saving | ({"microbatches": count} if count > 1 else {}) | processes
-        seconds = count * sum(cost.both + twice * cost.forward for cost in request.costs(share // count, precision))
+        settings = saving | ({"microbatches": count} if count > 1 else {})
+        if request.devices > 1:
+            settings["processes"] = request.devices
+        costs = request.costs(share // count, "bf16" if bf16 else "fp32")
+        seconds = count * sum(cost.both + checkpointing * cost.forward for cost in costs)
         return Prediction(settings, memory, seconds or None, sent)
 
     return first_that_fits(request, find, parts or divisors(share))
@@ -142,24 +146,16 @@ def replicas_of_a_cut(request, sharded=False):
     return best
 
 
-def on_one(
-    request: PlanRequest, images: int, parts: int, precision: str = "fp32", checkpointing: bool = False
-) -> DeviceMemory:
-    """Return the memory (bytes) of one device that accumulates the gradients of `images` in so many `parts`.
-
-    It trains what a `PlanRequest`, `request`, asks for, with the `precision` and the `checkpointing` of activations of
-    a training run's settings.
-    """
-    rung, batch = "ddp" if request.devices > 1 else "single", images * request.devices
-    saving = {"precision": precision, "activation_checkpointing": checkpointing}
-    s = settled(request.spec, rung, batch, request.devices, microbatches=parts, **saving)
-    return _dry_run(request, s).devices[0]
-
-
 def counted(request, rung, rank=0, replicas=None, **settings):
     """Dry-run one rank of a rung: return its peak memory and the bytes that it sends."""
+    from mpdemo.plan import memory
+
     s = settled(request.spec, rung, request.batch, request.devices, replicas, **settings)
-    found = _dry_run(request, s, rank)
+    states = STATES[request.optimizer]
+    if rung in CUT_RUNGS:
+        found = memory.of_rank(request.spec, s, rank, states)
+    else:
+        found = memory.processes(request.spec, s, states)[0]
     return found.devices[0].peak, ring_bytes(found.messages, replicas or s.devices)
 
 
@@ -170,15 +166,6 @@ def each_stage(request, schedule, microbatches, cut) -> list:
     options = {"schedule": schedule, "microbatches": microbatches, "cut": cut}
     s = settled(request.spec, "pipeline", request.batch, request.devices, **options)
     return [rank.devices[0] for rank in memory.processes(request.spec, s, STATES[request.optimizer])]
-
-
-def _dry_run(request, s, rank=0):
-    """Return the `mpdemo.plan.memory.Counted` of one rank."""
-    from mpdemo.plan import memory
-
-    if s.rung in CUT_RUNGS:
-        return memory.of_rank(request.spec, s, rank, STATES[request.optimizer])
-    return memory.processes(request.spec, s, STATES[request.optimizer])[0]
 
 
 def ring_bytes(messages, ranks) -> float:

@@ -68,7 +68,6 @@ class Footprint:
     """One block, in bytes."""
 
     name: str
-    parameters: int  # how many, not bytes
     weights: int  # parameters and buffers
     gradients: int
     largest: int  # gradient

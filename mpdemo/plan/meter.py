@@ -4,9 +4,8 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.utils.flop_counter import flop_registry
 
-from mpdemo.models.private_torch import FakeTensors
+from mpdemo.models.private_torch import FakeTensors, TorchDispatchMode
 from mpdemo.plan.counting import LiveMemory, rounded, tensors_in
-from mpdemo.plan.private_torch import TorchDispatchMode
 
 aten = torch.ops.aten
 ON_A_CPU = {  # of attention on a CPU, which PyTorch counts from 2.15 on: that on a GPU takes the same operations
@@ -69,20 +68,19 @@ def built(spec, size):
     from mpdemo.models import build
 
     options = spec._asdict()
-    model = options.pop("model")
     x = torch.empty(size, spec.channels, spec.image_size, spec.image_size)
-    return model() if callable(model) else build(model, **options), x
+    return build(options.pop("model"), **options), x
 
 
 def run_blocks(spec, size):
     """Return (facts, lines, work) of each block, as `mpdemo.plan.footprint.Footprint` has them, at one size."""
-    rows, measured = [], {}  # equal blocks are run once
+    rows, measured = [], {}  # equal blocks, which print the same, are run once
     with FakeTensors(allow_non_fake_inputs=True), LiveMemory() as memory, Kernels() as kernels:
         model, x = built(spec, size)
         for number in range(len(model)):
             part = model.stage(number, number + 1)
             x = x.detach().requires_grad_(number > 0)  # images need no gradient; all after the first block does
-            key = signature(part), x.shape, x.dtype, x.requires_grad
+            key = str(part.blocks()), x.shape, x.dtype, x.requires_grad
             if key not in measured:
                 measured[key] = _passes(part, x, memory, kernels)
             lines, work, y = measured[key]
@@ -96,7 +94,6 @@ def _facts(part, input_bytes, output_bytes):
     gradients = [rounded(p.nbytes) for p in part.parameters()]
     return {
         "name": part.names[0],
-        "parameters": sum(p.numel() for p in part.parameters()),
         "weights": sum(gradients) + sum(rounded(buffer.nbytes) for buffer in part.buffers()),
         "gradients": sum(gradients),
         "largest": max(gradients, default=0),
@@ -123,14 +120,3 @@ def _passes(part, x, memory, kernels):
         loss, y = NextBlock.apply(y), None  # now only what autograd saved is still allocated
         measure("backward", loss.backward)
     return {"saved": saved, "backward": lines["backward"]}, work, empty
-
-
-def signature(module) -> tuple:
-    """Return what tells a block from another one: classes, plain attributes, shapes of parameters."""
-    plain = (bool, int, float, str, tuple, type(None), torch.dtype)
-    parts = []
-    for layer in module.modules():
-        shapes = tuple(tuple(tensor.shape) for tensor in layer.parameters(recurse=False))
-        attributes = sorted((key, repr(value)) for key, value in vars(layer).items() if isinstance(value, plain))
-        parts.append((type(layer), tuple(attributes), shapes))
-    return tuple(parts)

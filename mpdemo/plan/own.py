@@ -10,60 +10,49 @@ from functools import partial
 from mpdemo.plan.fits import IN_BLOCKS, STAGES_SHOWN, first_that_fits, ring_bytes
 from mpdemo.plan.footprint import roof
 from mpdemo.plan.planner import balanced_cut, stage_slices
-from mpdemo.plan.request import STATES, NotNeeded, NotPlanned, Prediction, Rule
+from mpdemo.plan.request import (
+    ACCUMULATION,
+    ALL,
+    BOTH,
+    STATES,
+    WHOLE,
+    NotNeeded,
+    NotPlanned,
+    Prediction,
+    Rule,
+    rules,
+)
 from mpdemo.schedules import divisors
 from mpdemo.world.gpus import GPUS
 
 LORA = 16  # rank of the adapters
-BF16, CHECKPOINTING = {"bf16": True}, {"checkpointing": True}
-BOTH = BF16 | CHECKPOINTING
-BOTH_NAMES = ", bf16, activation checkpointing"
-ALL_NAMES = BOTH_NAMES + ", gradient accumulation"
-FIT = {  # how an answer goes on: how its local batch fits, and the options of its finder
-    "": ("at once", {"parts": (1,)}),
-    ", gradient accumulation": ("with gradient accumulation over {parts} microbatches", {"parts": None}),
-    ", bf16": ("in bf16", BF16),
-    ", activation checkpointing": ("with activation checkpointing", CHECKPOINTING),
-    BOTH_NAMES: ("in bf16, with activation checkpointing", BOTH),
-    ALL_NAMES: ("in bf16, with activation checkpointing, over {parts} microbatches", BOTH),
-}
-WHOLE = [name for name in FIT if name != ALL_NAMES]  # a replica is accumulated wherever it does not fit at once
 
 
-def rules(request) -> list[Rule]:
+def rules_of(request) -> list[Rule]:
     """Return the rules for a request, in the order in which their answers are preferred."""
     per_node = request.devices // request.nodes
     several = request.devices > 1
-    whole = ("ddp", "Each of {devices} devices holds") if several else ("single", "One device holds")
-    found = _rules(*whole, "the whole model, and its local batch fits", replicated, WHOLE)
+    name, holds = ("ddp", "Each of {devices} devices holds") if several else ("single", "One device holds")
+    found = rules(name, f"{holds} the whole model, and its local batch fits", replicated, (*WHOLE, BOTH))
     if request.nodes > 1:
-        held = f"Every node holds the model, sharded over its {per_node} devices,"
-        found += _rules("hsdp", held, "and the local batch fits", partial(sharded, hsdp=True), ("", BOTH_NAMES))
+        why = f"Every node holds the model, sharded over its {per_node} devices, and the local batch fits"
+        found += rules("hsdp", why, partial(sharded, hsdp=True), ("", BOTH))
     if several:
-        held = "Weights, gradients and states are sharded over {devices} devices,"
-        ways = "", ", bf16", BOTH_NAMES, ", gradient accumulation"
-        found += _rules("fsdp", held, "and the local batch fits", sharded, ways)
-        found += _rules("fsdp", held, "and the local batch fits", sharded_in_parts, (ALL_NAMES,))
-        held = "All devices split the Linears of every block,"
-        found += _rules("tensor", held, "and the batch fits", split_layers, ("", BOTH_NAMES))
-        held = "Devices of a node split the Linears of every block, and shard the model with all the others,"
-        found += _rules("fsdp x tensor", held, "and the local batch fits", sharded_and_split, (BOTH_NAMES,))
-        held = "The blocks are spread over {devices} devices,"
-        found += _rules("pipeline", held, "and {parts} microbatches fit", pipeline, ("", BOTH_NAMES))
+        why = "Weights, gradients and states are sharded over {devices} devices, and the local batch fits"
+        found += rules("fsdp", why, sharded, ("", ", bf16", BOTH, ACCUMULATION))
+        found += rules("fsdp", why, sharded_in_parts, (ALL,))
+        why = "All devices split the Linears of every block, and the batch fits"
+        found += rules("tensor", why, split_layers, ("", BOTH))
+        why = "Devices of a node split the Linears of every block, and shard the model with all the others,"
+        found += rules("fsdp x tensor", f"{why} and the local batch fits", sharded_and_split, (BOTH,))
+        why = "The blocks are spread over {devices} devices, and {parts} microbatches fit"
+        found += rules("pipeline", why, pipeline, ("", BOTH))
     if request.model.all_trained:
-        held = f"Only LoRA's adapters of rank {LORA} are trained, beside frozen weights in bf16,"
-        found += _rules(f"{whole[0]}, LoRA", held, "and the local batch fits", partial(replicated, rank=LORA),
-                        (BOTH_NAMES,))  # fmt: skip
+        why = (
+            f"Only LoRA's adapters of rank {LORA} are trained, beside frozen weights in bf16, and the local batch fits"
+        )
+        found += rules(f"{name}, LoRA", why, partial(replicated, rank=LORA), (BOTH,))
     return found
-
-
-def _rules(rung, held, fits, find, ways) -> list[Rule]:
-    """Return the rules of one strategy, for some of the ways to fit."""
-    result, name = [], rung.split(",")[0]
-    for more in ways:
-        how, options = FIT[more]
-        result.append(Rule(name != "single", name, rung + more, f"{held} {fits} {how}", partial(find, **options)))
-    return result
 
 
 def replicated(request, parts=None, **way):

@@ -151,16 +151,11 @@ def computed(model, way, states, size, count) -> Step:
             raise NotPlanned(f"a step like that fails on tensors without numbers ({error_line(error)})") from error
 
 
-def step(model, way, states, size, count) -> Step:
+def step(model, way, states, batch, count) -> Step:
     """Compute one step in this thread, as one process of a world that sends nothing."""
-    world = way.shards * way.copies
-    with fake_world(0, world) if world > 1 else nullcontext():
-        return _step(model, way, states, size, count)
-
-
-def _step(model, way, states, batch, count):
+    world = fake_world(0, way.shards * way.copies) if way.is_sharded else nullcontext()
     memory, sent, kernels, fake = LiveMemory(), CountMessages(), Kernels(), FakeTensors(allow_non_fake_inputs=True)
-    with quiet(), memory, without_surprises():
+    with world, quiet(), memory, without_surprises():
         with fake:
             module = model.copy(count)
         phases = Phases(memory, kernels)

@@ -5,7 +5,8 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 from mpdemo.errors import UserError
 from mpdemo.plan.footprint import costs, footprints
@@ -26,23 +27,46 @@ class NotNeeded(NotPlanned):
 
 
 class Rule(NamedTuple):
-    """One question of the decision, for several devices or for one, and the answer where it fits."""
+    """One question of the decision, and the answer where it fits."""
 
-    several: bool
     rung: str
     answer: str
     why: str  # a sentence with {parts}, {devices} (that are used) and {all}
     find: Callable  # request -> the first `Prediction` that fits, or that needs least; None where it cannot be done
 
 
+ACCUMULATION, CHECKPOINTING = ", gradient accumulation", ", activation checkpointing"
+BOTH = ", bf16" + CHECKPOINTING
+ALL = BOTH + ACCUMULATION
+WAYS = {  # how an answer goes on: how its batch fits, and the options of its finder
+    "": ("at once", {"parts": (1,)}),
+    ACCUMULATION: ("with gradient accumulation over {parts} microbatches", {"parts": None}),
+    ", bf16": ("in bf16", {"bf16": True}),
+    CHECKPOINTING: ("with activation checkpointing", {"checkpointing": True}),
+    BOTH: ("in bf16, with activation checkpointing", {"bf16": True, "checkpointing": True}),
+    ALL: (
+        "in bf16, with activation checkpointing, over {parts} microbatches",
+        {"bf16": True, "checkpointing": True},
+    ),
+}
+WHOLE = (
+    "",
+    ACCUMULATION,
+    ", bf16",
+    CHECKPOINTING,
+)  # of a replica, which is accumulated wherever it does not fit at once
+
+
+def rules(answer, why, find, ways) -> list[Rule]:
+    """Return the rules of one strategy, for some of the `WAYS` in which its batch may fit."""
+    rung = answer.split(",")[0]
+    return [Rule(rung, answer + way, f"{why} {WAYS[way][0]}", partial(find, **WAYS[way][1])) for way in ways]
+
+
 class ModelSpec(NamedTuple):
-    """A model and the samples that it takes.
+    """A model and the samples that it takes: one of ``mpdemo.settings.MODELS``, or a `mpdemo.models.own.OwnModel`."""
 
-    The model is one of ``mpdemo.settings.MODELS``, a function that returns `mpdemo.models.Blocks`, or a
-    `mpdemo.models.own.OwnModel`, which is planned whole.
-    """
-
-    model: str | Callable
+    model: Any
     image_size: int = 224
     classes: int = 1000
     channels: int = 3
@@ -64,9 +88,8 @@ class PlanRequest:
 
     Attributes
     ----------
-    model : str, callable or OwnModel
-        One of ``mpdemo.settings.MODELS``, a function without arguments that returns `mpdemo.models.Blocks`, or a
-        `mpdemo.models.own.OwnModel`, which no strategy splits.
+    model : str or OwnModel
+        One of ``mpdemo.settings.MODELS``, or a `mpdemo.models.own.OwnModel`.
     batch : int
         Images of a whole step, over all devices together.
     devices, nodes : int
@@ -79,7 +102,7 @@ class PlanRequest:
         One of `mpdemo.world.gpus.GPUS`, from whose data sheet the times are estimated. An A100 of 40 GiB by default.
     """
 
-    model: str | Callable
+    model: Any
     batch: int
     devices: int = 1
     nodes: int = 1
@@ -144,13 +167,12 @@ class Prediction(NamedTuple):
 
 
 def settled(spec, rung, batch, devices=1, replicas=None, **more) -> Settings:
-    """Return the settings of a training run of any model, as `mpdemo.settings.checked` would return them.
+    """Return the settings of a training run of a model of the course, as `mpdemo.settings.checked` would return them.
 
-    `devices` are those of a replica where there are `replicas`. A model that the settings do not know is called toy.
+    `devices` are those of a replica where there are `replicas`.
     """
-    model = spec.model if isinstance(spec.model, str) else "toy"
     form = more.pop("form", RUNG_FORMS[rung][0])
-    s = Settings(rung=rung, model=model, batch_size=batch, image_size=spec.image_size or None, **more)
+    s = Settings(rung=rung, model=spec.model, batch_size=batch, image_size=spec.image_size, **more)
     return replace(
         s,
         form=form,

@@ -139,33 +139,6 @@ class TwoOutputs(nn.Module):
         return self.head(self.second(x)), aux
 
 
-class Residual(nn.Module):
-    """A layer that adds to its input."""
-
-    def __init__(self, act, slope):
-        super().__init__()
-        self.layer, self.act, self.slope = nn.Linear(8, 8), act, slope
-
-    def forward(self, x):
-        return x + self.slope * self.act(self.layer(x))
-
-
-class Alike(nn.Module):
-    """Layers of equal size, some of which do the same."""
-
-    def __init__(self):
-        super().__init__()
-        self.first = nn.Linear(8, 8)
-        kinds = (nn.ReLU(), 1), (nn.ReLU(), 1), (nn.GELU(), 1), (nn.ReLU(), 2), (nn.ReLU(), 1)
-        self.layers = nn.ModuleList(Residual(*kind) for kind in kinds)
-
-    def forward(self, x):
-        x = self.first(x)
-        for layer in self.layers:
-            x = layer(x)
-        return x
-
-
 class Branch(nn.Linear):
     """Asks for a value."""
 

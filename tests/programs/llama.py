@@ -100,7 +100,6 @@ MODELS = {  # layers, width, heads, heads of keys and values, hidden width, voca
     "untied_20m": lambda: Llama(6, 384, 6, 2, 1024, 8192, False),
     "bf16_20m": lambda: Llama(8, 384, 6, 2, 1024, 8192, True).bfloat16(),
     "short_8b": lambda: Llama(7, 4096, 32, 8, 14336, 128256, False),
-    "short_70b": lambda: Llama(7, 8192, 64, 8, 28672, 128256, False),
     "llama_8b": lambda: Llama(32, 4096, 32, 8, 14336, 128256, False),
     "llama_70b": lambda: Llama(80, 8192, 64, 8, 28672, 128256, False),
 }
