@@ -19,7 +19,8 @@ from mpdemo.rules import CUT_RUNGS, records_timeline
 from mpdemo.timeline import read
 from mpdemo.timeline.observe import record_updates, recorded_steps
 from mpdemo.training.log import RunLog
-from mpdemo.trial import Trial, build_model, form_of, is_per_device, join_world, relative_difference
+from mpdemo.training.setup import build_model
+from mpdemo.trial import Trial, form_of, is_per_device, join_world, relative_difference
 from mpdemo.world import clock
 from mpdemo.world.collectives import gather_objects, rest
 from mpdemo.world.devices import shared_cores

@@ -8,10 +8,9 @@ from unittest.mock import patch
 
 import torch
 
-from mpdemo import models
 from mpdemo.run import builder
 from mpdemo.settings import RUNG_FORMS, checked
-from mpdemo.training.setup import Run, compile_blocks
+from mpdemo.training.setup import Run, build_model, compile_blocks
 from mpdemo.world.collectives import whole
 from mpdemo.world.env import ALLOWED_CORES, World, claim_cores, process_group, where_am_i
 from mpdemo.world.processes import end_with_parent
@@ -96,12 +95,6 @@ def is_per_device(settings) -> bool:
 def place_of(settings, world) -> World:
     """Return where this process stands in a rung of these settings: a one-process form has a world of one."""
     return world if is_per_device(settings) else World(device=world.device)
-
-
-def build_model(settings, classes=1000, channels=3):
-    """Return the model of the settings, for a data set of these classes and channels."""
-    shape = {"classes": classes, "channels": channels, "image_size": settings.image_size}
-    return models.build(settings.model, norm=settings.norm, seed=settings.seed, **shape)
 
 
 def random_batch(settings, classes=1000, channels=3):

@@ -107,7 +107,7 @@ REFUSED = [  # options of train, what is said
     ("--rung single --resume {tmp}/empty", "no checkpoint in {tmp}/empty/checkpoints"),
     ("--rung single --out {tmp}/old", "holds the checkpoints of a run; give --resume"),
     ("--rung single --resume {tmp}/old", "not a checkpoint of mpdemo or is damaged"),
-    ("--rung single --resume {tmp}/old/checkpoints", "inside a run's folder; give that folder: --resume"),
+    ("--rung single --resume {tmp}/old/checkpoints", "no checkpoint in {tmp}/old/checkpoints/checkpoints; give"),
     ("--rung hybrid --replicas 1 --sharded", "--sharded divides stages among replicas; allowed: --replicas 2 or more"),
     ("--rung pipeline --batch-size 254 --processes 200 --microbatches 3", "microbatches; allowed: 254"),
 ]
@@ -209,11 +209,10 @@ def test_more_ranks_than_gpus(refused, tmp_path):
     """On a machine that claims two GPUs: three processes, and the third rank of a launcher."""
     (tmp_path / "sitecustomize.py").write_text(TWO_GPUS)
     three = ["--rung", "ddp", "--processes", "3", "--batch-size", "12", "--oversubscribe"]
-    line = refused(*three, PYTHONPATH=str(tmp_path))
-    assert "3 processes need 3 GPUs, 2 visible" in line
     world = WORLD | {"RANK": "2", "LOCAL_RANK": "2", "WORLD_SIZE": "3"}
-    line = refused("--rung", "ddp", "--batch-size", "12", **world, PYTHONPATH=str(tmp_path))
-    assert "local rank 2 has no GPU of its own: 3 processes on this node, 2 GPUs visible" in line
+    for words, environment in ((three, {}), (["--rung", "ddp", "--batch-size", "12"], world)):
+        line = refused(*words, **environment, PYTHONPATH=str(tmp_path))
+        assert "local rank 2 has no GPU of its own: 3 processes on this node, 2 GPUs visible" in line
 
 
 def test_settings_go_through_the_command_line():

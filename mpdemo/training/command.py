@@ -45,7 +45,6 @@ def main(args) -> int:
         runpy.run_module(rung, run_name="__main__", alter_sys=True)  # it ends this process
     check_room(settings.processes, settings.oversubscribe)
     import_pytorch(needs_torchvision(settings))
-    check_gpus(settings)
     import_module("mpdemo.run")  # once, not in each process
     return start(["-m", rung, *settings.arguments()], settings.processes)
 
@@ -109,19 +108,6 @@ def needs_torchvision(settings) -> bool:
 def devices_of_a_process(settings) -> int:
     """How many devices each process drives."""
     return 1 if settings.form == "per-device" else settings.devices
-
-
-def check_gpus(settings):
-    """Refuse more devices than GPUs, or a precision that they lack, before anything is started."""
-    import torch
-
-    processes, visible = settings.processes, torch.cuda.device_count()
-    if torch.cuda.is_available() and processes > visible:
-        raise UserError(
-            f"{processes} processes need {processes} GPUs, {visible} visible; start fewer, or set "
-            "CUDA_VISIBLE_DEVICES= to compute on the CPU"
-        )
-    check_precision(settings.precision)
 
 
 def check_precision(precision):

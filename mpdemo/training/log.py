@@ -21,23 +21,6 @@ def rows_in(folder) -> list[dict]:
     return [row for row in rows if isinstance(row, dict)]
 
 
-def folder_to_resume(settings):
-    """Return the run folder to resume, None for a new run.
-
-    With ``--resume auto`` the same command starts a run and resumes it, as a job that is queued again needs. A run that
-    would write into the folder of another one that has checkpoints, and so remove them, is refused.
-    """
-    out = Path(settings.out)
-    resume = settings.resume and Path(settings.resume)
-    saved = any(path.name.removeprefix("step-").isdecimal() for path in (out / "checkpoints").glob("step-*"))
-    if settings.resume == "auto":
-        return out if saved else None
-    began_from = next((row.get("resume") for row in rows_in(out) if row.get("event") == "start"), None)
-    if saved and not (resume and (resume.resolve() == out.resolve() or began_from == settings.resume)):
-        raise UserError(f"{out} holds the checkpoints of a run; give --resume {out} or auto, or another --out")
-    return resume or None
-
-
 class RunLog:
     """The run's folder: ``metrics.jsonl``, one line per step and per epoch, written by the one process that is active.
 

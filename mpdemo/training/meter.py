@@ -41,39 +41,6 @@ def score(loss, outputs, labels):
     return torch.stack([loss.detach().double(), correct.double()])
 
 
-class Steps:
-    """The scores of the steps since the last flush, still on the device."""
-
-    def __init__(self, device, replicas):
-        self.device, self.replicas = device, replicas
-        self.rows = []
-        self.restart_clock()
-
-    def add(self, result):
-        """Keep a step's score; a process without the outputs has none."""
-        self.rows.append(torch.zeros(2, dtype=torch.double, device=self.device) if result is None else result)
-
-    def flush(self):
-        """Fetch all steps kept so far, over all ranks: this waits for the device.
-
-        Returns the mean loss over the global batch and the correct predictions in it, a pair per step, and the seconds
-        per step, averaged over these.
-        """
-        if not self.rows:
-            return [], 0.0
-        table = sum_over_ranks(torch.stack(self.rows).to(self.device))
-        table[:, 0] /= self.replicas  # each replica holds the mean over its own share
-        rows = table.tolist()  # the one place that waits
-        self.rows = []
-        before = self.clock
-        self.restart_clock()
-        return rows, (self.clock - before) / len(rows)
-
-    def restart_clock(self):
-        """Leave out what happened since the last flush (a checkpoint)."""
-        self.clock = time.perf_counter()
-
-
 class TrainingLog:
     """What a run says, in its folder and on the terminal: a line per step and per epoch, a bar, a summary at its end.
 
@@ -85,7 +52,7 @@ class TrainingLog:
         self.progress, self.stop = progress, stop
         self.lines = RunLog(run.folder, run.rank == 0, (progress.epoch, progress.step) if resumed else None)
         self.utilisation = Utilisation(run)
-        self.steps = Steps(run.device, rung.replicas)
+        self.scores = []  # of the steps since the last flush, still on the device
 
     def __enter__(self):
         s, progress = self.run.s, self.progress
@@ -107,19 +74,30 @@ class TrainingLog:
             print(self.utilisation.sentence(summary["peak_memory_mib"]))
 
     def step(self, result):
-        """Keep a step's score; write the lines that are due."""
-        self.steps.add(result)
+        """Keep a step's score, which a process without the outputs does not have; write the lines that are due."""
+        self.scores.append(torch.zeros(2, dtype=torch.double, device=self.run.device) if result is None else result)
         if self.progress.step == 1 or self.progress.step % self.run.s.log_every == 0:
             self.flush()
 
     def restart_clock(self):
         """Leave out of the seconds per step what happened since the last flush (a checkpoint, a validation)."""
-        self.steps.restart_clock()
+        self.clock = time.perf_counter()
+
+    def fetch(self):
+        """Return loss and correct predictions of each step kept, over all ranks; this waits for the device."""
+        table = sum_over_ranks(torch.stack(self.scores).to(self.run.device))
+        table[:, 0] /= self.rung.replicas  # each replica holds the mean over its own share
+        self.scores = []
+        return table.tolist()  # the one place that waits
 
     def flush(self):
-        """Fetch the scores kept on the device and write one line per step, the last one with the memory."""
+        """Write one line for each step since the last flush, the last one with the memory."""
+        if not self.scores:
+            return
         run, progress = self.run, self.progress
-        rows, seconds = self.steps.flush()
+        rows = self.fetch()
+        seconds = (time.perf_counter() - self.clock) / len(rows)
+        self.restart_clock()
         now = time.time()
         for number, (loss, correct) in enumerate(rows, progress.step - len(rows) + 1):
             if not math.isfinite(loss):
@@ -139,9 +117,8 @@ class TrainingLog:
             self.lines.write("step", **line)
             progress.epoch_steps.append((loss, correct, seconds))
             progress.loss = loss
-        if rows:
-            self.bar.set_postfix(loss=f"{loss:.4f}", refresh=False)
-            self.bar.update(len(rows))
+        self.bar.set_postfix(loss=f"{loss:.4f}", refresh=False)
+        self.bar.update(len(rows))
 
     def epoch(self, validation):
         """Write the line of an epoch, with loss and accuracy of its validation."""

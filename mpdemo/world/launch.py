@@ -1,9 +1,4 @@
-"""Start the processes of a training run on this machine, say in one line what went wrong, and leave none behind.
-
-    python -m mpdemo.world.launch 2 -m mpdemo.labs.hello
-
-Run like this, it calls `start` and ends with its status.
-"""
+"""Start the processes of a training run on this machine, say in one line what went wrong, and leave none behind."""
 
 import gc
 import os
@@ -134,11 +129,3 @@ def start(command, processes) -> int:
         return status if status in (0, 2, 3) else 1
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-if __name__ == "__main__":
-    try:
-        sys.exit(start(sys.argv[2:], int(sys.argv[1])))
-    except UserError as error:
-        print(f"mpdemo: {error}", file=sys.stderr)
-        sys.exit(error.status)
