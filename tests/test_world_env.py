@@ -11,7 +11,6 @@ import torch
 
 from mpdemo.errors import UserError
 from mpdemo.paths import root
-from mpdemo.world import devices
 from mpdemo.world.env import read_launcher, where_am_i
 from mpdemo.world.launch import OLDEST
 
@@ -181,22 +180,6 @@ def test_a_process_that_drives_several_devices_takes_all_their_cores_or_none(cla
     assert claims(1, len(allowed))[1] == allowed
     if len(allowed) > 1:
         assert claims(1)[1] == [allowed[1]], "what it could not use stays free"
-
-
-@pytest.mark.parametrize(
-    ("ranks", "shared"),
-    [
-        ([("a", {0, 1})] * 4, 2),
-        ([("a", {0}), ("a", {1}), ("a", {0, 1})], 2),
-        ([("a", {0}), ("a", {1})], None),
-        ([("a", {0, 1})] * 2 + [("b", {0, 1})] * 2, None),
-    ],
-    ids=["four on two", "some pinned", "one each", "two machines"],
-)
-def test_cores_are_shared_where_all_machines_have_fewer_than_processes(ranks, shared, monkeypatch):
-    assert devices.shared_cores() is None
-    monkeypatch.setattr("mpdemo.world.collectives.gather_objects", lambda value: ranks)
-    assert devices.shared_cores() == shared
 
 
 def test_the_oldest_versions_are_those_of_the_project():
