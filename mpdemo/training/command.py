@@ -69,11 +69,10 @@ def run_script(doc, rung, train):
                 f"--standalone --nproc-per-node {settings.processes} -m mpdemo.rungs.{rung} or mpdemo train"
             )
         import_pytorch(needs_torchvision(settings))
-        from mpdemo.world.env import claim_cores, process_group, where_am_i
+        from mpdemo.world.env import process_group, where_am_i
 
         place = where_am_i(devices=devices_of_a_process(settings))
         check_precision(settings.precision)
-        claim_cores(place, devices_of_a_process(settings))
         with process_group(place, timeout=PATIENCE):
             status = train(settings, place)
     except Exception as error:
