@@ -71,7 +71,7 @@ def run_script(doc, rung, train):
         import_pytorch(needs_torchvision(settings))
         from mpdemo.world.env import process_group, where_am_i
 
-        place = where_am_i(devices=devices_of_a_process(settings))
+        place = where_am_i(devices=1 if settings.form == "per-device" else settings.devices)
         check_precision(settings.precision)
         with process_group(place, timeout=PATIENCE):
             status = train(settings, place)
@@ -102,11 +102,6 @@ def settings_of(args) -> tuple:
 def needs_torchvision(settings) -> bool:
     """Whether a training run takes its model or its images from torchvision."""
     return settings.dataset != "digits" or settings.model not in ("toy", "convnet", "transformer")
-
-
-def devices_of_a_process(settings) -> int:
-    """How many devices each process drives."""
-    return 1 if settings.form == "per-device" else settings.devices
 
 
 def check_precision(precision):

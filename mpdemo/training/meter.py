@@ -10,6 +10,7 @@ import platform
 import resource
 import time
 from collections import ChainMap
+from itertools import chain
 
 import torch
 from tqdm import tqdm
@@ -23,16 +24,8 @@ from mpdemo.world.collectives import gather_objects, sum_over_ranks
 def peak_memory_mib(devices) -> list[float]:
     """Return the peak memory so far, in MiB, of each GPU that this process drives; on a CPU, of the process."""
     if devices[0].type == "cuda":
-        return [torch.cuda.max_memory_allocated(device) / 2**20 for device in devices]
-    return [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10]  # Linux counts KiB
-
-
-def of_all(run, *readings) -> list[list]:
-    """Return each reading, a list, joined over all processes in order of rank; every rank must call this."""
-    own = torch.tensor([number for reading in readings for number in reading], dtype=torch.double, device=run.device)
-    table = own.new_zeros(run.world, len(own))
-    table[run.rank] = own
-    return [part.flatten().tolist() for part in sum_over_ranks(table).split([len(row) for row in readings], dim=1)]
+        return [round(torch.cuda.max_memory_allocated(device) / 2**20, 1) for device in devices]
+    return [round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10, 1)]  # Linux counts KiB
 
 
 def score(loss, outputs, labels):
@@ -97,7 +90,6 @@ class TrainingLog:
         run, progress = self.run, self.progress
         rows = self.fetch()
         seconds = (time.perf_counter() - self.clock) / len(rows)
-        self.restart_clock()
         now = time.time()
         for number, (loss, correct) in enumerate(rows, progress.step - len(rows) + 1):
             if not math.isfinite(loss):
@@ -110,15 +102,17 @@ class TrainingLog:
                 "time": round(now - (progress.step - number) * seconds, 4),
             }
             if number == progress.step:
-                memory, shares = of_all(run, peak_memory_mib(run.devices), self.utilisation.of_own_devices())
-                line["peak_memory_mib"] = [round(mib, 1) for mib in memory]
+                readings = gather_objects((peak_memory_mib(run.devices), self.utilisation.of_own_devices()))
+                memory, shares = zip(*readings, strict=True)
+                line["peak_memory_mib"] = list(chain(*memory))
                 if run.rank == 0 and number > 1:  # the first step warms up
-                    line.update(self.utilisation.line(shares, seconds))
+                    line.update(self.utilisation.line(list(chain(*shares)), seconds))
             self.lines.write("step", **line)
             progress.epoch_steps.append((loss, correct, seconds))
             progress.loss = loss
         self.bar.set_postfix(loss=f"{loss:.4f}", refresh=False)
         self.bar.update(len(rows))
+        self.restart_clock()
 
     def epoch(self, validation):
         """Write the line of an epoch, with loss and accuracy of its validation."""
@@ -149,8 +143,8 @@ def summarise(log, seconds) -> dict:
     """
     run, progress = log.run, log.progress
     sizes = {name: parameter.numel() for name, parameter in log.rung.model.named_parameters()}
-    (memory,) = of_all(run, peak_memory_mib(run.devices))
-    hosts, sizes_of_ranks = zip(*gather_objects((platform.node(), sizes)), strict=True)
+    of_this_rank = platform.node(), sizes, peak_memory_mib(run.devices)
+    hosts, sizes_of_ranks, memory = zip(*gather_objects(of_this_rank), strict=True)
     loss, accuracy = progress.validation or (None, None)
     return {
         "settings": run.s.as_dict(),
@@ -170,7 +164,7 @@ def summarise(log, seconds) -> dict:
         "seconds": round(seconds, 3),
         "images": progress.step * run.s.batch_size,
         "parameters": sum(dict(ChainMap(*sizes_of_ranks)).values()),  # each counted once, whoever holds it
-        "peak_memory_mib": [round(mib, 1) for mib in memory],
+        "peak_memory_mib": list(chain(*memory)),
         "busy": log.utilisation.summary() if run.rank == 0 else None,
         "loss": progress.loss,
         "validation_loss": loss,

@@ -80,7 +80,7 @@ class Utilisation:
         begin, computed_before = self.last_reading
         now, computed = self.last_reading = time.perf_counter(), time.process_time()
         share = (computed - computed_before) / (now - begin) / len(self.devices)
-        return [share] * len(self.devices)
+        return [min(share, 1.0)] * len(self.devices)  # what sends messages may compute on another core
 
     def line(self, shares, seconds) -> dict:
         """Return utilisation and MFU for a line of rank 0's metrics; a step took `seconds`."""
