@@ -90,10 +90,7 @@ class Comparison:
 
 
 def compare(variants, world, *given) -> Comparison:
-    """Return the trials of the variants, and of what sets their upper bounds; all ranks must call this.
-
-    `variants` are settings by name, "single" among them; `given` is a model and a batch, as for `Trial`.
-    """
+    """Return the trials of `variants`, settings by name, and of what bounds their speed; all ranks must call this."""
     comparison = Comparison(world, *given)
     single = variants[SINGLE]
     for name, settings in variants.items():

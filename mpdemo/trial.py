@@ -45,10 +45,7 @@ class Trial:
         return [tensor.to(self.run.device, non_blocking=True) for tensor in (images, labels)]
 
     def step(self, batch=None, within=None):
-        """Do one step, on the trial's batch by default; return its loss, still on the device.
-
-        A context manager `within` is entered for the step alone.
-        """
+        """Do one step, on the trial's batch by default, `within` a context; return its loss, still on the device."""
         self.batch = batch or self.batch
         with self.run.observed():
             images, labels = self.share()

@@ -37,10 +37,7 @@ warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning) 
 
 
 def save(folder: str | Path, model: nn.Module, optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Write a checkpoint of what this process holds of a model, and `state`, the small rest; every rank must call this.
-
-    A full disk or a folder that cannot be written is a `RunFailed`.
-    """
+    """Write a checkpoint of what this process holds of a model, and `state`, the rest; all ranks must call this."""
     path = Path(folder) / f"step-{state['step']:06d}"
     temporary = path.with_suffix(".tmp")
     rank, _ = place()
@@ -165,10 +162,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def read_newest(run_folder: str | Path) -> dict[str, Any]:
-    """Read the newest checkpoint of a run that is whole for every rank; name damaged ones. All ranks must call this.
-
-    Its folder is in the result, too.
-    """
+    """Read the newest checkpoint of a run that is whole for every rank; name damaged ones. All ranks must call it."""
     damaged = []
     for path in reversed(in_order(newest(run_folder).parent)):
         state, damage = {}, None

@@ -22,11 +22,7 @@ def rows_in(folder) -> list[dict]:
 
 
 class RunLog:
-    """The run's folder: ``metrics.jsonl``, one line per step and per epoch, written by the one process that is active.
-
-    `resumed` has the epoch and step from which a run continues in its own folder; None: a new run. A folder that cannot
-    be written, or that another run writes to, is refused.
-    """
+    """The run's folder and its ``metrics.jsonl``, which the one active process writes, or continues where `resumed`."""
 
     def __init__(self, out, active, resumed=None):
         self.folder, self.active = Path(out), active

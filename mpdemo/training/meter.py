@@ -35,10 +35,7 @@ def score(loss, outputs, labels):
 
 
 class TrainingLog:
-    """What a run says, in its folder and on the terminal: a line per step and per epoch, a bar, a summary at its end.
-
-    A run that is `resumed` in its own folder continues the lines that are there.
-    """
+    """What a run says, in its folder and on the terminal: a line per step and epoch, a bar, a summary at its end."""
 
     def __init__(self, run, rung, progress, stop, resumed):
         self.run, self.rung = run, rung
@@ -137,10 +134,7 @@ class TrainingLog:
 
 
 def summarise(log, seconds) -> dict:
-    """Everything worth keeping of a run, in one dictionary; all ranks must call this.
-
-    Steps and images count the whole training, seconds only the time since this run was started.
-    """
+    """Everything worth keeping of a run, `seconds` only since it was started or resumed; all ranks must call this."""
     run, progress = log.run, log.progress
     sizes = {name: parameter.numel() for name, parameter in log.rung.model.named_parameters()}
     of_this_rank = platform.node(), sizes, peak_memory_mib(run.devices)
