@@ -59,17 +59,16 @@ class Comparison:
         self.trials[name] = Trial(settings, self.world, *self.given) if active else None
         return self.trials[name]
 
-    def run(self, rounds, warmup=WARMUP, title=None, again=False, batches=None):
+    def run(self, rounds, warmup=WARMUP, title=None, batches=None):
         """Run all variants alternately, `rounds` times; a `title` shows a progress bar on rank 0.
 
-        Each round has an order of its own, the same on all ranks, since a fixed one favours a variant by its place. A
-        step after another variant's finds the caches full of that one's numbers: with `again` each variant does two,
-        and the second is counted. An iterator `batches` gives each round a batch of its own, so that all are trained.
+        Each round has an order of its own, the same on all ranks, since a fixed one favours a variant by its place.
+        An iterator `batches` gives each round a batch of its own, so that all are trained.
         """
         for number in tqdm(range(-warmup, rounds), desc=title, unit="round", disable=not title or self.world.rank > 0):
             batch = next(batches) if batches else None
             for name, trial in random.Random(number).sample(list(self.trials.items()), len(self.trials)):
-                seconds = [self._time_step(trial, batch) for _ in range(1 + again)][-1]
+                seconds = self._time_step(trial, batch)
                 if number >= 0:
                     self.seconds.setdefault(name, []).append(seconds)
 

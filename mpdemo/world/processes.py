@@ -107,7 +107,7 @@ def end_processes(processes, first_signal, seconds=5.0):
 
 def prepare_signals():
     """Hold SIGUSR1 (checkpoint and end) back until the training can obey it; call this before PyTorch's import."""
-    faulthandler.register(signal.SIGUSR2, file=2, all_threads=False)
+    faulthandler.register(signal.SIGUSR2, file=2, all_threads=False)  # a rank that hangs then says where it is
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     end_with_parent()
 
