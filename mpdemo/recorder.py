@@ -1,4 +1,4 @@
-"""Record what every rank computes when, on the clock that all ranks share: the system's, which NTP sets on every node.
+"""Record what every rank computes when, with a clock that all ranks share.
 
 The clock is read before and after a forward and a backward pass through a model, or the three methods through which
 every schedule of ``torch.distributed.pipelining`` computes a microbatch; a reading costs about a microsecond and waits
@@ -11,13 +11,17 @@ import time
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from statistics import median
 from unittest.mock import patch
 
 import torch
 import torch.distributed
 
 from mpdemo.world import clock
+from mpdemo.world.collectives import gather_objects
+from mpdemo.world.devices import identity
 
+CLOCK_ROUNDS = 9  # barriers by which two machines compare their clocks
 COMPUTING = {  # methods of a ``PipelineStage``, and the kind of operation that they are
     "forward_one_chunk": "F",
     "backward_one_chunk": "B",
@@ -28,9 +32,10 @@ COMPUTING = {  # methods of a ``PipelineStage``, and the kind of operation that 
 class Recorder:
     """Record the steps of one rank, on its device's clock (`mpdemo.world.clock`)."""
 
-    def __init__(self, rank, device):
+    def __init__(self, rank, device, alone=False):
         self.rank, self.device = rank, device
-        self._zero = None  # a reading of the device's clock, and the system's time at that moment
+        self.alone = alone  # no other rank records these steps; else all compare their clocks in the first one
+        self._zero = None  # a reading of the device's clock, and the time on rank 0's clock at that moment
         self._steps = []  # as `steps`, but with readings of the device's clock
         self._operations = None  # of the step under way
         self._calls = []  # (holder, name, describe) of the functions whose calls are recorded
@@ -69,10 +74,11 @@ class Recorder:
 
     @contextmanager
     def step(self):
-        """Record a ``with`` block as one step."""
+        """Record a ``with`` block as one step. In the first one the ranks compare clocks: all must come here."""
         if self._zero is None:
+            offset = 0.0 if self.alone else clock_offset()
             clock.wait(self.device)
-            self._zero = clock.read(self.device), time.time()
+            self._zero = clock.read(self.device), time.perf_counter() - offset
         with ExitStack() as replaced:
             for holder, name, describe in self._calls:
                 recorded = self._recorded(getattr(holder, name), describe)
@@ -110,7 +116,7 @@ class Recorder:
 
     @property
     def steps(self) -> list[dict]:
-        """The recorded steps: ``start``, ``end`` and ``events``, in seconds since 1970."""
+        """The recorded steps: ``start``, ``end`` and ``events``, in seconds on rank 0's clock."""
 
         def seconds(row):
             zero, time_at_zero = self._zero
@@ -128,3 +134,21 @@ class Recorder:
 def operation_of(stage, kind, microbatch, *args, full_backward=True, **kwargs) -> dict:
     """Describe a call of a ``PipelineStage``: a backward pass that is not full computes the inputs' gradients alone."""
     return {"kind": kind if full_backward or kind != "B" else "I", "stage": stage, "microbatch": microbatch}
+
+
+def clock_offset(machine=None):
+    """Return this process's ``perf_counter`` minus rank 0's, in seconds. All ranks must call it.
+
+    Processes of one machine read the same clock: exactly 0. Between machines all ranks leave a barrier at nearly the
+    same moment; the median of several is good to about the time of a barrier, 0.1 ms.
+    """
+    machines = gather_objects(machine or identity())
+    if len(set(machines)) == 1:
+        return 0.0
+    rank = torch.distributed.get_rank()
+    offsets = []
+    for _ in range(CLOCK_ROUNDS):
+        torch.distributed.barrier()
+        now = gather_objects(time.perf_counter())
+        offsets.append(now[rank] - now[0])
+    return 0.0 if machines[rank] == machines[0] else median(offsets)

@@ -66,6 +66,12 @@ def test_a_simulated_step_is_read_like_a_recorded_one():
     assert again.step_time == pytest.approx(result.step_time)
 
 
+def test_two_machines_find_the_difference_of_their_clocks(recorded):
+    offsets = [float((recorded / f"offset{rank}").read_text()) for rank in range(RANKS)]
+    assert offsets[0] == 0
+    assert offsets[1] != 0 and abs(offsets[1]) < 0.5  # really one clock: only the barrier's imprecision is seen
+
+
 def test_no_recording_is_refused(tmp_path):
     with pytest.raises(UserError, match="--timeline"):
         read.load(tmp_path)
@@ -76,7 +82,7 @@ def observed_trial(rung, **settings):
     world = World()
     trial = Trial(Settings(rung=rung, model="toy", image_size=28, batch_size=8, **settings), world)
     plain = {name: gradient.clone() for name, gradient in trial.gradients().items()}
-    observe(trial, Recorder(0, world.device))
+    observe(trial, Recorder(0, world.device, alone=True))
     return trial, plain
 
 

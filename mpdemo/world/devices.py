@@ -54,6 +54,11 @@ def take_devices(processes) -> dict:
     }
 
 
+def identity() -> str:
+    """Return the boot's id, which differs between machines; a test's nodes share one machine."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
 def processor() -> str:
     """The processor's name where the kernel tells it, else its architecture."""
     names = re.findall(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.M)

@@ -55,7 +55,7 @@ def observe_trial(trial, world):
     """Record what a trial does, unless it does so itself; None is the trial of another rank."""
     if trial is None or trial.run.recorder:
         return
-    recorder = Recorder(world.rank, world.device)
+    recorder = Recorder(world.rank, world.device, alone=trial.run.world == 1)
     observe(trial, recorder)
     if trial.s.rung == "ddp":
         record_buckets(recorder)

@@ -7,11 +7,13 @@ import sys
 from pathlib import Path
 
 from mpdemo.plan import SCHEDULES
+from mpdemo.recorder import clock_offset
 from mpdemo.settings import Settings
 from mpdemo.trial import Trial, join_world
 
 
 def main(folder, microbatches, steps):
+    """Also compare the clocks of two processes as those of two machines are."""
     words = {"rung": "pipeline", "model": "transformer", "image_size": 28, "batch_size": 32, "timeline": True}
     with join_world() as world:
         for schedule in SCHEDULES:
@@ -20,6 +22,7 @@ def main(folder, microbatches, steps):
                 trial.step()
             trial.gradients()  # not a step: not recorded
             trial.run.recorder.save(Path(folder, schedule))
+        Path(folder, f"offset{world.rank}").write_text(repr(clock_offset(machine=f"machine {world.rank}")))
 
 
 if __name__ == "__main__":
