@@ -1,6 +1,7 @@
 """A rung driven from outside, one step at a time: for its gradients, or to be timed alternately with others."""
 
 import copy
+import os
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from unittest.mock import patch
@@ -11,7 +12,7 @@ from mpdemo.run import builder
 from mpdemo.settings import RUNG_FORMS, checked
 from mpdemo.training.setup import Run, build_model, compile_blocks
 from mpdemo.world.collectives import whole
-from mpdemo.world.env import World, process_group, where_am_i
+from mpdemo.world.env import ALLOWED_CORES, World, claim_cores, process_group, where_am_i
 from mpdemo.world.processes import end_with_parent
 
 STEADY = 1e-4  # learning rate: a trial does hundreds of steps on one batch
@@ -47,11 +48,20 @@ class Trial:
     def step(self, batch=None, within=None):
         """Do one step, on the trial's batch by default, `within` a context; return its loss, still on the device."""
         self.batch = batch or self.batch
-        with self.run.observed():
+        with self.cores(), self.run.observed():
             images, labels = self.share()
             with within or nullcontext():
                 result = self.rung.step(images, labels)
         return torch.zeros((), device=self.run.device) if result is None else result[0]
+
+    @contextmanager
+    def cores(self):
+        """Let the threads of data_parallel have every core, also where this process has been given one."""
+        own = os.sched_getaffinity(0)
+        if self.s.rung == "data_parallel" and self.run.device.type == "cpu":
+            os.sched_setaffinity(0, ALLOWED_CORES)  # of this thread, and so of those that it starts
+        yield
+        os.sched_setaffinity(0, own)
 
     def gradients(self) -> dict:
         """Return the gradients of one step by parameter name, sharded ones whole, without an update or a recording."""
@@ -101,5 +111,6 @@ def join_world():
     """Join the processes that torchrun, Slurm or a plain ``python`` started; yields this one's `World`."""
     end_with_parent()
     world = where_am_i()
+    claim_cores(world)
     with process_group(world):
         yield world

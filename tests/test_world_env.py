@@ -1,6 +1,7 @@
 """Rank and device of a process: the variables of torchrun, of Slurm's srun, of a real Slurm, and none."""
 
 import json
+import os
 import subprocess
 import sys
 import tomllib
@@ -10,6 +11,7 @@ import torch
 
 from mpdemo.errors import UserError
 from mpdemo.paths import root
+from mpdemo.world import devices
 from mpdemo.world.env import read_launcher, where_am_i
 from mpdemo.world.launch import OLDEST
 from mpdemo.world.say import log
@@ -34,9 +36,7 @@ def place(values):
 def test_no_launcher():
     assert read_launcher({}) == ALONE
     assert read_launcher({"WORLD_SIZE": "4", "MASTER_ADDR": "node1"}) == ALONE  # what a shell may have kept
-    torch.set_num_threads(2)
     assert where_am_i({}).device == torch.device("cpu")
-    assert torch.get_num_threads() == 1
 
 
 def test_torchrun():
@@ -113,6 +113,8 @@ def test_gpu_bound_by_slurm_is_number_0(monkeypatch):
 
 
 def test_a_process_with_two_gpus_begins_with_the_first_of_its_own(monkeypatch):
+    from mpdemo.settings import Settings, checked
+    from mpdemo.training.command import check_gpus
     from mpdemo.training.setup import local_devices
 
     gpus = FakeGPUs(monkeypatch, 4)
@@ -120,8 +122,91 @@ def test_a_process_with_two_gpus_begins_with_the_first_of_its_own(monkeypatch):
     assert (world.device, gpus.current) == (torch.device("cuda", 2), 2)
     assert [device.index for device in local_devices(world.device, 2)] == [2, 3]
     FakeGPUs(monkeypatch, 3)
+    with pytest.raises(UserError, match="4 processes need 4 GPUs, 3 visible; start fewer"):
+        check_gpus(checked(Settings(rung="ddp", processes=4)))
     with pytest.raises(UserError, match="2 devices wanted from GPU 2 on, 3 GPUs visible; lower --devices"):
         local_devices(world.device, 2)
+
+
+def test_more_ranks_than_gpus(monkeypatch):
+    from mpdemo.settings import Settings, checked
+    from mpdemo.training.command import check_gpus
+
+    FakeGPUs(monkeypatch, 1)
+    with pytest.raises(UserError, match="local rank 1 has no GPU.*2 processes on this node, 1 GPUs visible"):
+        where_am_i(TORCHRUN)
+    with pytest.raises(UserError, match="2 processes need 2 GPUs, 1 visible"):
+        check_gpus(checked(Settings(rung="ddp")))
+
+
+CLAIM = """
+import os, sys, torch
+from mpdemo.world import env
+env.LOCK = sys.argv[1]
+world = env.World(rank=1, world_size=int(sys.argv[2]), local_rank=1, local_world_size=int(sys.argv[2]))
+env.claim_cores(world, int(sys.argv[3]))
+print(sorted(os.sched_getaffinity(0)), torch.get_num_threads(), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def claims(tmp_path):
+    """Start a process that claims cores, as one of so many on this machine; returns it and the cores that it has."""
+    started = []
+    for core in os.sched_getaffinity(0):
+        (tmp_path / f"cpu{core}").mkdir()
+
+    def claim(processes, count=1):
+        words = [sys.executable, "-c", CLAIM, str(tmp_path / "cpu{}"), str(processes), str(count)]
+        child = subprocess.Popen(words, cwd=root(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        started.append(child)
+        cores, _, threads = child.stdout.readline().rpartition(" ")
+        assert threads == "1\n"
+        return child, json.loads(cores)
+
+    yield claim
+    for child in started:
+        child.communicate(timeout=20)
+
+
+def test_a_process_takes_cores_that_no_other_has_taken(claims):
+    """Of any job; a killed process gives them back. Where there are too few nothing is pinned."""
+    allowed = sorted(os.sched_getaffinity(0))
+    assert claims(len(allowed) + 1)[1] == allowed
+    processes = [claims(1) for _ in allowed]
+    assert [cores for _, cores in processes] == [[core] for core in allowed]
+    assert claims(1)[1] == allowed
+    processes[-1][0].kill()
+    processes[-1][0].wait(20)
+    assert claims(1)[1] == [allowed[-1]]
+
+
+def test_a_process_that_drives_several_devices_takes_all_their_cores_or_none(claims):
+    allowed = sorted(os.sched_getaffinity(0))
+    first, cores = claims(1, len(allowed))
+    assert cores == allowed
+    first.communicate(timeout=20)
+    assert claims(1)[1] == allowed[:1]
+    assert claims(1, len(allowed))[1] == allowed
+    if len(allowed) > 1:
+        assert claims(1)[1] == [allowed[1]], "what it could not use stays free"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "shared"),
+    [
+        ([("a", {0, 1})] * 4, 2),
+        ([("a", {0}), ("a", {1}), ("a", {0, 1})], 2),
+        ([("a", {0}), ("a", {1})], None),
+        ([("a", {0, 1})] * 2 + [("b", {0, 1})] * 2, None),
+    ],
+    ids=["four on two", "some pinned", "one each", "two machines"],
+)
+def test_cores_are_shared_where_all_machines_have_fewer_than_processes(ranks, shared, monkeypatch):
+    assert devices.shared_cores() is None
+    monkeypatch.setattr("mpdemo.world.collectives.gather_objects", lambda value: ranks)
+    assert devices.shared_cores() == shared
 
 
 def test_the_oldest_versions_are_those_of_the_project():

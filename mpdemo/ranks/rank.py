@@ -42,11 +42,13 @@ def main(folder, per_node, group):
 
 
 def begin(rank, world_size, group) -> dict:
-    """Compute with one thread, join the process group, and return the names that every program knows."""
+    """Take one core, join the process group, and return the names that every program knows."""
     import torch
     import torch.distributed as dist
 
-    torch.set_num_threads(1)
+    from mpdemo.world.env import World, claim_cores
+
+    claim_cores(World(rank, world_size, rank, world_size))
     if group:
         dist.init_process_group("gloo", timeout=timedelta(seconds=GROUP_TIMEOUT))
     # PyTorch 2.14 warns of names that are the only ones in older releases, such as reduce_scatter_tensor

@@ -45,6 +45,7 @@ def main(args) -> int:
         runpy.run_module(rung, run_name="__main__", alter_sys=True)  # it ends this process
     check_room(settings.processes, settings.oversubscribe)
     import_pytorch(needs_torchvision(settings))
+    check_gpus(settings)
     import_module("mpdemo.run")  # once, not in each process
     return start(["-m", rung, *settings.arguments()], settings.processes)
 
@@ -66,10 +67,11 @@ def run_script(doc, rung, train):
                 f"--standalone --nproc-per-node {settings.processes} -m mpdemo.rungs.{rung} or mpdemo train"
             )
         import_pytorch(needs_torchvision(settings))
-        from mpdemo.world.env import process_group, where_am_i
+        from mpdemo.world.env import claim_cores, process_group, where_am_i
 
-        place = where_am_i(devices=1 if settings.form == "per-device" else settings.devices)
+        place = where_am_i(devices=devices_of_a_process(settings))
         check_precision(settings.precision)
+        claim_cores(place, devices_of_a_process(settings))
         with process_group(place, timeout=PATIENCE):
             status = train(settings, place)
     except Exception as error:
@@ -99,6 +101,24 @@ def settings_of(args) -> tuple:
 def needs_torchvision(settings) -> bool:
     """Whether a training run takes its model or its images from torchvision."""
     return settings.dataset != "digits" or settings.model not in ("toy", "convnet", "transformer")
+
+
+def devices_of_a_process(settings) -> int:
+    """How many devices each process drives."""
+    return 1 if settings.form == "per-device" else settings.devices
+
+
+def check_gpus(settings):
+    """Refuse more devices than GPUs, or a precision that they lack, before anything is started."""
+    import torch
+
+    processes, visible = settings.processes, torch.cuda.device_count()
+    if torch.cuda.is_available() and processes > visible:
+        raise UserError(
+            f"{processes} processes need {processes} GPUs, {visible} visible; start fewer, or set "
+            "CUDA_VISIBLE_DEVICES= to compute on the CPU"
+        )
+    check_precision(settings.precision)
 
 
 def check_precision(precision):

@@ -1,13 +1,14 @@
 """Rank, local rank, world size and device of this process, whichever launcher started it.
 
 torchrun sets RANK, LOCAL_RANK, WORLD_SIZE; Slurm's srun sets SLURM_PROCID, SLURM_LOCALID, SLURM_STEP_NUM_TASKS; a plain
-``python`` sets neither and is a world of one. On a machine without GPUs a device is a core: a process computes with one
-thread. Taught in notebooks/00_start_here.ipynb.
+``python`` sets neither and is a world of one. On a machine without GPUs a device is a core, locked by one process where
+enough are free. Taught in notebooks/00_start_here.ipynb.
 Sources: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables,
 https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES.
 """
 
 import contextlib
+import fcntl
 import os
 import re
 import time
@@ -19,6 +20,8 @@ import torch.distributed as dist
 
 from mpdemo.errors import UserError
 
+LOCK = "/tmp/mpdemo-core-{}.lock"  # one for all users: they share the cores as well
+ALLOWED_CORES = os.sched_getaffinity(0)  # those that this process was given, before it pins itself to some of them
 RESERVED = 4294967290  # Slurm's numbers from here on are no steps of srun: a batch script, an interactive job
 
 
@@ -71,10 +74,9 @@ def _tasks_on_node(environ) -> int:
 
 
 def where_am_i(environ=os.environ, devices=1) -> World:
-    """Return this process's `World`; make the first of its `devices` the current GPU, or compute with one thread."""
+    """Return this process's `World`; on a GPU node, make the first of its `devices` the current one."""
     values = read_launcher(environ)
     if not torch.cuda.is_available():
-        torch.set_num_threads(1)
         return World(**values)
     visible, local_rank = torch.cuda.device_count(), values["local_rank"]
     # with srun --gpus-per-task each task sees its own GPUs only, from number 0 on
@@ -87,6 +89,41 @@ def where_am_i(environ=os.environ, devices=1) -> World:
         )
     torch.cuda.set_device(index)
     return World(**values, device=torch.device("cuda", index), backend="cpu:gloo,cuda:nccl")
+
+
+def claim_cores(world, count=1):
+    """Make `count` CPU cores the devices of this process: one thread each, pinned where so many cores are free.
+
+    A core is taken by locking it. A process that needs more than are free takes none, and runs where it may.
+    """
+    if world.device.type != "cpu":
+        return
+    torch.set_num_threads(1)
+    allowed, locks = sorted(os.sched_getaffinity(0)), {}
+    for core in allowed if len(allowed) >= count * world.local_world_size else []:
+        if len(locks) < count and (lock := _locked(core)) is not None:
+            locks[core] = lock
+    if len(locks) == count:
+        os.sched_setaffinity(0, locks)  # the files stay open, and so locked, until this process ends
+        return
+    for lock in locks.values():
+        os.close(lock)
+
+
+def _locked(core) -> int | None:
+    """Return the open lock file of a core; None if another process has it, or files cannot be locked here."""
+    path, flags = LOCK.format(core), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    with contextlib.suppress(OSError):
+        try:
+            file = os.open(path, flags)
+        except FileNotFoundError:  # in /tmp, Linux refuses O_CREAT for another user's file
+            file = os.open(path, flags | os.O_CREAT, 0o444)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
+        except OSError:
+            os.close(file)
+    return None
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from mpdemo.notebook.recipe import recipe
 from mpdemo.settings import Settings
 from mpdemo.training.log import RunLog
 from mpdemo.training.setup import learning_rate
-from mpdemo.world.env import where_am_i
+from mpdemo.world.env import claim_cores, where_am_i
 from mpdemo.world.launch import end
 
 
@@ -113,6 +113,7 @@ def make_trainer(nodes=1, devices=1, **more):
 def main(out, steps=None):
     """Train in every process; rank 0 writes ``metrics.jsonl``, ``summary.json`` and the folder ``tensorboard``."""
     world = where_am_i()
+    claim_cores(world)
     settings, losses = Settings(**recipe("single", epochs=1)), Losses()
     trainer = make_trainer(
         nodes=world.world_size // world.local_world_size,
