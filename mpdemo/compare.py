@@ -23,6 +23,7 @@ from mpdemo.training.setup import build_model
 from mpdemo.trial import Trial, form_of, is_per_device, join_world, relative_difference
 from mpdemo.world import clock
 from mpdemo.world.collectives import gather_objects, rest
+from mpdemo.world.devices import shared_cores
 
 WARMUP = 2  # rounds that are not counted
 SINGLE, INDEPENDENT, IN_PARTS = "single", "independent", "single, microbatches"  # names of what is compared with
@@ -144,9 +145,10 @@ def least_seconds(comparison, name, settings) -> list[float]:
         trial = next(other for other in others if is_per_device(other.s))
     else:
         trial = comparison.trials[name]
+    cores = shared_cores()
     schedule = "GPipe" if settings.rung == "model_parallel" else trial.s.schedule
     timed = recorded_steps(trial)[-len(comparison.seconds[name]) :]  # not the warm-up, nor a step for its gradients
-    return [read.predict_seconds(step, schedule) for step in timed]
+    return [read.predict_seconds(step, schedule, cores) for step in timed]
 
 
 def gradient_differences(comparison) -> dict:

@@ -101,12 +101,13 @@ class Recorder:
         if self._operations is None:
             yield
             return
-        start = clock.read(self.device)
+        start, begin = clock.read(self.device), time.thread_time()
         yield
+        on_core = time.thread_time() - begin  # s that this thread had a core: less than it took where cores are shared
         end = clock.read(self.device)
         if kind == "B":  # all gradients were there when the last all-reduce began; then DDP waited for its end
             end = next((row["start"] for row in reversed(self._operations) if row["kind"] == "A"), end)
-        self.add(kind, start, end, stage, microbatch, **more)
+        self.add(kind, start, end, stage, microbatch, on_core=on_core, **more)
 
     def add(self, kind, start, end, stage=0, microbatch=0, **more):
         """Record an operation between two readings of the clock; `rank` where this process drives several devices."""

@@ -40,6 +40,7 @@ def test_every_operation_is_recorded_once_in_the_order_of_the_schedule_on_one_cl
             wanted = [tuple(operation) for operation in listed[rank]]
             assert [(row["kind"], row["stage"], row["microbatch"]) for row in lane] == wanted
             assert all(after["start"] >= before["end"] - 1e-9 for before, after in pairwise(lane))
+            assert all(0 < row["on_core"] < row["end"] - row["start"] + 1e-3 for row in lane)
         assert min(row["start"] for row in rows) == 0
         done = {(row["kind"], row["stage"], row["microbatch"]): row for row in rows}
         for (kind, stage, microbatch), row in done.items():
@@ -118,6 +119,18 @@ def test_a_predicted_step_ends_with_the_last_ranks_optimizer_step():
     for update, end in (({0: 0.5, 1: 1.0}, 6.5), ({0: 0.5, 1: 3.0}, 7.0)):
         updates = [{"rank": rank, "kind": "O", "start": 6, "end": 6 + seconds} for rank, seconds in update.items()]
         assert read.predict_seconds(step + updates, "GPipe") == pytest.approx(end)
+
+
+def test_ranks_that_share_cores_take_turns_in_the_prediction():
+    step = simulate("GPipe", [1, 1], [2, 2], 1, 2).events
+    for row in step:
+        row["on_core"] = row["end"] - row["start"]
+        row["start"], row["end"] = 2 * row["start"], 2 * row["end"]
+    assert read.predict_seconds(step, "GPipe") == pytest.approx(12)  # half of it waits for a core
+    assert read.predict_seconds(step, "GPipe", cores=1) == pytest.approx(6)
+    replicas = [row | {"rank": row["rank"] + r} for row in step for r in (0, 2)]
+    assert read.predict_seconds(replicas, "GPipe", cores=2) == pytest.approx(6)
+    assert read.predict_seconds(replicas, "GPipe", cores=1) == pytest.approx(12)
 
 
 def test_the_picture_has_a_lane_a_rank_numbers_and_idle_shares_and_the_unit_that_is_given(recorded):

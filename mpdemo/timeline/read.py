@@ -1,8 +1,9 @@
 """Read recorded timelines: idle shares, the time each stage takes, the simulation beside them.
 
 A step is a list of rows ``{"rank", "stage", "kind", "microbatch", "start", "end"}``; times in seconds since the
-earliest operation of any rank in that step. `kind` is F, B, I or W (computing), O (the optimizer's step), A (an
-all-reduce), G (an all-gather) or R (a reduce-scatter). PyTorch is not needed. Taught in notebooks/05_pipeline.ipynb.
+earliest operation of any rank in that step. Those of `Recorder.operation` also have `on_core`, the seconds for which
+the thread had a CPU core. `kind` is F, B, I or W (computing), O (the optimizer's step), A (an all-reduce), G (an
+all-gather) or R (a reduce-scatter). PyTorch is not needed. Taught in notebooks/05_pipeline.ipynb.
 """
 
 import json
@@ -77,7 +78,14 @@ def predict(steps, schedule):
     return simulate(schedule, **stage_times(steps), microbatches=microbatches, ranks=ranks)
 
 
-def predict_seconds(step, schedule):
-    """Return the seconds of a step as `predict` simulates it, each rank's recorded optimizer step added to its end."""
+def predict_seconds(step, schedule, cores=None):
+    """Return the seconds of a step as `predict` simulates it, each rank's recorded optimizer step added to its end.
+
+    Where the ranks share fewer `cores`, an operation takes the time for which it had one; and the step is no shorter
+    than all these times one after the other on each core.
+    """
+    if cores:
+        works = [row | {"end": row["start"] + row["on_core"]} for row in step if row["kind"] in (*COMPUTES, "O")]
+        return max(predict_seconds(works, schedule), sum(row["on_core"] for row in works) / cores)
     updates = {row["rank"]: row["end"] - row["start"] for row in step if row["kind"] == "O"}
     return max(row["end"] + updates.get(row["rank"], 0.0) for row in predict([step], schedule).events)

@@ -37,6 +37,15 @@ def too_few_gpus(devices) -> bool:
     return 0 < gpus_here() < gpus_wanted(devices)
 
 
+def shared_cores() -> int | None:
+    """Return how many cores the world's processes share, or None if each has its own; all ranks must call this."""
+    from mpdemo.world.collectives import gather_objects
+
+    machines = gather_objects((identity(), os.sched_getaffinity(0)))
+    count = len({(machine, core) for machine, cores in machines for core in cores})
+    return count if count < len(machines) else None
+
+
 def take_devices(processes) -> dict:
     """Return what so many child processes will compute on, and the versions; too few GPUs are hidden from them."""
     import torch
