@@ -19,7 +19,8 @@ from mpdemo.rules import CUT_RUNGS, records_timeline
 from mpdemo.timeline import read
 from mpdemo.timeline.observe import record_updates, recorded_steps
 from mpdemo.training.log import RunLog
-from mpdemo.trial import Trial, build_model, form_of, is_per_device, join_world, relative_difference
+from mpdemo.training.setup import build_model
+from mpdemo.trial import Trial, form_of, is_per_device, join_world, relative_difference
 from mpdemo.world import clock
 from mpdemo.world.collectives import gather_objects, rest
 from mpdemo.world.devices import shared_cores
@@ -59,17 +60,16 @@ class Comparison:
         self.trials[name] = Trial(settings, self.world, *self.given) if active else None
         return self.trials[name]
 
-    def run(self, rounds, warmup=WARMUP, title=None, again=False, batches=None):
+    def run(self, rounds, warmup=WARMUP, title=None, batches=None):
         """Run all variants alternately, `rounds` times; a `title` shows a progress bar on rank 0.
 
-        Each round has an order of its own, the same on all ranks, since a fixed one favours a variant by its place. A
-        step after another variant's finds the caches full of that one's numbers: with `again` each variant does two,
-        and the second is counted. An iterator `batches` gives each round a batch of its own, so that all are trained.
+        Each round has an order of its own, the same on all ranks, since a fixed one favours a variant by its place.
+        An iterator `batches` gives each round a batch of its own, so that all are trained.
         """
         for number in tqdm(range(-warmup, rounds), desc=title, unit="round", disable=not title or self.world.rank > 0):
             batch = next(batches) if batches else None
             for name, trial in random.Random(number).sample(list(self.trials.items()), len(self.trials)):
-                seconds = [self._time_step(trial, batch) for _ in range(1 + again)][-1]
+                seconds = self._time_step(trial, batch)
                 if number >= 0:
                     self.seconds.setdefault(name, []).append(seconds)
 
@@ -90,10 +90,7 @@ class Comparison:
 
 
 def compare(variants, world, *given) -> Comparison:
-    """Return the trials of the variants, and of what sets their upper bounds; all ranks must call this.
-
-    `variants` are settings by name, "single" among them; `given` is a model and a batch, as for `Trial`.
-    """
+    """Return the trials of `variants`, settings by name, and of what bounds their speed; all ranks must call this."""
     comparison = Comparison(world, *given)
     single = variants[SINGLE]
     for name, settings in variants.items():

@@ -62,10 +62,7 @@ class Recorder:
             self.watch_calls(stage, name, partial(operation_of, stage.stage_index, kind))
 
     def watch_calls(self, holder, name, describe):
-        """Record each call of a function; `describe` gets its arguments and returns those of `operation`.
-
-        The function is replaced during a step alone, so several recorders can take turns.
-        """
+        """Record a function's calls during a step; `describe` gets their arguments and returns those of `operation`."""
         self._calls.append((holder, name, describe))
 
     def _recorded(self, function, describe):

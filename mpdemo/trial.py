@@ -8,10 +8,9 @@ from unittest.mock import patch
 
 import torch
 
-from mpdemo import models
 from mpdemo.run import builder
 from mpdemo.settings import RUNG_FORMS, checked
-from mpdemo.training.setup import Run, compile_blocks
+from mpdemo.training.setup import Run, build_model, compile_blocks
 from mpdemo.world.collectives import whole
 from mpdemo.world.env import ALLOWED_CORES, World, claim_cores, process_group, where_am_i
 from mpdemo.world.processes import end_with_parent
@@ -30,7 +29,8 @@ class Trial:
         processes = world.world_size if is_per_device(settings) else None
         self.s = checked(replace(settings, lr=lr), processes)
         model = copy.deepcopy(model) if model else build_model(self.s)
-        self.run = Run(self.s, place_of(settings, world), lambda: model)
+        place = world if is_per_device(settings) else World(device=world.device)
+        self.run = Run(self.s, place, lambda: model)
         self.batch = batch or random_batch(self.s)
         self.rung = builder(self.s.rung)(self.run)
         self.devices = self.run.devices
@@ -39,14 +39,14 @@ class Trial:
             compile_blocks(self.rung.model)
 
     def share(self):
-        """Return this process's share of the trial's batch, on its device."""
-        return share_of([tensor[: self.s.batch_size] for tensor in self.batch], self.rung, self.run.device)
+        """Return this process's share of the trial's batch (images, labels), on its device."""
+        batch = [tensor[: self.s.batch_size] for tensor in self.batch]
+        images, labels = (tensor.chunk(self.rung.replicas)[self.rung.replica] for tensor in batch)
+        images = images if self.rung.images else images.new_empty(len(images), 0)
+        return [tensor.to(self.run.device, non_blocking=True) for tensor in (images, labels)]
 
     def step(self, batch=None, within=None):
-        """Do one step, on the trial's batch by default; return its loss, still on the device.
-
-        A context manager `within` is entered for the step alone.
-        """
+        """Do one step, on the trial's batch by default, `within` a context; return its loss, still on the device."""
         self.batch = batch or self.batch
         with self.cores(), self.run.observed():
             images, labels = self.share()
@@ -76,13 +76,6 @@ class Trial:
         return found
 
 
-def share_of(batch, rung, device) -> list:
-    """Return a process's share of a batch (images, labels), on its device."""
-    images, labels = (tensor.chunk(rung.replicas)[rung.replica] for tensor in batch)
-    images = images if rung.images else images.new_empty(len(images), 0)
-    return [tensor.to(device, non_blocking=True) for tensor in (images, labels)]
-
-
 def form_of(settings) -> str:
     """Return the form of a rung, the default where none is asked for."""
     return settings.form or RUNG_FORMS[settings.rung][0]
@@ -91,17 +84,6 @@ def form_of(settings) -> str:
 def is_per_device(settings) -> bool:
     """Whether these settings, checked or not, ask for one process per device."""
     return form_of(settings) == "per-device"
-
-
-def place_of(settings, world) -> World:
-    """Return where this process stands in a rung of these settings: a one-process form has a world of one."""
-    return world if is_per_device(settings) else World(device=world.device)
-
-
-def build_model(settings, classes=1000, channels=3):
-    """Return the model of the settings, for a data set of these classes and channels."""
-    shape = {"classes": classes, "channels": channels, "image_size": settings.image_size}
-    return models.build(settings.model, norm=settings.norm, seed=settings.seed, **shape)
 
 
 def random_batch(settings, classes=1000, channels=3):

@@ -107,7 +107,7 @@ REFUSED = [  # options of train, what is said
     ("--rung single --resume {tmp}/empty", "no checkpoint in {tmp}/empty/checkpoints"),
     ("--rung single --out {tmp}/old", "holds the checkpoints of a run; give --resume"),
     ("--rung single --resume {tmp}/old", "not a checkpoint of mpdemo or is damaged"),
-    ("--rung single --resume {tmp}/old/checkpoints", "inside a run's folder; give that folder: --resume"),
+    ("--rung single --resume {tmp}/old/checkpoints", "no checkpoint in {tmp}/old/checkpoints/checkpoints; give"),
     ("--rung hybrid --replicas 1 --sharded", "--sharded divides stages among replicas; allowed: --replicas 2 or more"),
     ("--rung pipeline --batch-size 254 --processes 200 --microbatches 3", "microbatches; allowed: 254"),
 ]

@@ -14,6 +14,7 @@ from mpdemo.paths import root
 from mpdemo.world import devices
 from mpdemo.world.env import read_launcher, where_am_i
 from mpdemo.world.launch import OLDEST
+from mpdemo.world.say import log
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 SRUN = {  # as Slurm 22.05 sets them; the real one is asked below
@@ -211,6 +212,16 @@ def test_cores_are_shared_where_all_machines_have_fewer_than_processes(ranks, sh
 def test_the_oldest_versions_are_those_of_the_project():
     lines = tomllib.loads((root() / "pyproject.toml").read_text())["project"]["optional-dependencies"]["course"]
     assert {f"{package}>={version}" for package, version in OLDEST.items()} <= set(lines)
+
+
+def test_a_message_has_the_rank_in_front_where_there_is_one(monkeypatch, capsys):
+    log.warning("no file %s", "x")
+    monkeypatch.setenv("SLURM_PROCID", "3")
+    log.warning("saved")
+    monkeypatch.setenv("RANK", "1")
+    log.warning("saved")
+    log.info("nobody asked")
+    assert capsys.readouterr().err == "mpdemo: no file x\nmpdemo: rank 3: saved\nmpdemo: rank 1: saved\n"
 
 
 JOB = f"""#!/bin/bash

@@ -76,11 +76,7 @@ class Processes:
             rank.pid = self.answers[number][0]
 
     def run(self, parts, chosen, seconds, patience=0.0, show=False):
-        """Run texts on the chosen ranks, and put what these answer into `answers`: number -> see rank.run.
-
-        An answer is missing where the time was over first, or where some rank failed or ended `patience` seconds ago.
-        With `show` a page shows what the ranks print as they print it.
-        """
+        """Run texts on the chosen ranks, until all have answered or `patience` seconds after one has failed."""
         for number in chosen:
             self.ranks[number].text = ""
             with contextlib.suppress(OSError):

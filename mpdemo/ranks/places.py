@@ -13,10 +13,7 @@ WAITING = {"wait", "join", "sleep", "synchronize"}  # what waits though it is no
 
 
 def place_in_program(report, filename, source) -> str:
-    """Return where a rank is, such as ``still waits in recv, line 4``.
-
-    The report has the stack of every thread, the innermost frame first; `filename` is what it calls the program.
-    """
+    """Return where a rank is, as ``still waits in recv, line 4``, from its threads' stacks, innermost frame first."""
     for thread in THREAD.split(report):
         frames = FRAME.findall(thread)
         for depth, (file, line, _) in enumerate(frames):

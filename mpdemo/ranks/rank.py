@@ -59,11 +59,7 @@ def begin(rank, world_size, group) -> dict:
 
 
 def run(parts, names, output, show) -> tuple:
-    """Run texts one after the other in one namespace.
-
-    Returns the value of the last expression (printed instead if `show`), the error in one line or None, and where in
-    the texts it was raised: file name and line of each frame, the innermost last.
-    """
+    """Run texts in one namespace; return the last value (printed if `show`), the error or None, and its frames."""
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         try:
             for source, filename in parts:

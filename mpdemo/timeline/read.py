@@ -70,11 +70,7 @@ def stage_times(steps):
 
 
 def predict(steps, schedule):
-    """Simulate the recorded pipeline with the stage times that were measured in it (`mpdemo.plan.Simulation`).
-
-    The measurement differs by what the schedule does not know: communication, and operations that took longer than
-    the median.
-    """
+    """Simulate the recorded pipeline with the stage times that were measured in it, without communication."""
     computing = [row for step in steps for row in step if row["kind"] in COMPUTES]
     replicas = {row["rank"] for row in computing if row["stage"] == 0}  # several in a hybrid training
     microbatches = 1 + max(row["microbatch"] for row in computing)

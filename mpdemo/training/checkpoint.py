@@ -37,10 +37,7 @@ warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning) 
 
 
 def save(folder: str | Path, model: nn.Module, optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Write a checkpoint of what this process holds of a model, and `state`, the small rest; every rank must call this.
-
-    A full disk or a folder that cannot be written is a `RunFailed`.
-    """
+    """Write a checkpoint of what this process holds of a model, and `state`, the rest; all ranks must call this."""
     path = Path(folder) / f"step-{state['step']:06d}"
     temporary = path.with_suffix(".tmp")
     rank, _ = place()
@@ -141,17 +138,13 @@ def newest(run_folder: str | Path) -> Path:
     Raises
     ------
     UserError
-        There is none, or the folder is itself inside a run's folder.
+        There is none.
     """
     folder = Path(run_folder) / "checkpoints"
     checkpoints = in_order(folder)
-    if checkpoints:
-        return checkpoints[-1]
-    for path in (folder.parent, *folder.parent.parents[:2]):
-        if path.name == "checkpoints":
-            own = f"give that folder: --resume {path.parent}"
-            raise UserError(f"--resume {run_folder} is inside a run's folder; {own}")
-    raise UserError(f"no checkpoint in {folder}; resume a run that was started with --checkpoint-every N")
+    if not checkpoints:
+        raise UserError(f"no checkpoint in {folder}; give the --out of a run that had --checkpoint-every N")
+    return checkpoints[-1]
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -169,26 +162,22 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def read_newest(run_folder: str | Path) -> dict[str, Any]:
-    """Read the newest checkpoint of a run that is whole; a damaged one is named. Every rank must call this.
-
-    All use the same checkpoint, the newest that each of them can read; its folder is in the result.
-    """
+    """Read the newest checkpoint of a run that is whole for every rank; name damaged ones. All ranks must call it."""
     damaged = []
-    last = newest(run_folder)
-    for path in reversed(in_order(last.parent)):
-        state, error = {}, None
+    for path in reversed(in_order(newest(run_folder).parent)):
+        state, damage = {}, None
         try:
             state = read(path)
-        except UserError as refusal:
-            error = refusal
-        errors = [error for error in gather_objects(error) if error]
-        if not errors:
+        except UserError as error:
+            damage = error
+        damages = [each for each in gather_objects(damage) if each]
+        if not damages:
             if damaged and place()[0] == 0:
-                for line in damaged:
-                    log.warning("%s", line)
+                for each in damaged:
+                    log.warning("%s", each)
                 log.warning("resumes the checkpoint before it: %s", path)
             return state | {"path": path}
-        damaged.append(errors[0])
+        damaged.append(damages[0])
     raise UserError(f"{damaged[0]}, and none before it can be read; start anew with another --out")
 
 

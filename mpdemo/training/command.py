@@ -51,10 +51,7 @@ def main(args) -> int:
 
 
 def run_script(doc, rung, train):
-    """Run a rung's file as a program: read its options, join the world, call ``train(settings, place)``, end.
-
-    What is wrong with the options is said once, by rank 0.
-    """
+    """Run a rung's file as a program: read its options, join the world, call ``train(settings, place)``, end."""
     parser = Parser(prog=f"python -m mpdemo.rungs.{rung}", description=doc)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add_options(parser, Settings)

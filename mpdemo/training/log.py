@@ -21,29 +21,8 @@ def rows_in(folder) -> list[dict]:
     return [row for row in rows if isinstance(row, dict)]
 
 
-def folder_to_resume(settings):
-    """Return the run folder to resume, None for a new run.
-
-    With ``--resume auto`` the same command starts a run and resumes it, as a job that is queued again needs. A run that
-    would write into the folder of another one that has checkpoints, and so remove them, is refused.
-    """
-    out = Path(settings.out)
-    resume = settings.resume and Path(settings.resume)
-    saved = any(path.name.removeprefix("step-").isdecimal() for path in (out / "checkpoints").glob("step-*"))
-    if settings.resume == "auto":
-        return out if saved else None
-    began_from = next((row.get("resume") for row in rows_in(out) if row.get("event") == "start"), None)
-    if saved and not (resume and (resume.resolve() == out.resolve() or began_from == settings.resume)):
-        raise UserError(f"{out} holds the checkpoints of a run; give --resume {out} or auto, or another --out")
-    return resume or None
-
-
 class RunLog:
-    """The run's folder: ``metrics.jsonl``, one line per step and per epoch, written by the one process that is active.
-
-    `resumed` has the epoch and step from which a run continues in its own folder; None: a new run. A folder that cannot
-    be written, or that another run writes to, is refused.
-    """
+    """The run's folder and its ``metrics.jsonl``, which the one active process writes, or continues where `resumed`."""
 
     def __init__(self, out, active, resumed=None):
         self.folder, self.active = Path(out), active

@@ -10,6 +10,7 @@ import platform
 import resource
 import time
 from collections import ChainMap
+from itertools import chain
 
 import torch
 from tqdm import tqdm
@@ -23,16 +24,8 @@ from mpdemo.world.collectives import gather_objects, sum_over_ranks
 def peak_memory_mib(devices) -> list[float]:
     """Return the peak memory so far, in MiB, of each GPU that this process drives; on a CPU, of the process."""
     if devices[0].type == "cuda":
-        return [torch.cuda.max_memory_allocated(device) / 2**20 for device in devices]
-    return [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10]  # Linux counts KiB
-
-
-def of_all(run, *readings) -> list[list]:
-    """Return each reading, a list, joined over all processes in order of rank; every rank must call this."""
-    own = torch.tensor([number for reading in readings for number in reading], dtype=torch.double, device=run.device)
-    table = own.new_zeros(run.world, len(own))
-    table[run.rank] = own
-    return [part.flatten().tolist() for part in sum_over_ranks(table).split([len(row) for row in readings], dim=1)]
+        return [round(torch.cuda.max_memory_allocated(device) / 2**20, 1) for device in devices]
+    return [round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10, 1)]  # Linux counts KiB
 
 
 def score(loss, outputs, labels):
@@ -41,51 +34,15 @@ def score(loss, outputs, labels):
     return torch.stack([loss.detach().double(), correct.double()])
 
 
-class Steps:
-    """The scores of the steps since the last flush, still on the device."""
-
-    def __init__(self, device, replicas):
-        self.device, self.replicas = device, replicas
-        self.rows = []
-        self.restart_clock()
-
-    def add(self, result):
-        """Keep a step's score; a process without the outputs has none."""
-        self.rows.append(torch.zeros(2, dtype=torch.double, device=self.device) if result is None else result)
-
-    def flush(self):
-        """Fetch all steps kept so far, over all ranks: this waits for the device.
-
-        Returns the mean loss over the global batch and the correct predictions in it, a pair per step, and the seconds
-        per step, averaged over these.
-        """
-        if not self.rows:
-            return [], 0.0
-        table = sum_over_ranks(torch.stack(self.rows).to(self.device))
-        table[:, 0] /= self.replicas  # each replica holds the mean over its own share
-        rows = table.tolist()  # the one place that waits
-        self.rows = []
-        before = self.clock
-        self.restart_clock()
-        return rows, (self.clock - before) / len(rows)
-
-    def restart_clock(self):
-        """Leave out what happened since the last flush (a checkpoint)."""
-        self.clock = time.perf_counter()
-
-
 class TrainingLog:
-    """What a run says, in its folder and on the terminal: a line per step and per epoch, a bar, a summary at its end.
-
-    A run that is `resumed` in its own folder continues the lines that are there.
-    """
+    """What a run says, in its folder and on the terminal: a line per step and epoch, a bar, a summary at its end."""
 
     def __init__(self, run, rung, progress, stop, resumed):
         self.run, self.rung = run, rung
         self.progress, self.stop = progress, stop
         self.lines = RunLog(run.folder, run.rank == 0, (progress.epoch, progress.step) if resumed else None)
         self.utilisation = Utilisation(run)
-        self.steps = Steps(run.device, rung.replicas)
+        self.scores = []  # of the steps since the last flush, still on the device
 
     def __enter__(self):
         s, progress = self.run.s, self.progress
@@ -107,19 +64,29 @@ class TrainingLog:
             print(self.utilisation.sentence(summary["peak_memory_mib"]))
 
     def step(self, result):
-        """Keep a step's score; write the lines that are due."""
-        self.steps.add(result)
+        """Keep a step's score, which a process without the outputs does not have; write the lines that are due."""
+        self.scores.append(torch.zeros(2, dtype=torch.double, device=self.run.device) if result is None else result)
         if self.progress.step == 1 or self.progress.step % self.run.s.log_every == 0:
             self.flush()
 
     def restart_clock(self):
         """Leave out of the seconds per step what happened since the last flush (a checkpoint, a validation)."""
-        self.steps.restart_clock()
+        self.clock = time.perf_counter()
+
+    def fetch(self):
+        """Return loss and correct predictions of each step kept, over all ranks; this waits for the device."""
+        table = sum_over_ranks(torch.stack(self.scores).to(self.run.device))
+        table[:, 0] /= self.rung.replicas  # each replica holds the mean over its own share
+        self.scores = []
+        return table.tolist()  # the one place that waits
 
     def flush(self):
-        """Fetch the scores kept on the device and write one line per step, the last one with the memory."""
+        """Write one line for each step since the last flush, the last one with the memory."""
+        if not self.scores:
+            return
         run, progress = self.run, self.progress
-        rows, seconds = self.steps.flush()
+        rows = self.fetch()
+        seconds = (time.perf_counter() - self.clock) / len(rows)
         now = time.time()
         for number, (loss, correct) in enumerate(rows, progress.step - len(rows) + 1):
             if not math.isfinite(loss):
@@ -132,16 +99,17 @@ class TrainingLog:
                 "time": round(now - (progress.step - number) * seconds, 4),
             }
             if number == progress.step:
-                memory, shares = of_all(run, peak_memory_mib(run.devices), self.utilisation.of_own_devices())
-                line["peak_memory_mib"] = [round(mib, 1) for mib in memory]
+                readings = gather_objects((peak_memory_mib(run.devices), self.utilisation.of_own_devices()))
+                memory, shares = zip(*readings, strict=True)
+                line["peak_memory_mib"] = list(chain(*memory))
                 if run.rank == 0 and number > 1:  # the first step warms up
-                    line.update(self.utilisation.line(shares, seconds))
+                    line.update(self.utilisation.line(list(chain(*shares)), seconds))
             self.lines.write("step", **line)
             progress.epoch_steps.append((loss, correct, seconds))
             progress.loss = loss
-        if rows:
-            self.bar.set_postfix(loss=f"{loss:.4f}", refresh=False)
-            self.bar.update(len(rows))
+        self.bar.set_postfix(loss=f"{loss:.4f}", refresh=False)
+        self.bar.update(len(rows))
+        self.restart_clock()
 
     def epoch(self, validation):
         """Write the line of an epoch, with loss and accuracy of its validation."""
@@ -166,14 +134,11 @@ class TrainingLog:
 
 
 def summarise(log, seconds) -> dict:
-    """Everything worth keeping of a run, in one dictionary; all ranks must call this.
-
-    Steps and images count the whole training, seconds only the time since this run was started.
-    """
+    """Everything worth keeping of a run, `seconds` only since it was started or resumed; all ranks must call this."""
     run, progress = log.run, log.progress
     sizes = {name: parameter.numel() for name, parameter in log.rung.model.named_parameters()}
-    (memory,) = of_all(run, peak_memory_mib(run.devices))
-    hosts, sizes_of_ranks = zip(*gather_objects((platform.node(), sizes)), strict=True)
+    of_this_rank = platform.node(), sizes, peak_memory_mib(run.devices)
+    hosts, sizes_of_ranks, memory = zip(*gather_objects(of_this_rank), strict=True)
     loss, accuracy = progress.validation or (None, None)
     return {
         "settings": run.s.as_dict(),
@@ -193,7 +158,7 @@ def summarise(log, seconds) -> dict:
         "seconds": round(seconds, 3),
         "images": progress.step * run.s.batch_size,
         "parameters": sum(dict(ChainMap(*sizes_of_ranks)).values()),  # each counted once, whoever holds it
-        "peak_memory_mib": [round(mib, 1) for mib in memory],
+        "peak_memory_mib": list(chain(*memory)),
         "busy": log.utilisation.summary() if run.rank == 0 else None,
         "loss": progress.loss,
         "validation_loss": loss,

@@ -13,10 +13,7 @@ def compile_on_one_core():
 
 
 def skip_handshake(stage):
-    """Let a ``PipelineStage`` open its channels without a handshake.
-
-    gloo needs none, and cannot send to itself, as the two stages of one rank at the foot of ZBV's V would.
-    """
+    """Let a ``PipelineStage`` open its channels without a handshake: at the foot of ZBV's V it would send to itself."""
     stage._get_init_p2p_neighbors_ops = list
 
 

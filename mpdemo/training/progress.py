@@ -8,7 +8,7 @@ from pathlib import Path
 from mpdemo.errors import RunFailed, UserError
 from mpdemo.options import option_name
 from mpdemo.training import checkpoint
-from mpdemo.training.log import folder_to_resume
+from mpdemo.training.log import rows_in
 from mpdemo.world.collectives import place
 from mpdemo.world.say import log
 
@@ -81,13 +81,28 @@ class Checkpoints:
     def resume(self) -> bool:
         """Go to the newest checkpoint of the run that the settings name; return whether it is this run's own."""
         try:
-            before = folder_to_resume(self.s)
+            before = self.folder_to_resume()
             if before is None:
                 return False
             self.restore(before)
         except OSError as error:
             raise UserError(f"cannot read {error.filename}: {error.strerror}; choose another folder") from None
         return before.resolve() == self.folder.resolve()
+
+    def folder_to_resume(self) -> Path | None:
+        """Return the run folder to resume, None for a new run.
+
+        With ``--resume auto`` the same command starts a run and resumes it, as a job that is queued again needs. A run
+        that would write into the folder of another one that has checkpoints, and so remove them, is refused.
+        """
+        out, resume = self.folder, self.s.resume
+        saved = checkpoint.in_order(out / "checkpoints")
+        if resume == "auto":
+            return out if saved else None
+        began_from = next((row.get("resume") for row in rows_in(out) if row.get("event") == "start"), None)
+        if saved and not (resume and (Path(resume).resolve() == out.resolve() or began_from == resume)):
+            raise UserError(f"{out} holds the checkpoints of a run; give --resume {out} or auto, or another --out")
+        return Path(resume) if resume else None
 
     def restore(self, folder):
         """Resume the newest checkpoint of a run's folder, whatever rung wrote it; refuse another training's."""

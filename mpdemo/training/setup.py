@@ -7,13 +7,13 @@ from pathlib import Path
 
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.profiler import ProfilerActivity
 
 from mpdemo import data, models
 from mpdemo.cuts import resolve_cut
 from mpdemo.errors import UserError
 from mpdemo.recorder import Recorder
-from mpdemo.training.private_torch import compile_on_one_core
-from mpdemo.training.profile import start_profiler
+from mpdemo.training.private_torch import compile_on_one_core, record_memory, save_memory
 from mpdemo.training.stages import LocalStages
 
 PRECISION = {"fp32": None, "bf16": torch.bfloat16}
@@ -26,7 +26,7 @@ class Run:
         """Model, optimizer and devices are those of the settings, unless a trial or a dry run brings its own."""
         self.s, self.place = settings, place
         self.make_model = make_model or self.model_of_settings
-        self.make_optimizer = make_optimizer or self.optimizer_of_settings
+        self.optimizer = make_optimizer or self.optimizer_of_settings  # parameters -> their optimizer
         self.rank, self.world, self.device = place.rank, place.world_size, place.device
         driven = settings.devices if settings.form == "one-process" else 1
         self.devices = devices or local_devices(place.device, driven)
@@ -46,8 +46,7 @@ class Run:
 
     def model_of_settings(self):
         """Return the model of the settings, for their data set."""
-        shape = {"classes": self.dataset.classes, "channels": self.dataset.channels, "image_size": self.s.image_size}
-        return models.build(self.s.model, **shape, norm=self.s.norm, seed=self.s.seed)
+        return build_model(self.s, self.dataset.classes, self.dataset.channels)
 
     def prepared(self, model):
         """Tell a model how to compute; its stages and copies will do the same."""
@@ -71,10 +70,6 @@ class Run:
         if self.recorder:
             self.recorder.watch(stages)
         return stages
-
-    def optimizer(self, parameters):
-        """Return the optimizer of these parameters."""
-        return self.make_optimizer(parameters)
 
     def optimizer_of_settings(self, parameters):
         """Return the optimizer that the settings name, with PyTorch's own defaults."""
@@ -102,12 +97,36 @@ class Run:
     @contextmanager
     def observers(self):
         """Start the profiler where the settings ask for it; at the end, write what was recorded."""
-        self.profiler = start_profiler(self) if self.s.profile else None
+        self.profiler = self.start_profiler() if self.s.profile else None
         yield
         if self.recorder:
             self.recorder.save(self.folder)
         if self.profiler:
             self.profiler.stop()
+
+    def start_profiler(self):
+        """Start PyTorch's profiler: after two steps it records as many as are asked for, and writes a trace."""
+        kinds, on_gpu = [ProfilerActivity.CPU], self.device.type == "cuda"
+        if on_gpu:
+            kinds.append(ProfilerActivity.CUDA)
+            record_memory()
+
+        def write(recorded):
+            recorded.export_chrome_trace(str(self.folder / f"trace-rank{self.rank}.json.gz"))
+            if on_gpu:
+                save_memory(self.folder / f"memory-rank{self.rank}.pickle")
+
+        self.folder.mkdir(parents=True, exist_ok=True)  # rank 0 may not have made it yet
+        schedule = torch.profiler.schedule(wait=1, warmup=1, active=self.s.profile, repeat=1)
+        profiler = torch.profiler.profile(activities=kinds, schedule=schedule, on_trace_ready=write)
+        profiler.start()
+        return profiler
+
+
+def build_model(settings, classes=1000, channels=3):
+    """Return the model of the settings, for a data set of these classes and channels."""
+    shape = {"classes": classes, "channels": channels, "image_size": settings.image_size}
+    return models.build(settings.model, **shape, norm=settings.norm, seed=settings.seed)
 
 
 def local_devices(device, count) -> list:

@@ -73,10 +73,7 @@ def receive(like, rank, device):
 
 
 def stage_shapes(model, points, settings, device) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Find shapes and types of a microbatch at every cut, without computing anything.
-
-    Under autocast the types depend on the device: a GPU gives the outputs of group norm in float32, a CPU in bf16.
-    """
+    """Find shapes and types of a microbatch at every cut, without computing; autocast's depend on the device."""
     shapes = []
     model.eval()  # in training, batch norm would count this as a batch
     with FakeTensors(allow_non_fake_inputs=True), torch.no_grad():

@@ -15,9 +15,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
-from mpdemo import models
 from mpdemo.models.private_torch import FakeTensors
 from mpdemo.rules import LINEAR
+from mpdemo.training.setup import build_model
 from mpdemo.world import clock
 from mpdemo.world.gpus import GPUS, named
 
@@ -29,12 +29,11 @@ NO_SENSOR = "(share not measured: pip install nvidia-ml-py)"
 
 def flops_of_step(s, dataset) -> int:
     """Return the floating point operations of a step over the whole batch, forward and backward."""
-    shape = {"classes": dataset.classes, "channels": dataset.channels, "image_size": s.image_size}
     plain = sdpa_kernel(SDPBackend.MATH)  # the counter does not know the fused attention of CPUs
     untouched = torch.random.fork_rng(devices=[])  # the run's random numbers stay as they are
     with plain, untouched, FakeTensors(), FlopCounterMode(display=False) as counter:
         images = torch.empty(s.batch_size, dataset.channels, s.image_size, s.image_size, device="cpu")
-        outputs = models.build(s.model, **shape, norm=s.norm, seed=s.seed)(images)
+        outputs = build_model(s, dataset.classes, dataset.channels)(images)
         cross_entropy(outputs, torch.zeros(s.batch_size, dtype=torch.long, device="cpu")).backward()
     return counter.get_total_flops()
 
@@ -81,7 +80,7 @@ class Utilisation:
         begin, computed_before = self.last_reading
         now, computed = self.last_reading = time.perf_counter(), time.process_time()
         share = (computed - computed_before) / (now - begin) / len(self.devices)
-        return [share] * len(self.devices)
+        return [min(share, 1.0)] * len(self.devices)  # what sends messages may compute on another core
 
     def line(self, shares, seconds) -> dict:
         """Return utilisation and MFU for a line of rank 0's metrics; a step took `seconds`."""

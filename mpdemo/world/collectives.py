@@ -22,10 +22,7 @@ def sum_over_ranks(tensor):
 
 
 def whole(tensor):
-    """Return the whole of a tensor of which each process has a part (a DTensor), any other tensor as it is.
-
-    Every process that has a part must call this, and receives all of it.
-    """
+    """Return the whole of a tensor of which each process has a part (a DTensor); every one of them must call this."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 

@@ -28,18 +28,12 @@ def gpus_here() -> int:
 
 
 def gpus_wanted(devices) -> int:
-    """Return how many GPUs a machine must have for a job of the course: one per device, and two for a job of one.
-
-    The course compares one device with several: with a single GPU a device is a CPU core in every job.
-    """
+    """Return how many GPUs a machine must have for a job: one per device, and two for a job of one, for comparison."""
     return max(2, devices)
 
 
 def too_few_gpus(devices) -> bool:
-    """Return whether a job's devices must be CPU cores although this machine has GPUs.
-
-    Where the driver names none, nothing is decided here: PyTorch may know others (AMD's).
-    """
+    """Return whether a job's devices must be CPU cores although the driver names GPUs (it does not name AMD's)."""
     return 0 < gpus_here() < gpus_wanted(devices)
 
 
@@ -53,10 +47,7 @@ def shared_cores() -> int | None:
 
 
 def take_devices(processes) -> dict:
-    """Return what each of so many child processes will compute on, a GPU or a CPU core, and the versions.
-
-    If there are too few GPUs, they are hidden from the children, which then all use CPU cores.
-    """
+    """Return what so many child processes will compute on, and the versions; too few GPUs are hidden from them."""
     import torch
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0

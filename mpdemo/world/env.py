@@ -74,10 +74,7 @@ def _tasks_on_node(environ) -> int:
 
 
 def where_am_i(environ=os.environ, devices=1) -> World:
-    """Return this process's `World`; on a GPU node, make the first of its `devices` the current one.
-
-    With one device for each process that is ``cuda:local_rank``. More processes than GPUs are refused.
-    """
+    """Return this process's `World`; on a GPU node, make the first of its `devices` the current one."""
     values = read_launcher(environ)
     if not torch.cuda.is_available():
         return World(**values)
@@ -131,10 +128,7 @@ def _locked(core) -> int | None:
 
 @contextlib.contextmanager
 def process_group(world, timeout=300.0):
-    """Join the process group of the world for the length of a ``with`` block; a world of one has none.
-
-    A collective that some rank never joined fails after `timeout` seconds, instead of waiting forever.
-    """
+    """Join the world's process group for a ``with`` block; a collective that some rank never joined fails in time."""
     if world.world_size == 1 and not os.environ.get("MASTER_ADDR"):
         yield
         return

@@ -1,9 +1,4 @@
-"""Start the processes of a training run on this machine, say in one line what went wrong, and leave none behind.
-
-    python -m mpdemo.world.launch 2 -m mpdemo.labs.hello
-
-Run like this, it calls `start` and ends with its status.
-"""
+"""Start the processes of a training run on this machine, say in one line what went wrong, and leave none behind."""
 
 import gc
 import os
@@ -67,10 +62,7 @@ def check_version(package, version):
 
 
 def end(status=0):
-    """End this process with an exit status, when all that it wrote is closed.
-
-    Python would first take PyTorch's modules apart, which takes a second of a core in each process.
-    """
+    """End this process with an exit status; Python would first spend a second on taking PyTorch's modules apart."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status or 0)
@@ -94,10 +86,8 @@ def report(error, world):
 
 
 def lost_a_peer(error) -> bool:
-    """Whether an error only reports that another rank is gone, so that it is not this rank's own.
-
-    Python's own BrokenPipeError is none: it says that this process's output is no longer read, as behind ``| head``.
-    """
+    """Whether an error only reports that another rank is gone, so that it is not this rank's own."""
+    # BrokenPipeError says that this process's output is no longer read, as behind ``| head``
     messages = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
     return not isinstance(error, BrokenPipeError) and any(message in str(error) for message in messages)
 
@@ -113,11 +103,7 @@ def for_torchrun(command) -> list[str]:
 
 
 def start(command, processes) -> int:
-    """Run ``python COMMAND`` in `processes` processes of this machine, as torchrun would; return the exit status.
-
-    Without GPUs they are forked from this process, which has imported PyTorch. When one fails, the others are ended and
-    one line says why. SIGUSR1 is passed on to them: they write a checkpoint and end with exit status 3.
-    """
+    """Run ``python COMMAND`` in `processes` processes of this machine, as torchrun would; return the exit status."""
     import_pytorch()
     folder = tempfile.mkdtemp(prefix="mpdemo-")  # a TemporaryDirectory would end with the first forked process
     job = {"name": "mpdemo", "command": command, "processes": processes, "torchrun": True, "grace": 5.0, "quiet": True}
@@ -134,11 +120,3 @@ def start(command, processes) -> int:
         return status if status in (0, 2, 3) else 1
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-if __name__ == "__main__":
-    try:
-        sys.exit(start(sys.argv[2:], int(sys.argv[1])))
-    except UserError as error:
-        print(f"mpdemo: {error}", file=sys.stderr)
-        sys.exit(error.status)

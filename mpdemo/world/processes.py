@@ -52,10 +52,8 @@ def room() -> tuple:
 
 
 def start_time(pid) -> float | None:
-    """Return when a process started (seconds after the machine booted); None if there is none, or it is a zombie.
-
-    Together with the number it names one process. Seconds since 1970 would not: they change when the clock is set.
-    """
+    """Return when a process started, in seconds after the boot; None if there is none, or it is a zombie."""
+    # seconds since 1970 change when the clock is set
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
         if process.status() != psutil.STATUS_ZOMBIE:
@@ -108,11 +106,8 @@ def end_processes(processes, first_signal, seconds=5.0):
 
 
 def prepare_signals():
-    """Hold SIGUSR1 back until the training can obey it, and end with the parent. Call this before PyTorch's import.
-
-    SIGUSR1 asks for a checkpoint and an end; by default it kills. At SIGUSR2 a rank that hangs says where it is.
-    """
-    faulthandler.register(signal.SIGUSR2, file=2, all_threads=False)
+    """Hold SIGUSR1 (checkpoint and end) back until the training can obey it; call this before PyTorch's import."""
+    faulthandler.register(signal.SIGUSR2, file=2, all_threads=False)  # a rank that hangs then says where it is
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     end_with_parent()
 
@@ -137,10 +132,7 @@ def be_killed_with_parent():
 
 
 def clean_up_on_signals():
-    """Let SIGTERM, and the SIGHUP of a lost connection, end this process by `SystemExit`: ``finally`` is then obeyed.
-
-    A second signal does not interrupt that. A SIGHUP that is ignored, as under ``nohup``, stays so.
-    """
+    """Let SIGTERM and SIGHUP end this process by `SystemExit`: ``finally`` is then obeyed, whatever signal follows."""
     ends = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
 
     def end(number, frame):

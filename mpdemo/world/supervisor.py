@@ -104,10 +104,7 @@ def become_rank(job, rank, port, parent):
 
 
 def watch(job, ranks, terminations, warnings, wake) -> str:
-    """Wait for the job's end; return how it came: ended, cancelled, timeout or orphaned.
-
-    A warning waits until all know it. Who stops with a checkpoint waits for the others; any other failure ends all.
-    """
+    """Wait for the job's end; return how it came: ended, cancelled, timeout or orphaned."""
     started, stop, owner = time.monotonic(), None, job.get("owner", ())
     name, _, before = (job.get("signal") or "").partition("@")
     while True:

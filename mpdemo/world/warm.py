@@ -34,10 +34,7 @@ SERVERS = {}  # the one server of this process: the variables that it was starte
 
 
 def supervise(order, log, inputs=()) -> tuple:
-    """Let the server fork the supervisor of an order, and of its ranks, whose inputs are given, one each.
-
-    Return its number, and a pipe: where that is closed, or this Python ends, the job ends.
-    """
+    """Let the server fork an order's supervisor and ranks; return its number, and a pipe whose end ends the job."""
     watched, pipe = os.pipe()
     owner = open(pipe, "wb")  # noqa: SIM115
     try:
