@@ -9,17 +9,16 @@ the wait, because a page that was reloaded has lost its view, and the kernel run
 """
 
 import asyncio
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from IPython import get_ipython
 from IPython.display import display
 
 from mpdemo.errors import UserError
 from mpdemo.jobs import Job, attach
 from mpdemo.jobs.follow import detached
 from mpdemo.notebook.job_widget import JobWidget, together, views_of
+from mpdemo.waits import has_front_end
 
 
 class JobCancelled(UserError):
@@ -78,13 +77,3 @@ async def _until_finished(jobs: Sequence[Job], timeout: float) -> None:
         looks = job.waiting(timeout)
         while await asyncio.to_thread(next, looks, "ended") != "ended":  # Slurm may be slow
             await asyncio.sleep(0.1)
-
-
-def has_front_end() -> bool:
-    """Return whether a widget can be seen and used: in a kernel of Jupyter's server or of VS Code, not in a test."""
-    if {"PYTEST_CURRENT_TEST", "NBVAL"} & os.environ.keys():
-        return False
-    shell = get_ipython()
-    if shell is None or not hasattr(shell, "kernel"):
-        return False
-    return "JPY_SESSION_NAME" in os.environ or "__vsc_ipynb_file__" in shell.user_ns
