@@ -4,7 +4,8 @@
     python tests/bench/bench.py --only ddp       a part
 
 Every figure is a median of paired ratios (mpdemo/paired.py) from runs that alternate in one call: strategies beside the
-single device, what `mpdemo.plan` predicts beside what is counted. The machine should be idle.
+single device, what `mpdemo.plan` predicts beside what is counted, training loops beside a bare one. The machine
+should be idle.
 """
 
 import json
@@ -24,7 +25,8 @@ from mpdemo.world.devices import gpus_here, take_devices, too_few_gpus
 from mpdemo.world.launch import end, start
 from mpdemo.world.processes import check_room
 
-PROCESSES = OF_STRATEGIES | {"memory": 2}  # of each part
+LABS = {"memory": "predictions", "loop": "lightning_overhead"}
+PROCESSES = OF_STRATEGIES | {"memory": 2, "loop": 1}  # of each part
 SPEEDS = "comparison", "measured", "upper bound", "fraction of the upper bound"  # headings of a table
 ERRORS = "prediction", "error", "promised"
 RUNS = "runs of the course model on two processes: median and largest error"
@@ -55,7 +57,7 @@ def run_parts(parts, out) -> int:
         if status := run(part, out / part):
             return status
         result = report["results"][part] = json.loads((out / part / "summary.json").read_text())
-        for headings, *line in memory(result) if part == "memory" else strategies(result):
+        for headings, *line in FIGURES.get(part, strategies)(result):
             tables.setdefault(headings, []).append(line)
         (out / "bench.json").write_text(json.dumps(report, indent=2) + "\n")
     for headings, lines in tables.items():
@@ -66,7 +68,7 @@ def run_parts(parts, out) -> int:
 def run(part, folder) -> int:
     """Run one part in its processes; return their exit status."""
     program = str(Path(__file__).with_name("cases.py"))
-    command = ["-m", "mpdemo.labs.predictions"] if part == "memory" else [program, part]
+    command = ["-m", f"mpdemo.labs.{LABS[part]}"] if part in LABS else [program, part]
     with tempfile.TemporaryDirectory(prefix="mpdemo-bench-") as scratch:
         os.environ["TMPDIR"] = scratch  # where the processes make theirs: a killed one cannot remove it
         return start([*command, str(folder)], PROCESSES[part])
@@ -112,6 +114,18 @@ def memory(result) -> list:
         (ERRORS, "messages of these runs, to the byte", f"{equal} of {len(rows)} right", "all"),
     ]
 
+
+def loop(result) -> list:
+    """Return the lines of what a training loop adds to a step."""
+    lines = []
+    for name, row in result["added"].items():
+        added, low, high = (f"{1e6 * seconds:.0f}" for seconds in (row["seconds"], *row["seconds_interval"]))
+        of_step = f"{100 * row['seconds'] / result['course_seconds']:.1f} % of a step of the course model"
+        lines.append((SPEEDS, f"what {name} adds to a step of a bare one", f"{added} ({low} to {high}) µs, {of_step}"))
+    return lines
+
+
+FIGURES = {"memory": memory, "loop": loop}  # the other parts: `strategies`
 
 if __name__ == "__main__":
     end(main())

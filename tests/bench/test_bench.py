@@ -50,13 +50,16 @@ def test_speeds_are_lines_of_tables_with_their_intervals():
 
 
 @pytest.mark.nightly
-def test_a_part_writes_its_table_and_leaves_nothing_behind(run_once, tmp_path):
+def test_the_loops_are_compared_and_nothing_is_left_behind(run_once, tmp_path):
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    done = run_once(bench.__file__, "--only", "memory", "--out", str(tmp_path), TMPDIR=str(scratch))
+    done = run_once(bench.__file__, "--only", "loop", "--out", str(tmp_path), TMPDIR=str(scratch))
     assert done.returncode == 0, done.stderr[-3000:]
-    assert json.loads((tmp_path / "bench.json").read_text())["results"]["memory"]["rows"]
-    assert "| prediction " in done.stdout
+    report = json.loads((tmp_path / "bench.json").read_text())
+    for loop, row in report["results"]["loop"]["added"].items():
+        assert row["seconds_interval"][0] <= row["seconds"] <= row["seconds_interval"][1]
+        assert f"| what {loop} adds to a step of a bare one" in done.stdout
+    assert report["results"]["loop"]["step_seconds"]["bare loop"] > 0 and "| comparison " in done.stdout
     assert list(scratch.iterdir()) == []  # torchrun would leave its logs, PyTorch its caches
 
 
