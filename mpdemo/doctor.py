@@ -16,6 +16,7 @@ from pathlib import Path
 from mpdemo import paths
 from mpdemo.errors import UserError, error_line
 from mpdemo.jobs import load_site, slurm
+from mpdemo.jobs.known import known_in
 from mpdemo.jobs.site_trial import Finding, try_site
 from mpdemo.world.devices import too_few_gpus
 from mpdemo.world.launch import check_version
@@ -30,17 +31,8 @@ report["nccl"] = ".".join(map(str, torch.cuda.nccl.version())) if nccl and devic
 print(json.dumps(report))
 """
 NO_GPU = "no GPU: each process takes one core as its device"
-# Part of the error message of a failed import -> what helps.
-REMEDIES = {
-    "operator torchvision::nms does not exist": "torch and torchvision do not fit together: install both from the same"
-    " index, in one command: pip install --force-reinstall torch torchvision",
-    "No module named 'torchvision'": "pip install torchvision, from the index that torch came from",
-    "No module named 'torch'": "pip install torch torchvision (on a cluster: load the site's module first)",
-    "libcudart": "this torch needs CUDA libraries that are missing: load the site's module, or reinstall torch",
-    "libtorch": "torch's own libraries are damaged: pip install --force-reinstall torch torchvision",
-    "GLIBC": "this torch is built for a newer system: take an older torch, or the site's module",
-    "": "reinstall both together: pip install --force-reinstall torch torchvision",  # any other error
-}
+INSTALL = "pip install torch torchvision, from one index (on a cluster: load the site's module first)"
+REINSTALL = "reinstall both together: pip install --force-reinstall torch torchvision"
 
 
 def add_arguments(parser):
@@ -105,7 +97,10 @@ def check_pytorch() -> list[Finding]:
         return [Finding(False, "PyTorch did not load within 180 s", "try again: a slow file system caches it")]
     if done.returncode:
         error = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[-1]
-        remedy = next(remedy for part, remedy in REMEDIES.items() if part in done.stderr)
+        known = known_in(error)
+        remedy = known.explained(error)[1] if known else REINSTALL
+        if "No module named 'torch" in error:
+            remedy = INSTALL
         return [Finding(False, f"PyTorch does not load: {error}", remedy)]
     report = json.loads(done.stdout.strip().splitlines()[-1])
     devices = report["devices"]

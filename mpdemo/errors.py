@@ -7,22 +7,6 @@ import re
 import reprlib
 import textwrap
 
-ALLOWED = {  # how pydantic's name for a wrong value begins: what is allowed, with the field's limits
-    "int": "a whole number",
-    "float": "a number",
-    "finite": "a finite number",
-    "bool": "true or false",
-    "string_pattern": "a text of the form {pattern}",
-    "string_too_short": "a text that is not empty",
-    "string": "a text",
-    "too_short": "at least one",
-    "tuple": "a list of texts",
-    "greater_than_equal": "{ge} or more",
-    "greater_than": "more than {gt}",
-    "less_than_equal": "{le} or less",
-    "less_than": "less than {lt}",
-    "byte_size": "a number and a unit, such as 16GiB",
-}
 COLUMNS = 95  # that JupyterLab shows in a line; it breaks a longer one within a word
 QUOTED = reprlib.Repr()  # of a user's value, which may be a whole file
 QUOTED.maxstring = QUOTED.maxother = QUOTED.maxlong = 80
@@ -81,16 +65,16 @@ def from_validation(error, fields, label) -> UserError:
         return UserError(f"unknown name {name!r}; allowed: {', '.join(fields)}{did_you_mean(name, fields)}")
     if kind == "missing":
         return UserError(f"{label(name)} is missing; give one")
+    if "error" in limits:  # raised by a check of our own
+        return UserError(f"{label(name)} {QUOTED.repr(value)}: {limits['error']}")
+    shown = re.sub(r"^'([\w.+-]+)'$", r"\1", QUOTED.repr(value))  # one word needs no quotes
     if kind == "literal_error":
         choices = [word.strip("'") for word in limits["expected"].replace(" or ", ", ").split(", ")]
         allowed = f"{', '.join(choices)}{did_you_mean(value, choices)}"
-    elif "error" in limits:  # raised by a check of our own
-        return UserError(f"{label(name)} {QUOTED.repr(value)}: {limits['error']}")
-    else:
-        known = (text.format(**limits) for name, text in ALLOWED.items() if kind.startswith(name))
-        allowed = next(known, complaint["msg"])
-    shown = re.sub(r"^'([\w.+-]+)'$", r"\1", QUOTED.repr(value))  # one word needs no quotes
-    return UserError(f"{label(name)} {shown} is not allowed; allowed: {allowed}")
+        return UserError(f"{label(name)} {shown} is not allowed; allowed: {allowed}")
+    why = complaint["msg"].replace("Input", "it", 1)
+    why = re.sub("tuple", "list", why, flags=re.IGNORECASE)  # as TOML calls it
+    return UserError(f"{label(name)} {shown} is not allowed: {why}")
 
 
 def one_line_errors(label=str):

@@ -1,9 +1,9 @@
 """Say what is waited for: on the page of a notebook once that takes long, and for a command on the terminal.
 
-`mpdemo.notebook.page` sets `page` where there is one. What is shown goes away when the wait ends, so that no saved
-notebook keeps it.
+What is shown goes away when the wait ends, so that no saved notebook keeps it.
 """
 
+import os
 import sys
 import threading
 import time
@@ -11,7 +11,17 @@ from contextlib import contextmanager
 
 AFTER = 10.0  # s; a shorter wait needs no line
 POLL = 0.25  # s
-page = None  # a function that shows a text in place of the one before, or None
+shown = {}  # the number of the cell that runs -> the output that shows its text
+
+
+def has_front_end() -> bool:
+    """Return whether a widget can be seen and used: in a kernel of Jupyter's server or of VS Code, not in a test."""
+    if "IPython" not in sys.modules or {"PYTEST_CURRENT_TEST", "NBVAL"} & os.environ.keys():
+        return False
+    shell = sys.modules["IPython"].get_ipython()
+    if shell is None or not hasattr(shell, "kernel"):
+        return False
+    return "JPY_SESSION_NAME" in os.environ or "__vsc_ipynb_file__" in shell.user_ns
 
 
 @contextmanager
@@ -21,7 +31,7 @@ def waiting_for(what, printed=str):
     A thread does it, since what waits may not come back to Python code before its end.
     """
     ended = threading.Event()
-    thread = threading.Thread(target=_show, args=(ended, what, printed), daemon=True) if page else None
+    thread = threading.Thread(target=_show, args=(ended, what, printed), daemon=True) if has_front_end() else None
     try:
         if thread:
             thread.start()
@@ -33,15 +43,29 @@ def waiting_for(what, printed=str):
 
 
 def _show(ended, what, printed):
-    begin, shown = time.monotonic(), ""
+    begin, last = time.monotonic(), ""
     while not ended.wait(POLL):
         seconds = time.monotonic() - begin
         text = printed() + (f"waiting for {what()}, {seconds:.0f} s so far" if seconds > AFTER else "")
-        if text != shown:
-            page(text)
-            shown = text
-    if shown:
-        page("")
+        if text != last:
+            _show_text(text)
+            last = text
+    if last:
+        _show_text("")
+
+
+def _show_text(text):
+    """Show a text in the output of the cell that runs, in place of the one before."""
+    from IPython import get_ipython
+    from IPython.display import display
+
+    cell = get_ipython().execution_count
+    data = {"text/plain": text}
+    if cell in shown:
+        shown[cell].update(data, raw=True)
+    else:
+        shown.clear()
+        shown[cell] = display(data, raw=True, display_id=True)
 
 
 class Progress:

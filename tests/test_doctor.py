@@ -33,9 +33,13 @@ def test_a_sound_environment_is_all_ok(run_mpdemo):
 @pytest.mark.parametrize(
     "module, error, remedy",
     [
-        ("torchvision", "RuntimeError('operator torchvision::nms does not exist')", "install both from the same index"),
+        (
+            "torchvision",
+            "RuntimeError('operator torchvision::nms does not exist')",
+            "from the same index",
+        ),
         ("torch", "ModuleNotFoundError(\"No module named 'torch'\")", "pip install torch torchvision"),
-        ("torch", "OSError('libcudart.so.12: cannot open shared object file')", "CUDA libraries"),
+        ("torch", "OSError('libcudart.so.12: cannot open shared object file')", "load its module"),
         ("torch", "ImportError('something new')", "reinstall both"),
     ],
 )

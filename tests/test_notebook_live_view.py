@@ -14,12 +14,13 @@ import pytest
 from jupyter_client.manager import start_new_kernel
 from project import environment
 from toyjob import ToyJob
-from worker_jobs import all_gone, sleepers, spec, until
+from worker_jobs import all_gone, sleepers, spec
 
 from mpdemo.jobs import attach
-from mpdemo.notebook.job_widget import JobView, together
-from mpdemo.notebook.live_view import Detached, follow, has_front_end
+from mpdemo.notebook.job_widget import JobView, picture_of
+from mpdemo.notebook.live_view import Detached, follow
 from mpdemo.paths import root, source
+from mpdemo.waits import has_front_end
 
 
 def text_of(page):
@@ -27,34 +28,31 @@ def text_of(page):
     return html.unescape(re.sub("<[^>]*>", " ", page)).strip()
 
 
-def test_several_jobs_are_displayed_together_when_the_last_has_ended(tmp_path, capsys):
-    jobs = [ToyJob(tmp_path / "07_short", steps=3), ToyJob(tmp_path / "07_long"), ToyJob(tmp_path / "07_bad", status=1)]
-    asyncio.run(follow(*jobs))
-    assert all(job.finished for job in jobs)
-    assert capsys.readouterr().out == "07_short: done, 3 steps\n07_long: done, 20 steps\n07_bad: failed\n"
-    assert together([JobView(job) for job in jobs]).data["image/png"].startswith("iVBOR")
+@pytest.mark.parametrize(("words", "said"), [({"steps": 3}, "done, 3 steps"), ({"status": 1}, "failed")])
+def test_a_job_is_displayed_when_it_has_ended(words, said, tmp_path, capsys):
+    job = ToyJob(tmp_path / "07_toy", **words)
+    asyncio.run(follow(job))
+    assert job.finished and capsys.readouterr().out == f"07_toy: {said}\n"
+    assert picture_of(JobView(job)).data["image/png"].startswith("iVBOR")
 
 
-def test_an_interrupt_leaves_all_jobs_running_and_stops_the_cells_below(tmp_path, capsys):
-    jobs = [ToyJob(tmp_path / "07_a", steps=1000), ToyJob(tmp_path / "07_b", steps=1)]
+def test_an_interrupt_leaves_the_job_running_and_stops_the_cells_below(tmp_path, capsys):
+    job = ToyJob(tmp_path / "07_a", steps=1000)
 
     async def cell():
         asyncio.get_running_loop().call_later(1.0, asyncio.current_task().cancel)
-        await follow(*jobs)
+        await follow(job)
 
-    until(lambda: jobs[1].finished)
     try:
         with pytest.raises(Detached) as caught:
             asyncio.run(cell())
         said = str(caught.value)
-        assert said.startswith(
-            f"job {jobs[0].id} (toy) is still running on this machine. Follow it again: await follow("
-        )
-        assert said.endswith("with the kernel that started it. 07_b: done, 1 steps. The cells below were not run.")
-        assert capsys.readouterr().out == "07_a: running\n07_b: done, 1 steps\n"
-        assert not jobs[0].finished
+        assert said.startswith(f"job {job.id} (toy) is still running on this machine. Follow it again: await follow(")
+        assert said.endswith("with the kernel that started it. The cells below were not run.")
+        assert capsys.readouterr().out == "07_a: running\n"
+        assert not job.finished
     finally:
-        jobs[0].cancel()
+        job.cancel()
 
 
 TRAIN = """
@@ -146,12 +144,12 @@ def test_the_view_of_a_running_job_is_readable():
     assert "step 7 of 99" in text_of(resumed.header())
     waiting = view(reason="Resources", queue=3, where="cluster box", id="12")
     assert "position 3 in the queue (Resources)" in text_of(waiting.header())
-    assert waiting.chart() == "" and repr(together([waiting])) == "03_ddp: pending"
+    assert waiting.chart() == "" and repr(picture_of(waiting)) == "03_ddp: pending"
 
 
 def test_a_script_has_no_front_end():
     clean = {name: value for name, value in os.environ.items() if name not in ("PYTEST_CURRENT_TEST", "NBVAL")}
-    code = "from mpdemo.notebook.live_view import has_front_end; print(has_front_end())"
+    code = "import IPython; from mpdemo.waits import has_front_end; print(has_front_end())"
     environment = clean | {"JPY_SESSION_NAME": "a.ipynb"}  # started from a kernel
     done = subprocess.run([sys.executable, "-c", code], cwd=root(), env=environment, capture_output=True, text=True)
     assert done.stdout.strip() == "False", done.stderr

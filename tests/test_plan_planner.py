@@ -128,7 +128,7 @@ def test_the_row_of_a_long_pipeline_has_its_fullest_stage_alone(monkeypatch):
     "words, message",
     [
         (f"--model resnet19 {LIMITS}", "allowed: "),
-        ("--devices 0 --gpu-memory 16GiB", "--devices 0 is not allowed; allowed: 1 or more"),
+        ("--devices 0 --gpu-memory 16GiB", "--devices 0 is not allowed: it should be greater than or equal to 1"),
         ("--gpu-memory 16GiB", "--devices is missing; say how many devices there are, such as --devices 8"),
         ("--devices 2", "--gpu is missing; say what the devices are, v100, a100, "),
         ("--devices 2 --gpu-memory 16", "such as 16GiB"),

@@ -136,7 +136,7 @@ def test_ranks_that_share_cores_take_turns_in_the_prediction():
 def test_the_picture_has_a_lane_a_rank_numbers_and_idle_shares_and_the_unit_that_is_given(recorded):
     rows = read.load(recorded / "GPipe")[-1]
     ideal = simulate("GPipe", [1e-3] * RANKS, [2e-3] * RANKS, MICROBATCHES, RANKS)
-    shown = plots.timelines({"measured": rows, "ideal": ideal}, memory=False, unit="s")
+    shown = plots.timelines({"measured": rows, "ideal": ideal}, unit="s")
     assert repr(shown) == "timelines of measured, ideal" and shown.data["image/png"]
     measured, below = shown.figure.axes
     assert [label.get_text() for label in measured.get_yticklabels()] == ["rank 0", "rank 1"]
@@ -144,6 +144,6 @@ def test_the_picture_has_a_lane_a_rank_numbers_and_idle_shares_and_the_unit_that
     assert "step 15 ms, idle 20%" in below.get_title(loc="left")
     paper = simulate("GPipe", [1, 1], [2, 2], 4, 2)
     for unit in ("s", "forward passes"):
-        axes = plots.timelines({"simulated": paper}, memory=False, unit=unit).figure.axes[0]
+        axes = plots.timelines({"simulated": paper}, unit=unit).figure.axes[0]
         assert axes.get_xlabel() == f"time ({unit})" and "step 15" in axes.get_title(loc="left")
         assert sorted(text.get_text() for text in axes.texts) == sorted("0123" * 2 * 2)

@@ -12,6 +12,7 @@ is a program: ``test_NN_M`` of ``NN_programs.py`` runs after it in so many ranks
 import ast
 import importlib
 import inspect
+import math
 import re
 import sys
 import textwrap
@@ -24,7 +25,6 @@ from typing import Any
 from IPython import get_ipython
 
 from mpdemo.errors import UserError, error_line, wrapped
-from mpdemo.notebook.predictions import judge_prediction
 from mpdemo.paths import root, source
 
 SECONDS = 20.0  # limit for a program; those of the exercises need about 1 s
@@ -121,6 +121,36 @@ def run_test(notebook, test, path, processes, seconds):
     return results[0][1]
 
 
+def judge_prediction(row, answer):
+    """Raise `AssertionError` with the message of what is wrong with an answer, if anything is.
+
+    ``right`` is a value or a list of them, ``within`` a relative tolerance. ``wrong`` holds pairs of a value ("*"
+    stands for any part of a list) and its message; ``otherwise`` is a message for all else, or one for each part.
+    ``choices`` are the allowed words. A message may hold ``{answer}``, or its parts ``{_0}``, ``{_1}`` and so on.
+    """
+    right, within = row["right"], row.get("within", 1e-9)
+    parts, wanted = (answer, right) if isinstance(right, list) else ([answer], [right])
+    words = {"answer": answer} | {f"_{number}": part for number, part in enumerate(parts)}
+    for part in parts if "choices" in row else []:
+        assert part in row["choices"], f"{part!r} is none of: {', '.join(map(str, row['choices']))}."
+    for value, message in row.get("wrong", []):
+        assert not same(answer, value, within), message.format(**words)
+    assert len(parts) == len(wanted), f"This answer has {len(parts)} parts instead of {len(wanted)}."
+    otherwise = row.get("otherwise", "{answer} isn't it.")
+    messages = otherwise if isinstance(otherwise, list) else [otherwise] * len(parts)
+    for part, value, message in zip(parts, wanted, messages, strict=True):
+        assert same(part, value, within), message.format(**words)
+
+
+def same(answer, value, within) -> bool:
+    """Whether an answer is a value of a row: numbers within a relative tolerance; "*" stands for any part."""
+    if isinstance(value, list):
+        return len(answer) == len(value) and all(same(a, v, within) for a, v in zip(answer, value, strict=True))
+    if isinstance(value, str):
+        return value in ("*", answer)
+    return math.isclose(answer, value, rel_tol=within)
+
+
 def is_blank(answer) -> bool:
     """Whether an answer still holds an Ellipsis: itself, one of its parts, or the text of a program or a function."""
     if isinstance(answer, list | tuple | dict):
@@ -156,6 +186,4 @@ def save_task(line, cell):
 
 
 if get_ipython():
-    import mpdemo.notebook.page  # noqa: F401 - from now on a page shows what a check waits for
-
     get_ipython().register_magic_function(save_task, "cell", "task")

@@ -1,4 +1,4 @@
-"""How jobs are shown in a notebook: each at one moment, in text, HTML and a picture; and the widget that repeats it."""
+"""How a job is shown in a notebook: at one moment, in text, HTML and a picture; and the widget that repeats it."""
 
 import asyncio
 import html
@@ -22,7 +22,7 @@ FAILED = "#b03a00"  # every other state
 LOG_LINES = 12
 MOST_POINTS = 200  # of a curve: more are not visible where it is as wide as the page
 LEFT, RIGHT, BOTTOM, HEIGHT = 52, 430, 136, 114  # of the curve, in CSS pixels
-POLL = 0.25  # s between two looks at the jobs
+POLL = 0.25  # s between two looks at the job
 CANCEL_WAIT = 20.0  # s that a cancelled job has to end before the cell stops waiting for it
 
 
@@ -58,7 +58,7 @@ class JobView:
         line = f'<b>{html.escape(self.name)}</b> {badge} <span style="opacity:.75">{text}</span>'
         if self.state == "running" and self.total and self.steps:
             line += f' <progress value="{self.steps[-1]["step"]}" max="{self.total}"></progress>'
-        return line
+        return f"<div>{line}</div>"
 
     def _progress(self):
         """Yield what the latest steps say, in words."""
@@ -112,94 +112,70 @@ class JobView:
         )
 
 
-async def views_of(jobs) -> list[JobView]:
-    """Look at jobs in a thread, since Slurm may be slow."""
-    return await asyncio.to_thread(lambda: [JobView(job) for job in jobs])
+async def view_of(job) -> JobView:
+    """Look at a job in a thread, since Slurm may be slow."""
+    return await asyncio.to_thread(JobView, job)
 
 
-def together(views) -> Bundle:
-    """Return what stays in the notebook: a line per job, and the loss curves in one picture where there are some."""
-    lines = "\n".join(view.line for view in views)
-    trained = [view for view in views if view.steps]
-    if not trained:
-        return Bundle(lines)
-    title = "\n".join(f"{view.line}, {view.run_time:.1f} s on {view.where}" for view in trained)
-    picture = curves(dict(zip(labels(trained), (view.steps for view in trained), strict=True)), title=title)
-    picture.data["text/plain"] = lines
+def picture_of(view) -> Bundle:
+    """Return what stays in the notebook: the job's line, and its loss curve where there is one."""
+    if not view.steps:
+        return Bundle(view.line)
+    picture = curves({view.name: view.steps}, title=f"{view.line}, {view.run_time:.1f} s on {view.where}")
+    picture.data["text/plain"] = view.line
     return picture
 
 
-def labels(jobs) -> list[str]:
-    """Return what to call jobs or views of them: by the folder's name, and by the number too where a name repeats."""
-    names = [Path(job.out).name for job in jobs]
-    return [f"{name} (job {job.id})" if names.count(name) > 1 else name for name, job in zip(names, jobs, strict=True)]
-
-
 class JobWidget:
-    """A line for every job, and one of them in detail: its loss curve, the end of its log, a Cancel button.
+    """A job while it runs: its state, its loss curve, the end of its log, a Cancel button."""
 
-    `cancelled` holds the jobs whose Cancel button was pressed, and the thread that ends each.
-    """
-
-    def __init__(self, jobs):
-        self.jobs = jobs
-        self.cancelled = {}
-        self.detail = w.ToggleButtons(options=[(name, number) for number, name in enumerate(labels(jobs))])
+    def __init__(self, job):
+        self.job = job
+        self.cancelling = None  # the thread that ends the job, once the Cancel button was pressed
         self.button = w.Button(description="Cancel", icon="stop", button_style="danger")
         self.button.on_click(self._press)
-        again = f"await follow({', '.join(json.dumps(job.folder) for job in jobs)})"
+        again = f"await follow({json.dumps(job.folder)})"
         first = "interrupt the kernel, which leaves the job running, then run"
         hint = f"Page reloaded? If the view is gone, {first} <code>{html.escape(again)}</code>"
         hint = w.HTML(f'<small style="opacity:.75">{hint}</small>')
-        self.lines, self.shown = w.HTML(), w.HTML()
+        self.shown = w.HTML()
         row = w.HBox([self.button, hint])
-        self.parts = [self.button, hint, row, self.detail, self.lines, self.shown]
-        choice = [self.detail] if len(jobs) > 1 else []
-        self.box = w.VBox([self.lines, *choice, self.shown, row])
-        shown = ", ".join(f"{job.folder} (job {job.id} on {job.where})" for job in jobs)
+        self.parts = [self.button, hint, row, self.shown]
+        self.box = w.VBox([self.shown, row])
         # A page that shows no widgets, as that of a notebook that is not trusted, shows this text.
-        text = f"Live view of {shown}. If this text is all you see, {first}: {again}"
+        live = f"Live view of {job.folder} (job {job.id} on {job.where})"
+        text = f"{live}. If this text is all you see, {first}: {again}"
         self.handle = display(self.box._repr_mimebundle_() | {"text/plain": text}, raw=True, display_id=True)
 
     def _press(self, button):
-        """Cancel the job in detail, in a thread: the answer of Slurm may take long."""
-        job = self.jobs[self.detail.value]
-        self.cancelled[job] = threading.Thread(target=_end, args=(job,), daemon=True)
-        self.cancelled[job].start()
+        """Cancel the job, in a thread: the answer of Slurm may take long."""
+        self.cancelling = threading.Thread(target=_end, args=(self.job,), daemon=True)
+        self.cancelling.start()
 
     async def until_finished(self):
-        """Show the jobs until all have ended, or are no longer waited for."""
+        """Show the job until it has ended, or is no longer waited for after it was cancelled."""
         while True:
             begin = time.monotonic()
-            views = await views_of(self.jobs)
-            ended = self.given_up()
-            if all(view.finished or job in ended for view, job in zip(views, self.jobs, strict=True)):
+            view = await view_of(self.job)
+            if view.finished or (self.cancelling and not self.cancelling.is_alive()):
                 return
-            self.paint(views)
+            self.paint(view)
             # A long log takes long to read: reading takes at most a fifth of the time.
             await asyncio.sleep(max(POLL, 4 * (time.monotonic() - begin)))
 
-    def given_up(self) -> list:
-        """Return the cancelled jobs that have ended, or are no longer waited for."""
-        return [job for job, thread in self.cancelled.items() if not thread.is_alive()]
+    def paint(self, view):
+        """Show the job as it was seen."""
+        self.shown.value = view.header() + view.chart() + view.log_tail()
+        self.button.disabled = self.cancelling is not None
+        self.button.description = "Cancelling" if self.cancelling else "Cancel"
 
-    def paint(self, views):
-        """Show every job as it was seen."""
-        shown = views[self.detail.value]
-        self.lines.value = "<br>".join(view.header() for view in views)
-        self.shown.value = shown.chart() + shown.log_tail()
-        cancelled = self.jobs[self.detail.value] in self.cancelled
-        self.button.disabled = shown.finished or cancelled
-        self.button.description = "Cancelling" if cancelled else "Cancel"
-
-    def replace(self, views):
-        """Replace the widget by picture and lines; keep the end of the log of every job that did not succeed."""
-        self.handle.update(together(views))
-        for view in views:
-            if view.state != "done":
-                display(HTML(view.header() + view.log_tail()))
+    def replace(self, view):
+        """Replace the widget by picture and line; keep the end of the log of a job that did not succeed."""
+        self.handle.update(picture_of(view))
+        if view.state != "done":
+            display(HTML(view.header() + view.log_tail()))
         # A page that was reloaded shows the box of the kernel again, and does not know the display: this is its end.
-        self.box.children = [w.HTML("<br>".join(s.header() for s in views) + views[self.detail.value].chart())]
+        self.box.children = [w.HTML(view.header() + view.chart())]
         for widget in reversed(self.parts):  # a row that is left with a closed button could not be loaded again
             widget.close()
 

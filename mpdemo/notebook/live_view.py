@@ -1,7 +1,7 @@
-"""The live view of a job, or of several: ``await follow(job)`` in a cell.
+"""The live view of a job: ``await follow(job)`` in a cell.
 
-In JupyterLab it shows a widget until all jobs have ended; then a picture and a line of text replace it, and are what
-a saved notebook keeps. Without one (a test, nbconvert) it waits, and displays the same picture and line once.
+In JupyterLab it shows a widget until the job has ended; then a picture and a line of text replace it, and are what a
+saved notebook keeps. Without one (a test, nbconvert) it waits, and displays the same picture and line once.
 
 It is awaited because the kernel handles the page's messages while a cell awaits: the Cancel button and the interrupt
 button work, and the cells below do not start early. Cancel ends the job. The interrupt leaves it running and only ends
@@ -9,17 +9,15 @@ the wait, because a page that was reloaded has lost its view, and the kernel run
 """
 
 import asyncio
-import os
-from collections.abc import Sequence
 from pathlib import Path
 
-from IPython import get_ipython
 from IPython.display import display
 
 from mpdemo.errors import UserError
 from mpdemo.jobs import Job, attach
 from mpdemo.jobs.follow import detached
-from mpdemo.notebook.job_widget import JobWidget, together, views_of
+from mpdemo.notebook.job_widget import JobWidget, picture_of, view_of
+from mpdemo.waits import has_front_end
 
 
 class JobCancelled(UserError):
@@ -27,64 +25,52 @@ class JobCancelled(UserError):
 
 
 class Detached(UserError):
-    """The interrupt button was pressed, and the jobs run on; raised so that the cells below do not run."""
+    """The interrupt button was pressed, and the job runs on; raised so that the cells below do not run."""
 
 
-async def follow(*jobs: Job | str | Path, timeout: float = 3600.0) -> None:
-    """Show jobs until all of them have ended: live in JupyterLab and the like (`has_front_end`), else at their end.
+async def follow(job: Job | str | Path, timeout: float = 3600.0) -> None:
+    """Show a job until it has ended: live in JupyterLab and the like (`has_front_end`), else at its end.
 
     Parameters
     ----------
-    *jobs : Job, str or Path
+    job : Job, str or Path
         A job, or the folder of a run: ``await follow("runs/03_ddp")`` follows a run again, on another day or after
         the page of a notebook that was not saved was reloaded (interrupt the kernel first); a saved and trusted one
-        shows the view again by itself. Several jobs get a line each, and buttons choose the one shown in detail.
+        shows the view again by itself.
     timeout : float
         Seconds that a job may run (and a day in the queue) where there is no widget, which waits without limit.
 
     Raises
     ------
     JobCancelled
-        The Cancel button was pressed, which ends the job shown in detail.
+        The Cancel button was pressed, which ends the job.
     Detached
-        The interrupt button was pressed. The jobs continue.
+        The interrupt button was pressed. The job continues.
     TimeoutError
-        A job still waits or runs after `timeout`. It continues.
+        The job still waits or runs after `timeout`. It continues.
     """
-    followed = [attach(job) if isinstance(job, str | Path) else job for job in jobs]
-    widget = JobWidget(followed) if has_front_end() else None
+    if isinstance(job, str | Path):
+        job = attach(job)
+    widget = JobWidget(job) if has_front_end() else None
     interrupted = False
     try:
-        await (widget.until_finished() if widget else _until_finished(followed, timeout))
+        await (widget.until_finished() if widget else _until_finished(job, timeout))
     except (KeyboardInterrupt, asyncio.CancelledError):
         interrupted = True
-    views = await views_of(followed)
+    view = await view_of(job)
     if widget:
-        widget.replace(views)
+        widget.replace(view)
     else:
-        display(together(views))
+        display(picture_of(view))
     if interrupted:
-        left = [f"{view.line}." if view.finished else detached(job) for view, job in zip(views, followed, strict=True)]
-        raise Detached(" ".join([*left, "The cells below were not run."]))
-    if widget and widget.cancelled:
-        ended = [view for view, job in zip(views, followed, strict=True) if job in widget.cancelled]
-        names = ", ".join(f"{view.name} was cancelled ({view.state})" for view in ended)
-        raise JobCancelled(f"{names}; the cells below were not run")
+        left = f"{view.line}." if view.finished else detached(job)
+        raise Detached(f"{left} The cells below were not run.")
+    if widget and widget.cancelling:
+        raise JobCancelled(f"{view.name} was cancelled ({view.state}); the cells below were not run")
 
 
-async def _until_finished(jobs: Sequence[Job], timeout: float) -> None:
-    """Wait for the end of all jobs for a limited time; an interrupt leaves no thread that still waits."""
-    for job in jobs:
-        looks = job.waiting(timeout)
-        while await asyncio.to_thread(next, looks, "ended") != "ended":  # Slurm may be slow
-            await asyncio.sleep(0.1)
-
-
-def has_front_end() -> bool:
-    """Return whether a widget can be seen and used: in a kernel of Jupyter's server or of VS Code, not in a test."""
-    if {"PYTEST_CURRENT_TEST", "NBVAL"} & os.environ.keys():
-        return False
-    shell = get_ipython()
-    if shell is None or not hasattr(shell, "kernel"):
-        return False
-    return "JPY_SESSION_NAME" in os.environ or "__vsc_ipynb_file__" in shell.user_ns
+async def _until_finished(job: Job, timeout: float) -> None:
+    """Wait for the end of a job for a limited time; an interrupt leaves no thread that still waits."""
+    looks = job.waiting(timeout)
+    while await asyncio.to_thread(next, looks, "ended") != "ended":  # Slurm may be slow
+        await asyncio.sleep(0.1)

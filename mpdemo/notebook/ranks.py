@@ -181,6 +181,4 @@ def ranks_magic(line, cell):
 
 
 if get_ipython():
-    import mpdemo.notebook.page  # noqa: F401 - from now on a page shows what the ranks print
-
     get_ipython().register_magic_function(ranks_magic, "cell", "ranks")

@@ -11,9 +11,9 @@ import ipywidgets as w
 from IPython.display import display
 
 from mpdemo.errors import UserError
-from mpdemo.notebook.live_view import has_front_end
 from mpdemo.notebook.plots import timelines
 from mpdemo.plan import SCHEDULES, bubble, simulate, usual_stages_per_rank
+from mpdemo.waits import has_front_end
 
 UNIT = "forward passes"  # of one microbatch through one rank's part of the model
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -52,7 +52,7 @@ def drawn(schedule, ranks, microbatches, stages_per_rank, ratio):
     per_rank, idle, closed_form = simulation.stages_per_rank, simulation.idle_share, "no closed form"
     with suppress(UserError):
         closed_form = f"closed form {bubble.idle_share(simulation.schedule, ranks, microbatches, per_rank):.1%}"
-    picture = timelines({"simulated": simulation}, memory=False, unit=UNIT)
+    picture = timelines({"simulated": simulation}, unit=UNIT)
     picture.data["text/plain"] = (
         f"{schedule}: step {simulation.step_time:.4g} {UNIT}, idle {idle:.1%}, {closed_form}, "
         f"{ranks * (1 - idle):.3g} times one device, "

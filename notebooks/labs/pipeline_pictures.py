@@ -39,4 +39,4 @@ def best_split(model, usual, gpu, batch, microbatches):
         panels[title := f"split before {names[found.points[0]]}"] = found.simulation
         peaks = " and ".join(f"{peak / 2**30:.1f} GiB" for peak in found.peaks)
         print(f"{title}: {1e3 * found.step_time:.0f} ms a step, peak memory {peaks}")
-    return timelines(panels, memory=False, unit="s")
+    return timelines(panels, unit="s")

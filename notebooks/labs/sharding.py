@@ -13,9 +13,9 @@ from torch.profiler import record_function
 
 from mpdemo.compare import model_and_batch, write_result
 from mpdemo.labs.profile_parts import STEP, recording
-from mpdemo.labs.single_device import stored
 from mpdemo.notebook.recipe import recipe
 from mpdemo.plan.counting import SETTLED, sent_in_a_step
+from mpdemo.plan.dry_run import local
 from mpdemo.recorder import Recorder
 from mpdemo.settings import Settings
 from mpdemo.timeline import read
@@ -58,6 +58,15 @@ def as_a_step(profiler):
     """Record a ``with`` block as one step."""
     with profiler, record_function(STEP):
         yield
+
+
+def stored(trial) -> dict:
+    """Return the bytes of the weights, gradients and optimizer states that this rank keeps between two steps."""
+    weights = list(trial.rung.model.parameters())
+    states = [value for state in trial.rung.optimizer.state.values() for value in state.values()]
+    states = [state for state in states if state.dim()]  # not the count of steps, a scalar
+    kept = {"weights": weights, "gradients": [weight.grad for weight in weights], "optimizer": states}
+    return {name: sum(local(t).nbytes for t in tensors) for name, tensors in kept.items()}
 
 
 def weights(trial) -> dict:

@@ -7,17 +7,18 @@ case and rank the seconds of every part of the mean step (profile_parts.py). Tau
 """
 
 import sys
+import time
 from dataclasses import replace
 
 import torch
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import record_function
+from torch.utils.data import Dataset
 
 from mpdemo import data, models
 from mpdemo.compare import rest, write_result
 from mpdemo.labs.profile_parts import LOADING, STEP, mean_step, recording, steps_of
-from mpdemo.labs.single_device import RemoteImages
 from mpdemo.world import clock
 from mpdemo.world.collectives import gather_objects
 from mpdemo.world.launch import end
@@ -27,6 +28,20 @@ BATCH = 32  # of all ranks: this is about shares of a step, which may be a short
 SLOWED, AGAIN = 1, 2  # this rank computes each block of its forward pass so many times more
 SECONDS_PER_IMAGE = 0.01  # of the slow loader, in which no core works
 CASES = ("as it is", "slowed rank", "slow loader")
+
+
+class RemoteImages(Dataset):
+    """Images that come one by one from a slow file system: each takes `seconds`, in which no core works."""
+
+    def __init__(self, dataset, seconds):
+        self.dataset, self.seconds = dataset, seconds
+
+    def __len__(self):
+        return len(self.dataset)
+
+    def __getitem__(self, index):
+        time.sleep(self.seconds)
+        return self.dataset[index]
 
 
 def measure(world, case) -> dict:

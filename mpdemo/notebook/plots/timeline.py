@@ -1,13 +1,11 @@
-"""Timelines of steps: one lane per rank, operations numbered by microbatch, idle time hatched; memory below."""
+"""Timelines of steps: one lane per rank, operations numbered by microbatch, idle time hatched."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from matplotlib.ticker import MaxNLocator
-
 from mpdemo.errors import UserError
 from mpdemo.notebook.plots import style
-from mpdemo.notebook.plots.style import EDGE, line_style, paler, patches, picture
+from mpdemo.notebook.plots.style import EDGE, paler, patches, picture
 from mpdemo.notebook.show import Bundle
 from mpdemo.timeline import read
 
@@ -26,18 +24,15 @@ MESSAGES = {
 IDLE = {"facecolor": style.PAPER, "edgecolor": style.FAINT, "hatch": "////"}
 NARROWEST, WIDE = 0.012, 0.09  # share of the picture's width that a box needs to carry a number, a name
 MOST_OUTLINED = 150  # operations per rank; the outlines of more hide their colours
-HELD = 0.95  # inches: the curves of memory under a timeline
 
 
-def timelines(panels: Mapping[str, Any], *, memory: bool = True, unit: str = "units") -> Bundle:
-    """Draw simulated or recorded steps below each other, with the memory over time under each.
+def timelines(panels: Mapping[str, Any], *, unit: str = "units") -> Bundle:
+    """Draw simulated or recorded steps below each other.
 
     Parameters
     ----------
     panels : dict
         Title -> `mpdemo.plan.Simulation`, or rows as `mpdemo.timeline.read` describes them.
-    memory : bool
-        Whether to draw the activations that every rank holds, in microbatches.
     unit : str
         Unit of the times; those below one second are drawn in milliseconds.
 
@@ -51,54 +46,21 @@ def timelines(panels: Mapping[str, Any], *, memory: bool = True, unit: str = "un
         raise UserError("no operations to draw; give recorded steps, simulations, or both")
     if unit == "s" and _end(steps.values()) < 1:
         steps, unit = {title: in_milliseconds(rows) for title, rows in steps.items()}, "ms"
-    longest, most = _end(steps.values()), max(map(ranks_of, steps.values()))
-    held = {title: activations_held(rows) for title, rows in steps.items()} if memory else {}
-    highest = max((_most(lanes) for lanes in held.values()), default=0)
+    longest = _end(steps.values())
+    most = max(map(ranks_of, steps.values()))
     lane = 0.34 if most <= 8 else 2.7 / most  # inches
-    heights = [height for rows in steps.values() for height in [lane * ranks_of(rows)] + [HELD] * memory]
+    heights = [lane * ranks_of(rows) for rows in steps.values()]
 
     def paint(sheet, grid):
-        axes, handles = iter(grid[:, 0]), legend_handles(steps.values())
-        for title, rows in steps.items():
-            paint_step(next(axes), _heading(title, rows, unit), rows, longest)
-            if memory:
-                curves = _paint_held(next(axes), held[title], highest, longest)
-        grid[-1, 0].set_xlabel(f"time ({unit})")
-        handles += curves if memory else []
+        for axes, (title, rows) in zip(grid[:, 0], steps.items(), strict=True):
+            paint_step(axes, _heading(title, rows, unit), rows, longest)
+        axes.set_xlabel(f"time ({unit})")
+        handles = legend_handles(steps.values())
         sheet.legend(handles=handles, loc="outside lower center", ncols=min(4, len(handles)), fontsize=9)
 
-    named = [title + (_held_text(held[title]) if memory else "") for title in steps]
     words = {"sharex": True, "squeeze": False, "height_ratios": heights}
     height = 1.1 + sum(heights) + 0.42 * len(heights)
-    return picture(paint, f"timelines of {', '.join(named)}", None, 8.0, height, len(heights), **words)
-
-
-def activations_held(rows) -> list[list[tuple[float, float]]]:
-    """Return for every rank the points (time, microbatches whose activations it holds), one at each change.
-
-    A forward pass keeps activations, the backward pass frees them (W, where it is split). A stage is a part of its
-    rank: with two stages per rank, a microbatch on one of them counts a half.
-    """
-    frees = "W" if any(row["kind"] == "W" for row in rows) else "B"
-    lanes = []
-    for rank in range(ranks_of(rows)):
-        own = [row for row in rows if row["rank"] == rank and row["kind"] in ("F", frees)]
-        stages = len({row["stage"] for row in own})
-        changes = [(row["start"], 1) if row["kind"] == "F" else (row["end"], -1) for row in own]
-        count, points = 0, [(0.0, 0.0)]
-        for time, change in sorted(changes):  # at the same time, what is freed counts first
-            count += change
-            points.append((time, count / stages))
-        lanes.append(points)
-    return lanes
-
-
-def _most(lanes) -> float:
-    return max(count for lane in lanes for _, count in lane)
-
-
-def _held_text(lanes) -> str:
-    return f" (a rank holds at most {_most(lanes):g} microbatch{'es' if _most(lanes) != 1 else ''})"
+    return picture(paint, f"timelines of {', '.join(steps)}", None, 8.0, height, len(heights), **words)
 
 
 def ranks_of(rows) -> int:
@@ -160,13 +122,3 @@ def _write_numbers(axes, rows, longest):
             text = str(row["microbatch"]) if numbered else OPERATIONS[row["kind"]][0]
             place = (row["start"] + row["end"]) / 2, row["rank"] - 0.05
             axes.text(*place, text, ha="center", va="center", fontsize=7, clip_on=True)
-
-
-def _paint_held(axes, lanes, highest, longest):
-    """Draw the microbatches that each rank holds, as steps; return the curves."""
-    for rank, points in enumerate(lanes):
-        times, counts = zip(*points, (longest, points[-1][1]), strict=True)
-        axes.step(times, counts, where="post", label=f"held by rank {rank}", linewidth=1.6, **line_style(rank))
-    axes.set(ylim=(0, highest * 1.12), ylabel="held")
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
-    return axes.get_legend_handles_labels()[0]
