@@ -27,14 +27,16 @@ BASE = Path(sys.argv[2] if sys.argv[2:] else "train_fsdp")  # the same of the mo
 ADAPTERS = dcp_state.StateDictOptions(ignore_frozen_params=True, strict=False)
 
 
-def with_adapters(model, rank=8):
+def with_adapters(model, rank=8, alpha=8):  # what they add is scaled by alpha / rank
     """Freeze a model and add B A x to its blocks' linear layers; call it before fully_shard."""
     model.requires_grad_(False)
     for block in model.blocks:
         for layer in (block.qkv, block.out, block.up, block.down):
             layer.a = nn.Parameter(torch.randn(rank, layer.in_features) / layer.in_features**0.5)
             layer.b = nn.Parameter(torch.zeros(layer.out_features, rank))  # so it starts as W x
-            layer.register_forward_hook(lambda own, x, out: out + x[0] @ own.a.T @ own.b.T)
+            layer.register_forward_hook(
+                lambda own, x, out: out + alpha / rank * (x[0] @ own.a.T @ own.b.T)
+            )
     return model
 
 

@@ -37,14 +37,10 @@ class Block(nn.Module):
         super().__init__()
         self.head_size = width // heads
         self.norm1, self.norm2 = nn.RMSNorm(width), nn.RMSNorm(width)
-        self.qkv, self.out = (
-            nn.Linear(width, 3 * width, bias=False),
-            nn.Linear(width, width, bias=False),
-        )
-        self.up, self.down = (
-            nn.Linear(width, 4 * width, bias=False),
-            nn.Linear(4 * width, width, bias=False),
-        )
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+        self.up = nn.Linear(width, 4 * width, bias=False)
+        self.down = nn.Linear(4 * width, width, bias=False)
         # Rotary position embedding: a table, not a weight, so it is in no state dict.
         turns = 10000.0 ** -torch.linspace(0, 1, self.head_size // 2)
         self.register_buffer("angles", torch.outer(torch.arange(LENGTH), turns), persistent=False)

@@ -24,7 +24,8 @@ def join():
     device = torch.device(GPU.type, int(os.environ["LOCAL_RANK"])) if GPU else torch.device("cpu")
     if GPU:
         torch.accelerator.set_device_index(device.index)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if GPU else "gloo")  # gloo: for tensors on the CPU
+    backends = f"cpu:gloo,{GPU.type}:{dist.get_default_backend_for_device(GPU)}" if GPU else "gloo"
+    dist.init_process_group(backends)  # gloo: for tensors on the CPU
     form = {"format": "[%(asctime)s] %(message)s", "datefmt": "%X", "stream": sys.stdout}
     logging.basicConfig(level="INFO", **form)
     logging.info(f"rank {dist.get_rank()} of {dist.get_world_size()} on {device}")  # look here first

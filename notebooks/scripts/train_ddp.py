@@ -51,7 +51,8 @@ def main():
     device = torch.device(GPU.type, int(os.environ["LOCAL_RANK"])) if GPU else torch.device("cpu")
     if GPU:
         torch.accelerator.set_device_index(device.index)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if GPU else "gloo")  # gloo: for tensors on the CPU
+    backends = f"cpu:gloo,{GPU.type}:{dist.get_default_backend_for_device(GPU)}" if GPU else "gloo"
+    dist.init_process_group(backends)  # gloo: for tensors on the CPU
     rank, world = dist.get_rank(), dist.get_world_size()
     form = {"format": "[%(asctime)s] %(message)s", "datefmt": "%X", "stream": sys.stdout}
     logging.basicConfig(level="INFO", **form)

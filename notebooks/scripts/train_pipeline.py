@@ -48,7 +48,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--cut", type=int, nargs="*", default=[], help="first layers of stages")
     parser.add_argument("--schedule", choices=["gpipe", "1f1b"], default="1f1b")
-    parser.add_argument("--microbatches", type=int, default=4, help="at least one per process")
+    parser.add_argument("--microbatches", type=int, default=4, help="1f1b: at least one per process")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--checkpoint", default="train_pipeline", help="how its files begin")
@@ -56,7 +56,7 @@ def main():
     rank, world = dist.get_rank(), dist.get_world_size()
     is_first, is_last = rank == 0, rank == world - 1
     assert len(args.cut) == world - 1, f"--cut {args.cut}: {world} processes need {world - 1} numbers"
-    assert args.microbatches >= world, f"--microbatches {args.microbatches}: at least {world}"
+    assert args.schedule == "gpipe" or args.microbatches >= world, f"1f1b needs {world} microbatches"
     assert args.batch_size % args.microbatches == 0, f"--batch-size: a multiple of {args.microbatches}"
     train, check = make_dataset()
     torch.manual_seed(0)  # every process makes the same weights ...
