@@ -3,6 +3,8 @@
 tests/test_private_pytorch.py tries each by its name.
 """
 
+from unittest.mock import patch
+
 from torch._dynamo import OptimizedModule
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -11,14 +13,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 __all__ = ["DataDependentOutputException", "DynamicOutputShapeException", "FakeStore", "FakeTensors"]
-__all__ += ["OptimizedModule", "TorchDispatchMode", "device_constructors"]
+__all__ += ["OptimizedModule", "TorchDispatchMode", "device_constructors", "without_cuda_guards"]
 __all__ += ["tree_flatten", "tree_leaves", "tree_map_only", "tree_unflatten"]
 
 
 class FakeTensors(FakeTensorMode):
     """Fake tensors, which have shapes and types but no memory, as a context manager.
 
-    Without a GPU, PyTorch 2.11 would replace CUDA's guard here, and crash where two threads do that at once.
+    Without a GPU, PyTorch 2.11 would replace CUDA's guard here, and crash in a second thread that does so.
     """
 
     avoid_device_init = False
+
+
+def without_cuda_guards():
+    """Let the fake modes that PyTorch enters by itself (DTensor does) leave CUDA's guard alone too, for a while."""
+    return patch.object(FakeTensorMode, "avoid_device_init", False)

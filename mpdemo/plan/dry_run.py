@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from mpdemo.models.private_torch import FakeStore, FakeTensors
+from mpdemo.models.private_torch import FakeStore, FakeTensors, without_cuda_guards
 from mpdemo.plan.counting import CountMessages, LiveMemory, size
 from mpdemo.plan.device_memory import DeviceMemory, Step
 from mpdemo.plan.meter import built
@@ -140,7 +140,7 @@ def without_surprises():
     gc.disable()
     eager, quiet = torch.compiler.set_stance("force_eager"), warnings.catch_warnings(action="ignore")
     try:
-        with patch.object(nn.Module, "to", moved), eager, quiet:
+        with patch.object(nn.Module, "to", moved), without_cuda_guards(), eager, quiet:
             yield
     finally:
         if collected:

@@ -39,13 +39,26 @@ class Kernels(TorchDispatchMode):
         if not message and (in_place or not all(t.untyped_storage() in known for t in outputs)):  # views move nothing
             operation = func._overloadpacket
             formula = flop_registry.get(operation) or ON_A_CPU.get(operation)
-            operations = formula(*args, **(kwargs or {}), out_val=result) if formula else 0
+            shapes = every_head(args) if "scaled_dot_product" in func._schema.name else args
+            operations = formula(*shapes, **(kwargs or {}), out_val=result) if formula else 0
             if inputs and inputs[0].dtype in (torch.bfloat16, torch.float16):
                 parts = 0, 0, operations
             else:
                 parts = (operations, 0, 0) if "convolution" in func._schema.name else (0, operations, 0)
             self.work.append((*parts, sum(t.nbytes for t in inputs + outputs)))
         return result
+
+
+def every_head(args) -> list:
+    """Return the arguments of an attention with the shapes of keys and values that are there for every query.
+
+    Several queries may share a key (grouped-query attention), which the formulas of PyTorch 2.11 do not count.
+    """
+    heads = max(t.shape[1] for t in args if isinstance(t, torch.Tensor) and t.ndim == 4)
+    return [
+        (len(t), heads, *t.shape[2:]) if isinstance(t, torch.Tensor) and t.ndim == 4 and t.shape[1] < heads else t
+        for t in args
+    ]
 
 
 class NextBlock(torch.autograd.Function):
