@@ -10,31 +10,31 @@ from mpdemo.paths import root
 ROOMS = [
     (
         "/__init__.py /__main__.py /errors.py /paths.py /terminal.py /waits.py",
-        453,
+        460,
         "what is public; commands, and how errors are told",
     ),
     ("/settings.py /options.py /rules.py /schedules.py /cuts.py", 500, "every setting said once and checked once"),
     ("/rungs", 459, "what differs between the strategies: model, optimizer, step"),
-    ("/run.py /training", 1_337, "the loop, and what stands around a step: checkpoints, log, rates, stop signal"),
-    ("/world /ranks", 1_617, "who am I; start and end processes; ranks beside a kernel"),
-    ("/models", 890, "the course's models as lists of blocks, and a reader's own"),
+    ("/run.py /training", 1_265, "the loop, and what stands around a step: checkpoints, log, rates, stop signal"),
+    ("/world /ranks", 1_539, "who am I; start and end processes; ranks beside a kernel"),
+    ("/models", 894, "the course's models as lists of blocks, and a reader's own"),
     ("/data", 424, "data sets and batches, a share per replica"),
-    ("/trial.py /compare.py /paired.py /recorder.py /timeline", 714, "measure a step, and compare by paired rounds"),
-    ("/plan", 2_523, "what fits: count on fake tensors, choose, split, simulate, scale"),
-    ("/jobs", 3_309, "spec, fitted job, text, submission, following; sites; failures explained"),
+    ("/trial.py /compare.py /paired.py /recorder.py /timeline", 686, "measure a step, and compare by paired rounds"),
+    ("/plan", 2_498, "what fits: count on fake tensors, choose, split, simulate, scale"),
+    ("/jobs", 3_117, "spec, fitted job, text, submission, following; sites; failures explained"),
     ("/same", 2_458, "is a reader's script the same training on 1 and N processes?"),
-    ("/notebook", 1_758, "what notebooks show: live view, ladder, plots, checks of exercises"),
-    ("/cluster", 474, "a throw-away Slurm"),
-    ("/trainers.py /demo.py /doctor.py", 587, "a class's rehearsal, the demo, the check of a machine"),
+    ("/notebook", 1_641, "what notebooks show: live view, ladder, plots, checks of exercises"),
+    ("/cluster", 459, "a throw-away Slurm"),
+    ("/trainers.py /demo.py /doctor.py", 582, "a class's rehearsal, the demo, the check of a machine"),
     ("/labs", 9, "where notebooks/labs is imported from"),
     (
         "notebooks/labs notebooks/checks notebooks/scripts",
-        4_952,
+        4_946,
         "what jobs measure, exercises run and readers take home",
     ),
-    ("tests", 14_526, "each promise once by day, the rest by night"),
+    ("tests", 14_436, "each promise once by day, the rest by night"),
 ]
-FILES = 155  # in mpdemo
+FILES = 150  # in mpdemo
 PYTHON = [file for file in files() if file.suffix == ".py"]
 
 

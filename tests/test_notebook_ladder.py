@@ -112,6 +112,14 @@ def test_a_stand_in_by_threads_is_named_so_and_explained(runs):
     assert ladder.headline(threads).startswith("data_parallel (threads), 2 devices: 190 → 120 ms per step")
 
 
+def test_rows_of_an_earlier_version_are_not_shown_and_to_be_measured_again(climbed, runs):
+    old = {"rung": "fsdp", "devices": 2, "speedup": 1.6, "speedup_quartiles": [1.5, 1.7]}
+    runs("speed_fsdp", [single(0.25), old])
+    assert "fsdp (notebook 07)" in repr(ladder.ladder_table()) and len(ladder.ladder_chart().figure.axes) == 4
+    with pytest.raises(UserError, match="runs/speed_fsdp was measured by an earlier version.*resubmit=True"):
+        ladder.in_words(old)
+
+
 def test_the_chart_has_every_timeline_on_one_axis_and_a_bar_for_each_device(climbed):
     shown = ladder.ladder_chart()
     times, memories = shown.figure.axes[::2], shown.figure.axes[1::2]

@@ -94,9 +94,11 @@ def test_a_limit_is_seen_on_every_part_of_a_bar():
     assert to_hex(limit.get_color()) not in {to_hex(part.get_facecolor()) for part in axes.patches}
 
 
-def test_texts_hold_no_measured_number():
+def test_texts_hold_no_measured_number_and_a_picture_can_be_saved(tmp_path):
     bars = plots.bars({"a": 1.234, "b": 2}, "time of a step (s)")
     assert repr(bars) == bars.metadata["image/png"]["alt"] == "time of a step (s): a, b"
+    bars.save(tmp_path / "bars.png")
+    assert (tmp_path / "bars.png").read_bytes()[1:4] == b"PNG"
 
 
 def test_a_timeline_without_operations_is_refused():
@@ -122,7 +124,7 @@ def test_moving_a_slider_redraws(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(("shape", "copies"), [
-    ("all", 4), ("slice", 1), ("node", 2), ("expert", 0.4 * 4 + 0.6), ("between", 1.75),
+    ("all", 4), ("slice", 1), ("node", 2), ("layers", 1), ("expert", 0.4 * 4 + 0.6), ("between", 1.75),
 ])  # fmt: skip
 def test_the_ranks_together_have_all_of_a_tensor_and_as_many_copies_as_the_method_keeps(shape, copies):
     def area(parts):

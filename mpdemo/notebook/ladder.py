@@ -76,6 +76,9 @@ def memory_texts(row) -> list[str]:
 
 def in_words(row) -> str:
     """Say in a line what was measured: whether a strategy is slower than its upper bound, but not why."""
+    if not is_current(row):
+        old = f"runs/speed_{row['rung']} was measured by an earlier version, without a 95 % interval"
+        raise UserError(f"{old}; do: measure it again, with resubmit=True")
     if row["rung"] == "single":
         ends = [f"{1e3 * seconds:.0f}" for seconds in row["step_seconds_interval"] or ()]
         spread = f" (95 % interval {' to '.join(ends)})" if ends else ""
@@ -135,12 +138,22 @@ def timed_rows() -> list[dict]:
     """Return the rows of all strategies that were timed, in the order of the ladder."""
     timed = {}
     for rung in reversed(TIMED):  # the single device is timed beside each; its own job has the last word
-        file = paths.root() / "runs" / f"speed_{rung}" / "summary.json"
+        file = runs() / f"speed_{rung}" / "summary.json"
         rows = json.loads(file.read_text())["rows"] if file.exists() else []
-        timed.update({row["rung"]: row for row in rows})
+        timed.update({row["rung"]: row for row in rows if is_current(row)})
     if not timed:
         raise UserError("nothing was timed yet; begin with notebook 01, which times the single device")
     return [timed[rung] for rung in TIMED if rung in timed]
+
+
+def is_current(row) -> bool:
+    """Whether a row has its 95 % intervals; those of earlier versions of the course had not."""
+    return "speedup_interval" in row
+
+
+def runs():
+    """Return the folder of all runs."""
+    return paths.root() / "runs"
 
 
 def number(rung) -> str:

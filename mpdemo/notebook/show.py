@@ -9,9 +9,11 @@ The source is found in the file by path and name, so PyTorch is not imported.
 """
 
 import ast
+import base64
 import difflib
 import html
 import textwrap
+from pathlib import Path
 from typing import Any
 
 from mpdemo import paths
@@ -43,6 +45,10 @@ class Bundle:
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, str], dict[str, Any]]:
         """IPython calls this to display the object."""
         return self.data, self.metadata
+
+    def save(self, path: str | Path) -> None:
+        """Write the picture as a PNG file."""
+        Path(path).write_bytes(base64.b64decode(self.data["image/png"]))
 
 
 def show(

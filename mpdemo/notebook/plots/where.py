@@ -21,6 +21,7 @@ SAMPLES = ("slice", "of its samples", "")
 WIDTH = ("slice", "of all samples: its slice,\nbetween layers its tokens", "all tokens\nof one layer")
 METHODS = {  # for each tensor: the shape of what is stored, its name, what is there for a moment
     "DDP": (COPY, COPY, COPY, SAMPLES),
+    "ZeRO-2": (COPY, REDUCED, SLICE, SAMPLES),
     "FSDP": (GATHERED, REDUCED, SLICE, SAMPLES),
     "HSDP": (
         ("node", "a slice of each layer;\na copy in each node", "all of the layer\nthat computes"),
@@ -34,6 +35,10 @@ METHODS = {  # for each tensor: the shape of what is stored, its name, what is t
     "EP": (
         *3 * [("expert", "attention and router,\nand its own experts", "")],
         ("slice", "of its samples", "the tokens that are\nrouted to its experts"),
+    ),
+    "PP": (
+        *3 * [("layers", "its own layers", "")],
+        ("layers", "of its own layers, for the\nmicrobatches in flight", ""),
     ),
 }  # fmt: skip
 DENSE = 0.4  # of a layer with experts: what every rank has
@@ -94,6 +99,7 @@ def stored(shape: str, rank: int, ranks: int) -> list[tuple[float, float, float,
         "all": [(0, 1, 0, 1)],
         "slice": [(0, 1, *own)],
         "node": [(0, 1, *in_node)],
+        "layers": [(*own, 0, 1)],
         "expert": [(0, 1, 0, DENSE), (0, 1, *experts)],
         "between": [(0, 1, *own), *strips],
     }
