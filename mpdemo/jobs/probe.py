@@ -44,7 +44,7 @@ def ranks_of(job, processes):
     chosen = {pid: known for pid, known in ours.items() if name in known[1]}
     if not chosen:
         name = "SLURM_PROCID"
-        steps = {pid: int(variables.get("SLURM_STEP_ID", RESERVED)) for pid, (_, variables) in ours.items()}
+        steps = {pid: int(variables.get("SLURM_STEP_ID") or RESERVED) for pid, (_, variables) in ours.items()}
         chosen = {pid: known for pid, known in ours.items() if steps[pid] < RESERVED} or ours
     ranks = {}
     for pid, (parent, variables) in sorted(chosen.items(), reverse=True):  # the oldest last: it counts

@@ -155,9 +155,10 @@ def answer_from_files(job) -> Answer:
     """Return what log and script's marker say, where Slurm does not. Absence is not success."""
     log, marker = job.log(), job.out / "exit-status.txt"
     why = "Slurm has forgotten the job" if job.own_cluster else "its cluster is not in reach"
-    by_slurm = "out_of_memory" if slurm.MEMORY.search(log) else None
     if match := CANCELLED.search(log):  # written there as Slurm ended the job
         by_slurm = {"TIME LIMIT": "timeout", "NODE FAILURE": "node_failure"}.get(match[1], "cancelled")
+    else:
+        by_slurm = "out_of_memory" if slurm.MEMORY.search(log) else None
     if by_slurm:
         return Answer(by_slurm, f"from the job's log; {why}")
     words = marker.read_text().split() if marker.exists() else []

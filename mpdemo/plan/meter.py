@@ -39,8 +39,10 @@ class Kernels(TorchDispatchMode):
         if not message and (in_place or not all(t.untyped_storage() in known for t in outputs)):  # views move nothing
             operation = func._overloadpacket
             formula = flop_registry.get(operation) or ON_A_CPU.get(operation)
-            shapes = every_head(args) if "scaled_dot_product" in func._schema.name else args
-            operations = formula(*shapes, **(kwargs or {}), out_val=result) if formula else 0
+            operations = 0
+            if formula:
+                shapes = every_head(args) if "scaled_dot_product" in func._schema.name else args
+                operations = formula(*shapes, **(kwargs or {}), out_val=result)
             if inputs and inputs[0].dtype in (torch.bfloat16, torch.float16):
                 parts = 0, 0, operations
             else:
@@ -54,11 +56,8 @@ def every_head(args) -> list:
 
     Several queries may share a key (grouped-query attention), which the formulas of PyTorch 2.11 do not count.
     """
-    heads = max(t.shape[1] for t in args if isinstance(t, torch.Tensor) and t.ndim == 4)
-    return [
-        (len(t), heads, *t.shape[2:]) if isinstance(t, torch.Tensor) and t.ndim == 4 and t.shape[1] < heads else t
-        for t in args
-    ]
+    heads = max(t.shape[1] for t in tensors_in(args) if t.ndim == 4)
+    return [(len(t), heads, *t.shape[2:]) if isinstance(t, torch.Tensor) and t.ndim == 4 else t for t in args]
 
 
 class NextBlock(torch.autograd.Function):

@@ -49,12 +49,8 @@ WAYS = {  # how an answer goes on: how its batch fits, and the options of its fi
         {"bf16": True, "checkpointing": True},
     ),
 }
-WHOLE = (
-    "",
-    ACCUMULATION,
-    ", bf16",
-    CHECKPOINTING,
-)  # of a replica, which is accumulated wherever it does not fit at once
+# Those of a replica, which is accumulated wherever it does not fit at once.
+WHOLE = ("", ACCUMULATION, ", bf16", CHECKPOINTING)
 
 
 def rules(answer, why, find, ways) -> list[Rule]:
