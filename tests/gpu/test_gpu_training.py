@@ -6,12 +6,9 @@ import json
 import re
 
 import pytest
-import torch
 from conftest import ON_CPU
 from test_training import losses, summary
 from worlds import run_worlds
-
-from mpdemo.training import checkpoint
 
 CLOSE = 1e-3  # of losses after some steps on a GPU and on a CPU, which add in another order
 RUNGS = ["single", "data_parallel", "ddp", "fsdp", "tensor", "model_parallel", "pipeline"]
@@ -84,8 +81,6 @@ def test_a_checkpoint_goes_from_cpu_to_gpu_and_back(trained, tmp_path):
         more, _ = trained(*single, "--resume", tmp_path / before, out=name, steps=stop, **environment)
         steps |= more
     assert steps == pytest.approx(stayed, rel=CLOSE)
-    state = checkpoint.read(checkpoint.newest(tmp_path / "second"))
-    assert all(t.device.type == "cpu" for t in state["model"].values() if isinstance(t, torch.Tensor))
 
 
 @pytest.mark.gpus(2)
