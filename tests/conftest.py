@@ -16,18 +16,16 @@ from xdist.scheduler import LoadFileScheduling
 from mpdemo import paths
 from mpdemo.__main__ import main
 from mpdemo.cluster import Cluster
-from mpdemo.world.devices import ON_THE_CPU, gpus_here
 
 sys.path.insert(0, str(Path(__file__).parent))
 import setup_system  # noqa: E402
+import visible  # noqa: E402
 
 pytest_plugins = ["skips"]
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # three workers share the cores
-VISIBLE_GPUS = {name: os.environ[name] for name in ON_THE_CPU if name in os.environ}  # for tests/gpu, which see them
 SLURM = ("slurm-wlm", "munge")  # Debian's packages
 SHARED_CLUSTER = pytest.StashKey()
-gpus_here()  # counted before they are hidden
-os.environ |= ON_THE_CPU
+visible.hide_gpus()
 
 
 class NotebooksApart(LoadFileScheduling):

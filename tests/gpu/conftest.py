@@ -4,8 +4,8 @@ import json
 import os
 from pathlib import Path
 
-import conftest
 import pytest
+from visible import show_gpus
 from xdist.scheduler import LoadScheduling
 
 from mpdemo.world.devices import gpus_here
@@ -53,8 +53,7 @@ def pytest_runtest_setup(item):
 def see_the_gpus():
     """The other tests compute on the CPU; the processes of these see the GPUs, and float32 is float32 (no TF32)."""
     if not ON_CPU:
-        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-        os.environ |= conftest.VISIBLE_GPUS
+        show_gpus()
     os.environ |= {"NVIDIA_TF32_OVERRIDE": "0", "CUBLAS_WORKSPACE_CONFIG": ":16:8"}  # KiB that no tensor takes
 
 
