@@ -14,7 +14,8 @@ def run_worlds(folder, worlds):
     """Run ``[processes, program, argument, ...]``, each a world, in the project's root; 800 s for all of them."""
     (folder / "worlds.json").write_text(json.dumps(worlds))
     command = [sys.executable, "tests/programs/forked.py", str(folder / "worlds.json")]
-    environment = {**os.environ, "PYTHONPATH": str(root()), "OMP_NUM_THREADS": "1"}
+    paths = [str(root()), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=root(), capture_output=True, text=True, timeout=800, env=environment)
     assert done.returncode == 0, done.stderr[-4000:]
 

@@ -49,8 +49,8 @@ class DryRun:
         model.input_shape = self.sample.shape[1:]
         return model
 
-    def make_optimizer(self, parameters):
-        """Return what stands for an optimizer that has its states already."""
+    def make_optimizer(self, parameters, **options):
+        """Return what stands for an optimizer that has its states already, whatever its options."""
         trained = [p for p in parameters if p.requires_grad]
         for p in trained if not self.keep_gradients else []:
             p.register_post_accumulate_grad_hook(self.arrive)

@@ -37,7 +37,7 @@ def build(run):
     for module in [*model.blocks(), model] if replicas > 1 else []:  # sharded over dp as well
         fully_shard(module, mesh=mesh["dp"], mp_policy=run.policy())
     first = mesh.get_local_rank("tp") == 0
-    optimizer = run.optimizer(model.parameters())
+    optimizer = run.optimizer(model.parameters(), foreach=False)  # one by one: some are DTensors
 
     def step(images, labels):
         optimizer.zero_grad()

@@ -71,11 +71,11 @@ class Run:
             self.recorder.watch(stages)
         return stages
 
-    def optimizer_of_settings(self, parameters):
-        """Return the optimizer that the settings name, with PyTorch's own defaults."""
+    def optimizer_of_settings(self, parameters, **options):
+        """Return the optimizer that the settings name, with PyTorch's own defaults where no option differs."""
         if self.s.optimizer == "adamw":
-            return torch.optim.AdamW(parameters, lr=self.s.lr)
-        return torch.optim.SGD(parameters, lr=self.s.lr, momentum=0.9)
+            return torch.optim.AdamW(parameters, lr=self.s.lr, **options)
+        return torch.optim.SGD(parameters, lr=self.s.lr, momentum=0.9, **options)
 
     def split(self, images, labels) -> list:
         """Return the parts of a batch whose gradients are accumulated: pairs (images, labels)."""

@@ -14,10 +14,12 @@ from dataclasses import replace
 
 import torch
 import torch.distributed as dist
+from torch.optim import optimizer
 
-from mpdemo import data, models, run
+from mpdemo import data, models
 from mpdemo.rules import SHARING_RUNGS
 from mpdemo.settings import Settings, checked
+from mpdemo.training import setup
 from mpdemo.trial import Trial, is_per_device, join_world, relative_difference
 from mpdemo.world.collectives import gather_objects, sum_over_ranks, whole
 from mpdemo.world.env import process_group, where_am_i
@@ -94,10 +96,16 @@ def compare(case, world):
     return {n: {k: max(r[n][k] for r in ranks) for k in result[n]} for n in result}
 
 
+def update_as_on_a_gpu():
+    """Let optimizers on the CPU update all parameters in one kernel, as on a GPU: it may refuse to mix their kinds."""
+    supported = optimizer._get_foreach_kernels_supported_devices
+    optimizer._get_foreach_kernels_supported_devices = lambda: [*supported(), "cpu"]
+
+
 @contextmanager
 def first_gpu():
     """A world whose devices all are the first GPU; several processes speak gloo, since NCCL wants a GPU for each."""
-    run.local_devices = lambda device, count: [device] * count
+    setup.local_devices = lambda device, count: [device] * count
     world = where_am_i(os.environ | {"LOCAL_RANK": "0"})
     world = replace(world, backend="gloo") if world.world_size > 1 else world
     with process_group(world):
@@ -108,6 +116,7 @@ def main():
     with open(sys.argv[1]) as file:
         cases = json.load(file)
     results = []
+    update_as_on_a_gpu()
     with first_gpu() if sys.argv[3:] == ["one-gpu"] else join_world() as world:
         for case in cases:
             results.append(compare(case, world))
