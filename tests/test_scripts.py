@@ -8,10 +8,13 @@ import os
 import re
 import runpy
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
@@ -174,12 +177,14 @@ def test_a_bare_srun_of_several_processes_is_refused(copy, monkeypatch, script, 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("script", "processes"), [("train_single", 1), ("train_ddp", 2)])
 def test_a_signal_to_one_rank_stops_all_and_the_same_command_resumes_bit_for_bit(copy, script, processes):
-    """The signal comes in the middle of the second epoch; kill -USR2 has shown the stack before."""
+    """It comes in the second epoch, to the loader's worker as well; kill -USR2 has shown the stack before."""
     ends = {"whole": launch(copy, f"{script}.py", "whole.pt", processes=processes)}
     step = "            loss.backward()"
-    send = "            [faulthandler.dump_traceback(), os.kill(os.getpid(), signal.{})] if {} else None\n"
+    all_of_it = "*(p.pid for p in __import__('multiprocessing').active_children())"  # signalled by another process
+    kill = f"[faulthandler.dump_traceback(), os.system(' '.join(map(str, ('kill -TERM', os.getpid(), {all_of_it}))))]"
+    send = f"            {kill} if {{}} else None\n"
     chosen = "state['steps'] == 24 and done == 5" + " and rank == 1" * (processes > 1)
-    change = [(step, send.format("SIGUSR1", chosen) + step)]
+    change = [(step, send.format(chosen) + step), ("WORKERS = 5, 64, 0", "WORKERS = 5, 64, 1")]
     stopped = launch(copy, f"{script}.py", "model.pt", processes=processes, changes=change)
     resumed = launch(copy, f"{script}.py", "model.pt", processes=processes)
     assert len(losses(stopped)) == 1 and losses(stopped) + losses(resumed) == losses(ends["whole"])
@@ -264,6 +269,23 @@ def test_fsdp_equals_one_process_stops_by_a_signal_and_resumes_bit_for_bit_or_re
     )
     launch(small, "train_fsdp.py", "fewer", changes=[SHORT])
     assert distance(small / "fewer-10", small / "whole-10") < 1e-3
+
+
+@pytest.mark.nightly
+def test_a_signal_during_a_compilation_does_not_reach_the_compiler(small, tmp_path):
+    """torchrun and Slurm signal all processes; a training whose compiler has died would wait for it."""
+    script = small / "train_fsdp.py"
+    script.write_text(script.read_text().replace("BF16 = COMPILE =", "COMPILE = True\nBF16 ="))
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script.name]
+    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "compiled")}
+    launcher = psutil.Popen([sys.executable, *command], cwd=small, env=environment, stderr=subprocess.PIPE, text=True)
+    until(lambda: any(child.name() == "cc1plus" for child in launcher.children(recursive=True)))
+    for _ in range(20):  # the first compilers only try what the processor can do
+        for rank in launcher.children():
+            os.killpg(rank.pid, signal.SIGTERM)
+        time.sleep(0.5)
+    _, printed = launcher.communicate(timeout=150)
+    assert launcher.returncode == 0 and list(small.glob("train_fsdp-[12]/.metadata")), printed
 
 
 @pytest.mark.nightly

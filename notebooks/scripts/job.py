@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 GPU = torch.accelerator.current_accelerator(check_available=True)  # None: train on the CPU
 PEAK = 989e12 if GPU else 1e11  # operations per second: H100 in bf16, a CPU core. Look yours up
-signals = []  # that have come: SIGTERM, or the SIGUSR1 that Slurm sends before the time limit
+STOP = {signal.SIGTERM, signal.SIGUSR1}  # the second is sent by Slurm before the time limit
+signals = []  # those that have come
 
 
 def join():
@@ -29,8 +30,11 @@ def join():
     form = {"format": "[%(asctime)s] %(message)s", "datefmt": "%X", "stream": sys.stdout}
     logging.basicConfig(level="INFO", **form)
     logging.info(f"rank {dist.get_rank()} of {dist.get_world_size()} on {device}")  # look here first
-    for number in (signal.SIGTERM, signal.SIGUSR1):
+    for number in STOP:
         signal.signal(number, lambda number, frame: signals.append(number))
+    # Loader workers and compilers get it as well, and would die of it. Blocked here, before they start,
+    # a signal is pending in all of them until the process asks.
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP)
     faulthandler.register(signal.SIGUSR2)  # kill -USR2 PID prints what each thread is doing
     return device
 
@@ -59,7 +63,8 @@ def agreed(count):
 
     A signal reaches each rank at another moment, and they must stop after the same step.
     """
-    both = torch.tensor([count, len(signals)])  # on the CPU: no GPU is waited for
+    come = bool(signals or signal.sigpending() & STOP)
+    both = torch.tensor([count, int(come)])  # on the CPU: no GPU is waited for
     dist.all_reduce(both)
     return both[0].item(), both[1].item() > 0
 

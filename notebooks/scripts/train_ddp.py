@@ -44,9 +44,10 @@ def make_model():  # yours: any nn.Module
 def main():
     if "RANK" not in os.environ:
         sys.exit("RANK is not set: start this script with torchrun, as its first lines say")
-    signals = []  # SIGTERM, or the SIGUSR1 that Slurm sends before the time limit
-    for number in (signal.SIGTERM, signal.SIGUSR1):
+    stop, signals = {signal.SIGTERM, signal.SIGUSR1}, []  # Slurm sends the second before the time limit
+    for number in stop:
         signal.signal(number, lambda number, frame: signals.append(number))
+    signal.pthread_sigmask(signal.SIG_BLOCK, stop)  # so that the loader's workers do not die of it
     faulthandler.register(signal.SIGUSR2)
     device = torch.device(GPU.type, int(os.environ["LOCAL_RANK"])) if GPU else torch.device("cpu")
     if GPU:
@@ -92,9 +93,8 @@ def main():
             optimizer.step()
             totals[0] += loss.detach()
             done += 1
-            # A signal reaches each rank at another moment, and they must stop after the same step.
-            warned = torch.tensor(len(signals))  # on the CPU, so that no GPU is waited for
-            dist.all_reduce(warned)
+            warned = torch.tensor(len(signals) + len(signal.sigpending() & stop))  # on the CPU: no wait
+            dist.all_reduce(warned)  # each gets it at another moment, and all stop after the same step
             stopping = warned.item() > 0
         if GPU:
             torch.accelerator.synchronize()  # it works on after the last call has returned

@@ -40,9 +40,10 @@ def make_model():  # yours: any nn.Module
 def main():
     if int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
         sys.exit("srun started several processes, and each would train alone: use train_ddp.py")
-    signals = []  # SIGTERM, or the SIGUSR1 that Slurm sends before the time limit
-    for number in (signal.SIGTERM, signal.SIGUSR1):
+    stop, signals = {signal.SIGTERM, signal.SIGUSR1}, []  # Slurm sends the second before the time limit
+    for number in stop:
         signal.signal(number, lambda number, frame: signals.append(number))
+    signal.pthread_sigmask(signal.SIG_BLOCK, stop)  # so that the loader's workers do not die of it
     faulthandler.register(signal.SIGUSR2)
     device = GPU or torch.device("cpu")
     form = {"format": "[%(asctime)s] %(message)s", "datefmt": "%X", "stream": sys.stdout}
@@ -81,7 +82,7 @@ def main():
             optimizer.step()
             totals[0] += loss.detach()
             done += 1
-            stopping = len(signals) > 0
+            stopping = bool(signals or signal.sigpending() & stop)
         if GPU:
             torch.accelerator.synchronize()  # it works on after the last call has returned
         speed = (done - before) * BATCH / (time.perf_counter() - began)
