@@ -3,8 +3,6 @@
 Taught in notebooks/01_single_device.ipynb and notebooks/03_ddp.ipynb.
 """
 
-import signal
-
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
 
@@ -57,11 +55,6 @@ def equal_batches(count, batch, replicas, replica) -> list[list[int]]:
     return [part.tolist() for part in own.tensor_split(-(-most // max(batch, 2)))]
 
 
-def prepare_worker(worker):
-    """Set up a loader process; PyTorch calls this with its number."""
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # Slurm sends it to all processes: the rank decides when to stop
-
-
 class Batches:
     """The batches of a DataLoader, moved to a device, the images as bytes, and normalised there.
 
@@ -104,7 +97,6 @@ class Loaders:
         common = {
             "num_workers": workers,
             "pin_memory": device is not None and device.type == "cuda",  # copies to a GPU run in the background
-            "worker_init_fn": prepare_worker,
             "generator": torch.Generator(),  # of its own: loading draws no random numbers from the training
         }
         own = DataLoader(train, self.batch, sampler=self.sampler, drop_last=True, **common)

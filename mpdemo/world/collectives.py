@@ -54,10 +54,11 @@ class StopSignal:
         self.now = False  # what was found last
         self.last_check = 0, time.perf_counter() - INTERVAL  # call and time (s): the second call compares, too
         signal.signal(signal.SIGUSR1, self._receive)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # blocked by prepare_signals until now
+        # Slurm signals loader workers and compilers, too: they inherit that it is blocked, and do not die of it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
 
     def _receive(self, number, frame):
-        self.received = True
+        self.received = True  # by a thread that is older than the block
 
     def seen(self) -> bool:
         """Return whether to stop now. Every rank must ask after each step or batch, and all get the same answer."""
@@ -65,6 +66,7 @@ class StopSignal:
         if self.calls < self.next_check:
             return False
         now, (call, before) = time.perf_counter(), self.last_check
+        self.received |= signal.sigtimedwait({signal.SIGUSR1}, 0) is not None
         flags = torch.tensor([float(self.received), (now - before) / (self.calls - call)], device=self.device)
         received, seconds = (sum_over_ranks(flags) / place()[1]).tolist()
         self.next_check = self.calls + min(max(1, int(INTERVAL / seconds)), self.most_calls)
