@@ -1,4 +1,4 @@
-"""Say in notebooks/on_a_gpu.md and in README.md what the newest record in notebooks/gpu shows.
+"""Say in notebooks/on_a_gpu.md and in README.md what the records in notebooks/gpu show, of each part the newest.
 
     python tests/gpu/page.py
 
@@ -12,6 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 RECORDS = ROOT / "notebooks/gpu"
 PAGE, README = ROOT / "notebooks/on_a_gpu.md", ROOT / "README.md"
+NOT_RUN = "not started", "no time left"
 BEGIN, END = "<!-- from the newest record -->", "<!-- end of the record -->"
 NO_RECORD = """\
 **No line of this course that needs CUDA has been run yet.** No machine with a GPU was available. What can be known
@@ -21,28 +22,52 @@ on tensors without data. No figure in this course is a GPU's, except those whose
 MIB, GIB = 2**20, 2**30
 
 
-def newest(folder=RECORDS) -> Path | None:
-    """Return the newest record, by its name; None where there is none."""
-    return max(folder.glob("*.json"), default=None)
+def newest(folder=RECORDS) -> dict | None:
+    """Return the newest record, by its name, with the parts that only older ones have; None where there is none."""
+    found = None
+    for file in sorted(folder.glob("*.json")):
+        record = json.loads(file.read_text())
+        ran = [part | {"record": file.name} for part in record["parts"] if part["outcome"] not in NOT_RUN]
+        parts = {part["part"]: part for part in found["parts"]} if found else {}
+        for part in ran:
+            parts[part["part"]] = with_older_tests(part, parts.get(part["part"]))
+        found = record | {"parts": list(parts.values())}
+    return found
+
+
+def with_older_tests(part, older) -> dict:
+    """Return a part with the rows of tests that only an older record of it has run, or has not skipped."""
+    before = {row["test"]: row for row in (older or {}).get("rows", []) if "test" in row}
+    if not before:
+        return part
+    now = {row["test"]: row for row in part["rows"]}
+    ran = {test: row for test, row in before.items() if row["outcome"] != "skipped" and test in now}
+    rows = before | now | {test: row for test, row in ran.items() if now[test]["outcome"] == "skipped"}
+    failed = any(row["outcome"] == "failed" for row in rows.values())
+    return part | {"rows": list(rows.values()), "outcome": "failed" if failed else "passed"}
 
 
 def status(record) -> str:
     """Return the sentence of the README."""
     if record is None:
         return "**The CUDA code paths have not been run on a GPU yet**"
-    failed = [part["part"] for part in record["parts"] if part["outcome"] != "passed"]
-    how = f"with faults in {', '.join(failed)}" if failed else "without a fault"
-    return f"**Run on one {record['device']} {how}** ({record['date'][:10]}, PyTorch {record['torch']})"
+    parts = record["parts"]
+    passed = sum(part["outcome"] == "passed" for part in parts)
+    how = f"{passed} of {len(parts)} parts without a fault" if passed < len(parts) else "without a fault"
+    return f"**Run on one {record['device']}, {how}** ({record['date'][:10]}, PyTorch {record['torch']})"
 
 
-def page(record, name) -> str:
-    """Return what the page says of a record in the file `name`."""
+def page(record) -> str:
+    """Return what the page says of a record."""
     if record is None:
         return NO_RECORD
-    facts = f"{record['device']}, driver {record.get('driver')}, PyTorch {record['torch']}, commit {record['commit']}"
-    lines = [f"**Last run on {record['date']}**: {facts}. All of it: [gpu/{name}](gpu/{name}).", ""]
-    lines += table(("part", "outcome", "what it showed"), [
-        (part["part"], part["outcome"], said(part)) for part in record["parts"]
+    lines = [
+        f"**Last run on {record['date']}**: {record['device']}, driver {record['driver']}, PyTorch {record['torch']}.",
+        "",
+    ]
+    lines += table(("part", "outcome", "what it showed", "record"), [
+        (part["part"], part["outcome"], said(part), f"[{part['record']}](gpu/{part['record']})")
+        for part in record["parts"]
     ])  # fmt: skip
     for part in record["parts"]:
         lines += details(part)
@@ -60,6 +85,8 @@ def said(part) -> str:
     outcomes = [row["outcome"] for row in part.get("rows", []) if "outcome" in row]
     if outcomes:
         return ", ".join(f"{outcomes.count(kind)} {kind}" for kind in ("passed", "failed", "skipped"))
+    if "why" in part:
+        return part["why"]
     output = [line for line in part.get("output", []) if line.strip()]
     return output[-1].strip()[:120] if output and part["outcome"] != "passed" else ""
 
@@ -92,8 +119,9 @@ def details(part) -> list[str]:
 
 
 def last(row) -> str:
-    """Return the last line of why a test did not pass."""
-    return row.get("why", "").strip().splitlines()[-1][:160] if row.get("why") else ""
+    """Return the line that says why a test did not pass: pytest's last ``E``, or the last of all."""
+    lines = row.get("why", "").strip().splitlines() or [""]
+    return next((line[2:] for line in reversed(lines) if line.startswith("E ")), lines[-1]).strip()[:160]
 
 
 def throughput(row, unit) -> tuple:
@@ -147,10 +175,9 @@ def rewritten(text, content) -> str:
 
 def pages() -> dict[Path, str]:
     """Return both files as they should be."""
-    file = newest()
-    record = file and json.loads(file.read_text())
+    record = newest()
     return {
-        PAGE: rewritten(PAGE.read_text(), f"\n{page(record, file and file.name)}\n"),
+        PAGE: rewritten(PAGE.read_text(), f"\n{page(record)}\n"),
         README: rewritten(README.read_text(), status(record)),
     }
 

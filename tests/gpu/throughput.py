@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
-from torchvision.models import resnet18, resnet50
+from torchvision.models import get_model
 
 from mpdemo import paired
 from mpdemo.errors import error_line
@@ -42,7 +42,7 @@ BACKEND = "inductor" if ON_GPU else "aot_eager"  # the second needs no C++ compi
 class Language:
     """A GPT on random tokens."""
 
-    options = ("compile", "checkpointing", "fused")
+    options = ("checkpointing", "compile", "fused")
     unit, first, last = "tokens", *((1, 16) if ON_GPU else (2, 2))  # the batches that are tried
     size = SMALL if not ON_GPU else LARGE if MEMORY > LEAST else MEDIUM
     name, per_item = "gpt", size["length"]
@@ -79,7 +79,7 @@ class Images:
     size = {"image_size": pixels}
 
     def build(self, options):
-        return Classifier(resnet50() if ON_GPU else resnet18()).to(memory_format=self.form(options))
+        return Classifier(get_model(self.name)).to(memory_format=self.form(options))
 
     def batch(self, count, options):
         images = torch.randn(count, 3, self.pixels, self.pixels).to(memory_format=self.form(options))
