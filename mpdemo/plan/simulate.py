@@ -22,7 +22,7 @@ from mpdemo.schedules import check_schedule, usual_stages_per_rank
 class Simulation:
     """A simulated training step.
 
-    `events` is its timeline, rows sorted by rank and start, as `mpdemo.recorder` records it of a real step.
+    `events` is its timeline, rows sorted by rank and start, as `mpdemo.training.recorder` records it of a real step.
     """
 
     schedule: str

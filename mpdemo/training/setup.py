@@ -12,8 +12,8 @@ from torch.profiler import ProfilerActivity
 from mpdemo import data, models
 from mpdemo.cuts import resolve_cut
 from mpdemo.errors import UserError
-from mpdemo.recorder import Recorder
 from mpdemo.training.private_torch import compile_on_one_core, record_memory, save_memory
+from mpdemo.training.recorder import Recorder
 from mpdemo.training.stages import LocalStages
 
 PRECISION = {"fp32": None, "bf16": torch.bfloat16}

@@ -7,9 +7,9 @@ import sys
 from dataclasses import replace
 from functools import partial
 
-from mpdemo.compare import compare, measured_rows, write_result
+from mpdemo.measure.compare import compare, measured_rows, write_result
+from mpdemo.measure.paired import ROUNDS, ratio, to_row
 from mpdemo.notebook.recipe import equal_cut
-from mpdemo.paired import ROUNDS, ratio, to_row
 from mpdemo.schedules import SCHEDULES
 from mpdemo.settings import Settings
 from mpdemo.world.launch import end
