@@ -9,7 +9,7 @@ from mpdemo.paths import root
 # how tightly it is written. A place that begins with / is a file or folder of mpdemo.
 ROOMS = [
     (
-        "/__init__.py /__main__.py /errors.py /paths.py /terminal.py /waits.py",
+        "/__init__.py /__main__.py /errors.py /paths.py /terminal.py /front_end.py",
         460,
         "what is public; commands, and how errors are told",
     ),
