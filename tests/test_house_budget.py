@@ -17,10 +17,10 @@ ROOMS = [
     ("/rungs", 459, "what differs between the strategies: model, optimizer, step"),
     ("/run.py /training", 1_420, "the loop, and what stands around a step: checkpoints, log, recorder, stop signal"),
     ("/world /ranks", 1_539, "who am I; start and end processes; ranks beside a kernel"),
-    ("/models", 894, "the course's models as lists of blocks, and a reader's own"),
+    ("/models", 913, "the course's models as lists of blocks, and a reader's own"),
     ("/data", 424, "data sets and batches, a share per replica"),
     ("/measure /paired.py", 536, "measure a step, compare by paired rounds, read what was recorded"),
-    ("/plan", 2_493, "what fits: count on fake tensors, choose, split, simulate, scale"),
+    ("/plan", 2_511, "what fits: count on fake tensors, choose, split, simulate, scale"),
     ("/jobs", 3_118, "spec, fitted job, text, submission, following; sites; failures explained"),
     ("/same", 2_458, "is a reader's script the same training on 1 and N processes?"),
     ("/notebook", 1_641, "what notebooks show: live view, ladder, plots, checks of exercises"),
@@ -34,7 +34,7 @@ ROOMS = [
     ),
     ("tests", 14_436, "each promise once by day, the rest by night"),
 ]
-FILES = 155  # in mpdemo
+FILES = 160  # in mpdemo
 PYTHON = [file for file in files() if file.suffix == ".py"]
 
 
