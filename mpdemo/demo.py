@@ -13,11 +13,11 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from mpdemo.cuts import HEADS
 from mpdemo.errors import RunFailed, UserError
 from mpdemo.measure.paired import from_row
 from mpdemo.notebook.recipe import equal_cut, recipe
 from mpdemo.settings import RUNG_FORMS, RUNGS, Settings, checked
+from mpdemo.settings.cuts import HEADS
 from mpdemo.world.devices import take_devices
 from mpdemo.world.launch import end, start
 from mpdemo.world.processes import check_room

@@ -14,8 +14,8 @@ from mpdemo import models
 from mpdemo.errors import UserError
 from mpdemo.measure.trial import Trial, random_batch, relative_difference
 from mpdemo.paths import source
-from mpdemo.rules import check_compiler
 from mpdemo.settings import RUNGS, Settings, checked
+from mpdemo.settings.rules import check_compiler
 from mpdemo.world.env import World
 
 CLOSE = 2e-5  # float32, summed in another order

@@ -18,7 +18,7 @@ from mpdemo.measure.paired import ratio, to_row
 from mpdemo.measure.timeline import read
 from mpdemo.measure.timeline.observe import record_updates, recorded_steps
 from mpdemo.measure.trial import Trial, form_of, is_per_device, join_world, relative_difference
-from mpdemo.rules import CUT_RUNGS, records_timeline
+from mpdemo.settings.rules import CUT_RUNGS, records_timeline
 from mpdemo.training.log import RunLog
 from mpdemo.training.setup import build_model
 from mpdemo.world import clock

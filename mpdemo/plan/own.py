@@ -22,7 +22,7 @@ from mpdemo.plan.request import (
     Rule,
     rules,
 )
-from mpdemo.schedules import divisors
+from mpdemo.settings.schedules import divisors
 from mpdemo.world.gpus import GPUS
 
 LORA = 16  # rank of the adapters

@@ -15,7 +15,7 @@ from itertools import product
 
 from mpdemo.errors import UserError
 from mpdemo.plan.bubble import order
-from mpdemo.schedules import check_schedule, usual_stages_per_rank
+from mpdemo.settings.schedules import check_schedule, usual_stages_per_rank
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.profiler import ProfilerActivity
 
 from mpdemo import data, models
-from mpdemo.cuts import resolve_cut
 from mpdemo.errors import UserError
+from mpdemo.settings.cuts import resolve_cut
 from mpdemo.training.private_torch import compile_on_one_core, record_memory, save_memory
 from mpdemo.training.recorder import Recorder
 from mpdemo.training.stages import LocalStages

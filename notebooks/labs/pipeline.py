@@ -16,8 +16,8 @@ from mpdemo.measure.compare import Comparison, model_and_batch, run_lab
 from mpdemo.measure.timeline import read
 from mpdemo.measure.trial import Trial, relative_difference
 from mpdemo.notebook.recipe import equal_cut, recipe
-from mpdemo.schedules import SCHEDULES
 from mpdemo.settings import Settings
+from mpdemo.settings.schedules import SCHEDULES
 from mpdemo.world.collectives import gather_objects, rest
 from mpdemo.world.launch import end
 

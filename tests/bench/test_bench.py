@@ -10,8 +10,8 @@ import pytest
 
 from mpdemo.measure.compare import Comparison
 from mpdemo.measure.trial import is_per_device
-from mpdemo.schedules import SCHEDULES
 from mpdemo.settings import checked
+from mpdemo.settings.schedules import SCHEDULES
 from mpdemo.world.env import World
 
 

@@ -14,7 +14,8 @@ import torch
 
 from mpdemo.measure.compare import Comparison
 from mpdemo.measure.paired import ratio
-from mpdemo.settings import Settings, as_arguments
+from mpdemo.options import as_arguments
+from mpdemo.settings import Settings
 from mpdemo.training import setup
 from mpdemo.world.env import where_am_i
 from mpdemo.world.launch import end
