@@ -37,9 +37,13 @@ COMMANDS = {  # name -> module, what it does, an example; in the order of the he
     "explain": ("mpdemo.jobs.explain_command", "what happened to a job, or where it hangs, and what to do", "4711"),
     "env": ("mpdemo.doctor", "check this machine, its PyTorch, Slurm and site", "--site leonardo"),
     "follow": ("mpdemo.jobs.follow", "print a job's state and log until it ends; Ctrl-C leaves it running", "runs/ddp"),
-    "render": ("mpdemo.trainers", "write the course's batch scripts for a site; submit nothing", "--site leonardo"),
+    "render": (
+        "mpdemo.trainers.render",
+        "write the course's batch scripts for a site; submit nothing",
+        "--site leonardo",
+    ),
     "rehearse": (
-        "mpdemo.trainers",
+        "mpdemo.trainers.rehearse",
         "run each job of the course on the cluster, small; print one table",
         "--only 03_ddp",
     ),

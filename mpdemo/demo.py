@@ -13,11 +13,11 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from mpdemo.cuts import HEADS
 from mpdemo.errors import RunFailed, UserError
+from mpdemo.measure.paired import from_row
 from mpdemo.notebook.recipe import equal_cut, recipe
-from mpdemo.paired import from_row
 from mpdemo.settings import RUNG_FORMS, RUNGS, Settings, checked
+from mpdemo.settings.cuts import HEADS
 from mpdemo.world.devices import take_devices
 from mpdemo.world.launch import end, start
 from mpdemo.world.processes import check_room
@@ -95,9 +95,10 @@ def settings_of_rows(args) -> list[Settings]:
 
 def train_all(out):
     """Run under torchrun: train all rungs alternately, and validate each; rank 0 writes the rows."""
-    from mpdemo import compare, data
+    from mpdemo import data
+    from mpdemo.measure import compare
+    from mpdemo.measure.trial import join_world
     from mpdemo.training.setup import learning_rate
-    from mpdemo.trial import join_world
 
     rows = [Settings(**row) for row in json.loads(Path(out, "settings.json").read_text())]
     variants, single = compare.as_variants(rows), rows[0]

@@ -30,3 +30,20 @@ def wrapped(text: str) -> str:
         options = {"subsequent_indent": indent + "  ", "break_long_words": False, "break_on_hyphens": False}
         lines += textwrap.wrap(line, columns, **options) or [""]
     return "\n".join(lines)
+
+
+class Progress:
+    """A line on a terminal that says what a command is doing, and is gone at the end; nothing in a pipe or a file."""
+
+    def __enter__(self):
+        self.stream = sys.stderr  # which a reader's code cannot replace meanwhile
+        self.is_seen = self.stream.isatty()
+        return self
+
+    def __call__(self, text):
+        """Show a text in place of the one before."""
+        if self.is_seen:
+            print(f"\r\x1b[K{text}", end="", file=self.stream, flush=True)
+
+    def __exit__(self, *error):
+        self("")

@@ -52,7 +52,7 @@ def test_a_whole_training_on_other_devices(name, tmp_path, monkeypatch):
     assert losses[FIRST] == pytest.approx(losses[torch.device("cpu")], rel=1e-6)
 
 
-@pytest.mark.parametrize("files", ["*.py", "rungs/*.py", "training/*.py", "timeline/*.py", "world/*.py"])
+@pytest.mark.parametrize("files", ["*.py", "rungs/*.py", "training/*.py", "measure/**/*.py", "world/*.py"])
 def test_a_tensor_that_is_made_names_its_device(files):
     """PyTorch makes a tensor without a device on the CPU, which no test on a CPU sees."""
     for file in (root() / "mpdemo").glob(files):

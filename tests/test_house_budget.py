@@ -9,23 +9,23 @@ from mpdemo.paths import root
 # how tightly it is written. A place that begins with / is a file or folder of mpdemo.
 ROOMS = [
     (
-        "/__init__.py /__main__.py /errors.py /paths.py /terminal.py /waits.py",
-        460,
+        "/__init__.py /__main__.py /errors.py /paths.py /terminal.py /front_end.py",
+        464,
         "what is public; commands, and how errors are told",
     ),
-    ("/settings.py /options.py /rules.py /schedules.py /cuts.py", 500, "every setting said once and checked once"),
+    ("/settings /options.py", 508, "every setting said once and checked once"),
     ("/rungs", 459, "what differs between the strategies: model, optimizer, step"),
-    ("/run.py /training", 1_265, "the loop, and what stands around a step: checkpoints, log, rates, stop signal"),
+    ("/run.py /training", 1_420, "the loop, and what stands around a step: checkpoints, log, recorder, stop signal"),
     ("/world /ranks", 1_539, "who am I; start and end processes; ranks beside a kernel"),
-    ("/models", 894, "the course's models as lists of blocks, and a reader's own"),
+    ("/models", 913, "the course's models as lists of blocks, and a reader's own"),
     ("/data", 424, "data sets and batches, a share per replica"),
-    ("/trial.py /compare.py /paired.py /recorder.py /timeline", 686, "measure a step, and compare by paired rounds"),
-    ("/plan", 2_493, "what fits: count on fake tensors, choose, split, simulate, scale"),
+    ("/measure /paired.py", 536, "measure a step, compare by paired rounds, read what was recorded"),
+    ("/plan", 2_511, "what fits: count on fake tensors, choose, split, simulate, scale"),
     ("/jobs", 3_118, "spec, fitted job, text, submission, following; sites; failures explained"),
     ("/same", 2_458, "is a reader's script the same training on 1 and N processes?"),
     ("/notebook", 1_641, "what notebooks show: live view, ladder, plots, checks of exercises"),
     ("/cluster", 459, "a throw-away Slurm"),
-    ("/trainers.py /demo.py /doctor.py", 582, "a class's rehearsal, the demo, the check of a machine"),
+    ("/trainers /demo.py /doctor.py", 597, "a class's rehearsal, the demo, the check of a machine"),
     ("/labs", 9, "where notebooks/labs is imported from"),
     (
         "notebooks/labs notebooks/checks notebooks/scripts",
@@ -34,7 +34,7 @@ ROOMS = [
     ),
     ("tests", 14_436, "each promise once by day, the rest by night"),
 ]
-FILES = 150  # in mpdemo
+FILES = 161  # in mpdemo
 PYTHON = [file for file in files() if file.suffix == ".py"]
 
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 import torchvision
 
-from mpdemo.cuts import block_names, resolve_cut
 from mpdemo.errors import UserError
 from mpdemo.models import build
 from mpdemo.settings import MODELS
+from mpdemo.settings.cuts import block_names, resolve_cut
 
 CONVNET = ["layer1", "layer2", "fc"]
 RESNETS = ["resnet18", "resnet50", "resnet101"]

@@ -6,11 +6,11 @@ import pytest
 from worlds import run_worlds
 
 from mpdemo import paths
-from mpdemo.compare import THREADS
 from mpdemo.errors import UserError
 from mpdemo.labs import speed as lab
+from mpdemo.measure.compare import THREADS
+from mpdemo.measure.paired import from_row, ratio
 from mpdemo.notebook import ladder
-from mpdemo.paired import from_row, ratio
 
 MIB = 2**20
 CHART = "the ladder so far: a step of each strategy on one time axis, and the memory of every device"

@@ -16,11 +16,11 @@ from project import environment
 from toyjob import ToyJob
 from worker_jobs import all_gone, sleepers, spec
 
+from mpdemo.front_end import has_front_end
 from mpdemo.jobs import attach
 from mpdemo.notebook.job_widget import JobView, picture_of
 from mpdemo.notebook.live_view import Detached, follow
 from mpdemo.paths import root, source
-from mpdemo.waits import has_front_end
 
 
 def text_of(page):
@@ -149,7 +149,7 @@ def test_the_view_of_a_running_job_is_readable():
 
 def test_a_script_has_no_front_end():
     clean = {name: value for name, value in os.environ.items() if name not in ("PYTEST_CURRENT_TEST", "NBVAL")}
-    code = "import IPython; from mpdemo.waits import has_front_end; print(has_front_end())"
+    code = "import IPython; from mpdemo.front_end import has_front_end; print(has_front_end())"
     environment = clean | {"JPY_SESSION_NAME": "a.ipynb"}  # started from a kernel
     done = subprocess.run([sys.executable, "-c", code], cwd=root(), env=environment, capture_output=True, text=True)
     assert done.stdout.strip() == "False", done.stderr

@@ -2,10 +2,10 @@
 
 import pytest
 
-from mpdemo.cuts import block_names, resolve_cut
 from mpdemo.jobs import train_command
 from mpdemo.notebook.recipe import RECIPE, equal_cut, recipe
 from mpdemo.settings import RUNG_FORMS, Settings, checked
+from mpdemo.settings.cuts import block_names, resolve_cut
 
 FORMS = [(rung, form) for rung, forms in RUNG_FORMS.items() for form in (None, *forms)]
 

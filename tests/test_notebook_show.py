@@ -18,7 +18,7 @@ def test_a_file_is_shown_whole_with_a_link_or_one_thing_or_lines_of_it():
     assert (root() / "mpdemo/errors.py").read_text().strip() in data["text/markdown"]
     text = show("errors.py", "one_line").data["text/markdown"]
     assert "\ndef one_line(text) -> str:\n" in text and "class UserError" not in text
-    assert find("schedules.py", "Schedule")[1].startswith("@dataclass(frozen=True)\nclass Schedule:")
+    assert find("settings/schedules.py", "Schedule")[1].startswith("@dataclass(frozen=True)\nclass Schedule:")
     assert find("notebook/show.py", "LANGUAGES")[1].startswith("LANGUAGES = ")
     text = show("errors.py", "UserError", lines=("class UserError", "_render_traceback_")).data["text/markdown"]
     assert "\nclass UserError" in text and text.endswith("_render_traceback_(self):\n```")

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from mpdemo.paired import LEAST_ROUNDS, Median, Ratio, difference, from_row, ratio, to_row
+from mpdemo.measure.paired import LEAST_ROUNDS, Median, Ratio, difference, from_row, ratio, to_row
 
 
 def test_ratios_and_differences_are_paired_so_that_a_drift_that_both_share_cancels():

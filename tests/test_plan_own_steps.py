@@ -9,7 +9,7 @@ from project import root
 from worlds import run_worlds, written
 
 from mpdemo.models.own import OwnModel
-from mpdemo.plan import own, own_step
+from mpdemo.plan import own, own_scaling
 from mpdemo.plan.footprint import roof
 from mpdemo.plan.request import PlanRequest
 
@@ -63,7 +63,7 @@ def test_a_pipeline_is_counted_as_two_processes_count_it(tmp_path):
     request = PlanRequest(model, 16, devices=2, optimizer="adamw")
     found = own.pipeline(request)
     size = 16 // found.settings["microbatches"]
-    before, block, after, _ = own_step.parts(own.steps_of(request, size, held=True), size, roof("a100", "fp32"))
+    before, block, after, _ = own_scaling.parts(own.steps_of(request, size, held=True), size, roof("a100", "fp32"))
     stages = own.cut([before, *[block] * model.count, after], 2)
     case = {"name": "untied_20m", "batch": 16, "length": LENGTH, "stages": stages, **found.settings}
     del case["processes"]
@@ -77,7 +77,7 @@ def test_few_blocks_tell_what_all_of_them_need():
     """FSDP gathers the second block before the first is computed, so its peak is at another block than DDP's."""
     for way in ({}, {"shards": 2, "bf16": True, "checkpointing": True}, {"tensor": 2}, {"held": True, "rank": 16}):
         line = steps("tied_20m", batch=2, **way)
-        few, every = line.at(2), own_step.computed(*line, line.model.count)
+        few, every = line.at(2), own_scaling.computed(*line, line.model.count)
         for name in ("peak", "weights", "trained"):
             assert getattr(few, name) == pytest.approx(getattr(every, name), rel=1e-6), (way, name)
         assert few.sent == every.sent
@@ -89,7 +89,7 @@ def test_few_blocks_tell_what_all_of_them_need():
 def test_other_batches_lie_on_the_line_of_two():
     found = steps("untied_20m")
     for size in (2, 24):
-        assert found.at(size).peak == pytest.approx(own_step.whole_step(*found[:3], size).peak, rel=0.001)
+        assert found.at(size).peak == pytest.approx(own_scaling.whole_step(*found[:3], size).peak, rel=0.001)
     assert found.at(found.most(2**31)).peak <= 2**31 < found.at(found.most(2**31) + 1).peak
 
 

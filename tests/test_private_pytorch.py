@@ -23,9 +23,9 @@ METHODS = {  # of objects, which no import shows
     "torch.utils.data._utils.fetch._MapDatasetFetcher.fetch": "same/mpdemo_watcher/private_torch.py",
     "torch.distributed.fsdp._fully_shard._fsdp_param_group.foreach_reduce": "same/mpdemo_watcher/private_torch.py",
     "torch.UntypedStorage._cdata": "same/mpdemo_watcher/private_torch.py",
-    "torch.distributed.pipelining.PipelineStage.forward_one_chunk": "recorder.py",
-    "torch.distributed.pipelining.PipelineStage.backward_one_chunk": "recorder.py",
-    "torch.distributed.pipelining.PipelineStage.backward_weight_one_chunk": "recorder.py",
+    "torch.distributed.pipelining.PipelineStage.forward_one_chunk": "training/recorder.py",
+    "torch.distributed.pipelining.PipelineStage.backward_one_chunk": "training/recorder.py",
+    "torch.distributed.pipelining.PipelineStage.backward_weight_one_chunk": "training/recorder.py",
     "torch.UntypedStorage.resize_": "plan/counting.py",
 }
 

@@ -141,7 +141,7 @@ def test_a_page_shows_what_ranks_print_while_they_run_and_what_is_waited_for(tmp
     """The kernel prints the same as without a page; nothing of the display is left at the end."""
     kernel = Kernel(tmp_path, JPY_SESSION_NAME="a.ipynb", MPDEMO_ROOT=str(tmp_path))
     try:
-        kernel.run(f"{START}\nfrom mpdemo import waits\nwaits.AFTER = 1.5")
+        kernel.run(f"{START}\nfrom mpdemo import front_end\nfront_end.AFTER = 1.5")
         printed = kernel.run("%%ranks\nimport time\nprint('first')\ntime.sleep(3)\nprint('second')")
         first = "[rank 0] first\n[rank 1] first\n"
         assert printed == "".join(f"[rank {rank}] {text}\n" for rank in (0, 1) for text in ("first", "second"))

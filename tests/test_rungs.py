@@ -12,10 +12,10 @@ from worlds import compared
 
 from mpdemo import models
 from mpdemo.errors import UserError
+from mpdemo.measure.trial import Trial, random_batch, relative_difference
 from mpdemo.paths import source
-from mpdemo.rules import check_compiler
 from mpdemo.settings import RUNGS, Settings, checked
-from mpdemo.trial import Trial, random_batch, relative_difference
+from mpdemo.settings.rules import check_compiler
 from mpdemo.world.env import World
 
 CLOSE = 2e-5  # float32, summed in another order

@@ -10,7 +10,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from mpdemo.errors import UserError
 from mpdemo.plan import SCHEDULES, placement
 from mpdemo.plan.simulate import order
-from mpdemo.schedules import check_schedule
+from mpdemo.settings.schedules import check_schedule
 
 CASES = [
     (schedule, ranks, microbatches, stages)

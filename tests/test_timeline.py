@@ -7,15 +7,15 @@ import torch
 from worlds import run_worlds
 
 from mpdemo.errors import UserError
+from mpdemo.measure.timeline import read
+from mpdemo.measure.timeline.observe import observe
+from mpdemo.measure.trial import Trial
 from mpdemo.notebook import plots
 from mpdemo.plan import SCHEDULES, placement, simulate, usual_stages_per_rank
 from mpdemo.plan.simulate import order
-from mpdemo.recorder import Recorder
 from mpdemo.rungs import data_parallel
 from mpdemo.settings import Settings
-from mpdemo.timeline import read
-from mpdemo.timeline.observe import observe
-from mpdemo.trial import Trial
+from mpdemo.training.recorder import Recorder
 from mpdemo.world.env import World
 
 RANKS, MICROBATCHES, STEPS = 2, 4, 3

@@ -21,10 +21,10 @@ from worlds import TRAIN, run_worlds, written
 
 from mpdemo.data.loaders import Batches
 from mpdemo.errors import UserError
+from mpdemo.measure.timeline import read
 from mpdemo.paths import root
 from mpdemo.run import train
 from mpdemo.settings import Settings, checked
-from mpdemo.timeline import read
 from mpdemo.training import checkpoint
 from mpdemo.world.env import World
 

@@ -11,11 +11,11 @@ from typing import Any
 
 from mpdemo import paths
 from mpdemo.errors import UserError
+from mpdemo.front_end import waiting_for
 from mpdemo.jobs import local_job, slurm_job
 from mpdemo.jobs.explain import find, in_words
 from mpdemo.jobs.slurm import Answer
 from mpdemo.training.log import rows_in
-from mpdemo.waits import waiting_for
 
 FINISHED = ("done", "failed", "stopped", "cancelled", "timeout", "out_of_memory", "node_failure", "unknown")
 LAST_LINES = 12  # of a failed job's log, which are shown where no known failure is in it

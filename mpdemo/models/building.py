@@ -1,6 +1,6 @@
 """Build a module whose numbers do not fit, or are not wanted: its large tensors lie on meta, which takes no memory.
 
-Used by own.py, for ``mpdemo plan --model``.
+Used by loading.py, for ``mpdemo plan --model``.
 """
 
 import psutil

@@ -9,11 +9,11 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from mpdemo.cuts import DEPTH
 from mpdemo.errors import UserError
 from mpdemo.models.blocks import Blocks
 from mpdemo.models.transformer import transformer
 from mpdemo.settings import MODELS
+from mpdemo.settings.cuts import DEPTH
 
 Norm = Callable[[int], nn.Module]  # channels -> the layer that normalises them
 NORMS: dict[str, Norm] = {"batch": nn.BatchNorm2d, "group": lambda channels: nn.GroupNorm(min(8, channels), channels)}

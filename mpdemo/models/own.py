@@ -4,36 +4,27 @@ It is built without its numbers, however large it is, and computes on fake tenso
 ``mpdemo plan --model``; taught in notebooks/12_which_one.ipynb.
 """
 
-import importlib.util
-import io
-import logging
-import os
-import sys
-import warnings
-from collections.abc import Mapping
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from functools import cache
-from pathlib import Path
 
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 from torch.nn.parameter import is_lazy
 
 from mpdemo.errors import UserError, error_line
-from mpdemo.models import variants
-from mpdemo.models.building import WithoutNumbers, build
+from mpdemo.models.building import WithoutNumbers
+from mpdemo.models.layers import FEW, equal_blocks, layers_entered, shared
+from mpdemo.models.loading import called, imported, quiet
+from mpdemo.models.outputs import differentiable, loss
 from mpdemo.models.private_torch import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensors,
-    OptimizedModule,
     tree_flatten,
     tree_unflatten,
 )
+from mpdemo.models.variants import with_blocks, without_values
 
 SAMPLES = 2  # of the batch on which a model is tried
-FEW = variants.MOST_FEW - 1, variants.MOST_FEW  # of many equal blocks, so many are computed
 
 
 class OwnModel:
@@ -65,8 +56,8 @@ class OwnModel:
         if any(is_lazy(p) for p in self.template.parameters()):
             with torch.no_grad(), quiet(), WithoutNumbers():
                 self.compute(self.template, self.inputs(SAMPLES, "meta"))
-        self.template = variants.without_values(self.template, "meta")  # else its numbers would be counted as well
-        self.list, self.count = variants.equal_blocks(self.template)
+        self.template = without_values(self.template, "meta")  # else its numbers would be counted as well
+        self.list, self.count = equal_blocks(self.template)
         for count in FEW if self.count > FEW[1] else ():
             self._shortened(count)  # here, since a buffer on meta cannot be copied among fake tensors
         self.few = self.count > FEW[1] and self._learn(FEW[0]) is None
@@ -81,11 +72,11 @@ class OwnModel:
         with FakeTensors(allow_non_fake_inputs=True), torch.compiler.set_stance("force_eager"), quiet():
             module = self.copy(count)
             try:
-                outputs, layers = variants.layers_entered(module, lambda: self.compute(module, self.inputs(SAMPLES)))
+                outputs, layers = layers_entered(module, lambda: self.compute(module, self.inputs(SAMPLES)))
                 self._learn_loss(module, outputs)
             except Exception as error:  # of the reader's own code, or of tensors without numbers
                 return error
-        tied = [name for names in variants.shared(module) for name in names]  # FSDP divides no part of them alone
+        tied = [name for names in shared(module) for name in names]  # FSDP divides no part of them alone
         self.layers = [layer for layer in layers if not any(name.startswith(f"{layer}.") for name in tied)]
         return None
 
@@ -140,7 +131,7 @@ class OwnModel:
 
     def _note(self):
         """Note what the reader may not know."""
-        for names in variants.shared(self.template):
+        for names in shared(self.template):
             self.notes.append(f"{' and '.join(names)} are one parameter, which is counted once")
         if self.unused:
             some = ", ".join(self.unused[:4]) + (", ..." if len(self.unused) > 4 else "")
@@ -150,11 +141,11 @@ class OwnModel:
 
     @cache  # noqa: B019 - as long as the model
     def _shortened(self, count):
-        return variants.with_blocks(self.template, self.list, count) if count != self.count else self.template
+        return with_blocks(self.template, self.list, count) if count != self.count else self.template
 
     def copy(self, count) -> nn.Module:
         """Return a copy with so many of the equal blocks, on fake tensors within a ``FakeTensorMode``."""
-        return variants.without_values(self._shortened(count))
+        return without_values(self._shortened(count))
 
     def inputs(self, size, device="cpu"):
         """Return a batch of `size` samples, of zeros."""
@@ -203,85 +194,3 @@ class OwnModel:
         if self.few:
             return list(module.get_submodule(self.list))
         return [module.get_submodule(name) for name in self.layers]
-
-
-def differentiable(value, seen=None):
-    """Yield all tensors with a gradient in any output: of lists, dicts and other objects, and of what is in them."""
-    seen = set() if seen is None else seen
-    if isinstance(value, torch.Tensor):
-        if value.requires_grad:
-            yield value
-        return
-    if id(value) in seen or isinstance(value, type | nn.Module):
-        return
-    seen.add(id(value))
-    parts = list(value.values()) if isinstance(value, Mapping) else []
-    parts += list(value) if isinstance(value, list | tuple | set) else []
-    for part in parts or getattr(value, "__dict__", {}).values():
-        yield from differentiable(part, seen)
-
-
-def loss(tensors):
-    """Return a loss that keeps what a usual one keeps: cross entropy over classes, or squares where there are none."""
-    return sum(map(_loss, tensors))
-
-
-def _loss(t):
-    t = torch.view_as_real(t) if t.is_complex() else t
-    t = t.float() if t.dtype in (torch.float16, torch.bfloat16) else t
-    t = t.flatten(0, 1) if t.dim() == 3 else t  # tokens of a sample
-    if t.dim() < 2 or t.shape[1] == 1:
-        return t.square().mean()
-    return cross_entropy(t, torch.zeros(t.shape[0], *t.shape[2:], dtype=torch.long, device=t.device))
-
-
-def imported(name):
-    """Return the function that ``package.module:function`` or ``./file.py:function`` names."""
-    module, _, function = name.rpartition(":")
-    if not (module and function):
-        raise UserError(f"--model {name!r} is not allowed; allowed: package.module:function, or a model of this course")
-    is_file, given = module.endswith(".py"), sys.argv
-    folder = str(Path(module).resolve().parent) if is_file else os.getcwd()
-    sys.path.insert(0, folder)
-    sys.argv = [module]  # for a file that reads its own arguments
-    try:
-        at_path = importlib.util.spec_from_file_location
-        spec = at_path(Path(module).stem, module) if is_file else importlib.util.find_spec(module)
-        if spec is None:
-            raise ModuleNotFoundError(f"no module named {module!r}")
-        sys.modules[spec.name] = loaded = importlib.util.module_from_spec(spec)
-        with quiet(), suppress(SystemExit):  # of a script that ends itself; what it defined before is there
-            spec.loader.exec_module(loaded)
-        return getattr(loaded, function)
-    except Exception as error:  # the reader's own code
-        raise UserError(
-            f"--model {name} cannot be imported: {error_line(error)}; is it in this folder, or installed?"
-        ) from None
-    finally:
-        sys.path.remove(folder)
-        sys.argv = given
-
-
-def called(function, name) -> tuple:
-    """Return the module that a function makes, and the inputs; None where it gives no inputs."""
-    with quiet():
-        made = build(function, name)
-    module, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
-    module = module._orig_mod if isinstance(module, OptimizedModule) else module
-    if not isinstance(module, nn.Module):
-        raise UserError(f"--model {name}() returns {type(module).__name__}; allowed: a torch.nn.Module")
-    if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
-        raise UserError(f"--model {name}() returns a scripted module, whose code cannot be followed; allowed: the "
-                        "module before torch.jit.script")  # fmt: skip
-    return module, inputs
-
-
-@contextmanager
-def quiet():
-    """Keep what a reader's code logs, warns of and prints from the terminal."""
-    logging.disable(logging.CRITICAL)
-    with warnings.catch_warnings(action="ignore"), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-        try:
-            yield
-        finally:
-            logging.disable(logging.NOTSET)

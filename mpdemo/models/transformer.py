@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from mpdemo.cuts import DEPTH, HEADS, PATCH
 from mpdemo.errors import UserError
+from mpdemo.settings.cuts import DEPTH, HEADS, PATCH
 
 WIDTH = 192
 

@@ -12,9 +12,6 @@ from torch.utils.checkpoint import checkpoint
 
 from mpdemo.models.building import LARGEST_READ
 
-LISTS = nn.Sequential, nn.ModuleList, nn.ModuleDict
-REPEATED = 3  # a list of so many layers of one kind is looked into, also inside another layer
-MOST_FEW = 5  # a longer list of equal blocks is counted by two shorter ones, of 4 and 5 blocks
 COLUMNS = {  # names of Linears that tensor parallelism splits by columns, and those that it splits by rows
     *("q_proj", "k_proj", "v_proj", "qkv_proj", "wq", "wk", "wv", "wqkv", "qkv", "query", "key", "value", "c_attn"),
     *("gate_proj", "up_proj", "gate_up_proj", "gate", "up", "w1", "w3", "fc1", "c_fc", "linear1"),
@@ -29,22 +26,6 @@ HEADS = (  # names of the numbers of heads
 
 class NoVariant(Exception):
     """Why a module has no such variant, in words."""
-
-
-def equal_blocks(module) -> tuple:
-    """Return the name of the list of equal blocks with most parameters, and its length; None and 0 if there is none."""
-    found = []
-    for name, part in module.named_modules():
-        is_list = isinstance(part, nn.ModuleList | nn.Sequential) and len(part) > 1
-        if is_list and len({_kind(block) for block in part}) == 1 and any(True for _ in part.parameters()):
-            found.append((sum(p.numel() for p in part.parameters()), name, len(part)))
-    return max(found)[1:] if found else (None, 0)
-
-
-def _kind(block) -> tuple:
-    """Return what equal blocks have in common: classes, shapes and types; their numbers in the list may differ."""
-    parameters = tuple((name, tuple(p.shape), p.dtype, p.requires_grad) for name, p in block.named_parameters())
-    return tuple(type(part) for part in block.modules()), parameters
 
 
 def with_blocks(module, name, count) -> nn.Module:
@@ -156,48 +137,3 @@ def adapt(module, layers, rank):
                 setattr(owner, name, Adapted(child, rank))
     if not any(isinstance(part, Adapted) for part in module.modules()):
         raise NoVariant("its blocks have no Linears beside which an adapter could stand")
-
-
-def layers_entered(module, compute) -> tuple:
-    """Call a function that computes with a module; return its result, and the layers that FSDP divides one by one.
-
-    These are layers that the module enters once, in order: a whole list, where the module has a list of lists. All of
-    them have parameters.
-    """
-    entered, hooks = [], []
-    for label in dict.fromkeys(_wide(module, label) for label in _layers(module)):
-        layer = module.get_submodule(label)
-        if any(True for _ in layer.parameters()):
-            hooks.append(layer.register_forward_pre_hook(lambda *_, label=label: entered.append(label)))
-    try:
-        outputs = compute()
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return outputs, [label for label in entered if entered.count(label) == 1]
-
-
-def _wide(module, label) -> str:
-    """Return the layer of the module's own list that a layer is part of; of others the layer itself."""
-    first, *rest = label.split(".")
-    is_list = isinstance(module.get_submodule(first), LISTS) and len(rest) > 1
-    inner = f"{first}.{rest[0]}" if is_list else label
-    return inner if isinstance(module.get_submodule(inner), nn.Sequential) else label
-
-
-def _layers(module, prefix="") -> list:
-    """Return the names of children; of lists, and of layers that contain a long list, those of what is in them."""
-    names = []
-    for name, child in module.named_children():
-        lists = [m for m in child.modules() if isinstance(m, LISTS) and len(m) >= REPEATED]
-        alike = any(len({type(layer) for layer in layers.children()}) == 1 for layers in lists)
-        names += _layers(child, f"{prefix}{name}.") if isinstance(child, LISTS) or alike else [prefix + name]
-    return names
-
-
-def shared(module) -> list:
-    """Return the names of each parameter that has several."""
-    names = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
-    return [several for several in names.values() if len(several) > 1]

@@ -10,10 +10,10 @@ from tabulate import tabulate
 
 from mpdemo import paths
 from mpdemo.errors import UserError
+from mpdemo.measure.paired import from_row
 from mpdemo.notebook.plots import style
 from mpdemo.notebook.plots.timeline import in_milliseconds, legend_handles, paint_step
 from mpdemo.notebook.show import Bundle
-from mpdemo.paired import from_row
 from mpdemo.settings import RUNGS
 
 MIB = 2**20

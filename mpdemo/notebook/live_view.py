@@ -14,10 +14,10 @@ from pathlib import Path
 from IPython.display import display
 
 from mpdemo.errors import UserError
+from mpdemo.front_end import has_front_end
 from mpdemo.jobs import Job, attach
 from mpdemo.jobs.follow import detached
 from mpdemo.notebook.job_widget import JobWidget, picture_of, view_of
-from mpdemo.waits import has_front_end
 
 
 class JobCancelled(UserError):

@@ -3,9 +3,9 @@
 A vision transformer of eight equal blocks learns the digits, in the notebooks and in ``mpdemo demo``.
 """
 
-from mpdemo.cuts import DEPTH
-from mpdemo.rules import records_timeline
 from mpdemo.settings import RUNG_FORMS
+from mpdemo.settings.cuts import DEPTH
+from mpdemo.settings.rules import records_timeline
 
 RECIPE = {
     "model": "transformer",

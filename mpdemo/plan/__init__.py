@@ -5,7 +5,7 @@ Importing this package loads no PyTorch; a function that asks it something loads
 
 from mpdemo.plan import bubble
 from mpdemo.plan.simulate import Simulation, simulate
-from mpdemo.schedules import SCHEDULES, placement, usual_stages_per_rank
+from mpdemo.settings.schedules import SCHEDULES, placement, usual_stages_per_rank
 
 __all__ = [
     "SCHEDULES",

@@ -9,7 +9,7 @@ from functools import cache
 from types import SimpleNamespace
 
 from mpdemo.errors import UserError
-from mpdemo.schedules import check_schedule, usual_stages_per_rank
+from mpdemo.settings.schedules import check_schedule, usual_stages_per_rank
 
 ACTION = re.compile(r"(\d+)([FBIW])(\d+)")  # stage, kind, microbatch, as PyTorch writes them
 

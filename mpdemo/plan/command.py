@@ -20,8 +20,7 @@ from mpdemo.plan import strategies
 from mpdemo.plan.choose import choose
 from mpdemo.plan.request import MIB, RESERVE, STATES, PlanRequest, mib
 from mpdemo.settings import MODELS, NORMS, Count, Pixels
-from mpdemo.terminal import wrapped
-from mpdemo.waits import Progress
+from mpdemo.terminal import Progress, wrapped
 from mpdemo.world.gpus import GPUS
 
 OF_COURSE = "image_size", "channels", "classes", "norm"  # options of a model of the course

@@ -6,11 +6,11 @@ fit; where none fit, with those that need least. Taught in notebooks/12_which_on
 
 from dataclasses import replace
 
-from mpdemo.cuts import HEADS
 from mpdemo.plan.planner import balanced_cut, evaluate
 from mpdemo.plan.request import STATES, Prediction, settled
-from mpdemo.rules import CUT_RUNGS, batch_norm
-from mpdemo.schedules import divisors
+from mpdemo.settings.cuts import HEADS
+from mpdemo.settings.rules import CUT_RUNGS, batch_norm
+from mpdemo.settings.schedules import divisors
 
 MOST_MICROBATCHES = 64
 STAGES_SHOWN = 8  # of a longer pipeline only the fullest device is dry-run: its row stays readable, and a plan quick

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from mpdemo.plan.dry_run import step
 from mpdemo.plan.request import ModelSpec
-from mpdemo.rules import CUT_RUNGS
-from mpdemo.schedules import usual_stages_per_rank
+from mpdemo.settings.rules import CUT_RUNGS
+from mpdemo.settings.schedules import usual_stages_per_rank
 
 SIZES = 8, 64  # samples of a part in two dry runs; other sizes lie on their line
 

@@ -22,7 +22,7 @@ from mpdemo.plan.request import (
     Rule,
     rules,
 )
-from mpdemo.schedules import divisors
+from mpdemo.settings.schedules import divisors
 from mpdemo.world.gpus import GPUS
 
 LORA = 16  # rank of the adapters
@@ -154,10 +154,10 @@ def pipeline(request, parts=None, **way):
 
 def _stages(request, microbatches, steps):
     """Return what the fullest device of a pipeline needs, whose stages take equally long as far as blocks allow."""
-    from mpdemo.plan import own_step
+    from mpdemo.plan import own_scaling
 
     size, ranks = request.batch // microbatches, request.devices
-    before, block, after, crossing = own_step.parts(steps, size, roof(request.gpu, "fp32"))
+    before, block, after, crossing = own_scaling.parts(steps, size, roof(request.gpu, "fp32"))
     chain = [before, *[block] * request.model.count, after]
     timed = all(part.seconds is not None for part in chain)
     peaks, times = [], []
@@ -182,9 +182,10 @@ def cut(chain, ranks) -> list:
 
 def steps_of(request, size, **way):
     """Return the steps of all sizes of a local batch, exact for `size` samples."""
-    from mpdemo.plan import own_step
+    from mpdemo.plan.own_scaling import Line
+    from mpdemo.plan.own_step import Way
 
-    return own_step.Line(request.model, own_step.Way(**way), STATES[request.optimizer], size)
+    return Line(request.model, Way(**way), STATES[request.optimizer], size)
 
 
 def one_device_seconds(request):

@@ -1,18 +1,13 @@
 """One step of a reader's own model on fake tensors: what a process holds, computes and sends, phase by phase.
 
-A model with a list of many equal blocks is computed with 4 and with 5 of them. Each phase of the step (the forward pass
-of the first block, say, or the backward pass of the last) then holds, computes and sends so much more for each further
-block, so that the two tell what the whole model does. In the same way two sizes of the batch tell all others. own.py
-asks for the steps.
+It is computed with a few of the equal blocks; own_scaling.py tells the whole model's step from two of these.
 """
 
-from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import cache
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -20,16 +15,16 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from mpdemo.errors import error_line
 from mpdemo.models import variants
-from mpdemo.models.own import FEW, differentiable, quiet
+from mpdemo.models.layers import FEW
+from mpdemo.models.loading import quiet
 from mpdemo.models.private_torch import FakeTensors
 from mpdemo.plan.counting import CountMessages, LiveMemory, size
 from mpdemo.plan.dry_run import fake_world, local, without_surprises
 from mpdemo.plan.fits import IN_BLOCKS
 from mpdemo.plan.footprint import kernel_seconds
 from mpdemo.plan.meter import Kernels
+from mpdemo.plan.phases import Phases
 from mpdemo.plan.request import NotPlanned
-
-FEW_SAMPLES = 2, 4  # of a second batch: the larger one where the first is smaller
 
 
 class Way(NamedTuple):
@@ -92,51 +87,6 @@ class Step(NamedTuple):
         levels, work = ({name: a[name] + share * (b[name] - a[name]) for name in a} for a, b in pairs)
         sent = {kind: bytes_ + share * (other.sent[kind] - bytes_) for kind, bytes_ in self.sent.items()}
         return self._replace(levels=levels, work=work, sent=sent)
-
-
-class Line(NamedTuple):
-    """The steps of all sizes of a batch: one size is computed, and others lie on the line through another one."""
-
-    model: object
-    way: Way
-    states: int
-    size: int
-
-    def at(self, size) -> Step:
-        """Return the step of `size` samples."""
-        if size == self.size:
-            return self._computed(size)
-        start, end = self._computed(self.size), self._computed(self.other)
-        found = start.towards(end, (size - self.size) / (self.other - self.size))
-        return found or self._computed(size)
-
-    @property
-    def other(self):
-        """The second size."""
-        return FEW_SAMPLES[0] if self.size >= FEW_SAMPLES[1] else FEW_SAMPLES[1]
-
-    def _computed(self, size):
-        return whole_step(self.model, self.way, self.states, size)
-
-    def most(self, limit) -> int | None:
-        """Return the largest batch whose peak is within a limit; None where no line tells it."""
-        start, end = self._computed(self.size), self._computed(self.other)
-        if start.towards(end, 0) is None or start.peak == end.peak:
-            return None
-        at_start, at_end = (np.concatenate(list(step.levels.values())) for step in (start, end))
-        slope = (at_end - at_start) / (self.other - self.size)
-        always = at_start - self.size * slope
-        grows = slope > 0
-        return 0 if (always > limit).any() else int(((limit - always[grows]) / slope[grows]).min())
-
-
-@cache
-def whole_step(model, way, states, size) -> Step:
-    """Return the step of a whole model; `NotPlanned` where it cannot be computed on fake tensors."""
-    if not model.few:
-        return computed(model, way, states, size, model.count)
-    few, more = (computed(model, way, states, size, count) for count in FEW)
-    return few.with_blocks(more, model.count)
 
 
 @cache
@@ -213,80 +163,3 @@ def _count_reduction(sent, output):
     sent.messages.append((IN_BLOCKS, output.nbytes))
     if output.requires_grad:
         output.register_hook(lambda gradient: sent.messages.append((IN_BLOCKS, gradient.nbytes)))
-
-
-class Phases:
-    """What happens in each phase of a step, whose borders are those of the equal blocks."""
-
-    def __init__(self, memory, kernels):
-        self.memory, self.kernels, self.now, self.crossing = memory, kernels, None, 0
-        self.levels, self.work = defaultdict(list), defaultdict(list)
-
-    def enter(self, name):
-        """Begin a phase; what happened since the last one began is that one's."""
-        self.levels[self.now] += self.memory.levels["cpu"]
-        self.work[self.now] += self.kernels.work
-        self.memory.start()
-        self.kernels.work, self.now = [], name
-
-    def follow(self, blocks):
-        """Begin a phase where a block begins and ends, forward and backward."""
-        places = ["first", "second", *["inner"] * (len(blocks) - 4), "last but one", "last"]
-        for block, place in zip(blocks, places, strict=True):
-            # Before FSDP's own hooks, which gather and free.
-            block.register_forward_pre_hook(lambda _, inputs, place=place: self._begin(place, inputs), prepend=True)
-            block.register_forward_hook(lambda _, inputs, outputs, place=place: self._end(place, outputs))
-
-    def _begin(self, place, inputs):
-        self.enter(f"forward {place}")
-        if place == "first":
-            self._at_gradient(inputs, "backward before")
-
-    def _end(self, place, outputs):
-        self.enter("after" if place == "last" else f"between {place}")
-        self.crossing = next((t.nbytes for t in differentiable(outputs)), 0)
-        self._at_gradient(outputs, f"backward {place}")
-
-    def _at_gradient(self, values, name):
-        """Begin a phase when the gradient of the first tensor is there; a hook must return nothing."""
-        for tensor in list(differentiable(values))[:1]:
-            tensor.register_hook(lambda gradient: self.enter(name))
-
-    def found(self):
-        """Return levels and work by phase, as arrays."""
-        names = [name for name in self.levels if name not in (None, "end")]
-        kept = [name for name in names if not name.endswith("inner")]  # another block's peak is higher
-        levels = {name: np.array(self.levels[name], dtype=float) for name in kept}
-        return levels, {name: np.array(self.work[name], dtype=float).reshape(-1, 4) for name in names}
-
-
-class Part(NamedTuple):
-    """What one part of a model with equal blocks holds, needs and computes for a microbatch."""
-
-    weights: int  # bytes, as the next ones
-    trained: int  # gradients
-    saved: float  # by a forward pass, for the backward pass
-    extra: float  # at the peak of the backward pass, above that
-    seconds: float | None
-
-
-def parts(steps, size, roof) -> tuple:
-    """Return what comes before the equal blocks, one of them, what comes after; and the bytes that one hands on."""
-    few, more = (computed(*steps[:3], size, count) for count in FEW)
-    always, always_few = more.levels["before"][0], few.levels["before"][0]  # weights, gradients and states
-    entered = {name: levels[0] for name, levels in more.levels.items()}
-    one_block = entered["after"] - few.levels["after"][0] - (always - always_few)
-    saved = entered["forward first"] - always, one_block, entered["backward"] - entered["after"]
-    names = (
-        ("before", "backward before"),
-        ("forward inner", "between inner", "backward inner"),
-        ("after", "backward"),
-    )
-    (before, after), (trained, trained_after) = steps.model.around()
-    blocks = more.weights - few.weights, more.trained - few.trained
-    found = []
-    for held, kept, phases in zip(((before, trained), blocks, (after, trained_after)), saved, names, strict=True):
-        levels = more.levels.get(phases[-1].replace("inner", "second"), np.zeros(1))
-        seconds = more.seconds(roof, [name for name in phases if name in more.work])
-        found.append(Part(*held, kept, levels.max() - levels[0], seconds))
-    return *found, more.crossing

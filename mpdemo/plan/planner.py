@@ -11,7 +11,7 @@ from typing import NamedTuple
 from mpdemo.errors import UserError
 from mpdemo.plan.request import STATES
 from mpdemo.plan.simulate import Simulation, simulate
-from mpdemo.schedules import SCHEDULES, check_schedule, placement, usual_stages_per_rank
+from mpdemo.settings.schedules import SCHEDULES, check_schedule, placement, usual_stages_per_rank
 
 
 class Candidate(NamedTuple):

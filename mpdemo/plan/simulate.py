@@ -15,14 +15,14 @@ from itertools import product
 
 from mpdemo.errors import UserError
 from mpdemo.plan.bubble import order
-from mpdemo.schedules import check_schedule, usual_stages_per_rank
+from mpdemo.settings.schedules import check_schedule, usual_stages_per_rank
 
 
 @dataclass(frozen=True)
 class Simulation:
     """A simulated training step.
 
-    `events` is its timeline, rows sorted by rank and start, as `mpdemo.recorder` records it of a real step.
+    `events` is its timeline, rows sorted by rank and start, as `mpdemo.training.recorder` records it of a real step.
     """
 
     schedule: str

@@ -16,9 +16,9 @@ from multiprocessing.connection import wait
 from pathlib import Path
 
 from mpdemo.errors import UserError, error_line
+from mpdemo.front_end import waiting_for
 from mpdemo.ranks.places import place_in_program
 from mpdemo.ranks.rank import STACK_SIGNAL
-from mpdemo.waits import waiting_for
 from mpdemo.world import warm
 from mpdemo.world.devices import ON_THE_CPU
 from mpdemo.world.processes import child_environment, end_processes, is_running, start_time

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from mpdemo.errors import UserError
 from mpdemo.same.worlds import World
-from mpdemo.waits import Progress
+from mpdemo.terminal import Progress
 
 LEVELS = 3  # above the reader's folder: a relative path reaches what lies there
 IMPORT = 600.0  # seconds for `import torch`: from a network file system it may take minutes

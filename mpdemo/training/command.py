@@ -18,8 +18,8 @@ from importlib import import_module
 
 from mpdemo.errors import Parser, UserError
 from mpdemo.options import add_options, options_from
-from mpdemo.rules import check_compiler
 from mpdemo.settings import Settings, checked
+from mpdemo.settings.rules import check_compiler
 from mpdemo.world.launch import ERRORS, end, import_pytorch, report, start
 from mpdemo.world.processes import check_room, prepare_signals
 

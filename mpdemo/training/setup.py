@@ -10,10 +10,10 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.profiler import ProfilerActivity
 
 from mpdemo import data, models
-from mpdemo.cuts import resolve_cut
 from mpdemo.errors import UserError
-from mpdemo.recorder import Recorder
+from mpdemo.settings.cuts import resolve_cut
 from mpdemo.training.private_torch import compile_on_one_core, record_memory, save_memory
+from mpdemo.training.recorder import Recorder
 from mpdemo.training.stages import LocalStages
 
 PRECISION = {"fp32": None, "bf16": torch.bfloat16}

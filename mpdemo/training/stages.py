@@ -8,9 +8,9 @@ import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage
 from torch.func import functional_call
 
-from mpdemo.cuts import resolve_cut
 from mpdemo.models.private_torch import FakeTensors
-from mpdemo.schedules import placement
+from mpdemo.settings.cuts import resolve_cut
+from mpdemo.settings.schedules import placement
 from mpdemo.training.private_torch import skip_handshake
 
 

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
 from mpdemo.models.private_torch import FakeTensors
-from mpdemo.rules import LINEAR
+from mpdemo.settings.rules import LINEAR
 from mpdemo.training.setup import build_model
 from mpdemo.world import clock
 from mpdemo.world.gpus import GPUS, named

@@ -20,7 +20,7 @@ import traceback
 import types
 from pathlib import Path
 
-from mpdemo.waits import waiting_for
+from mpdemo.front_end import waiting_for
 from mpdemo.world import supervisor
 
 # PyTorch and Python read these when they start: where one has changed, another server is needed.

@@ -16,8 +16,8 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from mpdemo import data, models
+from mpdemo.measure.trial import join_world
 from mpdemo.training.log import RunLog
-from mpdemo.trial import join_world
 from mpdemo.world.collectives import gather_objects
 from mpdemo.world.launch import end
 

@@ -17,8 +17,9 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from mpdemo import models, paired
-from mpdemo.compare import Comparison, rest, write_result
+from mpdemo import models
+from mpdemo.measure import paired
+from mpdemo.measure.compare import Comparison, rest, write_result
 from mpdemo.world.collectives import gather_objects
 from mpdemo.world.launch import end
 

@@ -19,10 +19,10 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from mpdemo import data, models
-from mpdemo.compare import WARMUP, Comparison, write_result
 from mpdemo.labs.lightning_training import Classifier, Digits, make_trainer, pl
+from mpdemo.measure.compare import WARMUP, Comparison, write_result
+from mpdemo.measure.paired import ROUNDS, difference, to_row
 from mpdemo.notebook.recipe import recipe
-from mpdemo.paired import ROUNDS, difference, to_row
 from mpdemo.run import train
 from mpdemo.settings import Settings, checked
 from mpdemo.world.launch import end

@@ -11,13 +11,13 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from mpdemo import paired
-from mpdemo.compare import Comparison, model_and_batch, run_lab
+from mpdemo.measure import paired
+from mpdemo.measure.compare import Comparison, model_and_batch, run_lab
+from mpdemo.measure.timeline import read
+from mpdemo.measure.trial import Trial, relative_difference
 from mpdemo.notebook.recipe import equal_cut, recipe
-from mpdemo.schedules import SCHEDULES
 from mpdemo.settings import Settings
-from mpdemo.timeline import read
-from mpdemo.trial import Trial, relative_difference
+from mpdemo.settings.schedules import SCHEDULES
 from mpdemo.world.collectives import gather_objects, rest
 from mpdemo.world.launch import end
 

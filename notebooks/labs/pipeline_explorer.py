@@ -11,9 +11,9 @@ import ipywidgets as w
 from IPython.display import display
 
 from mpdemo.errors import UserError
+from mpdemo.front_end import has_front_end
 from mpdemo.notebook.plots import timelines
 from mpdemo.plan import SCHEDULES, bubble, simulate, usual_stages_per_rank
-from mpdemo.waits import has_front_end
 
 UNIT = "forward passes"  # of one microbatch through one rank's part of the model
 WIDGET = "application/vnd.jupyter.widget-view+json"

@@ -1,6 +1,5 @@
 """The pictures of notebooks/04_model_parallel.ipynb and 05_pipeline.ipynb: schedules, simulated and recorded."""
 
-from mpdemo.cuts import block_names, resolve_cut
 from mpdemo.errors import UserError
 from mpdemo.labs.pipeline_explorer import explore, pipeline
 from mpdemo.notebook.plots import curves, timelines
@@ -8,6 +7,7 @@ from mpdemo.plan import planner
 from mpdemo.plan.request import PlanRequest
 from mpdemo.plan.simulate import simulate as simulated
 from mpdemo.plan.simulate import simulate_order
+from mpdemo.settings.cuts import block_names, resolve_cut
 from mpdemo.world.gpus import GPUS
 
 __all__ = ["best_split", "curves", "explore", "order", "schedule", "timelines"]

@@ -11,16 +11,16 @@ from contextlib import contextmanager
 
 from torch.profiler import record_function
 
-from mpdemo.compare import model_and_batch, write_result
 from mpdemo.labs.profile_parts import STEP, recording
+from mpdemo.measure.compare import model_and_batch, write_result
+from mpdemo.measure.timeline import read
+from mpdemo.measure.timeline.observe import observe
+from mpdemo.measure.trial import Trial, relative_difference
 from mpdemo.notebook.recipe import recipe
 from mpdemo.plan.counting import SETTLED, sent_in_a_step
 from mpdemo.plan.dry_run import local
-from mpdemo.recorder import Recorder
 from mpdemo.settings import Settings
-from mpdemo.timeline import read
-from mpdemo.timeline.observe import observe
-from mpdemo.trial import Trial, relative_difference
+from mpdemo.training.recorder import Recorder
 from mpdemo.world.collectives import gather_objects, whole
 from mpdemo.world.launch import end
 
@@ -32,7 +32,7 @@ STEPS = SETTLED + 1  # until the messages of one are counted
 
 
 def timeline(trial, world) -> list[dict]:
-    """Return the timeline of a step of all ranks with its messages, as `mpdemo.timeline.read` describes it.
+    """Return the timeline of a step of all ranks with its messages, as `mpdemo.measure.timeline.read` describes it.
 
     The messages are those of PyTorch's profiler: with gloo from the moment a thread takes them up until their end, with
     NCCL only while they are enqueued. gloo makes a reduce-scatter out of an all-reduce, so it is one here.

@@ -3,7 +3,8 @@
     torchrun --standalone --nproc-per-node 2 -m mpdemo.labs.speed runs/speed_ddp ddp
 
 Every process takes part; rank 0 writes ``summary.json`` in the folder. Its ``rows`` are the single device's and the
-rung's: those of `mpdemo.compare`, with the typical step's timeline and each device's memory, for `notebook.ladder`.
+rung's: those of `mpdemo.measure.compare`, with the typical step's timeline and each device's memory, for
+`notebook.ladder`.
 """
 
 import sys
@@ -12,16 +13,16 @@ from dataclasses import asdict, replace
 import torch.distributed as dist
 from torch import nn
 
-from mpdemo import compare
+from mpdemo.measure import compare
+from mpdemo.measure.paired import ROUNDS, median, to_row
+from mpdemo.measure.timeline import read
+from mpdemo.measure.timeline.observe import observe, recorded_steps
+from mpdemo.measure.trial import join_world
 from mpdemo.notebook.recipe import recipe
-from mpdemo.paired import ROUNDS, median, to_row
 from mpdemo.plan import memory
-from mpdemo.recorder import Recorder
 from mpdemo.settings import Settings
-from mpdemo.timeline import read
-from mpdemo.timeline.observe import observe, recorded_steps
 from mpdemo.training.log import RunLog
-from mpdemo.trial import join_world
+from mpdemo.training.recorder import Recorder
 from mpdemo.world import clock
 from mpdemo.world.collectives import gather_objects
 from mpdemo.world.launch import end

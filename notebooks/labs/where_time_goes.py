@@ -17,8 +17,8 @@ from torch.profiler import record_function
 from torch.utils.data import Dataset
 
 from mpdemo import data, models
-from mpdemo.compare import rest, write_result
 from mpdemo.labs.profile_parts import LOADING, STEP, mean_step, recording, steps_of
+from mpdemo.measure.compare import rest, write_result
 from mpdemo.world import clock
 from mpdemo.world.collectives import gather_objects
 from mpdemo.world.launch import end

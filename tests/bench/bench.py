@@ -3,9 +3,9 @@
     python tests/bench/bench.py                  all of it
     python tests/bench/bench.py --only ddp       a part
 
-Every figure is a median of paired ratios (mpdemo/paired.py) from runs that alternate in one call: strategies beside the
-single device, what `mpdemo.plan` predicts beside what is counted, training loops beside a bare one. The machine
-should be idle.
+Every figure is a median of paired ratios (mpdemo/measure/paired.py) from runs that alternate in one call: strategies
+beside the single device, what `mpdemo.plan` predicts beside what is counted, training loops beside a bare one. The
+machine should be idle.
 """
 
 import json
@@ -20,7 +20,7 @@ from tabulate import tabulate
 
 from mpdemo.demo import speed_texts
 from mpdemo.errors import Parser, UserError
-from mpdemo.paired import ROUNDS, from_row
+from mpdemo.measure.paired import ROUNDS, from_row
 from mpdemo.world.devices import gpus_here, take_devices, too_few_gpus
 from mpdemo.world.launch import end, start
 from mpdemo.world.processes import check_room

@@ -7,11 +7,11 @@ import sys
 from dataclasses import replace
 from functools import partial
 
-from mpdemo.compare import compare, measured_rows, write_result
+from mpdemo.measure.compare import compare, measured_rows, write_result
+from mpdemo.measure.paired import ROUNDS, ratio, to_row
 from mpdemo.notebook.recipe import equal_cut
-from mpdemo.paired import ROUNDS, ratio, to_row
-from mpdemo.schedules import SCHEDULES
 from mpdemo.settings import Settings
+from mpdemo.settings.schedules import SCHEDULES
 from mpdemo.world.launch import end
 
 PROCESSES = {"ddp": 2, "pipeline": 2, "hybrid": 4}  # of each part

@@ -8,10 +8,10 @@ import bench
 import cases
 import pytest
 
-from mpdemo.compare import Comparison
-from mpdemo.schedules import SCHEDULES
+from mpdemo.measure.compare import Comparison
+from mpdemo.measure.trial import is_per_device
 from mpdemo.settings import checked
-from mpdemo.trial import is_per_device
+from mpdemo.settings.schedules import SCHEDULES
 from mpdemo.world.env import World
 
 

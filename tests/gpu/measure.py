@@ -12,9 +12,10 @@ from dataclasses import replace
 
 import torch
 
-from mpdemo.compare import Comparison
-from mpdemo.paired import ratio
-from mpdemo.settings import Settings, as_arguments
+from mpdemo.measure.compare import Comparison
+from mpdemo.measure.paired import ratio
+from mpdemo.options import as_arguments
+from mpdemo.settings import Settings
 from mpdemo.training import setup
 from mpdemo.world.env import where_am_i
 from mpdemo.world.launch import end

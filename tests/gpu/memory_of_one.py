@@ -10,12 +10,12 @@ import sys
 
 import torch
 
-from mpdemo.compare import model_and_batch
+from mpdemo.measure.compare import model_and_batch
+from mpdemo.measure.trial import Trial
 from mpdemo.plan import memory
 from mpdemo.plan.counting import peak_of_a_step
 from mpdemo.settings import Settings
 from mpdemo.training import setup
-from mpdemo.trial import Trial
 from mpdemo.world.env import World, where_am_i
 
 RESNET = {"rung": "single", "model": "resnet101", "norm": "batch", "image_size": 224, "optimizer": "sgd"}

@@ -22,8 +22,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 from torchvision.models import get_model
 
-from mpdemo import paired
 from mpdemo.errors import error_line
+from mpdemo.measure import paired
 from mpdemo.training.utilisation import peak_of
 from mpdemo.world import clock
 

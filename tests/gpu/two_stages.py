@@ -16,7 +16,7 @@ from memory_of_one import STAGES, row_of_stage
 from torch import nn
 from torchvision.models import resnet18, resnet101
 
-from mpdemo import paired
+from mpdemo.measure import paired
 from mpdemo.world import clock
 from mpdemo.world.env import where_am_i
 

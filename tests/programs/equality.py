@@ -17,10 +17,10 @@ import torch.distributed as dist
 from torch.optim import optimizer
 
 from mpdemo import data, models
-from mpdemo.rules import SHARING_RUNGS
+from mpdemo.measure.trial import Trial, is_per_device, join_world, relative_difference
 from mpdemo.settings import Settings, checked
+from mpdemo.settings.rules import SHARING_RUNGS
 from mpdemo.training import setup
-from mpdemo.trial import Trial, is_per_device, join_world, relative_difference
 from mpdemo.world.collectives import gather_objects, sum_over_ranks, whole
 from mpdemo.world.env import process_group, where_am_i
 

@@ -8,9 +8,9 @@ import sys
 
 import torchvision  # noqa: F401
 
+import mpdemo.measure.trial
 import mpdemo.rungs.hybrid
-import mpdemo.rungs.tensor
-import mpdemo.trial  # noqa: F401
+import mpdemo.rungs.tensor  # noqa: F401
 from mpdemo.world.launch import start
 
 with open(sys.argv[1]) as file:

@@ -6,10 +6,10 @@ timelines.py FOLDER MICROBATCHES STEPS
 import sys
 from pathlib import Path
 
+from mpdemo.measure.trial import Trial, join_world
 from mpdemo.plan import SCHEDULES
-from mpdemo.recorder import clock_offset
 from mpdemo.settings import Settings
-from mpdemo.trial import Trial, join_world
+from mpdemo.training.recorder import clock_offset
 
 
 def main(folder, microbatches, steps):

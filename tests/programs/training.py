@@ -5,9 +5,9 @@ import sys
 
 import torch.distributed as dist
 
+from mpdemo.measure.trial import join_world
 from mpdemo.run import train
 from mpdemo.settings import Settings, checked
-from mpdemo.trial import join_world
 
 
 def main():

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from mpdemo.errors import UserError
+from mpdemo.measure.timeline import read
 from mpdemo.notebook.plots import style
 from mpdemo.notebook.plots.style import EDGE, paler, patches, picture
 from mpdemo.notebook.show import Bundle
-from mpdemo.timeline import read
 
 OPERATIONS = {  # kind: name in the legend, colour
     "F": ("forward", paler(style.SKY, 0.85)),
@@ -32,7 +32,7 @@ def timelines(panels: Mapping[str, Any], *, unit: str = "units") -> Bundle:
     Parameters
     ----------
     panels : dict
-        Title -> `mpdemo.plan.Simulation`, or rows as `mpdemo.timeline.read` describes them.
+        Title -> `mpdemo.plan.Simulation`, or rows as `mpdemo.measure.timeline.read` describes them.
     unit : str
         Unit of the times; those below one second are drawn in milliseconds.
 

@@ -14,13 +14,13 @@ import torch
 from tqdm import tqdm
 
 from mpdemo import data
-from mpdemo.paired import ratio, to_row
-from mpdemo.rules import CUT_RUNGS, records_timeline
-from mpdemo.timeline import read
-from mpdemo.timeline.observe import record_updates, recorded_steps
+from mpdemo.measure.paired import ratio, to_row
+from mpdemo.measure.timeline import read
+from mpdemo.measure.timeline.observe import record_updates, recorded_steps
+from mpdemo.measure.trial import Trial, form_of, is_per_device, join_world, relative_difference
+from mpdemo.settings.rules import CUT_RUNGS, records_timeline
 from mpdemo.training.log import RunLog
 from mpdemo.training.setup import build_model
-from mpdemo.trial import Trial, form_of, is_per_device, join_world, relative_difference
 from mpdemo.world import clock
 from mpdemo.world.collectives import gather_objects, rest
 from mpdemo.world.devices import shared_cores

@@ -6,10 +6,10 @@ import sysconfig
 from dataclasses import replace
 from pathlib import Path
 
-from mpdemo.cuts import block_names, check_split, resolve_cut
 from mpdemo.errors import UserError
 from mpdemo.options import option_name
-from mpdemo.schedules import SCHEDULES, check_schedule, usual_stages_per_rank
+from mpdemo.settings.cuts import block_names, check_split, resolve_cut
+from mpdemo.settings.schedules import SCHEDULES, check_schedule, usual_stages_per_rank
 
 SHARING_RUNGS = ("data_parallel", "ddp", "fsdp")  # every device takes a share of the batch
 CUT_RUNGS = ("model_parallel", "pipeline", "hybrid")  # no device holds the whole model

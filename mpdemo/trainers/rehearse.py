@@ -1,13 +1,12 @@
-"""What a trainer does before a class: look at the batch scripts of the course, and try every job on the cluster.
+"""Try every job of the course on the cluster before a class, as small as can be.
 
-    mpdemo render --site leonardo                      writes them all into slurm/leonardo/, submits nothing
-    mpdemo rehearse --site leonardo                    submits every job, as small as can be
+    mpdemo rehearse --site leonardo
     mpdemo rehearse --only 03_two_nodes,06_hybrid
     mpdemo cluster run -- mpdemo rehearse    on a throw-away cluster
 
-The jobs are listed in ``slurm/course.toml``. In a rehearsal each has as many nodes and processes as in its notebook,
-but a training run has two steps. One table says how long each job waited and ran, and what to fix. The last one, env,
-has as many processes as the largest: it checks Python, PyTorch and GPUs, and says where the processes are.
+Each job has as many nodes and processes as in its notebook, but a training run has two steps. One table says how long
+each job waited and ran, and what to fix. The last one, env, has as many processes as the largest: it checks Python,
+PyTorch and GPUs, and says where the processes are.
 """
 
 import contextlib
@@ -15,26 +14,20 @@ import dataclasses
 import io
 import itertools
 import re
-import shlex
 import textwrap
 import time
-import tomllib
 from dataclasses import dataclass
-from pathlib import Path
 
 from tabulate import tabulate
 
-from mpdemo import paths
 from mpdemo.cluster.daemons import CLUSTER_NAME
 from mpdemo.doctor import NO_GPU
 from mpdemo.errors import UserError
 from mpdemo.jobs import Job, JobSpec, load_site, slurm, submit
-from mpdemo.jobs.check import problems_in
 from mpdemo.jobs.explain import find
 from mpdemo.jobs.lines import unlabelled
-from mpdemo.jobs.sbatch_text import cpus_per_task, fitted, gpus_on_node
-from mpdemo.jobs.site import find_site
 from mpdemo.options import count
+from mpdemo.trainers.course import jobs_of_course
 from mpdemo.world.processes import clean_up_on_signals
 
 HEADERS = ("job", "submitted", "waited", "ran", "what to fix")
@@ -43,11 +36,8 @@ LONGEST = 200  # characters of what to fix, in the table
 
 
 def add_arguments(parser):
-    """Declare the options of the command that the parser is for."""
+    """Declare the options of the command."""
     parser.add_argument("--site", help="a name in slurm/sites, or a .toml file (default: as for jobs)")
-    if parser.prog.endswith("render"):
-        parser.add_argument("--out", help="folder for the files (default: slurm/SITE)")
-        return
     parser.add_argument("--only", help="names of batch scripts, as 03_ddp,06_hybrid (default: all in slurm/)")
     parser.add_argument("--at-once", type=count(1, 10_000), default=4, help="jobs that may wait or run at a time (4)")
     late = "seconds for all jobs; what has not ended by then is cancelled (3600)"
@@ -55,70 +45,6 @@ def add_arguments(parser):
 
 
 def main(args) -> int:
-    """Run the command; return 1 if something has to be fixed, else 0."""
-    return render(args) if args.command == "render" else rehearse(args)
-
-
-def jobs_of_course() -> dict:
-    """Return the jobs of the course by name: ``03_ddp`` -> `JobSpec`.
-
-    The list is that of the folder one works in, if it has one, else the one that came with mpdemo.
-    That a notebook submits each is in test_notebooks.py.
-    """
-    file = paths.slurm_files("course.toml")["course"]
-    name = ""
-    try:
-        jobs = tomllib.loads(file.read_text(encoding="utf-8"))
-        for name, words in jobs.items():
-            jobs[name] = JobSpec(**{"name": name} | words | {"command": shlex.split(words["command"])})
-    except (KeyError, TypeError, ValueError, AttributeError, UserError) as error:
-        raise UserError(f"{file} {name}: {error}; do: write it as its other jobs are") from None
-    return jobs
-
-
-def render(args) -> int:
-    """Write the batch scripts; print the name of each and what is wrong with it, and what a learner uses at most.
-
-    Each is checked against the site, and by ``sbatch --test-only`` if the site's own Slurm is in reach.
-    """
-    site = load_site(args.site)
-    jobs = {name: fitted(spec, site) for name, spec in jobs_of_course().items()}
-    folder = Path(args.out) if args.out else paths.root() / "slurm" / site.name
-    cluster = slurm.cluster_name() if slurm.in_reach() else None
-    ask_slurm = cluster is not None and (cluster in site.cluster_names or find_site() == "generic")
-    wrong = 0
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if not args.out:  # a batch script finds the root by this folder
-            (paths.root() / paths.SITES).mkdir(parents=True, exist_ok=True)
-        for name, job in jobs.items():
-            text = job.text
-            (folder / f"{name}.sbatch").write_text(text, encoding="utf-8")
-            problems = problems_in(text, job.site, ask_slurm, job.spec)
-            print(f"{folder / name}.sbatch", *(f"  {problem}" for problem in problems), sep="\n")
-            wrong += bool(problems)
-    except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror}; do: another --out") from None
-    judge = f"{site.name} and its Slurm" if ask_slurm else f"{site.name}.toml; no Slurm of that site was asked"
-    print(f"{len(jobs)} batch scripts, {wrong or 'none'} with a problem; checked against {judge}")
-    hours, what = hours_at_most(jobs.values())
-    print(f"one learner who runs all of them once takes at most {hours:.1f} {what}-hours (every job at its time limit)")
-    return 1 if wrong else 0
-
-
-def hours_at_most(jobs) -> tuple[float, str]:
-    """Return what a site charges for all jobs that reach their time limit, and of which device: GPUs, or cores."""
-    seconds = 0
-    has_gpus = False
-    for job in jobs:
-        has_gpus = job.site.gpus_per_node > 0
-        cores = job.spec.tasks_per_node * cpus_per_task(job.spec, job.site)[0]
-        on_node = gpus_on_node(job.spec, job.site) if has_gpus else cores
-        seconds += job.spec.nodes * on_node * slurm.limit(job.spec.time_limit)
-    return seconds / 3600, "GPU" if has_gpus else "core"
-
-
-def rehearse(args) -> int:
     """Run the jobs and print the table."""
     site = load_site(args.site)
     trials = chosen(args.only)

@@ -7,13 +7,13 @@ all-reduce of a bucket of gradients, which runs while B continues.
 from contextlib import ExitStack
 from functools import partial
 
+from mpdemo.measure.timeline import read
 from mpdemo.rungs import data_parallel
-from mpdemo.timeline import read
 from mpdemo.world.collectives import gather_objects
 
 
 def observe(trial, recorder):
-    """Record all steps of a `mpdemo.trial.Trial` and of its optimizer from now on."""
+    """Record all steps of a `mpdemo.measure.trial.Trial` and of its optimizer from now on."""
     trial.run.recorder = recorder
     if trial.s.rung == "data_parallel" and trial.run.device.type == "cpu":
         record_threads(trial.rung.model, recorder)

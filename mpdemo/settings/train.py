@@ -13,8 +13,8 @@ from pydantic.dataclasses import dataclass
 
 from mpdemo.errors import UserError, one_line_errors
 from mpdemo.options import as_arguments, option_name
-from mpdemo.rules import settled
-from mpdemo.schedules import SCHEDULES, schedule_name
+from mpdemo.settings.rules import settled
+from mpdemo.settings.schedules import SCHEDULES, schedule_name
 
 Rung = Literal["single", "data_parallel", "ddp", "model_parallel", "pipeline", "hybrid", "fsdp", "tensor"]
 Form = Literal["one-process", "per-device"]

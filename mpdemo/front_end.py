@@ -1,4 +1,4 @@
-"""Say what is waited for: on the page of a notebook once that takes long, and for a command on the terminal.
+"""The front end of a notebook's kernel: whether there is one, and what its page shows while a cell waits.
 
 What is shown goes away when the wait ends, so that no saved notebook keeps it.
 """
@@ -66,20 +66,3 @@ def _show_text(text):
     else:
         shown.clear()
         shown[cell] = display(data, raw=True, display_id=True)
-
-
-class Progress:
-    """A line on a terminal that says what a command is doing, and is gone at the end; nothing in a pipe or a file."""
-
-    def __enter__(self):
-        self.stream = sys.stderr  # which a reader's code cannot replace meanwhile
-        self.is_seen = self.stream.isatty()
-        return self
-
-    def __call__(self, text):
-        """Show a text in place of the one before."""
-        if self.is_seen:
-            print(f"\r\x1b[K{text}", end="", file=self.stream, flush=True)
-
-    def __exit__(self, *error):
-        self("")

@@ -1,0 +1,62 @@
+"""Write the batch scripts of the course for a site, and check them; nothing is submitted.
+
+mpdemo render --site leonardo        into slurm/leonardo/
+"""
+
+from pathlib import Path
+
+from mpdemo import paths
+from mpdemo.errors import UserError
+from mpdemo.jobs import load_site, slurm
+from mpdemo.jobs.check import problems_in
+from mpdemo.jobs.sbatch_text import cpus_per_task, fitted, gpus_on_node
+from mpdemo.jobs.site import find_site
+from mpdemo.trainers.course import jobs_of_course
+
+
+def add_arguments(parser):
+    """Declare the options of the command."""
+    parser.add_argument("--site", help="a name in slurm/sites, or a .toml file (default: as for jobs)")
+    parser.add_argument("--out", help="folder for the files (default: slurm/SITE)")
+
+
+def main(args) -> int:
+    """Write the batch scripts; print the name of each and what is wrong with it, and what a learner uses at most.
+
+    Each is checked against the site, and by ``sbatch --test-only`` if the site's own Slurm is in reach.
+    """
+    site = load_site(args.site)
+    jobs = {name: fitted(spec, site) for name, spec in jobs_of_course().items()}
+    folder = Path(args.out) if args.out else paths.root() / "slurm" / site.name
+    cluster = slurm.cluster_name() if slurm.in_reach() else None
+    ask_slurm = cluster is not None and (cluster in site.cluster_names or find_site() == "generic")
+    wrong = 0
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not args.out:  # a batch script finds the root by this folder
+            (paths.root() / paths.SITES).mkdir(parents=True, exist_ok=True)
+        for name, job in jobs.items():
+            text = job.text
+            (folder / f"{name}.sbatch").write_text(text, encoding="utf-8")
+            problems = problems_in(text, job.site, ask_slurm, job.spec)
+            print(f"{folder / name}.sbatch", *(f"  {problem}" for problem in problems), sep="\n")
+            wrong += bool(problems)
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror}; do: another --out") from None
+    judge = f"{site.name} and its Slurm" if ask_slurm else f"{site.name}.toml; no Slurm of that site was asked"
+    print(f"{len(jobs)} batch scripts, {wrong or 'none'} with a problem; checked against {judge}")
+    hours, what = hours_at_most(jobs.values())
+    print(f"one learner who runs all of them once takes at most {hours:.1f} {what}-hours (every job at its time limit)")
+    return 1 if wrong else 0
+
+
+def hours_at_most(jobs) -> tuple[float, str]:
+    """Return what a site charges for all jobs that reach their time limit, and of which device: GPUs, or cores."""
+    seconds = 0
+    has_gpus = False
+    for job in jobs:
+        has_gpus = job.site.gpus_per_node > 0
+        cores = job.spec.tasks_per_node * cpus_per_task(job.spec, job.site)[0]
+        on_node = gpus_on_node(job.spec, job.site) if has_gpus else cores
+        seconds += job.spec.nodes * on_node * slurm.limit(job.spec.time_limit)
+    return seconds / 3600, "GPU" if has_gpus else "core"
