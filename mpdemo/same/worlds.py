@@ -92,12 +92,14 @@ class World:
         """For each step and replica, the rows that entered the model."""
         return [[Counter(sum(rank.steps[k]["rows"], [])) for rank in self.replicas] for k in range(len(self.steps))]
 
+    @functools.cached_property
     def in_rows(self) -> list:
-        """Return the rows of each step."""
+        """The rows of each step."""
         return [sum(ranks, Counter()) for ranks in self.rows]
 
+    @functools.cached_property
     def in_samples(self) -> list:
-        """Return the samples of each step, where they have numbers."""
+        """The samples of each step, where they have numbers."""
         if self.loader is None:
             return []
         parts, passes = self.parts(), self.batches()
