@@ -88,6 +88,11 @@ class World:
         return [{kind: whole([rank[kind] for rank in ranks]) for kind in kinds} for ranks in self.steps]
 
     @functools.cached_property
+    def untrained(self) -> dict:
+        """The sketches of what the models hold besides, after the first step."""
+        return whole([note["weights"] for rank in self.ranks for note in rank.of("untrained")])
+
+    @functools.cached_property
     def rows(self) -> list:
         """For each step and replica, the rows that entered the model."""
         return [[Counter(sum(rank.steps[k]["rows"], [])) for rank in self.replicas] for k in range(len(self.steps))]
