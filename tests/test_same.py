@@ -106,6 +106,7 @@ SCORE = (BACKWARD, "            score = (extra(x).argmax(1) == y).float().mean()
 TAUGHT = (BACKWARD, "            loss = loss + nn.functional.mse_loss(model(x), extra(x).detach())\n" + BACKWARD)
 FROZEN = "net[0].requires_grad_(False)\nmodel = DistributedDataParallel(net)\ntorch.manual_seed(rank)\n"
 FROZEN += "nn.init.normal_(net[0].weight)"
+ON_META = DDP + "\n    with torch.device('meta'):\n        Net()(torch.randn(2, 8))"
 BY_HAND_TOO = STEP + "            with torch.no_grad():\n"
 BY_HAND_TOO += "                [p.sub_(0.01 * (1 + rank) * p.grad) for p in model.module.inside.parameters()]\n"
 RELU = "self.norm(self.inside(x)).relu()"
@@ -137,6 +138,7 @@ RIGHT = {
     "diffusion": ("random numbers in the model or the loop", "styles.py --style diffusion"),
     "mixup": ("random numbers in the model or the loop", "styles.py --style mixup"),
     "a model for a metric": ("", "plain.py", *EXTRA, *SCORE),
+    "a model that only counts on meta": ("", "plain.py", DDP, ON_META),
     "a loss over all ranks": ("", "styles.py --style contrast"),
     "for GPUs": ("", "--device cpu -- cuda.py", NEEDS_CUDA, NEEDS_TWO),
     "for GPUs, mp.spawn": ("", "--device cpu -- cuda.py --spawn"),
@@ -268,6 +270,7 @@ NIGHTLY = {  # what others of this list cover nearly, and each resume of four or
     "weights differ (beside a model for a metric)",
     "parameters in no optimizer, weights differ (an update by hand)",
     "untrained weights differ",
+    "a model that only counts on meta",
 }
 
 

@@ -47,7 +47,7 @@ def is_outermost(module) -> bool:
     """Whether a call may be one of training: not inside another, nor a recomputation while going back."""
     if now["depth"] or now["backward"] or not torch.is_grad_enabled():
         return False
-    return any(p.requires_grad for p in module.parameters())
+    return any(p.requires_grad and not p.is_meta for p in module.parameters())  # or only shapes are computed
 
 
 def watch():
