@@ -100,6 +100,15 @@ OTHER_NORM = ("nn.Linear(16, 4))", "nn.Linear(16, 4), nn.LayerNorm(4))", SPLIT_U
 PARTS = 'mesh["parts"]'
 HOOK = "import argparse\nfrom torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook\n"
 STEP = "            optimizer.step()\n"
+BACKWARD = "            loss.backward()\n"
+EXTRA = (DDP, DDP + "\n    extra = nn.Linear(8, 4)")  # rank by rank other weights
+SCORE = (BACKWARD, "            score = (extra(x).argmax(1) == y).float().mean()\n" + BACKWARD)
+TAUGHT = (BACKWARD, "            loss = loss + nn.functional.mse_loss(model(x), extra(x).detach())\n" + BACKWARD)
+FROZEN = "net[0].requires_grad_(False)\nmodel = DistributedDataParallel(net)\ntorch.manual_seed(rank)\n"
+FROZEN += "nn.init.normal_(net[0].weight)"
+ON_META = DDP + "\n    with torch.device('meta'):\n        Net()(torch.randn(2, 8))"
+BY_HAND_TOO = STEP + "            with torch.no_grad():\n"
+BY_HAND_TOO += "                [p.sub_(0.01 * (1 + rank) * p.grad) for p in model.module.inside.parameters()]\n"
 RELU = "self.norm(self.inside(x)).relu()"
 NEEDS_CUDA = 'assert torch.cuda.is_available(), "CUDA is required"'
 NEEDS_TWO = "if torch.accelerator.device_count() < 2:\n        raise SystemExit"
@@ -128,6 +137,8 @@ RIGHT = {
     "a VAE": ("random numbers in the model", "styles.py --style vae"),
     "diffusion": ("random numbers in the model or the loop", "styles.py --style diffusion"),
     "mixup": ("random numbers in the model or the loop", "styles.py --style mixup"),
+    "a model for a metric": ("", "plain.py", *EXTRA, *SCORE),
+    "a model that only counts on meta": ("", "plain.py", DDP, ON_META),
     "a loss over all ranks": ("", "styles.py --style contrast"),
     "for GPUs": ("", "--device cpu -- cuda.py", NEEDS_CUDA, NEEDS_TWO),
     "for GPUs, mp.spawn": ("", "--device cpu -- cuda.py --spawn"),
@@ -164,6 +175,22 @@ FAULTS = {
     "parameters in no optimizer": ("plain.py", "AdamW(model.", "AdamW(model.module.out."),
     "every gradient zero": ("plain.py", LOSS, LOSS + " * 0"),
     "weights differ": ("plain.py", DDP, DDP + "\n    nn.init.normal_(model.module.out.bias)"),
+    "weights differ (beside a model for a metric)": (
+        "plain.py",
+        *EXTRA,
+        *SCORE,
+        "extra =",
+        "nn.init.normal_(model.module.out.bias); extra =",
+    ),
+    "parameters in no optimizer, weights differ (an update by hand)": (
+        "plain.py",
+        "AdamW(model.",
+        "AdamW(model.module.out.",
+        STEP,
+        BY_HAND_TOO,
+    ),
+    "untrained weights differ": ("styles.py --style plain", MODEL, FROZEN),
+    "untrained weights differ (of a teacher)": ("plain.py", *EXTRA, *TAUGHT),
     "first weights differ": ("plain.py", "torch.manual_seed(rank)", "torch.manual_seed(world)"),
     "learning rate changes": ("plain.py", "lr=0.01", "lr=0.01 * world"),
     "fails with several": ("plain.py", SHOWN, SHOWN + "\n        assert world == 1, 'only one process'"),
@@ -240,6 +267,10 @@ NIGHTLY = {  # what others of this list cover nearly, and each resume of four or
     "another order per rank, trained and validated (no seed)",
     "loss summed",
     "wrapper bypassed",
+    "weights differ (beside a model for a metric)",
+    "parameters in no optimizer, weights differ (an update by hand)",
+    "untrained weights differ",
+    "a model that only counts on meta",
 }
 
 

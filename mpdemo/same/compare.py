@@ -89,7 +89,7 @@ def of_data(one, many):
         yield Finding("another order per rank", what)
     if len(set(lengths)) > 1:
         yield Finding("unequal steps", f"an epoch has {lengths} batches in the ranks; the last steps hang")
-    yield from of_size(many, one.in_samples(), many.in_samples())
+    yield from of_size(many, one.in_samples, many.in_samples)
     if (leaks := leaked(many)) and not leaked(one):
         what = f"{leaks} samples are trained on in one rank and validated on in another"
         yield Finding("trained and validated", what)
@@ -113,7 +113,7 @@ def leaked(world) -> int:
 
 def of_rows(one, many):
     """Yield what is wrong with the rows that enter the model where samples have no numbers."""
-    alone, together = one.in_rows(), many.in_rows()
+    alone, together = one.in_rows, many.in_rows
     if len(many.replicas) < 2 or not any(together) or not unequal(alone, together):
         return
     yield from of_size(many, alone, together)

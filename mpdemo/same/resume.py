@@ -60,7 +60,7 @@ def follow(whole, again, after) -> Finding | None:
     """Return the first difference of a resumed run from the uninterrupted one."""
     if not again.steps:
         return Finding("fails on resume", f"after {after}: {again.error or 'no step seen'}")
-    place, expected, drawn = place_of(whole, again), whole.in_samples(), again.in_samples()
+    place, expected, drawn = place_of(whole, again), whole.in_samples, again.in_samples
     first = expected.index(drawn[0]) if drawn and drawn[0] in expected else None
     if not place:
         name = "weights not restored" if first or place is None else "does not resume"

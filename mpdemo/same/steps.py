@@ -152,8 +152,8 @@ def cause_of_gradient(one, many, k, name, said) -> Finding:
     what = said.format(f"in step {k + 1} the norm is ", *norms)
     if k and (changed := apart(one.sums[k]["weights"], many.sums[k]["weights"]))[0] > 10 * tolerance(one, many):
         return Finding("another update", f"{what}; step {k} has changed {changed[1]} in another way")
-    ratio, module = norms[1] / max(norms[0], 1e-12), first_module(one, many)
-    if module:
+    ratio, untrained = norms[1] / max(norms[0], 1e-12), other_untrained(one, many)
+    if module := first_module(one, many, untrained):
         place, kind, batch_norm = module
         what += f"; the first module that returns something else for the same row is {place} ({kind})"
         return Finding("BatchNorm of each rank" if batch_norm else "module over the batch", what)
@@ -165,9 +165,19 @@ def cause_of_gradient(one, many, k, name, said) -> Finding:
     terms = [[part["terms"] for rank in world.replicas for part in rank.steps[k]["parts"]] for world in (one, many)]
     if any(len(set(of_world)) > 1 for of_world in terms):
         return Finding("mean of means", f"{what}; the parts have {terms[1]} terms")
+    what += f", most of all of {name}"
+    if untrained:
+        what += f"; {shown(untrained)}, which nothing trains, have other values in some rank than with one process"
+        return Finding("untrained weights differ", what)
     modules = {note["module"] for note in many.ranks[0].of("output")}
     same = f"; all {len(modules)} modules return the same for the same rows" if modules else ""
-    return Finding("another gradient", f"{what}, most of all of {name}{same}: cause unknown")
+    return Finding("another gradient", f"{what}{same}: cause unknown")
+
+
+def other_untrained(one, many) -> list:
+    """Return the names of what is not trained, such as a teacher's parameters, and has other values in some rank."""
+    alone, together = one.untrained, many.untrained
+    return [name for name in alone if apart({name: alone[name]}, together)[0] > EQUAL]
 
 
 def returned(world) -> dict:
@@ -181,16 +191,25 @@ def returned(world) -> dict:
     return found
 
 
-def first_module(one, many):
-    """Return name and class of the first module that returns something else for an equal row in the first step."""
+def first_module(one, many, untrained):
+    """Return name and class of the first module that returns something else for an equal row in the first step.
+
+    One with other weights does, too, and may be there for a metric alone.
+    """
     alone, together = returned(one), returned(many)
     limit = 5 * tolerance(one, many)
     for key in alone:
-        if key in together:
+        if key in together and not any(is_inside(name, key[0]) for name in untrained):
             (taken, gave, kind), (taken_too, gave_too, _) = alone[key], together[key]
             if near(taken, taken_too, limit / 10) and not near(gave, gave_too, limit):
                 return key[0] or "the model", kind, "BatchNorm" in kind
     return None
+
+
+def is_inside(name, place) -> bool:
+    """Whether a parameter is one of a module; the names of models other than the first begin with their own."""
+    (owner, _, path), (model, _, module) = name.rpartition(":"), place.rpartition(":")
+    return owner == model and (not module or path.startswith(f"{module}."))
 
 
 def near(a, b, limit) -> bool:

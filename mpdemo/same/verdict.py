@@ -36,9 +36,9 @@ class Comparison:
         """Where one process draws other samples, run it again on those of the several."""
         one, many = self.one, self.many
         given, kept = {}, [str(rank.kept) for rank in many.replicas if rank.kept.exists()]
-        if unequal(one.in_samples(), many.in_samples()):
+        if unequal(one.in_samples, many.in_samples):
             self.order, given = "order", {"replay": {str(one.loader): many.batches()}}
-        elif unequal(one.in_rows(), many.in_rows()) and kept:
+        elif unequal(one.in_rows, many.in_rows) and kept:
             self.order, given = "rows", {"rows": kept}
         if given:
             self.one = self.watcher.run_new(one.processes, without=self.without, **given)
@@ -49,9 +49,9 @@ class Comparison:
         if one.error or not one.steps:
             self.notes.append(f"on the rows of {many.processes} processes one fails: {one.error}")
             return []
-        seen = any(one.in_rows()) and any(many.in_rows())
-        same = seen and not unequal(one.in_rows(), many.in_rows())
-        numbered = many.in_samples() and not unequal(one.in_samples(), many.in_samples())
+        seen = any(one.in_rows) and any(many.in_rows)
+        same = seen and not unequal(one.in_rows, many.in_rows)
+        numbered = many.in_samples and not unequal(one.in_samples, many.in_samples)
         found = steps.of_steps(one, many)
         if found and found.has("rounding") and one.loader is not None and chance_of(one, many) <= self.without:
             found = steps.of_steps(one, many, self.turned())
@@ -156,7 +156,7 @@ def table(one, many) -> dict:
     far = max((apart(a["gradients"], b["gradients"])[0] for a, b in pairs), default=None)
     rows = {"processes": [one.processes, many.processes], "steps": [len(one.steps), len(many.steps)]}
     for name, show in {
-        "rows per step": lambda world: world.in_rows()[0].total() or "not seen",
+        "rows per step": lambda world: world.in_rows[0].total() or "not seen",
         "first gradient": lambda world: f"{norm(world.sums[0]['gradients']):.6g}",
         "last gradient": lambda world: f"{norm(world.sums[-1]['gradients']):.6g}",
         "last weights": lambda world: f"{norm(world.sums[-1]['weights']):.6g}",

@@ -88,16 +88,23 @@ class World:
         return [{kind: whole([rank[kind] for rank in ranks]) for kind in kinds} for ranks in self.steps]
 
     @functools.cached_property
+    def untrained(self) -> dict:
+        """The sketches of what the models hold besides, after the first step."""
+        return whole([note["weights"] for rank in self.ranks for note in rank.of("untrained")])
+
+    @functools.cached_property
     def rows(self) -> list:
         """For each step and replica, the rows that entered the model."""
         return [[Counter(sum(rank.steps[k]["rows"], [])) for rank in self.replicas] for k in range(len(self.steps))]
 
+    @functools.cached_property
     def in_rows(self) -> list:
-        """Return the rows of each step."""
+        """The rows of each step."""
         return [sum(ranks, Counter()) for ranks in self.rows]
 
+    @functools.cached_property
     def in_samples(self) -> list:
-        """Return the samples of each step, where they have numbers."""
+        """The samples of each step, where they have numbers."""
         if self.loader is None:
             return []
         parts, passes = self.parts(), self.batches()

@@ -47,7 +47,7 @@ def is_outermost(module) -> bool:
     """Whether a call may be one of training: not inside another, nor a recomputation while going back."""
     if now["depth"] or now["backward"] or not torch.is_grad_enabled():
         return False
-    return any(p.requires_grad for p in module.parameters())
+    return any(p.requires_grad and not p.is_meta for p in module.parameters())  # or only shapes are computed
 
 
 def watch():
@@ -92,7 +92,7 @@ def enter(module, args, options):
     now["rows" if module.training else "in eval mode"].append(now["row"])
     if not now["steps"]:
         inside.clear()
-        inside.update({id(child): name for name, child in module.named_modules()})
+        inside.update({id(child): sketch.named(number, name) for name, child in module.named_modules()})
     if module.training and (ORDER["record"] or now["pass"][0] is None and not ORDER["rows"]):
         keep(number, args, options)
     now["draws"] = 1000
@@ -133,7 +133,7 @@ def compare_later(module, given, output):
     returned = measured(output, len(now["row"]))
     if returned:
         taken, kind = measured(given, len(now["row"])), type(module).__name__.removeprefix("FSDP")
-        note("output", module=sketch.plain(name), type=kind, rows=now["row"], given=taken, returned=returned)
+        note("output", module=name, type=kind, rows=now["row"], given=taken, returned=returned)
 
 
 def keep(number, args, options):

@@ -8,11 +8,13 @@ import functools
 import math
 
 import torch
-from torch.distributed.tensor import Shard
+from torch import nn
+from torch.distributed.tensor import DTensor, Shard
 
 from .private_torch import COMPILED, of_fsdp, part_of
 
 known, names = {}, {}  # by id: number and parameter, of each that was met; its name in the model
+held = {}  # by id: those that an optimizer updates
 local = {}  # by id: sketch of the gradient that this rank has computed, before it is averaged
 clipped = {}  # by id: sketches of the gradient before and after it was clipped
 
@@ -61,9 +63,26 @@ def name_of(key) -> str:
     return names.get(key) or f"#{known[key][0]}"
 
 
+def is_trained(key) -> bool:
+    """Whether an optimizer holds a parameter, or it has a gradient, which an optimizer unknown to PyTorch may use."""
+    return key in known and (key in held or key in local)
+
+
 def weights() -> dict:
     """Return the sketches of all that is trained."""
-    found = {name_of(key): sketch(parameter) for key, (_, parameter) in known.items()}
+    found = {name_of(key): sketch(parameter) for key, (_, parameter) in known.items() if is_trained(key)}
+    return {name: values for name, values in found.items() if values}
+
+
+def untrained(modules) -> dict:
+    """Return the sketches of all else that some modules hold, such as a frozen layer or a teacher."""
+    found = {}
+    for module in modules:
+        for name, parameter in module.named_parameters():
+            plain_tensor = type(parameter) in (nn.Parameter, DTensor) and not parameter.is_meta  # or it may be packed
+            if plain_tensor and not is_trained(id(parameter)):
+                known_as = names.get(id(parameter), f"{type(module).__name__}:{plain(name)}")
+                found[known_as] = sketch(parameter)
     return {name: values for name, values in found.items() if values}
 
 
@@ -90,6 +109,12 @@ def forget(parameters):
         local.pop(id(parameter), None)
 
 
+def meet_held(parameters):
+    """See the gradients of parameters that an optimizer holds, and know them as trained."""
+    held.update({id(parameter): parameter for parameter in parameters})
+    meet(parameters)
+
+
 def meet(parameters):
     """See the gradients of parameters as they arrive, before DDP or the script averages them."""
     for parameter in parameters:
@@ -106,10 +131,15 @@ def plain(name) -> str:
     return name
 
 
+def named(number, name) -> str:
+    """Return a name in a model without its wrappers; those of all models but the first begin with its number."""
+    return f"{number}:{plain(name)}" if number else plain(name)
+
+
 def meet_model(model, number):
-    """See the gradients of a model's parameters, and give them the names of the model without its wrappers."""
+    """See the gradients of a model's parameters, and give them their names in it."""
     for name, parameter in model.named_parameters():
-        names.setdefault(id(parameter), f"{number}:{plain(name)}" if number else plain(name))
+        names.setdefault(id(parameter), named(number, name))
     meet(model.parameters())
 
 

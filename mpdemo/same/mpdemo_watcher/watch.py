@@ -1,5 +1,6 @@
 """Run a training script unchanged, and note each step of its optimizers. It needs PyTorch alone."""
 
+import functools
 import os
 import runpy
 import signal
@@ -14,7 +15,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from . import chance, data, keep, messages, private_torch, rows, sketch
 from .data import taken, trained
 from .messages import calls
-from .notes import ORDER, before, finish, note, note_once, now, number_of
+from .notes import ORDER, finish, note, note_once, now, number_of
 
 optimizers, last_drawn = {}, {}  # the last batch before a step of each
 seen, alive, trainable = {}, set(), {}  # modules that ran; names that had a gradient; parameters that want one
@@ -33,12 +34,15 @@ def is_empty(optimizer) -> bool:
     return still and all(grad is not None and not grad.any() for grad in grads)
 
 
-def find_trainable():
-    """Name the parameters of the modules that have run: after a backward pass, when they are sharded again."""
+def find_parameters():
+    """Note those of the modules that have run: after a backward pass, when they are sharded again."""
     inner = {id(child) for module in seen.values() for child in module.modules() if child is not module}
-    for module in (module for key, module in seen.items() if key not in inner and module.training):
-        found = ((id(p), name) for name, p in module.named_parameters() if p.requires_grad)
-        trainable.update({key: sketch.names.get(key, name) for key, name in found})
+    whole = [module for key, module in seen.items() if key not in inner]
+    note("untrained", weights=sketch.untrained(whole))
+    for module in (module for module in whole if module.training):
+        found = {id(p): name for name, p in module.named_parameters() if p.requires_grad}
+        if any(map(sketch.is_trained, found)):  # not a model that only a metric looks at
+            trainable.update({key: sketch.names.get(key, name) for key, name in found.items()})
 
 
 def before_step(optimizer, *_):
@@ -48,7 +52,7 @@ def before_step(optimizer, *_):
     stepping.append(optimizer)
     if len(stepping) > 1 or is_empty(optimizer):
         return
-    sketch.meet(parameters(optimizer))
+    sketch.meet_held(parameters(optimizer))
     if id(optimizer) not in optimizers:
         handler = signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, None)
         shapes = {sketch.name_of(key): list(p.shape) for key, (_, p) in sketch.known.items()}
@@ -65,7 +69,7 @@ def after_step(optimizer, *_):
     if stepping or is_empty(optimizer):
         return
     if not now["steps"]:
-        find_trainable()
+        find_parameters()
     own = parameters(optimizer)
     gradients = now["gradients"] or sketch.gradients(own)
     alive.update(name for name, values in gradients.items() if values[0])
@@ -116,20 +120,18 @@ def watch():
         if isinstance(module, FSDPModule):
             note_once("wrapped", "FSDP2")
 
+    add_group = Optimizer.add_param_group
+
+    @functools.wraps(add_group)
+    def added(optimizer, param_group):
+        add_group(optimizer, param_group)
+        sketch.meet_held(optimizer.param_groups[-1]["params"])  # a list by now, whatever was given
+
     torch.autograd.backward = noted
     register_module_forward_hook(ran)
     register_optimizer_step_pre_hook(before_step)
     register_optimizer_step_post_hook(after_step)
-    before(Optimizer, "add_param_group", lambda _, param_group: sketch.meet(listed(param_group)))
-
-
-def listed(group) -> list:
-    """Return the parameters of a group, which may be one alone or a generator that must not be read twice."""
-    given = group["params"]
-    if not isinstance(given, torch.Tensor):
-        group["params"] = given = list(given)
-    found = given if isinstance(given, list) else [given]
-    return [p[1] if isinstance(p, tuple) else p for p in found]
+    Optimizer.add_param_group = added
 
 
 def do_not_compile():
