@@ -56,12 +56,14 @@ def check_09_3(speedups):
     def is_like(values):
         return all(close(result[n], values[n], 1e-3) for n in (1, 2, 4))
 
-    steps = [speedups_of(skipped, how, lambda batch, needed: 1) for skipped in range(5) for how in (mean, median)]
+    ways = [(skipped, how) for skipped in range(5) for how in (mean, median, min)]
+    steps = [speedups_of(*way, lambda batch, needed: 1) for way in ways]
     assert not any(map(is_like, steps)), "It compares the time of a step. The run on 4 devices needs fewer of them."
-    images = [speedups_of(s, how, lambda batch, needed: 1 / batch) for s in range(5) for how in (mean, median)]
+    images = [speedups_of(*way, lambda batch, needed: 1 / batch) for way in ways]
     assert not any(map(is_like, images)), "It compares images per second. Four times the images aren't four steps."
     slow = [speedups_of(skipped, mean) for skipped in range(5)]
     assert not any(map(is_like, slow)), "One step of the run on 2 devices took 2 s, and a mean lets it count tenfold."
+    assert not is_like(speedups_of(average=min)), "It counts the fastest step only. A run takes typical ones: a median."
     assert not any(is_like(speedups_of(s)) for s in (0, 1)), "It includes steps of the warm-up."
     assert not any(is_like(speedups_of(s)) for s in (3, 4)), "It leaves out more steps than the timing above."
     assert is_like(speedups_of()), f"It gives {result}; how long does each run take to the loss?"
