@@ -1,6 +1,7 @@
 """Tests of the programs in notebook 07: FSDP by hand, with the library, with adapters, over nodes."""
 # ruff: noqa: F821 - what the reader's program defines
 
+import math
 from copy import deepcopy
 
 import torch
@@ -8,7 +9,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 
-from checks.helpers import COLLECTIVES, gathered, require_gradients, watch
+from checks.helpers import COLLECTIVES, close, gathered, gradients, ratio, require_gradients, watch
 from mpdemo.world.collectives import whole
 
 
@@ -41,20 +42,41 @@ def require_sharded(model):
     assert isinstance(model, FSDPModule), alone
 
 
-def require_step(model, optimizer, loss):
-    """Require a step to change every weight."""
-    loss.backward()
-    before = [parameter.detach().clone() for parameter in model.parameters()]
-    optimizer.step()
-    moved = [not torch.equal(*map(whole, pair)) for pair in zip(before, model.parameters(), strict=True)]
-    assert all(moved), "After a step some weights haven't changed: does the optimizer hold the model's tensors of now?"
+def used(model, optimizer, *args):
+    """Return the gradients that a step with SGD has used: what it subtracts from the weights, over the rate."""
+    before = [whole(parameter.detach()).clone() for parameter in model.parameters()]
+    train_step(model, optimizer, *args)
+    optimizer.zero_grad()
+    after = [whole(parameter.detach()) for parameter in model.parameters()]
+    return [(old - new) / optimizer.param_groups[0]["lr"] for old, new in zip(before, after, strict=True)]
+
+
+def gradients_of(model, x, y):
+    """Return the gradients of the mean squared error."""
+    return [*torch.autograd.grad((model(x) - y).square().mean(), list(model.parameters()))]
 
 
 def test_07_2(rank, n):
     model, x = blocks_and_batch()
+    single, y = deepcopy(model), torch.tensor([1.0, -1.0]).repeat_interleave(4)[:, None].expand(8, 4)
+    parts = [*zip(x.chunk(n)[rank].chunk(2), y.chunk(n)[rank].chunk(2), strict=True)]
+    right = gradients_of(single, x, y)
+    firsts = [tensor.unflatten(0, (n, 2, -1))[:, 0].flatten(0, 1) for tensor in (x, y)]  # of each rank
     optimizer = prepare(model, init_device_mesh("cpu", (n,)))
-    require_step(model, optimizer, (model(x) ** 2).mean())
+    own = used(model, optimizer, parts, 1000.0)
+    still = "After a step some weights haven't changed: does the optimizer hold the model's tensors of now?"
+    assert all(gradient.any() for gradient in own), still
     require_sharded(model)
+    first = ratio(own, gradients_of(single, *firsts))
+    assert math.isnan(first), "The step uses the first microbatch's gradients only: who reduce-scatters the others'?"
+    require_gradients(own, right, "Of two microbatches")
+    single.load_state_dict({name: whole(value.detach()) for name, value in model.named_parameters()})
+    limit = 0.1
+    own, right = used(model, optimizer, parts, limit), gradients_of(single, x, y)
+    norm = torch.cat([gradient.flatten() for gradient in own]).norm().item()
+    assert close(norm, limit), f"Clipped to {limit}, all gradients together have the norm {norm:.3f}: of what is it?"
+    times = limit / torch.cat([gradient.flatten() for gradient in right]).norm()
+    require_gradients(own, [times * gradient for gradient in right], "After clipping")
 
 
 def test_07_3(rank, n):
@@ -94,7 +116,7 @@ def train(model, optimizer, x):
 
 def test_07_4(rank, n):
     model, x = blocks_and_batch()
-    right = [*torch.autograd.grad((model(x) ** 2).mean(), list(model.parameters()))]
+    single, y = deepcopy(model), torch.tensor([1.0, -1.0]).repeat_interleave(4)[:, None].expand(8, 4)
     prepare(model, 2, 2)
     require_sharded(model)
     rows = gathered(model[0][0].weight.to_local().detach().tolist())
@@ -102,5 +124,12 @@ def test_07_4(rank, n):
     same = [other for other in range(n) if rows[other] == rows[0]]
     assert same != [0, 1], "Ranks 0 and 1 store the same rows, but they share a node: here it should store them once."
     assert same == [0, 2], f"Rank 0's rows are stored by the ranks {same}, not by ranks 0 and 2, one in each node."
-    (model(x.chunk(n)[rank]) ** 2).mean().backward()
-    require_gradients([parameter.grad.full_tensor() for parameter in model.parameters()], right, f"On rank {rank}")
+    parts = [*zip(x.chunk(n)[rank].chunk(2), y.chunk(n)[rank].chunk(2), strict=True)]
+    for step in ("In the first step", "In the second step"):
+        calls = watch(program, "all_reduce", "reduce_scatter_tensor", "reduce_scatter_single")
+        accumulate(model, parts)
+        require_gradients([g.full_tensor() for g in gradients(model)], gradients_of(single, x, y), step)
+        across, inside = (sum(name == kind for name, _ in calls) for kind in ("all_reduce", "reduce_scatter"))
+        kept = f"{step} 3 blocks and 2 microbatches make {inside} reduce-scatters, not 6: until the last one, "
+        assert inside >= 6, f"{kept}each rank keeps whole gradients."
+        assert across == 3, f"{step} {across} all-reduces cross the network; one for each of 3 blocks is enough."

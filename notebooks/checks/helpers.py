@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 CALLS = count()
+SCRIPTS = Path(__file__).parents[1] / "scripts"
 # some also in a form with one tensor in the place of a list, which PyTorch 2.14 has renamed
 COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather", "gather", "scatter", "reduce_scatter",
                "all_gather_object", "all_gather_into_tensor", "all_gather_single", "reduce_scatter_tensor",
