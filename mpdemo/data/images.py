@@ -7,7 +7,6 @@ notebooks/09_scaling.ipynb.
 import os
 import warnings
 from collections import Counter
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,6 @@ from mpdemo.errors import UserError, error_line
 from mpdemo.world.say import log
 
 READ = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", ".webp")  # what the names of images end in
-QUIET = partial(warnings.catch_warnings, action="ignore")
 
 
 class ClassFolders(Dataset):
@@ -102,6 +100,11 @@ def plain(path, size) -> torch.Tensor:
     return F.resize(F.center_crop(image, [side, side]), [size, size])
 
 
+def quiet(category):
+    """Hide the warnings of a category."""
+    return warnings.catch_warnings(action="ignore", category=category)
+
+
 def pixels(path, size) -> torch.Tensor:
     """Read an image file as RGB bytes, (3, H, W); one that is far larger than `size` may come at 1/2, 1/4 or 1/8.
 
@@ -110,7 +113,7 @@ def pixels(path, size) -> torch.Tensor:
     from torchvision.transforms.v2.functional import pil_to_tensor
 
     try:
-        with QUIET(category=UserWarning), QUIET(category=Image.DecompressionBombWarning), Image.open(path) as image:
+        with quiet(UserWarning), quiet(Image.DecompressionBombWarning), Image.open(path) as image:
             image.draft("RGB", (4 * size, 4 * size))  # a JPEG alone: random crops begin at a quarter of a side
             if image.mode.startswith("I;16") or image.mode == "I" and image.format in ("PNG", "PPM"):  # by older PILs
                 image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))  # PIL would cut it off at 255
