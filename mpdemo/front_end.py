@@ -1,4 +1,4 @@
-"""The front end of a notebook's kernel: whether there is one, and what its page shows while a cell waits.
+"""A notebook's page in JupyterLab or the like: whether there is one, and what it shows while a cell waits.
 
 What is shown goes away when the wait ends, so that no saved notebook keeps it.
 """

@@ -11,16 +11,14 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
-from worker_jobs import until
+from worker_jobs import signal_while_compiling, until
 
 from mpdemo.jobs import check as check_script
 from mpdemo.jobs.slurm_job import look_up
@@ -276,16 +274,8 @@ def test_a_signal_during_a_compilation_does_not_reach_the_compiler(small, tmp_pa
     """torchrun and Slurm signal all processes; a training whose compiler has died would wait for it."""
     script = small / "train_fsdp.py"
     script.write_text(script.read_text().replace("BF16 = COMPILE =", "COMPILE = True\nBF16 ="))
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script.name]
-    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "compiled")}
-    launcher = psutil.Popen([sys.executable, *command], cwd=small, env=environment, stderr=subprocess.PIPE, text=True)
-    until(lambda: any(child.name() == "cc1plus" for child in launcher.children(recursive=True)))
-    for _ in range(20):  # the first compilers only try what the processor can do
-        for rank in launcher.children():
-            os.killpg(rank.pid, signal.SIGTERM)
-        time.sleep(0.5)
-    _, printed = launcher.communicate(timeout=150)
-    assert launcher.returncode == 0 and list(small.glob("train_fsdp-[12]/.metadata")), printed
+    status, printed = signal_while_compiling(signal.SIGTERM, small, tmp_path / "compiled", script.name)
+    assert status == 0 and list(small.glob("train_fsdp-[12]/.metadata")), printed
 
 
 @pytest.mark.nightly

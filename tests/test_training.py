@@ -10,13 +10,12 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from jpegs import make_jpeg_folder
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
-from worker_jobs import until
+from worker_jobs import signal_while_compiling, until
 from worlds import TRAIN, run_worlds, written
 
 from mpdemo.data.loaders import Batches
@@ -358,16 +357,8 @@ def test_sigusr1_leaves_a_checkpoint(tmp_path, runs):
 def test_sigusr1_during_a_compilation_does_not_reach_the_compiler(tmp_path):
     """Slurm signals every process of a step."""
     out = tmp_path / "run"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += ["-m", "mpdemo.rungs.ddp", "--model", "convnet", "--compile", "--epochs", "1000", "--out", str(out)]
-    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "compiled")}
-    launcher = psutil.Popen(command, cwd=root(), env=environment, stderr=subprocess.PIPE, text=True)
-    until(lambda: any(child.name() == "cc1plus" for child in launcher.children(recursive=True)))
-    for _ in range(20):  # the first compilers only try what the processor can do
-        for rank in launcher.children():
-            os.killpg(rank.pid, signal.SIGUSR1)
-        time.sleep(0.5)
-    _, printed = launcher.communicate(timeout=150)
+    command = ["-m", "mpdemo.rungs.ddp", "--model", "convnet", "--compile", "--epochs", "1000", "--out", str(out)]
+    _, printed = signal_while_compiling(signal.SIGUSR1, root(), tmp_path / "compiled", *command)
     assert summary(out)["stopped"] is True and checkpoint.newest(out), printed
 
 

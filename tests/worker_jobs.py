@@ -7,6 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
+
 from mpdemo import paths
 from mpdemo.jobs import JobSpec
 from mpdemo.world.processes import start_time
@@ -45,6 +47,27 @@ def until(condition, seconds=60):
     while not condition():
         assert time.monotonic() < end, "it did not happen in time"
         time.sleep(0.05)
+
+
+def signal_while_compiling(number, folder, cache, *command):
+    """Run a program in two processes, and signal all that belongs to them while ``torch.compile`` compiles.
+
+    Returns the launcher's exit status and what it wrote to standard error.
+    """
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *command]
+    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(cache)}
+    with psutil.Popen(launch, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True) as launcher:
+        try:
+            until(lambda: any(child.name() == "cc1plus" for child in launcher.children(recursive=True)))
+            for _ in range(20):  # the first compilers only try what the processor can do
+                for rank in launcher.children():
+                    os.killpg(rank.pid, number)
+                time.sleep(0.5)
+            _, printed = launcher.communicate(timeout=150)
+        finally:
+            if launcher.poll() is None:
+                launcher.kill()
+    return launcher.returncode, printed
 
 
 def scontrol(*words):

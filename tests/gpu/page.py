@@ -24,27 +24,28 @@ MIB, GIB = 2**20, 2**30
 
 def newest(folder=RECORDS) -> dict | None:
     """Return the newest record, by its name, with the parts that only older ones have; None where there is none."""
-    found = None
+    record, parts = None, {}
     for file in sorted(folder.glob("*.json")):
         record = json.loads(file.read_text())
-        ran = [part | {"record": file.name} for part in record["parts"] if part["outcome"] not in NOT_RUN]
-        parts = {part["part"]: part for part in found["parts"]} if found else {}
-        for part in ran:
-            parts[part["part"]] = with_older_tests(part, parts.get(part["part"]))
-        found = record | {"parts": list(parts.values())}
-    return found
+        for part in record["parts"]:
+            if part["outcome"] not in NOT_RUN:
+                name = part["part"]
+                parts[name] = with_older_tests(part | {"record": file.name}, parts.get(name))
+    return record and record | {"parts": list(parts.values())}
 
 
 def with_older_tests(part, older) -> dict:
     """Return a part with the rows of tests that only an older record of it has run, or has not skipped."""
-    before = {row["test"]: row for row in (older or {}).get("rows", []) if "test" in row}
-    if not before:
+    rows = {row["test"]: row for row in (older or {}).get("rows", []) if "test" in row}
+    if not rows:
         return part
-    now = {row["test"]: row for row in part["rows"]}
-    ran = {test: row for test, row in before.items() if row["outcome"] != "skipped" and test in now}
-    rows = before | now | {test: row for test, row in ran.items() if now[test]["outcome"] == "skipped"}
-    failed = any(row["outcome"] == "failed" for row in rows.values())
-    return part | {"rows": list(rows.values()), "outcome": "failed" if failed else "passed"}
+    for row in part.get("rows", []):
+        if row["outcome"] != "skipped" or rows.get(row["test"], row)["outcome"] == "skipped":
+            rows[row["test"]] = row
+    outcome = part["outcome"]
+    if outcome in ("passed", "failed"):  # not one that timed out, whatever its rows say
+        outcome = "failed" if any(row["outcome"] == "failed" for row in rows.values()) else "passed"
+    return part | {"rows": list(rows.values()), "outcome": outcome}
 
 
 def status(record) -> str:
