@@ -10,7 +10,7 @@ import sys
 import psutil
 import pytest
 from gpu import page
-from gpu.record import STRATEGIES
+from gpu.record import END_OF_TESTS, STRATEGIES
 from worker_jobs import until
 
 from mpdemo.paths import root
@@ -64,7 +64,8 @@ def test_everything_runs_in_small_on_a_cpu(small):
     facts = ("device", "processor", "torch", "cuda", "cudnn", "python", "date", "commit", "command", "seconds")
     assert all(name in small for name in facts) and small["finished"] and small["commit"] == "abc"
     parts = {part["part"]: part for part in small["parts"]}
-    order = ["tests", "train_single", "train_ddp", "train_fsdp", "gpt", "resnet", "two_stages", "trace", "predicted"]
+    order = ["tests", "memory", "train_single", "train_ddp", "train_fsdp", "gpt", "resnet"]
+    order += ["two_stages", "trace", "predicted"]
     assert list(parts) == [*order, *(f"two_{name}" for name in STRATEGIES)]
     assert {part["outcome"] for part in parts.values()} == {"passed"}
     outcomes = {row["outcome"]: row for row in parts["tests"]["rows"]}
@@ -110,12 +111,18 @@ def test_a_page_tells_what_failed_what_was_measured_and_what_only_an_older_recor
     step |= {"median_seconds": 2.0, "interval_seconds": [1.6, 2.5], "options": ["compile"]}
     of_two = {"rung": "ddp", "speedup": 1.9, "speedup_interval": [1.8, 1.95], "bound": 2.0}
     parts = [{"part": "tests", "outcome": "failed", "rows": tests}]
-    parts += [{"part": "gpt", "outcome": "passed", "rows": [step, {**step, "error": "out of memory"}]}]
+    parts += [
+        {"part": "gpt", "outcome": "passed", "rows": [step, {**step, "options": ["fp8"], "error": "out of memory"}]}
+    ]
     parts += [{"part": "two_ddp", "outcome": "passed", "rows": [of_two]}]
     record = {"device": "NVIDIA H100", "torch": "2.11", "commit": "abc", "date": "2026-12-01 10:00:00", "parts": parts}
     record |= {"driver": "580"}
-    older = [{"part": "gpt", "outcome": "failed"}, {"part": "trace", "outcome": "passed"}]
-    older += [{"part": "tests", "outcome": "passed", "rows": [{"test": "c", "outcome": "passed"}]}]
+    older = [
+        {"part": "gpt", "outcome": "passed", "rows": [{**step, "options": ["fused"]}]},
+        {"part": "trace", "outcome": "passed"},
+    ]
+    removed = {"test": "test_that_is_gone", "outcome": "failed"}
+    older += [{"part": "tests", "outcome": "passed", "rows": [{"test": "c", "outcome": "passed"}, removed]}]
     for name, content in [("2026-11-30-h100", record | {"parts": older}), ("2026-12-01-h100", record)]:
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
     record = page.newest(tmp_path)
@@ -123,7 +130,8 @@ def test_a_page_tells_what_failed_what_was_measured_and_what_only_an_older_recor
     assert "2 passed, 1 failed, 0 skipped" in text and "- failed: `b`: CUDA error" in text
     assert "| trace | passed |  | [2026-11-30-h100.json](gpu/2026-11-30-h100.json) |" in text
     assert text.count("(gpu/2026-12-01-h100.json)") == 3
-    assert "| compile | 1,000 (800 to 1,250) | 41.0% | 70.0 GiB |" in text and "| compile | out of memory |" in text
+    assert "| fused | 1,000" in text
+    assert "| compile | 1,000 (800 to 1,250) | 41.0% | 70.0 GiB |" in text and "| fp8 | out of memory |" in text
     assert "speed-up 1.90 (1.80 to 1.95), upper bound 2.00" in text
     assert page.status(record).startswith("**Run on one NVIDIA H100, 3 of 4 parts without a fault**")
 
@@ -156,13 +164,18 @@ def test_a_kill_in_the_middle_loses_nothing(tmp_path, number, outcome):
 
 
 @pytest.mark.nightly
-def test_tests_that_ran_just_before_are_taken_over(run_once, tmp_path):
-    row = {"test": "a", "outcome": "failed", "seconds": 1.0, "why": "AssertionError"}
-    (tmp_path / "gpu.jsonl").write_text(json.dumps(row) + '\n{"test": "b", "outc')
+@pytest.mark.parametrize(("row", "end", "outcome"), [
+    ("failed", '{"test": "b", "outc', "failed"),
+    ("passed", '{"test": "b", "outc', "cut"),
+    ("passed", END_OF_TESTS, "passed"),
+])  # fmt: skip
+def test_tests_that_ran_just_before_are_taken_over(run_once, tmp_path, row, end, outcome):
+    row = {"test": "a", "outcome": row, "seconds": 1.0, "why": "AssertionError"}
+    (tmp_path / "gpu.jsonl").write_text(json.dumps(row) + "\n" + end)
     done = run_once(RECORD, "--on", "cpu", "--only", "tests", "--out", str(tmp_path / "record.json"), timeout=60)
-    assert done.returncode == 1
+    assert done.returncode == (outcome != "passed")
     (part,) = read(tmp_path)
-    assert part["outcome"] == "failed" and part["rows"] == [row] and part["taken_from"] == "gpu.jsonl"
+    assert part["outcome"] == outcome and part["rows"] == [row] and part["taken_from"] == "gpu.jsonl"
 
 
 @pytest.mark.parametrize(("options", "line"), [

@@ -30,22 +30,36 @@ def newest(folder=RECORDS) -> dict | None:
         for part in record["parts"]:
             if part["outcome"] not in NOT_RUN:
                 name = part["part"]
-                parts[name] = with_older_tests(part | {"record": file.name}, parts.get(name))
+                parts[name] = with_older_rows(part | {"record": file.name}, parts.get(name))
     return record and record | {"parts": list(parts.values())}
 
 
-def with_older_tests(part, older) -> dict:
-    """Return a part with the rows of tests that only an older record of it has run, or has not skipped."""
-    rows = {row["test"]: row for row in (older or {}).get("rows", []) if "test" in row}
+def with_older_rows(part, older) -> dict:
+    """Return a part with the tests, or variants, that only an older record of it has run, or has not skipped."""
+    rows = {key(row): row for row in (older or {}).get("rows", []) if key(row) and still_there(row)}
     if not rows:
         return part
     for row in part.get("rows", []):
-        if row["outcome"] != "skipped" or rows.get(row["test"], row)["outcome"] == "skipped":
-            rows[row["test"]] = row
+        if row.get("outcome") != "skipped" or rows.get(key(row), row)["outcome"] == "skipped":
+            rows[key(row)] = row
+    if part["part"] != "tests":
+        return part | {"rows": list(rows.values())}
     outcome = part["outcome"]
     if outcome in ("passed", "failed"):  # not one that timed out, whatever its rows say
         outcome = "failed" if any(row["outcome"] == "failed" for row in rows.values()) else "passed"
     return part | {"rows": list(rows.values()), "outcome": outcome}
+
+
+def key(row) -> str | None:
+    """Return what identifies a test, or a variant of a model that was timed; None for any other row."""
+    options = "+".join(sorted(row["options"])) or "eager" if "options" in row and "mfu" in row else None
+    return row.get("test", options)
+
+
+def still_there(row) -> bool:
+    """Return whether a test has not been removed since its row was written; True of any other row."""
+    name = row.get("test", "").split("::")[-1].split("[")[0]
+    return any(name in file.read_text() for file in (ROOT / "tests/gpu").glob("test_*.py"))
 
 
 def status(record) -> str:
@@ -110,6 +124,9 @@ def details(part) -> list[str]:
     if part["part"] == "predicted" and rows:
         head = ("planned and measured", "memory", "planned", "step", "planned")
         return ["", *table(head, [prediction(row) for row in rows])]
+    if part["part"] == "memory" and rows:
+        head = ("peak memory of a GPU", "counted", "planned", "counted / planned")
+        return ["", *table(head, [memory(row) for row in rows])]
     if part["part"] == "two_stages" and rows:
         return ["", *table(("two stages on one GPU", ""), two_stages(rows))]
     if part["part"].startswith("two_") and rows:
@@ -146,6 +163,16 @@ def prediction(row) -> tuple:
     times = [f"{1000 * row[key]:.0f} ms" for key in ("measured_seconds", "predicted_seconds")]
     name = f"{row['model']}, {' + '.join(row['options']) or 'eager'}"
     return name, in_gib(row["measured_gib"]), in_gib(row["predicted_gib"]), *times
+
+
+def memory(row) -> tuple:
+    """Return a case of memory_of_one.py in words, and its memory as PyTorch counted it and as the plan says."""
+    case = row["case"]
+    words = [case["model"], case.get("precision", "fp32"), f"batch {case['batch_size']}"]
+    words += ["activation checkpointing"] * case.get("activation_checkpointing", False)
+    words += [f"stage {case['stage']} of 2"] * (case["rung"] == "pipeline")
+    mib = [f"{row[name] / MIB:,.0f} MiB" for name in ("counted", "predicted")]
+    return ", ".join(words), *mib, f"{row['counted'] / row['predicted']:.3f}"
 
 
 def two_stages(rows) -> list[tuple]:

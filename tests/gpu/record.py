@@ -40,6 +40,7 @@ LEAST = 5  # seconds: with less left, no part is started
 LINES = 40  # of what a part printed, in the record
 ROOMY = 60_000  # MiB of a GPU, on which several tests fit at once
 SMI = "nvidia-smi --query-gpu=name,memory.total,driver_version,compute_cap --format=csv,noheader,nounits"
+END_OF_TESTS = '{"finished": true}\n'  # the line that conftest.py writes after the rows of a run that was not cut
 SMALL_TESTS = ["-k", "each_rank_says or [4"]  # one that runs, and one that needs four GPUs
 
 
@@ -60,6 +61,7 @@ def list_parts(on_cpu, files, at_once, gpus=2) -> list[Part]:
     throughput, predicted = str(ROOT / "tests/gpu/throughput.py"), str(ROOT / "tests/gpu/predicted.py")
     parts = [
         Part("tests", 200, [*pytest, f"--junitxml={files / 'tests.xml'}"]),
+        Part("memory", 100, [str(ROOT / "tests/gpu/memory_of_one.py"), "{rows}"]),
         Part("train_single", 40, ["train_single.py"], files / "scripts"),
         Part("train_ddp", 40, [*torchrun, "train_ddp.py"], files / "scripts"),
         Part("train_fsdp", 80, [*torchrun, "train_fsdp.py"], files / "scripts"),
@@ -161,7 +163,7 @@ class Record:
 def read_rows(file) -> list:
     """Return the rows of a part's file; the last line may still be being written."""
     lines = file.read_text().splitlines(keepends=True) if file.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    return [json.loads(line) for line in lines if line.endswith("\n") and line != END_OF_TESTS]
 
 
 def end_children():
@@ -186,7 +188,8 @@ def record(parts, out, facts, environ, seconds=SECONDS, before=None) -> bool:
     for part in parts:
         entry, left = written.parts[part.name], seconds - (time.monotonic() - written.begin)
         if part.name == "tests" and before and before.exists():
-            entry |= {"outcome": "passed", "taken_from": before.name, "rows": read_rows(before)}
+            outcome = "passed" if END_OF_TESTS in before.read_text() else "cut"
+            entry |= {"outcome": outcome, "taken_from": before.name, "rows": read_rows(before)}
         elif left < LEAST:
             entry["outcome"] = "no time left"
         else:
