@@ -9,7 +9,9 @@ from pathlib import Path
 import nbformat
 from IPython.core.inputtransformer2 import TransformerManager
 
-TAG = "nbval-ignore-output"  # the only one: a mistyped tag is ignored without a word
+TAG = "nbval-ignore-output"
+NIGHT = "nightly"  # takes long, no later cell needs it, and other tests run its code: left to ``make nightly``
+KNOWN = {TAG, NIGHT}  # no others: a mistyped tag is ignored without a word
 MOST_LINES = 19  # of a code cell
 WIDEST = 104  # characters of a line of code that JupyterLab shows in a window of 1280 pixels
 MOST_BYTES = 300_000  # of one output
@@ -75,8 +77,8 @@ def _code(cell):
     for pattern, why in BANNED.items():
         if match := re.search(pattern, cell.source):
             yield f"uses {match.group()!r}: {why}"
-    if unknown := tags(cell) - {TAG}:
-        yield f"has the unknown tag {', '.join(map(repr, sorted(unknown)))}; known: {TAG}"
+    if unknown := tags(cell) - KNOWN:
+        yield f"has the unknown tag {', '.join(map(repr, sorted(unknown)))}; known: {', '.join(sorted(KNOWN))}"
     if any(output.output_type == "error" for output in cell.outputs):
         yield "ended with an error"
     yield from _text(cell.source, lines)

@@ -30,7 +30,7 @@ from nbval.plugin import coalesce_streams, get_sanitize_patterns
 from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from notebook_rules import TAG, lint, tags
+from notebook_rules import NIGHT, TAG, lint, tags
 from project import environment, fresh_copy
 
 from mpdemo.paths import root
@@ -39,6 +39,7 @@ CELL_LIMIT, NBVAL_LIMIT = 300, 900  # s, for one cell and for one notebook
 RUNS_OF_THE_LADDER = "train_*", "speed_*"
 TIMES_DDP_ITSELF = "12_which_one"
 TRAINS_SINGLE = r"train(\"single\""  # in a notebook's file
+SKIP = "nbval-skip"  # nbval's own tag
 SPEED = re.compile(r"^( *)assert .*  # on an idle machine$", re.M)  # how a notebook marks what only holds there
 LANGUAGE = IPythonKernel.language_info
 KERNEL = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
@@ -155,14 +156,18 @@ def draw_ladder(folder):
     picture.save(root() / "notebooks" / "ladder_dark.png", optimize=True)
 
 
-def nbval(name, project, **environ):
+def nbval(name, project, whole=True, **environ):
     """Run a notebook of the copy of the project at `project` and compare it strictly; return the completed process.
 
     Other tests share the cores, so nothing is learned about speed: two rounds of each measurement run its code, and
-    what holds only on an idle machine is left to ``make notebooks``.
+    what holds only on an idle machine is left to ``make notebooks``. Cells with the tag `NIGHT` run if it is `whole`.
     """
     path = project / "notebooks" / f"{name}.ipynb"
-    path.write_text(text_of(without_speed(nbformat.read(path, as_version=4))))
+    notebook = without_speed(nbformat.read(path, as_version=4))
+    for cell in notebook.cells:
+        if NIGHT in tags(cell) and not whole:
+            cell.metadata.tags = [SKIP]
+    path.write_text(text_of(notebook))
     options = ["--nbval", "--nbval-current-env", f"--nbval-cell-timeout={CELL_LIMIT}", "-p", "no:cacheprovider", "-q"]
     command = [sys.executable, "-m", "pytest", *options, "--nbval-sanitize-with=tests/nbval.cfg", str(path)]
     env = environment(project, MPDEMO_ROUNDS="2", **environ)

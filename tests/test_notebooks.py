@@ -22,11 +22,9 @@ from notebooks import NBVAL_LIMIT, TRAINS_SINGLE, nbval
 NAMES = sorted(path.stem for path in (root() / "notebooks").glob("*.ipynb"))
 ON_SLURM = ("00", "03", "06", "10")  # with jobs by hand, over two nodes, or stopped; at night all run in both places
 LONGEST = ("03", "08", "07", "12", "10", "05", "14", "06")
-RUNS = [
-    pytest.param(name, place, marks=[] if (place == "cluster") == (name[:2] in ON_SLURM) else [pytest.mark.nightly])
-    for name in sorted(NAMES, key=lambda name: LONGEST.index(name[:2]) if name[:2] in LONGEST else len(LONGEST))
-    for place in ("this machine", "cluster")
-]
+ORDER = sorted(NAMES, key=lambda name: LONGEST.index(name[:2]) if name[:2] in LONGEST else len(LONGEST))
+RUNS = [(name, "cluster" if name[:2] in ON_SLURM else "this machine", False) for name in ORDER]
+AT_NIGHT = [(name, place, True) for name in ORDER for place in ("this machine", "cluster")]
 SINGLE = "runs/train_single"
 
 
@@ -40,14 +38,16 @@ def trained(tmp_path_factory, worker_id):
 
 
 @pytest.mark.timeout(NBVAL_LIMIT + 60)
-@pytest.mark.parametrize(("name", "place"), RUNS)
-def test_notebook_gives_the_saved_outputs(name, place, tmp_path, trained, request, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "place", "whole"), [*RUNS, *(pytest.param(*run, marks=pytest.mark.nightly) for run in AT_NIGHT)]
+)
+def test_notebook_gives_the_saved_outputs(name, place, whole, tmp_path, trained, request, monkeypatch):
     monkeypatch.delenv("SLURM_CONF", raising=False)
     where = request.getfixturevalue("shared_cluster").environ if place == "cluster" else {}
     project, kept = fresh_copy(tmp_path / "project"), trained / place
     if kept.exists() and TRAINS_SINGLE in (project / "notebooks" / f"{name}.ipynb").read_text():
         shutil.copytree(kept, project / SINGLE)
-    done = nbval(name, project, **where)
+    done = nbval(name, project, whole, **where)
     assert done.returncode == 0, f"{done.stdout[-8000:]}\n{done.stderr[-2000:]}"
     if (project / SINGLE / "summary.json").exists() and not kept.exists():
         shutil.copytree(project / SINGLE, tmp_path / "kept")

@@ -23,6 +23,10 @@ def test_each_rank_has_a_row_that_names_what_carries_its_messages(run_once):
     assert done.returncode == 0 and [row[0] for row in rows] == ["0", "1"], done.stdout + done.stderr
     assert rows[0][1:] == rows[1][1:] and rows[0][6:] == ["gloo", "lo"]
     assert done.stdout.count("[OK]   Python") == 1
+
+
+@pytest.mark.nightly
+def test_a_rank_that_is_alone_sends_nothing(run_once):
     alone = run_once(*TORCHRUN, "1", "-m", "mpdemo", "env", "--site", "generic", timeout=200)
     assert alone.returncode == 0 and rows_of(alone.stdout)[0][6:] == ["-", "-"]  # nobody to talk to
 

@@ -1,6 +1,6 @@
 """Processes that run cells (``%%ranks``) and readers' programs (``%%task``), in one process group on this machine.
 
-They are forked from a server that imports PyTorch once (about 250 MB) and computes nothing, since a fork after a
+They are forked from a server that imports PyTorch once (about 370 MB) and computes nothing, since a fork after a
 computation could hang. They end with this process, however it ends. What each of them does: rank.py.
 """
 

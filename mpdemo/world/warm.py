@@ -86,7 +86,9 @@ def serve():
     connection = socket.socket(fileno=os.dup(0))
     program = run_program
     try:
-        import torch.distributed.fsdp  # noqa: F401 - and all that any rank would import in 2 s of its own
+        import torch.distributed.checkpoint
+        import torch.distributed.fsdp
+        import torch.distributed.pipelining  # noqa: F401 - with torch._dynamo, which every optimizer imports
     except Exception:  # each job starts a Python of its own, which says why
         program = None
     while True:
