@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from gpu import page
 from project import root
 from worlds import run_worlds, written
 
@@ -71,6 +72,19 @@ def test_a_pipeline_is_counted_as_two_processes_count_it(tmp_path):
     run_worlds(tmp_path, [[2, "tests/programs/real_step.py", cases, str(tmp_path / "found")]])
     (real,) = json.loads((tmp_path / "found").read_text())
     assert found.stages == pytest.approx(real, rel=0.05)
+
+
+def test_a_gpu_counted_what_is_planned(run_once, tmp_path):
+    """A GPT of a billion weights in bf16, with and without checkpointing, as an H100 measured it (notebooks/gpu)."""
+    part = next(part for part in page.newest()["parts"] if part["part"] == "gpt")
+    planned = [row for row in part["rows"] if "compile" not in row["options"]]
+    (tmp_path / "gpt.jsonl").write_text("".join(json.dumps(row) + "\n" for row in planned))
+    done = run_once("tests/gpu/predicted.py", str(tmp_path / "rows"), str(tmp_path / "gpt.jsonl"), timeout=300)
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in (tmp_path / "rows").read_text().splitlines()]
+    assert len(rows) == len(planned) > 1
+    for row in rows:
+        assert row["predicted_gib"] == pytest.approx(row["measured_gib"], rel=0.01), row["options"]
 
 
 def test_few_blocks_tell_what_all_of_them_need():
