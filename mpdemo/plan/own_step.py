@@ -22,7 +22,7 @@ from mpdemo.plan.counting import CountMessages, LiveMemory, size
 from mpdemo.plan.dry_run import fake_world, local, without_surprises
 from mpdemo.plan.fits import IN_BLOCKS
 from mpdemo.plan.footprint import kernel_seconds
-from mpdemo.plan.fused_loss import FusedLoss
+from mpdemo.plan.gpu_autocast import GpuAutocast
 from mpdemo.plan.meter import Kernels
 from mpdemo.plan.phases import Phases
 from mpdemo.plan.request import NotPlanned
@@ -117,7 +117,7 @@ def step(model, way, states, batch, count) -> Step:
             for p in trained if way.held else []:
                 p.grad = torch.empty_like(p)
             phases.enter("before")
-            with kernels, sent, FusedLoss():
+            with kernels, sent, GpuAutocast():
                 inputs = model.inputs(batch)
                 with torch.autocast("cpu", torch.bfloat16, enabled=way.bf16 and not way.is_sharded):
                     outputs = model.compute(module, inputs)
