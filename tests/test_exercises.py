@@ -17,7 +17,7 @@ from notebooks import sanitised
 
 DEADLOCK = "still waits"  # said where a program hangs, after `PATIENCE` seconds; others may need longer
 PATIENCE = 3.0
-LONG = ("10.5", "14.1", "14.2", "14.4")  # several runs of a script each: wrong answers are tried at night
+LONG = ("10.5", "14.1", "14.2", "14.4")  # several runs of a script each: tried at night
 EXERCISES = exercises()
 PREDICTIONS = {number: row for number, row in EXERCISES.items() if "right" in row}
 PROGRAMS = tomllib.loads((Path(__file__).parent / "wrong_programs.toml").read_text())
@@ -122,7 +122,9 @@ def answer_of(number, changes, solutions, folder):
     return answers[number]
 
 
-@pytest.mark.parametrize("number", EXERCISES)
+@pytest.mark.parametrize(
+    "number", [pytest.param(number, marks=[pytest.mark.nightly] * (number in LONG)) for number in EXERCISES]
+)
 def test_a_solution_is_right_and_what_is_said_to_it_was_saved(number, solutions, tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("SLURM_CONF", raising=False)
     check.check(number, answer_of(number, (), solutions, tmp_path))

@@ -3,8 +3,9 @@
 import pytest
 import torch
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
-from mpdemo.models.private_torch import FakeTensors
+from mpdemo.models.private_torch import FakeTensors, backward
 from mpdemo.plan.counting import LiveMemory
 from mpdemo.plan.gpu_autocast import GpuAutocast
 
@@ -55,6 +56,14 @@ def test_types_are_those_of_a_gpu(call, dtype, believed):
     assert types[0] == types[1]
 
 
+def test_a_block_that_recomputes_has_the_same_types_again():
+    norm = torch.nn.LayerNorm(8, dtype=torch.bfloat16)
+    with FakeTensors(allow_non_fake_inputs=True), GpuAutocast(), torch.autocast("cpu", torch.bfloat16):
+        x = torch.empty(4, 8, dtype=torch.bfloat16, requires_grad=True)
+        backward(checkpoint(norm, x, use_reentrant=False).sum())  # PyTorch compares the types
+    assert x.grad.dtype == torch.bfloat16
+
+
 def test_a_softmax_under_autocast_is_not_copied():
     """Unit: logits in 16 bits. Logits, log-probabilities and their gradient in 32, gradient of the logits in 16."""
     memory = LiveMemory()
@@ -64,6 +73,6 @@ def test_a_softmax_under_autocast_is_not_copied():
         with torch.autocast("cpu", torch.bfloat16):
             loss = functional.cross_entropy(logits, target, ignore_index=0)
         memory.start()
-        loss.backward()
+        backward(loss)
     assert memory.peak() / logits.nbytes == pytest.approx(1 + 2 + 2 + 1, abs=0.01)
     assert logits.grad.dtype == torch.bfloat16 and loss.dtype == torch.float32

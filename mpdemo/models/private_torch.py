@@ -5,6 +5,7 @@ tests/test_private_pytorch.py tries each by its name.
 
 from unittest.mock import patch
 
+import torch
 from torch._dynamo import OptimizedModule
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -14,7 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_u
 
 __all__ = ["DataDependentOutputException", "DynamicOutputShapeException", "FakeStore", "FakeTensors"]
 __all__ += ["OptimizedModule", "TorchDispatchMode", "device_constructors", "without_cuda_guards"]
-__all__ += ["tree_flatten", "tree_leaves", "tree_map_only", "tree_unflatten"]
+__all__ += ["backward", "tree_flatten", "tree_leaves", "tree_map_only", "tree_unflatten"]
 
 
 class FakeTensors(FakeTensorMode):
@@ -24,6 +25,12 @@ class FakeTensors(FakeTensorMode):
     """
 
     avoid_device_init = False
+
+
+def backward(loss):
+    """Do what ``loss.backward()`` does, and stay in the modes of functions, in which blocks then recompute."""
+    engine = torch.autograd.Variable._execution_engine
+    engine.run_backward((loss,), (torch.ones_like(loss),), False, False, (), True, True)
 
 
 def without_cuda_guards():

@@ -17,7 +17,7 @@ from mpdemo.errors import error_line
 from mpdemo.models import variants
 from mpdemo.models.layers import FEW
 from mpdemo.models.loading import quiet
-from mpdemo.models.private_torch import FakeTensors
+from mpdemo.models.private_torch import FakeTensors, backward
 from mpdemo.plan.counting import CountMessages, LiveMemory, size
 from mpdemo.plan.dry_run import fake_world, local, without_surprises
 from mpdemo.plan.fits import IN_BLOCKS
@@ -117,13 +117,14 @@ def step(model, way, states, batch, count) -> Step:
             for p in trained if way.held else []:
                 p.grad = torch.empty_like(p)
             phases.enter("before")
-            with kernels, sent, GpuAutocast():
+            casts = way.bf16 and not way.is_sharded
+            with kernels, sent, GpuAutocast() if casts else nullcontext():
                 inputs = model.inputs(batch)
-                with torch.autocast("cpu", torch.bfloat16, enabled=way.bf16 and not way.is_sharded):
+                with torch.autocast("cpu", torch.bfloat16, enabled=casts):
                     outputs = model.compute(module, inputs)
                 loss = model.loss(outputs)  # inputs and outputs stay, as in a loop that a reader writes
                 phases.enter("backward")
-                loss.backward()
+                backward(loss)
             phases.enter("end")
             del kept, inputs
         sizes = [size([local(t) for t in tensors]) for tensors in (module.parameters(), trained, module.buffers())]
