@@ -145,6 +145,14 @@ def test_a_forked_program_ends_like_one_of_its_own(project, code, status, last):
     assert "warm.py" not in job.log() and "runpy" not in job.log()
 
 
+def test_lines_of_ranks_are_whole(project):
+    """A rank's print is one write: text and end of line in two would let another rank's text come between them."""
+    many = "import os; [print('rank', os.environ['RANK'], 'line', i) for i in range(3000)]"
+    job = submit(JobSpec("toy", ("-c", many), "runs/toy", processes_per_node=2))
+    assert job.wait(60) == "done"
+    assert sorted(job.log().splitlines()) == sorted(f"rank {rank} line {i}" for rank in range(2) for i in range(3000))
+
+
 def test_a_foreign_record_deletes_nothing(project, tmp_path):
     """It may have been written by anybody; and a process that has only the supervisor's number is not it."""
     (precious := tmp_path / "precious").mkdir()

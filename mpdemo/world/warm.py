@@ -125,9 +125,9 @@ def _become_supervisor(connection, program, order, pipe, log, *inputs):
 
 
 def run_program(command):
-    """Run ``python -u COMMAND`` in this forked process, a module, a file or a text; end the process as Python would."""
+    """Run ``python COMMAND`` in this forked process, a module, a file or a text; end the process as Python would."""
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True, write_through=True)
+        stream.reconfigure(line_buffering=True, write_through=False)  # a line is one write: ranks share the log
     if "numpy" in sys.modules:  # Python's own random numbers differ after a fork
         sys.modules["numpy"].random.seed()
     status = 0

@@ -52,8 +52,9 @@ def with_older_rows(part, older) -> dict:
 
 def key(row) -> str | None:
     """Return what identifies a test, or a variant of a model that was timed; None for any other row."""
-    options = "+".join(sorted(row["options"])) or "eager" if "options" in row and "mfu" in row else None
-    return row.get("test", options)
+    if "options" in row and "measured_gib" not in row:  # those of the plan
+        return "+".join(sorted(row["options"])) or "eager"
+    return row.get("test")
 
 
 def still_there(row) -> bool:
