@@ -114,6 +114,13 @@ def cluster(shared_cluster, monkeypatch):
 
 
 @pytest.fixture
+def gpu_autocast(monkeypatch):
+    """Autocast for CUDA that believes in a GPU, so that fake tensors get the types it gives there."""
+    monkeypatch.setattr("torch.cuda.amp.common.amp_definitely_not_available", lambda: False)
+    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda: True)
+
+
+@pytest.fixture
 def no_slurm(monkeypatch):
     """No Slurm in reach: sbatch is not found."""
     which = shutil.which

@@ -62,10 +62,8 @@ def test_a_tensor_that_is_made_names_its_device(files):
 
 
 @pytest.mark.parametrize(("device", "after_group_norm"), [("cpu", torch.bfloat16), ("cuda", torch.float32)])
-def test_the_types_between_stages_are_those_of_the_device(device, after_group_norm, monkeypatch):
+def test_the_types_between_stages_are_those_of_the_device(device, after_group_norm, gpu_autocast):
     """The type of a cut is found on fake tensors, so a GPU's is found without one: autocast must only believe in it."""
-    monkeypatch.setattr("torch.cuda.amp.common.amp_definitely_not_available", lambda: False)
-    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda: True)
     model = models.build("convnet", norm="group")
     model.precision = torch.bfloat16
     settings = checked(Settings(rung="model_parallel", model="convnet", norm="group", batch_size=8), 2)

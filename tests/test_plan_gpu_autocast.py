@@ -38,16 +38,9 @@ CALLS = {
 }
 
 
-@pytest.fixture
-def believed(monkeypatch):
-    """Autocast that believes in a GPU."""
-    monkeypatch.setattr("torch.cuda.amp.common.amp_definitely_not_available", lambda: False)
-    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda: True)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("call", CALLS.values(), ids=list(CALLS))
-def test_types_are_those_of_a_gpu(call, dtype, believed):
+def test_types_are_those_of_a_gpu(call, dtype, gpu_autocast):
     types = []
     with FakeTensors(), torch.no_grad():
         for device in ("cuda", "cpu"):

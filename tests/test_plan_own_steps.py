@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from gpu import page
+from gpu.record import read_rows
 from project import root
 from worlds import run_worlds, written
 
@@ -81,7 +82,7 @@ def test_a_gpu_counted_what_is_planned(run_once, tmp_path):
     (tmp_path / "gpt.jsonl").write_text("".join(json.dumps(row) + "\n" for row in planned))
     done = run_once("tests/gpu/predicted.py", str(tmp_path / "rows"), str(tmp_path / "gpt.jsonl"), timeout=300)
     assert done.returncode == 0, done.stderr
-    rows = [json.loads(line) for line in (tmp_path / "rows").read_text().splitlines()]
+    rows = read_rows(tmp_path / "rows")
     assert len(rows) == len(planned) > 1
     for row in rows:
         assert row["predicted_gib"] == pytest.approx(row["measured_gib"], rel=0.01), row["options"]

@@ -114,6 +114,11 @@ class LiveMemory(TorchDispatchMode):
         self.live[device] -= bytes_
 
 
+def has_16_bits(value) -> bool:
+    """Return whether a value is a tensor of 16-bit floating-point numbers."""
+    return isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16)
+
+
 def tensors_in(values) -> list:
     """Return all tensors of arguments or results, also those in lists."""
     return [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]

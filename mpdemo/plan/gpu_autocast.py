@@ -10,6 +10,8 @@ import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from mpdemo.plan.counting import has_16_bits
+
 
 def named(names) -> set:
     """Return the functions and methods of PyTorch that have these names."""
@@ -53,11 +55,6 @@ class _Softmax(torch.autograd.Function):
     def backward(ctx, gradient):
         (output,) = ctx.saved_tensors
         return torch.empty_like(output, dtype=ctx.dtype)
-
-
-def has_16_bits(value) -> bool:
-    """Whether this is a tensor that autocast may cast to 32 bits."""
-    return isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16)
 
 
 def _of_classes(logits, target, *args, label_smoothing=0.0, **kwargs) -> bool:

@@ -5,7 +5,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.flop_counter import flop_registry
 
 from mpdemo.models.private_torch import FakeTensors, TorchDispatchMode
-from mpdemo.plan.counting import LiveMemory, rounded, tensors_in
+from mpdemo.plan.counting import LiveMemory, has_16_bits, rounded, tensors_in
 
 aten = torch.ops.aten
 ON_A_CPU = {  # of attention on a CPU, which PyTorch counts from 2.15 on: that on a GPU takes the same operations
@@ -43,7 +43,7 @@ class Kernels(TorchDispatchMode):
             if formula:
                 shapes = every_head(args) if "scaled_dot_product" in func._schema.name else args
                 operations = formula(*shapes, **(kwargs or {}), out_val=result)
-            if inputs and inputs[0].dtype in (torch.bfloat16, torch.float16):
+            if inputs and has_16_bits(inputs[0]):
                 parts = 0, 0, operations
             else:
                 parts = (operations, 0, 0) if "convolution" in func._schema.name else (0, operations, 0)

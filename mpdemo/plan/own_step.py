@@ -117,10 +117,9 @@ def step(model, way, states, batch, count) -> Step:
             for p in trained if way.held else []:
                 p.grad = torch.empty_like(p)
             phases.enter("before")
-            casts = way.bf16 and not way.is_sharded
-            with kernels, sent, GpuAutocast() if casts else nullcontext():
+            with kernels, sent, GpuAutocast():
                 inputs = model.inputs(batch)
-                with torch.autocast("cpu", torch.bfloat16, enabled=casts):
+                with torch.autocast("cpu", torch.bfloat16, enabled=way.bf16 and not way.is_sharded):
                     outputs = model.compute(module, inputs)
                 loss = model.loss(outputs)  # inputs and outputs stay, as in a loop that a reader writes
                 phases.enter("backward")

@@ -47,6 +47,12 @@ def row_of_stage(settings, gpu, number):
     return row(settings, World(device=devices[0]) if number else gpu, number)
 
 
+def append(rows, path):
+    """Append rows to a file, a line of JSON each."""
+    with open(path, "a") as file:
+        file.writelines(json.dumps(each) + "\n" for each in rows)
+
+
 def main():
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = WORKSPACE  # read when the first matrix product is computed
     gpu = where_am_i()
@@ -54,8 +60,7 @@ def main():
     on_gpu = gpu.device.type == "cuda"
     rows = [row(settings, gpu) for settings in (WHOLE + LARGE if on_gpu else WHOLE)]
     rows += [row_of_stage(settings, gpu, number) for settings in STAGES if on_gpu for number in range(2)]
-    with open(sys.argv[1], "a") as file:
-        file.writelines(json.dumps(each) + "\n" for each in rows)
+    append(rows, sys.argv[1])
     off = [each for each in rows if abs(each["predicted"] / each["counted"] - 1) > WITHIN]
     sys.exit(f"more than {WITHIN:.0%} from the plan: {off}" if off else 0)
 

@@ -7,12 +7,11 @@ Without a GPU everything is small, and there is one kind of stream.
 """
 
 import contextlib
-import json
 import random
 import sys
 
 import torch
-from memory_of_one import STAGES, row_of_stage
+from memory_of_one import STAGES, append, row_of_stage
 from torch import nn
 from torchvision.models import resnet18, resnet101
 
@@ -83,8 +82,7 @@ def main():
     parts = list(zip(*halves(), strict=True))
     rows.append({"both_stages_mib": peak_of_both(*zip(*parts, strict=True)), "batch": BATCH, "size": SIZE})
     rows.append({"overlap": overlap(parts)})
-    with open(sys.argv[1], "a") as file:
-        file.writelines(json.dumps(each) + "\n" for each in rows)
+    append(rows, sys.argv[1])
 
 
 if __name__ == "__main__":
