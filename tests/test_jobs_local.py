@@ -120,6 +120,16 @@ def test_a_forked_program_is_like_one_of_its_own(project, monkeypatch, how):
     assert job.log() == f"{project} ['{name}', 'a b'] __main__ 1 {rank} {how} False\n"
 
 
+def test_each_job_has_its_own_folder_for_temporary_files(project, monkeypatch):
+    """Also where the process that forks it has asked for such a folder, as PyTorch does when it is imported."""
+    (project / "sitecustomize.py").write_text("import tempfile; tempfile.gettempdir()")
+    monkeypatch.setenv("PYTHONPATH", str(project))
+    code = "import os, tempfile; print(tempfile.mkdtemp().startswith(os.environ['TMPDIR']))"
+    for name in ("first", "second"):
+        job = submit(JobSpec("toy", ("-c", code), f"runs/{name}"))
+        assert job.wait(60) == "done" and job.log() == "True\n", job.log()
+
+
 def test_ranks_that_stop_with_a_checkpoint_wait_for_each_other(project):
     code = "import os, sys, time; r = os.environ['RANK']; time.sleep(2 * int(r)); print('saved', r); sys.exit(3)"
     job = submit(JobSpec("toy", ("-c", code), "runs/toy", processes_per_node=2))
@@ -189,6 +199,20 @@ def test_a_job_is_announced_before_its_record_is_written(project, capsys):
     with pytest.raises(OSError):
         submit(spec())
     assert "1 process (job" in capsys.readouterr().out
+
+
+def test_of_two_kernels_that_submit_at_the_same_time_one_is_refused(project, monkeypatch):
+    """The second would find no job yet, and its own would take the first one's results away."""
+    refused, start = [], local_job.start
+
+    def start_while_another_submits(wanted):
+        with pytest.raises(UserError, match="another Python is submitting a job to runs/toy; do: wait") as error:
+            submit(wanted)
+        refused.append(error)
+        return start(wanted)
+
+    monkeypatch.setattr(local_job, "start", start_while_another_submits)
+    assert submit(spec()).wait(100) == "done" and len(refused) == 1
 
 
 # --- several people on one installation: each works in a folder of their own, and nobody in another's

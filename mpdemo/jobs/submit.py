@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import fcntl
 import itertools
 import json
 import os
@@ -62,11 +63,29 @@ def submit(
     if problems := problems_in(job.text, job.site, False, job.spec):
         raise UserError(f"{spec.name} was not submitted: " + "; ".join(map(str, problems)))
     identity = slurm.identity() if slurm.in_reach() else None
-    if earlier := find_earlier(spec, identity, resubmit):
-        known = f"found job {earlier.id} ({earlier.state}) in {spec.out}"
-        print(wrapped(f"{known}: not submitted again; resubmit=True runs it again"))
-        return earlier
-    return start(job, identity, script)
+    with alone(spec):
+        if earlier := find_earlier(spec, identity, resubmit):
+            known = f"found job {earlier.id} ({earlier.state}) in {spec.out}"
+            print(wrapped(f"{known}: not submitted again; resubmit=True runs it again"))
+            return earlier
+        return start(job, identity, script)
+
+
+@contextlib.contextmanager
+def alone(spec: JobSpec) -> Iterator[None]:
+    """Let no other Python submit to the same folder meanwhile: it would not find this job yet, and start a second."""
+    folder = os.open(make_folder(spec), os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(folder)
+        raise UserError(f"another Python is submitting a job to {spec.out}; do: wait, or give another out=") from None
+    except OSError:
+        pass  # this file system has no locks
+    try:
+        yield
+    finally:
+        os.close(folder)
 
 
 def start(job: FittedJob, identity: Any, script: str | None = None) -> Job:

@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import traceback
 import types
@@ -73,6 +74,7 @@ def _server(order) -> socket.socket:
         command = [sys.executable, "-P", "-c", SERVE, SOURCE]
         with theirs:
             nowhere = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+            environment = environment | {"TMPDIR": tempfile.gettempdir()}  # the order's own ends with its job
             process = subprocess.Popen(command, stdin=theirs, **nowhere, env=environment, start_new_session=True)
         SERVERS.clear()  # the connection to another one is closed, so it ends
         SERVERS[started_with] = ours, process
@@ -91,6 +93,7 @@ def serve():
         import torch.distributed.pipelining  # noqa: F401 - with torch._dynamo, which every optimizer imports
     except Exception:  # each job starts a Python of its own, which says why
         program = None
+    tempfile.tempdir = None  # PyTorch has asked for it; each rank finds its own
     while True:
         order, descriptors, _, _ = socket.recv_fds(connection, 4096, 250)
         if not order:
