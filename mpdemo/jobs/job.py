@@ -5,7 +5,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +151,7 @@ class Job:
         count = spec.get("nodes", 1) * spec.get("processes_per_node", 1)
         return f"{self.folder} ({state}, {count} process{'es' if count > 1 else ''})"
 
-    def waiting(self, timeout: float, pending: float = DAY) -> Iterator[None]:
+    def waiting(self, timeout: float, pending: float = DAY) -> Generator[None]:
         """Yield until the job has ended, for a caller who has something to do between two looks; else as `wait`."""
         limits = {"pending": pending, "running": timeout}
         state, begin, said = "", 0.0, False

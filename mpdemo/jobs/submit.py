@@ -7,7 +7,7 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, overload
 
@@ -72,7 +72,7 @@ def submit(
 
 
 @contextlib.contextmanager
-def alone(spec: JobSpec) -> Iterator[None]:
+def alone(spec: JobSpec) -> Generator[None]:
     """Let no other Python submit to the same folder meanwhile: it would not find this job yet, and start a second."""
     folder = os.open(make_folder(spec), os.O_RDONLY)
     try:
@@ -166,7 +166,7 @@ def announcement(spec: JobSpec, record: dict[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def prepared(spec: JobSpec) -> Iterator[Path]:
+def prepared(spec: JobSpec) -> Generator[Path]:
     """Yield the run's folder, and move the last run's results aside: they would be taken for those of the new job.
 
     A run that resumes keeps metrics and checkpoints. Where the submission is refused, all go back to their places.

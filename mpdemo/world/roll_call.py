@@ -75,8 +75,7 @@ def nccl_transports(log) -> list[str]:
 def interfaces() -> list[str]:
     """Return the network interfaces of gloo's open connections to other ranks."""
     process, store = psutil.Process(), int(os.environ["MASTER_PORT"])
-    listed = getattr(process, "net_connections", None) or process.connections  # its name before psutil 6
-    links = [link for link in listed("tcp") if link.status == psutil.CONN_ESTABLISHED]
+    links = [link for link in process.net_connections("tcp") if link.status == psutil.CONN_ESTABLISHED]
     own = {link.laddr.ip.removeprefix("::ffff:") for link in links if store not in (link.laddr.port, link.raddr.port)}
     own |= {"127.0.0.1"} if any(address.startswith("127.") for address in own) else set()
     return sorted(name for name, cards in psutil.net_if_addrs().items() if own & {card.address for card in cards})
