@@ -87,7 +87,7 @@ def in_words(asked, told, found):
 def look(asked) -> tuple:
     """Return where the ranks of a running job are, and its GPUs."""
     if asked.slurm_id:
-        return live.look_at(asked.slurm_id, asked.nodes, asked.logs)
+        return live.look_at(asked.slurm_id, asked.logs)
     return live.look_here(probe.ranks_of_launchers(local_job.ranks(asked.folder)), asked.logs)
 
 
