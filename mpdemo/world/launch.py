@@ -100,16 +100,6 @@ def lost_a_peer(error) -> bool:
     return not isinstance(error, BrokenPipeError) and any(message in str(error) for message in messages)
 
 
-def is_program(command) -> bool:
-    """Whether torchrun starts a command as it is: a module or a file, not an option of Python such as ``-c``."""
-    return command[0] == "-m" or command[0].endswith(".py")
-
-
-def for_torchrun(command) -> list[str]:
-    """Return a command as torchrun passes it on unchanged: it reads ``$$`` and ``${local_rank}`` as its own."""
-    return [argument.replace("$", "$$") for argument in command]
-
-
 def start(command, processes) -> int:
     """Run ``python COMMAND`` in `processes` processes of this machine, as torchrun would; return the exit status."""
     import_pytorch()
