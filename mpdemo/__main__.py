@@ -84,11 +84,8 @@ def parser_of(name) -> tuple:
     module_name, what, example = COMMANDS[name]
     module = importlib.import_module(module_name)
     sentence = what[0].upper() + what[1:] + "." * (what[-1] != "?")
-    parser = Parser(
-        prog=f"{PROGRAM} {name}",
-        description=sentence,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    layout = argparse.RawDescriptionHelpFormatter  # an epilog's lines stay as they are
+    parser = Parser(prog=f"{PROGRAM} {name}", description=sentence, formatter_class=layout)
     module.add_arguments(parser)
     lines = [parser.epilog, f"example: {PROGRAM} {name} {example}".rstrip(), STATUSES.get(name, STATUS)]
     parser.epilog = "\n".join(line for line in lines if line)

@@ -74,14 +74,9 @@ def settings_of_rows(args) -> list[Settings]:
     refused.
     """
     n = args.processes
+    left_out = {"hybrid": n < 4 or n % 2, "fsdp": not args.all, "tensor": not args.all or HEADS % n}
     rows = []
-    for rung in RUNGS:
-        if rung == "hybrid" and (n < 4 or n % 2):
-            continue
-        if rung in ("fsdp", "tensor") and not args.all:
-            continue
-        if rung == "tensor" and HEADS % n:
-            continue
+    for rung in (rung for rung in RUNGS if not left_out.get(rung)):
         for form in reversed(RUNG_FORMS[rung]):
             changes = {"form": form, "epochs": None, "lr_schedule": "constant", "timeline": False}
             if rung != "single":

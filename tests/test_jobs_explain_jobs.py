@@ -1,5 +1,6 @@
 """What became of a job, by its number or its run's folder; and where the ranks of one are that hangs."""
 
+import dataclasses
 import json
 import re
 import subprocess
@@ -10,7 +11,7 @@ import pytest
 from worker_jobs import spec, until
 
 from mpdemo import __main__ as command_line
-from mpdemo.jobs import explain_command, live, probe, submit, who_waits
+from mpdemo.jobs import explain_command, live, load_site, probe, submit, who_waits
 from mpdemo.jobs.asked import resolve
 from mpdemo.jobs.explain import find, verdict
 from mpdemo.jobs.job import RECORD
@@ -27,8 +28,8 @@ def explain(capsys, *words):
 
 
 def hanging(**shape):
-    """Submit a job in which all ranks wait for rank 1; return it when it hangs."""
-    job = submit(spec(program="hanging.py", gpus_per_process=0, **shape))
+    """Submit a job in which all ranks wait for rank 1, on a site of nodes with one GPU; return it when it hangs."""
+    job = submit(spec(program="hanging.py", **shape), dataclasses.replace(load_site("throwaway"), gpus_per_node=1))
     world = shape.get("nodes", 1) * shape["processes_per_node"]
     until(lambda: job.log().count("is ready") == world or job.finished)
     until(lambda: resolve(job.id).silence > explain_command.QUIET)
@@ -39,22 +40,25 @@ WAITS = r" waits? in barrier \(.*hanging.py, line \d+ in <module>\) for rank 1, 
 
 
 @pytest.mark.parametrize(
-    "shape",
-    [{"nodes": 3, "processes_per_node": 1}, {"nodes": 2, "processes_per_node": 2, "launcher": "torchrun"}],
+    ("nodes", "shape"),
+    [
+        (3, {"processes_per_node": 3}),  # each with a GPU, and so on a node of its own
+        (2, {"nodes": 2, "processes_per_node": 2, "gpus_per_process": 0, "launcher": "torchrun"}),
+    ],
     ids=["srun", "torchrun"],
 )
-def test_a_job_that_hangs_is_explained_by_its_number_at_once(cluster, project, capsys, shape):
+def test_a_job_that_hangs_is_explained_by_its_number_at_once(cluster, project, capsys, nodes, shape):
     job = hanging(**shape)
     begin = time.monotonic()
     said = explain(capsys, job.id, "--live")
     assert time.monotonic() - begin < 30  # processes start slowly on a busy machine
-    others = "ranks 0, 2" if shape["nodes"] == 3 else "ranks 0, 2, 3"
+    others = "ranks 0, 2" if nodes == 3 else "ranks 0, 2, 3"
     assert re.search("^" + others + WAITS, said, re.MULTILINE), said
     assert "verdict: fix; " in said and "usage: " in said
     (project / "runs/toy" / RECORD).unlink()  # now it is any user's job
     told = json.loads(explain(capsys, job.id, "--live", "--json"))
     assert re.match(others + WAITS, told["live"]) and told["verdict"] == "fix"
-    assert {row["node"] for row in told["ranks"]} == {f"node{n}" for n in range(1, shape["nodes"] + 1)}
+    assert {row["node"] for row in told["ranks"]} == {f"node{n}" for n in range(1, nodes + 1)}
     job.cancel()
     until(lambda: "throwaway: cancelled" in explain(capsys, job.id))
     assert "verdict: retry; " in explain(capsys, job.id)
@@ -78,6 +82,9 @@ def test_a_failed_job_is_explained_by_its_folder(project, capsys):
     assert said.startswith(f"job {job.id} (toy) on this machine: failed, exit status 1, after ")
     assert "ValueError: the digits are upside down" in said and "log: " in said
     assert said.rstrip().splitlines()[-1].startswith("verdict: fix; ")
+    (project / "runs/other").mkdir()
+    (project / "runs/other" / RECORD).write_text("{")  # of another run, and damaged
+    assert explain(capsys, job.id) == said
 
 
 HANDLES = "import faulthandler, signal; faulthandler.register(signal.SIGUSR2); "

@@ -36,7 +36,14 @@ def owner(project):
 
 @pytest.mark.parametrize(
     ("gpus", "visible", "devices", "used"),
-    [(0, None, 2, True), (1, None, 1, False), (2, None, 1, True), (2, None, 2, True), (4, "0,2", 3, False)],
+    [
+        (0, None, 2, True),
+        (1, None, 1, False),
+        (2, None, 1, True),
+        (2, None, 2, True),
+        (4, "0,2", 3, False),
+        (2, "-1", 1, True),
+    ],
 )
 def test_gpus_are_used_where_each_device_has_one_and_two_can_be_compared(
     gpus, visible, devices, used, project, monkeypatch, capsys, request

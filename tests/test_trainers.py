@@ -17,9 +17,8 @@ from mpdemo import paths
 from mpdemo.errors import UserError
 from mpdemo.jobs import JobSpec, load_site, render
 from mpdemo.jobs.sbatch_text import fitted
-from mpdemo.trainers.course import jobs_of_course
 from mpdemo.trainers.rehearse import SMALL, Trial, smallest
-from mpdemo.trainers.render import hours_at_most
+from mpdemo.trainers.render import hours_at_most, jobs_of_course
 
 COMMAND = (sys.executable, "-m", "mpdemo", "rehearse")
 TRAIN = {"command": "-m mpdemo train --rung single --out runs/a_course", "out": "runs/a_course"}

@@ -13,8 +13,7 @@ from mpdemo.errors import UserError
 from mpdemo.paths import root
 from mpdemo.world import devices
 from mpdemo.world.env import read_launcher, where_am_i
-from mpdemo.world.launch import OLDEST
-from mpdemo.world.say import log
+from mpdemo.world.launch import OLDEST, warn
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 SRUN = {  # as Slurm 22.05 sets them; the real one is asked below
@@ -215,12 +214,11 @@ def test_the_oldest_versions_are_those_of_the_project():
 
 
 def test_a_message_has_the_rank_in_front_where_there_is_one(monkeypatch, capsys):
-    log.warning("no file %s", "x")
+    warn("no file x")
     monkeypatch.setenv("SLURM_PROCID", "3")
-    log.warning("saved")
+    warn("saved")
     monkeypatch.setenv("RANK", "1")
-    log.warning("saved")
-    log.info("nobody asked")
+    warn("saved")
     assert capsys.readouterr().err == "mpdemo: no file x\nmpdemo: rank 3: saved\nmpdemo: rank 1: saved\n"
 
 

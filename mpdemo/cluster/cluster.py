@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 
+from mpdemo import paths
 from mpdemo.cluster import isolation
 from mpdemo.cluster.daemons import CLUSTER_NAME, Daemons, check_programs, listens, sweep
 from mpdemo.errors import UserError
@@ -110,9 +111,8 @@ class Cluster(Daemons):
 def guard(*what) -> subprocess.Popen:
     """Start a shell that sweeps a cluster away at the end of file of its input: when this process is gone."""
     words = ["sh", "-c", 'read _; exec "$@"', "guard", sys.executable, "-c", SWEEP, *map(str, what)]
-    source = Path(__file__).parents[2]  # where Python finds the package
     silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    return subprocess.Popen(words, stdin=subprocess.PIPE, **silent, cwd=source, start_new_session=True)
+    return subprocess.Popen(words, stdin=subprocess.PIPE, **silent, cwd=paths.source(), start_new_session=True)
 
 
 def new_folder() -> Path:

@@ -14,7 +14,7 @@ import psutil
 
 from mpdemo.cluster import isolation
 from mpdemo.errors import UserError
-from mpdemo.world.processes import child_environment, end_processes, first_child, is_running, start_time
+from mpdemo.world.processes import child_environment, children, end_processes, is_running, start_time
 
 CLUSTER_NAME = "throwaway"
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "sinfo")
@@ -103,7 +103,7 @@ class Daemons:
         for pid, started in [self.processes[name] for name in names if name in self.processes]:
             with contextlib.suppress(ProcessLookupError):
                 if is_running(pid, started):
-                    os.kill(first_child(pid) or pid, signal.SIGKILL)
+                    os.kill(next(iter(children(pid)), pid), signal.SIGKILL)
         self.end(*names, first_signal=signal.SIGCONT)
 
 
@@ -122,7 +122,7 @@ def sweep(folder, bridge=None):
                 killed.append(process)
     psutil.wait_procs(killed, timeout=5)
     if bridge:
-        isolation.remove_bridge(bridge)
+        isolation.works("ip", "link", "del", bridge)  # the kernel removes the cables of nodes that are gone
     shutil.rmtree(folder, ignore_errors=True)
 
 

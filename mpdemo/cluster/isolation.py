@@ -61,11 +61,6 @@ def make_bridge(bridge, subnet):
     execute("ip", "link", "set", bridge, "up")
 
 
-def remove_bridge(bridge):
-    """Remove the bridge; the kernel removes the cables of nodes that are gone."""
-    works("ip", "link", "del", bridge)
-
-
 def connect(bridge, subnet, index, pid):
     """Lay a cable from the bridge to the network namespace of process `pid` and give it the node's address."""
     cable = f"{bridge}n{index}"

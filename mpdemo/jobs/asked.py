@@ -25,7 +25,6 @@ class Asked:
     answer: slurm.Answer = slurm.Answer("")
     folder: Path | None = None  # of the run
     slurm_id: str = ""  # of a job of the Slurm in reach
-    nodes: int = 1
     resumes: bool = False
     piped: bytes = b""  # a log that came from standard input
 
@@ -96,7 +95,6 @@ def of_job(job) -> Asked:
         job.answer,
         job.out,
         slurm_id=job.id if identity and slurm.in_reach() and slurm.identity() == identity else "",
-        nodes=spec.get("nodes", 1),
         resumes=any(word.startswith("--resume") for word in spec.get("command", ())),
     )
 
@@ -105,6 +103,7 @@ def of_number(number) -> Asked:
     """Return what is known of a job by its number: one of a folder in runs/, or any that Slurm knows."""
     identity, runs = slurm.identity() if slurm.in_reach() else None, paths.root() / "runs"
     files = [*runs.glob(f"*/{RECORD}"), *runs.glob(f"*/*/{RECORD}")]
+    files = [file for file in files if number in file.read_text(errors="replace")]  # another one may be damaged
     records = [(read_record(file.parent), file.parent) for file in files]
     ours = [(record, out) for record, out in records if str(record["id"]) == number]
     here = [(record, out) for record, out in ours if record.get("identity") in (identity, None)]
@@ -124,7 +123,7 @@ def of_slurm(number, answer) -> Asked:
         shown = slurm.client("scontrol", "show", "job", number)
     except slurm.SlurmError:  # accounting alone still knows it
         shown = ""
-    fields = dict(re.findall(r"^ *(StdOut|StdErr|NumNodes)=([^\n]*?)(?: NumCPUs=.*)?$", shown, re.MULTILINE))
+    fields = dict(re.findall(r"^ *(StdOut|StdErr)=(.*)$", shown, re.MULTILINE))
     places = [Path(fields[name]) for name in ("StdOut", "StdErr") if name in fields]
     places += [folder / f"slurm-{slurm.number(number)}.out" for folder in (Path.cwd(), paths.root())]
     logs = list(dict.fromkeys(place for place in places if place.is_file()))[:2]
@@ -133,7 +132,7 @@ def of_slurm(number, answer) -> Asked:
         answer = answer._replace(state=slurm.state_by_status(text, 1))
     name = next(iter(re.findall(r"JobName=(.*)", shown)), "?")
     headline = f"job {number} ({name}) on cluster {slurm.cluster_name()}"
-    return Asked(logs, headline, answer, slurm_id=number, nodes=int(fields.get("NumNodes", "1").split("-")[0]))
+    return Asked(logs, headline, answer, slurm_id=number)
 
 
 def last_bytes(log) -> bytes:

@@ -117,23 +117,21 @@ def verdict(findings, state="", resumes=False) -> tuple:
     `resumes`: the same command continues from a checkpoint.
     """
     first = findings[0] if findings else None
+    longer = "give it a longer time limit, or checkpoints and --resume auto"
     by_state = {
         "pending": (None, "it waits in the queue"),
         "done": (None, "it ended well"),
         "stopped": ("retry", "it stopped with a checkpoint, from which the same command resumes"),
         "node_failure": ("retry", "a node failed"),
+        "timeout": ("retry", "it resumes from its last checkpoint") if resumes else ("fix", longer),
     }
     if state in by_state:
         return by_state[state]
-    if state == "timeout":
-        longer = "give it a longer time limit, or checkpoints and --resume auto"
-        return ("retry", "it resumes from its last checkpoint") if resumes else ("fix", longer)
     if state == "cancelled" and (first is None or first.known.kind != "cause"):
         return "retry", "it was cancelled"
-    if first is None and state in ("failed", "out_of_memory"):
+    if first:
+        what, do = first.known.explained(first.line)
+        return ("retry", what) if first.known.retry else ("fix", do)
+    if state in ("failed", "out_of_memory"):
         return "fix", "its log names no known failure: read its last lines"
-    if first is None:
-        runs = "it still runs; --live says where its ranks are"
-        return None, runs if state == "running" else "no failure is in the log"
-    what, do = first.known.explained(first.line)
-    return ("retry", what) if first.known.retry else ("fix", do)
+    return None, "it still runs; --live says where its ranks are" if state == "running" else "no failure is in the log"

@@ -9,7 +9,6 @@
 py-spy where it is installed, else from ranks that handle SIGUSR2: faulthandler.register(signal.SIGUSR2) in your script.
 """
 
-import argparse
 import dataclasses
 import json
 from pathlib import Path
@@ -28,7 +27,6 @@ LONG = 60.0  # s, where all ranks are in one collective: it may be large
 
 def add_arguments(parser):
     """Declare the command's options."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = __doc__.split("\n\n", 1)[1]
     what = "a log (-: standard input), the folder of a run (runs/03_ddp), or a job's number"
     parser.add_argument("what", metavar="WHAT", help=what)
@@ -89,7 +87,7 @@ def in_words(asked, told, found):
 def look(asked) -> tuple:
     """Return where the ranks of a running job are, and its GPUs."""
     if asked.slurm_id:
-        return live.look_at(asked.slurm_id, asked.nodes, asked.logs)
+        return live.look_at(asked.slurm_id, asked.logs)
     return live.look_here(probe.ranks_of_launchers(local_job.ranks(asked.folder)), asked.logs)
 
 

@@ -3,8 +3,6 @@
 import re
 import shlex
 
-from mpdemo.world.launch import for_torchrun, is_program
-
 LAST_CALL = 15  # s the remaining nodes wait before they go on: a lost node counts as alive for that long
 
 # A signal would run the first trap at once, with status 0: the second one makes bash wait for srun.
@@ -97,8 +95,10 @@ def launch(spec, site, of_srun) -> str:
         return f"{srun} \\\n  {site.python} {lines_of(spec.command)}"
     python = site.python.replace("'", "'\\''")  # as it stands between single quotes
     torchrun = f"bash -c 'exec {python} -m torch.distributed.run"
-    program = "" if is_program(spec.command) else "--no-python python "
-    script = f"torchrun {program}{lines_of(for_torchrun(spec.command))}"
+    as_it_is = spec.command[0] == "-m" or spec.command[0].endswith(".py")  # torchrun starts no option such as -c
+    program = "" if as_it_is else "--no-python python "
+    unchanged = [word.replace("$", "$$") for word in spec.command]  # it reads $$ and ${local_rank} as its own
+    script = f"torchrun {program}{lines_of(unchanged)}"
     return f"{QUOTES}\n" + " \\\n  ".join([srun, torchrun, *rendezvous(spec), script])
 
 

@@ -25,10 +25,12 @@ OF_STACKS = re.compile(r"^(?:Current thread|Thread|Stack|  File|  \.\.\.|\s*$)")
 OTHER_THREAD = re.compile(r"^Thread 0x")
 
 
-def look_at(job_id, nodes, logs) -> tuple[list[Place], list]:
+def look_at(job_id, logs) -> tuple[list[Place], list]:
     """Return where the ranks of a Slurm job are, and its GPUs: (percent, MiB) of each."""
     before = {file: file.stat() for file in logs}
     sizes = {str(file): old.st_size for file, old in before.items()}
+    counts = slurm.client("squeue", "-h", "-o", "%D", "-j", job_id).split()  # behind the name of another cluster
+    nodes = counts[-1] if counts else 1  # it has just ended, as srun says
     words = ["srun", f"--jobid={slurm.number(job_id)}", "--overlap", f"--nodes={nodes}", f"--ntasks={nodes}"]
     words += ["--ntasks-per-node=1", "--input=none", sys.executable, "-c", Path(probe.__file__).read_text()]
     try:

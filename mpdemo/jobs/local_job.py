@@ -19,7 +19,7 @@ from mpdemo.jobs import slurm
 from mpdemo.jobs.slurm import Answer
 from mpdemo.world import warm
 from mpdemo.world.devices import ON_THE_CPU, too_few_gpus
-from mpdemo.world.processes import child_environment, first_child, is_running, start_time
+from mpdemo.world.processes import child_environment, children, is_running, start_time
 
 HERE = "this machine"  # where a job runs that Slurm does not know
 PATIENCE = 0.05  # s between two looks at a job
@@ -55,7 +55,7 @@ def cancel(job):
 def warn(job):
     """Send SIGUSR1 to the supervisor, which passes it on."""
     end = time.monotonic() + GRACE
-    while not first_child(int(job.id)) and supervisor_lives(job.record) and time.monotonic() < end:
+    while not children(int(job.id)) and supervisor_lives(job.record) and time.monotonic() < end:
         time.sleep(PATIENCE)  # it does not listen yet
     if supervisor_lives(job.record):
         os.kill(int(job.id), signal.SIGUSR1)

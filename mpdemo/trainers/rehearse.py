@@ -27,7 +27,7 @@ from mpdemo.jobs import Job, JobSpec, load_site, slurm, submit
 from mpdemo.jobs.explain import find
 from mpdemo.jobs.lines import unlabelled
 from mpdemo.options import count
-from mpdemo.trainers.course import jobs_of_course
+from mpdemo.trainers.render import jobs_of_course
 from mpdemo.world.processes import clean_up_on_signals
 
 HEADERS = ("job", "submitted", "waited", "ran", "what to fix")

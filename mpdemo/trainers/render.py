@@ -1,17 +1,18 @@
-"""Write the batch scripts of the course for a site, and check them; nothing is submitted.
+"""The jobs of the course; write their batch scripts for a site, and check them; nothing is submitted.
 
 mpdemo render --site leonardo        into slurm/leonardo/
 """
 
+import shlex
+import tomllib
 from pathlib import Path
 
 from mpdemo import paths
 from mpdemo.errors import UserError
-from mpdemo.jobs import load_site, slurm
+from mpdemo.jobs import JobSpec, load_site, slurm
 from mpdemo.jobs.check import problems_in
 from mpdemo.jobs.sbatch_text import cpus_per_task, fitted, gpus_on_node
 from mpdemo.jobs.site import find_site
-from mpdemo.trainers.course import jobs_of_course
 
 
 def add_arguments(parser):
@@ -48,6 +49,23 @@ def main(args) -> int:
     hours, what = hours_at_most(jobs.values())
     print(f"one learner who runs all of them once takes at most {hours:.1f} {what}-hours (every job at its time limit)")
     return 1 if wrong else 0
+
+
+def jobs_of_course() -> dict:
+    """Return the jobs that the course submits, listed in ``slurm/course.toml``, by name: ``03_ddp`` -> `JobSpec`.
+
+    The list is that of the folder one works in, if it has one, else the one that came with mpdemo.
+    That a notebook submits each is in test_notebooks.py.
+    """
+    file = paths.slurm_files("course.toml")["course"]
+    name = ""
+    try:
+        jobs = tomllib.loads(file.read_text(encoding="utf-8"))
+        for name, words in jobs.items():
+            jobs[name] = JobSpec(**{"name": name} | words | {"command": shlex.split(words["command"])})
+    except (KeyError, TypeError, ValueError, AttributeError, UserError) as error:
+        raise UserError(f"{file} {name}: {error}; do: write it as its other jobs are") from None
+    return jobs
 
 
 def hours_at_most(jobs) -> tuple[float, str]:

@@ -29,7 +29,6 @@ PATIENCE = 1800.0  # s for which ranks wait for one that writes a large checkpoi
 
 def add_arguments(parser):
     """Add the options of ``train``; the launch lines stand below them in the help."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = __doc__.split("\n\n", 1)[1]
     add_options(parser, Settings)
 
@@ -52,8 +51,8 @@ def main(args) -> int:
 
 def run_script(doc, rung, train):
     """Run a rung's file as a program: read its options, join the world, call ``train(settings, place)``, end."""
-    parser = Parser(prog=f"python -m mpdemo.rungs.{rung}", description=doc)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = Parser(prog=f"python -m mpdemo.rungs.{rung}", description=doc, formatter_class=layout)
     add_options(parser, Settings)
     args, settings, place = parser.parse_args(), None, None
     try:

@@ -7,13 +7,13 @@ Source: https://docs.pytorch.org/docs/stable/generated/torch.cuda.Event.html.
 
 import time
 
+import torch
+
 
 def read(device):
     """Return the time now: seconds of ``time.perf_counter`` on a CPU, an event on the current stream on a GPU."""
     if device.type != "cuda":
         return time.perf_counter()
-    import torch
-
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event
@@ -30,8 +30,6 @@ def seconds(begin, end) -> float:
 def wait(device):
     """Wait until the device has done all that was launched; a CPU has nothing to wait for."""
     if device.type == "cuda":
-        import torch
-
         torch.cuda.synchronize(device)
 
 

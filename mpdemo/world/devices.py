@@ -24,7 +24,8 @@ def gpus_here() -> int:
         return 0
     count = sum(line.startswith("GPU ") for line in done.stdout.splitlines())
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return count if visible is None else min(count, len([name for name in visible.split(",") if name]))
+    listed = count if visible is None else len(set(visible.split(",")) - {"", "-1"})  # -1 hides all of them
+    return min(count, listed)
 
 
 def gpus_wanted(devices) -> int:

@@ -1,5 +1,6 @@
 """Start the processes of a training run on this machine, say in one line what went wrong, and leave none behind."""
 
+import contextlib
 import gc
 import os
 import resource
@@ -85,21 +86,18 @@ def report(error, world):
         print(line, file=sys.stderr)
 
 
+def warn(text):
+    """Say something on stderr that does not end this process, with the rank in front where a launcher gave it one."""
+    rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID"))  # as torchrun and srun name it
+    with contextlib.suppress(OSError):  # a full disk may hold the log as well
+        print(f"mpdemo: {'' if rank is None else f'rank {rank}: '}{text}", file=sys.stderr, flush=True)
+
+
 def lost_a_peer(error) -> bool:
     """Whether an error only reports that another rank is gone, so that it is not this rank's own."""
     # BrokenPipeError says that this process's output is no longer read, as behind ``| head``
     messages = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
     return not isinstance(error, BrokenPipeError) and any(message in str(error) for message in messages)
-
-
-def is_program(command) -> bool:
-    """Whether torchrun starts a command as it is: a module or a file, not an option of Python such as ``-c``."""
-    return command[0] == "-m" or command[0].endswith(".py")
-
-
-def for_torchrun(command) -> list[str]:
-    """Return a command as torchrun passes it on unchanged: it reads ``$$`` and ``${local_rank}`` as its own."""
-    return [argument.replace("$", "$$") for argument in command]
 
 
 def start(command, processes) -> int:

@@ -36,19 +36,14 @@ def child_environment(*keep) -> dict:
 
 def check_room(processes, oversubscribe=None):
     """Refuse more processes than this machine has cores or memory for, before any is started."""
-    cores, free, fitting = room()
+    cores, free = len(os.sched_getaffinity(0)), psutil.virtual_memory().available // 2**20
+    fitting = max(1, min(cores, free // PROCESS_MIB))
     if processes > fitting and not oversubscribe:
         more = "" if oversubscribe is None else ", or say oversubscribe where more are meant"
         raise UserError(
             f"{processes} processes need {processes} CPU cores and {processes * PROCESS_MIB} MiB; available: {cores} "
             f"cores, {free} MiB; start at most {fitting}{more}"
         )
-
-
-def room() -> tuple:
-    """Return the cores, the MiB that are free, and for how many processes both are enough, at least one."""
-    cores, free = len(os.sched_getaffinity(0)), psutil.virtual_memory().available // 2**20
-    return cores, free, max(1, min(cores, free // PROCESS_MIB))
 
 
 def start_time(pid) -> float | None:
@@ -79,11 +74,6 @@ def handles(pid, number) -> bool:
         masks = [line.split()[1] for line in file if line.startswith(("SigCgt", "SigBlk"))]
         return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
     return False
-
-
-def first_child(pid) -> int | None:
-    """Return the number of a process's first child; None if it has none."""
-    return next(iter(children(pid)), None)
 
 
 def end_processes(processes, first_signal, seconds=5.0):

@@ -28,18 +28,14 @@ def send(pids, number):
             os.kill(pid, number)
 
 
-def free_port() -> int:
-    """Return a port of 127.0.0.1 that no process has now."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
-
-
 class Ranks:
     """The processes of a job: their numbers, and the exit statuses of those that have ended, the first one first."""
 
     def __init__(self, job):
         self.numbers, self.ended = [], {}
-        port, parent, (ready, unready) = free_port(), os.getpid(), os.pipe()
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]  # no process has it now
+        parent, (ready, unready) = os.getpid(), os.pipe()
         for rank in range(job["processes"]):
             pid = os.fork()
             if pid == 0:

@@ -21,13 +21,13 @@ import traceback
 import types
 from pathlib import Path
 
+from mpdemo import paths
 from mpdemo.front_end import waiting_for
 from mpdemo.world import supervisor
 
 # PyTorch and Python read these when they start: where one has changed, another server is needed.
 READ_AT_START = ("OMP", "MKL", "KMP", "TORCH", "PYTORCH", "PYTHON", "LD_")
 OF_RANKS = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}  # the same for jobs and cells, which so share a server
-SOURCE = str(Path(__file__).resolve().parents[2])
 SERVE = "import sys; sys.path.insert(0, sys.argv.pop()); from mpdemo.world.warm import serve; sys.path.pop(0); serve()"
 IMPORT_SECONDS = 300.0  # limit for the import of PyTorch, for which the first order waits
 LOCK = threading.Lock()
@@ -71,7 +71,7 @@ def _server(order) -> socket.socket:
     if started_with not in SERVERS:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.settimeout(IMPORT_SECONDS)
-        command = [sys.executable, "-P", "-c", SERVE, SOURCE]
+        command = [sys.executable, "-P", "-c", SERVE, str(paths.source())]
         with theirs:
             nowhere = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
             environment = environment | {"TMPDIR": tempfile.gettempdir()}  # the order's own ends with its job
