@@ -465,6 +465,22 @@ def test_a_function_is_noted_and_switched_off_where_it_draws_by_chance(monkeypat
     assert notes == noted and torch.equal(drawn, function(*args, **options | off))
 
 
+@pytest.mark.parametrize(
+    ("args", "options"),
+    [((3, 10, (4,)), {}), ((3, 10), {"size": (4,)}), ((3,), {"high": 10, "size": (4,)}),
+     ((), {"low": 3, "high": 10, "size": (4,)})],
+)  # fmt: skip
+def test_whole_numbers_are_drawn_by_row_within_their_bounds(monkeypatch, args, options):
+    def drawn(rows):
+        monkeypatch.setitem(chance.now, "batch", rows)
+        monkeypatch.setitem(chance.now, "draws", 0)
+        with chance.ByRow():
+            return torch.randint(*args, **options).tolist()
+
+    assert drawn(["a", "b", "c", "d"]) == drawn(["d", "c", "b", "a"])[::-1]
+    assert all(3 <= number < 10 for number in drawn(["a", "b", "c", "d"]))
+
+
 def test_batch_norm_becomes_a_norm_of_each_row(monkeypatch):
     """With its running statistics in place of the batch's, a deep model would explode."""
     monkeypatch.setattr(chance, "note_once", lambda *_: None)

@@ -115,8 +115,9 @@ def draw_by_row(found, rows, method, name, args, kwargs):
     now["draws"] += 1
     size = len(found) // len(rows)
     if name == "random_" or name.startswith("randint"):
-        numbers = [kwargs[key] for key in ("low", "high") if key in kwargs] or [n for n in args if type(n) is int]
-        args = (found, *(numbers[:2] if name == "random_" or len(args) > 2 else (0, *numbers[:1])))
+        numbers = [number for number in args if type(number) is int]
+        numbers += [kwargs[key] for key in ("low", "high") if key in kwargs]
+        args = (found, *([0] if name != "random_" and len(numbers) == 1 else []), *numbers)
     elif not name.endswith("_") and name != "bernoulli":
         args = (found,)
     for place, row in enumerate(rows):
