@@ -11,10 +11,8 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from mpdemo.errors import UserError, error_line
-from mpdemo.models.building import WithoutNumbers
-from mpdemo.models.layers import FEW, equal_blocks, layers_entered, shared
-from mpdemo.models.loading import called, imported, quiet
-from mpdemo.models.outputs import differentiable, loss
+from mpdemo.models.layers import FEW, differentiable, equal_blocks, layers_entered, loss, shared
+from mpdemo.models.loading import WithoutNumbers, called, imported, quiet
 from mpdemo.models.private_torch import (
     DataDependentOutputException,
     DynamicOutputShapeException,

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from mpdemo.models.building import LARGEST_READ
+from mpdemo.models.loading import LARGEST_READ
 
 COLUMNS = {  # names of Linears that tensor parallelism splits by columns, and those that it splits by rows
     *("q_proj", "k_proj", "v_proj", "qkv_proj", "wq", "wk", "wv", "wqkv", "qkv", "query", "key", "value", "c_attn"),
