@@ -15,9 +15,16 @@ from tqdm import tqdm
 
 from mpdemo import data
 from mpdemo.measure.paired import ratio, to_row
-from mpdemo.measure.timeline import read
-from mpdemo.measure.timeline.observe import record_updates, recorded_steps
-from mpdemo.measure.trial import Trial, form_of, is_per_device, join_world, relative_difference
+from mpdemo.measure.timeline import predict_seconds
+from mpdemo.measure.trial import (
+    Trial,
+    form_of,
+    is_per_device,
+    join_world,
+    record_updates,
+    recorded_steps,
+    relative_difference,
+)
 from mpdemo.settings.rules import CUT_RUNGS, records_timeline
 from mpdemo.training.log import RunLog
 from mpdemo.training.setup import build_model
@@ -148,7 +155,7 @@ def least_seconds(comparison, name, settings) -> list[float]:
     cores = shared_cores()
     schedule = "GPipe" if settings.rung == "model_parallel" else trial.s.schedule
     timed = recorded_steps(trial)[-len(comparison.seconds[name]) :]  # not the warm-up, nor a step for its gradients
-    return [read.predict_seconds(step, schedule, cores) for step in timed]
+    return [predict_seconds(step, schedule, cores) for step in timed]
 
 
 def gradient_differences(comparison) -> dict:

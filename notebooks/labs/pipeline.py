@@ -11,9 +11,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from mpdemo.measure import paired
+from mpdemo.measure import paired, timeline
 from mpdemo.measure.compare import Comparison, model_and_batch, run_lab
-from mpdemo.measure.timeline import read
 from mpdemo.measure.trial import Trial, relative_difference
 from mpdemo.notebook.recipe import equal_cut, recipe
 from mpdemo.settings import Settings
@@ -87,7 +86,7 @@ def record_all(world, out, variants) -> dict:
 def seconds_of(folder, settings) -> dict:
     """Return what `record_all` does, of one variant."""
     schedule = settings.schedule if settings.microbatches else "GPipe"
-    rounds = [seconds_of_step(step, schedule) for step in read.load(folder)[-paired.ROUNDS :]]
+    rounds = [seconds_of_step(step, schedule) for step in timeline.load(folder)[-paired.ROUNDS :]]
     return {kind: [seconds[kind] for seconds in rounds] for kind in rounds[0]}
 
 
@@ -95,9 +94,9 @@ def seconds_of_step(step, schedule) -> dict:
     """Return what `record_all` does, of one step."""
     busy = [0.0, 0.0]  # s that each rank computes
     for row in step:
-        busy[row["rank"]] += (row["end"] - row["start"]) * (row["kind"] in read.COMPUTES)
-    ideal = read.predict([step], schedule)
-    seconds = {"measured": read.step_time(step), "simulated": ideal.step_time, "computing": max(busy)}
+        busy[row["rank"]] += (row["end"] - row["start"]) * (row["kind"] in timeline.COMPUTES)
+    ideal = timeline.predict([step], schedule)
+    seconds = {"measured": timeline.step_time(step), "simulated": ideal.step_time, "computing": max(busy)}
     return seconds | {"idle": ideal.idle_share}
 
 
