@@ -73,7 +73,6 @@ def visible(folder) -> list[str]:
 
 
 def ending(path) -> str:
-    """Return what the name of a file ends in."""
     return os.path.splitext(path)[1].lower()
 
 
@@ -101,7 +100,6 @@ def plain(path, size) -> torch.Tensor:
 
 
 def quiet(category):
-    """Hide the warnings of a category."""
     return warnings.catch_warnings(action="ignore", category=category)
 
 

@@ -70,7 +70,6 @@ def step_text(row) -> str:
 
 
 def memory_texts(row) -> list[str]:
-    """Return the peak of every device in MiB."""
     return [f"{sum(device[part] for part in MEMORY) / MIB:.0f}" for device in row["memory"]]
 
 
@@ -152,7 +151,6 @@ def is_current(row) -> bool:
 
 
 def runs():
-    """Return the folder of all runs."""
     return paths.root() / "runs"
 
 

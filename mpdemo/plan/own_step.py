@@ -60,7 +60,6 @@ class Step(NamedTuple):
 
     @property
     def peak(self):
-        """Bytes at the peak."""
         return max(levels.max() for levels in self.levels.values())
 
     def seconds(self, roof, phases=None):
@@ -129,7 +128,6 @@ class Phases:
             tensor.register_hook(lambda gradient: self.enter(name))
 
     def found(self):
-        """Return levels and work by phase, as arrays."""
         names = [name for name in self.levels if name not in (None, "end")]
         kept = [name for name in names if not name.endswith("inner")]  # another block's peak is higher
         levels = {name: np.array(self.levels[name], dtype=float) for name in kept}

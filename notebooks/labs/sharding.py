@@ -54,7 +54,6 @@ def timeline(trial, world) -> list[dict]:
 
 @contextmanager
 def as_a_step(profiler):
-    """Record a ``with`` block as one step."""
     with profiler, record_function(STEP):
         yield
 
