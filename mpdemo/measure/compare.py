@@ -47,11 +47,6 @@ def write_result(out, measure):
     RunLog(out, world.rank == 0).finish(result)
 
 
-def run_lab(functions, out, names):
-    """Call functions of the world by name, as `write_result` does; each result is a list with one entry per rank."""
-    write_result(out, lambda world: {name: gather_objects(functions[name](world)) for name in names})
-
-
 class Comparison:
     """Variants of a training run, timed alternately in one world."""
 

@@ -127,12 +127,12 @@ def is_per_device(settings) -> bool:
     return form_of(settings) == "per-device"
 
 
-def random_batch(settings, classes=1000, channels=3):
+def random_batch(settings):
     """Return random images (B, C, S, S) and labels (B,), the same in every process."""
     generator = torch.Generator().manual_seed(1)
-    size = settings.image_size
-    images = torch.randn(settings.batch_size, channels, size, size, generator=generator, device="cpu")
-    return images, torch.randint(0, classes, (settings.batch_size,), generator=generator, device="cpu")
+    count, size = settings.batch_size, settings.image_size
+    images = torch.randn(count, 3, size, size, generator=generator, device="cpu")
+    return images, torch.randint(0, 1000, (count,), generator=generator, device="cpu")
 
 
 def relative_difference(values, reference) -> float:

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from mpdemo.measure import paired, timeline
-from mpdemo.measure.compare import Comparison, model_and_batch, run_lab
+from mpdemo.measure.compare import Comparison, model_and_batch, write_result
 from mpdemo.measure.trial import Trial, relative_difference
 from mpdemo.notebook.recipe import equal_cut, recipe
 from mpdemo.settings import Settings
@@ -103,4 +103,5 @@ def seconds_of_step(step, schedule) -> dict:
 if __name__ == "__main__":
     out, *names = sys.argv[1:]
     timed = {function.__name__: partial(function, out=out) for function in (splits, schedules)}
-    end(run_lab({"equality": equality} | timed, out, names))
+    functions = {"equality": equality} | timed
+    end(write_result(out, lambda world: {name: gather_objects(functions[name](world)) for name in names}))

@@ -22,12 +22,11 @@ def schedule(name, ranks, microbatches, forward=1, stages_per_rank=1):
 
 def order(operations):
     """Draw an order of your own (one list of operations per stage) above GPipe, or say why it never ends."""
-    stages, microbatches = len(operations), len(operations[0]) // 2
     try:
         yours = simulate_order(operations, forward=1, backward=2)
     except UserError as error:
         return print(error)
-    return timelines({"yours": yours, "GPipe": schedule("GPipe", stages, microbatches)})
+    return timelines({"yours": yours, "GPipe": schedule("GPipe", len(operations), len(operations[0]) // 2)})
 
 
 def best_split(model, usual, gpu, batch, microbatches):
