@@ -23,6 +23,7 @@ from mpdemo.same import command, resume, steps, verdict
 from mpdemo.same.compare import TABLE
 from mpdemo.same.mpdemo_watcher import chance
 from mpdemo.same.watcher import Watcher
+from mpdemo.same.worlds import Rank
 
 SCRIPTS = root() / "tests" / "same"
 TAKE_HOME = root() / "notebooks" / "scripts" / "train_ddp.py"
@@ -465,17 +466,24 @@ def test_a_function_is_noted_and_switched_off_where_it_draws_by_chance(monkeypat
     assert notes == noted and torch.equal(drawn, function(*args, **options | off))
 
 
-@pytest.mark.parametrize(
-    ("args", "options"),
-    [((3, 10, (4,)), {}), ((3, 10), {"size": (4,)}), ((3,), {"high": 10, "size": (4,)}),
-     ((), {"low": 3, "high": 10, "size": (4,)})],
-)  # fmt: skip
-def test_whole_numbers_are_drawn_by_row_within_their_bounds(monkeypatch, args, options):
+DRAWS = [  # numbers from 3 to 10
+    lambda: torch.randint(3, 10, (4,)),
+    lambda: torch.randint(3, 10, size=(4,)),
+    lambda: torch.randint(3, high=10, size=(4,)),
+    lambda: torch.randint(low=3, high=10, size=(4,)),
+    lambda: torch.empty(4, dtype=torch.long).random_(3, to=10),
+    lambda: torch.empty(4).uniform_(3, to=10),
+    lambda: torch.empty(4).normal_(mean=6.0, std=0.1),
+]
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_what_is_drawn_by_row_is_drawn_as_the_script_asks(monkeypatch, draw):
     def drawn(rows):
         monkeypatch.setitem(chance.now, "batch", rows)
         monkeypatch.setitem(chance.now, "draws", 0)
         with chance.ByRow():
-            return torch.randint(*args, **options).tolist()
+            return draw().tolist()
 
     assert drawn(["a", "b", "c", "d"]) == drawn(["d", "c", "b", "a"])[::-1]
     assert all(3 <= number < 10 for number in drawn(["a", "b", "c", "d"]))
@@ -491,6 +499,12 @@ def test_batch_norm_becomes_a_norm_of_each_row(monkeypatch):
     assert norm(x, **options).flatten(1).std(1, correction=0).tolist() == pytest.approx([1] * 6, abs=1e-3)
     one = torch.randn(6, 1)
     assert torch.allclose(norm(one, torch.zeros(1), torch.ones(1), training=True), one, rtol=1e-3)
+
+
+def test_a_printed_loss_is_as_exact_as_its_last_digit(tmp_path):
+    (tmp_path / "0.out").write_text("loss: 0.123\ntrain_loss=1.23e-04, loss 1.23e+02\n")
+    wanted = [("loss", 0.123, 6e-4), ("train_loss", 1.23e-4, 6e-7), ("loss", 123.0, 0.6)]
+    assert Rank(tmp_path, 0).printed() == [(name, value, pytest.approx(half)) for name, value, half in wanted]
 
 
 def state(folder) -> dict:

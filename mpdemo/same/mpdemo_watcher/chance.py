@@ -120,9 +120,10 @@ def draw_by_row(found, rows, method, name, args, kwargs):
         args = (found, *([0] if name != "random_" and len(numbers) == 1 else []), *numbers)
     elif not name.endswith("_") and name != "bernoulli":
         args = (found,)
+    named = {key: value for key, value in kwargs.items() if name.endswith("_") and key != "generator"}
     for place, row in enumerate(rows):
         part = slice(place * size, (place + 1) * size)
         chance = torch.Generator(found.device).manual_seed((int(row, 16) + 7919 * now["draws"]) % 2**63)
         own = [arg[part] if isinstance(arg, torch.Tensor) and arg.shape == found.shape else arg for arg in args]
         rest = own if name == "bernoulli" else own[1:]
-        getattr(found[part], method)(*rest, generator=chance)
+        getattr(found[part], method)(*rest, generator=chance, **named)
