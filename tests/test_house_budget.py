@@ -22,7 +22,7 @@ ROOMS = [
     ("/measure /paired.py", 531, "measure a step, compare by paired rounds, read what was recorded"),
     ("/plan", 2_522, "what fits: count on fake tensors, choose, split, simulate, scale"),
     ("/jobs", 3_137, "spec, fitted job, text, submission, following; sites; failures explained"),
-    ("/same", 2_505, "is a reader's script the same training on 1 and N processes?"),
+    ("/same", 2_507, "is a reader's script the same training on 1 and N processes?"),
     ("/notebook", 1_627, "what notebooks show: live view, ladder, plots, checks of exercises"),
     ("/cluster", 459, "a throw-away Slurm"),
     ("/trainers /demo.py /doctor.py", 597, "a class's rehearsal, the demo, the check of a machine"),
@@ -32,7 +32,7 @@ ROOMS = [
         5_030,
         "what jobs measure, exercises run and readers take home",
     ),
-    ("tests", 14_799, "each promise once by day, the rest by night"),
+    ("tests", 14_805, "each promise once by day, the rest by night"),
 ]
 FILES = 156  # in mpdemo
 PYTHON = [file for file in files() if file.suffix == ".py"]

@@ -489,6 +489,12 @@ def test_what_is_drawn_by_row_is_drawn_as_the_script_asks(monkeypatch, draw):
     assert all(3 <= number < 10 for number in drawn(["a", "b", "c", "d"]))
 
 
+def test_weights_that_are_made_between_two_batches_are_drawn_by_no_row(monkeypatch):
+    monkeypatch.setitem(chance.now, "batch", ["a", "b", "c", "d"])
+    with chance.ByRow():
+        assert torch.nn.init.uniform_(torch.empty(4), 3, 10).min() >= 3
+
+
 def test_batch_norm_becomes_a_norm_of_each_row(monkeypatch):
     """With its running statistics in place of the batch's, a deep model would explode."""
     monkeypatch.setattr(chance, "note_once", lambda *_: None)

@@ -101,6 +101,8 @@ class ByRow(TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs, name = kwargs or {}, getattr(function, "__name__", "")
         found = function(*args, **kwargs)
+        if getattr(function, "__module__", "") == "torch.nn.init":  # weights, which belong to no row
+            return found
         rows = now["row"] if now["depth"] else now["batch"]
         if name == "randperm" and len(found) == len(rows):  # which rows are mixed depends on how a batch is divided
             return found.sort().values
