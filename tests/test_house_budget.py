@@ -20,7 +20,7 @@ ROOMS = [
     ("/models", 914, "the course's models as lists of blocks, and a reader's own"),
     ("/data", 412, "data sets and batches, a share per replica"),
     ("/measure /paired.py", 531, "measure a step, compare by paired rounds, read what was recorded"),
-    ("/plan", 2_522, "what fits: count on fake tensors, choose, split, simulate, scale"),
+    ("/plan", 2_526, "what fits: count on fake tensors, choose, split, simulate, scale"),
     ("/jobs", 3_137, "spec, fitted job, text, submission, following; sites; failures explained"),
     ("/same", 2_507, "is a reader's script the same training on 1 and N processes?"),
     ("/notebook", 1_627, "what notebooks show: live view, ladder, plots, checks of exercises"),
