@@ -7,7 +7,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 
 from mpdemo.errors import UserError
-from mpdemo.labs import ddp_pictures, layer_pictures, pipeline_explorer, scaling_pictures
+from mpdemo.labs import ddp_pictures, layer_pictures, pipeline_pictures, scaling_pictures
 from mpdemo.notebook import plots
 from mpdemo.notebook.plots.style import paler
 from mpdemo.notebook.plots.timeline import OPERATIONS
@@ -108,19 +108,19 @@ def test_a_timeline_without_operations_is_refused():
 
 
 def test_moving_a_slider_redraws(capsys, monkeypatch):
-    saved = pipeline_explorer.explore()
+    saved = pipeline_pictures.explore()
     assert set(saved.data) == {"text/plain", "image/png"}
     assert repr(saved).startswith("1F1B: step 33 forward passes, idle 27.3%, closed form 27.3%, 2.91 times one device")
-    monkeypatch.setattr(pipeline_explorer, "has_front_end", lambda: True)
-    shown = pipeline_explorer.explore()
-    assert shown.data[pipeline_explorer.WIDGET]["model_id"] == shown.box.model_id and shown.data["image/png"]
+    monkeypatch.setattr(pipeline_pictures, "has_front_end", lambda: True)
+    shown = pipeline_pictures.explore()
+    assert shown.data[pipeline_pictures.WIDGET]["model_id"] == shown.box.model_id and shown.data["image/png"]
     schedule, _, microbatches, *_ = shown.box.children
     microbatches.value = 64
     assert "idle 4.5%" in capsys.readouterr().out
     schedule.value = "Interleaved1F1B"
     assert "idle 2.3%" in capsys.readouterr().out
     with pytest.raises(UserError, match="allowed: "):  # what the sliders then show
-        pipeline_explorer.pipeline(5, 64, 2, "Interleaved1F1B", 2.0)
+        pipeline_pictures.pipeline(5, 64, 2, "Interleaved1F1B", 2.0)
 
 
 @pytest.mark.parametrize(("shape", "copies"), [

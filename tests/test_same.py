@@ -23,6 +23,7 @@ from mpdemo.same import command, resume, steps, verdict
 from mpdemo.same.compare import TABLE
 from mpdemo.same.mpdemo_watcher import chance
 from mpdemo.same.watcher import Watcher
+from mpdemo.same.worlds import Rank
 
 SCRIPTS = root() / "tests" / "same"
 TAKE_HOME = root() / "notebooks" / "scripts" / "train_ddp.py"
@@ -465,6 +466,35 @@ def test_a_function_is_noted_and_switched_off_where_it_draws_by_chance(monkeypat
     assert notes == noted and torch.equal(drawn, function(*args, **options | off))
 
 
+DRAWS = [  # numbers from 3 to 10
+    lambda: torch.randint(3, 10, (4,)),
+    lambda: torch.randint(3, 10, size=(4,)),
+    lambda: torch.randint(3, high=10, size=(4,)),
+    lambda: torch.randint(low=3, high=10, size=(4,)),
+    lambda: torch.empty(4, dtype=torch.long).random_(3, to=10),
+    lambda: torch.empty(4).uniform_(3, to=10),
+    lambda: torch.empty(4).normal_(mean=6.0, std=0.1),
+]
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_what_is_drawn_by_row_is_drawn_as_the_script_asks(monkeypatch, draw):
+    def drawn(rows):
+        monkeypatch.setitem(chance.now, "batch", rows)
+        monkeypatch.setitem(chance.now, "draws", 0)
+        with chance.ByRow():
+            return draw().tolist()
+
+    assert drawn(["a", "b", "c", "d"]) == drawn(["d", "c", "b", "a"])[::-1]
+    assert all(3 <= number < 10 for number in drawn(["a", "b", "c", "d"]))
+
+
+def test_weights_that_are_made_between_two_batches_are_drawn_by_no_row(monkeypatch):
+    monkeypatch.setitem(chance.now, "batch", ["a", "b", "c", "d"])
+    with chance.ByRow():
+        assert torch.nn.init.uniform_(torch.empty(4), 3, 10).min() >= 3
+
+
 def test_batch_norm_becomes_a_norm_of_each_row(monkeypatch):
     """With its running statistics in place of the batch's, a deep model would explode."""
     monkeypatch.setattr(chance, "note_once", lambda *_: None)
@@ -475,6 +505,12 @@ def test_batch_norm_becomes_a_norm_of_each_row(monkeypatch):
     assert norm(x, **options).flatten(1).std(1, correction=0).tolist() == pytest.approx([1] * 6, abs=1e-3)
     one = torch.randn(6, 1)
     assert torch.allclose(norm(one, torch.zeros(1), torch.ones(1), training=True), one, rtol=1e-3)
+
+
+def test_a_printed_loss_is_as_exact_as_its_last_digit(tmp_path):
+    (tmp_path / "0.out").write_text("loss: 0.123\ntrain_loss=1.23e-04, loss 1.23e+02\n")
+    wanted = [("loss", 0.123, 6e-4), ("train_loss", 1.23e-4, 6e-7), ("loss", 123.0, 0.6)]
+    assert Rank(tmp_path, 0).printed() == [(name, value, pytest.approx(half)) for name, value, half in wanted]
 
 
 def state(folder) -> dict:

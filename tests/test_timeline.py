@@ -7,9 +7,8 @@ import torch
 from worlds import run_worlds
 
 from mpdemo.errors import UserError
-from mpdemo.measure.timeline import read
-from mpdemo.measure.timeline.observe import observe
-from mpdemo.measure.trial import Trial
+from mpdemo.measure import timeline
+from mpdemo.measure.trial import Trial, observe
 from mpdemo.notebook import plots
 from mpdemo.plan import SCHEDULES, placement, simulate, usual_stages_per_rank
 from mpdemo.plan.simulate import order
@@ -31,7 +30,7 @@ def recorded(tmp_path_factory):
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_every_operation_is_recorded_once_in_the_order_of_the_schedule_on_one_clock(recorded, schedule):
     """No two of a rank overlap, and nothing starts before the other rank has what it needs."""
-    steps, last = read.load(recorded / schedule), len(placement(schedule, RANKS)) - 1
+    steps, last = timeline.load(recorded / schedule), len(placement(schedule, RANKS)) - 1
     listed = order(schedule, RANKS, MICROBATCHES, usual_stages_per_rank(schedule))
     assert len(steps) == STEPS
     for rows in steps:
@@ -51,19 +50,19 @@ def test_every_operation_is_recorded_once_in_the_order_of_the_schedule_on_one_cl
 
 
 def test_the_prediction_from_measured_stage_times_has_the_recorded_shape(recorded):
-    steps = read.load(recorded / "ZBVZeroBubble")
-    predicted = read.predict(steps[1:], "ZBVZeroBubble")
+    steps = timeline.load(recorded / "ZBVZeroBubble")
+    predicted = timeline.predict(steps[1:], "ZBVZeroBubble")
     assert (predicted.ranks, predicted.microbatches, predicted.stages_per_rank) == (2, 4, 2)
-    assert predicted.step_time <= max(read.step_time(step) for step in steps)
-    weight = read.stage_times(steps[1:])["weight"]
+    assert predicted.step_time <= max(timeline.step_time(step) for step in steps)
+    weight = timeline.stage_times(steps[1:])["weight"]
     assert weight[0] > 0.8  # the library leaves the first stage's whole backward to the weight gradient
 
 
 def test_a_simulated_step_is_read_like_a_recorded_one():
     result = simulate("1F1B", [0.1, 0.2], [0.2, 0.4], 4, 2)
-    assert read.step_time(result.events) == pytest.approx(result.step_time)
-    assert read.idle_share(result.events) == pytest.approx(result.idle_share)
-    again = read.predict([result.events], "1F1B")
+    assert timeline.step_time(result.events) == pytest.approx(result.step_time)
+    assert timeline.idle_share(result.events) == pytest.approx(result.idle_share)
+    again = timeline.predict([result.events], "1F1B")
     assert again.step_time == pytest.approx(result.step_time)
 
 
@@ -75,7 +74,7 @@ def test_two_machines_find_the_difference_of_their_clocks(recorded):
 
 def test_no_recording_is_refused(tmp_path):
     with pytest.raises(UserError, match="--timeline"):
-        read.load(tmp_path)
+        timeline.load(tmp_path)
 
 
 def observed_trial(rung, **settings):
@@ -108,17 +107,17 @@ def test_the_threads_of_data_parallel_have_a_lane_for_each_device_and_nothing_of
     trial.step()
     assert [getattr(*place) for place in places] == before
     lanes = {0: [], 1: []}
-    for row in read.merge(trial.run.recorder.steps):
+    for row in timeline.merge(trial.run.recorder.steps):
         lanes[row["rank"]].append(row["kind"])
     assert lanes == {0: ["F", "B", "O"], 1: ["F", "B"]}
 
 
 def test_a_predicted_step_ends_with_the_last_ranks_optimizer_step():
     step = simulate("GPipe", [1, 1], [2, 2], 1, 2).events  # rank 1 ends after 4, rank 0 after 6
-    assert read.predict_seconds(step, "GPipe") == pytest.approx(6)
+    assert timeline.predict_seconds(step, "GPipe") == pytest.approx(6)
     for update, end in (({0: 0.5, 1: 1.0}, 6.5), ({0: 0.5, 1: 3.0}, 7.0)):
         updates = [{"rank": rank, "kind": "O", "start": 6, "end": 6 + seconds} for rank, seconds in update.items()]
-        assert read.predict_seconds(step + updates, "GPipe") == pytest.approx(end)
+        assert timeline.predict_seconds(step + updates, "GPipe") == pytest.approx(end)
 
 
 def test_ranks_that_share_cores_take_turns_in_the_prediction():
@@ -126,21 +125,21 @@ def test_ranks_that_share_cores_take_turns_in_the_prediction():
     for row in step:
         row["on_core"] = row["end"] - row["start"]
         row["start"], row["end"] = 2 * row["start"], 2 * row["end"]
-    assert read.predict_seconds(step, "GPipe") == pytest.approx(12)  # half of it waits for a core
-    assert read.predict_seconds(step, "GPipe", cores=1) == pytest.approx(6)
+    assert timeline.predict_seconds(step, "GPipe") == pytest.approx(12)  # half of it waits for a core
+    assert timeline.predict_seconds(step, "GPipe", cores=1) == pytest.approx(6)
     replicas = [row | {"rank": row["rank"] + r} for row in step for r in (0, 2)]
-    assert read.predict_seconds(replicas, "GPipe", cores=2) == pytest.approx(6)
-    assert read.predict_seconds(replicas, "GPipe", cores=1) == pytest.approx(12)
+    assert timeline.predict_seconds(replicas, "GPipe", cores=2) == pytest.approx(6)
+    assert timeline.predict_seconds(replicas, "GPipe", cores=1) == pytest.approx(12)
 
 
 def test_the_picture_has_a_lane_a_rank_numbers_and_idle_shares_and_the_unit_that_is_given(recorded):
-    rows = read.load(recorded / "GPipe")[-1]
+    rows = timeline.load(recorded / "GPipe")[-1]
     ideal = simulate("GPipe", [1e-3] * RANKS, [2e-3] * RANKS, MICROBATCHES, RANKS)
     shown = plots.timelines({"measured": rows, "ideal": ideal}, unit="s")
     assert repr(shown) == "timelines of measured, ideal" and shown.data["image/png"]
     measured, below = shown.figure.axes
     assert [label.get_text() for label in measured.get_yticklabels()] == ["rank 0", "rank 1"]
-    assert f"idle {read.idle_share(rows):.0%}" in measured.get_title(loc="left")
+    assert f"idle {timeline.idle_share(rows):.0%}" in measured.get_title(loc="left")
     assert "step 15 ms, idle 20%" in below.get_title(loc="left")
     paper = simulate("GPipe", [1, 1], [2, 2], 4, 2)
     for unit in ("s", "forward passes"):

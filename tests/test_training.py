@@ -20,7 +20,7 @@ from worlds import TRAIN, run_worlds, written
 
 from mpdemo.data.loaders import Batches
 from mpdemo.errors import UserError
-from mpdemo.measure.timeline import read
+from mpdemo.measure import timeline
 from mpdemo.paths import root
 from mpdemo.run import train
 from mpdemo.settings import Settings, checked
@@ -318,12 +318,12 @@ def test_any_rung_resumes_any_rungs_checkpoint(world, runs):
 
 
 def test_the_timeline_of_a_hybrid_has_two_pipelines_and_an_all_reduce_at_their_end(world):
-    (rows,) = read.load(world / f"step-{RECORDED}")
-    work = {rank: [r for r in rows if r["rank"] == rank and r["kind"] in read.WORKS] for rank in range(4)}
+    (rows,) = timeline.load(world / f"step-{RECORDED}")
+    work = {rank: [r for r in rows if r["rank"] == rank and r["kind"] in timeline.WORKS] for rank in range(4)}
     assert {rank: {row["stage"] for row in lane} for rank, lane in work.items()} == {
         0: {0, 3}, 1: {1, 2}, 2: {0, 3}, 3: {1, 2}}  # fmt: skip
     assert all([row["kind"] for row in lane].index("A") == len(lane) - 1 for lane in work.values())
-    assert read.step_time(rows) == max(lane[-1]["end"] for lane in work.values())
+    assert timeline.step_time(rows) == max(lane[-1]["end"] for lane in work.values())
 
 
 # stopping and waiting

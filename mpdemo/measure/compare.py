@@ -15,9 +15,16 @@ from tqdm import tqdm
 
 from mpdemo import data
 from mpdemo.measure.paired import ratio, to_row
-from mpdemo.measure.timeline import read
-from mpdemo.measure.timeline.observe import record_updates, recorded_steps
-from mpdemo.measure.trial import Trial, form_of, is_per_device, join_world, relative_difference
+from mpdemo.measure.timeline import predict_seconds
+from mpdemo.measure.trial import (
+    Trial,
+    form_of,
+    is_per_device,
+    join_world,
+    record_updates,
+    recorded_steps,
+    relative_difference,
+)
 from mpdemo.settings.rules import CUT_RUNGS, records_timeline
 from mpdemo.training.log import RunLog
 from mpdemo.training.setup import build_model
@@ -38,11 +45,6 @@ def write_result(out, measure):
     with join_world() as world:
         result = measure(world)
     RunLog(out, world.rank == 0).finish(result)
-
-
-def run_lab(functions, out, names):
-    """Call functions of the world by name, as `write_result` does; each result is a list with one entry per rank."""
-    write_result(out, lambda world: {name: gather_objects(functions[name](world)) for name in names})
 
 
 class Comparison:
@@ -148,7 +150,7 @@ def least_seconds(comparison, name, settings) -> list[float]:
     cores = shared_cores()
     schedule = "GPipe" if settings.rung == "model_parallel" else trial.s.schedule
     timed = recorded_steps(trial)[-len(comparison.seconds[name]) :]  # not the warm-up, nor a step for its gradients
-    return [read.predict_seconds(step, schedule, cores) for step in timed]
+    return [predict_seconds(step, schedule, cores) for step in timed]
 
 
 def gradient_differences(comparison) -> dict:

@@ -1,17 +1,25 @@
-"""A rung driven from outside, one step at a time: for its gradients, or to be timed alternately with others."""
+"""A rung driven from outside, one step at a time: for its gradients, or to be timed alternately with others.
+
+`observe` records a rung that holds the whole model: its file stays as the notebooks show it. Besides F and B, the
+forward and the backward passes, these timelines hold O, the optimizer's step, and may hold A, the all-reduce of a
+bucket of gradients, which runs while B continues.
+"""
 
 import copy
 import os
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from unittest.mock import patch
 
 import torch
 
+from mpdemo.measure import timeline
 from mpdemo.run import builder
+from mpdemo.rungs import data_parallel
 from mpdemo.settings import RUNG_FORMS, checked
 from mpdemo.training.setup import Run, build_model, compile_blocks
-from mpdemo.world.collectives import whole
+from mpdemo.world.collectives import gather_objects, whole
 from mpdemo.world.env import ALLOWED_CORES, World, claim_cores, process_group, where_am_i
 from mpdemo.world.processes import end_with_parent
 
@@ -76,6 +84,39 @@ class Trial:
         return found
 
 
+def observe(trial, recorder):
+    """Record all steps of a `Trial` and of its optimizer from now on."""
+    trial.run.recorder = recorder
+    if trial.s.rung == "data_parallel" and trial.run.device.type == "cpu":
+        record_threads(trial.rung.model, recorder)
+    else:
+        recorder.watch_passes(trial.rung.model)
+    record_updates(trial.rung.optimizer, recorder)
+
+
+def record_updates(optimizer, recorder):
+    under_way = ExitStack()
+    optimizer.register_step_pre_hook(lambda *_: under_way.enter_context(recorder.operation("O")))
+    optimizer.register_step_post_hook(lambda *_: under_way.close())
+
+
+def record_threads(model, recorder):
+    """Record what each thread of the data-parallel rung does when; the first copy of the model is the trial's own."""
+    devices = {id(model): 0}
+
+    def describe(kind, copy, *_):
+        return {"kind": kind, "rank": devices.setdefault(id(copy), len(devices))}
+
+    for name, kind in {"forward": "F", "gradients": "B"}.items():
+        recorder.watch_calls(data_parallel, name, partial(describe, kind))
+
+
+def recorded_steps(trial) -> list:
+    """Return the timeline of every step of a trial, of all ranks that take part in it; all ranks must call this."""
+    ranks = [steps for steps in gather_objects(trial and trial.run.recorder.steps) if steps]
+    return [timeline.merge(step) for step in zip(*ranks, strict=True)]
+
+
 def form_of(settings) -> str:
     """Return the form of a rung, the default where none is asked for."""
     return settings.form or RUNG_FORMS[settings.rung][0]
@@ -86,12 +127,12 @@ def is_per_device(settings) -> bool:
     return form_of(settings) == "per-device"
 
 
-def random_batch(settings, classes=1000, channels=3):
+def random_batch(settings):
     """Return random images (B, C, S, S) and labels (B,), the same in every process."""
     generator = torch.Generator().manual_seed(1)
-    size = settings.image_size
-    images = torch.randn(settings.batch_size, channels, size, size, generator=generator, device="cpu")
-    return images, torch.randint(0, classes, (settings.batch_size,), generator=generator, device="cpu")
+    count, size = settings.batch_size, settings.image_size
+    images = torch.randn(count, 3, size, size, generator=generator, device="cpu")
+    return images, torch.randint(0, 1000, (count,), generator=generator, device="cpu")
 
 
 def relative_difference(values, reference) -> float:

@@ -1,6 +1,14 @@
-"""What a reader's module is made of: a list of equal blocks, layers that FSDP divides, parameters with two names."""
+"""What a reader's module is made of, and what it returns.
 
+It may have a list of equal blocks, layers that FSDP divides, parameters with two names; and may return anything: the
+tensors in it that have a gradient, and a loss of them, are found here.
+"""
+
+from collections.abc import Mapping
+
+import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 
 LISTS = nn.Sequential, nn.ModuleList, nn.ModuleDict
 REPEATED = 3  # a list of so many layers of one kind is looked into, also inside another layer
@@ -66,3 +74,33 @@ def shared(module) -> list:
     for name, parameter in module.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
     return [several for several in names.values() if len(several) > 1]
+
+
+def differentiable(value, seen=None):
+    """Yield all tensors with a gradient in any output: of lists, dicts and other objects, and of what is in them."""
+    seen = set() if seen is None else seen
+    if isinstance(value, torch.Tensor):
+        if value.requires_grad:
+            yield value
+        return
+    if id(value) in seen or isinstance(value, type | nn.Module):
+        return
+    seen.add(id(value))
+    parts = list(value.values()) if isinstance(value, Mapping) else []
+    parts += list(value) if isinstance(value, list | tuple | set) else []
+    for part in parts or getattr(value, "__dict__", {}).values():
+        yield from differentiable(part, seen)
+
+
+def loss(tensors):
+    """Return a loss that keeps what a usual one keeps: cross entropy over classes, or squares where there are none."""
+    return sum(map(_loss, tensors))
+
+
+def _loss(t):
+    t = torch.view_as_real(t) if t.is_complex() else t
+    t = t.float() if t.dtype in (torch.float16, torch.bfloat16) else t
+    t = t.flatten(0, 1) if t.dim() == 3 else t  # tokens of a sample
+    if t.dim() < 2 or t.shape[1] == 1:
+        return t.square().mean()
+    return cross_entropy(t, torch.zeros(t.shape[0], *t.shape[2:], dtype=torch.long, device=t.device))

@@ -1,4 +1,7 @@
-"""A reader's function, ``package.module:function`` or ``./file.py:function``: import it, and call it for a module."""
+"""A reader's function, ``package.module:function`` or ``./file.py:function``: import it, and call it for a module.
+
+The module's numbers may not fit, and are not wanted: its large tensors lie on meta, which takes no memory.
+"""
 
 import importlib.util
 import io
@@ -9,12 +12,23 @@ import warnings
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 
+import psutil
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from mpdemo.errors import UserError, error_line
-from mpdemo.models.building import build
-from mpdemo.models.private_torch import OptimizedModule
+from mpdemo.models.private_torch import (
+    OptimizedModule,
+    TorchDispatchMode,
+    device_constructors,
+    tree_leaves,
+    tree_map_only,
+)
+
+LARGEST_READ = 1024  # numbers; a shorter tensor keeps its own, as a module may read it
+LARGEST_REAL = 2**30  # bytes of a module that is built with all its numbers
+RANGES = torch.arange, torch.linspace, torch.logspace, torch.tensor, torch.as_tensor, torch.asarray
 
 
 def imported(name):
@@ -56,6 +70,62 @@ def called(function, name) -> tuple:
         raise UserError(f"--model {name}() returns a scripted module, whose code cannot be followed; allowed: the "
                         "module before torch.jit.script")  # fmt: skip
     return module, inputs
+
+
+def build(function, name):
+    """Return what a reader's function returns, with as few numbers as it can be built with."""
+    for place in (WithoutNumbers(), torch.device("meta"), WithNumbers()):
+        try:
+            with place:
+                return function()
+        except (Exception, SystemExit) as error:  # the reader's own code, perhaps as it asks for a number
+            last = error
+    if isinstance(last, MemoryError) or "can't allocate memory" in str(last):
+        raise UserError(f"--model {name}() asks for numbers while it is built, and is larger than "
+                        f"{LARGEST_REAL >> 30} GiB with all of them, which a plan does not take; allowed: a function "
+                        'that also runs under torch.device("meta")')  # fmt: skip
+    raise UserError(f"--model {name}() ends with {error_line(last)}; allowed: a function without arguments")
+
+
+class WithoutNumbers(TorchFunctionMode):
+    """Make tensors on meta, but short ones and ranges with their numbers; GPUs are left alone.
+
+    Where both meet in an operation, the result has no numbers.
+    """
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if function in (torch.Tensor.cuda, torch.Tensor.to):  # only the type changes, not the device
+            given = [getattr(value, "dtype", value) for value in (*args[1:], *kwargs.values())]
+            kinds = [value for value in given if isinstance(value, torch.dtype)]
+            return torch.Tensor.to(args[0], *kinds) if kinds else args[0]
+        if function in device_constructors():
+            on_meta = function(*args, **kwargs | {"device": "meta"})
+            read = function in RANGES or 0 < on_meta.numel() <= LARGEST_READ
+            if not read or str(kwargs.get("device")) == "meta":  # what is lazy has no elements, and then asks for meta
+                return on_meta
+            return function(*args, **kwargs | {"device": "cpu"})
+        tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
+        if len({tensor.is_meta for tensor in tensors}) == 2:
+            args, kwargs = tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), (args, kwargs))
+        return function(*args, **kwargs)
+
+
+class WithNumbers(TorchDispatchMode):
+    """Make tensors as they are, up to `LARGEST_REAL` bytes more than the process has; then end with a `MemoryError`."""
+
+    def __init__(self):
+        super().__init__()
+        self.process = psutil.Process()
+        self.most = self.process.memory_info().rss + LARGEST_REAL
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kwargs, new = dict(kwargs or {}), 0
+        if "device" in kwargs and not any(isinstance(value, torch.Tensor) for value in tree_leaves((args, kwargs))):
+            new = function(*args, **kwargs | {"device": torch.device("meta")}).nbytes  # before it takes the memory
+        if self.process.memory_info().rss + new > self.most:
+            raise MemoryError
+        return function(*args, **kwargs)
 
 
 @contextmanager

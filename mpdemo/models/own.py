@@ -11,10 +11,8 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from mpdemo.errors import UserError, error_line
-from mpdemo.models.building import WithoutNumbers
-from mpdemo.models.layers import FEW, equal_blocks, layers_entered, shared
-from mpdemo.models.loading import called, imported, quiet
-from mpdemo.models.outputs import differentiable, loss
+from mpdemo.models.layers import FEW, differentiable, equal_blocks, layers_entered, loss, shared
+from mpdemo.models.loading import WithoutNumbers, called, imported, quiet
 from mpdemo.models.private_torch import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -130,7 +128,6 @@ class OwnModel:
         return sum(p.nbytes for p in self.template.parameters() if p.requires_grad)
 
     def _note(self):
-        """Note what the reader may not know."""
         for names in shared(self.template):
             self.notes.append(f"{' and '.join(names)} are one parameter, which is counted once")
         if self.unused:
@@ -159,7 +156,6 @@ class OwnModel:
 
     @staticmethod
     def compute(module, inputs):
-        """Return what a module makes of a batch."""
         if isinstance(inputs, dict):
             return module(**inputs)
         return module(*(inputs if isinstance(inputs, list | tuple) else [inputs]))

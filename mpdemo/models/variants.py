@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from mpdemo.models.building import LARGEST_READ
+from mpdemo.models.loading import LARGEST_READ
 
 COLUMNS = {  # names of Linears that tensor parallelism splits by columns, and those that it splits by rows
     *("q_proj", "k_proj", "v_proj", "qkv_proj", "wq", "wk", "wv", "wqkv", "qkv", "query", "key", "value", "c_attn"),
@@ -90,7 +90,6 @@ def split_layers(layers, parts) -> list:
 
 
 def _part(name, linear, parts):
-    """Return one rank's part of a Linear."""
     width, what = (linear.out_features, "columns") if name in COLUMNS else (linear.in_features, "rows")
     if width % parts:
         raise NoVariant(f"{name} has {width} {what}, which do not divide by {parts}")
@@ -118,7 +117,6 @@ class Adapted(nn.Module):
         self.up = nn.Linear(rank, linear.out_features, bias=False, device=device)
 
     def forward(self, x):
-        """Add what the adapter computes."""
         return self.linear(x) + self.up(self.down(x))
 
 

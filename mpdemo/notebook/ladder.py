@@ -70,7 +70,6 @@ def step_text(row) -> str:
 
 
 def memory_texts(row) -> list[str]:
-    """Return the peak of every device in MiB."""
     return [f"{sum(device[part] for part in MEMORY) / MIB:.0f}" for device in row["memory"]]
 
 
@@ -138,7 +137,7 @@ def timed_rows() -> list[dict]:
     """Return the rows of all strategies that were timed, in the order of the ladder."""
     timed = {}
     for rung in reversed(TIMED):  # the single device is timed beside each; its own job has the last word
-        file = runs() / f"speed_{rung}" / "summary.json"
+        file = paths.root() / "runs" / f"speed_{rung}" / "summary.json"
         rows = json.loads(file.read_text())["rows"] if file.exists() else []
         timed.update({row["rung"]: row for row in rows if is_current(row)})
     if not timed:
@@ -149,11 +148,6 @@ def timed_rows() -> list[dict]:
 def is_current(row) -> bool:
     """Whether a row has its 95 % intervals; those of earlier versions of the course had not."""
     return "speedup_interval" in row
-
-
-def runs():
-    """Return the folder of all runs."""
-    return paths.root() / "runs"
 
 
 def number(rung) -> str:

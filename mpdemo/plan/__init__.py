@@ -7,11 +7,4 @@ from mpdemo.plan import bubble
 from mpdemo.plan.simulate import Simulation, simulate
 from mpdemo.settings.schedules import SCHEDULES, placement, usual_stages_per_rank
 
-__all__ = [
-    "SCHEDULES",
-    "Simulation",
-    "bubble",
-    "placement",
-    "simulate",
-    "usual_stages_per_rank",
-]
+__all__ = ["SCHEDULES", "Simulation", "bubble", "placement", "simulate", "usual_stages_per_rank"]

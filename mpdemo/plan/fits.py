@@ -115,9 +115,9 @@ def _even_cuts(request, size):
 
 def _cut_at(request, candidate, replicas, sharded):
     """Dry-run the fullest device of a cut; of a pipeline with few stages all devices."""
-    count, peaks = candidate.microbatches, candidate.peaks
+    count, peaks = candidate.simulation.microbatches, candidate.peaks
     cut = ",".join(request.blocks()[point - 1].name for point in candidate.points)
-    how = {"schedule": candidate.schedule, "microbatches": count, "cut": cut}
+    how = {"schedule": candidate.simulation.schedule, "microbatches": count, "cut": cut}
     settings = {"processes": request.devices * (replicas or 1), "cut": cut}
     if count > 1:
         settings["microbatches"] = count

@@ -59,7 +59,6 @@ class BlockCost(NamedTuple):
 
     @property
     def both(self):
-        """Forward and backward."""
         return self.forward + self.backward
 
 
@@ -87,7 +86,6 @@ class Footprint:
 
 @cache
 def footprints(spec) -> tuple:
-    """Return the footprint of every block of a model."""
     from mpdemo.plan import meter
 
     small, large = (meter.run_blocks(spec, size) for size in SIZES)

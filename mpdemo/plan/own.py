@@ -10,18 +10,7 @@ from functools import partial
 from mpdemo.plan.fits import IN_BLOCKS, STAGES_SHOWN, first_that_fits, ring_bytes
 from mpdemo.plan.footprint import roof
 from mpdemo.plan.planner import balanced_cut, stage_slices
-from mpdemo.plan.request import (
-    ACCUMULATION,
-    ALL,
-    BOTH,
-    STATES,
-    WHOLE,
-    NotNeeded,
-    NotPlanned,
-    Prediction,
-    Rule,
-    rules,
-)
+from mpdemo.plan.request import ACCUMULATION, ALL, BOTH, STATES, WHOLE, NotNeeded, NotPlanned, Prediction, Rule, rules
 from mpdemo.settings.schedules import divisors
 from mpdemo.world.gpus import GPUS
 
@@ -84,7 +73,7 @@ def sharded(request, parts=(1,), hsdp=False, tensor=1, **way):
     shards = replicas // copies
     link = sheet.link if hsdp or request.nodes == 1 else sheet.between
     used = dict.fromkeys(("all-gather", "reduce-scatter"), (shards, link))
-    used |= {"all-reduce": (copies, sheet.between), "broadcast": (copies, sheet.between)}
+    used |= dict.fromkeys(("all-reduce", "broadcast"), (copies, sheet.between)) | {IN_BLOCKS: (tensor, sheet.link)}
     if hsdp and per_node == 1:
         raise NotPlanned("a node has one device, so there is nothing to shard within it")
 
@@ -93,7 +82,7 @@ def sharded(request, parts=(1,), hsdp=False, tensor=1, **way):
         steps = steps_of(request, share, **way_of_it)
         step = steps.at(share // count)
         step = step._replace(sent={kind: count * bytes_ for kind, bytes_ in step.sent.items()})
-        return predicted(request, steps, step, count, replicas, used | _in_blocks(request, tensor))
+        return predicted(request, steps, step, count, replicas, used)
 
     return first_that_fits(request, find, parts or divisors(share))
 
@@ -105,17 +94,13 @@ def sharded_in_parts(request, **way):
     return sharded(request, parts=None, **way)
 
 
-def _in_blocks(request, tensor) -> dict:
-    """Return the ranks and the link of tensor parallelism's all-reduces: devices of one node."""
-    return {IN_BLOCKS: (tensor, GPUS[request.gpu].link)}
-
-
 def split_layers(request, parts=(1,), **way):
     """Return how tensor parallelism over all devices fits, which compute the same samples."""
     if request.nodes > 1:
         raise NotPlanned("every block would send its activations between the nodes")
     steps = steps_of(request, request.batch, tensor=request.devices, **way)
-    return predicted(request, steps, steps.at(request.batch), 1, 1, _in_blocks(request, request.devices))
+    used = {IN_BLOCKS: (request.devices, request.link)}
+    return predicted(request, steps, steps.at(request.batch), 1, 1, used)
 
 
 def sharded_and_split(request, **way):

@@ -17,8 +17,6 @@ from mpdemo.settings.schedules import SCHEDULES, check_schedule, placement, usua
 class Candidate(NamedTuple):
     """One way to run a request as a pipeline, simulated: `peaks` are the estimated bytes of every device."""
 
-    schedule: str
-    microbatches: int
     points: list
     simulation: Simulation
     peaks: list
@@ -27,10 +25,6 @@ class Candidate(NamedTuple):
     def step_time(self):
         """Predicted seconds per step."""
         return self.simulation.step_time
-
-    def overflow(self, limit):
-        """Bytes that the fullest device lacks; 0 where all fit."""
-        return max(0.0, max(self.peaks) - limit)
 
 
 def evaluate(request, schedule, microbatches, points, shards=1, bandwidth=None) -> Candidate:
@@ -44,9 +38,7 @@ def evaluate(request, schedule, microbatches, points, shards=1, bandwidth=None) 
     messages = [blocks[stop - 1].output * size / (bandwidth or request.link) for _, stop in slices[:-1]]
     simulation = simulate(schedule, forward, backward, microbatches, request.devices, communication=messages)
     stages = [blocks[start:stop] for start, stop in slices]
-    return Candidate(
-        schedule, microbatches, list(points), simulation, estimated_peaks(request, simulation, stages, size, shards)
-    )
+    return Candidate(list(points), simulation, estimated_peaks(request, simulation, stages, size, shards))
 
 
 def estimated_peaks(request, simulation, stages, size, shards) -> list:
@@ -89,7 +81,7 @@ def best_split(request, schedule, microbatches) -> Candidate:
 
     def score(points):
         candidate = evaluate(request, schedule, microbatches, points)
-        return candidate.overflow(request.limit), candidate.step_time
+        return max(0.0, max(candidate.peaks) - request.limit), candidate.step_time  # first what does not fit
 
     seconds = [cost.both for cost in request.costs(request.batch // microbatches)]
     stages = request.devices * usual_stages_per_rank(schedule)
@@ -143,5 +135,4 @@ def improve(points, count, score):
 
 
 def stage_slices(points, count):
-    """Return (start, stop) of every stage."""
     return list(pairwise([0, *points, count]))

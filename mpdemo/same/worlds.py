@@ -9,7 +9,7 @@ from pathlib import Path
 from mpdemo.errors import UserError
 from mpdemo.same.compare import Finding
 
-LOSS = re.compile(r"(?i)(\w*loss\w*)[\"']?\s*[:=]?\s*(?:tensor\()?([-+]?\d+\.(\d+)(?:e[-+]?\d+)?)")
+LOSS = re.compile(r"(?i)(\w*loss\w*)[\"']?\s*[:=]?\s*(?:tensor\()?([-+]?\d+\.(\d+)(?:e([-+]?\d+))?)")
 OF_GPUS = re.compile(r"(?i)cuda|nccl|gpu|device_ids")
 AFTER = {"barrier", "monitored_barrier", "destroy_process_group"}  # a rank that waits in them has left the loop
 LEFT = ("Connection closed", "Connection reset", "closed by peer", "recvValue", "Broken pipe")
@@ -34,7 +34,6 @@ class Rank:
         return [note["name"] for note in self.of(kind)]
 
     def passes(self, loader) -> list:
-        """Return the passes over the data of a loader."""
         return [note for note in self.of("pass") if note["loader"] == loader]
 
     def waits(self, folder) -> tuple:
@@ -50,7 +49,8 @@ class Rank:
         """Return the losses that were printed, as (name, number, half of its last digit)."""
         lines = [line for line in self.out.splitlines() if "\r" not in line and "it/s" not in line]
         found = [match.groups() for line in lines for match in LOSS.finditer(line)]
-        return [(name, float(value), 0.6 * 10.0 ** -len(digits)) for name, value, digits in found]
+        powers = [int(exponent or 0) - len(digits) for _, _, digits, exponent in found]
+        return [(name, float(value), 0.6 * 10.0**power) for (name, value, *_), power in zip(found, powers, strict=True)]
 
 
 class World:

@@ -2,7 +2,7 @@
 
 The clock is read before and after a forward and a backward pass through a model, or the three methods through which
 every schedule of ``torch.distributed.pipelining`` computes a microbatch; a reading costs about a microsecond and waits
-for nothing. `mpdemo.measure.timeline.read` reads the files, `mpdemo.notebook.plots.timeline` draws them.
+for nothing. `mpdemo.measure.timeline` reads the files, `mpdemo.notebook.plots.timeline` draws them.
 Taught in notebooks/05_pipeline.ipynb.
 """
 

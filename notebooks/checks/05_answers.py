@@ -1,13 +1,14 @@
 """Check of notebook 05: an order of your own."""
 
-from checks.job_files import told
+from mpdemo.errors import UserError
+from mpdemo.plan.simulate import simulate_order
 
 
 def check_05_2(orders):
-    from mpdemo.plan.simulate import simulate_order
-
-    with told("It doesn't run"):
+    try:
         rows = simulate_order(orders)
+    except UserError as error:
+        raise AssertionError(f"It doesn't run: {str(error).partition('; allowed')[0]}.") from None
     size = len(orders), 1 + max(row["microbatch"] for row in rows)
     assert size == (3, 4), f"There are three stages and four microbatches; this order has {size[0]} and {size[1]}."
     for stage, (limit, order) in enumerate(zip((3, 2, 1), orders, strict=True)):

@@ -5,9 +5,8 @@ Where a Slurm can be started, the script runs: once training, its shell is warne
 
 import re
 import shutil
-import time
 
-from checks.job_files import READ, TRIED, check_text, client, lines_of, submit, trial, wait_for
+from checks.job_files import READ, TRIED, check_text, client, lines_of, run_again, submit, trial, wait_for
 from mpdemo.jobs import slurm
 from mpdemo.jobs.check import Script
 from mpdemo.paths import root
@@ -66,9 +65,7 @@ def run(path, environment, log):
     stopped = steps_done()
     unheard = f"The training didn't get the warning: the job requeued itself with the checkpoint of step {stopped}"
     assert stopped % STEPS, f"{unheard}, the end of an epoch."
-    time.sleep(2)  # a node refuses a job that starts again within the second of its end
-    client(environment, "scontrol", "update", f"jobid={job}", "StartTime=now")  # else it waits for two minutes
-    wait_for(*place, lambda state: state == "completed", "end well in its second run", SECONDS)
+    run_again(*place, SECONDS)
     done = epochs(log)
     assert done == list(range(1, EPOCHS + 1)), f"Its log has the epochs {done}, and not each once."
 

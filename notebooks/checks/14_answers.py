@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from checks.job_files import READ, TRIED, check_text, client, submit, trial, wait_for
+from checks.job_files import READ, TRIED, check_text, client, run_again, submit, trial, wait_for
 from mpdemo import ranks
 from mpdemo.errors import UserError
 from mpdemo.jobs import slurm
@@ -50,7 +50,6 @@ def run(script, processes, *words):
 
 
 def losses(printed) -> list:
-    """Return the losses that were printed."""
     return [float(number) for number in LOSS.findall("\n".join(printed) if isinstance(printed, list) else printed)]
 
 
@@ -163,9 +162,7 @@ def read(text):
     assert before.isdecimal() and int(before) >= 60, f"{signal} leaves less than a minute to save 77 GB of state."
     limit = slurm.limit(script.value("time") or "10-0")
     assert int(before) < limit <= 86_400, f"The time limit is {limit:.0f} s; the partition allows a day."
-    handled = re.search(
-        r"--signals-to-handle[= ]\S*USR1|kill -(SIG)?TERM", text
-    )  # a Slurm without cgroups lets orphans live
+    handled = re.search(r"--signals-to-handle[= ]\S*USR1|kill -(SIG)?TERM", text)  # without cgroups orphans live on
     assert handled, "torchrun doesn't know SIGUSR1 by itself: it dies of it, and takes the ranks with it."
     again = [line for line in text.splitlines() if re.match(r"[^#]*scontrol requeue", line)]
     assert again, "After the warning the job ends, and nothing puts it back into the queue."
@@ -182,18 +179,15 @@ def tried(path, to_script, environment, log):
         wait_for(*place, lambda state: started(folder), "start bard.py", TRIAL_SECONDS)
         time.sleep(3)  # for the other ranks
         worlds = {line.split()[0] for lines in started(folder).values() for line in lines}
-        count = (
-            f"It starts {len(started(folder))} ranks of bard.py, and each believes to be one of {' or '.join(worlds)}"
-        )
-        assert len(started(folder)) == RANKS and worlds == {str(RANKS)}, f"{count}; the node has {RANKS} GPUs."
+        count, sizes = len(started(folder)), " or ".join(worlds)
+        said = f"It starts {count} ranks of bard.py, and each believes to be one of {sizes}"
+        assert count == RANKS and worlds == {str(RANKS)}, f"{said}; the node has {RANKS} GPUs."
         client(environment, "scancel", "--signal=USR1", *(["--batch"] if to_script else []), job)
         wait_for(*place, lambda state: state == "pending", "go back into the queue", TRIAL_SECONDS)
         saved = len([*folder.glob("saved*")])
         lost = "the others weren't warned, or were ended before they had saved"
         assert saved == RANKS, f"Of {RANKS} ranks, {saved} have saved after the warning; {lost}."
-        time.sleep(2)  # a node refuses a job that starts again within the second of its end
-        client(environment, "scontrol", "update", f"jobid={job}", "StartTime=now")  # else it waits for two minutes
-        wait_for(*place, lambda state: state == "completed", "end well in its second run", TRIAL_SECONDS)
+        run_again(*place, TRIAL_SECONDS)
         assert all(len(lines) == 2 for lines in started(folder).values()), "Its second run doesn't start every rank."
 
 

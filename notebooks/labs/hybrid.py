@@ -19,8 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mpdemo import models
 from mpdemo.measure import paired
-from mpdemo.measure.compare import Comparison, rest, write_result
-from mpdemo.world.collectives import gather_objects
+from mpdemo.measure.compare import Comparison, write_result
+from mpdemo.world.collectives import gather_objects, rest
 from mpdemo.world.launch import end
 
 STEPS = 3  # whose bytes are counted

@@ -11,9 +11,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from mpdemo.measure import paired
-from mpdemo.measure.compare import Comparison, model_and_batch, run_lab
-from mpdemo.measure.timeline import read
+from mpdemo.measure import paired, timeline
+from mpdemo.measure.compare import Comparison, model_and_batch, write_result
 from mpdemo.measure.trial import Trial, relative_difference
 from mpdemo.notebook.recipe import equal_cut, recipe
 from mpdemo.settings import Settings
@@ -87,7 +86,7 @@ def record_all(world, out, variants) -> dict:
 def seconds_of(folder, settings) -> dict:
     """Return what `record_all` does, of one variant."""
     schedule = settings.schedule if settings.microbatches else "GPipe"
-    rounds = [seconds_of_step(step, schedule) for step in read.load(folder)[-paired.ROUNDS :]]
+    rounds = [seconds_of_step(step, schedule) for step in timeline.load(folder)[-paired.ROUNDS :]]
     return {kind: [seconds[kind] for seconds in rounds] for kind in rounds[0]}
 
 
@@ -95,13 +94,14 @@ def seconds_of_step(step, schedule) -> dict:
     """Return what `record_all` does, of one step."""
     busy = [0.0, 0.0]  # s that each rank computes
     for row in step:
-        busy[row["rank"]] += (row["end"] - row["start"]) * (row["kind"] in read.COMPUTES)
-    ideal = read.predict([step], schedule)
-    seconds = {"measured": read.step_time(step), "simulated": ideal.step_time, "computing": max(busy)}
+        busy[row["rank"]] += (row["end"] - row["start"]) * (row["kind"] in timeline.COMPUTES)
+    ideal = timeline.predict([step], schedule)
+    seconds = {"measured": timeline.step_time(step), "simulated": ideal.step_time, "computing": max(busy)}
     return seconds | {"idle": ideal.idle_share}
 
 
 if __name__ == "__main__":
     out, *names = sys.argv[1:]
     timed = {function.__name__: partial(function, out=out) for function in (splits, schedules)}
-    end(run_lab({"equality": equality} | timed, out, names))
+    functions = {"equality": equality} | timed
+    end(write_result(out, lambda world: {name: gather_objects(functions[name](world)) for name in names}))

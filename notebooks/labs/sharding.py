@@ -13,9 +13,8 @@ from torch.profiler import record_function
 
 from mpdemo.labs.profile_parts import STEP, recording
 from mpdemo.measure.compare import model_and_batch, write_result
-from mpdemo.measure.timeline import read
-from mpdemo.measure.timeline.observe import observe
-from mpdemo.measure.trial import Trial, relative_difference
+from mpdemo.measure.timeline import merge
+from mpdemo.measure.trial import Trial, observe, relative_difference
 from mpdemo.notebook.recipe import recipe
 from mpdemo.plan.counting import SETTLED, sent_in_a_step
 from mpdemo.plan.dry_run import local
@@ -32,7 +31,7 @@ STEPS = SETTLED + 1  # until the messages of one are counted
 
 
 def timeline(trial, world) -> list[dict]:
-    """Return the timeline of a step of all ranks with its messages, as `mpdemo.measure.timeline.read` describes it.
+    """Return the timeline of a step of all ranks with its messages, as `mpdemo.measure.timeline` describes it.
 
     The messages are those of PyTorch's profiler: with gloo from the moment a thread takes them up until their end, with
     NCCL only while they are enqueued. gloo makes a reduce-scatter out of an all-reduce, so it is one here.
@@ -50,12 +49,11 @@ def timeline(trial, world) -> list[dict]:
             start, end = (zero + microseconds / 1e6 for microseconds in (event.time_range.start, event.time_range.end))
             row = {"rank": world.rank, "kind": kind, "stage": 0, "microbatch": 0, "start": start, "end": end}
             step["events"].append(row)
-    return read.merge(gather_objects(step))
+    return merge(gather_objects(step))
 
 
 @contextmanager
 def as_a_step(profiler):
-    """Record a ``with`` block as one step."""
     with profiler, record_function(STEP):
         yield
 

@@ -15,9 +15,8 @@ from torch import nn
 
 from mpdemo.measure import compare
 from mpdemo.measure.paired import ROUNDS, median, to_row
-from mpdemo.measure.timeline import read
-from mpdemo.measure.timeline.observe import observe, recorded_steps
-from mpdemo.measure.trial import join_world
+from mpdemo.measure.timeline import typical
+from mpdemo.measure.trial import join_world, observe, recorded_steps
 from mpdemo.notebook.recipe import recipe
 from mpdemo.plan import memory
 from mpdemo.settings import Settings
@@ -45,7 +44,7 @@ def measure(world, rung, rounds) -> tuple[dict, list]:
             "devices": settings.devices * (settings.replicas or 1),
             "single_seconds": comparison.median("single"),
             **to_row("step_seconds", median(comparison.seconds[name])),
-            "timeline": read.typical(recorded_steps(comparison.trials[name])[-rounds:]),
+            "timeline": typical(recorded_steps(comparison.trials[name])[-rounds:]),
         }
         if row["rung"] in ("pipeline", "hybrid"):
             row |= {"schedule": settings.schedule, "microbatches": settings.microbatches}

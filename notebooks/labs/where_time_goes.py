@@ -18,9 +18,9 @@ from torch.utils.data import Dataset
 
 from mpdemo import data, models
 from mpdemo.labs.profile_parts import LOADING, STEP, mean_step, recording, steps_of
-from mpdemo.measure.compare import rest, write_result
+from mpdemo.measure.compare import write_result
 from mpdemo.world import clock
-from mpdemo.world.collectives import gather_objects
+from mpdemo.world.collectives import gather_objects, rest
 from mpdemo.world.launch import end
 
 WARMUP, STEPS = 2, 5

@@ -23,11 +23,7 @@ LOOKS = {name: look | EDGE for name, look in PARTS.values()}
 
 
 def curves(
-    runs: Mapping[str, Sequence[Mapping[str, Any]]],
-    y: str = "loss",
-    x: str = "step",
-    *,
-    title: str | None = None,
+    runs: Mapping[str, Sequence[Mapping[str, Any]]], y: str = "loss", x: str = "step", *, title: str | None = None
 ) -> Bundle:
     """Draw one curve per run, from the rows of its ``metrics.jsonl``.
 

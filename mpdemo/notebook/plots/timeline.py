@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mpdemo.errors import UserError
-from mpdemo.measure.timeline import read
+from mpdemo.measure.timeline import idle_share, step_time
 from mpdemo.notebook.plots import style
 from mpdemo.notebook.plots.style import EDGE, paler, patches, picture
 from mpdemo.notebook.show import Bundle
@@ -32,7 +32,7 @@ def timelines(panels: Mapping[str, Any], *, unit: str = "units") -> Bundle:
     Parameters
     ----------
     panels : dict
-        Title -> `mpdemo.plan.Simulation`, or rows as `mpdemo.measure.timeline.read` describes them.
+        Title -> `mpdemo.plan.Simulation`, or rows as `mpdemo.measure.timeline` describes them.
     unit : str
         Unit of the times; those below one second are drawn in milliseconds.
 
@@ -64,7 +64,6 @@ def timelines(panels: Mapping[str, Any], *, unit: str = "units") -> Bundle:
 
 
 def ranks_of(rows) -> int:
-    """Return how many ranks a step has."""
     return 1 + max(row["rank"] for row in rows)
 
 
@@ -80,7 +79,7 @@ def _end(steps) -> float:
 def _heading(title, rows, unit) -> str:
     """Return a panel's title, with the step's time and idle share."""
     what = "step without the optimizer" if any(row["kind"] == "O" for row in rows) else "step"
-    return f"{title}: {what} {read.step_time(rows):.3g} {unit}, idle {read.idle_share(rows):.0%}"
+    return f"{title}: {what} {step_time(rows):.3g} {unit}, idle {idle_share(rows):.0%}"
 
 
 def legend_handles(steps, **look):

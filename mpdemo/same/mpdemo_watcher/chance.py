@@ -101,6 +101,8 @@ class ByRow(TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs, name = kwargs or {}, getattr(function, "__name__", "")
         found = function(*args, **kwargs)
+        if getattr(function, "__module__", "") == "torch.nn.init":  # weights, which belong to no row
+            return found
         rows = now["row"] if now["depth"] else now["batch"]
         if name == "randperm" and len(found) == len(rows):  # which rows are mixed depends on how a batch is divided
             return found.sort().values
@@ -115,13 +117,15 @@ def draw_by_row(found, rows, method, name, args, kwargs):
     now["draws"] += 1
     size = len(found) // len(rows)
     if name == "random_" or name.startswith("randint"):
-        numbers = [kwargs[key] for key in ("low", "high") if key in kwargs] or [n for n in args if type(n) is int]
-        args = (found, *(numbers[:2] if name == "random_" or len(args) > 2 else (0, *numbers[:1])))
+        numbers = [number for number in args if type(number) is int]
+        numbers += [kwargs[key] for key in ("low", "high") if key in kwargs]
+        args = (found, *([0] if name != "random_" and len(numbers) == 1 else []), *numbers)
     elif not name.endswith("_") and name != "bernoulli":
         args = (found,)
+    named = {key: value for key, value in kwargs.items() if name.endswith("_") and key != "generator"}
     for place, row in enumerate(rows):
         part = slice(place * size, (place + 1) * size)
         chance = torch.Generator(found.device).manual_seed((int(row, 16) + 7919 * now["draws"]) % 2**63)
         own = [arg[part] if isinstance(arg, torch.Tensor) and arg.shape == found.shape else arg for arg in args]
         rest = own if name == "bernoulli" else own[1:]
-        getattr(found[part], method)(*rest, generator=chance)
+        getattr(found[part], method)(*rest, generator=chance, **named)

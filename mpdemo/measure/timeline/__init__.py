@@ -1,1 +1,0 @@
-"""What each rank did when: recorded from outside (observe.py), read and compared with a simulation (read.py)."""
