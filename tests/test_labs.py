@@ -10,7 +10,7 @@ from worlds import run_worlds
 
 from mpdemo.errors import UserError
 from mpdemo.jobs import JobSpec, submit
-from mpdemo.labs import first_job
+from mpdemo.labs import first_job, small_files
 from mpdemo.paths import root
 
 STEPS = 3
@@ -62,10 +62,11 @@ def test_a_first_batch_script_runs_on_any_slurm_or_in_bash(place, tmp_path, monk
     assert lines[0] == "once" and sorted(lines[1:]) == [f"{n}: hello" for n in range(4)]
 
 
-def test_small_files_are_measured_on_every_disk_and_removed(tmp_path):
+def test_small_files_are_measured_on_every_disk_and_removed(tmp_path, monkeypatch):
     """What they cost beside one file is for notebook 09 to say: a busy machine may show anything."""
+    monkeypatch.setattr(small_files, "SAMPLES", 20)
     (disk := tmp_path / "disk").mkdir()
-    output(tmp_path, "-m", "mpdemo.labs.small_files", str(tmp_path), str(disk), str(tmp_path))
+    small_files.main(tmp_path, disk, tmp_path)
     rows = {(row["disk"], row["files"]): row for row in summary(tmp_path)["rows"]}
     assert set(rows) == {(str(place), files) for place in (disk, tmp_path) for files in ("many", "one")}
     assert all(row[what] > 0 for row in rows.values() for what in ("write", "read first", "read again"))

@@ -38,8 +38,8 @@ def left_behind(folder, seconds=30.0) -> list:
 class Kernel:
     """A kernel whose files all lie in a folder; `run` executes a cell and returns what it prints, then its error."""
 
-    def __init__(self, folder, **more):
-        more |= {"PYTHONPATH": str(root()), "TMPDIR": str(folder), MARK: str(folder)}
+    def __init__(self, folder):
+        more = {"PYTHONPATH": str(root()), "TMPDIR": str(folder), MARK: str(folder)}
         self.manager, self.client = start_new_kernel(env=environment(folder, **more))
         self.pid = self.manager.provisioner.pid
 
@@ -137,23 +137,21 @@ def test_once_a_rank_has_failed_the_others_have_two_seconds(kernel):
     assert len(lines) == 2 and all(line.startswith("[rank 1] ") and len(line) <= COLUMNS for line in lines)
 
 
-def test_a_page_shows_what_ranks_print_while_they_run_and_what_is_waited_for(tmp_path):
+def test_a_page_shows_what_ranks_print_while_they_run_and_what_is_waited_for(kernel, tmp_path):
     """The kernel prints the same as without a page; nothing of the display is left at the end."""
-    kernel = Kernel(tmp_path, JPY_SESSION_NAME="a.ipynb", MPDEMO_ROOT=str(tmp_path))
-    try:
-        kernel.run(f"{START}\nfrom mpdemo import front_end\nfront_end.AFTER = 1.5")
-        printed = kernel.run("%%ranks\nimport time\nprint('first')\ntime.sleep(3)\nprint('second')")
-        first = "[rank 0] first\n[rank 1] first\n"
-        assert printed == "".join(f"[rank {rank}] {text}\n" for rank in (0, 1) for text in ("first", "second"))
-        assert first in kernel.shown and kernel.shown[-1] == ""
-        assert f"{first}waiting for rank 0 and rank 1, 2 s so far" in kernel.shown
-        (tmp_path / "slow.py").write_text("import time\ntime.sleep(4)\nprint('done')\n")
-        cell = "from mpdemo.notebook.course import launch\nprint(launch('slow.py', processes=2))"
-        assert kernel.run(cell) == "done\ndone\n"
-        assert "waiting for runs/launch_slow (running, 2 processes), 2 s so far" in kernel.shown
-        assert kernel.shown[-1] == ""
-    finally:
-        kernel.stop()
+    page = {"JPY_SESSION_NAME": "a.ipynb", "MPDEMO_ROOT": str(tmp_path)}
+    kernel.run(f"import os\nfrom mpdemo import front_end\n{START}\nos.environ |= {page}\nfront_end.AFTER = 0.5")
+    printed = kernel.run("%%ranks\nimport time\nprint('first')\ntime.sleep(2)\nprint('second')")
+    first = "[rank 0] first\n[rank 1] first\n"
+    assert printed == "".join(f"[rank {rank}] {text}\n" for rank in (0, 1) for text in ("first", "second"))
+    assert first in kernel.shown and kernel.shown[-1] == ""
+    assert f"{first}waiting for rank 0 and rank 1, 1 s so far" in kernel.shown
+    (tmp_path / "slow.py").write_text("import time\ntime.sleep(2)\nprint('done')\n")
+    cell = "from mpdemo.notebook.course import launch\nprint(launch('slow.py', processes=2))"
+    assert kernel.run(cell) == "done\ndone\n"
+    assert "waiting for runs/launch_slow (running, 2 processes), 1 s so far" in kernel.shown
+    assert kernel.shown[-1] == ""
+    kernel.run(f"for name in {list(page)}:\n    del os.environ[name]\nfront_end.AFTER = 10.0")
 
 
 ENDS = [(f"os._exit({status})", f"its process exited with status {status}") for status in (0, 3)]
@@ -177,7 +175,11 @@ def test_an_interrupt_ends_a_waiting_cell(kernel):
     assert printed == f"CellFailed: Interrupted: {places[0]}; {places[1]}. {ENDED}"
 
 
-@pytest.mark.parametrize("seconds", [0.6, 1.5, None], ids=["early in the start", "late in the start", "in a cell"])
+@pytest.mark.parametrize("seconds", [
+    pytest.param(0.6, id="early in the start"),
+    pytest.param(1.5, id="late in the start", marks=pytest.mark.nightly),
+    pytest.param(None, id="in a cell"),
+])  # fmt: skip
 def test_a_killed_kernel_leaves_no_process(tmp_path, seconds):
     kernel = Kernel(tmp_path)
     try:
@@ -200,14 +202,6 @@ def test_a_killed_kernel_leaves_no_process(tmp_path, seconds):
         kernel.stop()
 
 
-def test_a_start_that_fails_gives_its_reason_and_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setitem(group.ENVIRONMENT, "GLOO_SOCKET_IFNAME", "none")
-    with pytest.raises(UserError, match="the ranks did not start: rank 0 is gone: RuntimeError: .* none"):
-        start_ranks(1)
-    assert not list(tmp_path.glob("mpdemo-ranks-*"))
-
-
 def test_a_start_that_takes_too_long_is_given_up_and_what_starts_later_ends(monkeypatch):
     monkeypatch.setattr(warm, "IMPORT_SECONDS", 0.01)
     warm.SERVERS.clear()
@@ -216,6 +210,14 @@ def test_a_start_that_takes_too_long_is_given_up_and_what_starts_later_ends(monk
     alive = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
     servers = [child for child in alive if "mpdemo.world.warm" in str(child.cmdline())]
     assert not psutil.wait_procs(servers, timeout=60)[1]
+
+
+def test_a_start_that_fails_gives_its_reason_and_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setitem(group.ENVIRONMENT, "GLOO_SOCKET_IFNAME", "none")
+    with pytest.raises(UserError, match="the ranks did not start: rank 0 is gone: RuntimeError: .* none"):
+        start_ranks(1)
+    assert not list(tmp_path.glob("mpdemo-ranks-*"))
 
 
 def test_more_ranks_than_cores_are_refused():

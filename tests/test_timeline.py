@@ -17,7 +17,7 @@ from mpdemo.settings import Settings
 from mpdemo.training.recorder import Recorder
 from mpdemo.world.env import World
 
-RANKS, MICROBATCHES, STEPS = 2, 4, 3
+RANKS, MICROBATCHES, STEPS = 2, 4, 2
 
 
 @pytest.fixture(scope="module")

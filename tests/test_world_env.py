@@ -1,17 +1,20 @@
 """Rank and device of a process: the variables of torchrun, of Slurm's srun, of a real Slurm, and none."""
 
-import json
+import multiprocessing
 import os
 import subprocess
-import sys
 import tomllib
 
 import pytest
 import torch
+from worlds import FORKS
 
 from mpdemo.errors import UserError
 from mpdemo.paths import root
-from mpdemo.world import devices
+from mpdemo.settings import Settings, checked
+from mpdemo.training.command import check_gpus
+from mpdemo.training.setup import local_devices
+from mpdemo.world import devices, env
 from mpdemo.world.env import read_launcher, where_am_i
 from mpdemo.world.launch import OLDEST, warn
 
@@ -25,48 +28,39 @@ SRUN = {  # as Slurm 22.05 sets them; the real one is asked below
     "SLURM_STEP_NUM_TASKS": "7",
     "SLURM_STEP_TASKS_PER_NODE": "2(x3),1",
 }
-ALONE = {"rank": 0, "world_size": 1, "local_rank": 0, "local_world_size": 1, "launcher": "none"}
 
 
 def place(values):
     return tuple(values[name] for name in ("launcher", "rank", "world_size", "local_rank", "local_world_size"))
 
 
-def test_no_launcher():
-    assert read_launcher({}) == ALONE
-    assert read_launcher({"WORLD_SIZE": "4", "MASTER_ADDR": "node1"}) == ALONE  # what a shell may have kept
-    assert where_am_i({}).device == torch.device("cpu")
+def step_of(tasks, rank, **more):
+    """What a step of srun on the first node changes in the variables of a job."""
+    step = {"SLURM_PROCID": str(rank), "SLURM_STEP_NUM_TASKS": str(tasks), "SLURM_STEP_TASKS_PER_NODE": str(tasks)}
+    return SRUN | step | {"SLURM_NODEID": "0"} | more
 
 
-def test_torchrun():
-    assert place(read_launcher(TORCHRUN)) == ("torchrun", 3, 4, 1, 2)
-    assert place(read_launcher(SRUN | TORCHRUN)) == ("torchrun", 3, 4, 1, 2)  # torchrun inside a Slurm job
+NO_STEP = {k: v for k, v in SRUN.items() if not k.startswith("SLURM_STEP")} | {"SLURM_PROCID": "0"}
 
 
-@pytest.mark.parametrize(("node", "on_node"), [(0, 2), (2, 2), (3, 1)])
-def test_srun_with_uneven_nodes(node, on_node):
-    assert place(read_launcher(SRUN | {"SLURM_NODEID": str(node)})) == ("slurm", 6, 7, 0, on_node)
-
-
-def test_srun_of_fewer_tasks_than_the_job():
-    """``srun --ntasks=2`` in a job of 7: the step counts."""
-    step = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_NODEID": "0"}
-    assert place(read_launcher(SRUN | step | {"SLURM_LOCALID": "1"})) == ("slurm", 1, 2, 1, 2)
-
-
-@pytest.mark.parametrize("step", [None, "4294967291", "4294967290"], ids=["no step", "batch", "interactive"])
-def test_batch_script_is_no_task(step):
-    environ = {k: v for k, v in SRUN.items() if not k.startswith("SLURM_STEP")} | {"SLURM_PROCID": "0"}
-    if step:
-        environ |= {"SLURM_STEP_ID": step, "SLURM_STEP_NUM_TASKS": "1"}
-    assert read_launcher(environ) == ALONE
-
-
-def test_shell_in_a_terminal_is_no_task():
-    """``srun --pty bash``: a user types there, and may start processes with --processes."""
-    one = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_NODEID": "0"}
-    assert read_launcher(SRUN | one)["launcher"] == "slurm"
-    assert read_launcher(SRUN | one | {"SLURM_PTY_PORT": "39959"}) == ALONE
+@pytest.mark.parametrize(("environ", "found"), [
+    ({}, ("none", 0, 1, 0, 1)),
+    ({"WORLD_SIZE": "4", "MASTER_ADDR": "node1"}, ("none", 0, 1, 0, 1)),  # what a shell may have kept
+    (TORCHRUN, ("torchrun", 3, 4, 1, 2)),
+    (SRUN | TORCHRUN, ("torchrun", 3, 4, 1, 2)),  # torchrun inside a Slurm job
+    (SRUN | {"SLURM_NODEID": "0"}, ("slurm", 6, 7, 0, 2)),
+    (SRUN | {"SLURM_NODEID": "2"}, ("slurm", 6, 7, 0, 2)),
+    (SRUN | {"SLURM_NODEID": "3"}, ("slurm", 6, 7, 0, 1)),
+    (step_of(2, 1, SLURM_LOCALID="1"), ("slurm", 1, 2, 1, 2)),  # ``srun --ntasks=2`` in a job of 7: the step counts
+    (NO_STEP, ("none", 0, 1, 0, 1)),
+    (NO_STEP | {"SLURM_STEP_ID": "4294967291", "SLURM_STEP_NUM_TASKS": "1"}, ("none", 0, 1, 0, 1)),  # a batch script
+    (NO_STEP | {"SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_TASKS": "1"}, ("none", 0, 1, 0, 1)),  # interactive
+    (step_of(1, 0), ("slurm", 0, 1, 0, 1)),
+    # a user types into ``srun --pty bash``, and may start processes with --processes
+    (step_of(1, 0, SLURM_PTY_PORT="39959"), ("none", 0, 1, 0, 1)),
+])  # fmt: skip
+def test_the_place_is_that_of_whichever_launcher_started_the_process(environ, found):
+    assert place(read_launcher(environ)) == found
 
 
 @pytest.mark.parametrize(
@@ -100,6 +94,9 @@ def test_gpu_of_the_local_rank(monkeypatch):
     world = where_am_i(TORCHRUN)
     assert (world.device, gpus.current) == (torch.device("cuda", 1), 1)
     assert "nccl" in world.backend
+    FakeGPUs(monkeypatch, 1)
+    with pytest.raises(UserError, match="local rank 1 has no GPU.*2 processes on this node, 1 GPUs visible"):
+        where_am_i(TORCHRUN)
 
 
 def test_gpu_bound_by_slurm_is_number_0(monkeypatch):
@@ -112,10 +109,6 @@ def test_gpu_bound_by_slurm_is_number_0(monkeypatch):
 
 
 def test_a_process_with_two_gpus_begins_with_the_first_of_its_own(monkeypatch):
-    from mpdemo.settings import Settings, checked
-    from mpdemo.training.command import check_gpus
-    from mpdemo.training.setup import local_devices
-
     gpus = FakeGPUs(monkeypatch, 4)
     world = where_am_i(TORCHRUN, devices=2)
     assert (world.device, gpus.current) == (torch.device("cuda", 2), 2)
@@ -127,26 +120,12 @@ def test_a_process_with_two_gpus_begins_with_the_first_of_its_own(monkeypatch):
         local_devices(world.device, 2)
 
 
-def test_more_ranks_than_gpus(monkeypatch):
-    from mpdemo.settings import Settings, checked
-    from mpdemo.training.command import check_gpus
-
-    FakeGPUs(monkeypatch, 1)
-    with pytest.raises(UserError, match="local rank 1 has no GPU.*2 processes on this node, 1 GPUs visible"):
-        where_am_i(TORCHRUN)
-    with pytest.raises(UserError, match="2 processes need 2 GPUs, 1 visible"):
-        check_gpus(checked(Settings(rung="ddp")))
-
-
-CLAIM = """
-import os, sys, torch
-from mpdemo.world import env
-env.LOCK = sys.argv[1]
-world = env.World(rank=1, world_size=int(sys.argv[2]), local_rank=1, local_world_size=int(sys.argv[2]))
-env.claim_cores(world, int(sys.argv[3]))
-print(sorted(os.sched_getaffinity(0)), torch.get_num_threads(), flush=True)
-sys.stdin.read()
-"""
+def hold_cores(lock, processes, count, pipe):
+    """In a process of its own: claim cores as local rank 1, and keep them until it is killed, or the tests end."""
+    env.LOCK = lock
+    env.claim_cores(env.World(rank=1, world_size=processes, local_rank=1, local_world_size=processes), count)
+    pipe.send((sorted(os.sched_getaffinity(0)), torch.get_num_threads()))
+    multiprocessing.parent_process().join()
 
 
 @pytest.fixture
@@ -157,16 +136,18 @@ def claims(tmp_path):
         (tmp_path / f"cpu{core}").mkdir()
 
     def claim(processes, count=1):
-        words = [sys.executable, "-c", CLAIM, str(tmp_path / "cpu{}"), str(processes), str(count)]
-        child = subprocess.Popen(words, cwd=root(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        pipe, inside = FORKS.Pipe()
+        child = FORKS.Process(target=hold_cores, args=(str(tmp_path / "cpu{}"), processes, count, inside))
+        child.start()
         started.append(child)
-        cores, _, threads = child.stdout.readline().rpartition(" ")
-        assert threads == "1\n"
-        return child, json.loads(cores)
+        cores, threads = pipe.recv()
+        assert threads == 1
+        return child, cores
 
     yield claim
     for child in started:
-        child.communicate(timeout=20)
+        child.kill()
+        child.join()
 
 
 def test_a_process_takes_cores_that_no_other_has_taken(claims):
@@ -177,7 +158,7 @@ def test_a_process_takes_cores_that_no_other_has_taken(claims):
     assert [cores for _, cores in processes] == [[core] for core in allowed]
     assert claims(1)[1] == allowed
     processes[-1][0].kill()
-    processes[-1][0].wait(20)
+    processes[-1][0].join()
     assert claims(1)[1] == [allowed[-1]]
 
 
@@ -185,7 +166,8 @@ def test_a_process_that_drives_several_devices_takes_all_their_cores_or_none(cla
     allowed = sorted(os.sched_getaffinity(0))
     first, cores = claims(1, len(allowed))
     assert cores == allowed
-    first.communicate(timeout=20)
+    first.kill()
+    first.join()
     assert claims(1)[1] == allowed[:1]
     assert claims(1, len(allowed))[1] == allowed
     if len(allowed) > 1:
@@ -222,10 +204,11 @@ def test_a_message_has_the_rank_in_front_where_there_is_one(monkeypatch, capsys)
     assert capsys.readouterr().err == "mpdemo: no file x\nmpdemo: rank 3: saved\nmpdemo: rank 1: saved\n"
 
 
-JOB = f"""#!/bin/bash
-#SBATCH --nodes=2 --ntasks=3 --output={{out}}/log
-{sys.executable} {root()}/tests/programs/environ.py {{out}}
-srun {sys.executable} {root()}/tests/programs/environ.py {{out}}
+JOB = """#!/bin/bash
+#SBATCH --nodes=2 --ntasks=3 --output={out}/log
+write='env --null > $(mktemp {out}/XXXXXX.environ)'
+bash -c "$write"
+srun bash -c "$write"
 """
 
 
@@ -233,8 +216,9 @@ def test_real_slurm(cluster, tmp_path):
     """The variables that Slurm itself sets in a batch script and in three tasks on two nodes."""
     (tmp_path / "job.sh").write_text(JOB.format(out=tmp_path))
     subprocess.run(["sbatch", "--wait", tmp_path / "job.sh"], check=True, capture_output=True, timeout=100)
-    places = [place(read_launcher(json.loads(file.read_text()))) for file in tmp_path.glob("*.json")]
-    assert sorted(places) == [
+    texts = [file.read_text().split("\0") for file in tmp_path.glob("*.environ")]
+    environments = [dict(line.partition("=")[::2] for line in lines) for lines in texts]
+    assert sorted(place(read_launcher(environ)) for environ in environments) == [
         ("none", 0, 1, 0, 1),  # the batch script
         ("slurm", 0, 3, 0, 2),
         ("slurm", 1, 3, 1, 2),

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 
 import psutil
 import pytest
@@ -28,39 +29,37 @@ def steps_done(out) -> int:
     return path.read_text().count('"step"') if path.exists() else 0
 
 
-def begin(words, out):
+@contextmanager
+def running(words, out):
     """Start a program of which only stderr is kept; what one that is killed cannot remove stays beside its folder."""
     environment = {**os.environ, "PYTHONPATH": str(root()), "TMPDIR": str(out.parent)}
-    return subprocess.Popen(
-        [sys.executable, *words, "--out", str(out)], cwd=root(), env=environment, stderr=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, *words, "--out", str(out)]
+    child = subprocess.Popen(command, cwd=root(), env=environment, stderr=subprocess.PIPE, text=True)
+    try:
+        yield child
+    finally:
+        child.kill()
+        for pid in processes_of(str(out)):
+            os.kill(pid, signal.SIGKILL)
 
 
-def end_all(child, mark):
-    child.kill()
-    for pid in processes_of(mark):
-        os.kill(pid, signal.SIGKILL)
-
-
-@pytest.mark.parametrize(
-    ("rung", "how", "rank", "processes"),
-    [(DDP, "raise", 1, 2), (DDP, "kill", 0, 2), (PIPELINE, "kill", 1, 2), (PIPELINE, "raise", 0, 3)],
-    ids=["ddp raise", "ddp kill", "pipeline kill", "pipeline raise"],
-)
+@pytest.mark.parametrize(("rung", "how", "rank", "processes"), [
+    pytest.param(DDP, "raise", 1, 2, id="ddp raise", marks=pytest.mark.nightly),
+    pytest.param(DDP, "kill", 0, 2, id="ddp kill"),
+    pytest.param(PIPELINE, "kill", 1, 2, id="pipeline kill", marks=pytest.mark.nightly),
+    pytest.param(PIPELINE, "raise", 0, 3, id="pipeline raise"),
+])  # fmt: skip
 def test_one_rank_fails(rung, how, rank, processes, tmp_path):
     """In the pipeline of three the last stage never talks to the first, which dies; it ends as well."""
     out = tmp_path / "run"
     words = ["tests/programs/failing.py", str(rank), how, *rung, "--batch-size", "24", "--log-every", "1"]
     words += ["--processes", str(processes)]
-    child = begin(words, out)
-    try:
+    with running(words, out) as child:
         until(lambda: steps_done(out) or child.poll() is not None, 60)
         begun = time.monotonic()
         stderr = child.communicate(timeout=60)[1]
         assert time.monotonic() - begun < SOON
         left = processes_of(str(out))
-    finally:
-        end_all(child, str(out))
     assert child.returncode == 1, stderr
     assert not left
     last = stderr.splitlines()[-1]
@@ -74,31 +73,25 @@ def test_parent_is_ended(number, tmp_path):
     """Ctrl-C or a kill of the parent leaves no rank behind, and no traceback."""
     out = tmp_path / "run"
     words = ["-m", "mpdemo", "train", *DDP, "--epochs", "10000", "--processes", "2", "--log-every", "1"]
-    child = begin(words, out)
-    try:
+    with running(words, out) as child:
         until(lambda: steps_done(out), 60)
         child.send_signal(number)
         stderr = child.communicate(timeout=SOON)[1]
         until(lambda: not processes_of(str(out)), 2)
-    finally:
-        end_all(child, str(out))
     assert child.returncode == (-9 if number == signal.SIGKILL else 128 + number)
     assert "Traceback" not in stderr and "death signal" not in stderr
     if number == signal.SIGINT:
         assert stderr.endswith("mpdemo: SIGINT: all 2 processes ended\n")  # the progress bar may stand before it
 
 
-@pytest.mark.parametrize("moment", ["its ranks begin", "they train"])
+@pytest.mark.parametrize("moment", ["its ranks begin", pytest.param("they train", marks=pytest.mark.nightly)])
 def test_a_torchrun_that_is_killed_leaves_no_rank_behind(moment, tmp_path):
     """Started by hand, it has no supervisor; by itself it would leave them."""
     out = tmp_path / "run"
     words = ["-m", "mpdemo", "train", *DDP, "--epochs", "10000", "--log-every", "1"]
-    child = begin(["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *words], out)
-    try:
+    with running(["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *words], out) as child:
         ready = {"its ranks begin": lambda: len(processes_of(str(out))) == 3, "they train": lambda: steps_done(out)}
         until(ready[moment], 60)
         child.kill()
         child.communicate(timeout=SOON)
         until(lambda: not processes_of(str(out)), 5)
-    finally:
-        end_all(child, str(out))

@@ -6,7 +6,10 @@ import subprocess
 import sys
 
 import pytest
+from worlds import forked, run_worlds
 
+from mpdemo import doctor
+from mpdemo.world import roll_call
 from mpdemo.world.roll_call import nccl_transports, ranges, table, what_is_wrong
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
@@ -17,12 +20,12 @@ def rows_of(text):
     return [re.split(" {2,}", line.strip()) for line in text.splitlines() if re.match(r"(\d+: )?\d+ {2,}\S", line)]
 
 
-def test_each_rank_has_a_row_that_names_what_carries_its_messages(run_once):
-    done = run_once(*TORCHRUN, "2", "-m", "mpdemo", "env", "--site", "generic", timeout=200)
-    rows = rows_of(done.stdout)
-    assert done.returncode == 0 and [row[0] for row in rows] == ["0", "1"], done.stdout + done.stderr
+def test_each_rank_has_a_row_that_names_what_carries_its_messages(tmp_path):
+    printed = run_worlds(tmp_path, [[2, "-m", "mpdemo", "env", "--site", "generic"]])
+    rows = rows_of(printed)
+    assert [row[0] for row in rows] == ["0", "1"], printed
     assert rows[0][1:] == rows[1][1:] and rows[0][6:] == ["gloo", "lo"]
-    assert done.stdout.count("[OK]   Python") == 1
+    assert printed.count("[OK]   Python") == 1
 
 
 @pytest.mark.nightly
@@ -39,11 +42,14 @@ def test_ranks_on_one_core_are_named_with_the_remedy():
     assert f"share 1 core(s): {core}\n       remedy: srun --cpus-per-task" in done.stdout and done.returncode != 0
 
 
-def test_a_rank_that_never_comes_ends_the_call_in_time(run_once, tmp_path):
+def call_the_roll():
+    roll_call.PATIENCE = 3.0
+    print(*doctor.check_ranks())
+
+
+def test_a_rank_that_never_comes_ends_the_call_in_time(tmp_path):
     world = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29655"}
-    world["TMPDIR"] = str(tmp_path)
-    code = "from mpdemo import doctor; from mpdemo.world import roll_call; roll_call.PATIENCE = 3.0; "
-    done = run_once("-c", code + "print(*doctor.check_ranks())", timeout=60, **world)
+    done = forked(tmp_path, call_the_roll, timeout=60, **world, TMPDIR=str(tmp_path))
     assert done.stdout.startswith("[FAIL] the ranks do not meet: ") and "remedy: look for err" in done.stdout
 
 

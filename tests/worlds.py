@@ -1,23 +1,57 @@
-"""Worlds of real processes for the tests, one after the other, which share one import of PyTorch."""
+"""Processes of the tests that find PyTorch imported already: worlds of several, and single ones."""
 
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
+import tempfile
 
 from mpdemo.paths import root
+from mpdemo.world.launch import start
 
 EQUALITY, TRAIN = "tests/programs/equality.py", "tests/programs/training.py"
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["torchvision", "mpdemo.measure.trial", "mpdemo.rungs.hybrid", "mpdemo.rungs.tensor"])
 
 
-def run_worlds(folder, worlds):
-    """Run ``[processes, program, argument, ...]``, each a world, in the project's root; 800 s for all of them."""
-    (folder / "worlds.json").write_text(json.dumps(worlds))
-    command = [sys.executable, "tests/programs/forked.py", str(folder / "worlds.json")]
+def forked(folder, function, *arguments, timeout=800, **environment) -> subprocess.CompletedProcess:
+    """Call a function in the project's root in a process of its own, whose exit status is what the function returns."""
+    process = FORKS.Process(target=call, args=(folder, os.environ | environment, function, arguments))
+    process.start()
+    process.join(timeout)
+    if process.exitcode is None:
+        process.kill()
+        process.join()
+    printed = ((folder / stream).read_text() for stream in ("stdout", "stderr"))
+    return subprocess.CompletedProcess(arguments, process.exitcode, *printed)
+
+
+def call(folder, environment, function, arguments):
+    """In the new process: print to files in `folder`."""
+    for number, stream in ((1, "stdout"), (2, "stderr")):
+        with (folder / stream).open("wb") as file:
+            os.dup2(file.fileno(), number)
+    os.chdir(root())
+    os.environ.clear()
+    os.environ.update(environment)
+    tempfile.tempdir = None  # PyTorch has asked for that of the tests
+    sys.exit(function(*arguments))
+
+
+def run_worlds(folder, worlds) -> str:
+    """Run ``[processes, program, argument, ...]``, each a world, in 800 s for all of them; return what they print."""
     paths = [str(root()), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=root(), capture_output=True, text=True, timeout=800, env=environment)
+    done = forked(folder, start_all, worlds, PYTHONPATH=os.pathsep.join(paths), OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+def start_all(worlds) -> str | None:
+    for processes, *command in worlds:
+        if start(command, processes):
+            return f"{command} failed in {processes} processes"
+    return None
 
 
 def written(path, content) -> str:

@@ -15,24 +15,19 @@ RECORDS = ROOT / "notebooks/gpu"
 PAGE, README = ROOT / "notebooks/on_a_gpu.md", ROOT / "README.md"
 NOT_RUN = "not started", "no time left"
 BEGIN, END = "<!-- from the newest record -->", "<!-- end of the record -->"
-NO_RECORD = """\
-**No line of this course that needs CUDA has been run yet.** No machine with a GPU was available. What can be known
-without one is tested on any machine: whole training runs run on a pretended device, whose tensors cannot be mixed
-with the CPU's, as CUDA's cannot (`tests/test_devices.py`), and the types of tensors under a GPU's autocast are found
-on tensors without data. No figure in this course is a GPU's, except those whose source stands beside them."""
 MIB, GIB = 2**20, 2**30
 
 
-def newest(folder=RECORDS) -> dict | None:
-    """Return the newest record, by its name, with the parts that only older ones have; None where there is none."""
-    record, parts = None, {}
+def newest(folder=RECORDS) -> dict:
+    """Return the newest record, by its name, with the parts that only older ones have."""
+    parts = {}
     for file in sorted(folder.glob("*.json")):
         record = json.loads(file.read_text())
         for part in record["parts"]:
             if part["outcome"] not in NOT_RUN:
                 name = part["part"]
                 parts[name] = with_older_rows(part | {"record": file.name}, parts.get(name))
-    return record and record | {"parts": list(parts.values())}
+    return record | {"parts": list(parts.values())}
 
 
 def with_older_rows(part, older) -> dict:
@@ -70,8 +65,6 @@ def source_of_tests() -> str:
 
 def status(record) -> str:
     """Return the sentence of the README."""
-    if record is None:
-        return "**The CUDA code paths have not been run on a GPU yet**"
     parts = record["parts"]
     passed = sum(part["outcome"] == "passed" for part in parts)
     how = f"{passed} of {len(parts)} parts without a fault" if passed < len(parts) else "without a fault"
@@ -80,8 +73,6 @@ def status(record) -> str:
 
 def page(record) -> str:
     """Return what the page says of a record."""
-    if record is None:
-        return NO_RECORD
     lines = [
         f"**Last run on {record['date']}**: {record['device']}, driver {record['driver']}, PyTorch {record['torch']}.",
         "",

@@ -3,6 +3,7 @@
 failing.py RANK raise|kill TRAIN-ARGUMENTS
 """
 
+import itertools
 import os
 import signal
 import sys
@@ -11,20 +12,15 @@ from mpdemo.__main__ import main
 from mpdemo.world.launch import start
 
 rank, how, *words = sys.argv[1:]
+steps = itertools.count(1)
 
 
-def fail_in_step(number):
-    """Let step `number` of any optimizer fail."""
-    calls = []
-
-    def fail(*_):
-        calls.append(1)
-        if len(calls) == number:
-            if how == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            raise ValueError("the digits are upside down")
-
-    register_optimizer_step_pre_hook(fail)
+def fail(*_):
+    """In an optimizer's step: fail in the third."""
+    if next(steps) == 3:
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise ValueError("the digits are upside down")
 
 
 if "RANK" not in os.environ:
@@ -32,5 +28,5 @@ if "RANK" not in os.environ:
 if os.environ["RANK"] == rank:
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-    fail_in_step(3)
+    register_optimizer_step_pre_hook(fail)
 sys.exit(main(["train", *words]))
