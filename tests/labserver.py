@@ -1,4 +1,4 @@
-"""A private JupyterLab on a free port, for the browser tests."""
+"""A private JupyterLab on a free port, and a page of the system's Chromium, for the browser tests and the site."""
 
 import contextlib
 import json
@@ -11,9 +11,26 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+import pytest
 from project import environment
+from setup_system import find, install_line
 
 START = 60.0  # s
+CHROMIUM = find("chromium")
+NEEDS_CHROMIUM = pytest.mark.skipif(not CHROMIUM, reason=f"no Chromium; {install_line(['chromium'])}")
+QUIET = ("gpu", "quic", "background-networking", "component-update", "sync")
+FLAGS = ["--no-sandbox", "--no-first-run", *(f"--disable-{part}" for part in QUIET)]  # as root, there is no sandbox
+
+
+@contextlib.contextmanager
+def chromium_page(width=1280, height=900):
+    """Yield an empty page of the system's Chromium, without a window; nothing is downloaded."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser.new_page(viewport={"width": width, "height": height})
+        browser.close()
 
 
 @contextlib.contextmanager

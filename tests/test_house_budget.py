@@ -32,7 +32,11 @@ ROOMS = [
         5_057,
         "what jobs measure, exercises run and readers take home",
     ),
+<<<<<<< HEAD
     ("tests", 14_781, "each promise once by day, the rest by night"),
+=======
+    ("tests", 14_673, "each promise once by day, the rest by night"),
+>>>>>>> 8b49755ae6029956ba3042994b913d9f8ca0c1d1
 ]
 FILES = 160  # in mpdemo
 PYTHON = [file for file in files() if file.suffix == ".py"]

@@ -1,6 +1,6 @@
 """JupyterLab in headless Chromium: the live view as a learner meets it.
 
-Debian's Chromium is used (``apt-get install chromium``); nothing is downloaded, and no page may leave the machine.
+No page may leave the machine.
 """
 
 import json
@@ -9,19 +9,14 @@ import urllib.request
 
 import nbformat
 import pytest
-from labserver import lab
+from labserver import NEEDS_CHROMIUM, chromium_page, lab
 from project import fresh_copy
-from setup_system import find, install_line
 from worker_jobs import until
 
 from mpdemo.jobs import attach
 from notebooks import normalise, text_of
 
-CHROMIUM = find("chromium")
-pytestmark = pytest.mark.skipif(not CHROMIUM, reason=f"no Chromium; {install_line(['chromium'])}")
-
-QUIET = ("gpu", "quic", "background-networking", "component-update", "sync")
-FLAGS = ["--no-sandbox", "--no-first-run", *(f"--disable-{part}" for part in QUIET)]  # as root, there is no sandbox
+pytestmark = NEEDS_CHROMIUM
 WAIT = 120_000  # ms; a busy machine needs a part of it to start a kernel
 OUTPUT = ".jp-OutputArea"
 CANCEL = "button.jupyter-button:has-text('Cancel')"
@@ -54,15 +49,9 @@ def server(project):
 
 
 @pytest.fixture(scope="module")
-def page(server, tmp_path_factory):
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        options = {"executable_path": CHROMIUM, "args": FLAGS, "viewport": {"width": 1280, "height": 900}}
-        profile = str(tmp_path_factory.mktemp("profile"))
-        browser = playwright.chromium.launch_persistent_context(profile, headless=True, **options)
-        yield browser.pages[0]
-        browser.close()
+def page(server):
+    with chromium_page() as page:
+        yield page
 
 
 @pytest.fixture
@@ -165,6 +154,7 @@ pre => pre.scrollHeight <= pre.clientHeight + 1
 """
 
 
+@pytest.mark.nightly
 def test_a_cloned_notebook_that_is_reloaded_in_the_middle_of_a_job_attaches_and_cancels(page, server, project, outside):
     """Nobody has trusted its saved outputs, so the text of the view says what to do after the reload."""
     write(project, "cloned.ipynb", [JOB, 'await follow("runs/cloned")', "'<b>a picture</b>'"])

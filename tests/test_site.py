@@ -4,11 +4,10 @@ import subprocess
 import sys
 
 import pytest
-from setup_system import find, install_line
+from labserver import NEEDS_CHROMIUM, chromium_page
 
 from mpdemo.paths import root
 
-CHROMIUM = find("chromium")
 PAGES = ("README", "notebooks/03_ddp", "notebooks/glossary", "api", "slurm/README")
 SIZES = {"desk": (1280, 900), "phone": (390, 844)}
 TOO_WIDE = "() => document.documentElement.scrollWidth > document.documentElement.clientWidth"
@@ -26,16 +25,11 @@ def site(tmp_path_factory):
 
 
 @pytest.mark.nightly
-@pytest.mark.skipif(not CHROMIUM, reason=f"no Chromium; {install_line(['chromium'])}")
+@NEEDS_CHROMIUM
 @pytest.mark.parametrize("size", SIZES)
 def test_five_pages_fit_their_window_show_their_pictures_and_ask_nobody_else(site, size):
-    from playwright.sync_api import sync_playwright
-
-    width, height = SIZES[size]
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        page = browser.new_page(viewport={"width": width, "height": height})
-        outside = []
+    outside = []
+    with chromium_page(*SIZES[size]) as page:
         page.on("request", lambda request: request.url.startswith(("file:", "data:")) or outside.append(request.url))
         for name in PAGES:
             page.goto(f"file://{site}/{name}.html")
@@ -46,5 +40,4 @@ def test_five_pages_fit_their_window_show_their_pictures_and_ask_nobody_else(sit
         assert page.locator("img.diagram").count() == 1 and page.locator("text=mermaid").count() == 0
         assert page.locator("a[href$='glossary.html#all-reduce']").count() >= 1
         assert page.locator("button.copybtn").count() > 10
-        browser.close()
     assert outside == []

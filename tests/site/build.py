@@ -20,9 +20,8 @@ from urllib.parse import unquote
 import nbformat
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from labserver import lab
+from labserver import CHROMIUM, chromium_page, lab
 from project import files
-from setup_system import find
 
 from mpdemo.__main__ import COMMANDS
 from mpdemo.paths import root
@@ -86,22 +85,17 @@ def replace_diagrams(pages):
 
 def drawn(texts) -> dict:
     """Return the SVG of each diagram, as JupyterLab draws it; none without the system's Chromium."""
-    if not (chromium := find("chromium")):
+    if not CHROMIUM:
         print("no Chromium here: the diagrams stay text", file=sys.stderr)
         return {}
-    from playwright.sync_api import sync_playwright
-
     cells = [nbformat.v4.new_markdown_cell(f"```mermaid\n{text}```") for text in texts]
-    with tempfile.TemporaryDirectory(prefix="diagrams-") as folder, sync_playwright() as playwright:
+    with tempfile.TemporaryDirectory(prefix="diagrams-") as folder:
         nbformat.write(nbformat.v4.new_notebook(cells=cells), Path(folder, "diagrams.ipynb"))
-        with lab(folder) as (url, token):
-            browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
-            page = browser.new_page(viewport={"width": 1280, "height": 20_000})
+        with lab(folder) as (url, token), chromium_page(height=20_000) as page:
             page.goto(f"{url}/lab/tree/diagrams.ipynb?token={token}")
             page.wait_for_function(f"() => document.querySelectorAll('.jp-RenderedMermaid img').length == {len(texts)}",
                                    timeout=WAIT)  # fmt: skip
             addresses = page.eval_on_selector_all(".jp-RenderedMermaid img", "all => all.map(image => image.src)")
-            browser.close()
     return dict(zip(texts, (unquote(address.partition(",")[2]) for address in addresses), strict=True))
 
 
