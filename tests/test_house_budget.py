@@ -17,28 +17,24 @@ ROOMS = [
     ("/rungs", 459, "what differs between the strategies: model, optimizer, step"),
     ("/run.py /training", 1_418, "the loop, and what stands around a step: checkpoints, log, recorder, stop signal"),
     ("/world /ranks", 1_507, "who am I; start and end processes; ranks beside a kernel"),
-    ("/models", 920, "the course's models as lists of blocks, and a reader's own"),
-    ("/data", 419, "data sets and batches, a share per replica"),
-    ("/measure /paired.py", 535, "measure a step, compare by paired rounds, read what was recorded"),
-    ("/plan", 2_583, "what fits: count on fake tensors, choose, split, simulate, scale"),
+    ("/models", 914, "the course's models as lists of blocks, and a reader's own"),
+    ("/data", 412, "data sets and batches, a share per replica"),
+    ("/measure /paired.py", 531, "measure a step, compare by paired rounds, read what was recorded"),
+    ("/plan", 2_526, "what fits: count on fake tensors, choose, split, simulate, scale"),
     ("/jobs", 3_134, "spec, fitted job, text, submission, following; sites; failures explained"),
-    ("/same", 2_516, "is a reader's script the same training on 1 and N processes?"),
-    ("/notebook", 1_641, "what notebooks show: live view, ladder, plots, checks of exercises"),
+    ("/same", 2_507, "is a reader's script the same training on 1 and N processes?"),
+    ("/notebook", 1_627, "what notebooks show: live view, ladder, plots, checks of exercises"),
     ("/cluster", 454, "a throw-away Slurm"),
     ("/trainers /demo.py /doctor.py", 585, "a class's rehearsal, the demo, the check of a machine"),
     ("/labs", 9, "where notebooks/labs is imported from"),
     (
         "notebooks/labs notebooks/checks notebooks/scripts",
-        5_057,
+        5_030,
         "what jobs measure, exercises run and readers take home",
     ),
-<<<<<<< HEAD
-    ("tests", 14_781, "each promise once by day, the rest by night"),
-=======
-    ("tests", 14_673, "each promise once by day, the rest by night"),
->>>>>>> 8b49755ae6029956ba3042994b913d9f8ca0c1d1
+    ("tests", 14_333, "each promise once by day, the rest by night"),
 ]
-FILES = 160  # in mpdemo
+FILES = 154  # in mpdemo
 PYTHON = [file for file in files() if file.suffix == ".py"]
 
 
