@@ -16,7 +16,8 @@ from mpdemo.training.command import check_gpus
 from mpdemo.training.setup import local_devices
 from mpdemo.world import devices, env
 from mpdemo.world.env import read_launcher, where_am_i
-from mpdemo.world.launch import OLDEST, warn
+from mpdemo.world.launch import OLDEST
+from mpdemo.world.say import log
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 SRUN = {  # as Slurm 22.05 sets them; the real one is asked below
@@ -196,11 +197,12 @@ def test_the_oldest_versions_are_those_of_the_project():
 
 
 def test_a_message_has_the_rank_in_front_where_there_is_one(monkeypatch, capsys):
-    warn("no file x")
+    log.warning("no file %s", "x")
     monkeypatch.setenv("SLURM_PROCID", "3")
-    warn("saved")
+    log.warning("saved")
     monkeypatch.setenv("RANK", "1")
-    warn("saved")
+    log.warning("saved")
+    log.info("nobody asked")
     assert capsys.readouterr().err == "mpdemo: no file x\nmpdemo: rank 3: saved\nmpdemo: rank 1: saved\n"
 
 

@@ -15,7 +15,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from mpdemo.errors import UserError, error_line
-from mpdemo.world.launch import warn
+from mpdemo.world.say import log
 
 READ = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", ".webp")  # what the names of images end in
 
@@ -80,7 +80,7 @@ def tell_left_out(folder, left_out):
     """Say once how many files are not read, and what their names end in."""
     if left_out and os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
         kinds = ", ".join(f"{count} {kind or 'without an ending'}" for kind, count in left_out.most_common(5))
-        warn(f"{left_out.total()} files in {folder} are not read: {kinds}")
+        log.warning("%d files in %s are not read: %s", left_out.total(), folder, kinds)
 
 
 def augmented(path, size) -> torch.Tensor:

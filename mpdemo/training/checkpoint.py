@@ -27,7 +27,8 @@ from torch.optim import Optimizer
 
 from mpdemo.errors import RunFailed, UserError, error_line
 from mpdemo.world.collectives import gather_objects, place
-from mpdemo.world.launch import lost_a_peer, warn
+from mpdemo.world.launch import lost_a_peer
+from mpdemo.world.say import log
 
 KEPT = 2  # newest checkpoints that stay
 CHUNK = 2**24  # bytes of a file that are read at a time
@@ -173,8 +174,8 @@ def read_newest(run_folder: str | Path) -> dict[str, Any]:
         if not damages:
             if damaged and place()[0] == 0:
                 for each in damaged:
-                    warn(each)
-                warn(f"resumes the checkpoint before it: {path}")
+                    log.warning("%s", each)
+                log.warning("resumes the checkpoint before it: %s", path)
             return state | {"path": path}
         damaged.append(damages[0])
     raise UserError(f"{damaged[0]}, and none before it can be read; start anew with another --out")

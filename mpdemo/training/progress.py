@@ -10,7 +10,7 @@ from mpdemo.options import option_name
 from mpdemo.training import checkpoint
 from mpdemo.training.log import rows_in
 from mpdemo.world.collectives import place
-from mpdemo.world.launch import warn
+from mpdemo.world.say import log
 
 # settings that a resumed run must keep
 SAME = ["model", "norm", "dataset", "image_size", "batch_size", "seed"]
@@ -76,7 +76,7 @@ class Checkpoints:
             if must:
                 raise
             if place()[0] == 0:
-                warn(error)
+                log.warning("%s", error)
 
     def resume(self) -> bool:
         """Go to the newest checkpoint of the run that the settings name; return whether it is this run's own."""

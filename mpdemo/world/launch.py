@@ -1,6 +1,5 @@
 """Start the processes of a training run on this machine, say in one line what went wrong, and leave none behind."""
 
-import contextlib
 import gc
 import os
 import resource
@@ -84,13 +83,6 @@ def report(error, world):
         Path(os.environ[ERRORS], os.environ["RANK"]).write_text(line)
     else:
         print(line, file=sys.stderr)
-
-
-def warn(text):
-    """Say something on stderr that does not end this process, with the rank in front where a launcher gave it one."""
-    rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID"))  # as torchrun and srun name it
-    with contextlib.suppress(OSError):  # a full disk may hold the log as well
-        print(f"mpdemo: {'' if rank is None else f'rank {rank}: '}{text}", file=sys.stderr, flush=True)
 
 
 def lost_a_peer(error) -> bool:

@@ -1,0 +1,21 @@
+"""What a process says about its own training, on stderr, with its rank in front where a launcher gave it one.
+
+>>> log.warning("%d files are not read", 5)
+mpdemo: rank 1: 5 files are not read
+"""
+
+import logging
+import os
+
+
+def name_the_rank(record):
+    """Put the rank into a message, as torchrun and srun name it."""
+    rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID"))
+    record.msg = f"mpdemo: {'' if rank is None else f'rank {rank}: '}{record.msg}"
+    return True
+
+
+log = logging.getLogger("mpdemo")
+log.addFilter(name_the_rank)
+log.addHandler(logging.lastResort)  # warnings, to the stderr of the moment, which a cell or a test may have replaced
+log.propagate = False  # a reader's own logging would say it twice
