@@ -10,9 +10,7 @@ import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
 from functools import cache
-from typing import NamedTuple
 from unittest.mock import patch
 
 import numpy as np
@@ -22,61 +20,11 @@ from torch import nn
 
 from mpdemo.models.private_torch import FakeStore, FakeTensors, without_cuda_guards
 from mpdemo.plan.counting import CountMessages, LiveMemory, size
+from mpdemo.plan.device_memory import DeviceMemory, Step
 from mpdemo.plan.meter import built
 from mpdemo.run import builder
 from mpdemo.training.setup import Run
 from mpdemo.world.env import World
-
-
-@dataclass(frozen=True)
-class DeviceMemory:
-    """Memory of one device at the peak of a training step, in bytes.
-
-    `gradients` are those that exist at the peak: none if it is the end of the forward pass and each step begins without
-    any, all if DDP keeps them in its buckets. `activations` is all that is not weights, gradients or optimizer state:
-    saved activations, the batch, and temporary tensors of the backward pass.
-    """
-
-    device: int
-    weights: int
-    gradients: int
-    optimizer: int
-    activations: int
-
-    @property
-    def peak(self):
-        return self.weights + self.gradients + self.optimizer + self.activations
-
-    def with_peak(self, peak):
-        return replace(self, activations=peak - self.weights - self.gradients - self.optimizer)
-
-
-class Step(NamedTuple):
-    """What one process held in a step, and sent."""
-
-    always: list  # of DeviceMemory by device, with all gradients and without activations
-    levels: list  # of arrays: the bytes of all tensors on each device, each time that they grew
-    arrived: list  # by device: (the first level with it, its bytes) of each gradient
-    messages: dict  # collective -> bytes
-    buffers: int  # bytes that DDP broadcasts
-    batch: int  # bytes of the images and labels
-
-    def devices(self) -> list[DeviceMemory]:
-        """Return the memory of every device at its peak, with the gradients that are there at that moment."""
-        found = []
-        for device, levels, arrived in zip(self.always, self.levels, self.arrived, strict=True):
-            there = sum(bytes_ for level, bytes_ in arrived if level <= levels.argmax())
-            found.append(replace(device, gradients=there).with_peak(int(levels.max())))
-        return found
-
-    def towards(self, other, share):
-        """Interpolate between this step and another with the same operations; None where they differ."""
-        pairs = list(zip(self.levels, other.levels, strict=True))
-        if any(len(a) != len(b) for a, b in pairs) or self.messages.keys() != other.messages.keys():
-            return None
-        messages = {kind: round(a + share * (other.messages[kind] - a)) for kind, a in self.messages.items()}
-        levels, batch = [a + share * (b - a) for a, b in pairs], self.batch + share * (other.batch - self.batch)
-        return self._replace(levels=levels, messages=messages, batch=round(batch))
 
 
 class DryRun:
