@@ -1,21 +1,114 @@
-"""Models in public styles, each a few lines long: what `mpdemo plan --model` must be able to take, and to refuse."""
+"""Models as people write them: what `mpdemo plan --model` must be able to take, and to refuse."""
 
 import math
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict
 from types import SimpleNamespace
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
+from torchvision import models as zoo
 
 
-def conv(inside, outside, stride=1):
-    return nn.Sequential(nn.Conv2d(inside, outside, 3, stride, 1), nn.GroupNorm(4, outside), nn.SiLU())
+class Layers(nn.Module):
+    """A stem, equal layers in any container, the mean over the pixels, a head."""
+
+    def __init__(self, layers, stem=None, head=10, twice=False):
+        super().__init__()
+        self.stem, self.layers, self.head = stem or nn.Identity(), layers, nn.Linear(16, head)
+        self.twice = twice
+
+    def forward(self, x):
+        x = self.stem(x)
+        for layer in self.layers.values() if isinstance(self.layers, nn.ModuleDict) else self.layers:
+            x = checkpoint(layer, x, use_reentrant=False) if self.twice else torch.relu(layer(x))
+        return self.head(x.mean((2, 3)))
+
+
+class Tied(nn.Module):
+    """One matrix at both ends."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.layer = nn.Embedding(2000, 64), nn.TransformerEncoderLayer(64, 8, 64, batch_first=True)
+        self.head = nn.Linear(64, 2000, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens):
+        return self.head(self.layer(self.embed(tokens)))
+
+
+class WithTable(nn.Linear):
+    """A block with a buffer, such as the tables of a rotary embedding."""
+
+    def __init__(self):
+        super().__init__(64, 64)
+        self.register_buffer("table", torch.zeros(64, 64))
+
+
+class Unused(nn.Module):
+    """A layer that is never called."""
+
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x):
+        return self.used(x)
+
+
+class TwoOutputs(nn.Module):
+    """Returns a second output from a layer in its middle, as GoogLeNet does."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.head, self.aux = (nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x):
+        x = self.first(x)
+        aux = self.aux(x)
+        return self.head(self.second(x)), aux
+
+
+class GrowingList(nn.Module):
+    """A layer's input is a list that changes after the call, so that it cannot be computed again."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Joined(8 * (number + 1)) for number in range(3))
+        self.head = nn.Linear(32, 10)
+
+    def forward(self, x):
+        features = [x]
+        for layer in self.layers:
+            features.append(layer(features))
+        return self.head(torch.cat(features, 1))
+
+
+class Joined(nn.Module):
+    """Concatenates all features of before, as DenseNet does."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.norm, self.linear = nn.BatchNorm1d(width), nn.Linear(width, 8)
+
+    def forward(self, features):
+        return self.linear(self.norm(torch.cat(features, 1)))
+
+
+class Branch(nn.Linear):
+    """Asks for a value."""
+
+    def forward(self, x):
+        return super().forward(x) if x.sum() > 0 else x
 
 
 class Detector(nn.Module):
-    """Levels of a pyramid, each with classes and boxes: a list of dicts."""
+    """Levels of a pyramid, each with classes and boxes in an OrderedDict of its own class, as transformers' outputs."""
+
+    class Output(OrderedDict):
+        pass
 
     def __init__(self):
         super().__init__()
@@ -26,67 +119,27 @@ class Detector(nn.Module):
         found = []
         for level in self.levels:
             x = level(x)
-            found.append({"classes": self.classes(x), "boxes": self.boxes(x).exp()})
+            found.append(self.Output(classes=self.classes(x), boxes=self.boxes(x).exp()))
         return found
 
 
-class Queries(nn.Module):
-    """Objects asked for by learnt queries, with outputs of every layer, as DETR."""
+class Unet(nn.Module):
+    """An encoder, a decoder, and skips between them: a dense map."""
 
     def __init__(self):
         super().__init__()
-        self.features, self.queries = nn.Conv2d(3, 16, 8, 8), nn.Embedding(10, 16)
-        self.layers = nn.ModuleList(nn.TransformerDecoderLayer(16, 2, 32, batch_first=True) for _ in range(3))
-        self.classes = nn.Linear(16, 5)
-
-    def forward(self, x):
-        memory = self.features(x).flatten(2).transpose(1, 2)
-        x, outputs = self.queries.weight.expand(len(memory), -1, -1), []
-        for layer in self.layers:
-            x = layer(x, memory)
-            outputs.append(self.classes(x))
-        return {"logits": outputs[-1], "aux_outputs": [{"logits": logits} for logits in outputs[:-1]]}
-
-
-class Unet(nn.Module):
-    """An encoder, a decoder, and skips between them: a dense map. With `steps`, noise is what it learns."""
-
-    def __init__(self, steps=0):
-        super().__init__()
         self.down = nn.ModuleList(conv(inside, outside) for inside, outside in ((3, 8), (8, 16), (16, 32)))
         self.up = nn.ModuleList(conv(inside, outside) for inside, outside in ((48, 16), (24, 8)))
-        self.last, self.time, self.steps = nn.Conv2d(8, 3, 1), nn.Embedding(max(steps, 1), 32), steps
+        self.last = nn.Conv2d(8, 3, 1)
 
     def forward(self, x):
-        if self.steps:
-            noise, when = torch.randn_like(x), torch.randint(self.steps, (len(x),), device=x.device)
-            x = x + noise
         skips = []
         for block in self.down:
             x = F.max_pool2d(block(x), 2)
             skips.append(x)
-        x = x + self.time(when)[:, :, None, None] if self.steps else x
         for block, skip in zip(self.up, skips[1::-1], strict=True):
             x = block(torch.cat((F.interpolate(x, size=skip.shape[2:]), skip), 1))
-        x = self.last(x)
-        return F.mse_loss(F.interpolate(x, size=noise.shape[2:]), noise) if self.steps else x
-
-
-class Segmentation(nn.Module):
-    """Two heads, by name in an OrderedDict of its own class, as torchvision's and transformers' outputs."""
-
-    class Output(OrderedDict):
-        pass
-
-    def __init__(self):
-        super().__init__()
-        self.backbone, self.head, self.aux = conv(3, 8, 2), nn.Conv2d(8, 21, 1), nn.Conv2d(8, 21, 1)
-
-    def forward(self, x):
-        features = self.backbone(x)
-        out = self.Output(out=F.interpolate(self.head(features), size=x.shape[2:], mode="bilinear"))
-        out["aux"] = self.aux(features)
-        return out
+        return self.last(x)
 
 
 class Experts(nn.Module):
@@ -105,24 +158,6 @@ class Experts(nn.Module):
         y = torch.einsum("ech,ehd->ecd", y, self.down) * weight[..., None]
         mixed = torch.zeros_like(flat).index_add(0, token.flatten(), y.flatten(0, 1))
         return x + mixed.view_as(x), scores.square().mean()
-
-
-class ExpertsInTurn(nn.Module):
-    """Blocks that alternate, so that they are no list of equal ones, and a second loss."""
-
-    def __init__(self):
-        super().__init__()
-        self.embed, self.head = nn.Embedding(50, 16), nn.Linear(16, 50)
-        self.layers = nn.ModuleList(Experts() if n % 2 else nn.Linear(16, 16) for n in range(8))
-
-    def forward(self, tokens):
-        x, balance = self.embed(tokens), 0
-        for layer in self.layers:
-            x = layer(x)
-            if isinstance(x, tuple):
-                x, more = x
-                balance = balance + more
-        return self.head(x), balance
 
 
 class MixtureAsInPublicCode(nn.Module):
@@ -178,32 +213,16 @@ class Contrast(nn.Module):
 
 
 class Recommender(nn.Module):
-    """Tables of different sizes and pairwise products of what they give, as DLRM."""
+    """Tables of different sizes and products of pairs of what they give, as DLRM; the pairs belong to no sample."""
 
     def __init__(self):
         super().__init__()
         self.tables = nn.ModuleList(nn.EmbeddingBag(rows, 8, mode="sum") for rows in (1000, 50, 7))
         self.bottom, self.top = nn.Linear(13, 8), nn.Linear(14, 1)
 
-    def forward(self, dense, sparse):
+    def forward(self, dense, sparse, pairs):
         x = torch.stack([self.bottom(dense)] + [t(ids) for t, ids in zip(self.tables, sparse, strict=True)], 1)
-        first, second = torch.tril_indices(4, 4, offset=-1)
-        return self.top(torch.cat((x[:, 0], (x @ x.mT)[:, first, second]), 1)).squeeze(1)
-
-
-class Autoencoder(nn.Module):
-    """Three outputs in a named tuple."""
-
-    Output = namedtuple("Output", "image mean variance")
-
-    def __init__(self):
-        super().__init__()
-        self.inside, self.outside = nn.Linear(48, 16), nn.Linear(8, 48)
-
-    def forward(self, x):
-        mean, variance = self.inside(x.flatten(1)).chunk(2, 1)
-        hidden = mean + torch.randn_like(mean) * (variance / 2).exp()
-        return self.Output(self.outside(hidden).view_as(x), mean, variance)
+        return self.top(torch.cat((x[:, 0], (x @ x.mT)[:, *pairs]), 1)).squeeze(1)
 
 
 class Rivals(nn.Module):
@@ -228,49 +247,6 @@ class Recurrent(nn.Module):
     def forward(self, tokens):
         x, states = self.lstm(self.embed(tokens))
         return self.head(x), states
-
-
-class Speech(nn.Module):
-    """Convolutions over time and a loss of its own, CTC."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv, self.gru = nn.Conv1d(8, 16, 3, 2, 1), nn.GRU(16, 16, batch_first=True)
-        self.head = nn.Linear(16, 30)
-
-    def forward(self, x):
-        return self.head(self.gru(self.conv(x).transpose(1, 2))[0]).log_softmax(-1)
-
-
-class Graph(nn.Module):
-    """Messages along the edges of a graph."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
-
-    def forward(self, nodes, edges):
-        start, end = edges.T
-        for layer in self.layers:
-            nodes = nodes + torch.zeros_like(nodes).index_add(0, end, layer(nodes)[start]).relu()
-        return nodes.mean(0)
-
-
-class Vit(nn.Module):
-    """A class token and equal blocks in PyTorch's own encoder; rates that are read while it is built."""
-
-    def __init__(self, depth=7):
-        super().__init__()
-        self.patch, self.token = nn.Conv2d(3, 16, 8, 8), nn.Parameter(torch.zeros(1, 1, 16))
-        self.place = nn.Parameter(torch.zeros(1, 65, 16))
-        self.rates = [rate.item() for rate in torch.linspace(0, 0.1, depth)]
-        layer = nn.TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True)
-        self.encoder, self.head = nn.TransformerEncoder(layer, depth), nn.Linear(16, 10)
-
-    def forward(self, x):
-        x = self.patch(x).flatten(2).transpose(1, 2)
-        x = torch.cat((self.token.expand(len(x), -1, -1), x), 1) + self.place
-        return self.head(self.encoder(x)[:, 0])
 
 
 class Gpt(nn.Module):
@@ -342,21 +318,6 @@ class Density(nn.Module):
         return torch.distributions.Normal(self.mean(x), F.softplus(self.spread(x)), validate_args=False)
 
 
-class Scan(nn.Module):
-    """A state that goes from token to token, as in state space models."""
-
-    def __init__(self):
-        super().__init__()
-        self.inside, self.outside, self.decay = nn.Linear(8, 16), nn.Linear(16, 8), nn.Parameter(torch.zeros(16))
-
-    def forward(self, x):
-        state, outputs = 0, []
-        for step in self.inside(x).unbind(1):
-            state = state * self.decay.sigmoid() + step
-            outputs.append(state)
-        return self.outside(torch.stack(outputs, 1))
-
-
 class Adapters(nn.Module):
     """Frozen layers with small ones beside them, as PEFT makes them, checkpointed by its author."""
 
@@ -415,17 +376,73 @@ class ReadsItsWeights(nn.Module):
         return self.layer(x)
 
 
-def words(*shape):
+def conv(inside, outside, stride=1):
+    return nn.Sequential(nn.Conv2d(inside, outside, 3, stride, 1), nn.GroupNorm(4, outside), nn.SiLU())
+
+
+def token_ids(*shape):
     return torch.zeros(4, *shape, dtype=torch.long)
 
 
+def convs(count=6, width=16):
+    return [nn.Conv2d(3 if i == 0 else width, width, 3, padding=1) for i in range(count)]
+
+
+def asks_while_built():
+    rates = [rate.item() for rate in torch.linspace(0, 0.1, 6)]
+    return Layers(nn.ModuleList(convs(len(rates))))
+
+
+def frozen_backbone():
+    model = zoo.resnet18().requires_grad_(False)
+    model.fc = nn.Linear(512, 10)
+    return model
+
+
+def checkpointed(twice=True):
+    deep = (nn.Sequential(*(nn.Sequential(conv, nn.Tanh()) for conv in convs(5)[1:])) for _ in range(4))
+    return Layers(nn.ModuleList(deep), stem=nn.Conv2d(3, 16, 3, padding=1), twice=twice)
+
+
+def on_meta():
+    with torch.device("meta"):
+        return Layers(nn.ModuleList(convs()))
+
+
+def needs_one(width):
+    return nn.Linear(width, 8)
+
+
 MODELS = {
-    "mixture_in_a_row": lambda: Experts(),
-    "diffusion": lambda: Unet(steps=100),
-    "contrast": lambda: (Contrast(), (torch.zeros(4, 3, 4, 4), words(6))),
-    "recommender": lambda: (Recommender(), {"dense": torch.zeros(4, 13), "sparse": [words(3), words(5), words(1)]}),
-    "graph": lambda: (Graph(), (torch.zeros(10, 8), torch.zeros(30, 2, dtype=torch.long))),
-    "gpt_with_targets": lambda: (Gpt(), (words(16), words(16))),
+    "orthogonal": lambda: nn.Sequential(
+        nn.utils.parametrizations.orthogonal(nn.Linear(64, 64)), nn.ReLU(), nn.Linear(64, 10)
+    ),
+    "kept": lambda: checkpointed(False),
+    "with_tables": lambda: nn.Sequential(*(WithTable() for _ in range(6))),
+    "lazy": lambda: nn.Sequential(nn.LazyConv2d(16, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(10)),
+    "in_place_first": lambda: nn.Sequential(
+        nn.ReLU(inplace=True), nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(7200, 10)
+    ),
+    "compiled": lambda: torch.compile(asks_while_built()),
+    "scripted": lambda: torch.jit.script(nn.Linear(8, 8)),
+    "bf16": lambda: asks_while_built().bfloat16(),
+    "double": lambda: nn.Sequential(*(nn.Linear(512, 512) for _ in range(2))).double(),
+    "dict_chain": lambda: Layers(nn.ModuleDict({f"part{i}": conv for i, conv in enumerate(convs())})),
+    "words": lambda: nn.Sequential(nn.Embedding(50, 8), nn.Sequential(nn.Linear(8, 8), nn.ReLU()), nn.Linear(8, 50)),
+    "huge": lambda: nn.Sequential(nn.Flatten(), *(nn.Linear(2**16, 2**16) for _ in range(4))),
+    "branch": lambda: Branch(8, 8),
+    "empty": lambda: nn.Sequential(nn.Flatten()),
+    "number": lambda: 7,
+    "contrast": lambda: (Contrast(), (torch.zeros(4, 3, 4, 4), token_ids(6))),
+    "recommender": lambda: (
+        Recommender(),
+        {
+            "dense": torch.zeros(4, 13),
+            "sparse": [token_ids(3), token_ids(5), token_ids(1)],
+            "pairs": torch.tril_indices(4, 4, offset=-1),
+        },
+    ),
+    "gpt_with_targets": lambda: (Gpt(), (token_ids(16), token_ids(16))),
     "triplet": lambda: (Triplet(), [torch.zeros(4, 3, 4, 4)] * 3),
     "read_small": lambda: ReadsItsWeights(64),
     "read_large": lambda: ReadsItsWeights(2**15),
