@@ -33,7 +33,11 @@ CASES = [
     (limited(SMALL, 9.2, devices=2), "ddp, bf16"),
     (limited(SMALL, 8.6, devices=2), "ddp, activation checkpointing"),
     (limited(LARGE, 170, devices=2), "fsdp"),
-    (limited(replace(LARGE, norm="group"), 140, devices=2), "fsdp, bf16, activation checkpointing"),
+    pytest.param(
+        limited(replace(LARGE, norm="group"), 140, devices=2),
+        "fsdp, bf16, activation checkpointing",
+        marks=pytest.mark.nightly,
+    ),
     (limited(LARGE, 190, devices=2, batch=32), "fsdp, gradient accumulation"),
     (limited(LARGE, 140, devices=2), "fsdp, activation checkpointing"),
     (limited(SPLIT, 45, devices=2), "tensor"),

@@ -37,21 +37,20 @@ def test_two_measured_gpus_are_met_within_two_percent():
 @pytest.mark.parametrize(
     ("rung", "more"),
     [
-        ("single", {"microbatches": 8}),
-        ("fsdp", {"microbatches": 8}),
-        ("pipeline", {"schedule": "GPipe", "microbatches": 16}),
-        ("pipeline", {"schedule": "ZBVZeroBubble", "microbatches": 16}),
-        ("hybrid", {"schedule": "1F1B", "microbatches": 16, "replicas": 2, "sharded": True}),
+        ("fsdp", {"microbatches": 4}),
+        ("pipeline", {"schedule": "GPipe", "microbatches": 8}),
+        ("pipeline", {"schedule": "ZBVZeroBubble", "microbatches": 12}),
+        ("hybrid", {"schedule": "1F1B", "microbatches": 8, "replicas": 2, "sharded": True}),
     ],
 )
 def test_many_microbatches_are_counted_as_few_are(rung, more):
-    s = settled(SMALL, rung, 64, 1 if rung == "single" else 2, **more)
+    s = settled(SMALL, rung, 96, 2, **more)
     few, all_of_them = memory.of_rank(SMALL, s, 0, 2), dry_run.step(SMALL, s, 0, 2)
     assert few.messages == all_of_them.messages
     assert few.devices[0].peak == pytest.approx(all_of_them.devices()[0].peak, rel=0.01)
 
 
-@pytest.mark.parametrize(("schedule", "points"), [("GPipe", [5]), ("1F1B", [5]), ("Interleaved1F1B", [3, 5, 7])])
+@pytest.mark.parametrize(("schedule", "points"), [("1F1B", [5]), ("Interleaved1F1B", [3, 5, 7])])
 def test_the_sum_over_blocks_is_near_the_dry_run(schedule, points):
     request = PlanRequest("resnet18", batch=32, devices=2, image_size=64, classes=10)
     found = each_stage(request, schedule, 8, ",".join(map(str, points)))

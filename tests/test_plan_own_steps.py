@@ -28,8 +28,8 @@ def steps(name, batch=4, length=LENGTH, **way):
     ("name", "way"),
     [
         ("tied_20m", {}),
-        ("untied_20m", {"checkpointing": True}),
-        ("tied_20m", {"bf16": True}),
+        pytest.param("untied_20m", {"checkpointing": True}, marks=pytest.mark.nightly),
+        pytest.param("tied_20m", {"bf16": True}, marks=pytest.mark.nightly),
         ("untied_20m", {"bf16": True, "checkpointing": True}),
         ("bf16_20m", {}),
     ],
@@ -40,21 +40,28 @@ def test_a_step_that_is_not_computed_holds_what_the_allocator_of_a_real_one_says
     assert steps(name, **way).at(4).peak == pytest.approx(measured(name, 4, LENGTH, **way)["peak"], rel=0.05)
 
 
+def counted(folder, cases) -> list:
+    """Return what two processes find of each case."""
+    words = written(folder / "cases", cases), str(folder / "found")
+    run_worlds(folder, [[2, "tests/programs/real_step.py", *words]])
+    return json.loads((folder / "found").read_text())
+
+
 SHARDED = [
-    ({"name": "tied_20m", "how": "fsdp"}, {"shards": 2}),
-    ({"name": "untied_20m", "how": "fsdp", "bf16": True, "checkpointing": True},
-     {"shards": 2, "bf16": True, "checkpointing": True}),
-    ({"name": "untied_20m", "how": "tensor"}, {"tensor": 2}),
-    ({"name": "tied_20m", "how": "tensor", "checkpointing": True}, {"tensor": 2, "checkpointing": True}),
-]  # fmt: skip
+    {"name": "tied_20m", "how": "fsdp"},
+    {"name": "untied_20m", "how": "fsdp", "bf16": True, "checkpointing": True},
+    {"name": "untied_20m", "how": "tensor"},
+    {"name": "tied_20m", "how": "tensor", "checkpointing": True},
+]
 
 
 @pytest.mark.nightly
 def test_fsdp_and_tensor_parallelism_are_counted_as_two_processes_count_them(tmp_path):
-    cases = written(tmp_path / "cases", [case | {"batch": 4, "length": LENGTH} for case, _ in SHARDED])
-    run_worlds(tmp_path, [[2, "tests/programs/real_step.py", cases, str(tmp_path / "found")]])
-    for (case, way), real in zip(SHARDED, json.loads((tmp_path / "found").read_text()), strict=True):
-        step = steps(case["name"], **way).at(4)
+    found = counted(tmp_path, [case | {"batch": 4, "length": LENGTH} for case in SHARDED])
+    for case, real in zip(SHARDED, found, strict=True):
+        way = {name: value for name, value in case.items() if name != "how"}
+        way["shards" if case["how"] == "fsdp" else "tensor"] = 2
+        step = steps(**way).at(4)
         assert step.peak == pytest.approx(real["peak"], rel=0.05), case
         assert sum(step.sent.values()) == pytest.approx(sum(real["sent"].values()), rel=0.01), case
 
@@ -69,9 +76,7 @@ def test_a_pipeline_is_counted_as_two_processes_count_it(tmp_path):
     stages = own.cut([before, *[block] * model.count, after], 2)
     case = {"name": "untied_20m", "batch": 16, "length": LENGTH, "stages": stages, **found.settings}
     del case["processes"]
-    cases = written(tmp_path / "cases", [case])
-    run_worlds(tmp_path, [[2, "tests/programs/real_step.py", cases, str(tmp_path / "found")]])
-    (real,) = json.loads((tmp_path / "found").read_text())
+    (real,) = counted(tmp_path, [case])
     assert found.stages == pytest.approx(real, rel=0.05)
 
 

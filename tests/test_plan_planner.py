@@ -7,7 +7,6 @@ from itertools import combinations
 
 import pytest
 
-from mpdemo.__main__ import main
 from mpdemo.errors import UserError
 from mpdemo.plan import fits, footprint, planner, strategies
 from mpdemo.plan.command import PlanOptions
@@ -17,12 +16,6 @@ from mpdemo.world.gpus import GPUS
 COMMAND = "plan --model resnet18 --batch 32 --image-size 64"
 LIMITS = "--devices 2 --gpu v100 --gpu-memory 16GiB"
 CASE = PlanRequest("resnet18", batch=32, devices=2, image_size=64, optimizer="sgd", memory=float("inf"), gpu="v100")
-
-
-def run(capsys, words):
-    status = main(words.split())
-    out, err = capsys.readouterr()
-    return status, out, err
 
 
 @pytest.mark.parametrize("schedule", ["GPipe", "1F1B", "ZBVZeroBubble"])
@@ -89,23 +82,23 @@ def test_an_a100_computes_convolutions_in_tf32_other_products_in_float32_and_all
     assert estimate("transformer", "bf16", "v100") == 0  # it has no units for bf16, so nothing is estimated
 
 
-def test_the_command_prints_every_strategy_and_writes_json(capsys, tmp_path):
+def test_the_command_prints_every_strategy_and_writes_json(call_mpdemo, tmp_path):
     path = tmp_path / "plan.json"
-    status, out, err = run(capsys, f"{COMMAND} {LIMITS} --optimizer adamw --json {path}")
-    assert (status, err) == (0, "") and out.startswith("ddp: Each of 2 devices holds the model")
+    done = call_mpdemo(*f"{COMMAND} {LIMITS} --optimizer adamw --json {path}".split())
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith(
+        "ddp: Each of 2 devices holds the model"
+    )
     rows = json.loads(path.read_text())["rows"]
     assert {"ddp", "fsdp", "pipeline", "model_parallel"} <= {row["strategy"] for row in rows if row["fits"]}
-    shown = out.split()
+    shown = done.stdout.split()
     for row in rows:
         assert row["memory_mib"] is None or f"{row['memory_mib']:,.0f}" in shown
         assert row["seconds"] is None or f"{1000 * row['seconds']:,.1f}" in shown
-    assert "\npipeline:\n  mpdemo train --model resnet18 --rung pipeline --optimizer adamw" in out
+    assert "\npipeline:\n  mpdemo train --model resnet18 --rung pipeline --optimizer adamw" in done.stdout
 
 
-def test_the_row_of_a_pipeline_has_the_memory_of_each_stage():
-    """ResNet-101 on two GPUs of 16 GiB, as it was once measured on V100 (test_plan_memory.py)."""
-    gpus = {"devices": 2, "memory": 16 * 2**30, "gpu": "v100"}
-    request = PlanRequest("resnet101", batch=128, optimizer="sgd", **gpus)
+def test_the_row_of_a_pipeline_has_the_memory_of_each_stage_and_that_of_a_long_one_its_fullest_alone(monkeypatch):
+    request = replace(CASE, memory=16 * 2**30)
     found = fits.cut(request)
     dry = fits.each_stage(request, "1F1B", found.settings["microbatches"], found.settings["cut"])
     assert list(found.stages) == [device.peak for device in dry] and found.memory == max(found.stages)
@@ -114,14 +107,9 @@ def test_the_row_of_a_pipeline_has_the_memory_of_each_stage():
     *_, row, below = strategies.table(request, [pipeline]).splitlines()
     assert row.split()[1:4] == ["pipeline", "yes", first] and below.split() == [second]
     assert strategies.as_row(request, pipeline)["stages_mib"] == [peak / MIB for peak in found.stages]
-
-
-def test_the_row_of_a_long_pipeline_has_its_fullest_stage_alone(monkeypatch):
-    short = fits.cut(CASE)
     monkeypatch.setattr(fits, "STAGES_SHOWN", 1)
-    long = fits.cut(CASE)
-    assert len(short.stages) == 2 and long.stages == ()
-    assert long.memory in short.stages
+    long = fits.cut(request)
+    assert long.stages == () and long.memory in found.stages
 
 
 @pytest.mark.parametrize(
@@ -137,10 +125,10 @@ def test_the_row_of_a_long_pipeline_has_its_fullest_stage_alone(monkeypatch):
         ("--devices 2 --gpu h1000", "allowed: v100, a100, a100-80, h100, h200, b200, l40s, rtx4090, mi300x; did you"),
     ],
 )
-def test_bad_input_is_one_line_with_the_valid_values(capsys, words, message):
-    status, out, err = run(capsys, f"{COMMAND} {words}")
-    assert (status, out) == (2, "")
-    assert message in err and err.count("\n") == 1 and err.startswith("mpdemo: error: ")
+def test_bad_input_is_one_line_with_the_valid_values(call_mpdemo, words, message):
+    done = call_mpdemo(*f"{COMMAND} {words}".split())
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr and done.stderr.count("\n") == 1 and done.stderr.startswith("mpdemo: error: ")
 
 
 def test_a_misspelt_option_in_python_gets_the_nearest_name():

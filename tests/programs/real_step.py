@@ -79,7 +79,6 @@ def measured(name, batch, length, bf16=False, checkpointing=False, how=None) -> 
         optimizer.step()
         optimizer.zero_grad()
 
-    step()
     with CountMessages() as sent:
         step()
     gc.collect()
@@ -133,14 +132,12 @@ def pipelined(name, batch, length, stages, microbatches) -> list:
 
 
 def main():
-    with open(sys.argv[1]) as file:
-        cases = json.load(file)
+    cases = json.loads(Path(sys.argv[1]).read_text())
     with join_world() as world:
         found = [pipelined(**case) if "stages" in case else measured(**case) for case in cases]
         dist.barrier()
     if world.rank == 0:
-        with open(sys.argv[2], "w") as file:
-            json.dump(found, file)
+        Path(sys.argv[2]).write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
