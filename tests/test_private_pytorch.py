@@ -5,7 +5,7 @@ A failure names the attribute that a new PyTorch has moved, before anything else
 
 import ast
 import re
-from importlib import import_module
+from pkgutil import resolve_name
 
 import pytest
 from project import files
@@ -44,20 +44,6 @@ def names_in(text) -> set:
     return {name for name in found if re.fullmatch(r"torch(\.\w+)*\._[a-z]\w*(\.\w+)*", name)}
 
 
-def resolve(name):
-    """Import the longest module of a dotted name, and follow its attributes; AttributeError names what is missing."""
-    parts = name.split(".")
-    for length in range(len(parts), 0, -1):
-        try:
-            thing = import_module(".".join(parts[:length]))
-        except ModuleNotFoundError:
-            continue
-        for part in parts[length:]:
-            thing = getattr(thing, part)
-        return thing
-    raise AttributeError(name)
-
-
 PACKAGE = [file for file in files() if file.suffix == ".py" and file.parts[0] == "mpdemo"]
 USED = {name: str(file) for file in PACKAGE for name in sorted(names_in((root() / file).read_text()))}
 
@@ -65,7 +51,7 @@ USED = {name: str(file) for file in PACKAGE for name in sorted(names_in((root() 
 @pytest.mark.parametrize("name", sorted({**USED, **METHODS}))
 def test_a_private_part_of_pytorch_is_still_there(name):
     try:
-        resolve(name)
+        resolve_name(name)
     except AttributeError:
         pytest.fail(f"PyTorch has no {name} any more; {(USED | METHODS)[name]} uses it")
 
