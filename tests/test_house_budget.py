@@ -17,7 +17,7 @@ ROOMS = [
     ("/rungs", 459, "what differs between the strategies: model, optimizer, step"),
     ("/run.py /training", 1_420, "the loop, and what stands around a step: checkpoints, log, recorder, stop signal"),
     ("/world /ranks", 1_545, "who am I; start and end processes; ranks beside a kernel"),
-    ("/models", 920, "the course's models as lists of blocks, and a reader's own"),
+    ("/models", 923, "the course's models as lists of blocks, and a reader's own"),
     ("/data", 419, "data sets and batches, a share per replica"),
     ("/measure /paired.py", 535, "measure a step, compare by paired rounds, read what was recorded"),
     ("/plan", 2_583, "what fits: count on fake tensors, choose, split, simulate, scale"),
@@ -32,7 +32,7 @@ ROOMS = [
         5_057,
         "what jobs measure, exercises run and readers take home",
     ),
-    ("tests", 14_770, "each promise once by day, the rest by night"),
+    ("tests", 14_523, "each promise once by day, the rest by night"),
 ]
 FILES = 162  # in mpdemo
 PYTHON = [file for file in files() if file.suffix == ".py"]
