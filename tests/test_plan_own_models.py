@@ -147,6 +147,7 @@ def test_a_pipeline_spreads_the_blocks_and_its_bubble_takes_time(llama):
     found = own.pipeline(request(llama, batch=16))
     assert found.settings == {"microbatches": 8, "processes": 2} and found.memory < whole.memory
     assert 0.5 * whole.seconds < found.seconds
+    assert made("with_tables", "64").around() == [[0, 0], [0, 0]]  # the model itself is the list
 
 
 def test_adapters_are_all_that_is_trained(llama):

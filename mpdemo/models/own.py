@@ -168,11 +168,15 @@ class OwnModel:
         parameters = self.template.named_parameters(remove_duplicate=False)
         for name, tensor in (*parameters, *self.template.named_buffers()):
             owner = name.rpartition(".")[0]
-            if not owner.startswith(f"{self.list}."):
+            if not self._in_list(owner):
                 side = names.index(owner) > start
                 sizes[0][side] += tensor.nbytes
                 sizes[1][side] += tensor.nbytes * tensor.requires_grad
         return sizes
+
+    def _in_list(self, name) -> bool:
+        """Return whether a module is part of the list of equal blocks, which may be the whole model."""
+        return name != self.list and name.startswith(f"{self.list}." if self.list else "")
 
     def loss(self, outputs):
         """Return the loss of a batch: the module's own, or one that stands in for it."""
@@ -181,9 +185,8 @@ class OwnModel:
 
     def layers_of(self, module) -> list:
         """Return the layers of a copy that FSDP divides one by one."""
-        others = [name for name in self.layers if not self.few or not name.startswith(f"{self.list}.")]
-        blocks = self.blocks_of(module) if self.few else []
-        return [module.get_submodule(name) for name in others] + blocks
+        others = [name for name in self.layers if not self._in_list(name)] if self.few else []
+        return [module.get_submodule(name) for name in others] + self.blocks_of(module)
 
     def blocks_of(self, module) -> list:
         """Return the equal blocks of a copy; of a module without such a list, its layers."""
