@@ -159,8 +159,9 @@ def call_mpdemo(capfd):
     """Run a command of ``python -m mpdemo`` in this process, which has imported all; returns the completed process."""
 
     def call(*words):
+        capfd.readouterr()  # of what came before
         try:
-            status = main(words)
+            status = main([*map(str, words)])
         except SystemExit as end:
             status = end.code
         return subprocess.CompletedProcess(words, status, *capfd.readouterr())

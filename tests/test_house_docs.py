@@ -1,8 +1,6 @@
 """What the files say of each other is true: links, names of files, commands, words; and no word too much."""
 
 import ast
-import contextlib
-import io
 import re
 import shlex
 import tomllib
@@ -12,7 +10,7 @@ import nbformat
 import pytest
 from project import files
 
-from mpdemo.__main__ import COMMANDS, main
+from mpdemo.__main__ import COMMANDS
 from mpdemo.notebook.check import exercises
 from mpdemo.paths import root
 from mpdemo.settings import RUNGS
@@ -20,11 +18,7 @@ from mpdemo.settings import RUNGS
 FILES = files()
 NOTEBOOKS = [file for file in FILES if file.match("notebooks/*.ipynb")]
 PAGES = [file for file in FILES if file.suffix == ".md"]
-RULES = {
-    "tests/test_house_docs.py",
-    "tests/notebook_rules.py",
-    "tests/test_notebooks_rules.py",
-}  # name what they forbid
+RULES = {f"tests/{name}.py" for name in ("test_house_docs", "notebook_rules", "test_notebooks_rules")}  # name it
 COUNTED = "process|line|thread|node|device|rank|value|stage|file|row|task|second|step|column|GPU|core"
 PER = "process|device|node|rank|step|epoch|task|GPU|image|microbatch|stage|rung|job|user|copy|thread|channel"
 FORBIDDEN = {
@@ -148,19 +142,12 @@ def test_readmes_list_every_notebook_and_every_site():
 
 
 @pytest.mark.parametrize("file", [page for page in PAGES if page.name == "README.md"], ids=str)
-def test_a_command_on_a_page_parses(file):
+def test_a_command_on_a_page_parses(file, call_mpdemo):
     for line in re.findall(r"^\$ mpdemo (.*?)(?: +#.*)?$", text(file), re.M):
         command, *arguments = shlex.split(line.partition(" -- ")[0])
-        shown = set(re.findall(r"--[\w-]+", helps(command, *arguments[: command == "cluster"])))
+        shown = set(re.findall(r"--[\w-]+", call_mpdemo(command, *arguments[: command == "cluster"], "--help").stdout))
         used = [word.partition("=")[0] for word in arguments if word.startswith("--")]
         assert shown.issuperset(used), f"{file}: {line}"
-
-
-def helps(*command) -> str:
-    """Return the help of a command."""
-    with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.suppress(SystemExit):
-        main([*command, "--help"])
-    return said.getvalue()
 
 
 def test_a_word_of_the_glossary_is_explained_where_it_first_stands():

@@ -9,7 +9,6 @@ import time
 import pytest
 from worker_jobs import spec, until
 
-from mpdemo import __main__ as command_line
 from mpdemo.jobs import explain_command, live, probe, submit, who_waits
 from mpdemo.jobs.asked import resolve
 from mpdemo.jobs.explain import find, verdict
@@ -17,13 +16,16 @@ from mpdemo.jobs.job import RECORD
 from mpdemo.jobs.who_waits import Place
 
 
-def explain(capsys, *words):
+@pytest.fixture
+def explain(call_mpdemo):
     """Run the command; return what it prints."""
-    capsys.readouterr()
-    status = command_line.main(["explain", *map(str, words)])
-    said = capsys.readouterr()
-    assert status == 0, said.err
-    return said.out
+
+    def explained(*words):
+        done = call_mpdemo("explain", *words)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return explained
 
 
 def hanging(**shape):
@@ -40,41 +42,44 @@ WAITS = r" waits? in barrier \(.*hanging.py, line \d+ in <module>\) for rank 1, 
 
 @pytest.mark.parametrize(
     "shape",
-    [{"nodes": 3, "processes_per_node": 1}, {"nodes": 2, "processes_per_node": 2, "launcher": "torchrun"}],
+    [
+        {"nodes": 3, "processes_per_node": 1},
+        pytest.param({"nodes": 2, "processes_per_node": 2, "launcher": "torchrun"}, marks=pytest.mark.nightly),
+    ],
     ids=["srun", "torchrun"],
 )
-def test_a_job_that_hangs_is_explained_by_its_number_at_once(cluster, project, capsys, shape):
+def test_a_job_that_hangs_is_explained_by_its_number_at_once(cluster, project, explain, shape):
     job = hanging(**shape)
     begin = time.monotonic()
-    said = explain(capsys, job.id, "--live")
+    said = explain(job.id, "--live")
     assert time.monotonic() - begin < 30  # processes start slowly on a busy machine
     others = "ranks 0, 2" if shape["nodes"] == 3 else "ranks 0, 2, 3"
     assert re.search("^" + others + WAITS, said, re.MULTILINE), said
     assert "verdict: fix; " in said and "usage: " in said
     (project / "runs/toy" / RECORD).unlink()  # now it is any user's job
-    told = json.loads(explain(capsys, job.id, "--live", "--json"))
+    told = json.loads(explain(job.id, "--live", "--json"))
     assert re.match(others + WAITS, told["live"]) and told["verdict"] == "fix"
     assert {row["node"] for row in told["ranks"]} == {f"node{n}" for n in range(1, shape["nodes"] + 1)}
     job.cancel()
-    until(lambda: "throwaway: cancelled" in explain(capsys, job.id))
-    assert "verdict: retry; " in explain(capsys, job.id)
+    until(lambda: "throwaway: cancelled" in explain(job.id))
+    assert "verdict: retry; " in explain(job.id)
 
 
-def test_a_job_on_this_machine_that_hangs_and_its_flight_recorder(project, capsys):
+def test_a_job_on_this_machine_that_hangs_and_its_flight_recorder(project, explain, call_mpdemo):
     job = submit(spec("dump", program="hanging.py", gpus_per_process=0, processes_per_node=2, oversubscribe=True))
     until(lambda: len(list((project / "runs/toy").glob("trace_rank_*"))) == 2 or job.finished)
-    said = explain(capsys, "runs/toy", "--live")
+    said = explain("runs/toy", "--live")
     assert re.search("^rank 0" + WAITS, said, re.MULTILINE), said
     assert "Flight recorder: rank 0 called collective number 2, gloo:barrier" in said and "rank 1 never did" in said
     job.cancel()
-    assert command_line.main(["explain", job.id, "--live"]) == 2
-    assert "looks into a running job; job" in capsys.readouterr().err
+    done = call_mpdemo("explain", job.id, "--live")
+    assert done.returncode == 2 and "looks into a running job; job" in done.stderr
 
 
-def test_a_failed_job_is_explained_by_its_folder(project, capsys):
+def test_a_failed_job_is_explained_by_its_folder(project, explain):
     job = submit(spec("fail", 0, 1, gpus_per_process=0))
     assert job.wait(60) == "failed"
-    said = explain(capsys, "runs/toy")
+    said = explain("runs/toy")
     assert said.startswith(f"job {job.id} (toy) on this machine: failed, exit status 1, after ")
     assert "ValueError: the digits are upside down" in said and "log: " in said
     assert said.rstrip().splitlines()[-1].startswith("verdict: fix; ")
