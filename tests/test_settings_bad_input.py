@@ -2,11 +2,9 @@
 
 import argparse
 import json
-import os
 import random
+import re
 import socket
-import subprocess
-import sys
 
 import pytest
 
@@ -74,10 +72,7 @@ REFUSED = [  # options of train, what is said
     ("--rung single --lr -1", "--lr -1 is not allowed: it should be greater than 0"),
     ("--rung single --lr inf", "--lr inf is not allowed: it should be a finite number"),
     ("--rung single --seed 99999999999", "is not allowed: it should be less than 4294967296"),
-    (
-        "--rung single --image-size 100000",
-        "is not allowed: it should be less than or equal to 4096",
-    ),
+    ("--rung single --image-size 100000", "is not allowed: it should be less than or equal to 4096"),
     ("--rung single --precision fp16", "--precision fp16 is not allowed; allowed: fp32, bf16"),
     ("--rung single --resume=", "what follows --resume= is empty; give a value"),
     (f"--rung single --out {'x' * 300}", "allowed: a path that is not empty, of names of at most 255 bytes"),
@@ -122,36 +117,38 @@ UNDER_A_LAUNCHER = [  # its environment as well
     ("--rung ddp", {k: v for k, v in WORLD.items() if k[:6] != "MASTER"}, "MASTER_ADDR and MASTER_PORT not set"),
     ("--rung ddp", WORLD | {"MASTER_ADDR": ""}, "MASTER_ADDR not set"),
     ("--rung ddp", WORLD | {"MASTER_PORT": "99999"}, "MASTER_PORT 99999 is not a port; allowed: 1 to 65535"),
+    ("--rung ddp", WORLD | {"MASTER_PORT": "{port}"}, "port {port} on 127.0.0.1 is in use; set MASTER_PORT to another"),
 ]
 CASES = [(words, {}, said) for words, said in REFUSED] + UNDER_A_LAUNCHER
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory):
-    """How the commands of CASES ended; they share one import of PyTorch."""
+def ended(tmp_path_factory, run_once):
+    """What the texts of CASES stand for here, and how the commands ended; they share one import of PyTorch."""
     tmp = tmp_path_factory.mktemp("bad")
     (tmp / "empty").mkdir()
     (tmp / "file").write_text("")
     (tmp / "old" / "checkpoints" / "step-000004").mkdir(parents=True)
-    cases = []
-    for words, environment, _ in CASES:
-        words = ["train", *words.format(tmp=tmp).split()]
-        words += [] if "--out" in words else ["--out", str(tmp / "out")]
-        cases.append({"words": words, "environment": environment})
-    (tmp / "cases").write_text(json.dumps(cases))
-    command = [sys.executable, "tests/programs/commands.py", str(tmp / "cases")]
-    environment = {**os.environ, "PYTHONPATH": str(root())}
-    subprocess.run(command, cwd=root(), env=environment, check=True, timeout=120)
-    return tmp, json.loads((tmp / "cases.results").read_text())
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        here, cases = {"tmp": tmp, "port": holder.getsockname()[1]}, []
+        for words, environment, _ in CASES:
+            words = ["train", *words.format(**here).split()]
+            words += [] if "--out" in words else ["--out", str(tmp / "out")]
+            environment = {name: value.format(**here) for name, value in environment.items()}
+            cases.append({"words": words, "environment": environment})
+        (tmp / "cases").write_text(json.dumps(cases))
+        done = run_once("tests/programs/commands.py", str(tmp / "cases"), timeout=120, PYTHONPATH=str(root()))
+    assert done.returncode == 0, done.stderr
+    return here, json.loads((tmp / "cases.results").read_text())
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=[said for _, _, said in CASES])
 def test_a_mistake_is_one_line_that_says_what_is_allowed(ended, number):
-    tmp, results = ended
+    here, results = ended
     status, stdout, stderr = results[number]
     assert (status, stdout) == (2, ""), stderr
     assert stderr.startswith("mpdemo: error: ") and stderr.count("\n") == 1
-    assert CASES[number][2].format(tmp=tmp) in stderr
+    assert CASES[number][2].format(**here) in stderr
 
 
 MANY = "--processes 64 --microbatches 64 --batch-size 64"
@@ -167,11 +164,10 @@ MANY = "--processes 64 --microbatches 64 --batch-size 64"
         ("train --rung ddp --batch-size 4096 --processes 4096", "4096 CPU cores and 1638400 MiB"),
     ],
 )
-def test_the_parent_refuses_before_it_starts_a_process(words, said):
+def test_the_parent_refuses_before_it_starts_a_process(run_once, words, said):
     """PyTorch is not even imported for it."""
     blocked = "import sys; sys.modules['torch'] = None; from mpdemo.__main__ import main; sys.exit(main())"
-    command = [sys.executable, "-c", blocked, *words.split()]
-    done = subprocess.run(command, cwd=root(), capture_output=True, text=True, timeout=60)
+    done = run_once("-c", blocked, *words.split(), timeout=60)
     assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1, done.stderr
 
 
@@ -179,25 +175,6 @@ def test_what_only_rank_0_sees_is_said_once(refused, tmp_path):
     (tmp_path / "file").write_text("")
     words = ["--rung", "ddp", "--processes", "2", "--out", str(tmp_path / "file" / "run")]
     assert "cannot write to --out" in refused(*words)
-
-
-def test_port_in_use(refused):
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        holder.listen()
-        port = str(holder.getsockname()[1])
-        line = refused("--rung", "ddp", **WORLD | {"MASTER_PORT": port})
-    assert f"port {port} on 127.0.0.1 is in use; set MASTER_PORT to another one" in line
-
-
-def test_torch_and_torchvision_do_not_fit(refused, tmp_path):
-    (tmp_path / "torchvision").mkdir()
-    (tmp_path / "torchvision" / "__init__.py").write_text(
-        "raise RuntimeError('operator torchvision::nms does not exist')"
-    )
-    line = refused("--rung", "ddp", "--processes", "2", "--model", "resnet18", PYTHONPATH=str(tmp_path))
-    assert "operator torchvision::nms does not exist" in line
-    assert "install both from the same index: pip install" in line
 
 
 TWO_GPUS = """
@@ -208,15 +185,22 @@ torch.cuda.set_device = lambda index: None
 """
 
 
-def test_more_ranks_than_gpus(refused, tmp_path):
-    """On a machine that claims two GPUs: three processes, and the third rank of a launcher."""
-    (tmp_path / "sitecustomize.py").write_text(TWO_GPUS)
-    three = ["--rung", "ddp", "--processes", "3", "--batch-size", "12", "--oversubscribe"]
-    line = refused(*three, PYTHONPATH=str(tmp_path))
-    assert "3 processes need 3 GPUs, 2 visible" in line
-    world = WORLD | {"RANK": "2", "LOCAL_RANK": "2", "WORLD_SIZE": "3"}
-    line = refused("--rung", "ddp", "--batch-size", "12", **world, PYTHONPATH=str(tmp_path))
-    assert "local rank 2 has no GPU of its own: 3 processes on this node, 2 GPUs visible" in line
+SMALL = "import resource as r\nr.setrlimit(r.RLIMIT_AS, (2**31, 2**31))\n"
+CLASH = "raise RuntimeError('operator torchvision::nms does not exist')\n"
+
+
+@pytest.mark.parametrize(
+    ("file", "code", "words", "said"),
+    [
+        ("torchvision", CLASH, "ddp --processes 2 --model resnet18", "nms does not exist.*the same index: pip install"),
+        ("sitecustomize", TWO_GPUS, "ddp --processes 3 --batch-size 12 --oversubscribe", "3 processes need 3 GPUs, 2"),
+        ("sitecustomize", SMALL, "single", "ulimit -v 2097152 is too small for PyTorch"),
+    ],
+    ids=["torch and torchvision do not fit", "more ranks than GPUs", "too small a limit of addresses"],
+)
+def test_what_is_wrong_with_a_machine_is_named(refused, tmp_path, file, code, words, said):
+    (tmp_path / f"{file}.py").write_text(code)
+    assert re.search(said, refused("--rung", *words.split(), PYTHONPATH=str(tmp_path)))
 
 
 def test_settings_go_through_the_command_line():
@@ -234,12 +218,6 @@ def test_settings_go_through_the_command_line():
         checked(Settings(rung="hybrid", processes=6, replicas=3, batch_size=24, microbatches=2)),
     ):
         assert options_from(parser.parse_args(settings.arguments()), Settings) == settings
-
-
-def test_too_small_a_limit_of_addresses_is_named(refused, tmp_path):
-    limit = "import resource as r\nr.setrlimit(r.RLIMIT_AS, (2**31, 2**31))\n"
-    (tmp_path / "sitecustomize.py").write_text(limit)
-    assert "ulimit -v 2097152 is too small for PyTorch" in refused("--rung", "single", PYTHONPATH=str(tmp_path))
 
 
 def test_a_wrong_setting_of_a_job_is_refused_where_it_is_written():
