@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from worker_jobs import stand_in
 
 from mpdemo.notebook import check
 from mpdemo.notebook.check import verdict
@@ -29,14 +30,11 @@ def job_files():
     return sys.modules["checks.job_files"]
 
 
-@pytest.fixture
-def write(tmp_path):
-    def write(text):
-        path = tmp_path / "answer.sbatch"
-        path.write_text(text)
-        return path
-
-    return write
+def written(folder, text) -> Path:
+    """Return a file with a reader's answer."""
+    path = folder / "answer.sbatch"
+    path.write_text(text)
+    return path
 
 
 @pytest.fixture
@@ -53,29 +51,28 @@ def living(folder) -> list:
     return [p.info["name"] for p in every if (p.info["environ"] or {}).get("SLURM_CONF", "").startswith(str(folder))]
 
 
-def test_a_job_that_does_not_end_is_ended(slurm_programs, temporary, write, monkeypatch, job_files):
+def test_a_job_that_does_not_end_is_ended(slurm_programs, temporary, tmp_path, monkeypatch, job_files):
     monkeypatch.setattr(job_files, "SECONDS", 3.0)
     with pytest.raises(AssertionError, match="After 3 s the job is still running"):
-        job_files.printed_by_job(write(RIGHT + "sleep 60\n"))
+        job_files.printed_by_job(written(tmp_path, RIGHT + "sleep 60\n"))
     assert not living(temporary)
     assert not list(temporary.iterdir())
 
 
-def test_without_a_slurm_the_text_is_read(write, monkeypatch, job_files):
+def test_without_a_slurm_the_text_is_read(tmp_path, monkeypatch, job_files):
     monkeypatch.setattr(job_files, "real_cluster_in_reach", lambda: True)
-    state, message = verdict("00.4", write(RIGHT))
+    state, message = verdict("00.4", written(tmp_path, RIGHT))
     assert state == "right" and job_files.READ in message, message
     for part in ("srun --label ", "#SBATCH --ntasks-per-node=2\n", "#SBATCH --gpus-per-task=1\n"):
-        state, message = verdict("00.4", write(RIGHT.replace(part, "")))
+        state, message = verdict("00.4", written(tmp_path, RIGHT.replace(part, "")))
         assert state == "wrong" and "cannot be used" not in message, message
 
 
-def test_a_slurm_that_does_not_answer_is_no_fault_of_the_file(tmp_path, write, monkeypatch, job_files):
+def test_a_slurm_that_does_not_answer_is_no_fault_of_the_file(tmp_path, monkeypatch, job_files):
     silent = "echo 'scontrol: error: Unable to contact slurm controller' >&2; exit 1"
     for name, line in {"sbatch": "echo 7", "scontrol": silent}.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
-        (tmp_path / name).chmod(0o755)
+        stand_in(tmp_path / name, line)
     environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     monkeypatch.setattr(job_files, "trial", lambda nodes: contextlib.nullcontext((environment, tmp_path / "log")))
-    state, message = verdict("00.4", write(RIGHT))
+    state, message = verdict("00.4", written(tmp_path, RIGHT))
     assert state == "open" and message.startswith("could not be tried: scontrol: Unable to contact"), message

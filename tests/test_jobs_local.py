@@ -9,7 +9,7 @@ import sys
 
 import psutil
 import pytest
-from worker_jobs import PROGRAMS, all_gone, following, sleepers, spec, stand_in
+from worker_jobs import PROGRAMS, all_gone, sleepers, spec, stand_in, started
 
 from mpdemo import paths
 from mpdemo.errors import UserError
@@ -63,14 +63,14 @@ def test_a_warning_waits_until_the_processes_know_it(project):
     assert job.wait(60) == "stopped"
 
 
-@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("sign", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)])
 def test_nothing_survives_the_kernel(project, sign):
     kernel = owner(project)
     pids = sleepers(project / "runs/toy", 2)
     server, *_ = [process.pid for process in psutil.Process(kernel.pid).children()]
     assert (project / "runs/toy/processes.txt").read_text().split() == [str(pid) for pid in pids[::2]]
     assert attach("runs/toy").state == "running"
-    follower = following("runs/toy")  # does not become the job's owner
+    follower = started("follow", "runs/toy")  # does not become the job's owner
     assert "running" in follower.stdout.readline()
     os.kill(kernel.pid, sign)
     kernel.wait(10)
@@ -100,47 +100,10 @@ def test_a_killed_server_is_replaced(project):
     assert submit(spec(out="runs/second")).wait(60) == "done"
 
 
-PROGRAM = """
-import os, sys, torch
-print(os.getcwd(), sys.argv, __name__, torch.get_num_threads(), os.environ.get("RANK"), end=" ")
-print(os.environ["TORCH_SYMBOLIZE_MODE"], torch.cuda._is_in_bad_fork())
-"""
-
-
-@pytest.mark.parametrize("how", ["file", "module"])
-def test_a_forked_program_is_like_one_of_its_own(project, monkeypatch, how):
-    """With variables that PyTorch reads as it starts, in spite of the server that has started before."""
-    monkeypatch.setenv("TORCH_SYMBOLIZE_MODE", how)
-    (project / "program.py").write_text(PROGRAM)
-    words = {"file": ("program.py",), "module": ("-m", "program")}[how]
-    launcher, rank = {"file": (None, None), "module": ("torchrun", 0)}[how]  # which tells a single process its place
-    job = submit(JobSpec("toy", (*words, "a b"), "runs/toy", launcher=launcher))
-    assert job.wait(60) == "done", job.log()
-    name = {"file": "program.py", "module": f"{project}/program.py"}[how]
-    assert job.log() == f"{project} ['{name}', 'a b'] __main__ 1 {rank} {how} False\n"
-
-
-def test_each_job_has_its_own_folder_for_temporary_files(project, monkeypatch):
-    """Also where the process that forks it has asked for such a folder, as PyTorch does when it is imported."""
-    (project / "sitecustomize.py").write_text("import tempfile; tempfile.gettempdir()")
-    monkeypatch.setenv("PYTHONPATH", str(project))
-    code = "import os, tempfile; print(tempfile.mkdtemp().startswith(os.environ['TMPDIR']))"
-    for name in ("first", "second"):
-        job = submit(JobSpec("toy", ("-c", code), f"runs/{name}"))
-        assert job.wait(60) == "done" and job.log() == "True\n", job.log()
-
-
 def test_ranks_that_stop_with_a_checkpoint_wait_for_each_other(project):
     code = "import os, sys, time; r = os.environ['RANK']; time.sleep(2 * int(r)); print('saved', r); sys.exit(3)"
     job = submit(JobSpec("toy", ("-c", code), "runs/toy", processes_per_node=2))
     assert job.wait(30) == "stopped" and "saved 1" in job.log()
-
-
-def test_a_pytorch_that_cannot_be_imported_says_why(project, monkeypatch):
-    (project / "torch.py").write_text("raise ImportError('libtorch is damaged')")
-    monkeypatch.setenv("PYTHONPATH", str(project))
-    job = submit(JobSpec("toy", ("-c", "import torch"), "runs/toy"))
-    assert job.wait(60) == "failed" and job.log().endswith("ImportError: libtorch is damaged\n")
 
 
 @pytest.mark.parametrize(
@@ -261,3 +224,35 @@ def test_staged_data_stays_where_it_is_on_this_machine(project):
     command = ("-c", "import os; print(os.environ['MPDEMO_DATA'])")
     job = submit(JobSpec(name="staged", command=command, out="runs/staged", stage="photos"))
     assert job.wait(60) == "done" and job.log().strip() == str(project / "photos")
+
+
+# --- other variables that Python and PyTorch read as they start: another server, in place of the one that is there
+
+PROGRAM = """
+import os, sys, tempfile, torch
+print(os.getcwd(), sys.argv, __name__, torch.get_num_threads(), os.environ.get("RANK"), end=" ")
+print(os.environ["TORCH_SYMBOLIZE_MODE"], torch.cuda._is_in_bad_fork(), end=" ")
+print(tempfile.mkdtemp().startswith(os.environ["TMPDIR"]))
+"""
+
+
+def test_a_forked_program_is_like_one_of_its_own(project, monkeypatch):
+    """With its own folder for temporary files, although the server has asked for one, as PyTorch may."""
+    (project / "sitecustomize.py").write_text("import tempfile; tempfile.gettempdir()")
+    (project / "program.py").write_text(PROGRAM)
+    monkeypatch.setenv("PYTHONPATH", str(project))
+    monkeypatch.setenv("TORCH_SYMBOLIZE_MODE", "new")
+    for words, name, launcher, rank in (
+        (("program.py",), "program.py", None, None),
+        (("-m", "program"), f"{project}/program.py", "torchrun", 0),  # which tells a single process its place
+    ):
+        job = submit(JobSpec("toy", (*words, "a b"), f"runs/{launcher}", launcher=launcher))
+        assert job.wait(60) == "done", job.log()
+        assert job.log() == f"{project} ['{name}', 'a b'] __main__ 1 {rank} new False True\n"
+
+
+def test_a_pytorch_that_cannot_be_imported_says_why(project, monkeypatch):
+    (project / "torch.py").write_text("raise ImportError('libtorch is damaged')")
+    monkeypatch.setenv("PYTHONPATH", str(project))
+    job = submit(JobSpec("toy", ("-c", "import torch"), "runs/toy"))
+    assert job.wait(60) == "failed" and job.log().endswith("ImportError: libtorch is damaged\n")

@@ -243,7 +243,7 @@ def test_staged_data_is_read_from_the_nodes_disk_which_is_then_clean(cluster, pr
     read = "import os; folder = os.environ['MPDEMO_DATA']; print(folder, open(folder + '/cats/1.txt').read())"
     command = ("-c", f"{read}; raise SystemExit(7)")
     job = submit(JobSpec(name="staged", command=command, out="runs/staged", processes_per_node=2, stage="my 'photos"))
-    assert job.wait(60) == "failed", job.log()
+    assert (job.wait(60), job.exit_status) == ("failed", 7), job.log()
     assert job.log().count(f"{disk}/mpdemo-{job.id} a cat") == 2
     assert (project / "runs/staged/exit-status.txt").read_text().split() == [job.id, "7"]
     until(lambda: not list(disk.iterdir()), 10)

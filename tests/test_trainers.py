@@ -3,25 +3,23 @@
 import contextlib
 import functools
 import json
-import os
 import re
 import signal
-import subprocess
 import sys
 import time
 
 import pytest
-from worker_jobs import until
+from worker_jobs import started, until
 
 from mpdemo import paths
 from mpdemo.errors import UserError
 from mpdemo.jobs import JobSpec, load_site, render
 from mpdemo.jobs.sbatch_text import fitted
+from mpdemo.jobs.slurm_job import look_up
 from mpdemo.trainers.course import jobs_of_course
 from mpdemo.trainers.rehearse import SMALL, Trial, smallest
 from mpdemo.trainers.render import hours_at_most
 
-COMMAND = (sys.executable, "-m", "mpdemo", "rehearse")
 TRAIN = {"command": "-m mpdemo train --rung single --out runs/a_course", "out": "runs/a_course"}
 QUICK = "import time; time.sleep({})"
 
@@ -35,13 +33,11 @@ def add_job(project, name, code, processes=1, **changes):
     return JobSpec(name=name, **values | {"command": (values["command"],)})
 
 
-def run(project, command):
-    env = os.environ | {"MPDEMO_ROOT": str(project), "PYTHONPATH": str(paths.source())}
-    return subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, timeout=200)
-
-
-def rehearse(project, *options):
-    return run(project, [*COMMAND, *options])
+@pytest.fixture
+def rehearse(cluster, project, run_mpdemo):
+    """Rehearse the course of a project that a test changes, on a real Slurm."""
+    environment = {"MPDEMO_ROOT": str(project), "PYTHONPATH": str(paths.source())}
+    return functools.partial(run_mpdemo, "rehearse", timeout=200, **environment)
 
 
 # --- the list of the course's jobs
@@ -73,14 +69,14 @@ def test_a_small_job_keeps_its_processes_and_works_in_a_folder_of_its_own():
 # --- rehearse
 
 
-def test_one_table_says_what_became_of_each_job(cluster, project):
+def test_one_table_says_what_became_of_each_job(rehearse, project):
     """One of the course and another are well, one fails with a known error, one has no such nodes, one gives up."""
     add_job(project, "a_course", "", **TRAIN)
     add_job(project, "a_good", QUICK.format(0), processes=2, launcher="torchrun")
     add_job(project, "b_broken", "raise RuntimeError('CUDA out of memory. Tried to allocate 2 GiB')")
     add_job(project, "c_large", QUICK.format(0), nodes=9)
     add_job(project, "d_refused", "print('mpdemo: error: no such thing; do: another'); raise SystemExit(2)")
-    done = rehearse(project, "--only", "a_course,a_good,b_broken,c_large,d_refused", "--at-once", "3")
+    done = rehearse("--only", "a_course,a_good,b_broken,c_large,d_refused", "--at-once", "3")
     rows = {line.split()[0]: line for line in done.stdout.splitlines() if re.match("[a-d]_.* {3}", line)}
     assert done.returncode == 1 and rows, done.stdout + done.stderr
     assert rows["a_course"].endswith("nothing"), done.stdout
@@ -91,28 +87,25 @@ def test_one_table_says_what_became_of_each_job(cluster, project):
     assert "mpdemo explain runs/rehearsal/b_broken/slurm-" in done.stdout
 
 
-def test_the_last_job_says_where_the_ranks_are(cluster, project):
+@pytest.mark.nightly
+def test_the_last_job_says_where_the_ranks_are(rehearse, project):
     add_job(project, "toy", "pass", nodes=2)
-    done = rehearse(project, "--only", "env")
+    done = rehearse("--only", "env")
     assert done.returncode == 0 and "[OK]   one row per rank" in done.stdout, done.stdout + done.stderr
     ranks = [line.split() for line in done.stdout.splitlines() if re.match(r"[01] +node", line)]
     assert [rank[1] for rank in ranks] == ["node1", "node2"], done.stdout
 
 
-def test_time_that_is_over_and_ctrl_c_cancel_what_was_submitted_and_say_so(cluster, project):
+def test_time_that_is_over_and_ctrl_c_cancel_what_was_submitted_and_say_so(rehearse, project):
     for name in ("a_long", "b_long", "c_long", "d_long"):
         add_job(project, name, QUICK.format(600))
     (project / "never.toml").write_text('extra = ["--hold"]\n')  # a job that does not start has no log
     only = ("--only", "a_long,b_long", "--site", str(project / "never.toml"))
-    late = rehearse(project, *only, "--wait", "2", "--at-once", "1")
+    late = rehearse(*only, "--wait", "2", "--at-once", "1")
     assert late.returncode == 1 and "0 of 2 jobs went well." in late.stdout, late.stderr
     assert re.search("still pending.* after 2 s; do: a larger --wait", late.stdout)
     assert "still not submitted after 2 s" in late.stdout and re.search(r"cancelled job \d+ \(a_long\)", late.stdout)
-    env = os.environ | {"MPDEMO_ROOT": str(project), "PYTHONPATH": str(paths.source())}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    # A shell's background jobs, and their children, ignore Ctrl-C: these tests may be one.
-    heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    process = subprocess.Popen([*COMMAND, "--only", "c_long,d_long"], cwd=project, env=env, preexec_fn=heed, **pipes)
+    process = started("rehearse", "--only", "c_long,d_long")
     lines = [process.stdout.readline() for _ in range(3)]
     jobs = [line.split()[-1] for line in lines[1:]]
     time.sleep(1)
@@ -121,8 +114,7 @@ def test_time_that_is_over_and_ctrl_c_cancel_what_was_submitted_and_say_so(clust
     assert process.returncode == 130 and "interrupted" in error and "Traceback" not in error
     for job, name in zip(jobs, ("c_long", "d_long"), strict=True):
         assert f"cancelled job {job} ({name})" in said
-        show = ["scontrol", "show", "job", job]
-        until(lambda show=show: "JobState=CANCELLED" in subprocess.run(show, capture_output=True, text=True).stdout)
+        until(lambda job=job: look_up(job).state == "cancelled")
 
 
 def test_jobs_are_cancelled_although_nobody_reads_it(no_slurm, project, monkeypatch):

@@ -1,7 +1,9 @@
 """Jobs of programs/worker.py, for the tests that submit them; and a bounded wait for what becomes of them."""
 
+import functools
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -27,16 +29,18 @@ def options(text):
     return dict(shlex.split(line, comments=True)[0].partition("=")[::2] for line in lines)
 
 
-def following(run):
-    """Start ``python -m mpdemo follow`` in the project's folder, as in a terminal."""
+def started(*words):
+    """Start ``python -m mpdemo`` for the test's project, as in a terminal."""
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     environment = os.environ | {"PYTHONPATH": str(paths.source()), "MPDEMO_ROOT": str(paths.root())}
-    return subprocess.Popen([sys.executable, "-m", "mpdemo", "follow", str(run)], env=environment, **streams)
+    heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore Ctrl-C
+    command = [sys.executable, "-m", "mpdemo", *map(str, words)]
+    return subprocess.Popen(command, env=environment, preexec_fn=heed, **streams)
 
 
 def stand_in(file, script):
     """Write a shell script that stands for a program."""
-    file.parent.mkdir(exist_ok=True)
+    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(f"#!/bin/sh\n{script}\n")
     file.chmod(0o755)
 
