@@ -165,6 +165,7 @@ pre => pre.scrollHeight <= pre.clientHeight + 1
 """
 
 
+@pytest.mark.nightly
 def test_a_cloned_notebook_that_is_reloaded_in_the_middle_of_a_job_attaches_and_cancels(page, server, project, outside):
     """Nobody has trusted its saved outputs, so the text of the view says what to do after the reload."""
     write(project, "cloned.ipynb", [JOB, 'await follow("runs/cloned")', "'<b>a picture</b>'"])

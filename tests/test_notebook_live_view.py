@@ -2,11 +2,8 @@
 
 import asyncio
 import html
-import os
 import queue
 import re
-import subprocess
-import sys
 import threading
 from types import SimpleNamespace
 
@@ -20,7 +17,7 @@ from mpdemo.front_end import has_front_end
 from mpdemo.jobs import attach
 from mpdemo.notebook.job_widget import JobView, picture_of
 from mpdemo.notebook.live_view import Detached, follow
-from mpdemo.paths import root, source
+from mpdemo.paths import source
 
 
 def text_of(page):
@@ -28,7 +25,7 @@ def text_of(page):
     return html.unescape(re.sub("<[^>]*>", " ", page)).strip()
 
 
-@pytest.mark.parametrize(("words", "said"), [({"steps": 3}, "done, 3 steps"), ({"status": 1}, "failed")])
+@pytest.mark.parametrize(("words", "said"), [({"steps": 3}, "done, 3 steps"), ({"steps": 3, "status": 1}, "failed")])
 def test_a_job_is_displayed_when_it_has_ended(words, said, tmp_path, capsys):
     job = ToyJob(tmp_path / "07_toy", **words)
     asyncio.run(follow(job))
@@ -40,7 +37,7 @@ def test_an_interrupt_leaves_the_job_running_and_stops_the_cells_below(tmp_path,
     job = ToyJob(tmp_path / "07_a", steps=1000)
 
     async def cell():
-        asyncio.get_running_loop().call_later(1.0, asyncio.current_task().cancel)
+        asyncio.get_running_loop().call_later(0.3, asyncio.current_task().cancel)
         await follow(job)
 
     try:
@@ -83,7 +80,7 @@ def test_an_interrupted_kernel_keeps_its_job_follows_it_again_and_ends_it_at_las
         assert job.state == "running"
         again = client.execute('await follow("runs/toy")')
         with pytest.raises(queue.Empty):  # it waits
-            reply(client, again, timeout=2)
+            reply(client, again, timeout=1)
         assert job.state == "running"
         manager.shutdown_kernel(now=True)
         assert job.wait(20) == "cancelled" and all_gone(pids)
@@ -115,7 +112,7 @@ def test_the_kernel_goes_on_while_slurm_is_slow(tmp_path):
 
     async def cell():
         asyncio.get_running_loop().call_later(0.2, answer.set)
-        await follow(SlowJob(tmp_path / "07_toy"))
+        await follow(SlowJob(tmp_path / "07_toy", steps=3))
 
     asyncio.run(cell())
     assert all(came)
@@ -147,10 +144,10 @@ def test_the_view_of_a_running_job_is_readable():
     assert waiting.chart() == "" and repr(picture_of(waiting)) == "03_ddp: pending"
 
 
-def test_a_script_has_no_front_end():
-    clean = {name: value for name, value in os.environ.items() if name not in ("PYTEST_CURRENT_TEST", "NBVAL")}
+def test_a_test_and_a_script_have_no_front_end(run_once, monkeypatch):
+    assert not has_front_end()
+    for name in ("PYTEST_CURRENT_TEST", "NBVAL"):
+        monkeypatch.delenv(name, raising=False)
     code = "import IPython; from mpdemo.front_end import has_front_end; print(has_front_end())"
-    environment = clean | {"JPY_SESSION_NAME": "a.ipynb"}  # started from a kernel
-    done = subprocess.run([sys.executable, "-c", code], cwd=root(), env=environment, capture_output=True, text=True)
+    done = run_once("-c", code, JPY_SESSION_NAME="a.ipynb")  # started from a kernel
     assert done.stdout.strip() == "False", done.stderr
-    assert not has_front_end()  # neither has a test
