@@ -33,11 +33,7 @@ def test_a_sound_environment_is_all_ok(run_mpdemo):
 @pytest.mark.parametrize(
     "module, error, remedy",
     [
-        (
-            "torchvision",
-            "RuntimeError('operator torchvision::nms does not exist')",
-            "from the same index",
-        ),
+        ("torchvision", "RuntimeError('operator torchvision::nms does not exist')", "from the same index"),
         ("torch", "ModuleNotFoundError(\"No module named 'torch'\")", "pip install torch torchvision"),
         ("torch", "OSError('libcudart.so.12: cannot open shared object file')", "load its module"),
         ("torch", "ImportError('something new')", "reinstall both"),
@@ -75,7 +71,9 @@ def test_on_the_cluster(run_mpdemo, cluster, quick_torch):
 
 def test_a_controller_that_is_down_and_files_that_are_not_there(run_mpdemo, slurm_programs, tmp_path, quick_torch):
     conf = tmp_path / "slurm.conf"
-    conf.write_text("ClusterName=gone\nSlurmctldHost=localhost(127.0.0.1)\nSlurmctldPort=1\nNodeName=n1\n")
+    conf.write_text(
+        "ClusterName=gone\nSlurmctldHost=localhost(127.0.0.1)\nSlurmctldPort=1\nNodeName=n1\nMessageTimeout=1\n"
+    )
     done = run_mpdemo("env", SLURM_CONF=str(conf), MPDEMO_DATA="/nowhere", **quick_torch)
     assert done.returncode == 1 and "[FAIL] Slurm:" in done.stdout
     assert "[FAIL] data: MPDEMO_DATA=/nowhere" in done.stdout

@@ -17,7 +17,7 @@ from notebooks import sanitised
 
 DEADLOCK = "still waits"  # said where a program hangs, after `PATIENCE` seconds; others may need longer
 PATIENCE = 3.0
-LONG = ("10.5", "14.1", "14.2", "14.4")  # several runs of a script each: tried at night
+LONG = ("10.5", "14.1", "14.2", "14.3", "14.4", "14.5")  # several runs of a script each: tried at night
 EXERCISES = exercises()
 PREDICTIONS = {number: row for number, row in EXERCISES.items() if "right" in row}
 PROGRAMS = tomllib.loads((Path(__file__).parent / "wrong_programs.toml").read_text())
