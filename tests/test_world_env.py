@@ -95,6 +95,9 @@ def test_gpu_of_the_local_rank(monkeypatch):
     world = where_am_i(TORCHRUN)
     assert (world.device, gpus.current) == (torch.device("cuda", 1), 1)
     assert "nccl" in world.backend
+    FakeGPUs(monkeypatch, 1)
+    with pytest.raises(UserError, match="local rank 1 has no GPU.*2 processes on this node, 1 GPUs visible"):
+        where_am_i(TORCHRUN)
 
 
 def test_gpu_bound_by_slurm_is_number_0(monkeypatch):
