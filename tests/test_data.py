@@ -4,25 +4,19 @@ import os
 import re
 import shutil
 import struct
+import warnings
 
 import numpy as np
 import pytest
 import torch
 from jpegs import make_jpeg_folder
 from PIL import Image
+from worlds import forked
 
 from mpdemo.data import Loaders, SplitDataset, images, load
 from mpdemo.data.datasets import LAYOUTS, PIXELS
 from mpdemo.data.loaders import labels_of
 from mpdemo.errors import UserError
-
-
-@pytest.fixture(scope="module")
-def jpegs(tmp_path_factory):
-    """A folder of 40 training and 10 validation images in 10 classes."""
-    path = tmp_path_factory.mktemp("jpegs")
-    make_jpeg_folder(path, images=4, size=40)
-    return path
 
 
 @pytest.fixture
@@ -304,25 +298,23 @@ def test_classes_that_train_and_val_do_not_share_are_named(tmp_path, imagenet):
         load("imagenet", imagenet)
 
 
-ODD = r"""
-import sys
-from PIL import Image
-from mpdemo.data import Loaders, load
-Image.MAX_IMAGE_PIXELS = 1000  # so that an image of 40 x 40 counts as very large
-for workers in (0, 1):
-    loaders = Loaders(load("folder", sys.argv[1], 32), 2, workers=workers)
-    loaders.start_epoch(0)
-    print(len(list(loaders.train)))
-"""
+def read_all(folder):
+    """In a process of its own that shows all warnings: read the images here and in a worker; print how many batches."""
+    warnings.simplefilter("default")
+    Image.MAX_IMAGE_PIXELS = 1000  # so that an image of 40 x 40 counts as very large
+    for workers in (0, 1):
+        loaders = Loaders(load("folder", folder, 32), 2, workers=workers)
+        loaders.start_epoch(0)
+        print(len(list(loaders.train)))
 
 
-def test_warnings_of_pillow_do_not_reach_the_user(tmp_path, run_once):
+def test_warnings_of_pillow_do_not_reach_the_user(tmp_path):
     """Neither where the process itself reads the images nor where a worker does."""
     make_jpeg_folder(tmp_path, classes=2, images=2, size=40)
     Image.new("P", (40, 40)).save(tmp_path / "train" / "0" / "palette.png", transparency=b"\x00\x80")
     exif = b"Exif\x00\x00II*\x00\x08\x00\x00\x00\x01\x00\x0f\x01\x02\x00\xff\x00\x00\x00\xf0\x00\x00\x00"
     Image.new("RGB", (20, 20)).save(tmp_path / "train" / "1" / "exif.jpg", exif=exif)  # 255 bytes that are not there
-    done = run_once("-W", "default", "-c", ODD, str(tmp_path))
+    done = forked(tmp_path, read_all, tmp_path)
     assert (done.stdout, done.stderr) == ("3\n3\n", "")
 
 

@@ -5,14 +5,12 @@ import json
 import math
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
-from jpegs import make_jpeg_folder
+from test_world_failures import running
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from worker_jobs import signal_while_compiling, until
@@ -28,14 +26,6 @@ from mpdemo.training import checkpoint
 from mpdemo.world.env import World
 
 ROUNDING = 2e-5  # float32, summed in another order
-
-
-@pytest.fixture(scope="session")
-def jpegs(tmp_path_factory):
-    """40 training and 10 validation images: 5 steps per epoch in batches of 8."""
-    path = tmp_path_factory.mktemp("jpegs")
-    make_jpeg_folder(path, images=4, size=72)
-    return path
 
 
 @pytest.fixture
@@ -75,21 +65,6 @@ def summary(out):
 
 def tensors(out):
     return checkpoint.tensors(checkpoint.newest(out))
-
-
-def same_tensors(one, other):
-    one, other = tensors(one), tensors(other)
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
-def far(losses_by_step, wanted):
-    """The largest relative difference of two rows of losses by step."""
-    assert losses_by_step.keys() == wanted.keys()
-    return max(abs(losses_by_step[step] - wanted[step]) / abs(wanted[step]) for step in wanted)
-
-
-def after(losses_by_step, step):
-    return {k: v for k, v in losses_by_step.items() if k > step}
 
 
 def test_what_a_run_writes(runs):
@@ -223,7 +198,8 @@ def test_adamw_warm_up_and_cosine_are_resumed(runs, jpeg, stop):
     assert list(losses(part)) == list(range(1, stop + 1))
     runs("part", **common, resume=str(part))
     assert losses(part) == losses(whole) and epochs(part) == epochs(whole)
-    assert same_tensors(part, whole) and "optimizer.state.linear2.0.weight.exp_avg_sq" in tensors(part)
+    torch.testing.assert_close(tensors(part), tensors(whole), rtol=0, atol=0)
+    assert "optimizer.state.linear2.0.weight.exp_avg_sq" in tensors(part)
     small = [checkpoint.read(checkpoint.newest(out))["small"] for out in (part, whole)]
     assert small[0] == small[1] and small[0]["optimizer.state.linear2.0.weight.step"] == 10
 
@@ -239,7 +215,6 @@ def test_a_cosine_of_another_length_is_refused(runs):
     assert list(losses(runs("constant", **common, epochs=4, resume=str(out)))) == list(range(1, 13))
 
 
-BOTH = {"ddp": {"rung": "ddp"}, "pipeline": {"rung": "pipeline", "microbatches": 4, "cut": "layer1"}}
 CHAIN = [  # one training that is handed on after every step: in how many processes it continues, and as what
     (1, {"rung": "single"}),
     (2, {"rung": "pipeline", "schedule": "ZBVZeroBubble", "microbatches": 4}),
@@ -256,21 +231,13 @@ CHAIN = [  # one training that is handed on after every step: in how many proces
     (1, {"rung": "single"}),
 ]
 RECORDED = next(stop for stop, (_, rung) in enumerate(CHAIN, 1) if rung.get("timeline"))
-COMMON = {"model": "transformer", "batch_size": 8, "epochs": 1, "log_every": 1} | COURSE
+COMMON = {"model": "transformer", "image_size": 14, "batch_size": 8, "epochs": 1, "log_every": 1} | COURSE
 
 
-@pytest.fixture(scope="session")
-def world(tmp_path_factory, jpegs):
-    """Run what needs several processes, with a world for each row of runs of as many; return the folder of the runs."""
-    folder, todo = tmp_path_factory.mktemp("world"), []
-    for name, rung in BOTH.items():
-        jpeg = {"dataset": "folder", "data": str(jpegs), "image_size": 32, "batch_size": 8, "log_every": 3}
-        settings, part = {"model": "convnet", **rung, **jpeg}, str(folder / f"{name}-part")
-        todo += [
-            (2, {**settings, "epochs": 2, "checkpoint_every": 10, "out": str(folder / f"{name}-whole")}),
-            (2, {**settings, "steps": 7, "checkpoint_every": 7, "out": part}),
-            (2, {**settings, "epochs": 2, "out": part, "resume": part}),
-        ]
+@pytest.fixture(scope="module")
+def handed_on(tmp_path_factory):
+    """Do every step of CHAIN, with a world for each row of as many processes; return the folder of the runs."""
+    folder, todo = tmp_path_factory.mktemp("chain"), []
     for stop, (processes, rung) in enumerate(CHAIN, 1):
         where = {"steps": stop, "checkpoint_every": stop, "out": str(folder / f"step-{stop}")}
         before = {"resume": str(folder / f"step-{stop - 1}")} if stop > 1 else {}
@@ -283,13 +250,23 @@ def world(tmp_path_factory, jpegs):
     return folder
 
 
-@pytest.mark.parametrize("name", BOTH)
-def test_resumed_world_equals_uninterrupted_and_validates_what_it_saves(world, runs, jpeg, name):
+@pytest.mark.parametrize("rung", [
+    pytest.param({"rung": "ddp"}, id="ddp"),
+    pytest.param({"rung": "pipeline", "microbatches": 4, "cut": "layer1"}, id="pipeline", marks=pytest.mark.nightly),
+])  # fmt: skip
+def test_resumed_world_equals_uninterrupted_and_validates_what_it_saves(tmp_path, runs, jpeg, rung):
     """Two processes, mid-epoch, batch norm, augmented JPEG files: the very same losses and validation.
 
     One process that only validates the world's last checkpoint finds the world's own result, batch norm and all.
     """
-    part, whole = world / f"{name}-part", world / f"{name}-whole"
+    part, whole = tmp_path / "part", tmp_path / "whole"
+    todo = [
+        {"epochs": 2, "checkpoint_every": 10, "out": str(whole)},
+        {"steps": 7, "checkpoint_every": 7, "out": str(part)},
+        {"epochs": 2, "out": str(part), "resume": str(part)},
+    ]
+    todo = [{"model": "convnet"} | rung | jpeg | settings for settings in todo]
+    run_worlds(tmp_path, [[2, TRAIN, written(tmp_path / "runs.json", todo)]])
     assert list(losses(whole)) == list(range(1, 11))
     assert losses(part) == losses(whole) and epochs(part) == epochs(whole)
     alone = runs("alone", model="convnet", epochs=2, resume=str(whole), **jpeg)
@@ -299,26 +276,26 @@ def test_resumed_world_equals_uninterrupted_and_validates_what_it_saves(world, r
     assert validated["validation_accuracy"] == wanted["validation_accuracy"]
 
 
-def test_any_rung_resumes_any_rungs_checkpoint(world, runs):
+def test_any_rung_resumes_any_rungs_checkpoint(handed_on, runs):
     """With AdamW and a cosine, in worlds of one, two and four: losses, validation and weights of an unbroken run."""
     stops = range(1, len(CHAIN) + 1)
-    whole, last = runs("whole", **COMMON, steps=stops[-1], checkpoint_every=stops[-1]), world / f"step-{stops[-1]}"
-    together = {step: loss for stop in stops for step, loss in losses(world / f"step-{stop}").items()}
-    assert far(together, losses(whole)) < ROUNDING
+    whole, last = runs("whole", **COMMON, steps=stops[-1], checkpoint_every=stops[-1]), handed_on / f"step-{stops[-1]}"
+    together = {step: loss for stop in stops for step, loss in losses(handed_on / f"step-{stop}").items()}
+    assert together == pytest.approx(losses(whole), rel=ROUNDING)
     assert epochs(last)[0]["validation_loss"] == pytest.approx(epochs(whole)[0]["validation_loss"], rel=ROUNDING)
     resumed = tensors(last)
     for name, weight in tensors(whole).items():
         if name.startswith("model."):
             assert torch.linalg.vector_norm(resumed[name] - weight) < 1e-4 * torch.linalg.vector_norm(weight), name
-    ends = [summary(world / f"step-{stop}") for stop in stops]
+    ends = [summary(handed_on / f"step-{stop}") for stop in stops]
     assert {end["parameters"] for end in ends} == {summary(whole)["parameters"]}
     assert {end["busy"]["flops_per_step"] for end in ends} == {summary(whole)["busy"]["flops_per_step"]}
     for (processes, _), end in list(zip(CHAIN, ends, strict=True))[1:]:  # the first step is not counted
         assert processes in (1, len(end["busy"]["utilisation"])) and end["busy"]["mfu"] > 0
 
 
-def test_the_timeline_of_a_hybrid_has_two_pipelines_and_an_all_reduce_at_their_end(world):
-    (rows,) = read.load(world / f"step-{RECORDED}")
+def test_the_timeline_of_a_hybrid_has_two_pipelines_and_an_all_reduce_at_their_end(handed_on):
+    (rows,) = read.load(handed_on / f"step-{RECORDED}")
     work = {rank: [r for r in rows if r["rank"] == rank and r["kind"] in read.WORKS] for rank in range(4)}
     assert {rank: {row["stage"] for row in lane} for rank, lane in work.items()} == {
         0: {0, 3}, 1: {1, 2}, 2: {0, 3}, 3: {1, 2}}  # fmt: skip
@@ -333,24 +310,19 @@ def test_sigusr1_leaves_a_checkpoint(tmp_path, runs):
     """Slurm's warning before the time limit: a checkpoint, exit status 3, and the resumed run is the same run."""
     out = tmp_path / "run"
     common = {"model": "toy", "batch_size": 128, "epochs": 10_000}
-    command = [sys.executable, "-m", "mpdemo", "train", "--rung", "ddp", "--processes", "2"]
-    command += ["--log-every", "1", "--out", str(out)]
-    command += Settings(rung="single", **common).arguments()[2:]
-    environment = {**os.environ, "PYTHONPATH": str(root())}
-    child = subprocess.Popen(command, cwd=root(), env=environment, stderr=subprocess.PIPE, text=True)
-    try:
+    words = ["-m", "mpdemo", "train", "--rung", "ddp", "--processes", "2", "--log-every", "1"]
+    with running([*words, *Settings(rung="single", **common).arguments()[2:]], out) as child:
         until(lambda: child.poll() or ((out / "metrics.jsonl").exists() and len(lines(out, "step")) >= 2))
         child.send_signal(signal.SIGUSR1)
         stderr = child.communicate(timeout=60)[1]
-    finally:
-        child.kill()
     assert child.returncode == 3, stderr
     assert "Traceback" not in stderr
     stopped = max(losses(out))
     assert checkpoint.newest(out).name == f"step-{stopped:06d}"
     assert summary(out)["stopped"] is True and summary(out)["steps"] == stopped
     more = {**common, "epochs": None, "steps": stopped + 2}
-    assert far(losses(runs("run", **more, resume=str(out))), losses(runs("whole", **more))) < ROUNDING
+    wanted = losses(runs("whole", **more))
+    assert losses(runs("run", **more, resume=str(out))) == pytest.approx(wanted, rel=ROUNDING)
 
 
 @pytest.mark.nightly
