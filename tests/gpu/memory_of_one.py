@@ -25,8 +25,6 @@ WHOLE = [COURSE, COURSE | {"precision": "bf16"}]
 LARGE = [COURSE | {"activation_checkpointing": True}, RESNET | {"batch_size": 64}]
 CUT = {"rung": "pipeline", "form": "one-process", "devices": 2}
 STAGES = [COURSE | CUT | {"microbatches": 4}, RESNET | CUT | {"microbatches": 16, "batch_size": 128, "cut": "layer2.3"}]
-
-
 WORKSPACE = ":16:8"  # KiB; without it, 64 to 92 MiB more were measured on an H100 in cases with matrix products
 WITHIN = 0.05
 
