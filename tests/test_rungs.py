@@ -63,7 +63,7 @@ TWO = [
     case("fsdp", **TINY, **TWICE, microbatches=2, batch_size=8),
     case("fsdp", "toy", batch_size=16, **BF16),
     case("tensor", **SMALL),
-    case("tensor", **SMALL, **TOKENS, **TWICE, microbatches=2),
+    case("tensor", **SMALL, **TOKENS),
 ]
 THREE = [  # the least with a device between the first and the last
     case("ddp", "convnet", "batch"),
@@ -99,6 +99,7 @@ MORE = {  # by processes, and only in `make nightly`: the other models, cuts and
         *(case(rung, "convnet", "batch", batch_size=8, **more, **BF16) for rung, more in OPTIONS),
         case("pipeline", "toy", schedule="Interleaved1F1B", microbatches=4, **BF16, **TWICE),
         case("fsdp", "convnet", "batch", **TWICE),
+        case("tensor", **SMALL, **TOKENS, **TWICE, microbatches=2),
     ],
     3: [
         *(case("pipeline", "transformer", schedule=name, microbatches=6) for name in SCHEDULES[2:4]),
