@@ -10,31 +10,31 @@ from mpdemo.paths import root
 ROOMS = [
     (
         "/__init__.py /__main__.py /errors.py /paths.py /terminal.py /front_end.py",
-        464,
+        461,
         "what is public; commands, and how errors are told",
     ),
     ("/settings /options.py", 508, "every setting said once and checked once"),
     ("/rungs", 459, "what differs between the strategies: model, optimizer, step"),
-    ("/run.py /training", 1_420, "the loop, and what stands around a step: checkpoints, log, recorder, stop signal"),
-    ("/world /ranks", 1_545, "who am I; start and end processes; ranks beside a kernel"),
-    ("/models", 920, "the course's models as lists of blocks, and a reader's own"),
-    ("/data", 419, "data sets and batches, a share per replica"),
-    ("/measure /paired.py", 535, "measure a step, compare by paired rounds, read what was recorded"),
-    ("/plan", 2_583, "what fits: count on fake tensors, choose, split, simulate, scale"),
-    ("/jobs", 3_137, "spec, fitted job, text, submission, following; sites; failures explained"),
-    ("/same", 2_516, "is a reader's script the same training on 1 and N processes?"),
-    ("/notebook", 1_641, "what notebooks show: live view, ladder, plots, checks of exercises"),
-    ("/cluster", 459, "a throw-away Slurm"),
-    ("/trainers /demo.py /doctor.py", 597, "a class's rehearsal, the demo, the check of a machine"),
+    ("/run.py /training", 1_419, "the loop, and what stands around a step: checkpoints, log, recorder, stop signal"),
+    ("/world /ranks", 1_520, "who am I; start and end processes; ranks beside a kernel"),
+    ("/models", 917, "the course's models as lists of blocks, and a reader's own"),
+    ("/data", 412, "data sets and batches, a share per replica"),
+    ("/measure /paired.py", 531, "measure a step, compare by paired rounds, read what was recorded"),
+    ("/plan", 2_535, "what fits: count on fake tensors, choose, split, simulate, scale"),
+    ("/jobs", 3_134, "spec, fitted job, text, submission, following; sites; failures explained"),
+    ("/same", 2_507, "is a reader's script the same training on 1 and N processes?"),
+    ("/notebook", 1_627, "what notebooks show: live view, ladder, plots, checks of exercises"),
+    ("/cluster", 454, "a throw-away Slurm"),
+    ("/trainers /demo.py /doctor.py", 585, "a class's rehearsal, the demo, the check of a machine"),
     ("/labs", 9, "where notebooks/labs is imported from"),
     (
         "notebooks/labs notebooks/checks notebooks/scripts",
-        5_057,
+        5_030,
         "what jobs measure, exercises run and readers take home",
     ),
-    ("tests", 14_770, "each promise once by day, the rest by night"),
+    ("tests", 14_329, "each promise once by day, the rest by night"),
 ]
-FILES = 162  # in mpdemo
+FILES = 157  # in mpdemo
 PYTHON = [file for file in files() if file.suffix == ".py"]
 
 
