@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -201,6 +202,7 @@ def test_the_batch_script_warns_the_training_and_starts_again_after_it_has_saved
     run(copy, "scancel", "--batch", "--signal=USR1", job)
     until(lambda: look_up(job).state == "pending", SLURM)
     (copy / "slow.py").write_text(text)
+    time.sleep(2)  # a node refuses a job that starts again within the second of its end
     run(copy, "scontrol", "update", f"jobid={job}", "StartTime=now")
     until(lambda: look_up(job).state not in ("pending", "running"), SLURM)
     assert look_up(job).state == "done", log_of(copy)
