@@ -73,6 +73,7 @@ def visible(folder) -> list[str]:
 
 
 def ending(path) -> str:
+    """Return what the name of a file ends in."""
     return os.path.splitext(path)[1].lower()
 
 

@@ -33,6 +33,7 @@ def labels_only(dataset) -> TensorDataset:
 
 
 def labels_of(dataset) -> list[int]:
+    """Return all labels of a data set, in order."""
     if isinstance(dataset, SeededAugmentation):
         return labels_of(dataset.dataset)
     if isinstance(dataset, Subset):

@@ -95,6 +95,7 @@ def observe(trial, recorder):
 
 
 def record_updates(optimizer, recorder):
+    """Record the optimizer's steps."""
     under_way = ExitStack()
     optimizer.register_step_pre_hook(lambda *_: under_way.enter_context(recorder.operation("O")))
     optimizer.register_step_post_hook(lambda *_: under_way.close())

@@ -128,6 +128,7 @@ class OwnModel:
         return sum(p.nbytes for p in self.template.parameters() if p.requires_grad)
 
     def _note(self):
+        """Note what the reader may not know."""
         for names in shared(self.template):
             self.notes.append(f"{' and '.join(names)} are one parameter, which is counted once")
         if self.unused:
@@ -156,6 +157,7 @@ class OwnModel:
 
     @staticmethod
     def compute(module, inputs):
+        """Return what a module makes of a batch."""
         if isinstance(inputs, dict):
             return module(**inputs)
         return module(*(inputs if isinstance(inputs, list | tuple) else [inputs]))

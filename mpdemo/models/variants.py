@@ -90,6 +90,7 @@ def split_layers(layers, parts) -> list:
 
 
 def _part(name, linear, parts):
+    """Return one rank's part of a Linear."""
     width, what = (linear.out_features, "columns") if name in COLUMNS else (linear.in_features, "rows")
     if width % parts:
         raise NoVariant(f"{name} has {width} {what}, which do not divide by {parts}")
@@ -117,6 +118,7 @@ class Adapted(nn.Module):
         self.up = nn.Linear(rank, linear.out_features, bias=False, device=device)
 
     def forward(self, x):
+        """Add what the adapter computes."""
         return self.linear(x) + self.up(self.down(x))
 
 

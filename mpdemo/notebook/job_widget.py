@@ -164,6 +164,7 @@ class JobWidget:
             await asyncio.sleep(max(POLL, 4 * (time.monotonic() - begin)))
 
     def paint(self, view):
+        """Show the job as it was seen."""
         self.shown.value = view.header() + view.chart() + view.log_tail()
         self.button.disabled = self.cancelling is not None
         self.button.description = "Cancelling" if self.cancelling else "Cancel"

@@ -70,6 +70,7 @@ def step_text(row) -> str:
 
 
 def memory_texts(row) -> list[str]:
+    """Return the peak of every device in MiB."""
     return [f"{sum(device[part] for part in MEMORY) / MIB:.0f}" for device in row["memory"]]
 
 

@@ -82,6 +82,7 @@ class Ranks:
 
     @property
     def alive(self) -> bool:
+        """Whether every rank lives."""
         return self.processes is not None and self.processes.alive
 
     def stop(self):

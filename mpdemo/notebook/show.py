@@ -102,6 +102,7 @@ def diff(
 
 
 def _coloured(line: str) -> str:
+    """Return a line of a diff as HTML."""
     text = html.escape(line)
     return f'<span style="background-color:{COLOURS[line[0]]}">{text}</span>' if line[:1] in COLOURS else text
 

@@ -98,6 +98,7 @@ def check_together(options, given):
 
 
 def add_arguments(parser):
+    """Declare the arguments of ``mpdemo plan``."""
     add_options(parser, PlanOptions)
 
 
@@ -171,6 +172,7 @@ def request_of(options) -> PlanRequest:
 
 
 def commands(options, rows) -> str:
+    """Return the lines that say how to train some strategies."""
     if options.own_model:
         scripts = "train_single.py, train_ddp.py, train_fsdp.py and train_pipeline.py"
         return f"to train your own model: notebooks/scripts has {scripts}, whole scripts in plain PyTorch"

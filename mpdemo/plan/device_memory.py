@@ -21,9 +21,11 @@ class DeviceMemory:
 
     @property
     def peak(self):
+        """Bytes of all four together."""
         return self.weights + self.gradients + self.optimizer + self.activations
 
     def with_peak(self, peak):
+        """Return the same with so many bytes at the peak."""
         return replace(self, activations=peak - self.weights - self.gradients - self.optimizer)
 
 

@@ -41,6 +41,7 @@ class DryRun:
         self.fake = FakeTensors(allow_non_fake_inputs=True)
 
     def make_model(self):
+        """Return the model on fake tensors."""
         s = self.run.s
         shares = s.devices if s.rung == "fsdp" else s.replicas or 1
         with self.fake:
@@ -75,6 +76,7 @@ class DryRun:
                 rung.step(images, labels)
 
     def counted(self) -> Step:
+        """Return what the step held and sent."""
         always, arrived, rank = [], [], self.run.rank
         for device in self.run.devices:
             parameters = [p for p in self.held.parameters() if p.device == device]
@@ -99,6 +101,7 @@ class Update:
             p.grad = torch.empty_like(p)
 
     def zero_grad(self):
+        """Drop the gradients, unless they are kept."""
         for p in self.parameters if not self.keep_gradients else []:
             p.grad = None
 
@@ -156,6 +159,7 @@ def step(spec, settings, rank=0, states=0, keep_gradients=False) -> Step:
 
 
 def counted_step(spec, settings, rank, states, keep_gradients) -> Step:
+    """Do one step of a rank in this thread."""
     dry = DryRun(spec, settings, rank, states, keep_gradients)
     with fake_world(rank, settings.processes) if settings.form == "per-device" else nullcontext():
         with dry.memory, without_surprises():

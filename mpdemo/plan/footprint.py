@@ -59,6 +59,7 @@ class BlockCost(NamedTuple):
 
     @property
     def both(self):
+        """Forward and backward."""
         return self.forward + self.backward
 
 
@@ -86,6 +87,7 @@ class Footprint:
 
 @cache
 def footprints(spec) -> tuple:
+    """Return the footprint of every block of a model."""
     from mpdemo.plan import meter
 
     small, large = (meter.run_blocks(spec, size) for size in SIZES)

@@ -14,6 +14,7 @@ from mpdemo.plan.counting import has_16_bits
 
 
 def named(names) -> set:
+    """Return the functions and methods of PyTorch that have these names."""
     places = torch, torch.Tensor, functional
     return {getattr(place, name) for place in places for name in names.split() if hasattr(place, name)}
 

@@ -59,6 +59,7 @@ class Step(NamedTuple):
 
     @property
     def peak(self):
+        """Bytes at the peak."""
         return max(levels.max() for levels in self.levels.values())
 
     def seconds(self, roof, phases=None):

@@ -45,6 +45,7 @@ class Phases:
             tensor.register_hook(lambda gradient: self.enter(name))
 
     def found(self):
+        """Return levels and work by phase, as arrays."""
         names = [name for name in self.levels if name not in (None, "end")]
         kept = [name for name in names if not name.endswith("inner")]  # another block's peak is higher
         levels = {name: np.array(self.levels[name], dtype=float) for name in kept}

@@ -135,4 +135,5 @@ def improve(points, count, score):
 
 
 def stage_slices(points, count):
+    """Return (start, stop) of every stage."""
     return list(pairwise([0, *points, count]))

@@ -113,6 +113,7 @@ class PlanRequest:
 
     @property
     def spec(self) -> ModelSpec:
+        """The model and its data."""
         return ModelSpec(self.model, self.image_size, self.classes, self.channels, self.norm)
 
     @property
@@ -181,4 +182,5 @@ def settled(spec, rung, batch, devices=1, replicas=None, **more) -> Settings:
 
 
 def mib(number):
+    """Return bytes as text, in MiB."""
     return f"{number / MIB:,.0f} MiB"

@@ -170,6 +170,7 @@ def needs(operation, last):
 
 
 def _waits(operation, last, ends):
+    """Say what an operation waits for."""
     kind, stage, microbatch = operation
     missing = next(need for need in needs(operation, last) if need not in ends)
     place = "itself" if missing[1] == stage else f"stage {missing[1]}"

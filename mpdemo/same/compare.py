@@ -24,6 +24,7 @@ class Finding:
         return TABLE[self.name].get(mark, False)
 
     def record(self) -> dict:
+        """Return it for the JSON file."""
         return asdict(self) | TABLE[self.name]
 
     def __str__(self):
@@ -31,6 +32,7 @@ class Finding:
 
 
 def distance(a, b) -> float:
+    """Return the relative difference of two numbers."""
     return abs(a - b) / max(abs(a), abs(b), 1e-12)
 
 
@@ -40,6 +42,7 @@ def tolerance(*worlds) -> float:
 
 
 def norm(sketches) -> float:
+    """Return the norm of some tensors together."""
     return math.sqrt(sum(values[0] for values in sketches.values()))
 
 
@@ -58,6 +61,7 @@ def apart(a, b, share=0.1) -> tuple:
 
 
 def shown(names) -> str:
+    """Return the first names as text."""
     return ", ".join(list(names)[:4]) + " ..." * (len(names) > 4)
 
 
@@ -134,6 +138,7 @@ def of_rows(one, many):
 
 
 def unequal(alone, together) -> bool:
+    """Whether a step of two worlds differs."""
     return any(a != b for a, b in zip(alone, together, strict=False))
 
 

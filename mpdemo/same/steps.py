@@ -25,6 +25,7 @@ def of_ranks(one, many) -> Finding | None:
 
 
 def other_rates(many, k):
+    """Return whether the ranks have other learning rates in a step."""
     rates = [rank["rates"] for rank in many.steps[k]]
     if len({tuple(of_rank) for of_rank in rates if len(of_rank) == len(rates[0])}) < 2:
         return None
@@ -134,6 +135,7 @@ def of_steps(one, many, turned=None) -> Finding | None:
 
 
 def of_rates(one, many, k, said):
+    """Return what is wrong with the learning rates of a step."""
     alone, together = one.steps[k][0], many.steps[k][0]
     pairs = [pair for pair in zip(alone["rates"], together["rates"], strict=False) if distance(*pair) > 1e-6]
     if not pairs:

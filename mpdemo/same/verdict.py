@@ -131,6 +131,7 @@ def chance_of(one, many) -> set:
 
 
 def judged(found, notes, strict) -> dict:
+    """Return the verdict of a comparison."""
     one, many = found.one, found.many
     harmless = [finding for finding in found.findings if finding.has("note") and not strict]
     findings = [finding for finding in found.findings if finding not in harmless]
@@ -150,6 +151,7 @@ def judged(found, notes, strict) -> dict:
 
 
 def table(one, many) -> dict:
+    """Return what both worlds did, a row each."""
     pairs = list(zip(one.sums, many.sums, strict=False))
     far = max((apart(a["gradients"], b["gradients"])[0] for a, b in pairs), default=None)
     rows = {"processes": [one.processes, many.processes], "steps": [len(one.steps), len(many.steps)]}

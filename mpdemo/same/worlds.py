@@ -34,6 +34,7 @@ class Rank:
         return [note["name"] for note in self.of(kind)]
 
     def passes(self, loader) -> list:
+        """Return the passes over the data of a loader."""
         return [note for note in self.of("pass") if note["loader"] == loader]
 
     def waits(self, folder) -> tuple:

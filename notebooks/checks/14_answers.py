@@ -50,6 +50,7 @@ def run(script, processes, *words):
 
 
 def losses(printed) -> list:
+    """Return the losses that were printed."""
     return [float(number) for number in LOSS.findall("\n".join(printed) if isinstance(printed, list) else printed)]
 
 

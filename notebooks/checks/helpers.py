@@ -49,6 +49,7 @@ def gradients(model):
 
 
 def gathered(value):
+    """Return every rank's value, in order."""
     values = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values

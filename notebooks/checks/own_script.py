@@ -82,4 +82,5 @@ def of_file(path):
 
 
 def noted() -> dict:
+    """Return what was noted."""
     return dict(seen) | {"types": sorted(types), "reads": len(reads), "opened": len(opened), "units": len(units)}

@@ -54,6 +54,7 @@ def timeline(trial, world) -> list[dict]:
 
 @contextmanager
 def as_a_step(profiler):
+    """Record a ``with`` block as one step."""
     with profiler, record_function(STEP):
         yield
 

@@ -31,6 +31,7 @@ def write(folder, per_file):
 
 
 def read_files(folder, order):
+    """Open one file after the other."""
     for number in order:
         with open(folder / str(number), "rb", buffering=0) as file:
             file.read(BYTES)
@@ -53,6 +54,7 @@ def forget(folder):
 
 
 def seconds(function, *arguments) -> float:
+    """Return how long a call takes."""
     begin = time.perf_counter()
     function(*arguments)
     return time.perf_counter() - begin

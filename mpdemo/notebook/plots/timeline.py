@@ -64,6 +64,7 @@ def timelines(panels: Mapping[str, Any], *, unit: str = "units") -> Bundle:
 
 
 def ranks_of(rows) -> int:
+    """Return how many ranks a step has."""
     return 1 + max(row["rank"] for row in rows)
 
 

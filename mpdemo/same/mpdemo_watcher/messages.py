@@ -66,6 +66,7 @@ def forward(model, *_, **__):
 
 
 def split(module, device_mesh=None, *_, **__):
+    """Note which ranks share their samples."""
     if device_mesh is not None:
         note_once("tensor", tuple(device_mesh.mesh.flatten().tolist()))
 

@@ -69,6 +69,7 @@ def is_trained(key) -> bool:
 
 
 def weights() -> dict:
+    """Return the sketches of all that is trained."""
     found = {name_of(key): sketch(parameter) for key, (_, parameter) in known.items() if is_trained(key)}
     return {name: values for name, values in found.items() if values}
 
@@ -97,6 +98,7 @@ def gradients(parameters) -> dict:
 
 
 def of_this_rank() -> dict:
+    """Return the sketches of the gradients that this rank has computed."""
     return {name_of(key): values for key, values in local.items() if values}
 
 

@@ -23,6 +23,7 @@ stepping = []  # an optimizer's step may call the steps of others, as ZeRO's doe
 
 
 def parameters(optimizer) -> list:
+    """Return all that an optimizer updates."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 

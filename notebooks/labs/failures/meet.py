@@ -12,6 +12,7 @@ PATIENCE = 8.0  # s
 
 
 def listen(port, others):
+    """Wait for the other ranks."""
     with socket.create_server(("", port)) as server:
         server.settimeout(PATIENCE)
         for _ in range(others):
