@@ -47,7 +47,13 @@ WAITS = r" waits? in barrier \(.*hanging.py, line \d+ in <module>\) for rank 1, 
         (3, {"processes_per_node": 3}),  # each with a GPU, and so on a node of its own
         pytest.param(
             2,
-            {"nodes": 2, "processes_per_node": 2, "gpus_per_process": 0, "launcher": "torchrun"},
+            {
+                "nodes": 2,
+                "processes_per_node": 2,
+                "gpus_per_process": 0,
+                "cpus_per_process": 1,
+                "launcher": "torchrun",
+            },
             marks=pytest.mark.nightly,
         ),
     ],
