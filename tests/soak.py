@@ -31,6 +31,7 @@ from mpdemo import paths
 from mpdemo.cluster import Cluster
 from mpdemo.errors import UserError
 from mpdemo.jobs import JobSpec, load_site, slurm, submit, train_command
+from mpdemo.jobs.run_folder import make_folder
 from mpdemo.jobs.sbatch_text import fitted
 from mpdemo.jobs.submit import start
 from mpdemo.training import checkpoint
@@ -229,7 +230,7 @@ def restart_controllers(cluster, over, counts):
 
 def start_here(spec):
     """Start a job on this machine, though a Slurm is in reach."""
-    return start(fitted(spec, load_site("generic")), None)
+    return start(fitted(spec, load_site("generic")), None, make_folder(spec))
 
 
 def run_reference(case):

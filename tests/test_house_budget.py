@@ -18,11 +18,11 @@ ROOMS = [
     ("/run.py /training", 1_419, "the loop, and what stands around a step: checkpoints, log, recorder, stop signal"),
     ("/world /ranks", 1_520, "who am I; start and end processes; ranks beside a kernel"),
     ("/models", 921, "the course's models as lists of blocks, and a reader's own"),
-    ("/data", 414, "data sets and batches, a share per replica"),
+    ("/data", 419, "data sets and batches, a share per replica"),
     ("/measure /paired.py", 532, "measure a step, compare by paired rounds, read what was recorded"),
     ("/plan", 2_553, "what fits: count on fake tensors, choose, split, simulate, scale"),
-    ("/jobs", 3_134, "spec, fitted job, text, submission, following; sites; failures explained"),
-    ("/same", 2_521, "is a reader's script the same training on 1 and N processes?"),
+    ("/jobs", 3_150, "spec, fitted job, text, submission, following; sites; failures explained"),
+    ("/same", 2_523, "is a reader's script the same training on 1 and N processes?"),
     ("/notebook", 1_632, "what notebooks show: live view, ladder, plots, checks of exercises"),
     ("/cluster", 454, "a throw-away Slurm"),
     ("/trainers /demo.py /doctor.py", 585, "a class's rehearsal, the demo, the check of a machine"),
@@ -32,9 +32,9 @@ ROOMS = [
         5_037,
         "what jobs measure, exercises run and readers take home",
     ),
-    ("tests", 14_337, "each promise once by day, the rest by night"),
+    ("tests", 14_338, "each promise once by day, the rest by night"),
 ]
-FILES = 157  # in mpdemo
+FILES = 158  # in mpdemo
 PYTHON = [file for file in files() if file.suffix == ".py"]
 
 

@@ -95,7 +95,7 @@ def test_a_failed_job_is_explained_by_its_folder(project, explain):
     assert "ValueError: the digits are upside down" in said and "log: " in said
     assert said.rstrip().splitlines()[-1].startswith("verdict: fix; ")
     (project / "runs/other").mkdir()
-    (project / "runs/other" / RECORD).write_text("{")  # of another run, and damaged
+    (project / "runs/other" / RECORD).write_text(f'{{"id": "{job.id}"')  # of another run, and damaged
     assert explain(job.id) == said
 
 

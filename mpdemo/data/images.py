@@ -100,15 +100,20 @@ def plain(path, size) -> torch.Tensor:
     return F.resize(F.center_crop(image, [side, side]), [size, size])
 
 
+def quiet(category):
+    """Hide the warnings of a category."""
+    return warnings.catch_warnings(action="ignore", category=category)
+
+
 def pixels(path, size) -> torch.Tensor:
     """Read an image file as RGB bytes, (3, H, W); one that is far larger than `size` may come at 1/2, 1/4 or 1/8.
 
-    Warnings, as PIL's about odd metadata or very many pixels, are hidden: it reads such a file all the same.
+    PIL's warnings about odd metadata or very many pixels are hidden: it reads such a file all the same.
     """
     from torchvision.transforms.v2.functional import pil_to_tensor
 
     try:
-        with warnings.catch_warnings(action="ignore"), Image.open(path) as image:
+        with quiet(UserWarning), quiet(Image.DecompressionBombWarning), Image.open(path) as image:
             image.draft("RGB", (4 * size, 4 * size))  # a JPEG alone: random crops begin at a quarter of a side
             if image.mode.startswith("I;16") or image.mode == "I" and image.format in ("PNG", "PPM"):  # by older PILs
                 image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))  # PIL would cut it off at 255

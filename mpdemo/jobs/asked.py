@@ -103,18 +103,24 @@ def of_number(number) -> Asked:
     """Return what is known of a job by its number: one of a folder in runs/, or any that Slurm knows."""
     identity, runs = slurm.identity() if slurm.in_reach() else None, paths.root() / "runs"
     files = [*runs.glob(f"*/{RECORD}"), *runs.glob(f"*/*/{RECORD}")]
-    files = [file for file in files if number in file.read_text(errors="replace")]  # another one may be damaged
-    records = [(read_record(file.parent), file.parent) for file in files]
+    records, damaged = [], []
+    for file in files:
+        try:
+            records.append((read_record(file.parent), file.parent))
+        except UserError as error:  # of another run, perhaps
+            damaged.append(error)
     ours = [(record, out) for record, out in records if str(record["id"]) == number]
     here = [(record, out) for record, out in ours if record.get("identity") in (identity, None)]
     if here:
         return of_job(Job(*max(here, key=lambda pair: pair[0].get("submitted", 0))))
+    answer = slurm_job.look_up(number) if identity else None
+    if answer:
+        return of_slurm(number, answer)
+    if damaged:
+        raise damaged[0]
     if identity is None:
         raise UserError(f"{slurm.none_in_reach()}, and no run in {runs} has job {number}; give its log")
-    answer = slurm_job.look_up(number)
-    if answer is None:
-        raise UserError(f"Slurm knows no job {number} (any more); give its log")
-    return of_slurm(number, answer)
+    raise UserError(f"Slurm knows no job {number} (any more); give its log")
 
 
 def of_slurm(number, answer) -> Asked:

@@ -50,8 +50,10 @@ class Rank:
         """Return the losses that were printed, as (name, number, half of its last digit)."""
         lines = [line for line in self.out.splitlines() if "\r" not in line and "it/s" not in line]
         found = [match.groups() for line in lines for match in LOSS.finditer(line)]
-        powers = [int(exponent or 0) - len(digits) for _, _, digits, exponent in found]
-        return [(name, float(value), 0.6 * 10.0**power) for (name, value, *_), power in zip(found, powers, strict=True)]
+        return [
+            (name, float(value), 0.6 * 10.0 ** (int(exponent or 0) - len(digits)))
+            for name, value, digits, exponent in found
+        ]
 
 
 class World:
