@@ -63,6 +63,7 @@ REFERENCES = collections.defaultdict(threading.Lock)  # by case
 CPUS = "4"  # of each node
 AT_ONCE = 2  # lives
 BOUND = 240  # seconds that a job may take, start and all; longer is a hang
+MEASURED = {"time", "images_per_second", "peak_memory_mib", "utilisation", "mfu"}  # in the rows of the metrics
 ZERO = ("hangs", "wrong states", "orphans", "unequal lives", "errors")  # counts that must be 0
 
 
@@ -207,10 +208,10 @@ def until(condition, seconds, pause=0.05) -> bool:
 
 
 def left_by(out) -> str:
-    """What a run has left, bit for bit, as a text: the rows of its metrics without times, its last checkpoint."""
+    """What a run has left, bit for bit, as a text: its metrics without what is measured, its last checkpoint."""
     folder = paths.root() / out
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    kept = [{k: v for k, v in row.items() if k not in ("time", "images_per_second", "peak_memory_mib")} for row in rows]
+    kept = [{name: value for name, value in row.items() if name not in MEASURED} for row in rows]
     state = checkpoint.read(checkpoint.newest(folder)) | {"tensors": checkpoint.tensors(checkpoint.newest(folder))}
     del state["epoch_steps"]  # the rows of the current epoch once more, with their times
     del state["checksums"]  # the files may hold the tensors in another order
