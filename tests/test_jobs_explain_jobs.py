@@ -70,7 +70,7 @@ def test_a_job_that_hangs_is_explained_by_its_number_at_once(cluster, project, e
     (project / "runs/toy" / RECORD).unlink()  # now it is any user's job
     told = json.loads(explain(job.id, "--live", "--json"))
     assert re.match(others + WAITS, told["live"]) and told["verdict"] == "fix"
-    assert {row["node"] for row in told["ranks"]} == {f"node{n}" for n in range(1, nodes + 1)}
+    assert len({row["node"] for row in told["ranks"]}) == nodes  # whichever were free
     job.cancel()
     until(lambda: "throwaway: cancelled" in explain(job.id))
     assert "verdict: retry; " in explain(job.id)
