@@ -2,11 +2,13 @@
 
 import linecache
 import re
+import runpy
 import tomllib
 from pathlib import Path
 
 import nbformat
 import pytest
+from torch.utils.data import DataLoader
 
 from mpdemo import ranks
 from mpdemo.errors import COLUMNS, UserError
@@ -131,6 +133,30 @@ def test_a_solution_is_right_and_what_is_said_to_it_was_saved(number, solutions,
     saved = exercises_of(next((root() / "notebooks" / "solutions").glob(f"{number[:2]}_*.ipynb")))[number]
     saved, said = (" ".join(text.split()) for text in (saved, capsys.readouterr().out))  # lines break elsewhere
     assert f"{number}: right." in said and sanitised(said) == sanitised(saved)
+
+
+@pytest.mark.nightly
+def test_what_13_2_compares_with_is_what_lightning_does(monkeypatch):
+    pl = pytest.importorskip("lightning.pytorch", reason="pip install lightning: the check of 13.2 says what it does")
+    monkeypatch.syspath_prepend(root() / "notebooks")
+    names = runpy.run_path(str(root() / "notebooks/checks/13_programs.py"))
+    module, batches = names["task_13_2"]()
+
+    class Lightning(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.module = module
+
+        def training_step(self, batch, number):
+            return module.training_step(batch, number)
+
+        def configure_optimizers(self):
+            return module.configure_optimizers()
+
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    words = {"accumulate_grad_batches": 4, "gradient_clip_val": 0.3, "max_epochs": 1, "accelerator": "cpu"}
+    pl.Trainer(**words, **quiet).fit(Lightning(), DataLoader(batches, batch_size=None))
+    assert module.net.weight.equal(names["as_lightning"]()[0])
 
 
 WRONG = [

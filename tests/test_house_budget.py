@@ -16,7 +16,7 @@ ROOMS = [
     ("/settings /options.py", 508, "every setting said once and checked once"),
     ("/rungs", 459, "what differs between the strategies: model, optimizer, step"),
     ("/run.py /training", 1_419, "the loop, and what stands around a step: checkpoints, log, recorder, stop signal"),
-    ("/world /ranks", 1_520, "who am I; start and end processes; ranks beside a kernel"),
+    ("/world /ranks", 1_523, "who am I; start and end processes; ranks beside a kernel"),
     ("/models", 921, "the course's models as lists of blocks, and a reader's own"),
     ("/data", 419, "data sets and batches, a share per replica"),
     ("/measure /paired.py", 532, "measure a step, compare by paired rounds, read what was recorded"),
@@ -29,10 +29,10 @@ ROOMS = [
     ("/labs", 9, "where notebooks/labs is imported from"),
     (
         "notebooks/labs notebooks/checks notebooks/scripts",
-        5_037,
+        5_101,
         "what jobs measure, exercises run and readers take home",
     ),
-    ("tests", 14_339, "each promise once by day, the rest by night"),
+    ("tests", 14_365, "each promise once by day, the rest by night"),
 ]
 FILES = 158  # in mpdemo
 PYTHON = [file for file in files() if file.suffix == ".py"]

@@ -8,6 +8,7 @@ import contextlib
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import tempfile
@@ -185,9 +186,11 @@ class Rank:
 
     def last_words(self, status) -> str:
         """Say how the process ended, with an exit status of its own or by a signal."""
-        if status > 128:
-            return f"its process was killed ({signal.Signals(status - 128).name})"
         self.log.seek(0)
         text = self.log.read() or (self.folder / "log").read_text()
+        if status > 128:
+            killed = f"its process was killed ({signal.Signals(status - 128).name})"
+            reason = re.search(r"what\(\):\s+(?:\[.*?\] )?(.+)", text)  # of gloo: a message is too long
+            return f"{killed}: {reason[1]}" if reason else killed
         lines = text.strip().splitlines() if status == 1 else []  # of an error before the first program
         return lines[-1] if lines else f"its process exited with status {status}"

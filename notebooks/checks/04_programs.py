@@ -5,9 +5,9 @@ import os
 
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, interpolate
 
-from checks.helpers import close, gathered, gradients, ratio, slow_saves, watch
+from checks.helpers import close, gathered, gradients, ratio, slow_saves
 
 
 def require_each(stage, own, right, rank=0):
@@ -18,22 +18,48 @@ def require_each(stage, own, right, rank=0):
         assert close(times, 1, 1e-3), f"The step ends, but {whose} isn't one process's (times: {times:.2f})."
 
 
+class Down(nn.Module):
+    """The first half of a U-Net: returns the deep activations and the skip connection."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.deep = nn.Conv2d(1, 2, 3), nn.Conv2d(2, 3, 3, stride=2)
+
+    def forward(self, images):
+        skip = self.first(images).relu()
+        return self.deep(skip), skip
+
+
+class Up(nn.Module):
+    """The second half of a U-Net, with outputs for classes."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(5, 3)
+
+    def forward(self, deep, skip):
+        both = torch.cat([interpolate(deep, skip.shape[-2:]), skip], dim=1)
+        return self.last(both.square().mean((2, 3)))
+
+
 def test_04_1(rank, n):
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))
-    stage, sends = (model[:2], model[2:])[rank], watch(program, "send", "isend")
-    for size in (8, 5):
-        images, labels = torch.randn(size, 6), torch.randint(0, 3, (size,))
-        right_loss = cross_entropy(model(images), labels)
+    down, up = halves = Down(), Up()
+    stage = halves[rank]
+    for shape in ((8, 1, 12, 12), (5, 1, 9, 16)):
+        images, labels = torch.randn(shape), torch.randint(0, 3, shape[:1])
+        deep, skip = down(images)
+        right_loss = cross_entropy(up(deep, skip), labels)
         right_loss.backward()
-        right = gradients(model)[2 * rank :][:2]
-        sends.clear()
+        right = [gradients(half) for half in halves][rank]
+        cross_entropy(up(down(images)[0], skip.detach()), labels).backward()
+        without_skip = [gradients(half) for half in halves][rank]
         loss = train_step(stage, images if rank == 0 else None, labels if rank == 1 else None, rank)
-        sent = [shape for _, shape in sends]
-        what = f"{('activations', 'gradient of the activations')[rank]} ({size}, 4)"
-        assert sent == [[size, 4]], f"Rank {rank} sends tensors of the shapes {sent}, and not only the {what}."
         assert rank == 0 or isinstance(loss, torch.Tensor), "Rank 1 returns no loss."
-        require_each(stage, gradients(stage), right, rank)
+        own = gradients(stage)
+        lost = "The step ends, but the skip connection's gradient never reaches rank 0's layers."
+        assert rank == 1 or not close(ratio(own, without_skip), 1, 1e-3), lost
+        require_each(stage, own, right, rank)
         near = rank == 0 or close(loss.item(), right_loss.item(), 1e-4)
         assert near, f"The gradients are right, but rank 1 returns the loss {loss:.3f}."
 

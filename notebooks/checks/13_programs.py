@@ -1,7 +1,6 @@
-"""Tests of the programs in notebook 13: DeepSpeed's configuration, a module for a trainer, a loop of Accelerate's."""
+"""Tests of the programs in notebook 13: DeepSpeed's configuration, a trainer's arguments, a loop of Accelerate's."""
 # ruff: noqa: F821 - what the reader's program defines
 
-import copy
 import sys
 
 import torch
@@ -10,6 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.utils.data import DataLoader, TensorDataset
 
 from checks.helpers import gathered
@@ -33,35 +33,73 @@ def test_13_1(rank, n):
         assert model[0].weight.dtype == torch.float32, f"{where}, the weights are stored in {model[0].weight.dtype}."
 
 
-def plain_losses(net, batches):
-    """Train a copy of the module's only layer in a loop of its own; return the losses."""
-    net, losses = copy.deepcopy(net), []
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-    for images, labels in batches:
-        optimizer.zero_grad()
-        loss = cross_entropy(net(images.flatten(1)), labels)
-        loss.backward()
-        optimizer.step()
+class Module(nn.Module):
+    """What a trainer asks of a module: a training step and an optimizer."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(6, 3)
+
+    def training_step(self, batch, number):
+        return cross_entropy(self.net(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.5, momentum=0.9)
+
+
+def task_13_2():
+    """Return a module, and ten batches: only the first four together have a gradient large enough to be clipped."""
+    torch.manual_seed(0)
+    sizes = 4 * [2.0] + 6 * [0.3]
+    return Module(), [(size * torch.randn(8, 6), torch.randint(3, (8,))) for size in sizes]
+
+
+def as_lightning(zeros=(0, 4, 8), divisors=10 * (4,), clips=(3, 7, 9), updates=(3, 7, 9), clip=clip_grad_norm_):
+    """Train as Lightning does with accumulate_grad_batches=4; other numbers of batches make a mistake."""
+    module, batches = task_13_2()
+    optimizer, losses = module.configure_optimizers(), []
+    for number, batch in enumerate(batches):
+        if number in zeros:
+            optimizer.zero_grad()
+        loss = module.training_step(batch, number)
+        (loss / divisors[number]).backward()
+        if number in clips:
+            clip(module.parameters(), 0.3)
+        if number in updates:
+            optimizer.step()
         losses.append(loss.item())
-    return losses
+    return module.net.weight, losses
+
+
+EACH = range(10)
+MISTAKES_13_2 = {
+    "the gradients of a group are added up. Lightning divides each loss.": {"divisors": 10 * (1,)},
+    "only the last batch of a group counts, since zero_grad comes before each.": {"zeros": EACH},
+    "each batch makes an update.": {"zeros": EACH, "divisors": 10 * (1,), "clips": EACH, "updates": EACH},
+    "the last two batches make no update.": {"updates": (3, 7)},
+    "the losses of the last two are divided by 2. Lightning divides by accumulate_grad_batches.": {
+        "divisors": 8 * (4,) + 2 * (2,)
+    },
+    "nothing is clipped.": {"clips": ()},
+    "the gradients are clipped after each batch, not once for each update.": {"clips": EACH},
+    "each value is clipped by itself, not the norm of all.": {"clip": clip_grad_value_},
+}
 
 
 def test_13_2(rank, n):
-    torch.manual_seed(0)
-    batches = [(torch.randn(8, 1, 28, 28), torch.randint(0, 10, (8,))) for _ in range(4)]
-    module = Classifier()
-    wanted, losses = plain_losses(module.net, batches), []
-    optimizer = module.configure_optimizers()
-    for number, batch in enumerate(batches):
-        optimizer.zero_grad()
-        loss = module.training_step(batch, number)
-        if number == 0:
-            assert module.net.weight.grad is None, "training_step leaves gradients behind, to which backward adds."
-            assert hasattr(loss, "backward"), f"It returns a {type(loss).__name__}, from which no backward can begin."
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses == wanted, "The losses aren't those of the original loop: the loss or the optimizer has changed."
+    module, batches = task_13_2()
+    losses = fit(module, batches, 4, 0.3)
+    for mistake, wrong in MISTAKES_13_2.items():
+        same = torch.allclose(module.net.weight, as_lightning(**wrong)[0], atol=1e-6)
+        assert not same, f"The weights aren't Lightning's: {mistake}"
+    right, wanted = as_lightning()
+    apart = (module.net.weight - right).abs().max()
+    assert apart < 1e-6, f"A weight differs from Lightning's by {apart:.3f}. Which of the ten batches make an update?"
+    assert losses == wanted, "The weights are Lightning's, but not the losses. It logs them before it divides them."
+    module, batches = task_13_2()
+    fit(module, batches)
+    right, _ = as_lightning(zeros=EACH, divisors=10 * (1,), clips=(), updates=EACH)
+    assert torch.equal(module.net.weight, right), "Without the two arguments, fit no longer trains as it did."
 
 
 def task_13_3():
@@ -79,7 +117,7 @@ def one_device(rates=2, every=4, scale=1.0, clips="each update"):
     for number, (x, labels) in enumerate(DataLoader(dataset, 16), 1):
         (scale * cross_entropy(model(x), labels) / 4).backward()
         if clips == "each microbatch" or (clips and number % 4 == 0):
-            nn.utils.clip_grad_norm_(model.parameters(), 0.42)
+            clip_grad_norm_(model.parameters(), 0.42)
         if number % 4 == 0:
             optimizer.step()
             optimizer.zero_grad()
