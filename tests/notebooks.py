@@ -6,11 +6,12 @@
     python tests/notebooks.py --check       execute nothing: normal form and house rules
 
 Notebooks are executed in a fresh copy of the project, so that no run of another day is found; the job scripts
-they write (``slurm/*.sbatch``) are brought back too. Outputs that differ only in what tests/nbval.cfg lets differ
-stay as they are: a refresh without a change leaves no trace in git.
+they write (``slurm/*.sbatch``) are brought back too. 03, 06 and 10 run on a throw-away Slurm of two nodes. Outputs
+that differ only in what tests/nbval.cfg lets differ stay as they are: without a change, git sees none.
 """
 
 import argparse
+import contextlib
 import copy
 import os
 import re
@@ -33,10 +34,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from notebook_rules import NIGHT, TAG, lint, tags
 from project import environment, fresh_copy
 
+from mpdemo.cluster import Cluster
 from mpdemo.paths import root
 
 CELL_LIMIT, NBVAL_LIMIT = 300, 900  # s, for one cell and for one notebook
 RUNS_OF_THE_LADDER = "train_*", "speed_*"
+ON_TWO_NODES = ("03", "06", "10")  # of a throw-away Slurm, 1 Gbit/s apart
 TIMES_DDP_ITSELF = "12_which_one"
 TRAINS_SINGLE = r"train(\"single\""  # in a notebook's file
 SKIP = "nbval-skip"  # nbval's own tag
@@ -127,7 +130,8 @@ def refresh(path, ladder, everything=False) -> str:
         where = folder / (path.parent.relative_to(root()) if path.is_relative_to(root()) else "notebooks")
         options = {"record_timing": False, "store_widget_state": False}
         client = NotebookClient(fresh, timeout=CELL_LIMIT, resources={"metadata": {"path": str(where)}}, **options)
-        client.execute(env=environment(folder, NBVAL="1"))
+        with slurm_of(path) as slurm:
+            client.execute(env=environment(folder, NBVAL="1", **slurm))
         # only the scripts that it changed: another notebook may have written its own in the meantime
         scripts = [s for s in sorted((folder / "slurm").glob("*.sbatch")) if before.get(s.name) != s.read_text()]
         for script in scripts:
@@ -141,6 +145,16 @@ def refresh(path, ladder, everything=False) -> str:
         return "same"
     path.write_text(text_of(fresh))
     return ", ".join(["changed", *(f"with slurm/{script.name}" for script in scripts)])
+
+
+@contextlib.contextmanager
+def slurm_of(path):
+    """Yield the environment that leads a notebook's jobs to a throw-away Slurm; an empty one where they run here."""
+    if path.parent.name == "notebooks" and path.name.startswith(ON_TWO_NODES):
+        with Cluster.up(nodes=2, mbit=1000) as cluster:
+            yield cluster.environ
+    else:
+        yield {}
 
 
 def draw_ladder(folder):
