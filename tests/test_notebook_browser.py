@@ -175,9 +175,9 @@ def test_a_cloned_notebook_that_is_reloaded_in_the_middle_of_a_job_attaches_and_
     assert page.locator(CANCEL).count() == 0
 
     def interrupted():
-        """Until the page has found its kernel again, the button does nothing."""
+        """Until the page has found its kernel again, the button does nothing; a click too many hits the next cell."""
         page.locator("[data-command='notebook:interrupt-kernel']").first.click()
-        page.wait_for_timeout(1000)
+        page.wait_for_timeout(5000)
         with urllib.request.urlopen(f"{server[0]}/api/sessions?token={server[1]}", timeout=10) as answer:
             sessions = {session["path"]: session["kernel"]["execution_state"] for session in json.load(answer)}
         return sessions[f"notebooks/{file.name}"] == "idle"
