@@ -6,6 +6,7 @@ PyTorch is imported in a process of its own, so the check works (and helps) wher
 notebooks/00_start_here.ipynb.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -42,7 +43,7 @@ def add_arguments(parser):
 
 def main(args) -> int:
     """Print the report; exit status 1 if something needs a remedy."""
-    ranks = check_ranks()
+    ranks = check_ranks(args.site)
     if ranks is None:  # not rank 0
         return 0
     report = [*findings(args.site), *ranks]
@@ -50,7 +51,7 @@ def main(args) -> int:
     return 0 if all(finding.ok for finding in report) else 1
 
 
-def check_ranks() -> list[Finding] | None:
+def check_ranks(site=None) -> list[Finding] | None:
     """Return one row per rank and what is wrong, in rank 0; None in the others; nothing without a launcher."""
     if not {"RANK", "SLURM_STEP_NUM_TASKS"} & os.environ.keys():
         return []
@@ -65,7 +66,10 @@ def check_ranks() -> list[Finding] | None:
         return [Finding(False, f"the ranks do not meet: {error_line(error)}", remedy)]
     if rows is None:
         return None
-    trouble = [Finding(False, *pair) for pair in roll_call.what_is_wrong(rows)]
+    whole_nodes = False
+    with contextlib.suppress(UserError):  # `findings` says what is wrong with a site file
+        whole_nodes = load_site(site).whole_nodes
+    trouble = [Finding(False, *pair) for pair in roll_call.what_is_wrong(rows, whole_nodes)]
     return [Finding(True, f"one row per rank:\n{roll_call.table(rows)}"), *trouble]
 
 

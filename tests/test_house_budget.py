@@ -16,7 +16,7 @@ ROOMS = [
     ("/settings /options.py", 508, "every setting said once and checked once"),
     ("/rungs", 459, "what differs between the strategies: model, optimizer, step"),
     ("/run.py /training", 1_419, "the loop, and what stands around a step: checkpoints, log, recorder, stop signal"),
-    ("/world /ranks", 1_523, "who am I; start and end processes; ranks beside a kernel"),
+    ("/world /ranks", 1_524, "who am I; start and end processes; ranks beside a kernel"),
     ("/models", 921, "the course's models as lists of blocks, and a reader's own"),
     ("/data", 419, "data sets and batches, a share per replica"),
     ("/measure /paired.py", 532, "measure a step, compare by paired rounds, read what was recorded"),
@@ -25,7 +25,7 @@ ROOMS = [
     ("/same", 2_523, "is a reader's script the same training on 1 and N processes?"),
     ("/notebook", 1_632, "what notebooks show: live view, ladder, plots, checks of exercises"),
     ("/cluster", 454, "a throw-away Slurm"),
-    ("/trainers /demo.py /doctor.py", 585, "a class's rehearsal, the demo, the check of a machine"),
+    ("/trainers /demo.py /doctor.py", 589, "a class's rehearsal, the demo, the check of a machine"),
     ("/labs", 9, "where notebooks/labs is imported from"),
     (
         "notebooks/labs notebooks/checks notebooks/scripts",

@@ -10,6 +10,7 @@ from worlds import forked, run_worlds
 
 from mpdemo import doctor
 from mpdemo.world import roll_call
+from mpdemo.world.env import World
 from mpdemo.world.roll_call import nccl_transports, ranges, table, what_is_wrong
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
@@ -73,6 +74,17 @@ GPUS = [GPU | {"rank": rank, "uuid": f"gpu-{rank}"} for rank in range(4)]
 def test_what_is_wrong_on_a_node_with_gpus(change, said):
     found = what_is_wrong([row | change for row in GPUS])
     assert [what.startswith(said) for what, _ in found] == [True] if said else found == []
+
+
+def test_gpus_that_are_left_over_count_only_where_a_job_may_ask_for_fewer(monkeypatch):
+    assert what_is_wrong([row | {"held": 8} for row in GPUS], whole_nodes=True) == []
+    assert what_is_wrong([row | {"uuid": "", "visible": 0} for row in GPUS], whole_nodes=True)  # none is used
+    monkeypatch.setattr(roll_call, "gpus_here", lambda: 4)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert roll_call.whereabouts(World())["held"] == 0
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "4")
+    assert roll_call.whereabouts(World())["held"] == 4
 
 
 @pytest.mark.parametrize(("transport", "slow"), [("NET/IB", 0), ("NET/Socket", 1), ("eth0", 0)])

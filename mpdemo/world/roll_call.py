@@ -61,7 +61,8 @@ def whereabouts(world) -> dict:
         peers = [n for n in range(row["visible"]) if n != own and torch.cuda.can_device_access_peer(own, n)]
         row |= {"uuid": str(facts.uuid), "device": f"{own}: {facts.name} {str(facts.uuid)[:8]}"}
         row["peers"] = ",".join(map(str, peers))
-    if row["visible"] or gpus_here():  # a throw-away Slurm only pretends to have some
+    in_slurm = "SLURM_JOB_ID" in os.environ  # elsewhere nothing is held: others may use what this job leaves
+    if in_slurm and (row["visible"] or gpus_here()):  # a throw-away Slurm only pretends to have some
         row["held"] = int(os.environ.get("SLURM_GPUS_ON_NODE") or row["visible"])
     return row
 
@@ -81,10 +82,10 @@ def interfaces() -> list[str]:
     return sorted(name for name, cards in psutil.net_if_addrs().items() if own & {card.address for card in cards})
 
 
-def what_is_wrong(rows) -> list[tuple]:
-    """Return pairs: what is wrong with the placement of the ranks, and the remedy."""
+def what_is_wrong(rows, whole_nodes=False) -> list[tuple]:
+    """Return pairs: what is wrong with the placement of the ranks, and the remedy; `whole_nodes` may have GPUs left."""
     by_host = groupby(sorted(rows, key=lambda row: row["host"]), key=lambda row: row["host"])
-    found = [wrong_on_a_node(host, list(of_host)) for host, of_host in by_host]
+    found = [wrong_on_a_node(host, list(of_host), whole_nodes) for host, of_host in by_host]
     if len(found) > 1 and any("NET/Socket" in row.get("transport", "") for row in rows):
         what = "NCCL uses TCP between the nodes (NET/Socket), which is slower than InfiniBand and the like"
         remedy = "ask the site for its settings; NCCL_SOCKET_IFNAME names an interface (`ip -br address` lists all)"
@@ -92,8 +93,8 @@ def what_is_wrong(rows) -> list[tuple]:
     return sum(found, [])
 
 
-def wrong_on_a_node(host, rows) -> list[tuple]:
-    """Return what is wrong among the ranks of one node."""
+def wrong_on_a_node(host, rows, whole_nodes=False) -> list[tuple]:
+    """Return what is wrong among the ranks of one node; see `what_is_wrong`."""
     ranks = f"ranks {', '.join(str(row['rank']) for row in rows)} on {host} share"
     used, held = {row["uuid"] for row in rows} - {""}, max(row["held"] for row in rows)
     cores, count = {core for row in rows for core in row["cores"]}, len(rows)
@@ -102,7 +103,7 @@ def wrong_on_a_node(host, rows) -> list[tuple]:
         found.append((f"{ranks} {len(used)} GPU(s)", "ask for a GPU per rank; each takes number local_rank"))
     if len(cores) < count:
         found.append((f"{ranks} {len(cores)} core(s): {ranges(cores)}", "srun --cpus-per-task=N, or fewer ranks"))
-    if len(used) < held and len(used) in (0, count):
+    if len(used) < held and len(used) in ((0,) if whole_nodes else (0, count)):
         remedy = "start a rank per GPU, or ask for fewer; if none is used: is this PyTorch built for them?"
         found.append((f"the job holds {held} GPUs on {host} and uses {len(used)}", remedy))
     if count > 1 and all(row["visible"] == 1 and "SHM" in row.get("transport", "") for row in rows):
