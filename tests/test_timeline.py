@@ -1,6 +1,7 @@
 """The pipeline rung on two processes, recorded: every operation is there, in order, on one clock."""
 
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -98,6 +99,20 @@ def test_a_whole_model_is_recorded_from_outside_and_computes_the_same():
         assert all(before["end"] <= after["start"] for before, after in pairwise(events))
         assert step["start"] <= events[0]["start"] and events[-1]["end"] <= step["end"]
         assert all(row["start"] < row["end"] for row in events)
+
+
+def test_of_pytorchs_own_data_parallel_the_wrapper_is_recorded_and_not_each_copy(monkeypatch):
+    """Its copies share the model's hooks, each in a thread and on another GPU, whose clocks cannot be compared."""
+    trial = Trial(Settings(rung="data_parallel", model="toy", image_size=28, batch_size=8, devices=1), World())
+    parallel = torch.nn.DataParallel(trial.rung.model)  # without GPUs it calls the model itself
+    step = trial.rung.step
+    trial.rung.step = lambda images, labels: (parallel(images), step(images, labels))[1]
+    monkeypatch.setattr(trial.run, "device", SimpleNamespace(type="cuda"))
+    observe(trial, recorder := Recorder(0, World().device, alone=True))
+    assert not trial.rung.model._forward_pre_hooks and not trial.rung.model._forward_hooks
+    monkeypatch.undo()
+    trial.step()
+    assert [row["kind"] for row in recorder.steps[0]["events"]] == ["F", "B", "O"]
 
 
 def test_the_threads_of_data_parallel_have_a_lane_for_each_device_and_nothing_of_pytorch_stays_replaced():

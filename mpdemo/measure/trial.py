@@ -13,6 +13,7 @@ from functools import partial
 from unittest.mock import patch
 
 import torch
+from torch import nn
 
 from mpdemo.measure import timeline
 from mpdemo.run import builder
@@ -87,10 +88,13 @@ class Trial:
 def observe(trial, recorder):
     """Record all steps of a `Trial` and of its optimizer from now on."""
     trial.run.recorder = recorder
-    if trial.s.rung == "data_parallel" and trial.run.device.type == "cpu":
-        record_threads(trial.rung.model, recorder)
-    else:
+    if trial.s.rung != "data_parallel":
         recorder.watch_passes(trial.rung.model)
+    elif trial.run.device.type == "cpu":
+        record_threads(trial.rung.model, recorder)
+    else:  # a hook of the model would be called for each copy, in threads, by the clocks of other GPUs
+        recorder.watch_calls(nn.DataParallel, "forward", lambda *_, **__: recorder.next("F"))
+        recorder.watch_calls(torch.Tensor, "backward", lambda *_, **__: recorder.next("B"))
     record_updates(trial.rung.optimizer, recorder)
 
 

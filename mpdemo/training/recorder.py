@@ -51,10 +51,9 @@ class Recorder:
         """Record each forward pass through a model, and each ``backward`` of a tensor; count both in a step."""
         under_way = ExitStack()
         begin = under_way.enter_context
-        model.register_forward_pre_hook(lambda *_: begin(self.operation("F", stage, self._count("F"))))
+        model.register_forward_pre_hook(lambda *_: begin(self.operation(**self.next("F", stage))))
         model.register_forward_hook(lambda *_: under_way.close())
-        backward = {"kind": "B", "stage": stage}
-        self.watch_calls(torch.Tensor, "backward", lambda *_, **__: backward | {"microbatch": self._count("B")})
+        self.watch_calls(torch.Tensor, "backward", lambda *_, **__: self.next("B", stage))
 
     def attach(self, stage):
         """Record what a ``PipelineStage`` computes."""
@@ -92,8 +91,9 @@ class Recorder:
             finally:
                 self._operations = None
 
-    def _count(self, kind) -> int:
-        return sum(row["kind"] == kind for row in self._operations or ())
+    def next(self, kind, stage=0) -> dict:
+        """Describe the next operation of a kind, whose microbatch is how many of them the step has had."""
+        return {"kind": kind, "stage": stage, "microbatch": sum(row["kind"] == kind for row in self._operations or ())}
 
     @contextmanager
     def operation(self, kind, stage=0, microbatch=0, **more):
