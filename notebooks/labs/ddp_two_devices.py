@@ -2,7 +2,7 @@
 
     srun --nodes 2 --ntasks-per-node 1 python -m mpdemo.labs.ddp_two_devices runs/06_two_devices
 
-Where a process has no two GPUs, both devices stand for the CPU. Rank 0 writes ``metrics.jsonl`` and ``summary.json``.
+Without GPUs both devices stand for the CPU. Rank 0 writes ``metrics.jsonl`` and ``summary.json``.
 Taught in notebooks/06_hybrid.ipynb. Source: https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html.
 """
 
@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from mpdemo import data, models
 from mpdemo.measure.trial import join_world
 from mpdemo.training.log import RunLog
+from mpdemo.training.setup import local_devices
 from mpdemo.world.collectives import gather_objects
 from mpdemo.world.launch import end
 
@@ -42,8 +43,7 @@ class OnTwoDevices(nn.Module):
 
 def train(world, steps) -> list[float]:
     """Train; return the loss of every step, over all processes."""
-    two_gpus = torch.cuda.device_count() >= 2
-    devices = [torch.device("cuda", number) if two_gpus else torch.device("cpu") for number in range(2)]
+    devices = local_devices(world.device, 2)
     ddp, losses = DistributedDataParallel(OnTwoDevices(*devices)), []  # the module places its own inputs
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-3)
     loaders = data.Loaders(data.load("digits"), BATCH, world.world_size, world.rank)
@@ -58,7 +58,7 @@ def train(world, steps) -> list[float]:
 
 def main(out, steps=STEPS):
     """Train in every process; rank 0 writes the result."""
-    with join_world() as world:
+    with join_world(devices=2) as world:
         losses, hosts = train(world, int(steps)), gather_objects(socket.gethostname())
     log = RunLog(out, world.rank == 0)
     for step, loss in enumerate(losses, 1):
