@@ -3,9 +3,12 @@
     torchrun --standalone --nproc-per-node 2 -m mpdemo.labs.where_time_goes runs/09_time
 
 All ranks do a few steps of each case under PyTorch's profiler; rank 0 writes ``summary.json`` in the folder: for each
-case and rank the seconds of every part of the mean step (profile_parts.py). Taught in notebooks/09_scaling.ipynb.
+case and rank the seconds of every part of the mean step (profile_parts.py). It computes on CPU cores, also beside GPUs:
+there each part would only be launched, and the thread that trains wait at the step's end. Taught in
+notebooks/09_scaling.ipynb.
 """
 
+import os
 import sys
 import time
 from dataclasses import replace
@@ -21,6 +24,7 @@ from mpdemo.labs.profile_parts import LOADING, STEP, mean_step, recording, steps
 from mpdemo.measure.compare import write_result
 from mpdemo.world import clock
 from mpdemo.world.collectives import gather_objects, rest
+from mpdemo.world.devices import ON_THE_CPU
 from mpdemo.world.launch import end
 
 WARMUP, STEPS = 2, 5
@@ -85,6 +89,7 @@ def compute_again(block, inputs, outputs):
 
 def main(out):
     """Measure all cases in every process; rank 0 writes the result."""
+    os.environ |= ON_THE_CPU
     write_result(out, lambda world: {"rows": [row for case in CASES for row in gather_objects(measure(world, case))]})
 
 
