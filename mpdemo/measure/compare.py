@@ -41,10 +41,10 @@ THREADS = (
 
 
 def write_result(out, measure):
-    """Call a function of the world in every process; rank 0 writes its result to ``summary.json`` in `out`."""
+    """Call a function of the world in every process; rank 0 writes its result and the `device_type` into `out`."""
     with join_world() as world:
         result = measure(world)
-    RunLog(out, world.rank == 0).finish(result)
+    RunLog(out, world.rank == 0).finish(result | {"device_type": world.device.type})
 
 
 class Comparison:
@@ -118,6 +118,7 @@ def measured_rows(comparison, variants) -> list[dict]:
         row = {"rung": settings.rung, "strategy": settings.rung + " (threads)" * threads, "form": form_of(settings)}
         row["note"] = THREADS if threads else None
         row["processes"] = comparison.world.world_size if is_per_device(settings) else 1
+        row["device_type"] = comparison.world.device.type
         row["images_per_second"] = settings.batch_size / comparison.median(name)
         fraction = ratio(least, seconds)
         row.update(to_row("speedup", ratio(single, seconds)))
