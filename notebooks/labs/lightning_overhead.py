@@ -25,6 +25,7 @@ from mpdemo.measure.paired import ROUNDS, difference, to_row
 from mpdemo.notebook.recipe import recipe
 from mpdemo.run import train
 from mpdemo.settings import Settings, checked
+from mpdemo.world import clock
 from mpdemo.world.launch import end
 
 EPOCHS, BATCH = 60, 128  # an epoch of each loop is a round
@@ -51,10 +52,10 @@ class Stopwatch(pl.Callback):
     """Measures an epoch of Lightning's loop."""
 
     def on_train_epoch_start(self, trainer, module):
-        self.begin = time.perf_counter()
+        self.begin = clock.now(module.device)
 
     def on_train_epoch_end(self, trainer, module):
-        self.seconds = time.perf_counter() - self.begin
+        self.seconds = clock.now(module.device) - self.begin
 
 
 def lightning_epoch(module, settings) -> float:
@@ -65,14 +66,14 @@ def lightning_epoch(module, settings) -> float:
     return watch.seconds
 
 
-def bare_epoch(model, optimizer, loader) -> float:
+def bare_epoch(model, optimizer, loader, device) -> float:
     """Train for one epoch with nothing besides it; return its seconds."""
-    begin = time.perf_counter()
+    begin = clock.now(device)
     for images, labels in loader:
         optimizer.zero_grad()
-        cross_entropy(model(images), labels).backward()
+        cross_entropy(model(images.to(device)), labels.to(device)).backward()
         optimizer.step()
-    return time.perf_counter() - begin
+    return clock.now(device) - begin
 
 
 def measure(world) -> dict:
@@ -81,8 +82,9 @@ def measure(world) -> dict:
     with tempfile.TemporaryDirectory(prefix="mpdemo-lightning-") as folder, redirect_stdout(io.StringIO()):
         words = {"rung": "single", "model": "toy", "batch_size": BATCH, "optimizer": "adamw"}
         settings = checked(Settings(**words, epochs=WARMUP + EPOCHS, out=folder))
-        model, loaders = models.build("toy"), data.Loaders(data.load("digits"), BATCH)
-        bare = partial(bare_epoch, model, torch.optim.AdamW(model.parameters(), lr=1e-3), loaders.train)
+        model, loaders = models.build("toy").to(world.device), data.Loaders(data.load("digits"), BATCH)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        bare = partial(bare_epoch, model, optimizer, loaders.train, world.device)
         turns = InTurn({BARE: bare, LIGHTNING: partial(lightning_epoch, Classifier(settings), settings)})
         train(settings, world, validate=turns)
     steps = loaders.steps_per_epoch
