@@ -77,4 +77,4 @@ def epochs(log):
 def steps_done():
     import torch  # takes seconds
 
-    return torch.load(root() / "work" / "long.pt")["steps"]
+    return torch.load(root() / "work" / "long.pt", map_location="cpu")["steps"]  # it may be of a GPU
