@@ -112,6 +112,18 @@ def test_the_threads_of_data_parallel_have_a_lane_for_each_device_and_nothing_of
     assert lanes == {0: ["F", "B", "O"], 1: ["F", "B"]}
 
 
+def test_on_gpus_data_parallel_is_recorded_by_the_process_and_not_by_its_threads(monkeypatch):
+    """A copy has the model's hooks and runs in a thread; CUDA refuses to subtract the events of two GPUs."""
+    monkeypatch.setattr(data_parallel, "ThreadedDataParallel", torch.nn.DataParallel)
+    trial = Trial(Settings(rung="data_parallel", model="toy", image_size=28, batch_size=8, devices=2), World())
+    monkeypatch.setattr(trial.run, "device", torch.device("cuda"))
+    observe(trial, Recorder(0, torch.device("cpu"), alone=True))
+    monkeypatch.undo()
+    trial.step()
+    assert not trial.rung.model._forward_hooks and not trial.rung.model._forward_pre_hooks
+    assert [row["kind"] for row in trial.run.recorder.steps[0]["events"]] == ["F", "B", "O"]
+
+
 def test_a_predicted_step_ends_with_the_last_ranks_optimizer_step():
     step = simulate("GPipe", [1, 1], [2, 2], 1, 2).events  # rank 1 ends after 4, rank 0 after 6
     assert timeline.predict_seconds(step, "GPipe") == pytest.approx(6)

@@ -87,10 +87,13 @@ class Trial:
 def observe(trial, recorder):
     """Record all steps of a `Trial` and of its optimizer from now on."""
     trial.run.recorder = recorder
-    if trial.s.rung == "data_parallel" and trial.run.device.type == "cpu":
-        record_threads(trial.rung.model, recorder)
-    else:
+    if trial.s.rung != "data_parallel":
         recorder.watch_passes(trial.rung.model)
+    elif trial.run.device.type == "cpu":
+        record_threads(trial.rung.model, recorder)
+    else:  # hooks of the model would run in each copy's thread, on a GPU whose events have a clock of their own
+        recorder.watch_calls(torch.nn.DataParallel, "forward", lambda *_: {"kind": "F"})
+        recorder.watch_calls(torch.Tensor, "backward", lambda *_: {"kind": "B"})
     record_updates(trial.rung.optimizer, recorder)
 
 
