@@ -1,6 +1,7 @@
 """No rung mixes devices: every tensor of a step, a validation and a checkpoint is where it is computed on."""
 
 import ast
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,6 +9,8 @@ from placed import Devices, Placed
 from test_training import lines
 
 from mpdemo import models
+from mpdemo.measure import compare
+from mpdemo.measure.trial import Trial
 from mpdemo.paths import root
 from mpdemo.run import train
 from mpdemo.settings import Settings, checked
@@ -50,6 +53,22 @@ def test_a_whole_training_on_other_devices(name, tmp_path, monkeypatch):
             assert train(settings, World(device=device)) == 0
         losses[device] = [row["loss"] for row in lines(out, "step")]
     assert losses[FIRST] == pytest.approx(losses[torch.device("cpu")], rel=1e-6)
+
+
+def test_gradients_go_to_other_processes_through_the_hosts_memory(monkeypatch):
+    """A pickled tensor of a GPU is unpacked on the GPU of the same number, which is another process's."""
+    sent = []
+    monkeypatch.setattr(compare, "gather_objects", lambda value: sent.append(value) or [value])
+    trial = SimpleNamespace(gradients=lambda: {"weight": Placed(torch.ones(2), FIRST)})
+    assert compare.gradient_differences(SimpleNamespace(trials={compare.SINGLE: trial})) == {compare.SINGLE: 0.0}
+    assert type(sent[0]["weight"]) is torch.Tensor and sent[0]["weight"].device == torch.device("cpu")
+
+
+def test_gradients_are_computed_without_tf32_and_steps_as_pytorch_does():
+    trial, found = Trial(Settings(rung="single", model="toy", image_size=28, batch_size=8), World()), []
+    trial.rung.model.register_forward_pre_hook(lambda *_: found.append(torch.backends.cudnn.allow_tf32))
+    trial.gradients(), trial.step()
+    assert found == [False, True]
 
 
 @pytest.mark.parametrize("files", ["*.py", "rungs/*.py", "training/*.py", "measure/**/*.py", "world/*.py"])

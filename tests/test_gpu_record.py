@@ -10,7 +10,7 @@ import sys
 import psutil
 import pytest
 from gpu import page
-from gpu.record import END_OF_TESTS, STRATEGIES
+from gpu.record import END_OF_TESTS, SCRIPTS, STRATEGIES
 from worker_jobs import until
 
 from mpdemo.paths import root
@@ -66,7 +66,7 @@ def test_everything_runs_in_small_on_a_cpu(small):
     parts = {part["part"]: part for part in small["parts"]}
     order = ["tests", "memory", "train_single", "train_ddp", "train_fsdp", "gpt", "resnet"]
     order += ["two_stages", "trace", "predicted"]
-    assert list(parts) == [*order, *(f"two_{name}" for name in STRATEGIES)]
+    assert list(parts) == [*order, *(f"two_{name}" for name in (*SCRIPTS, *STRATEGIES))]
     assert {part["outcome"] for part in parts.values()} == {"passed"}
     outcomes = {row["outcome"]: row for row in parts["tests"]["rows"]}
     assert set(outcomes) == {"passed", "skipped"} and "needs 4 GPUs, 2 here" in outcomes["skipped"]["why"]

@@ -19,7 +19,7 @@ ROOMS = [
     ("/world /ranks", 1_524, "who am I; start and end processes; ranks beside a kernel"),
     ("/models", 921, "the course's models as lists of blocks, and a reader's own"),
     ("/data", 419, "data sets and batches, a share per replica"),
-    ("/measure /paired.py", 537, "measure a step, compare by paired rounds, read what was recorded"),
+    ("/measure /paired.py", 541, "measure a step, compare by paired rounds, read what was recorded"),
     ("/plan", 2_553, "what fits: count on fake tensors, choose, split, simulate, scale"),
     ("/jobs", 3_150, "spec, fitted job, text, submission, following; sites; failures explained"),
     ("/same", 2_523, "is a reader's script the same training on 1 and N processes?"),
@@ -29,10 +29,10 @@ ROOMS = [
     ("/labs", 9, "where notebooks/labs is imported from"),
     (
         "notebooks/labs notebooks/checks notebooks/scripts",
-        5_111,
+        5_115,
         "what jobs measure, exercises run and readers take home",
     ),
-    ("tests", 14_408, "each promise once by day, the rest by night"),
+    ("tests", 14_438, "each promise once by day, the rest by night"),
 ]
 FILES = 158  # in mpdemo
 PYTHON = [file for file in files() if file.suffix == ".py"]

@@ -156,8 +156,10 @@ def least_seconds(comparison, name, settings) -> list[float]:
 
 def gradient_differences(comparison) -> dict:
     """Return the largest relative difference of every variant's gradients from the single device's, by name."""
-    single = comparison.trials[SINGLE]
-    reference = gather_objects(single and single.gradients())[0]
+    single, reference = comparison.trials[SINGLE], None
+    if single:  # through the host's memory: a GPU's tensors arrive on the GPU of the same number, in every process
+        reference = {name: gradient.cpu() for name, gradient in single.gradients().items()}
+    reference = gather_objects(reference)[0]
     errors = {}
     for name, trial in comparison.trials.items():
         error = relative_difference(trial.gradients(), reference) if trial else 0.0

@@ -33,8 +33,15 @@ from mpdemo.world.supervisor import ADOPT_ORPHANS
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 540  # for all parts together
-SECONDS_MORE = 240  # for those that need two GPUs
+SECONDS_MORE = 600  # for what two GPUs add
 STRATEGIES = "data_parallel", "ddp", "fsdp", "model_parallel", "pipeline"  # which are timed on two GPUs
+SCRIPTS = {  # to take home, which two GPUs run as well -> their options: each has a checkpoint of its own
+    "first_ddp": [],
+    "train_ddp": ["two_ddp.pt"],
+    "train_pipeline": ["--cut", "3", "--checkpoint", "two_pipeline"],
+    "train_fsdp": ["two_fsdp"],
+    "train_fsdp_tp": ["two_fsdp_tp"],
+}
 PATIENCE = 3  # on a CPU the limits are so many times as long: its cores may be shared
 LEAST = 5  # seconds: with less left, no part is started
 LINES = 40  # of what a part printed, in the record
@@ -55,12 +62,13 @@ class Part(NamedTuple):
 
 def list_parts(on_cpu, files, at_once, gpus=2) -> list[Part]:
     """What is recorded with so many GPUs, the most valuable first."""
-    pytest = ["-m", "pytest", "tests/gpu", "-q", "-n", str(at_once), "--timeout", "120"]
+    many = min(gpus, 2)  # twice as many tests, in worlds of two to four processes
+    pytest = ["-m", "pytest", "tests/gpu", "-q", "-n", str(at_once), "--timeout", str(120 * many)]
     pytest += SMALL_TESTS if on_cpu else []
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
     throughput, predicted = str(ROOT / "tests/gpu/throughput.py"), str(ROOT / "tests/gpu/predicted.py")
     parts = [
-        Part("tests", 200, [*pytest, f"--junitxml={files / 'tests.xml'}"]),
+        Part("tests", 200 * many, [*pytest, f"--junitxml={files / 'tests.xml'}"]),
         Part("memory", 100, [str(ROOT / "tests/gpu/memory_of_one.py"), "{rows}"]),
         Part("train_single", 40, ["train_single.py"], files / "scripts"),
         Part("train_ddp", 40, [*torchrun, "train_ddp.py"], files / "scripts"),
@@ -72,9 +80,12 @@ def list_parts(on_cpu, files, at_once, gpus=2) -> list[Part]:
         Part("predicted", 60, [predicted, "{rows}", str(files / "gpt.jsonl"), str(files / "resnet.jsonl")]),
     ]
     if gpus > 1:
-        two = [*torchrun[:-1], "2", "-m", "mpdemo.labs.speed"]
-        rounds = ["2"] if on_cpu else []
-        parts += [Part(f"two_{name}", 60, [*two, str(files / f"two_{name}"), name, *rounds]) for name in STRATEGIES]
+        two, rounds = [*torchrun[:-1], "2"], ["2"] if on_cpu else []
+        for name, options in SCRIPTS.items():
+            parts.append(Part(f"two_{name}", 120, [*two, f"{name}.py", *options], files / "scripts"))
+        for name in STRATEGIES:
+            lab = ["-m", "mpdemo.labs.speed", str(files / f"two_{name}"), name, *rounds]
+            parts.append(Part(f"two_{name}", 60, [*two, *lab]))
     return parts
 
 
