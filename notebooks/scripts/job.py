@@ -33,7 +33,7 @@ def join():
     for number in STOP:
         signal.signal(number, lambda number, frame: signals.append(number))
     # Loader workers and compilers get it as well, and would die of it. Blocked here, before they start,
-    # a signal is pending in all of them until the process asks.
+    # a signal stays pending in all of them, and agreed() looks whether one has come.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP)
     faulthandler.register(signal.SIGUSR2)  # kill -USR2 PID prints what each thread is doing
     return device

@@ -2,7 +2,7 @@
 
 One machine:     torchrun --standalone --nproc-per-node=2 train_fsdp_tp.py  (a multiple of TENSOR)
 Several nodes:   sbatch train.sbatch, with this file's name in it
-It saves and ends on SIGTERM and SIGUSR1, and the same command resumes, with any number of processes."""
+It saves and ends on SIGTERM and SIGUSR1; the same command resumes, with any multiple of TENSOR."""
 
 import itertools
 import sys
