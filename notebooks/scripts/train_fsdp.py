@@ -76,7 +76,7 @@ def main():
             scored, stopping = agreed(sum(count(targets) for _, targets in parts))
             for part in parts:
                 # Every backward pass reduce-scatters, so gradients stay sharded. To do so only in the
-                # last, set_requires_gradient_sync(False) keeps them whole: 28 GB for a 7B model.
+                # last, set_requires_gradient_sync(False) keeps them whole: 28 GB for a 7B model, with TP less.
                 loss = model(*(tensor.to(device, non_blocking=True) for tensor in part))
                 # FSDP averages over the ranks; so scaled, that is the mean over all tokens.
                 (loss * world / scored).backward()
