@@ -23,7 +23,7 @@ EPOCHS, BATCH, WORKERS = 2, 32, 0  # batch: of all processes together; workers: 
 ACCUMULATE = 1  # microbatches that a process computes before each update
 BF16 = COMPILE = CHECKPOINTING = GPU is not None  # each can be switched off by itself
 CHECKPOINT = Path(sys.argv[1] if sys.argv[1:] else "finetune_lora")  # how its folders' names begin
-BASE = Path(sys.argv[2] if sys.argv[2:] else "train_fsdp")  # the same of the model to start from
+BASE = Path(sys.argv[2] if sys.argv[2:] else "train_fsdp")  # of the model to start from
 ADAPTERS = dcp_state.StateDictOptions(ignore_frozen_params=True, strict=False)
 
 
@@ -41,7 +41,7 @@ def with_adapters(model, rank=8, alpha=8):  # what they add is scaled by alpha /
 
 
 def make_model(device, mesh):
-    with torch.device("meta"):  # shapes only: no process has memory for the whole model
+    with torch.device("meta"):  # shapes only: no device ever holds the whole model
         model = with_adapters(GPT(checkpointing=CHECKPOINTING))
     policy = MixedPrecisionPolicy(torch.bfloat16 if BF16 else None, torch.float32)  # float32 sums
     for block in model.blocks:
@@ -95,7 +95,7 @@ def main():
             scored, stopping = agreed(sum(count(targets) for _, targets in parts))
             for part in parts:
                 # Every backward pass reduce-scatters, so gradients stay sharded. To do so only in the
-                # last, set_requires_gradient_sync(False) keeps them whole: 28 GB for a 7B model, with TP less.
+                # last, set_requires_gradient_sync(False) keeps them whole: 28 GB for 7B parameters.
                 loss = model(*(tensor.to(device, non_blocking=True) for tensor in part))
                 # FSDP averages over the ranks; so scaled, that is the mean over all tokens.
                 (loss * world / scored).backward()

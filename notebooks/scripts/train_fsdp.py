@@ -1,4 +1,4 @@
-"""Train a GPT that fits on no single device: FSDP2, one process per device, in plain PyTorch.
+"""Train a GPT that is sharded over all devices: FSDP2, one process per device, in plain PyTorch.
 
 One machine:     torchrun --standalone --nproc-per-node=2 train_fsdp.py  (1 instead of 2 to debug)
 Several nodes:   sbatch train.sbatch, with this file's name in it
@@ -26,7 +26,7 @@ CHECKPOINT = Path(sys.argv[1] if sys.argv[1:] else "train_fsdp")  # how its fold
 
 
 def make_model(device, mesh):
-    with torch.device("meta"):  # shapes only: no process has memory for the whole model
+    with torch.device("meta"):  # shapes only: no device ever holds the whole model
         model = GPT(checkpointing=CHECKPOINTING)
     policy = MixedPrecisionPolicy(torch.bfloat16 if BF16 else None, torch.float32)  # float32 sums
     for block in model.blocks:
@@ -76,7 +76,7 @@ def main():
             scored, stopping = agreed(sum(count(targets) for _, targets in parts))
             for part in parts:
                 # Every backward pass reduce-scatters, so gradients stay sharded. To do so only in the
-                # last, set_requires_gradient_sync(False) keeps them whole: 28 GB for a 7B model, with TP less.
+                # last, set_requires_gradient_sync(False) keeps them whole: 28 GB for 7B parameters.
                 loss = model(*(tensor.to(device, non_blocking=True) for tensor in part))
                 # FSDP averages over the ranks; so scaled, that is the mean over all tokens.
                 (loss * world / scored).backward()

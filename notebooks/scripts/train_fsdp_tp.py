@@ -29,7 +29,7 @@ CHECKPOINT = Path(sys.argv[1] if sys.argv[1:] else "train_fsdp_tp")  # how its f
 
 
 def make_model(device, mesh):
-    with torch.device("meta"):  # shapes only: no process has memory for the whole model
+    with torch.device("meta"):  # shapes only: no device ever holds the whole model
         model = GPT(checkpointing=CHECKPOINTING)
     # Between these layers each of the TENSOR ranks stores a part of the sequence, dimension 1.
     whole, part = Replicate(), Shard(1)
@@ -90,7 +90,7 @@ def main():
             scored, stopping = agreed(sum(count(targets) for _, targets in parts))
             for part in parts:
                 # Every backward pass reduce-scatters, so gradients stay sharded. To do so only in the
-                # last, set_requires_gradient_sync(False) keeps them whole: 28 GB for a 7B model, with TP less.
+                # last, set_requires_gradient_sync(False) keeps them whole: 28 GB for 7B parameters.
                 loss = model(*(tensor.to(device, non_blocking=True) for tensor in part))
                 # FSDP averages over the ranks; so scaled, that is the mean over all tokens.
                 (loss * world / scored).backward()
