@@ -71,11 +71,6 @@ def as_lightning(zeros=(0, 4, 8), divisors=10 * (4,), clips=(3, 7, 9), updates=(
     return module.net.weight, losses
 
 
-def clip_each_norm(parameters, most):
-    for parameter in parameters:
-        clip_grad_norm_(parameter, most)
-
-
 EACH = range(10)
 MISTAKES_13_2 = {
     "the two arguments change nothing.": {"zeros": EACH, "divisors": 10 * (1,), "clips": (), "updates": EACH},
@@ -84,13 +79,10 @@ MISTAKES_13_2 = {
     "a group starts with the gradients of the one before.": {"zeros": ()},
     "each batch makes an update.": {"zeros": EACH, "divisors": 10 * (1,), "clips": EACH, "updates": EACH},
     "the last two batches make no update.": {"updates": (3, 7)},
-    "the losses of the last two are divided by 2. Lightning divides by accumulate_grad_batches.": {
-        "divisors": 8 * (4,) + 2 * (2,)
-    },
+    "the losses of the last two are divided by 2. Lightning divides by 4.": {"divisors": 8 * (4,) + 2 * (2,)},
     "nothing is clipped.": {"clips": ()},
     "the gradients are clipped after each batch, not once for each update.": {"clips": EACH},
     "each value is clipped by itself, not the norm of all.": {"clip": clip_grad_value_},
-    "each parameter's norm is clipped by itself, not the norm of all.": {"clip": clip_each_norm},
 }
 
 
