@@ -179,7 +179,7 @@ def of_messages(many):
     every = all(part["synced"] for parts in steps for part in parts)
     if every or all(parts[0] and all(part == parts[0] for part in parts) for parts in sent):
         how = "DDP averages" if every else f"{sum(sent[0][0].values())} messages are sent"
-        yield Finding("accumulation saves nothing", f"{how} in each of the {len(steps[0])} parts of a step")
+        yield Finding("accumulation saves nothing", f"{how} in each of the {len(steps[0])} microbatches of a step")
 
 
 def of_files(many):

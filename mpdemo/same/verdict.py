@@ -168,7 +168,9 @@ def table(one, many) -> dict:
 
 
 def messages(world) -> str:
-    """Return how many collectives a step has; those of DDP are made below Python."""
+    """Return how many collectives a step has; DDP makes its own below Python, where they aren't counted."""
     last = world.steps[-1][0]
-    calls, synced = sum(last["calls"].values()), sum(bool(part["synced"]) for part in last["parts"])
-    return f"{calls} + DDP's in {synced} of {len(last['parts'])} parts" if synced else str(calls)
+    calls, parts = sum(last["calls"].values()), len(last["parts"])
+    if not (synced := sum(bool(part["synced"]) for part in last["parts"])):
+        return str(calls)
+    return f"{calls} + DDP's" + (f" in {synced} of {parts} microbatches" if parts > 1 else "")
