@@ -142,21 +142,15 @@ def test_what_13_2_compares_with_is_what_lightning_does(monkeypatch):
     names = runpy.run_path(str(root() / "notebooks/checks/13_programs.py"))
     module, batches = names["task_13_2"]()
 
-    class Lightning(pl.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.module = module
+    class Lightning(names["Module"], pl.LightningModule):
+        """The module of the check, as one of Lightning's."""
 
-        def training_step(self, batch, number):
-            return module.training_step(batch, number)
-
-        def configure_optimizers(self):
-            return module.configure_optimizers()
-
+    lightning = Lightning()
+    lightning.load_state_dict(module.state_dict())
     quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
     words = {"accumulate_grad_batches": 4, "gradient_clip_val": 0.3, "max_epochs": 1, "accelerator": "cpu"}
-    pl.Trainer(**words, **quiet).fit(Lightning(), DataLoader(batches, batch_size=None))
-    assert module.net.weight.equal(names["as_lightning"]()[0])
+    pl.Trainer(**words, **quiet).fit(lightning, DataLoader(batches, batch_size=None))
+    assert lightning.net.weight.equal(names["as_lightning"]()[0])
 
 
 WRONG = [

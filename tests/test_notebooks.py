@@ -17,10 +17,10 @@ from project import fresh_copy
 from mpdemo.jobs.job import RECORD
 from mpdemo.paths import root
 from mpdemo.trainers.render import jobs_of_course
-from notebooks import NBVAL_LIMIT, TRAINS_SINGLE, nbval
+from notebooks import NBVAL_LIMIT, ON_TWO_NODES, TRAINS_SINGLE, nbval
 
 NAMES = sorted(path.stem for path in (root() / "notebooks").glob("*.ipynb"))
-ON_SLURM = ("00", "03", "06", "10")  # with jobs by hand, over two nodes, or stopped; at night all run in both places
+ON_SLURM = ("00", *ON_TWO_NODES)  # with jobs by hand, over two nodes, or stopped; at night all run in both places
 LONGEST = ("03", "08", "07", "12", "10", "05", "14", "06")
 ORDER = sorted(NAMES, key=lambda name: LONGEST.index(name[:2]) if name[:2] in LONGEST else len(LONGEST))
 RUNS = [(name, "cluster" if name[:2] in ON_SLURM else "this machine", False) for name in ORDER]

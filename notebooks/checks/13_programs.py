@@ -72,12 +72,13 @@ def as_lightning(zeros=(0, 4, 8), divisors=10 * (4,), clips=(3, 7, 9), updates=(
 
 
 EACH = range(10)
+WITHOUT = {"zeros": EACH, "divisors": 10 * (1,), "clips": (), "updates": EACH}  # the two arguments
 MISTAKES_13_2 = {
-    "the two arguments change nothing.": {"zeros": EACH, "divisors": 10 * (1,), "clips": (), "updates": EACH},
+    "the two arguments change nothing.": WITHOUT,
     "the gradients of a group are added up. Lightning divides each loss.": {"divisors": 10 * (1,)},
     "only the last batch of a group counts, since zero_grad comes before each.": {"zeros": EACH},
     "a group starts with the gradients of the one before.": {"zeros": ()},
-    "each batch makes an update.": {"zeros": EACH, "divisors": 10 * (1,), "clips": EACH, "updates": EACH},
+    "each batch makes an update.": WITHOUT | {"clips": EACH},
     "the last two batches make no update.": {"updates": (3, 7)},
     "the losses of the last two are divided by 2. Lightning divides by 4.": {"divisors": 8 * (4,) + 2 * (2,)},
     "nothing is clipped.": {"clips": ()},
@@ -98,7 +99,7 @@ def test_13_2(rank, n):
     assert losses == wanted, "The weights are Lightning's, but not the losses: fit returns all ten, undivided."
     module, batches = task_13_2()
     fit(module, batches)
-    right, _ = as_lightning(zeros=EACH, divisors=10 * (1,), clips=(), updates=EACH)
+    right, _ = as_lightning(**WITHOUT)
     assert torch.equal(module.net.weight, right), "Without the two arguments, fit no longer trains as it did."
 
 

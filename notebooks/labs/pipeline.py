@@ -11,8 +11,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from mpdemo.measure import paired, timeline
 from mpdemo.measure.compare import Comparison, model_and_batch, write_result
 from mpdemo.measure.trial import Trial, relative_difference
@@ -38,7 +36,6 @@ def equality(world) -> dict:
     Of every schedule; and of a ConvNet with group norm and with batch norm, against the single device that takes the
     whole batch, and against the one that takes it in the same microbatches.
     """
-    torch.backends.cudnn.allow_tf32 = False  # else a GPU's convolutions round by how large the batch is
 
     def gradients(settings):
         return Trial(replace(settings, timeline=False), world, *model_and_batch(settings)).gradients()
@@ -52,7 +49,6 @@ def equality(world) -> dict:
         for name, microbatches in (("whole batch", 1), ("same microbatches", 4)):
             reference = gradients(replace(single, microbatches=microbatches))
             differences[f"{norm} norm, {name}"] = relative_difference(piped, reference)
-    torch.backends.cudnn.allow_tf32 = True
     ranks = gather_objects(differences)
     return {name: max(rank[name] for rank in ranks) for name in differences}
 

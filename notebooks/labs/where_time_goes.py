@@ -89,7 +89,7 @@ def compute_again(block, inputs, outputs):
 
 def main(out):
     """Measure all cases in every process, on CPU cores; rank 0 writes the result."""
-    os.environ |= ON_THE_CPU  # a GPU's backward pass has another thread, and NCCL's ranges only enqueue its kernels
+    os.environ |= ON_THE_CPU
     write_result(out, lambda world: {"rows": [row for case in CASES for row in gather_objects(measure(world, case))]})
 
 
