@@ -1,90 +1,277 @@
-"""What surrounds every training run: device, process group, signals, log, speed and memory."""
+"""What surrounds every training run: process group, data, signals, log and checkpoints."""
 
+import ctypes
 import faulthandler
+import io
 import logging
+import math
 import os
-import resource
+import platform
+import re
+import shutil
 import signal
 import sys
+import time
+import zipfile
+from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-from torch.utils.data import DataLoader, DistributedSampler
+import torch.distributed.checkpoint as dcp
+import torch.distributed.checkpoint.state_dict as dcp_state
+from torch.utils.data import DataLoader
 
+LOOK = 10  # steps from one look to the next, at which all ranks log, save or stop
+SAVE_STEPS, SAVE_MINUTES = 100, 15  # whichever comes first; the newest two checkpoints are kept
+TIMEOUT = timedelta(minutes=10)  # of a wait for another rank: longer than a save, shorter than a night
 GPU = torch.accelerator.current_accelerator(check_available=True)  # None: train on the CPU
-PEAK = 989e12 if GPU else 1e11  # operations per second: H100 in bf16, a CPU core. Look yours up
-STOP = {signal.SIGTERM, signal.SIGUSR1}  # the second is sent by Slurm before the time limit
-signals = []  # those that have come
+PEAK = (
+    {"bf16": 989e12, "fp32": 67e12} if GPU else {"bf16": 1e11, "fp32": 1e11}
+)  # operations/s: look yours up
+LEFT = float(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 30))  # s from a signal to torchrun's kill
+OPTIONS = dcp_state.StateDictOptions(
+    flatten_optimizer_state_dict=True, ignore_frozen_params=True, strict=False
+)  # moments by the names of their weights, so that any mesh finds its own
+STOP, signals = {signal.SIGTERM, signal.SIGUSR1}, []  # Slurm sends the second before the time limit
 
 
 def join():
     """Join the process group; return this process's device."""
     if "RANK" not in os.environ:
         sys.exit("RANK is not set: start this script with torchrun, as its first lines say")
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # Linux then ends this process when its launcher dies
+    for number in STOP:
+        signal.signal(number, lambda number, frame: signals.append(number))
+    # Loader workers and compilers get it as well, and would die of it. Blocked here, before they start,
+    # a signal stays pending in all of them, and a look asks whether one has come.
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP)
+    faulthandler.register(signal.SIGUSR2)  # kill -USR2 PID prints what each thread is doing
     device = torch.device(GPU.type, int(os.environ["LOCAL_RANK"])) if GPU else torch.device("cpu")
     if GPU:
         torch.accelerator.set_device_index(device.index)
     backends = f"cpu:gloo,{GPU.type}:{dist.get_default_backend_for_device(GPU)}" if GPU else "gloo"
-    dist.init_process_group(backends)  # gloo: for tensors on the CPU
+    dist.init_process_group(backends, timeout=TIMEOUT)  # gloo: for tensors on the CPU
     form = {"format": "[%(asctime)s] %(message)s", "datefmt": "%X", "stream": sys.stdout}
     logging.basicConfig(level="INFO", **form)
     logging.info(f"rank {dist.get_rank()} of {dist.get_world_size()} on {device}")  # look here first
-    for number in STOP:
-        signal.signal(number, lambda number, frame: signals.append(number))
-    # Loader workers and compilers get it as well, and would die of it. Blocked here, before they start,
-    # a signal stays pending in all of them, and agreed() looks whether one has come.
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP)
-    faulthandler.register(signal.SIGUSR2)  # kill -USR2 PID prints what each thread is doing
     return device
 
 
-def make_loader(dataset, batch, mesh, workers=0, **options):
-    """Return a loader that gives each rank of a mesh its own part of each batch."""
-    ranks, rank = mesh.size(), mesh.get_local_rank()
-    assert batch % ranks == 0, f"a batch of {batch} cannot be divided by {ranks} processes"
-    sampler = DistributedSampler(dataset, ranks, rank, **options)
-    options = {"num_workers": workers, "pin_memory": GPU is not None, "drop_last": sampler.drop_last}
-    return DataLoader(dataset, batch // ranks, sampler=sampler, **options)
+def end(text):
+    """End the job with one line; all ranks call this."""
+    sys.exit(text if dist.get_rank() == 0 else 1)
+
+
+def say(text):
+    """Log a text, on rank 0."""
+    if dist.get_rank() == 0:
+        logging.info(text)
+
+
+def gather(value):
+    """Return the values of all ranks."""
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def total(number):
+    """Return the sum of a number over all ranks."""
+    dist.all_reduce(sums := torch.tensor(number))  # on the CPU: no GPU is waited for
+    return sums.item()
+
+
+def places(samples, batch, epochs, first, rank, ranks):
+    """Yield a rank's samples of each batch after the first ones; no others are read."""
+    length = samples // batch  # steps of an epoch
+    for epoch in range(first // length, epochs):
+        order = torch.randperm(samples, generator=torch.Generator().manual_seed(epoch)).tolist()
+        for step in range(max(first, epoch * length), (epoch + 1) * length):
+            yield order[step % length * batch :][:batch][rank::ranks]
+
+
+def parts(samples, batch, rank, ranks):
+    """Return a rank's samples of each batch of a validation; all ranks have as many batches."""
+    batches = torch.arange(samples).tensor_split(max(1, samples // batch))
+    return [part[rank::ranks].tolist() for part in batches]
+
+
+def make_loader(dataset, todo, workers=0):
+    """Return a loader of given batches."""
+    return DataLoader(dataset, batch_sampler=todo, num_workers=workers, pin_memory=GPU is not None)
 
 
 def copy_from_rank_0(whole, sharded):
     """Copy a whole model, which only rank 0 has, into the shards of all ranks."""
-    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-    set_model_state_dict(sharded, whole.state_dict(), options=options)
+    options = dcp_state.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    dcp_state.set_model_state_dict(sharded, whole.state_dict(), options=options)
     for name, buffer in sharded.named_buffers():  # no state dict has those with persistent=False
         if dist.get_rank() == 0:
             buffer.copy_(whole.get_buffer(name))
         dist.broadcast(buffer, 0)
 
 
-def agreed(count):
-    """Return the sum of a count over all ranks, and whether a signal has come to any of them.
+def cosine(done, steps, warm_up=20):
+    """Return the fraction of the highest learning rate: it rises linearly, then falls as a cosine."""
+    return min((done + 1) / warm_up, 0.5 + 0.5 * math.cos(math.pi * done / steps))
 
-    A signal reaches each rank at another moment, and they must stop after the same step.
-    """
-    come = bool(signals or signal.sigpending() & STOP)
-    both = torch.tensor([count, int(come)])  # on the CPU: no GPU is waited for
-    dist.all_reduce(both)
-    return both[0].item(), both[1].item() > 0
+
+def steps_of(folder):
+    """Return after how many steps a checkpoint was written."""
+    return int(folder.name.rpartition("-")[2])
+
+
+def saved(start):
+    """Return the complete checkpoints START-STEPS, the newest first; .metadata is written last."""
+    names = re.compile(re.escape(start.name) + r"-\d+")
+    found = (file.parent for file in start.parent.glob(f"{start.name}-*/.metadata"))
+    return sorted((path for path in found if names.fullmatch(path.name)), key=steps_of, reverse=True)
+
+
+def damage(folder):
+    """Return what is wrong with a checkpoint, or None; each rank checks the sums of a part of it."""
+    try:
+        parts = [*dcp.FileSystemReader(folder).read_metadata().storage_data.values()]
+        for part in parts[dist.get_rank() :: dist.get_world_size()]:
+            with (folder / part.relative_path).open("rb") as file:
+                file.seek(part.offset)
+                archive = zipfile.ZipFile(io.BytesIO(file.read(part.length)))  # as torch.save writes it
+            assert not archive.testzip(), f"wrong checksum in {part.relative_path}"
+    except Exception as error:  # a damaged file raises many kinds
+        return str(error) or type(error).__name__
 
 
 def newest(start):
-    """Return the newest complete checkpoint START-NUMBER, or None; .metadata is written last."""
-    complete = [file.parent for file in start.parent.glob(f"{start.name}-*/.metadata")]
-    return max(complete, key=lambda folder: int(folder.name.split("-")[-1]), default=None)
+    """Return the newest whole checkpoint, or None; every rank must see those that rank 0 sees."""
+    node = os.environ.get("SLURMD_NODENAME", platform.node())
+    seen = ", ".join(map(str, saved(start))) or f"no {start}-*"
+    every = gather((seen, f"rank {dist.get_rank()} on {node} sees {seen}"))
+    for other, text in every:
+        if other != every[0][0]:  # it would train another model, or wait for ever
+            end(f"{text}, but {every[0][1]}: all need the same folder {start.parent.resolve()}")
+    for folder in saved(start):
+        if not (found := [text for text in gather(damage(folder)) if text]):
+            return folder
+        say(f"{folder} is damaged ({found[0]}): trying the one before it")
+    if saved(start):
+        end(f"no whole checkpoint {start}-* can be read: move them away to start anew")
+    return None
 
 
-def say(text):
-    """Log a text on rank 0."""
-    if dist.get_rank() == 0:
-        logging.info(text)
+def peak_mib():
+    """Return the peak memory; of a CPU process from VmHWM, as ru_maxrss may be its launcher's."""
+    if GPU:
+        return torch.accelerator.max_memory_allocated() / 2**20
+    return int(re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text())[1]) / 2**10
 
 
-def report(text, items, unit, seconds, operations):
-    """Log a text with the speed, its fraction of the peak (MFU), and the peak memory of rank 0."""
-    speed = items / seconds
-    used = speed * operations / PEAK / dist.get_world_size()
-    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    peak = (torch.accelerator.max_memory_allocated() if GPU else 1024 * kilobytes) / 2**20
-    say(f"{text}, {speed:,.0f} {unit}/s, MFU {100 * used:.1f} %, peak {peak:,.0f} MiB")
+def reason(error):
+    """Return what the system said of a checkpoint that could not be read or written."""
+    first = next(iter(getattr(error, "failures", {}).values()), (error,))[
+        0
+    ]  # of the first rank that failed
+    return str(first).splitlines()[0] or type(first).__name__
+
+
+class Run:
+    """The log, the stops and the checkpoints of a run; all ranks make the same calls."""
+
+    def __init__(self, start, batches, operations, peak, unit="tokens", copies=1):
+        """Of checkpoints START-STEPS, which fit these batches; copies: ranks with the same samples.
+
+        operations: of an item, for its speed as a fraction of a device's peak (MFU).
+        """
+        self.start, self.batches, self.unit, self.copies = start, batches, unit, copies
+        self.operations, self.peak = operations, peak
+        self.done, self.lost, self.seen = (
+            0,
+            0.0,
+            0,
+        )  # steps; this epoch's losses and items, of all ranks
+        self.losses, self.items, self.stopping = [], 0, False  # since the last look
+        self.writing, self.timed = None, False
+        self.savers = dist.new_group(
+            backend="gloo"
+        )  # its thread would disturb training in a shared group
+        self.began = self.wrote = time.monotonic()
+
+    def state(self, model, optimizer):
+        """Return this rank's part of a checkpoint, by names that no mesh changes."""
+        weights, moments = dcp_state.get_state_dict(model, optimizer, options=OPTIONS)
+        progress = {"done": self.done, "lost": self.lost, "seen": self.seen, "batches": self.batches}
+        return {"model": weights, "optimizer": moments, "progress": progress}
+
+    def resume(self, model, optimizer):
+        """Load the newest checkpoint, if there is one."""
+        if not (folder := newest(self.start)):
+            return
+        state = self.state(model, optimizer)
+        try:
+            dcp.load(state, checkpoint_id=folder)  # each process reads what its shards need
+        except dcp.CheckpointException as error:
+            end(f"{folder} does not fit this model ({reason(error)})")
+        progress = state["progress"]
+        if progress["batches"] != self.batches:
+            end(f"{folder} has {progress['batches']}, this run {self.batches}: other data would follow")
+        weights = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
+        dcp_state.set_state_dict(model, optimizer, **weights, options=OPTIONS)
+        self.done, self.lost, self.seen = progress["done"], progress["lost"], progress["seen"]
+
+    def look(self, loss, items, norm, rate):
+        """Note a step, with this rank's sum of losses; log if it is time; return whether to save."""
+        self.done += 1
+        self.losses.append(loss)
+        self.items += items
+        if self.done % LOOK and self.done % SAVE_STEPS and self.done % self.batches["of an epoch"] > 0:
+            return False  # else all look, in one all-reduce, and decide the same
+        warned = bool(signals or signal.sigpending() & STOP)  # comes to each rank at another moment
+        due = dist.get_rank() == 0 and time.monotonic() - self.wrote > 60 * SAVE_MINUTES  # by its clock
+        own = [*torch.stack([*self.losses, norm / dist.get_world_size()]).tolist(), warned, due]
+        dist.all_reduce(sums := torch.tensor(own, dtype=torch.double))  # on the CPU
+        if not sums.isfinite().all():
+            bad = gather(min([k for k, x in enumerate(own) if not math.isfinite(x)], default=math.inf))
+            step = min(self.done, self.done - len(self.losses) + 1 + min(bad))
+            what = f"the loss or gradient of rank {bad.index(min(bad))} is not finite"
+            end(f"step {step}: {what}; the checkpoints before it stay")
+        *losses, norm, warned, due = sums.tolist()
+        speed = self.items / self.copies / (time.monotonic() - self.began)
+        used = 100 * speed * self.operations / self.peak / dist.get_world_size()
+        text = f"step {self.done}: loss {sum(losses) / self.items:.4f}, gradient {norm:.3f}, "
+        text += f"learning rate {rate:.5f}, {speed:,.0f} {self.unit}/s, MFU {used:.1f} %"
+        say(f"{text}, peak {peak_mib():,.0f} MiB")
+        self.lost, self.seen = self.lost + sum(losses), self.seen + self.items
+        self.losses, self.items, self.stopping = [], 0, warned > 0
+        self.before, self.began = self.began, time.monotonic()
+        return self.stopping or due > 0 or self.done % SAVE_STEPS == 0
+
+    def end_epoch(self, validation, name="validation"):
+        """Log the means of an epoch's losses, and begin the next one."""
+        epoch = self.done // self.batches["of an epoch"]
+        say(f"epoch {epoch}: loss {self.lost / self.seen:.6f}, {name} {validation:.6f}")
+        self.lost, self.seen, self.began = 0.0, 0, time.monotonic()
+
+    def save(self, model, optimizer):
+        """Copy this rank's part of a checkpoint, which a thread then writes."""
+        self.finish()
+        copied = {"checkpoint_id": f"{self.start}-{self.done}", "process_group": self.savers}
+        self.writing = dcp.async_save(self.state(model, optimizer), **copied)
+        self.wrote = time.monotonic()
+        if self.stopping or not self.timed:  # the first one, too, to know how long it takes
+            self.finish()
+            late, self.timed = time.monotonic() - self.before, True
+            say(f"saved; a stop may take {late:.1f} s, and torchrun kills after {LEFT:.0f} s")
+        self.began = time.monotonic()
+
+    def finish(self):
+        """Wait until the last checkpoint is on the disk, and delete all but the newest two."""
+        if not self.writing:
+            return
+        try:
+            self.writing.result()
+        except (dcp.CheckpointException, OSError, RuntimeError) as error:  # as for a full disk
+            sys.exit(f"{self.start}-... could not be written ({reason(error)}); those before it stay")
+        self.writing = None
+        whole = [folder for folder in saved(self.start) if steps_of(folder) <= self.done]
+        for old in whole[2:] if dist.get_rank() == 0 else ():
+            shutil.rmtree(old)

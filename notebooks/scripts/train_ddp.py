@@ -2,32 +2,44 @@
 
 One machine:     torchrun --standalone --nproc-per-node=2 train_ddp.py  (1 instead of 2 to debug)
 Several nodes:   sbatch train.sbatch
-All of them print the losses of train_single.py. SIGTERM and SIGUSR1 let it save and end, and the same
-command resumes, with any number of processes. kill -USR2 PID shows what a process is doing."""
+With any number of processes its losses are those of train_single.py. It saves as it goes, and when
+SIGTERM or SIGUSR1 comes; the same command resumes. kill -USR2 PID shows what a process is doing."""
 
+import ctypes
 import faulthandler
-import itertools
 import logging
+import math
 import os
-import resource
+import platform
+import re
 import signal
 import sys
 import time
+import zipfile
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset, random_split
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, random_split
 from torch.utils.flop_counter import FlopCounterMode
 
 EPOCHS, BATCH, WORKERS = 5, 64, 0  # batch: of all processes together; workers: per process
+RATE, WARM_UP, CLIP = 0.1, 12, 1.0  # highest learning rate, steps until it is reached, largest gradient
+BF16 = False  # compute in bfloat16; weights and gradients stay float32
+LOOK = 8  # steps from one look to the next, at which all ranks log, save or stop
+SAVE_STEPS, SAVE_MINUTES = 60, 15  # whichever comes first; the newest two checkpoints are kept
+TIMEOUT = timedelta(minutes=10)  # of a wait for another rank: longer than a save, shorter than a night
 GPU = torch.accelerator.current_accelerator(check_available=True)  # None: train on the CPU
-PEAK = 989e12 if GPU else 1e11  # operations per second: H100 in bf16, a CPU core. Look yours up
-CHECKPOINT = Path(sys.argv[1] if sys.argv[1:] else "train_ddp.pt")  # on a disk that all nodes share
+PEAK = (989e12 if BF16 else 67e12) if GPU else 1e11  # operations/s: an H100, a CPU core. Look yours up
+CHECKPOINT = Path(sys.argv[1] if sys.argv[1:] else "train_ddp")  # how its files begin, on a shared disk
+LEFT = float(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 30))  # s from a signal to torchrun's kill
+STOP, signals = {signal.SIGTERM, signal.SIGUSR1}, []  # Slurm sends the second before the time limit
 
 
 def make_dataset():  # yours: one dataset to train on, one to validate with, the same in every process
@@ -41,86 +53,208 @@ def make_model():  # yours: any nn.Module
     return nn.Sequential(nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32 * 36, 10))
 
 
-def main():
+class Seeded(Dataset):
+    """The images, with random numbers that depend on epoch and image, whichever process reads them."""
+
+    def __init__(self, dataset):
+        self.dataset = dataset
+
+    def __getitem__(self, place):
+        torch.default_generator.manual_seed(hash(place))
+        return self.dataset[place[1]]
+
+
+def places(images, first, rank, world):
+    """Yield epoch and number of a rank's images in each batch after the first; reads no others."""
+    length = images // BATCH  # steps of an epoch
+    for epoch in range(first // length, EPOCHS):
+        order = torch.randperm(images, generator=torch.Generator().manual_seed(epoch)).tolist()
+        for step in range(max(first, epoch * length), (epoch + 1) * length):
+            batch = order[step % length * BATCH :][:BATCH]  # the same for any number of ranks
+            yield [(epoch, image) for image in batch[rank::world]]
+
+
+def join():
+    """Join the process group; return this process's device."""
     if "RANK" not in os.environ:
         sys.exit("RANK is not set: start this script with torchrun, as its first lines say")
-    stop, signals = {signal.SIGTERM, signal.SIGUSR1}, []  # Slurm sends the second before the time limit
-    for number in stop:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # Linux then ends this process when its launcher dies
+    for number in STOP:
         signal.signal(number, lambda number, frame: signals.append(number))
-    signal.pthread_sigmask(signal.SIG_BLOCK, stop)  # so that the loader's workers do not die of it
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP)  # so that the loader's workers do not die of it
     faulthandler.register(signal.SIGUSR2)
     device = torch.device(GPU.type, int(os.environ["LOCAL_RANK"])) if GPU else torch.device("cpu")
     if GPU:
         torch.accelerator.set_device_index(device.index)
     backends = f"cpu:gloo,{GPU.type}:{dist.get_default_backend_for_device(GPU)}" if GPU else "gloo"
-    dist.init_process_group(backends)  # gloo: for tensors on the CPU
-    rank, world = dist.get_rank(), dist.get_world_size()
+    dist.init_process_group(backends, timeout=TIMEOUT)  # gloo: for tensors on the CPU
     form = {"format": "[%(asctime)s] %(message)s", "datefmt": "%X", "stream": sys.stdout}
     logging.basicConfig(level="INFO", **form)
-    logging.info(f"rank {rank} of {world} on {device}")  # look here first in every log
-    assert BATCH % world == 0, f"a batch of {BATCH} cannot be divided by {world} processes"
+    logging.info(f"rank {dist.get_rank()} of {dist.get_world_size()} on {device}")  # look here first
+    return device
+
+
+def end(text):
+    """End the job with one line; all ranks call this."""
+    sys.exit(text if dist.get_rank() == 0 else 1)
+
+
+def say(text):
+    """Log a text, on rank 0."""
+    if dist.get_rank() == 0:
+        logging.info(text)
+
+
+def gather(value):
+    """Return the values of all ranks."""
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def saved():
+    """Return the files CHECKPOINT-STEPS.pt, the newest first."""
+    names = re.compile(re.escape(CHECKPOINT.name) + r"-\d+\.pt")
+    files = [file for file in CHECKPOINT.parent.glob("*.pt") if names.fullmatch(file.name)]
+    return sorted(files, key=lambda file: int(file.stem.split("-")[-1]), reverse=True)
+
+
+def resume(batches):
+    """Return the newest whole checkpoint, or None; every rank must find the one that rank 0 finds."""
+    CHECKPOINT.parent.mkdir(parents=True, exist_ok=True)
+    state, found = None, "no checkpoint"
+    for file in saved():
+        try:
+            with zipfile.ZipFile(file) as archive:
+                assert not archive.testzip(), "wrong checksum"  # torch.load does not compare them
+            state = torch.load(file, map_location="cpu")  # on the GPU it would stay there, unused
+            found = f"{file} with {state['batches']}"
+            break
+        except Exception as error:  # a damaged file raises many kinds
+            logging.warning(f"{file} is damaged ({error}): trying the one before it")
+            found = f"no whole checkpoint {CHECKPOINT}-*.pt"
+    node = os.environ.get("SLURMD_NODENAME", platform.node())
+    every = gather((found, f"rank {dist.get_rank()} on {node} finds {found}"))
+    for other, text in every:
+        if other != every[0][0]:  # it would train another model, and the others average with it
+            end(f"{text}, but {every[0][1]}: all need the same folder {CHECKPOINT.parent.resolve()}")
+    if found.startswith("no whole"):
+        end(f"{found} can be read: move them away to start anew")
+    if state and state["batches"] != batches:
+        end(f"{found} does not fit {batches}: its next step would get other images")
+    return state
+
+
+def save(state):
+    """Write a checkpoint whole or not at all, and delete all but the newest two."""
+    file = Path(f"{CHECKPOINT}-{state['steps']}.pt")
+    part = file.with_suffix(".tmp")
+    try:
+        with part.open("wb") as output:
+            torch.save(state, output)
+            output.flush()
+            os.fsync(output.fileno())  # on the disk before it gets its name
+        part.replace(file)  # if we are killed before this, the older ones are whole
+    except (OSError, RuntimeError) as error:  # PyTorch reports a full disk as the second
+        part.unlink(missing_ok=True)
+        sys.exit(f"{file} could not be written ({error}); the checkpoints before it stay")
+    for old in saved()[saved().index(file) + 2 :]:  # a newer one is damaged
+        old.unlink()
+
+
+def peak_mib():
+    """Return the peak memory; of a CPU process from VmHWM, as ru_maxrss may be its launcher's."""
+    if GPU:
+        return torch.accelerator.max_memory_allocated() / 2**20
+    return int(re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text())[1]) / 2**10
+
+
+def accuracy(model, check, device):
+    """Return the fraction of correct predictions; each rank validates its own part of the images."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    for buffer in model.buffers():  # batch norm: with the statistics that rank 0 saves
+        dist.broadcast(buffer, 0)
+    right = torch.zeros((), device=device)
+    model.eval()
+    with torch.no_grad():  # without DDP: the ranks may have different numbers of batches here
+        for images, labels in DataLoader(Subset(check, range(rank, len(check), world)), BATCH // world):
+            right += (model(images.to(device)).argmax(1) == labels.to(device)).sum()
+    model.train()
+    dist.all_reduce(right)
+    return right.item() / len(check)
+
+
+@record  # torchrun then shows this process's error, not only its exit status
+def main():
+    device = join()
+    rank, world = dist.get_rank(), dist.get_world_size()
+    if world > BATCH:
+        end(f"a batch of {BATCH} is too small for {world} processes: start fewer, or raise BATCH")
     torch.manual_seed(0)
     train, check = make_dataset()
-    part = Subset(check, range(rank, len(check), world))  # each image is validated once, by one rank
-    model = DistributedDataParallel(make_model().to(device))  # copies rank 0's weights to all
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    sampler = DistributedSampler(train, drop_last=True)  # shuffles; each rank gets its part
-    options = {"drop_last": True, "num_workers": WORKERS, "pin_memory": GPU is not None}
-    loader = DataLoader(train, BATCH // world, sampler=sampler, **options)
-    state = {"steps": 0, "loss": 0.0}  # steps since the start, sum of this epoch's losses so far
-    if CHECKPOINT.exists():
-        state = torch.load(CHECKPOINT, map_location="cpu")  # on the GPU it would stay there, unused
-        model.module.load_state_dict(state["model"])  # .module: the model inside the wrapper
+    length = len(train) // BATCH  # steps of an epoch
+    model = make_model().to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)
+    state = {"steps": 0, "loss": 0.0, "batches": {"size": BATCH, "of an epoch": length}}
+    if found := resume(state["batches"]):
+        state = found
+        model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
+    ddp = DistributedDataParallel(model)  # copies rank 0's weights to all
     with FlopCounterMode(display=False) as counter:
         make_model().eval()(train[0][0][None])
     operations = 3 * counter.get_total_flops()  # of an image; backward is twice as much as forward
-    stopping = False
-    while state["steps"] < EPOCHS * len(loader) and not stopping:
-        epoch, done = divmod(state["steps"], len(loader))
-        model.train()
-        sampler.set_epoch(epoch)  # without it, every epoch has the same order
-        batches = itertools.islice(loader, done, None)  # drops those of before a stop
-        totals = torch.zeros(2, device=device)  # of this rank: sum of losses, correct predictions
-        began, before = time.perf_counter(), done
-        while done < len(loader) and not stopping:
-            torch.manual_seed((epoch * len(loader) + done) * world + rank)  # dropout
-            images, labels = next(batches)
-            outputs = model(images.to(device, non_blocking=True))
-            loss = cross_entropy(outputs, labels.to(device, non_blocking=True))
-            optimizer.zero_grad()
-            loss.backward()  # DDP averages the gradients of all ranks while this runs
-            optimizer.step()
-            totals[0] += loss.detach()
-            done += 1
-            warned = torch.tensor(len(signals) + len(signal.sigpending() & stop))  # on the CPU: no wait
-            dist.all_reduce(warned)  # each gets it at another moment, and all stop after the same step
-            stopping = warned.item() > 0
-        if GPU:
-            torch.accelerator.synchronize()  # it works on after the last call has returned
-        speed = (done - before) * BATCH / (time.perf_counter() - began)
-        if done == len(loader):
-            model.eval()
-            for buffer in model.buffers():  # batch norm: validate with the statistics that rank 0 saves
-                dist.broadcast(buffer, 0)
-            with torch.no_grad():  # model.module: the ranks may have different numbers of batches here
-                for images, labels in DataLoader(part, BATCH):
-                    totals[1] += (model.module(images.to(device)).argmax(1) == labels.to(device)).sum()
-        dist.all_reduce(totals)  # every rank makes this call; one logs and saves
-        totals[0] += world * state["loss"]
-        if rank == 0 and done == len(loader):
-            mean, accuracy = totals[0] / world / len(loader), totals[1] / len(check)
-            used = speed * operations / PEAK / world  # model FLOPs utilization
-            kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            peak = (torch.accelerator.max_memory_allocated() if GPU else 1024 * kilobytes) / 2**20
-            text = f"epoch {epoch + 1}: loss {mean:.6f}, accuracy {accuracy:.4f}"
-            logging.info(f"{text}, {speed:,.0f} images/s, MFU {100 * used:.1f} %, peak {peak:,.0f} MiB")
-        state["steps"] = epoch * len(loader) + done
-        state["loss"] = totals[0].item() / world if done < len(loader) else 0.0
-        if rank == 0:
-            state |= {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
-            torch.save(state, f"{CHECKPOINT}.tmp")
-            os.replace(f"{CHECKPOINT}.tmp", CHECKPOINT)  # if we are killed here, the old file is whole
+    options = {"num_workers": WORKERS, "pin_memory": GPU is not None}
+    todo = places(len(train), state["steps"], rank, world)
+    loader = DataLoader(Seeded(train), batch_sampler=todo, **options)
+    losses, wrote = [], (began := time.monotonic())
+    for done, (images, labels) in enumerate(loader, state["steps"] + 1):  # done: with this step
+        torch.manual_seed(done * world + rank)  # dropout: each part of each batch its own, also resumed
+        falls = 0.5 + 0.5 * math.cos(math.pi * (done - 1) / EPOCHS / length)
+        for group in optimizer.param_groups:
+            group["lr"] = RATE * min(done / WARM_UP, falls)
+        images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+        with torch.autocast(device.type, torch.bfloat16, enabled=BF16):
+            outputs = ddp(images)
+        loss = cross_entropy(outputs.float(), labels, reduction="sum") / BATCH
+        optimizer.zero_grad()
+        (loss * world).backward()  # DDP averages over the ranks, whose parts may differ by an image
+        norm = nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        losses.append(loss.detach())
+        if done % LOOK and done % SAVE_STEPS and done % length:
+            continue  # else all look, in one all-reduce, and decide the same
+        warned = bool(signals or signal.sigpending() & STOP)  # comes to each rank at another moment
+        due = (
+            rank == 0 and time.monotonic() - wrote > 60 * SAVE_MINUTES
+        )  # the other clocks do not count
+        own = [*torch.stack([*losses, norm / world]).tolist(), warned, due]  # waits for the GPU
+        dist.all_reduce(total := torch.tensor(own, dtype=torch.double))
+        if not total.isfinite().all():
+            bad = gather(min([k for k, x in enumerate(own) if not math.isfinite(x)], default=math.inf))
+            step = min(done, done - len(losses) + 1 + min(bad))
+            what = f"the loss or gradient of rank {bad.index(min(bad))} is not finite"
+            end(f"step {step}: {what}; the checkpoints before it stay")
+        *means, norm, warned, due = total.tolist()
+        state["loss"] += sum(means)
+        speed = len(losses) * BATCH / (time.monotonic() - began)
+        used = 100 * speed * operations / PEAK / world  # model FLOPs utilization
+        text = f"step {done}: loss {sum(means) / len(means):.4f}, gradient {norm:.3f}, "
+        text += f"learning rate {group['lr']:.4f}, {speed:,.0f} images/s, "
+        say(text + f"MFU {used:.1f} %, peak {peak_mib():,.0f} MiB")
+        if done % length == 0:
+            right = accuracy(model, check, device)
+            say(f"epoch {done // length}: loss {state['loss'] / length:.6f}, accuracy {right:.4f}")
+            state["loss"] = 0.0
+        if warned or due or done % SAVE_STEPS == 0 or done == EPOCHS * length:
+            state |= {"steps": done, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            if rank == 0:
+                save(state)
+            wrote = time.monotonic()
+            say(f"saved; a stop may take {wrote - began:.1f} s, and torchrun kills after {LEFT:.0f} s")
+        if warned:
+            break
+        losses, began = [], time.monotonic()
     dist.barrier()  # no rank leaves while rank 0 still writes
     dist.destroy_process_group()
 

@@ -4,24 +4,22 @@ One machine:     torchrun --standalone --nproc-per-node=2 train_fsdp.py  (1 inst
 Several nodes:   sbatch train.sbatch, with this file's name in it
 It saves and ends on SIGTERM and SIGUSR1, and the same command resumes, with any number of processes."""
 
-import itertools
 import sys
-import time
 from pathlib import Path
 
+import job
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-import torch.distributed.checkpoint.state_dict as dcp_state
 from gpt import GPT, count, make_datasets, mean_loss, sample  # yours: a model of blocks, and its data
-from job import GPU, agreed, copy_from_rank_0, join, make_loader, newest, report, say
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 EPOCHS, BATCH, WORKERS = 2, 32, 0  # batch: of all processes together; workers: per process
+RATE, CLIP = 4e-3, 1.0  # the highest learning rate, the largest norm of a gradient
 ACCUMULATE = 1  # microbatches that a process computes before each update
-BF16 = COMPILE = CHECKPOINTING = GPU is not None  # each can be switched off by itself
+BF16 = COMPILE = CHECKPOINTING = job.GPU is not None  # each can be switched off by itself
 CHECKPOINT = Path(sys.argv[1] if sys.argv[1:] else "train_fsdp")  # how its folders' names begin
 
 
@@ -37,71 +35,52 @@ def make_model(device, mesh):
     model.to_empty(device=device)  # memory for this rank's shards
     torch.manual_seed(0)
     first = GPT() if dist.get_rank() == 0 else nn.Module()  # whole, on rank 0 only
-    copy_from_rank_0(first, model)
+    job.copy_from_rank_0(first, model)
     return model
 
 
-def state_of(model, optimizer, *progress):
-    weights, moments = dcp_state.get_state_dict(model, optimizer)  # this rank's shards
-    return {"model": weights, "optimizer": moments, "progress": list(progress)}
-
-
+@record  # torchrun then shows this process's error, not only its exit status
 def main():
-    device = join()
-    rank, world = dist.get_rank(), dist.get_world_size()
-    mesh = init_device_mesh(device.type, (world,), mesh_dim_names=("data",))
+    device = job.join()
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("data",))
+    world, rank, ranks = mesh.size(), mesh["data"].get_local_rank(), mesh["data"].size()
+    if ranks * ACCUMULATE > BATCH:
+        job.end(f"a batch of {BATCH} is too small for {ranks} ranks with {ACCUMULATE} microbatches")
     model = make_model(device, mesh)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3, fused=True)  # of the shards
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, fused=True)  # of the shards
     train, check = make_datasets()
-    loader = make_loader(train, BATCH // ACCUMULATE, mesh["data"], WORKERS, drop_last=True)
-    check_loader = make_loader(check, BATCH, mesh["data"], WORKERS, shuffle=False)
-    steps = len(loader) // ACCUMULATE  # of an epoch
-    done, lost, seen = 0, 0.0, 0  # steps since the start; this epoch's losses and tokens, of all ranks
-    if folder := newest(CHECKPOINT):
-        state = state_of(model, optimizer, done, lost, seen)
-        dcp.load(state, checkpoint_id=folder)  # each process reads what its shards need
-        dcp_state.set_model_state_dict(model, state["model"])
-        dcp_state.set_optimizer_state_dict(model, optimizer, state["optimizer"])
-        done, lost, seen = state["progress"]
-    stopping, writing = False, None
-    savers = dist.new_group(backend="gloo")  # its thread would disturb the training in a shared group
-    while done < EPOCHS * steps and not stopping:
-        epoch, first = divmod(done, steps)
-        loader.sampler.set_epoch(epoch)  # without it, every epoch has the same order
-        batches = itertools.islice(loader, first * ACCUMULATE, None)  # drops those of before a stop
-        total, tokens, began = torch.zeros((), device=device), 0, time.perf_counter()
-        while done < (epoch + 1) * steps and not stopping:
-            torch.manual_seed(done * world + rank)  # dropout: each rank its own, also resumed
-            parts = list(itertools.islice(batches, ACCUMULATE))
-            scored, stopping = agreed(sum(count(targets) for _, targets in parts))
-            for part in parts:
-                # Every backward pass reduce-scatters, so gradients stay sharded. To do so only in the
-                # last, set_requires_gradient_sync(False) keeps them whole: 28 GB for 7B parameters.
-                loss = model(*(tensor.to(device, non_blocking=True) for tensor in part))
-                # FSDP averages over the ranks; so scaled, that is the mean over all tokens.
-                (loss * world / scored).backward()
-                total += loss.detach()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # the norm of the whole gradient
-            optimizer.step()
-            optimizer.zero_grad()
-            done, tokens = done + 1, tokens + scored
-        dist.all_reduce(total)  # every rank makes this call; one logs
-        lost, seen = lost + total.item(), seen + tokens  # .item() waits for the GPU
-        seconds = time.perf_counter() - began
-        if done == (epoch + 1) * steps:  # else a signal has ended the epoch
-            means = lost / seen, mean_loss(model, check_loader, device)
-            text = f"epoch {epoch + 1}: loss {means[0]:.6f}, validation {means[1]:.6f}"
-            report(text, tokens, "tokens", seconds, model.flops_per_token())
-            lost, seen = 0.0, 0
-        if writing:
-            writing.result()  # the last checkpoint, of which a thread has written a copy
-        state = state_of(model, optimizer, done, lost, seen)
-        folder = f"{CHECKPOINT}-{done}"
-        writing = dcp.async_save(state, checkpoint_id=folder, process_group=savers)
-    if writing:
-        writing.result()
-    if not stopping:
-        say(f"the model writes:\n{sample(model, device)}")  # all ranks sample, and one speaks
+    length = len(train) // BATCH  # steps of an epoch
+    peak = job.PEAK["bf16" if BF16 else "fp32"]
+    run = job.Run(CHECKPOINT, {"size": BATCH, "of an epoch": length}, model.flops_per_token(), peak)
+    run.resume(model, optimizer)
+    todo = job.places(len(train), BATCH, EPOCHS, run.done, rank, ranks)
+    loader = job.make_loader(train, todo, WORKERS)
+    check_loader = job.make_loader(check, job.parts(len(check), BATCH, rank, ranks), WORKERS)
+    for batch in loader:
+        torch.manual_seed(run.done * ranks + rank)  # dropout: of each part of each batch, also resumed
+        scored, losses = job.total(count(batch[1])), torch.zeros((), device=device)
+        for part in zip(*(tensor.tensor_split(ACCUMULATE) for tensor in batch), strict=True):
+            # Every backward pass reduce-scatters, so gradients stay sharded. To do so only in the
+            # last, set_requires_gradient_sync(False) keeps them whole: 28 GB for 7B parameters.
+            loss = model(*(tensor.to(device, non_blocking=True) for tensor in part))
+            # FSDP averages over the ranks; so scaled, that is the mean over all tokens.
+            (loss * world / scored).backward()
+            losses += loss.detach()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), CLIP).full_tensor()  # of the whole gradient
+        for group in optimizer.param_groups:
+            group["lr"] = RATE * job.cosine(run.done, EPOCHS * length)
+        optimizer.step()
+        optimizer.zero_grad()
+        due = run.look(losses, scored, norm, group["lr"])
+        if run.done % length == 0:
+            run.end_epoch(mean_loss(model, check_loader, device))
+        if due or run.done == EPOCHS * length:
+            run.save(model, optimizer)
+        if run.stopping:
+            break
+    run.finish()
+    if not run.stopping:
+        job.say(f"the model writes:\n{sample(model, device)}")  # all ranks sample, and one speaks
     dist.barrier()  # no rank leaves while another still needs it
     dist.destroy_process_group()
 

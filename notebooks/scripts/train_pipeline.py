@@ -2,18 +2,18 @@
 
 One machine:     torchrun --standalone --nproc-per-node=2 train_pipeline.py --cut 3  (layers 0-2, 3-7)
 Several nodes:   sbatch train.sbatch, with this file's name and its --cut in it
-All of them print the same losses. SIGTERM and SIGUSR1 let it save and end; the same command resumes."""
+All print the same losses. It saves as it goes, and when SIGTERM or SIGUSR1 comes; the same command
+resumes, with any number of stages."""
 
 import argparse
-import itertools
-import os
-import time
+from collections import OrderedDict
 from pathlib import Path
 
+import job
 import torch
 import torch.distributed as dist
-from job import GPU, agreed, join, report
 from torch import nn
+from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
@@ -21,6 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from train_ddp import make_dataset  # yours: the same in every process
 
 WORKERS = 0  # processes per rank that load batches ahead of time
+RATE, CLIP = 0.05, 1.0  # the highest learning rate, the largest norm of a gradient
 
 
 def make_layers():  # yours: a flat list; batch norm would see microbatches
@@ -29,21 +30,7 @@ def make_layers():  # yours: a flat list; batch norm would see microbatches
     return nn.Sequential(*layers)
 
 
-def file_of(checkpoint, steps, rank):
-    return Path(f"{checkpoint}-{steps}-stage{rank}.pt")
-
-
-def resume_from(checkpoint, rank, world):
-    """Return the last step that all stages have saved; a kill may leave some of them one file ahead."""
-    files = Path(checkpoint).parent.glob(f"{Path(checkpoint).name}-*-stage{rank}.pt")
-    saved = [None] * world
-    dist.all_gather_object(saved, {0} | {int(file.stem.split("-")[-2]) for file in files})
-    common = max(set.intersection(*saved))
-    later = [steps for steps in set.union(*saved) if steps > common]
-    assert len(later) < 2, f"the stages' checkpoints have seen {saved} steps: move them away"
-    return common
-
-
+@record  # torchrun then shows this process's error, not only its exit status
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--cut", type=int, nargs="*", default=[], help="first layers of stages")
@@ -51,8 +38,8 @@ def main():
     parser.add_argument("--microbatches", type=int, default=4, help="1f1b: at least one per process")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--checkpoint", default="train_pipeline", help="how its files begin")
-    args, device = parser.parse_args(), join()
+    parser.add_argument("--checkpoint", type=Path, default="train_pipeline", help="folders' names")
+    args, device = parser.parse_args(), job.join()
     rank, world = dist.get_rank(), dist.get_world_size()
     is_first, is_last = rank == 0, rank == world - 1
     assert len(args.cut) == world - 1, f"--cut {args.cut}: {world} processes need {world - 1} numbers"
@@ -62,65 +49,59 @@ def main():
     torch.manual_seed(0)  # every process makes the same weights ...
     layers = make_layers()
     bounds = [0, *args.cut, len(layers)]
-    model = layers[bounds[rank] : bounds[rank + 1]].to(device)  # ... and keeps those of its stage
+    own = [(str(k), layers[k]) for k in range(bounds[rank], bounds[rank + 1])]
+    model = nn.Sequential(OrderedDict(own)).to(
+        device
+    )  # ... and keeps its own, by their names in the whole
     with FlopCounterMode(display=False) as counter:
         make_layers()(train[0][0][None])
     stage = PipelineStage(model, rank, world, device)
     kind = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}[args.schedule]
     schedule = kind(stage, args.microbatches, loss_fn=cross_entropy)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)  # of this stage
-    shuffle = torch.Generator()
-    # No DistributedSampler: all have the same batches. drop_last: a schedule has one batch size.
-    options = {"drop_last": True, "num_workers": WORKERS, "pin_memory": GPU is not None}
-    loader = DataLoader(train, args.batch_size, shuffle=True, generator=shuffle, **options)
-    steps, lost, stopping = resume_from(args.checkpoint, rank, world), 0.0, False
-    if steps:
-        state = torch.load(file_of(args.checkpoint, steps, rank), map_location="cpu")
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        lost = state["loss"]
-    while steps < args.epochs * len(loader) and not stopping:
-        (epoch, first), before, began = divmod(steps, len(loader)), steps, time.perf_counter()
-        model.train()
-        shuffle.manual_seed(epoch)  # every epoch has an order of its own, the same in every process
-        total = torch.zeros((), device=device)  # of the losses, which only the last stage knows
-        for images, labels in itertools.islice(loader, first, None):  # drops those of before a stop
-            torch.manual_seed(steps * world + rank)  # dropout: each stage its own, also resumed
-            optimizer.zero_grad()
-            losses = []  # of the microbatches
-            inputs = (images.to(device),) if is_first else ()
-            targets = {"target": labels.to(device), "losses": losses} if is_last else {}
-            schedule.step(*inputs, **targets, return_outputs=False)  # all microbatches, there and back
-            optimizer.step()
-            total += torch.stack(losses).mean().detach() if is_last else 0
-            steps += 1
-            _, stopping = agreed(0)
-            if stopping:
-                break
-        dist.all_reduce(total)  # from the last stage to all others, as rank 0 logs it
-        lost += total.item()  # waits for the GPU
-        seconds, right = time.perf_counter() - began, torch.zeros((), device=device)
-        complete = steps == (epoch + 1) * len(loader)
-        model.eval()
-        for images, labels in DataLoader(check, args.batch_size) if complete else ():
-            count, fill = len(labels), torch.arange(args.batch_size) % len(labels)
-            images, labels = images[fill].to(device), labels[fill].to(device)  # a last batch is filled
-            inputs = (images,) if is_first else ()
-            outputs = schedule.eval(*inputs, **({"target": labels} if is_last else {}))
-            right += (outputs.argmax(1) == labels)[:count].sum() if is_last else 0
-        dist.all_reduce(right)
-        if complete:
-            mean, accuracy = lost / len(loader), right / len(check)
-            text = f"epoch {epoch + 1}: loss {mean:.6f}, accuracy {accuracy:.4f}"
-            operations = 3 * counter.get_total_flops()  # of an image: backward takes twice forward
-            report(text, (steps - before) * args.batch_size, "images", seconds, operations)
-            lost = 0.0
-        file = file_of(args.checkpoint, steps, rank)
-        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "loss": lost}
-        torch.save(state, f"{file}.tmp")
-        os.replace(f"{file}.tmp", file)
-        dist.barrier()  # every stage has saved these steps; only now can the older file go
-        file_of(args.checkpoint, before, rank).unlink(missing_ok=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)  # of this stage
+    length = len(train) // args.batch_size  # steps of an epoch
+    sizes = {"size": args.batch_size, "of an epoch": length}
+    operations = 3 * counter.get_total_flops()  # of an image: backward takes twice forward
+    run = job.Run(args.checkpoint, sizes, operations, job.PEAK["fp32"], unit="images")
+    run.resume(model, optimizer)
+    # All ranks have the same batches: the first stage uses their images, and the last one their labels.
+    todo = job.places(len(train), args.batch_size, args.epochs, run.done, rank=0, ranks=1)
+    for images, labels in job.make_loader(train, todo, WORKERS):
+        torch.manual_seed(run.done * world + rank)  # dropout: each stage has layers of its own
+        optimizer.zero_grad()
+        losses = []  # of the microbatches
+        inputs = (images.to(device),) if is_first else ()
+        targets = {"target": labels.to(device), "losses": losses} if is_last else {}
+        schedule.step(*inputs, **targets, return_outputs=False)  # all microbatches, there and back
+        square = sum(parameter.grad.square().sum() for parameter in model.parameters())
+        dist.all_reduce(square)  # over the stages: the norm is that of the whole gradient
+        nn.utils.clip_grads_with_norm_(model.parameters(), CLIP, square.sqrt())
+        for group in optimizer.param_groups:
+            group["lr"] = RATE * job.cosine(run.done, args.epochs * length)
+        optimizer.step()
+        mean = torch.stack(losses).mean().detach() if is_last else torch.zeros((), device=device)
+        due = run.look(mean * args.batch_size, args.batch_size, square.sqrt(), group["lr"])
+        if run.done % length == 0:
+            model.eval()
+            right = torch.zeros((), device=device)
+            for images, labels in DataLoader(check, args.batch_size):
+                count, fill = len(labels), torch.arange(args.batch_size) % len(labels)
+                images, labels = (
+                    images[fill].to(device),
+                    labels[fill].to(device),
+                )  # a last batch is filled
+                inputs = (images,) if is_first else ()
+                outputs = schedule.eval(*inputs, **({"target": labels} if is_last else {}))
+                right += (outputs.argmax(1) == labels)[:count].sum() if is_last else 0
+            model.train()
+            dist.all_reduce(right)
+            run.end_epoch(right.item() / len(check), "accuracy")
+        if due or run.done == args.epochs * length:
+            run.save(model, optimizer)
+        if run.stopping:
+            break
+    run.finish()
+    dist.barrier()  # no rank leaves while another still needs it
     dist.destroy_process_group()
 
 

@@ -1,29 +1,35 @@
 """Train on one device, in plain PyTorch: python train_single.py
 
-SIGTERM and SIGUSR1 let it save and end, and the same command resumes.
+It saves as it goes, and when SIGTERM or SIGUSR1 comes; the same command resumes.
 kill -USR2 PID shows what it is doing."""
 
 import faulthandler
-import itertools
 import logging
+import math
 import os
-import resource
+import re
 import signal
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, RandomSampler, TensorDataset, random_split
+from torch.utils.data import DataLoader, Dataset, TensorDataset, random_split
 from torch.utils.flop_counter import FlopCounterMode
 
 EPOCHS, BATCH, WORKERS = 5, 64, 0  # workers: processes that load batches ahead of time
+RATE, WARM_UP, CLIP = 0.1, 12, 1.0  # highest learning rate, steps until it is reached, largest gradient
+BF16 = False  # compute in bfloat16; weights and gradients stay float32
+LOOK = 8  # steps from one look to the next: to log, to save, to stop
+SAVE_STEPS, SAVE_MINUTES = 60, 15  # whichever comes first; the newest two checkpoints are kept
 GPU = torch.accelerator.current_accelerator(check_available=True)  # None: train on the CPU
-PEAK = 989e12 if GPU else 1e11  # operations per second: H100 in bf16, a CPU core. Look yours up
-CHECKPOINT = Path(sys.argv[1] if sys.argv[1:] else "train_single.pt")
+PEAK = (989e12 if BF16 else 67e12) if GPU else 1e11  # operations/s: an H100, a CPU core. Look yours up
+CHECKPOINT = Path(sys.argv[1] if sys.argv[1:] else "train_single")  # how its files' names begin
+STOP, signals = {signal.SIGTERM, signal.SIGUSR1}, []  # Slurm sends the second before the time limit
 
 
 def make_dataset():  # yours: one dataset to train on, one to validate with
@@ -37,13 +43,93 @@ def make_model():  # yours: any nn.Module
     return nn.Sequential(nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32 * 36, 10))
 
 
+class Seeded(Dataset):
+    """The images, with random numbers that depend on epoch and image, also in a worker or resumed."""
+
+    def __init__(self, dataset):
+        self.dataset = dataset
+
+    def __getitem__(self, place):
+        torch.default_generator.manual_seed(hash(place))
+        return self.dataset[place[1]]
+
+
+def places(images, first):
+    """Yield epoch and number of the images in each batch after the first; no others are read."""
+    length = images // BATCH  # steps of an epoch
+    for epoch in range(first // length, EPOCHS):
+        order = torch.randperm(images, generator=torch.Generator().manual_seed(epoch)).tolist()
+        for step in range(max(first, epoch * length), (epoch + 1) * length):
+            yield [(epoch, image) for image in order[step % length * BATCH :][:BATCH]]
+
+
+def saved():
+    """Return the files CHECKPOINT-STEPS.pt, the newest first."""
+    names = re.compile(re.escape(CHECKPOINT.name) + r"-\d+\.pt")
+    files = [file for file in CHECKPOINT.parent.glob("*.pt") if names.fullmatch(file.name)]
+    return sorted(files, key=lambda file: int(file.stem.split("-")[-1]), reverse=True)
+
+
+def resume(batches):
+    """Return the newest whole checkpoint, or None."""
+    CHECKPOINT.parent.mkdir(parents=True, exist_ok=True)
+    for file in saved():
+        try:
+            with zipfile.ZipFile(file) as archive:
+                assert not archive.testzip(), "wrong checksum"  # torch.load does not compare them
+            state = torch.load(file, map_location="cpu")  # on the GPU it would stay there, unused
+        except Exception as error:  # a damaged file raises many kinds
+            logging.warning(f"{file} is damaged ({error}): trying the one before it")
+            continue
+        if state["batches"] != batches:
+            sys.exit(f"{file} has {state['batches']}, this run {batches}: other images would follow")
+        return state
+    if saved():
+        sys.exit(f"no whole checkpoint {CHECKPOINT}-*.pt can be read: move them away to start anew")
+    return None
+
+
+def save(state):
+    """Write a checkpoint whole or not at all, and delete all but the newest two."""
+    file = Path(f"{CHECKPOINT}-{state['steps']}.pt")
+    part = file.with_suffix(".tmp")
+    try:
+        with part.open("wb") as output:
+            torch.save(state, output)
+            output.flush()
+            os.fsync(output.fileno())  # on the disk before it gets its name
+        part.replace(file)  # if we are killed before this, the older ones are whole
+    except (OSError, RuntimeError) as error:  # PyTorch reports a full disk as the second
+        part.unlink(missing_ok=True)
+        sys.exit(f"{file} could not be written ({error}); the checkpoints before it stay")
+    for old in saved()[saved().index(file) + 2 :]:  # a newer one is damaged
+        old.unlink()
+
+
+def peak_mib():
+    """Return the peak memory; of a CPU process from VmHWM, as ru_maxrss may be its launcher's."""
+    if GPU:
+        return torch.accelerator.max_memory_allocated() / 2**20
+    return int(re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text())[1]) / 2**10
+
+
+def accuracy(model, check, device):
+    """Return the fraction of correct predictions."""
+    right = torch.zeros((), device=device)
+    model.eval()
+    with torch.no_grad():
+        for images, labels in DataLoader(check, BATCH):
+            right += (model(images.to(device)).argmax(1) == labels.to(device)).sum()
+    model.train()
+    return right.item() / len(check)
+
+
 def main():
     if int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
         sys.exit("srun started several processes, and each would train alone: use train_ddp.py")
-    stop, signals = {signal.SIGTERM, signal.SIGUSR1}, []  # Slurm sends the second before the time limit
-    for number in stop:
+    for number in STOP:
         signal.signal(number, lambda number, frame: signals.append(number))
-    signal.pthread_sigmask(signal.SIG_BLOCK, stop)  # so that the loader's workers do not die of it
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP)  # so that the loader's workers do not die of it
     faulthandler.register(signal.SIGUSR2)
     device = GPU or torch.device("cpu")
     form = {"format": "[%(asctime)s] %(message)s", "datefmt": "%X", "stream": sys.stdout}
@@ -51,59 +137,60 @@ def main():
     logging.info(f"training on {device}")  # look here first in every log
     torch.manual_seed(0)
     train, check = make_dataset()
+    length = len(train) // BATCH  # steps of an epoch
     model = make_model().to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    sampler = RandomSampler(train, generator=torch.Generator())
-    options = {"drop_last": True, "num_workers": WORKERS, "pin_memory": GPU is not None}
-    loader = DataLoader(train, BATCH, sampler=sampler, **options)
-    state = {"steps": 0, "loss": 0.0}  # steps since the start, sum of this epoch's losses so far
-    if CHECKPOINT.exists():
-        state = torch.load(CHECKPOINT, map_location="cpu")  # on the GPU it would stay there, unused
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)
+    state = {"steps": 0, "loss": 0.0, "batches": {"size": BATCH, "of an epoch": length}}
+    if found := resume(state["batches"]):
+        state = found
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
     with FlopCounterMode(display=False) as counter:
         make_model().eval()(train[0][0][None])
     operations = 3 * counter.get_total_flops()  # of an image; backward is twice as much as forward
-    stopping = False
-    while state["steps"] < EPOCHS * len(loader) and not stopping:
-        epoch, done = divmod(state["steps"], len(loader))
-        model.train()
-        sampler.generator.manual_seed(epoch)  # every epoch has an order of its own
-        batches = itertools.islice(loader, done, None)  # drops those of before a stop
-        totals = torch.zeros(2, device=device)  # sum of losses, correct predictions
-        began, before = time.perf_counter(), done
-        while done < len(loader) and not stopping:
-            torch.manual_seed(epoch * len(loader) + done)  # dropout
-            images, labels = next(batches)
-            outputs = model(images.to(device, non_blocking=True))
-            loss = cross_entropy(outputs, labels.to(device, non_blocking=True))
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            totals[0] += loss.detach()
-            done += 1
-            stopping = bool(signals or signal.sigpending() & stop)
-        if GPU:
-            torch.accelerator.synchronize()  # it works on after the last call has returned
-        speed = (done - before) * BATCH / (time.perf_counter() - began)
-        if done == len(loader):
-            model.eval()
-            with torch.no_grad():
-                for images, labels in DataLoader(check, BATCH):
-                    totals[1] += (model(images.to(device)).argmax(1) == labels.to(device)).sum()
-        totals[0] += state["loss"]
-        if done == len(loader):
-            mean, accuracy = totals[0] / len(loader), totals[1] / len(check)
-            used = speed * operations / PEAK  # model FLOPs utilization
-            kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            peak = (torch.accelerator.max_memory_allocated() if GPU else 1024 * kilobytes) / 2**20
-            text = f"epoch {epoch + 1}: loss {mean:.6f}, accuracy {accuracy:.4f}"
-            logging.info(f"{text}, {speed:,.0f} images/s, MFU {100 * used:.1f} %, peak {peak:,.0f} MiB")
-        state["steps"] = epoch * len(loader) + done
-        state["loss"] = totals[0].item() if done < len(loader) else 0.0
-        state |= {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-        torch.save(state, f"{CHECKPOINT}.tmp")
-        os.replace(f"{CHECKPOINT}.tmp", CHECKPOINT)  # if we are killed here, the old file is whole
+    options = {"num_workers": WORKERS, "pin_memory": GPU is not None}
+    loader = DataLoader(Seeded(train), batch_sampler=places(len(train), state["steps"]), **options)
+    losses, wrote = [], (began := time.monotonic())
+    for done, (images, labels) in enumerate(loader, state["steps"] + 1):  # done: with this step
+        torch.manual_seed(done)  # dropout, also resumed
+        falls = 0.5 + 0.5 * math.cos(math.pi * (done - 1) / EPOCHS / length)
+        for group in optimizer.param_groups:
+            group["lr"] = RATE * min(done / WARM_UP, falls)
+        images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+        with torch.autocast(device.type, torch.bfloat16, enabled=BF16):
+            outputs = model(images)
+        loss = cross_entropy(outputs.float(), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        losses.append(loss.detach())
+        if done % LOOK and done % SAVE_STEPS and done % length:
+            continue
+        warned = bool(signals or signal.sigpending() & STOP)
+        due = time.monotonic() - wrote > 60 * SAVE_MINUTES
+        *means, norm = torch.stack([*losses, norm]).tolist()  # waits for the GPU
+        if bad := [k for k, number in enumerate([*means, norm]) if not math.isfinite(number)]:
+            step = min(done, done - len(losses) + 1 + bad[0])
+            sys.exit(f"step {step}: loss or gradient is not finite; the checkpoints before it stay")
+        state["loss"] += sum(means)
+        speed = len(losses) * BATCH / (time.monotonic() - began)
+        used = 100 * speed * operations / PEAK  # model FLOPs utilization
+        text = f"step {done}: loss {sum(means) / len(means):.4f}, gradient {norm:.3f}, "
+        text += f"learning rate {group['lr']:.4f}, {speed:,.0f} images/s, "
+        logging.info(text + f"MFU {used:.1f} %, peak {peak_mib():,.0f} MiB")
+        if done % length == 0:
+            right, mean = accuracy(model, check, device), state["loss"] / length
+            logging.info(f"epoch {done // length}: loss {mean:.6f}, accuracy {right:.4f}")
+            state["loss"] = 0.0
+        if warned or due or done % SAVE_STEPS == 0 or done == EPOCHS * length:
+            state |= {"steps": done, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            save(state)
+            wrote = time.monotonic()
+            logging.info(f"saved; a stop may take {wrote - began:.1f} s")
+        if warned:
+            break
+        losses, began = [], time.monotonic()
 
 
 if __name__ == "__main__":  # the loader's workers may import this file again
