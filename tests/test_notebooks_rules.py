@@ -1,10 +1,11 @@
 """The lint finds every trap, each in a notebook that is otherwise in order; the refresh leaves no trace."""
 
 import copy
+import re
 from pathlib import Path
 
 import nbformat
-from notebook_rules import lint
+from notebook_rules import lint, unsourced
 
 import notebooks
 
@@ -95,6 +96,29 @@ def test_the_lint_finds_each_trap_and_leaves_a_notebook_in_order_alone():
     for whole, said in [*WHOLE, *((notebook(cell), said) for cell, said in CELLS)]:
         problems = lint(whole, folder)
         assert len(problems) == 1 and said in problems[0], (said, problems)
+
+
+SHOWN = code("wait(30)", [stream("95.6 ms, 1,234 MiB"), *out(text_html="<b style='width: 8'>0.25</b>")])
+PROSE = [  # what stands in the prose, and which of its numbers nothing shows
+    ("It takes 96\nms, at 0.2 or 0.3 times the speed, and 1,234 MiB. It waits 30 s.", []),
+    ("It takes 95 ms.", ["95 ms"]),
+    ("It takes 96.0-ms steps.", ["96.0 ms"]),
+    ("Bucket 2 holds 28 of the 1,234 MiB.", ["28 MiB"]),
+    ("From 1,235 to 30 MiB/s.", ["1,235 MiB"]),
+    ("A pixel is 8 times as wide.", ["8 times"]),
+    ("In `7 MiB` and\n```python\n7 * MiB\n```\nhalf of the 77 GB are 7 GB.", ["77 GB"]),
+    ("8 % of 9 minutes, section 99.", []),
+]
+
+
+def test_a_number_that_nothing_shows_needs_a_source():
+    for text, wanted in PROSE:
+        whole = notebook(SHOWN, v4.new_markdown_cell(text))
+        problems = list(unsourced(whole, {}))
+        assert [re.search(r"^cell 4 \(.*\): says (.*), which no cell shows", said)[1] for said in problems] == wanted
+        assert list(unsourced(whole, dict.fromkeys(wanted, "a paper"))) == []
+    (said,) = unsourced(notebook(SHOWN), {"7 MiB": "a paper"})
+    assert "says 7 MiB nowhere any more" in said
 
 
 def test_normal_form_is_stable_and_keeps_what_is_compared():
