@@ -5,7 +5,9 @@ import re
 from pathlib import Path
 
 import nbformat
+import screenshots
 from notebook_rules import lint, unsourced
+from PIL import Image
 
 import notebooks
 
@@ -152,6 +154,12 @@ def test_what_holds_only_on_an_idle_machine_is_left_out_of_tests():
         code_of = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
         marked = [line for source in code_of for line in source.splitlines() if "on an idle machine" in line]
         assert all(notebooks.SPEED.match(line) for line in marked), path
+
+
+def test_a_screenshot_shows_the_cells_as_they_are():
+    for picture in screenshots.PICTURES:
+        noted = Image.open(screenshots.path_of(picture)).text["cells"]
+        assert noted == screenshots.digest(picture), f"{picture}.png is stale: run python tests/screenshots.py"
 
 
 def test_a_refresh_executes_saves_and_then_leaves_no_trace(tmp_path, monkeypatch):
