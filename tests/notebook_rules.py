@@ -21,6 +21,8 @@ NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?"
 UNIT = r"ms|s|seconds|KiB|MiB|GiB|kB|MB|GB|times"
 PAIR = rf"(?:,?\s(?:and|or|to|of the|instead of)\s{NUMBER})?"  # "28 of the 44.6 MiB" are two numbers
 MEASURED = re.compile(rf"(?<![\w.,])({NUMBER})(?={PAIR}[\s-]({UNIT})\b)")
+PLAN = re.compile(r"\bPlan (?:about )?(\d+ minutes|an hour and a half|an hour|two hours)\b")
+IN_WORDS = {"an hour": 60, "an hour and a half": 90, "two hours": 120}
 FENCED = re.compile(r"```.*?```", re.S)
 DO = "write what a cell shows, or list the number with its source in tests/numbers.toml"
 BANNED = {
@@ -61,6 +63,15 @@ def unsourced(notebook, listed):
                 yield f"cell {position} ({cell.get('id')}): says {number} {unit}, which no cell shows: {DO}"
     for number in sorted(set(listed) - said):
         yield f"says {number} nowhere any more: delete its line in tests/numbers.toml"
+
+
+def misplanned(notebook, minutes):
+    """Yield a sentence if the opening plans another time than `minutes`, which it may round to five."""
+    plans = PLAN.findall(" ".join(notebook.cells[0].source.split()))
+    planned = [IN_WORDS.get(plan) or int(plan.split()[0]) for plan in plans]
+    if len(planned) != 1 or abs(planned[0] - minutes) > 2:
+        said = " and ".join(plans) or "no time"
+        yield f"its opening plans {said}, and notebooks/for_trainers.md says {minutes} min: say that, rounded to five"
 
 
 def _shown(cell) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import nbformat
 import screenshots
-from notebook_rules import lint, unsourced
+from notebook_rules import lint, misplanned, unsourced
 from PIL import Image
 
 import notebooks
@@ -121,6 +121,16 @@ def test_a_number_that_nothing_shows_needs_a_source():
         assert list(unsourced(whole, dict.fromkeys(wanted, "a paper"))) == []
     (said,) = unsourced(notebook(SHOWN), {"7 MiB": "a paper"})
     assert "says 7 MiB nowhere any more" in said
+
+
+def test_an_opening_plans_the_time_that_trainers_are_told():
+    texts = {"Plan 60 minutes.": 58, "Plan\nan hour.": 61, "Plan about 88 minutes.": 88, "Plan an hour and a half.": 90}
+    wrong = {"Plan 60 minutes.": 57, "In ten minutes.": 60, "Plan 20 minutes. Plan 20 minutes.": 20}
+    for text, minutes in (texts | {"Plan two hours.": 119}).items():
+        assert not list(misplanned(v4.new_notebook(cells=[v4.new_markdown_cell(text)]), minutes)), text
+    for text, minutes in wrong.items():
+        (said,) = misplanned(v4.new_notebook(cells=[v4.new_markdown_cell(text)]), minutes)
+        assert f"says {minutes} min" in said
 
 
 def test_normal_form_is_stable_and_keeps_what_is_compared():
