@@ -23,13 +23,13 @@ FLAGS = ["--no-sandbox", "--no-first-run", *(f"--disable-{part}" for part in QUI
 
 
 @contextlib.contextmanager
-def chromium_page(width=1280, height=900):
+def chromium_page(width=1280, height=900, scale=1):
     """Yield an empty page of the system's Chromium, without a window; nothing is downloaded."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield browser.new_page(viewport={"width": width, "height": height})
+        yield browser.new_page(viewport={"width": width, "height": height}, device_scale_factor=scale)
         browser.close()
 
 

@@ -17,6 +17,14 @@ WIDEST = 104  # characters of a line of code that JupyterLab shows in a window o
 MOST_BYTES = 300_000  # of one output
 OWN_MAGICS = r"\A%%(task|ranks)\b.*\n"  # these name what was wrong, in the cell's output
 MACHINE = re.compile(r"/(home|Users)/\w|/(root|tmp|work|farm|scratch)/|\b0x[0-9a-f]{6,}")
+NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?"
+UNIT = r"ms|s|seconds|KiB|MiB|GiB|kB|MB|GB|times"
+PAIR = rf"(?:,?\s(?:and|or|to|of the|instead of)\s{NUMBER})?"  # "28 of the 44.6 MiB" are two numbers
+MEASURED = re.compile(rf"(?<![\w.,])({NUMBER})(?={PAIR}[\s-]({UNIT})\b)")
+PLAN = re.compile(r"\bPlan (?:about )?(\d+ minutes|an hour and a half|an hour|two hours)\b")
+IN_WORDS = {"an hour": 60, "an hour and a half": 90, "two hours": 120}
+FENCED = re.compile(r"```.*?```", re.S)
+DO = "write what a cell shows, or list the number with its source in tests/numbers.toml"
 BANNED = {
     r"\b(clear_output|update_display)\b": "nbval cannot compare it; display once, or use `await follow(job)`",
     r"\b(subprocess|multiprocessing|os\.system|os\.fork|mp\.spawn)\b": (
@@ -34,6 +42,49 @@ def lint(notebook, folder) -> list:
         said = _code(cell) if cell.cell_type == "code" else _links(cell, Path(folder))
         problems += [f"cell {number} ({cell.get('id')}): {problem}" for problem in said]
     return problems
+
+
+def unsourced(notebook, listed):
+    """Yield a sentence for each number in the prose that nothing in the notebook shows, and that `listed` doesn't name.
+
+    A number has a unit: 96 ms, 7 MiB, 1.5 times. It is looked for in outputs, code cells and quoted messages, where one
+    that rounds to it counts as well. Left out are percentages, counts, minutes, hours and words ("twice"). Units aren't
+    compared, so a small whole number is nearly always found; what only a picture shows is not.
+    """
+    shown = {_value(number) for cell in notebook.cells for number in re.findall(NUMBER, _shown(cell))}
+    said = set()
+    for position, cell in enumerate(notebook.cells):
+        prose = re.sub(r"`[^`]*`", " ", FENCED.sub(" ", cell.source)) if cell.cell_type == "markdown" else ""
+        for number, unit in MEASURED.findall(prose):
+            said.add(f"{number} {unit}")
+            half = 0.5 * 10 ** -len(number.partition(".")[2]) + 1e-9  # of the last digit
+            found = any(abs(value - _value(number)) <= half for value in shown)
+            if not found and f"{number} {unit}" not in listed:
+                yield f"cell {position} ({cell.get('id')}): says {number} {unit}, which no cell shows: {DO}"
+    for number in sorted(set(listed) - said):
+        yield f"says {number} nowhere any more: delete its line in tests/numbers.toml"
+
+
+def misplanned(notebook, minutes):
+    """Yield a sentence if the opening plans another time than `minutes`, which it may round to five."""
+    plans = PLAN.findall(" ".join(notebook.cells[0].source.split()))
+    planned = [IN_WORDS.get(plan) or int(plan.split()[0]) for plan in plans]
+    if len(planned) != 1 or abs(planned[0] - minutes) > 2:
+        said = " and ".join(plans) or "no time"
+        yield f"its opening plans {said}, and notebooks/for_trainers.md says {minutes} min: say that, rounded to five"
+
+
+def _shown(cell) -> str:
+    """Return what a cell shows beside prose: code, outputs in words, and fenced blocks."""
+    if cell.cell_type == "markdown":
+        return " ".join(FENCED.findall(cell.source))
+    data = [content for output in cell.outputs for content in output.get("data", {}).items()]
+    words = [re.sub(r"<[^>]+>", " ", str(content)) for form, content in data if form.startswith("text/")]
+    return " ".join([cell.source, *(output.get("text", "") for output in cell.outputs), *words])
+
+
+def _value(number) -> float:
+    return float(number.replace(",", ""))
 
 
 def tags(cell) -> set:

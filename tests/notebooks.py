@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from pathlib import Path
 
 import nbformat
@@ -31,7 +32,7 @@ from nbval.plugin import coalesce_streams, get_sanitize_patterns
 from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from notebook_rules import NIGHT, TAG, lint, tags
+from notebook_rules import NIGHT, TAG, lint, misplanned, tags, unsourced
 from project import environment, fresh_copy
 
 from mpdemo.cluster import Cluster
@@ -42,6 +43,8 @@ RUNS_OF_THE_LADDER = "train_*", "speed_*"
 ON_TWO_NODES = ("03", "06", "10")  # of a throw-away Slurm, 1 Gbit/s apart
 TIMES_DDP_ITSELF = "12_which_one"
 TRAINS_SINGLE = r"train(\"single\""  # in a notebook's file
+SOURCES = tomllib.loads((root() / "tests" / "numbers.toml").read_text())  # of numbers that no cell shows
+TRAINERS = root() / "notebooks" / "for_trainers.md"  # has a table of how long each notebook takes
 SKIP = "nbval-skip"  # nbval's own tag
 SPEED = re.compile(r"^( *)assert .*  # on an idle machine$", re.M)  # how a notebook marks what only holds there
 LANGUAGE = IPythonKernel.language_info
@@ -199,6 +202,10 @@ def check(path) -> list:
     """Return what is wrong with a saved notebook: house rules and normal form."""
     notebook = nbformat.read(path, as_version=4)
     problems = lint(notebook, path.parent)
+    if path.parent.name != "solutions":
+        problems += unsourced(notebook, SOURCES.get(path.name[:2], {}))
+        if row := re.search(rf"^\| \[{path.stem}\].* (\d+) min \|", TRAINERS.read_text(), re.M):
+            problems += misplanned(notebook, int(row[1]))
     if text_of(normalise(notebook)) != path.read_text():
         problems.append(f"is not in normal form; run: python tests/notebooks.py {path.stem}")
     return [f"{path.name}: {said}" for said in problems]

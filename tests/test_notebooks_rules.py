@@ -1,10 +1,13 @@
 """The lint finds every trap, each in a notebook that is otherwise in order; the refresh leaves no trace."""
 
 import copy
+import re
 from pathlib import Path
 
 import nbformat
-from notebook_rules import lint
+import screenshots
+from notebook_rules import lint, misplanned, unsourced
+from PIL import Image
 
 import notebooks
 
@@ -97,6 +100,39 @@ def test_the_lint_finds_each_trap_and_leaves_a_notebook_in_order_alone():
         assert len(problems) == 1 and said in problems[0], (said, problems)
 
 
+SHOWN = code("wait(30)", [stream("95.6 ms, 1,234 MiB"), *out(text_html="<b style='width: 8'>0.25</b>")])
+PROSE = [  # what stands in the prose, and which of its numbers nothing shows
+    ("It takes 96\nms, at 0.2 or 0.3 times the speed, and 1,234 MiB. It waits 30 s.", []),
+    ("It takes 95 ms.", ["95 ms"]),
+    ("It takes 96.0-ms steps.", ["96.0 ms"]),
+    ("Bucket 2 holds 28 of the 1,234 MiB.", ["28 MiB"]),
+    ("From 1,235 to 30 MiB/s.", ["1,235 MiB"]),
+    ("A pixel is 8 times as wide.", ["8 times"]),
+    ("In `7 MiB` and\n```python\n7 * MiB\n```\nhalf of the 77 GB are 7 GB.", ["77 GB"]),
+    ("8 % of 9 minutes, section 99.", []),
+]
+
+
+def test_a_number_that_nothing_shows_needs_a_source():
+    for text, wanted in PROSE:
+        whole = notebook(SHOWN, v4.new_markdown_cell(text))
+        problems = list(unsourced(whole, {}))
+        assert [re.search(r"^cell 4 \(.*\): says (.*), which no cell shows", said)[1] for said in problems] == wanted
+        assert list(unsourced(whole, dict.fromkeys(wanted, "a paper"))) == []
+    (said,) = unsourced(notebook(SHOWN), {"7 MiB": "a paper"})
+    assert "says 7 MiB nowhere any more" in said
+
+
+def test_an_opening_plans_the_time_that_trainers_are_told():
+    texts = {"Plan 60 minutes.": 58, "Plan\nan hour.": 61, "Plan about 88 minutes.": 88, "Plan an hour and a half.": 90}
+    wrong = {"Plan 60 minutes.": 57, "In ten minutes.": 60, "Plan 20 minutes. Plan 20 minutes.": 20}
+    for text, minutes in (texts | {"Plan two hours.": 119}).items():
+        assert not list(misplanned(v4.new_notebook(cells=[v4.new_markdown_cell(text)]), minutes)), text
+    for text, minutes in wrong.items():
+        (said,) = misplanned(v4.new_notebook(cells=[v4.new_markdown_cell(text)]), minutes)
+        assert f"says {minutes} min" in said
+
+
 def test_normal_form_is_stable_and_keeps_what_is_compared():
     messy = notebook(code("print(1)  ", [stream("a"), stream("b\n")], tags=["nbval-ignore-output"], collapsed=True))
     before = notebooks.compared(messy)
@@ -128,6 +164,12 @@ def test_what_holds_only_on_an_idle_machine_is_left_out_of_tests():
         code_of = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
         marked = [line for source in code_of for line in source.splitlines() if "on an idle machine" in line]
         assert all(notebooks.SPEED.match(line) for line in marked), path
+
+
+def test_a_screenshot_shows_the_cells_as_they_are():
+    for picture in screenshots.PICTURES:
+        noted = Image.open(screenshots.path_of(picture)).text["cells"]
+        assert noted == screenshots.digest(picture), f"{picture}.png is stale: run python tests/screenshots.py"
 
 
 def test_a_refresh_executes_saves_and_then_leaves_no_trace(tmp_path, monkeypatch):

@@ -1,0 +1,125 @@
+"""What the course says of a default of PyTorch or Slurm is what the installed version does.
+
+A failure names the sentence to correct. Left out are those of other libraries, and what a cell's own output shows.
+"""
+
+import inspect
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.distributed_c10d import _get_default_timeout
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import ScheduleGPipe
+from torch.distributed.run import config_from_args, get_args_parser
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.experimental import _attention
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+
+from mpdemo.cluster import cluster
+from mpdemo.paths import root
+
+
+def option(function, name):
+    """Return the default of an argument."""
+    return inspect.signature(function).parameters[name].default
+
+
+def minutes(backend):
+    """Return the timeout of a process group."""
+    if backend == "nccl" and not dist.is_nccl_available():
+        pytest.skip("this build of PyTorch has no NCCL")
+    return _get_default_timeout(backend).total_seconds() / 60
+
+
+def alone(make):
+    """Return what a function returns in a process group of one process."""
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    try:
+        return make()
+    finally:
+        dist.destroy_process_group()
+
+
+def ddp():
+    """Return what DDP makes of a model without options."""
+    return alone(lambda: DistributedDataParallel(nn.Linear(1, 1)))
+
+
+def buckets():
+    """Return how many MiB DDP's buckets hold: the first one, and each of the others."""
+    return dist._DEFAULT_FIRST_BUCKET_BYTES / 2**20, ddp().bucket_bytes_cap / 2**20
+
+
+def resharded():
+    """Return whether a block's weights are shards again after its forward pass."""
+    net = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
+    for module in (*net, net):
+        fully_shard(module)
+    net(torch.ones(1, 1))
+    return isinstance(net[0].weight, DTensor)
+
+
+def sampler(*names):
+    """Return the defaults of some arguments of the sampler."""
+    return tuple(option(DistributedSampler, name) for name in names)
+
+
+def torchrun():
+    """Return what torchrun makes of a command line without options."""
+    return config_from_args(get_args_parser().parse_args(["train.py"]))[0]
+
+
+FOUR = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+ROWS = [  # a page, what it says, the default that it means, and how the installed one is read
+    ("03_ddp", "by default 10 minutes with nccl", 10, lambda: minutes("nccl")),
+    ("03_ddp", "by default 10 minutes with nccl and 30 with gloo", 30, lambda: minutes("gloo")),
+    ("03_ddp", "the watchdog's timeout, ten minutes by default", 10, lambda: minutes("nccl")),
+    ("03_ddp", "DDP broadcasts rank 0's buffers", True, lambda: ddp().broadcast_buffers),
+    ("03_ddp", "all ranks shuffle with the same seed", (True, 0), lambda: sampler("shuffle", "seed")),
+    ("03_ddp", "the sampler repeats image 0 by default", (False,), lambda: sampler("drop_last")),
+    ("03_ddp", "*buckets* of about 25 MiB (the first one is smaller)", (1, 25), buckets),
+    ("04_model_parallel", "# by default, an error", True, lambda: option(nn.Module.load_state_dict, "strict")),
+    ("05_pipeline", "With the default, stage 0's gradient is off", True, lambda: option(ScheduleGPipe, "scale_grads")),
+    ("05_pipeline", "by default `fully_shard` frees them after every forward pass", True, lambda: alone(resharded)),
+    ("07_sharding", "The default corresponds to [ZeRO-3]", True, lambda: alone(resharded)),
+    ("08_inside_a_layer", "It all-gathers by default", "ALL_GATHER", lambda: _attention._cp_options.rotate_method.name),
+    ("09_scaling", "packs gradients into buckets of 25 MiB", (1, 25), buckets),
+    ("09_scaling", "(2 by default)", 2, lambda: DataLoader([0], num_workers=1).prefetch_factor),
+    ("10_checkpoint", "(the other four are the default)", FOUR, lambda: torchrun().signals_to_handle),
+    ("10_checkpoint", "waits 30 s for them, and kills", 30, lambda: torchrun().shutdown_timeout),
+    ("11_when_it_breaks", "ten minutes with NCCL", 10, lambda: minutes("nccl")),
+    ("11_when_it_breaks", "thirty with gloo", 30, lambda: minutes("gloo")),
+    ("11_when_it_breaks", "NCCL waits ten minutes", 10, lambda: minutes("nccl")),
+    ("11_when_it_breaks", "NCCL waited 10 minutes for a rank", 10, lambda: minutes("nccl")),
+    ("14_your_own", "by default not SIGUSR1", FOUR, lambda: torchrun().signals_to_handle),
+    ("14_your_own", "gives its processes 30 seconds to end", 30, lambda: torchrun().shutdown_timeout),
+]
+
+
+def says(page) -> str:
+    """Return what a notebook says, in one line."""
+    cells = nbformat.read(root() / "notebooks" / f"{page}.ipynb", as_version=4).cells
+    return " ".join(" ".join(cell.source for cell in cells).split())
+
+
+@pytest.mark.parametrize(("page", "sentence", "wanted", "read"), ROWS, ids=[f"{row[0]}: {row[1]}" for row in ROWS])
+def test_a_default_of_pytorch_is_what_the_course_says(page, sentence, wanted, read, monkeypatch):
+    monkeypatch.delenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", raising=False)
+    assert sentence in says(page), f"{page} no longer says {sentence!r}: change this row, or delete it"
+    found = read()
+    assert found == wanted, f"PyTorch {torch.__version__} has {found}, but {page} says: {sentence}"
+
+
+def test_slurms_kill_wait_is_what_the_course_says(slurm_programs, tmp_path, monkeypatch):
+    assert "(`KillWait`, 30 s by default)" in says("10_checkpoint")
+    ours = cluster.SLURM_CONF.read_text()
+    monkeypatch.setattr(cluster, "SLURM_CONF", Path(tmp_path, "slurm.conf"))
+    cluster.SLURM_CONF.write_text(re.sub(r"^KillWait=.*\n", "", ours, flags=re.M))
+    with cluster.Cluster.up(nodes=1) as box:
+        assert re.search(r"^KillWait += 30 sec$", box.client("scontrol", "show", "config").stdout, re.M)
