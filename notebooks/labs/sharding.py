@@ -28,7 +28,7 @@ from mpdemo.world.launch import end
 
 NEVER = "fsdp, never resharded"
 WAYS = {"ddp": "ddp", "fsdp": "fsdp", NEVER: "fsdp"}  # name -> rung
-KINDS = {"all_reduce": "A", "all_gather": "G", "reduce_scatter": "R"}  # in the name of a range -> kind of a timeline
+KINDS = {"gloo:all_reduce": "A", "gloo:all_gather": "G"}  # range of PyTorch's profiler -> kind of a timeline
 
 STEPS = SETTLED + 1  # until the messages of one are counted
 
@@ -46,9 +46,7 @@ def timeline(trial, world) -> list[dict]:
     step = recorder.steps[-1]
     zero = step["start"] - next(e.time_range.start for e in recorded.events() if e.name == STEP) / 1e6
     for event in recorded.events():
-        backend, _, name = event.name.partition(":")
-        kind = next((KINDS[word] for word in KINDS if word in name), None)
-        if kind and backend == "gloo":
+        if kind := KINDS.get(event.name):
             start, end = (zero + microseconds / 1e6 for microseconds in (event.time_range.start, event.time_range.end))
             row = {"rank": world.rank, "kind": kind, "stage": 0, "microbatch": 0, "start": start, "end": end}
             step["events"].append(row)
@@ -63,7 +61,7 @@ def as_a_step(profiler):
 
 
 def written(trial) -> list[int]:
-    """Return the bytes that each rank's process hands to its kernel in a step, most of them gloo's, for its sockets."""
+    """Return the bytes that each rank's process writes in a step, by its kernel's count; gloo writes to sockets."""
     rest()
     before = psutil.Process().io_counters().write_chars
     trial.step()
@@ -85,10 +83,9 @@ def weights(trial) -> dict:
 
 
 def measure(world) -> dict:
-    """Return for each way what each rank `stored`, what one of them `sent` in a step, and when (`timeline`).
+    """Return for each way what a rank `sent` in a step, and all have `stored` and `written`, and when (`timeline`).
 
-    And what each of them has `written` in a further step, and how far the weights are from the single device's before
-    it (`relative_difference`).
+    And how far the weights were from the single device's after `STEPS` (`relative_difference`).
     """
     model, batch = model_and_batch(Settings(**recipe("ddp")))
     results, single = {}, Trial(Settings(**recipe("single")), world, model, batch)
