@@ -29,7 +29,7 @@ ROOMS = [
     ("/labs", 9, "where notebooks/labs is imported from"),
     (
         "notebooks/labs notebooks/checks notebooks/scripts",
-        5_112,
+        5_122,
         "what jobs measure, exercises run and readers take home",
     ),
     ("tests", 14_735, "each promise once by day, the rest by night"),

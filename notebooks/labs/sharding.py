@@ -2,13 +2,15 @@
 
     torchrun --standalone --nproc-per-node 2 -m mpdemo.labs.sharding runs/07_bytes
 
-Every way of `WAYS` does a few steps of the course model. Rank 0 writes ``summary.json``. Taught in
-notebooks/07_sharding.ipynb.
+Every way of `WAYS` does a few steps of the course model. Rank 0 writes ``summary.json``. The kernel sees none of what
+NCCL sends, so the processes compute on CPU cores. Taught in notebooks/07_sharding.ipynb.
 """
 
+import os
 import sys
 from contextlib import contextmanager
 
+import psutil
 from torch.profiler import record_function
 
 from mpdemo.labs.profile_parts import STEP, recording
@@ -20,12 +22,13 @@ from mpdemo.plan.counting import SETTLED, sent_in_a_step
 from mpdemo.plan.dry_run import local
 from mpdemo.settings import Settings
 from mpdemo.training.recorder import Recorder
-from mpdemo.world.collectives import gather_objects, whole
+from mpdemo.world.collectives import gather_objects, rest, whole
+from mpdemo.world.devices import ON_THE_CPU
 from mpdemo.world.launch import end
 
 NEVER = "fsdp, never resharded"
 WAYS = {"ddp": "ddp", "fsdp": "fsdp", NEVER: "fsdp"}  # name -> rung
-KINDS = {"all_reduce": "A", "all_gather": "G", "reduce_scatter": "R"}  # in the name of a range -> kind of a timeline
+KINDS = {"gloo:all_reduce": "A", "gloo:all_gather": "G"}  # range of PyTorch's profiler -> kind of a timeline
 
 STEPS = SETTLED + 1  # until the messages of one are counted
 
@@ -33,8 +36,8 @@ STEPS = SETTLED + 1  # until the messages of one are counted
 def timeline(trial, world) -> list[dict]:
     """Return the timeline of a step of all ranks with its messages, as `mpdemo.measure.timeline` describes it.
 
-    The messages are those of PyTorch's profiler: with gloo from the moment a thread takes them up until their end, with
-    NCCL only while they are enqueued. gloo makes a reduce-scatter out of an all-reduce, so it is one here.
+    The messages are those of PyTorch's profiler, from the moment one of gloo's threads takes them up until their end.
+    gloo makes a reduce-scatter out of an all-reduce, so it is one here.
     """
     recorder = Recorder(world.rank, world.device)
     observe(trial, recorder)
@@ -43,9 +46,7 @@ def timeline(trial, world) -> list[dict]:
     step = recorder.steps[-1]
     zero = step["start"] - next(e.time_range.start for e in recorded.events() if e.name == STEP) / 1e6
     for event in recorded.events():
-        backend, _, name = event.name.partition(":")
-        kind = next((KINDS[word] for word in KINDS if word in name), None)
-        if kind and backend in ("gloo", "nccl"):
+        if kind := KINDS.get(event.name):
             start, end = (zero + microseconds / 1e6 for microseconds in (event.time_range.start, event.time_range.end))
             row = {"rank": world.rank, "kind": kind, "stage": 0, "microbatch": 0, "start": start, "end": end}
             step["events"].append(row)
@@ -57,6 +58,14 @@ def as_a_step(profiler):
     """Record a ``with`` block as one step."""
     with profiler, record_function(STEP):
         yield
+
+
+def written(trial) -> list[int]:
+    """Return the bytes that each rank's process writes in a step, by its kernel's count; gloo writes to sockets."""
+    rest()
+    before = psutil.Process().io_counters().write_chars
+    trial.step()
+    return gather_objects(psutil.Process().io_counters().write_chars - before)
 
 
 def stored(trial) -> dict:
@@ -74,9 +83,9 @@ def weights(trial) -> dict:
 
 
 def measure(world) -> dict:
-    """Return for each way what each rank `stored`, what one of them `sent` in a step, and when (`timeline`).
+    """Return for each way what a rank `sent` in a step, and all have `stored` and `written`, and when (`timeline`).
 
-    And how far its weights are after all these steps from the single device's (`relative_difference`).
+    And how far the weights were from the single device's after `STEPS` (`relative_difference`).
     """
     model, batch = model_and_batch(Settings(**recipe("ddp")))
     results, single = {}, Trial(Settings(**recipe("single")), world, model, batch)
@@ -88,9 +97,10 @@ def measure(world) -> dict:
             trial.rung.model.set_reshard_after_forward(False)  # as fully_shard(..., reshard_after_forward=False)
         sent, apart = sent_in_a_step(trial), relative_difference(weights(trial), weights(single))
         results[way] = {"sent": sent, "stored": gather_objects(stored(trial)), "weights_apart": apart}
-        results[way]["timeline"] = timeline(trial, world)
+        results[way] |= {"written": written(trial), "timeline": timeline(trial, world)}
     return results
 
 
 if __name__ == "__main__":
+    os.environ |= ON_THE_CPU
     end(write_result(sys.argv[1], lambda world: {"ways": measure(world)}))

@@ -18,7 +18,7 @@ SLICE = ("slice", "a slice of each layer", "")
 GATHERED = ("slice", "a slice of each layer", "all of the layer\nthat computes")
 REDUCED = ("slice", "a slice of each layer", "all of a layer, until\nthe ranks have added it up")
 SAMPLES = ("slice", "of its samples", "")
-WIDTH = ("slice", "of all samples: its slice,\nbetween layers its tokens", "all tokens\nof one layer")
+WIDTH = ("slice", "of all samples: its slice,\nbetween layers its tokens", "all tokens of a layer,\nif gathered again")
 METHODS = {  # for each tensor: the shape of what is stored, its name, what is there for a moment
     "DDP": (COPY, COPY, COPY, SAMPLES),
     "ZeRO-2": (COPY, REDUCED, SLICE, SAMPLES),
@@ -31,10 +31,10 @@ METHODS = {  # for each tensor: the shape of what is stored, its name, what is t
     ),
     "TP": (SLICE, SLICE, SLICE, ("between", "of all samples: its slice,\nbetween layers all of it", "")),
     "TP + SP": (SLICE, SLICE, SLICE, WIDTH),
-    "CP": (COPY, COPY, COPY, ("slice", "of its part of\nthe sequence", "the others' keys and\nvalues of one layer")),
+    "CP": (COPY, COPY, COPY, ("slice", "of its part of\nthe sequence", "a layer's keys and values,\nif fetched again")),
     "EP": (
         *3 * [("expert", "attention and router,\nand its own experts", "")],
-        ("slice", "of its samples", "the tokens that are\nrouted to its experts"),
+        ("slice", "of its samples; in the experts,\nof the tokens that come to them", ""),
     ),
     "PP": (
         *3 * [("layers", "its own layers", "")],
