@@ -43,10 +43,7 @@ def order(operations):
 
 
 def best_split(model, usual, gpu, batch, microbatches):
-    """Draw a step of 1F1B on two GPUs, split after the block `usual` and where the planner would; print their costs.
-
-    Times are those of a data sheet, for fp32 with convolutions in TF32: only their ratio is worth printing.
-    """
+    """Draw a step of 1F1B on two GPUs, split after the block `usual` and where the planner would; print their costs."""
     request = PlanRequest(model, batch, devices=2, gpu=gpu, memory=GPUS[gpu].memory, optimizer="momentum")
     names, panels = block_names(model), {}
     given = planner.evaluate(request, "1F1B", microbatches, resolve_cut(names, usual, 2))

@@ -2,10 +2,9 @@
 
     torchrun --standalone --nproc-per-node 2 -m mpdemo.labs.where_time_goes runs/09_time
 
-All ranks do a few steps of each case under PyTorch's profiler; rank 0 writes ``summary.json`` in the folder: for each
-case and rank the seconds of every part of the mean step (profile_parts.py), and the `exposed` ones of each step, which
-say how much they vary. It computes on CPU cores, also beside GPUs: there each part would only be launched, and the
-thread that trains wait at the step's end. Taught in notebooks/09_scaling.ipynb.
+All ranks do a few steps of each case under PyTorch's profiler; rank 0 writes ``summary.json`` in the folder: of each
+case and rank the seconds of every part of the mean step (profile_parts.py), and the exposed ones of each. It computes
+on CPU cores, since a GPU's parts would only be launched until the end of a step. Taught in notebooks/09_scaling.ipynb.
 """
 
 import os
