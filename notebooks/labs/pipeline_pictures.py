@@ -14,6 +14,7 @@ from IPython.display import display
 from mpdemo.errors import UserError
 from mpdemo.front_end import has_front_end
 from mpdemo.notebook.plots import curves, timelines
+from mpdemo.notebook.plots.timeline import in_milliseconds
 from mpdemo.plan import SCHEDULES, bubble, planner, simulate, usual_stages_per_rank
 from mpdemo.plan.request import PlanRequest
 from mpdemo.plan.simulate import simulate_order
@@ -47,10 +48,10 @@ def best_split(model, usual, gpu, batch, microbatches):
     names, panels = block_names(model), {}
     given = planner.evaluate(request, "1F1B", microbatches, resolve_cut(names, usual, 2))
     for found in (given, planner.best_split(request, "1F1B", microbatches)):
-        panels[title := f"split before {names[found.points[0]]}"] = found.simulation
+        panels[title := f"split before {names[found.points[0]]}"] = in_milliseconds(found.simulation.events)
         peaks = " and ".join(f"{peak / 2**30:.1f} GiB" for peak in found.peaks)
-        print(f"{title}: {1e3 * found.step_time:.0f} ms a step, peak memory {peaks}")
-    return timelines(panels, unit="s")
+        print(f"{title}: a planned step of {found.step_time / given.step_time:.2f}, peak memory {peaks}")
+    return timelines(panels, unit="ms by the data sheet")
 
 
 def explore(ranks=4, microbatches=8, stages_per_rank=2, schedule="1F1B", ratio=2.0):

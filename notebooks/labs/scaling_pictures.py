@@ -73,4 +73,4 @@ def messages(mib, milliseconds, latency, bandwidth):
         axes.legend()
 
     alt = "; ".join(f"{size:g} MiB: {time:.2f} ms" for size, time in zip(mib, milliseconds, strict=True))
-    return style.picture(paint, "the time of an all-reduce against its size, and the fitted line", alt, height=2.8)
+    return style.picture(paint, "the time of an all-reduce against its size, and the model of it", alt, height=2.8)

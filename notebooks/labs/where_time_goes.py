@@ -2,10 +2,9 @@
 
     torchrun --standalone --nproc-per-node 2 -m mpdemo.labs.where_time_goes runs/09_time
 
-All ranks do a few steps of each case under PyTorch's profiler; rank 0 writes ``summary.json`` in the folder: for each
-case and rank the seconds of every part of the mean step (profile_parts.py). It computes on CPU cores, also beside GPUs:
-there each part would only be launched, and the thread that trains wait at the step's end. Taught in
-notebooks/09_scaling.ipynb.
+All ranks do a few steps of each case under PyTorch's profiler; rank 0 writes ``summary.json`` in the folder: of each
+case and rank the seconds of every part of the mean step (profile_parts.py), and the exposed ones of each. It computes
+on CPU cores, since a GPU's parts would only be launched until the end of a step. Taught in notebooks/09_scaling.ipynb.
 """
 
 import os
@@ -27,7 +26,7 @@ from mpdemo.world.collectives import gather_objects, rest
 from mpdemo.world.devices import ON_THE_CPU
 from mpdemo.world.launch import end
 
-WARMUP, STEPS = 2, 5
+WARMUP, STEPS = 2, 9
 BATCH = 32  # of all ranks: this is about shares of a step, which may be a short one
 SLOWED, AGAIN = 1, 2  # this rank computes each block of its forward pass so many times more
 SECONDS_PER_IMAGE = 0.01  # of the slow loader, in which no core works
@@ -66,7 +65,8 @@ def measure(world, case) -> dict:
     with recording() as recorded:
         for _ in range(STEPS):
             one_step(ddp, optimizer, loader, world.device)
-    return {"case": case, "rank": world.rank} | mean_step(steps_of(recorded))
+    steps = steps_of(recorded)
+    return {"case": case, "rank": world.rank, "exposed_steps": [step["exposed"] for step in steps]} | mean_step(steps)
 
 
 def one_step(ddp, optimizer, loader, device):
