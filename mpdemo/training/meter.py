@@ -7,10 +7,10 @@ fetched together every few steps. Taught in notebooks/01_single_device.ipynb.
 import math
 import os
 import platform
-import resource
 import time
 from collections import ChainMap
 from itertools import chain
+from pathlib import Path
 
 import torch
 from tqdm import tqdm
@@ -25,7 +25,8 @@ def peak_memory_mib(devices) -> list[float]:
     """Return the peak memory so far, in MiB, of each GPU that this process drives; on a CPU, of the process."""
     if devices[0].type == "cuda":
         return [round(torch.cuda.max_memory_allocated(device) / 2**20, 1) for device in devices]
-    return [round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10, 1)]  # Linux counts KiB
+    status = Path("/proc/self/status").read_text()  # ru_maxrss survives exec, so it may be the launcher's
+    return [round(int(status.partition("VmHWM:")[2].split()[0]) / 2**10, 1)]  # Linux counts KiB
 
 
 def score(loss, outputs, labels):

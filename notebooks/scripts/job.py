@@ -259,8 +259,9 @@ class Run:
         self.wrote = time.monotonic()
         if self.stopping or not self.timed:  # the first one, too, to know how long it takes
             self.finish()
-            late, self.timed = time.monotonic() - self.before, True
-            say(f"saved; a stop may take {late:.1f} s, and torchrun kills after {LEFT:.0f} s")
+            late, self.timed = time.monotonic() - self.before, True  # a look, a validation, a save
+            enough = "" if late < LEFT else ": lower LOOK, or raise TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+            say(f"saved; a stop may take {late:.1f} s, and torchrun kills after {LEFT:.0f} s{enough}")
         self.began = time.monotonic()
 
     def finish(self):

@@ -225,9 +225,7 @@ def main():
         if done % LOOK and done % SAVE_STEPS and done % length:
             continue  # else all look, in one all-reduce, and decide the same
         warned = bool(signals or signal.sigpending() & STOP)  # comes to each rank at another moment
-        due = (
-            rank == 0 and time.monotonic() - wrote > 60 * SAVE_MINUTES
-        )  # the other clocks do not count
+        due = rank == 0 and time.monotonic() - wrote > 60 * SAVE_MINUTES  # one clock decides for all
         own = [*torch.stack([*losses, norm / world]).tolist(), warned, due]  # waits for the GPU
         dist.all_reduce(total := torch.tensor(own, dtype=torch.double))
         if not total.isfinite().all():
@@ -251,7 +249,9 @@ def main():
             if rank == 0:
                 save(state)
             wrote = time.monotonic()
-            say(f"saved; a stop may take {wrote - began:.1f} s, and torchrun kills after {LEFT:.0f} s")
+            late = wrote - began  # of a stop: a whole look, a validation, a save
+            enough = "" if late < LEFT else ": lower LOOK, or raise TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+            say(f"saved; a stop may take {late:.1f} s, and torchrun kills after {LEFT:.0f} s{enough}")
         if warned:
             break
         losses, began = [], time.monotonic()
