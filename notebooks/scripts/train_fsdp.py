@@ -17,7 +17,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 EPOCHS, BATCH, WORKERS = 2, 32, 0  # batch: of all processes together; workers: per process
-RATE, CLIP = 1.5e-2, 1.0  # the highest learning rate, the largest norm of a gradient
+RATE, CLIP = 8e-3, 1.0  # the highest learning rate, the largest norm of a gradient
 ACCUMULATE = 1  # microbatches that a process computes before each update
 BF16 = COMPILE = CHECKPOINTING = job.GPU is not None  # each can be switched off by itself
 CHECKPOINT = Path(sys.argv[1] if sys.argv[1:] else "train_fsdp")  # how its folders' names begin

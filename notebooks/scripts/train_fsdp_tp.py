@@ -19,7 +19,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate, Shard
 
 EPOCHS, BATCH, WORKERS = 2, 32, 0  # batch: of all processes together; workers: per process
-RATE, CLIP = 1.5e-2, 1.0  # the highest learning rate, the largest norm of a gradient
+RATE, CLIP = 8e-3, 1.0  # the highest learning rate, the largest norm of a gradient
 TENSOR = 2  # devices that split each block: at most those of a node, whose links are fast
 ACCUMULATE = 1  # microbatches that a process computes before each update
 BF16 = COMPILE = CHECKPOINTING = job.GPU is not None  # each can be switched off by itself
