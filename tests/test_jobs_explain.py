@@ -117,6 +117,12 @@ def test_the_first_real_cause_comes_first():
     assert [(finding.number, finding.count) for finding in findings] == [(3, 2), (5, 1), (2, 1), (1, 1)]
 
 
+@pytest.mark.parametrize("number", [13, 31, 43, 137, 48, 63, 79, 94, 130])
+def test_the_number_of_an_xid_decides_whether_to_fix_or_to_try_again(number):
+    findings = explain.find(f"NVRM: Xid (PCI:0000:3d:00): {number}, pid=35521, name=python, Ch 00000008")
+    assert explain.verdict(findings, "failed")[0] == ("fix" if number in (13, 31, 43, 137) else "retry")
+
+
 def test_a_frame_of_a_stack_of_cpp_is_no_error():
     """PyTorch prints such stacks where another rank has closed its socket; the cause may come much later."""
     frames = ["[rank1]: frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x9d (0x7f in /venv/libc10.so)"]
