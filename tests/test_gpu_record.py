@@ -127,13 +127,29 @@ def test_a_page_tells_what_failed_what_was_measured_and_what_only_an_older_recor
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
     record = page.newest(tmp_path)
     text = page.page(record)
-    assert "2 passed, 1 failed, 0 skipped" in text and "- failed: `b`: CUDA error" in text
-    assert "| trace | passed |  | [2026-11-30-h100.json](gpu/2026-11-30-h100.json) |" in text
+    assert "2 passed, 1 failed, 0 skipped" in text and "- failed, CUDA error: `b`" in text
+    of_older = "[trace](gpu/2026-11-30-h100.json)"
+    assert f"| [gpt](gpu/2026-12-01-h100.json), {of_older}, [two_ddp](gpu/2026-12-01-h100.json) | passed |  |" in text
     assert text.count("(gpu/2026-12-01-h100.json)") == 3
     assert "| fused | 1,000" in text
     assert "| compile | 1,000 (800 to 1,250) | 41.0% | 70.0 GiB |" in text and "| fp8 | out of memory |" in text
     assert "speed-up 1.90 (1.80 to 1.95), upper bound 2.00" in text
-    assert page.status(record).startswith("**Run on one NVIDIA H100, 3 of 4 parts without a fault**")
+    assert "3 of the 3 GPU tests; 0 were skipped, 1 failed" in page.status(record)
+    assert page.status(record).endswith("**On two, 1 of 1 parts passed.**")
+
+
+@pytest.mark.parametrize("outcome", ["passed", "failed"])
+def test_the_readme_says_which_scripts_ran_and_that_nothing_has_run_on_two_gpus(outcome):
+    parts = [{"part": "tests", "outcome": "passed", "rows": [{"test": "a", "outcome": "skipped"}]}]
+    parts += [{"part": name, "outcome": outcome} for name in ("train_ddp", "two_stages")]
+    record = {"device": "H100", "torch": "2.11", "date": "2026-12-01 10:00:00", "driver": "580", "parts": parts}
+    for part in parts:
+        part["record"] = "x.json"
+    said, text = page.status(record), page.page(record)
+    assert f"One H100 has run {int(outcome == 'passed')} of the" in said
+    assert "0 of the 1 GPU tests; 1 were skipped, 0 failed" in said and said.endswith("run on two GPUs.**")
+    assert "`train_pipeline.py`" in text and ("`train_ddp.py`" in text) is (outcome == "failed")
+    assert "anything on two GPUs" in text and "`gpt.py`" not in text
 
 
 def test_a_crash_and_a_part_over_its_limit_spoil_no_other(tmp_path):

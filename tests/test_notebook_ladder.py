@@ -141,6 +141,15 @@ def test_the_chart_has_every_timeline_on_one_axis_and_a_bar_for_each_device(clim
     assert repr(shown) == CHART
 
 
+def test_the_bars_of_a_rung_whose_messages_no_recorder_sees_say_that_they_include_them(climbed, runs):
+    runs("speed_fsdp", [single(0.25), ddp() | {"rung": "fsdp", "strategy": "fsdp"}])
+    shown = ladder.ladder_chart()
+    *others, fsdp = ([text.get_text() for text in axes.texts] for axes in shown.figure.axes[::2])
+    assert fsdp == 2 * ["forward", "backward\nincludes communication"]  # the forward pass is too short for a note
+    assert "communication" not in str(others)
+    assert shown.metadata["image/png"]["alt"].count("communication") == 1
+
+
 def test_without_runs_the_next_notebook_is_named(runs):
     for function in (ladder.ladder_table, ladder.ladder_chart):
         with pytest.raises(UserError, match="nothing was timed yet; begin with notebook 01"):

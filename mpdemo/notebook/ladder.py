@@ -26,6 +26,8 @@ MEMORY = {  # part of a device's memory: its look; colours are for operations
 LANE = 0.36  # inches per device
 TIMED = [rung for rung in RUNGS if rung != "hybrid"]  # whose four ranks on two cores would time the cores
 SHARE_THE_WORK = "data_parallel", "ddp", "fsdp", "tensor"  # limited by processes that do not talk
+UNSEEN = "fsdp", "tensor"  # whose collectives no recorder sees: their bars of computing contain them
+HIDDEN = "includes communication"
 HEADINGS = "strategy", "devices", "step (ms)", "speed-up", "upper bound", "fraction of bound", "MiB per device"
 FOOT = (
     "Step: the median step of the single device and of the strategy, timed alternately in one job. Speed-up: the "
@@ -97,7 +99,7 @@ def ladder_chart() -> Bundle:
 
     def paint(sheet, grid):
         for (time, memory), row in zip(grid, rows, strict=True):
-            paint_step(time, headline(row), row["timeline"], longest, "device")
+            paint_step(time, headline(row), row["timeline"], longest, "device", HIDDEN * (row["rung"] in UNSEEN))
             parts = [([device[part] / MIB for device in row["memory"]], look) for part, look in MEMORY.items()]
             last = style.stack(memory, range(row["devices"]), parts, 0.8)
             memory.bar_label(last, memory_texts(row), padding=3, fontsize=8)
@@ -112,7 +114,7 @@ def ladder_chart() -> Bundle:
     ratios = {"height_ratios": [row["devices"] + 0.4 for row in rows], "width_ratios": [3, 1], "sharex": "col"}
     height = 1.35 + sum(0.42 + LANE * row["devices"] for row in rows)
     text = "the ladder so far: a step of each strategy on one time axis, and the memory of every device"
-    alt = "; ".join(f"{headline(row)}, peak memory (MiB) {', '.join(memory_texts(row))}" for row in rows)
+    alt = "; ".join(in_alt(row) for row in rows)
     return style.picture(paint, text, alt, 8.6, height, len(rows), 2, squeeze=False, **ratios)
 
 
@@ -124,6 +126,12 @@ def _add_legend(sheet, rows):
     memory = style.patches((f"memory: {part}", look) for part, look in MEMORY.items())
     by_column = [handle for pair in zip_longest(line, memory) for handle in pair if handle]
     sheet.legend(handles=by_column, loc="outside lower center", ncols=max(len(line), len(memory)), fontsize=8)
+
+
+def in_alt(row) -> str:
+    """Return what the picture shows of a row, in words."""
+    hidden = f", computing {HIDDEN}" * (row["rung"] in UNSEEN)
+    return f"{headline(row)}{hidden}, peak memory (MiB) {', '.join(memory_texts(row))}"
 
 
 def headline(row) -> str:
