@@ -65,6 +65,7 @@ def test_a_log_is_explained_as_a_support_desk_would(name):
     remedy = next(line for line in said.splitlines() if "what to do: " in line)
     assert re.search(wanted["first"], first) and re.search(wanted["remedy"], remedy), said
     assert wanted.get("where", "") in said
+    assert explain.verdict(explain.find(text), "failed")[0] in wanted.get("verdict", "fix retry")
 
 
 def test_each_row_of_the_table_is_found_in_a_real_message():
@@ -115,12 +116,6 @@ def test_the_first_real_cause_comes_first():
     own = "[rank1]: RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB."
     findings = explain.find("\n".join([lost, waited, own, own, "UnpicklingError: Weights only load failed."]))
     assert [(finding.number, finding.count) for finding in findings] == [(3, 2), (5, 1), (2, 1), (1, 1)]
-
-
-@pytest.mark.parametrize("number", [13, 31, 43, 137, 48, 63, 79, 94, 130])
-def test_the_number_of_an_xid_decides_whether_to_fix_or_to_try_again(number):
-    findings = explain.find(f"NVRM: Xid (PCI:0000:3d:00): {number}, pid=35521, name=python, Ch 00000008")
-    assert explain.verdict(findings, "failed")[0] == ("fix" if number in (13, 31, 43, 137) else "retry")
 
 
 def test_a_frame_of_a_stack_of_cpp_is_no_error():

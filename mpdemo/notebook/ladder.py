@@ -26,8 +26,7 @@ MEMORY = {  # part of a device's memory: its look; colours are for operations
 LANE = 0.36  # inches per device
 TIMED = [rung for rung in RUNGS if rung != "hybrid"]  # whose four ranks on two cores would time the cores
 SHARE_THE_WORK = "data_parallel", "ddp", "fsdp", "tensor"  # limited by processes that do not talk
-UNSEEN = "fsdp", "tensor"  # whose collectives no recorder sees: their bars of computing contain them
-HIDDEN = "includes communication"
+UNSEEN = dict.fromkeys(("fsdp", "tensor"), "includes communication")  # no recorder sees their collectives
 HEADINGS = "strategy", "devices", "step (ms)", "speed-up", "upper bound", "fraction of bound", "MiB per device"
 FOOT = (
     "Step: the median step of the single device and of the strategy, timed alternately in one job. Speed-up: the "
@@ -99,13 +98,11 @@ def ladder_chart() -> Bundle:
 
     def paint(sheet, grid):
         for (time, memory), row in zip(grid, rows, strict=True):
-            paint_step(time, headline(row), row["timeline"], longest, "device", HIDDEN * (row["rung"] in UNSEEN))
+            paint_step(time, headline(row), row["timeline"], longest, "device", UNSEEN.get(row["rung"]))
             parts = [([device[part] / MIB for device in row["memory"]], look) for part, look in MEMORY.items()]
-            last = style.stack(memory, range(row["devices"]), parts, 0.8)
-            memory.bar_label(last, memory_texts(row), padding=3, fontsize=8)
-            memory.set_ylim(row["devices"] - 0.5, -0.5)
-            memory.set_yticks([])
-            memory.grid(visible=False, axis="y")
+            bars = style.stack(memory, range(row["devices"]), parts, 0.8)
+            memory.bar_label(bars, memory_texts(row), padding=3, fontsize=8)
+            memory.set(ylim=(row["devices"] - 0.5, -0.5), yticks=[])
         memory.set_xlim(0, 1.22 * max(map(float, (text for row in rows for text in memory_texts(row)))))
         time.set_xlabel("time since the step began (ms)")
         memory.set_xlabel("peak memory (MiB)")
@@ -114,7 +111,8 @@ def ladder_chart() -> Bundle:
     ratios = {"height_ratios": [row["devices"] + 0.4 for row in rows], "width_ratios": [3, 1], "sharex": "col"}
     height = 1.35 + sum(0.42 + LANE * row["devices"] for row in rows)
     text = "the ladder so far: a step of each strategy on one time axis, and the memory of every device"
-    alt = "; ".join(in_alt(row) for row in rows)
+    alt = "; ".join(f"{headline(row)}, peak memory (MiB) {', '.join(memory_texts(row))}" for row in rows)
+    alt += f"; the row of {' or '.join(UNSEEN)} {UNSEEN['fsdp']}"
     return style.picture(paint, text, alt, 8.6, height, len(rows), 2, squeeze=False, **ratios)
 
 
@@ -126,12 +124,6 @@ def _add_legend(sheet, rows):
     memory = style.patches((f"memory: {part}", look) for part, look in MEMORY.items())
     by_column = [handle for pair in zip_longest(line, memory) for handle in pair if handle]
     sheet.legend(handles=by_column, loc="outside lower center", ncols=max(len(line), len(memory)), fontsize=8)
-
-
-def in_alt(row) -> str:
-    """Return what the picture shows of a row, in words."""
-    hidden = f", computing {HIDDEN}" * (row["rung"] in UNSEEN)
-    return f"{headline(row)}{hidden}, peak memory (MiB) {', '.join(memory_texts(row))}"
 
 
 def headline(row) -> str:

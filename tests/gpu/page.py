@@ -16,7 +16,7 @@ PAGE, README = ROOT / "notebooks/on_a_gpu.md", ROOT / "README.md"
 NOT_RUN = "not started", "no time left"
 MODULES = "gpt", "job"  # in notebooks/scripts, and no scripts
 BEGIN, END = "<!-- from the newest record -->", "<!-- end of the record -->"
-MIB, GIB = 2**20, 2**30
+MIB = 2**20
 
 
 def newest(folder=RECORDS) -> dict:
@@ -67,21 +67,18 @@ def source_of_tests() -> str:
 def status(record) -> str:
     """Return the sentences of the README: what has run on a GPU, and whether anything has run on two."""
     ran, missing = scripts(record)
-    parts = record["parts"]
-    outcomes = [row["outcome"] for part in parts if part["part"] == "tests" for row in part.get("rows", [])]
-    skipped, failed = (outcomes.count(kind) for kind in ("skipped", "failed"))
-    of_two = [part["outcome"] == "passed" for part in parts if needs_two(part)]
-    two = f"On two, {sum(of_two)} of {len(of_two)} parts passed" if of_two else "Nothing has run on two GPUs"
-    return (
-        f"One {record['device']} has run {len(ran)} of the course's {len(ran + missing)} scripts and "
-        f"{len(outcomes) - skipped} of the {len(outcomes)} GPU tests; {skipped} were skipped, {failed} failed "
-        f"({record['date'][:10]}, PyTorch {record['torch']}). **{two}.**"
-    )
+    tests = [row["outcome"] for part in record["parts"] if part["part"] == "tests" for row in part["rows"]]
+    skipped, failed = (tests.count(kind) for kind in ("skipped", "failed"))
+    passed = [part["outcome"] == "passed" for part in record["parts"] if needs_two(part)]
+    of_scripts = f"One {record['device']} has run {len(ran)} of the course's {len(ran + missing)} scripts and "
+    of_tests = f"{len(tests) - skipped} of the {len(tests)} GPU tests; {skipped} were skipped, {failed} failed "
+    two = f"On two, {sum(passed)} of {len(passed)} parts passed" if passed else "Nothing has run on two GPUs"
+    return f"{of_scripts}{of_tests}({record['date'][:10]}, PyTorch {record['torch']}). **{two}.**"
 
 
 def needs_two(part) -> bool:
-    """Return whether a part of a record runs on two GPUs."""
-    return part["part"].startswith("two_") and part["part"] != "two_stages"  # these share one GPU
+    """Return whether a part of a record runs on two GPUs; two_stages shares one."""
+    return part["part"].startswith("two_") and part["part"] != "two_stages"
 
 
 def scripts(record) -> tuple[list, list]:
@@ -93,20 +90,17 @@ def scripts(record) -> tuple[list, list]:
 
 def page(record) -> str:
     """Return what the page says of a record."""
-    missing = [f"`{name}.py`" for name in scripts(record)[1]]
-    missing += [] if any(map(needs_two, record["parts"])) else ["anything on two GPUs"]
-    lines = [
-        f"**Last run on {record['date']}**: {record['device']}, driver {record['driver']}, PyTorch {record['torch']}.",
-        *([f"**Never run on a GPU**: {', '.join(missing)}."] if missing else []),
-        "",
-    ]
+    never = [f"`{name}.py`" for name in scripts(record)[1]]
+    never += ["anything on two GPUs"] * (not any(map(needs_two, record["parts"])))
     rows = {}  # outcome and what it showed -> the parts: many have nothing more to say
     for part in record["parts"]:
         rows.setdefault((part["outcome"], said(part)), []).append(f"[{part['part']}](gpu/{part['record']})")
-    lines += table(("part", "outcome", "what it showed"), [(", ".join(parts), *row) for row, parts in rows.items()])
-    for part in record["parts"]:
-        lines += details(part)
-    return "\n".join(lines)
+    return "\n".join([
+        f"**Last run on {record['date']}**: {record['device']}, driver {record['driver']}, PyTorch {record['torch']}.",
+        f"**Never run on a GPU**: {', '.join(never) or 'nothing'}.\n",
+        *table(("part", "outcome", "what it showed"), [(", ".join(parts), *row) for row, parts in rows.items()]),
+        *(line for part in record["parts"] for line in details(part)),
+    ])  # fmt: skip
 
 
 def table(head, rows) -> list[str]:
@@ -130,27 +124,22 @@ def details(part) -> list[str]:
     """Return the tables and lists of one part; [] where it has none."""
     rows = part.get("rows", [])
     if part["part"] == "tests":
-        told = {}  # outcome and reason -> the tests: most are skipped for the same lack of GPUs
+        told = {}  # outcome and reason -> the tests, each once: most are skipped for the same lack of GPUs
         for row in (row for row in rows if row["outcome"] != "passed"):
             why = f"{row['outcome']}, {last(row).removeprefix('Skipped: ')}"
-            told.setdefault(why, {})[f"`{row['test'].split('::')[-1].split('[')[0]}`"] = None  # once each, in order
+            told.setdefault(why, {})[f"`{row['test'].split('::')[-1].split('[')[0]}`"] = True
         lines = [f"- {why}: {', '.join(tests)}" for why, tests in told.items()]
-        return ["", "Tests that did not pass:", "", *lines] if lines else []
+        return ["", "Tests that did not pass:\n", *lines] if lines else []
     if part["part"] in ("gpt", "resnet") and rows:
         unit = "tokens" if part["part"] == "gpt" else "images"
-        head = (
-            f"{rows[0]['model']}, batch {rows[0]['batch']}",
-            f"{unit} per second (95 % interval)",
-            "MFU",
-            "peak memory",
-        )
+        name, speed = f"{rows[0]['model']}, batch {rows[0]['batch']}", f"{unit} per second (95 % interval)"
+        head = (name, speed, "MFU", "peak memory")
         return ["", *table(head, [throughput(row, unit) for row in rows])]
     if part["part"] == "predicted" and rows:
-        head = ("planned and measured", "memory", "planned", "step", "planned")
-        return ["", *table(head, [prediction(row) for row in rows])]
+        return ["", *table(("planned and measured", "memory", "planned", "step", "planned"), map(prediction, rows))]
     if part["part"] == "memory" and rows:
         ratios = [f"{row['counted'] / row['predicted']:.3f}" for row in rows]
-        return ["", f"Peak memory in {len(rows)} small cases: {min(ratios)} to {max(ratios)} times what was planned."]
+        return ["", f"Peak memory in {len(rows)} cases: {min(ratios)} to {max(ratios)} times what was planned."]
     if part["part"] == "two_stages" and rows:
         return ["", f"Two stages on one GPU: {'; '.join(two_stages(rows))}."]
     if needs_two(part) and rows:
@@ -193,10 +182,9 @@ def two_stages(rows) -> list[str]:
     """Return what each row of two_stages.py says."""
     found = []
     for row in rows:
-        if "memory" in row:
-            memory = row["memory"]
-            said = f"{memory['counted'] / MIB:,.0f} MiB, planned {memory['predicted'] / MIB:,.0f} MiB"
-            found.append(f"stage {memory['case']['stage']} alone {said}")
+        if memory := row.get("memory"):
+            counted, planned = (f"{memory[name] / MIB:,.0f} MiB" for name in ("counted", "predicted"))
+            found.append(f"stage {memory['case']['stage']} alone {counted}, planned {planned}")
         elif row.get("both_stages_mib"):
             found.append(f"both, one after the other, {row['both_stages_mib']:,.0f} MiB")
         elif "overlap" in row:
@@ -218,16 +206,10 @@ def rewritten(text, content) -> str:
 def pages() -> dict[Path, str]:
     """Return both files as they should be."""
     record = newest()
-    return {
-        PAGE: rewritten(PAGE.read_text(), f"\n{page(record)}\n"),
-        README: rewritten(README.read_text(), status(record)),
-    }
-
-
-def main():
-    for path, text in pages().items():
-        path.write_text(text)
+    contents = {PAGE: f"\n{page(record)}\n", README: status(record)}
+    return {path: rewritten(path.read_text(), content) for path, content in contents.items()}
 
 
 if __name__ == "__main__":
-    main()
+    for path, text in pages().items():
+        path.write_text(text)
