@@ -110,30 +110,27 @@ def test_a_page_tells_what_failed_what_was_measured_and_what_only_an_older_recor
     step = {"model": "gpt", "batch": 8, "tokens_per_second": 1000.0, "mfu": 0.41, "peak_memory_gib": 70.0}
     step |= {"median_seconds": 2.0, "interval_seconds": [1.6, 2.5], "options": ["compile"]}
     of_two = {"rung": "ddp", "speedup": 1.9, "speedup_interval": [1.8, 1.95], "bound": 2.0}
-    parts = [{"part": "tests", "outcome": "failed", "rows": tests}]
-    parts += [
-        {"part": "gpt", "outcome": "passed", "rows": [step, {**step, "options": ["fp8"], "error": "out of memory"}]}
-    ]
-    parts += [{"part": "two_ddp", "outcome": "passed", "rows": [of_two]}]
-    record = {"device": "NVIDIA H100", "torch": "2.11", "commit": "abc", "date": "2026-12-01 10:00:00", "parts": parts}
-    record |= {"driver": "580"}
-    older = [
-        {"part": "gpt", "outcome": "passed", "rows": [{**step, "options": ["fused"]}]},
-        {"part": "trace", "outcome": "passed"},
-    ]
-    removed = {"test": "test_that_is_gone", "outcome": "failed"}
-    older += [{"part": "tests", "outcome": "passed", "rows": [{"test": "c", "outcome": "passed"}, removed]}]
+    of_gpt = [step, {**step, "options": ["fp8"], "error": "out of memory"}]
+    named = {"tests": tests, "gpt": of_gpt, "two_ddp": [of_two]}
+    parts = [{"part": name, "outcome": "passed", "rows": rows} for name, rows in named.items()]
+    record = {"device": "NVIDIA H100", "torch": "2.11", "date": "2026-12-01 10:00:00", "driver": "580", "parts": parts}
+    removed = [{"test": "c", "outcome": "passed"}, {"test": "test_that_is_gone", "outcome": "failed"}]
+    named = {"gpt": [{**step, "options": ["fused"]}], "train_ddp": [], "tests": removed}
+    older = [{"part": name, "outcome": "passed", "rows": rows} for name, rows in named.items()]
     for name, content in [("2026-11-30-h100", record | {"parts": older}), ("2026-12-01-h100", record)]:
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
     record = page.newest(tmp_path)
     text = page.page(record)
-    assert "2 passed, 1 failed, 0 skipped" in text and "- failed: `b`: CUDA error" in text
-    assert "| trace | passed |  | [2026-11-30-h100.json](gpu/2026-11-30-h100.json) |" in text
-    assert text.count("(gpu/2026-12-01-h100.json)") == 3
-    assert "| fused | 1,000" in text
+    assert "2 passed, 1 failed, 0 skipped" in text and "- failed, CUDA error: `b`" in text
+    of_older = "[train_ddp](gpu/2026-11-30-h100.json)"
+    assert f"| [gpt](gpu/2026-12-01-h100.json), {of_older}, [two_ddp](gpu/2026-12-01-h100.json) | passed |  |" in text
+    assert text.count("(gpu/2026-12-01-h100.json)") == 3 and "| fused | 1,000" in text
     assert "| compile | 1,000 (800 to 1,250) | 41.0% | 70.0 GiB |" in text and "| fp8 | out of memory |" in text
     assert "speed-up 1.90 (1.80 to 1.95), upper bound 2.00" in text
-    assert page.status(record).startswith("**Run on one NVIDIA H100, 3 of 4 parts without a fault**")
+    assert "`train_pipeline.py`" in text and "`train_ddp.py`" not in text and "`gpt.py`" not in text
+    said, record["parts"] = page.status(record), record["parts"][:-1]
+    assert all(words in said for words in ("has run 1 of the course", "3 of the 3 GPU tests; 0 were", "On two, 1 of 1"))
+    assert page.status(record).endswith("**Nothing has run on two GPUs.**") and "anything on two" in page.page(record)
 
 
 def test_a_crash_and_a_part_over_its_limit_spoil_no_other(tmp_path):

@@ -65,6 +65,7 @@ def test_a_log_is_explained_as_a_support_desk_would(name):
     remedy = next(line for line in said.splitlines() if "what to do: " in line)
     assert re.search(wanted["first"], first) and re.search(wanted["remedy"], remedy), said
     assert wanted.get("where", "") in said
+    assert explain.verdict(explain.find(text), "failed")[0] in wanted.get("verdict", "fix retry")
 
 
 def test_each_row_of_the_table_is_found_in_a_real_message():

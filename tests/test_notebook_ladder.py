@@ -120,7 +120,7 @@ def test_rows_of_an_earlier_version_are_not_shown_and_to_be_measured_again(climb
         ladder.in_words(old)
 
 
-def test_the_chart_has_every_timeline_on_one_axis_and_a_bar_for_each_device(climbed):
+def test_the_chart_has_every_timeline_on_one_axis_and_a_bar_for_each_device(climbed, runs):
     shown = ladder.ladder_chart()
     times, memories = shown.figure.axes[::2], shown.figure.axes[1::2]
     assert [axes.get_title(loc="left") for axes in times] == [
@@ -139,6 +139,9 @@ def test_the_chart_has_every_timeline_on_one_axis_and_a_bar_for_each_device(clim
         "single, 1 device: 200 ms per step, peak memory (MiB) 100; ddp"
     )
     assert repr(shown) == CHART
+    runs("speed_fsdp", [ddp() | {"rung": "fsdp", "strategy": "fsdp"}])  # its collectives are not recorded
+    bars = [text.get_text() for text in ladder.ladder_chart().figure.axes[4].texts]
+    assert bars == 2 * ["forward", "backward\nincludes communication"]  # the first is too short for the note
 
 
 def test_without_runs_the_next_notebook_is_named(runs):

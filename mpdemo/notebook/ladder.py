@@ -26,6 +26,7 @@ MEMORY = {  # part of a device's memory: its look; colours are for operations
 LANE = 0.36  # inches per device
 TIMED = [rung for rung in RUNGS if rung != "hybrid"]  # whose four ranks on two cores would time the cores
 SHARE_THE_WORK = "data_parallel", "ddp", "fsdp", "tensor"  # limited by processes that do not talk
+UNSEEN = dict.fromkeys(("fsdp", "tensor"), "includes communication")  # no recorder sees their collectives
 HEADINGS = "strategy", "devices", "step (ms)", "speed-up", "upper bound", "fraction of bound", "MiB per device"
 FOOT = (
     "Step: the median step of the single device and of the strategy, timed alternately in one job. Speed-up: the "
@@ -97,13 +98,11 @@ def ladder_chart() -> Bundle:
 
     def paint(sheet, grid):
         for (time, memory), row in zip(grid, rows, strict=True):
-            paint_step(time, headline(row), row["timeline"], longest, "device")
+            paint_step(time, headline(row), row["timeline"], longest, "device", UNSEEN.get(row["rung"]))
             parts = [([device[part] / MIB for device in row["memory"]], look) for part, look in MEMORY.items()]
-            last = style.stack(memory, range(row["devices"]), parts, 0.8)
-            memory.bar_label(last, memory_texts(row), padding=3, fontsize=8)
-            memory.set_ylim(row["devices"] - 0.5, -0.5)
-            memory.set_yticks([])
-            memory.grid(visible=False, axis="y")
+            bars = style.stack(memory, range(row["devices"]), parts, 0.8)
+            memory.bar_label(bars, memory_texts(row), padding=3, fontsize=8)
+            memory.set(ylim=(row["devices"] - 0.5, -0.5), yticks=[])
         memory.set_xlim(0, 1.22 * max(map(float, (text for row in rows for text in memory_texts(row)))))
         time.set_xlabel("time since the step began (ms)")
         memory.set_xlabel("peak memory (MiB)")
@@ -113,6 +112,7 @@ def ladder_chart() -> Bundle:
     height = 1.35 + sum(0.42 + LANE * row["devices"] for row in rows)
     text = "the ladder so far: a step of each strategy on one time axis, and the memory of every device"
     alt = "; ".join(f"{headline(row)}, peak memory (MiB) {', '.join(memory_texts(row))}" for row in rows)
+    alt += f"; the row of {' or '.join(UNSEEN)} {UNSEEN['fsdp']}"
     return style.picture(paint, text, alt, 8.6, height, len(rows), 2, squeeze=False, **ratios)
 
 

@@ -14,8 +14,9 @@ ROOT = Path(__file__).resolve().parents[2]
 RECORDS = ROOT / "notebooks/gpu"
 PAGE, README = ROOT / "notebooks/on_a_gpu.md", ROOT / "README.md"
 NOT_RUN = "not started", "no time left"
+MODULES = "gpt", "job"  # in notebooks/scripts, and no scripts
 BEGIN, END = "<!-- from the newest record -->", "<!-- end of the record -->"
-MIB, GIB = 2**20, 2**30
+MIB = 2**20
 
 
 def newest(folder=RECORDS) -> dict:
@@ -64,26 +65,42 @@ def source_of_tests() -> str:
 
 
 def status(record) -> str:
-    """Return the sentence of the README."""
-    parts = record["parts"]
-    passed = sum(part["outcome"] == "passed" for part in parts)
-    how = f"{passed} of {len(parts)} parts without a fault" if passed < len(parts) else "without a fault"
-    return f"**Run on one {record['device']}, {how}** ({record['date'][:10]}, PyTorch {record['torch']})"
+    """Return the sentences of the README: what has run on a GPU, and whether anything has run on two."""
+    ran, missing = scripts(record)
+    tests = [row["outcome"] for part in record["parts"] if part["part"] == "tests" for row in part["rows"]]
+    skipped, failed = (tests.count(kind) for kind in ("skipped", "failed"))
+    passed = [part["outcome"] == "passed" for part in record["parts"] if needs_two(part)]
+    of_scripts = f"One {record['device']} has run {len(ran)} of the course's {len(ran + missing)} scripts and "
+    of_tests = f"{len(tests) - skipped} of the {len(tests)} GPU tests; {skipped} were skipped, {failed} failed "
+    two = f"On two, {sum(passed)} of {len(passed)} parts passed" if passed else "Nothing has run on two GPUs"
+    return f"{of_scripts}{of_tests}({record['date'][:10]}, PyTorch {record['torch']}). **{two}.**"
+
+
+def needs_two(part) -> bool:
+    """Return whether a part of a record runs on two GPUs; two_stages shares one."""
+    return part["part"].startswith("two_") and part["part"] != "two_stages"
+
+
+def scripts(record) -> tuple[list, list]:
+    """Return the names of the scripts to take home that have passed on a GPU, and of those that have not."""
+    names = sorted({file.stem for file in (ROOT / "notebooks/scripts").glob("*.py")} - set(MODULES))
+    passed = {part["part"].removeprefix("two_") for part in record["parts"] if part["outcome"] == "passed"}
+    return [name for name in names if name in passed], [name for name in names if name not in passed]
 
 
 def page(record) -> str:
     """Return what the page says of a record."""
-    lines = [
-        f"**Last run on {record['date']}**: {record['device']}, driver {record['driver']}, PyTorch {record['torch']}.",
-        "",
-    ]
-    lines += table(("part", "outcome", "what it showed", "record"), [
-        (part["part"], part["outcome"], said(part), f"[{part['record']}](gpu/{part['record']})")
-        for part in record["parts"]
-    ])  # fmt: skip
+    never = [f"`{name}.py`" for name in scripts(record)[1]]
+    never += ["anything on two GPUs"] * (not any(map(needs_two, record["parts"])))
+    rows = {}  # outcome and what it showed -> the parts: many have nothing more to say
     for part in record["parts"]:
-        lines += details(part)
-    return "\n".join(lines)
+        rows.setdefault((part["outcome"], said(part)), []).append(f"[{part['part']}](gpu/{part['record']})")
+    return "\n".join([
+        f"**Last run on {record['date']}**: {record['device']}, driver {record['driver']}, PyTorch {record['torch']}.",
+        f"**Never run on a GPU**: {', '.join(never) or 'nothing'}.\n",
+        *table(("part", "outcome", "what it showed"), [(", ".join(parts), *row) for row, parts in rows.items()]),
+        *(line for part in record["parts"] for line in details(part)),
+    ])  # fmt: skip
 
 
 def table(head, rows) -> list[str]:
@@ -107,26 +124,25 @@ def details(part) -> list[str]:
     """Return the tables and lists of one part; [] where it has none."""
     rows = part.get("rows", [])
     if part["part"] == "tests":
-        told = [f"- {row['outcome']}: `{row['test']}`: {last(row)}" for row in rows if row["outcome"] != "passed"]
-        return ["", "Tests that did not pass:", "", *told] if told else []
+        told = {}  # outcome and reason -> the tests, each once: most are skipped for the same lack of GPUs
+        for row in (row for row in rows if row["outcome"] != "passed"):
+            why = f"{row['outcome']}, {last(row).removeprefix('Skipped: ')}"
+            told.setdefault(why, {})[f"`{row['test'].split('::')[-1].split('[')[0]}`"] = True
+        lines = [f"- {why}: {', '.join(tests)}" for why, tests in told.items()]
+        return ["", "Tests that did not pass:\n", *lines] if lines else []
     if part["part"] in ("gpt", "resnet") and rows:
         unit = "tokens" if part["part"] == "gpt" else "images"
-        head = (
-            f"{rows[0]['model']}, batch {rows[0]['batch']}",
-            f"{unit} per second (95 % interval)",
-            "MFU",
-            "peak memory",
-        )
+        name, speed = f"{rows[0]['model']}, batch {rows[0]['batch']}", f"{unit} per second (95 % interval)"
+        head = (name, speed, "MFU", "peak memory")
         return ["", *table(head, [throughput(row, unit) for row in rows])]
     if part["part"] == "predicted" and rows:
-        head = ("planned and measured", "memory", "planned", "step", "planned")
-        return ["", *table(head, [prediction(row) for row in rows])]
+        return ["", *table(("planned and measured", "memory", "planned", "step", "planned"), map(prediction, rows))]
     if part["part"] == "memory" and rows:
-        head = ("peak memory of a GPU", "counted", "planned", "counted / planned")
-        return ["", *table(head, [memory(row) for row in rows])]
+        ratios = [f"{row['counted'] / row['predicted']:.3f}" for row in rows]
+        return ["", f"Peak memory in {len(rows)} cases: {min(ratios)} to {max(ratios)} times what was planned."]
     if part["part"] == "two_stages" and rows:
-        return ["", *table(("two stages on one GPU", ""), two_stages(rows))]
-    if part["part"].startswith("two_") and rows:
+        return ["", f"Two stages on one GPU: {'; '.join(two_stages(rows))}."]
+    if needs_two(part) and rows:
         row = rows[-1]
         speedup = f"{row['speedup']:.2f}{interval(row['speedup_interval'], '.2f')}"
         return ["", f"{row['rung']} on two GPUs: speed-up {speedup}, upper bound {row['bound']:.2f}."]
@@ -162,28 +178,17 @@ def prediction(row) -> tuple:
     return name, in_gib(row["measured_gib"]), in_gib(row["predicted_gib"]), *times
 
 
-def memory(row) -> tuple:
-    """Return a case of memory_of_one.py in words, and its memory as PyTorch counted it and as the plan says."""
-    case = row["case"]
-    words = [case["model"], case.get("precision", "fp32"), f"batch {case['batch_size']}"]
-    words += ["activation checkpointing"] * case.get("activation_checkpointing", False)
-    words += [f"stage {case['stage']} of 2"] * (case["rung"] == "pipeline")
-    mib = [f"{row[name] / MIB:,.0f} MiB" for name in ("counted", "predicted")]
-    return ", ".join(words), *mib, f"{row['counted'] / row['predicted']:.3f}"
-
-
-def two_stages(rows) -> list[tuple]:
+def two_stages(rows) -> list[str]:
     """Return what each row of two_stages.py says."""
     found = []
     for row in rows:
-        if "memory" in row:
-            memory = row["memory"]
-            said = f"{memory['counted'] / MIB:,.0f} MiB, planned {memory['predicted'] / MIB:,.0f} MiB"
-            found.append((f"stage {memory['case']['stage']} alone", said))
+        if memory := row.get("memory"):
+            counted, planned = (f"{memory[name] / MIB:,.0f} MiB" for name in ("counted", "predicted"))
+            found.append(f"stage {memory['case']['stage']} alone {counted}, planned {planned}")
         elif row.get("both_stages_mib"):
-            found.append(("both, one after the other", f"{row['both_stages_mib']:,.0f} MiB"))
+            found.append(f"both, one after the other, {row['both_stages_mib']:,.0f} MiB")
         elif "overlap" in row:
-            found.append(("two streams", f"{row['overlap']['speedup_of_two_streams']:.2f} times as fast as one"))
+            found.append(f"two streams {row['overlap']['speedup_of_two_streams']:.2f} times as fast as one")
     return found
 
 
@@ -201,16 +206,10 @@ def rewritten(text, content) -> str:
 def pages() -> dict[Path, str]:
     """Return both files as they should be."""
     record = newest()
-    return {
-        PAGE: rewritten(PAGE.read_text(), f"\n{page(record)}\n"),
-        README: rewritten(README.read_text(), status(record)),
-    }
-
-
-def main():
-    for path, text in pages().items():
-        path.write_text(text)
+    contents = {PAGE: f"\n{page(record)}\n", README: status(record)}
+    return {path: rewritten(path.read_text(), content) for path, content in contents.items()}
 
 
 if __name__ == "__main__":
-    main()
+    for path, text in pages().items():
+        path.write_text(text)

@@ -22,7 +22,7 @@ MESSAGES = {
     "R": ("reduce-scatter", paler(style.BLUE, 0.8)),
 }
 IDLE = {"facecolor": style.PAPER, "edgecolor": style.FAINT, "hatch": "////"}
-NARROWEST, WIDE = 0.012, 0.09  # share of the picture's width that a box needs to carry a number, a name
+NARROWEST, WIDE, WIDEST = 0.012, 0.09, 0.22  # of the width: what a box needs for a number, a name, a note
 MOST_OUTLINED = 150  # operations per rank; the outlines of more hide their colours
 
 
@@ -47,8 +47,7 @@ def timelines(panels: Mapping[str, Any], *, unit: str = "units") -> Bundle:
     if unit == "s" and _end(steps.values()) < 1:
         steps, unit = {title: in_milliseconds(rows) for title, rows in steps.items()}, "ms"
     longest = _end(steps.values())
-    most = max(map(ranks_of, steps.values()))
-    lane = 0.34 if most <= 8 else 2.7 / most  # inches
+    lane = min(0.34, 2.7 / max(map(ranks_of, steps.values())))  # inches
     heights = [lane * ranks_of(rows) for rows in steps.values()]
 
     def paint(sheet, grid):
@@ -90,10 +89,10 @@ def legend_handles(steps, **look):
     return patches(drawn, **look) + patches([("idle", IDLE)])
 
 
-def paint_step(axes, title, rows, longest, lane="rank"):
+def paint_step(axes, title, rows, longest, lane="rank", note=None):
     """Fill one panel: a hatched lane for each rank, its operations as numbered boxes, the messages of all as low bars.
 
-    With P ranks, stage P and all above are later stages of a rank: these are paler.
+    With P ranks, stage P and all above are later stages of a rank: these are paler. A note stands below each name.
     """
     ranks, end = ranks_of(rows), _end([rows])
     edge = EDGE | ({"linewidth": 0} if len(rows) / ranks > MOST_OUTLINED else {})
@@ -106,19 +105,20 @@ def paint_step(axes, title, rows, longest, lane="rank"):
                 boxes = [row for row in own if row["kind"] == kind and (row["stage"] >= ranks) is later]
                 spans = [(row["start"], row["end"] - row["start"]) for row in boxes]
                 axes.broken_barh(spans, place, facecolor=shade, **edge)
-    _write_numbers(axes, rows, longest)
+    _write_numbers(axes, rows, longest, note)
     axes.set(xlim=(0, longest), ylim=(ranks - 0.5, -0.5))
     axes.set_yticks(range(ranks), [f"{lane} {rank}" for rank in range(ranks)])
     axes.grid(visible=False)
     axes.set_title(title, loc="left", fontsize=10)
 
 
-def _write_numbers(axes, rows, longest):
-    """Write each operation's microbatch on its box, or its name where the batch is whole, if there is room for it."""
+def _write_numbers(axes, rows, longest, note):
+    """Write each operation's microbatch on its box, or its name and the note, if there is room for it."""
     numbered = any(row["microbatch"] for row in rows)
     for row in rows:
-        wide = NARROWEST if numbered else WIDE
-        if row["kind"] in OPERATIONS and row["end"] - row["start"] > wide * longest:
+        width = (row["end"] - row["start"]) / longest
+        if row["kind"] in OPERATIONS and width > (NARROWEST if numbered else WIDE):
             text = str(row["microbatch"]) if numbered else OPERATIONS[row["kind"]][0]
+            text += f"\n{note}" if note and width > WIDEST else ""
             place = (row["start"] + row["end"]) / 2, row["rank"] - 0.05
             axes.text(*place, text, ha="center", va="center", fontsize=7, clip_on=True)
