@@ -24,6 +24,8 @@ from torch.utils.data import DataLoader, DistributedSampler
 from mpdemo.cluster import cluster
 from mpdemo.paths import root
 
+BOTH = "cpu:gloo,cuda:nccl"  # as the scripts to take home ask for
+
 
 def option(function, name):
     """Return the default of an argument."""
@@ -77,9 +79,9 @@ def torchrun():
 
 FOUR = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 ROWS = [  # a page, what it says, the default that it means, and how the installed one is read
-    ("03_ddp", "by default 10 minutes with nccl", 10, lambda: minutes("nccl")),
-    ("03_ddp", "by default 10 minutes with nccl and 30 with gloo", 30, lambda: minutes("gloo")),
-    ("03_ddp", "the watchdog's timeout, ten minutes by default", 10, lambda: minutes("nccl")),
+    ("03_ddp", '10 minutes for the backend `"nccl"`', 10, lambda: minutes("nccl")),
+    ("03_ddp", '30 for every other, even for both together (`"cpu:gloo,cuda:nccl"`)', 30, lambda: minutes(BOTH)),
+    ("03_ddp", "until the watchdog ends them, after 10 or 30 minutes by default", 30, lambda: minutes("gloo")),
     ("03_ddp", "DDP broadcasts rank 0's buffers", True, lambda: ddp().broadcast_buffers),
     ("03_ddp", "all ranks shuffle with the same seed", (True, 0), lambda: sampler("shuffle", "seed")),
     ("03_ddp", "the sampler repeats image 0 by default", (False,), lambda: sampler("drop_last")),
@@ -93,10 +95,9 @@ ROWS = [  # a page, what it says, the default that it means, and how the install
     ("09_scaling", "(2 by default)", 2, lambda: DataLoader([0], num_workers=1).prefetch_factor),
     ("10_checkpoint", "(the other four are the default)", FOUR, lambda: torchrun().signals_to_handle),
     ("10_checkpoint", "waits 30 s for them, and kills", 30, lambda: torchrun().shutdown_timeout),
-    ("11_when_it_breaks", "ten minutes with NCCL", 10, lambda: minutes("nccl")),
-    ("11_when_it_breaks", "thirty with gloo", 30, lambda: minutes("gloo")),
-    ("11_when_it_breaks", "NCCL waits ten minutes", 10, lambda: minutes("nccl")),
-    ("11_when_it_breaks", "NCCL waited 10 minutes for a rank", 10, lambda: minutes("nccl")),
+    ("11_when_it_breaks", 'ten minutes if you ask for `"nccl"`', 10, lambda: minutes("nccl")),
+    ("11_when_it_breaks", "and thirty for everything else", 30, lambda: minutes("gloo")),
+    ("11_when_it_breaks", "so its NCCL also waits thirty", 30, lambda: minutes(BOTH)),
     ("14_your_own", "by default not SIGUSR1", FOUR, lambda: torchrun().signals_to_handle),
     ("14_your_own", "gives its processes 30 seconds to end", 30, lambda: torchrun().shutdown_timeout),
 ]

@@ -15,7 +15,7 @@ ROOMS = [
     ),
     ("/settings /options.py", 508, "every setting said once and checked once"),
     ("/rungs", 459, "what differs between the strategies: model, optimizer, step"),
-    ("/run.py /training", 1_419, "the loop, and what stands around a step: checkpoints, log, recorder, stop signal"),
+    ("/run.py /training", 1_420, "the loop, and what stands around a step: checkpoints, log, recorder, stop signal"),
     ("/world /ranks", 1_524, "who am I; start and end processes; ranks beside a kernel"),
     ("/models", 921, "the course's models as lists of blocks, and a reader's own"),
     ("/data", 419, "data sets and batches, a share per replica"),
@@ -29,10 +29,10 @@ ROOMS = [
     ("/labs", 9, "where notebooks/labs is imported from"),
     (
         "notebooks/labs notebooks/checks notebooks/scripts",
-        5_122,
+        5_500,  # the scripts carry what keeps a run alive on a cluster
         "what jobs measure, exercises run and readers take home",
     ),
-    ("tests", 14_735, "each promise once by day, the rest by night"),
+    ("tests", 14_736, "each promise once by day, the rest by night"),
 ]
 FILES = 158  # in mpdemo
 PYTHON = [file for file in files() if file.suffix == ".py"]
