@@ -228,8 +228,14 @@ CHANCE = ('        torch.set_rng_state(state["chance"])\n', "", RELU, f"nn.funct
 PLACE, LOAD = '= state["epoch"], state["batch"]', 'state = torch.load("last.pt")'
 ONE_SIZE = ("state |= dict(", "state |= dict(world=dist.get_world_size(), ", "    signal.signal", "    # ")
 ONE_SIZE += (LOAD, LOAD + '\n        assert state["world"] == world')
+SAVE_EPOCH, SAVE_STOPPED = "schedule, epoch + 1, 0)", "schedule, epoch, k)"
+FROM_RESUME = (SAVE_EPOCH, "schedule, epoch - first + 2, 0)", SAVE_STOPPED, "schedule, epoch - first + 1, k)")
+RESUMED = ("stopped = []", 'stopped, resumed = [], os.path.exists("last.pt")')
+ONCE = (*RESUMED, "if dist.get_rank() == 0:\n        state", "if dist.get_rank() == 0 and not resumed:\n        state")
+WARNED = "                save(model, optimizer, schedule, epoch, k)\n"
+WARNED_ONCE = (*RESUMED, WARNED, WARNED.replace("save(", "resumed or save("))
 RESUMES = {
-    "": ("stopped after step", "plain.py"),
+    "": ("stopped by SIGTERM after step 10, and again after step 17", "plain.py"),
     "order restarts": ("", "plain.py", PLACE, '= state["epoch"], 0'),
     "step counted twice": ("", "plain.py", PLACE, '= state["epoch"], max(0, state["batch"] - 1)'),
     "learning rate not restored": ("", "plain.py", LOADS.format("optimizer", "optimizer"), ""),
@@ -238,6 +244,10 @@ RESUMES = {
     "random state not restored": ("", "plain.py", *CHANCE),
     "does not resume": ("", "plain.py", 'if os.path.exists("last.pt")', "if False"),
     "no checkpoint": ("", "plain.py", "if dist.get_rank() == 0", "if False"),
+    "order restarts of a second resume": ("in the second resume after SIGKILL", "plain.py", *FROM_RESUME),
+    "no checkpoint of a first resume": ("SIGKILL stops it after step 17: the second begins", "plain.py", *ONCE),
+    "no checkpoint of a first resume that is warned": ("SIGTERM stops it after step 17", "plain.py", *WARNED_ONCE),
+    " of a script that saves nothing when it is warned": ("SIGTERM saves nothing: 3 steps", "plain.py", WARNED, ""),
     "printed loss differs": ("", "plain.py", " and not skip", ""),
     "another world size not readable": ("does not handle SIGTERM", "plain.py", *ONE_SIZE),
     "optimizer not restored": ("", TAKE_HOME, LOADS.format("optimizer", "optimizer"), ""),
@@ -246,7 +256,7 @@ RESUMES = {
 }
 NIGHTLY = {  # what others of this list cover nearly, and each resume of four or more runs
     *list(RESUMES)[1:7],
-    *list(RESUMES)[9:],
+    *list(RESUMES)[10:],
     "HSDP",
     "Lightning",
     "a library's loop",
@@ -343,7 +353,8 @@ def test_a_planted_fault_is_found_under_its_name(judge, name):
 def test_the_first_difference_after_a_resume_is_named(judge, name):
     note, *case = RESUMES[name]
     names, found = judge(*case, resumed=True)
-    assert names == [name.split(" of ")[0]] * bool(name.split(" of ")[0]) and note in str(found["notes"])
+    assert names == [name.split(" of ")[0]] * bool(name.split(" of ")[0]) and note in str(found)
+    assert ("NOT a second time" in found["said"]) == (" of a second" in name or " of a first" in name)
 
 
 # No optimizer's step can be seen.
