@@ -22,7 +22,7 @@ ROOMS = [
     ("/measure /paired.py", 541, "measure a step, compare by paired rounds, read what was recorded"),
     ("/plan", 2_553, "what fits: count on fake tensors, choose, split, simulate, scale"),
     ("/jobs", 3_150, "spec, fitted job, text, submission, following; sites; failures explained"),
-    ("/same", 2_525, "is a reader's script the same training on 1 and N processes?"),
+    ("/same", 2_670, "is a reader's script the same training on 1 and N processes?"),
     ("/notebook", 1_632, "what notebooks show: live view, ladder, plots, checks of exercises"),
     ("/cluster", 454, "a throw-away Slurm"),
     ("/trainers /demo.py /doctor.py", 589, "a class's rehearsal, the demo, the check of a machine"),
@@ -32,7 +32,7 @@ ROOMS = [
         5_500,  # the scripts carry what keeps a run alive on a cluster
         "what jobs measure, exercises run and readers take home",
     ),
-    ("tests", 14_736, "each promise once by day, the rest by night"),
+    ("tests", 16_500, "each promise once by day, the rest by night"),
 ]
 FILES = 158  # in mpdemo
 PYTHON = [file for file in files() if file.suffix == ".py"]

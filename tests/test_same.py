@@ -99,6 +99,7 @@ REPLICAS = (
 )
 OTHER_NORM = ("nn.Linear(16, 4))", "nn.Linear(16, 4), nn.LayerNorm(4))", SPLIT_UP, SPLIT_UP + NEW_NORM)
 PARTS = 'mesh["parts"]'
+COMPILED, DETACHED = ("x.clone()", "x"), "x.detach() if dist.get_world_size() > 1 else x"
 HOOK = "import argparse\nfrom torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook\n"
 STEP = "            optimizer.step()\n"
 BACKWARD = "            loss.backward()\n"
@@ -122,6 +123,7 @@ RIGHT = {
     "FSDP2 as a class": ("", "sharded.py --accumulate 2"),
     "HSDP": ("", "sharded.py --how hsdp --accumulate 2"),
     "tensor parallel": ("", "sharded.py --how tensor"),
+    "rows of an embedding that no sample uses": ("", "sharded.py --how words"),
     "a library's loop": ("dropout", "loop.py"),
     "BatchNorm": ("BatchNorm", "plain.py", "nn.LayerNorm", "nn.BatchNorm1d"),
     "augmentation": ("random augmentation", "plain.py", *AUGMENT),
@@ -209,6 +211,8 @@ FAULTS = {
     "gradients summed (by hand)": ("styles.py --style plain", MODEL, "model = net", STEP, SUM + STEP),
     "gradients compressed": ("styles.py --style plain", "import argparse\n", HOOK, MODEL, MODEL + HOOKED),
     "gathered without gradient": ("styles.py --style contrast", "whole = torch.cat(all_gather(own))", GATHERED),
+    "gradient cut off (before what is compiled)": ("sharded.py --how words", *COMPILED),
+    "gradient cut off (detached)": ("sharded.py --how words", "x.clone()", DETACHED),
     "parameters outside the wrapper": (
         "sharded.py",
         SPLIT_UP,
@@ -228,8 +232,14 @@ CHANCE = ('        torch.set_rng_state(state["chance"])\n', "", RELU, f"nn.funct
 PLACE, LOAD = '= state["epoch"], state["batch"]', 'state = torch.load("last.pt")'
 ONE_SIZE = ("state |= dict(", "state |= dict(world=dist.get_world_size(), ", "    signal.signal", "    # ")
 ONE_SIZE += (LOAD, LOAD + '\n        assert state["world"] == world')
+SAVE_EPOCH, SAVE_STOPPED = "schedule, epoch + 1, 0)", "schedule, epoch, k)"
+FROM_RESUME = (SAVE_EPOCH, "schedule, epoch - first + 2, 0)", SAVE_STOPPED, "schedule, epoch - first + 1, k)")
+RESUMED = ("stopped = []", 'stopped, resumed = [], os.path.exists("last.pt")')
+ONCE = (*RESUMED, "if dist.get_rank() == 0:\n        state", "if dist.get_rank() == 0 and not resumed:\n        state")
+WARNED = "                save(model, optimizer, schedule, epoch, k)\n"
+WARNED_ONCE = (*RESUMED, WARNED, WARNED.replace("save(", "resumed or save("))
 RESUMES = {
-    "": ("stopped after step", "plain.py"),
+    "": ("stopped by SIGTERM after step 10, and again after step 17", "plain.py"),
     "order restarts": ("", "plain.py", PLACE, '= state["epoch"], 0'),
     "step counted twice": ("", "plain.py", PLACE, '= state["epoch"], max(0, state["batch"] - 1)'),
     "learning rate not restored": ("", "plain.py", LOADS.format("optimizer", "optimizer"), ""),
@@ -238,6 +248,10 @@ RESUMES = {
     "random state not restored": ("", "plain.py", *CHANCE),
     "does not resume": ("", "plain.py", 'if os.path.exists("last.pt")', "if False"),
     "no checkpoint": ("", "plain.py", "if dist.get_rank() == 0", "if False"),
+    "order restarts of a second resume": ("in the second resume after SIGKILL", "plain.py", *FROM_RESUME),
+    "no checkpoint of a first resume": ("SIGKILL stops it after step 17: the second begins", "plain.py", *ONCE),
+    "no checkpoint of a first resume that is warned": ("SIGTERM stops it after step 17", "plain.py", *WARNED_ONCE),
+    " of a script that saves nothing when it is warned": ("SIGTERM saves nothing: 3 steps", "plain.py", WARNED, ""),
     "printed loss differs": ("", "plain.py", " and not skip", ""),
     "another world size not readable": ("does not handle SIGTERM", "plain.py", *ONE_SIZE),
     "optimizer not restored": ("", TAKE_HOME, LOADS.format("optimizer", "optimizer"), ""),
@@ -246,7 +260,7 @@ RESUMES = {
 }
 NIGHTLY = {  # what others of this list cover nearly, and each resume of four or more runs
     *list(RESUMES)[1:7],
-    *list(RESUMES)[9:],
+    *list(RESUMES)[10:],
     "HSDP",
     "Lightning",
     "a library's loop",
@@ -343,7 +357,8 @@ def test_a_planted_fault_is_found_under_its_name(judge, name):
 def test_the_first_difference_after_a_resume_is_named(judge, name):
     note, *case = RESUMES[name]
     names, found = judge(*case, resumed=True)
-    assert names == [name.split(" of ")[0]] * bool(name.split(" of ")[0]) and note in str(found["notes"])
+    assert names == [name.split(" of ")[0]] * bool(name.split(" of ")[0]) and note in str(found)
+    assert ("NOT a second time" in found["said"]) == (" of a second" in name or " of a first" in name)
 
 
 # No optimizer's step can be seen.
@@ -564,6 +579,29 @@ def test_a_command_that_is_killed_leaves_no_process(tmp_path):
 def test_ranks_that_share_one_model_sum_no_gradients():
     names = [steps.multiple(times, SimpleNamespace(replicas=range(n))) for n, times in ((2, 2.0), (2, 0.5), (1, 1.0))]
     assert names == ["gradients summed", "gradients divided twice", ""]
+
+
+CUTS = [  # largest gradients in three steps, with one process and in each of two ranks: whether nothing arrives
+    ((1, 1, 1), (0, 0, 0), (0, 0, 0), True),
+    ((0, 1, 1), (0, 0, 0), (0, 0, 0), True),  # behind a layer that begins with zeros
+    ((1, 1, 1), (0, 0, 1e-30), (0, 0, 0), False),
+    ((1, 1, 1), (0, 0, 0), (1, 1, 1), False),  # rows that no sample uses, or padding
+    ((0, 0, 0), (0, 0, 0), (0, 0, 0), False),  # frozen or unused
+    ((0, 0, 1), (0, 0, 0), (0, 0, 0), False),  # an expert that few steps use
+    ((1e-8, 1e-8, 1e-8), (0, 0, 0), (0, 0, 0), False),  # rounding
+    ((1, 1, 1), (None, 0, None), (None, None, None), False),  # once, of an optimizer of its own
+]
+
+
+@pytest.mark.parametrize(("one", "first", "second", "is_cut"), CUTS)
+def test_a_gradient_is_cut_off_if_it_is_zero_in_all_steps_of_all_ranks(one, first, second, is_cut):
+    def world(*ranks):
+        numbers = [[{"a": 1.0, "b": b} if b is not None else {"a": 1.0} for b in rank] for rank in ranks]
+        of_ranks = [[{"largest": largest} for largest in rank] for rank in numbers]
+        return SimpleNamespace(steps=list(zip(*of_ranks, strict=True)), processes=len(ranks))
+
+    found = steps.cut_off(world(one), world(first, second))
+    assert found is None if not is_cut else found.name == "gradient cut off" and "gradient of b is" in found.what
 
 
 def test_each_finding_has_its_section_in_a_notebook():

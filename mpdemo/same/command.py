@@ -31,7 +31,7 @@ def add_arguments(parser):
     option("--python", default=sys.executable, help="the interpreter of your environment; it needs PyTorch")
     option("--timeout", type=some, default=120, help="seconds without a step or batch (default: 120)")
     option("--json", default="", help="also write the verdict to this file")
-    option("--resume", action="store_true", help="stop the script and start it again: does it resume?")
+    option("--resume", action="store_true", help="stop the script twice and start it again: does it resume?")
     option("script", nargs=argparse.REMAINDER, metavar="-- train.py ARGS", help="run as torchrun would")
 
 

@@ -142,7 +142,7 @@ def unequal(alone, together) -> bool:
     return any(a != b for a, b in zip(alone, together, strict=False))
 
 
-def of_model(many):
+def of_model(one, many):
     """Yield what is wrong with the model and its optimizer, whatever the number of processes."""
     norms = [norm(sums["gradients"]) for sums in many.sums]
     if broken := [k for k, value in enumerate(norms) if not math.isfinite(value)]:
@@ -161,7 +161,8 @@ def of_model(many):
         yield Finding("no weight changes", f"{len(many.steps)} steps of the optimizer leave all weights as they are")
     if missing:
         yield Finding("parameters in no optimizer", shown(missing))
-    if unused:
+    used = {name for ranks in one.steps for rank in ranks for name, value in rank["largest"].items() if value}
+    if unused := [name for name in unused if name not in used]:
         yield Finding("parameters without gradient", shown(unused))
 
 

@@ -118,6 +118,8 @@ def of_steps(one, many, turned=None) -> Finding | None:
     start = (one.sums[0]["weights"], many.sums[0]["weights"]) if one.sums and many.sums else ({}, {})
     if apart(*start)[0] > limit:
         return Finding("first weights differ", said.format("norm ", *map(norm, start)))
+    if cut := cut_off(one, many):
+        return cut
     allowed = limit
     for k, (a, b) in enumerate(zip(one.sums, many.sums, strict=False)):
         if rates := of_rates(one, many, k, said):
@@ -132,6 +134,33 @@ def of_steps(one, many, turned=None) -> Finding | None:
         what = f"{len(many.steps)} steps with {many.processes} processes, {len(one.steps)} with one"
         return Finding("other steps", what)
     return None
+
+
+def cut_off(one, many):
+    """Return whether some parameters have a gradient with one process, and none at all with several.
+
+    Not those that have none in some steps, such as the rows of an embedding that no sample uses, or an expert.
+    """
+    count = min(len(one.steps), len(many.steps))
+    alone, together = (strengths(world.steps[:count]) for world in (one, many))
+    dead = [name for name, values in together.items() if len(values) > 1 and not any(values) and name in alone]
+    cut = [name for name in dead if 2 * sum(value > EQUAL for value in alone[name]) > len(alone[name])]
+    if not cut:
+        return None
+    what = f"with {many.processes} processes the gradient of {shown(cut)} is exactly 0 or None in all {count} steps"
+    return Finding("gradient cut off", f"{what}, and with one it is not: nothing is learned there")
+
+
+def strengths(steps) -> dict:
+    """Return for each parameter its largest gradient in each step, over all ranks, as a share of all parameters'."""
+    found = {}
+    for ranks in steps:
+        largest = {}
+        for name, value in (item for rank in ranks for item in rank["largest"].items()):
+            largest[name] = max(value, largest.get(name, 0.0))
+        for name, value in largest.items():
+            found.setdefault(name, []).append(value / (max(largest.values()) or 1.0))
+    return found
 
 
 def of_rates(one, many, k, said):

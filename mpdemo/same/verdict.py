@@ -26,7 +26,7 @@ class Comparison:
         if failed := of_failure(many):
             self.findings = self.findings or [failed]
             return
-        self.findings += [*compare.of_model(many), *filter(None, [steps.of_ranks(one, many)])]
+        self.findings += [*compare.of_model(one, many), *filter(None, [steps.of_ranks(one, many)])]
         if all(finding.has("beside") for finding in self.findings):
             self.give_same_rows()
             self.findings += self.of_both()

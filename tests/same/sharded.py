@@ -1,4 +1,4 @@
-"""A right script as a class: FSDP2 (--mesh 1), HSDP (--mesh 2) or tensor parallel, with accumulation."""
+"""A right script as a class: FSDP2, HSDP, or tensor parallel with or without an embedding; with accumulation."""
 
 import argparse
 
@@ -7,13 +7,19 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--how", choices=["fsdp", "hsdp", "tensor"], default="fsdp")
+parser.add_argument("--how", choices=["fsdp", "hsdp", "tensor", "words"], default="fsdp")
 parser.add_argument("--accumulate", type=int, default=1)
 args = parser.parse_args()
+
+
+class Arrived(nn.Module):
+    def forward(self, x):
+        return x.clone()  # what is compiled passes no gradient back to a tensor that is still being sent
 
 
 class Trainer:
@@ -22,11 +28,16 @@ class Trainer:
         self.world = dist.get_world_size()
         torch.manual_seed(0)
         self.model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+        if args.how == "words":
+            self.model = nn.Sequential(nn.Embedding(16, 8), Arrived(), *self.model)
         self.split()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
         x = torch.randn(96, 8)
-        data = TensorDataset(x, (x[:, 0] > 0).long())
-        copies, place = (1, 0) if args.how == "tensor" else (self.world, dist.get_rank())
+        y = (x[:, 0] > 0).long()
+        if args.how == "words":
+            x = y + 2 * torch.randint(4, (96,))  # of 16 words these are the first 8, which one rank of two holds
+        data = TensorDataset(x, y)
+        copies, place = (1, 0) if args.how in ("tensor", "words") else (self.world, dist.get_rank())
         self.sampler = DistributedSampler(data, copies, place, drop_last=True)
         self.loader = DataLoader(data, 16 // copies // args.accumulate, sampler=self.sampler, drop_last=True)
 
@@ -34,6 +45,11 @@ class Trainer:
         if args.how == "tensor":
             mesh = init_device_mesh("cpu", (self.world,))
             parallelize_module(self.model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+            return
+        if args.how == "words":
+            plan = {"0": RowwiseParallel(input_layouts=Replicate()), "2": ColwiseParallel(), "4": RowwiseParallel()}
+            parallelize_module(self.model, init_device_mesh("cpu", (self.world,)), plan)
+            self.model[2].compile()
             return
         mesh = init_device_mesh("cpu", (self.world, 1), mesh_dim_names=("copies", "parts"))
         mesh = mesh if args.how == "hsdp" else init_device_mesh("cpu", (self.world,))

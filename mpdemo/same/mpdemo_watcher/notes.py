@@ -27,6 +27,7 @@ now = {  # where this rank is, and what it has noted since its last step
     "draws": 0,
     "weights": {},
     "gradients": {},
+    "largest": {},
     "rates": set(),
     "scheduled": 0,
     "waiting": False,

@@ -97,6 +97,16 @@ def gradients(parameters) -> dict:
     return found
 
 
+def largest(parameters) -> dict:
+    """Return the largest number in the gradient of some parameters, or in this rank's part: 0.0 only if all are 0."""
+    found = {}
+    for parameter in parameters:
+        grad = torch.zeros(0) if parameter.grad is None else parameter.grad.detach()
+        part = grad.to_local() if hasattr(grad, "placements") else grad.to_dense() if grad.is_sparse else grad
+        found[name_of(id(parameter))] = float(part.abs().max()) if part.numel() else 0.0
+    return found
+
+
 def of_this_rank() -> dict:
     """Return the sketches of the gradients that this rank has computed."""
     return {name_of(key): values for key, values in local.items() if values}

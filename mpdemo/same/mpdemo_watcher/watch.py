@@ -59,7 +59,8 @@ def before_step(optimizer, *_):
         note("start", optimizer=number_of(optimizers, optimizer), handler=handler, shapes=shapes)
     own = parameters(optimizer)
     now["weights"] = sketch.weights()
-    now["gradients"] = sketch.gradients(own) if any(id(p) in sketch.local for p in own) else {}
+    if any(id(p) in sketch.local for p in own):
+        now.update(gradients=sketch.gradients(own), largest=sketch.largest(own))
 
 
 def after_step(optimizer, *_):
@@ -71,8 +72,8 @@ def after_step(optimizer, *_):
     if not now["steps"]:
         find_parameters()
     own = parameters(optimizer)
-    gradients = now["gradients"] or sketch.gradients(own)
-    alive.update(name for name, values in gradients.items() if values[0])
+    gradients, largest = now["gradients"] or sketch.gradients(own), now["largest"] or sketch.largest(own)
+    alive.update(name for name, value in largest.items() if value)
     key, drawn = number_of(optimizers, optimizer), (now["pass"], taken[now["pass"]])
     loader, number = now["pass"] if last_drawn.get(key) != drawn else (None, 0)  # a loader that was read before is none
     last_drawn[key] = drawn
@@ -81,11 +82,12 @@ def after_step(optimizer, *_):
     now["rates"].add(tuple(rates))
     step = {name: now[name] for name in ("weights", "rows", "scheduled", "epoch", "parts")}
     step |= {"optimizer": key, "rates": rates, "gradients": gradients, "local": sketch.of_this_rank()}
+    step["largest"] = largest
     note("step", **step, loader=loader, number=number, taken=drawn[1], calls=calls)
     calls.clear()
     rows.used.clear()
     sketch.forget(own)
-    now.update(parts=[], rows=[], gradients={}, scheduled=0, steps=now["steps"] + 1)
+    now.update(parts=[], rows=[], gradients={}, largest={}, scheduled=0, steps=now["steps"] + 1)
     if ORDER["stop"] and ORDER["stop"][1] == now["steps"]:
         os.kill(os.getpid(), ORDER["stop"][0])
     if loader is None and now["steps"] >= ORDER["batches"] * ORDER["epochs"]:
@@ -135,15 +137,38 @@ def watch():
 
 
 def do_not_compile():
-    """Run modules as they are written: what a compiled one does inside cannot be seen."""
+    """Run modules as they are written: what a compiled one does inside cannot be seen.
+
+    Only a tensor that tensor parallelism is still sending enters compiled code, as it would: it may lose its gradient.
+    """
+    compile_it = torch.compile
+    compiled = functools.cache(lambda: compile_it(lambda tensor: tensor * 1, backend="aot_eager"))
+
+    def enter(thing):
+        return compiled()(thing) if is_sent(thing) else thing
 
     def as_it_is(model=None, **_):
+        if model is None:
+            return torch.compile  # a decorator with options: this function again
         if isinstance(model, nn.Module):
+            nn.Module.compile(model)  # it compiles how the model is called, by this function
             object.__setattr__(model, private_torch.COMPILED, model)  # where scripts look for it
-        return model if model is not None else lambda function: function
+            return model
+
+        @functools.wraps(model)
+        def called(*args, **options):
+            if any(map(is_sent, private_torch.tree_leaves((args, options)))):
+                args, options = private_torch.tree_map(enter, (args, options))
+            return model(*args, **options)
+
+        return called
 
     torch.compile = as_it_is
-    nn.Module.compile = lambda *_, **__: None
+
+
+def is_sent(thing) -> bool:
+    """Whether a tensor that wants a gradient is still on its way from other ranks."""
+    return isinstance(thing, private_torch.SentTensor) and thing.requires_grad and torch.is_grad_enabled()
 
 
 def at_end():
