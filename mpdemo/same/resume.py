@@ -118,9 +118,10 @@ def second_stop(whole, number, stop, done) -> int:
 
     Where the last checkpoint is unknown, as many as the first run had: it has written one in them.
     """
-    total = len(whole.steps)
-    more = min(stop, total - stop) if number == signal.SIGKILL else min(steps_of_epoch(whole), total - 1 - done)
-    return max(1, more)
+    total, epoch = len(whole.steps), steps_of_epoch(whole)
+    if number == signal.SIGKILL:
+        return max(1, min(stop, total - stop))
+    return max(1, min(epoch, total - 1 - done) if epoch < total else (total - done) // 2)
 
 
 def place_of(whole, again) -> int | None:
