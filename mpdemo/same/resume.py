@@ -15,9 +15,9 @@ def verdict(watcher, processes, other) -> dict:
     options = {"without": watcher.args.without, "epochs": EPOCHS}
     whole = watcher.run_new(processes, **options)
     refuse(whole)
-    steps = sum(ranks[0]["number"] == whole.steps[0][0]["number"] for ranks in whole.steps)
-    stop, last = steps + max(1, steps // 2), len(whole.steps)  # in the second epoch, if there is one
-    stop = stop if stop < last else max(1, last // 2)  # many look for a signal in some steps only
+    steps = sum(ranks[0]["number"] == whole.steps[0][0]["number"] for ranks in whole.steps)  # of the first epoch
+    half, last = max(1, steps // 2), len(whole.steps) - 1
+    stop = min(steps + half, last) if steps <= last else half  # some look for a signal only every few steps
     findings, notes, rows = [], [f"stopped after step {stop}"], {"": ["resumes with the weights of step"]}
     signals = [signal.SIGKILL, signal.SIGTERM]
     if not whole.ranks[0].of("start")[0]["handler"]:

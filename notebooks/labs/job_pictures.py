@@ -27,14 +27,17 @@ def one_run(whole, jobs):
             bars.barh(number, last - first, left=first, height=0.7, color=style.paler(colour, 0.8), **style.EDGE)
             if "why" in job:
                 bars.annotate(job["why"], (last, number), (5, 0), textcoords="offset points", va="center", fontsize=9)
+        room = 1.3 if any("why" in job for job in jobs) else 1.02  # at the right, for the last text
+        for axes in panels:
+            axes.set_xlim(0, whole[-1][0] * room)
         curve.set(ylabel="loss (nats per token)")
+        curve.tick_params(labelbottom=False)  # the same steps as below
         curve.legend()
-        bars.set(xlabel="step", xlim=(0, whole[-1][0] * (1.45 if any("why" in job for job in jobs) else 1.02)))
+        bars.set(xlabel="step")
         style.name_bars(bars, range(len(jobs)), [f"job {number + 1}" for number in range(len(jobs))])
 
     spans = [f"job {number} steps {job['steps'][0]} to {job['steps'][1]}" for number, job in enumerate(jobs, 1)]
     ends = f"The loss falls from {whole[0][1]:.2f} to {whole[-1][1]:.2f} on one line with a run that never stopped: "
     text = f"loss against step: {len(jobs)} jobs, and a run that never stopped"
     size = {"width": 7.6, "height": 3.0 + 0.3 * len(jobs), "rows": 2}
-    shape = {"sharex": True, "height_ratios": [3, 0.45 * len(jobs)]}
-    return style.picture(paint, text, ends + ", ".join(spans) + ".", **size, **shape)
+    return style.picture(paint, text, ends + ", ".join(spans) + ".", **size, height_ratios=[3, 0.45 * len(jobs)])
