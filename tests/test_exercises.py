@@ -3,6 +3,7 @@
 import linecache
 import re
 import runpy
+import sys
 import tomllib
 from pathlib import Path
 
@@ -90,8 +91,16 @@ def test_a_right_prediction_is_accepted_and_others_are_refused(number):
     assert verdict(number, [right, right])[0] == verdict(number, {"a": "b"})[0] == "wrong"
 
 
-@pytest.fixture(scope="module")
-def solutions():
+@pytest.fixture(autouse=True)
+def no_answer_of_this_clone(tmp_path, monkeypatch):
+    """14.5 then finds no training script of whoever works in this clone, and leaves no file for a picture."""
+    check._answers("14")
+    own_job = sys.modules["checks.own_job"]
+    monkeypatch.setattr(own_job, "OWN", [tmp_path / name / "bard.py" for name in ("own", "solution")])
+    monkeypatch.setattr(own_job, "JOBS", tmp_path / "jobs.json")
+
+
+def solved_cells() -> dict:
     """Return the cell of every exercise's solution, and the cells before it in its notebook."""
     cells = {}
     for path in sorted((root() / "notebooks" / "solutions").glob("*.ipynb")):
@@ -102,6 +111,16 @@ def solutions():
             if not cell.source.startswith("%%"):
                 before.append(cell.source)
     return cells
+
+
+@pytest.fixture(scope="module")
+def solutions():
+    return solved_cells()
+
+
+def solved_text(number) -> str:
+    """Return the answer of a solution that is a text."""
+    return answer_of(number, (), solved_cells(), None)
 
 
 def answer_of(number, changes, solutions, folder):
@@ -129,6 +148,9 @@ def answer_of(number, changes, solutions, folder):
 )
 def test_a_solution_is_right_and_what_is_said_to_it_was_saved(number, solutions, tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("SLURM_CONF", raising=False)
+    if number == "14.5":  # which runs the script of 14.4
+        (tmp_path / "solution").mkdir()
+        (tmp_path / "solution" / "bard.py").write_text(solved_text("14.4"))
     check.check(number, answer_of(number, (), solutions, tmp_path))
     saved = exercises_of(next((root() / "notebooks" / "solutions").glob(f"{number[:2]}_*.ipynb")))[number]
     saved, said = (" ".join(text.split()) for text in (saved, capsys.readouterr().out))  # lines break elsewhere

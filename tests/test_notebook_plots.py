@@ -7,7 +7,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 
 from mpdemo.errors import UserError
-from mpdemo.labs import ddp_pictures, layer_pictures, pipeline_pictures, scaling_pictures
+from mpdemo.labs import ddp_pictures, job_pictures, layer_pictures, pipeline_pictures, scaling_pictures
 from mpdemo.notebook import plots
 from mpdemo.notebook.plots.style import paler
 from mpdemo.notebook.plots.timeline import OPERATIONS
@@ -33,6 +33,8 @@ def shown():
         {"compute": {"forward": 0.1, "backward": 0.2}, "loader": {"forward": 0.05}}, "time of a step (s)", limit=0.25
     )
     yield layer_pictures.columns_then_rows()
+    jobs = [{"steps": [0, 7], "losses": [(5, 4.7)], "why": "node lost"}, {"steps": [5, 10], "losses": [(10, 3.8)]}]
+    yield job_pictures.one_run([(5, 4.7), (10, 3.8)], jobs)
     yield from map(plots.where, METHODS)
 
 
@@ -42,7 +44,7 @@ def texts(axes):
     labels = [axes.xaxis.label, axes.yaxis.label, axes.title]
     for axis in (axes.xaxis, axes.yaxis):
         low, high = sorted(axis.get_view_interval())  # labels beyond it are not drawn
-        placed = zip(axis.get_ticklocs(), axis.get_ticklabels(), strict=True)
+        placed = zip(axis.get_ticklocs(), axis.get_ticklabels(), strict=False)  # one that shares its labels has none
         labels += [label for place, label in placed if low <= place <= high]
     written = [*axes.texts, *(labels if axes.axison else []), *(legend.get_texts() if legend else [])]
     return [text for text in written if text.get_text().strip()]

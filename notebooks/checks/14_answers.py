@@ -1,7 +1,7 @@
 """Checks of notebook 14: the reader's script, run as it is, and the batch script that submits it.
 
 What it does is observed in real processes (own_script.py); whether it is the same training, and resumes, says
-``python -m mpdemo same``. The batch script runs on a throw-away Slurm where one can be started.
+``python -m mpdemo same``. The batch script runs on a throw-away Slurm where one can be started (own_job.py).
 """
 
 import json
@@ -9,10 +9,10 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
-from pathlib import Path
 
-from checks.job_files import READ, TRIED, check_text, client, run_again, submit, trial, wait_for
+from checks import own_job
+from checks.job_files import READ, TRIED, check_text, trial
+from checks.own_job import LOSS, SCRIPTS, files_of, filled, knows_usr1, losses_at, text_of
 from mpdemo import ranks
 from mpdemo.errors import UserError
 from mpdemo.jobs import slurm
@@ -21,27 +21,21 @@ from mpdemo.notebook.check import checks
 from mpdemo.paths import root
 from mpdemo.world.processes import child_environment
 
-FOUND = root() / "notebooks" / "scripts" / "found" / "bard.py"
-WORDS = FOUND.parent.parent / "text.txt"
-LOSS = re.compile(r"loss\D{0,3}(\d+\.\d+)")
+FOUND = SCRIPTS / "found" / "bard.py"
 SECONDS = 90.0  # limit for a run of the script: twenty steps of a small model
 SAME_SECONDS = 400.0  # limit for `same`: three or four runs
 PREFIX = (
-    "import sys, types; sys.modules['checks'] = package = types.ModuleType('checks'); package.__path__ = [{folder!r}]; "
+    "import os, sys, types; sys.path.insert(0, os.getcwd()); "
+    "sys.modules['checks'] = package = types.ModuleType('checks'); package.__path__ = [{folder!r}]; "
     "from checks import own_script; own_script.watch(); __file__ = 'bard.py'; sys.argv = ['bard.py', *{words!r}]; "
 )
-
-
-def text_of(script) -> str:
-    """Return the script's text: of a file, or as it is given."""
-    return script.read_text() if isinstance(script, Path) else script
 
 
 def run(script, processes, *words):
     """Run the script in so many processes; return what the first printed, and what each was seen to do."""
     source = PREFIX.format(folder=str(checks()), words=words) + text_of(script)
-    files = {"bard.py": text_of(script), "text.txt": WORDS.read_bytes()}
-    results = ranks.run_program(source, "own_script.noted()", processes, SECONDS, group=False, files=files)
+    noted = "own_script.noted()"
+    results = ranks.run_program(source, noted, processes, SECONDS, group=False, files=files_of(script))
     for _, _, error in results:
         assert not error, error
     seen = [noted for _, noted, _ in results]
@@ -55,14 +49,14 @@ def losses(printed) -> list:
 
 
 def check_14_1(script):
-    (printed, (was, *_)), (prints, (noted, *_)) = run(FOUND, 1), run(script, 1)
-    before, now = losses(printed), losses(prints)
-    assert now, "It prints no loss any more."
+    (_, (was, *_)), (printed, (noted, *_)) = run(FOUND, 1), run(script, 1)
+    assert losses(printed), "It prints no loss any more."
     for name in ("parameters", "tokens", "steps"):
         changed = f"With one process it has {noted[name]:,} {name}, and the script that you found {was[name]:,}."
         assert noted[name] == was[name], f"{changed} Only how it computes may change, not what."
-    changed = f"With one process its last loss is {now[-1]:.4f}, and the script that you found has {before[-1]:.4f}."
-    assert abs(now[-1] - before[-1]) < 0.1, f"{changed} Only how it computes may change, not what."
+    before, now = (seen["losses"] / seen["backwards"] for seen in (was, noted))
+    changed = f"With one process its mean loss is {now:.4f}, and the script that you found has {before:.4f}."
+    assert abs(now - before) < 0.1, f"{changed} Only how it computes may change, not what."
     assert "--bf16" in text_of(script), "It has no option --bf16 yet."
     seen = run(script, 2, "--bf16")[1][0]
     whole, stored = seen["parameters"], seen["stored"]
@@ -90,7 +84,7 @@ def check_14_3(script):
 
 
 def check_14_4(script):
-    assert "SIGUSR1" in text_of(script), "It doesn't know SIGUSR1, which Slurm sends before the time limit."
+    assert knows_usr1(script), "It doesn't know SIGUSR1, which Slurm sends before the time limit."
     notes = judged(script, "--resume", "--processes=1,2")
     assert not any("not handle SIGTERM" in note for note in notes), "SIGTERM ends it at once, and nothing is saved."
 
@@ -98,9 +92,7 @@ def check_14_4(script):
 def judged(script, *options):
     """Require that `same` accepts the script; return its notes."""
     with tempfile.TemporaryDirectory(prefix="mpdemo-own-") as name:
-        folder = Path(name)
-        (folder / "bard.py").write_text(text_of(script))
-        (folder / "text.txt").write_bytes(WORDS.read_bytes())
+        folder = filled(name, files_of(script))
         command = [sys.executable, "-m", "mpdemo", "same", "--device=cpu", "--json=said.json", *options]
         environment = child_environment() | {"PYTHONPATH": str(root())}
         try:
@@ -118,37 +110,19 @@ def judged(script, *options):
     return verdict["notes"]
 
 
-RANKS = 4  # of the node for which the batch script is
-TRIAL_SECONDS = 60.0  # limit for each of the job's two runs
-AGAIN = "What it submits stops in time, saves, and resumes, however often its time limit comes."
-STAND_IN = """
-import os, signal, sys, time
-from pathlib import Path
-
-warned = []
-for number in (signal.SIGUSR1, signal.SIGTERM):
-    signal.signal(number, lambda *_: warned.append(1))
-rank, world = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
-with open(f"ran{rank}", "a") as file:
-    file.write(f"{world} {' '.join(sys.argv[1:])}\\n")
-if Path(f"saved{rank}").exists():
-    sys.exit()
-end = time.monotonic() + 60
-while not warned and time.monotonic() < end:
-    time.sleep(0.05)
-if not warned:
-    sys.exit("never warned")
-time.sleep(2)  # to save takes time
-Path(f"saved{rank}").touch()
-"""
+AGAIN = "What it submits stops in time, saves, and resumes with the same losses, however often its time limit comes."
 
 
 def check_14_5(path):
-    to_script = read(check_text(path))
+    to_script, (script, whose) = read(check_text(path)), own_job.own_training()
     with trial(nodes=1) as place:
-        if place:
-            tried(path, to_script, *place)
-        return f"{TRIED if place else READ} {AGAIN}"
+        if not place:
+            return f"{READ} {AGAIN}"
+        whole = losses_at(run(script, 1)[0]) if script else {step: 5 - step / 10 for step in (5, 10, 15, 20)}
+        assert whole, "bard.py prints no step with its loss."
+        own_job.tried(path, to_script, script, whole, *place)
+        own_job.returns_unsaved(path, to_script, *place)
+    return f"{TRIED} It trained with {whose}. {AGAIN}"
 
 
 def read(text):
@@ -163,35 +137,13 @@ def read(text):
     assert before.isdecimal() and int(before) >= 60, f"{signal} leaves less than a minute to save 77 GB of state."
     limit = slurm.limit(script.value("time") or "10-0")
     assert int(before) < limit <= 86_400, f"The time limit is {limit:.0f} s; the partition allows a day."
+    kept = re.search(r"^[^#\n]*(?:TORCH_ELASTIC_SHUTDOWN_TIMEOUT=|--shutdown-timeout[= ])\"?(\d+)", text, re.M)
+    left = int(kept[1]) if kept else 30
+    killed = f"torchrun kills the ranks {left} s after it has passed the signal on"
+    assert left > 30, f"{killed}, and leaves nothing more of the {before} s to save 77 GB of state."
+    assert left <= int(before), f"{killed}, but Slurm ends the job {before} s after the warning."
     handled = re.search(r"--signals-to-handle[= ]\S*USR1|kill -(SIG)?TERM", text)  # without cgroups orphans live on
     assert handled, "torchrun doesn't know SIGUSR1 by itself: it dies of it, and takes the ranks with it."
     again = [line for line in text.splitlines() if re.match(r"[^#]*scontrol requeue", line)]
     assert again, "After the warning the job ends, and nothing puts it back into the queue."
     return signal.startswith("B:")
-
-
-def tried(path, to_script, environment, log):
-    """Submit it with a stand-in for bard.py, and warn the job: all ranks must start, be warned, and start again."""
-    with tempfile.TemporaryDirectory(prefix="mpdemo-own-") as name:
-        folder = Path(name)
-        (folder / "bard.py").write_text(STAND_IN)
-        job = submit(path, environment, log, "--open-mode=append", f"--chdir={folder}")
-        place = job, environment, log
-        wait_for(*place, lambda state: started(folder), "start bard.py", TRIAL_SECONDS)
-        time.sleep(3)  # for the other ranks
-        worlds = {line.split()[0] for lines in started(folder).values() for line in lines}
-        count, sizes = len(started(folder)), " or ".join(worlds)
-        said = f"It starts {count} ranks of bard.py, and each believes to be one of {sizes}"
-        assert count == RANKS and worlds == {str(RANKS)}, f"{said}; the node has {RANKS} GPUs."
-        client(environment, "scancel", "--signal=USR1", *(["--batch"] if to_script else []), job)
-        wait_for(*place, lambda state: state == "pending", "go back into the queue", TRIAL_SECONDS)
-        saved = len([*folder.glob("saved*")])
-        lost = "the others weren't warned, or were ended before they had saved"
-        assert saved == RANKS, f"Of {RANKS} ranks, {saved} have saved after the warning; {lost}."
-        run_again(*place, TRIAL_SECONDS)
-        assert all(len(lines) == 2 for lines in started(folder).values()), "Its second run doesn't start every rank."
-
-
-def started(folder) -> dict:
-    """Return what each rank of the stand-in has written at its starts."""
-    return {file.name: file.read_text().splitlines() for file in folder.glob("ran*")}

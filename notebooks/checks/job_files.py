@@ -92,8 +92,7 @@ def wait_for(job, environment, log, condition, what, seconds):
             return state
         if state not in ("pending", "running"):
             assert status != "3", "The run stopped with status 3, but the job ended: it didn't go back into the queue."
-            last = (lines_of(log) or ["(none)"])[-1][:120]
-            raise AssertionError(f"The job is {state} and didn't {what}; its last line: {last}.")
+            raise AssertionError(f"The job is {state} and didn't {what}; its log says: {last_words(log)}.")
         assert time.monotonic() < end, f"After {seconds:.0f} s the job is still {state}, and was ended."
         time.sleep(0.1)
 
@@ -103,6 +102,13 @@ def run_again(job, environment, log, seconds):
     time.sleep(2)  # a node refuses a job that starts again within the second of its end
     client(environment, "scontrol", "update", f"jobid={job}", "StartTime=now")  # else it waits for two minutes
     wait_for(job, environment, log, lambda state: state == "completed", "end well in its second run", seconds)
+
+
+def last_words(log):
+    """Return the first error in a log, since torchrun's own report stands at its end, or else the last line."""
+    lines = lines_of(log)
+    errors = [line for line in lines if re.search(r"\b[A-Z]\w*(Error|Exception): .", line)]
+    return [*errors[:1], *reversed(lines), "(nothing)"][0][:120]
 
 
 def lines_of(log):

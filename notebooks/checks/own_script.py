@@ -1,10 +1,14 @@
 """Runs a reader's own training script in real processes, and notes what its first ranks do. In plain PyTorch.
 
 `PREFIX` stands in front of the script's first line, in the same process; `noted()` after its end.
+
+In a job (own_job.py) `note_steps` stands there instead.
 """
 
 import gc
+import os
 import sys
+import time
 from collections import Counter
 
 import torch
@@ -29,6 +33,19 @@ def watch():
     torch.Tensor.backward = in_backward(torch.Tensor.backward)
     gc.collect = lambda *_: seen.update(["collected"]) or 0  # it would be most of the time
     sys.addaudithook(lambda event, args: of_file(args[0]) if event == "open" else None)
+
+
+def note_steps(pause):
+    """Note the world's size and each step in the file ranNUMBER, and pause after each step."""
+    notes = open(f"ran{os.environ.get('RANK', '0')}", "a", buffering=1)  # noqa: SIM115
+    print(os.environ.get("WORLD_SIZE", "1"), file=notes)
+
+    def note(optimizer, *_):
+        if any(group["lr"] for group in optimizer.param_groups):  # get_state_dict makes a step without one
+            print("step", file=notes)
+            time.sleep(pause)
+
+    register_optimizer_step_post_hook(note)
 
 
 def of_module(module, inputs, output):
@@ -65,11 +82,12 @@ def reading(function):
 
 
 def in_backward(function):
-    """Return `Tensor.backward` that notes how long it lasts."""
+    """Return `Tensor.backward` that notes the loss, and how long it lasts."""
 
-    def backward(*args, **kwargs):
+    def backward(loss, *args, **kwargs):
+        seen.update(backwards=1, losses=float(loss.detach()))
         seen["backward"] = 1
-        function(*args, **kwargs)
+        function(loss, *args, **kwargs)
         seen["backward"] = 0
 
     return backward

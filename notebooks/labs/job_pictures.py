@@ -1,0 +1,43 @@
+"""The picture of notebooks/14_your_own.ipynb: one training run in several jobs, beside one that never stopped."""
+
+from mpdemo.notebook.plots import style
+
+__all__ = ["one_run"]
+
+
+def one_run(whole, jobs):
+    """Draw the losses of several jobs over those of a run that never stopped, and each job as a bar of its steps.
+
+    Parameters
+    ----------
+    whole : list
+        Pairs of step and loss.
+    jobs : list of dict
+        For each job `steps`, between which two steps it ran, and `losses`, pairs as above; perhaps `why`, a text.
+    """
+
+    def paint(figure, panels):
+        curve, bars = panels
+        curve.plot(*zip(*whole, strict=True), color=style.FAINT, linewidth=5, alpha=0.6, label="never stopped")
+        for number, job in enumerate(jobs):
+            look = style.line_style(number)
+            (first, last), colour = job["steps"], look["color"]
+            if job["losses"]:
+                curve.plot(*zip(*job["losses"], strict=True), **look, marker="o", markersize=4)
+            bars.barh(number, last - first, left=first, height=0.7, color=style.paler(colour, 0.8), **style.EDGE)
+            if "why" in job:
+                bars.annotate(job["why"], (last, number), (5, 0), textcoords="offset points", va="center", fontsize=9)
+        room = 1.3 if any("why" in job for job in jobs) else 1.02  # at the right, for the last text
+        for axes in panels:
+            axes.set_xlim(0, whole[-1][0] * room)
+        curve.set(ylabel="loss (nats per token)")
+        curve.tick_params(labelbottom=False)  # the same steps as below
+        curve.legend()
+        bars.set(xlabel="step")
+        style.name_bars(bars, range(len(jobs)), [f"job {number + 1}" for number in range(len(jobs))])
+
+    spans = [f"job {number} steps {job['steps'][0]} to {job['steps'][1]}" for number, job in enumerate(jobs, 1)]
+    ends = f"The loss falls from {whole[0][1]:.2f} to {whole[-1][1]:.2f} on one line with a run that never stopped: "
+    text = f"loss against step: {len(jobs)} jobs, and a run that never stopped"
+    size = {"width": 7.6, "height": 3.0 + 0.3 * len(jobs), "rows": 2}
+    return style.picture(paint, text, ends + ", ".join(spans) + ".", **size, height_ratios=[3, 0.45 * len(jobs)])
