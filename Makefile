@@ -56,9 +56,10 @@ lab: $(STAMP)         ## open the notebooks in JupyterLab; options for it: make 
 bench: $(STAMP)       ## measure the speed figures, each beside its limit (on an otherwise idle machine)
 	$(BIN)/python tests/bench/bench.py
 
-soak: $(STAMP)        ## kill, cancel and requeue training runs at random for MINUTES (30); nothing may be lost
+soak: $(STAMP)        ## kill, cancel and requeue at random, for MINUTES (30) training runs, then scripts; nothing may be lost
 	$(BIN)/python -m pytest -m soak
 	$(BIN)/python tests/soak.py --minutes $(MINUTES) --seed $(SEED)
+	$(BIN)/python tests/soak_scripts.py --minutes $(MINUTES) --seed $(SEED)
 
 notebooks: $(STAMP)   ## run every notebook and refresh its saved outputs
 	$(BIN)/python tests/notebooks.py

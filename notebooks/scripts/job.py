@@ -270,8 +270,8 @@ class Run:
             return
         try:
             self.writing.result()
-        except (dcp.CheckpointException, OSError, RuntimeError) as error:  # as for a full disk
-            sys.exit(f"{self.start}-... could not be written ({reason(error)}); those before it stay")
+        except dcp.CheckpointException as error:  # all ranks get it, as for a full disk
+            end(f"{self.start}-... could not be written ({reason(error)}); those before it stay")
         self.writing = None
         whole = [folder for folder in saved(self.start) if steps_of(folder) <= self.done]
         for old in whole[2:] if dist.get_rank() == 0 else ():

@@ -146,7 +146,7 @@ def resume(batches):
 
 
 def save(state):
-    """Write a checkpoint whole or not at all, and delete all but the newest two."""
+    """Write a checkpoint whole or not at all, keep the newest two; return what went wrong, or None."""
     file = Path(f"{CHECKPOINT}-{state['steps']}.pt")
     part = file.with_suffix(".tmp")
     try:
@@ -157,7 +157,7 @@ def save(state):
         part.replace(file)  # if we are killed before this, the older ones are whole
     except (OSError, RuntimeError) as error:  # PyTorch reports a full disk as the second
         part.unlink(missing_ok=True)
-        sys.exit(f"{file} could not be written ({error}); the checkpoints before it stay")
+        return f"{file} could not be written ({error}); the checkpoints before it stay"
     for old in saved()[saved().index(file) + 2 :]:  # a newer one is damaged
         old.unlink()
 
@@ -246,8 +246,8 @@ def main():
             state["loss"] = 0.0
         if warned or due or done % SAVE_STEPS == 0 or done == EPOCHS * length:
             state |= {"steps": done, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
-            if rank == 0:
-                save(state)
+            if failed := gather(save(state) if rank == 0 else None)[0]:
+                end(failed)  # all together: nobody waits for a rank that is gone
             wrote = time.monotonic()
             late = wrote - began  # of a stop: a whole look, a validation, a save
             enough = "" if late < LEFT else ": lower LOOK, or raise TORCH_ELASTIC_SHUTDOWN_TIMEOUT"

@@ -37,7 +37,7 @@ SECONDS_MORE = 600  # for what two GPUs add
 STRATEGIES = "data_parallel", "ddp", "fsdp", "model_parallel", "pipeline"  # which are timed on two GPUs
 SCRIPTS = {  # to take home, which two GPUs run as well -> their options: each has a checkpoint of its own
     "first_ddp": [],
-    "train_ddp": ["two_ddp.pt"],
+    "train_ddp": ["two_ddp"],
     "train_pipeline": ["--cut", "3", "--checkpoint", "two_pipeline"],
     "train_fsdp": ["two_fsdp"],
     "train_fsdp_tp": ["two_fsdp_tp"],

@@ -1,0 +1,251 @@
+"""The scripts to take home, for the tests that change a copy of them, launch it and read what it printed and saved."""
+
+import json
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from worker_jobs import until
+
+from mpdemo.jobs import check as check_script
+from mpdemo.jobs.slurm_job import look_up
+from mpdemo.paths import root
+
+SCRIPTS = root() / "notebooks" / "scripts"
+FIRST = "EPOCHS, BATCH, WORKERS = "  # the constants of a script that tests change
+UPDATE = "        optimizer.step()\n"  # the line of each script before which a test does something
+TROUBLE = root() / "tests" / "programs" / "trouble.py"
+IMPORTED = "__import__('trouble')"
+RECORD = "@record  #"  # the line after a script's constants and before main
+SLURM = 120  # s in which a job comes so far
+SBATCH_LINES = 45  # of train.sbatch at most
+
+
+def environment() -> dict:
+    """Return the environment of a user's shell, in which this Python is active."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    return kept | {"OMP_NUM_THREADS": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+
+def run(folder, *command, fails=False, seconds=120) -> str:
+    """Run a command in a folder, for at most two minutes; return what it printed."""
+    how = {"cwd": folder, "env": environment(), "capture_output": True, "text": True, "timeout": seconds}
+    done = subprocess.run([*map(str, command)], **how)
+    assert (done.returncode != 0) == fails, (done.stdout + done.stderr)[-3000:]
+    return done.stdout + done.stderr * fails
+
+
+def change(source, changes, target=None):
+    """Replace texts in a file, each of which must be there; in place, or in a copy."""
+    text = source.read_text()
+    for old, new in changes:
+        assert old in text, old
+        text = text.replace(old, new)
+    (target or source).write_text(text)
+
+
+def launch(folder, script, *arguments, processes=1, changes=(), **how) -> str:
+    """Run a script, in which some texts are changed, under torchrun; return what it printed."""
+    change(folder / script, changes, folder / "run.py")
+    return run(folder, "torchrun", "--standalone", f"--nproc-per-node={processes}", "run.py", *arguments, **how)
+
+
+def names_of(script, run_name="script") -> dict:
+    """Return what a script defines; it imports from its own folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(script.parent)
+        patch.setattr(sys, "argv", [str(script)])
+        for module in ("gpt", "job", "train_ddp"):
+            patch.delitem(sys.modules, module, raising=False)
+        return runpy.run_path(str(script), run_name=run_name)
+
+
+def losses(printed) -> list:
+    """Return the loss of each epoch."""
+    return [float(loss) for loss in re.findall(r"epoch \d+: loss ([\d.]+)", printed)]
+
+
+def told(printed) -> dict:
+    """Return what is said of each step and each epoch, without what was measured."""
+    return dict(re.findall(r"((?:step|epoch) \d+): (loss [\d.]+, \w+ [\d.]+)", printed))
+
+
+def content(checkpoint) -> str:
+    """Return all of a checkpoint as one process would have saved it, bit for bit."""
+    return json.dumps(loaded(checkpoint), default=torch.Tensor.tolist, sort_keys=True)
+
+
+def loaded(checkpoint) -> dict:
+    """Return the state in a checkpoint."""
+    if checkpoint.is_file():
+        return torch.load(checkpoint)
+    dcp_to_torch_save(checkpoint, checkpoint.with_suffix(".whole"))
+    return torch.load(checkpoint.with_suffix(".whole"), weights_only=False)
+
+
+def shorten(folder):
+    """Give the GPT a text of ten batches: two epochs of five steps."""
+    change(folder / "gpt.py", [(":-256", ":160"), ("-256:", "-64:")])
+
+
+# --- a script that saves often, for those who kill it
+
+
+class Kind(NamedTuple):
+    """How a script is changed so that it looks after each step and saves after every `unit` of them."""
+
+    unit: int
+    step: str  # the number of the step, before the optimizer makes it
+    looks: str  # the file with these constants
+    changes: list
+    backward: str = ""  # the line before which a loss may be spoilt
+
+
+def own(backward="") -> Kind:
+    """Return the kind of a script that brings all that it needs: two epochs of 24 steps."""
+    changes = [("LOOK = 8", "LOOK = 1"), ("SAVE_MINUTES = 60", "SAVE_MINUTES = 10"), (FIRST + "5", FIRST + "2")]
+    return Kind(10, "done", "", changes, backward)
+
+
+def by_job(unit=2, backward="") -> Kind:
+    """Return the kind of a script that imports job.py: two epochs, of five steps with the short text."""
+    changes = [("LOOK = 10", "LOOK = 1"), ("SAVE_MINUTES = 100", f"SAVE_MINUTES = {unit}")]
+    return Kind(unit, "run.done + 1", "job.py", changes, backward)
+
+
+KINDS = {
+    "train_single": own(),
+    "train_ddp": own("        optimizer.zero_grad()\n"),
+    "train_fsdp": by_job(backward="            (loss * world / scored)"),
+    "train_fsdp_tp": by_job(),
+    "finetune_lora": by_job(),
+    "train_pipeline": by_job(10),
+}
+
+
+class Training:
+    """A script in a folder of its own."""
+
+    def __init__(self, name, folder):
+        self.name, self.folder, self.kind = name, Path(folder), KINDS[name]
+        self.unit, self.looks = self.kind.unit, self.folder / (self.kind.looks or f"{name}.py")
+
+    @classmethod
+    def anew(cls, name, folder):
+        """Copy the scripts, and let this one save often."""
+        shutil.copytree(SCRIPTS, folder, ignore=shutil.ignore_patterns("found"))
+        shutil.copy(TROUBLE, folder)
+        shorten(Path(folder))
+        training = cls(name, folder)
+        change(training.looks, training.kind.changes)
+        return training
+
+    def copied(self, folder):
+        """Return another one with the same checkpoints."""
+        return Training(self.name, shutil.copytree(self.folder, folder))
+
+    def command(self, name, processes=2) -> list:
+        """Return the words that start it, with checkpoints of a name; run.py is the script."""
+        if self.name == "train_single":
+            return [sys.executable, "run.py", name]
+        words = {"finetune_lora": [name, "base"]}.get(self.name, [name])
+        if self.name == "train_pipeline":
+            words = ["--epochs", "2", "--checkpoint", name, "--cut", *["3", "6"][: processes - 1]]
+        return ["torchrun", "--standalone", f"--nproc-per-node={processes}", "run.py", *words]
+
+    def run(self, name, *changes, processes=2, prefix=(), **how) -> str:
+        """Run it, in which some texts are changed; return what it printed."""
+        self.change(*changes)
+        return run(self.folder, *prefix, *self.command(name, processes), **how)
+
+    def change(self, *changes):
+        """Write the script, in which some texts are changed, as run.py."""
+        change(self.folder / f"{self.name}.py", changes, self.folder / "run.py")
+
+    def at(self, step, rank, trouble) -> tuple:
+        """Return a change: before the update of a step, this befalls a rank."""
+        line = f"        {IMPORTED}.befall({trouble!r}, {self.kind.step} == {step}, {rank})\n"
+        return (UPDATE, line + UPDATE)
+
+    @staticmethod
+    def blind(rank) -> tuple:
+        """Return a change: a rank looks for its checkpoints in another folder."""
+        other = f'if __import__("os").environ["RANK"] == "{rank}":\n    CHECKPOINT = Path("elsewhere") / CHECKPOINT\n'
+        return (RECORD, f"{other}\n\n{RECORD}")
+
+    def full_disk(self) -> tuple:
+        """Return what to put before a command, and a name for checkpoints: there's no room for more than those of "a".
+
+        Where only root may mount a disk, a limit on the size of files stands for it.
+        """
+        size = max(4096, sum(map(len, self.data("a").values())))
+        if os.getuid():
+            return ["prlimit", f"--fsize={size // 8}"], "a"
+        (self.folder / "disk").mkdir(exist_ok=True)
+        mount = f'mount -t tmpfs -o size={size * 5 // 4} none disk; cp -r a-* disk; "$@"; status=$?; cp -r disk/a-* .; '
+        return ["unshare", "--mount", "sh", "-c", mount + "exit $status", "sh"], "disk/a"
+
+    def saved(self, name) -> list:
+        """Return the complete checkpoints of a name, the oldest first."""
+        found = [*self.folder.glob(f"{name}-*.pt"), *(file.parent for file in self.folder.glob(f"{name}-*/.metadata"))]
+        return sorted(found, key=steps_of)
+
+    def steps(self, name) -> list:
+        """Return after how many steps the checkpoints of a name were written."""
+        return [steps_of(checkpoint) for checkpoint in self.saved(name)]
+
+    def data(self, name) -> dict:
+        """Return every byte of the checkpoints of a name."""
+        files = [file for path in self.saved(name) for file in (path, *path.glob("*")) if file.is_file()]
+        return {file: file.read_bytes() for file in files}
+
+
+def steps_of(checkpoint) -> int:
+    return int(checkpoint.stem.rpartition("-")[2])
+
+
+def damage(checkpoint, how):
+    """Spoil a file of a checkpoint, as a node that goes down does, or a disk that is getting old."""
+    file, first, length = checkpoint, 0, checkpoint.stat().st_size
+    if checkpoint.is_dir():  # the largest tensor: a flipped bit between two small ones would harm nobody
+        parts = FileSystemReader(checkpoint).read_metadata().storage_data.values()
+        largest = max(parts, key=lambda part: part.length)
+        file, first, length = checkpoint / largest.relative_path, largest.offset, largest.length
+    data = bytearray(file.read_bytes())
+    data[first + length // 2] ^= 1
+    if how == "missing" and file != checkpoint:
+        file.unlink()
+    else:
+        file.write_bytes({"truncated": data[: len(data) // 2], "flipped": data, "missing": b""}[how])
+
+
+# --- the batch script
+
+
+def submit(folder, command, *options, changes=()) -> str:
+    """Submit the batch script with a command in its last lines; return the job's number."""
+    text = (folder / "train.sbatch").read_text()
+    assert len(text.splitlines()) <= SBATCH_LINES and check_script(text, "throwaway", ask_slurm=False) == []
+    name, *arguments = command.split(" ", 1)
+    checkpoints = [('train_ddp.py "$CHECKPOINT"', " ".join([name, *(arguments or ['"$CHECKPOINT"'])]))]
+    change(folder / "train.sbatch", [("module load pytorch", "#"), *checkpoints, *changes])
+    return run(folder, "sbatch", "--parsable", *options, "train.sbatch").strip()
+
+
+def log_of(folder) -> str:
+    return "".join(path.read_text() for path in folder.glob("*.out"))
+
+
+def end_of(job) -> str:
+    """Wait until a job has ended; return its state."""
+    until(lambda: look_up(job).state not in ("pending", "running"), SLURM)
+    return look_up(job).state

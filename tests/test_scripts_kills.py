@@ -1,0 +1,165 @@
+"""What clusters do to the scripts to take home: kills, full disks, damaged files, a folder that one node doesn't see.
+
+Each training goes on from a checkpoint in the middle of its second epoch, and must end as if nothing had happened,
+bit for bit. By day these files are only imported: `make soak` makes the same trouble at random.
+"""
+
+import platform
+import re
+import subprocess
+
+import psutil
+import pytest
+from home_scripts import FIRST, IMPORTED, RECORD, UPDATE, Training, change, content, damage, environment, losses, told
+
+pytestmark = pytest.mark.nightly
+SECONDS = 60  # in which a job that can't train must have ended
+TOLERANCE = 2e-6  # of a loss printed with 6 digits, where more or fewer processes sum in another order
+
+
+@pytest.fixture(scope="module", params=["train_ddp", "train_fsdp"])
+def begun(request, tmp_path_factory):
+    """A training that was stopped one step after its third checkpoint, and the end of one that wasn't stopped."""
+    begun = Training.anew(request.param, tmp_path_factory.mktemp("begun") / "scripts")
+    printed = begun.run("whole")
+    begun.rows, begun.losses = told(printed), losses(printed)
+    begun.final = content(begun.saved("whole")[-1])
+    begun.run("a", begun.at(3 * begun.unit + 1, 1, "stop"))
+    assert begun.steps("a") == [3 * begun.unit, 3 * begun.unit + 1]
+    return begun
+
+
+@pytest.fixture
+def training(begun, tmp_path):
+    """A copy of it, and what it must come to."""
+    training = begun.copied(tmp_path / "scripts")
+    training.rows, training.losses, training.final = begun.rows, begun.losses, begun.final
+    return training
+
+
+def resumes(training, *changes, first=None):
+    """Run it to its end: all losses and the end must be those of the training that nobody stopped."""
+    first = first or training.steps("a")[-1] + 1
+    printed = training.run("a", *changes)
+    assert told(printed) == rows_from(training, first)
+    assert content(training.saved("a")[-1]) == training.final and len(training.saved("a")) == 2
+    return printed
+
+
+def rows_from(training, first) -> dict:
+    """Return what is said from a step on: of steps, and of epochs that end after it."""
+    length = len(training.rows) // 2 - 1  # rows of two epochs: of each step, and one more
+    ends = {name: int(name.split()[1]) * (length if name.startswith("epoch") else 1) for name in training.rows}
+    return {name: row for name, row in training.rows.items() if ends[name] >= first}
+
+
+def in_one_line(printed, pattern) -> bool:
+    """Whether a line says it, once; the only traceback is that of torchrun."""
+    found = [line for line in printed.splitlines() if re.search(pattern, line)]
+    return len(found) == 1 and printed.count("Traceback") == printed.count("ChildFailedError:") <= 1
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_does_not_find_the_checkpoint_of_the_others_ends_the_job(training, rank):
+    """Rank 0 has none, or rank 1 an older one. It would train another model, and the others average with it."""
+    (elsewhere := training.folder / "elsewhere").mkdir()
+    if rank == 1:
+        training.saved("a")[0].rename(elsewhere / training.saved("a")[0].name)
+    kept = training.data("a")
+    printed = training.run("a", training.blind(rank), fails=True, seconds=SECONDS)
+    says = rf"^rank 1 on {platform.node()} (finds|sees) .*a.*, but rank 0 on {platform.node()} .*: all need the same "
+    assert in_one_line(printed, says + rf"folder {training.folder}" + "/elsewhere" * (rank == 0)), printed
+    assert told(printed) == {} and training.data("a") == kept
+    resumes(training)
+
+
+@pytest.mark.parametrize("how", ["truncated", "flipped", "missing"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(training, how):
+    newest = training.saved("a")[-1]
+    damage(newest, how)
+    printed = resumes(training, first=3 * training.unit + 1)
+    assert f"{newest.name} is damaged" in printed
+    for checkpoint in training.saved("a"):
+        damage(checkpoint, how)
+    kept = training.data("a")
+    printed = training.run("a", fails=True, seconds=SECONDS)
+    assert in_one_line(printed, r"no whole checkpoint a-\*(.pt)? can be read: move them away to start anew"), printed
+    assert training.data("a") == kept and told(printed) == {}
+
+
+def test_a_full_disk_ends_the_job_in_one_line_and_leaves_the_older_checkpoints(training):
+    kept, (prefix, name) = training.data("a"), training.full_disk()
+    printed = training.run(name, prefix=prefix, fails=True)
+    assert in_one_line(printed, rf"{name}-.* could not be written \(.+\); .* stay"), printed
+    assert training.data("a") == kept
+    resumes(training)
+
+
+@pytest.mark.parametrize("moment", ["die_in_the_middle_of_a_file", "die_before_the_name"])
+def test_a_rank_that_is_killed_while_it_saves_leaves_the_checkpoint_before(training, moment):
+    kept, step = training.data("a"), 4 * training.unit
+    training.run("a", training.at(step, 0, moment), fails=True)
+    left = [file for path in training.folder.glob(f"a-{step}*") for file in (path, *path.glob("*")) if file.is_file()]
+    assert training.data("a") == kept and sum(file.stat().st_size for file in left)
+    resumes(training)
+
+
+@pytest.mark.parametrize("victim", ["rank", "launcher"])
+def test_a_kill_ends_all_processes_within_seconds(training, victim):
+    slow = (UPDATE, UPDATE + "        __import__('time').sleep(0.2)\n")
+    training.change(slow)
+    with subprocess.Popen(
+        training.command("a"), cwd=training.folder, env=environment(), stdout=subprocess.PIPE, text=True
+    ) as launcher:
+        next(line for line in launcher.stdout if f"step {3 * training.unit + 3}:" in line)
+        processes = [psutil.Process(launcher.pid), *psutil.Process(launcher.pid).children(recursive=True)]
+        processes[-1 if victim == "rank" else 0].kill()
+        _, left = psutil.wait_procs(processes, timeout=15)
+        for process in left:
+            process.kill()
+    assert left == []
+    resumes(training)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_only_the_clock_of_rank_0_says_when_to_save(training, rank):
+    """One rank's clock runs a million times too fast; nobody may wait for a save that this rank alone makes."""
+    change(training.looks, [("SAVE_STEPS, SAVE_MINUTES = ", "SAVE_STEPS, SAVE_MINUTES = 1000")])
+    printed = training.run("new", (RECORD, f"{IMPORTED}.hurry({rank})\n\n\n{RECORD}"))
+    assert told(printed) == training.rows and content(training.saved("new")[-1]) == training.final
+    steps = len(training.rows) - 2
+    assert training.steps("new") == ([steps] if rank else [steps - 1, steps])
+
+
+@pytest.mark.parametrize("looks", [1, 4])
+def test_a_loss_that_is_not_finite_ends_the_job_with_its_step_and_rank_and_is_not_saved(training, looks):
+    step, line = 3 * training.unit + 3, training.kind.backward
+    spoil = f"loss = loss * (float('nan') if {training.kind.step} == {step} and rank == 1 else 1)\n"
+    change(file := training.looks, [("LOOK = 1", f"LOOK = {looks}")])
+    printed = training.run("a", (line, line[: -len(line.lstrip())] + spoil + line), fails=True)
+    change(file, [(f"LOOK = {looks}", "LOOK = 1")])
+    assert in_one_line(printed, f"^step {step}: the loss or gradient of rank 1 is not finite; .* stay$"), printed
+    assert max(training.steps("a")) < step
+    resumes(training)
+
+
+def test_four_processes_and_then_three_have_the_losses_of_two_and_another_batch_is_refused(training):
+    kept, (batch, other) = training.data("a"), ("2, 64", "2, 48") if "ddp" in training.name else ("2, 32", "2, 16")
+    printed = training.run("a", (FIRST + batch, FIRST + other), fails=True, seconds=SECONDS)
+    assert in_one_line(printed, r"^a-\d+(\.pt)? .*'size': \d\d, .*'size': \d\d, .*next|follow"), printed
+    assert training.data("a") == kept
+    printed = training.run("a", training.at(4 * training.unit + 1, 3, "stop"), processes=4)
+    printed += training.run("a", processes=3)
+    assert told(printed).keys() == rows_from(training, 3 * training.unit + 2).keys()
+    assert losses(printed) == pytest.approx(training.losses[1:], abs=TOLERANCE)
+
+
+def test_random_augmentation_is_resumed_bit_for_bit_also_in_workers(training):
+    line = "    train, check = make_dataset" + ("s()\n" if training.name == "train_fsdp" else "()\n")
+    zero, two = (FIRST + ("2, 64, " if "ddp" in training.name else "2, 32, ") + str(workers) for workers in (0, 2))
+    changes = [(line, f"{line}    train = {IMPORTED}.Noisy(train)\n"), (zero, two)]
+    whole = told(training.run("noisy", *changes))
+    assert whole.keys() == training.rows.keys() and whole != training.rows
+    training.run("b", *changes, training.at(3 * training.unit + 1, 1, "stop"))
+    assert told(training.run("b", *changes)).items() <= whole.items()
+    assert content(training.saved("b")[-1]) == content(training.saved("noisy")[-1])
