@@ -160,6 +160,7 @@ def save(state):
         return f"{file} could not be written ({error}); the checkpoints before it stay"
     for old in saved()[saved().index(file) + 2 :]:  # a newer one is damaged
         old.unlink()
+    return None
 
 
 def peak_mib():
