@@ -20,15 +20,13 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.distributed.checkpoint.state_dict as dcp_state
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 LOOK = 10  # steps from one look to the next, at which all ranks log, save or stop
 SAVE_STEPS, SAVE_MINUTES = 100, 15  # whichever comes first; the newest two checkpoints are kept
 TIMEOUT = timedelta(minutes=10)  # of a wait for another rank: longer than a save, shorter than a night
 GPU = torch.accelerator.current_accelerator(check_available=True)  # None: train on the CPU
-PEAK = (
-    {"bf16": 989e12, "fp32": 67e12} if GPU else {"bf16": 1e11, "fp32": 1e11}
-)  # operations/s: look yours up
+PEAK = {"bf16": 989e12 if GPU else 1e11, "fp32": 67e12 if GPU else 1e11}  # operations/s: look yours up
 LEFT = float(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 30))  # s from a signal to torchrun's kill
 OPTIONS = dcp_state.StateDictOptions(
     flatten_optimizer_state_dict=True, ignore_frozen_params=True, strict=False
@@ -82,24 +80,37 @@ def total(number):
     return sums.item()
 
 
+class Seeded(Dataset):
+    """Samples, with random numbers that depend on epoch and sample, whichever process reads them."""
+
+    def __init__(self, dataset):
+        self.dataset = dataset
+
+    def __getitem__(self, place):
+        torch.default_generator.manual_seed(hash(place))
+        return self.dataset[place[1]]
+
+
 def places(samples, batch, epochs, first, rank, ranks):
-    """Yield a rank's samples of each batch after the first ones; no others are read."""
+    """Yield epoch and number of a rank's samples in each batch after the first ones."""
     length = samples // batch  # steps of an epoch
     for epoch in range(first // length, epochs):
         order = torch.randperm(samples, generator=torch.Generator().manual_seed(epoch)).tolist()
         for step in range(max(first, epoch * length), (epoch + 1) * length):
-            yield order[step % length * batch :][:batch][rank::ranks]
+            yield [(epoch, sample) for sample in order[step % length * batch :][:batch][rank::ranks]]
 
 
 def parts(samples, batch, rank, ranks):
     """Return a rank's samples of each batch of a validation; all ranks have as many batches."""
     batches = torch.arange(samples).tensor_split(max(1, samples // batch))
-    return [part[rank::ranks].tolist() for part in batches]
+    return [[(0, sample) for sample in part[rank::ranks].tolist()] for part in batches]
 
 
 def make_loader(dataset, todo, workers=0):
     """Return a loader of given batches."""
-    return DataLoader(dataset, batch_sampler=todo, num_workers=workers, pin_memory=GPU is not None)
+    return DataLoader(
+        Seeded(dataset), batch_sampler=todo, num_workers=workers, pin_memory=GPU is not None
+    )
 
 
 def copy_from_rank_0(whole, sharded):
@@ -168,9 +179,7 @@ def peak_mib():
 
 def reason(error):
     """Return what the system said of a checkpoint that could not be read or written."""
-    first = next(iter(getattr(error, "failures", {}).values()), (error,))[
-        0
-    ]  # of the first rank that failed
+    first = next(iter(error.failures.values()))[0]  # of the first rank that failed
     return str(first).splitlines()[0] or type(first).__name__
 
 
@@ -184,16 +193,10 @@ class Run:
         """
         self.start, self.batches, self.unit, self.copies = start, batches, unit, copies
         self.operations, self.peak = operations, peak
-        self.done, self.lost, self.seen = (
-            0,
-            0.0,
-            0,
-        )  # steps; this epoch's losses and items, of all ranks
+        self.done, self.lost, self.seen = 0, 0.0, 0  # steps; losses and items of this epoch, all ranks
         self.losses, self.items, self.stopping = [], 0, False  # since the last look
         self.writing, self.timed = None, False
-        self.savers = dist.new_group(
-            backend="gloo"
-        )  # its thread would disturb training in a shared group
+        self.savers = dist.new_group(backend="gloo")  # where its thread disturbs no training
         self.began = self.wrote = time.monotonic()
 
     def state(self, model, optimizer):
