@@ -81,6 +81,8 @@ def exports(spec, site) -> list[str]:
         names = dict.fromkeys(["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", f"SIG{name}"])
         # Without the second variable it kills its processes after 30 s, in the middle of a checkpoint.
         lines.append(f"export PET_SIGNALS_TO_HANDLE={','.join(names)} TORCH_ELASTIC_SHUTDOWN_TIMEOUT={seconds}")
+    if spec.least_nodes:
+        lines.append("export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # else new ranks find the addresses of the old ones")
     return lines
 
 

@@ -196,7 +196,7 @@ class Run:
         self.operations, self.peak, self.last = operations, peak, last
         self.done, self.lost, self.seen = 0, 0.0, 0  # steps; losses and items of this epoch, all ranks
         self.losses, self.items, self.stopping = [], 0, False  # since the last look
-        self.writing, self.timed = None, False
+        self.writing, self.timed, self.validating = None, False, 0.0
         self.savers = dist.new_group(backend="gloo")  # where its thread disturbs no training
         self.began = self.wrote = time.monotonic()
 
@@ -241,31 +241,34 @@ class Run:
             what = f"the loss or gradient of rank {bad.index(min(bad))} is not finite"
             end(f"step {step}: {what}; the checkpoints before it stay")
         *losses, norm, warned, due = sums.tolist()
-        speed = self.items / self.copies / (time.monotonic() - self.began)
+        seconds = (time.monotonic() - self.began) / len(losses)  # of a step
+        speed = self.items / self.copies / len(losses) / seconds
         used = 100 * speed * self.operations / self.peak / dist.get_world_size()
         text = f"step {self.done}: loss {sum(losses) / self.items:.4f}, gradient {norm:.3f}, "
         text += f"learning rate {rate:.5f}, {speed:,.0f} {self.unit}/s, MFU {used:.1f} %"
         say(f"{text}, peak {peak_mib():,.0f} MiB")
         self.lost, self.seen = self.lost + sum(losses), self.seen + self.items
         self.losses, self.items, self.stopping = [], 0, warned > 0
-        self.before, self.began = self.began, time.monotonic()
+        self.began, self.looking = time.monotonic(), LOOK * seconds
         return self.stopping or due > 0 or self.done % SAVE_STEPS == 0
 
     def end_epoch(self, validation, name="validation"):
         """Log the means of an epoch's losses, and begin the next one."""
         epoch = self.done // self.batches["of an epoch"]
         say(f"epoch {epoch}: loss {self.lost / self.seen:.6f}, {name} {validation:.6f}")
-        self.lost, self.seen, self.began = 0.0, 0, time.monotonic()
+        self.validating, self.began = time.monotonic() - self.began, time.monotonic()
+        self.lost, self.seen = 0.0, 0
 
     def save(self, model, optimizer):
         """Copy this rank's part of a checkpoint, which a thread then writes."""
         self.finish()
+        start = time.monotonic()
         copied = {"checkpoint_id": f"{self.start}-{self.done}", "process_group": self.savers}
         self.writing = dcp.async_save(self.state(model, optimizer), **copied)
         self.wrote = time.monotonic()
         if self.stopping or not self.timed:  # the first one, too, to know how long it takes
             self.finish()
-            late, self.timed = time.monotonic() - self.before, True  # a look, a validation, a save
+            late, self.timed = self.looking + self.validating + time.monotonic() - start, True
             enough = "" if late < LEFT else ": lower LOOK, or raise TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
             say(f"saved; a stop may take {late:.1f} s, and torchrun kills after {LEFT:.0f} s{enough}")
         self.began = time.monotonic()

@@ -236,7 +236,8 @@ def main():
             end(f"step {step}: {what}; the checkpoints before it stay")
         *means, norm, warned, due = total.tolist()
         state["loss"] += sum(means)
-        speed = len(losses) * BATCH / (time.monotonic() - began)
+        seconds = (time.monotonic() - began) / len(losses)  # of a step
+        speed = BATCH / seconds
         used = 100 * speed * operations / PEAK / world  # model FLOPs utilization
         text = f"step {done}: loss {sum(means) / len(means):.4f}, gradient {norm:.3f}, "
         text += f"learning rate {group['lr']:.4f}, {speed:,.0f} images/s, "
@@ -250,7 +251,7 @@ def main():
             if failed := gather(save(state) if rank == 0 else None)[0]:
                 end(failed)  # all together: nobody waits for a rank that is gone
             wrote = time.monotonic()
-            late = wrote - began  # of a stop: a whole look, a validation, a save
+            late = wrote - began + (LOOK - len(losses)) * seconds  # a whole look, a validation, a save
             enough = "" if late < LEFT else ": lower LOOK, or raise TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
             say(f"saved; a stop may take {late:.1f} s, and torchrun kills after {LEFT:.0f} s{enough}")
         if warned:

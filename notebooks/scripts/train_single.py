@@ -174,7 +174,8 @@ def main():
             step = min(done, done - len(losses) + 1 + bad[0])
             sys.exit(f"step {step}: loss or gradient is not finite; the checkpoints before it stay")
         state["loss"] += sum(means)
-        speed = len(losses) * BATCH / (time.monotonic() - began)
+        seconds = (time.monotonic() - began) / len(losses)  # of a step
+        speed = BATCH / seconds
         used = 100 * speed * operations / PEAK  # model FLOPs utilization
         text = f"step {done}: loss {sum(means) / len(means):.4f}, gradient {norm:.3f}, "
         text += f"learning rate {group['lr']:.4f}, {speed:,.0f} images/s, "
@@ -187,7 +188,8 @@ def main():
             state |= {"steps": done, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
             save(state)
             wrote = time.monotonic()
-            logging.info(f"saved; a stop may take {wrote - began:.1f} s")
+            late = wrote - began + (LOOK - len(losses)) * seconds  # a whole look, a validation, a save
+            logging.info(f"saved; a stop may take {late:.1f} s")
         if warned:
             break
         losses, began = [], time.monotonic()
