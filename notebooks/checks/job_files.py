@@ -17,6 +17,7 @@ from mpdemo.world.processes import child_environment
 
 SECONDS = 40.0  # limit for the job; four processes that load no PyTorch need about 1 s
 NODE = {"cpus": 40, "gpus": 4}  # of the throw-away cluster, as in slurm/sites/generic.toml
+ERROR = re.compile(r"\b[A-Z]\w*(Error|Exception): .")
 TRIED = "It ran on a throw-away Slurm."
 READ = "No Slurm can be started here, so only its text was read."
 
@@ -105,9 +106,9 @@ def run_again(job, environment, log, seconds):
 
 
 def last_words(log):
-    """Return the first error in a log, since torchrun's own report stands at its end, or else the last line."""
+    """Return the first error in a log, but none of torchrun's, which only reports it; or else the last line."""
     lines = lines_of(log)
-    errors = [line for line in lines if re.search(r"\b[A-Z]\w*(Error|Exception): .", line)]
+    errors = [line for line in lines if ERROR.search(line) and not line.startswith("torch.distributed.elastic")]
     return [*errors[:1], *reversed(lines), "(nothing)"][0][:120]
 
 
