@@ -193,6 +193,7 @@ def main():
         except Exception as error:  # whatever it is, the other cases are worth measuring
             found = {"class": name, "sizes": sizes, "precision": precision, "error": error_line(error)}
         append([found], sys.argv[1])
+    sys.exit('"error": ' in Path(sys.argv[1]).read_text())
 
 
 if __name__ == "__main__":
