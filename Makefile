@@ -37,7 +37,7 @@ floor:                ## the oldest PyTorch that is allowed, in an environment o
 gpu: $(STAMP)         ## what needs GPUs, on those that are here; without one all of it is skipped
 	$(BIN)/python -m pytest tests/gpu
 
-gpu-record: $(STAMP)  ## record in 9 minutes what your GPU can show, as JSON; without one: make gpu-record RECORD="--on cpu"
+gpu-record: $(STAMP)  ## record in 16 minutes what your GPU can show, as JSON; without one: make gpu-record RECORD="--on cpu"
 	$(BIN)/python tests/gpu/record.py --out runs/gpu/$$(date +%Y-%m-%d-%H%M%S)/record.json $(RECORD)
 
 lint: $(STAMP)        ## style, form, types, import directions and the notebooks' house rules (seconds; executes none)

@@ -6,11 +6,12 @@ import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
 from gpu import page
-from gpu.record import END_OF_TESTS, SCRIPTS, STRATEGIES
+from gpu.record import END_OF_TESTS, SCRIPTS, STRATEGIES, list_parts, passed_before
 from worker_jobs import until
 
 from mpdemo.paths import root
@@ -50,22 +51,29 @@ def read(folder) -> list:
 
 @pytest.fixture(scope="module")
 def small(run_once, tmp_path_factory):
-    """The record of everything in small."""
+    """The record of everything in small, and the folder with what its parts wrote."""
     folder = tmp_path_factory.mktemp("small")
-    options = ["--on", "cpu", "--out", str(folder / "record.json"), "--commit", "abc", "--seconds", "900"]
-    done = run_once(RECORD, *options, timeout=950)
+    options = ["--on", "cpu", "--missing", "--out", str(folder / "record.json"), "--commit", "abc", "--seconds", "1500"]
+    done = run_once(RECORD, *options, timeout=1550)
     assert done.returncode == 0, done.stdout + done.stderr
     assert str(folder / "record.json") in done.stdout
-    return json.loads((folder / "record.json").read_text())
+    assert ("train_gpt: skipped" in done.stdout) == (not (root() / "notebooks/scripts/train_gpt.py").exists())
+    return json.loads((folder / "record.json").read_text()) | {"folder": folder / "record-parts"}
 
 
-@pytest.mark.nightly
+def in_small(test):
+    """Run a test at night, and give it the time in which everything is recorded."""
+    return pytest.mark.nightly(pytest.mark.timeout(1600)(test))
+
+
+@in_small
 def test_everything_runs_in_small_on_a_cpu(small):
     facts = ("device", "processor", "torch", "cuda", "cudnn", "python", "date", "commit", "command", "seconds")
     assert all(name in small for name in facts) and small["finished"] and small["commit"] == "abc"
     parts = {part["part"]: part for part in small["parts"]}
     order = ["tests", "memory", "train_single", "train_ddp", "train_fsdp", "gpt", "resnet"]
-    order += ["two_stages", "trace", "predicted"]
+    order += ["efficiency", "traces", "data_parallel", "train_gpt", "player", "killed", "predicted"]
+    order = [name for name in order if name != "train_gpt" or name in parts]
     assert list(parts) == [*order, *(f"two_{name}" for name in (*SCRIPTS, *STRATEGIES))]
     assert {part["outcome"] for part in parts.values()} == {"passed"}
     outcomes = {row["outcome"]: row for row in parts["tests"]["rows"]}
@@ -75,7 +83,27 @@ def test_everything_runs_in_small_on_a_cpu(small):
     assert single == ddp and len(single) == 5
 
 
-@pytest.mark.nightly
+@in_small
+def test_the_parts_of_a_second_record_have_what_is_read_from_them(small):
+    rows = {part["part"]: part["rows"] for part in small["parts"]}
+    classes = {row["class"].split(",")[0] for row in rows["efficiency"]}
+    assert {"launch", "product", "attention", "AdamW", "RMS norm", "cross entropy", "convolution"} <= classes
+    assert all("error" not in row and 0 < row["spread"][0] <= row["fraction"] for row in rows["efficiency"])
+    assert [row["case"] for row in rows["traces"]] == ["resnet18-channels_last", "resnet18", "gpt", "gpt-compile"]
+    assert all(row["kept"] and (small["folder"] / row["trace"]).exists() for row in rows["traces"])
+    assert len(rows["data_parallel"]) == 2 and all(row["equal"] for row in rows["data_parallel"])
+    assert len(rows["killed"]) == 3 and {row["outcome"] for row in rows["killed"]} == {"passed"}
+    for name, times in (("gpt", 1), ("two_stages", 4)):  # microbatches, each forward and backward through each block
+        step = json.loads((small["folder"] / f"player-{name}.json").read_text())
+        marks = [mark for mark, _ in step["marks"]]
+        assert all(marks.count(f"{kind}|{k}") == times for kind in "FB" for k in range(step["layers"] + 1))
+        assert marks.index("B|4") > marks.index("F|4") and marks[-1] == "Optimizer.step#AdamW.step"
+        assert {mark for _, _, mark, _, _ in step["kernels"]} == set(range(len(marks)))
+        gained = {address: bytes_ for _, address, bytes_ in step["memory"]}  # the last change at each address
+        assert sum(gained[address] for address in step["gradients"]) >= step["held"]["weights"]
+
+
+@in_small
 @pytest.mark.parametrize(("name", "unit", "options"), [
     ("gpt", "tokens", ["checkpointing", "compile", "fused"]),
     ("resnet", "images", ["channels_last", "compile", "fused"]),
@@ -92,12 +120,28 @@ def test_each_option_is_added_to_those_before_and_timed(small, name, unit, optio
         assert rows[0]["flops_per_item"] == pytest.approx(formula, rel=0.02)
 
 
-@pytest.mark.nightly
+@in_small
 def test_what_was_planned_stands_beside_what_was_measured(small):
     rows = next(part["rows"] for part in small["parts"] if part["part"] == "predicted")
     assert [row["model"] for row in rows] == 2 * ["gpt"] + 2 * ["resnet18"]
     eager, checkpointed = rows[:2]
     assert 0 < checkpointed["predicted_gib"] < eager["predicted_gib"] and eager["measured_seconds"] > 0
+
+
+def test_what_is_missing_takes_eight_minutes_and_is_what_no_such_gpu_has_passed():
+    before = passed_before("NVIDIA H100 PCIe")
+    limits = [part.limit for part in list_parts(False, Path(), 4, gpus=1) if part.name not in before]
+    assert {"tests", "gpt"} <= before and "efficiency of the trace" in before and sum(limits) <= 480
+    assert passed_before("NVIDIA B200") == set()
+
+
+@pytest.mark.nightly
+def test_the_fractions_of_the_roof_are_those_of_the_trace(run_once):
+    files = ["2026-11-27-h100-trace.json.gz", "2026-11-27-4-h100.json"]
+    files = [str(root() / "notebooks/gpu" / name) for name in files]
+    done = run_once("tests/gpu/efficiency.py", "--from-trace", *files, timeout=300)
+    saved = root() / "notebooks/gpu/2026-11-27-4-h100-efficiency-of-its-trace.json"
+    assert done.stdout == saved.read_text(), done.stderr
 
 
 def test_the_pages_say_what_the_newest_record_shows():
@@ -111,7 +155,8 @@ def test_a_page_tells_what_failed_what_was_measured_and_what_only_an_older_recor
     step |= {"median_seconds": 2.0, "interval_seconds": [1.6, 2.5], "options": ["compile"]}
     of_two = {"rung": "ddp", "speedup": 1.9, "speedup_interval": [1.8, 1.95], "bound": 2.0}
     of_gpt = [step, {**step, "options": ["fp8"], "error": "out of memory"}]
-    named = {"tests": tests, "gpt": of_gpt, "two_ddp": [of_two]}
+    of_roof = [{"class": f"product, {n}", "fraction": n / 10} for n in (5, 8)] + [{"class": "copy", "error": "memory"}]
+    named = {"tests": tests, "gpt": of_gpt, "efficiency": of_roof, "two_ddp": [of_two]}
     parts = [{"part": name, "outcome": "passed", "rows": rows} for name, rows in named.items()]
     record = {"device": "NVIDIA H100", "torch": "2.11", "date": "2026-12-01 10:00:00", "driver": "580", "parts": parts}
     removed = [{"test": "c", "outcome": "passed"}, {"test": "test_that_is_gone", "outcome": "failed"}]
@@ -123,8 +168,10 @@ def test_a_page_tells_what_failed_what_was_measured_and_what_only_an_older_recor
     text = page.page(record)
     assert "2 passed, 1 failed, 0 skipped" in text and "- failed, CUDA error: `b`" in text
     of_older = "[train_ddp](gpu/2026-11-30-h100.json)"
-    assert f"| [gpt](gpu/2026-12-01-h100.json), {of_older}, [two_ddp](gpu/2026-12-01-h100.json) | passed |  |" in text
-    assert text.count("(gpu/2026-12-01-h100.json)") == 3 and "| fused | 1,000" in text
+    of_new = [f"[{name}](gpu/2026-12-01-h100.json)" for name in ("gpt", "efficiency", "two_ddp")]
+    assert f"| {of_new[0]}, {of_older}, {of_new[1]}, {of_new[2]} | passed |  |" in text
+    assert "Fraction of the plan's roof: product 0.50 to 0.80.\n" in text
+    assert text.count("(gpu/2026-12-01-h100.json)") == 4 and "| fused | 1,000" in text
     assert "| compile | 1,000 (800 to 1,250) | 41.0% | 70.0 GiB |" in text and "| fp8 | out of memory |" in text
     assert "speed-up 1.90 (1.80 to 1.95), upper bound 2.00" in text
     assert "`train_pipeline.py`" in text and "`train_ddp.py`" not in text and "`gpt.py`" not in text

@@ -5,11 +5,11 @@ tensors, and the plan does not count them (memory.py), so they are made small.
 """
 
 import gc
-import json
 import os
 import sys
 
 import torch
+from record import append
 
 from mpdemo.measure.compare import model_and_batch
 from mpdemo.measure.trial import Trial
@@ -43,12 +43,6 @@ def row_of_stage(settings, gpu, number):
     devices[number] = gpu.device
     setup.local_devices = lambda world, count: devices
     return row(settings, World(device=devices[0]) if number else gpu, number)
-
-
-def append(rows, path):
-    """Append rows to a file, a line of JSON each."""
-    with open(path, "a") as file:
-        file.writelines(json.dumps(each) + "\n" for each in rows)
 
 
 def main():

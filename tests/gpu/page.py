@@ -2,12 +2,11 @@
 
     python tests/gpu/page.py
 
-Both have a place between two comments, which is written anew. A record is the ``record.json`` of record.py, under a
-name that begins with its date.
+Both have a place for it between two comments. A record is one of record.py, under a name that begins with its date.
 """
 
 import json
-from functools import cache
+import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -16,7 +15,6 @@ PAGE, README = ROOT / "notebooks/on_a_gpu.md", ROOT / "README.md"
 NOT_RUN = "not started", "no time left"
 MODULES = "gpt", "job"  # in notebooks/scripts, and no scripts
 BEGIN, END = "<!-- from the newest record -->", "<!-- end of the record -->"
-MIB = 2**20
 
 
 def newest(folder=RECORDS) -> dict:
@@ -55,13 +53,7 @@ def key(row) -> str | None:
 def still_there(row) -> bool:
     """Return whether a test has not been removed since its row was written; True of any other row."""
     name = row.get("test", "").split("::")[-1].split("[")[0]
-    return name in source_of_tests()
-
-
-@cache
-def source_of_tests() -> str:
-    """Return the text of all tests that need GPUs."""
-    return "".join(file.read_text() for file in sorted((ROOT / "tests/gpu").glob("test_*.py")))
+    return any(name in file.read_text() for file in (ROOT / "tests/gpu").glob("test_*.py"))
 
 
 def status(record) -> str:
@@ -90,13 +82,15 @@ def scripts(record) -> tuple[list, list]:
 
 def page(record) -> str:
     """Return what the page says of a record."""
+    saved = re.search(r"PyTorch (\S+), torchvision", (ROOT / "notebooks/00_start_here.ipynb").read_text())[1]
     never = [f"`{name}.py`" for name in scripts(record)[1]]
     never += ["anything on two GPUs"] * (not any(map(needs_two, record["parts"])))
     rows = {}  # outcome and what it showed -> the parts: many have nothing more to say
     for part in record["parts"]:
         rows.setdefault((part["outcome"], said(part)), []).append(f"[{part['part']}](gpu/{part['record']})")
     return "\n".join([
-        f"**Last run on {record['date']}**: {record['device']}, driver {record['driver']}, PyTorch {record['torch']}.",
+        f"**Last run on {record['date']}**: {record['device']}, driver {record['driver']}, PyTorch {record['torch']}; "
+        f"the notebooks' saved outputs are from {saved}.",
         f"**Never run on a GPU**: {', '.join(never) or 'nothing'}.\n",
         *table(("part", "outcome", "what it showed"), [(", ".join(parts), *row) for row, parts in rows.items()]),
         *(line for part in record["parts"] for line in details(part)),
@@ -105,8 +99,8 @@ def page(record) -> str:
 
 def table(head, rows) -> list[str]:
     """Return a table of Markdown; a bar within a cell would end it."""
-    cells = [[str(cell).replace("|", "\\|") for cell in row] for row in rows]
-    return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *cells)]
+    lines = ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in (head, *rows)]
+    return [lines[0], "|---" * len(head) + "|", *lines[1:]]
 
 
 def said(part) -> str:
@@ -140,8 +134,8 @@ def details(part) -> list[str]:
     if part["part"] == "memory" and rows:
         ratios = [f"{row['counted'] / row['predicted']:.3f}" for row in rows]
         return ["", f"Peak memory in {len(rows)} cases: {min(ratios)} to {max(ratios)} times what was planned."]
-    if part["part"] == "two_stages" and rows:
-        return ["", f"Two stages on one GPU: {'; '.join(two_stages(rows))}."]
+    if part["part"].startswith("efficiency") and rows:
+        return ["", f"Fraction of the plan's roof: {efficiency(rows)}."]
     if needs_two(part) and rows:
         row = rows[-1]
         speedup = f"{row['speedup']:.2f}{interval(row['speedup_interval'], '.2f')}"
@@ -178,18 +172,13 @@ def prediction(row) -> tuple:
     return name, in_gib(row["measured_gib"]), in_gib(row["predicted_gib"]), *times
 
 
-def two_stages(rows) -> list[str]:
-    """Return what each row of two_stages.py says."""
-    found = []
-    for row in rows:
-        if memory := row.get("memory"):
-            counted, planned = (f"{memory[name] / MIB:,.0f} MiB" for name in ("counted", "predicted"))
-            found.append(f"stage {memory['case']['stage']} alone {counted}, planned {planned}")
-        elif row.get("both_stages_mib"):
-            found.append(f"both, one after the other, {row['both_stages_mib']:,.0f} MiB")
-        elif "overlap" in row:
-            found.append(f"two streams {row['overlap']['speedup_of_two_streams']:.2f} times as fast as one")
-    return found
+def efficiency(rows) -> str:
+    """Return the lowest and the highest fraction of the roof that each class of kernel reached."""
+    found = {}
+    for row in (row for row in rows if "error" not in row):
+        found.setdefault(row["class"].split(",")[0], []).append(row["fraction"])
+    ends = {name: dict.fromkeys(f"{end(each):.2f}" for end in (min, max)) for name, each in found.items()}
+    return ", ".join(f"{name} {' to '.join(each)}" for name, each in ends.items())
 
 
 def in_gib(number) -> str:
@@ -197,17 +186,11 @@ def in_gib(number) -> str:
     return "-" if number is None else f"{number:.1f} GiB"
 
 
-def rewritten(text, content) -> str:
-    """Return a text with other content between the two comments."""
-    before, rest = text.split(BEGIN)
-    return before + BEGIN + content + END + rest.split(END)[1]
-
-
 def pages() -> dict[Path, str]:
     """Return both files as they should be."""
-    record = newest()
+    record, place = newest(), f"(?s)(?<={BEGIN}).*(?={END})"
     contents = {PAGE: f"\n{page(record)}\n", README: status(record)}
-    return {path: rewritten(path.read_text(), content) for path, content in contents.items()}
+    return {path: content.join(re.split(place, path.read_text())) for path, content in contents.items()}
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import json
 import sys
 from pathlib import Path
 
+from record import append
 from throughput import LARGE, Images, Language
 
 from mpdemo.models.own import OwnModel
@@ -32,16 +33,9 @@ def predict(model, row, gpu) -> dict:
     """Return a measured row's memory in GiB and seconds per step, each beside what the plan says of it."""
     way = {"bf16": True, "checkpointing": "checkpointing" in row["options"]}
     plan = own.replicated(PlanRequest(model, batch=row["batch"], gpu=gpu), parts=(1,), **way)
-    return {
-        "model": row["model"],
-        "options": row["options"],
-        "batch": row["batch"],
-        "gpu": gpu,
-        "measured_gib": row["peak_memory_gib"],
-        "predicted_gib": plan.memory / 2**30,
-        "measured_seconds": row["median_seconds"],
-        "predicted_seconds": plan.seconds,
-    }
+    facts = {name: row[name] for name in ("model", "options", "batch")} | {"gpu": gpu}
+    memory = {"measured_gib": row["peak_memory_gib"], "predicted_gib": plan.memory / 2**30}
+    return facts | memory | {"measured_seconds": row["median_seconds"], "predicted_seconds": plan.seconds}
 
 
 def main():
@@ -52,10 +46,8 @@ def main():
         Language.size = {name: first.get(name) for name in LARGE}
         Images.name, Images.pixels = first["model"], first.get("image_size")
         model = OwnModel(f"{__file__}:{file.stem}")
-        with open(out, "a") as rows:
-            for row in measured:
-                if "error" not in row and "compile" not in row["options"]:
-                    rows.write(json.dumps(predict(model, row, gpu)) + "\n")
+        planned = [row for row in measured if "error" not in row and "compile" not in row["options"]]
+        append([predict(model, row, gpu) for row in planned], out)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Record what a GPU can show in nine minutes: tests, the scripts to take home, throughput; with several, speed-ups.
+"""Record what a GPU can show in 16 minutes: tests, the scripts to take home, throughput; with several, speed-ups.
 
-    make gpu-record
-    python tests/gpu/record.py --out FOLDER/record.json              the same, where there is no make
-    python tests/gpu/record.py --out FOLDER/record.json --on cpu     in small, to test this program
+    python tests/gpu/record.py --out FOLDER/record.json                make gpu-record does this
+    python tests/gpu/record.py --out FOLDER/record.json --missing      in 8 minutes what no such GPU has passed yet
+    python tests/gpu/record.py --out FOLDER/record.json --on cpu       in small, to test this program
 
 Each part is a process with a time limit of its own, so that a CUDA error in one spoils no other. The record is written
 anew whenever a part has something to say, so that a cut loses nothing; FOLDER/record-parts has what each part printed.
@@ -28,11 +28,12 @@ import psutil
 
 from mpdemo.errors import Parser
 from mpdemo.world.devices import ON_THE_CPU, gpus_here, processor
+from mpdemo.world.gpus import named
 from mpdemo.world.processes import PRCTL, be_killed_with_parent, child_environment, clean_up_on_signals
 from mpdemo.world.supervisor import ADOPT_ORPHANS
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = 540  # for all parts together
+SECONDS = 960  # for all parts together
 SECONDS_MORE = 600  # for what two GPUs add
 STRATEGIES = "data_parallel", "ddp", "fsdp", "model_parallel", "pipeline"  # which are timed on two GPUs
 SCRIPTS = {  # to take home, which two GPUs run as well -> their options: each has a checkpoint of its own
@@ -48,6 +49,7 @@ LINES = 40  # of what a part printed, in the record
 ROOMY = 60_000  # MiB of a GPU, on which several tests fit at once
 SMI = "nvidia-smi --query-gpu=name,memory.total,driver_version,compute_cap --format=csv,noheader,nounits"
 END_OF_TESTS = '{"finished": true}\n'  # the line that conftest.py writes after the rows of a run that was not cut
+KILLED = "test_gpu_killed.py"  # these tests are a part of their own
 SMALL_TESTS = ["-k", "each_rank_says or [4"]  # one that runs, and one that needs four GPUs
 
 
@@ -63,21 +65,24 @@ class Part(NamedTuple):
 def list_parts(on_cpu, files, at_once, gpus=2) -> list[Part]:
     """What is recorded with so many GPUs, the most valuable first."""
     many = min(gpus, 2)  # twice as many tests, in worlds of two to four processes
-    pytest = ["-m", "pytest", "tests/gpu", "-q", "-n", str(at_once), "--timeout", str(120 * many)]
-    pytest += SMALL_TESTS if on_cpu else []
+    pytest, here = ["-m", "pytest", "-q", "-n", str(at_once), "--timeout", str(120 * many)], ROOT / "tests/gpu"
+    tests = [str(here), f"--ignore={here / KILLED}", *(SMALL_TESTS if on_cpu else [])]
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
-    throughput, predicted = str(ROOT / "tests/gpu/throughput.py"), str(ROOT / "tests/gpu/predicted.py")
     parts = [
-        Part("tests", 200 * many, [*pytest, f"--junitxml={files / 'tests.xml'}"]),
-        Part("memory", 100, [str(ROOT / "tests/gpu/memory_of_one.py"), "{rows}"]),
+        Part("tests", 200 * many, [*pytest, *tests, f"--junitxml={files / 'tests.xml'}"]),
+        Part("memory", 100, [str(here / "memory_of_one.py"), "{rows}"]),
         Part("train_single", 40, ["train_single.py"], files / "scripts"),
         Part("train_ddp", 40, [*torchrun, "train_ddp.py"], files / "scripts"),
         Part("train_fsdp", 80, [*torchrun, "train_fsdp.py"], files / "scripts"),
-        Part("gpt", 120, [throughput, "gpt", "{rows}"]),
-        Part("resnet", 170, [throughput, "resnet", "{rows}"]),
-        Part("two_stages", 60, [str(ROOT / "tests/gpu/two_stages.py"), "{rows}"]),
-        Part("trace", 40, [str(ROOT / "tests/gpu/trace.py"), "{rows}"]),
-        Part("predicted", 60, [predicted, "{rows}", str(files / "gpt.jsonl"), str(files / "resnet.jsonl")]),
+        Part("gpt", 120, [str(here / "throughput.py"), "gpt", "{rows}"]),
+        Part("resnet", 170, [str(here / "throughput.py"), "resnet", "{rows}"]),
+        Part("efficiency", 90, [str(here / "efficiency.py"), "{rows}"]),
+        Part("traces", 110, [str(here / "trace.py"), "steps", "{rows}"]),
+        Part("data_parallel", 30, [str(here / "data_parallel.py"), "{rows}"]),
+        Part("train_gpt", 80, [*torchrun, "train_gpt.py"], files / "scripts"),
+        Part("player", 50, [str(here / "trace.py"), "player", "{rows}"]),
+        Part("killed", 120, [*pytest, "-rP", str(here / KILLED), f"--junitxml={files / 'killed.xml'}"]),
+        Part("predicted", 60, [str(here / "predicted.py"), "{rows}", f"{files}/gpt.jsonl", f"{files}/resnet.jsonl"]),
     ]
     if gpus > 1:
         two, rounds = [*torchrun[:-1], "2"], ["2"] if on_cpu else []
@@ -108,6 +113,13 @@ def commit() -> str | None:
         command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=20).stdout.strip() or None
     return None
+
+
+def passed_before(device) -> set:
+    """Return the names of the parts that have passed in a committed record of the same kind of GPU."""
+    records = [json.loads(file.read_text()) for file in (ROOT / "notebooks/gpu").glob("*.json")]
+    same = [r for r in records if (named(r["device"]) or r["device"]) == (named(device) or device)]
+    return {part["part"] for record in same for part in record["parts"] if part["outcome"] == "passed"}
 
 
 def environment(on_cpu) -> dict:
@@ -177,6 +189,12 @@ def read_rows(file) -> list:
     return [json.loads(line) for line in lines if line.endswith("\n") and line != END_OF_TESTS]
 
 
+def append(rows, path):
+    """Append rows to a file, a line of JSON each."""
+    with open(path, "a") as file:
+        file.writelines(json.dumps(each) + "\n" for each in rows)
+
+
 def end_children():
     """Kill what a part left: its process, those below, and orphans, which this process adopts. For 10 s at most."""
     for _ in range(100):
@@ -220,6 +238,7 @@ def read_arguments(arguments):
     parser.add_argument("--on", choices=["gpu", "cpu"], default="gpu", help="cpu: all in small, to test this program")
     names = [part.name for part in list_parts(False, Path(), 0)]
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="PART", help=", ".join(names))
+    parser.add_argument("--missing", action="store_true", help="only what such a GPU has passed in no committed record")
     for_all = f"for all parts together ({SECONDS}, and {SECONDS_MORE} more with several GPUs)"
     parser.add_argument("--seconds", type=float, help=for_all)
     parser.add_argument("--commit", help="of this copy of the project, where git does not know it")
@@ -240,7 +259,11 @@ def main():
     memory = facts.get("memory_mib", "")
     at_once = 4 if memory.isdigit() and int(memory) > ROOMY and facts["cores"] >= 8 else 0
     gpus = 2 if on_cpu else gpus_here()
-    parts = [part for part in list_parts(on_cpu, files, at_once, gpus) if part.name in given.only]
+    names = set(given.only) - (passed_before(facts["device"]) if given.missing else set())
+    if "train_gpt" in names and not (files / "scripts/train_gpt.py").exists():
+        print("train_gpt: skipped, since notebooks/scripts has no train_gpt.py", flush=True)
+        names.remove("train_gpt")
+    parts = [part for part in list_parts(on_cpu, files, at_once, gpus) if part.name in names]
     seconds = given.seconds or SECONDS + SECONDS_MORE * (gpus > 1)
     if on_cpu:
         parts = [part._replace(limit=PATIENCE * part.limit) for part in parts]

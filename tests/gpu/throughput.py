@@ -9,13 +9,13 @@ option that fails is recorded and left out of the variants that follow. Without 
 
 import gc
 import itertools
-import json
 import sys
 import traceback
 from types import SimpleNamespace
 
 import torch
 from gpt import GPT
+from record import append
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy
@@ -107,6 +107,7 @@ def training(case, options, count):
         optimizer.step()
         return loss.detach()
 
+    step.optimizer = optimizer
     return step
 
 
@@ -191,8 +192,7 @@ def main():
         except Exception as error:  # whatever it is, the other variants are worth measuring
             row["error"], failed = error_line(error), True
             traceback.print_exc()
-        with open(file, "a") as rows:
-            rows.write(json.dumps(row) + "\n")
+        append([row], file)
         speed = row.get("error") or f"{row['median_seconds']:.3f} s per step, MFU {row['mfu']:.1%}"
         print(f"{case.name}, batch {row['batch']}, {' '.join(tried) or 'eager'}: {speed}", flush=True)
     sys.exit(failed)
