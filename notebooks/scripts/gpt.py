@@ -41,6 +41,7 @@ class Block(nn.Module):
         self.out = nn.Linear(width, width, bias=False)
         self.up = nn.Linear(width, 4 * width, bias=False)
         self.down = nn.Linear(4 * width, width, bias=False)
+        self.attend = scaled_dot_product_attention  # context parallelism replaces it
         # Rotary position embedding: a table, not a weight, so it is in no state dict.
         turns = 10000.0 ** -torch.linspace(0, 1, self.head_size // 2)
         self.register_buffer("angles", torch.outer(torch.arange(LENGTH), turns), persistent=False)
@@ -55,7 +56,7 @@ class Block(nn.Module):
         # The rows of qkv are ordered by head, so tensor parallelism gives each rank whole heads.
         heads = self.qkv(self.norm1(x)).unflatten(-1, (-1, 3, self.head_size)).transpose(1, 2)
         q, k, v = heads.unbind(3)  # each (batch, heads, length, head size)
-        seen = scaled_dot_product_attention(self.rotate(q), self.rotate(k), v, is_causal=True)
+        seen = self.attend(self.rotate(q), self.rotate(k), v, is_causal=True)
         x = x + self.out(seen.transpose(1, 2).flatten(2))
         return x + self.down(gelu(self.up(self.norm2(x))))
 

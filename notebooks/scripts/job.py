@@ -177,13 +177,14 @@ def reason(error):
 class Run:
     """The log, the stops and the checkpoints of a run; all ranks make the same calls."""
 
-    def __init__(self, start, batches, operations, peak, unit="tokens", copies=1):
+    def __init__(self, start, batches, operations, peak, unit="tokens", copies=1, last=0):
         """Of checkpoints START-STEPS, which fit these batches; copies: ranks with the same samples.
 
         operations: of an item, for its speed as a fraction of a device's peak (MFU).
+        last: the step after which the run ends, if that may be in the middle of an epoch.
         """
         self.start, self.batches, self.unit, self.copies = start, batches, unit, copies
-        self.operations, self.peak = operations, peak
+        self.operations, self.peak, self.last = operations, peak, last
         self.done, self.lost, self.seen = (
             0,
             0.0,
@@ -223,7 +224,8 @@ class Run:
         self.done += 1
         self.losses.append(loss)
         self.items += items
-        if self.done % LOOK and self.done % SAVE_STEPS and self.done % self.batches["of an epoch"] > 0:
+        ends = self.done == self.last or self.done % self.batches["of an epoch"] == 0
+        if self.done % LOOK and self.done % SAVE_STEPS and not ends:
             return False  # else all look, in one all-reduce, and decide the same
         warned = bool(signals or signal.sigpending() & STOP)  # comes to each rank at another moment
         due = dist.get_rank() == 0 and time.monotonic() - self.wrote > 60 * SAVE_MINUTES  # by its clock
