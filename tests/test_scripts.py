@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
@@ -295,6 +296,50 @@ def test_the_gradients_of_lora_adapters_are_averaged_and_only_adapters_are_saved
     assert distance(small / "1-10", small / "2-10") < 1e-3
     names = {name.split(".")[-1] for name in checkpoint(small / "2-10")["model"]}
     assert names == {"a", "b"}
+
+
+# --- a checkpoint for one device
+
+
+@pytest.mark.parametrize(("script", "flags"), [
+    ("train_gpt.py", "--shard 2"),
+    *(pytest.param(*words, marks=pytest.mark.nightly) for words in (
+        ("train_gpt.py", "--pp 2 --schedule zbv"), ("train_gpt.py", "--tp 2"), ("train_fsdp.py", ""))),
+])  # fmt: skip
+def test_an_exported_checkpoint_has_on_one_device_the_loss_that_was_printed(small, script, flags):
+    words = [*flags.split(), "--epochs", 1, "--checkpoint", "saved"] if flags else ["saved"]
+    printed = launch(small, script, *words, processes=2, changes=[] if flags else [SHORT])
+    folder = max(small.glob("saved-*"), key=lambda path: int(path.name[6:]))
+    assert "27 tensors" in run(small, sys.executable, "export.py", folder)
+    gpt = names_of(small / "gpt.py")
+    model = gpt["GPT"]()
+    model.load_state_dict(load_file(f"{folder}.safetensors"))
+    inputs, targets = gpt["make_datasets"]()[1].tensors
+    with torch.no_grad():
+        loss = model(inputs, targets).item() / gpt["count"](targets)
+    assert loss == pytest.approx(float(re.findall(r"validation ([\d.]+)", printed)[-1]), abs=1e-5)
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (("run-5",), "no complete checkpoint run-5; there is run-4"),
+    (("run-4",), "run-4 is damaged ("),
+    ((), "python export.py CHECKPOINT [FILE]"),
+])  # fmt: skip
+def test_what_cannot_be_exported_is_refused_in_one_line(copy, monkeypatch, arguments, said):
+    for name in ("run-4/.metadata", "run-5/__0_0.distcp"):
+        (copy / name).parent.mkdir()
+        (copy / name).write_text("")
+    monkeypatch.chdir(copy)
+    script = names_of(copy / "export.py")
+    monkeypatch.setattr(sys, "argv", ["export.py", *arguments])
+    try:
+        with pytest.raises(SystemExit) as end:
+            script["main"]()
+    finally:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+    assert str(end.value).startswith(said) and "\n" not in str(end.value)
+    assert not list(copy.glob("*safetensors*"))
 
 
 # --- the pipeline
