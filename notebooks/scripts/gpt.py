@@ -58,7 +58,10 @@ class Block(nn.Module):
         q, k, v = heads.unbind(3)  # each (batch, heads, length, head size)
         seen = self.attend(self.rotate(q), self.rotate(k), v, is_causal=True)
         x = x + self.out(seen.transpose(1, 2).flatten(2))
-        return x + self.down(gelu(self.up(self.norm2(x))))
+        return x + self.mlp(self.norm2(x))
+
+    def mlp(self, x):
+        return self.down(gelu(self.up(x)))
 
 
 class GPT(nn.Module):
