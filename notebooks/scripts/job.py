@@ -200,7 +200,8 @@ class Run:
     def state(self, model, optimizer):
         """Return this rank's part of a checkpoint, by names that no mesh changes."""
         weights, moments = dcp_state.get_state_dict(model, optimizer, options=OPTIONS)
-        progress = {"done": self.done, "lost": self.lost, "seen": self.seen, "batches": self.batches}
+        progress = {"done": self.done, "lost": self.lost, "seen": self.seen}
+        progress["batches"] = dict(self.batches)  # a copy, into which a checkpoint's are loaded
         return {"model": weights, "optimizer": moments, "progress": progress}
 
     def resume(self, model, optimizer):

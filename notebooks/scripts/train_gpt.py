@@ -123,9 +123,7 @@ class Stage(nn.Module):
         self.recompute = recompute
 
     def forward(self, x):
-        if self.embed:
-            # With --tp this is still on its way: a compiled block would pass no gradient through it.
-            x = self.embed(x).clone()
+        x = self.embed(x) if self.embed else x
         for block in self.blocks.values():
             x = checkpoint(block, x, use_reentrant=False) if self.recompute else block(x)
         return self.head(self.norm(x)) if self.head else x
@@ -137,8 +135,9 @@ def make_model(args, device, mesh, ring):
         whole = GPT(args.width, args.blocks, args.heads)
         shapes = GPT(args.width, args.blocks, args.heads)
     numbers = stages_of(args, mesh)
-    blocks = torch.arange(args.blocks).tensor_split(args.stages)
-    stages = [Stage(whole, blocks[k].tolist(), args.recompute) for k in numbers]
+    cuts = [args.blocks * k // args.stages for k in range(args.stages + 1)]
+    blocks = [range(cuts[k], cuts[k + 1]) for k in numbers]
+    stages = [Stage(whole, own, args.recompute) for own in blocks]
     angles = Block(args.width, args.heads).angles[positions(ring)].to(device)
     for stage in stages:
         if args.tp > 1:
@@ -152,7 +151,7 @@ def make_model(args, device, mesh, ring):
         stage.to_empty(device=device)  # memory for this process's shards
         for block in stage.blocks.values():
             block.angles = angles
-    held = Stage(whole, [k for number in numbers for k in blocks[number].tolist()], args.recompute)
+    held = Stage(whole, [k for own in blocks for k in own], args.recompute)
     fill(held, shapes, device)
     return held, stages, numbers
 
@@ -213,6 +212,9 @@ def split_layers(stage, mesh):
     plan |= {"norm": tp.SequenceParallel(), "head": columns}  # logits of a part of the vocabulary
     own = {name: style for name, style in plan.items() if getattr(stage, name.split(".")[0])}
     tp.parallelize_module(stage, mesh, own)
+    if stage.embed:
+        # What it returns is still on its way; a compiled block would pass no gradient back through it.
+        stage.embed.register_forward_hook(lambda embed, tokens, x: x.clone())
 
 
 # --- mesh: --cp

@@ -1,0 +1,232 @@
+"""train_gpt.py: for every mesh the training of one device, resumed by any other; what cannot be is refused."""
+
+import functools
+import importlib
+import re
+import shutil
+import sys
+
+import meshes
+import pytest
+import torch
+from meshes import LIMIT, SCRIPTS, STEPS, differences, flags_of, run_mesh, world_of
+
+BY_DAY = [  # each dimension and schedule, most pairs
+    "pp2 gpipe",
+    "pp2 tp2",
+    "pp2 shard2 zbv",
+    "pp2 cp2 interleaved",
+    "replicate2 shard2",
+    "replicate2 tp2 --recompute",
+    "shard2 cp2",
+    "cp2 tp2",
+]
+BY_NIGHT = [f"{mesh} {schedule}" for schedule in ("gpipe", "interleaved", "zbv") for mesh in (
+    "pp2", "pp2 tp2", "pp2 cp2", "pp2 shard2", "pp2 replicate2", "pp4", "pp2 shard2 tp2", "pp2 replicate2 cp2",
+)]  # fmt: skip
+BY_NIGHT += [f"{mesh} --recompute" for mesh in ("pp2 tp2", "shard2 cp2", "pp2 zbv")]
+BY_NIGHT += [f"{mesh} --compile" for mesh in ("shard2", "cp2", "tp2", "pp2", "pp2 tp2 interleaved")]
+plain = functools.cache(meshes.plain)
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """The script as a module."""
+    monkeypatch.syspath_prepend(SCRIPTS)
+    for name in ("gpt", "job", "train_gpt"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    return importlib.import_module("train_gpt")
+
+
+def compared(folder, mesh, hook=meshes.unsaved, scripts=SCRIPTS, steps=STEPS) -> dict:
+    """Run a mesh; return how far it is from one device."""
+    flags, batch, blocks = flags_of(mesh)
+    ranks = run_mesh(folder, [*flags, f"--steps={steps}"], world_of(mesh), hook, scripts)
+    found = differences(ranks, plain(batch, blocks, steps))
+    print(f"{mesh:32}" + " ".join(f"{name} {value:.1e}" for name, value in found.items()))
+    return found
+
+
+def check(found):
+    assert max(found.values()) < LIMIT, found
+
+
+# --- equal to one device
+
+
+@pytest.mark.parametrize("mesh", BY_DAY)
+def test_a_mesh_is_the_training_of_one_device(tmp_path, mesh):
+    check(compared(tmp_path, mesh))
+
+
+@pytest.mark.nightly
+def test_every_mesh_of_eight_processes_is_the_training_of_one_device_or_refused(tmp_path, script):
+    """Prints a table."""
+    bad, refused = [], []
+    for number, mesh in enumerate(meshes.all_meshes(8)):
+        try:
+            script.read_flags(flags_of(mesh)[0])
+        except SystemExit as end:
+            print(f"{mesh:32}refused: {end}")
+            refused.append(mesh)
+            continue
+        (tmp_path / str(number)).mkdir()
+        found = compared(tmp_path / str(number), mesh)
+        bad += [mesh] * (max(found.values()) > LIMIT)
+    assert not bad
+    assert all({"cp3", "cp5", "cp6", "cp7", "tp3", "tp5", "tp6", "tp7"} & set(mesh.split()) for mesh in refused)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("mesh", BY_NIGHT)
+def test_schedules_recomputation_and_compilation_change_nothing(tmp_path, mesh):
+    check(compared(tmp_path, mesh))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("mesh", ["pp2 cp2 tp2", "shard2 tp2"])
+def test_bfloat16_comes_close(tmp_path, mesh):
+    found = compared(tmp_path, f"{mesh} --bf16")
+    assert LIMIT < found["loss"] < 2e-3 and found["gradients"] < 3e-2
+
+
+@pytest.mark.nightly
+def test_shards_alone_are_the_training_of_train_fsdp(tmp_path):
+    for name in ("fsdp", "gpt"):
+        (tmp_path / name).mkdir()
+    first = run_mesh(tmp_path / "fsdp", [], 2, meshes.unsaved, script="train_fsdp")
+    second = run_mesh(tmp_path / "gpt", ["--shard=2"], 2, meshes.unsaved)
+    for a, b in zip(first, second, strict=True):
+        assert a["losses"] == pytest.approx(b["losses"], rel=1e-6) and len(a["losses"]) == 2 * STEPS
+        assert a["validations"] == pytest.approx(b["validations"], rel=1e-6)
+
+
+# --- the comparison sees mistakes, most of which PyTorch does not
+
+SCALE = "averaged * args.tp / scored"
+MUTANTS = {
+    "FSDP's average taken for a sum": ("shard2", SCALE, "args.tp / scored"),
+    "copies not counted": ("replicate2", "averaged = args.replicate * args.shard", "averaged = args.shard"),
+    "samples by rank": ("cp2", "data = place // args.cp, args.replicate * args.shard",
+                        "data = dist.get_rank(), dist.get_world_size()"),
+    "positions from 0 in each rank": ("cp2", "angles[positions(ring)]", "angles[: LENGTH // ring.size()]"),
+    "a ring without a way back": ("cp2", "following = pass_on(following, mesh)",
+                                  "following = pass_on(following, mesh).detach()"),
+    "tokens counted once per rank": ("tp2", SCALE, "averaged / scored"),
+    "no clone before a compiled block": ("tp2 --compile", "x: x.clone()", "x: x"),
+    "gradients divided by microbatches": ("pp2", '"scale_grads": False', '"scale_grads": True'),
+    "the norm of one stage": ("pp2", 'dist.all_reduce(square, group=mesh["pp"].get_group())', "pass"),
+    "gradients of a validation kept": ("pp2 zbv", "    optimizer.zero_grad()  # zbv", "    # zbv"),
+}  # fmt: skip
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mistake_is_seen(tmp_path, name):
+    mesh, old, new = MUTANTS[name]
+    scripts = shutil.copytree(SCRIPTS, tmp_path / "scripts")
+    text = (scripts / "train_gpt.py").read_text()
+    assert text.count(old) == 1
+    (scripts / "train_gpt.py").write_text(text.replace(old, new))
+    hook = meshes.compile_eagerly if "--compile" in mesh else meshes.unsaved
+    found = compared(tmp_path, mesh, hook, scripts, steps=STEPS + 1)
+    assert max(found.values()) > 100 * LIMIT, found
+
+
+def test_a_compiled_block_passes_gradients_to_an_embedding_that_is_split(tmp_path):
+    check(compared(tmp_path, "tp2 --compile", meshes.compile_eagerly))
+
+
+# --- resuming
+
+
+def resume(folder, first, others):
+    """Save after two steps with a mesh, and resume up to four, over the end of an epoch, with others."""
+    (folder / "saving").mkdir()
+    flags, batch, blocks = flags_of(first)
+    right = plain(batch, blocks, 4)
+    check(differences(run_mesh(folder / "saving", [*flags, "--steps=2"], world_of(first)), right))
+    losses = sum(loss * tokens for loss, tokens in zip(right["losses"][:STEPS], right["tokens"], strict=False))
+    for number, mesh in enumerate(others):
+        there = shutil.copytree(folder / "saving", folder / str(number))
+        flags = [*flags_of(mesh)[0], f"--batch={batch}", f"--blocks={blocks}", "--steps=4"]
+        found = differences(run_mesh(there, flags, world_of(mesh)), right, first=2)
+        print(f"{first} -> {mesh}: " + " ".join(f"{name} {value:.1e}" for name, value in found.items()))
+        check(found)
+        assert {path.name for path in there.glob("run-*")} == {"run-2", "run-4"}
+        mean = float(re.search(r"epoch 1: loss ([\d.]+)", (there / "log-0").read_text())[1])
+        assert mean == pytest.approx(losses / sum(right["tokens"][:STEPS]), abs=2e-6)  # also of the steps before
+
+
+def test_another_mesh_resumes_what_zero_bubble_has_saved(tmp_path):
+    resume(tmp_path, "pp2 zbv", ["shard2"])
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("first", "others"), [
+    ("pp2 tp2", ["shard4", "cp2 tp2", "one process"]),
+    ("pp2 cp2 zbv", ["replicate2 shard2 tp2", "pp4 shard2", "pp2 interleaved"]),
+    ("shard2 cp2", ["pp2 zbv", "tp4", "pp4 gpipe"]),
+    ("replicate2 tp2", ["pp2 shard2 zbv", "cp4", "shard2 cp2"]),
+])  # fmt: skip
+def test_any_mesh_resumes_what_any_other_has_saved(tmp_path, first, others):
+    resume(tmp_path, first, others)
+
+
+@pytest.mark.nightly
+def test_a_signal_to_one_rank_stops_all_stages_and_the_same_command_resumes_bit_for_bit(tmp_path):
+    flags, ends = flags_of("pp2 zbv")[0], {}
+    for name, hook in (("whole", None), ("stopped", meshes.signal_one)):
+        (tmp_path / name).mkdir()
+        ends[name] = run_mesh(tmp_path / name, flags, 2, hook)
+    assert [path.name for path in (tmp_path / "stopped").glob("run-*")] == ["run-2"]
+    again = run_mesh(tmp_path / "stopped", flags, 2)
+    for whole, stopped, resumed in zip(ends["whole"], ends["stopped"], again, strict=True):
+        assert stopped["losses"] + resumed["losses"] == whole["losses"] and len(stopped["losses"]) == 2
+        assert all(torch.equal(grad, resumed["grads"][-1][name]) for name, grad in whole["grads"][-1].items())
+
+
+# --- refused, before any process waits for another
+
+
+@pytest.mark.parametrize(("flags", "said"), [
+    ("--pp 8 --microbatches 8", "--blocks 4 cannot fill 8 stages"),
+    ("--pp 4 --schedule zbv", "--blocks 4 cannot fill 8 stages"),
+    ("--pp 2 --microbatches 1", "--schedule 1f1b: at least 2 --microbatches, one per stage"),
+    ("--pp 2 --schedule zbv --microbatches 2", "--schedule zbv: at least 4 --microbatches, one per stage"),
+    ("--pp 2 --schedule interleaved --microbatches 1", "--schedule interleaved: --microbatches must be"),
+    ("--pp 2 --schedule zbv --compile", "--schedule zbv splits backward passes, which torch.compile can't"),
+    ("--shard 3", "--batch 32: a multiple of --replicate x --shard x --microbatches, 3"),
+    ("--batch 100000", "--batch 100000: there are only "),
+    ("--heads 3", "--heads 3: must divide half of --width, and --tp must divide it"),
+    ("--tp 8", "--heads 4: must divide half of --width, and --tp must divide it"),
+    ("--cp 3", "64 tokens: not divisible by 2 x --cp x --tp, 6"),
+    ("--tp 0", "--tp 0: at least 1"),
+    ("--tp two", "argument --tp: invalid int value: 'two'"),
+    ("--pq 2", "unrecognized arguments: --pq 2"),
+    ("", "RANK is not set: start this script with torchrun"),
+])  # fmt: skip
+def test_what_cannot_be_is_refused_in_one_line(script, flags, said):
+    with pytest.raises(SystemExit) as end:
+        script.main(flags.split())
+    assert str(end.value).startswith(said) and "\n" not in str(end.value)
+
+
+def test_only_rank_0_says_why_a_mesh_does_not_fit_the_processes(script, monkeypatch):
+    for rank, said in ((0, "--pp x --replicate x --shard x --cp x --tp is 4, but 2 processes run"), (1, 1)):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        with pytest.raises(SystemExit) as end:
+            script.main(["--pp=2", "--tp=2"])
+        assert end.value.code == said
+
+
+def test_another_model_or_other_batches_do_not_resume(tmp_path):
+    """Heads are in no weight's shape, and of more blocks the first ones would fit."""
+    flags, _, _ = flags_of("one process")
+    run_mesh(tmp_path, [*flags, "--steps=1"], 1)
+    for changed in ("--heads=4", "--blocks=3", "--batch=12"):
+        with pytest.raises(AssertionError, match="run-1 has .*, this run .*: other data would follow"):
+            run_mesh(tmp_path, [*flags, changed], 1)
