@@ -82,7 +82,7 @@ def test_experts_of_several_processes_are_the_training_of_one_device(small, devi
 @pytest.mark.nightly
 @pytest.mark.parametrize(("old", "new", "ep"), [
     (" / mesh.size())", ")", 2),  # sums, where the rest has means
-    ("sums.redistribute(placements=PLACES)", "sums", 1),  # those of one copy
+    ("grad_placements=(Partial(), ", "grad_placements=(Replicate(), ", 1),  # those of one copy
     ("dist.all_reduce(counts := counts.clone())", "pass", 2),  # the balance of each rank
     ("received, sent, self.group)", "received, sent, self.group).detach()", 2),  # no gradient comes back
     ("[order.argsort()].unflatten", "[order].unflatten", 2),
