@@ -9,8 +9,10 @@ import socket
 import sys
 import time
 import traceback
+from functools import partial
 
 import torch
+from torch.nn.functional import cross_entropy, pad
 from torch.utils.data import TensorDataset
 from worlds import FORKS
 
@@ -110,7 +112,10 @@ def watch(script, job) -> dict:
         noted["validations"].append(validation)
         return end_epoch(run, validation)
 
-    script.make_datasets, script.make_model = (lambda: small_sets(make_datasets, batch)), model
+    def small(**given):
+        return small_sets(partial(make_datasets, **given), batch)
+
+    script.make_datasets, script.make_model = small, model
     script.sample = lambda *given: "nothing"
     torch.nn.utils.clip_grads_with_norm_, job.Run.look, job.Run.end_epoch = clipped, looked, ended
     return noted
@@ -125,6 +130,30 @@ def compile_eagerly(script, job):
     """A hook: compile as by default, except that no C++ is generated."""
     compiled = torch.nn.Module.compile
     torch.nn.Module.compile = lambda module: compiled(module, backend="aot_eager")
+    unsaved(script, job)
+
+
+def change_a_token(script, job):
+    """A hook: train on a packed row, and on one with another token in its second document; save each token's loss."""
+    make_datasets, found = importlib.import_module("gpt").make_datasets, []
+
+    def two_rows(packed):
+        inputs, targets = make_datasets(packed=packed)[0].tensors
+        row = (inputs[:-1] == script.END).sum(1).argmax()  # with most documents; the last row has padding
+        inputs, targets = (tensor[row].repeat(2, 1) for tensor in (inputs, targets))
+        begins = (inputs[0] == script.END).nonzero().flatten().tolist()
+        torch.save(begins, "begins.pt")
+        inputs[1, begins[1] + 2] += 1
+        return [TensorDataset(inputs, targets)] * 2
+
+    def noting(logits, targets, reduction):
+        losses = cross_entropy(logits, targets, reduction="none")
+        if torch.is_grad_enabled():
+            found.append(losses.detach())
+            torch.save(torch.cat(found).view(2, -1), f"tokens-{os.environ['RANK']}.pt")
+        return losses.sum()
+
+    script.make_datasets, script.cross_entropy, job.places = two_rows, noting, lambda *given: iter([[0, 1]])
     unsaved(script, job)
 
 
@@ -144,21 +173,22 @@ def signal_one(script, job):
 # --- one device
 
 
-def plain(batch, blocks, steps=STEPS) -> dict:
-    """Train on one device; return what it comes to, as a rank notes it."""
+def plain(batch, blocks, steps=STEPS, packed=False) -> dict:
+    """Train on one device, each document in a row of its own; return what it comes to, as a rank notes it."""
     sys.path.insert(0, str(SCRIPTS))
     gpt = importlib.import_module("gpt")
     sys.path.remove(str(SCRIPTS))
     torch.manual_seed(0)
     model = gpt.GPT(WIDTH, blocks, HEADS)
-    train, check = small_sets(gpt.make_datasets, batch)
+    train, check = small_sets(partial(gpt.make_datasets, packed=packed), batch)
+    rows = alone if packed else lambda *tensors: tensors
     optimizer = torch.optim.AdamW(model.parameters(), lr=8e-3, fused=True)
     noted = {"grads": [], "norms": [], "losses": [], "tokens": [], "validations": []}
     for step in range(steps):
         if step % STEPS == 0:
             order = torch.randperm(len(train), generator=torch.Generator().manual_seed(step // STEPS))
         inputs, targets = train[order[step % STEPS * batch :][:batch]]
-        loss = model(inputs, targets) / gpt.count(targets)
+        loss = model(*rows(inputs, targets)) / gpt.count(targets)
         loss.backward()
         noted["losses"].append(loss.item())
         noted["tokens"].append(gpt.count(targets))
@@ -170,8 +200,20 @@ def plain(batch, blocks, steps=STEPS) -> dict:
         optimizer.zero_grad()
         if step % STEPS == STEPS - 1:
             with torch.no_grad():
-                noted["validations"].append(model(*check.tensors).item() / gpt.count(check.tensors[1]))
+                noted["validations"].append(model(*rows(*check.tensors)).item() / gpt.count(check.tensors[1]))
     return noted
+
+
+def alone(inputs, targets) -> list:
+    """Return packed documents, each in a row of its own that it begins."""
+    found = []
+    for row in zip(inputs, targets, strict=True):
+        begins = [0, *(k for k in range(1, len(row[0])) if row[0][k] == 0), len(row[0])]
+        for begin, end in itertools.pairwise(begins):
+            tokens, wanted = (tensor[begin:end] for tensor in row)
+            rest = (0, len(row[0]) - (end - begin))
+            found.append((pad(tokens, rest), pad(wanted, rest, value=-100)))
+    return [torch.stack(tensors) for tensors in zip(*found, strict=True)]
 
 
 def far(a, b) -> float:

@@ -21,7 +21,7 @@ ROOMS = [
     ("/data", 419, "data sets and batches, a share per replica"),
     ("/measure /paired.py", 541, "measure a step, compare by paired rounds, read what was recorded"),
     ("/plan", 2_553, "what fits: count on fake tensors, choose, split, simulate, scale"),
-    ("/jobs", 3_150, "spec, fitted job, text, submission, following; sites; failures explained"),
+    ("/jobs", 3_152, "spec, fitted job, text, submission, following; sites; failures explained"),
     ("/same", 2_670, "is a reader's script the same training on 1 and N processes?"),
     ("/notebook", 1_632, "what notebooks show: live view, ladder, plots, checks of exercises"),
     ("/cluster", 454, "a throw-away Slurm"),

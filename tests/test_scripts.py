@@ -29,6 +29,7 @@ from home_scripts import (
     submit,
     told,
 )
+from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader
@@ -36,8 +37,8 @@ from torch.utils.data import DataLoader
 from mpdemo.paths import root
 
 DIGITS = root() / "mpdemo" / "data" / "digits.npz"
-LINES = {"first_ddp.py": 45, "first_single.py": 45, "train_ddp.py": 265, "job.py": 280}  # at most
-OTHERS, ALL_LINES = 200, 1460  # of any other one, of all
+LINES = {"first_ddp.py": 45, "first_single.py": 45, "train_ddp.py": 265, "job.py": 290, "train_gpt.py": 435}
+OTHERS, ALL_LINES = 200, 2160  # of any other one, of all
 DIFFERENCE = 40  # lines by which a script derived from train_fsdp.py may differ from it
 # Sums in float32 in another order: the losses of one process and of two were equal to 1e-6. A step left out
 # (the order of an epoch, the average, the optimizer's state) changes them by 1e-3 and more.
@@ -197,6 +198,50 @@ def test_the_gradients_of_lora_adapters_are_averaged_and_only_adapters_are_saved
     assert distance(small / "1-10", small / "2-10") < 1e-3
     names = {name.split(".")[-1] for name in loaded(small / "2-10")["model"]}
     assert names == {"a", "b"}
+
+
+# --- a checkpoint for one device
+
+
+@pytest.mark.parametrize(("script", "flags"), [
+    ("train_gpt.py", "--shard 2"),
+    *(pytest.param(*words, marks=pytest.mark.nightly) for words in (
+        ("train_gpt.py", "--pp 2 --schedule zbv"), ("train_gpt.py", "--tp 2"), ("train_fsdp.py", ""))),
+])  # fmt: skip
+def test_an_exported_checkpoint_has_on_one_device_the_loss_that_was_printed(small, script, flags):
+    words = [*flags.split(), "--epochs", 1, "--checkpoint", "saved"] if flags else ["saved"]
+    printed = launch(small, script, *words, processes=2)
+    folder = max(small.glob("saved-*"), key=lambda path: int(path.name[6:]))
+    assert "27 tensors" in run(small, sys.executable, "export.py", folder)
+    gpt = names_of(small / "gpt.py")
+    model = gpt["GPT"]()
+    model.load_state_dict(load_file(f"{folder}.safetensors"))
+    inputs, targets = gpt["make_datasets"]()[1].tensors
+    with torch.no_grad():
+        loss = model(inputs, targets).item() / gpt["count"](targets)
+    assert loss == pytest.approx(float(re.findall(r"validation ([\d.]+)", printed)[-1]), abs=1e-5)
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (("run-5",), "no complete checkpoint run-5; there is run-4"),
+    (("run-4",), "run-4 is damaged ("),
+    ((), "python export.py CHECKPOINT [FILE]"),
+])  # fmt: skip
+def test_what_cannot_be_exported_is_refused_in_one_line(copy, monkeypatch, arguments, said):
+    for name in ("run-4/.metadata", "run-5/__0_0.distcp"):
+        (copy / name).parent.mkdir()
+        (copy / name).write_text("")
+    monkeypatch.chdir(copy)
+    script = names_of(copy / "export.py")
+    monkeypatch.setattr(sys, "argv", ["export.py", *arguments])
+    try:
+        with pytest.raises(SystemExit) as end:
+            script["main"]()
+    finally:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+    assert str(end.value).startswith(said) and "\n" not in str(end.value)
+    assert not list(copy.glob("*safetensors*"))
 
 
 # --- the pipeline

@@ -18,13 +18,16 @@ BY_DAY = [  # each dimension and schedule, most pairs
     "pp2 cp2 interleaved",
     "replicate2 shard2",
     "replicate2 tp2 --recompute",
-    "shard2 cp2",
+    "shard2 cp2 --packed",
     "cp2 tp2",
 ]
 BY_NIGHT = [f"{mesh} {schedule}" for schedule in ("gpipe", "interleaved", "zbv") for mesh in (
     "pp2", "pp2 tp2", "pp2 cp2", "pp2 shard2", "pp2 replicate2", "pp4", "pp2 shard2 tp2", "pp2 replicate2 cp2",
 )]  # fmt: skip
 BY_NIGHT += [f"{mesh} --recompute" for mesh in ("pp2 tp2", "shard2 cp2", "pp2 zbv")]
+BY_NIGHT += [f"{mesh} --packed" for mesh in (
+    "one process", "tp2", "pp2 cp2 zbv", "pp2 cp2 --recompute", "cp2 --compile",
+)]  # fmt: skip
 BY_NIGHT += [f"{mesh} --compile" for mesh in ("shard2", "cp2", "tp2", "pp2", "pp2 tp2 interleaved")]
 plain = functools.cache(meshes.plain)
 
@@ -44,7 +47,7 @@ def compared(folder, mesh, hook=meshes.unsaved, scripts=SCRIPTS, steps=STEPS) ->
     """Run a mesh; return how far it is from one device."""
     flags, batch, blocks = flags_of(mesh)
     ranks = run_mesh(folder, [*flags, f"--steps={steps}"], world_of(mesh), hook, scripts)
-    found = differences(ranks, plain(batch, blocks, steps))
+    found = differences(ranks, plain(batch, blocks, steps, "--packed" in mesh))
     print(f"{mesh:32}" + " ".join(f"{name} {value:.1e}" for name, value in found.items()))
     return found
 
@@ -103,6 +106,24 @@ def test_shards_alone_are_the_training_of_train_fsdp(tmp_path):
         assert a["validations"] == pytest.approx(b["validations"], rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    "mesh", ["cp2", *(pytest.param(m, marks=pytest.mark.nightly) for m in ("tp1", "pp2 --recompute"))]
+)
+def test_a_changed_token_moves_no_loss_of_another_document(tmp_path, mesh):
+    flags, _, _ = flags_of(f"{mesh} --packed")
+    sizes = ["--batch=2", f"--microbatches={world_of(mesh) if 'pp' in mesh else 1}", "--steps=1"]
+    run_mesh(tmp_path, [*flags, *sizes], world_of(mesh), meshes.change_a_token)
+    parts = [torch.load(file) for file in sorted(tmp_path.glob("tokens-*.pt"))]
+    if "cp2" in mesh:  # rank 0 has the first and the last quarter, rank 1 those between
+        (first, last), middle = parts[0].chunk(2, 1), parts[1]
+        parts = [torch.cat([first, middle, last], 1)]
+    first, changed = parts[0]
+    moved = ((first - changed).abs() > 1e-5).nonzero().flatten().tolist()
+    begins = torch.load(tmp_path / "begins.pt")
+    assert len(first) == 64 and len(begins) > 2, begins
+    assert begins[1] + 2 in moved and begins[1] + 2 <= min(moved) and max(moved) < begins[2]
+
+
 # --- the comparison sees mistakes, most of which PyTorch does not
 
 SCALE = "averaged * args.tp / scored"
@@ -117,6 +138,8 @@ MUTANTS = {
     "tokens counted once per rank": ("tp2", SCALE, "averaged / scored"),
     "no clone before a compiled block": ("tp2 --compile", "x: x.clone()", "x: x"),
     "gradients divided by microbatches": ("pp2", '"scale_grads": False', '"scale_grads": True'),
+    "documents that see each other": ("cp2 --packed", ".cumsum(1) * args.packed", ".cumsum(1) * 0"),
+    "a mask that is not causal": ("--packed", "same(documents, documents).tril()", "same(documents, documents)"),
     "the norm of one stage": ("pp2", 'dist.all_reduce(square, group=mesh["pp"].get_group())', "pass"),
     "gradients of a validation kept": ("pp2 zbv", "    optimizer.zero_grad()  # zbv", "    # zbv"),
 }  # fmt: skip

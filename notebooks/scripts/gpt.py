@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
+from torch.nn.functional import cross_entropy, gelu, pad, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
@@ -14,8 +14,8 @@ END = 0  # the token before and after each speech
 PADDING = -100  # a target that cross_entropy ignores
 
 
-def make_datasets(edit=bytes):
-    """Return a training and a validation set; a sample is a speech, or LENGTH bytes of one."""
+def make_datasets(edit=bytes, packed=False):
+    """Return a training and a validation set; a sample is a speech, or LENGTH bytes of one, or many."""
     text = edit(Path(__file__).with_name("text.txt").read_bytes().strip())
     speeches = text.split(b"\n\n")[1:]  # the first paragraph only says where the text is from
     tokens = [[END, *speech, END] for speech in speeches]
@@ -27,7 +27,16 @@ def make_datasets(edit=bytes):
     for row, piece in enumerate(pieces):
         inputs[row, : len(piece) - 1] = torch.tensor(piece[:-1])
         targets[row, : len(piece) - 1] = torch.tensor(piece[1:])  # of each token, the next one
-    return TensorDataset(inputs[:-256], targets[:-256]), TensorDataset(inputs[-256:], targets[-256:])
+    sets = (inputs[:-256], targets[:-256]), (inputs[-256:], targets[-256:])
+    return [TensorDataset(*(pack(*tensors) if packed else tensors)) for tensors in sets]
+
+
+def pack(inputs, targets):
+    """Return rows full of speeches, one after the other: only the last row has padding."""
+    scored = targets != PADDING
+    rest = (0, -scored.sum().item() % LENGTH)
+    packed = pad(inputs[scored], rest), pad(targets[scored], rest, value=PADDING)
+    return [tokens.view(-1, LENGTH) for tokens in packed]
 
 
 class Block(nn.Module):
@@ -52,13 +61,16 @@ class Block(nn.Module):
         cos, sin = self.angles.cos(), self.angles.sin()
         return torch.cat([a * cos - b * sin, a * sin + b * cos], -1).type_as(x)
 
-    def forward(self, x):
+    def forward(self, x, **documents):  # for an own `attend`
         # The rows of qkv are ordered by head, so tensor parallelism gives each rank whole heads.
         heads = self.qkv(self.norm1(x)).unflatten(-1, (-1, 3, self.head_size)).transpose(1, 2)
         q, k, v = heads.unbind(3)  # each (batch, heads, length, head size)
-        seen = self.attend(self.rotate(q), self.rotate(k), v, is_causal=True)
+        seen = self.attend(self.rotate(q), self.rotate(k), v, is_causal=True, **documents)
         x = x + self.out(seen.transpose(1, 2).flatten(2))
-        return x + self.down(gelu(self.up(self.norm2(x))))
+        return x + self.mlp(self.norm2(x))
+
+    def mlp(self, x):
+        return self.down(gelu(self.up(x)))
 
 
 class GPT(nn.Module):

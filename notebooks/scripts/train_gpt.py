@@ -24,7 +24,7 @@ import job
 import torch
 import torch.distributed as dist
 import torch.distributed.tensor.parallel as tp
-from gpt import GPT, LENGTH, PADDING, Block, count, make_datasets  # yours
+from gpt import END, GPT, LENGTH, PADDING, Block, count, make_datasets  # yours
 from torch import nn
 from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import init_device_mesh
@@ -38,7 +38,7 @@ from torch.distributed.pipelining import (
     ScheduleZBVZeroBubble,
 )
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from torch.nn.functional import cross_entropy, pad
+from torch.nn.functional import cross_entropy, pad, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
@@ -70,6 +70,7 @@ def read_flags(arguments=None):
     parser.add_argument("--width", **number, default=64)
     parser.add_argument("--blocks", **number, default=4)
     parser.add_argument("--heads", **number, default=4)
+    parser.add_argument("--packed", action="store_true", help="several documents in a row, kept apart")
     parser.add_argument("--bf16", **switch, help="compute in bfloat16; weights and sums stay float32")
     parser.add_argument("--compile", **switch, help="compile the block; all are equal")
     parser.add_argument("--recompute", **switch, help="activation checkpointing: saves memory")
@@ -122,10 +123,13 @@ class Stage(nn.Module):
         self.norm, self.head = (model.norm, model.head) if last in blocks else (None, None)
         self.recompute = recompute
 
-    def forward(self, x):
+    def forward(self, x, documents):
         x = self.embed(x) if self.embed else x
         for block in self.blocks.values():
-            x = checkpoint(block, x, use_reentrant=False) if self.recompute else block(x)
+            if self.recompute:
+                x = checkpoint(block, x, documents=documents, use_reentrant=False)
+            else:
+                x = block(x, documents=documents)
         return self.head(self.norm(x)) if self.head else x
 
 
@@ -143,8 +147,8 @@ def make_model(args, device, mesh, ring):
         if args.tp > 1:
             split_layers(stage, mesh["tp"])
         for block in stage.blocks.values():
-            if args.cp > 1:
-                block.attend = partial(ring_attention, mesh=ring)
+            alone = partial(attention, packed=args.packed)
+            block.attend = partial(ring_attention, mesh=ring) if args.cp > 1 else alone
             if args.compile:
                 block.compile()  # the blocks are equal, so only one is compiled
         shard(stage, args, mesh)
@@ -217,13 +221,34 @@ def split_layers(stage, mesh):
         stage.embed.register_forward_hook(lambda embed, tokens, x: x.clone())
 
 
+# --- --packed
+
+
+def attention(q, k, v, is_causal, documents, packed):
+    """Return causal attention. In a packed row a token sees those of its document only.
+
+    Positions run on from one document to the next: rotary ones act by their differences alone.
+    """
+    mask = same(documents, documents).tril() if packed else None
+    return scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal and not packed)
+
+
+def same(queries, keys):
+    """Return which queries are in the document of which keys."""
+    return queries[:, None, :, None] == keys[:, None, None, :]
+
+
 # --- mesh: --cp
 
 
-def positions(ring):
+def zigzag(tokens, ring, rank):
     """Return a rank's tokens: an early piece and a late one, so that all have the same work."""
-    pieces, rank = torch.arange(LENGTH).chunk(2 * ring.size()), ring.get_local_rank()
-    return torch.cat([pieces[rank], pieces[-1 - rank]])
+    pieces = tokens.chunk(2 * ring.size(), -1)
+    return torch.cat([pieces[rank], pieces[-1 - rank]], -1)
+
+
+def positions(ring):
+    return zigzag(torch.arange(LENGTH), ring, ring.get_local_rank())
 
 
 def pass_on(tensor, mesh):
@@ -233,28 +258,28 @@ def pass_on(tensor, mesh):
     return all_to_all_single_autograd(tensor.contiguous(), *sizes, mesh.get_group())
 
 
-def attend(q, k, v, is_causal=False):
+def attend(q, k, v, mask):
     """Return the attention to some of the keys, and the logarithm of its denominator."""
     scores = (q @ k.mT).float() * q.shape[-1] ** -0.5
-    if is_causal:
-        scores = scores.masked_fill(torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1), -torch.inf)
+    scores = scores.masked_fill(~mask, -1e30)  # -inf is NaN for a query that sees none of these keys
     return scores.softmax(-1) @ v.float(), scores.logsumexp(-1, keepdim=True)
 
 
-def ring_attention(q, k, v, is_causal, mesh):
+def ring_attention(q, k, v, is_causal, documents, mesh):
     """Return causal attention to all ranks' tokens: queries stay, keys and values go around."""
     rank, half, following = mesh.get_local_rank(), q.shape[2] // 2, torch.stack([k, v])
-    seen = []
+    seen, own = [], zigzag(documents, mesh, rank)
     for step in range(mesh.size()):
         (k, v), source = following, (rank - step) % mesh.size()  # whose keys these are
         if step + 1 < mesh.size():
             following = pass_on(following, mesh)  # travels while these are used
+        mask = same(own, zigzag(documents, mesh, source))
         if source == rank:
-            seen.append(attend(q, k, v, is_causal))
+            seen.append(attend(q, k, v, mask.tril()))
         elif source < rank:  # all queries come after the early keys, and before the late ones
-            seen.append(attend(q, k[:, :, :half], v[:, :, :half]))
+            seen.append(attend(q, k[:, :, :half], v[:, :, :half], mask[..., :half]))
         else:  # only the late queries come after these keys, and after all of them
-            values, sums = attend(q[:, :, half:], k, v)
+            values, sums = attend(q[:, :, half:], k, v, mask[..., half:, :])
             seen.append((pad(values, (0, 0, half, 0)), pad(sums, (0, 0, half, 0), value=-torch.inf)))
     values, sums = (torch.stack(parts) for parts in zip(*seen, strict=True))
     return (values * sums.softmax(0)).sum(0).type_as(q)
@@ -304,18 +329,21 @@ def make_pass(args, device, mesh, ring, stages, numbers):
         """
         inputs, targets = (tensor[:, place] for tensor in batch)  # this rank's part of each sequence
         tokens = count(targets) if is_last else 0
-        inputs, targets = (x.to(device, non_blocking=True) for x in (inputs, targets))
+        documents = (batch[0] == END).cumsum(1) * args.packed  # which one each token is in, else 0
+        tensors = inputs, targets, documents
+        inputs, targets, documents = (x.to(device, non_blocking=True) for x in tensors)
         losses = [torch.zeros((), device=device)]
         training = training or args.schedule == "zbv"  # which cannot do without gradients
         with tp.loss_parallel(), torch.set_grad_enabled(training):
             if args.pp > 1:
-                known = {"target": targets, "losses": losses} if is_last else {}
+                given = {"documents": documents, "return_outputs": False}  # any stage has the samples
+                given |= {"target": targets, "losses": losses} if is_last else {}
                 step = pipeline.step if training else pipeline.eval
-                step(*([inputs] if is_first else []), **known, return_outputs=False)
+                step(*([inputs] if is_first else []), **given)
             else:  # gradients are reduced after each microbatch, so that they are never whole
-                parts = inputs.chunk(args.microbatches), targets.chunk(args.microbatches)
-                for part, target in zip(*parts, strict=True):
-                    losses.append(loss_of(stages[0](part), target))
+                parts = (x.chunk(args.microbatches) for x in (inputs, targets, documents))
+                for part, target, document in zip(*parts, strict=True):
+                    losses.append(loss_of(stages[0](part, document), target))
                     if training:
                         losses[-1].backward()
         return torch.stack(losses).sum().detach(), tokens
@@ -349,7 +377,7 @@ def validate(held, optimizer, compute, loader, device):
 @record  # torchrun then shows this process's error, not only its exit status
 def main(arguments=None):
     args = read_flags(arguments)
-    train, checked = (dataset.tensors for dataset in make_datasets())
+    train, checked = (dataset.tensors for dataset in make_datasets(packed=args.packed))
     length = len(train[0]) // args.batch  # steps of an epoch
     if not length:
         refuse(f"--batch {args.batch}: there are only {len(train[0])} sequences")
