@@ -88,7 +88,7 @@ def test_the_parts_of_a_second_record_have_what_is_read_from_them(small):
     rows = {part["part"]: part["rows"] for part in small["parts"]}
     classes = {row["class"].split(",")[0] for row in rows["efficiency"]}
     assert {"launch", "product", "attention", "AdamW", "RMS norm", "cross entropy", "convolution"} <= classes
-    assert all("error" not in row and 0 < row["spread"][0] <= row["fraction"] for row in rows["efficiency"])
+    assert all(row["spread"][0] <= row["fraction"] <= row["spread"][1] for row in rows["efficiency"])
     assert [row["case"] for row in rows["traces"]] == ["resnet18-channels_last", "resnet18", "gpt", "gpt-compile"]
     assert all(row["kept"] and (small["folder"] / row["trace"]).exists() for row in rows["traces"])
     assert len(rows["data_parallel"]) == 2 and all(row["equal"] for row in rows["data_parallel"])
