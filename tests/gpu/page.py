@@ -62,10 +62,11 @@ def status(record) -> str:
     tests = [row["outcome"] for part in record["parts"] if part["part"] == "tests" for row in part["rows"]]
     skipped, failed = (tests.count(kind) for kind in ("skipped", "failed"))
     passed = [part["outcome"] == "passed" for part in record["parts"] if needs_two(part)]
-    of_scripts = f"One {record['device']} has run {len(ran)} of the course's {len(ran + missing)} scripts, "
-    of_tests = f"as they were then, and {len(tests) - skipped} of the {len(tests)} GPU tests; {skipped} were skipped, {failed} failed "
+    scripts = f"{len(ran)} of the course's {len(ran + missing)} scripts, as they were then"
+    begun = f"One {record['device']} has run {scripts}, and {len(tests) - skipped} of the {len(tests)} GPU tests; "
+    ended = f"{skipped} were skipped, {failed} failed ({record['date'][:10]}, PyTorch {record['torch']})"
     two = f"On two, {sum(passed)} of {len(passed)} parts passed" if passed else "Nothing has run on two GPUs"
-    return f"{of_scripts}{of_tests}({record['date'][:10]}, PyTorch {record['torch']}). **{two}.**"
+    return f"{begun}{ended}. **{two}.**"
 
 
 def needs_two(part) -> bool:
