@@ -63,7 +63,9 @@ def epochs(printed) -> list:
 def differences(folder, printed, right) -> tuple:
     """Return the largest relative difference of a loss and of a tensor of the first gradient."""
     found, gradients = right
-    pairs = [(a, b) for ours, wanted in zip(epochs(printed), found, strict=True) for a, b in zip(ours, wanted)]
+    pairs = [
+        (a, b) for ours, wanted in zip(epochs(printed), found, strict=True) for a, b in zip(ours, wanted, strict=True)
+    ]
     noted = torch.load(folder / "grads-0.pt")
     assert noted.keys() == gradients.keys()
     wrong = {name: ((noted[name] - grad).norm() / grad.norm()).item() for name, grad in gradients.items()}
