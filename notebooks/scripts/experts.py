@@ -36,18 +36,18 @@ class Experts(nn.Module):
         super().__init__()
         self.router = nn.Linear(width, EXPERTS, bias=False)
         # One tensor for all experts, in which each begins as an nn.Linear would.
-        self.up = nn.Parameter(torch.empty(EXPERTS, 4 * width, width).uniform_(-1, 1) / width**0.5)
-        self.down = nn.Parameter(
-            torch.empty(EXPERTS, width, 4 * width).uniform_(-0.5, 0.5) / width**0.5
-        )
+        up, down = torch.empty(EXPERTS, 4 * width, width), torch.empty(EXPERTS, width, 4 * width)
+        self.up = nn.Parameter(up.uniform_(-1, 1) / width**0.5)
+        self.down = nn.Parameter(down.uniform_(-1, 1) / (4 * width) ** 0.5)
+
+    def weights(self):
+        return self.up, self.down
 
     def distribute(self, mesh):
         """Keep only this process's experts; call it before fully_shard."""
         self.group = mesh["ep"].get_group()
-        for name, whole in [*self.named_parameters(recurse=False)]:
-            setattr(
-                self, name, nn.Parameter(distribute_tensor(whole, mesh, PLACES, src_data_rank=None))
-            )
+        parts = (distribute_tensor(whole, mesh, PLACES, src_data_rank=None) for whole in self.weights())
+        self.up, self.down = map(nn.Parameter, parts)
 
     def forward(self, x):
         rows, ranks = x.flatten(0, 1), self.group.size()
@@ -63,16 +63,14 @@ class Experts(nn.Module):
         experts = torch.arange(EXPERTS, device=x.device) % (EXPERTS // ranks)
         computed = self.compute(arrived, experts.repeat_interleave(arriving))
         back = all_to_all_single_autograd(computed, sent, received, self.group)
-        back = back[order.argsort()].unflatten(
-            0, (-1, TOP)
-        )  # to where they were before they were sorted
+        back = back[order.argsort()].unflatten(0, (-1, TOP))  # by token again
         return (back * weights[..., None]).sum(1).view_as(x).type_as(x)
 
     def compute(self, rows, experts):
         """Return what each row's expert makes of it."""
         order = experts.argsort(stable=True)
         # Each copy has the gradient of the tokens that came to it: their sum is the expert's gradient.
-        local = (p.to_local(grad_placements=(Partial(), Shard(0))) for p in (self.up, self.down))
+        local = (p.to_local(grad_placements=(Partial(), Shard(0))) for p in self.weights())
         ups, downs = (part.type_as(rows) for part in local)
         parts = rows[order].split(torch.bincount(experts, minlength=len(ups)).tolist())
         layers = zip(parts, ups, downs, strict=True)  # also without tokens: a gradient is then 0
@@ -113,15 +111,14 @@ def make_model(device, mesh):
     policy = MixedPrecisionPolicy(torch.bfloat16 if BF16 else None, torch.float32)  # float32 sums
     for block in model.blocks:
         block.experts.distribute(mesh)
-        experts = {*block.experts.parameters(recurse=False)}
-        fully_shard(block, mesh=mesh, mp_policy=policy, ignored_params=experts)
+        fully_shard(block, mesh=mesh, mp_policy=policy, ignored_params={*block.experts.weights()})
     fully_shard(model, mesh=mesh, mp_policy=policy)  # the rest: embedding, last norm, head
     model.to_empty(device=device)  # memory for this rank's shards
     torch.manual_seed(0)
     first = make_gpt() if dist.get_rank() == 0 else nn.Module()  # whole, on rank 0 only
     job.copy_from_rank_0(first, model)
     for block in model.blocks:
-        for weight in block.experts.parameters(recurse=False):
+        for weight in block.experts.weights():
             # FSDP averages the gradients of the rest over all ranks; of experts they are sums.
             weight.register_hook(lambda sums: sums.redistribute(placements=PLACES) / mesh.size())
     return model
@@ -144,15 +141,10 @@ def main():
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, fused=True)  # of the shards
     train, check = make_datasets()
     length = len(train) // BATCH  # steps of an epoch
-    weights = sum(p.numel() for name, p in model.named_parameters() if name.endswith(("up", "down")))
-    operations = model.flops_per_token() - 6 * weights * (
-        1 - TOP / EXPERTS
-    )  # a token meets TOP of them
-    sizes, peak = (
-        {"size": BATCH, "of an epoch": length, "top": TOP},
-        job.PEAK["bf16" if BF16 else "fp32"],
-    )
-    run = job.Run(args.checkpoint, sizes, operations, peak)
+    experts = 6 * sum(weight.numel() for block in model.blocks for weight in block.experts.weights())
+    operations = model.flops_per_token() - experts * (1 - TOP / EXPERTS)  # a token meets TOP of them
+    sizes = {"size": BATCH, "of an epoch": length, "top": TOP}
+    run = job.Run(args.checkpoint, sizes, operations, job.PEAK["bf16" if BF16 else "fp32"])
     run.resume(model, optimizer)
     todo = job.places(len(train), BATCH, EPOCHS, run.done, rank, ranks)
     loader = job.make_loader(train, todo, WORKERS)

@@ -62,8 +62,8 @@ def status(record) -> str:
     tests = [row["outcome"] for part in record["parts"] if part["part"] == "tests" for row in part["rows"]]
     skipped, failed = (tests.count(kind) for kind in ("skipped", "failed"))
     passed = [part["outcome"] == "passed" for part in record["parts"] if needs_two(part)]
-    scripts = f"{len(ran)} of the course's {len(ran + missing)} scripts, as they were then"
-    begun = f"One {record['device']} has run {scripts}, and {len(tests) - skipped} of the {len(tests)} GPU tests; "
+    of_scripts = f"{len(ran)} of the course's {len(ran + missing)} scripts, as they were then"
+    begun = f"One {record['device']} has run {of_scripts}, and {len(tests) - skipped} of the {len(tests)} GPU tests; "
     ended = f"{skipped} were skipped, {failed} failed ({record['date'][:10]}, PyTorch {record['torch']})"
     two = f"On two, {sum(passed)} of {len(passed)} parts passed" if passed else "Nothing has run on two GPUs"
     return f"{begun}{ended}. **{two}.**"
