@@ -53,7 +53,7 @@ class Life:
         self.training, self.printed, self.last = references.get(self.name, self.processes)
         self.training = self.training.copied(references.folder / f"life{number}")
         self.whole, self.rows, self.log = told(self.printed), {}, self.training.folder / "log.txt"
-        self.troubles = dice.sample(self.kinds, k=dice.randint(1, 3))
+        self.troubles = dice.sample(self.kinds, k=dice.randint(2, 4))
         self.what = f"life {number} ({self.name} on {self.processes}: {', '.join(self.troubles)})"
 
     def live(self):

@@ -69,7 +69,7 @@ class SlurmLife(Life):
         until(lambda: look_up(self.job).state != "running", 120)
         time.sleep(2)  # a node refuses a job that starts again within the second of its end
         with contextlib.suppress(AssertionError):  # it has already started
-            self.slurm("scontrol", "update", f"jobid={self.job}", "StartTime=now")
+            self.slurm("scontrol", "update", f"jobid={self.job}", "StartTime=now", "TimeLimit=30")  # `limit` cut it
 
     def slurm(self, *words) -> str:
         return run(self.training.folder, *words).strip()

@@ -57,7 +57,7 @@ def requeued(copy, job):
     """Wait until a job is back in the queue, and let it start now."""
     until(lambda: look_up(job).state == "pending", SLURM)
     time.sleep(2)  # a node refuses a job that starts again within the second of its end
-    run(copy, "scontrol", "update", f"jobid={job}", "StartTime=now")
+    run(copy, "scontrol", "update", f"jobid={job}", "StartTime=now", "TimeLimit=30")
 
 
 def starts_again(copy, job, whole):
