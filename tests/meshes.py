@@ -22,6 +22,7 @@ SCRIPTS = root() / "notebooks" / "scripts"
 NAMES = ("pp", "replicate", "shard", "cp", "tp")
 WIDTH, HEADS = 32, 8
 STEPS = 3  # of an epoch; there are two
+CLIP = torch.nn.utils.clip_grads_with_norm_
 LIMIT = 1e-5  # of each difference, relative: rounding comes to 4e-6, a mistake to 1e-3 and more
 SECONDS = 240  # after which a mesh has hung
 
@@ -276,3 +277,44 @@ def all_meshes(processes) -> list:
     fit = sorted((math.prod(sizes), sizes) for sizes in every if math.prod(sizes) <= processes)
     words = [" ".join(f"{name}{size}" for name, size in zip(NAMES, sizes, strict=True) if size > 1) for _, sizes in fit]
     return [mesh or "one process" for mesh in words]
+
+
+def count_instead(script, job):
+    """A hook: count a step as rehearse.py does, in real processes, and note nothing else."""
+    rehearse = importlib.import_module("rehearse")
+    torch.nn.utils.clip_grads_with_norm_ = CLIP
+
+    def main():
+        args, device = script.read_flags(), job.join()
+        peak, calls, _ = rehearse.count_step(args, device, *script.make_mesh(args, device))
+        torch.save((peak, calls), f"counted-{os.environ['RANK']}.pt")
+
+    script.main = main
+
+
+def rehearsed(folder, arguments, ranks, rank) -> tuple:
+    """Rehearse a rank in a process of its own; return the peak of a step and its calls."""
+    process = FORKS.Process(target=rehearse_alone, args=(folder, [f"--ranks={ranks}", f"--rank={rank}", *arguments]))
+    process.start()
+    process.join(SECONDS)
+    assert process.exitcode == 0, (folder / "rehearsed.log").read_text()[-3000:]
+    return torch.load(folder / "rehearsed.pt")
+
+
+def rehearse_alone(folder, arguments):
+    """In the new process: keep what the script counts before it prints it."""
+    log = (folder / "rehearsed.log").open("w", buffering=1)
+    for number in (1, 2):
+        os.dup2(log.fileno(), number)
+    sys.stdout = sys.stderr = log
+    sys.path.insert(0, str(SCRIPTS))
+    rehearse = importlib.import_module("rehearse")
+    count_step = rehearse.count_step
+
+    def kept(*given):
+        peak, calls, weights = count_step(*given)
+        torch.save((peak, calls), folder / "rehearsed.pt")
+        return peak, calls, weights
+
+    rehearse.count_step = kept
+    rehearse.main(arguments)

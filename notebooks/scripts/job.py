@@ -243,7 +243,8 @@ class Run:
         text = f"step {self.done}: loss {sum(losses) / self.items:.4f}, gradient {norm:.3f}, "
         text += f"learning rate {rate:.5f}, {speed:,.0f} {self.unit}/s, MFU {used:.1f} %"
         say(f"{text}, peak {peak_mib():,.0f} MiB")
-        self.lost, self.seen = self.lost + sum(losses), self.seen + self.items
+        self.lost += sum(losses) / self.copies  # of each sample once: another mesh may resume
+        self.seen += self.items / self.copies
         self.losses, self.items, self.stopping = [], 0, warned > 0
         self.before, self.began = self.began, time.monotonic()
         return self.stopping or due > 0 or self.done % SAVE_STEPS == 0

@@ -298,8 +298,19 @@ def stages_of(args, mesh):
 
 def make_pipeline(args, device, mesh, stages, numbers, loss_of):
     """Return the schedule that passes microbatches through the stages."""
-    group, pairs = mesh["pp"].get_group(), zip(stages, numbers, strict=True)
-    parts = [PipelineStage(*pair, args.stages, device, group=group) for pair in pairs]
+    rows, length = args.batch // (args.replicate * args.shard * args.microbatches), LENGTH // args.cp
+    with torch.device("meta"):  # what goes from stage to stage, so that none has to ask another
+        tokens = torch.empty(rows, length, dtype=torch.long)
+        hidden = torch.empty(rows, length // args.tp, args.width, requires_grad=True)
+        logits = torch.empty(rows, length, 256 // args.tp, requires_grad=True)
+    if args.bf16:
+        hidden, logits = hidden.bfloat16(), logits.bfloat16()
+    shapes = [tokens, *[hidden] * (args.stages - 1), logits]
+    place = {"num_stages": args.stages, "device": device, "group": mesh["pp"].get_group()}
+    parts = [
+        PipelineStage(stage, k, **place, input_args=shapes[k], output_args=shapes[k + 1])
+        for stage, k in zip(stages, numbers, strict=True)
+    ]
     options = {"loss_fn": loss_of, "scale_grads": False}  # losses are sums, so gradients are sums
     if args.schedule in ONE_STAGE:
         return ONE_STAGE[args.schedule](*parts, args.microbatches, **options)

@@ -1,0 +1,42 @@
+"""rehearse.py: one rank alone exchanges, and stores, what it does beside real ones."""
+
+import meshes
+import pytest
+import torch
+from meshes import flags_of, rehearsed, run_mesh, world_of
+
+BY_NIGHT = ["shard2 cp2", "pp2 zbv", "pp2 tp2 --recompute", "replicate2 shard2", "pp2 cp2 interleaved"]
+
+
+def same_as_real(folder, mesh):
+    """Compare the calls of the first and the last rank, and their memory within 5 %, with those of real processes."""
+    flags, world = [*flags_of(mesh)[0], "--width=128"], world_of(mesh)
+    run_mesh(folder, flags, world, meshes.count_instead)
+    for rank in (0, world - 1):
+        peak, calls = torch.load(folder / f"counted-{rank}.pt")
+        alone, own = rehearsed(folder, flags, world, rank)
+        print(f"{mesh}, rank {rank}: {len(calls)} calls, {sum(call[2] for call in calls)} bytes; peak {peak}, {alone}")
+        assert own == calls and len(calls) > 20
+        assert alone == pytest.approx(peak, rel=0.05)
+
+
+def test_a_rank_alone_counts_what_four_real_ones_do(tmp_path):
+    same_as_real(tmp_path, "pp2 tp2")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("mesh", BY_NIGHT)
+def test_a_rank_alone_counts_what_real_ones_do(tmp_path, mesh):
+    same_as_real(tmp_path, mesh)
+
+
+def test_a_rank_of_a_thousand_holds_ten_blocks_of_64_billion_weights(tmp_path):
+    flags = ["--pp=8", "--shard=16", "--tp=8", "--width=8192", "--blocks=80", "--microbatches=8"]
+    peak, calls = rehearsed(tmp_path, flags, 1024, 517)
+    printed = (tmp_path / "rehearsed.log").read_text()
+    assert "rank 517 of 1024 (pp 4, replicate 0, fsdp 0, tp 5): stages [4]" in printed
+    weights = 10 * (12 * 8192**2 // 8 + 2 * 8192) // 16 * 4  # the blocks' share, in float32
+    assert f"60 shards of {weights / 2**20:,.1f} MiB" in printed and peak > 4 * weights
+    gathered = [size for dimension, name, size in calls if (dimension, name) == ("fsdp", "allgather_base")]
+    assert len(gathered) == 10 and sum(gathered) == 16 * weights
+    assert sum(call[:2] == ("pp", "send") for call in calls) == 2 * 8
