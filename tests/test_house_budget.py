@@ -29,7 +29,7 @@ ROOMS = [
     ("/labs", 9, "where notebooks/labs is imported from"),
     (
         "notebooks/labs notebooks/checks notebooks/scripts",
-        6_160,  # the scripts carry every parallel dimension, and what keeps a run alive on a cluster
+        6_260,  # the scripts carry every parallel dimension, and what keeps a run alive on a cluster
         "what jobs measure, exercises run and readers take home",
     ),
     ("tests", 16_500, "each promise once by day, the rest by night"),
