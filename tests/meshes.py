@@ -24,7 +24,7 @@ WIDTH, HEADS = 32, 8
 STEPS = 3  # of an epoch; there are two
 CLIP = torch.nn.utils.clip_grads_with_norm_
 LIMIT = 1e-5  # of each difference, relative: rounding comes to 4e-6, a mistake to 1e-3 and more
-SECONDS = 240  # after which a mesh has hung
+SECONDS = 480  # after which a mesh has hung; two processes may compile for minutes
 
 
 def small_sets(make_datasets, batch) -> list:

@@ -65,6 +65,7 @@ def test_a_mesh_is_the_training_of_one_device(tmp_path, mesh):
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(3600)
 def test_every_mesh_of_eight_processes_is_the_training_of_one_device_or_refused(tmp_path, script):
     """Prints a table."""
     bad, refused = [], []
