@@ -151,7 +151,7 @@ def change_a_token(script, job):
         losses = cross_entropy(logits, targets, reduction="none")
         if torch.is_grad_enabled():
             found.append(losses.detach())
-            torch.save(torch.cat(found).view(2, -1), f"tokens-{os.environ['RANK']}.pt")
+            torch.save(torch.stack(found[-2:]), f"tokens-{os.environ['RANK']}.pt")
         return losses.sum()
 
     script.make_datasets, script.cross_entropy, job.places = two_rows, noting, lambda *given: iter([[0, 1]])
