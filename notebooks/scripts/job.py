@@ -108,9 +108,8 @@ def parts(samples, batch, rank, ranks):
 
 def make_loader(dataset, todo, workers=0):
     """Return a loader of given batches."""
-    return DataLoader(
-        Seeded(dataset), batch_sampler=todo, num_workers=workers, pin_memory=GPU is not None
-    )
+    options = {"num_workers": workers, "pin_memory": GPU is not None}
+    return DataLoader(Seeded(dataset), batch_sampler=todo, **options)
 
 
 def copy_from_rank_0(whole, sharded):
@@ -204,7 +203,7 @@ class Run:
         """Return this rank's part of a checkpoint, by names that no mesh changes."""
         weights, moments = dcp_state.get_state_dict(model, optimizer, options=OPTIONS)
         progress = {"done": self.done, "lost": self.lost, "seen": self.seen}
-        progress["batches"] = dict(self.batches)  # a copy, into which a checkpoint's are loaded
+        progress["batches"] = dict(self.batches)  # a copy: dcp.load writes into what it is given
         return {"model": weights, "optimizer": moments, "progress": progress}
 
     def resume(self, model, optimizer):
