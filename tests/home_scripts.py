@@ -65,7 +65,8 @@ def names_of(script, run_name="script") -> dict:
         patch.syspath_prepend(script.parent)
         patch.setattr(sys, "argv", [str(script)])
         for module in ("gpt", "job", "train_ddp"):
-            patch.delitem(sys.modules, module, raising=False)
+            patch.setitem(sys.modules, module, None)  # afterwards all are what they were
+            del sys.modules[module]
         return runpy.run_path(str(script), run_name=run_name)
 
 

@@ -37,7 +37,7 @@ def device(small, monkeypatch):  # noqa: F811
     train, check = script["make_datasets"]()
     count, found, first, sums = script["count"], [], None, [0.0, 0]
     for step, chosen in enumerate(job["places"](len(train), 32, 2, 0, 0, 1)):
-        inputs, targets = train[chosen]
+        inputs, targets = train[[sample for _, sample in chosen]]
         script["balances"].clear()
         loss = model(inputs, targets)
         (loss / count(targets) + 0.01 * sum(script["balances"])).backward()
