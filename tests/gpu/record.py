@@ -260,9 +260,6 @@ def main():
     at_once = 4 if memory.isdigit() and int(memory) > ROOMY and facts["cores"] >= 8 else 0
     gpus = 2 if on_cpu else gpus_here()
     names = set(given.only) - (passed_before(facts["device"]) if given.missing else set())
-    if "train_gpt" in names and not (files / "scripts/train_gpt.py").exists():
-        print("train_gpt: skipped, since notebooks/scripts has no train_gpt.py", flush=True)
-        names.remove("train_gpt")
     parts = [part for part in list_parts(on_cpu, files, at_once, gpus) if part.name in names]
     seconds = given.seconds or SECONDS + SECONDS_MORE * (gpus > 1)
     if on_cpu:
