@@ -1,7 +1,7 @@
 """Train a GPT with a mixture of experts in each block: expert parallelism and FSDP, in plain PyTorch.
 
 One machine:     torchrun --standalone --nproc-per-node=2 experts.py --ep 2
-Several nodes:   sbatch train.sbatch, with this file's name and its flags in it
+Several nodes:   sbatch train.sbatch, with experts.py --ep 2 --checkpoint "$CHECKPOINT" in it
 
 A router sends each token to a few experts. --ep E processes, neighbours, have a part of the experts
 each, and tokens travel there and back; other processes have copies. FSDP shards everything else.

@@ -1,7 +1,7 @@
 """Train a GPT in every parallel dimension at once, in plain PyTorch: flags arrange the processes.
 
 One machine:     torchrun --standalone --nproc-per-node=8 train_gpt.py --pp 2 --shard 2 --tp 2
-Several nodes:   sbatch train.sbatch, with this file's name and its flags in it
+Several nodes:   sbatch train.sbatch, with train_gpt.py, flags and --checkpoint "$CHECKPOINT" in it
 
 --tp T         splits each layer over T devices       (innermost: keep its many exchanges in one node)
 --cp C         splits each sequence over C devices    (keys and values travel around a ring of them)

@@ -1,7 +1,7 @@
 """Train a model that is split into stages, one process per stage, in plain PyTorch.
 
 One machine:     torchrun --standalone --nproc-per-node=2 train_pipeline.py --cut 3  (layers 0-2, 3-7)
-Several nodes:   sbatch train.sbatch, with this file's name and its --cut in it
+Several nodes:   sbatch train.sbatch, with train_pipeline.py --cut 3 --checkpoint "$CHECKPOINT" in it
 All print the same losses. It saves as it goes, and when SIGTERM or SIGUSR1 comes; the same command
 resumes, with any number of stages."""
 
