@@ -5,23 +5,24 @@ scripts of plain PyTorch (read two side by side and the difference is the lesson
 type hints and keep their meaning; every other name may change at any time. ``mpdemo.labs`` belongs to the notebooks.
 
 Importing mpdemo loads nothing else: ``mpdemo.jobs`` and the like are loaded when they are first used. So a login node
-without much memory can use ``mpdemo.jobs``, ``mpdemo.notebook`` and ``mpdemo.plan`` without loading PyTorch.
+without much memory can use ``mpdemo.jobs``, ``mpdemo.notebook`` and ``mpdemo.predict`` without loading PyTorch.
+
+``mpdemo.tools`` has the tools that outlive the course. They may import the course, never the reverse.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mpdemo import data, jobs, models, notebook, paired, plan, training
+    from mpdemo import data, jobs, models, notebook, predict, training
 
 __version__ = "0.1.0"
-__all__ = ["data", "jobs", "models", "notebook", "paired", "plan", "training"]
+__all__ = ["data", "jobs", "models", "notebook", "predict", "training"]
 
 PUBLIC = {  # module of mpdemo: its public names
     "data": "SplitDataset load",
     "jobs": "Job JobFailed JobSpec Site SlurmError attach check load_site render submit train_command",
     "jobs.explain": "find report",
-    "jobs.explain_command": "where_it_hangs",
     "measure.paired": "ROUNDS Median Ratio difference median ratio",
     "models": "Blocks build",
     "models.transformer": "Block Embed Head",
@@ -29,12 +30,12 @@ PUBLIC = {  # module of mpdemo: its public names
     "notebook.course": "check diff follow ladder launch measure run show start_ranks train",
     "notebook.plots": "bars curves step_parts timelines where",
     "paths": "root",
-    "plan": "SCHEDULES Simulation placement simulate usual_stages_per_rank",
-    "plan.choose": "choose",
-    "plan.counting": "LiveMemory",
-    "plan.imagenet": "IMAGES RUNS",
-    "plan.request": "PlanRequest",
-    "plan.strategies": "compare table",
+    "predict": "SCHEDULES Simulation placement simulate usual_stages_per_rank",
+    "predict.counting": "LiveMemory",
+    "predict.imagenet": "IMAGES RUNS",
+    "predict.request": "PlanRequest",
+    "tools.plan.choose": "choose",
+    "tools.plan.strategies": "compare table",
     "training.checkpoint": "newest tensors",
 }
 

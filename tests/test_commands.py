@@ -10,7 +10,7 @@ import pytest
 
 from mpdemo import terminal
 from mpdemo.__main__ import COMMANDS, GROUPS, parser_of
-from mpdemo.plan import strategies
+from mpdemo.tools.plan import strategies
 
 
 def test_alone_it_shows_every_command_in_its_group(call_mpdemo):

@@ -1,56 +1,104 @@
 """How large each room may be, and what it is for: lowered as a room shrinks, raised only with a reason."""
 
+import ast
+import io
+import tokenize
+
 import pytest
 from project import files
 
 from mpdemo.paths import root
 
-# Lines of all .py, docstrings and blank lines included, formatted by ruff: a budget is for what a room does, not for
-# how tightly it is written. A place that begins with / is a file or folder of mpdemo.
-ROOMS = [
+# Tokens of Python without comments, docstrings, line ends and indents: what a reader has to understand, however
+# sparsely it is written. A place that begins with / is a file or folder of mpdemo.
+COURSE = [
     (
-        "/__init__.py /__main__.py /errors.py /paths.py /terminal.py /front_end.py",
-        461,
-        "what is public; commands, and how errors are told",
+        "/__init__.py /__main__.py /errors.py /options.py /paths.py /terminal.py /front_end.py /labs",
+        4_000,
+        "what is public; commands, options, and how errors are told",
     ),
-    ("/settings /options.py", 508, "every setting said once and checked once"),
-    ("/rungs", 459, "what differs between the strategies: model, optimizer, step"),
-    ("/run.py /training", 1_420, "the loop, and what stands around a step: checkpoints, log, recorder, stop signal"),
-    ("/world /ranks", 1_524, "who am I; start and end processes; ranks beside a kernel"),
-    ("/models", 921, "the course's models as lists of blocks, and a reader's own"),
-    ("/data", 419, "data sets and batches, a share per replica"),
-    ("/measure /paired.py", 541, "measure a step, compare by paired rounds, read what was recorded"),
-    ("/plan", 2_553, "what fits: count on fake tensors, choose, split, simulate, scale"),
-    ("/jobs", 3_152, "spec, fitted job, text, submission, following; sites; failures explained"),
-    ("/same", 2_670, "is a reader's script the same training on 1 and N processes?"),
-    ("/notebook", 1_632, "what notebooks show: live view, ladder, plots, checks of exercises"),
-    ("/cluster", 454, "a throw-away Slurm"),
-    ("/trainers /demo.py /doctor.py", 589, "a class's rehearsal, the demo, the check of a machine"),
-    ("/labs", 9, "where notebooks/labs is imported from"),
+    ("/settings", 3_500, "every setting said once and checked once"),
+    ("/rungs /run.py", 4_500, "the strategies and their loop: model, optimizer, step"),
+    ("/training", 9_500, "what stands around a step: checkpoints, log, recorder, stop signal"),
+    ("/world /ranks", 9_500, "who am I; start and end processes; ranks beside a kernel"),
+    ("/models /data", 6_000, "the course's models as lists of blocks; data sets and batches, a share per replica"),
+    ("/measure", 3_900, "measure a step, compare by paired rounds, read what was recorded"),
+    ("/predict", 9_500, "before a run: the simulator, the best split, memory and messages of a step, scaling"),
+    ("/jobs", 18_500, "spec, fitted job, text, submission, following; sites; the first cause in a log"),
+    ("/notebook /demo.py", 13_500, "what notebooks show: live view, ladder, plots, checks of exercises; the demo"),
+    ("/cluster", 3_100, "a throw-away Slurm"),
+]
+TOOLS = [
+    ("/tools/same", 23_400, "is a reader's script the same training on 1 and N processes, and does it resume?"),
+    ("/tools/plan", 13_500, "what fits: a reader's model on fake tensors, every strategy, the recommended one"),
+    ("/tools/explain", 6_000, "which log, what Slurm says of the job, where the ranks of a hanging job are"),
+    (
+        "/tools/support /tools/__init__.py",
+        7_000,
+        "a machine and a site tried, batch scripts rendered, the course's jobs rehearsed",
+    ),
+]
+REST = [
     (
         "notebooks/labs notebooks/checks notebooks/scripts",
-        6_600,  # the scripts carry what keeps a run alive on a cluster, and one has every dimension
+        53_500,
         "what jobs measure, exercises run and readers take home",
     ),
-    ("tests", 18_500, "each promise once by day, the rest by night"),
+    ("tests", 150_000, "each promise once by day, the rest by night"),
 ]
-FILES = 158  # in mpdemo
+ALL = {"course": (COURSE, 85_000, 125), "tools": (TOOLS, 49_000, 50)}  # tokens and files
+LARGEST = 300  # lines of a module
+SKIPPED = {tokenize.COMMENT, tokenize.NEWLINE, tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 PYTHON = [file for file in files() if file.suffix == ".py"]
 
 
-def lines(places) -> int:
-    """Count the lines of all Python in some files and folders."""
+def inside(places) -> list:
+    """Return the Python files of some files and folders."""
     folders = [f"mpdemo{place}" if place[0] == "/" else place for place in places.split()]
-    inside = [file for file in PYTHON if any(file.is_relative_to(folder) for folder in folders)]
-    return sum(len((root() / file).read_text().splitlines()) for file in inside)
+    return [file for file in PYTHON if any(file.is_relative_to(folder) for folder in folders)]
 
 
-@pytest.mark.parametrize(("places", "budget", "what"), ROOMS)
+def tokens(text) -> int:
+    """Count the tokens of a program that stand for something."""
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    docstrings = {
+        node.body[0].lineno
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, documented) and ast.get_docstring(node)
+    }
+    found = tokenize.generate_tokens(io.StringIO(text).readline)
+    return sum(
+        token.type not in SKIPPED and not (token.type == tokenize.STRING and token.start[0] in docstrings)
+        for token in found
+    )
+
+
+def tokens_of(places) -> int:
+    """Count the tokens of some files and folders."""
+    return sum(tokens((root() / file).read_text()) for file in inside(places))
+
+
+def test_docstrings_comments_and_layout_cost_nothing():
+    dense, sparse = 'x = f(1, "a")', '"""Say why."""\n\nx = f(\n    1,  # one\n    "a"\n)\n'
+    assert tokens(dense) == tokens(sparse) == 8
+
+
+@pytest.mark.parametrize(("places", "budget", "what"), [*COURSE, *TOOLS, *REST])
 def test_a_room_keeps_to_its_budget(places, budget, what):
-    assert lines(places) <= budget, f"{places} ({what}): make it smaller; what is given to it, another room gives up"
+    assert tokens_of(places) <= budget, (
+        f"{places} ({what}): make it smaller; what is given to it, another room gives up"
+    )
 
 
-def test_the_package_has_few_files_and_each_belongs_to_one_room():
+@pytest.mark.parametrize("whole", ALL)
+def test_the_course_and_the_tools_keep_to_theirs(whole):
+    rooms, budget, number = ALL[whole]
+    assert sum(tokens_of(places) for places, *_ in rooms) <= budget
+    assert sum(len(inside(places)) for places, *_ in rooms) <= number, "merge modules that have one user"
+
+
+def test_each_file_of_the_package_belongs_to_one_room():
     package = [file for file in PYTHON if file.is_relative_to("mpdemo")]
-    assert len(package) <= FILES, "merge modules that have one user"
-    assert sum(lines(places) for places, *_ in ROOMS if places[0] == "/") == lines("mpdemo")
+    assert sorted(package) == sorted(file for places, *_ in [*COURSE, *TOOLS] for file in inside(places))
+    long = [file for file in package if len((root() / file).read_text().splitlines()) > LARGEST]
+    assert not long, f"longer than {LARGEST} lines: {long}"

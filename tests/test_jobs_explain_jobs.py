@@ -10,11 +10,13 @@ import time
 import pytest
 from worker_jobs import spec, until
 
-from mpdemo.jobs import explain_command, live, load_site, probe, submit, who_waits
-from mpdemo.jobs.asked import resolve
+from mpdemo.jobs import load_site, submit
 from mpdemo.jobs.explain import find, verdict
 from mpdemo.jobs.job import RECORD
-from mpdemo.jobs.who_waits import Place
+from mpdemo.tools.explain import command as explain_command
+from mpdemo.tools.explain import live, probe, who_waits
+from mpdemo.tools.explain.asked import resolve
+from mpdemo.tools.explain.who_waits import Place
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from mpdemo.jobs import check, load_site, render
 from mpdemo.jobs.slurm_job import look_up
 from mpdemo.options import options_from
 from mpdemo.settings import Settings, checked
-from mpdemo.trainers.render import jobs_of_course
+from mpdemo.tools.support.render import jobs_of_course
 from mpdemo.training.command import add_arguments
 
 FOLDER = paths.root() / "slurm"

@@ -13,10 +13,11 @@ import worker_jobs
 from worker_jobs import options, stand_in
 
 from mpdemo.errors import UserError
-from mpdemo.jobs import JobFailed, check, load_site, render, site_trial, slurm, slurm_job, submit
+from mpdemo.jobs import JobFailed, check, load_site, render, slurm, slurm_job, submit
 from mpdemo.jobs.sbatch_text import fitted
 from mpdemo.jobs.site import find_site
-from mpdemo.jobs.site_trial import try_site
+from mpdemo.tools.support import site_trial
+from mpdemo.tools.support.site_trial import try_site
 
 spec = functools.partial(worker_jobs.spec, gpus_per_process=0)
 

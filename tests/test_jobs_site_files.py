@@ -14,7 +14,7 @@ import pytest
 from mpdemo import paths
 from mpdemo.jobs import JobSpec, Site, check, load_site, render, train_command
 from mpdemo.jobs.site import site_files
-from mpdemo.jobs.site_trial import try_site
+from mpdemo.tools.support.site_trial import try_site
 
 FOLDER = Path(__file__).parent / "sites"
 SITES = site_files()

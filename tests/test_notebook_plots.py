@@ -12,7 +12,7 @@ from mpdemo.notebook import plots
 from mpdemo.notebook.plots.style import paler
 from mpdemo.notebook.plots.timeline import OPERATIONS
 from mpdemo.notebook.plots.where import METHODS, stored
-from mpdemo.plan import simulate
+from mpdemo.predict import simulate
 
 ROWS = [{"event": "step", "step": step, "loss": 2.3 * math.exp(-step / 20)} for step in range(1, 41)]
 ROWS.append({"event": "epoch", "epoch": 0, "train_loss": 1.0, "validation_accuracy": 0.9})

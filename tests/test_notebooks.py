@@ -16,7 +16,7 @@ from project import fresh_copy
 
 from mpdemo.jobs.job import RECORD
 from mpdemo.paths import root
-from mpdemo.trainers.render import jobs_of_course
+from mpdemo.tools.support.render import jobs_of_course
 from notebooks import NBVAL_LIMIT, ON_TWO_NODES, TRAINS_SINGLE, nbval
 
 NAMES = sorted(path.stem for path in (root() / "notebooks").glob("*.ipynb"))

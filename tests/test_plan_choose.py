@@ -7,9 +7,10 @@ import pytest
 from mpdemo import settings
 from mpdemo.errors import UserError
 from mpdemo.jobs import train_command
-from mpdemo.plan import memory, strategies
-from mpdemo.plan.choose import NOTHING, choose
-from mpdemo.plan.request import MIB, RESERVE, PlanRequest, settled
+from mpdemo.predict import memory
+from mpdemo.predict.request import MIB, RESERVE, PlanRequest, settled
+from mpdemo.tools.plan import strategies
+from mpdemo.tools.plan.choose import NOTHING, choose
 
 # Weights and states of these models: 4 MiB (beside 15 MiB of activations), 171 MiB, 56 MiB.
 SMALL = PlanRequest("convnet", batch=4, image_size=112, classes=10)

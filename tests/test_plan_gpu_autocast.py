@@ -6,8 +6,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from mpdemo.models.private_torch import FakeTensors, backward
-from mpdemo.plan.counting import LiveMemory
-from mpdemo.plan.gpu_autocast import GpuAutocast
+from mpdemo.predict.counting import LiveMemory
+from mpdemo.tools.plan.gpu_autocast import GpuAutocast
 
 CALLS = {
     "linear": lambda x: functional.linear(x, x),

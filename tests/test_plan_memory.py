@@ -7,12 +7,12 @@ import torch
 
 from mpdemo import models
 from mpdemo.errors import UserError
-from mpdemo.plan import dry_run, memory
-from mpdemo.plan.counting import LiveMemory, rounded
-from mpdemo.plan.fits import each_stage
-from mpdemo.plan.footprint import footprints
-from mpdemo.plan.planner import evaluate
-from mpdemo.plan.request import MIB, STATES, ModelSpec, PlanRequest, settled
+from mpdemo.predict import dry_run, memory
+from mpdemo.predict.counting import LiveMemory, rounded
+from mpdemo.predict.footprint import footprints
+from mpdemo.predict.planner import evaluate
+from mpdemo.predict.request import MIB, STATES, ModelSpec, PlanRequest, settled
+from mpdemo.tools.plan.fits import each_stage
 
 SMALL = ModelSpec("transformer", 28, 10, 1)
 

@@ -9,11 +9,11 @@ from project import root
 
 from mpdemo.__main__ import main
 from mpdemo.errors import UserError
-from mpdemo.models.own import OwnModel
-from mpdemo.plan import own
-from mpdemo.plan.command import PlanOptions, answer
-from mpdemo.plan.request import ALL, BOTH, RESERVE, NotPlanned, PlanRequest
-from mpdemo.plan.strategies import compare, table
+from mpdemo.predict.request import ALL, BOTH, RESERVE, NotPlanned, PlanRequest
+from mpdemo.tools.plan import own
+from mpdemo.tools.plan.command import PlanOptions, answer
+from mpdemo.tools.plan.own_model import OwnModel
+from mpdemo.tools.plan.strategies import compare, table
 
 CASES = [  # function, shape of a sample (t: of tokens), parameters that train, whether it has its own loss, a note
     ("Tied", "64t", 153_216, False, "embed.weight and head.weight are one parameter"),

@@ -10,10 +10,10 @@ from gpu.record import read_rows
 from project import root
 from worlds import run_worlds, written
 
-from mpdemo.models.own import OwnModel
-from mpdemo.plan import own, own_scaling
-from mpdemo.plan.footprint import roof
-from mpdemo.plan.request import PlanRequest
+from mpdemo.predict.footprint import roof
+from mpdemo.predict.request import PlanRequest
+from mpdemo.tools.plan import own, own_scaling
+from mpdemo.tools.plan.own_model import OwnModel
 
 FILE = f"{root()}/tests/programs/llama.py"
 LENGTH = 256

@@ -8,9 +8,10 @@ from itertools import combinations
 import pytest
 
 from mpdemo.errors import UserError
-from mpdemo.plan import fits, footprint, planner, strategies
-from mpdemo.plan.command import PlanOptions
-from mpdemo.plan.request import MIB, RESERVE, ModelSpec, PlanRequest
+from mpdemo.predict import footprint, planner
+from mpdemo.predict.request import MIB, RESERVE, ModelSpec, PlanRequest
+from mpdemo.tools.plan import fits, strategies
+from mpdemo.tools.plan.command import PlanOptions
 from mpdemo.world.gpus import GPUS
 
 COMMAND = "plan --model resnet18 --batch 32 --image-size 64"

@@ -5,8 +5,8 @@ import random
 import pytest
 
 from mpdemo.errors import UserError
-from mpdemo.plan import SCHEDULES, bubble, placement, simulate
-from mpdemo.plan.simulate import order, simulate_order
+from mpdemo.predict import SCHEDULES, bubble, placement, simulate
+from mpdemo.predict.simulate import order, simulate_order
 
 SHAPES = [
     ("GPipe", 2, 1, 1), ("GPipe", 3, 5, 1), ("GPipe", 4, 2, 1), ("1F1B", 2, 2, 1), ("1F1B", 4, 7, 1),

@@ -81,6 +81,6 @@ def test_a_public_name_has_type_hints_and_its_docstring_names_every_parameter(mo
 
 def test_importing_mpdemo_loads_no_other_module_of_it():
     code = "import sys, mpdemo; print(*[name for name in sys.modules if name.startswith(('mpdemo.', 'torch'))])"
-    code += "; mpdemo.paired.ratio; assert 'torch' not in sys.modules; mpdemo.nothing"
+    code += "; mpdemo.predict.simulate; assert 'torch' not in sys.modules; mpdemo.nothing"
     done = subprocess.run([sys.executable, "-c", code], cwd=root(), capture_output=True, text=True, timeout=60)
     assert done.stdout == "\n" and "module 'mpdemo' has no attribute 'nothing'" in done.stderr, done.stderr

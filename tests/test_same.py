@@ -19,11 +19,11 @@ from torch.nn import functional
 
 from mpdemo.errors import UserError
 from mpdemo.paths import root
-from mpdemo.same import command, resume, steps, verdict
-from mpdemo.same.compare import TABLE
-from mpdemo.same.mpdemo_watcher import chance
-from mpdemo.same.watcher import Watcher
-from mpdemo.same.worlds import Rank
+from mpdemo.tools.same import command, resume, steps, verdict
+from mpdemo.tools.same.compare import TABLE
+from mpdemo.tools.same.mpdemo_watcher import chance
+from mpdemo.tools.same.watcher import Watcher
+from mpdemo.tools.same.worlds import Rank
 
 SCRIPTS = root() / "tests" / "same"
 TAKE_HOME = root() / "notebooks" / "scripts" / "train_ddp.py"

@@ -8,8 +8,8 @@ from torch.distributed.pipelining.schedules import get_schedule_class
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mpdemo.errors import UserError
-from mpdemo.plan import SCHEDULES, placement
-from mpdemo.plan.simulate import order
+from mpdemo.predict import SCHEDULES, placement
+from mpdemo.predict.simulate import order
 from mpdemo.settings.schedules import check_schedule
 
 CASES = [

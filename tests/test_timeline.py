@@ -11,8 +11,8 @@ from mpdemo.errors import UserError
 from mpdemo.measure import timeline
 from mpdemo.measure.trial import Trial, observe
 from mpdemo.notebook import plots
-from mpdemo.plan import SCHEDULES, placement, simulate, usual_stages_per_rank
-from mpdemo.plan.simulate import order
+from mpdemo.predict import SCHEDULES, placement, simulate, usual_stages_per_rank
+from mpdemo.predict.simulate import order
 from mpdemo.rungs import data_parallel
 from mpdemo.settings import Settings
 from mpdemo.training.recorder import Recorder

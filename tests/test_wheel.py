@@ -12,7 +12,7 @@ from project import fresh_copy
 
 from mpdemo.notebook.check import exercises
 from mpdemo.paths import root
-from mpdemo.trainers.render import jobs_of_course
+from mpdemo.tools.support.render import jobs_of_course
 
 SLURM = root() / "slurm"
 LAB = """

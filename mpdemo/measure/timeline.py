@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 
 from mpdemo.errors import UserError
-from mpdemo.plan import simulate
+from mpdemo.predict import simulate
 
 COMPUTES = ("F", "B", "I", "W")
 WORKS = (*COMPUTES, "A", "G", "R")  # and the messages in which all take part
@@ -55,8 +55,8 @@ def typical(steps):
 def stage_times(steps):
     """Return the median seconds of a microbatch on every stage, of steps from `load` without the first.
 
-    They are lists over the stages, the arguments of `mpdemo.plan.simulate`: ``forward``, ``backward`` (I and W together
-    where they are split) and ``weight`` (W's share of the backward).
+    They are lists over the stages, the arguments of `mpdemo.predict.simulate`: ``forward``, ``backward`` (I and W
+    together where they are split) and ``weight`` (W's share of the backward).
     """
     seconds = defaultdict(list)
     for row in (row for step in steps for row in step if row["kind"] in COMPUTES):

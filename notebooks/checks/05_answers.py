@@ -1,7 +1,7 @@
 """Check of notebook 05: an order of your own."""
 
 from mpdemo.errors import UserError
-from mpdemo.plan.simulate import simulate_order
+from mpdemo.predict.simulate import simulate_order
 
 
 def check_05_2(orders):

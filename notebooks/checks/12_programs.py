@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from checks.helpers import SCRIPTS, require_gradients
-from mpdemo.plan.counting import LiveMemory
+from mpdemo.predict.counting import LiveMemory
 
 
 class Calls(TorchDispatchMode):

@@ -15,9 +15,9 @@ from mpdemo.errors import UserError
 from mpdemo.front_end import has_front_end
 from mpdemo.notebook.plots import curves, timelines
 from mpdemo.notebook.plots.timeline import in_milliseconds
-from mpdemo.plan import SCHEDULES, bubble, planner, simulate, usual_stages_per_rank
-from mpdemo.plan.request import PlanRequest
-from mpdemo.plan.simulate import simulate_order
+from mpdemo.predict import SCHEDULES, bubble, planner, simulate, usual_stages_per_rank
+from mpdemo.predict.request import PlanRequest
+from mpdemo.predict.simulate import simulate_order
 from mpdemo.settings.cuts import block_names, resolve_cut
 from mpdemo.world.gpus import GPUS
 

@@ -13,8 +13,8 @@ from mpdemo.measure.compare import model_and_batch
 from mpdemo.measure.trial import Trial, join_world
 from mpdemo.notebook.recipe import recipe
 from mpdemo.options import as_arguments
-from mpdemo.plan import memory
-from mpdemo.plan.counting import peak_of_a_step, sent_in_a_step
+from mpdemo.predict import memory
+from mpdemo.predict.counting import peak_of_a_step, sent_in_a_step
 from mpdemo.settings import Settings, checked
 from mpdemo.training.log import RunLog
 from mpdemo.world.collectives import gather_objects

@@ -18,7 +18,7 @@ from mpdemo.measure.paired import ROUNDS, median, to_row
 from mpdemo.measure.timeline import typical
 from mpdemo.measure.trial import join_world, observe, recorded_steps
 from mpdemo.notebook.recipe import recipe
-from mpdemo.plan import memory
+from mpdemo.predict import memory
 from mpdemo.settings import Settings
 from mpdemo.training.log import RunLog
 from mpdemo.training.recorder import Recorder

@@ -4,7 +4,7 @@
     python tests/bench/bench.py --only ddp       a part
 
 Every figure is a median of paired ratios (mpdemo/measure/paired.py) from runs that alternate in one call: strategies
-beside the single device, what `mpdemo.plan` predicts beside what is counted, training loops beside a bare one. The
+beside the single device, what `mpdemo.predict` predicts beside what is counted, training loops beside a bare one. The
 machine should be idle.
 """
 

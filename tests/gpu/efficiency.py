@@ -25,10 +25,10 @@ from torchvision.models import get_model
 from mpdemo.errors import error_line
 from mpdemo.measure import paired
 from mpdemo.models.private_torch import FakeTensors
-from mpdemo.plan.counting import size, tensors_in
-from mpdemo.plan.footprint import kernel_seconds, roof
-from mpdemo.plan.gpu_autocast import GpuAutocast
-from mpdemo.plan.meter import Kernels
+from mpdemo.predict.counting import size, tensors_in
+from mpdemo.predict.footprint import kernel_seconds, roof
+from mpdemo.predict.meter import Kernels
+from mpdemo.tools.plan.gpu_autocast import GpuAutocast
 from mpdemo.world import clock
 from mpdemo.world.gpus import GPUS, named
 

@@ -13,8 +13,8 @@ from record import append
 
 from mpdemo.measure.compare import model_and_batch
 from mpdemo.measure.trial import Trial
-from mpdemo.plan import memory
-from mpdemo.plan.counting import peak_of_a_step
+from mpdemo.predict import memory
+from mpdemo.predict.counting import peak_of_a_step
 from mpdemo.settings import Settings
 from mpdemo.training import setup
 from mpdemo.world.env import World, where_am_i

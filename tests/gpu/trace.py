@@ -19,7 +19,7 @@ from throughput import DEVICE, ON_GPU, Images, Language, fits, release, training
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from mpdemo.plan.counting import size
+from mpdemo.predict.counting import size
 from mpdemo.world import clock
 
 MOST = 5 * 2**20  # bytes of a trace; a larger one is removed

@@ -24,7 +24,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 from mpdemo.measure.trial import join_world
-from mpdemo.plan.counting import CountMessages
+from mpdemo.predict.counting import CountMessages
 
 MODELS = run_path(Path(__file__).with_name("llama.py"))["MODELS"]
 COLUMNS, ROWS, WHOLE = tp.ColwiseParallel(), tp.RowwiseParallel(), Replicate()

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from mpdemo.measure.trial import Trial, join_world
-from mpdemo.plan import SCHEDULES
+from mpdemo.predict import SCHEDULES
 from mpdemo.settings import Settings
 from mpdemo.training.recorder import clock_offset
 

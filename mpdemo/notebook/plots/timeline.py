@@ -32,7 +32,7 @@ def timelines(panels: Mapping[str, Any], *, unit: str = "units") -> Bundle:
     Parameters
     ----------
     panels : dict
-        Title -> `mpdemo.plan.Simulation`, or rows as `mpdemo.measure.timeline` describes them.
+        Title -> `mpdemo.predict.Simulation`, or rows as `mpdemo.measure.timeline` describes them.
     unit : str
         Unit of the times; those below one second are drawn in milliseconds.
 

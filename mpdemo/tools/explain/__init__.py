@@ -1,0 +1,1 @@
+"""``mpdemo explain``: why did my job fail, or where does it hang?"""

@@ -1,0 +1,116 @@
+"""``mpdemo explain``: what happened to a job, by its log, its run's folder or its number.
+
+    mpdemo explain slurm-7.out        what the log shows, and whether to try again
+    ssh login cat slurm-7.out | mpdemo explain -
+    mpdemo explain runs/03_ddp        the job of a folder: state, log, what it used
+    mpdemo explain 7 --live           a job that hangs: where its ranks are, and who waits for whom
+
+``--live`` asks the nodes of a Slurm job by a step of its own (``srun --overlap``). The stacks of the ranks come from
+py-spy where it is installed, else from ranks that handle SIGUSR2: faulthandler.register(signal.SIGUSR2) in your script.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+
+from mpdemo.errors import UserError
+from mpdemo.jobs import local_job
+from mpdemo.jobs.explain import find, report, verdict
+from mpdemo.jobs.reading import Log
+from mpdemo.terminal import coloured, wrapped
+from mpdemo.tools.explain import live, probe, who_waits
+from mpdemo.tools.explain.asked import MOST_BYTES, resolve
+
+QUIET = 3.0  # s without a line, after which ranks that wait for one that is elsewhere are taken to hang
+COLOUR = {"retry": "yellow", "fix": "red"}
+LONG = 60.0  # s, where all ranks are in one collective: it may be large
+
+
+def add_arguments(parser):
+    """Declare the command's options."""
+    parser.epilog = __doc__.split("\n\n", 1)[1]
+    what = "a log (-: standard input), the folder of a run (runs/03_ddp), or a job's number"
+    parser.add_argument("what", metavar="WHAT", help=what)
+    parser.add_argument("--live", action="store_true", help="ask the ranks of a running job where they are")
+    parser.add_argument("--json", action="store_true", help="the same for programs")
+
+
+def main(args) -> int:
+    """Print what is found; return 0."""
+    asked = resolve(args.what)
+    if args.live and asked.answer.state != "running":
+        raise UserError(f"--live looks into a running job; {asked.headline if asked.name else f'{args.what} is a log'}")
+    data, cut = asked.last_bytes()
+    log = Log(data)
+    findings = find(log)
+    told = {"job": asked.name, **asked.answer._asdict(), "logs": list(map(str, asked.logs)), "usage": asked.usage}
+    word, why = verdict(findings, asked.answer.state, asked.resumes)
+    found, dumps = [], asked.dumps
+    if args.live:
+        quiet = asked.silence  # before the ranks write their stacks
+        found, told["gpus"] = look(asked)
+        kind, told["live"] = who_waits.sentence(found)
+        told["ranks"] = [dataclasses.asdict(place) for place in found]
+        word, why = verdict_live(kind, quiet)
+        prefixes = {Path(place.recorder) for place in found if place.recorder}
+        dumps += [file for prefix in prefixes for file in prefix.parent.glob(f"{prefix.name}*")]
+    told["recorder"] = who_waits.of_recorder(who_waits.recorded(dumps))
+    told |= {"findings": [finding.as_dict() for finding in findings], "verdict": word, "why": why}
+    if args.json:
+        print(json.dumps(told, indent=1))
+        return 0
+    if cut:
+        print(f"Only its last {MOST_BYTES // 2**20} MiB are read; lines are counted from there.\n")
+    for line in in_words(asked, told, found):
+        print(line)
+    if findings or asked.piped or asked.logs and not args.live:
+        print(report(log), end="\n\n")
+    print(wrapped(f"{coloured(f'verdict: {word}', COLOUR[word]) if word else 'verdict: none'}; {why}"))
+    return 0
+
+
+def in_words(asked, told, found):
+    """Yield the lines above those of the log."""
+    if asked.name:
+        yield asked.headline
+        yield f"log: {', '.join(told['logs']) or 'none yet'}"
+        yield f"usage: {told['usage']}"
+        yield ""
+    if found:
+        yield told["live"]
+        yield from (f"  {place}" for place in found)
+        yield from (f"  GPU {n}: {busy} % busy, {mib} MiB" for n, (busy, mib) in enumerate(told["gpus"]))
+        yield ""
+    if told["recorder"]:
+        yield f"Flight recorder: {told['recorder']}\n"
+
+
+def look(asked) -> tuple:
+    """Return where the ranks of a running job are, and its GPUs."""
+    if asked.slurm_id:
+        return live.look_at(asked.slurm_id, asked.logs)
+    return live.look_here(probe.ranks_of_launchers(local_job.ranks(asked.folder)), asked.logs)
+
+
+def where_it_hangs(what: Path | str | int) -> str:
+    """Return in one sentence who waits for whom in a running job, and which rank is elsewhere.
+
+    Parameters
+    ----------
+    what : Path, str or int
+        The folder of the run, or the job's number.
+    """
+    found, _ = look(resolve(str(what)))
+    return who_waits.sentence(found)[1]
+
+
+def verdict_live(kind, quiet) -> tuple:
+    """Say what to do about a job that waits in this way, and has been quiet for so long."""
+    if kind == "none":
+        return None, "no rank waits for another: it works, or it waits for something else, at the lines above"
+    if kind == "same":
+        slow = f"nothing was written for {quiet:.0f} s: it may only be slow; ask again"
+        return (None, slow) if quiet < LONG else ("retry", "cancel it, and submit it on other nodes (--exclude)")
+    if quiet < QUIET:
+        return None, f"something was written {quiet:.0f} s ago: it may only be slow; ask again"
+    return "fix", "cancel it; every rank must call the same collectives in the same order: look at the lines above"

@@ -1,0 +1,1 @@
+"""``mpdemo plan``: which strategies fit a model on so many devices?"""

@@ -1,0 +1,191 @@
+"""``mpdemo plan``: which strategy to use on so many devices, and what every other one would take.
+
+    mpdemo plan --model resnet101 --devices 8 --nodes 2 --batch 128 --gpu a100
+    mpdemo plan --model package.module:function --input 3,224,224 --devices 8 --gpu-memory 16GiB
+
+No GPU is needed, and no model is trained. Taught in notebooks/12_which_one.ipynb.
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator, ByteSize, Field
+from pydantic.dataclasses import dataclass
+
+from mpdemo.errors import UserError, did_you_mean, one_line_errors
+from mpdemo.options import add_options, as_arguments, option_name, options_from
+from mpdemo.predict.request import MIB, RESERVE, STATES, PlanRequest, mib
+from mpdemo.settings import MODELS, NORMS, Count, Pixels
+from mpdemo.terminal import Progress, wrapped
+from mpdemo.tools.plan import strategies
+from mpdemo.tools.plan.choose import choose
+from mpdemo.world.gpus import GPUS
+
+OF_COURSE = "image_size", "channels", "classes", "norm"  # options of a model of the course
+OF_OWN = "input", "tokens"
+
+
+def _known_model(name):
+    if name not in MODELS and ":" not in name:
+        raise ValueError(f"allowed: {', '.join(MODELS)}, or package.module:function{did_you_mean(name, MODELS)}")
+    return name
+
+
+def _shape(text):
+    if not all(part.isdecimal() and int(part) for part in text.split(",")):
+        raise ValueError("allowed: whole numbers above 0 with commas, such as 3,224,224")
+    return text
+
+
+def _with_unit(size):
+    if isinstance(size, str) and size.strip().replace(".", "", 1).isdecimal():
+        raise ValueError("allowed: a number and a unit, such as 16GiB")
+    return size
+
+
+@one_line_errors(option_name)
+@dataclass(frozen=True, config={"extra": "forbid"})
+class PlanOptions:
+    """What to plan: the options of ``mpdemo plan``."""
+
+    model: Annotated[str, AfterValidator(_known_model)] = Field(
+        "resnet101", description="as for train; or your own, as package.module:function, with --input"
+    )
+    input: Annotated[str, AfterValidator(_shape)] | None = Field(
+        None, description="shape of a sample of your own model: 3,224,224"
+    )
+    tokens: bool = Field(False, description="the samples of your own model are whole numbers, for an embedding")
+    devices: int | None = Field(None, ge=1, le=10**5, description="how many there are")
+    nodes: int = Field(1, ge=1, description="nodes that they are in")
+    batch: Count = Field(128, description="samples of a step, of all devices together")
+    image_size: Pixels = Field(224, description="pixels per side")
+    channels: Count = Field(3, description="of the images")
+    classes: Count = Field(1000, description="of the data set")
+    norm: Literal[NORMS] = Field("batch", description="normalisation of the convolutional models")
+    gpu: Literal[tuple(GPUS)] | None = Field(
+        None, description="what the devices are: says their memory, and estimates times from their data sheet"
+    )
+    gpu_memory: Annotated[ByteSize, BeforeValidator(_with_unit)] | None = Field(
+        None, description="of one device, such as 16GiB, where it is another one's than --gpu's"
+    )
+    optimizer: Literal[tuple(STATES)] = Field("sgd", description="for its memory")
+    json: str | None = Field(None, description="also write the rows to this file")
+
+    @property
+    def own_model(self):
+        """Whether the model is the reader's, as package.module:function."""
+        return ":" in self.model
+
+
+def check_together(options, given):
+    """Refuse options that are missing, and those that have no meaning with others that were given."""
+    wrong = OF_COURSE if options.own_model else OF_OWN
+    for name in [name for name in wrong if name in given]:
+        whose = "of the course" if options.own_model else "of your own, package.module:function"
+        raise UserError(f"{option_name(name)} is for a model {whose}; leave it out")
+    if options.devices is None:
+        raise UserError("--devices is missing; say how many devices there are, such as --devices 8")
+    if options.gpu is None and options.gpu_memory is None:
+        raise UserError(
+            f"--gpu is missing; say what the devices are, {', '.join(GPUS)}, or how large, such as --gpu-memory 16GiB"
+        )
+    if options.gpu_memory is not None and options.gpu_memory <= RESERVE:
+        raise UserError(
+            "--gpu-memory is no more than CUDA itself takes; allowed: 1GiB or more, with the unit, such as 16GiB"
+        )
+
+
+def add_arguments(parser):
+    """Declare the arguments of ``mpdemo plan``."""
+    add_options(parser, PlanOptions)
+
+
+def main(args) -> int:
+    """Print a plan; return the exit status."""
+    options = options_from(args, PlanOptions)
+    check_together(options, vars(args))
+    with Progress() as progress:
+        text, rows = answer(options, progress)
+    print(text)
+    if options.json:
+        try:
+            Path(options.json).write_text(json.dumps({"rows": rows}, indent=1) + "\n")
+        except OSError as error:
+            raise UserError(f"--json {options.json} cannot be written: {error.strerror}") from None
+    return 0
+
+
+def answer(options, progress) -> tuple:
+    """Return what to use, why, a table of all strategies and the commands, as text; and the rows of the table."""
+    progress(f"planning: building {options.model}")
+    request = replace(request_of(options), progress=lambda strategy: progress(f"planning: {strategy}"))
+    choice, rows = choose(request), strategies.compare(request)
+    lines = [wrapped(f"{choice.answer}: {choice.why}"), "", strategies.table(request, rows)]
+    lines += [wrapped(f"note: {note}") for note in notes(request, choice)]
+    lines += ["", commands(options, [row for row in rows if row.fits])]
+    return "\n".join(lines).rstrip(), [strategies.as_row(request, row) for row in rows]
+
+
+def notes(request, choice) -> list:
+    """Return what a plan assumes, and what the reader should know of it."""
+    sheet = GPUS[request.gpu]
+    found = [
+        f"a batch of {request.batch:,} samples is that of all devices together; optimizer {request.optimizer}; "
+        f"{request.model.described() if request.spec.is_own else 'float32'}, unless a row says bf16",
+        f"a device has {mib(request.memory)}, of which {RESERVE // MIB} MiB are CUDA's; times are estimated from the "
+        f"data sheet of {request.gpu} ({sheet.source}), with no communication hidden",
+    ]
+    if choice.predicted and (most := choice.predicted.most()):
+        found.append(f"the largest batch that fits with {choice.answer}: {most:,} samples")
+    return found + (_of_own(request) if request.spec.is_own else [])
+
+
+def _of_own(request) -> list:
+    """Return what is assumed of the training of a reader's own model, and what is not planned."""
+    found = list(request.model.notes)
+    if request.optimizer == "adamw":
+        found.append("AdamW(fused=True); without it, an update takes once more the memory of what it updates")
+    if request.devices > 1:
+        found += [
+            "DDP as PyTorch sets it has the gradients twice; gradient_as_bucket_view=True saves "
+            f"{mib(request.model.trained)}",
+            "tensor parallelism splits no embedding and no output layer; a pipeline's memory is a sum over blocks",
+        ]
+    not_planned = request.model.not_planned.items()
+    return found + [f"not planned: {'; '.join(answers)}: {reason}" for reason, answers in not_planned]
+
+
+def request_of(options) -> PlanRequest:
+    """Return the options as a request; a reader's own model is imported and tried."""
+    model = options.model
+    if options.own_model:
+        from mpdemo.tools.plan.own_model import OwnModel
+
+        shape = options.input and tuple(map(int, options.input.split(",")))
+        model = OwnModel(options.model, shape, options.tokens)
+    names = ("batch", "devices", "nodes", "optimizer", "image_size", "classes", "channels", "norm")
+    same = {name: getattr(options, name) for name in names}
+    gpu = options.gpu or "a100"
+    return PlanRequest(model, memory=options.gpu_memory or GPUS[gpu].memory, gpu=gpu, **same)
+
+
+def commands(options, rows) -> str:
+    """Return the lines that say how to train some strategies."""
+    if options.own_model:
+        scripts = "train_single.py, train_ddp.py, train_fsdp.py and train_pipeline.py"
+        return f"to train your own model: notebooks/scripts has {scripts}, whole scripts in plain PyTorch"
+    lines = []
+    for row in rows:
+        settings = {
+            "model": options.model,
+            "rung": row.rung,
+            "optimizer": "adamw" if options.optimizer == "adamw" else None,  # the others are train's own SGD
+            "norm": options.norm if options.norm != "batch" else None,
+            "batch_size": options.batch,
+            "image_size": options.image_size,
+            **row.predicted.settings,
+        }
+        lines.append(f"{row.answer}:\n  mpdemo train {' '.join(as_arguments(settings))}")
+    return "\n".join(lines)

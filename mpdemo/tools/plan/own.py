@@ -1,0 +1,223 @@
+"""Every way to train a reader's own model: on one device, replicated, sharded, with its layers split, or in stages.
+
+`mpdemo.tools.plan.choose` asks these rules instead of those for models of the course. Each answer comes from a step
+that is computed on fake tensors (own_step.py); where there is none, `NotPlanned` says why. Taught in
+notebooks/12_which_one.ipynb.
+"""
+
+from functools import partial
+
+from mpdemo.predict.footprint import roof
+from mpdemo.predict.planner import balanced_cut, stage_slices
+from mpdemo.predict.request import (
+    ACCUMULATION,
+    ALL,
+    BOTH,
+    STATES,
+    WHOLE,
+    NotNeeded,
+    NotPlanned,
+    Prediction,
+    Rule,
+    rules,
+)
+from mpdemo.settings.schedules import divisors
+from mpdemo.tools.plan.fits import IN_BLOCKS, STAGES_SHOWN, first_that_fits, ring_bytes
+from mpdemo.world.gpus import GPUS
+
+LORA = 16  # rank of the adapters
+
+
+def rules_of(request) -> list[Rule]:
+    """Return the rules for a request, in the order in which their answers are preferred."""
+    per_node = request.devices // request.nodes
+    several = request.devices > 1
+    name, holds = ("ddp", "Each of {devices} devices holds") if several else ("single", "One device holds")
+    found = rules(name, f"{holds} the whole model, and its local batch fits", replicated, (*WHOLE, BOTH))
+    if request.nodes > 1:
+        why = f"Every node holds the model, sharded over its {per_node} devices, and the local batch fits"
+        found += rules("hsdp", why, partial(sharded, hsdp=True), ("", BOTH))
+    if several:
+        why = "Weights, gradients and states are sharded over {devices} devices, and the local batch fits"
+        found += rules("fsdp", why, sharded, ("", ", bf16", BOTH, ACCUMULATION))
+        found += rules("fsdp", why, sharded_in_parts, (ALL,))
+        why = "All devices split the Linears of every block, and the batch fits"
+        found += rules("tensor", why, split_layers, ("", BOTH))
+        why = "Devices of a node split the Linears of every block, and shard the model with all the others,"
+        found += rules("fsdp x tensor", f"{why} and the local batch fits", sharded_and_split, (BOTH,))
+        why = "The blocks are spread over {devices} devices, and {parts} microbatches fit"
+        found += rules("pipeline", why, pipeline, ("", BOTH))
+    if request.model.all_trained:
+        why = (
+            f"Only LoRA's adapters of rank {LORA} are trained, beside frozen weights in bf16, and the local batch fits"
+        )
+        found += rules(f"{name}, LoRA", why, partial(replicated, rank=LORA), (BOTH,))
+    return found
+
+
+def replicated(request, parts=None, **way):
+    """Return how the whole model fits on every device; `parts` are numbers of microbatches to try, None tries all."""
+    share, devices = local_batch(request, request.devices), request.devices
+
+    def find(count):
+        steps = steps_of(request, share, held=count > 1, **way)
+        step, used = steps.at(share // count), {}
+        if devices > 1:
+            used = {"all-reduce": (devices, request.link), "broadcast": (devices, request.link)}
+            # DDP's buckets: the gradients once more, unless gradient_as_bucket_view=True makes them one.
+            step = step._replace(sent={"all-reduce": step.trained, "broadcast": step.buffers})
+        return predicted(request, steps, step, count, devices, used, extra=step.trained if devices > 1 else 0)
+
+    return first_that_fits(request, find, parts or divisors(share))
+
+
+def sharded(request, parts=(1,), hsdp=False, tensor=1, **way):
+    """Return how FSDP fits, in several nodes as HSDP if asked for; `tensor` devices of a node split the layers.
+
+    Every microbatch gathers the weights and reduce-scatters the gradients, so that these stay sharded.
+    """
+    sheet, per_node = GPUS[request.gpu], request.devices // request.nodes
+    if parts is None and request.nodes > 1:
+        raise NotPlanned("every microbatch would send all weights between the nodes")
+    replicas = request.devices // tensor
+    share, copies = local_batch(request, replicas), request.nodes if hsdp else 1
+    shards = replicas // copies
+    link = sheet.link if hsdp or request.nodes == 1 else sheet.between
+    used = dict.fromkeys(("all-gather", "reduce-scatter"), (shards, link))
+    used |= dict.fromkeys(("all-reduce", "broadcast"), (copies, sheet.between)) | {IN_BLOCKS: (tensor, sheet.link)}
+    if hsdp and per_node == 1:
+        raise NotPlanned("a node has one device, so there is nothing to shard within it")
+
+    def find(count):
+        way_of_it = way | {"shards": shards, "copies": copies, "tensor": tensor, "held": count > 1}
+        steps = steps_of(request, share, **way_of_it)
+        step = steps.at(share // count)
+        step = step._replace(sent={kind: count * bytes_ for kind, bytes_ in step.sent.items()})
+        return predicted(request, steps, step, count, replicas, used)
+
+    return first_that_fits(request, find, parts or divisors(share))
+
+
+def sharded_in_parts(request, **way):
+    """Return how FSDP fits with gradient accumulation besides, where it does not fit at once."""
+    if sharded(request, **way).memory <= request.limit:
+        raise NotNeeded("it fits without gradient accumulation")
+    return sharded(request, parts=None, **way)
+
+
+def split_layers(request, parts=(1,), **way):
+    """Return how tensor parallelism over all devices fits, which compute the same samples."""
+    if request.nodes > 1:
+        raise NotPlanned("every block would send its activations between the nodes")
+    steps = steps_of(request, request.batch, tensor=request.devices, **way)
+    used = {IN_BLOCKS: (request.devices, request.link)}
+    return predicted(request, steps, steps.at(request.batch), 1, 1, used)
+
+
+def sharded_and_split(request, **way):
+    """Return how FSDP over tensor parallelism fits: with the fewest devices of a node that split the layers."""
+    per_node = request.devices // request.nodes
+    found, reason = [], NotPlanned("it takes at least four devices, two of them in a node")
+    for tensor in [n for n in divisors(per_node)[1:] if n < request.devices]:
+        try:
+            found.append(sharded(request, tensor=tensor, **way))
+        except NotPlanned as error:
+            reason = error
+        if found and found[-1].memory <= request.limit:
+            return found[-1]
+    if not found:
+        raise reason
+    return min(found, key=lambda f: f.memory)
+
+
+def pipeline(request, parts=None, **way):
+    """Return how the equal blocks fit in stages, one for each device, with 1F1B.
+
+    Stages hold what the phases of a step of the whole model tell of each block; no stage is computed by itself.
+    """
+    model, ranks = request.model, request.devices
+    if not model.few:
+        raise NotPlanned("it has no list of more than five equal blocks, of which it also computes with fewer")
+    if model.count < ranks:
+        raise NotPlanned(f"its {model.count} equal blocks are fewer than the devices")
+    counts = [count for count in (4 * ranks, 2 * ranks, ranks) if request.batch % count == 0]
+    if not counts:
+        raise NotPlanned(f"a batch of {request.batch} does not divide into {ranks} microbatches")
+
+    found = [_stages(request, count, steps_of(request, request.batch // count, held=True, **way)) for count in counts]
+    return next((f for f in found if f.memory <= request.limit), min(found, key=lambda f: f.memory))
+
+
+def _stages(request, microbatches, steps):
+    """Return what the fullest device of a pipeline needs, whose stages take equally long as far as blocks allow."""
+    from mpdemo.tools.plan import own_scaling
+
+    size, ranks = request.batch // microbatches, request.devices
+    before, block, after, crossing = own_scaling.parts(steps, size, roof(request.gpu, "fp32"))
+    chain = [before, *[block] * request.model.count, after]
+    timed = all(part.seconds is not None for part in chain)
+    peaks, times = [], []
+    for rank, (start, stop) in enumerate(cut(chain, ranks)):
+        stage = chain[start:stop]
+        in_flight = min(ranks - rank, microbatches)
+        held = sum(part.weights + (1 + STATES[request.optimizer]) * part.trained for part in stage)
+        saved = sum(part.saved for part in stage)
+        peaks.append(held + in_flight * saved + max(part.extra for part in stage))
+        times.append(sum(part.seconds for part in stage) if timed else 0)
+    seconds = (microbatches + ranks - 1) * max(times) if timed else None  # 1F1B of equal stages
+    sent = 2 * microbatches * crossing  # in the middle: activations to the next stage, gradients to the one before
+    settings, shown = {"microbatches": microbatches, "processes": ranks}, ranks <= STAGES_SHOWN
+    return Prediction(settings, max(peaks), seconds, sent, tuple(peaks) if shown else ())
+
+
+def cut(chain, ranks) -> list:
+    """Return where the stages of a chain of parts begin and end, which take equally long as far as parts allow."""
+    timed = all(part.seconds is not None for part in chain)
+    return stage_slices(balanced_cut([part.seconds if timed else part.weights for part in chain], ranks), len(chain))
+
+
+def steps_of(request, size, **way):
+    """Return the steps of all sizes of a local batch, exact for `size` samples."""
+    from mpdemo.tools.plan.own_scaling import Line
+    from mpdemo.tools.plan.own_step import Way
+
+    return Line(request.model, Way(**way), STATES[request.optimizer], size)
+
+
+def one_device_seconds(request):
+    """Return the seconds of a step on one device that had room for the whole batch, as the model is."""
+    step = steps_of(request, max(1, request.batch // request.devices)).at(request.batch)
+    return step.seconds(roof(request.gpu, "fp32"))
+
+
+def local_batch(request, replicas) -> int:
+    """Return how many samples each of so many replicas computes."""
+    if request.batch % replicas:
+        raise NotPlanned(f"a batch of {request.batch} does not divide by {replicas}")
+    return request.batch // replicas
+
+
+def predicted(request, steps, step, parts, replicas, used, extra=0) -> Prediction:
+    """Return what a way needs whose microbatches are such a `step`, which has sent what all of them send.
+
+    `used` has, for each collective, its number of ranks and the bytes per second of its link; `extra` bytes are held
+    besides.
+    """
+    sent = {kind: ring_bytes({kind: bytes_}, used[kind][0]) for kind, bytes_ in step.sent.items()}
+    computing = step.seconds(roof(request.gpu, "fp32"))
+
+    def most():
+        size = steps.most(request.limit - extra)
+        return None if size is None else size * parts * replicas
+
+    settings = {"microbatches": parts} if parts > 1 else {}
+    if request.devices > 1:
+        settings["processes"] = request.devices
+    return Prediction(
+        settings,
+        step.peak + extra,
+        None if computing is None else parts * computing,
+        sum(sent.values()),
+        sending=sum(bytes_ / used[kind][1] for kind, bytes_ in sent.items()),
+        most=most,
+    )

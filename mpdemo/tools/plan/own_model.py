@@ -1,0 +1,197 @@
+"""A reader's own model, any module: ``package.module:function`` or ``./file.py:function``, which returns it.
+
+It is built without its numbers, however large it is, and computes on fake tensors: shapes, and no memory. Used by
+``mpdemo plan --model``; taught in notebooks/12_which_one.ipynb.
+"""
+
+from functools import cache
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from mpdemo.errors import UserError, error_line
+from mpdemo.models.private_torch import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensors,
+    tree_flatten,
+    tree_unflatten,
+)
+from mpdemo.tools.plan.layers import FEW, differentiable, equal_blocks, layers_entered, loss, shared
+from mpdemo.tools.plan.loading import WithoutNumbers, called, imported, quiet
+from mpdemo.tools.plan.variants import with_blocks, without_values
+
+SAMPLES = 2  # of the batch on which a model is tried
+
+
+class OwnModel:
+    """A model that computes batches of any size on fake tensors.
+
+    The function `name` takes no arguments and returns a module, or a module and its inputs. Without inputs the samples
+    have the `input_shape`, (C, S, S) of an image or (T,) of a row of tokens, which are whole numbers.
+
+    `notes` are what the reader should know of the model. Where it has a list of more than five equal blocks and also
+    computes with fewer, `few` is true, and `list` and `count` are its name and its length. `layers` are what FSDP
+    divides one by one.
+    """
+
+    def __init__(self, name, input_shape=None, tokens=False):
+        self.name, self.notes, self.returns_loss = name, [], False
+        self.not_planned = {}  # reason -> the strategies that are not planned for it, as keys
+        self.template, inputs = called(imported(name), name)
+        if inputs is None and input_shape is None:
+            raise UserError("a model of your own needs --input, the shape of a sample, such as 3,224,224")
+        if inputs is None:
+            kinds = [p.dtype for p in self.template.parameters() if p.is_floating_point()]
+            kind = torch.int64 if tokens else [*kinds, torch.float32][0]
+            inputs = torch.zeros(SAMPLES, *input_shape, dtype=kind, device="meta")
+        leaves, self.structure = tree_flatten(inputs)
+        self.like = [(leaf.shape, leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        self.samples = next((leaf[0] for leaf in self.like if isinstance(leaf, tuple)), None)
+        if self.samples is None:
+            raise UserError(f"--model {name}() returns inputs without a tensor; allowed: a tensor, a tuple or a dict")
+        if any(is_lazy(p) for p in self.template.parameters()):
+            with torch.no_grad(), quiet(), WithoutNumbers():
+                self.compute(self.template, self.inputs(SAMPLES, "meta"))
+        self.template = without_values(self.template, "meta")  # else its numbers would be counted as well
+        self.list, self.count = equal_blocks(self.template)
+        for count in FEW if self.count > FEW[1] else ():
+            self._shortened(count)  # here, since a buffer on meta cannot be copied among fake tensors
+        self.few = self.count > FEW[1] and self._learn(FEW[0]) is None
+        if not self.few:
+            self.list, self.count = None, 0
+            if error := self._learn(0):
+                raise self._refusal(error) from None
+        self._note()
+
+    def _learn(self, count):
+        """Compute a batch with so many of the equal blocks, and learn from it; return the error if that fails."""
+        with FakeTensors(allow_non_fake_inputs=True), torch.compiler.set_stance("force_eager"), quiet():
+            module = self.copy(count)
+            try:
+                outputs, layers = layers_entered(module, lambda: self.compute(module, self.inputs(SAMPLES)))
+                self._learn_loss(module, outputs)
+            except Exception as error:  # of the reader's own code, or of tensors without numbers
+                return error
+        tied = [name for names in shared(module) for name in names]  # FSDP divides no part of them alone
+        self.layers = [layer for layer in layers if not any(name.startswith(f"{layer}.") for name in tied)]
+        return None
+
+    def _learn_loss(self, module, outputs):
+        """Learn which parameters get a gradient, and whether the module computes its loss itself."""
+        trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        if not trained:
+            raise UserError(f"--model {self.name} has no parameters to train; allowed: a model with some")
+        found = list(differentiable(outputs))
+        if not found:
+            raise UserError(f"--model {self.name} returns nothing that depends on its parameters; allowed: a tensor, "
+                            "or any collection of tensors")  # fmt: skip
+        scalars = [t for t in found if t.dim() == 0]
+        reached = []
+        for tensors in (found, scalars)[: 1 + bool(scalars)]:
+            of = torch.autograd.grad(loss(tensors), list(trained.values()), retain_graph=True, allow_unused=True)
+            reached.append([name for name, gradient in zip(trained, of, strict=True) if gradient is not None])
+        self.returns_loss = len(reached) > 1 and reached[0] == reached[1]
+        self.unused = [name for name in trained if name not in reached[0]]
+
+    def _refusal(self, error):
+        if isinstance(error, UserError):
+            return error
+        if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
+            return UserError(
+                f"--model {self.name} asks for values (of samples, weights or random numbers) while it computes, "
+                "and a plan has none; allowed: a model of which only shapes decide what it computes"
+            )
+        what = f"a step of --model {self.name} with samples of shape {tuple(self.samples[1:])} does not run without"
+        return UserError(f"{what} numbers ({error_line(error)}); is that the shape of a sample?")
+
+    def described(self) -> str:
+        """Return the shape of a sample and the types of the parameters, as text."""
+        kinds = sorted({str(p.dtype).removeprefix("torch.") for p in self.template.parameters()})
+        shape = " x ".join(str(size) for size in self.samples[1:])
+        return f"samples of {shape or 1}; parameters in {' and '.join(kinds)}"
+
+    @property
+    def weights(self):
+        """Bytes of parameters and buffers."""
+        return sum(t.nbytes for t in (*self.template.parameters(), *self.template.buffers()))
+
+    @property
+    def all_trained(self):
+        """Whether no parameter is frozen."""
+        return all(p.requires_grad for p in self.template.parameters())
+
+    @property
+    def trained(self):
+        """Bytes of all gradients."""
+        return sum(p.nbytes for p in self.template.parameters() if p.requires_grad)
+
+    def _note(self):
+        """Note what the reader may not know."""
+        for names in shared(self.template):
+            self.notes.append(f"{' and '.join(names)} are one parameter, which is counted once")
+        if self.unused:
+            some = ", ".join(self.unused[:4]) + (", ..." if len(self.unused) > 4 else "")
+            self.notes.append(
+                f"no gradient reaches {some}; DDP stops at its second step without find_unused_parameters"
+            )
+
+    @cache  # noqa: B019 - as long as the model
+    def _shortened(self, count):
+        return with_blocks(self.template, self.list, count) if count != self.count else self.template
+
+    def copy(self, count) -> nn.Module:
+        """Return a copy with so many of the equal blocks, on fake tensors within a ``FakeTensorMode``."""
+        return without_values(self._shortened(count))
+
+    def inputs(self, size, device="cpu"):
+        """Return a batch of `size` samples, of zeros."""
+        leaves = list(self.like)
+        for number, leaf in enumerate(self.like):
+            if isinstance(leaf, tuple):
+                shape, kind = leaf
+                shape = (size, *shape[1:]) if shape[:1] == self.samples[:1] else shape
+                leaves[number] = torch.zeros(shape, dtype=kind, device=device)
+        return tree_unflatten(leaves, self.structure)
+
+    @staticmethod
+    def compute(module, inputs):
+        """Return what a module makes of a batch."""
+        if isinstance(inputs, dict):
+            return module(**inputs)
+        return module(*(inputs if isinstance(inputs, list | tuple) else [inputs]))
+
+    def around(self) -> list:
+        """Return the bytes of weights and of gradients, each before the list of equal blocks and after it."""
+        names = [name for name, _ in self.template.named_modules()]
+        start = names.index(self.list)
+        sizes = [[0, 0], [0, 0]]
+        parameters = self.template.named_parameters(remove_duplicate=False)
+        for name, tensor in (*parameters, *self.template.named_buffers()):
+            owner = name.rpartition(".")[0]
+            if not self._in_list(owner):
+                side = names.index(owner) > start
+                sizes[0][side] += tensor.nbytes
+                sizes[1][side] += tensor.nbytes * tensor.requires_grad
+        return sizes
+
+    def _in_list(self, name) -> bool:
+        """Return whether a module is part of the list of equal blocks, which may be the whole model."""
+        return name != self.list and name.startswith(f"{self.list}." if self.list else "")
+
+    def loss(self, outputs):
+        """Return the loss of a batch: the module's own, or one that stands in for it."""
+        found = list(differentiable(outputs))
+        return loss([t for t in found if t.dim() == 0] if self.returns_loss else found)
+
+    def layers_of(self, module) -> list:
+        """Return the layers of a copy that FSDP divides one by one."""
+        others = [name for name in self.layers if not self._in_list(name)] if self.few else []
+        return [module.get_submodule(name) for name in others] + self.blocks_of(module)
+
+    def blocks_of(self, module) -> list:
+        """Return the equal blocks of a copy; of a module without such a list, its layers."""
+        if self.few:
+            return list(module.get_submodule(self.list))
+        return [module.get_submodule(name) for name in self.layers]

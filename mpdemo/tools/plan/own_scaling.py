@@ -1,0 +1,93 @@
+"""A few steps of a reader's own model tell all others: those of more blocks, of other batches and of pipeline stages.
+
+A model with a list of many equal blocks is computed with 4 and with 5 of them. Each phase of the step then holds,
+computes and sends so much more for each further block, so that the two tell what the whole model does. In the same way
+two sizes of the batch tell all others. own.py asks for them.
+"""
+
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+
+from mpdemo.tools.plan.layers import FEW
+from mpdemo.tools.plan.own_step import Step, Way, computed
+
+FEW_SAMPLES = 2, 4  # of a second batch: the larger one where the first is smaller
+
+
+class Line(NamedTuple):
+    """The steps of all sizes of a batch: one size is computed, and others lie on the line through another one."""
+
+    model: object
+    way: Way
+    states: int
+    size: int
+
+    def at(self, size) -> Step:
+        """Return the step of `size` samples."""
+        if size == self.size:
+            return self._computed(size)
+        start, end = self._computed(self.size), self._computed(self.other)
+        found = start.towards(end, (size - self.size) / (self.other - self.size))
+        return found or self._computed(size)
+
+    @property
+    def other(self):
+        """The second size."""
+        return FEW_SAMPLES[0] if self.size >= FEW_SAMPLES[1] else FEW_SAMPLES[1]
+
+    def _computed(self, size):
+        return whole_step(self.model, self.way, self.states, size)
+
+    def most(self, limit) -> int | None:
+        """Return the largest batch whose peak is within a limit; None where no line tells it."""
+        start, end = self._computed(self.size), self._computed(self.other)
+        if start.towards(end, 0) is None or start.peak == end.peak:
+            return None
+        at_start, at_end = (np.concatenate(list(step.levels.values())) for step in (start, end))
+        slope = (at_end - at_start) / (self.other - self.size)
+        always = at_start - self.size * slope
+        grows = slope > 0
+        return 0 if (always > limit).any() else int(((limit - always[grows]) / slope[grows]).min())
+
+
+@cache
+def whole_step(model, way, states, size) -> Step:
+    """Return the step of a whole model; `NotPlanned` where it cannot be computed on fake tensors."""
+    if not model.few:
+        return computed(model, way, states, size, model.count)
+    few, more = (computed(model, way, states, size, count) for count in FEW)
+    return few.with_blocks(more, model.count)
+
+
+class Part(NamedTuple):
+    """What one part of a model with equal blocks holds, needs and computes for a microbatch."""
+
+    weights: int  # bytes, as the next ones
+    trained: int  # gradients
+    saved: float  # by a forward pass, for the backward pass
+    extra: float  # at the peak of the backward pass, above that
+    seconds: float | None
+
+
+def parts(steps, size, roof) -> tuple:
+    """Return what comes before the equal blocks, one of them, what comes after; and the bytes that one hands on."""
+    few, more = (computed(*steps[:3], size, count) for count in FEW)
+    always, always_few = more.levels["before"][0], few.levels["before"][0]  # weights, gradients and states
+    entered = {name: levels[0] for name, levels in more.levels.items()}
+    one_block = entered["after"] - few.levels["after"][0] - (always - always_few)
+    saved = entered["forward first"] - always, one_block, entered["backward"] - entered["after"]
+    names = (
+        ("before", "backward before"),
+        ("forward inner", "between inner", "backward inner"),
+        ("after", "backward"),
+    )
+    (before, after), (trained, trained_after) = steps.model.around()
+    blocks = more.weights - few.weights, more.trained - few.trained
+    found = []
+    for held, kept, phases in zip(((before, trained), blocks, (after, trained_after)), saved, names, strict=True):
+        levels = more.levels.get(phases[-1].replace("inner", "second"), np.zeros(1))
+        seconds = more.seconds(roof, [name for name in phases if name in more.work])
+        found.append(Part(*held, kept, levels.max() - levels[0], seconds))
+    return *found, more.crossing

@@ -1,0 +1,166 @@
+"""One step of a reader's own model on fake tensors: what a process holds, computes and sends, phase by phase.
+
+It is computed with a few of the equal blocks; own_scaling.py tells the whole model's step from two of these.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from mpdemo.errors import error_line
+from mpdemo.models.private_torch import FakeTensors, backward
+from mpdemo.predict.counting import CountMessages, LiveMemory, size
+from mpdemo.predict.dry_run import fake_world, local, without_surprises
+from mpdemo.predict.footprint import kernel_seconds
+from mpdemo.predict.meter import Kernels
+from mpdemo.predict.request import NotPlanned
+from mpdemo.tools.plan import variants
+from mpdemo.tools.plan.fits import IN_BLOCKS
+from mpdemo.tools.plan.gpu_autocast import GpuAutocast
+from mpdemo.tools.plan.layers import FEW
+from mpdemo.tools.plan.loading import quiet
+from mpdemo.tools.plan.phases import Phases
+
+
+class Way(NamedTuple):
+    """How one process computes its part of a step."""
+
+    bf16: bool = False
+    checkpointing: bool = False  # activation checkpointing of the blocks
+    shards: int = 1  # processes that share weights, gradients and states (FSDP)
+    copies: int = 1  # of these shards, one per node (HSDP)
+    tensor: int = 1  # processes that split the Linears of every block
+    held: bool = False  # whether the gradients of an earlier microbatch are there
+    rank: int = 0  # of LoRA's adapters; 0: none
+
+    @property
+    def is_sharded(self):
+        """Whether FSDP divides the model, which then casts it as well."""
+        return self.shards * self.copies > 1
+
+
+class Step(NamedTuple):
+    """What one process does in a step; dictionaries by phase, in order."""
+
+    levels: dict  # arrays: the bytes of all tensors, each time that they grew
+    work: dict  # arrays of `Kernels.work`
+    sent: dict  # collective -> bytes
+    weights: int  # bytes, as the next ones; of one process
+    trained: int  # the gradients
+    buffers: int
+    crossing: int  # what one block hands to the next
+    inner: int = 1  # blocks that are computed as the phases called inner
+
+    @property
+    def peak(self):
+        """Bytes at the peak."""
+        return max(levels.max() for levels in self.levels.values())
+
+    def seconds(self, roof, phases=None):
+        """Return the seconds of some phases, or of all, on a GPU; None where it has no units for a precision."""
+        total = 0.0
+        for name in self.work if phases is None else phases:
+            spent = kernel_seconds(self.work[name], roof)
+            if spent is None:
+                return None
+            total += spent * (self.inner if name.endswith("inner") else 1)
+        return total
+
+    def with_blocks(self, more, count):
+        """Return the step with `count` blocks, from this one with `FEW[0]` and another one with `FEW[1]`."""
+        times = count - FEW[0]
+        levels = {name: a + times * (more.levels[name] - a) for name, a in self.levels.items()}
+        sent = {kind: bytes_ + times * (more.sent[kind] - bytes_) for kind, bytes_ in self.sent.items()}
+        sizes = [a + times * (b - a) for a, b in zip(self[3:7], more[3:7], strict=True)]
+        return Step(levels, more.work, sent, *sizes, inner=times)
+
+    def towards(self, other, share):
+        """Interpolate between this step and one with another batch; None where they do other operations."""
+        pairs = [(self.levels, other.levels), (self.work, other.work)]
+        if any(a.keys() != b.keys() or any(len(a[name]) != len(b[name]) for name in a) for a, b in pairs):
+            return None
+        levels, work = ({name: a[name] + share * (b[name] - a[name]) for name in a} for a, b in pairs)
+        sent = {kind: bytes_ + share * (other.sent[kind] - bytes_) for kind, bytes_ in self.sent.items()}
+        return self._replace(levels=levels, work=work, sent=sent)
+
+
+@cache
+def computed(model, way, states, size, count) -> Step:
+    """Compute one step with `count` of the equal blocks."""
+    with ThreadPoolExecutor(1) as thread:  # DTensor keeps what it has found of meshes for each thread
+        try:
+            return thread.submit(step, model, way, states, size, count).result()
+        except (variants.NoVariant, NotPlanned) as error:
+            raise NotPlanned(str(error)) from None
+        except Exception as error:
+            raise NotPlanned(f"a step like that fails on tensors without numbers ({error_line(error)})") from error
+
+
+def step(model, way, states, batch, count) -> Step:
+    """Compute one step in this thread, as one process of a world that sends nothing."""
+    world = fake_world(0, way.shards * way.copies) if way.is_sharded else nullcontext()
+    memory, sent, kernels, fake = LiveMemory(), CountMessages(), Kernels(), FakeTensors(allow_non_fake_inputs=True)
+    with world, quiet(), memory, without_surprises():
+        with fake:
+            module = model.copy(count)
+        phases = Phases(memory, kernels)
+        _vary(model, module, way, fake, sent, phases)
+        with fake:
+            trained = [p for p in module.parameters() if p.requires_grad]
+            kept = [[torch.empty_like(local(p)) for _ in range(states)] for p in trained]
+            for p in trained if way.held else []:
+                p.grad = torch.empty_like(p)
+            phases.enter("before")
+            with kernels, sent, GpuAutocast():
+                inputs = model.inputs(batch)
+                with torch.autocast("cpu", torch.bfloat16, enabled=way.bf16 and not way.is_sharded):
+                    outputs = model.compute(module, inputs)
+                loss = model.loss(outputs)  # inputs and outputs stay, as in a loop that a reader writes
+                phases.enter("backward")
+                backward(loss)
+            phases.enter("end")
+            del kept, inputs
+        sizes = [size([local(t) for t in tensors]) for tensors in (module.parameters(), trained, module.buffers())]
+    weights, gradients, buffers = sizes
+    return Step(*phases.found(), sent.by_kind(), weights + buffers, gradients, buffers, phases.crossing)
+
+
+def _vary(model, module, way, fake, sent, phases):
+    """Make a copy of the model what a process has of it, and follow its blocks."""
+    blocks = model.blocks_of(module)
+    with fake:
+        if way.rank:
+            variants.adapt(module, blocks, way.rank)
+        by_rows = variants.split_layers(blocks, way.tensor) if way.tensor > 1 else []
+    if way.checkpointing:
+        variants.recompute(blocks)
+    if way.is_sharded:
+        _shard(module, model.layers_of(module), way)
+    for linear in by_rows:
+        linear.register_forward_hook(lambda linear, inputs, output: _count_reduction(sent, output))
+    if model.few:
+        phases.follow(blocks)
+
+
+def _shard(module, layers, way):
+    """Divide the layers one by one, and what is left with the whole module."""
+    if way.bf16 and any(isinstance(part, _BatchNorm) for part in module.modules()):
+        raise NotPlanned("batch norm keeps its averages in float32, so FSDP cannot compute it in bf16")
+    names = {"mesh_dim_names": ("replicate", "shard")} if way.copies > 1 else {}
+    mesh = init_device_mesh("cpu", (way.copies, way.shards) if way.copies > 1 else (way.shards,), **names)
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if way.bf16 else MixedPrecisionPolicy()
+    for layer in [*layers, module]:
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+
+
+def _count_reduction(sent, output):
+    """Note the all-reduce of a layer that is split by rows, and of its gradient before the columns."""
+    sent.messages.append((IN_BLOCKS, output.nbytes))
+    if output.requires_grad:
+        output.register_hook(lambda gradient: sent.messages.append((IN_BLOCKS, gradient.nbytes)))

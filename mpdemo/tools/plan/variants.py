@@ -1,0 +1,139 @@
+"""Copies of a reader's module in which something is different, for a plan: few blocks, one rank's part, adapters.
+
+None of them has numbers: the module lies on meta, and a copy's tensors are fake ones.
+"""
+
+import copy
+from functools import partial
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from mpdemo.tools.plan.loading import LARGEST_READ
+
+COLUMNS = {  # names of Linears that tensor parallelism splits by columns, and those that it splits by rows
+    *("q_proj", "k_proj", "v_proj", "qkv_proj", "wq", "wk", "wv", "wqkv", "qkv", "query", "key", "value", "c_attn"),
+    *("gate_proj", "up_proj", "gate_up_proj", "gate", "up", "w1", "w3", "fc1", "c_fc", "linear1"),
+}
+ROWS = {"o_proj", "wo", "out_proj", "proj", "c_proj", "out", "down_proj", "down", "w2", "fc2", "linear2"}
+ATTENTION = {"q_proj", "qkv_proj", "wq", "wqkv", "qkv", "query", "c_attn"}
+HEADS = (  # names of the numbers of heads
+    *("num_heads", "num_kv_heads", "num_key_value_heads", "num_attention_heads", "n_heads", "n_kv_heads", "n_head"),
+    *("n_kv_head", "n_local_heads", "heads", "kv_heads", "nhead"),
+)
+
+
+class NoVariant(Exception):
+    """Why a module has no such variant, in words."""
+
+
+def with_blocks(module, name, count) -> nn.Module:
+    """Return a copy with the first `count` blocks of the list `name`."""
+    whole = module.get_submodule(name)
+    memo = {id(whole): type(whole)()}
+    few = copy.deepcopy(module, memo)
+    few.get_submodule(name).extend(copy.deepcopy(whole[number], memo) for number in range(count))
+    return few
+
+
+def without_values(template, device="cpu") -> nn.Module:
+    """Return a copy with uninitialised tensors, fake ones within ``FakeTensorMode``.
+
+    A short buffer of whole numbers keeps its own: a position in a queue, for instance, which the module reads.
+    """
+    empty = {}
+    for module in template.modules():
+        for tensor in (*vars(module).values(), *module._buffers.values(), *module._parameters.values()):
+            if isinstance(tensor, torch.Tensor) and id(tensor) not in empty:
+                empty[id(tensor)] = _without_values(tensor, device)
+    return copy.deepcopy(template, empty)  # takes these for the tensors that it would copy
+
+
+def _without_values(tensor, device):
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(torch.empty_like(tensor, device=device), tensor.requires_grad)
+    whole = tensor.dtype in (torch.int64, torch.int32)
+    if whole and not tensor.is_meta and tensor.numel() <= LARGEST_READ:
+        return torch.tensor(tensor.tolist(), dtype=tensor.dtype, device="cpu")
+    return torch.empty_like(tensor, device=device)
+
+
+def recompute(layers):
+    """Let the backward pass compute these layers once more: activation checkpointing."""
+    for layer in layers:
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+
+
+def split_layers(layers, parts) -> list:
+    """Shrink the Linears of these layers to one rank's part, by columns and then rows; return those split by rows.
+
+    The numbers of heads beside them shrink as well. `NoVariant` says why it cannot be.
+    """
+    by_rows = []
+    for owner in [part for layer in layers for part in layer.modules()]:
+        linears = {name: child for name, child in owner.named_children() if isinstance(child, nn.Linear)}
+        columns, rows = (sorted(linears.keys() & names) for names in (COLUMNS, ROWS))
+        if isinstance(owner, nn.MultiheadAttention):
+            raise NoVariant("nn.MultiheadAttention has query, key and value in one parameter, which is no Linear")
+        if bool(columns) != bool(rows):
+            alone, other = (columns, "o_proj, down_proj") if columns else (rows, "q_proj, up_proj")
+            raise NoVariant(f"{type(owner).__name__} has {', '.join(alone)} and no Linear like {other} beside it")
+        if ATTENTION & set(columns):
+            _share_heads(owner, parts)
+        for name in columns + rows:
+            setattr(owner, name, _part(name, linears[name], parts))
+        by_rows += [owner.get_submodule(name) for name in rows]
+    if not by_rows:
+        raise NoVariant("its blocks have no Linears that are named like q_proj, o_proj, up_proj and down_proj")
+    return by_rows
+
+
+def _part(name, linear, parts):
+    """Return one rank's part of a Linear."""
+    width, what = (linear.out_features, "columns") if name in COLUMNS else (linear.in_features, "rows")
+    if width % parts:
+        raise NoVariant(f"{name} has {width} {what}, which do not divide by {parts}")
+    size = (linear.in_features, width // parts) if name in COLUMNS else (width // parts, linear.out_features)
+    kind = {"device": linear.weight.device, "dtype": linear.weight.dtype}
+    return nn.Linear(*size, bias=linear.bias is not None, **kind).requires_grad_(linear.weight.requires_grad)
+
+
+def _share_heads(owner, parts):
+    for attribute in HEADS:
+        value = getattr(owner, attribute, None)
+        if type(value) is int:
+            if value % parts:
+                raise NoVariant(f"{attribute} = {value} does not divide by {parts}")
+            setattr(owner, attribute, value // parts)
+
+
+class Adapted(nn.Module):
+    """A frozen Linear and LoRA's two small ones beside it (https://arxiv.org/abs/2106.09685)."""
+
+    def __init__(self, linear, rank):
+        super().__init__()
+        self.linear, device = linear, linear.weight.device
+        self.down = nn.Linear(linear.in_features, rank, bias=False, device=device)
+        self.up = nn.Linear(rank, linear.out_features, bias=False, device=device)
+
+    def forward(self, x):
+        """Add what the adapter computes."""
+        return self.linear(x) + self.up(self.down(x))
+
+
+def adapt(module, layers, rank):
+    """Freeze a module, in bf16, and put adapters of this rank beside the Linears of these layers."""
+    frozen = {}  # a shared parameter stays one
+    for part in module.modules():
+        for name, old in part._parameters.items():
+            if old is not None and old not in frozen:
+                kind = torch.bfloat16 if old.is_floating_point() else old.dtype
+                frozen[old] = nn.Parameter(torch.empty_like(old, dtype=kind), requires_grad=False)
+            part._parameters[name] = frozen.get(old)
+    for owner in [part for layer in layers for part in layer.modules()]:
+        for name, child in list(owner.named_children()):
+            if isinstance(child, nn.Linear) and not isinstance(owner, nn.MultiheadAttention):
+                setattr(owner, name, Adapted(child, rank))
+    if not any(isinstance(part, Adapted) for part in module.modules()):
+        raise NoVariant("its blocks have no Linears beside which an adapter could stand")

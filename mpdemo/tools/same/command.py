@@ -1,0 +1,89 @@
+"""``mpdemo same``: is a script of your own the same training with 1 and N processes, and does it resume?"""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from tabulate import tabulate
+
+from mpdemo.errors import UserError
+from mpdemo.options import count
+from mpdemo.terminal import coloured, wrapped
+from mpdemo.tools.same import resume
+from mpdemo.tools.same.compare import BY_NATURE, VERDICTS
+from mpdemo.tools.same.verdict import verdicts_of
+from mpdemo.tools.same.watcher import Watcher
+from mpdemo.world.devices import gpus_here
+
+
+def add_arguments(parser):
+    """Add the options; the script and its arguments stand after ``--``."""
+    parser.epilog = "{64} in ARGS is 64 divided by the number of processes, {n} is that number."
+    option, some = parser.add_argument, count(1, 10**6)
+    option("--processes", default="1,2", help="the first is compared with the others (default: 1,2)")
+    option("--batches", type=some, default=8, help="of each epoch and loader (default: 8)")
+    option("--device", default="", choices=["cpu"], help="run a script that is written for GPUs on CPU processes")
+    option("--strict", action="store_true", help="what is printed, written or only wasteful makes it NOT the same, too")
+    option("--without", default="", help=f"switch off: {', '.join(BY_NATURE)}")
+    option("--python", default=sys.executable, help="the interpreter of your environment; it needs PyTorch")
+    option("--timeout", type=some, default=120, help="seconds without a step or batch (default: 120)")
+    option("--json", default="", help="also write the verdict to this file")
+    option("--resume", action="store_true", help="stop the script twice and start it again: does it resume?")
+    option("script", nargs=argparse.REMAINDER, metavar="-- train.py ARGS", help="run as torchrun would")
+
+
+def main(args) -> int:
+    """Run the script, print the verdict; return 0 for the same training, 1 for another, 3 if nothing can be said."""
+    counts = checked(args)
+    with Watcher(args) as watcher:
+        verdicts = [resume.verdict(watcher, counts[-1], counts[0])] if args.resume else verdicts_of(watcher, counts)
+    for verdict in verdicts:
+        show(verdict)
+    kind = next(kind for kind in VERDICTS if any(verdict["verdict"] == kind for verdict in verdicts))
+    if args.json:
+        lists = ("findings", "harmless")
+        records = [verdict | {name: [f.record() for f in verdict[name]] for name in lists} for verdict in verdicts]
+        text = json.dumps({"same": kind == "same", "verdict": kind, "worlds": records}, indent=2)
+        Path(args.json).write_text(text + "\n")
+    return VERDICTS[kind]["status"]
+
+
+def checked(args) -> list:
+    """Refuse bad input before a process starts; return the numbers of processes."""
+    args.script = args.script[1:] if args.script[:1] == ["--"] else args.script
+    if not args.script:
+        raise UserError("no script given; write it after --, such as: mpdemo same -- train.py --epochs 2")
+    if not Path(args.script[0]).is_file():
+        raise UserError(f"script {args.script[0]!r} is no file; give the path of a Python script")
+    words = args.processes.split(",")
+    if not all(word.strip().isdecimal() and int(word) > 0 for word in words) or len(words) < 2 and not args.resume:
+        raise UserError(f"--processes {args.processes!r} is not allowed; allowed: two numbers or more, such as 1,2")
+    counts = [int(word) for word in words]
+    gpus = not args.device and gpus_here()
+    if max(counts) > (here := gpus or len(os.sched_getaffinity(0))):
+        what = "GPU(s); give --device cpu, or" if gpus else "core(s); give"
+        raise UserError(f"--processes {args.processes}: this machine has {here} {what} {here} or less")
+    if not shutil.which(args.python):
+        raise UserError(f"--python {args.python}: no such program; give the path of a Python with PyTorch")
+    args.python = os.path.abspath(shutil.which(args.python))
+    args.without = set(args.without.split(",")) - {""}
+    if unknown := sorted(args.without - set(BY_NATURE)):
+        raise UserError(f"--without {unknown[0]!r} is not allowed; allowed: {', '.join(BY_NATURE)}")
+    if args.json and not Path(args.json).absolute().parent.is_dir():
+        raise UserError(f"--json {args.json!r}: its folder does not exist; make it first")
+    return counts
+
+
+def show(verdict):
+    rows = [[name, *values] for name, values in verdict["table"].items()]
+    print(tabulate(rows[1:], headers=rows[0], disable_numparse=True))
+    said = f"{verdict['processes']} processes: {verdict['said']}"
+    print("\n" + coloured(said, VERDICTS[verdict["verdict"]]["colour"]))
+    lines = [*verdict["findings"]]
+    if verdict["harmless"]:
+        lines += ["  Besides, without a change of the training:" if lines else "  The training is the same, but:"]
+        lines += verdict["harmless"]
+    print(wrapped("\n".join(map(str, [*lines, *(f"  {note}" for note in verdict["notes"]), ""]))))

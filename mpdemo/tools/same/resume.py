@@ -1,0 +1,186 @@
+"""Stops the reader's script twice in a row, starts it again by the same command, and follows each resume.
+
+Some scripts resume once and not a second time, since what they save after a resume counts from the resume.
+"""
+
+import functools
+import shutil
+import signal
+
+from mpdemo.tools.same.compare import Finding, apart, distance
+from mpdemo.tools.same.worlds import refuse
+
+EPOCHS = 3
+LONGER = 32  # times as many batches, where no checkpoint is written in the usual ones
+EQUAL = 1e-5  # relative: a resume in the same world repeats the same arithmetic
+
+
+def verdict(watcher, processes, other) -> dict:
+    """Return what two stops by SIGKILL and two by SIGTERM change, and whether another number of processes can go on."""
+    whole = watcher.run_new(processes, without=watcher.args.without, epochs=EPOCHS)
+    refuse(whole)
+    if not whole.names("file"):  # many save every some hundred steps only
+        watcher.args.batches *= LONGER
+        whole = watcher.run_new(processes, without=watcher.args.without, epochs=EPOCHS)
+        refuse(whole)
+    killed = StoppedTwice(watcher, whole, signal.SIGKILL)
+    series, notes, rows = [killed], [], {"resumes with the weights of step": ["first", "second"]}
+    if not whole.ranks[0].of("start")[0]["handler"]:
+        notes.append("the script does not handle SIGTERM: judged by the resumes from its last checkpoints alone")
+    elif killed.places:
+        series.append(StoppedTwice(watcher, whole, signal.SIGTERM))
+    rows |= {stopped.number.name: [*stopped.places, "-"][:2] for stopped in series if stopped.places}
+    first, second = (sum((stopped.found[k] for stopped in series), []) for k in range(2))
+    if other != processes and any(killed.places[:1]):
+        elsewhere = watcher.run(other, folder=killed.copy, without=watcher.args.without, epochs=1)
+        rows[f"with {elsewhere}"] = [place_of(whole, elsewhere), ""]
+        if not place_of(whole, elsewhere):
+            what = f"{elsewhere} cannot go on: {elsewhere.error or 'begins with other weights'}"
+            first.append(Finding("another world size not readable", what))
+    said = "resumes once as it should, but NOT a second time" if second else "resumes as if it had never stopped"
+    said = "does NOT resume as it should" if first else said
+    findings = list({finding.name: finding for finding in reversed(first + second)}.values())[::-1]  # each name once
+    record = {"processes": processes, "said": said, "findings": findings, "harmless": [], "table": rows}
+    notes += sum((stopped.notes for stopped in series), [])
+    return record | {"verdict": "not the same" if findings else "same", "notes": notes}
+
+
+class StoppedTwice:
+    """A run that a signal stops, its first resume, which the same signal stops, and its second, which runs on."""
+
+    def __init__(self, watcher, whole, number):
+        self.whole, self.number = whole, number
+        self.places = []  # after which steps of the uninterrupted run the resumes begin
+        self.found, self.notes, self.copy = ([], []), [], None  # what is found in each resume
+        self.run = functools.partial(watcher.run, whole.processes, without=watcher.args.without)
+        self.stop = first_stop(whole)
+        stopped = self.run(stop=(number, self.stop), epochs=EPOCHS)
+        if number == signal.SIGKILL and not stopped.names("file"):
+            self.found[0].append(Finding("no checkpoint", f"none was written in {self.stop} steps"))
+            return
+        self.notes.append(f"stopped by {number.name} after step {self.stop}")
+        self.copy = shutil.copytree(stopped.folder, f"{stopped.folder}-copy", symlinks=True)
+        self.resume(stopped)
+
+    def resume(self, stopped):
+        """Resume, and where all is right so far, stop and resume again."""
+        done, name = len(stopped.steps), self.number.name
+        more = second_stop(self.whole, self.number, self.stop, done)
+        again = self.run(folder=stopped.folder, stop=(self.number, more), epochs=EPOCHS)
+        if not self.is_right(stopped, again):
+            return
+        begin = self.places[0]
+        end = begin + len(again.steps)
+        if self.number == signal.SIGTERM and begin < done:
+            self.notes.append(f"SIGTERM saves nothing: {done - begin} steps are lost")
+        if len(again.steps) < more and again.error:
+            self.found[0].append(Finding("fails on resume", f"in the first resume after {name}, {again.error}"))
+        elif len(again.steps) < more or end >= len(self.whole.steps):
+            self.notes.append(f"{name} comes too late to stop it a second time")
+        else:
+            self.notes[0] += f", and again after step {end}"
+            if self.is_right(again, self.run(folder=stopped.folder, epochs=1)):
+                self.progress(saves=begin == done, end=end, long=more >= self.stop)
+
+    def is_right(self, stopped, again) -> bool:
+        """Whether a resume goes on as the uninterrupted run; note where it begins, and what is found in it."""
+        nth = ("first", "second")[len(self.places)]
+        found = self.found[len(self.places)]
+        if self.number == signal.SIGTERM and stopped.how == "silent":
+            found.append(Finding("hangs", f"after the {nth} SIGTERM"))
+        if difference := follow(self.whole, again):
+            difference.what = f"in the {nth} resume after {self.number.name}, {difference.what}"
+            found.append(difference)
+        self.places.append(place_of(self.whole, again))
+        return not found
+
+    def progress(self, saves, end, long):
+        """Note whether the first resume leaves no checkpoint, although the first run has left one in as many steps."""
+        begin, kept = self.places
+        if (kept < end and saves) if self.number == signal.SIGTERM else (kept == begin and long):
+            what = f"the first resume leaves none when {self.number.name} stops it after step {end}"
+            self.found[1].append(Finding("no checkpoint", f"{what}: the second begins with the weights of step {kept}"))
+
+
+def steps_of_epoch(whole) -> int:
+    """Return how many steps the first epoch has."""
+    return sum(ranks[0]["number"] == whole.steps[0][0]["number"] for ranks in whole.steps)
+
+
+def first_stop(whole) -> int:
+    """Return the step after which the run is stopped: in the middle of its second epoch, where there is one."""
+    epoch, total = steps_of_epoch(whole), len(whole.steps)
+    return max(1, min(epoch + max(1, epoch // 2), total - 1) if epoch < total else 2 * total // 3)
+
+
+def second_stop(whole, number, stop, done) -> int:
+    """Return after how many steps the first resume is stopped, so that some steps are left for the second.
+
+    Where the last checkpoint is unknown, as many as the first run had: it has written one in them.
+    """
+    total, epoch = len(whole.steps), steps_of_epoch(whole)
+    if number == signal.SIGKILL:
+        return max(1, min(stop, total - stop))
+    return max(1, min(epoch, total - 1 - done) if epoch < total else (total - done) // 2)
+
+
+def place_of(whole, again) -> int | None:
+    """Return after how many steps of the uninterrupted run its weights are those with which the other one begins."""
+    start = again.sums[0]["weights"] if again.steps else {}
+    places = (k for k, sums in enumerate(whole.sums) if start and apart(sums["weights"], start)[0] <= EQUAL)
+    return next(places, None)
+
+
+def follow(whole, again) -> Finding | None:
+    """Return the first difference of a resumed run from the uninterrupted one."""
+    if not again.steps:
+        return Finding("fails on resume", again.error or "no step is seen")
+    place, expected, drawn = place_of(whole, again), whole.in_samples, again.in_samples
+    first = expected.index(drawn[0]) if drawn and drawn[0] in expected else None
+    if not place:
+        name = "weights not restored" if first or place is None else "does not resume"
+        start = "no step" if place is None else "the start"
+        return Finding(name, f"the first weights are those of {start}")
+    if first != place and place < len(expected) and drawn:
+        return Finding(*wrong_start(whole, place, first))
+    for k, (a, b) in enumerate(zip(whole.steps[place:], again.steps, strict=False)):
+        where = f"in step {place + k + 1}"
+        if place + k < len(expected) and expected[place + k] != drawn[k]:
+            return Finding("another order after resume", f"other samples are drawn {where}")
+        rates = any(distance(*pair) > EQUAL for pair in zip(a[0]["rates"], b[0]["rates"], strict=False))
+        sums = whole.sums[place + k], again.sums[k]
+        if apart(sums[0]["weights"], sums[1]["weights"])[0] > EQUAL:  # the last step has changed them in another way
+            return Finding("optimizer not restored", f"the weights differ {where}")
+        if rates:
+            what = f"the learning rate is {b[0]['rates']} instead of {a[0]['rates']} {where}"
+            return Finding("scheduler not restored" if k else "learning rate not restored", what)
+        off, name = apart(sums[0]["gradients"], sums[1]["gradients"])
+        if off > EQUAL:
+            chance = again.names("chance")
+            what = f"the gradient of {name} differs {where}"
+            return Finding("random state not restored" if chance else "weights not restored", what)
+    return printed(whole, again, place)
+
+
+def wrong_start(whole, place, first) -> tuple:
+    """Name the difference where the first step has the samples of another step than its weights say."""
+    where = f"the weights are those of {place} steps, the samples those of"
+    if first is None:
+        return "another order after resume", f"{where} no step of the uninterrupted run"
+    if first == place - 1 and whole.steps[first][0]["taken"] != whole.steps[0][0]["taken"]:
+        return "step counted twice", f"{where} step {first + 1}"
+    return "order restarts" if first < place else "step skipped", f"{where} step {first + 1}"
+
+
+def printed(whole, again, place):
+    """Return whether the losses printed after a resume are no part of those that the uninterrupted run prints."""
+    expected, losses = whole.ranks[0].printed(), again.ranks[0].printed()
+    if not losses or not expected:
+        return None
+    longer = place + len(again.steps) > len(whole.steps)  # it may print nothing before the uninterrupted run ends
+    for offset in range(len(expected) + longer):
+        pairs = list(zip(expected[offset:], losses, strict=False))
+        if all(name == other and abs(a - b) <= 2 * half for (name, a, half), (other, b, _) in pairs):
+            return None
+    what = "{} {:g} is printed, and never in the uninterrupted run".format(*losses[0])
+    return Finding("printed loss differs", what)

@@ -1,0 +1,176 @@
+"""Runs a script with one process and with several, and says whether it is the same training, and what differs."""
+
+import statistics
+
+from mpdemo.tools.same import compare, steps
+from mpdemo.tools.same.compare import BY_NATURE, GIVEN, VERDICTS, Finding, apart, norm, unequal
+from mpdemo.tools.same.worlds import of_failure, refuse
+
+
+class Comparison:
+    """Two worlds, what is found between them, and whether they were compared on the same rows."""
+
+    def __init__(self, watcher, one, many, without):
+        self.watcher, self.one, self.many, self.without = watcher, one, many, set(without)
+        self.findings, self.notes = [], []
+        self.order = ""  # what one process was given of the several: the order of the samples, or the rows themselves
+        self.compared = False
+        self.reason = incomparable(one, many)  # why nothing can be said
+        if not self.reason:
+            self.compare()
+
+    def compare(self):
+        """Look at the data, at the ranks of the larger world, and then at the steps of both."""
+        one, many = self.one, self.many
+        self.findings += compare.of_data(one, many)
+        if failed := of_failure(many):
+            self.findings = self.findings or [failed]
+            return
+        self.findings += [*compare.of_model(one, many), *filter(None, [steps.of_ranks(one, many)])]
+        if all(finding.has("beside") for finding in self.findings):
+            self.give_same_rows()
+            self.findings += self.of_both()
+        self.findings += [*compare.of_messages(many), *compare.of_files(many)]
+
+    def give_same_rows(self):
+        """Where one process draws other samples, run it again on those of the several."""
+        one, many = self.one, self.many
+        given, kept = {}, [str(rank.kept) for rank in many.replicas if rank.kept.exists()]
+        if unequal(one.in_samples, many.in_samples):
+            self.order, given = "order", {"replay": {str(one.loader): many.batches()}}
+        elif unequal(one.in_rows, many.in_rows) and kept:
+            self.order, given = "rows", {"rows": kept}
+        if given:
+            self.one = self.watcher.run_new(one.processes, without=self.without, **given)
+
+    def of_both(self) -> list:
+        """Return what differs in the steps of both worlds; of other rows, only what does not depend on them."""
+        one, many = self.one, self.many
+        if one.error or not one.steps:
+            self.notes.append(f"on the rows of {many.processes} processes one fails: {one.error}")
+            return []
+        seen = any(one.in_rows) and any(many.in_rows)
+        same = seen and not unequal(one.in_rows, many.in_rows)
+        numbered = many.in_samples and not unequal(one.in_samples, many.in_samples)
+        found = steps.of_steps(one, many)
+        if found and found.has("rounding") and one.loader is not None and chance_of(one, many) <= self.without:
+            found = steps.of_steps(one, many, self.turned())
+            if not found:
+                self.compared = True
+                self.notes.append(f"rounding grows: {one} with the samples of a batch in another order differs as much")
+                return []  # nor can printed losses be compared
+        of_gradients = found and found.has("chance")
+        self.compared = bool(same or numbered and not chance_of(one, many) or not of_gradients)
+        if self.compared:
+            return [found] if found else compare.of_log(one, many)
+        what = "the rows are not the same in both" if seen else "no rows seen that enter a model"
+        self.notes.append(f"{what}: the gradients of the two are not compared")
+        if not seen:
+            self.reason = what
+        return of_other_rows(one, many)
+
+    def turned(self):
+        """Run one process on the same batches, the samples of each in the reverse order."""
+        drawn = (self.many if self.order == "order" else self.one).batches()
+        batches = [[batch[::-1] for batch in batches] for batches in drawn]
+        return self.watcher.run_new(self.one.processes, without=self.without, replay={str(self.one.loader): batches})
+
+
+def incomparable(one, many) -> str:
+    """Return why two worlds have nothing that could be compared, or an empty text."""
+    if not one.steps:
+        return "no step of an optimizer of torch.optim is seen"
+    shapes = [{k: v for note in world.ranks[0].of("start") for k, v in note["shapes"].items()} for world in (one, many)]
+    other = [name for name in shapes[0] if name in shapes[1] and shapes[0][name] != shapes[1][name]]
+    if other:
+        return f"the script splits its model itself: {compare.shown(other)} have other shapes with {many.processes}"
+    return ""
+
+
+def of_other_rows(one, many) -> list:
+    """Return what can be said of gradients on rows that are not the same: whether they are N times as large."""
+    pairs = list(zip(one.sums, many.sums, strict=False))
+    ratios = [norm(b["gradients"]) / max(norm(a["gradients"]), 1e-12) for a, b in pairs]
+    ratio = statistics.median(ratios)
+    name = steps.multiple(ratio, many, near=0.15)
+    what = f"the gradients are {ratio:.3g} times as large as those of one process"
+    return [Finding(name, what)] if name and max(ratios) < 1.5 * min(ratios) else []
+
+
+def verdicts_of(watcher, counts) -> list:
+    """Run the script with each number of processes, then with the first; compare."""
+    without = watcher.args.without
+    several = [watcher.run_new(count, without=without) for count in counts[1:]]
+    one = watcher.run_new(counts[0], without=without)
+    if watcher.args.device and not one.error and not one.steps and not one.names("spawn"):
+        watcher.devices = max(counts)  # some scripts end at once where they don't see two GPUs
+        one = watcher.run_new(counts[0], without=without)
+    refuse(one)
+    return [verdict(watcher, one, many) for many in several]
+
+
+def verdict(watcher, one, many) -> dict:
+    """Compare two worlds; what differs by nature is switched off on a second try."""
+    found = Comparison(watcher, one, many, watcher.args.without)
+    chance, notes = chance_of(one, many) - found.without, []
+    serious = any(not (f.has("chance") or f.has("beside") or f.has("note")) for f in found.findings)
+    differs = not found.compared or any(finding.has("chance") for finding in found.findings)
+    if chance and differs and not serious and not found.reason:
+        without = found.without | chance
+        one, many = (watcher.run_new(n, without=without, record=True) for n in (one.processes, many.processes))
+        found = Comparison(watcher, one, many, without)
+        chance -= {"draws"} - chance_of(one, many)  # they were those of dropout
+        notes = [f"{BY_NATURE[name]}; switched off for the comparison" for name in sorted(chance)]
+    return judged(found, notes, watcher.args.strict)
+
+
+def chance_of(one, many) -> set:
+    """Return what random numbers were seen for, as --without names it."""
+    names = one.names("chance") | many.names("chance")
+    return {"draws" if name in ("forward", "loop") else name for name in names}
+
+
+def judged(found, notes, strict) -> dict:
+    """Return the verdict of a comparison."""
+    one, many = found.one, found.many
+    harmless = [finding for finding in found.findings if finding.has("note") and not strict]
+    findings = [finding for finding in found.findings if finding not in harmless]
+    given = GIVEN.get(found.order)
+    if given:
+        notes.append(given[0].format(one=one, many=many.processes))
+    seen = found.compared or any(steps.factor(sums)[0] is not None for sums in many.sums)
+    kind = "not the same" if findings else "same" if seen and not found.reason else "cannot tell"
+    said = VERDICTS[kind]["said"]
+    if kind == "same" and given and found.compared:
+        said += given[1]
+    if found.reason:
+        notes.append(f"nothing to compare: {found.reason}")
+    notes += found.notes
+    record = {"processes": many.processes, "verdict": kind, "said": said, "findings": findings, "harmless": harmless}
+    return record | {"notes": notes, "table": table(one, many)}
+
+
+def table(one, many) -> dict:
+    """Return what both worlds did, a row each."""
+    pairs = list(zip(one.sums, many.sums, strict=False))
+    far = max((apart(a["gradients"], b["gradients"])[0] for a, b in pairs), default=None)
+    rows = {"processes": [one.processes, many.processes], "steps": [len(one.steps), len(many.steps)]}
+    for name, show in {
+        "rows per step": lambda world: world.in_rows[0].total() or "not seen",
+        "first gradient": lambda world: f"{norm(world.sums[0]['gradients']):.6g}",
+        "last gradient": lambda world: f"{norm(world.sums[-1]['gradients']):.6g}",
+        "last weights": lambda world: f"{norm(world.sums[-1]['weights']):.6g}",
+        "learning rate": lambda world: f"{world.steps[-1][0]['rates'][0]:.6g}",
+        "messages per step": messages,
+    }.items():
+        rows[name] = [show(world) if world.steps else "-" for world in (one, many)]
+    return rows | {"largest difference of a gradient": ["", "-" if far is None else f"{far:.1g}"]}
+
+
+def messages(world) -> str:
+    """Return how many collectives a step has; DDP makes its own below Python, where they aren't counted."""
+    last = world.steps[-1][0]
+    calls, parts = sum(last["calls"].values()), len(last["parts"])
+    if not (synced := sum(bool(part["synced"]) for part in last["parts"])):
+        return str(calls)
+    return f"{calls} + DDP's" + (f" in {synced} of {parts} microbatches" if parts > 1 else "")

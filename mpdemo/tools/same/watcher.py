@@ -1,0 +1,142 @@
+"""Runs the reader's script in worlds of processes, each in a folder of links to the reader's files."""
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from multiprocessing import Pipe
+from pathlib import Path
+
+from mpdemo.errors import UserError
+from mpdemo.terminal import Progress
+from mpdemo.tools.same.worlds import World
+
+LEVELS = 3  # above the reader's folder: a relative path reaches what lies there
+IMPORT = 600.0  # seconds for `import torch`: from a network file system it may take minutes
+
+
+class Watcher:
+    """A process of the reader's Python that runs scripts; a context manager, after which nothing runs or is left."""
+
+    def __init__(self, args):
+        self.home = Path(tempfile.mkdtemp(prefix="mpdemo-same-")).resolve()
+        self.runs, self.server = 0, None
+        self.aim(args)
+
+    def aim(self, args):
+        """Take the script of these arguments, and the current folder as the reader's."""
+        self.args, self.hidden, self.real = args, set(), Path.cwd().resolve()
+        self.devices = 0  # that a script sees with --device cpu, where it asks for more than one for each process
+        self.script = Path(args.script[0]).resolve()
+
+    def __enter__(self):
+        dropped = ("SLURM_", "TORCHELASTIC_", "PYTHONSAFEPATH", "RANK", "LOCAL_RANK", "WORLD_SIZE")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
+        kept |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": str(self.home / "tmp")}
+        if self.args.device == "cpu":
+            kept["CUDA_VISIBLE_DEVICES"] = ""
+        (self.home / "tmp").mkdir()
+        self.pipe, theirs = Pipe()
+        command = [self.args.python, "-m", "mpdemo_watcher.serve", str(theirs.fileno()), str(self.home)]
+        place = {"env": kept, "cwd": Path(__file__).parent, "pass_fds": [theirs.fileno()], "start_new_session": True}
+        with open(self.home / "errors", "w") as errors, theirs:
+            files = {"stdin": subprocess.DEVNULL, "stdout": errors, "stderr": errors}
+            self.server = subprocess.Popen(command, **files, **place)
+        try:
+            self.answer(IMPORT, "loading PyTorch")
+        except UserError:
+            last = (self.home / "errors").read_text().strip().splitlines()[-1:] or ["no answer"]
+            self.__exit__()
+            what = f"{command[0]} does not load PyTorch ({last[0]}); give --python of your environment"
+            raise UserError(what) from None
+        return self
+
+    def __exit__(self, *_):
+        if self.server:
+            self.pipe.close()
+            try:
+                self.server.wait(10)
+            except subprocess.TimeoutExpired:
+                os.killpg(self.server.pid, signal.SIGKILL)
+                self.server.wait()
+        shutil.rmtree(self.home, ignore_errors=True)
+
+    def answer(self, seconds, doing, notes=None):
+        """Return the server's next answer; meanwhile a terminal shows what is done, in one line."""
+        start, found = time.monotonic(), None
+        with Progress() as progress, contextlib.suppress(EOFError, OSError):
+            while found is None and time.monotonic() < start + seconds:
+                if self.pipe.poll(0.5):
+                    found = self.pipe.recv()
+                elif progress.is_seen:
+                    steps = notes.read_bytes().count(b'"kind": "step"') if notes and notes.exists() else 0
+                    text = f"{doing}, {steps} steps" if notes else doing
+                    progress(f"{text}, {time.monotonic() - start:.0f} s")
+        if found is None:
+            raise UserError("the watcher gave no answer; try again")
+        return found
+
+    def run(self, processes, without=(), stop=None, folder=None, epochs=2, **given) -> World:
+        """Run the script once; a folder of an earlier run holds what that run wrote.
+
+        `given` may hold what one process shall train on: `replay`, the samples of each batch of a loader by their
+        numbers, or `rows`, files with the rows themselves; with `record` all rows are kept for such files.
+        """
+        self.runs += 1
+        run, notes = folder or self.home / str(self.runs), self.home / f"notes{self.runs}"
+        notes.mkdir()
+        if not folder:
+            self.mirror(Path("/"), run)
+        words = [re.sub(r"\{(\d+)\}", lambda m: str(int(m[1]) // processes), word) for word in self.args.script]
+        command = [word.replace("{n}", str(processes)) for word in words]
+        order = {"processes": processes, "command": command, "epochs": epochs, "batches": self.args.batches}
+        order |= {"cwd": f"{run}{self.real}", "folder": str(run), "real": str(self.real), "notes": str(notes)}
+        order |= {"without": sorted(without), "limit": self.args.timeout, "device": self.args.device}
+        order |= {"replay": {}, "rows": [], "record": False} | given
+        order |= {"devices": max(self.devices, processes)}
+        order |= {"stop": stop}  # a signal, and the step after which it is sent
+        order |= {"seed": 1000 if folder else 0}  # a script that is started again draws other numbers
+        self.pipe.send(order)
+        doing = f"{processes} process{'es' * (processes > 1)}"
+        return World(notes, order, self.answer(100 * self.args.timeout, doing, notes / "0.jsonl"))
+
+    def run_new(self, processes, **options) -> World:
+        """Run the script as if it had never run: without what an earlier run of it has left in the reader's folder."""
+        world = self.run(processes, **options)
+        found = world.names("new") | (set() if world.steps else world.names("read"))
+        before = {path for name in found for path in self.of_before(name)} - self.hidden
+        self.hidden |= before
+        return self.run(processes, **options) if before else world
+
+    def of_before(self, name):
+        """Yield what lies in the reader's folder in the place of a file that the script writes, and its neighbours."""
+        path = Path(os.path.normpath(self.real / name))
+        if path.parent == self.real or not path.is_relative_to(self.real):
+            yield from [path] if path.exists() else []
+        else:
+            top = self.real / path.relative_to(self.real).parts[0]
+            yield from (other for other in top.rglob("*") if other.suffix == path.suffix and other.is_file())
+
+    def mirror(self, real, place):
+        """Make a folder of links to the reader's files, and real folders down to the script: its own ``..`` work."""
+        place.mkdir()
+        own = self.real, self.script.parent
+        ways = {path for leaf in (*own, *self.hidden) for path in (leaf, *leaf.parents)}
+        found = {path for path in ways if path.parent == real != path}
+        near = any(real.is_relative_to(parent) for parent in (self.real, *self.real.parents[:LEVELS]))
+        with contextlib.suppress(PermissionError):
+            if near or real in own:
+                found |= set(real.iterdir())
+        for path in found - self.hidden:
+            if path in ways:
+                self.mirror(path, place / path.name)
+            elif path.suffix == ".py" and path.is_file() and real in own:
+                shutil.copy(path, place)  # so that what it resolves from __file__ lies here
+            else:
+                (place / path.name).symlink_to(path)
+        if not any(place.iterdir()) and any(hidden.is_relative_to(real) for hidden in self.hidden):
+            place.rmdir()

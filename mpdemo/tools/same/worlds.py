@@ -1,0 +1,173 @@
+"""What the watcher noted of a run: of each rank, and of all together."""
+
+import functools
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+from mpdemo.errors import UserError
+from mpdemo.tools.same.compare import Finding
+
+LOSS = re.compile(r"(?i)(\w*loss\w*)[\"']?\s*[:=]?\s*(?:tensor\()?([-+]?\d+\.(\d+)(?:e([-+]?\d+))?)")
+OF_GPUS = re.compile(r"(?i)cuda|nccl|gpu|device_ids")
+AFTER = {"barrier", "monitored_barrier", "destroy_process_group"}  # a rank that waits in them has left the loop
+LEFT = ("Connection closed", "Connection reset", "closed by peer", "recvValue", "Broken pipe")
+WRAPPERS = ("wrapper", "called", "noted")  # of functions, PyTorch's and ours
+FRAME = re.compile(r'File "(.*)", line (\d+) in (\w+)')  # of a stack, the innermost first
+
+
+class Rank:
+    """What one rank did, by kind of note."""
+
+    def __init__(self, folder, rank):
+        files = [folder / f"{rank}.{name}" for name in ("jsonl", "out", "err", "stack")]
+        texts = [file.read_text(errors="replace") if file.exists() else "" for file in files]
+        notes, self.out, self.err, self.stack = texts
+        self.notes = [json.loads(line) for line in notes.splitlines() if line.endswith("}")]  # the last may be cut
+        self.steps, self.kept = self.of("step"), folder / f"{rank}.rows"
+
+    def of(self, kind) -> list:
+        return [note for note in self.notes if note["kind"] == kind]
+
+    def names(self, kind) -> list:
+        return [note["name"] for note in self.of(kind)]
+
+    def passes(self, loader) -> list:
+        """Return the passes over the data of a loader."""
+        return [note for note in self.of("pass") if note["loader"] == loader]
+
+    def waits(self, folder) -> tuple:
+        """Return in which function of PyTorch a rank waits, and in which line of the script."""
+        frames = FRAME.findall(self.stack)
+        own = next((k for k, (file, *_) in enumerate(frames) if file[0] not in "/<" or str(folder) in file), None)
+        if not own:
+            return "", ""
+        name = next((name for _, _, name in reversed(frames[:own]) if name not in WRAPPERS), "")
+        return name.strip("_"), f"{Path(frames[own][0]).name} line {frames[own][1]}"
+
+    def printed(self) -> list:
+        """Return the losses that were printed, as (name, number, half of its last digit)."""
+        lines = [line for line in self.out.splitlines() if "\r" not in line and "it/s" not in line]
+        found = [match.groups() for line in lines for match in LOSS.finditer(line)]
+        return [
+            (name, float(value), 0.6 * 10.0 ** (int(exponent or 0) - len(digits)))
+            for name, value, digits, exponent in found
+        ]
+
+
+class World:
+    """What the ranks of a run did together."""
+
+    def __init__(self, notes, order, answer):
+        self.order, self.processes, self.folder = order, order["processes"], Path(order["folder"])
+        self.how, self.statuses = answer["how"], answer["statuses"]
+        self.ranks = [Rank(notes, rank) for rank in range(self.processes)]
+        meshes = [rank.names("tensor")[:1] or [(k,)] for k, rank in enumerate(self.ranks)]
+        self.replicas = [rank for k, rank in enumerate(self.ranks) if k == min(meshes[k][0])]  # a mesh shares its data
+        self.steps = list(zip(*(rank.steps for rank in self.ranks), strict=False))  # each of all ranks
+        loaders = Counter(ranks[0]["loader"] for ranks in self.steps if ranks[0]["optimizer"] == 0)
+        self.loader = loaders.most_common(1)[0][0] if loaders else None
+
+    def names(self, kind) -> set:
+        return {str(name) for rank in self.ranks for name in rank.names(kind)}
+
+    def __str__(self):
+        return f"{self.processes} process{'es' * (self.processes > 1)}"
+
+    @property
+    def error(self) -> str:
+        """The last line of the first failed rank's error output, or an empty text."""
+        for rank, status in self.statuses.items():
+            if status:
+                lines = [line for line in self.ranks[rank].err.splitlines() if line.strip() and line[0] not in " ["]
+                return lines[-1] if lines else f"exit status {status}"
+        return ""
+
+    @functools.cached_property
+    def sums(self) -> list:
+        """For each step and each kind of tensor, the sketches of the whole tensors by parameter."""
+        kinds = ("gradients", "local", "weights")
+        return [{kind: whole([rank[kind] for rank in ranks]) for kind in kinds} for ranks in self.steps]
+
+    @functools.cached_property
+    def untrained(self) -> dict:
+        """The sketches of what the models hold besides, after the first step."""
+        return whole([note["weights"] for rank in self.ranks for note in rank.of("untrained")])
+
+    @functools.cached_property
+    def rows(self) -> list:
+        """For each step and replica, the rows that entered the model."""
+        return [[Counter(sum(rank.steps[k]["rows"], [])) for rank in self.replicas] for k in range(len(self.steps))]
+
+    @functools.cached_property
+    def in_rows(self) -> list:
+        """The rows of each step."""
+        return [sum(ranks, Counter()) for ranks in self.rows]
+
+    @functools.cached_property
+    def in_samples(self) -> list:
+        """The samples of each step, where they have numbers."""
+        if self.loader is None:
+            return []
+        parts, passes = self.parts(), self.batches()
+        taken = [(step["number"] - 1, step["taken"]) for step, *_ in self.steps if step["loader"] == self.loader]
+        return [Counter(sum(passes[k][max(0, end - parts) : end], [])) for k, end in taken if k < len(passes)]
+
+    def batches(self) -> list:
+        """Return the batches that all replicas train on together: a list of passes, of batches, of samples."""
+        cut = self.order["batches"]
+        passes = [[note["batches"][:cut] for note in rank.passes(self.loader)] for rank in self.replicas]
+        return [[sum(parts, []) for parts in zip(*ranks, strict=False)] for ranks in zip(*passes, strict=False)]
+
+    def parts(self) -> int:
+        """Return how many batches a step has."""
+        steps = [ranks[0] for ranks in self.steps]
+        known = [0, *(step["taken"] for step in steps if step["number"] == steps[0]["number"])]
+        return max(1, *(b - a for a, b in zip(known[1:], known[2:], strict=False)), known[1] if len(known) == 2 else 1)
+
+
+def whole(ranks) -> dict:
+    """Return the mean over the replicas of each part of a parameter, summed over its parts, by parameter."""
+    parts = {}  # by name and place: what each replica has of it
+    for rank in ranks:
+        for name, (*numbers, place) in rank.items():
+            parts.setdefault(name, {}).setdefault(place, []).append(numbers)
+    found = {}
+    for name, of_name in parts.items():
+        means = [[sum(numbers) / len(numbers) for numbers in zip(*same, strict=True)] for same in of_name.values()]
+        found[name] = [sum(numbers) for numbers in zip(*means, strict=True)]
+    return found
+
+
+def refuse(one):
+    """Refuse a script that does not train in one process."""
+    if one.names("spawn"):
+        what = "the script starts its own processes (mp.spawn), and not as many as it is asked to"
+        raise UserError(f"{what}; let it take their number from an argument, {{n}}, or RANK from torchrun")
+    if one.names("pipeline"):
+        raise UserError("the script cuts its model into a pipeline; same compares ranks that hold the same model")
+    if one.error:
+        hint = "; give --device cpu to compare it on CPU processes" if OF_GPUS.search(one.error) else ""
+        raise UserError(f"the script fails with {one}: {one.error}{hint * (not one.order['device'])}")
+    if not one.steps and not one.names("backward"):
+        limit = f" within {one.order['limit']:g} s without news (--timeout)" if one.how == "silent" else ""
+        raise UserError(f"no optimizer step seen{limit}; does the script train in the processes that torchrun starts?")
+
+
+def of_failure(many):
+    """Return why a world of several has not come to its end, or nothing."""
+    if many.how == "ended" and not many.error:
+        return None if many.steps else Finding("fails with several", "no step of an optimizer is seen")
+    ended = [rank for rank, status in many.statuses.items() if status == 0]
+    if ended and (many.how != "ended" or any(text in many.error for text in LEFT)):
+        other = next(rank for rank in range(many.processes) if rank not in ended)
+        what = f"rank {ended[0]} ends after {len(many.ranks[ended[0]].steps)} steps, and rank {other} waits for it"
+        return Finding("a rank leaves early", what)
+    if many.error:
+        return Finding("fails with several", many.error)
+    waits = [rank.waits(many.folder) for rank in many.ranks]
+    where = ", ".join(f"rank {k} waits in {name} ({line})" for k, (name, line) in enumerate(waits) if line)
+    what = f"nothing new for {many.order['limit']} s after {len(many.steps)} steps; {where}".removesuffix("; ")
+    names = {name for name, _ in waits}
+    return Finding("a rank leaves early" if len(names) > 1 and names & AFTER else "hangs", what)
