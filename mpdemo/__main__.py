@@ -23,7 +23,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # the disk's fault
 STATUS = "exit status: 0 done, 1 failed, 2 bad input"
 COMMANDS = {  # name -> module, what it does, an example; in the order of the help
     "demo": ("mpdemo.demo", "train with every strategy on real digits and print one table", ""),
-    "train": ("mpdemo.training.command", "train with one strategy", "--rung ddp --processes 2 --out runs/ddp"),
+    "train": ("mpdemo.train", "train with one strategy", "--rung ddp --processes 2 --out runs/ddp"),
     "same": (
         "mpdemo.tools.same.command",
         "is a script of YOUR own the same training on 1 and N processes, and does it resume?",

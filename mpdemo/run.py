@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from mpdemo.training.command import run_script
 from mpdemo.training.meter import TrainingLog, score
+from mpdemo.training.process import run_script
 from mpdemo.training.progress import Checkpoints, Progress
 from mpdemo.training.setup import Run, compile_blocks, learning_rate
 from mpdemo.world.collectives import StopSignal, sum_over_ranks

@@ -18,7 +18,7 @@ COURSE = [
         "what is public; commands, options, and how errors are told",
     ),
     ("/settings", 3_500, "every setting said once and checked once"),
-    ("/rungs /run.py", 4_500, "the strategies and their loop: model, optimizer, step"),
+    ("/rungs /run.py /train.py", 4_500, "the strategies and their loop: model, optimizer, step"),
     ("/training", 9_500, "what stands around a step: checkpoints, log, recorder, stop signal"),
     ("/world /ranks", 9_500, "who am I; start and end processes; ranks beside a kernel"),
     ("/models /data", 6_000, "the course's models as lists of blocks; data sets and batches, a share per replica"),

@@ -19,7 +19,7 @@ from mpdemo.jobs.slurm_job import look_up
 from mpdemo.options import options_from
 from mpdemo.settings import Settings, checked
 from mpdemo.tools.support.render import jobs_of_course
-from mpdemo.training.command import add_arguments
+from mpdemo.train import add_arguments
 
 FOLDER = paths.root() / "slurm"
 COURSE = jobs_of_course()

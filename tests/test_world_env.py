@@ -12,7 +12,7 @@ from worlds import FORKS
 from mpdemo.errors import UserError
 from mpdemo.paths import root
 from mpdemo.settings import Settings, checked
-from mpdemo.training.command import check_gpus
+from mpdemo.train import check_gpus
 from mpdemo.training.setup import local_devices
 from mpdemo.world import devices, env
 from mpdemo.world.env import read_launcher, where_am_i
