@@ -36,7 +36,6 @@ COMMANDS = {  # name -> module, what it does, an example; in the order of the he
     ),
     "explain": ("mpdemo.tools.explain.command", "what happened to a job, or where it hangs, and what to do", "4711"),
     "env": ("mpdemo.tools.support.env", "check this machine, its PyTorch, Slurm and site", "--site leonardo"),
-    "follow": ("mpdemo.jobs.follow", "print a job's state and log until it ends; Ctrl-C leaves it running", "runs/ddp"),
     "render": (
         "mpdemo.tools.support.render",
         "write the course's batch scripts for a site; submit nothing",
@@ -56,13 +55,12 @@ COMMANDS = {  # name -> module, what it does, an example; in the order of the he
 GROUPS = {
     "learn": ("demo", "train"),
     "your own script": ("same", "plan", "explain"),
-    "your cluster": ("env", "follow", "render", "rehearse"),
+    "your cluster": ("env", "render", "rehearse"),
     "maintain": ("cluster",),
 }
 STATUSES = {
     "train": "exit status: 0 done, 1 failed, 2 bad input, 3 stopped with a checkpoint",
     "same": "exit status: 0 the same training, 1 not the same, 2 bad input, 3 nothing could be compared",
-    "follow": "exit status: 0 done, 1 ended otherwise, 2 bad input, 3 stopped with a checkpoint, 130 after Ctrl-C",
     "cluster": "exit status: that of the command",
 }
 

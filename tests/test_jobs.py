@@ -1,13 +1,7 @@
 """What holds for a job wherever it runs: under a real Slurm, and on this machine without one."""
 
-import os
-import re
-import shlex
-import signal
-import subprocess
-
 import pytest
-from worker_jobs import all_gone, scontrol, sleepers, spec, started, until
+from worker_jobs import all_gone, scontrol, sleepers, spec, until
 
 from mpdemo import paths
 from mpdemo.errors import UserError
@@ -124,38 +118,3 @@ def test_a_running_job_can_be_warned(place, processes, signal):
     assert place == "slurm" or all_gone(pids)
     with pytest.raises(UserError, match="is stopped; only a running job can be warned"):
         job.warn()
-
-
-@SLURM_BY_NIGHT
-def test_a_terminal_follows_a_job_to_its_end(place):
-    job = submit(spec(processes_per_node=2))
-    follower = started("follow", "runs/toy")
-    printed, _ = follower.communicate(timeout=60)
-    *before, last = printed.splitlines()
-    assert sorted(line.split(" on ")[0][-11:] for line in before if "rank" in line) == ["rank 0 of 2", "rank 1 of 2"]
-    assert re.fullmatch(rf"job {job.id} \(toy\) on {job.where}: done after [\d.]+ s", last)
-    assert follower.returncode == 0
-    failed = submit(spec("fail", 0, 9, out="runs/failed"))
-    follower = started("follow", paths.root() / "runs/failed")
-    printed, _ = follower.communicate(timeout=60)
-    assert printed.splitlines()[-1] == f"Why? mpdemo explain {failed.log_files[-1]}"
-    assert ": failed" in printed and "upside down" in printed and follower.returncode == 1
-    follower = started("follow", "runs/none")
-    assert "no job in runs/none" in follower.communicate(timeout=60)[1] and follower.returncode == 2
-
-
-@SLURM_BY_NIGHT
-def test_an_interrupt_of_a_terminal_leaves_the_job_running_and_says_how_to_end_it(place):
-    job = submit(spec("sleep", processes_per_node=2))
-    pids = sleepers(job.out, 2)
-    follower = started("follow", "runs/toy")
-    assert "running" in follower.stdout.readline() and "rank" in follower.stdout.readline()
-    follower.send_signal(signal.SIGINT)
-    said = follower.communicate(timeout=60)[1]
-    assert f"job {job.id} (toy) is still running on {job.where}. Follow it again: await follow(" in said
-    assert follower.returncode == 130 and "Traceback" not in said and job.state == "running"
-    again, end = re.search(r"notebook, mpdemo (.*) in a terminal\. Cancel it: (\w+ \d+)", said).groups()
-    follower = started("follow", shlex.split(again)[-1])
-    subprocess.run(end.split(), check=True, env=os.environ)
-    assert ": cancelled" in follower.communicate(timeout=60)[0] and follower.returncode == 1
-    assert place == "slurm" or all_gone(pids)

@@ -8,7 +8,7 @@ import socket
 import subprocess
 
 import pytest
-from worker_jobs import PROGRAMS, options
+from worker_jobs import PROGRAMS
 
 from mpdemo.errors import UserError
 from mpdemo.jobs import JobSpec, check, load_site, render, slurm, submit, train_command
@@ -35,22 +35,6 @@ def test_requeue_needs_a_checkpoint_and_the_exit_status_that_torchrun_hides():
         render(spec(launcher="torchrun", requeue=True), load_site("generic"))
     with pytest.raises(UserError, match='resume="auto"'):
         render(JobSpec("x", train_command(rung="single", out="runs/x"), "runs/x", requeue=True), load_site("generic"))
-
-
-def test_a_job_that_goes_on_with_fewer_nodes():
-    """Slurm leaves it alone, and the torchruns meet again; as ever it needs a training run that continues."""
-    command = train_command(rung="ddp", out="runs/toy", resume="auto")
-    text = render(spec(command=command, nodes=4, least_nodes=2, launcher="torchrun"), load_site("generic"))
-    assert "no-kill" in options(text) and " --no-kill --kill-on-bad-exit=0 " in text
-    assert '--nnodes=2:"$SLURM_NNODES" --nproc-per-node=1 --max-restarts=2' in text
-    assert "--node-rank" not in text and "--master-addr" not in text
-    for changes, said in (
-        ({"command": command, "launcher": "srun"}, "least_nodes=1 needs more nodes"),
-        ({"launcher": "torchrun"}, 'least_nodes=1 with a training run that starts anew; do: .*resume="auto"'),
-        ({"command": command, "nodes": 1}, "least_nodes=1 needs more nodes to lose"),
-    ):
-        with pytest.raises(UserError, match=said):
-            render(spec(**{"nodes": 2, "least_nodes": 1} | changes), load_site("generic"))
 
 
 def test_torchrun_waits_as_long_as_the_warning_gives():

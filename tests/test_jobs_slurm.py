@@ -1,17 +1,20 @@
 """Jobs on a real Slurm: what only a queue and a controller can do to them. See test_jobs.py."""
 
 import os
+import re
 import shutil
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import nbformat
 import pytest
 from worker_jobs import scontrol, spec, stand_in, until
 
+from mpdemo import paths
 from mpdemo.cluster.cluster import Cluster
-from mpdemo.jobs import JobFailed, JobSpec, SlurmError, attach, load_site, slurm, slurm_job, submit, train_command
+from mpdemo.jobs import JobFailed, JobSpec, SlurmError, attach, load_site, slurm, slurm_job, submit
 
 
 def rows(job, event="step") -> list[dict]:
@@ -168,27 +171,23 @@ def test_a_stopped_job_goes_back_into_the_queue_and_ends_well(cluster, project):
     assert job.log().count("rank 0 of 1") == 2
 
 
-@pytest.mark.soak
-def test_a_training_that_loses_a_node_goes_on_with_the_others(own_cluster, project):
-    """Every step once, the global batch kept: the losses are those of a training run that lost nothing."""
-    if own_cluster.network == "none":
-        pytest.skip("nodes without addresses of their own: torchrun cannot tell them apart")
-    training = {"rung": "ddp", "model": "transformer", "batch_size": 64, "steps": 30, "log_every": 1}
-    training |= {"microbatches": 2, "checkpoint_every": 4, "resume": "auto"}
-    command, shape = train_command(**training, out="runs/elastic"), {"nodes": 2, "least_nodes": 1}
-    job = submit(JobSpec("elastic", command, "runs/elastic", launcher="torchrun", gpus_per_process=0, **shape))
-    until(lambda: len(rows(job)) >= 6)
-    own_cluster.kill_node("node2")
-    scontrol("update", "nodename=node2", "state=down", "reason=power")
-    assert job.wait(120) == "done", job.log()
-    assert [row["step"] for row in rows(job)] == list(range(1, 31))
-    begin, again = rows(job, "start")
-    assert begin["step"] == 0 and again["step"] >= 4 and again["step"] % 4 == 0
-    assert job.result()["world_size"] == 1
-    alone = submit(JobSpec("alone", train_command(**training | {"rung": "single"}, out="runs/alone"), "runs/alone"))
-    assert alone.wait(60) == "done"
-    for row, wanted in zip(rows(job), rows(alone), strict=True):
-        assert row["loss"] == pytest.approx(wanted["loss"], rel=1e-4), row
+def test_the_lines_of_09_stage_data_on_each_node_and_remove_the_copy(cluster, project, tmp_path, monkeypatch):
+    """Also where the program fails."""
+    (disk := tmp_path / "disk").mkdir()
+    monkeypatch.setenv("TMPDIR", str(disk))
+    (project / "data/cats").mkdir(parents=True)
+    (project / "data/cats/1.txt").write_text("a cat")
+    (project / "train.py").write_text(
+        "import os; print(open(os.environ['DATA'] + '/cats/1.txt').read()); raise SystemExit(7)"
+    )
+    page = nbformat.read(paths.source() / "notebooks/09_scaling.ipynb", 4)
+    (block,) = re.findall(r"```bash\n(export DATA=.*?)```", "\n".join(cell.source for cell in page.cells), re.S)
+    (project / "staged.sbatch").write_text(f"#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=1 --output=log\n{block}")
+    done = subprocess.run(["sbatch", "--wait", "staged.sbatch"], cwd=project, env=os.environ, timeout=60)
+    log = (project / "log").read_text()
+    assert done.returncode == 7 and log.count("a cat") == 2, log
+    until(lambda: not list(disk.iterdir()), 10)
+    assert (project / "data/cats/1.txt").exists()
 
 
 def test_an_old_job_object_leaves_the_newer_record_alone(cluster, project):
@@ -232,19 +231,3 @@ def test_a_job_inside_a_job_is_not_confused_by_the_outer_one(cluster, project, m
     monkeypatch.setenv("SBATCH_CONSTRAINT", "moon")
     monkeypatch.setenv("SLURM_JOB_ID", "1")
     assert submit(spec(processes_per_node=2)).result(60)["processes"] == 2
-
-
-def test_staged_data_is_read_from_the_nodes_disk_which_is_then_clean(cluster, project, tmp_path, monkeypatch):
-    """Also where the job fails: one trap removes it."""
-    (disk := tmp_path / "disk").mkdir()
-    monkeypatch.setenv("TMPDIR", str(disk))
-    (project / "my 'photos/cats").mkdir(parents=True)
-    (project / "my 'photos/cats/1.txt").write_text("a cat")
-    read = "import os; folder = os.environ['MPDEMO_DATA']; print(folder, open(folder + '/cats/1.txt').read())"
-    command = ("-c", f"{read}; raise SystemExit(7)")
-    job = submit(JobSpec(name="staged", command=command, out="runs/staged", processes_per_node=2, stage="my 'photos"))
-    assert (job.wait(60), job.exit_status) == ("failed", 7), job.log()
-    assert job.log().count(f"{disk}/mpdemo-{job.id} a cat") == 2
-    assert (project / "runs/staged/exit-status.txt").read_text().split() == [job.id, "7"]
-    until(lambda: not list(disk.iterdir()), 10)
-    assert (project / "my 'photos/cats/1.txt").exists()

@@ -75,7 +75,7 @@ def test_an_interrupted_kernel_keeps_its_job_follows_it_again_and_ends_it_at_las
         manager.interrupt_kernel()
         said = reply(client, first)
         assert said["ename"] == "Detached"
-        assert 'Follow it again: await follow("runs/toy") in a notebook' in said["evalue"]
+        assert 'Follow it again: await follow("runs/toy"). Cancel it: ' in said["evalue"]
         job = attach("runs/toy")
         assert job.state == "running"
         again = client.execute('await follow("runs/toy")')

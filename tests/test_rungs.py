@@ -44,7 +44,7 @@ OPTIONS = [  # rungs and forms that take the options which save memory or time
     ("pipeline", {"microbatches": 2} | ONE),
 ]
 TINY = {"model": "transformer", "image_size": 14}  # 4 tokens
-SMALL, TOKENS = {"model": "transformer", "batch_size": 8}, {"sequence_parallel": True}
+SMALL = {"model": "transformer", "batch_size": 8}
 TWO = [
     *both_norms("data_parallel", **ONE, microbatches=2),
     case("data_parallel", **TINY, **ONE, devices=3),
@@ -63,7 +63,7 @@ TWO = [
     case("fsdp", **TINY, **TWICE, microbatches=2, batch_size=8),
     case("fsdp", "toy", batch_size=16, **BF16),
     case("tensor", **SMALL),
-    case("tensor", **SMALL, **TOKENS),
+    case("tensor", **SMALL, **TWICE, microbatches=2),
 ]
 THREE = [  # the least with a device between the first and the last
     case("ddp", "convnet", "batch"),
@@ -78,7 +78,6 @@ FOUR = [  # hybrid: 2 replicas of 2 devices
     case("hybrid", **TINY, schedule="1F1B", microbatches=2, batch_size=8, sharded=True),
     case("hybrid", "convnet", "batch", schedule="GPipe", microbatches=2, sharded=True, **TWICE),
     case("fsdp", "toy", microbatches=2),
-    case("tensor", **SMALL, replicas=2, **TOKENS, **TWICE, microbatches=2),
 ]
 MORE = {  # by processes, and only in `make nightly`: the other models, cuts and shapes
     2: [
@@ -99,7 +98,6 @@ MORE = {  # by processes, and only in `make nightly`: the other models, cuts and
         *(case(rung, "convnet", "batch", batch_size=8, **more, **BF16) for rung, more in OPTIONS),
         case("pipeline", "toy", schedule="Interleaved1F1B", microbatches=4, **BF16, **TWICE),
         case("fsdp", "convnet", "batch", **TWICE),
-        case("tensor", **SMALL, **TOKENS, **TWICE, microbatches=2),
     ],
     3: [
         *(case("pipeline", "transformer", schedule=name, microbatches=6) for name in SCHEDULES[2:4]),
@@ -205,12 +203,10 @@ def test_neighbours_differ_by_the_lesson():
         ({"rung": "data_parallel", "compile": True}, "--compile does not reach the copies that data_parallel makes"),
         ({"rung": "pipeline", "sharded": True}, "--sharded belongs to --rung hybrid alone"),
         ({"rung": "hybrid", "form": "one-process"}, "rung hybrid has no form 'one-process'; allowed: per-device"),
-        ({"rung": "fsdp", "sequence_parallel": True}, "--sequence-parallel belongs to --rung tensor alone"),
         ({"rung": "fsdp", "batch_size": 15}, "does not divide by 2 devices; allowed: a multiple of 2, such as 14"),
         ({"rung": "tensor"}, "splits the layers of --model transformer alone, not of convnet"),
         ({"rung": "tensor", "processes": 4, **SMALL}, "6 heads do not divide by 4 processes; allowed: 2, 3, 6"),
-        ({"rung": "tensor", "processes": 3, **SMALL, **TOKENS}, "16 tokens do not divide by 3 processes; allowed: 2"),
-        ({"rung": "tensor", "replicas": 4, "batch_size": 6}, "does not divide by 4 replicas; allowed: a multiple of 4"),
+        ({"rung": "tensor", "replicas": 2}, "--replicas belongs to --rung hybrid alone"),
         ({"rung": "tensor", "timeline": True}, "--timeline records rungs"),
         ({"rung": "single", "steps": 2, "profile": 1}, "--steps 2 with --profile, which leaves out two steps; allowed"),
     ],

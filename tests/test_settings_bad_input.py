@@ -90,7 +90,7 @@ REFUSED = [  # options of train, what is said
     ("--rung hybrid --processes 4 --replicas 4", "4 processes do not make 4 replicas of 2 or more devices"),
     ("--rung hybrid --batch-size 9", "9 (all processes together) does not divide by 2 replicas; allowed: a multi"),
     ("--rung hybrid --batch-size 12 --microbatches 4", "a batch of 6 does not divide into 4 microbatches"),
-    ("--rung pipeline --replicas 2", "--replicas belongs to --rung hybrid or tensor alone"),
+    ("--rung pipeline --replicas 2", "--replicas belongs to --rung hybrid alone"),
     ("--rung hybrid --mesh pp-dp", "takes no '--mesh'"),
     ("--rung fsdp --reshard never", "takes no '--reshard'"),
     ("--rung ddp --channels-last", "takes no '--channels-last'"),

@@ -223,7 +223,7 @@ CHAIN = [  # one training that is handed on after every step: in how many proces
     (1, {"rung": "pipeline", "form": "one-process", "microbatches": 2, "cut": "block.2"}),
     (1, {"rung": "data_parallel"}),
     (2, {"rung": "fsdp"}),
-    (4, {"rung": "tensor", "replicas": 2, "sequence_parallel": True}),
+    (2, {"rung": "tensor"}),
     (4, {"rung": "hybrid", "schedule": "ZBVZeroBubble", "microbatches": 4, "timeline": True}),
     (4, {"rung": "hybrid", "schedule": "1F1B", "microbatches": 2, "sharded": True}),
     (1, {"rung": "single"}),

@@ -3,8 +3,6 @@
 import re
 import shlex
 
-LAST_CALL = 15  # s the remaining nodes wait before they go on: a lost node counts as alive for that long
-
 # A signal would run the first trap at once, with status 0: the second one makes bash wait for srun.
 COURSE = """\
 # What only this course needs: its folder, its Python, and how a job ended that Slurm has forgotten.
@@ -16,14 +14,6 @@ VENV = '[ -d .venv ] && PATH="$PWD/.venv/bin:$PATH"'
 # fail and variables that are not set. The status of each whole line counts.
 FAILED = 'failed() { echo "setup line failed with exit status $?: $1" >&2; exit 1; }'
 EXPORT = re.compile(r"export [^`;&|()#\\]*")  # a line that cannot fail
-
-# This trap takes the place of the first one: it does the same, then removes the copy.
-STAGE = """\
-# Each node copies the data to its own disk, once; its processes find the copy in MPDEMO_DATA.
-staged="${{TMPDIR:-/tmp}}/mpdemo-$SLURM_JOB_ID"
-trap {end} EXIT
-{srun} cp -rT {folder} "$staged" || exit 2
-export MPDEMO_DATA="$staged\""""
 
 MASTER_ADDR = 'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
 MASTER_PORT = """\
@@ -46,7 +36,6 @@ def commands(spec, site, of_srun) -> list[str]:
         [f"{COURSE}mkdir -p {out}", *([trap, FAILED] if site.setup else [VENV, trap])],
         map(setup_line, site.setup),
         [MASTER_ADDR + site.master_suffix, MASTER_PORT, *exports(spec, site)],
-        [stage(spec, site, note)] if spec.stage else [],
         [launch(spec, site, of_srun), *[REQUEUE] * spec.requeue],
     ]
     return "\n\n".join(filter(None, map("\n".join, blocks))).splitlines()
@@ -58,13 +47,6 @@ def setup_line(line) -> str:
         return line
     whole = "{ " + line + "\n}" if re.search(r"#|[;&\\]\s*$", line) else line
     return f"{whole} || failed {shlex.quote(line)}"
-
-
-def stage(spec, site, note) -> str:
-    """Return the lines that copy a folder to the disk of each node, and remove it at the end."""
-    srun = " ".join(["srun", *site.srun_options, f"--ntasks={spec.nodes}", "--ntasks-per-node=1"])
-    end = shlex.quote(f'{note}; {srun} rm -rf "$staged"')
-    return STAGE.format(end=end, srun=srun, folder=shlex.quote(spec.stage))
 
 
 def exports(spec, site) -> list[str]:
@@ -81,15 +63,12 @@ def exports(spec, site) -> list[str]:
         names = dict.fromkeys(["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", f"SIG{name}"])
         # Without the second variable it kills its processes after 30 s, in the middle of a checkpoint.
         lines.append(f"export PET_SIGNALS_TO_HANDLE={','.join(names)} TORCH_ELASTIC_SHUTDOWN_TIMEOUT={seconds}")
-    if spec.least_nodes:
-        lines.append("export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # else new ranks find the addresses of the old ones")
     return lines
 
 
 def launch(spec, site, of_srun) -> str:
     """Return the one command that starts every process: a task each, or one torchrun per node that starts them."""
-    loss = ["--no-kill", "--kill-on-bad-exit=0"] if spec.least_nodes else ["--kill-on-bad-exit=1"]
-    ours = ['--cpus-per-task="$SLURM_CPUS_PER_TASK"', *loss, "--label"]
+    ours = ['--cpus-per-task="$SLURM_CPUS_PER_TASK"', "--kill-on-bad-exit=1", "--label"]
     given = [*of_srun, *site.srun_options, *(site.binding if spec.launcher == "srun" else ())]
     names = {option_name(option) for option in given}
     srun = " ".join(["srun", *(option for option in ours if option_name(option) not in names), *given])
@@ -101,21 +80,9 @@ def launch(spec, site, of_srun) -> str:
     program = "" if as_it_is else "--no-python python "
     unchanged = [word.replace("$", "$$") for word in spec.command]  # it reads $$ and ${local_rank} as its own
     script = f"torchrun {program}{lines_of(unchanged)}"
-    return f"{QUOTES}\n" + " \\\n  ".join([srun, torchrun, *rendezvous(spec), script])
-
-
-def rendezvous(spec) -> list[str]:
-    """Return how the torchruns of all nodes meet, once or whenever one of them is gone."""
-    each = f"--nproc-per-node={spec.processes_per_node}"
-    if not spec.least_nodes:
-        meet = '--master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT"'
-        return [f'--nnodes="$SLURM_NNODES" --node-rank="$SLURM_NODEID" {each}', f'{meet} "$@"\'']
-    losses = spec.nodes - spec.least_nodes
-    return [  # here they read what others write as pickles, on a port that all users of the network can reach
-        f'--nnodes={spec.least_nodes}:"$SLURM_NNODES" {each} --max-restarts={losses}',
-        '--rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID" --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT"',
-        f'--rdzv-conf=is_host="$((SLURM_NODEID == 0))",last_call_timeout={LAST_CALL} "$@"\'',
-    ]
+    nodes = f'--nnodes="$SLURM_NNODES" --node-rank="$SLURM_NODEID" --nproc-per-node={spec.processes_per_node}'
+    meet = '--master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" "$@"\''
+    return f"{QUOTES}\n" + " \\\n  ".join([srun, torchrun, nodes, meet, script])
 
 
 def option_name(text) -> str:

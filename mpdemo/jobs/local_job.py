@@ -132,8 +132,6 @@ def environment_of_ranks(spec, scratch) -> dict:
     Where the GPUs are too few, their devices are CPU cores.
     """
     environment = child_environment() | warm.OF_RANKS | {"TMPDIR": str(scratch)}
-    if spec.stage:
-        environment["MPDEMO_DATA"] = str(paths.root() / spec.stage)  # it is on this machine's disk already
     if too_few_gpus(spec.devices):
         environment |= ON_THE_CPU
     return environment

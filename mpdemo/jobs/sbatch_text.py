@@ -55,15 +55,13 @@ def render(spec: JobSpec, site: Site) -> str:
 
 
 def refuse_what_cannot_restart(spec):
-    """Refuse a job that Slurm or torchrun may start again, where that would lose its work or never happen."""
-    fewer = spec.least_nodes and f"least_nodes={spec.least_nodes}"
-    again, torchrun = "requeue=True" if spec.requeue else fewer, spec.launcher == "torchrun"
+    """Refuse a job that Slurm may start again, where that would lose its work or never happen."""
+    if not spec.requeue:
+        return
     resumes = any(word.startswith("--resume") for word in spec.command)
-    if again and spec.command[:3] == ("-m", "mpdemo", "train") and not resumes:
-        raise UserError(f'{again} with a training run that starts anew; do: train_command(..., resume="auto")')
-    if fewer and (not torchrun or spec.least_nodes >= spec.nodes):
-        raise UserError(f'{fewer} needs more nodes to lose, and launcher="torchrun" to start the processes anew')
-    if spec.requeue and torchrun:  # so the script cannot tell
+    if spec.command[:3] == ("-m", "mpdemo", "train") and not resumes:
+        raise UserError('requeue=True with a training run that starts anew; do: train_command(..., resume="auto")')
+    if spec.launcher == "torchrun":  # so the script cannot tell
         raise UserError('requeue=True: torchrun hides that a run stopped with a checkpoint; do: launcher="srun"')
 
 
@@ -79,8 +77,6 @@ def directives(spec, site) -> list[str]:
         rows.append(("open-mode=append", "and then continues in the same log"))
     else:
         rows.append(("no-requeue", "a job that lost its node is not started again"))
-    if spec.least_nodes:
-        rows.append(("no-kill", "when a node fails, the job continues"))
     refuse_twice(site, extra, {option_name(option) for option, _ in rows} | CLASHES)
     rows += [(quote(option.removeprefix("--")), "of this site") for option in extra]
     lines = [f"{'#SBATCH --' + option:<{WIDTH}} # {comment}" for option, comment in rows]

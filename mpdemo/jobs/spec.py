@@ -48,10 +48,8 @@ class JobSpec:
     cpus_per_process: int | None = Field(None, ge=1, description="None: its GPUs' share of the node's cores")
     time_limit: TimeLimit = Field("00:10:00", min_length=1, description="HH:MM:SS; Slurm ends the job after it")
     launcher: Launcher | None = Field(None, description="srun or torchrun; None: the site's")
-    stage: Line | None = Field(None, min_length=1, description="a folder: each node copies it to its disk, MPDEMO_DATA")
     oversubscribe: bool = Field(False, description="without a Slurm: more processes here than there are cores")
     requeue: bool = Field(False, description="queue it again if it stopped with a checkpoint (status 3) or lost a node")
-    least_nodes: int | None = Field(None, ge=1, description="nodes may fail while this many are left; torchrun only")
     signal: str | None = Field(
         None,
         pattern=r"^(USR1|USR2|TERM|INT)@[0-9]{1,5}$",

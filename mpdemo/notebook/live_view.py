@@ -9,6 +9,7 @@ the wait, because a page that was reloaded has lost its view, and the kernel run
 """
 
 import asyncio
+import json
 from pathlib import Path
 
 from IPython.display import display
@@ -16,7 +17,6 @@ from IPython.display import display
 from mpdemo.errors import UserError
 from mpdemo.front_end import has_front_end
 from mpdemo.jobs import Job, attach
-from mpdemo.jobs.follow import detached
 from mpdemo.notebook.job_widget import JobWidget, picture_of, view_of
 
 
@@ -74,3 +74,15 @@ async def _until_finished(job: Job, timeout: float) -> None:
     looks = job.waiting(timeout)
     while await asyncio.to_thread(next, looks, "ended") != "ended":  # Slurm may be slow
         await asyncio.sleep(0.1)
+
+
+def detached(job) -> str:
+    """Return what an interrupt says of a job that it has left running: how to follow it again, and how to end it."""
+    number, _, cluster = job.id.partition(";")
+    end = f"scancel --clusters={cluster} {number}" if cluster else f"scancel {number}"
+    if not job.record.get("identity"):
+        end = f"kill {number}; it also ends with the kernel that started it"
+    return (
+        f"job {number} ({job.name}) is still {job.state} on {job.where}. "
+        f"Follow it again: await follow({json.dumps(job.folder)}). Cancel it: {end}."
+    )

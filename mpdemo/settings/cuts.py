@@ -46,18 +46,13 @@ def resolve_cut(names, cut, stages) -> list[int]:
     return points
 
 
-def check_split(model, image_size, parts, tokens):
-    """Refuse to split the layers of a model, or also its tokens, into parts that do not come out equal."""
+def check_split(model, parts):
+    """Refuse to split the layers of a model into parts that do not come out equal."""
     if model != "transformer":
         raise UserError(f"--rung tensor splits the layers of --model transformer alone, not of {model}; or --rung fsdp")
-    counts = {"heads": HEADS} | ({"tokens": (image_size // PATCH) ** 2} if tokens else {})
-    for what, count in counts.items():
-        if count % parts:
-            allowed = [n for n in range(2, HEADS + 1) if not any(c % n for c in counts.values())]
-            raise UserError(
-                f"the transformer's {count} {what} do not divide by {parts} processes; "
-                f"allowed: {', '.join(map(str, allowed)) or 'none; leave out --sequence-parallel'}"
-            )
+    if HEADS % parts:
+        allowed = ", ".join(str(n) for n in range(2, HEADS + 1) if HEADS % n == 0)
+        raise UserError(f"the transformer's {HEADS} heads do not divide by {parts} processes; allowed: {allowed}")
 
 
 def _cut_point(names, entry) -> int:

@@ -15,9 +15,8 @@ SHARING_RUNGS = ("data_parallel", "ddp", "fsdp")  # every device takes a share o
 CUT_RUNGS = ("model_parallel", "pipeline", "hybrid")  # no device holds the whole model
 LINEAR = ("toy", "transformer")  # models without convolutions, but for the one that embeds the patches
 OF_RUNGS = {  # option: its default, the only rungs that take another value
-    "replicas": (None, ("hybrid", "tensor")),
+    "replicas": (None, ("hybrid",)),
     "sharded": (False, ("hybrid",)),
-    "sequence_parallel": (False, ("tensor",)),
 }
 
 
@@ -25,7 +24,7 @@ def settled(s, world_size):
     """Return settings whose form is known with devices, replicas, stages and microbatches; refuse what cannot be."""
     _check_belonging(s)
     _check_savings(s)
-    s = _with_grid(s, world_size) if s.rung == "hybrid" or (s.replicas or 1) > 1 else _with_devices(s, world_size)
+    s = _with_grid(s, world_size) if s.rung == "hybrid" else _with_devices(s, world_size)
     return _with_stages(s) if s.rung in ("pipeline", "hybrid") else _with_parts(s)
 
 
@@ -111,7 +110,7 @@ def _with_parts(s):
     """Settle the parts whose gradients are accumulated, and refuse a batch that does not divide."""
     parts, shares = s.microbatches or 1, s.devices if s.rung in SHARING_RUNGS else s.replicas or 1
     if s.rung == "tensor":
-        check_split(s.model, s.image_size, s.devices, s.sequence_parallel)
+        check_split(s.model, s.devices)
     if s.rung == "model_parallel":
         if parts > 1:
             raise UserError(f"rung model_parallel takes no --microbatches {parts}: with them it is --rung pipeline")

@@ -82,9 +82,8 @@ class Settings:
     processes: Count | None = setting(None, "outside torchrun and Slurm: how many to start (default: 2; hybrid: 4)")
     oversubscribe: bool = setting(False, "start more processes than there are CPU cores, or than memory allows")
     devices: Count | None = setting(None, "how many devices a one-process form drives (default: 2)")
-    replicas: Count | None = setting(None, "copies of the cut or split model (default: 2 of rung hybrid, 1 of tensor)")
+    replicas: Count | None = setting(None, "of rung hybrid: copies of the cut model (default: 2)")
     sharded: bool = setting(False, "of rung hybrid: the replicas divide every stage among them, as FSDP does")
-    sequence_parallel: bool = setting(False, "of rung tensor: also split the tokens, between the layers that are split")
     microbatches: Count | None = setting(
         None, "parts of a process's share, one after the other or down a pipeline (default: 1; pipelines: 4 per device)"
     )

@@ -24,7 +24,6 @@ ONE = [
     *rungs("transformer"),
     *rungs("convnet"),
     case("tensor", "transformer"),
-    case("tensor", "transformer", sequence_parallel=True),
     case("ddp", "transformer", microbatches=2, activation_checkpointing=True),
     case("pipeline", "resnet18", form="one-process", microbatches=4, batch_size=16),
     *rungs("transformer", precision="bf16"),

@@ -26,7 +26,7 @@ from mpdemo.world.env import process_group, where_am_i
 
 STEPS = 3
 PLAIN = {"replicas": None, "activation_checkpointing": False, "compile": False, "form": "one-process"}
-PLAIN |= {"sequence_parallel": False, "sharded": False, "devices": 1, "processes": 1, "cut": None}
+PLAIN |= {"sharded": False, "devices": 1, "processes": 1, "cut": None}
 PLAIN |= {"schedule": "1F1B"}  # of the single device
 SINGLE = {}  # settings of the single device -> what its three steps gave
 

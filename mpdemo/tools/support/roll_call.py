@@ -24,7 +24,7 @@ from mpdemo.world.devices import gpus_here
 from mpdemo.world.env import World, process_group, read_launcher
 
 PATIENCE = 60.0  # s for which a rank waits for the others in one message
-HEADERS = ("rank", "host", "device", "peers", "cores", "NUMA", "backend", "transport")
+HEADERS = ("rank", "host", "device", "peers", "cores", "backend", "transport")
 
 
 def roll_call() -> list[dict] | None:
@@ -52,8 +52,7 @@ def roll_call() -> list[dict] | None:
 def whereabouts(world) -> dict:
     """Return what this process has: GPU and peers, or cores; and how many GPUs its node has for the job."""
     cores = sorted(os.sched_getaffinity(0))
-    nodes = {path.name[4:] for core in cores for path in Path(f"/sys/devices/system/cpu/cpu{core}").glob("node[0-9]*")}
-    row = {"rank": world.rank, "host": socket.gethostname(), "cores": cores, "NUMA": ",".join(sorted(nodes))}
+    row = {"rank": world.rank, "host": socket.gethostname(), "cores": cores}
     row |= {"uuid": "", "device": "CPU", "visible": torch.cuda.device_count(), "held": 0}
     if row["visible"]:
         own = world.device.index
