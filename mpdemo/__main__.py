@@ -15,7 +15,8 @@ import sys
 import textwrap
 
 from mpdemo import __version__
-from mpdemo.errors import Parser, UserError, did_you_mean, one_line
+from mpdemo.errors import UserError, did_you_mean, one_line
+from mpdemo.options import Parser
 from mpdemo.world.launch import end
 
 PROGRAM = "mpdemo"
@@ -81,7 +82,7 @@ def parser_of(name) -> tuple:
     """Return the module of a command, and its parser."""
     module_name, what, example = COMMANDS[name]
     module = importlib.import_module(module_name)
-    sentence = what[0].upper() + what[1:] + "." * (what[-1] != "?")
+    sentence = what[0].upper() + what[1:] + ("" if what.endswith("?") else ".")
     layout = argparse.RawDescriptionHelpFormatter  # an epilog's lines stay as they are
     parser = Parser(prog=f"{PROGRAM} {name}", description=sentence, formatter_class=layout)
     module.add_arguments(parser)
@@ -101,6 +102,11 @@ def main(argv=None) -> int:
     if argv == ["--version"]:
         print("mpdemo", __version__)
         return 0
+    return run(*asked(argv))
+
+
+def asked(argv) -> tuple:
+    """Return the module of the command that is asked for, and its arguments; refuse what no command has."""
     options = argv[: argv.index("--")] if "--" in argv else argv  # behind it, another program's
     parser = Parser(prog=PROGRAM)
     for before, word in zip([parser.prog, *options], options, strict=False):
@@ -115,6 +121,11 @@ def main(argv=None) -> int:
     if unknown:
         known = parser.option_strings()
         parser.error(f"{name} takes no {unknown[0]!r}{did_you_mean(unknown[0].partition('=')[0], known)}")
+    return module, args
+
+
+def run(module, args) -> int:
+    """Run a command; what is a user's mistake, or the machine's, becomes one line."""
     try:
         status = module.main(args)
         sys.stdout.flush()
@@ -125,20 +136,23 @@ def main(argv=None) -> int:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        print("mpdemo: error: PyTorch is not installed here; mpdemo env says more", file=sys.stderr)
-        return 2
+        return refused("PyTorch is not installed here; mpdemo env says more", 2)
     except OSError as error:
         if error.filename is None and error.errno not in FULL:
             raise
         what = "the disk" if error.filename is None else repr(error.filename)
-        print(f"mpdemo: error: {one_line(f'cannot read or write {what}: {error.strerror}')}", file=sys.stderr)
-        return 1 if error.errno in FULL else 2
+        return refused(f"cannot read or write {what}: {error.strerror}", 1 if error.errno in FULL else 2)
     except UserError as error:
-        print(f"mpdemo: error: {one_line(str(error))}", file=sys.stderr)
-        return error.status
+        return refused(str(error), error.status)
     except KeyboardInterrupt:
         print("mpdemo: interrupted", file=sys.stderr)
         return 130
+
+
+def refused(message, status) -> int:
+    """Say on stderr in one line what is wrong; return the exit status."""
+    print(f"mpdemo: error: {one_line(message)}", file=sys.stderr)
+    return status
 
 
 if __name__ == "__main__":

@@ -15,8 +15,7 @@ from tabulate import tabulate
 
 from mpdemo.errors import RunFailed, UserError
 from mpdemo.measure.paired import from_row
-from mpdemo.notebook.recipe import equal_cut, recipe
-from mpdemo.settings import RUNG_FORMS, RUNGS, Settings, checked
+from mpdemo.settings import RUNG_FORMS, RUNGS, Settings, checked, equal_cut, recipe
 from mpdemo.settings.cuts import HEADS
 from mpdemo.world.devices import take_devices
 from mpdemo.world.launch import end, start

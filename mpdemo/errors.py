@@ -1,6 +1,5 @@
 """The exceptions that are shown as one line, without a traceback: a user's mistake, and a run that cannot continue."""
 
-import argparse
 import difflib
 import functools
 import re
@@ -99,15 +98,3 @@ def one_line_errors(label=str):
         return cls
 
     return decorate
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser whose mistakes are one line, without the usage lines above it."""
-
-    def error(self, message):
-        """Say what was wrong and where the options are listed; ends with exit status 2."""
-        self.exit(2, f"mpdemo: error: {one_line(message)}; see {self.prog} --help\n")
-
-    def option_strings(self) -> list[str]:
-        """Return all options, as they are written."""
-        return [text for action in self._actions for text in action.option_strings]

@@ -7,6 +7,20 @@ unchanged, which converts it and refuses what is not allowed.
 import argparse
 from typing import Literal, get_args, get_origin
 
+from mpdemo.errors import one_line
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose mistakes are one line, without the usage lines above it."""
+
+    def error(self, message):
+        """Say what was wrong and where the options are listed; ends with exit status 2."""
+        self.exit(2, f"mpdemo: error: {one_line(message)}; see {self.prog} --help\n")
+
+    def option_strings(self) -> list[str]:
+        """Return all options, as they are written."""
+        return [text for action in self._actions for text in action.option_strings]
+
 
 def add_options(parser, dataclass):
     """Add one option per field to an argparse parser; a bool field becomes a switch."""

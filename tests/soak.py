@@ -31,9 +31,8 @@ from mpdemo import paths
 from mpdemo.cluster import Cluster
 from mpdemo.errors import UserError
 from mpdemo.jobs import JobSpec, load_site, slurm, submit, train_command
-from mpdemo.jobs.run_folder import make_folder
 from mpdemo.jobs.sbatch_text import fitted
-from mpdemo.jobs.submit import start
+from mpdemo.jobs.submit import make_folder, start
 from mpdemo.training import checkpoint
 
 STEPS = 24

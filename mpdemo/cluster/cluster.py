@@ -147,7 +147,7 @@ def write_configuration(cluster, cpus, gpus, memory, urgent):
         folder=folder,
         user=psutil.Process().username(),  # the environment may still name another one
         memory_per_cpu=max(1, memory // cpus),
-        node=f"CPUs={cpus} RealMemory={memory} {address}" + f" Gres=gpu:{gpus}" * (gpus > 0),
+        node=f"CPUs={cpus} RealMemory={memory} {address} {f'Gres=gpu:{gpus}' if gpus else ''}",
         count=count,
         ports=f"{cluster.port + 1}-{cluster.port + count}",
     )

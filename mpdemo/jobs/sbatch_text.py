@@ -144,13 +144,15 @@ def cpus_per_task(spec, site) -> tuple[int, str]:
     cpus, text = site.cpus_per_process * each, f"{site.cpus_per_process} for each device, which is a core here"
     if gpus:
         cpus = max(1, site.cores_per_node // gpus) * each
-        text = f"{site.cores_per_node} CPUs of a node / {gpus} GPUs" + f" x {each} GPUs" * (each > 1)
+        text = f"{site.cores_per_node} CPUs of a node / {gpus} GPUs"
+        if each > 1:
+            text += f" x {each} GPUs"
     if site.cores_per_job and in_all < cpus:
         cpus, text = in_all, f"{site.cores_per_job} CPUs of a job / {spec.world_size} processes"
     if spec.cpus_per_process is not None:
         cpus, text = spec.cpus_per_process, f"{spec.cpus_per_process} asked for"
     several = spec.processes_per_node // spec.tasks_per_node
-    return cpus * several, text + f" x {several} processes" * (several > 1)
+    return cpus * several, f"{text} x {several} processes" if several > 1 else text
 
 
 def with_gres(rows, extra) -> tuple:
@@ -173,8 +175,8 @@ def gpu_rows(spec, site) -> list[tuple]:
         comment = f"on each node: {spec.processes_per_node} x {spec.gpus_per_process} (processes x GPUs of each)"
     others = {"gpus": (spec.nodes * number, "GPUs of the whole job"), "gpus-per-task": (of_task, "GPUs of each task")}
     number, comment = others.get(site.gpu_syntax, (number, comment))
-    kind = ["gpu"] * (site.gpu_syntax == "gres") + [site.gpu_type] * (site.gpu_type != "")
-    return [(site.gpu_syntax, ":".join([*kind, str(number)]), comment)]
+    words = ["gpu" if site.gpu_syntax == "gres" else "", site.gpu_type, str(number)]
+    return [(site.gpu_syntax, ":".join(filter(None, words)), comment)]
 
 
 def gpus_on_node(spec, site) -> int:

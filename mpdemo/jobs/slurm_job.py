@@ -114,7 +114,7 @@ def listed(job, question, interval) -> Listing:
 def own_job(job, interval) -> tuple[Answer | None, float]:
     """Return what Slurm says of a job that waits or runs (None for any other), and its silence in s."""
     number, _, cluster = job.id.partition(";")
-    listing = listed(job, (*OWN, *[f"--clusters={cluster}"] * bool(cluster)), interval)
+    listing = listed(job, (*OWN, f"--clusters={cluster}") if cluster else OWN, interval)
     silence = 0.0 if listing.answered >= listing.asked else time.monotonic() - listing.answered
     rows = (row.split("|", 3) for row in listing.rows)
     _, state, run_time, reason = next((row for row in rows if row[0] == number), ("", "", "", ""))

@@ -5,7 +5,7 @@
     row = await measure("ddp")               # its speed beside the single device's, in runs/speed_ddp
     ladder()                                 # every strategy so far
 
-Its settings are in recipe.py.
+Its settings are those of `mpdemo.settings.recipe`.
 """
 
 import contextlib
@@ -23,8 +23,8 @@ from mpdemo.notebook.check import check
 from mpdemo.notebook.ladder import in_words, ladder_chart, ladder_table
 from mpdemo.notebook.live_view import follow
 from mpdemo.notebook.ranks import start_ranks
-from mpdemo.notebook.recipe import recipe
 from mpdemo.notebook.show import diff, show
+from mpdemo.settings import recipe
 
 __all__ = ["check", "diff", "follow", "ladder", "launch", "measure"]
 __all__ += ["run", "show", "start_ranks", "train"]

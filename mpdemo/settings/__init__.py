@@ -3,6 +3,6 @@
 Both need to know the blocks of the models (cuts.py) and the schedules of pipelines (schedules.py). None needs PyTorch.
 """
 
-from mpdemo.settings.train import MODELS, NORMS, RUNG_FORMS, RUNGS, Count, Pixels, Settings, checked
+from mpdemo.settings.train import MODELS, NORMS, RUNG_FORMS, RUNGS, Count, Pixels, Settings, checked, equal_cut, recipe
 
-__all__ = ["MODELS", "NORMS", "RUNGS", "RUNG_FORMS", "Count", "Pixels", "Settings", "checked"]
+__all__ = ["MODELS", "NORMS", "RUNGS", "RUNG_FORMS", "Count", "Pixels", "Settings", "checked", "equal_cut", "recipe"]

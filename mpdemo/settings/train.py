@@ -1,7 +1,7 @@
 """Every setting of a training run, said once: its type, its unit, what is allowed, its default. Needs no PyTorch.
 
 The command line of ``mpdemo train`` and of every rung, `mpdemo.jobs.train_command` and the checks are made
-from this class.
+from this class. The course model's own settings are those of `recipe`.
 """
 
 import os
@@ -13,7 +13,8 @@ from pydantic.dataclasses import dataclass
 
 from mpdemo.errors import UserError, one_line_errors
 from mpdemo.options import as_arguments, option_name
-from mpdemo.settings.rules import settled
+from mpdemo.settings.cuts import DEPTH
+from mpdemo.settings.rules import records_timeline, settled
 from mpdemo.settings.schedules import SCHEDULES, schedule_name
 
 Rung = Literal["single", "data_parallel", "ddp", "model_parallel", "pipeline", "hybrid", "fsdp", "tensor"]
@@ -25,6 +26,20 @@ Optimizer = Literal["sgd", "adamw"]
 Count = Annotated[int, Field(ge=1, le=10**9)]
 Pixels = Annotated[int, Field(ge=1, le=4096)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+# Of the course model, a vision transformer of eight equal blocks that learns the digits: the same run with every
+# strategy, so that the runs can be compared.
+RECIPE = {
+    "model": "transformer",
+    "dataset": "digits",
+    "batch_size": 64,
+    "epochs": 2,
+    "optimizer": "adamw",
+    "lr": 1e-3,
+    "warmup_steps": 10,
+    "lr_schedule": "cosine",
+}
+PIPELINE = {"schedule": "Interleaved1F1B", "microbatches": 4}  # two stages per device: the shorter bubble
 
 
 def _path(text):
@@ -131,3 +146,25 @@ def checked(settings: Settings, world_size: int | None = None) -> Settings:
         image_size=s.image_size or (28 if s.dataset in ("digits", "mnist") else 224),
     )
     return settled(s, world_size)
+
+
+def recipe(rung, **changes) -> dict:
+    """Return the settings of the course model's training run with a strategy, in the folder ``runs/train_RUNG``.
+
+    The changes are added or replace some; None leaves a setting to its default.
+    """
+    form = changes.get("form") or RUNG_FORMS.get(rung, (None,))[0]
+    settings = {"rung": rung, **RECIPE, "out": f"runs/train_{rung}"}
+    if records_timeline(rung, form):
+        settings["timeline"] = True
+    if rung in ("pipeline", "hybrid"):
+        if form == "per-device":
+            settings.update(PIPELINE, cut=equal_cut(4))
+        else:
+            settings["microbatches"] = 4
+    return settings | changes
+
+
+def equal_cut(stages) -> str:
+    """Cut the transformer's eight blocks into equal stages (2, 4 or 8), as ``--cut`` takes it."""
+    return ",".join(f"block.{DEPTH * number // stages - 1}" for number in range(1, stages))

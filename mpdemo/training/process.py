@@ -4,8 +4,8 @@ import argparse
 import os
 import time
 
-from mpdemo.errors import Parser, UserError
-from mpdemo.options import add_options, options_from
+from mpdemo.errors import UserError
+from mpdemo.options import Parser, add_options, options_from
 from mpdemo.settings import Settings, checked
 from mpdemo.settings.rules import check_compiler
 from mpdemo.world.launch import ERRORS, end, import_pytorch, report

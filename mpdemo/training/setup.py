@@ -9,8 +9,9 @@ import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.profiler import ProfilerActivity
 
-from mpdemo import data, models
+from mpdemo.data import Loaders, load
 from mpdemo.errors import UserError
+from mpdemo.models import build
 from mpdemo.settings.cuts import resolve_cut
 from mpdemo.training.private_torch import compile_on_one_core, record_memory, save_memory
 from mpdemo.training.recorder import Recorder
@@ -38,7 +39,7 @@ class Run:
     @cached_property
     def dataset(self):
         """The data set of the settings."""
-        return data.load(self.s.dataset, self.s.data, self.s.image_size, self.s.seed)
+        return load(self.s.dataset, self.s.data, self.s.image_size, self.s.seed)
 
     def model(self):
         """Return the whole model with its initial weights, the same in every process, on the CPU."""
@@ -81,10 +82,10 @@ class Run:
         """Return the parts of a batch whose gradients are accumulated: pairs (images, labels)."""
         return list(zip(*(tensor.chunk(self.s.microbatches) for tensor in (images, labels)), strict=True))
 
-    def loaders(self, rung) -> data.Loaders:
+    def loaders(self, rung) -> Loaders:
         """Return the loaders of a rung's batches."""
         share = {"replicas": rung.replicas, "replica": rung.replica, "images": rung.images, "device": self.device}
-        return data.Loaders(self.dataset, self.s.batch_size, seed=self.s.seed, workers=self.s.workers, **share)
+        return Loaders(self.dataset, self.s.batch_size, seed=self.s.seed, workers=self.s.workers, **share)
 
     @contextmanager
     def observed(self):
@@ -126,7 +127,7 @@ class Run:
 def build_model(settings, classes=1000, channels=3):
     """Return the model of the settings, for a data set of these classes and channels."""
     shape = {"classes": classes, "channels": channels, "image_size": settings.image_size}
-    return models.build(settings.model, **shape, norm=settings.norm, seed=settings.seed)
+    return build(settings.model, **shape, norm=settings.norm, seed=settings.seed)
 
 
 def local_devices(device, count) -> list:

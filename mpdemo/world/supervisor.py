@@ -111,20 +111,26 @@ def watch(job, ranks, terminations, warnings, wake) -> str:
         now = time.monotonic()
         if ranks.failed and ranks.failed[1] == STOPPED:
             stop = stop or now + max(job["grace"], int(before or 0))
-        if not ranks.living or ranks.failed and now > (stop or 0):
-            return "ended"
-        if terminations:
-            return "cancelled"
-        if any(descriptor in readable and not os.read(descriptor, 1) for descriptor in owner):
-            return "orphaned"
         left = job.get("limit", math.inf) - (now - started)
-        if left <= 0:
-            return "timeout"
+        lost = any(descriptor in readable and not os.read(descriptor, 1) for descriptor in owner)
+        if how := end_of(ranks, now > (stop or 0), terminations, lost, left):
+            return how
         if name and left <= int(before):
             warnings.append(signal.Signals[f"SIG{name}"])
             name = ""
         if warnings and all(handles(pid, warnings[0]) for pid in ranks.living):
             send(ranks.living, warnings.pop(0))
+
+
+def end_of(ranks, out_of_patience, terminations, lost_owner, left) -> str | None:
+    """Return how the job ends now, None while it goes on; a failed rank ends it once the others had time to stop."""
+    if not ranks.living or ranks.failed and out_of_patience:
+        return "ended"
+    if terminations:
+        return "cancelled"
+    if lost_owner:
+        return "orphaned"
+    return "timeout" if left <= 0 else None
 
 
 def end_tree(job, ranks):

@@ -22,9 +22,8 @@ from mpdemo import data, models
 from mpdemo.labs.lightning_training import Classifier, Digits, make_trainer, pl
 from mpdemo.measure.compare import WARMUP, Comparison, write_result
 from mpdemo.measure.paired import ROUNDS, difference, to_row
-from mpdemo.notebook.recipe import recipe
 from mpdemo.run import train
-from mpdemo.settings import Settings, checked
+from mpdemo.settings import Settings, checked, recipe
 from mpdemo.world import clock
 from mpdemo.world.launch import end
 

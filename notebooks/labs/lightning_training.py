@@ -19,8 +19,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler
 
 from mpdemo import data, models
-from mpdemo.notebook.recipe import recipe
-from mpdemo.settings import Settings
+from mpdemo.settings import Settings, recipe
 from mpdemo.training.log import RunLog
 from mpdemo.training.setup import learning_rate
 from mpdemo.world.env import claim_cores, where_am_i

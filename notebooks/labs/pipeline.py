@@ -14,8 +14,7 @@ from pathlib import Path
 from mpdemo.measure import paired, timeline
 from mpdemo.measure.compare import Comparison, model_and_batch, write_result
 from mpdemo.measure.trial import Trial, relative_difference
-from mpdemo.notebook.recipe import equal_cut, recipe
-from mpdemo.settings import Settings
+from mpdemo.settings import Settings, equal_cut, recipe
 from mpdemo.settings.schedules import SCHEDULES
 from mpdemo.world.collectives import gather_objects, rest
 from mpdemo.world.launch import end

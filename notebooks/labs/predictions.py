@@ -11,11 +11,10 @@ import sys
 
 from mpdemo.measure.compare import model_and_batch
 from mpdemo.measure.trial import Trial, join_world
-from mpdemo.notebook.recipe import recipe
 from mpdemo.options import as_arguments
 from mpdemo.predict import memory
 from mpdemo.predict.counting import peak_of_a_step, sent_in_a_step
-from mpdemo.settings import Settings, checked
+from mpdemo.settings import Settings, checked, recipe
 from mpdemo.training.log import RunLog
 from mpdemo.world.collectives import gather_objects
 from mpdemo.world.launch import end

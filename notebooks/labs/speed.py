@@ -17,9 +17,8 @@ from mpdemo.measure import compare
 from mpdemo.measure.paired import ROUNDS, median, to_row
 from mpdemo.measure.timeline import typical
 from mpdemo.measure.trial import join_world, observe, recorded_steps
-from mpdemo.notebook.recipe import recipe
 from mpdemo.predict import memory
-from mpdemo.settings import Settings
+from mpdemo.settings import Settings, recipe
 from mpdemo.training.log import RunLog
 from mpdemo.training.recorder import Recorder
 from mpdemo.world import clock

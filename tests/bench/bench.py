@@ -19,8 +19,9 @@ from cases import PROCESSES as OF_STRATEGIES
 from tabulate import tabulate
 
 from mpdemo.demo import speed_texts
-from mpdemo.errors import Parser, UserError
+from mpdemo.errors import UserError
 from mpdemo.measure.paired import ROUNDS, from_row
+from mpdemo.options import Parser
 from mpdemo.world.devices import gpus_here, take_devices, too_few_gpus
 from mpdemo.world.launch import end, start
 from mpdemo.world.processes import check_room

@@ -9,8 +9,7 @@ from functools import partial
 
 from mpdemo.measure.compare import compare, measured_rows, write_result
 from mpdemo.measure.paired import ROUNDS, ratio, to_row
-from mpdemo.notebook.recipe import equal_cut
-from mpdemo.settings import Settings
+from mpdemo.settings import Settings, equal_cut
 from mpdemo.settings.schedules import SCHEDULES
 from mpdemo.world.launch import end
 

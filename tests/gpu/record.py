@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import psutil
 
-from mpdemo.errors import Parser
+from mpdemo.options import Parser
 from mpdemo.world.devices import ON_THE_CPU, gpus_here, processor
 from mpdemo.world.gpus import named
 from mpdemo.world.processes import PRCTL, be_killed_with_parent, child_environment, clean_up_on_signals

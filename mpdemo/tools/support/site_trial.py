@@ -77,7 +77,8 @@ def try_job(site, cluster) -> Finding:
 def try_python(site) -> Finding:
     """Run the setup lines, then the site's Python with PyTorch; GPUs are counted, though few login nodes have any."""
     lines = [FAILED, *map(setup_line, site.setup), f"{site.python} -c {shlex.quote(REPORT)}"]
-    status, said = run_bounded(["bash", *["-l"] * site.login_shell, "-s"], "\n".join(lines) + "\n")
+    shell = ["bash", "-l", "-s"] if site.login_shell else ["bash", "-s"]
+    status, said = run_bounded(shell, "\n".join(lines) + "\n")
     reports = [line.split("|")[1:] for line in said.splitlines() if line.startswith(FOUND)]
     if status != 0 or not reports:
         remedy = f"fix setup or python in {site.name}.toml; what exists on compute nodes only: try it in a job"

@@ -3,9 +3,9 @@
 import pytest
 
 from mpdemo.jobs import train_command
-from mpdemo.notebook.recipe import RECIPE, equal_cut, recipe
-from mpdemo.settings import RUNG_FORMS, Settings, checked
+from mpdemo.settings import RUNG_FORMS, Settings, checked, equal_cut, recipe
 from mpdemo.settings.cuts import block_names, resolve_cut
+from mpdemo.settings.train import RECIPE
 
 FORMS = [(rung, form) for rung, forms in RUNG_FORMS.items() for form in (None, *forms)]
 
