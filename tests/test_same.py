@@ -479,8 +479,8 @@ DRAWS = [  # numbers from 3 to 10
 @pytest.mark.parametrize("draw", DRAWS)
 def test_what_is_drawn_by_row_is_drawn_as_the_script_asks(monkeypatch, draw):
     def drawn(rows):
-        monkeypatch.setitem(chance.now, "batch", rows)
-        monkeypatch.setitem(chance.now, "draws", 0)
+        monkeypatch.setattr(chance.now, "batch", rows)
+        monkeypatch.setattr(chance.now, "draws", 0)
         with chance.ByRow():
             return draw().tolist()
 
@@ -489,7 +489,7 @@ def test_what_is_drawn_by_row_is_drawn_as_the_script_asks(monkeypatch, draw):
 
 
 def test_weights_that_are_made_between_two_batches_are_drawn_by_no_row(monkeypatch):
-    monkeypatch.setitem(chance.now, "batch", ["a", "b", "c", "d"])
+    monkeypatch.setattr(chance.now, "batch", ["a", "b", "c", "d"])
     with chance.ByRow():
         assert torch.nn.init.uniform_(torch.empty(4), 3, 10).min() >= 3
 

@@ -62,7 +62,8 @@ def apart(a, b, share=0.1) -> tuple:
 
 def shown(names) -> str:
     """Return the first names as text."""
-    return ", ".join(list(names)[:4]) + " ..." * (len(names) > 4)
+    first = ", ".join(list(names)[:4])
+    return f"{first} ..." if len(names) > 4 else first
 
 
 def of_data(one, many):
@@ -72,13 +73,27 @@ def of_data(one, many):
     if many.loader is None or not all(passes):
         yield from of_rows(one, many)
         return
-    count, lengths = len(passes), [len(of_rank[0]["batches"]) for of_rank in passes]
-    repeated = any(len(p) > 1 and p[0]["batches"] == p[1]["batches"] for p in passes)
-    order = sum(passes[0][0]["batches"], [])
+    yield from of_order(passes[0])
+    if len(passes) == 1:
+        return
+    yield from of_shares(passes)
+    yield from of_size(many, one.in_samples, many.in_samples)
+    if (leaks := leaked(many)) and not leaked(one):
+        what = f"{leaks} samples are trained on in one rank and validated on in another"
+        yield Finding("trained and validated", what)
+
+
+def of_order(epochs):
+    """Yield whether two epochs of a rank have the same order, unless it is that of the numbers."""
+    order = sum(epochs[0]["batches"], [])
+    repeated = len(epochs) > 1 and epochs[0]["batches"] == epochs[1]["batches"]
     if repeated and order != sorted(order, key=lambda number: (isinstance(number, str), number)):
         yield Finding("no set_epoch", "two epochs have the same shuffled order")
-    if count == 1:
-        return
+
+
+def of_shares(passes):
+    """Yield what is wrong with how the ranks share the samples of an epoch."""
+    count, lengths = len(passes), [len(of_rank[0]["batches"]) for of_rank in passes]
     drawn = [Counter(sum(of_rank[0]["samples"], [])) for of_rank in passes]
     times = Counter(sample for of_rank in drawn for sample in of_rank)
     twice, replaced = sum(number > 1 for number in times.values()), len(drawn[0]) < drawn[0].total()
@@ -89,10 +104,6 @@ def of_data(one, many):
         yield Finding("another order per rank", what)
     if len(set(lengths)) > 1:
         yield Finding("unequal steps", f"an epoch has {lengths} batches in the ranks; the last steps hang")
-    yield from of_size(many, one.in_samples, many.in_samples)
-    if (leaks := leaked(many)) and not leaked(one):
-        what = f"{leaks} samples are trained on in one rank and validated on in another"
-        yield Finding("trained and validated", what)
 
 
 def of_size(many, alone, together):
@@ -149,21 +160,31 @@ def of_model(one, many):
         yield Finding("not finite", f"the gradient of step {broken[0] + 1} is {norms[broken[0]]}")
         return
     models = [note for rank in many.ranks for note in rank.of("model")]
-    missing, unused = (in_all([note[kind] for note in models]) for kind in ("missing", "unused"))
+    missing = in_all([note["missing"] for note in models])
     if missing and all(note["strange"] == note["held"] for note in models):
         yield Finding("optimizer built before wrapping", f"it holds other parameters than the model: {shown(missing)}")
         return
     if not any(norms):
         yield Finding("every gradient zero", f"in all {len(many.steps)} steps: nothing is trained")
         return
-    changed = [a["weights"] != b["weights"] for a, b in zip(many.sums, many.sums[1:], strict=False)]
-    if changed and not any(changed) and any(any(ranks[0]["rates"]) for ranks in many.steps[:-1]):
+    if stands_still(many):
         yield Finding("no weight changes", f"{len(many.steps)} steps of the optimizer leave all weights as they are")
     if missing:
         yield Finding("parameters in no optimizer", shown(missing))
-    used = {name for ranks in one.steps for rank in ranks for name, value in rank["largest"].items() if value}
-    if unused := [name for name in unused if name not in used]:
+    if unused := never_used(one, in_all([note["unused"] for note in models])):
         yield Finding("parameters without gradient", shown(unused))
+
+
+def never_used(world, names) -> list:
+    """Return those of the parameters that have no gradient but 0 in any step."""
+    used = {name for ranks in world.steps for rank in ranks for name, value in rank["largest"].items() if value}
+    return [name for name in names if name not in used]
+
+
+def stands_still(world) -> bool:
+    """Whether no step changes a weight, although its learning rate is not 0."""
+    changed = [a["weights"] != b["weights"] for a, b in zip(world.sums, world.sums[1:], strict=False)]
+    return bool(changed) and not any(changed) and any(any(ranks[0]["rates"]) for ranks in world.steps[:-1])
 
 
 def in_all(lists) -> dict:

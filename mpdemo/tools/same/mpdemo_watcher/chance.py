@@ -85,14 +85,14 @@ def restore(state):
 
 def look():
     """Begin to watch for random numbers."""
-    now["states"] = states() if now["steps"] < WATCHED else None
+    now.states = states() if now.steps < WATCHED else None
 
 
 def drawn(where):
     """Note that random numbers were drawn since the last look."""
-    if now["states"] and now["steps"] < WATCHED and now["states"] != states():
+    if now.states and now.steps < WATCHED and now.states != states():
         note_once("chance", where)
-    now["states"] = None
+    now.states = None
 
 
 class ByRow(TorchFunctionMode):
@@ -103,7 +103,7 @@ class ByRow(TorchFunctionMode):
         found = function(*args, **kwargs)
         if getattr(function, "__module__", "") == "torch.nn.init":  # weights, which belong to no row
             return found
-        rows = now["row"] if now["depth"] else now["batch"]
+        rows = now.row if now.depth else now.batch
         if name == "randperm" and len(found) == len(rows):  # which rows are mixed depends on how a batch is divided
             return found.sort().values
         if name in METHODS and rows and found.dim() and len(found) and len(found) % len(rows) == 0:
@@ -114,7 +114,7 @@ class ByRow(TorchFunctionMode):
 @torch.no_grad()
 def draw_by_row(found, rows, method, name, args, kwargs):
     """Draw again, for each row with a generator of its own."""
-    now["draws"] += 1
+    now.draws += 1
     size = len(found) // len(rows)
     if name == "random_" or name.startswith("randint"):
         numbers = [number for number in args if type(number) is int]
@@ -125,7 +125,7 @@ def draw_by_row(found, rows, method, name, args, kwargs):
     named = {key: value for key, value in kwargs.items() if name.endswith("_") and key != "generator"}
     for place, row in enumerate(rows):
         part = slice(place * size, (place + 1) * size)
-        chance = torch.Generator(found.device).manual_seed((int(row, 16) + 7919 * now["draws"]) % 2**63)
+        chance = torch.Generator(found.device).manual_seed((int(row, 16) + 7919 * now.draws) % 2**63)
         own = [arg[part] if isinstance(arg, torch.Tensor) and arg.shape == found.shape else arg for arg in args]
         rest = own if name == "bernoulli" else own[1:]
         getattr(found[part], method)(*rest, generator=chance, **named)

@@ -42,7 +42,7 @@ class Noted:
         passes[self.key] += 1
         self.number = passes[self.key]
         epochs = len(trained[self.key])
-        if epochs >= ORDER["epochs"] and (not now["waiting"] or epochs >= ENOUGH):
+        if epochs >= ORDER["epochs"] and (not now.waiting or epochs >= ENOUGH):
             finish()
         whole = list(self.beginning())
         batches = [[plain(index) for index in (batch if self.in_batches else [batch])] for batch in whole]
@@ -74,14 +74,14 @@ def watch():
     def take(iterator):
         batch, sampler = next_batch(iterator), private_torch.batch_sampler(iterator)
         now.update(batch=[], loaded=True)
-        if now["iterator"] is not iterator:
-            now["iterator"], now["epoch"] = iterator, now["epoch"] + 1
+        if now.iterator is not iterator:
+            now.iterator, now.epoch = iterator, now.epoch + 1
         if isinstance(sampler, Noted):
-            now["pass"] = (sampler.key, sampler.number)
-            taken[now["pass"]] += 1
+            now.read_from = (sampler.key, sampler.number)
+            taken[now.read_from] += 1
         if "draws" in ORDER["without"]:
             now.update(batch=rows_of(batch), draws=0)
-            chance.seed(1 + now["steps"])
+            chance.seed(1 + now.steps)
         chance.look()
         return batch
 
@@ -93,8 +93,8 @@ def watch():
 
 def scheduled(*_, **__):
     """Count the steps of schedulers; until one has changed a learning rate, there is something to wait for."""
-    now["scheduled"] += 1
-    now["waiting"] = len(now["rates"]) < 2
+    now.scheduled += 1
+    now.waiting = len(now.rates) < 2
 
 
 def fetch(function, off):

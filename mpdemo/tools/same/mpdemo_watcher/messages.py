@@ -41,7 +41,7 @@ def counted(name):
         calls.update([name])
         for tensor in (arg for arg in args if isinstance(arg, torch.Tensor)):
             cut = tensor.requires_grad or "gather" in name and rows.is_made(tensor)
-            if cut and torch.is_grad_enabled() and not now["backward"]:
+            if cut and torch.is_grad_enabled() and not now.backward:
                 note_once("no gradient", name)
 
     return count
@@ -62,7 +62,7 @@ def averages_over(size):
 def forward(model, *_, **__):
     """Note whether DDP averages in the backward pass that follows."""
     if torch.is_grad_enabled():
-        now["synced"] = bool(model.require_backward_grad_sync)
+        now.synced = bool(model.require_backward_grad_sync)
 
 
 def split(module, device_mesh=None, *_, **__):

@@ -5,33 +5,47 @@ import json
 import os
 import sys
 import time
+from dataclasses import dataclass, field
+from typing import Any
 
 ORDER = {}  # what is run, how much of it, and where the notes are written
-now = {  # where this rank is, and what it has noted since its last step
-    "steps": 0,
-    "pass": (None, 0),  # of which loader's samples its last batch is, in which pass over them
-    "epoch": 0,  # how often any loader has begun
-    "iterator": None,
-    "loaded": False,  # whether a loader has given a batch
-    "batch": [],  # the hashes of its rows
-    "row": [],  # the rows of the model's call that runs
-    "rows": [],
-    "in eval mode": [],  # rows of calls in eval mode: of training, if a backward pass follows and no others were seen
-    "targets": [],
-    "depth": 0,  # of calls of modules
-    "backward": 0,  # of backward passes
-    "parts": [],  # the backward passes since the last step
-    "synced": None,
-    "terms": 0,
-    "states": None,  # of the random numbers, to see whether one is drawn
-    "draws": 0,
-    "weights": {},
-    "gradients": {},
-    "largest": {},
-    "rates": set(),
-    "scheduled": 0,
-    "waiting": False,
-}
+
+
+@dataclass
+class Now:
+    """Where this rank is, and what it has noted since its last step."""
+
+    steps: int = 0
+    read_from: tuple = (None, 0)  # of which loader's samples its last batch is, in which pass over them
+    epoch: int = 0  # how often any loader has begun
+    iterator: Any = None
+    loaded: bool = False  # whether a loader has given a batch
+    batch: list = field(default_factory=list)  # the hashes of its rows
+    row: list = field(default_factory=list)  # the rows of the model's call that runs
+    rows: list = field(default_factory=list)
+    eval_rows: list = field(default_factory=list)  # of training, if a backward pass follows and no others were seen
+    targets: list = field(default_factory=list)
+    depth: int = 0  # of calls of modules
+    backward: int = 0  # of backward passes
+    parts: list = field(default_factory=list)  # the backward passes since the last step
+    synced: bool | None = None
+    terms: int = 0
+    states: Any = None  # of the random numbers, to see whether one is drawn
+    draws: int = 0
+    weights: dict = field(default_factory=dict)
+    gradients: dict = field(default_factory=dict)
+    largest: dict = field(default_factory=dict)
+    rates: set = field(default_factory=set)
+    scheduled: int = 0
+    waiting: bool = False
+
+    def update(self, **new):
+        """Note several things at once."""
+        for name, value in new.items():
+            setattr(self, name, value)
+
+
+now = Now()
 
 
 def note(kind, **what):

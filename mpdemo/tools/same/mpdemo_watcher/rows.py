@@ -45,7 +45,7 @@ def local(tensor):
 
 def is_outermost(module) -> bool:
     """Whether a call may be one of training: not inside another, nor a recomputation while going back."""
-    if now["depth"] or now["backward"] or not torch.is_grad_enabled():
+    if now.depth or now.backward or not torch.is_grad_enabled():
         return False
     return any(p.requires_grad and not p.is_meta for p in module.parameters())  # or only shapes are computed
 
@@ -58,20 +58,20 @@ def watch():
         outermost = is_outermost(module)
         if outermost:
             args, options = enter(module, args, options)
-        watched = outermost or now["depth"] > 0  # not a loss, nor a call without gradients
-        now["depth"] += watched
+        watched = outermost or now.depth > 0  # not a loss, nor a call without gradients
+        now.depth += watched
         try:
             output = call(module, *args, **options)
         finally:
-            now["depth"] -= watched
-        if not now["steps"]:
+            now.depth -= watched
+        if not now.steps:
             compare_later(module, (args, options), output)
-        if not now["depth"]:
+        if not now.depth:
             remember(module, output)
         if outermost:
             chance.drawn("forward")
-            now["row"] = []
-            if now["loaded"]:
+            now.row = []
+            if now.loaded:
                 chance.look()
         return output
 
@@ -88,14 +88,14 @@ def enter(module, args, options):
     number = models[id(module)][0]
     if ORDER["rows"] and module.training:
         args, options = replayed(number, (args, options))
-    now["row"] = rows_of((args, options))
-    now["rows" if module.training else "in eval mode"].append(now["row"])
-    if not now["steps"]:
+    now.row = rows_of((args, options))
+    (now.rows if module.training else now.eval_rows).append(now.row)
+    if not now.steps:
         inside.clear()
         inside.update({id(child): sketch.named(number, name) for name, child in module.named_modules()})
-    if module.training and (ORDER["record"] or now["pass"][0] is None and not ORDER["rows"]):
+    if module.training and (ORDER["record"] or now.read_from[0] is None and not ORDER["rows"]):
         keep(number, args, options)
-    now["draws"] = 1000
+    now.draws = 1000
     chance.look()
     return args, options
 
@@ -128,12 +128,12 @@ def measured(tensors, size) -> list:
 def compare_later(module, given, output):
     """Note for each row what a module was given and what it returned, in the first step."""
     name = inside.get(id(module))
-    if name is None or not now["row"]:
+    if name is None or not now.row:
         return
-    returned = measured(output, len(now["row"]))
+    returned = measured(output, len(now.row))
     if returned:
-        taken, kind = measured(given, len(now["row"])), type(module).__name__.removeprefix("FSDP")
-        note("output", module=name, type=kind, rows=now["row"], given=taken, returned=returned)
+        taken, kind = measured(given, len(now.row)), type(module).__name__.removeprefix("FSDP")
+        note("output", module=name, type=kind, rows=now.row, given=taken, returned=returned)
 
 
 def keep(number, args, options):
@@ -141,21 +141,18 @@ def keep(number, args, options):
     leaves = [leaf for leaf in tree_leaves((args, options)) if isinstance(leaf, torch.Tensor)]
     room[0] -= sum(leaf.numel() * leaf.element_size() for leaf in leaves)
     if room[0] > 0 and not any(leaf.requires_grad for leaf in leaves):
-        kept.append([now["steps"], number, [leaf.detach().cpu().clone() for leaf in leaves], []])
+        kept.append([now.steps, number, [leaf.detach().cpu().clone() for leaf in leaves], []])
 
 
 def replayed(number, given):
     """Return arguments with the rows that the other world's ranks trained on in the same step, as they come."""
-    if not source:
-        source.extend(torch.load(file, weights_only=False) for file in ORDER["rows"])
-    ranks = [[part for part in rank if part[:2] == [now["steps"], number]] for rank in source]
-    order = [part for parts in zip(*ranks, strict=False) for part in parts]
     leaves = [leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor)]
     size = next((len(leaf) for leaf in leaves if leaf.dim()), 0)
     long = [place for place, leaf in enumerate(leaves) if leaf.dim() and len(leaf) == size]
     begin = used.get(number, 0)
     used[number] = end = begin + size
-    now["targets"] = []
+    now.targets = []
+    order = order_of(number)
     try:
         whole = [torch.cat([part[2][place] for part in order])[begin:end] for place in long]
         losses = [torch.cat(several)[begin:end] for several in zip(*(part[3] for part in order), strict=True)]
@@ -163,24 +160,32 @@ def replayed(number, given):
         return given
     if any(new.shape != leaves[place].shape for new, place in zip(whole, long, strict=True)):
         return given
-    now["targets"] = losses
+    now.targets = losses
     fresh = dict(zip((id(leaves[place]) for place in long), whole, strict=True))
     return tree_map(lambda leaf: fresh[id(leaf)].to(leaf.device) if id(leaf) in fresh else leaf, given)
+
+
+def order_of(number) -> list:
+    """Return what the other world's ranks kept of a call in this step, in the order of the microbatches."""
+    if not source:
+        source.extend(torch.load(file, weights_only=False) for file in ORDER["rows"])
+    ranks = [[part for part in rank if part[:2] == [now.steps, number]] for rank in source]
+    return [part for parts in zip(*ranks, strict=False) for part in parts]
 
 
 def loss(function, name):
     """Keep the targets of a loss that is computed outside of the model, or replace them by those of a replay."""
 
     def watched(input, target, *args, **options):
-        if torch.is_grad_enabled() and not now["depth"] and isinstance(target, torch.Tensor) and target.dim():
-            if ORDER["rows"] and now["targets"]:
-                target = now["targets"].pop(0).reshape(target.shape).to(target)
-            elif kept and now["rows"] and now["rows"][-1] and target.numel() % len(now["rows"][-1]) == 0:
-                kept[-1][3].append(target.detach().cpu().clone().reshape(len(now["rows"][-1]), -1))
+        if torch.is_grad_enabled() and not now.depth and isinstance(target, torch.Tensor) and target.dim():
+            if ORDER["rows"] and now.targets:
+                target = now.targets.pop(0).reshape(target.shape).to(target)
+            elif kept and now.rows and now.rows[-1] and target.numel() % len(now.rows[-1]) == 0:
+                kept[-1][3].append(target.detach().cpu().clone().reshape(len(now.rows[-1]), -1))
         if torch.is_grad_enabled() and name == "cross_entropy" and not target.is_floating_point():
             ignored = options.get("ignore_index", args[2] if len(args) > 2 else -100)
             if not hasattr(target, "placements"):
-                now["terms"] += int((target != ignored).sum())  # a target that is ignored, such as padding, is none
+                now.terms += int((target != ignored).sum())  # a target that is ignored, such as padding, is none
         return function(input, target, *args, **options)
 
     return watched

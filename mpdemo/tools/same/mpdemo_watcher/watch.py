@@ -58,7 +58,7 @@ def before_step(optimizer, *_):
         shapes = {sketch.name_of(key): list(p.shape) for key, (_, p) in sketch.known.items()}
         note("start", optimizer=number_of(optimizers, optimizer), handler=handler, shapes=shapes)
     own = parameters(optimizer)
-    now["weights"] = sketch.weights()
+    now.weights = sketch.weights()
     if any(id(p) in sketch.local for p in own):
         now.update(gradients=sketch.gradients(own), largest=sketch.largest(own))
 
@@ -69,28 +69,30 @@ def after_step(optimizer, *_):
         pass
     if stepping or is_empty(optimizer):
         return
-    if not now["steps"]:
+    if not now.steps:
         find_parameters()
     own = parameters(optimizer)
-    gradients, largest = now["gradients"] or sketch.gradients(own), now["largest"] or sketch.largest(own)
+    gradients, largest = now.gradients or sketch.gradients(own), now.largest or sketch.largest(own)
     alive.update(name for name, value in largest.items() if value)
-    key, drawn = number_of(optimizers, optimizer), (now["pass"], taken[now["pass"]])
-    loader, number = now["pass"] if last_drawn.get(key) != drawn else (None, 0)  # a loader that was read before is none
+    key, drawn = number_of(optimizers, optimizer), (now.read_from, taken[now.read_from])
+    loader, number = (
+        now.read_from if last_drawn.get(key) != drawn else (None, 0)
+    )  # a loader that was read before is none
     last_drawn[key] = drawn
     trained[loader].add(number)
     rates = [float(group["lr"]) for group in optimizer.param_groups]
-    now["rates"].add(tuple(rates))
-    step = {name: now[name] for name in ("weights", "rows", "scheduled", "epoch", "parts")}
+    now.rates.add(tuple(rates))
+    step = {name: getattr(now, name) for name in ("weights", "rows", "scheduled", "epoch", "parts")}
     step |= {"optimizer": key, "rates": rates, "gradients": gradients, "local": sketch.of_this_rank()}
     step["largest"] = largest
     note("step", **step, loader=loader, number=number, taken=drawn[1], calls=calls)
     calls.clear()
     rows.used.clear()
     sketch.forget(own)
-    now.update(parts=[], rows=[], gradients={}, largest={}, scheduled=0, steps=now["steps"] + 1)
-    if ORDER["stop"] and ORDER["stop"][1] == now["steps"]:
+    now.update(parts=[], rows=[], gradients={}, largest={}, scheduled=0, steps=now.steps + 1)
+    if ORDER["stop"] and ORDER["stop"][1] == now.steps:
         os.kill(os.getpid(), ORDER["stop"][0])
-    if loader is None and now["steps"] >= ORDER["batches"] * ORDER["epochs"]:
+    if loader is None and now.steps >= ORDER["batches"] * ORDER["epochs"]:
         finish()
 
 
@@ -101,21 +103,21 @@ def watch():
     def noted(tensors, *args, **options):
         before = calls.copy()
         note_once("backward", "seen")
-        now["rows"] = now["rows"] or list(now["in eval mode"])
-        now["in eval mode"].clear()
-        now["backward"] += 1
+        now.rows = now.rows or list(now.eval_rows)
+        now.eval_rows.clear()
+        now.backward += 1
         try:
             backward(tensors, *args, **options)
         finally:
-            now["backward"] -= 1
+            now.backward -= 1
         alone = isinstance(tensors, torch.Tensor) and tensors.numel() == 1
         value = float(rows.local(tensors).detach()) if alone else None
-        part = {"terms": now["terms"], "synced": now["synced"], "calls": dict(calls - before), "loss": value}
-        now["parts"].append(part)
+        part = {"terms": now.terms, "synced": now.synced, "calls": dict(calls - before), "loss": value}
+        now.parts.append(part)
         now.update(synced=None, terms=0)
 
     def ran(module, _, output):
-        if not now["steps"]:
+        if not now.steps:
             seen[id(module)] = module
         if isinstance(output, torch.Tensor) and output.is_floating_point():
             note_once("dtype", str(output.dtype).removeprefix("torch."))
