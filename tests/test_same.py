@@ -362,7 +362,8 @@ def test_the_first_difference_after_a_resume_is_named(judge, name):
 
 
 SAVED = "            if stopped:\n" + WARNED
-RARELY = ("(128, 8", "(1136, 8", "[112, 16]", "[1120, 16]", "        save(model, optimizer, schedule, epoch + 1, 0)\n", "")
+AT_THE_END = "        save(model, optimizer, schedule, epoch + 1, 0)\n"
+RARELY = ("(128, 8", "(1136, 8", "[112, 16]", "[1120, 16]", AT_THE_END, "")
 RARELY += (SAVED, SAVED.replace("stopped", "stopped or k % 12 == 0") + "            if stopped:\n")
 
 
