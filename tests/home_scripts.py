@@ -25,6 +25,7 @@ FIRST = "EPOCHS, BATCH, WORKERS = "  # the constants of a script that tests chan
 UPDATE = "        optimizer.step()\n"  # the line of each script before which a test does something
 TROUBLE = root() / "tests" / "programs" / "trouble.py"
 IMPORTED = "__import__('trouble')"
+OTHER = 'CHECKPOINT = Path("elsewhere") / CHECKPOINT'
 RECORD = "@record  #"  # the line after a script's constants and before main
 SLURM = 120  # s in which a job comes so far
 SBATCH_LINES = 45  # of train.sbatch at most
@@ -130,7 +131,9 @@ KINDS = {
     "train_fsdp_tp": by_job(),
     "finetune_lora": by_job(),
     "train_pipeline": by_job(10),
+    "train_gpt": by_job(),
 }
+MESHES = {1: [], 2: ["--tp", "2"], 4: ["--pp", "2", "--shard", "2"]}  # of train_gpt.py, by the number of processes
 
 
 class Training:
@@ -161,6 +164,8 @@ class Training:
         words = {"finetune_lora": [name, "base"]}.get(self.name, [name])
         if self.name == "train_pipeline":
             words = ["--epochs", "2", "--checkpoint", name, "--cut", *["3", "6"][: processes - 1]]
+        if self.name == "train_gpt":
+            words = [*MESHES[processes], "--checkpoint", name]
         return ["torchrun", "--standalone", f"--nproc-per-node={processes}", "run.py", *words]
 
     def run(self, name, *changes, processes=2, prefix=(), **how) -> str:
@@ -177,11 +182,10 @@ class Training:
         line = f"        {IMPORTED}.befall({trouble!r}, {self.kind.step} == {step}, {rank})\n"
         return (UPDATE, line + UPDATE)
 
-    @staticmethod
-    def blind(rank) -> tuple:
+    def blind(self, rank) -> tuple:
         """Return a change: a rank looks for its checkpoints in another folder."""
-        other = f'if __import__("os").environ["RANK"] == "{rank}":\n    CHECKPOINT = Path("elsewhere") / CHECKPOINT\n'
-        return (RECORD, f"{other}\n\n{RECORD}")
+        change = 'sys.argv[-1] = f"elsewhere/{sys.argv[-1]}"' if self.name == "train_gpt" else OTHER
+        return (RECORD, f'if __import__("os").environ["RANK"] == "{rank}":\n    {change}\n\n\n{RECORD}')
 
     def full_disk(self) -> tuple:
         """Return what to put before a command, and a name for checkpoints: there's no room for more than those of "a".

@@ -9,14 +9,10 @@ of the same training that nobody troubled. Meanwhile the cluster's controller is
 one of the counts that must be 0 is not.
 """
 
-import argparse
 import collections
-import concurrent.futures
 import contextlib
-import itertools
 import json
 import os
-import random
 import shutil
 import sys
 import tempfile
@@ -24,8 +20,10 @@ import threading
 import time
 from pathlib import Path
 
+import lives
 import psutil
 import torch
+from worker_jobs import came
 
 from mpdemo import paths
 from mpdemo.cluster import Cluster
@@ -60,7 +58,6 @@ NOT_REQUEUED = {"stopped", "failed", "node_failure"}  # how it ends instead, whe
 CLUSTER = threading.Lock()  # of what starts and stops its daemons
 REFERENCES = collections.defaultdict(threading.Lock)  # by case
 CPUS = "4"  # of each node
-AT_ONCE = 2  # lives
 BOUND = 240  # seconds that a job may take, start and all; longer is a hang
 MEASURED = {"time", "images_per_second", "peak_memory_mib", "utilisation", "mfu"}  # in the rows of the metrics
 ZERO = ("hangs", "wrong states", "orphans", "unequal lives", "errors")  # counts that must be 0
@@ -98,7 +95,7 @@ class Life:
                 self.fault("wrong states", f"{state} ({job.reason}), not {allowed}: {job.log()[-600:]}")
                 return
             self.counts["not requeued"] += state in NOT_REQUEUED and allowed > NOT_REQUEUED
-            if not until(lambda: processes(self.spec) == [], 5):
+            if not came(lambda: processes(self.spec) == [], 5):
                 self.fault("orphans", str(processes(self.spec)))
                 for process in processes(self.spec):
                     process.kill()
@@ -117,7 +114,7 @@ class Life:
             self.counts[f"trouble: {kind}"] += 1
         if not (self.spec.requeue and kind in REQUEUED):
             return STATES[kind] | {"done"}
-        until(lambda: job.state == "pending" or job.finished, 40)
+        came(lambda: job.state == "pending" or job.finished, 40)
         with contextlib.suppress(slurm.SlurmError):  # else it waits for two minutes, and nobody learns anything
             slurm.client("scontrol", "update", f"jobid={job.id}", "starttime=now")
         return {"done", *NOT_REQUEUED}
@@ -138,7 +135,7 @@ class Life:
             slurm.client("sbatch", "-p", "urgent", "-w", node, "-c", CPUS, "-o", "/dev/null", "--wrap=sleep 2")
         elif kind == "limit":  # Slurm looks every 30 s, and warns when 60 s are left
             slurm.client("scontrol", "update", f"jobid={job.id}", "EndTime=now+45")
-            until(lambda: job.state != "running", 40)
+            came(lambda: job.state != "running", 40)
         elif kind == "requeue":
             slurm.client("scontrol", "requeue", job.id)
         else:
@@ -146,18 +143,18 @@ class Life:
                 self.cluster.kill_node(node)
                 slurm.client("scontrol", "update", f"nodename={node}", "state=down", "reason=power")
                 self.cluster.start_node(node)
-                until(lambda: slurm.client("sinfo", "-h", "-n", node, "-o", "%T").strip() in ("idle", "allocated"), 30)
+                came(lambda: slurm.client("sinfo", "-h", "-n", node, "-o", "%T").strip() in ("idle", "allocated"), 30)
 
     def wait_for_a_moment(self, job):
         """Wait until the job runs, then for some of its first seconds, for some step, or for a write under way."""
-        until(lambda: job.state != "pending", 120)
+        came(lambda: job.state != "pending", 120)
         how = self.dice.choice(["start", "step", "step", "write"])
         step, out = self.dice.randint(1, STEPS - 1), paths.root() / self.spec.out
         if how == "step":
-            until(lambda: job.finished or len(job.metrics()) > step, 120)
+            came(lambda: job.finished or len(job.metrics()) > step, 120)
         time.sleep(self.dice.uniform(0, {"start": 10, "step": 0.3, "write": 6}[how]))
         if how == "write":  # a checkpoint that is being written is a folder without its name
-            until(lambda: job.finished or any((out / "checkpoints").glob("*.tmp")), 20, pause=0.002)
+            came(lambda: job.finished or any((out / "checkpoints").glob("*.tmp")), 20, pause=0.002)
 
     def fault(self, kind, text):
         self.counts[kind] += 1
@@ -196,16 +193,6 @@ def is_launcher(process) -> bool:
     return bool(words) and (Path(words[0]).name == "srun" or "torch.distributed.run" in words)
 
 
-def until(condition, seconds, pause=0.05) -> bool:
-    """Wait for a condition, at most so many seconds; return whether it came."""
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(pause)
-    return True
-
-
 def left_by(out) -> str:
     """What a run has left, bit for bit, as a text: its metrics without what is measured, its last checkpoint."""
     folder = paths.root() / out
@@ -242,25 +229,10 @@ def run_reference(case):
             assert state == "done", (case, state)
 
 
-def run_lives(first, args, end, counts, cluster):
-    """Live one life after the other, every AT_ONCE-th of all, until the time is over."""
-    for number in itertools.count(first, AT_ONCE):
-        if time.monotonic() > end:
-            return
-        try:
-            Life(number, random.Random(f"{args.seed} {number}"), counts, cluster).live()
-        except Exception as error:
-            counts["errors"] += 1
-            print(f"error in life {number}: {type(error).__name__}: {error}", flush=True)
-
-
 def main() -> int:
     """Run the soak; print its counts."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--minutes", type=float, default=30)
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
-    counts, over, started = collections.Counter(dict.fromkeys(ZERO, 0)), threading.Event(), time.monotonic()
+    args = lives.read_arguments()
+    counts, over = collections.Counter(dict.fromkeys(ZERO, 0)), threading.Event()
     folder = tempfile.mkdtemp(prefix="mpdemo-soak-")
     with Cluster.up(nodes=3, cpus=int(CPUS), urgent=True) as cluster:
         shutil.copytree(paths.root() / "slurm/sites", Path(folder) / "slurm/sites")
@@ -268,18 +240,10 @@ def main() -> int:
         os.chdir(folder)
         restarts = threading.Thread(target=restart_controllers, args=(cluster, over, counts))
         restarts.start()
-        with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
-            more = [args, started + 60 * args.minutes, counts, cluster]
-            list(pool.map(lambda first: run_lives(first, *more), range(AT_ONCE)))
+        lives.live(lambda number, dice: Life(number, dice, counts, cluster), args, counts)
         over.set()
         restarts.join()
-    counts["minutes"] = round((time.monotonic() - started) / 60)
-    print(json.dumps(counts, indent=1, sort_keys=True))
-    if any(counts[kind] for kind in ZERO):
-        print(f"the runs are kept in {folder}")
-        return 1
-    shutil.rmtree(folder)
-    return 0
+    return lives.report(counts, ZERO, folder)
 
 
 if __name__ == "__main__":

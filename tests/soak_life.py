@@ -8,9 +8,11 @@ import threading
 import time
 
 import psutil
-from home_scripts import KINDS, UPDATE, Training, content, damage, environment, losses, told
+from home_scripts import KINDS, MESHES, UPDATE, Training, content, damage, environment, losses, told
+from worker_jobs import until
 
 CASES = {name: [1, 2, 3] for name in KINDS} | {"train_single": [1], "train_fsdp_tp": [2]}  # on so many processes
+CASES["train_gpt"] = list(MESHES)
 LOCAL = ("rank", "launcher", "save", "stop", "disk", "blind", "damaged", "number")
 TOLERANCE = 2e-6  # of a loss printed with 6 digits, on another number of processes
 BOUND = 240  # s that a run may take; longer is a hang
@@ -202,12 +204,3 @@ class Life:
         others = [number for number in CASES[self.name] if number != self.processes]
         self.processes = self.dice.choice(others) if others else self.processes
         return bool(others)
-
-
-def until(condition, seconds):
-    """Wait for a condition, bounded."""
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            raise TimeoutError(f"it did not happen in {seconds} s")
-        time.sleep(0.1)

@@ -8,28 +8,23 @@ epoch, and the last checkpoint, must be those of the same training that nobody t
 of processes; where it resumed on another, the losses within `TOLERANCE`. Exit status 1: a count that must be 0 is not.
 """
 
-import argparse
 import collections
-import concurrent.futures
 import contextlib
-import itertools
-import json
 import os
-import random
-import shutil
 import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
 
+import lives
 from home_scripts import look_up, run, submit, told
-from soak_life import BOUND, Life, References, slowed, until
+from soak_life import BOUND, Life, References, slowed
+from worker_jobs import until
 
 from mpdemo.cluster import Cluster
 from mpdemo.errors import UserError
 
-AT_ONCE = 2  # lives
 ZERO = ("errors", "hangs", "left behind", "lost", "unequal")  # counts that must be 0
 SLURM = threading.Lock()  # one life at a time, as it may change the partition or kill a node
 
@@ -101,41 +96,23 @@ class SlurmLife(Life):
         until(lambda: self.slurm("sinfo", "--noheader", f"--nodes={node}", "--format=%T") == "idle", 60)
 
 
-def run_lives(first, args, end, counts, references):
-    """Live one life after the other, every AT_ONCE-th of all, until the time is over."""
-    for number in itertools.count(first, AT_ONCE):
-        if time.monotonic() > end:
-            return
-        kind = SlurmLife if SlurmLife.cluster and number % 4 == 0 else Life
-        try:
-            kind(number, random.Random(f"{args.seed} {number}"), counts, references).live()
-        except Exception as error:
-            counts["errors"] += 1
-            print(f"error in life {number}: {type(error).__name__}: {error}", flush=True)
-
-
 def main() -> int:
     """Run the soak; print its counts."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--minutes", type=float, default=30)
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
-    counts, started = collections.Counter(dict.fromkeys(ZERO, 0)), time.monotonic()
+    args = lives.read_arguments()
+    counts = collections.Counter(dict.fromkeys(ZERO, 0))
     folder = Path(tempfile.mkdtemp(prefix="mpdemo-soak-"))
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(UserError):  # without Debian's Slurm all lives are on this machine
             SlurmLife.cluster = stack.enter_context(Cluster.up(nodes=3, urgent=True))
             os.environ |= SlurmLife.cluster.environ
-        with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
-            more = [args, started + 60 * args.minutes, counts, References(folder)]
-            list(pool.map(lambda first: run_lives(first, *more), range(AT_ONCE)))
-    counts["minutes"] = round((time.monotonic() - started) / 60)
-    print(json.dumps(counts, indent=1, sort_keys=True))
-    if any(counts[kind] for kind in ZERO):
-        print(f"the runs are kept in {folder}")
-        return 1
-    shutil.rmtree(folder)
-    return 0
+        references = References(folder)
+
+        def make(number, dice):
+            kind = SlurmLife if SlurmLife.cluster and number % 4 == 0 else Life
+            return kind(number, dice, counts, references)
+
+        lives.live(make, args, counts)
+    return lives.report(counts, ZERO, folder)
 
 
 if __name__ == "__main__":

@@ -361,6 +361,27 @@ def test_the_first_difference_after_a_resume_is_named(judge, name):
     assert ("NOT a second time" in found["said"]) == (" of a second" in name or " of a first" in name)
 
 
+SAVED = "            if stopped:\n" + WARNED
+AT_THE_END = "        save(model, optimizer, schedule, epoch + 1, 0)\n"
+RARELY = ("(128, 8", "(1136, 8", "[112, 16]", "[1120, 16]", AT_THE_END, "")
+RARELY += (SAVED, SAVED.replace("stopped", "stopped or k % 12 == 0") + "            if stopped:\n")
+
+
+def test_a_script_that_saves_rarely_runs_until_it_would_have_saved_twice(judge, watcher, monkeypatch):
+    """Its epochs have 70 batches, of which the first are not enough."""
+    runs, run = [], Watcher.run
+
+    def noted(*args, **options):
+        runs.append(run(*args, **options))
+        return runs[-1]
+
+    monkeypatch.setattr(Watcher, "run", noted)
+    names, found = judge("plain.py", *RARELY, resumed=True)
+    assert names == [] and "SIGKILL after step 26, and again after step 38" in str(found)
+    assert [len(run.steps) for run in runs] == [24, 40, 26, 14, 17, 8, 8, 9, 2]
+    assert watcher.args.batches == 8 and found["table"]["SIGTERM"] == [8, 16]
+
+
 # No optimizer's step can be seen.
 BY_HAND = ("optimizer.step()", "[p.data.sub_(0.1 * p.grad) for p in model.parameters()]")
 STATUS = {  # option: script, exit status, a sentence that is printed

@@ -45,12 +45,19 @@ def stand_in(file, script):
     file.chmod(0o755)
 
 
-def until(condition, seconds=60):
-    """Wait for a condition, bounded."""
+def came(condition, seconds, pause=0.05) -> bool:
+    """Wait for a condition, at most so many seconds; return whether it came."""
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.05)
+        if time.monotonic() > end:
+            return False
+        time.sleep(pause)
+    return True
+
+
+def until(condition, seconds=60):
+    """Wait for a condition, which must come within so many seconds."""
+    assert came(condition, seconds), f"it did not happen in {seconds} s"
 
 
 def signal_while_compiling(number, folder, cache, *command):

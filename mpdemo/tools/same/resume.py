@@ -11,31 +11,39 @@ from mpdemo.tools.same.compare import Finding, apart, distance
 from mpdemo.tools.same.worlds import refuse
 
 EPOCHS = 3
-LONGER = 32  # times as many batches, where no checkpoint is written in the usual ones
+LONGER = 32  # times as many batches at most, where no checkpoint is written in the usual ones
+FEW = 2  # steps that tell with which weights a run begins
 EQUAL = 1e-5  # relative: a resume in the same world repeats the same arithmetic
 
 
 def verdict(watcher, processes, other) -> dict:
     """Return what two stops by SIGKILL and two by SIGTERM change, and whether another number of processes can go on."""
+    run, usual = functools.partial(watcher.run, without=watcher.args.without), watcher.args.batches
     whole = watcher.run_new(processes, without=watcher.args.without, epochs=EPOCHS)
     refuse(whole)
-    if not whole.names("file"):  # many save every some hundred steps only
-        watcher.args.batches *= LONGER
-        whole = watcher.run_new(processes, without=watcher.args.without, epochs=EPOCHS)
+    if not whole.names("file"):  # many save every some hundred steps only: run until one would have saved twice
+        longer = {"batches": LONGER * usual}
+        run, more = functools.partial(run, **longer), longer | {"beyond": 2 * usual}
+        whole = watcher.run_new(processes, without=watcher.args.without, epochs=EPOCHS, **more)
         refuse(whole)
-    killed = StoppedTwice(watcher, whole, signal.SIGKILL)
+    killed = StoppedTwice(run, whole, signal.SIGKILL, first_stop(whole))
     series, notes, rows = [killed], [], {"resumes with the weights of step": ["first", "second"]}
     if not whole.ranks[0].of("start")[0]["handler"]:
         notes.append("the script does not handle SIGTERM: judged by the resumes from its last checkpoints alone")
     elif killed.places:
-        series.append(StoppedTwice(watcher, whole, signal.SIGTERM))
+        early = usual if whole.order["batches"] > usual else first_stop(whole)
+        warned = StoppedTwice(run, whole, signal.SIGTERM, early)
+        if early < first_stop(whole) and not warned.copy:  # it saves nothing when it is warned: after its checkpoint
+            warned = StoppedTwice(run, whole, signal.SIGTERM, first_stop(whole))
+        series.append(warned)
     rows |= {stopped.number.name: [*stopped.places, "-"][:2] for stopped in series if stopped.places}
     first, second = (sum((stopped.found[k] for stopped in series), []) for k in range(2))
     if other != processes and any(killed.places[:1]):
-        elsewhere = watcher.run(other, folder=killed.copy, without=watcher.args.without, epochs=1)
+        elsewhere = run(other, folder=killed.copy, stop=(signal.SIGKILL, FEW), epochs=1)
         rows[f"with {elsewhere}"] = [place_of(whole, elsewhere), ""]
         if not place_of(whole, elsewhere):
-            what = f"{elsewhere} cannot go on: {elsewhere.error or 'begins with other weights'}"
+            error = "" if elsewhere.steps else elsewhere.error
+            what = f"{elsewhere} cannot go on: {error or 'begins with other weights'}"
             first.append(Finding("another world size not readable", what))
     said = "resumes once as it should, but NOT a second time" if second else "resumes as if it had never stopped"
     said = "does NOT resume as it should" if first else said
@@ -48,15 +56,15 @@ def verdict(watcher, processes, other) -> dict:
 class StoppedTwice:
     """A run that a signal stops, its first resume, which the same signal stops, and its second, which runs on."""
 
-    def __init__(self, watcher, whole, number):
-        self.whole, self.number = whole, number
+    def __init__(self, run, whole, number, stop):
+        self.whole, self.number, self.stop = whole, number, stop
         self.places = []  # after which steps of the uninterrupted run the resumes begin
         self.found, self.notes, self.copy = ([], []), [], None  # what is found in each resume
-        self.run = functools.partial(watcher.run, whole.processes, without=watcher.args.without)
-        self.stop = first_stop(whole)
+        self.run = functools.partial(run, whole.processes)
         stopped = self.run(stop=(number, self.stop), epochs=EPOCHS)
-        if number == signal.SIGKILL and not stopped.names("file"):
-            self.found[0].append(Finding("no checkpoint", f"none was written in {self.stop} steps"))
+        if not stopped.names("file"):
+            if number == signal.SIGKILL:
+                self.found[0].append(Finding("no checkpoint", f"none was written in {self.stop} steps"))
             return
         self.notes.append(f"stopped by {number.name} after step {self.stop}")
         self.copy = shutil.copytree(stopped.folder, f"{stopped.folder}-copy", symlinks=True)
@@ -79,7 +87,8 @@ class StoppedTwice:
             self.notes.append(f"{name} comes too late to stop it a second time")
         else:
             self.notes[0] += f", and again after step {end}"
-            if self.is_right(again, self.run(folder=stopped.folder, epochs=1)):
+            most = min(self.stop, len(self.whole.steps) - begin) + 1  # more can't be compared
+            if self.is_right(again, self.run(folder=stopped.folder, stop=(signal.SIGKILL, most), epochs=1)):
                 self.progress(saves=begin == done, end=end, long=more >= self.stop)
 
     def is_right(self, stopped, again) -> bool:
@@ -121,7 +130,7 @@ def second_stop(whole, number, stop, done) -> int:
     total, epoch = len(whole.steps), steps_of_epoch(whole)
     if number == signal.SIGKILL:
         return max(1, min(stop, total - stop))
-    return max(1, min(epoch, total - 1 - done) if epoch < total else (total - done) // 2)
+    return max(1, min(stop, epoch, total - 1 - done) if epoch < total else min(stop, (total - done) // 2))
 
 
 def place_of(whole, again) -> int | None:

@@ -84,7 +84,8 @@ class Watcher:
         """Run the script once; a folder of an earlier run holds what that run wrote.
 
         `given` may hold what one process shall train on: `replay`, the samples of each batch of a loader by their
-        numbers, or `rows`, files with the rows themselves; with `record` all rows are kept for such files.
+        numbers, or `rows`, files with the rows themselves; with `record` all rows are kept for such files. With
+        `beyond` the run ends when it has made twice the steps to its first file, and so many more.
         """
         self.runs += 1
         run, notes = folder or self.home / str(self.runs), self.home / f"notes{self.runs}"
@@ -96,7 +97,7 @@ class Watcher:
         order = {"processes": processes, "command": command, "epochs": epochs, "batches": self.args.batches}
         order |= {"cwd": f"{run}{self.real}", "folder": str(run), "real": str(self.real), "notes": str(notes)}
         order |= {"without": sorted(without), "limit": self.args.timeout, "device": self.args.device}
-        order |= {"replay": {}, "rows": [], "record": False} | given
+        order |= {"replay": {}, "rows": [], "record": False, "beyond": 0} | given
         order |= {"devices": max(self.devices, processes)}
         order |= {"stop": stop}  # a signal, and the step after which it is sent
         order |= {"seed": 1000 if folder else 0}  # a script that is started again draws other numbers

@@ -1,5 +1,6 @@
 """Keeps the reader's folder as it is: the run's folder holds links, and what the script writes becomes a copy first."""
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -11,7 +12,7 @@ try:
     import safetensors.torch
 except ImportError:  # the reader's environment has none
     safetensors = None
-from .notes import ORDER, before, note_once
+from .notes import ORDER, before, note_once, now
 
 TEMPORARY = ("/dev/", "/proc/", "/sys/", "/tmp/", "/var/tmp/", os.path.expanduser("~/."))
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -38,6 +39,8 @@ def watch():
                 make_own(folder, path) if path.startswith(folder) else refuse_or_allow(path)
             if event in ("open", "os.rename") and paths[-1].startswith(folder):
                 note_once("file", os.path.relpath(paths[-1], ORDER["cwd"]))
+                with contextlib.suppress(FileExistsError):  # whoever writes first says it to all ranks
+                    os.symlink(str(now["steps"]), f"{ORDER['notes']}/first-file")
                 if event == "os.rename" or args[2] & os.O_TRUNC:  # not one that is read, and continued
                     note_once("new", os.path.relpath(paths[-1], ORDER["cwd"]))
         finally:
@@ -52,6 +55,17 @@ def watch():
     before(torch, "save", announce)
     if safetensors:
         before(safetensors.torch, "save_file", announce)
+
+
+def has_saved_twice() -> bool:
+    """Whether the run has made twice the steps to its first file, and as many more as its order says."""
+    if not ORDER["beyond"]:
+        return False
+    try:
+        first = int(os.readlink(f"{ORDER['notes']}/first-file"))
+    except FileNotFoundError:
+        return False
+    return now["steps"] == 2 * first + ORDER["beyond"]
 
 
 def refuse_or_allow(path):

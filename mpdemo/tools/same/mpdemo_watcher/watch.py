@@ -92,7 +92,7 @@ def after_step(optimizer, *_):
     now.update(parts=[], rows=[], gradients={}, largest={}, scheduled=0, steps=now.steps + 1)
     if ORDER["stop"] and ORDER["stop"][1] == now.steps:
         os.kill(os.getpid(), ORDER["stop"][0])
-    if loader is None and now.steps >= ORDER["batches"] * ORDER["epochs"]:
+    if loader is None and now.steps >= ORDER["batches"] * ORDER["epochs"] or keep.has_saved_twice():
         finish()
 
 
