@@ -176,6 +176,7 @@ def compare_all(meshes, world) -> dict:
     """Return of each mesh how far it is `apart` from one device and the `bytes` of a step, or why it is `refused`."""
     warnings.simplefilter("ignore")  # of PyTorch's own; the log is for what is found
     logging.disable(logging.WARNING)
+    os.environ |= {"RANK": str(world.rank), "WORLD_SIZE": str(world.world_size)}  # which srun does not set
     sys.path.insert(0, str(SCRIPTS))
     train_gpt, right, rows = importlib.import_module("train_gpt"), cache(plain), {}
     for mesh in meshes:
