@@ -1,37 +1,25 @@
-"""Meshes of notebooks/scripts/train_gpt.py, and a plain loop on one device that uses nothing of that script."""
+"""Meshes of notebooks/scripts/train_gpt.py in processes of their own, and what a test changes in one before it runs."""
 
 import importlib
 import itertools
 import math
 import os
-import re
 import socket
 import sys
 import time
 import traceback
-from functools import partial
 
 import torch
 from torch.nn.functional import cross_entropy, pad
 from torch.utils.data import TensorDataset
 from worlds import FORKS
 
-from mpdemo.paths import root
+from mpdemo.labs.meshes import NAMES, SCRIPTS, STEPS, sizes_of, watch
+from mpdemo.labs.meshes import plain as in_rows
 
-SCRIPTS = root() / "notebooks" / "scripts"
-NAMES = ("pp", "replicate", "shard", "cp", "tp")
-WIDTH, HEADS = 32, 8
-STEPS = 3  # of an epoch; there are two
 CLIP = torch.nn.utils.clip_grads_with_norm_
 LIMIT = 1e-5  # of each difference, relative: rounding comes to 4e-6, a mistake to 1e-3 and more
 SECONDS = 480  # after which a mesh has hung; two processes may compile for minutes
-
-
-def small_sets(make_datasets, batch) -> list:
-    """Return sets of three batches to train on, and of one and a quarter to validate."""
-    rows = STEPS * batch, batch + batch // 4
-    pairs = zip(make_datasets(), rows, strict=True)
-    return [TensorDataset(*(tensor[:most] for tensor in dataset.tensors)) for dataset, most in pairs]
 
 
 # --- a mesh
@@ -73,10 +61,10 @@ def run_rank(rank, folder, flags, environment, hook, scripts, script):
     status = 1
     try:
         job, module = importlib.import_module("job"), importlib.import_module(script)
-        noted = watch(module, job)
-        if hook:
-            hook(module, job)
-        module.main()
+        with watch(module, job) as noted:
+            if hook:
+                hook(module, job)
+            module.main()
         torch.save(noted, folder / f"noted-{rank}.pt")
         status = 0
     except SystemExit as end:
@@ -85,41 +73,6 @@ def run_rank(rank, folder, flags, environment, hook, scripts, script):
         traceback.print_exc()
     log.flush()
     os._exit(status)
-
-
-def watch(script, job) -> dict:
-    """Train on small sets, and note gradients before they are clipped, their norms, losses and validations."""
-    noted = {"grads": [], "norms": [], "losses": [], "validations": []}
-    make_model, make_datasets, sample = script.make_model, script.make_datasets, getattr(script, "sample", None)
-    clip, look, end_epoch = torch.nn.utils.clip_grads_with_norm_, job.Run.look, job.Run.end_epoch
-    batch = int((re.findall(r"--batch=(\d+)", " ".join(sys.argv)) or [32])[0])
-
-    def model(*given):
-        made = make_model(*given)
-        noted["names"] = [name for name, _ in (made[0] if sample is None else made).named_parameters()]
-        return made
-
-    def clipped(parameters, limit, norm):
-        whole = [parameter.grad.full_tensor().clone() for parameter in parameters]
-        noted["grads"].append(dict(zip(noted["names"], whole, strict=True)))
-        noted["norms"].append(norm.item())
-        clip(parameters, limit, norm)
-
-    def looked(run, losses, scored, *rest):
-        noted["losses"].append(losses.item() / scored)  # this rank's part
-        return look(run, losses, scored, *rest)
-
-    def ended(run, validation):
-        noted["validations"].append(validation)
-        return end_epoch(run, validation)
-
-    def small(**given):
-        return small_sets(partial(make_datasets, **given), batch)
-
-    script.make_datasets, script.make_model = small, model
-    script.sample = lambda *given: "nothing"
-    torch.nn.utils.clip_grads_with_norm_, job.Run.look, job.Run.end_epoch = clipped, looked, ended
-    return noted
 
 
 def unsaved(script, job):
@@ -175,34 +128,8 @@ def signal_one(script, job):
 
 
 def plain(batch, blocks, steps=STEPS, packed=False) -> dict:
-    """Train on one device, each document in a row of its own; return what it comes to, as a rank notes it."""
-    sys.path.insert(0, str(SCRIPTS))
-    gpt = importlib.import_module("gpt")
-    sys.path.remove(str(SCRIPTS))
-    torch.manual_seed(0)
-    model = gpt.GPT(WIDTH, blocks, HEADS)
-    train, check = small_sets(partial(gpt.make_datasets, packed=packed), batch)
-    rows = alone if packed else lambda *tensors: tensors
-    optimizer = torch.optim.AdamW(model.parameters(), lr=8e-3, fused=True)
-    noted = {"grads": [], "norms": [], "losses": [], "tokens": [], "validations": []}
-    for step in range(steps):
-        if step % STEPS == 0:
-            order = torch.randperm(len(train), generator=torch.Generator().manual_seed(step // STEPS))
-        inputs, targets = train[order[step % STEPS * batch :][:batch]]
-        loss = model(*rows(inputs, targets)) / gpt.count(targets)
-        loss.backward()
-        noted["losses"].append(loss.item())
-        noted["tokens"].append(gpt.count(targets))
-        noted["grads"].append({name: weight.grad.clone() for name, weight in model.named_parameters()})
-        noted["norms"].append(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item())
-        for group in optimizer.param_groups:
-            group["lr"] = 8e-3 * min((step + 1) / 20, 0.5 + 0.5 * math.cos(math.pi * step / (2 * STEPS)))
-        optimizer.step()
-        optimizer.zero_grad()
-        if step % STEPS == STEPS - 1:
-            with torch.no_grad():
-                noted["validations"].append(model(*rows(*check.tensors)).item() / gpt.count(check.tensors[1]))
-    return noted
+    """Train on one device, each packed document in a row of its own; return what it comes to, as a rank notes it."""
+    return in_rows(batch, blocks, steps, alone if packed else None)
 
 
 def alone(inputs, targets) -> list:
@@ -217,58 +144,11 @@ def alone(inputs, targets) -> list:
     return [torch.stack(tensors) for tensors in zip(*found, strict=True)]
 
 
-def far(a, b) -> float:
-    return max((abs(x - y) / abs(y) for x, y in zip(a, b, strict=True)), default=0.0)
-
-
-def differences(ranks, right, first=0) -> dict:
-    """Return how far ranks that began after some steps are from the plain loop: the largest relative differences."""
-    losses = [sum(parts) for parts in zip(*(rank["losses"] for rank in ranks), strict=True)]
-    steps = slice(first, first + len(losses))
-    ended = right["validations"][first // STEPS : (first + len(losses)) // STEPS]
-    found = {
-        "loss": far(losses, right["losses"][steps]),
-        "validation": max(far(rank["validations"], ended) for rank in ranks),
-        "norm": max(far(rank["norms"], right["norms"][steps]) for rank in ranks),
-    }
-    wrong, whole = [], []  # of each step, each tensor's squares
-    for step, gradients in enumerate(right["grads"][steps]):
-        errors = dict.fromkeys(gradients, 0.0)
-        got = [pair for rank in ranks for pair in rank["grads"][step].items()]
-        assert {name: grad.shape for name, grad in got} == {name: grad.shape for name, grad in gradients.items()}
-        for name, grad in got:
-            errors[name] = max(errors[name], (grad - gradients[name]).square().sum().item())
-        wrong.append(errors)
-        whole.append({name: grad.square().sum().item() for name, grad in gradients.items()})
-    found["gradient"] = math.sqrt(max(wrong[0][name] / whole[0][name] for name in whole[0]))
-    total = [sum(square for step in steps for square in step.values()) for steps in (wrong, whole)]
-    return found | {"gradients": math.sqrt(total[0] / total[1])}
-
-
 # --- names of meshes
-
-
-def sizes_of(mesh) -> dict:
-    """Return the sizes of a mesh such as "pp2 tp2"; further words are a schedule or switches."""
-    return dict.fromkeys(NAMES, 1) | {name: int(size) for name, size in re.findall(r"\b([a-z]+)(\d)\b", mesh)}
 
 
 def world_of(mesh) -> int:
     return math.prod(sizes_of(mesh).values())
-
-
-def flags_of(mesh) -> tuple:
-    """Return the flags of a mesh, its batch and its blocks; it has as many microbatches as its stages, or two."""
-    sizes, words = sizes_of(mesh), mesh.split()
-    schedule = next((word for word in ("gpipe", "interleaved", "zbv") if word in words), "1f1b")
-    stages = sizes["pp"] * (2 if schedule in ("interleaved", "zbv") else 1)
-    micro, blocks = max(2, stages), max(4, stages)
-    parts = sizes["replicate"] * sizes["shard"] * micro
-    batch = -(-24 // parts) * parts
-    flags = [f"--{name}={size}" for name, size in sizes.items() if size > 1]
-    flags += [word for word in words if word.startswith("--")]
-    flags += [f"--schedule={schedule}", f"--microbatches={micro}", f"--batch={batch}"]
-    return [*flags, f"--width={WIDTH}", f"--heads={HEADS}", f"--blocks={blocks}", "--checkpoint=run"], batch, blocks
 
 
 def all_meshes(processes) -> list:

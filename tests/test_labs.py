@@ -1,19 +1,16 @@
-"""The labs run from wherever you work; what no notebook runs trains what one process trains."""
+"""The labs run from wherever you work."""
 
 import os
 import subprocess
 import sys
 
 import pytest
-from test_training import ROUNDING, losses, summary
-from worlds import run_worlds
+from test_training import summary
 
 from mpdemo.errors import UserError
-from mpdemo.jobs import JobSpec, submit
 from mpdemo.labs import first_job, small_files
 from mpdemo.paths import root
 
-STEPS = 3
 HELLO = """#!/bin/bash
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=2
@@ -80,18 +77,3 @@ def test_the_package_imports_no_lab():
         words = file.read_text()
         named = [lab for lab in labs if f"from mpdemo.labs.{lab} " in words or f"import mpdemo.labs.{lab}" in words]
         assert not named, f"{file} imports {named}"
-
-
-@pytest.mark.nightly
-def test_ddp_over_two_devices_in_each_process_trains_what_one_process_trains(tmp_path, cluster, project):
-    """In two processes here, and on two nodes of a Slurm."""
-    runs = {n: tmp_path / f"two_devices{n}" for n in (1, 2)}
-    run_worlds(tmp_path, [[n, "notebooks/labs/ddp_two_devices.py", str(out), str(STEPS)] for n, out in runs.items()])
-    one, two = (losses(out) for out in runs.values())
-    assert two == pytest.approx(one, rel=ROUNDING) and list(one) == list(range(1, STEPS + 1))
-    nodes = 1 if cluster.network == "none" else 2  # else node names do not resolve
-    command, places = ("-m", "mpdemo.labs.ddp_two_devices", "runs/two", STEPS), {"processes_per_node": 2 // nodes}
-    job = submit(JobSpec(name="two", command=command, out="runs/two", nodes=nodes, **places))
-    assert job.wait(300) == "done", job.log()
-    assert losses(project / "runs/two") == pytest.approx(one, rel=ROUNDING)
-    assert len(set(summary(project / "runs/two")["hosts"])) == nodes

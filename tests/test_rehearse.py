@@ -3,7 +3,9 @@
 import meshes
 import pytest
 import torch
-from meshes import flags_of, rehearsed, run_mesh, world_of
+from meshes import rehearsed, run_mesh, world_of
+
+from mpdemo.labs.meshes import flags_of
 
 BY_NIGHT = ["shard2 cp2", "pp2 zbv", "pp2 tp2 --recompute", "replicate2 shard2", "pp2 cp2 interleaved"]
 

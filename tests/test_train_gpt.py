@@ -9,7 +9,9 @@ import sys
 import meshes
 import pytest
 import torch
-from meshes import LIMIT, SCRIPTS, STEPS, differences, flags_of, run_mesh, world_of
+from meshes import LIMIT, run_mesh, world_of
+
+from mpdemo.labs.meshes import SCRIPTS, STEPS, differences, flags_of
 
 BY_DAY = [  # each dimension and schedule, most pairs
     "pp2 gpipe",

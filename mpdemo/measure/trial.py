@@ -155,10 +155,10 @@ def relative_difference(values, reference) -> float:
 
 
 @contextmanager
-def join_world(devices=1):
-    """Join the processes that were started, each of which drives so many `devices`; yields this one's `World`."""
+def join_world():
+    """Join the processes that were started; yields this one's `World`."""
     end_with_parent()
-    world = where_am_i(devices=devices)
-    claim_cores(world, devices)
+    world = where_am_i()
+    claim_cores(world)
     with process_group(world):
         yield world
