@@ -64,7 +64,7 @@ def names_of(script, run_name="script") -> dict:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(script.parent)
         patch.setattr(sys, "argv", [str(script)])
-        for module in ("gpt", "job", "train_ddp"):
+        for module in ("gpt", "job"):
             patch.setitem(sys.modules, module, None)  # afterwards all are what they were
             del sys.modules[module]
         return runpy.run_path(str(script), run_name=run_name)
@@ -108,28 +108,26 @@ class Kind(NamedTuple):
     step: str  # the number of the step, before the optimizer makes it
     looks: str  # the file with these constants
     changes: list
-    backward: str = ""  # the line before which a loss may be spoilt
+    spoilt: tuple = ()  # the line before which a loss may be spoilt, and what it is called there
 
 
-def own(backward="") -> Kind:
+def own(spoilt=()) -> Kind:
     """Return the kind of a script that brings all that it needs: two epochs of 24 steps."""
     changes = [("LOOK = 8", "LOOK = 1"), ("SAVE_MINUTES = 60", "SAVE_MINUTES = 10"), (FIRST + "5", FIRST + "2")]
-    return Kind(10, "done", "", changes, backward)
+    return Kind(10, "done", "", changes, spoilt)
 
 
-def by_job(unit=2, backward="") -> Kind:
-    """Return the kind of a script that imports job.py: two epochs, of five steps with the short text."""
-    changes = [("LOOK = 10", "LOOK = 1"), ("SAVE_MINUTES = 100", f"SAVE_MINUTES = {unit}")]
-    return Kind(unit, "run.done + 1", "job.py", changes, backward)
+def by_job(spoilt=()) -> Kind:
+    """Return the kind of a script that imports job.py: two epochs, of six steps with the short text."""
+    changes = [("LOOK = 10", "LOOK = 1"), ("SAVE_MINUTES = 100", "SAVE_MINUTES = 2")]
+    return Kind(2, "run.done + 1", "job.py", changes, spoilt)
 
 
 KINDS = {
     "train_single": own(),
-    "train_ddp": own("        optimizer.zero_grad()\n"),
-    "train_fsdp": by_job(backward="            (loss * world / scored)"),
-    "train_fsdp_tp": by_job(),
+    "train_ddp": own(("        optimizer.zero_grad()\n", "loss")),
+    "train_fsdp": by_job(("        due = run.look(", "losses")),
     "finetune_lora": by_job(),
-    "train_pipeline": by_job(10),
 }
 
 
@@ -158,10 +156,13 @@ class Training:
         """Return the words that start it, with checkpoints of a name; run.py is the script."""
         if self.name == "train_single":
             return [sys.executable, "run.py", name]
-        words = {"finetune_lora": [name, "base"]}.get(self.name, [name])
-        if self.name == "train_pipeline":
-            words = ["--epochs", "2", "--checkpoint", name, "--cut", *["3", "6"][: processes - 1]]
-        return ["torchrun", "--standalone", f"--nproc-per-node={processes}", "run.py", *words]
+        return ["torchrun", "--standalone", f"--nproc-per-node={processes}", "run.py", *self.words(name)]
+
+    def words(self, name) -> list:
+        """Return the script's arguments; a batch of 24 can be divided by any number of processes up to four."""
+        if self.name == "train_ddp":
+            return [name]
+        return ["--checkpoint", name, "--batch", "24", *(["--base", "base"] if self.name == "finetune_lora" else [])]
 
     def run(self, name, *changes, processes=2, prefix=(), **how) -> str:
         """Run it, in which some texts are changed; return what it printed."""
@@ -177,10 +178,12 @@ class Training:
         line = f"        {IMPORTED}.befall({trouble!r}, {self.kind.step} == {step}, {rank})\n"
         return (UPDATE, line + UPDATE)
 
-    @staticmethod
-    def blind(rank) -> tuple:
+    def blind(self, rank) -> tuple:
         """Return a change: a rank looks for its checkpoints in another folder."""
-        other = f'if __import__("os").environ["RANK"] == "{rank}":\n    CHECKPOINT = Path("elsewhere") / CHECKPOINT\n'
+        line = 'CHECKPOINT = Path("elsewhere") / CHECKPOINT'
+        if self.kind.looks:
+            line = '(argv := __import__("sys").argv)[argv.index("--checkpoint") + 1] = "elsewhere/a"'
+        other = f'if __import__("os").environ["RANK"] == "{rank}":\n    {line}\n'
         return (RECORD, f"{other}\n\n{RECORD}")
 
     def full_disk(self) -> tuple:

@@ -90,13 +90,13 @@ def run_rank(rank, folder, flags, environment, hook, scripts, script):
 def watch(script, job) -> dict:
     """Train on small sets, and note gradients before they are clipped, their norms, losses and validations."""
     noted = {"grads": [], "norms": [], "losses": [], "validations": []}
-    make_model, make_datasets, sample = script.make_model, script.make_datasets, getattr(script, "sample", None)
+    make_model, make_datasets = script.make_model, script.make_datasets
     clip, look, end_epoch = torch.nn.utils.clip_grads_with_norm_, job.Run.look, job.Run.end_epoch
     batch = int((re.findall(r"--batch=(\d+)", " ".join(sys.argv)) or [32])[0])
 
     def model(*given):
         made = make_model(*given)
-        noted["names"] = [name for name, _ in (made[0] if sample is None else made).named_parameters()]
+        noted["names"] = [name for name, _ in made.named_parameters()]
         return made
 
     def clipped(parameters, limit, norm):
@@ -117,7 +117,6 @@ def watch(script, job) -> dict:
         return small_sets(partial(make_datasets, **given), batch)
 
     script.make_datasets, script.make_model = small, model
-    script.sample = lambda *given: "nothing"
     torch.nn.utils.clip_grads_with_norm_, job.Run.look, job.Run.end_epoch = clipped, looked, ended
     return noted
 
