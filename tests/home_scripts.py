@@ -25,7 +25,6 @@ FIRST = "EPOCHS, BATCH, WORKERS = "  # the constants of a script that tests chan
 UPDATE = "        optimizer.step()\n"  # the line of each script before which a test does something
 TROUBLE = root() / "tests" / "programs" / "trouble.py"
 IMPORTED = "__import__('trouble')"
-OTHER = 'CHECKPOINT = Path("elsewhere") / CHECKPOINT'
 RECORD = "@record  #"  # the line after a script's constants and before main
 SLURM = 120  # s in which a job comes so far
 SBATCH_LINES = 45  # of train.sbatch at most
@@ -65,7 +64,7 @@ def names_of(script, run_name="script") -> dict:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(script.parent)
         patch.setattr(sys, "argv", [str(script)])
-        for module in ("gpt", "job", "train_ddp"):
+        for module in ("gpt", "job"):
             patch.setitem(sys.modules, module, None)  # afterwards all are what they were
             del sys.modules[module]
         return runpy.run_path(str(script), run_name=run_name)
@@ -109,28 +108,26 @@ class Kind(NamedTuple):
     step: str  # the number of the step, before the optimizer makes it
     looks: str  # the file with these constants
     changes: list
-    backward: str = ""  # the line before which a loss may be spoilt
+    spoilt: tuple = ()  # the line before which a loss may be spoilt, and what it is called there
 
 
-def own(backward="") -> Kind:
+def own(spoilt=()) -> Kind:
     """Return the kind of a script that brings all that it needs: two epochs of 24 steps."""
     changes = [("LOOK = 8", "LOOK = 1"), ("SAVE_MINUTES = 60", "SAVE_MINUTES = 10"), (FIRST + "5", FIRST + "2")]
-    return Kind(10, "done", "", changes, backward)
+    return Kind(10, "done", "", changes, spoilt)
 
 
-def by_job(unit=2, backward="") -> Kind:
-    """Return the kind of a script that imports job.py: two epochs, of five steps with the short text."""
-    changes = [("LOOK = 10", "LOOK = 1"), ("SAVE_MINUTES = 100", f"SAVE_MINUTES = {unit}")]
-    return Kind(unit, "run.done + 1", "job.py", changes, backward)
+def by_job(spoilt=()) -> Kind:
+    """Return the kind of a script that imports job.py: two epochs, of six steps with the short text."""
+    changes = [("LOOK = 10", "LOOK = 1"), ("SAVE_MINUTES = 100", "SAVE_MINUTES = 2")]
+    return Kind(2, "run.done + 1", "job.py", changes, spoilt)
 
 
 KINDS = {
     "train_single": own(),
-    "train_ddp": own("        optimizer.zero_grad()\n"),
-    "train_fsdp": by_job(backward="            (loss * world / scored)"),
-    "train_fsdp_tp": by_job(),
+    "train_ddp": own(("        optimizer.zero_grad()\n", "loss")),
+    "train_fsdp": by_job(("        due = run.look(", "losses")),
     "finetune_lora": by_job(),
-    "train_pipeline": by_job(10),
     "train_gpt": by_job(),
 }
 MESHES = {1: [], 2: ["--tp", "2"], 4: ["--pp", "2", "--shard", "2"]}  # of train_gpt.py, by the number of processes
@@ -161,12 +158,15 @@ class Training:
         """Return the words that start it, with checkpoints of a name; run.py is the script."""
         if self.name == "train_single":
             return [sys.executable, "run.py", name]
-        words = {"finetune_lora": [name, "base"]}.get(self.name, [name])
-        if self.name == "train_pipeline":
-            words = ["--epochs", "2", "--checkpoint", name, "--cut", *["3", "6"][: processes - 1]]
+        return ["torchrun", "--standalone", f"--nproc-per-node={processes}", "run.py", *self.words(name, processes)]
+
+    def words(self, name, processes=2) -> list:
+        """Return the script's arguments; a batch of 24 can be divided by any number of processes up to four."""
+        if self.name == "train_ddp":
+            return [name]
         if self.name == "train_gpt":
-            words = [*MESHES[processes], "--checkpoint", name]
-        return ["torchrun", "--standalone", f"--nproc-per-node={processes}", "run.py", *words]
+            return [*MESHES[processes], "--checkpoint", name]
+        return ["--checkpoint", name, "--batch", "24", *(["--base", "base"] if self.name == "finetune_lora" else [])]
 
     def run(self, name, *changes, processes=2, prefix=(), **how) -> str:
         """Run it, in which some texts are changed; return what it printed."""
@@ -184,8 +184,11 @@ class Training:
 
     def blind(self, rank) -> tuple:
         """Return a change: a rank looks for its checkpoints in another folder."""
-        change = 'sys.argv[-1] = f"elsewhere/{sys.argv[-1]}"' if self.name == "train_gpt" else OTHER
-        return (RECORD, f'if __import__("os").environ["RANK"] == "{rank}":\n    {change}\n\n\n{RECORD}')
+        line = 'CHECKPOINT = Path("elsewhere") / CHECKPOINT'
+        if self.kind.looks:
+            line = '(argv := __import__("sys").argv)[argv.index("--checkpoint") + 1] = "elsewhere/a"'
+        other = f'if __import__("os").environ["RANK"] == "{rank}":\n    {line}\n'
+        return (RECORD, f"{other}\n\n{RECORD}")
 
     def full_disk(self) -> tuple:
         """Return what to put before a command, and a name for checkpoints: there's no room for more than those of "a".

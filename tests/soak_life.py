@@ -11,7 +11,7 @@ import psutil
 from home_scripts import KINDS, MESHES, UPDATE, Training, content, damage, environment, losses, told
 from worker_jobs import until
 
-CASES = {name: [1, 2, 3] for name in KINDS} | {"train_single": [1], "train_fsdp_tp": [2]}  # on so many processes
+CASES = {name: [1, 2, 3] for name in KINDS} | {"train_single": [1]}  # on so many processes
 CASES["train_gpt"] = list(MESHES)
 LOCAL = ("rank", "launcher", "save", "stop", "disk", "blind", "damaged", "number")
 TOLERANCE = 2e-6  # of a loss printed with 6 digits, on another number of processes
@@ -184,7 +184,7 @@ class Life:
 
     def blind(self):
         """Let one rank look for checkpoints elsewhere; nothing may happen to those of the others."""
-        if self.processes == 1 or self.name == "train_pipeline" or not (kept := self.training.data("a")):
+        if self.processes == 1 or not (kept := self.training.data("a")):
             return False
         rank = self.dice.randrange(self.processes)
         status = self.finish(self.start(self.training.blind(rank)))

@@ -40,7 +40,8 @@ class SlurmLife(Life):
             self.slurm("scontrol", "update", "partition=debug", "GraceTime=0")
             options = ["--nodes=2", "--gpus-per-node=1", "--signal=B:USR1@60"]
             changes = [("CHECKPOINT=train_ddp", "CHECKPOINT=a")]
-            self.job = submit(self.training.folder, "run.py", *options, changes=changes)
+            command = " ".join(["run.py", *self.training.words("a")])
+            self.job = submit(self.training.folder, command, *options, changes=changes)
             for kind in self.troubles:
                 self.suffer(kind, options)
             until(lambda: look_up(self.job).state not in ("pending", "running"), BOUND)

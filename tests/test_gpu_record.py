@@ -158,7 +158,7 @@ def test_a_page_tells_what_failed_what_was_measured_and_what_only_an_older_recor
     parts = [{"part": name, "outcome": "passed", "rows": rows} for name, rows in named.items()]
     record = {"device": "NVIDIA H100", "torch": "2.11", "date": "2026-12-01 10:00:00", "driver": "580", "parts": parts}
     removed = [{"test": "c", "outcome": "passed"}, {"test": "test_that_is_gone", "outcome": "failed"}]
-    named = {"gpt": [{**step, "options": ["fused"]}], "train_ddp": [], "tests": removed}
+    named = {"gpt": [{**step, "options": ["fused"]}], "train_ddp": [], "train_gone": [], "tests": removed}
     older = [{"part": name, "outcome": "passed", "rows": rows} for name, rows in named.items()]
     for name, content in [("2026-11-30-h100", record | {"parts": older}), ("2026-12-01-h100", record)]:
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
@@ -172,7 +172,8 @@ def test_a_page_tells_what_failed_what_was_measured_and_what_only_an_older_recor
     assert text.count("(gpu/2026-12-01-h100.json)") == 4 and "| fused | 1,000" in text
     assert "| compile | 1,000 (800 to 1,250) | 41.0% | 70.0 GiB |" in text and "| fp8 | out of memory |" in text
     assert "speed-up 1.90 (1.80 to 1.95), upper bound 2.00" in text
-    assert "`train_pipeline.py`" in text and "`train_ddp.py`" not in text and "`gpt.py`" not in text
+    assert "`train_gpt.py`" in text and "`train_ddp.py`" not in text and "`gpt.py`" not in text
+    assert "train_gone" not in text
     said, record["parts"] = page.status(record), record["parts"][:-1]
     assert all(words in said for words in ("has run 1 of the course", "3 of the 3 GPU tests; 0 were", "On two, 1 of 1"))
     assert page.status(record).endswith("**Nothing has run on two GPUs.**") and "anything on two" in page.page(record)

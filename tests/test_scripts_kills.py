@@ -133,8 +133,8 @@ def test_only_the_clock_of_rank_0_says_when_to_save(training, rank):
 
 @pytest.mark.parametrize("looks", [1, 4])
 def test_a_loss_that_is_not_finite_ends_the_job_with_its_step_and_rank_and_is_not_saved(training, looks):
-    step, line = 3 * training.unit + 3, training.kind.backward
-    spoil = f"loss = loss * (float('nan') if {training.kind.step} == {step} and rank == 1 else 1)\n"
+    step, (line, name) = 3 * training.unit + 3, training.kind.spoilt
+    spoil = f"{name} = {name} * (float('nan') if {training.kind.step} == {step} and rank == 1 else 1)\n"
     change(file := training.looks, [("LOOK = 1", f"LOOK = {looks}")])
     printed = training.run("a", (line, line[: -len(line.lstrip())] + spoil + line), fails=True)
     change(file, [(f"LOOK = {looks}", "LOOK = 1")])
@@ -144,8 +144,10 @@ def test_a_loss_that_is_not_finite_ends_the_job_with_its_step_and_rank_and_is_no
 
 
 def test_four_processes_and_then_three_have_the_losses_of_two_and_another_batch_is_refused(training):
-    kept, (batch, other) = training.data("a"), ("2, 64", "2, 48") if "ddp" in training.name else ("2, 32", "2, 16")
-    printed = training.run("a", (FIRST + batch, FIRST + other), fails=True, seconds=SECONDS)
+    kept, other = training.data("a"), (FIRST + "2, 64", FIRST + "2, 48")
+    if training.name == "train_fsdp":
+        other = ("args = read_flags(arguments)", 'args = read_flags([*sys.argv[1:], "--batch=16"])')
+    printed = training.run("a", other, fails=True, seconds=SECONDS)
     assert in_one_line(printed, r"^a-\d+(\.pt)? .*'size': \d\d, .*'size': \d\d, .*(next|follow)"), printed
     assert training.data("a") == kept
     printed = training.run("a", training.at(4 * training.unit + 1, 3, "stop"), processes=4)
@@ -155,9 +157,10 @@ def test_four_processes_and_then_three_have_the_losses_of_two_and_another_batch_
 
 
 def test_random_augmentation_is_resumed_bit_for_bit_also_in_workers(training):
-    line = "    train, check = make_dataset" + ("s()\n" if training.name == "train_fsdp" else "()\n")
-    zero, two = (FIRST + ("2, 64, " if "ddp" in training.name else "2, 32, ") + str(workers) for workers in (0, 2))
-    changes = [(line, f"{line}    train = {IMPORTED}.Noisy(train)\n"), (zero, two)]
+    line, workers = "    train, check = make_dataset()\n", (FIRST + "2, 64, 0", FIRST + "2, 64, 2")
+    if training.name == "train_fsdp":
+        line, workers = "    train, checked = sets\n", ("WORKERS = 8e-3, 1.0, 0", "WORKERS = 8e-3, 1.0, 2")
+    changes = [(line, f"{line}    train = {IMPORTED}.Noisy(train)\n"), workers]
     whole = told(training.run("noisy", *changes))
     assert whole.keys() == training.rows.keys() and whole != training.rows
     training.run("b", *changes, training.at(3 * training.unit + 1, 1, "stop"))

@@ -1,14 +1,18 @@
 """train_gpt.py: for every mesh the training of one device, resumed by any other; what cannot be is refused."""
 
+import ast
 import functools
 import importlib
+import io
 import re
 import shutil
 import sys
+import tokenize
 
 import meshes
 import pytest
 import torch
+from deletion import clean, without
 from meshes import LIMIT, run_mesh, world_of
 
 from mpdemo.labs.meshes import SCRIPTS, STEPS, differences, flags_of
@@ -98,15 +102,26 @@ def test_bfloat16_comes_close(tmp_path, mesh):
     assert LIMIT < found["loss"] < 2e-3 and found["gradients"] < 3e-2
 
 
-@pytest.mark.nightly
-def test_shards_alone_are_the_training_of_train_fsdp(tmp_path):
-    for name in ("fsdp", "gpt"):
-        (tmp_path / name).mkdir()
-    first = run_mesh(tmp_path / "fsdp", [], 2, meshes.unsaved, script="train_fsdp")
-    second = run_mesh(tmp_path / "gpt", ["--shard=2"], 2, meshes.unsaved)
-    for a, b in zip(first, second, strict=True):
-        assert a["losses"] == pytest.approx(b["losses"], rel=1e-6) and len(a["losses"]) == 2 * STEPS
-        assert a["validations"] == pytest.approx(b["validations"], rel=1e-6)
+def test_train_fsdp_is_what_is_left_of_the_script_without_its_other_dimensions():
+    text, left = ((SCRIPTS / f"{name}.py").read_text() for name in ("train_gpt", "train_fsdp"))
+    names = {"pp", "tp", "ring", "documents", "document", "schedule", "square"}
+    deleted = without(text.replace('"train_gpt"', '"train_fsdp"'), {"pp", "cp", "tp", "packed", "stages"}, names)
+    assert clean(ast.parse(left)) == deleted
+    assert comments(left) <= comments(text)
+
+
+def comments(text) -> set:
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return {token.string for token in tokens if token.type == tokenize.COMMENT}
+
+
+def test_the_script_has_at_most_4000_tokens_without_comments_and_docstrings():
+    tree = ast.parse(text := (SCRIPTS / "train_gpt.py").read_text())
+    kinds = ast.Module | ast.FunctionDef | ast.ClassDef
+    docstrings = sum(isinstance(node, kinds) and ast.get_docstring(node) is not None for node in ast.walk(tree))
+    aside = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    tokens = [token for token in tokenize.generate_tokens(io.StringIO(text).readline) if token.type not in aside]
+    assert len(tokens) - docstrings <= 4000
 
 
 @pytest.mark.parametrize(
@@ -129,22 +144,22 @@ def test_a_changed_token_moves_no_loss_of_another_document(tmp_path, mesh):
 
 # --- the comparison sees mistakes, most of which PyTorch does not
 
-SCALE = "averaged * args.tp / scored"
+SCALE = "ranks * args.cp * args.tp / scored"
 MUTANTS = {
     "FSDP's average taken for a sum": ("shard2", SCALE, "args.tp / scored"),
-    "copies not counted": ("replicate2", "averaged = args.replicate * args.shard", "averaged = args.shard"),
-    "samples by rank": ("cp2", "data = place // args.cp, args.replicate * args.shard",
-                        "data = dist.get_rank(), dist.get_world_size()"),
+    "copies not counted": ("replicate2", SCALE, "args.shard * args.cp * args.tp / scored"),
+    "samples by rank": ("cp2", "args.epochs, run.done, rank // args.cp, ranks)",
+                        "args.epochs, run.done, rank, dist.get_world_size())"),
     "positions from 0 in each rank": ("cp2", "angles[positions(ring)]", "angles[: LENGTH // ring.size()]"),
     "a ring without a way back": ("cp2", "following = pass_on(following, mesh)",
                                   "following = pass_on(following, mesh).detach()"),
-    "tokens counted once per rank": ("tp2", SCALE, "averaged / scored"),
+    "tokens counted once per rank": ("tp2", SCALE, "ranks / scored"),
     "no clone before a compiled block": ("tp2 --compile", "x: x.clone()", "x: x"),
-    "gradients divided by microbatches": ("pp2", '"scale_grads": False', '"scale_grads": True'),
+    "gradients divided by microbatches": ("pp2", "scale_grads=False", "scale_grads=True"),
     "documents that see each other": ("cp2 --packed", ".cumsum(1) * args.packed", ".cumsum(1) * 0"),
     "a mask that is not causal": ("--packed", "same(documents, documents).tril()", "same(documents, documents)"),
-    "the norm of one stage": ("pp2", 'dist.all_reduce(square, group=mesh["pp"].get_group())', "pass"),
-    "gradients of a validation kept": ("pp2 zbv", "    optimizer.zero_grad()  # zbv", "    # zbv"),
+    "the norm of one stage": ("pp2", "dist.all_reduce(square := norm**2, group=pp.get_group())", "square = norm**2"),
+    "gradients of a validation kept": ("pp2 zbv", "optimizer.zero_grad()  # zbv", "pass  # zbv"),
 }  # fmt: skip
 
 
@@ -226,8 +241,8 @@ def test_a_signal_to_one_rank_stops_all_stages_and_the_same_command_resumes_bit_
     ("--pp 2 --schedule zbv --compile", "--schedule zbv splits backward passes, which torch.compile can't"),
     ("--shard 3", "--batch 32: a multiple of --replicate x --shard x --microbatches, 3"),
     ("--batch 100000", "--batch 100000: there are only "),
-    ("--heads 3", "--heads 3: must divide half of --width, and --tp must divide it"),
-    ("--tp 8", "--heads 4: must divide half of --width, and --tp must divide it"),
+    ("--heads 3", "--heads 3: must divide half of --width 64"),
+    ("--tp 8", "--tp 8: must divide --heads 4"),
     ("--cp 3", "64 tokens: not divisible by 2 x --cp x --tp, 6"),
     ("--tp 0", "--tp 0: at least 1"),
     ("--tp two", "argument --tp: invalid int value: 'two'"),
@@ -247,6 +262,12 @@ def test_only_rank_0_says_why_a_mesh_does_not_fit_the_processes(script, monkeypa
         with pytest.raises(SystemExit) as end:
             script.main(["--pp=2", "--tp=2"])
         assert end.value.code == said
+
+
+@pytest.mark.parametrize(("flags", "shards"), [("", 8), ("--tp 2", 4), ("--pp 2 --replicate 2 --tp 2", 1)])
+def test_what_the_other_dimensions_leave_is_sharded(script, monkeypatch, flags, shards):
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    assert script.read_flags(flags.split()).shard == shards
 
 
 def test_another_model_or_other_batches_do_not_resume(tmp_path):

@@ -78,8 +78,7 @@ def watch(script, job):
 
     def model(*given):
         made = make_model(*given)
-        held = made[0] if isinstance(made, tuple) else made
-        noted["names"] = [name for name, _ in held.named_parameters()]
+        noted["names"] = [name for name, _ in made.named_parameters()]
         return made
 
     def clipped(parameters, limit, norm):
@@ -100,7 +99,7 @@ def watch(script, job):
         return small_sets(partial(make_datasets, **given), batch)
 
     with (
-        patch.multiple(script, make_datasets=small, make_model=model, sample=lambda *_: "", create=True),
+        patch.multiple(script, make_datasets=small, make_model=model),
         patch.multiple(job.Run, look=looked, end_epoch=ended),
         patch.object(torch.nn.utils, "clip_grads_with_norm_", clipped),
     ):

@@ -1,106 +1,81 @@
 """Fine-tune the model of train_fsdp.py with LoRA, also sharded, until it writes in capitals.
 
 One machine:     torchrun --standalone --nproc-per-node=2 finetune_lora.py  (after train_fsdp.py)
-Several nodes:   sbatch train.sbatch, with this file's name in it
-It saves and ends on SIGTERM and SIGUSR1, and the same command resumes, with any number of processes."""
+Several nodes:   sbatch train.sbatch, with finetune_lora.py --checkpoint "$CHECKPOINT" in it
 
-import sys
+--base NAME      how the names of the base model's checkpoints begin: it reads the newest one
+All other flags, and how it saves, stops and resumes, are those of train_fsdp.py."""
+
+import argparse
 from pathlib import Path
 
 import job
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from gpt import GPT, count, make_datasets, mean_loss, sample  # yours: a model of blocks, and its data
+from gpt import GPT, make_datasets, sample  # yours: a model of blocks, and its data
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.elastic.multiprocessing.errors import record
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
-EPOCHS, BATCH, WORKERS = 2, 32, 0  # batch: of all processes together; workers: per process
-RATE, CLIP = 8e-3, 1.0  # the highest learning rate, the largest norm of a gradient
-ACCUMULATE = 1  # microbatches that a process computes before each update
-BF16 = COMPILE = CHECKPOINTING = job.GPU is not None  # each can be switched off by itself
-CHECKPOINT = Path(sys.argv[1] if sys.argv[1:] else "finetune_lora")  # how its folders' names begin
-BASE = Path(sys.argv[2] if sys.argv[2:] else "train_fsdp")  # of the model to start from
+from train_fsdp import fill, make_mesh, prepare, read_flags, refuse, train
 
 
-def with_adapters(model, rank=8, alpha=8):  # what they add is scaled by alpha / rank
-    """Freeze a model and add B A x to its blocks' linear layers; call it before fully_shard."""
+class Adapter(nn.Module):
+    """B A x, scaled by alpha / rank: what is added to W x of a frozen layer."""
+
+    def __init__(self, layer, rank=8, alpha=8):
+        super().__init__()
+        self.a = nn.Parameter(torch.empty(rank, layer.in_features))
+        self.b = nn.Parameter(torch.empty(layer.out_features, rank))
+        self.scale = alpha / rank
+
+    def reset_parameters(self):
+        nn.init.normal_(self.a, std=self.a.shape[1] ** -0.5)
+        nn.init.zeros_(self.b)  # so it starts as W x
+
+    def forward(self, x):
+        return self.scale * (x @ self.a.T @ self.b.T)
+
+
+def with_adapters(model):
+    """Freeze a model and add an adapter to its blocks' linear layers; call it before fully_shard."""
     model.requires_grad_(False)
     for block in model.blocks:
         for layer in (block.qkv, block.out, block.up, block.down):
-            layer.a = nn.Parameter(torch.randn(rank, layer.in_features) / layer.in_features**0.5)
-            layer.b = nn.Parameter(torch.zeros(layer.out_features, rank))  # so it starts as W x
-            layer.register_forward_hook(
-                lambda own, x, out: out + alpha / rank * (x[0] @ own.a.T @ own.b.T)
-            )
+            layer.adapter = Adapter(layer)
+            layer.register_forward_hook(lambda own, x, out: out + own.adapter(x[0]))
     return model
 
 
-def make_model(device, mesh):
+def make_model(args, device, mesh, base):
+    """Return a model of which this process has its shards, with the weights of a checkpoint."""
     with torch.device("meta"):  # shapes only: no device ever holds the whole model
-        model = with_adapters(GPT(checkpointing=CHECKPOINTING))
-    policy = MixedPrecisionPolicy(torch.bfloat16 if BF16 else None, torch.float32)  # float32 sums
-    for block in model.blocks:
-        if COMPILE:
-            block.compile()  # the blocks are equal, so only one is compiled
-        fully_shard(block, mesh=mesh["data"], mp_policy=policy)  # whole only while it computes
-    fully_shard(model, mesh=mesh["data"], mp_policy=policy)  # the rest: embedding, last norm, head
-    model.to_empty(device=device)  # memory for this rank's shards
-    torch.manual_seed(0)
-    first = with_adapters(GPT()) if dist.get_rank() == 0 else nn.Module()  # whole, on rank 0 only
-    job.copy_from_rank_0(first, model)
-    base = {name: value for name, value in model.state_dict().items() if name.endswith("weight")}
-    dcp.load({"model": base}, checkpoint_id=job.newest(BASE))  # each rank reads into its shards
+        sizes = args.width, args.blocks, args.heads
+        model, shapes = GPT(*sizes, args.recompute), GPT(*sizes)
+        model, shapes = with_adapters(model), with_adapters(shapes)
+    prepare(model, args, device, mesh)
+    model.operations = shapes.flops_per_token()
+    fill(model, shapes, device)
+    frozen = {name: value for name, value in model.state_dict().items() if "adapter" not in name}
+    dcp.load({"model": frozen}, checkpoint_id=base)  # each rank reads into its shards
     return model
 
 
 @record  # torchrun then shows this process's error, not only its exit status
-def main():
+def main(arguments=None):
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.error = refuse
+    parser.add_argument("--base", type=Path, default="train_fsdp")
+    own, others = parser.parse_known_args(arguments)
+    args = read_flags(["--checkpoint=finetune_lora", *others])
     device = job.join()
-    if not job.newest(BASE):
-        job.end(f"no model {BASE}-NUMBER: train it with train_fsdp.py, or give its name")
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("data",))
-    world, rank, ranks = mesh.size(), mesh["data"].get_local_rank(), mesh["data"].size()
-    if ranks * ACCUMULATE > BATCH:
-        job.end(f"a batch of {BATCH} is too small for {ranks} ranks with {ACCUMULATE} microbatches")
-    model = make_model(device, mesh)
-    adapters = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(adapters, lr=RATE, fused=True)  # of the shards
-    train, check = make_datasets(bytes.upper)
-    length = len(train) // BATCH  # steps of an epoch
-    peak = job.PEAK["bf16" if BF16 else "fp32"]
-    run = job.Run(CHECKPOINT, {"size": BATCH, "of an epoch": length}, model.flops_per_token(), peak)
-    run.resume(model, optimizer)
-    todo = job.places(len(train), BATCH, EPOCHS, run.done, rank, ranks)
-    loader = job.make_loader(train, todo, WORKERS)
-    check_loader = job.make_loader(check, job.parts(len(check), BATCH, rank, ranks), WORKERS)
-    for batch in loader:
-        torch.manual_seed(run.done * ranks + rank)  # dropout: of each part of each batch, also resumed
-        scored, losses = job.total(count(batch[1])), torch.zeros((), device=device)
-        for part in zip(*(tensor.tensor_split(ACCUMULATE) for tensor in batch), strict=True):
-            # Every backward pass reduce-scatters, so gradients stay sharded. To do so only in the
-            # last, set_requires_gradient_sync(False) keeps them whole: 28 GB for 7B parameters.
-            loss = model(*(tensor.to(device, non_blocking=True) for tensor in part))
-            # FSDP averages over the ranks; so scaled, that is the mean over all tokens.
-            (loss * world / scored).backward()
-            losses += loss.detach()
-        norm = nn.utils.clip_grad_norm_(model.parameters(), CLIP).full_tensor()  # of the whole gradient
-        for group in optimizer.param_groups:
-            group["lr"] = RATE * job.cosine(run.done, EPOCHS * length)
-        optimizer.step()
-        optimizer.zero_grad()
-        due = run.look(losses, scored, norm, group["lr"])
-        if run.done % length == 0:
-            run.end_epoch(mean_loss(model, check_loader, device))
-        if due or run.done == EPOCHS * length:
-            run.save(model, optimizer)
-        if run.stopping:
-            break
-    run.finish()
+    if not (base := job.newest(own.base)):
+        job.end(f"no model {own.base}-NUMBER: train it with train_fsdp.py, or give its name as --base")
+    mesh = make_mesh(args, device)
+    model = make_model(args, device, mesh, base)
+    run = train(args, device, mesh, model, make_datasets(bytes.upper))
     if not run.stopping:
         job.say(f"the model writes:\n{sample(model, device)}")  # all ranks sample, and one speaks
+    run.finish()
     dist.barrier()  # no rank leaves while another still needs it
     dist.destroy_process_group()
 

@@ -87,14 +87,17 @@ class GPT(nn.Module):
         self.head = nn.Linear(width, 256, bias=False)
         self.checkpointing = checkpointing  # recompute each block in the backward pass
 
-    def forward(self, tokens, targets=None):
+    def forward(self, tokens, targets=None, **documents):
         x = self.embed(tokens)
-        for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=False) if self.checkpointing else block(x)
-        logits = self.head(self.norm(x)).float()
+        for block in self.blocks.children():
+            if self.checkpointing:
+                x = checkpoint(block, x, use_reentrant=False, **documents)
+            else:
+                x = block(x, **documents)
+        logits = self.head(self.norm(x))
         if targets is None:
             return logits
-        return cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+        return cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
 
     def flops_per_token(self):
         """Return the operations of a step per token, as PaLM's appendix B counts them.
@@ -131,6 +134,6 @@ def sample(model, device, length=200):
         speech = tokens[-1 - tokens[::-1].index(END) :][-LENGTH:]  # the one that is being written
         context = torch.zeros(1, LENGTH, dtype=torch.long, device=device)
         context[0, : len(speech)] = torch.tensor(speech)  # what follows it is not seen
-        chances = model(context)[0, len(speech) - 1].cpu().div(0.7).softmax(-1)
+        chances = model(context)[0, len(speech) - 1].float().cpu().div(0.7).softmax(-1)
         tokens.append(torch.multinomial(chances, 1, generator=chance).item())
     return bytes(tokens).replace(bytes([END]), b"\n\n").decode(errors="replace").strip()

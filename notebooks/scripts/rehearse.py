@@ -56,14 +56,14 @@ def count_step(args, device, mesh, ring):
     count, resize = Count(), torch.UntypedStorage.resize_
     torch.UntypedStorage.resize_ = lambda *given: count.note(resize(*given))  # FSDP calls it directly
     with count:
-        held, *stages = train_gpt.make_model(args, device, mesh, ring)
-        compute = train_gpt.make_pass(args, device, mesh, ring, *stages)
-        optimizer = torch.optim.AdamW(weights := list(held.parameters()), fused=True)
+        model = train_gpt.make_model(args, device, mesh, ring)
+        compute = train_gpt.make_pass(args, device, mesh, ring, model)
+        optimizer = torch.optim.AdamW(weights := list(model.parameters()), fused=True)
         batch = [torch.zeros(args.batch // (args.replicate * args.shard), train_gpt.LENGTH).long()] * 2
         for _ in range(2):  # the first step makes the moments, and fills DTensor's caches
             count.peak, count.calls = count.live, []
             compute(batch)
-            train_gpt.clip(weights, 1.0, mesh)
+            train_gpt.clip(weights, 1.0, mesh["pp"])
             optimizer.step()
             optimizer.zero_grad()
     names = {mesh[name].get_group().group_name: name for name in mesh.mesh_dim_names}

@@ -1,86 +1,252 @@
 """Train a GPT that is sharded over all devices: FSDP2, one process per device, in plain PyTorch.
 
 One machine:     torchrun --standalone --nproc-per-node=2 train_fsdp.py  (1 instead of 2 to debug)
-Several nodes:   sbatch train.sbatch, with this file's name in it
-It saves and ends on SIGTERM and SIGUSR1, and the same command resumes, with any number of processes."""
+Several nodes:   sbatch train.sbatch, with train_fsdp.py, flags and --checkpoint "$CHECKPOINT" in it
 
+--shard S      splits the batch, and stores weights, gradients and moments once on S devices: FSDP
+               (if not given, over all processes)
+--replicate R  repeats all that R times and splits the batch further: HSDP, with shards inside a node
+
+It is what is left of train_gpt.py without its other dimensions. Losses and gradients are those of one
+device, and any number of processes resumes what another saved: it saves and ends on SIGTERM and
+SIGUSR1, and the same command resumes."""
+
+import argparse
+import os
 import sys
+from itertools import islice
+from math import prod
 from pathlib import Path
 
 import job
 import torch
 import torch.distributed as dist
-from gpt import GPT, count, make_datasets, mean_loss, sample  # yours: a model of blocks, and its data
+from gpt import GPT, PADDING, Block, count, make_datasets  # yours
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import distribute_tensor
+from torch.nn.functional import cross_entropy, pad
+from torch.utils.data import TensorDataset
 
-EPOCHS, BATCH, WORKERS = 2, 32, 0  # batch: of all processes together; workers: per process
-RATE, CLIP = 8e-3, 1.0  # the highest learning rate, the largest norm of a gradient
-ACCUMULATE = 1  # microbatches that a process computes before each update
-BF16 = COMPILE = CHECKPOINTING = job.GPU is not None  # each can be switched off by itself
-CHECKPOINT = Path(sys.argv[1] if sys.argv[1:] else "train_fsdp")  # how its folders' names begin
+RATE, CLIP, WORKERS = 8e-3, 1.0, 0  # the highest learning rate, the largest norm; loaders per process
+MESH = ("replicate", "shard")  # neighbours in the last one are neighbouring ranks
+
+# --- flags
 
 
-def make_model(device, mesh):
+def refuse(text):
+    """End with one line, before any process waits for another."""
+    sys.exit(text if os.environ.get("RANK", "0") == "0" else 1)
+
+
+def read_flags(arguments=None):
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.error = refuse
+    number, switch = {"type": int}, {"action": argparse.BooleanOptionalAction, "default": bool(job.GPU)}
+    for name in MESH:
+        parser.add_argument(f"--{name}", **number, default=1)
+    parser.add_argument("--microbatches", **number, help="per process")
+    parser.add_argument("--batch", **number, default=32, help="sequences per step, of all processes")
+    parser.add_argument("--epochs", **number, default=2)
+    parser.add_argument("--steps", **number, help="end after this many, though the epochs go on")
+    parser.add_argument("--width", **number, default=64)
+    parser.add_argument("--blocks", **number, default=4)
+    parser.add_argument("--heads", **number, default=4)
+    parser.add_argument("--bf16", **switch, help="compute in bfloat16; weights and sums stay float32")
+    parser.add_argument("--compile", **switch, help="compile the block; all are equal")
+    parser.add_argument("--recompute", **switch, help="activation checkpointing: saves memory")
+    parser.add_argument("--checkpoint", type=Path, default="train_fsdp", help="how its names begin")
+    args = parser.parse_args(arguments)
+    for name, value in vars(args).items():
+        if type(value) is int and value < 1:
+            refuse(f"--{name} {value}: at least 1")
+    args.microbatches = args.microbatches or 1
+    check(args)
+    return args
+
+
+def check(args):
+    """Refuse what does not fit together."""
+    world = prod(getattr(args, name) for name in MESH)
+    started = int(os.environ.get("WORLD_SIZE", world))
+    if args.shard == 1 and started % world == 0:
+        args.shard, world = started // world, started
+    if started != world:
+        refuse(f"{' x '.join(f'--{name}' for name in MESH)} is {world}, but {started} processes run")
+    if args.batch % (parts := args.replicate * args.shard * args.microbatches):
+        refuse(f"--batch {args.batch}: a multiple of --replicate x --shard x --microbatches, {parts}")
+    if args.width % (2 * args.heads):
+        refuse(f"--heads {args.heads}: must divide half of --width {args.width}")
+
+
+# --- model
+
+
+def make_model(args, device, mesh):
+    """Return a model of which this process has its shards."""
     with torch.device("meta"):  # shapes only: no device ever holds the whole model
-        model = GPT(checkpointing=CHECKPOINTING)
-    policy = MixedPrecisionPolicy(torch.bfloat16 if BF16 else None, torch.float32)  # float32 sums
-    for block in model.blocks:
-        if COMPILE:
-            block.compile()  # the blocks are equal, so only one is compiled
-        fully_shard(block, mesh=mesh["data"], mp_policy=policy)  # whole only while it computes
-    fully_shard(model, mesh=mesh["data"], mp_policy=policy)  # the rest: embedding, last norm, head
-    model.to_empty(device=device)  # memory for this rank's shards
-    torch.manual_seed(0)
-    first = GPT() if dist.get_rank() == 0 else nn.Module()  # whole, on rank 0 only
-    job.copy_from_rank_0(first, model)
+        sizes = args.width, args.blocks, args.heads
+        model, shapes = GPT(*sizes, args.recompute), GPT(*sizes)
+    prepare(model, args, device, mesh)
+    model.operations = shapes.flops_per_token()
+    fill(model, shapes, device)
     return model
 
 
-@record  # torchrun then shows this process's error, not only its exit status
-def main():
-    device = job.join()
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("data",))
-    world, rank, ranks = mesh.size(), mesh["data"].get_local_rank(), mesh["data"].size()
-    if ranks * ACCUMULATE > BATCH:
-        job.end(f"a batch of {BATCH} is too small for {ranks} ranks with {ACCUMULATE} microbatches")
-    model = make_model(device, mesh)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, fused=True)  # of the shards
-    train, check = make_datasets()
-    length = len(train) // BATCH  # steps of an epoch
-    peak = job.PEAK["bf16" if BF16 else "fp32"]
-    run = job.Run(CHECKPOINT, {"size": BATCH, "of an epoch": length}, model.flops_per_token(), peak)
+def prepare(model, args, device, mesh):
+    """Split a model on the meta device over the mesh, and give it memory for this process's shards."""
+    angles = Block(args.width, args.heads).angles.to(device)
+    for block in model.blocks.children():
+        if args.compile:
+            block.compile()  # the blocks are equal, so only one is compiled
+    shard(model, args, mesh)
+    model.to_empty(device=device)
+    for block in model.blocks.children():
+        block.angles = angles
+
+
+@torch.no_grad()
+def fill(model, shapes, device):
+    """Give the shards the weights that GPT() would begin with; only one layer at a time is whole."""
+    torch.manual_seed(0)
+    shards = dict(model.named_parameters())
+    for name, layer in shapes.named_modules():
+        if not hasattr(layer, "reset_parameters"):
+            continue
+        layer.to_empty(device=device).reset_parameters()  # all of them, as all draw random numbers
+        for key, whole in layer.named_parameters(recurse=False):
+            own = shards.get(f"{name}.{key}")
+            if own is not None:  # every process has made the same tensor, so none sends it
+                own.copy_(distribute_tensor(whole, own.device_mesh, own.placements, src_data_rank=None))
+        layer.to("meta")
+
+
+# --- mesh: --shard and --replicate
+
+
+def make_mesh(args, device):
+    """Return the mesh, of --replicate x --shard."""
+    shape = args.replicate, args.shard
+    return init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "fsdp"))
+
+
+def shard(model, args, mesh):
+    """Shard a model over "fsdp"; its copies, one for each of --replicate, sum up their gradients."""
+    how = {"mesh": mesh["replicate", "fsdp"] if args.replicate > 1 else mesh["fsdp"]}
+    how["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16 if args.bf16 else None, torch.float32)
+    for block in model.blocks.children():
+        fully_shard(block, **how)  # whole only while it computes
+    fully_shard(model.embed, **how)
+    fully_shard([model.norm, model.head], **how)
+    fully_shard(model, **how)
+
+
+# --- one step
+
+
+def make_pass(args, device, model):
+    """Return a function that passes a batch through the model."""
+
+    def loss_of(logits, targets):
+        return cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
+
+    def compute(batch, training=True):
+        """Return the sum of losses and the number of tokens; add up gradients, if in training."""
+        inputs, targets = batch
+        tokens = count(targets)
+        tensors = [x.to(device, non_blocking=True) for x in (inputs, targets)]
+        losses = [torch.zeros((), device=device)]
+        with torch.set_grad_enabled(training):
+            # Gradients are reduced after each microbatch, so that they are never whole.
+            parts = (x.chunk(args.microbatches) for x in tensors)
+            for part, target in zip(*parts, strict=True):
+                losses.append(loss_of(model(part), target))
+                if training:
+                    losses[-1].backward()
+        return torch.stack(losses).sum().detach(), tokens
+
+    return compute
+
+
+@torch.no_grad()
+def clip(parameters, scale):
+    """Scale the gradients, then limit their norm, as one vector of all processes; return the norm."""
+    gradients = [parameter.grad.mul_(scale) for parameter in parameters]
+    norm = nn.utils.get_total_norm(gradients).full_tensor()
+    nn.utils.clip_grads_with_norm_(parameters, CLIP, norm)
+    return norm
+
+
+# --- loop
+
+
+def validate(model, compute, loader, device):
+    """Return the mean loss of all tokens."""
+    model.eval()
+    sums = sum(torch.tensor(compute(batch, False), device=device) for batch in loader)
+    model.train()
+    dist.all_reduce(sums)
+    return (sums[0] / sums[1]).item()
+
+
+def train(args, device, mesh, model, sets):
+    """Train a model, and return its `job.Run`."""
+    compute = make_pass(args, device, model)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=RATE, fused=True)  # of the shards
+    train, checked = sets
+    length = len(train) // args.batch  # steps of an epoch
+    steps = args.epochs * length
+    last = min(steps, args.steps or steps)
+    sizes = {"size": args.batch, "of an epoch": length, "blocks": args.blocks, "heads": args.heads}
+    peak = job.PEAK["bf16" if args.bf16 else "fp32"]
+    run = job.Run(args.checkpoint, sizes, model.operations, peak, last=last)
     run.resume(model, optimizer)
-    todo = job.places(len(train), BATCH, EPOCHS, run.done, rank, ranks)
+    rank = mesh["replicate"].get_local_rank() * mesh["fsdp"].size() + mesh["fsdp"].get_local_rank()
+    ranks = args.replicate * args.shard
+    todo = job.places(len(train), args.batch, args.epochs, run.done, rank, ranks)
+    todo = islice(todo, max(0, last - run.done))
     loader = job.make_loader(train, todo, WORKERS)
-    check_loader = job.make_loader(check, job.parts(len(check), BATCH, rank, ranks), WORKERS)
+    # All batches have one size, so the last one is filled up with padding.
+    (inputs, targets), rows = checked.tensors, (0, 0, 0, -len(checked) % args.batch)
+    checked = TensorDataset(pad(inputs, rows), pad(targets, rows, value=PADDING))
+    places = job.parts(len(checked), args.batch, rank, ranks)
+    check_loader = job.make_loader(checked, places, WORKERS)
     for batch in loader:
-        torch.manual_seed(run.done * ranks + rank)  # dropout: of each part of each batch, also resumed
-        scored, losses = job.total(count(batch[1])), torch.zeros((), device=device)
-        for part in zip(*(tensor.tensor_split(ACCUMULATE) for tensor in batch), strict=True):
-            # Every backward pass reduce-scatters, so gradients stay sharded. To do so only in the
-            # last, set_requires_gradient_sync(False) keeps them whole: 28 GB for 7B parameters.
-            loss = model(*(tensor.to(device, non_blocking=True) for tensor in part))
-            # FSDP averages over the ranks; so scaled, that is the mean over all tokens.
-            (loss * world / scored).backward()
-            losses += loss.detach()
-        norm = nn.utils.clip_grad_norm_(model.parameters(), CLIP).full_tensor()  # of the whole gradient
+        torch.manual_seed(run.done * ranks + rank)  # dropout: of each part, also resumed
+        losses, tokens = compute(batch)
+        scored = job.total(tokens)
+        # FSDP averages over its ranks; so scaled, that is the mean over all tokens.
+        norm = clip(parameters, ranks / scored)
         for group in optimizer.param_groups:
-            group["lr"] = RATE * job.cosine(run.done, EPOCHS * length)
+            group["lr"] = RATE * job.cosine(run.done, steps)
         optimizer.step()
         optimizer.zero_grad()
         due = run.look(losses, scored, norm, group["lr"])
         if run.done % length == 0:
-            run.end_epoch(mean_loss(model, check_loader, device))
-        if due or run.done == EPOCHS * length:
+            run.end_epoch(validate(model, compute, check_loader, device))
+        if due or run.done == last:
             run.save(model, optimizer)
         if run.stopping:
             break
+    return run
+
+
+@record  # torchrun then shows this process's error, not only its exit status
+def main(arguments=None):
+    args = read_flags(arguments)
+    sets = make_datasets()
+    if args.batch > len(sets[0]):
+        refuse(f"--batch {args.batch}: there are only {len(sets[0])} sequences")
+    device = job.join()
+    mesh = make_mesh(args, device)
+    model = make_model(args, device, mesh)
+    run = train(args, device, mesh, model, sets)
     run.finish()
-    if not run.stopping:
-        job.say(f"the model writes:\n{sample(model, device)}")  # all ranks sample, and one speaks
     dist.barrier()  # no rank leaves while another still needs it
     dist.destroy_process_group()
 

@@ -6,6 +6,7 @@ Several nodes:   sbatch train.sbatch, with train_gpt.py, flags and --checkpoint 
 --tp T         splits each layer over T devices       (innermost: keep its many exchanges in one node)
 --cp C         splits each sequence over C devices    (keys and values travel around a ring of them)
 --shard S      splits the batch, and stores weights, gradients and moments once on S x C devices: FSDP
+               (if not given, over all processes that the others leave)
 --replicate R  repeats all that R times and splits the batch further: HSDP, with shards inside a node
 --pp P         splits the list of blocks into stages  (outermost: it sends the least)
 
@@ -39,13 +40,10 @@ from torch.distributed.pipelining import (
 )
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn.functional import cross_entropy, pad, scaled_dot_product_attention
-from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
 RATE, CLIP, WORKERS = 8e-3, 1.0, 0  # the highest learning rate, the largest norm; loaders per process
 MESH = ("pp", "replicate", "shard", "cp", "tp")  # neighbours in the last one are neighbouring ranks
-ONE_STAGE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}  # per process
-TWO_STAGES = {"interleaved": ScheduleInterleaved1F1B, "zbv": ScheduleZBVZeroBubble}
 
 # --- flags
 
@@ -56,14 +54,15 @@ def refuse(text):
 
 
 def read_flags(arguments=None):
-    described = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
-    parser = argparse.ArgumentParser(**described)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.error = refuse
     number, switch = {"type": int}, {"action": argparse.BooleanOptionalAction, "default": bool(job.GPU)}
     for name in MESH:
         parser.add_argument(f"--{name}", **number, default=1)
-    parser.add_argument("--schedule", choices=ONE_STAGE | TWO_STAGES, default="1f1b", help="of --pp")
-    parser.add_argument("--microbatches", **number, help="per process; if not given, one per stage")
+    parser.add_argument("--schedule", choices=SCHEDULES, default="1f1b", help="of --pp")
+    parser.add_argument("--microbatches", **number, help="per process")
     parser.add_argument("--batch", **number, default=32, help="sequences per step, of all processes")
     parser.add_argument("--epochs", **number, default=2)
     parser.add_argument("--steps", **number, help="end after this many, though the epochs go on")
@@ -79,9 +78,7 @@ def read_flags(arguments=None):
     for name, value in vars(args).items():
         if type(value) is int and value < 1:
             refuse(f"--{name} {value}: at least 1")
-    if args.pp == 1:
-        args.schedule = "gpipe"  # one stage after the other
-    args.stages = args.pp * (2 if args.schedule in TWO_STAGES else 1)
+    args.stages = args.pp * (2 if args.pp > 1 and args.schedule in ("interleaved", "zbv") else 1)
     args.microbatches = args.microbatches or args.stages
     check(args)
     return args
@@ -91,89 +88,73 @@ def check(args):
     """Refuse what does not fit together."""
     world = prod(getattr(args, name) for name in MESH)
     started = int(os.environ.get("WORLD_SIZE", world))
+    if args.shard == 1 and started % world == 0:
+        args.shard, world = started // world, started
     if started != world:
         refuse(f"{' x '.join(f'--{name}' for name in MESH)} is {world}, but {started} processes run")
-    if args.blocks < args.stages:
-        refuse(f"--blocks {args.blocks} cannot fill {args.stages} stages")
-    if args.schedule in ("1f1b", "zbv") and args.microbatches < args.stages:
-        refuse(f"--schedule {args.schedule}: at least {args.stages} --microbatches, one per stage")
-    if args.schedule == "interleaved" and args.microbatches % args.pp:
-        refuse(f"--schedule interleaved: --microbatches must be a multiple of --pp {args.pp}")
-    if args.schedule == "zbv" and args.compile:
-        refuse("--schedule zbv splits backward passes, which torch.compile can't: add --no-compile")
+    if args.pp > 1:
+        check_schedule(args)
     if args.batch % (parts := args.replicate * args.shard * args.microbatches):
         refuse(f"--batch {args.batch}: a multiple of --replicate x --shard x --microbatches, {parts}")
-    if args.width % (2 * args.heads) or args.heads % args.tp:
-        refuse(f"--heads {args.heads}: must divide half of --width, and --tp must divide it")
-    if LENGTH % (2 * args.cp * args.tp):
+    if args.width % (2 * args.heads):
+        refuse(f"--heads {args.heads}: must divide half of --width {args.width}")
+    if args.heads % args.tp:
+        refuse(f"--tp {args.tp}: must divide --heads {args.heads}")
+    if args.cp * args.tp > 1 and LENGTH % (2 * args.cp * args.tp):
         refuse(f"{LENGTH} tokens: not divisible by 2 x --cp x --tp, {2 * args.cp * args.tp}")
 
 
 # --- model
 
 
-class Stage(nn.Module):
-    """Blocks of a model by the names they have in it; the first stage embeds, the last one predicts."""
-
-    def __init__(self, model, blocks, recompute):
-        super().__init__()
-        last = len(model.blocks) - 1
-        self.embed = model.embed if 0 in blocks else None
-        self.blocks = nn.ModuleDict({str(k): model.blocks[k] for k in blocks})
-        self.norm, self.head = (model.norm, model.head) if last in blocks else (None, None)
-        self.recompute = recompute
-
-    def forward(self, x, documents):
-        x = self.embed(x) if self.embed else x
-        for block in self.blocks.values():
-            if self.recompute:
-                x = checkpoint(block, x, documents=documents, use_reentrant=False)
-            else:
-                x = block(x, documents=documents)
-        return self.head(self.norm(x)) if self.head else x
-
-
 def make_model(args, device, mesh, ring):
-    """Return this process's shards of a model, its stages, and their numbers."""
+    """Return a model of which this process has its shards."""
     with torch.device("meta"):  # shapes only: no device ever holds the whole model
-        whole = GPT(args.width, args.blocks, args.heads)
-        shapes = GPT(args.width, args.blocks, args.heads)
-    numbers = stages_of(args, mesh)
-    cuts = [args.blocks * k // args.stages for k in range(args.stages + 1)]
-    blocks = [range(cuts[k], cuts[k + 1]) for k in numbers]
-    stages = [Stage(whole, own, args.recompute) for own in blocks]
-    angles = Block(args.width, args.heads).angles[positions(ring)].to(device)
-    for stage in stages:
-        if args.tp > 1:
-            split_layers(stage, mesh["tp"])
-        for block in stage.blocks.values():
-            alone = partial(attention, packed=args.packed)
-            block.attend = partial(ring_attention, mesh=ring) if args.cp > 1 else alone
-            if args.compile:
-                block.compile()  # the blocks are equal, so only one is compiled
-        shard(stage, args, mesh)
-        stage.to_empty(device=device)  # memory for this process's shards
-        for block in stage.blocks.values():
-            block.angles = angles
-    held = Stage(whole, [k for own in blocks for k in own], args.recompute)
-    fill(held, shapes, device)
-    return held, stages, numbers
+        sizes = args.width, args.blocks, args.heads
+        model, shapes = GPT(*sizes, args.recompute), GPT(*sizes)
+    if args.pp > 1:
+        model = cut(model, args, mesh)
+        for stage in model.stages:
+            prepare(stage, args, device, mesh, ring)
+    else:
+        prepare(model, args, device, mesh, ring)
+    model.operations = shapes.flops_per_token()
+    fill(model, shapes, device)
+    return model
+
+
+def prepare(model, args, device, mesh, ring):
+    """Split a model on the meta device over the mesh, and give it memory for this process's shards."""
+    if args.tp > 1:
+        split_layers(model, mesh["tp"])
+    angles = Block(args.width, args.heads).angles.to(device)
+    if args.cp > 1:
+        angles = angles[positions(ring)]
+    for block in model.blocks.children():
+        block.attend = partial(attention, packed=args.packed)
+        if args.cp > 1:
+            block.attend = partial(ring_attention, mesh=ring)
+        if args.compile:
+            block.compile()  # the blocks are equal, so only one is compiled
+    shard(model, args, mesh)
+    model.to_empty(device=device)
+    for block in model.blocks.children():
+        block.angles = angles
 
 
 @torch.no_grad()
-def fill(held, shapes, device):
+def fill(model, shapes, device):
     """Give the shards the weights that GPT() would begin with; only one layer at a time is whole."""
     torch.manual_seed(0)
-    shards = dict(held.named_parameters())
+    shards = dict(model.named_parameters())
     for name, layer in shapes.named_modules():
-        if not (parameters := dict(layer.named_parameters(recurse=False))):
+        if not hasattr(layer, "reset_parameters"):
             continue
         layer.to_empty(device=device).reset_parameters()  # all of them, as all draw random numbers
-        for key in parameters:
-            if f"{name}.{key}" in shards:  # every process has made the same tensor, so none sends it
-                own = shards[f"{name}.{key}"]
-                place = {"device_mesh": own.device_mesh, "placements": own.placements}
-                own.copy_(distribute_tensor(getattr(layer, key), **place, src_data_rank=None))
+        for key, whole in layer.named_parameters(recurse=False):
+            own = shards.get(f"{name}.{key}")
+            if own is not None:  # every process has made the same tensor, so none sends it
+                own.copy_(distribute_tensor(whole, own.device_mesh, own.placements, src_data_rank=None))
         layer.to("meta")
 
 
@@ -181,32 +162,31 @@ def fill(held, shapes, device):
 
 
 def make_mesh(args, device):
-    """Return the mesh, in which FSDP shards over --shard x --cp, and the ring of --cp in it."""
+    """Return the mesh, which has --shard x --cp as "fsdp", and the ring of --cp."""
     shape = args.pp, args.replicate, args.shard * args.cp, args.tp
     mesh = init_device_mesh(device.type, shape, mesh_dim_names=("pp", "replicate", "fsdp", "tp"))
-    shape = mesh.size() // (args.cp * args.tp), args.cp, args.tp
-    return mesh, init_device_mesh(device.type, shape, mesh_dim_names=("others", "cp", "tp"))["cp"]
+    ring = mesh.size() // (args.cp * args.tp), args.cp, args.tp
+    ring = init_device_mesh(device.type, ring, mesh_dim_names=("others", "cp", "tp"))["cp"]
+    return mesh, ring
 
 
-def shard(stage, args, mesh):
-    """Shard a stage over "fsdp"; its copies, one for each of --replicate, sum up their gradients."""
+def shard(model, args, mesh):
+    """Shard a model over "fsdp"; its copies, one for each of --replicate, sum up their gradients."""
     how = {"mesh": mesh["replicate", "fsdp"] if args.replicate > 1 else mesh["fsdp"]}
     how["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16 if args.bf16 else None, torch.float32)
-    # Whole only while it computes. A pipeline would gather it for every microbatch, so there it stays.
-    how["reshard_after_forward"] = args.pp == 1
-    for block in stage.blocks.values():
-        fully_shard(block, **how)
-    if stage.embed:
-        fully_shard(stage.embed, **how)
-    if stage.head:
-        fully_shard([stage.norm, stage.head], **how)
-    fully_shard(stage, **how)
+    if args.pp > 1:
+        how["reshard_after_forward"] = False  # a pipeline would gather it for every microbatch
+    for block in model.blocks.children():
+        fully_shard(block, **how)  # whole only while it computes
+    fully_shard(model.embed, **how)
+    fully_shard([model.norm, model.head], **how)
+    fully_shard(model, **how)
 
 
 # --- mesh: --tp
 
 
-def split_layers(stage, mesh):
+def split_layers(model, mesh):
     """Split each layer; between layers each rank stores a part of the sequence, dimension 1."""
     part = Shard(1)
     columns, rows = tp.ColwiseParallel(input_layouts=part), tp.RowwiseParallel(output_layouts=part)
@@ -214,11 +194,12 @@ def split_layers(stage, mesh):
     plan |= {"blocks.*.norm1": tp.SequenceParallel(), "blocks.*.qkv": columns, "blocks.*.out": rows}
     plan |= {"blocks.*.norm2": tp.SequenceParallel(), "blocks.*.up": columns, "blocks.*.down": rows}
     plan |= {"norm": tp.SequenceParallel(), "head": columns}  # logits of a part of the vocabulary
-    own = {name: style for name, style in plan.items() if getattr(stage, name.split(".")[0])}
-    tp.parallelize_module(stage, mesh, own)
-    if stage.embed:
+    there = {name.split(".")[0] for name, _ in model.named_parameters()}  # in a stage, not all are
+    own = {name: style for name, style in plan.items() if name.split(".")[0] in there}
+    tp.parallelize_module(model, mesh, own)
+    if "embed" in there:
         # What it returns is still on its way; a compiled block would pass no gradient back through it.
-        stage.embed.register_forward_hook(lambda embed, tokens, x: x.clone())
+        model.embed.register_forward_hook(lambda embed, tokens, x: x.clone())
 
 
 # --- --packed
@@ -287,6 +268,37 @@ def ring_attention(q, k, v, is_causal, documents, mesh):
 
 # --- mesh: --pp
 
+SCHEDULES = {
+    "gpipe": ScheduleGPipe,
+    "1f1b": Schedule1F1B,
+    "interleaved": ScheduleInterleaved1F1B,  # with two stages per process
+    "zbv": ScheduleZBVZeroBubble,  # with two as well, in a V
+}
+
+
+def check_schedule(args):
+    """Refuse what does not fit a schedule."""
+    if args.blocks < args.stages:
+        refuse(f"--blocks {args.blocks} cannot fill {args.stages} stages")
+    if args.schedule in ("1f1b", "zbv") and args.microbatches < args.stages:
+        refuse(f"--schedule {args.schedule}: at least {args.stages} --microbatches, one per stage")
+    if args.schedule == "interleaved" and args.microbatches % args.pp:
+        refuse(f"--schedule interleaved: --microbatches must be a multiple of --pp {args.pp}")
+    if args.schedule == "zbv" and args.compile:
+        refuse("--schedule zbv splits backward passes, which torch.compile can't: add --no-compile")
+
+
+class Stage(GPT):
+    """Blocks of a model by the names they have in it; the first stage embeds, the last one predicts."""
+
+    def __init__(self, model, blocks):
+        nn.Module.__init__(self)
+        self.checkpointing = model.checkpointing
+        last, ends = len(model.blocks) - 1, (model.norm, model.head)
+        self.embed = model.embed if 0 in blocks else nn.Identity()
+        self.blocks = nn.ModuleDict({str(k): model.blocks[k] for k in blocks})
+        self.norm, self.head = ends if last in blocks else (nn.Identity(), nn.Identity())
+
 
 def stages_of(args, mesh):
     """Return the numbers of this process's stages; with zbv they form a V, down the ranks and up."""
@@ -296,8 +308,18 @@ def stages_of(args, mesh):
     return [rank, args.stages - 1 - rank] if args.schedule == "zbv" else [rank, rank + args.pp]
 
 
-def make_pipeline(args, device, mesh, stages, numbers, loss_of):
-    """Return the schedule that passes microbatches through the stages."""
+def cut(model, args, mesh):
+    """Return what this process has of a model, whose `stages` it will compute."""
+    cuts = [args.blocks * k // args.stages for k in range(args.stages + 1)]
+    blocks = [range(cuts[k], cuts[k + 1]) for k in stages_of(args, mesh)]
+    held = Stage(model, [k for own in blocks for k in own])
+    held.stages = [Stage(model, own) for own in blocks]
+    return held
+
+
+def make_pipeline(args, device, mesh, stages, loss_of):
+    """Return a function that passes a batch through the stages."""
+    numbers = stages_of(args, mesh)
     rows, length = args.batch // (args.replicate * args.shard * args.microbatches), LENGTH // args.cp
     with torch.device("meta"):  # what goes from stage to stage, so that none has to ask another
         tokens = torch.empty(rows, length, dtype=torch.long)
@@ -311,18 +333,27 @@ def make_pipeline(args, device, mesh, stages, numbers, loss_of):
         PipelineStage(stage, k, **place, input_args=shapes[k], output_args=shapes[k + 1])
         for stage, k in zip(stages, numbers, strict=True)
     ]
-    options = {"loss_fn": loss_of, "scale_grads": False}  # losses are sums, so gradients are sums
-    if args.schedule in ONE_STAGE:
-        return ONE_STAGE[args.schedule](*parts, args.microbatches, **options)
-    return TWO_STAGES[args.schedule](parts, args.microbatches, **options)
+    own = parts if parts[1:] else parts[0]
+    # The losses of microbatches are sums, so their gradients are added up, and not divided.
+    pipeline = SCHEDULES[args.schedule](own, args.microbatches, loss_fn=loss_of, scale_grads=False)
+
+    def pass_through(inputs, targets, documents):
+        """Return the losses of the microbatches, in the last stage only."""
+        losses, given = [], {"documents": documents, "return_outputs": False}
+        if args.stages - 1 in numbers:
+            given |= {"target": targets, "losses": losses}
+        step = pipeline.step if torch.is_grad_enabled() else pipeline.eval
+        step(*([inputs] if 0 in numbers else []), **given)  # any stage has the samples
+        return losses
+
+    return pass_through
 
 
 # --- one step
 
 
-def make_pass(args, device, mesh, ring, stages, numbers):
+def make_pass(args, device, mesh, ring, model):
     """Return a function that passes a batch through the model."""
-    is_first, is_last, place = 0 in numbers, args.stages - 1 in numbers, positions(ring)
 
     def loss_of(logits, targets):
         if args.tp > 1:
@@ -331,30 +362,26 @@ def make_pass(args, device, mesh, ring, stages, numbers):
         return loss.to_local().clone() if args.tp > 1 else loss  # zbv detaches it, which a view refuses
 
     if args.pp > 1:
-        pipeline = make_pipeline(args, device, mesh, stages, numbers, loss_of)
+        pass_through = make_pipeline(args, device, mesh, model.stages, loss_of)
 
     def compute(batch, training=True):
-        """Return the sum of losses and the number of tokens, 0 but in the last stage.
-
-        In training, the sum's gradients are added to the weights'.
-        """
-        inputs, targets = (tensor[:, place] for tensor in batch)  # this rank's part of each sequence
-        tokens = count(targets) if is_last else 0
-        documents = (batch[0] == END).cumsum(1) * args.packed  # which one each token is in, else 0
-        tensors = inputs, targets, documents
-        inputs, targets, documents = (x.to(device, non_blocking=True) for x in tensors)
+        """Return the sum of losses and the number of tokens; add up gradients, if in training."""
+        inputs, targets = batch
+        documents = (inputs == END).cumsum(1) * args.packed  # which one each token is in, else 0
+        if args.cp > 1:  # this rank's part of each sequence
+            inputs, targets = inputs[:, positions(ring)], targets[:, positions(ring)]
+        tokens = count(targets)
+        tensors = [x.to(device, non_blocking=True) for x in (inputs, targets, documents)]
         losses = [torch.zeros((), device=device)]
-        training = training or args.schedule == "zbv"  # which cannot do without gradients
-        with tp.loss_parallel(), torch.set_grad_enabled(training):
+        with tp.loss_parallel(), torch.set_grad_enabled(training or args.schedule == "zbv"):
             if args.pp > 1:
-                given = {"documents": documents, "return_outputs": False}  # any stage has the samples
-                given |= {"target": targets, "losses": losses} if is_last else {}
-                step = pipeline.step if training else pipeline.eval
-                step(*([inputs] if is_first else []), **given)
-            else:  # gradients are reduced after each microbatch, so that they are never whole
-                parts = (x.chunk(args.microbatches) for x in (inputs, targets, documents))
+                losses += pass_through(*tensors)
+                tokens *= len(losses) > 1  # counted where their losses are
+            else:
+                # Gradients are reduced after each microbatch, so that they are never whole.
+                parts = (x.chunk(args.microbatches) for x in tensors)
                 for part, target, document in zip(*parts, strict=True):
-                    losses.append(loss_of(stages[0](part, document), target))
+                    losses.append(loss_of(model(part, documents=document), target))
                     if training:
                         losses[-1].backward()
         return torch.stack(losses).sum().detach(), tokens
@@ -363,76 +390,83 @@ def make_pass(args, device, mesh, ring, stages, numbers):
 
 
 @torch.no_grad()
-def clip(parameters, scale, mesh):
+def clip(parameters, scale, pp):
     """Scale the gradients, then limit their norm, as one vector of all processes; return the norm."""
     gradients = [parameter.grad.mul_(scale) for parameter in parameters]
-    square = nn.utils.get_total_norm(gradients).full_tensor() ** 2  # of this process's stages
-    dist.all_reduce(square, group=mesh["pp"].get_group())
-    nn.utils.clip_grads_with_norm_(parameters, CLIP, square.sqrt())
-    return square.sqrt()
+    norm = nn.utils.get_total_norm(gradients).full_tensor()
+    dist.all_reduce(square := norm**2, group=pp.get_group())  # the stages' gradients are one vector
+    norm = square.sqrt()
+    nn.utils.clip_grads_with_norm_(parameters, CLIP, norm)
+    return norm
 
 
 # --- loop
 
 
-def validate(held, optimizer, compute, loader, device):
+def validate(model, compute, loader, device):
     """Return the mean loss of all tokens."""
-    held.eval()
-    sums = sum(torch.tensor(compute(batch, training=False), device=device) for batch in loader)
-    held.train()
-    optimizer.zero_grad()  # zbv has made some
+    model.eval()
+    sums = sum(torch.tensor(compute(batch, False), device=device) for batch in loader)
+    model.train()
     dist.all_reduce(sums)
     return (sums[0] / sums[1]).item()
 
 
-@record  # torchrun then shows this process's error, not only its exit status
-def main(arguments=None):
-    args = read_flags(arguments)
-    train, checked = (dataset.tensors for dataset in make_datasets(packed=args.packed))
-    length = len(train[0]) // args.batch  # steps of an epoch
-    if not length:
-        refuse(f"--batch {args.batch}: there are only {len(train[0])} sequences")
-    device = job.join()
-    mesh, ring = make_mesh(args, device)
-    held, stages, numbers = make_model(args, device, mesh, ring)
-    compute = make_pass(args, device, mesh, ring, stages, numbers)
-    parameters = list(held.parameters())
+def train(args, device, mesh, ring, model, sets):
+    """Train a model, and return its `job.Run`."""
+    compute = make_pass(args, device, mesh, ring, model)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=RATE, fused=True)  # of the shards
-    with torch.device("meta"):
-        operations = GPT(args.width, args.blocks, args.heads).flops_per_token()
+    train, checked = sets
+    length = len(train) // args.batch  # steps of an epoch
     steps = args.epochs * length
     last = min(steps, args.steps or steps)
     sizes = {"size": args.batch, "of an epoch": length, "blocks": args.blocks, "heads": args.heads}
     peak = job.PEAK["bf16" if args.bf16 else "fp32"]
-    run = job.Run(args.checkpoint, sizes, operations, peak, copies=args.tp, last=last)
-    run.resume(held, optimizer)
-    # The ranks of "pp", "cp" and "tp" have the same samples; FSDP averages over all of "averaged".
-    averaged = args.replicate * args.shard * args.cp
-    place = mesh["replicate"].get_local_rank() * mesh["fsdp"].size() + mesh["fsdp"].get_local_rank()
-    data = place // args.cp, args.replicate * args.shard  # which samples, and of how many
-    todo = job.places(len(train[0]), args.batch, args.epochs, run.done, *data)
+    run = job.Run(args.checkpoint, sizes, model.operations, peak, last=last, copies=args.tp)
+    run.resume(model, optimizer)
+    rank = mesh["replicate"].get_local_rank() * mesh["fsdp"].size() + mesh["fsdp"].get_local_rank()
+    ranks = args.replicate * args.shard  # with samples of their own: those of "pp", "cp", "tp" share
+    todo = job.places(len(train), args.batch, args.epochs, run.done, rank // args.cp, ranks)
     todo = islice(todo, max(0, last - run.done))
-    loader = job.make_loader(TensorDataset(*train), todo, WORKERS)
-    # A pipeline has one size of batches, so the last batch is filled up with padding.
-    rows = (0, 0, 0, -len(checked[0]) % args.batch)
-    checked = TensorDataset(pad(checked[0], rows), pad(checked[1], rows, value=PADDING))
-    check_loader = job.make_loader(checked, job.parts(len(checked), args.batch, *data), WORKERS)
+    loader = job.make_loader(train, todo, WORKERS)
+    # All batches have one size, so the last one is filled up with padding.
+    (inputs, targets), rows = checked.tensors, (0, 0, 0, -len(checked) % args.batch)
+    checked = TensorDataset(pad(inputs, rows), pad(targets, rows, value=PADDING))
+    places = job.parts(len(checked), args.batch, rank // args.cp, ranks)
+    check_loader = job.make_loader(checked, places, WORKERS)
     for batch in loader:
-        torch.manual_seed(run.done * averaged + place)  # dropout: of each part, also resumed
+        torch.manual_seed(run.done * ranks * args.cp + rank)  # dropout: of each part, also resumed
         losses, tokens = compute(batch)
-        scored = job.total(tokens)  # the ranks of "tp" have counted the same ones
-        norm = clip(parameters, averaged * args.tp / scored, mesh)  # of the mean loss of all tokens
+        scored = job.total(tokens)  # by the ranks of "tp" more than once
+        # FSDP averages over its ranks; so scaled, that is the mean over all tokens.
+        norm = clip(parameters, ranks * args.cp * args.tp / scored, mesh["pp"])
         for group in optimizer.param_groups:
             group["lr"] = RATE * job.cosine(run.done, steps)
         optimizer.step()
         optimizer.zero_grad()
         due = run.look(losses, scored, norm, group["lr"])
         if run.done % length == 0:
-            run.end_epoch(validate(held, optimizer, compute, check_loader, device))
+            run.end_epoch(validate(model, compute, check_loader, device))
+            if args.pp > 1:
+                optimizer.zero_grad()  # zbv has made some
         if due or run.done == last:
-            run.save(held, optimizer)
+            run.save(model, optimizer)
         if run.stopping:
             break
+    return run
+
+
+@record  # torchrun then shows this process's error, not only its exit status
+def main(arguments=None):
+    args = read_flags(arguments)
+    sets = make_datasets(packed=args.packed)
+    if args.batch > len(sets[0]):
+        refuse(f"--batch {args.batch}: there are only {len(sets[0])} sequences")
+    device = job.join()
+    mesh, ring = make_mesh(args, device)
+    model = make_model(args, device, mesh, ring)
+    run = train(args, device, mesh, ring, model, sets)
     run.finish()
     dist.barrier()  # no rank leaves while another still needs it
     dist.destroy_process_group()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDS = ROOT / "notebooks/gpu"
+SCRIPTS = ROOT / "notebooks/scripts"
 PAGE, README = ROOT / "notebooks/on_a_gpu.md", ROOT / "README.md"
 NOT_RUN = "not started", "no time left"
 MODULES = "gpt", "job"  # in notebooks/scripts, and no scripts
@@ -18,13 +19,14 @@ BEGIN, END = "<!-- from the newest record -->", "<!-- end of the record -->"
 
 
 def newest(folder=RECORDS) -> dict:
-    """Return the newest record, by its name, with the parts that only older ones have."""
+    """Return the newest record, by its name, with parts that only older ones have; none of a removed script."""
     parts = {}
     for file in sorted(folder.glob("*.json")):
         record = json.loads(file.read_text())
         for part in record["parts"]:
-            if part["outcome"] not in NOT_RUN:
-                name = part["part"]
+            name = part["part"]
+            script = re.match(r"(?:two_)?((?:first|train|finetune)_\w+)", name)
+            if part["outcome"] not in NOT_RUN and (not script or (SCRIPTS / f"{script[1]}.py").exists()):
                 parts[name] = with_older_rows(part | {"record": file.name}, parts.get(name))
     return record | {"parts": list(parts.values())}
 
@@ -76,7 +78,7 @@ def needs_two(part) -> bool:
 
 def scripts(record) -> tuple[list, list]:
     """Return the names of the scripts to take home that have passed on a GPU, and of those that have not."""
-    names = sorted({file.stem for file in (ROOT / "notebooks/scripts").glob("*.py")} - set(MODULES))
+    names = sorted({file.stem for file in SCRIPTS.glob("*.py")} - set(MODULES))
     passed = {part["part"].removeprefix("two_") for part in record["parts"] if part["outcome"] == "passed"}
     return [name for name in names if name in passed], [name for name in names if name not in passed]
 

@@ -39,9 +39,8 @@ STRATEGIES = "data_parallel", "ddp", "fsdp", "model_parallel", "pipeline"  # whi
 SCRIPTS = {  # to take home, which two GPUs run as well -> their options: each has a checkpoint of its own
     "first_ddp": [],
     "train_ddp": ["two_ddp"],
-    "train_pipeline": ["--cut", "3", "--checkpoint", "two_pipeline"],
-    "train_fsdp": ["two_fsdp"],
-    "train_fsdp_tp": ["two_fsdp_tp"],
+    "train_fsdp": ["--checkpoint", "two_fsdp"],
+    "train_gpt": ["--tp", "2", "--checkpoint", "two_gpt"],
 }
 PATIENCE = 3  # on a CPU the limits are so many times as long: its cores may be shared
 LEAST = 5  # seconds: with less left, no part is started

@@ -174,7 +174,7 @@ def request_of(options) -> PlanRequest:
 def commands(options, rows) -> str:
     """Return the lines that say how to train some strategies."""
     if options.own_model:
-        scripts = "train_single.py, train_ddp.py, train_fsdp.py and train_pipeline.py"
+        scripts = "train_single.py, train_ddp.py, train_fsdp.py and train_gpt.py"
         return f"to train your own model: notebooks/scripts has {scripts}, whole scripts in plain PyTorch"
     lines = []
     for row in rows:

@@ -40,7 +40,7 @@ def watch():
             if event in ("open", "os.rename") and paths[-1].startswith(folder):
                 note_once("file", os.path.relpath(paths[-1], ORDER["cwd"]))
                 with contextlib.suppress(FileExistsError):  # whoever writes first says it to all ranks
-                    os.symlink(str(now["steps"]), f"{ORDER['notes']}/first-file")
+                    os.symlink(str(now.steps), f"{ORDER['notes']}/first-file")
                 if event == "os.rename" or args[2] & os.O_TRUNC:  # not one that is read, and continued
                     note_once("new", os.path.relpath(paths[-1], ORDER["cwd"]))
         finally:
@@ -65,7 +65,7 @@ def has_saved_twice() -> bool:
         first = int(os.readlink(f"{ORDER['notes']}/first-file"))
     except FileNotFoundError:
         return False
-    return now["steps"] == 2 * first + ORDER["beyond"]
+    return now.steps == 2 * first + ORDER["beyond"]
 
 
 def refuse_or_allow(path):
