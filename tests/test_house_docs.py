@@ -58,7 +58,7 @@ def test_no_word_too_much():
     assert not problems, "\n".join(problems)
 
 
-def test_support_rehearse_are_told_how_many_exercises_a_notebook_has_and_how_long_it_takes():
+def test_trainers_are_told_how_many_exercises_a_notebook_has_and_how_long_it_takes():
     row = r"^\| \[(\w+)\]\(\S+\) \| (\d+) \| (\d+) min \| \d+ s \|$"
     rows = re.findall(row, text("notebooks/for_trainers.md"), re.M)
     count = Counter(number[:2] for number in exercises())

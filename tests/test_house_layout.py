@@ -38,6 +38,33 @@ def test_a_front_end_with_little_memory_can_submit_jobs():
     assert int(python("import psutil, mpdemo.jobs; print(psutil.Process().memory_info().rss)")) / 2**20 < 50
 
 
+ENTERED = """
+import os, runpy, sys
+entered, end = set(), os._exit
+def enter(frame, event, _):
+    if event == "call" and frame.f_code.co_flags & 1:  # a function; the body of a class or module has no such flag
+        entered.add(frame.f_code.co_filename)
+def tell(status):
+    sys.setprofile(None)
+    print(*sorted(name for name in entered if f"{os.sep}mpdemo{os.sep}" in name), sep="\\n", flush=True)
+    end(status)
+os._exit = tell
+sys.setprofile(enter)
+runpy.run_module("mpdemo.rungs.ddp", run_name="__main__", alter_sys=True)
+"""
+MOST_ENTERED = 24  # fewer would fold files that each have an idea of their own: clock, GPUs, utilisation, schedules
+
+
+def test_a_rank_of_a_training_enters_few_of_our_files(tmp_path, monkeypatch):
+    """What a learner steps through, from the options to the summary."""
+    world = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29688"}
+    words = ["--model", "convnet", "--steps", "2", "--out", str(tmp_path / "run")]
+    command = [sys.executable, "-c", ENTERED, *words]
+    done = subprocess.run(command, env=os.environ | world, capture_output=True, text=True, timeout=120)
+    files = {line for line in done.stdout.splitlines() if line.endswith(".py")}
+    assert done.returncode == 0 and 10 < len(files) <= MOST_ENTERED, "\n".join([*files, done.stderr])
+
+
 def test_make_clean_removes_what_runs_and_tools_left_and_never_the_answers(tmp_path):
     kept = ["work/00_3.py", "slurm/mine/03.sbatch", "slurm/sites/mine.toml", ".venv/bin/python", "mpdemo/a.py"]
     made = ["runs/ddp/summary.json", "mpdemo/jobs/__pycache__/a.pyc", ".pytest_cache/x", "slurm-7.out"]
