@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpdemo import paths
-from mpdemo.jobs.tracebacks import NOT_THE_USERS
+from mpdemo.jobs.looks import LIBRARY as NOT_THE_USERS
 from mpdemo.ranks.places import WAITING, called_names
 
 LARGEST = 2**26  # bytes of a flight recorder's file
