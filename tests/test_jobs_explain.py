@@ -221,7 +221,7 @@ def test_the_command_reads_standard_input(call_mpdemo, monkeypatch):
     assert "\nverdict: fix; " in done.stdout
     monkeypatch.setattr(asked, "MOST_BYTES", 300)
     assert piped(b"loss 0.3\n" * 100).stdout.startswith("Only its last")
-    for data, words in ((b"", "nothing comes from standard input"), (b"PK\0", "is not text")):
+    for data, words in ((b"", "is empty"), (b"PK\0", "is not text")):
         done = piped(data)
         assert done.returncode == 2 and words in done.stderr and done.stderr.count("\n") == 1
 
@@ -241,6 +241,19 @@ def test_what_is_no_log_is_refused_in_one_line(tmp_path, call_mpdemo):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "model.pt").write_bytes(b"PK\x03\x04\0\0")
     (tmp_path / "empty").mkdir()
-    for name in ("missing", "empty", "pipe", "model.pt", "a\0b", "x" * 5000):
+    (tmp_path / "empty.txt").write_bytes(b"")
+    for name in ("missing", "empty", "empty.txt", "pipe", "model.pt", "a\0b", "x" * 5000):
         done = call_mpdemo("explain", f"{tmp_path}/{name}")
         assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "data",
+    ["step 1 loss 0.5\nRuntimeError: CUDA out of memory.\n".encode("utf-16"), b"\0" * 700 + b"\nCUDA out of memory\n"],
+    ids=["UTF-16 with a mark", "a block of NULs"],
+)
+def test_odd_text_is_read(tmp_path, call_mpdemo, data):
+    """As PowerShell writes it, and as a node leaves it that crashed."""
+    (tmp_path / "log").write_bytes(data)
+    done = call_mpdemo("explain", tmp_path / "log")
+    assert done.returncode == 0 and done.stdout.startswith("line 2: ") and "activation checkpointing" in done.stdout
