@@ -68,7 +68,7 @@ def test_a_job_that_hangs_is_explained_by_its_number_at_once(cluster, project, e
     assert time.monotonic() - begin < 30  # processes start slowly on a busy machine
     others = "ranks 0, 2" if nodes == 3 else "ranks 0, 2, 3"
     assert re.search("^" + others + WAITS, said, re.MULTILINE), said
-    assert "verdict: fix; " in said and "usage: " in said
+    assert "verdict: fix; " in said and "(it waits for something else)" in said
     (project / "runs/toy" / RECORD).unlink()  # now it is any user's job
     told = json.loads(explain(job.id, "--live", "--json"))
     assert re.match(others + WAITS, told["live"]) and told["verdict"] == "fix"
@@ -78,12 +78,13 @@ def test_a_job_that_hangs_is_explained_by_its_number_at_once(cluster, project, e
     assert "verdict: retry; " in explain(job.id)
 
 
-def test_a_job_on_this_machine_that_hangs_and_its_flight_recorder(project, explain, call_mpdemo):
-    job = submit(spec("dump", program="hanging.py", gpus_per_process=0, processes_per_node=2, oversubscribe=True))
-    until(lambda: len(list((project / "runs/toy").glob("trace_rank_*"))) == 2 or job.finished)
+def test_a_job_on_this_machine_that_hangs(project, explain, call_mpdemo, monkeypatch):
+    monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", str(project / "recorder_"))
+    job = submit(spec(program="hanging.py", gpus_per_process=0, processes_per_node=2, oversubscribe=True))
+    until(lambda: job.log().count("is ready") == 2 or job.finished)
     said = explain("runs/toy", "--live")
     assert re.search("^rank 0" + WAITS, said, re.MULTILINE), said
-    assert "Flight recorder: rank 0 called collective number 2, gloo:barrier" in said and "rank 1 never did" in said
+    assert f"torchfrtrace {project} -p recorder_ compares" in said
     job.cancel()
     done = call_mpdemo("explain", job.id, "--live")
     assert done.returncode == 2 and "looks into a running job; job" in done.stderr
@@ -141,16 +142,23 @@ TORCH = "/x/site-packages/torch"
     ],
 )
 def test_what_a_rank_waits_in(inner, collective):
-    row = {"rank": 3, "node": "n1", "cpu": 0.0, "mib": 9, "recorder": "", "frames": [*inner, ("train.py", 7, "main")]}
+    known = {"recorder": "", "stopped": False, "pid": 0}
+    row = {"rank": 3, "node": "n1", "cpu": 0.0, "mib": 9, "frames": [*inner, ("train.py", 7, "main")]} | known
     assert who_waits.place_of(row) == Place(3, collective, "train.py, line 7 in main", "n1", 0.0, 9)
 
 
 @pytest.mark.parametrize(
     ("found", "kind", "said"),
     [
-        ([at(0, "barrier"), at(1, "barrier"), Place(2)], "missing", "ranks 0, 1 wait in barrier .* for rank 2, whose"),
-        ([at(0, "barrier"), at(1, "", 9)], "missing", "rank 0 waits in barrier .* for rank 1, which is at .*line 9 in"),
-        ([at(0, "barrier"), Place(1, node="n1")], "missing", "for rank 1, which is at a place that is not known"),
+        ([at(0, "barrier"), at(1, "barrier"), Place(2)], "gone", "ranks 0, 1 wait in barrier .* for rank 2, whose"),
+        (
+            [at(0, "barrier"), at(1, "", 9)],
+            "elsewhere",
+            "0 waits in barrier .* for rank 1, which is at .*line 9 in",
+        ),
+        ([at(0, "barrier"), Place(1, node="n1")], "unseen", "for rank 1, which is at a place that is not known"),
+        ([at(0, "barrier"), Place(1, "", "a", "n1", cpu=0.9)], "works", "for rank 1, which is at a"),
+        ([at(0, "barrier"), Place(1, node="n1", stopped=True, pid=7)], "stopped", "process 7 on n1 is stopped"),
         (
             [at(0, "barrier"), at(1, "all_reduce", 9)],
             "different",
@@ -163,6 +171,20 @@ def test_what_a_rank_waits_in(inner, collective):
 def test_who_waits_for_whom(found, kind, said):
     word, text = who_waits.sentence(found)
     assert word == kind and re.search(said, text), text
+    quiet = [explain_command.verdict_live(kind, seconds)[1] for seconds in (1, 100)]
+    assert ("ask again" in quiet[0]) == (kind not in ("none", "stopped", "unseen"))
+    assert quiet[1] == who_waits.ADVICE[kind][1]
+
+
+def test_what_a_stack_means(tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text("loss.item()\nwork()\n")
+    places = [Place(1, "", f"{file}, line {line} in main", "n1", cpu) for line, cpu in ((1, 1.0), (2, 1.0), (2, 0.0))]
+    assert [place.meaning for place in places] == [
+        " (on a GPU it waits there for all work before, collectives too)",
+        " (it computes)",
+        " (it waits for something else)",
+    ]
 
 
 def test_the_stacks_of_tasks_that_write_into_one_log_are_told_apart():
@@ -181,21 +203,6 @@ def test_without_labels_the_stacks_came_in_the_order_in_which_ranks_were_asked()
     lost = [{"rank": 0, "task": "0", "frames": None}, {"rank": 1, "task": "0", "frames": None}]
     live.assign({"0": [["whose?"]]}, lost)
     assert [row["frames"] for row in lost] == [None, None]
-
-
-def test_flight_recorders_name_the_first_call_that_differs():
-    call = {
-        "process_group": ["0", "default_pg"],
-        "profiling_name": "nccl:all_reduce",
-        "input_sizes": [[4]],
-        "frames": [],
-    }
-    same = [call | {"collective_seq_id": number} for number in (3, 4)]
-    other = [same[0], same[1] | {"profiling_name": "nccl:broadcast"}]
-    said = who_waits.of_recorder({0: same, 1: same[:1], 2: same})
-    assert said == "ranks 0, 2 called collective number 4, nccl:all_reduce of [[4]]; rank 1 never did."
-    assert "number 4 is not the same on all ranks: rank 0 nccl:all_reduce" in who_waits.of_recorder({0: same, 1: other})
-    assert who_waits.of_recorder({0: same, 1: same}) == ""
 
 
 @pytest.mark.parametrize(

@@ -4,16 +4,21 @@ The failures are data, in known_failures.toml; how a log is read stands in readi
 notebooks/11_when_it_breaks.ipynb.
 """
 
+import re
 from dataclasses import dataclass, replace
 
 from mpdemo import paths
 from mpdemo.jobs.known import KINDS, UNKNOWN, Known, known_in
-from mpdemo.jobs.reading import Log
+from mpdemo.jobs.looks import HARMLESS, LIBRARY, WARNS
+from mpdemo.jobs.reading import Log, Seen
+from mpdemo.jobs.unknown import advice, unknown, with_ranks
 
 LONGEST = 240  # characters of a line that are shown
 ALSO = 4  # further findings that are shown, in one line each
-MESSAGE = 12  # lines that the message of an exception may take
-DOWNLOAD, NAN = " (in a download)", "loss is nan"  # words of the table for what a line alone does not say
+STEPS = 5000  # at the end, whose rank is looked up
+BEFORE = 20  # lines before a launcher's report in which a program's last words are looked for
+DOWNLOAD = " (in a download)"  # words of the table for what a line alone does not say
+SAYS_LITTLE = re.compile(r"(?:KeyError: .*|[\w.]+:?\s*)$")  # of an exception that a library caught by itself
 
 
 @dataclass
@@ -25,10 +30,16 @@ class Finding:
     line: str
     count: int = 1
     place: str = ""  # the user's own file and line, where a traceback names them
+    label: str = ""  # of the process, as the launcher has put it before the line
+
+    @property
+    def explained(self) -> tuple[str, str]:
+        """What it is and what to do."""
+        return self.known.explained(self.line.removeprefix(self.label).strip())
 
     def as_dict(self) -> dict:
         """The same for programs."""
-        what, do = self.known.explained(self.line)
+        what, do = self.explained
         found = {"line": self.number, "text": self.line, "count": self.count, "place": self.place}
         return found | {"kind": self.known.kind, "what": what, "do": do}
 
@@ -40,7 +51,7 @@ class Finding:
         lines = [_shown(self.number, self.line, match.start() if match else 0) + more]
         if self.place:
             lines.append(f"  where: {self.place.replace(f'{paths.root()}/', '')}")
-        what, do = self.known.explained(self.line)
+        what, do = self.explained
         lines += [f"  what it is: {what}", f"  what to do: {do}"]
         if self.known.notebook:
             lines.append(f"  read: notebooks/{self.known.notebook}.ipynb")
@@ -53,35 +64,116 @@ def find(text: str | Log) -> list:
     A run that ended well has none: what went wrong before it resumed or went on is no failure.
     """
     log = text if isinstance(text, Log) else Log(text)
-    seen = log.since_restart(list(_seen(log)))
-    rest = [(number, known, says) for number, known, says in seen if says != "exception" or not log.survived(number)]
-    for shown in (rest, seen):
-        if log.ended_well([(number, known.kind == "consequence", says) for number, known, says in shown]):
+    seen = [s for s in _since_restart(log, _judged(log)) if not _went_on(log, s)]
+    rest = [s for s in seen if not (s.says == "exception" and _survived(log, s))]
+    for some in (rest, seen):
+        if _ended_well(log, some):
             return []
-        if any(known.kind == "cause" for _, known, _ in shown):
-            seen = shown
+        if any(s.known.kind in ("node", "cause") for s in some):
+            seen = some
             break
-    causes = [number for number, known, _ in seen if known.kind == "cause" and known.seen]
-    findings = {}
-    for number, known, _ in seen:
-        if not known.seen and any(number < other <= number + MESSAGE for other in causes):
-            continue  # the cause is in the exception's own message
-        key = known if known.seen else (known, number)
-        if key not in findings:
-            findings[key] = Finding(known, number + 1, log.line(number), 0, log.tracebacks.places.get(number, ""))
-        findings[key].count += len(log.alike(number))
-    return sorted(findings.values(), key=lambda finding: (KINDS.index(finding.known.kind), finding.number))
+    return sorted(_findings(log, seen + _last_words(log, seen)), key=lambda f: (KINDS.index(f.known.kind), f.number))
 
 
-def _seen(log):
-    """Yield number and `Known` of each line that may be a failure, and what it looks like."""
-    for number, text, says in log.messages():
-        known = known_in(text + DOWNLOAD * (number in log.tracebacks.web))
-        if not known:
-            known = known_in(NAN) if says == "nan" else UNKNOWN.get(says.replace("fault", "error"))
-        if known and not (says in ("soft", "nccl", "error", "nan", "noise") and log.went_on(number, says)):
-            follows = says == "noise" or number in log.tracebacks.chained
-            yield number, replace(known, kind="consequence") if follows else known, says
+def _judged(log) -> list:
+    """Return what the log shows, with what is known of it; of exceptions in a chain, the one that explains counts."""
+    best = {}
+    for s in log.seen:
+        if s.says == "exception":
+            _of_exception(s)
+        s.known = s.known or UNKNOWN.get(s.says.replace("fault", "error"))
+        if s.known and (s.says == "noise" or _after_the_end(log, s)):
+            s.known = replace(s.known, kind="consequence")
+        if rival := s.trace and s.trace.earlier:
+            rival = best.get(rival, rival)
+            if _strength(s) > _strength(rival):
+                rival.known = None
+            else:
+                s.known, best[s] = replace(s.known, kind="consequence"), rival
+    return sorted((s for s in log.seen if s.known), key=lambda s: s.numbers[0])
+
+
+def _strength(s) -> int:
+    """Say how well an exception explains what happened: a known cause and a message with advice do best."""
+    if s.known is None or s.known.kind == "consequence":
+        return 0
+    if SAYS_LITTLE.match(s.text) and s.trace and LIBRARY.search(s.trace.place):
+        return 0
+    first = s.trace is None or s.trace.earlier is None
+    return 2 + bool(s.known.seen and first or not s.known.seen and advice(s.text))
+
+
+def _after_the_end(log, s) -> bool:
+    """Whether it is a thread or a mere warning that fails after the program has said that its training ended."""
+    return (s.trace and s.trace.thread or s.warns) and any(number < s.last for number in log.ended)
+
+
+def _of_exception(s):
+    """Take the line of an exception's message that says most of it, and what is known of this line."""
+    lines = [(s.numbers[0], s.text), *s.message]
+    place, web = (" ".join(s.trace.inner), s.trace.web) if s.trace else ("", False)
+    rows = [(known_in(text + DOWNLOAD * web, place=place), number, text) for number, text in lines]
+    found = sorted((row for row in rows if row[0]), key=lambda row: KINDS.index(row[0].kind))
+    s.known, number, text = found[0] if found else (unknown(s), *lines[0])
+    if number != s.numbers[0]:
+        s.numbers, s.text = [number, *s.numbers[1:]], text
+
+
+def _since_restart(log, seen) -> list:
+    """Drop what was seen before the run resumed or was started anew, and made progress."""
+    start = max((n for n in log.restarts if n < (log.steps or [-1])[-1]), default=-1)
+    for s in seen:
+        s.numbers = [number for number in s.numbers if number >= start] if s.last > start else s.numbers
+    return [s for s in seen if s.last > start]
+
+
+def _went_on(log, s) -> bool:
+    """Whether the run made progress after lines that need not be a failure."""
+    later = log.finite[-1:] if s.says == "nan" else log.steps[-2:-1]
+    return (s.warns or s.says in ("soft", "nccl", "error", "nan", "noise")) and any(n > s.last for n in later)
+
+
+def _survived(log, s) -> bool:
+    """Whether the process that raised an exception trained on, or said later that its training ended."""
+    later = [n for n in [*log.steps[-STEPS:], *log.ended] if n > s.last]
+    return any(log.split(n)[0] == s.label for n in reversed(later))
+
+
+def _ended_well(log, seen) -> bool:
+    """Whether nothing that was seen is a failure."""
+    if any(s.says == "nan" for s in seen):
+        return False
+    if all(s.known.kind == "consequence" and s.says in ("soft", "noise", "exception") for s in seen):
+        harmless = all(s.says != "exception" for s in seen)
+        return harmless or bool(log.done) and log.done[0] < min(s.last for s in seen)
+    last = max(s.last for s in seen)
+    return bool(log.done and log.steps and log.steps[-1] > last and log.done[-1] > last)
+
+
+def _last_words(log, seen) -> list:
+    """Return what a program said last, where all else is a launcher's report that it failed."""
+    if not seen or any(s.known.kind != "consequence" for s in seen):
+        return []
+    report = seen[0].numbers[0]
+    first = max([0, report - BEFORE, *(n + 1 for n in log.steps if n < report)])
+    for number in range(report - 1, first - 1, -1):
+        _, text = log.split(number)
+        if text.strip() and not (HARMLESS.search(text) or text[:1].isspace() or WARNS.match(text)):
+            return [Seen([number], text.strip(), "words", UNKNOWN["words"])]
+    return []
+
+
+def _findings(log, seen):
+    """Yield a `Finding` for all lines that show the same."""
+    rows = {}
+    for s in seen:
+        key = s.known if s.known.seen else re.sub(r"\d", "", s.text)
+        rows.setdefault(key, []).append(s)
+    for some in rows.values():
+        first, count = some[0], sum(len(s.numbers) for s in some)
+        place = next((s.trace.place for s in some if s.trace), "")
+        line = f"{first.label} {first.text}".strip()
+        yield Finding(with_ranks(log, some), first.numbers[0] + 1, line, count, place, first.label)
 
 
 def report(text: str | Log) -> str:
@@ -92,7 +184,10 @@ def report(text: str | Log) -> str:
     number, line = log.end
     if not line:
         return "This log is empty: the program wrote nothing, or writes to another file."
-    well = "This run ended well" if log.done else "No failure is in this log: the run ended well, or it still runs"
+    well = "No failure is in this log, nor a word of progress or of an end"
+    if log.done or log.steps:
+        still = "No failure is in this log: the run ended well, still runs, or was ended from outside"
+        well = "This run ended well" if log.done else still
     return f"{well}. Its last line:\n{_shown(number + 1, line)}"
 
 
@@ -127,10 +222,10 @@ def verdict(findings, state="", resumes=False) -> tuple:
     }
     if state in by_state:
         return by_state[state]
-    if state == "cancelled" and (first is None or first.known.kind != "cause"):
+    if state == "cancelled" and (first is None or first.known.kind not in ("node", "cause")):
         return "retry", "it was cancelled"
     if first:
-        what, do = first.known.explained(first.line)
+        what, do = first.explained
         return ("retry", what) if first.known.retry else ("fix", do)
     if state in ("failed", "out_of_memory"):
         return "fix", "its log names no known failure: read its last lines"

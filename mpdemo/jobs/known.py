@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # In this order: a rank that waited in vain, or lost another one, is seldom the one to blame.
-KINDS = ("cause", "waiting", "hint", "vague", "ended", "unknown", "consequence")
+# What a node, its kubelet or Slurm says of it stands above what the program noticed.
+KINDS = ("node", "cause", "waiting", "hint", "vague", "ended", "unknown", "consequence")
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Known:
     notebook: str = ""  # where it is explained
     kind: str = "cause"  # one of `KINDS`
     by: str = ""  # "slurm": its commands say this where they refuse
+    unless: str = ""  # the words mean something else in a line, or raised at a place, in which this expression is found
     retry: bool = False  # the same job may succeed if it is only started again
 
     @functools.cached_property
@@ -52,12 +54,12 @@ def _expression(words) -> str:
     return begins + found + ("$" if words[-1] == "$" else r"(?!\w)" if text[-1].isalnum() else "")
 
 
-UNKNOWN = {  # by what a line looks like that no row of the table fits: see `Log.messages`
-    "exception": Known((), "an error in the program", "look at this place; print the values that it uses before"),
+UNKNOWN = {  # by what a line looks like that no row of the table fits; of exceptions see unknown.py
     "nccl": Known((), "NCCL's own reason", "search for these words and NCCL; NCCL_DEBUG=INFO says more", kind="hint"),
     "error": Known(
         (), "a line that looks like an error", "search for its words; read the lines around it", kind="unknown"
     ),
+    "words": Known((), "the program's last words before it failed", "search for its words", kind="unknown"),
 }
 
 
@@ -76,7 +78,10 @@ def _pieces() -> list:
     return [(max(pieces, key=len), known) for pieces, known in parts]
 
 
-def known_in(line, by="") -> Known | None:
-    """Return the first row of the table whose message is in a line: of all rows, or of those that one program says."""
-    fitting = (known for piece, known in _pieces() if piece in line and by in known.by)
-    return next((known for known in fitting if known.pattern.search(line)), None)
+def known_in(line, by="", place="") -> Known | None:
+    """Return the first row of the table whose message is in a line: of all rows, or of those that one program says.
+
+    `place` is where it was raised, if a traceback says it.
+    """
+    fitting = (known for piece, known in _pieces() if piece in line and by in known.by and known.pattern.search(line))
+    return next((k for k in fitting if not (k.unless and re.search(k.unless, f"{place} {line}"))), None)

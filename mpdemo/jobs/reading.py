@@ -1,127 +1,219 @@
-"""Read a log as a support desk would: which of its lines are messages, what a run resumed after, how it ended."""
+"""Read a log in one pass: what its lines say, which exceptions end its tracebacks, and how far the run came.
 
-import re
+Lines that differ in digits alone say the same, so nearly all lines of a long log cost a look into a dictionary. Of a
+log in which each line differs, those with an alarming word are looked at, its beginning and its end.
+"""
 
-from mpdemo.jobs.lines import Lines
-from mpdemo.jobs.tracebacks import FILE, Tracebacks
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from itertools import accumulate
 
-MOST_LAST = 200  # lines at the end, in which the run may say that it is done
-MOST_LINES = 5000  # lines at the end, in which progress is looked for
-EXCEPTION = re.compile(r"(?:^|[\]:|)] ?)(?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception|Interrupt)(?::|$)")
-NEVER = re.compile(r"\s*$|(?:wandb|mlflow)(?!\.|.*\bERROR\b)|frame #\d+: |#\d+ .+ from \S+:\d+$")  # or C++'s frames
-NOISE = re.compile(r"(?:wandb|mlflow)(?!\.)")  # only an exception of theirs ends a run
-HARMLESS = re.compile(
-    r"^(?:wandb:|mlflow|INFO|DEBUG)\b|NCCL INFO|\[I |ServerApp|[Rr]etrying|trying (?!to)\w|will retry|"
-    r"alling back|[Ii]gnor|ing this combination"
-)
-ERROR = re.compile(r"(?:^|[\s\[|:])(?:ERROR|FATAL|CRITICAL|[Ee]rror|[Ff]atal)(?:\]|:| -)")
-HARD = re.compile(
-    r"^srun: |^slurmstepd|exitcode|Killed|core dumped|Aborted|terminate called|atchdog|CANCELLED AT|^\[E|"
-    r"Segmentation fault|ssertion `"
-)
-PROGRESS = re.compile(
-    r"\b(?:global_)?(?:epochs?|step|iter(?:ation)?s?|loss|batch)\b\W*\d|it/s|s/it|(?:images|samples|tokens|tok)/s|"
-    r"\bsav(?:ed|ing)\b.*\bcheckpoint|\bcheckpoint\b.*\bsaved\b",
-    re.I,
-)
-LOSS = re.compile(r"^(?!.*train_runtime).*loss\b[\"']?[\s:=]*(?:tensor\()?\d", re.I)
-NAN = re.compile(r"\b(?:\w*loss|grad_?norm)\b[\"']?[\s:=]*(?:tensor\()?[\"']?nan\b", re.I)
-RESTART = re.compile(
-    r"[Rr]esum(?:ed|ing|es)\b|[Rr]estor(?:ed|ing)\b|[Rr]estart(?:ing|ed)?\b|[Aa]ttempt \d|oad(?:ed|ing) \w*checkpoint"
-)
-ENDED = re.compile(  # what the program itself says after its last step
-    r"\btraining\b(?: (?!not|never)\w+){0,2} (?:done|finished|completed?|ended|successful(?:ly)?)\b|"
-    r"\b(?:finished|completed|done) (?:with )?training\b|`Trainer\.fit` stopped: |['\"]train_runtime['\"]",
-    re.I,
-)
-DONE = re.compile(r"\b(?:done|finished|completed?|succe\w+|ended well|elapsed|best|final)\b|100%|exit code 0", re.I)
-NOT_ENDED = re.compile(r"fail|error|exception|abort|interrupt", re.I)
-NOT_DONE = re.compile(r"\b(?:not|un|never|before)\b|fail|error|^wandb", re.I)
+from mpdemo.jobs import looks
+from mpdemo.jobs.known import Known, known_in
+from mpdemo.jobs.looks import CHAIN, FILE, IGNORED, LIBRARY, RAISED, THREAD, TRACEBACK, WARNS, WEB
+
+KINDS_OF_LINES = 3000  # that are looked at; from then on alarming ones, and as many lines at the end
+BEGIN = 500  # lines by which a label is recognised
+HITS = 1000  # lines with an alarming word at the beginning, and as many at the end, that are looked at
+AGAIN = 50  # lines of one kind that are looked at: a digit may decide, as in "exitcode: -9"
+OPEN, MESSAGE = 400, 12  # lines of a traceback, with those of other ranks in between; further lines of a message
+LAST = 200  # lines at the end in which the run may say that it is done
+ALARMS = b"Traceback rror xception ailed illed emory esum annot WARN CANCELLED Xid Evicted Abort fault exit".split()
+DIGITS = b"0123456789"
 
 
-class Log(Lines):
-    """What the lines of a log say of the run.
+@dataclass(eq=False)
+class Trace:
+    """A traceback that is being read: the user's own place in it, and its innermost places."""
 
-    `shown` are the lines that are looked at, `progress` those near the end that report a step, an epoch or a
-    checkpoint, the last first; `end` is the last line that is not empty (number, text). `done` are the lines at the end
-    in which the run says that it is done, `ended` those that only a program's own last line says.
+    begin: int
+    earlier: "Seen | None" = None  # the exception while which this one came up
+    ignored: bool = False  # by Python, which says so above it
+    thread: bool = False  # of a thread beside the program
+    place: str = ""
+    inner: list = field(default_factory=list)
+    web: bool = False
+
+    def frame(self, match):
+        """Note a frame, the match of `FILE`."""
+        self.inner = [*self.inner[-2:], f"{match[1]}, in {match[3]}"]
+        if not self.place or not LIBRARY.search(match[1]):
+            self.place = f"{match[1]}, line {match[2]}" + (f", in {match[3]}" if match[3] else "")
+        self.web = self.web or bool(WEB.search(match[1]))
+
+
+@dataclass(eq=False)
+class Seen:
+    """What may be a failure: the lines that say it, what they look like, and what is known of it."""
+
+    numbers: list
+    text: str
+    says: str  # exception, hard, fault, nccl, error, nan, soft, noise
+    known: Known | None = None
+    label: str = ""
+    trace: Trace | None = None
+    message: list = field(default_factory=list)  # further lines of an exception's message: (number, text)
+
+    @property
+    def last(self) -> int:
+        """Return the last line that says it."""
+        return self.numbers[-1]
+
+    @property
+    def warns(self) -> bool:
+        """Whether a logger wrote it as a warning."""
+        return bool(WARNS.match(self.text)) or self.label.endswith("W")
+
+
+@dataclass
+class Kind:
+    """What all lines that differ in digits alone say."""
+
+    notes: tuple  # see `looks.notes`
+    seen: dict  # row of the table -> `Seen`
+    looked: int = 0
+
+
+class Log:
+    """What the lines of a log say of the run; lines are numbered from 0.
+
+    `seen` is what may be a failure; `steps`, `finite` (steps whose loss is a number), `restarts`, `done` (last words)
+    and `ended` (the program's own ones) are numbers of lines; `end` is the last line that is not empty (number, text).
     """
 
     def __init__(self, text):
-        super().__init__(text)
-        self.tracebacks = Tracebacks(self.split, self.having(b"Traceback (most recent"), len(self.lines))
-        self.shown = sorted({*self.alarming(), *self.tracebacks.places})
-        self.progress = self._progress()
-        self.finite = [n for n in self.progress if LOSS.search(self.line(n)) and not NAN.search(self.line(n))][:1]
+        self.data = as_bytes(text)
+        self.lines = self.data.split(b"\n")
+        self.starts = [0, *accumulate(len(line) + 1 for line in self.lines)]
+        traced = self._having(TRACEBACK.encode(), 50)
+        self.label = looks.label_of([*self.lines[:BEGIN], *(self.lines[number] for number in sorted(traced))])
+        self.seen, self.steps, self.finite, self.restarts, self.done, self.ended = [], [], [], [], [], []
+        self.open, self.newest, self.message = {}, {}, {}  # of each label: a traceback, an exception, its message
+        self.until = -1  # the line up to which each one is looked at
+        self._read()
+        self.done = [number for number in self.done if number >= len(self.lines) - LAST]
         last = next((n for n in range(len(self.lines) - 1, -1, -1) if self.lines[n].strip()), 0)
         self.end = last, self.line(last)
-        ends = [(n, self.line(n)) for n in range(max(0, len(self.lines) - MOST_LAST), len(self.lines))]
-        self.ended = [n for n, text in ends if ENDED.search(text) and not NOT_ENDED.search(text)]
-        self.done = [n for n, text in ends if n in self.ended or DONE.search(text) and not NOT_DONE.search(text)]
 
-    def _progress(self) -> list:
-        """Return the numbers of the lines near the end that report a step, an epoch or a checkpoint, the last first."""
-        texts = ((n, self.line(n)) for n in range(len(self.lines) - 1, max(-1, len(self.lines) - MOST_LINES), -1))
-        return [
-            number
-            for number, text in texts
-            if PROGRESS.search(text) and not HARMLESS.search(text.removeprefix("INFO")) and not EXCEPTION.search(text)
-        ]
+    def _read(self):
+        kinds, alarming = {}, None
+        near_the_end = len(self.lines) - KINDS_OF_LINES
+        notes = self.steps, self.finite, self.restarts, self.done, self.ended
+        for number, raw in enumerate(self.lines):
+            name = raw.translate(None, DIGITS)
+            kind = kinds.get(name)
+            if kind is None and len(kinds) >= KINDS_OF_LINES and self.until < number < near_the_end:
+                alarming = alarming or {-1, *(n for word in ALARMS for n in self._having(word, HITS))}
+                if number not in alarming:
+                    continue
+            if kind is None or number <= self.until or kind.seen and kind.looked < AGAIN:
+                kind = self._look(number, kind)
+                if kind is None:  # a line of a traceback or message
+                    continue
+                kinds[name] = kind
+            elif kind.seen:
+                next(reversed(kind.seen.values())).numbers.append(number)
+            for numbers, says in zip(notes, kind.notes, strict=True):
+                if says:
+                    numbers.append(number)
 
-    def messages(self):
-        """Yield number and text of each line that may say what went wrong, and what it looks like."""
-        for number in self.shown:
-            _, text = self.split(number)
-            ends = number in self.tracebacks.places
-            indented = text[:1].isspace() and not ends and number
-            code = number in self.tracebacks.skipped or indented and FILE.match(self.split(number - 1)[1])
-            if code or NEVER.match(text) and not ends:
+    def _having(self, word, most) -> set:
+        """Return the first and the last lines that hold a word: much faster than to look into each line."""
+        found, first, last = set(), -1, len(self.data)
+        for _ in range(most):
+            first = self.data.find(word, first + 1)
+            last = self.data.rfind(word, 0, last) if first >= 0 else -1
+            if last < 0:
+                break
+            found |= {bisect_right(self.starts, first) - 1, bisect_right(self.starts, last) - 1}
+        return found
+
+    def line(self, number) -> str:
+        """Return a line as it is shown."""
+        return looks.seen_text(self.lines[number]).strip()
+
+    def split(self, number) -> tuple:
+        """Return a line's label, without times, and its text, which may be indented."""
+        return looks.split(self.lines[number], self.label)
+
+    def _look(self, number, kind) -> Kind | None:
+        """Return what a line says; None for one that belongs to a traceback or to an exception's message."""
+        label, text = self.split(number)
+        for part in text.split("\n"):  # of a line of JSON several
+            if TRACEBACK in part:
+                self._begin(number, label)
+            elif self._in_message(number, label, part) or self._in_traceback(number, label, part):
                 continue
-            if NOISE.match(text) and not ends:
-                yield number, text.strip(), "noise"
-            elif ends or EXCEPTION.search(text[:200]):
-                yield number, text.strip(), "exception"
-            elif NAN.search(text) or not HARMLESS.search(text):
-                yield number, text.strip(), self._says(number, text)
+            elif not part[:1].isspace() or not (FILE.match(part) or FILE.match(self.split(max(0, number - 1))[1])):
+                kind = self._alone(number, label, part, kind)
+        return kind
 
-    def _says(self, number, text) -> str:
-        if NAN.search(text):
-            return "nan"
-        if HARD.search(text):
-            return "fault" if ERROR.search(text) else "hard"
-        if "NCCL WARN" in text or number and self.line(number - 1).endswith("Last error:"):
-            return "nccl"
-        return "error" if ERROR.search(text) else "soft"
+    def _begin(self, number, label):
+        """Begin a traceback."""
+        self.message.pop(label, None)
+        lines = (self.split(above) for above in range(number - 1, max(-1, number - 50), -1))
+        above = next((text for own, text in lines if own == label and text.strip()), "")
+        earlier = self.newest.get(label) if CHAIN.search(above) else None
+        ignored = IGNORED.search(above) or earlier and earlier.trace.ignored
+        self.open[label] = Trace(number, earlier, bool(ignored), bool(THREAD.search(above)))
+        self._attend(number, OPEN)
 
-    def went_on(self, number, says) -> bool:
-        """Whether the run made progress after a line, and the lines like it, that need not be a failure."""
-        later = self.finite if says == "nan" else self.progress[1:2]
-        return any(n > self.alike(number)[-1] for n in later)
+    def _attend(self, number, lines):
+        """Look at each of the next lines, if it is not the thousandth time that something happened."""
+        if len(self.seen) < HITS or number > len(self.lines) - KINDS_OF_LINES:
+            self.until = max(self.until, number + lines)
 
-    def survived(self, number) -> bool:
-        """Whether the process that raised an exception trained on, or said later that its training ended."""
-        label, _ = self.split(number)
-        later = (n for n in [*self.progress, *self.ended] if n > self.alike(number)[-1])
-        return any(self.split(n)[0] == label for n in later)
-
-    def since_restart(self, seen) -> list:
-        """Drop what was seen before the run resumed or was started anew, and made progress."""
-        latest = self.progress[0] if self.progress else -1
-        again = [self.alike(n)[-1] for n in self.shown if RESTART.search(self.line(n))]
-        start = max((n for n in again if n < latest), default=-1)
-        return [
-            (number if number > start else next(n for n in self.alike(number) if n >= start), *rest)
-            for number, *rest in seen
-            if self.alike(number)[-1] > start
-        ]
-
-    def ended_well(self, seen) -> bool:
-        """Whether nothing that was seen is a failure: (number, is a mere consequence, what it looks like) of each."""
-        if any(says == "nan" for _, _, says in seen):
+    def _in_traceback(self, number, label, text) -> bool:
+        """Whether a line belongs to a traceback that its process has begun; other ranks may write in between."""
+        trace = self.open.get(label)
+        if not trace or number > trace.begin + OPEN:
+            self.open.pop(label, None)
             return False
-        lasts = [self.alike(number)[-1] for number, _, _ in seen]
-        if all(follows and says in ("soft", "noise", "exception") for _, follows, says in seen):
-            harmless = all(says != "exception" for _, _, says in seen)
-            return harmless or bool(self.done) and self.done[0] < min(lasts)
-        worked = self.progress and self.progress[0] > max(lasts)
-        return bool(self.done and worked and self.done[-1] > max(lasts))
+        if match := FILE.match(text):
+            trace.frame(match)
+        elif RAISED.match(text):
+            del self.open[label]
+            self.until = number if not self.open else self.until
+            self._attend(number, MESSAGE)
+            seen = Seen([number], text.strip(), "exception", label=label, trace=trace)
+            self.newest[label] = self.message[label] = seen
+            self.seen += [] if trace.ignored else [seen]
+        else:
+            return text[:1].isspace() or text[:1] in "|+"
+        return True
+
+    def _in_message(self, number, label, text) -> bool:
+        """Whether a line belongs to the message of the exception before it."""
+        seen = self.message.get(label)
+        if not seen:
+            return False
+        blank = not text.strip() and seen.text[-1] != ":"
+        if blank or number > seen.last + MESSAGE or any(new.search(text) for new in looks.NEW):
+            del self.message[label]
+            return False
+        seen.message.append((number, text.strip()))
+        return True
+
+    def _alone(self, number, label, text, kind) -> Kind:
+        """Return what a line outside of tracebacks says, and note it if it may be a failure."""
+        kind = kind or Kind(looks.notes(text), {})
+        kind.looked += 1
+        says = looks.looks_like(text)
+        known = says and known_in("loss is nan" if says == "nan" else text)
+        if not says or not known and says not in ("exception", "nccl", "error", "fault"):
+            return kind
+        if known not in kind.seen:
+            kind.seen[known] = Seen([], text.strip(), says, known, label)
+            self.seen.append(kind.seen[known])
+        kind.seen[known].numbers.append(number)
+        if says == "exception":
+            self.message[label] = kind.seen[known]
+            self._attend(number, MESSAGE)
+        return kind
+
+
+def as_bytes(text) -> bytes:
+    """Return a text as UTF-8, also if it is UTF-16 with a mark."""
+    if isinstance(text, str):
+        return text.encode(errors="replace")
+    return text.decode("utf-16", errors="replace").encode() if text[:2] in (b"\xff\xfe", b"\xfe\xff") else text

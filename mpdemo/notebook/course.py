@@ -18,7 +18,7 @@ from IPython.display import display
 
 from mpdemo.errors import wrapped
 from mpdemo.jobs import Job, JobFailed, JobSpec, submit, train_command
-from mpdemo.jobs.lines import unlabelled
+from mpdemo.jobs.looks import unlabelled
 from mpdemo.notebook.check import check
 from mpdemo.notebook.ladder import in_words, ladder_chart, ladder_table
 from mpdemo.notebook.live_view import follow

@@ -11,8 +11,10 @@ from mpdemo import paths
 from mpdemo.errors import UserError
 from mpdemo.jobs import slurm, slurm_job
 from mpdemo.jobs.job import RECORD, Job, read_record
-from mpdemo.tools.explain.usage import usage
 
+BEGIN = 2**16  # bytes by which text is recognised
+NULS = re.compile(rb"\0{16,}")
+UTF16 = b"\xff\xfe", b"\xfe\xff"  # its marks
 MOST_BYTES = 64 * 2**20  # of a log that are read: of a larger one, its end
 
 
@@ -34,16 +36,6 @@ class Asked:
         return f"{self.name}: {self.answer}, after {self.answer.run_time:.0f} s"
 
     @property
-    def dumps(self) -> list[Path]:
-        """The flight-recorder files in its folder: ``nccl_trace_rank_0`` and the like."""
-        return list(self.folder.glob("*trace*[0-9]")) if self.folder else []
-
-    @property
-    def usage(self) -> str:
-        """What the job used, in a line; "" for a log alone."""
-        return usage(self.slurm_id, self.answer.state, self.folder) if self.name else ""
-
-    @property
     def silence(self) -> float:
         """For how long nothing was written, in s: neither to the log nor to the metrics."""
         files = [*self.logs, *(self.folder.glob("metrics.jsonl") if self.folder else ())]
@@ -59,30 +51,29 @@ def resolve(what) -> Asked:
     """Return what is known of a log, of a run's folder or of a job's number."""
     if what == "-":
         piped = sys.stdin.buffer.read()
-        if not piped:
-            raise UserError("nothing comes from standard input; give a job's log: cat slurm-7.out | mpdemo explain -")
-        refuse_binary(piped, "what comes from standard input")
+        refuse(piped[:BEGIN], "what comes from standard input")
         return Asked([], piped=piped)
     if os.path.isfile(what):  # a pipe would wait forever
         with open(what, "rb") as file:
-            refuse_binary(file.read(8192), what)
+            refuse(file.read(BEGIN), what)
         return Asked([Path(what)])
     if folder := next((path for path in (Path(what).absolute(), paths.root() / what) if os.path.isdir(path)), None):
         if record := read_record(folder):
             return of_job(Job(record, folder))
         logs = sorted([*folder.glob("slurm-*.out"), *folder.glob("*log*.txt")], key=os.path.getmtime)
-        asked = Asked(logs[-1:], folder=folder)
-        if not logs and not asked.dumps:
+        if not logs:
             raise UserError(f"{what} holds no job and no log (slurm-*.out, log.txt); give a log file")
-        return asked
+        return Asked(logs[-1:], folder=folder)
     if re.fullmatch(r"\d+(_\d+)?(;[\w-]+)?", what):
         return of_number(what)
     raise UserError(f"{what} is no log file, no folder of a run and no number of a job")
 
 
-def refuse_binary(data, what):
-    """Refuse what is no text."""
-    if b"\0" in data[:8192]:
+def refuse(data, what):
+    """Refuse the beginning of a file that is empty or no text; a block of NULs is left where a node crashed."""
+    if not data:
+        raise UserError(f"{what} is empty; give a job's log, such as slurm-7.out (or -: standard input)")
+    if b"\0" in NULS.sub(b"", data) and data[:2] not in UTF16:
         raise UserError(f"{what} is not text; give a job's log file")
 
 

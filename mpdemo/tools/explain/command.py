@@ -2,11 +2,12 @@
 
     mpdemo explain slurm-7.out        what the log shows, and whether to try again
     ssh login cat slurm-7.out | mpdemo explain -
-    mpdemo explain runs/03_ddp        the job of a folder: state, log, what it used
+    mpdemo explain runs/03_ddp        the job of a folder: state and log
     mpdemo explain 7 --live           a job that hangs: where its ranks are, and who waits for whom
 
 ``--live`` asks the nodes of a Slurm job by a step of its own (``srun --overlap``). The stacks of the ranks come from
 py-spy where it is installed, else from ranks that handle SIGUSR2: faulthandler.register(signal.SIGUSR2) in your script.
+If the script calls torch.distributed.debug.start_debug_server(), rank 0's port 25999 shows stacks and flight recorders.
 """
 
 import dataclasses
@@ -43,18 +44,15 @@ def main(args) -> int:
     data, cut = asked.last_bytes()
     log = Log(data)
     findings = find(log)
-    told = {"job": asked.name, **asked.answer._asdict(), "logs": list(map(str, asked.logs)), "usage": asked.usage}
+    told = {"job": asked.name, **asked.answer._asdict(), "logs": list(map(str, asked.logs))}
     word, why = verdict(findings, asked.answer.state, asked.resumes)
-    found, dumps = [], asked.dumps
+    found = []
     if args.live:
         quiet = asked.silence  # before the ranks write their stacks
         found, told["gpus"] = look(asked)
         kind, told["live"] = who_waits.sentence(found)
         told["ranks"] = [dataclasses.asdict(place) for place in found]
         word, why = verdict_live(kind, quiet)
-        prefixes = {Path(place.recorder) for place in found if place.recorder}
-        dumps += [file for prefix in prefixes for file in prefix.parent.glob(f"{prefix.name}*")]
-    told["recorder"] = who_waits.of_recorder(who_waits.recorded(dumps))
     told |= {"findings": [finding.as_dict() for finding in findings], "verdict": word, "why": why}
     if args.json:
         print(json.dumps(told, indent=1))
@@ -74,15 +72,14 @@ def in_words(asked, told, found):
     if asked.name:
         yield asked.headline
         yield f"log: {', '.join(told['logs']) or 'none yet'}"
-        yield f"usage: {told['usage']}"
         yield ""
     if found:
         yield told["live"]
         yield from (f"  {place}" for place in found)
         yield from (f"  GPU {n}: {busy} % busy, {mib} MiB" for n, (busy, mib) in enumerate(told["gpus"]))
+        for prefix in sorted({Path(place.recorder) for place in found if place.recorder}):
+            yield f"torchfrtrace {prefix.parent} -p {prefix.name} compares the flight recorders that ranks write there"
         yield ""
-    if told["recorder"]:
-        yield f"Flight recorder: {told['recorder']}\n"
 
 
 def look(asked) -> tuple:
@@ -105,12 +102,8 @@ def where_it_hangs(what: Path | str | int) -> str:
 
 
 def verdict_live(kind, quiet) -> tuple:
-    """Say what to do about a job that waits in this way, and has been quiet for so long."""
-    if kind == "none":
-        return None, "no rank waits for another: it works, or it waits for something else, at the lines above"
-    if kind == "same":
-        slow = f"nothing was written for {quiet:.0f} s: it may only be slow; ask again"
-        return (None, slow) if quiet < LONG else ("retry", "cancel it, and submit it on other nodes (--exclude)")
-    if quiet < QUIET:
-        return None, f"something was written {quiet:.0f} s ago: it may only be slow; ask again"
-    return "fix", "cancel it; every rank must call the same collectives in the same order: look at the lines above"
+    """Say what to do about a job that hangs in this way, and has been quiet for so long."""
+    word, why = who_waits.ADVICE[kind]
+    if word and kind != "stopped" and quiet < (LONG if kind == "same" else QUIET):
+        return None, f"a line was written {quiet:.0f} s ago, so it may only be slow: only waiting will show; ask again"
+    return word, why

@@ -83,6 +83,8 @@ def look(rank, pid):
             "frames": frames,  # (file, line, function), the innermost first
             "cpu": process.cpu_percent() / 100,
             "mib": process.memory_info().rss // 2**20,
+            "stopped": process.status() == psutil.STATUS_STOPPED,
+            "pid": pid,
             "recorder": next((variables[name] for name in RECORDERS if name in variables), ""),
         }
     except (psutil.Error, OSError):

@@ -1,21 +1,46 @@
-"""Who waits for whom in a job that hangs, in one sentence: by the stacks of its ranks, and by flight-recorder dumps.
+"""Who waits for whom in a job that hangs, in one sentence, by the stacks of its ranks; and what to do about it.
 
-Taught in notebooks/11_when_it_breaks.ipynb. PyTorch's flight recorder:
-https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html.
+Taught in notebooks/11_when_it_breaks.ipynb.
 """
 
 import contextlib
-import io
-import pickle
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from mpdemo import paths
-from mpdemo.jobs.tracebacks import NOT_THE_USERS
+from mpdemo.jobs.looks import LIBRARY
 from mpdemo.ranks.places import WAITING, called_names
 
-LARGEST = 2**26  # bytes of a flight recorder's file
+BUSY = 0.5  # of a core: a rank outside of collectives that takes more computes, one that takes less waits
+WAITS_FOR_A_GPU = {"item", "cpu", "tolist", "numpy", "synchronize"}
+ADVICE = {  # by the kind of hang: verdict, and why
+    "none": (None, "no rank waits for another: it works, or it waits for something else, at the lines above"),
+    "same": ("retry", "cancel it, and submit it on other nodes (--exclude)"),
+    "different": (
+        "fix",
+        "cancel it; every rank must call the same collectives in the same order: look at the lines above",
+    ),
+    "stopped": ("retry", "a process is stopped, by SIGSTOP or a debugger: kill -CONT PID on its node lets it go on"),
+    "gone": (
+        "fix",
+        "cancel it; the rank that is gone has failed, or left its loop before the others: the log has its last lines; "
+        "give every rank the same number of steps (drop_last=True, or Join)",
+    ),
+    "works": (
+        None,
+        "the missing rank still computes, as one that validates or saves alone does: only waiting will show whether it "
+        "comes, so ask again in a minute; if it is at the same line then, look at that line",
+    ),
+    "unseen": (
+        None,
+        "the place of the missing rank can't be seen: give it py-spy, or a handler of SIGUSR2 (see --help)",
+    ),
+    "elsewhere": (
+        "fix",
+        "cancel it; look at the line of the missing rank: it took another branch, or waits there for something else, "
+        "such as a file, a lock or a loader's worker",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -29,23 +54,46 @@ class Place:
     cpu: float = 0.0  # of a core
     mib: int = 0
     recorder: str = ""  # the prefix of the rank's flight-recorder files, if its environment names one
+    stopped: bool = False
+    pid: int = 0
 
     def __str__(self):
         if not self.node:
             return f"rank {self.rank}: its process is gone"
         where = "its stack is not known (no py-spy, and no answer to SIGUSR2: see explain --help)"
-        if self.collective is not None:
-            where = f"waits in {self.collective}, {self.line}" if self.collective else f"is at {self.line}"
+        if self.stopped:
+            where = f"its process {self.pid} is stopped"
+        elif self.collective is not None:
+            where = f"waits in {self.collective}, {self.line}"
+            if not self.collective:
+                where = f"is at {self.line}{self.meaning}"
         return f"rank {self.rank} on {self.node}: {where}; {self.cpu:.0%} of a core, {self.mib} MiB"
+
+    @property
+    def meaning(self) -> str:
+        """What it means that a rank is at a line outside of collectives."""
+        file, _, line = self.line.partition(", line ")
+        if line and WAITS_FOR_A_GPU & set(called_on(Path(paths.root(), file), int(line.split()[0]))):
+            return " (on a GPU it waits there for all work before, collectives too)"
+        return " (it computes)" if self.cpu > BUSY else " (it waits for something else)"
+
+    @property
+    def kind(self) -> str:
+        """Why a rank is in no collective, in a word of `ADVICE`."""
+        if not self.node:
+            return "gone"
+        if self.stopped or self.cpu > BUSY:
+            return "stopped" if self.stopped else "works"
+        return "unseen" if self.collective is None else "elsewhere"
 
 
 def place_of(row) -> Place:
     """Return where a rank is, by its frames: the innermost that is the reader's own, and what it called."""
-    known = {name: row[name] for name in ("node", "cpu", "mib", "recorder")}
+    known = {name: row[name] for name in ("node", "cpu", "mib", "recorder", "stopped", "pid")}
     frames = row["frames"]
     if not frames:
         return Place(row["rank"], **known)
-    own = next((depth for depth, frame in enumerate(frames) if not NOT_THE_USERS.search(frame[0])), len(frames) - 1)
+    own = next((depth for depth, frame in enumerate(frames) if not LIBRARY.search(frame[0])), len(frames) - 1)
     file, line, function = frames[own]
     collective = collective_of(frames[:own]) or next((n for n in called_on(file, line) if n in WAITING - {"sleep"}), "")
     short = file.replace(f"{paths.root()}/", "")
@@ -71,15 +119,13 @@ def called_on(file, line) -> list:
 
 
 def sentence(found) -> tuple[str, str]:
-    """Say in one sentence who waits for whom; and in one word: none, missing, different, same."""
+    """Say in one sentence who waits for whom; and in one word of `ADVICE` what kind of hang it is."""
     waiting, others = {}, []
     for place in found:
         if place.collective:
             waiting.setdefault((place.collective, place.line), []).append(place.rank)
-        elif place.node:
-            others.append(f"rank {place.rank}, which is at {place.line or 'a place that is not known'}")
         else:
-            others.append(f"rank {place.rank}, whose process is gone")
+            others.append(place)
     if not waiting:
         return "none", "No rank waits in a collective."
     calls = [
@@ -87,10 +133,19 @@ def sentence(found) -> tuple[str, str]:
         for (collective, line), ranks in waiting.items()
     ]
     if others:
-        return "missing", f"{' and '.join(calls)} for {'; '.join(others)}."
+        kind = next(kind for kind in ADVICE if kind in {place.kind for place in others})
+        return kind, f"{' and '.join(calls)} for {'; '.join(map(missing, others))}."
     if len(waiting) > 1:
         return "different", f"The ranks wait for each other in different collectives: {'; '.join(calls)}."
     return "same", f"No rank is missing: {calls[0]}. It is slow, or the network or a GPU hangs."
+
+
+def missing(place) -> str:
+    """Name a rank for which others wait, and where it is."""
+    if not place.node:
+        return f"rank {place.rank}, whose process is gone"
+    stopped = f"rank {place.rank}, whose process {place.pid} on {place.node} is stopped"
+    return stopped if place.stopped else f"rank {place.rank}, which is at {place.line or 'a place that is not known'}"
 
 
 def in_words(numbers) -> str:
@@ -100,55 +155,3 @@ def in_words(numbers) -> str:
     runs = [range(first, last + 1) for first, last in zip(firsts, lasts, strict=True)]
     parts = [f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
     return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(parts)}"
-
-
-class Plain(pickle.Unpickler):
-    """Reads numbers, texts, lists and dictionaries alone: a dump may be anybody's."""
-
-    def find_class(self, module, name):
-        """Refuse all else."""
-        raise pickle.UnpicklingError(f"holds {module}.{name}")
-
-
-def recorded(files) -> dict:
-    """Return the collectives that flight-recorder dumps hold: rank -> the entries of its file, the last one last."""
-    entries = {}
-    for file in files:
-        rank = re.search(r"\d+$", file.name)  # a dump's name ends with it
-        if not rank or not file.is_file() or file.stat().st_size > LARGEST:
-            continue
-        try:
-            found = Plain(io.BytesIO(file.read_bytes())).load()["entries"]
-        except (pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError, IndexError):
-            continue
-        entries[int(rank[0])] = [entry for entry in found if not entry.get("is_p2p")]
-    return entries
-
-
-def of_recorder(entries) -> str:
-    """Say in one sentence where the ranks part, by their flight recorders; "" if they do not."""
-    for group in sorted({str(entry.get("process_group")) for some in entries.values() for entry in some}):
-        calls = {
-            rank: {e["collective_seq_id"]: e for e in some if str(e.get("process_group")) == group}
-            for rank, some in entries.items()
-        }
-        last = {rank: max(some, default=0) for rank, some in calls.items()}
-        for number in range(max(1, min(last.values())), max(last.values()) + 1):
-            here = {rank: call_of(some[number]) for rank, some in calls.items() if number in some}
-            kinds = {call.partition(" at ")[0] for call in here.values()}
-            absent = [rank for rank in sorted(last) if last[rank] < number]
-            if absent:
-                what = f"collective number {number}, {next(iter(here.values()))}"
-                return f"{in_words(sorted(here))} called {what}; {in_words(absent)} never did."
-            if len(kinds) > 1:
-                each = "; ".join(f"rank {rank} {call}" for rank, call in sorted(here.items()))
-                return f"Collective number {number} is not the same on all ranks: {each}."
-    return ""
-
-
-def call_of(entry) -> str:
-    """Return name, sizes and place of a recorded collective."""
-    own = (f for f in entry.get("frames", ()) if not NOT_THE_USERS.search(f["filename"]))
-    frame = next(own, None)
-    place = f" at {frame['filename'].replace(f'{paths.root()}/', '')}, line {frame['line']}" if frame else ""
-    return f"{entry['profiling_name']} of {entry.get('input_sizes')}{place}"

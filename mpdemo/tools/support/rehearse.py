@@ -24,7 +24,7 @@ from mpdemo.cluster.daemons import CLUSTER_NAME
 from mpdemo.errors import UserError
 from mpdemo.jobs import Job, JobSpec, load_site, slurm, submit
 from mpdemo.jobs.explain import find
-from mpdemo.jobs.lines import unlabelled
+from mpdemo.jobs.looks import unlabelled
 from mpdemo.options import count
 from mpdemo.tools.support.env import NO_GPU
 from mpdemo.tools.support.render import jobs_of_course
@@ -178,7 +178,7 @@ def what_to_fix(trial, gpus_exist) -> str:
     if found := re.findall(r"\[FAIL\] (.*)", log):  # by the job env
         return "; ".join(found)
     for first in find(log):
-        return ": ".join(first.known.explained(first.line)) if first.known.seen else first.line
+        return ": ".join(first.explained) if first.known.seen else first.line
     return state_of(trial.job)
 
 

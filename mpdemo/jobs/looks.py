@@ -1,0 +1,140 @@
+"""What a line of a log looks like: its label, a step of the training, a last word, an error."""
+
+import json
+import re
+
+UNSEEN = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[^\t\x20-\x7e\xa0-\U0010ffff]")  # colours and control characters
+TIME = (
+    r"\[?(?:\d{4}-\d\d-\d\d[T ]|(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [ \d]\d )\d\d:\d\d:\d\d[\d.,]*"
+    r"(?:Z|[+-]\d\d:?\d\d)?\]? ?"
+)
+LABEL = (  # of a launcher: [rank3]: [default3]: 3: [1,3]<stderr>: (Actor pid=1) [pod/a/b] worker-1  |
+    r"\[(?:rank|default)?\d+\]:? ?|\[\d+,\d+\]<std\w+>: ?|\d+: ?|\(\w[^()]*pid=[^()]*\) ?|\[pod/\S+\] ?|[\w.-]+ +\| ?"
+)
+LOGGER = r"(?:- )?(?:[\w.]+ - )?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)(?: - |:[\w.]+:)"
+HOST = re.compile(
+    r"(?!(?:srun|sbatch|salloc|slurm\w*|bash|sh|python\S*|\S+\.(?:py|sh|cpp)|mpdemo|wandb|pyxis|kernel|step|epoch|loss|"
+    r"error|\w*(?:Error|Exception|Warning)|[A-Z]+): )[A-Za-z][\w.-]*: "
+)
+WARNS = re.compile(r"\[?W(?:\d{4}|[ \]])|\[?WARNING\b|(?:User|Future|Deprecation|Runtime)?Warning\b")
+GLOG = re.compile(r"\[?([IWEF])\d{4} \d\d:\d\d:[\d.]+ (?:\d+ )?\S+\] ?")
+
+TRACEBACK = "Traceback (most recent call last)"
+FILE = re.compile(r'\s*(?:\| )?File "(.+?)", line (\d+)(?:, in (\S+))?')
+LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python\d|^<|/bin/(?:torchrun|accelerate|deepspeed)")
+WEB = re.compile(r"/(?:urllib3?|requests|http|httpx|httpcore|aiohttp)/")
+RAISED = re.compile(r"(?!srun: |slurmstepd: |(?:INFO|DEBUG|WARNING|ERROR|wandb)\b)[A-Za-z_][\w.]*(?::\s|:?$)")
+IGNORED = re.compile(r"Logging error|Exception ignored|Error in (?:atexit|sys\.excepthook)")  # above a traceback
+THREAD = re.compile(r"^Exception in thread ")
+CHAIN = re.compile(r"During handling of the above exception|The above exception was the direct cause")
+
+EXCEPTION = re.compile(r"(?:^|[\]:|)] ?)(?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception|Interrupt)(?::|$)")
+NEVER = re.compile(r"\s*$|(?:wandb|mlflow)(?!\.|.*\bERROR\b)|frame #\d+: |#\d+ .+ from \S+:\d+$")  # or C++'s frames
+NOISE = re.compile(r"(?:wandb|mlflow)(?!\.)")  # only an exception of theirs ends a run
+HARMLESS = re.compile(
+    r"^(?:wandb:|mlflow|INFO|DEBUG)\b|NCCL INFO|\[I |ServerApp|[Rr]etrying|trying (?!to)\w|will retry|"
+    r"alling back|[Ii]gnor|ing this combination|^\+ "
+)
+ERROR = re.compile(r"(?:^|[\s\[|:])(?:ERROR|FATAL|CRITICAL|[Ee]rror|[Ff]atal)(?:\]|:| -)|\bAbort\(-?[1-9]")
+HARD = re.compile(
+    r"(?:^|: )(?:srun: |slurmstepd: )|exitcode|Killed|core dumped|Aborted|Abort\(|terminate called|atchdog|"
+    r"CANCELLED AT|^\[E|Segmentation fault|ssertion `|died from signal|"
+    r"\b(?:exit(?:ed)?|terminated|returned) (?:with |non-zero )?(?:exit )?(?:code|status)[ :=]*-?[1-9]"
+)
+
+STEP = re.compile(
+    r"\b(?:global_)?(?:epochs?|step|iter(?:ation)?s?|loss|batch|trial|round|episode|fold)\b\W*\d(?!.*\bfailed with)|"
+    r"it/s|s/it|(?:images|samples|tokens|tok)/s|\bsav(?:ed|ing)\b.*\bcheckpoint|\bcheckpoint\b.*\bsaved\b",
+    re.I,
+)
+LOSS = re.compile(r"^(?!.*train_runtime).*loss\b[\"']?[\s:=]*(?:tensor\()?\d", re.I)
+NAN = re.compile(r"\b(?:\w*loss|grad_?norm)\b[\"']?[\s:=]*(?:tensor\()?[\"']?nan\b", re.I)
+RESTART = re.compile(
+    r"[Rr]esum(?:ed|ing|es)\b|[Rr]estor(?:ed|ing)\b|[Rr]estart(?:ing|ed)?\b|[Aa]ttempt \d|oad(?:ed|ing) \w*checkpoint"
+)
+ENDED = re.compile(  # what the program itself says after its last step
+    r"\btraining\b(?: (?!not|never)\w+){0,2} (?:done|finished|completed?|ended|successful(?:ly)?)\b|"
+    r"\b(?:finished|completed|done) (?:with )?training\b|`Trainer\.fit` stopped: |['\"]train_runtime['\"]|"
+    r"^\W*(?:all )?(?:done|finished)\W*$",
+    re.I,
+)
+DONE = re.compile(r"\b(?:done|finished|completed?|succe\w+|ended well|elapsed|best|final)\b|100%|exit code 0", re.I)
+NOT_ENDED = re.compile(r"fail|error|exception|abort|interrupt", re.I)
+NOT_DONE = re.compile(r"\b(?:not|un|never|before)\b|fail|error|^wandb", re.I)
+NEW = [  # no part of an exception's message
+    *(re.compile(f"^(?:{GLOG.pattern})|^[-=*]{{9}}"), HARD, CHAIN, STEP),
+    *(ENDED, RESTART, EXCEPTION),
+]
+
+
+def looks_like(text) -> str:
+    """Return what a line looks like; "" for a harmless one."""
+    if NEVER.match(text):
+        return ""
+    if NOISE.match(text):
+        return "noise"
+    if EXCEPTION.search(text[:200]):
+        return "exception"
+    if NAN.search(text):
+        return "nan"
+    if HARMLESS.search(text):
+        return ""
+    if HARD.search(text):
+        return "fault" if ERROR.search(text) else "hard"
+    return "nccl" if "NCCL WARN" in text else "error" if ERROR.search(text) else "soft"
+
+
+def notes(text) -> tuple:
+    """Return whether a line is a step, a step whose loss is a number, a restart, a last word, the program's own one."""
+    step = STEP.search(text) and not HARMLESS.search(text.removeprefix("INFO")) and not EXCEPTION.search(text)
+    ended = ENDED.search(text) and not NOT_ENDED.search(text)
+    done = ended or DONE.search(text) and not NOT_DONE.search(text)
+    finite = step and LOSS.search(text) and not NAN.search(text)
+    return tuple(map(bool, (step, finite, RESTART.search(text), done, ended)))
+
+
+def seen_text(raw) -> str:
+    """Return a line as a terminal shows it: the last state of a progress bar, and no colours."""
+    return UNSEEN.sub("", raw.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace"))
+
+
+def unlabelled(log) -> list[str]:
+    """Return the lines of a log without a launcher's labels."""
+    return [re.sub(f"^(?:{LABEL})*", "", line) for line in log.splitlines()]
+
+
+def label_of(lines):
+    """Return the expression of what stands before each line, as a launcher or a logger has written it.
+
+    A host's name or a logger's words are a label if nearly all lines, or a traceback's first line, begin with them.
+    """
+    common = re.compile(f"(?:{TIME}|{LABEL})*")
+    texts = [seen_text(line) for line in lines if line.strip()]
+    texts = [text[common.match(text).end() :] for text in texts]
+    learned = []
+    for expression in (re.compile(LOGGER), HOST, GLOG):
+        found = [match for text in texts if (match := expression.match(text))]
+        shapes = {re.sub(r"\d+", r"\\d+", re.escape(match[0])) for match in found}
+        ahead = any(match.string.startswith(TRACEBACK, match.end()) for match in found)
+        if ahead or 1 < len(texts) <= 1.1 * len(found) and (expression is not HOST or len(shapes) == 1):
+            learned.append("|".join(shapes) if expression is HOST else expression.pattern)
+    return re.compile(f"(?:{'|'.join([TIME, LABEL, *learned])})*")
+
+
+def split(raw, label) -> tuple:
+    """Return a line's label, without times, and its text, which may be indented; `label` is the labels' expression."""
+    text = seen_text(raw)
+    if text[:2] == '{"' and text.rstrip()[-1:] == "}":
+        text = _from_json(text)
+    end = label.match(text).end()
+    return re.sub(f"{TIME}|{LOGGER}", "", GLOG.sub(r"\1", text[:end])).strip(), text[end:]
+
+
+def _from_json(line) -> str:
+    """Return the text that a logger wrote as a line of JSON."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return line
+    texts = (found.get(name) for name in ("log", "message", "msg", "text"))
+    return next((text.rstrip("\n") for text in texts if isinstance(text, str)), line)

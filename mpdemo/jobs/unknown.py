@@ -1,0 +1,119 @@
+"""What a message says of itself, where no row of the table of known failures knows it; and who is missing from a list.
+
+Nothing is guessed here: the message's own advice is quoted, the two things that must agree are named, and the library
+that raised it.
+"""
+
+import re
+from dataclasses import replace
+
+from mpdemo.jobs.known import Known
+
+OTHERS = 2000  # steps of all ranks at the end in which one is looked for
+LONGEST = 300  # characters of an advice that are quoted
+ADVICE = re.compile(
+    r"\b(?:[Pp]lease (?!report)|[Mm]ake sure|[Ee]nsure|[Cc]onsider|[Tt]ry(?:ing)? |[Dd]id you|HINT|[Hh]int:|[Ii]f you|"
+    r"[Yy]ou (?:can|should|must|need|may|have to)|(?:[Nn]eed|[Rr]equired?) to\b|requires? (?!grad)|usually|[Uu]pgrade|"
+    r"[Rr]einstall|instead\b|[Oo]ne option|[Ee]ither )|(?:^|[.;:,!?] +|\bor |\band )[`\"']?(?:[Ss]et|[Uu]se|[Ee]nable|"
+    r"[Dd]isable|[Ii]ncrease|[Dd]ecrease|[Rr]educe|[Rr]emove|[Ii]nstall|[Pp]ass|[Cc]all|[Rr]un|[Aa]dd|[Cc]heck|[Ss]pecify|"
+    r"[Pp]rovide|[Ss]ee|[Rr]efer) "
+)
+SENTENCE = re.compile(r"(?<=[\w)\]`'\"][.!?]) +(?=[A-Z`'\"])|\n")
+A, B = (rf"(?P<{name}>[^,;:.(]*?(?:\([^()]*\)|\[[^\[\]]*\]|[\w%`'\"-])(?:\.\d[^,;:.]*?)?)" for name in "ab")
+BEGIN, END, BE = r"(?:: |^|\. )", r"(?=$|[,;.)\n])", "(?:is|are|was|must be|should be)"
+MORE, NOT = "less|greater|smaller|larger|lower|higher|more|fewer|different", "does not|doesn't|do not|must|should"
+AGREE = [  # two things of a message, and what must hold between them
+    (rf"{BEGIN}{A} {BE}(?: not)?(?: evenly)? (?:divisible by|a multiple of) {B}{END}",
+     "{} must be a multiple of {}"),
+    (r"[Ee]xpected:? (?:to (?:be|have|get) )?(?P<a>.+?)[,;]? (?:but |instead |and )*"
+     r"(?:got|found|received|has|have|is|was):? (?P<b>.+?)(?=$|[;.] |\.$|\n)", "it expects {}, and gets {}"),
+    (rf"(?:{BEGIN}|\(){A} (?:vs\.?|versus|!=) {B}{END}", "{} and {} must agree"),
+    (rf"{BEGIN}{A} (?:{NOT}) (?:match|equal|agree with|fit) {B}{END}", "{} and {} must agree"),
+    (rf"{BEGIN}{A} {BE} (?:{MORE}) (?:than|from) {B}{END}", "{} and {} must fit"),
+    (r"[Mm]ismatch(?:ed)? (?:between|of) (?P<a>.+?) and (?P<b>.+?)(?=$|[,;.:\n])", "{} and {} must agree"),
+]  # fmt: skip
+WAITS = re.compile(r"\bRank (\d+)\]")
+RANK = re.compile(r"^\[?rank[ :=]*(\d+)\b", re.I)
+WORLD = re.compile(r"\b(?:world[ _]size|WORLD_SIZE|nranks)\b\W*(\d+)|\bMEMBER: \d+/(\d+)")
+STEP = re.compile(r"\bsteps?\b\W*(\d+)", re.I)
+
+
+def library_of(places) -> str:
+    """Return the name of the library that raised an exception, by the innermost places of its traceback: torch.cuda."""
+    names = []
+    for place in reversed(places):
+        _, *path = re.split(r"(?:site|dist)-packages/", place.rpartition(", in ")[0])
+        if not path or names and path[-1].split("/")[0] != names[0].split(".")[0]:
+            break
+        parts = path[-1].removesuffix(".py").split("/")
+        names.append(".".join(part for part in parts[:-1][:3] if part[0] != "_") or parts[0])
+    return max(names, key=len, default="")
+
+
+def unknown(seen) -> Known:
+    """Return what an exception says of itself."""
+    text = "\n".join([seen.text, *(line for _, line in seen.message)])
+    library = library_of(seen.trace.inner) if seen.trace else ""
+    what = f"an error that {library} raised" if library else "an error in the program"
+    for expression, relation in AGREE:
+        if match := re.search(expression, text):
+            what += f": {relation.format(match['a'].strip(), match['b'].strip())}"
+            break
+    if said := advice(text):
+        return Known((), what, f"the message says: {said}")
+    if library:
+        do = (
+            f"look at this place in your own program, and at what it hands to {library}; search for the message's words"
+        )
+        return Known((), what, do)
+    return Known((), what, "look at this place: the program itself raised the error, and the lines above it say when")
+
+
+def advice(text) -> str:
+    """Return the sentences of a message that say what to do; "" for none."""
+    _, _, said = text.partition(": ")
+    found = [part.strip() for part in SENTENCE.split(said or text) if ADVICE.search(part)]
+    said = " ".join(found)
+    return said if len(said) <= LONGEST else said[: LONGEST - 4].rpartition(" ")[0] + " ..."
+
+
+def with_ranks(log, seen) -> Known:
+    """Return what is known of some lines, with the rank that is missing from them, or alone in them."""
+    known = seen[0].known
+    if known.kind == "waiting" and (said := missing(log, seen)):
+        return replace(known, do=f"{said}; {known.do}")
+    if seen[0].says == "nan" and (said := alone(log, seen[0])):
+        return replace(known, what=said, do=f"look at this rank's batch of this step first; else: {known.do}")
+    return known
+
+
+def alone(log, seen) -> str:
+    """Say which rank's loss is the first that is no number, if those of others are in the same step; "" if none is."""
+    label, text = log.split(seen.numbers[0])
+    step = STEP.search(text)
+    for number in log.finite[-OTHERS:] if step else ():
+        other, line = log.split(number)
+        if other != label and (found := STEP.search(line)) and found[1] == step[1]:
+            return f"the loss of {label.strip('[]: ')} is not a number in step {step[1]}, those of other ranks are"
+    return ""
+
+
+def missing(log, seen) -> str:
+    """Say which rank is not among those that waited, and what it said last; "" if it cannot be told."""
+    waited, said, world = {rank_of(*log.split(number), WAITS) for s in seen for number in s.numbers}, {}, 0
+    for number in range(seen[0].numbers[0]):
+        said[rank_of(*log.split(number))] = number
+        world = max([world, *(int(n) for found in WORLD.findall(log.line(number)) for n in found if n)])
+    ranks = {*waited, *said} - {None}
+    absent = sorted({*range(max([world, *(rank + 1 for rank in ranks)]))} - waited)
+    if not absent or len(absent) > len(waited - {None}):
+        return ""
+    lasts = [f"line {said[rank] + 1}: {log.split(said[rank])[1][:120]}" for rank in absent if rank in said]
+    last = f"; the last that it wrote is {lasts[0]}" if len(lasts) == len(absent) == 1 else ""
+    return f"rank {', '.join(map(str, absent))} is missing, all others waited{last}"
+
+
+def rank_of(label, text, expression=None):
+    """Return the rank that wrote a line, by what its text or its label says; None if neither does."""
+    found = (expression or RANK).search(text) or RANK.search(label)
+    return int(found[1]) if found else None
