@@ -18,8 +18,7 @@ from mpdemo.measure.compare import model_and_batch, write_result
 from mpdemo.measure.timeline import merge
 from mpdemo.measure.trial import Trial, observe, relative_difference
 from mpdemo.notebook.recipe import recipe
-from mpdemo.predict.counting import SETTLED, sent_in_a_step
-from mpdemo.predict.dry_run import local
+from mpdemo.predict.counting import SETTLED, local, sent_in_a_step
 from mpdemo.settings import Settings
 from mpdemo.training.recorder import Recorder
 from mpdemo.world.collectives import gather_objects, rest, whole
