@@ -33,8 +33,8 @@ PUBLIC = {  # module of mpdemo: its public names
     "predict": "SCHEDULES Simulation placement simulate usual_stages_per_rank",
     "predict.counting": "LiveMemory",
     "predict.imagenet": "IMAGES RUNS",
-    "predict.request": "PlanRequest",
-    "tools.plan.choose": "choose",
+    "tools.plan.own_model": "OwnModel",
+    "tools.plan.request": "PlanRequest",
     "tools.plan.strategies": "compare table",
     "training.checkpoint": "newest tensors",
 }

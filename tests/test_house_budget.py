@@ -23,14 +23,14 @@ COURSE = [
     ("/world /ranks", 9_500, "who am I; start and end processes; ranks beside a kernel"),
     ("/models /data", 6_000, "the course's models as lists of blocks; data sets and batches, a share per replica"),
     ("/measure", 3_900, "measure a step, compare by paired rounds, read what was recorded"),
-    ("/predict", 9_500, "before a run: the simulator, the best split, memory and messages of a step, scaling"),
+    ("/predict", 6_200, "before a run: the simulator, the best split, memory and messages of a step, scaling"),
     ("/jobs", 18_500, "spec, fitted job, text, submission, following; sites; the first cause in a log"),
     ("/notebook /demo.py", 13_500, "what notebooks show: live view, ladder, plots, checks of exercises; the demo"),
     ("/cluster", 3_100, "a throw-away Slurm"),
 ]
 TOOLS = [
     ("/tools/same", 23_700, "is a reader's script the same training on 1 and N processes, and does it resume?"),
-    ("/tools/plan", 13_500, "what fits: a reader's model on fake tensors, every strategy, the recommended one"),
+    ("/tools/plan", 13_500, "what fits: any model on fake tensors, every strategy, the recommended one"),
     ("/tools/explain", 6_000, "which log, what Slurm says of the job, where the ranks of a hanging job are"),
     (
         "/tools/support /tools/__init__.py",

@@ -159,6 +159,10 @@ def test_a_rung_is_measured_beside_the_single_device_and_shown(tmp_path, monkeyp
     summary = json.loads((out / "summary.json").read_text())
     first, second = summary["rows"]
     assert (first["rung"], first["devices"], second["rung"], second["devices"]) == ("single", 1, "ddp", 2)
+    (alone,), of_ddp = first["memory"], second["memory"]
+    assert len(of_ddp) == 2 and alone["gradients"] < 0.01 * alone["weights"]
+    for peak in of_ddp:  # the buckets keep all gradients
+        assert peak["gradients"] == peak["weights"] == alone["weights"] and peak["activations"] < alone["activations"]
     seconds = summary["seconds"]
     others = seconds[f"ddp {second['form']}"]
     assert from_row(second, "speedup") == ratio(seconds["single"], others)

@@ -1,99 +1,97 @@
-"""Which rung: every leaf of the tree is what `choose` answers for some case, and rules join in with their rung."""
+"""Which strategy comes first: every answer for some case, models of the course like any other, and what is refused."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
-from mpdemo import settings
 from mpdemo.errors import UserError
-from mpdemo.jobs import train_command
-from mpdemo.predict import memory
-from mpdemo.predict.request import MIB, RESERVE, PlanRequest, settled
-from mpdemo.tools.plan import strategies
-from mpdemo.tools.plan.choose import NOTHING, choose
-
-# Weights and states of these models: 4 MiB (beside 15 MiB of activations), 171 MiB, 56 MiB.
-SMALL = PlanRequest("convnet", batch=4, image_size=112, classes=10)
-LARGE = PlanRequest("resnet18", batch=8, image_size=112, classes=10)
-SPLIT = PlanRequest("transformer", batch=1, image_size=112, classes=10)
+from mpdemo.predict.footprint import MIB, RESERVE
+from mpdemo.tools.plan import own
+from mpdemo.tools.plan.loading import of_course
+from mpdemo.tools.plan.own_model import OwnModel
+from mpdemo.tools.plan.request import PlanRequest
+from mpdemo.tools.plan.strategies import NOTHING, compare, recommended, table
 
 
-def limited(case, mib, **changes):
-    """Return the case on devices that leave PyTorch so many MiB."""
-    return replace(case, memory=RESERVE + mib * MIB, **changes)
+@pytest.fixture(scope="module")
+def course():
+    """Requests for models of the course, each built once, since its steps are remembered with it."""
+
+    def request(name, norm="batch", **more):
+        images = {"channels": 3, "image_size": 112, "classes": 10, "norm": norm}
+        return PlanRequest(OwnModel(name, (3, 112, 112), function=partial(of_course, name, **images)), **more)
+
+    return {
+        "small": request("convnet", batch=4),
+        "large": request("resnet18", batch=8),
+        "grouped": request("resnet18", "group", batch=8),
+        "blocks": request("transformer", batch=2),
+    }
 
 
-CASES = [
-    (limited(SMALL, 20), "single"),
-    (limited(SMALL, 10), "single, gradient accumulation"),
-    (limited(SMALL, 8.5), "single, bf16"),
-    (limited(SMALL, 8), "single, activation checkpointing"),
-    (limited(SMALL, 3), NOTHING),
-    (limited(SMALL, 14, devices=2), "ddp"),
-    (limited(SMALL, 11, devices=2), "ddp, gradient accumulation"),
-    (limited(SMALL, 9.2, devices=2), "ddp, bf16"),
-    (limited(SMALL, 8.6, devices=2), "ddp, activation checkpointing"),
-    (limited(LARGE, 170, devices=2), "fsdp"),
-    pytest.param(
-        limited(replace(LARGE, norm="group"), 140, devices=2),
-        "fsdp, bf16, activation checkpointing",
-        marks=pytest.mark.nightly,
-    ),
-    (limited(LARGE, 190, devices=2, batch=32), "fsdp, gradient accumulation"),
-    (limited(LARGE, 140, devices=2), "fsdp, activation checkpointing"),
-    (limited(SPLIT, 45, devices=2), "tensor"),
-    (limited(LARGE, 170, devices=2, batch=7), "pipeline"),
-    (limited(LARGE, 170, devices=2, batch=1), "model_parallel"),
-    (limited(LARGE, 170, devices=4, nodes=2, batch=6), "hybrid"),
-    (limited(LARGE, 114, devices=4, batch=6, optimizer="adamw"), "hybrid, sharded"),
-    (limited(LARGE, 20, devices=2), NOTHING),
+CASES = [  # model, MiB that PyTorch may use, what else is asked for, the answer
+    ("small", 20, {}, "single"),
+    ("small", 10, {}, "single, gradient accumulation"),
+    ("small", 8, {}, "single, bf16"),
+    ("small", 3, {}, NOTHING),
+    ("small", 13, {"devices": 2}, "ddp"),
+    ("large", 160, {"devices": 2}, "fsdp"),
+    ("large", 30, {"devices": 2}, "ddp, LoRA, bf16, activation checkpointing"),
+    ("large", 170, {"devices": 2, "batch": 7}, NOTHING),
+    ("grouped", 125, {"devices": 2}, "fsdp, bf16"),
+    ("blocks", 45, {"devices": 2, "batch": 1}, "tensor"),
 ]
 
 
-@pytest.mark.parametrize(("case", "answer"), CASES, ids=lambda value: value if isinstance(value, str) else "")
-def test_an_answer_is_that_of_a_rule_and_fits_and_its_settings_are_those_of_a_training(case, answer):
-    choice = choose(case)
-    assert choice.answer == answer
-    assert choice.why.endswith(".") and "{" not in choice.why
-    if answer == NOTHING:
-        assert choice.rung is None
-        return
-    assert choice.predicted.memory <= case.limit
-    train_command(model=case.model, image_size=case.image_size, **choice.settings)
-    chosen = settings.Settings(model=case.model, image_size=case.image_size, norm=case.norm, **choice.settings)
-    checked = settings.checked(chosen)
-    assert checked.devices * (checked.replicas or 1) == choice.settings.get("processes", 1)
-
-
-def test_the_reason_names_the_options():
-    assert choose(limited(SMALL, 8)).why.endswith("per device, by --activation-checkpointing --microbatches 4.")
-    assert choose(limited(SMALL, 8.5)).why.endswith("by --precision bf16 --microbatches 4.")
-    assert choose(limited(SMALL, 20)).why.endswith("per device.")
-
-
-def test_one_device_counts_what_a_plan_counts():
-    whole = memory.processes(SMALL.spec, settled(SMALL.spec, "single", 4), 2)[0].devices[0]
-    assert choose(limited(SMALL, 20)).predicted.memory == pytest.approx(whole.peak, rel=0.001)
+@pytest.mark.parametrize(("model", "mib", "changes", "answer"), CASES)
+def test_the_first_row_is_that_of_the_first_rule_that_fits(course, model, mib, changes, answer):
+    request = replace(course[model], memory=RESERVE + mib * MIB, **changes)
+    rows = compare(request)
+    said = recommended(request, rows)
+    assert said.startswith(f"{answer}: ") and said.endswith(".") and "{" not in said
+    assert rows[0].fits == (answer != NOTHING)
+    assert rows[0].answer == answer or answer == NOTHING
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [({"devices": 3}, "allowed: a multiple of 3, such as 6"), ({"devices": 4, "nodes": 3}, "equally many in each")],
 )
-def test_what_cannot_be_shared_out_is_refused(changes, words):
+def test_what_cannot_be_shared_out_is_refused(course, changes, words):
     with pytest.raises(UserError, match=words):
-        choose(limited(SMALL, 100, **changes))
+        compare(replace(course["small"], memory=RESERVE + 100 * MIB, **changes))
 
 
-def test_what_fits_comes_first_and_the_table_says_by_how_much_the_others_are_too_large():
-    tight = replace(SMALL, devices=2, memory=RESERVE + 9 * MIB)
-    rows = strategies.compare(tight)
-    assert rows[0].answer == choose(tight).answer
+def test_what_fits_comes_first_and_the_table_says_by_how_much_the_others_are_too_large(course):
+    tight = replace(course["small"], devices=2, memory=RESERVE + 11 * MIB)
+    rows = compare(tight)
     fits = [row.fits for row in rows]
     assert fits == sorted(fits, reverse=True) and True in fits and False in fits
     for row in rows:
         assert row.predicted is None or (row.predicted.memory <= tight.limit) == row.fits
-    text = strategies.table(tight, rows).splitlines()
+        assert (row.predicted is None) == bool(row.reason)
+    text = table(tight, rows).splitlines()
     assert text[3].startswith("->") and " yes " in text[3]  # below the headers of two lines
     assert any("MiB over" in line for line in text)
-    assert ["tensor", "cannot"] in [line.split() for line in text]  # no layer of a convolutional net is split
+    assert ["tensor", "not", "planned"] in [line.split() for line in text]  # no layer of a convolutional net is split
+
+
+def test_two_measured_gpus_are_met_within_two_percent():
+    """ResNet-101, batch 128 in 16 parts, cut after layer2, SGD, float32, one process: 7950 and 8224 MiB on two V100.
+
+    All parts are in flight, as in GPipe. Two identical runs there reported 8224 and 8219 MiB, while the tensors of a
+    step are the same in every run: what differs is the workspace that cuDNN chooses for its convolutions.
+    """
+    from mpdemo.predict.footprint import roof
+    from mpdemo.tools.plan import own_scaling
+
+    images = {"channels": 3, "image_size": 224, "classes": 1000, "norm": "batch"}
+    model = OwnModel("resnet101", (3, 224, 224), function=partial(of_course, "resnet101", **images))
+    request = PlanRequest(model, 128, devices=2, optimizer="sgd")
+    chain = own_scaling.chain(own.steps_of(request, 8, held=True), 8, roof("v100"))
+    first, second = own.stage_peaks(request, chain, [(0, 8), (8, len(chain))], [16, 16])
+    assert first / MIB == pytest.approx(7950, rel=0.02)
+    assert second / MIB == pytest.approx(8224, rel=0.02)
+    usual = sum(part.seconds for part in chain[:8]) / sum(part.seconds for part in chain)
+    assert usual == pytest.approx(0.285, abs=0.02)  # of the work, as measured on a CPU

@@ -9,10 +9,11 @@ from project import root
 
 from mpdemo.__main__ import main
 from mpdemo.errors import UserError
-from mpdemo.predict.request import ALL, BOTH, RESERVE, NotPlanned, PlanRequest
+from mpdemo.predict.footprint import RESERVE
 from mpdemo.tools.plan import own
 from mpdemo.tools.plan.command import PlanOptions, answer
 from mpdemo.tools.plan.own_model import OwnModel
+from mpdemo.tools.plan.request import ALL, BOTH, NotPlanned, PlanRequest
 from mpdemo.tools.plan.strategies import compare, table
 
 CASES = [  # function, shape of a sample (t: of tokens), parameters that train, whether it has its own loss, a note
@@ -127,7 +128,7 @@ def test_shards_within_a_node_send_little_between_nodes(llama):
     across, hsdp = own.sharded(asked), own.sharded(asked, hsdp=True)
     assert hsdp.sending < across.sending and hsdp.memory > across.memory
     both = own.sharded_and_split(asked)
-    assert both.settings == {"processes": 16} and both.memory > 0
+    assert both.parts == 1 and both.memory > 0
 
 
 def test_parts_of_a_batch_have_a_row_where_shards_fit_in_no_other_way(llama, monkeypatch):
@@ -139,13 +140,13 @@ def test_parts_of_a_batch_have_a_row_where_shards_fit_in_no_other_way(llama, mon
     assert [row.answer for row in compare(larger)] == [both]
     in_parts, at_once = compare(smaller)
     assert (in_parts.answer, at_once.answer) == (f"fsdp{ALL}", both)
-    assert in_parts.fits and in_parts.predicted.settings == {"microbatches": 2, "processes": 2}
+    assert in_parts.fits and in_parts.predicted.parts == 2
 
 
 def test_a_pipeline_spreads_the_blocks_and_its_bubble_takes_time(llama):
     whole = own.replicated(request(llama, batch=16, devices=1))
     found = own.pipeline(request(llama, batch=16))
-    assert found.settings == {"microbatches": 8, "processes": 2} and found.memory < whole.memory
+    assert found.parts == 8 and found.memory < whole.memory
     assert 0.5 * whole.seconds < found.seconds
     assert made("with_tables", "64").around() == [[0, 0], [0, 0]]  # the model itself is the list
 
@@ -173,11 +174,11 @@ def test_a_file_that_prints_reads_arguments_and_ends_itself_is_planned(tmp_path,
 
 def test_a_strategy_in_which_a_model_fails_is_not_planned_and_a_note_says_why():
     model = made("GrowingList", "8")
-    rows = {row.answer: row.predicted for row in compare(request(model))}
-    assert rows["ddp, activation checkpointing"] is None and rows["ddp"] is not None
-    ((reason, strategies),) = [item for item in model.not_planned.items() if "running_mean" in item[0]]
-    assert reason.startswith("a step like that fails on tensors without numbers (") and "ddp" not in strategies
-    assert "not planned" in table(request(model), compare(request(model)))
+    rows = compare(request(model))
+    reasons = {row.answer: row.reason for row in rows}
+    assert reasons["ddp"] == "" and "running_mean" in reasons["ddp, activation checkpointing"]
+    assert reasons["ddp, activation checkpointing"].startswith("a step like that fails on tensors without numbers (")
+    assert "not planned" in table(request(model), rows)
 
 
 def test_a_model_that_is_larger_than_this_machine_takes_no_memory():

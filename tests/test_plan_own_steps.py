@@ -11,9 +11,9 @@ from project import root
 from worlds import run_worlds, written
 
 from mpdemo.predict.footprint import roof
-from mpdemo.predict.request import PlanRequest
 from mpdemo.tools.plan import own, own_scaling
 from mpdemo.tools.plan.own_model import OwnModel
+from mpdemo.tools.plan.request import PlanRequest
 
 FILE = f"{root()}/tests/programs/llama.py"
 LENGTH = 256
@@ -71,11 +71,9 @@ def test_a_pipeline_is_counted_as_two_processes_count_it(tmp_path):
     model = OwnModel(f"{FILE}:untied_20m", (LENGTH,), tokens=True)
     request = PlanRequest(model, 16, devices=2, optimizer="adamw")
     found = own.pipeline(request)
-    size = 16 // found.settings["microbatches"]
-    before, block, after, _ = own_scaling.parts(own.steps_of(request, size, held=True), size, roof("a100", "fp32"))
-    stages = own.cut([before, *[block] * model.count, after], 2)
-    case = {"name": "untied_20m", "batch": 16, "length": LENGTH, "stages": stages, **found.settings}
-    del case["processes"]
+    size = 16 // found.parts
+    stages = own.cut(own_scaling.chain(own.steps_of(request, size, held=True), size, roof("a100")), 2)
+    case = {"name": "untied_20m", "batch": 16, "length": LENGTH, "stages": stages, "microbatches": found.parts}
     (real,) = counted(tmp_path, [case])
     assert found.stages == pytest.approx(real, rel=0.05)
 

@@ -1,12 +1,13 @@
 """Count what a process holds and sends: every operation of PyTorch passes through a dispatch mode.
 
 A message is noted where PyTorch hands it to the backend, so those that DDP sends from C++ are counted as well. Works on
-real tensors and on fake ones (dry_run.py). Taught in notebooks/07_sharding.ipynb.
+real tensors and on fake ones. Taught in notebooks/07_sharding.ipynb.
 """
 
 import gc
 import weakref
 from collections import defaultdict
+from typing import NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -144,17 +145,59 @@ def sent_in_a_step(trial) -> dict:
     return {kind: {"messages": kinds.count(kind), "bytes": total} for kind, total in count.by_kind().items()}
 
 
-def peak_of_a_step(trial) -> int:
-    """Return the bytes of all tensors at the peak of a step, or of a GPU's, when the optimizer has its states."""
-    gpu = next((device for device in trial.devices if device.type == "cuda"), None)
-    if gpu:
-        trial.step()
-        torch.cuda.reset_peak_memory_stats(gpu)
-        trial.step()
-        return torch.cuda.max_memory_allocated(gpu)
-    live = LiveMemory()
+class Peak(NamedTuple):
+    """Memory of one device at the peak of a training step, in bytes.
+
+    `gradients` are those that exist at the peak: none if it is the end of the forward pass and each step begins without
+    any, all if DDP keeps them in its buckets. `activations` is all that is not weights, gradients or optimizer state:
+    saved activations, the batch, and temporary tensors.
+    """
+
+    weights: int  # and buffers
+    gradients: int
+    optimizer: int
+    activations: int
+
+
+def peak_of_a_step(trial) -> list[Peak]:
+    """Return what each device of this process holds at the peak of a step, when the optimizer has its states.
+
+    On a CPU the peak is that of all tensors; on a GPU it is the allocator's, which also has cuBLAS's workspaces.
+    """
+    live, parameters, arrived = LiveMemory(), list(trial.rung.model.parameters()), {}
     trial.step(within=live)  # what lives longer than a step is known after one
+    storages = {p: weakref.ref(local(p.grad).untyped_storage()) for p in parameters if p.grad is not None}
+    trial.rung.optimizer.zero_grad()
     gc.collect()
     live.start()
+
+    def arrive(p):
+        in_bucket = p in storages and storages[p]() is not None
+        arrived.setdefault(p, 0 if in_bucket else len(live.levels[str(p.device)]))
+
+    hooks = [p.register_post_accumulate_grad_hook(arrive) for p in parameters if p.requires_grad]
+    on_gpu = [device for device in trial.devices if device.type == "cuda"]
+    for device in on_gpu:
+        torch.cuda.reset_peak_memory_stats(device)
     trial.step(within=live)
-    return live.peak()
+    for hook in hooks:
+        hook.remove()
+    allocated = {str(device): torch.cuda.max_memory_allocated(device) for device in on_gpu}
+    devices = dict.fromkeys(map(str, trial.devices))
+    return [_parts(trial.rung, live.levels[device], arrived, device, allocated.get(device)) for device in devices]
+
+
+def _parts(rung, levels, arrived, device, allocated) -> Peak:
+    """Divide the peak of a device's `levels` by what holds it; `allocated` is the peak by its allocator."""
+    at_peak = levels.index(max(levels))
+    parameters, states = list(rung.model.parameters()), rung.optimizer.state.values()
+    # Zero-bubble schedules do not tell when the gradient of a weight comes: then from the beginning.
+    gradients = [p for p in parameters if p.requires_grad and arrived.get(p, 0) <= at_peak]
+    kinds = [*parameters, *rung.model.buffers()], gradients, tensors_in([list(state.values()) for state in states])
+    held = [size([local(t) for t in tensors if str(t.device) == device]) for tensors in kinds]
+    return Peak._make([*held, (allocated or max(levels)) - sum(held)])
+
+
+def local(tensor) -> torch.Tensor:
+    """Return this rank's part of a tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

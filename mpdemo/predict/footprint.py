@@ -2,7 +2,7 @@
 
 Each block is run alone, forward and backward, at two microbatch sizes. All counts are straight lines in the size, so
 the two runs give them for every size. They tell the time on a GPU that is not here (`costs`) and say where a cut may
-lie; what a whole training holds is counted by running it (dry_run.py). Taught in notebooks/05_pipeline.ipynb.
+lie. Taught in notebooks/05_pipeline.ipynb.
 """
 
 from dataclasses import dataclass
@@ -13,30 +13,41 @@ import numpy as np
 
 from mpdemo.world.gpus import GPUS
 
+MIB = 2**20
+RESERVE = 768 * MIB  # of a GPU's memory, kept for the CUDA context (about 500 MiB) and for workspaces
+STATES = {"sgd": 0, "momentum": 1, "adamw": 2}  # optimizer state, in values per parameter
 SIZES = 2, 8  # microbatch sizes of the two runs
 
 
+class ModelSpec(NamedTuple):
+    """A model of ``mpdemo.settings.MODELS`` and its images."""
+
+    model: str
+    image_size: int = 224
+    classes: int = 1000
+    channels: int = 3
+    norm: str = "batch"
+
+
 class Roof(NamedTuple):
-    """What a GPU does per second at most in one precision (data sheets), and the seconds to launch a kernel."""
+    """What a GPU does per second at most (data sheets), and the seconds to launch a kernel."""
 
     convolutions: float  # floating point operations
     products: float  # floating point operations of matrix products
     half: float | None  # floating point operations in 16 bits; None where it has no units for them
-    moved: float  # bytes of a float32 tensor
+    moved: float  # bytes
     launch: float
 
 
-def roof(gpu, precision) -> Roof | None:
-    """Return the roof of one of `GPUS` for operations in float32; None where it has no units for the precision.
+def roof(gpu) -> Roof:
+    """Return the roof of one of `GPUS`.
 
     In float32 PyTorch lets cuDNN compute convolutions in TF32 by default, but no other matrix product
-    (https://docs.pytorch.org/docs/stable/notes/cuda.html#tf32-on-ampere). In bf16 a tensor has half the bytes.
+    (https://docs.pytorch.org/docs/stable/notes/cuda.html#tf32-on-ampere).
     """
     sheet = GPUS[gpu]
     fp32, half = sheet.peaks["fp32"], sheet.peaks.get("bf16")
-    if precision == "fp32":
-        return Roof(sheet.peaks.get("tf32", fp32), fp32, half, sheet.moved, sheet.launch)
-    return Roof(half, half, half, 2 * sheet.moved, sheet.launch) if half else None
+    return Roof(sheet.peaks.get("tf32", fp32), fp32, half, sheet.moved, sheet.launch)
 
 
 def kernel_seconds(work, roof) -> float | None:
@@ -107,14 +118,12 @@ def _line(small, large):
 
 
 @cache
-def costs(spec, size, gpu, precision="fp32") -> list:
-    """Estimate the cost of every block for a microbatch of `size` on a GPU that is not here; [] where it has no roof.
+def costs(spec, size, gpu) -> list:
+    """Estimate the cost of every block, in float32, for a microbatch of `size` on a GPU that is not here.
 
     Each operation takes the longer of computing (operations / peak rate) and moving (bytes / bandwidth), and a
     launch: the roofline model (https://doi.org/10.1145/1498765.1498785). Real kernels stay below the roof, so shares
     and ratios are worth more than seconds.
     """
-    if not (limits := roof(gpu, precision)):
-        return []
     kinds = BlockCost._fields
-    return [BlockCost(*(block.seconds(kind, size, limits) for kind in kinds)) for block in footprints(spec)]
+    return [BlockCost(*(block.seconds(kind, size, roof(gpu)) for kind in kinds)) for block in footprints(spec)]

@@ -4,6 +4,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.utils.flop_counter import flop_registry
 
+from mpdemo.models import build
 from mpdemo.models.private_torch import FakeTensors, TorchDispatchMode
 from mpdemo.predict.counting import LiveMemory, has_16_bits, rounded, tensors_in
 
@@ -75,20 +76,12 @@ class NextBlock(torch.autograd.Function):
         return gradient.new_empty(ctx.shape)
 
 
-def built(spec, size):
-    """Build a model on fake tensors, within a ``FakeTensorMode``; return it, and a microbatch of `size` for it."""
-    from mpdemo.models import build
-
-    options = spec._asdict()
-    x = torch.empty(size, spec.channels, spec.image_size, spec.image_size)
-    return build(options.pop("model"), **options), x
-
-
 def run_blocks(spec, size):
     """Return (facts, lines, work) of each block, as `mpdemo.predict.footprint.Footprint` has them, at one size."""
     rows, measured = [], {}  # equal blocks, which print the same, are run once
     with FakeTensors(allow_non_fake_inputs=True), LiveMemory() as memory, Kernels() as kernels:
-        model, x = built(spec, size)
+        model = build(spec.model, **{name: value for name, value in spec._asdict().items() if name != "model"})
+        x = torch.empty(size, spec.channels, spec.image_size, spec.image_size)
         for number in range(len(model)):
             part = model.stage(number, number + 1)
             x = x.detach().requires_grad_(number > 0)  # images need no gradient; all after the first block does

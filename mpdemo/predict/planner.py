@@ -1,17 +1,43 @@
 """Where to split a model into a pipeline: the cut whose simulated step is shortest among those that fit.
 
-The slowest stage sets the pace, so a cut makes it as fast as possible. While cuts are compared, memory is a sum over
-the blocks (`estimated_peaks`); `mpdemo.tools.plan.fits.each_stage` counts that of the answer by a dry run. Taught in
+The slowest stage sets the pace, so a cut makes it as fast as possible. Memory is a sum over the blocks. Taught in
 notebooks/05_pipeline.ipynb.
 """
 
+from dataclasses import dataclass
 from itertools import accumulate, pairwise, product
 from typing import NamedTuple
 
 from mpdemo.errors import UserError
-from mpdemo.predict.request import STATES
+from mpdemo.predict.footprint import RESERVE, STATES, ModelSpec, costs, footprints
 from mpdemo.predict.simulate import Simulation, simulate
 from mpdemo.settings.schedules import SCHEDULES, check_schedule, placement, usual_stages_per_rank
+from mpdemo.world.gpus import GPUS
+
+
+@dataclass(frozen=True)
+class SplitRequest:
+    """Which model is to be split over which devices of one node: `batch` images, `memory` bytes of each device."""
+
+    spec: ModelSpec
+    batch: int
+    devices: int
+    gpu: str  # one of `mpdemo.world.gpus.GPUS`
+    memory: float = float("inf")
+    optimizer: str = "sgd"  # one of `STATES`
+
+    @property
+    def limit(self) -> float:
+        """Bytes of one device that PyTorch may use."""
+        return self.memory - RESERVE
+
+    def blocks(self) -> tuple:
+        """Return the footprints of the model's blocks."""
+        return footprints(self.spec)
+
+    def costs(self, size) -> list:
+        """Return the estimated costs of the blocks for `size` images."""
+        return costs(self.spec, size, self.gpu)
 
 
 class Candidate(NamedTuple):
@@ -27,36 +53,31 @@ class Candidate(NamedTuple):
         return self.simulation.step_time
 
 
-def evaluate(request, schedule, microbatches, points, shards=1, bandwidth=None) -> Candidate:
-    """Simulate one candidate and estimate its memory; `shards` replicas divide every stage.
-
-    Messages cross at `bandwidth` bytes per second, by default those of the request's link.
-    """
+def evaluate(request, schedule, microbatches, points) -> Candidate:
+    """Simulate one candidate and estimate its memory."""
     size, blocks = request.batch // microbatches, request.blocks()
     costs, slices = request.costs(size), stage_slices(points, len(blocks))
     forward, backward = ([sum(cost[kind] for cost in costs[a:b]) for a, b in slices] for kind in (0, 1))
-    messages = [blocks[stop - 1].output * size / (bandwidth or request.link) for _, stop in slices[:-1]]
+    messages = [blocks[stop - 1].output * size / GPUS[request.gpu].link for _, stop in slices[:-1]]
     simulation = simulate(schedule, forward, backward, microbatches, request.devices, communication=messages)
     stages = [blocks[start:stop] for start, stop in slices]
-    return Candidate(list(points), simulation, estimated_peaks(request, simulation, stages, size, shards))
+    return Candidate(list(points), simulation, estimated_peaks(request, simulation, stages, size))
 
 
-def estimated_peaks(request, simulation, stages, size, shards) -> list:
-    """Add up what every device holds, in the order of the simulation, within a few per cent of a dry run.
-
-    `stages` are lists of footprints, and `shards` replicas divide each of them.
-    """
+def estimated_peaks(request, simulation, stages, size) -> list:
+    """Add up what every device holds, in the order of the simulation; `stages` are lists of footprints."""
     result, splits = [], SCHEDULES[simulation.schedule].splits_backward
     owners = placement(simulation.schedule, simulation.ranks, simulation.stages_per_rank)
     crossing = [0, *(size * stage[-1].output for stage in stages[:-1]), 0]
     for rank in range(simulation.ranks):
         blocks = [block for stage, owner in zip(stages, owners, strict=True) if owner == rank for block in stage]
-        gradients = sum(block.gradients for block in blocks) / shards
-        whole = (shards > 1) * 2 * max(block.weights for block in blocks)  # gathered by FSDP, block by block
-        always = sum(block.weights for block in blocks) / shards + STATES[request.optimizer] * gradients + whole
+        gradients = sum(block.gradients for block in blocks)
+        always = sum(block.weights for block in blocks) + STATES[request.optimizer] * gradients
         events = [row for row in simulation.events if row["rank"] == rank]
         places = sum(crossing[s] + crossing[s + 1] for s in {row["stage"] for row in events})
-        level = always + simulation.microbatches * places + (rank == 0) * request.batch * blocks[0].input
+        level = always + simulation.microbatches * places
+        if rank == 0:
+            level += request.batch * blocks[0].input
         peak, created = level + gradients, 0.0
         for row in events:
             stage = stages[row["stage"]]

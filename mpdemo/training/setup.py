@@ -23,14 +23,13 @@ PRECISION = {"fp32": None, "bf16": torch.bfloat16}
 class Run:
     """What a rung is built from: checked settings `s`, this process's `rank` of `world`, the `devices` it drives."""
 
-    def __init__(self, settings, place, make_model=None, make_optimizer=None, devices=None):
-        """Model, optimizer and devices are those of the settings, unless a trial or a dry run brings its own."""
+    def __init__(self, settings, place, make_model=None):
+        """The model is that of the settings, unless a trial brings its own."""
         self.s, self.place = settings, place
         self.make_model = make_model or self.model_of_settings
-        self.optimizer = make_optimizer or self.optimizer_of_settings  # parameters -> their optimizer
         self.rank, self.world, self.device = place.rank, place.world_size, place.device
         driven = settings.devices if settings.form == "one-process" else 1
-        self.devices = devices or local_devices(place.device, driven)
+        self.devices = local_devices(place.device, driven)
         self.recorder = Recorder(self.rank, self.device) if settings.timeline else None
         self.profiler = None
         self.folder = Path(settings.out)
@@ -72,7 +71,7 @@ class Run:
             self.recorder.watch(stages)
         return stages
 
-    def optimizer_of_settings(self, parameters, **options):
+    def optimizer(self, parameters, **options):
         """Return the optimizer that the settings name, with PyTorch's own defaults where no option differs."""
         if self.s.optimizer == "adamw":
             return torch.optim.AdamW(parameters, lr=self.s.lr, **options)

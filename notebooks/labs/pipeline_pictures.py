@@ -16,7 +16,7 @@ from mpdemo.front_end import has_front_end
 from mpdemo.notebook.plots import curves, timelines
 from mpdemo.notebook.plots.timeline import in_milliseconds
 from mpdemo.predict import SCHEDULES, bubble, planner, simulate, usual_stages_per_rank
-from mpdemo.predict.request import PlanRequest
+from mpdemo.predict.footprint import ModelSpec
 from mpdemo.predict.simulate import simulate_order
 from mpdemo.settings.cuts import block_names, resolve_cut
 from mpdemo.world.gpus import GPUS
@@ -44,7 +44,7 @@ def order(operations):
 
 def best_split(model, usual, gpu, batch, microbatches):
     """Draw a step of 1F1B on two GPUs, split after the block `usual` and where the planner would; print their costs."""
-    request = PlanRequest(model, batch, devices=2, gpu=gpu, memory=GPUS[gpu].memory, optimizer="momentum")
+    request = planner.SplitRequest(ModelSpec(model), batch, 2, gpu, GPUS[gpu].memory, "momentum")
     names, panels = block_names(model), {}
     given = planner.evaluate(request, "1F1B", microbatches, resolve_cut(names, usual, 2))
     for found in (given, planner.best_split(request, "1F1B", microbatches)):

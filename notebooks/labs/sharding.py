@@ -17,8 +17,7 @@ from mpdemo.labs.profile_parts import STEP, recording
 from mpdemo.measure.compare import model_and_batch, write_result
 from mpdemo.measure.timeline import merge
 from mpdemo.measure.trial import Trial, observe, relative_difference
-from mpdemo.predict.counting import SETTLED, sent_in_a_step
-from mpdemo.predict.dry_run import local
+from mpdemo.predict.counting import SETTLED, local, sent_in_a_step
 from mpdemo.settings import Settings, recipe
 from mpdemo.training.recorder import Recorder
 from mpdemo.world.collectives import gather_objects, rest, whole

@@ -8,7 +8,7 @@ rung's: those of `mpdemo.measure.compare`, with the typical step's timeline and 
 """
 
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import torch.distributed as dist
 from torch import nn
@@ -16,8 +16,8 @@ from torch import nn
 from mpdemo.measure import compare
 from mpdemo.measure.paired import ROUNDS, median, to_row
 from mpdemo.measure.timeline import typical
-from mpdemo.measure.trial import join_world, observe, recorded_steps
-from mpdemo.predict import memory
+from mpdemo.measure.trial import Trial, join_world, observe, recorded_steps
+from mpdemo.predict.counting import peak_of_a_step
 from mpdemo.settings import Settings, recipe
 from mpdemo.training.log import RunLog
 from mpdemo.training.recorder import Recorder
@@ -26,13 +26,11 @@ from mpdemo.world.collectives import gather_objects
 from mpdemo.world.launch import end
 
 
-def measure(world, rung, rounds) -> tuple[dict, list]:
-    """Time the single device and a rung alternately, recording both; all ranks must call this.
-
-    Also returns the checked settings of each row.
-    """
+def measure(world, rung, rounds) -> dict:
+    """Time the single device and a rung alternately, recording both; all ranks must call this."""
     variants = compare.as_variants([Settings(**recipe(name)) for name in dict.fromkeys(("single", rung))])
-    comparison = compare.compare(variants, world, *compare.model_and_batch(variants["single"]))
+    given = compare.model_and_batch(variants["single"])
+    comparison = compare.compare(variants, world, *given)
     for name in variants:
         observe_trial(comparison.trials[name], world)
     comparison.run(rounds, title="measuring")
@@ -45,9 +43,25 @@ def measure(world, rung, rounds) -> tuple[dict, list]:
             **to_row("step_seconds", median(comparison.seconds[name])),
             "timeline": typical(recorded_steps(comparison.trials[name])[-rounds:]),
         }
+        trial, copies = comparison.trials[name], 1
+        if settings.rung == "data_parallel" and trial:  # its threads can't be counted; each computes its share alone
+            copies = row["devices"]
+            share = replace(variants["single"], batch_size=settings.batch_size // copies)
+            trial = Trial(share, world, *given)
+        row["memory"] = memory(trial, copies)
         if row["rung"] in ("pipeline", "hybrid"):
             row |= {"schedule": settings.schedule, "microbatches": settings.microbatches}
-    return {"seconds": comparison.seconds, "rows": rows}, checked
+    return {"seconds": comparison.seconds, "rows": rows}
+
+
+def memory(trial, copies) -> list:
+    """Return the four parts of each device's peak, in bytes; only the first of several copies has the optimizer.
+
+    All ranks must call this; None is the trial of another rank.
+    """
+    own = [peak._asdict() for peak in peak_of_a_step(trial)] if trial else []
+    own += [peak | {"optimizer": 0} for peak in own for _ in range(copies - 1)]
+    return [peak for peaks in gather_objects(own) for peak in peaks]
 
 
 def observe_trial(trial, world):
@@ -84,13 +98,9 @@ def time_bucket(note, bucket):
 
 
 def main(out, rung, rounds=ROUNDS):
-    """Measure in every process; rank 0 counts each device's peak memory, in bytes, when the others are done."""
+    """Measure in every process; rank 0 writes the result."""
     with join_world() as world:
-        result, checked = measure(world, rung, int(rounds))
-    if world.rank == 0:  # not before: a dry run has a process group of its own
-        for row, settings in zip(result["rows"], checked, strict=True):
-            devices = [device for process in memory.of_training(settings) for device in process.devices]
-            row["memory"] = [asdict(replace(device, device=number)) for number, device in enumerate(devices)]
+        result = measure(world, rung, int(rounds))
     RunLog(out, world.rank == 0).finish(result)
 
 

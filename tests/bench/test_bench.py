@@ -25,13 +25,15 @@ def test_every_case_can_run_in_its_processes(part):
     assert part != "pipeline" or names == set(SCHEDULES)
 
 
-def test_predictions_are_summed_up():
-    memory = [
-        {"predicted": [101, 99], "counted": [100, 100], "messages": 1, "predicted_messages": 1},
-        {"predicted": [97, 100], "counted": [100, 100], "messages": 1, "predicted_messages": 2},
-    ]
-    peaks, messages = bench.memory({"rows": memory})
-    assert peaks == (bench.ERRORS, f"peak memory per device, 2 {bench.RUNS}", "2.0 %, 3.0 %", "5 %")
+def test_plans_are_summed_up():
+    def row(planned, counted, *sent):
+        return {
+            kind: {"peak": peak, "sent": {"all-gather": bytes_} if bytes_ else {}}
+            for kind, peak, bytes_ in zip(("planned", "counted"), (planned, counted), sent, strict=True)
+        }
+
+    peaks, messages = bench.plan({"rows": [row(101, 100, 7, 7), row(97, 100, 7, 8), row(100, 100, 0, 0)]})
+    assert peaks[0] == bench.ERRORS and peaks[1].startswith("3 peaks") and peaks[2:] == ("1.0 %, 3.0 %", "5 %")
     assert messages[2] == "1 of 2 right"
 
 

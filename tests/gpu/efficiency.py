@@ -73,7 +73,7 @@ class Counted(Kernels):
 
 def at_roof(work, gpu, precision="fp32") -> float:
     """Return the seconds that operations take at the roof; in "tf32" all products of float32 are."""
-    limits = roof(gpu, "fp32")._replace(launch=0.0)
+    limits = roof(gpu)._replace(launch=0.0)
     products = limits.convolutions if precision == "tf32" else limits.products
     return kernel_seconds(np.array(work, dtype=float), limits._replace(products=products))
 

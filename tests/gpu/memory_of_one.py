@@ -1,21 +1,29 @@
 """Compare what one GPU holds in a step with what the plan says: rows of JSON to argv[1]; a failure above five percent.
 
 A stage of a cut model is measured alone: it lies on the GPU, and the other stage on the CPU. cuBLAS's workspaces are no
-tensors, and the plan does not count them (memory.py), so they are made small.
+tensors, and the plan does not count them, so they are made small.
 """
 
 import gc
 import os
 import sys
+from functools import partial
 
 import torch
 from record import append
 
+from mpdemo import data
 from mpdemo.measure.compare import model_and_batch
 from mpdemo.measure.trial import Trial
-from mpdemo.predict import memory
 from mpdemo.predict.counting import peak_of_a_step
+from mpdemo.predict.footprint import roof
+from mpdemo.predict.planner import stage_slices
 from mpdemo.settings import Settings
+from mpdemo.settings.cuts import block_names, resolve_cut
+from mpdemo.tools.plan import own, own_scaling
+from mpdemo.tools.plan.loading import of_course
+from mpdemo.tools.plan.own_model import OwnModel
+from mpdemo.tools.plan.request import PlanRequest
 from mpdemo.training import setup
 from mpdemo.world.env import World, where_am_i
 
@@ -29,12 +37,29 @@ WORKSPACE = ":16:8"  # KiB; without it, 64 to 92 MiB more were measured on an H1
 WITHIN = 0.05
 
 
+def planned(s, number) -> float:
+    """Return the bytes that a plan gives checked settings: on one device, or on a stage of a cut model."""
+    facts = data.load(s.dataset, s.data, s.image_size, s.seed)
+    images = {"channels": facts.channels, "image_size": s.image_size, "classes": facts.classes, "norm": s.norm}
+    shape = facts.channels, s.image_size, s.image_size
+    model = OwnModel(s.model, shape, function=partial(of_course, s.model, **images))
+    optimizer = {"sgd": "momentum"}.get(s.optimizer, s.optimizer)  # this course's SGD has momentum
+    request, parts = PlanRequest(model, s.batch_size, optimizer=optimizer), s.microbatches
+    if s.rung == "single":
+        way = {"bf16": s.precision == "bf16", "checkpointing": s.activation_checkpointing}
+        return own.replicated(request, parts=(parts,), **way).memory
+    size = s.batch_size // parts
+    chain = own_scaling.chain(own.steps_of(request, size, held=True), size, roof("h100"))
+    slices = stage_slices(resolve_cut(block_names(s.model), s.cut, s.devices), len(chain))
+    return own.stage_peaks(request, chain, slices, [parts] * s.devices)[number]  # all are in flight
+
+
 def row(settings, world, number=0):
     """What is counted and what is predicted of one device."""
     gc.collect()  # the trial before
     trial = Trial(Settings(**settings), world, *model_and_batch(Settings(**settings)))
-    device = [device for each in memory.of_training(trial.s) for device in each.devices][number]
-    return {"case": settings | {"stage": number}, "counted": peak_of_a_step(trial), "predicted": device.peak}
+    counted = dict(zip(trial.devices, peak_of_a_step(trial), strict=False))[world.device]
+    return {"case": settings | {"stage": number}, "counted": sum(counted), "predicted": planned(trial.s, number)}
 
 
 def row_of_stage(settings, gpu, number):
@@ -42,7 +67,7 @@ def row_of_stage(settings, gpu, number):
     devices = [torch.device("cpu")] * 2
     devices[number] = gpu.device
     setup.local_devices = lambda world, count: devices
-    return row(settings, World(device=devices[0]) if number else gpu, number)
+    return row(settings, World(device=devices[number]), number)
 
 
 def main():

@@ -13,9 +13,9 @@ from pathlib import Path
 from record import append
 from throughput import LARGE, Images, Language
 
-from mpdemo.predict.request import PlanRequest
 from mpdemo.tools.plan import own
 from mpdemo.tools.plan.own_model import OwnModel
+from mpdemo.tools.plan.request import PlanRequest
 from mpdemo.world.gpus import named
 
 

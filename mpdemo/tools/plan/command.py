@@ -7,7 +7,7 @@ No GPU is needed, and no model is trained. Taught in notebooks/12_which_one.ipyn
 """
 
 import json
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,16 +15,20 @@ from pydantic import AfterValidator, BeforeValidator, ByteSize, Field
 from pydantic.dataclasses import dataclass
 
 from mpdemo.errors import UserError, did_you_mean, one_line_errors
-from mpdemo.options import add_options, as_arguments, option_name, options_from
-from mpdemo.predict.request import MIB, RESERVE, STATES, PlanRequest, mib
+from mpdemo.options import add_options, option_name, options_from
+from mpdemo.predict.footprint import MIB, RESERVE, STATES
 from mpdemo.settings import MODELS, NORMS, Count, Pixels
 from mpdemo.terminal import Progress, wrapped
 from mpdemo.tools.plan import strategies
-from mpdemo.tools.plan.choose import choose
+from mpdemo.tools.plan.request import PlanRequest, mib
 from mpdemo.world.gpus import GPUS
 
 OF_COURSE = "image_size", "channels", "classes", "norm"  # options of a model of the course
 OF_OWN = "input", "tokens"
+TO_TRAIN = (
+    "to train your own model: notebooks/scripts has train_single.py, train_ddp.py, train_fsdp.py and "
+    "train_pipeline.py, whole scripts in plain PyTorch"
+)
 
 
 def _known_model(name):
@@ -118,33 +122,27 @@ def main(args) -> int:
 
 
 def answer(options, progress) -> tuple:
-    """Return what to use, why, a table of all strategies and the commands, as text; and the rows of the table."""
+    """Return what to use, why, a table of all strategies and notes, as text; and the rows of the table."""
     progress(f"planning: building {options.model}")
-    request = replace(request_of(options), progress=lambda strategy: progress(f"planning: {strategy}"))
-    choice, rows = choose(request), strategies.compare(request)
-    lines = [wrapped(f"{choice.answer}: {choice.why}"), "", strategies.table(request, rows)]
-    lines += [wrapped(f"note: {note}") for note in notes(request, choice)]
-    lines += ["", commands(options, [row for row in rows if row.fits])]
-    return "\n".join(lines).rstrip(), [strategies.as_row(request, row) for row in rows]
+    request = request_of(options, lambda strategy: progress(f"planning: {strategy}"))
+    rows = strategies.compare(request)
+    lines = [wrapped(strategies.recommended(request, rows)), "", strategies.table(request, rows)]
+    lines += [wrapped(f"note: {note}") for note in notes(request, rows)]
+    return "\n".join([*lines, "", TO_TRAIN]), [strategies.as_row(row) for row in rows]
 
 
-def notes(request, choice) -> list:
-    """Return what a plan assumes, and what the reader should know of it."""
-    sheet = GPUS[request.gpu]
+def notes(request, rows) -> list:
+    """Return what a plan assumes, what the reader should know of it, and why some rows are not planned."""
+    sheet, (best, *_) = GPUS[request.gpu], rows
     found = [
         f"a batch of {request.batch:,} samples is that of all devices together; optimizer {request.optimizer}; "
-        f"{request.model.described() if request.spec.is_own else 'float32'}, unless a row says bf16",
+        f"{request.model.described()}, unless a row says bf16",
         f"a device has {mib(request.memory)}, of which {RESERVE // MIB} MiB are CUDA's; times are estimated from the "
         f"data sheet of {request.gpu} ({sheet.source}), with no communication hidden",
     ]
-    if choice.predicted and (most := choice.predicted.most()):
-        found.append(f"the largest batch that fits with {choice.answer}: {most:,} samples")
-    return found + (_of_own(request) if request.spec.is_own else [])
-
-
-def _of_own(request) -> list:
-    """Return what is assumed of the training of a reader's own model, and what is not planned."""
-    found = list(request.model.notes)
+    if best.fits and (most := best.predicted.most()):
+        found.append(f"the largest batch that fits with {best.answer}: {most:,} samples")
+    found += request.model.notes
     if request.optimizer == "adamw":
         found.append("AdamW(fused=True); without it, an update takes once more the memory of what it updates")
     if request.devices > 1:
@@ -153,39 +151,26 @@ def _of_own(request) -> list:
             f"{mib(request.model.trained)}",
             "tensor parallelism splits no embedding and no output layer; a pipeline's memory is a sum over blocks",
         ]
-    not_planned = request.model.not_planned.items()
-    return found + [f"not planned: {'; '.join(answers)}: {reason}" for reason, answers in not_planned]
+    reasons = dict.fromkeys(row.reason for row in rows if row.reason)
+    for reason in reasons:
+        answers = [row.answer for row in rows if row.reason == reason]
+        found.append(f"not planned: {'; '.join(answers)}: {reason}")
+    return found
 
 
-def request_of(options) -> PlanRequest:
-    """Return the options as a request; a reader's own model is imported and tried."""
-    model = options.model
+def request_of(options, progress) -> PlanRequest:
+    """Return the options as a request; the model is built, or imported, and tried."""
+    from mpdemo.tools.plan.loading import of_course
+    from mpdemo.tools.plan.own_model import OwnModel
+
     if options.own_model:
-        from mpdemo.tools.plan.own_model import OwnModel
-
         shape = options.input and tuple(map(int, options.input.split(",")))
         model = OwnModel(options.model, shape, options.tokens)
-    names = ("batch", "devices", "nodes", "optimizer", "image_size", "classes", "channels", "norm")
-    same = {name: getattr(options, name) for name in names}
+    else:
+        images = {name: getattr(options, name) for name in OF_COURSE}
+        shape = options.channels, options.image_size, options.image_size
+        model = OwnModel(options.model, shape, function=partial(of_course, options.model, **images))
+    same = {name: getattr(options, name) for name in ("batch", "devices", "nodes", "optimizer")}
     gpu = options.gpu or "a100"
-    return PlanRequest(model, memory=options.gpu_memory or GPUS[gpu].memory, gpu=gpu, **same)
-
-
-def commands(options, rows) -> str:
-    """Return the lines that say how to train some strategies."""
-    if options.own_model:
-        scripts = "train_single.py, train_ddp.py, train_fsdp.py and train_gpt.py"
-        return f"to train your own model: notebooks/scripts has {scripts}, whole scripts in plain PyTorch"
-    lines = []
-    for row in rows:
-        settings = {
-            "model": options.model,
-            "rung": row.rung,
-            "optimizer": "adamw" if options.optimizer == "adamw" else None,  # the others are train's own SGD
-            "norm": options.norm if options.norm != "batch" else None,
-            "batch_size": options.batch,
-            "image_size": options.image_size,
-            **row.predicted.settings,
-        }
-        lines.append(f"{row.answer}:\n  mpdemo train {' '.join(as_arguments(settings))}")
-    return "\n".join(lines)
+    memory = options.gpu_memory or GPUS[gpu].memory
+    return PlanRequest(model, memory=memory, gpu=gpu, progress=progress, **same)

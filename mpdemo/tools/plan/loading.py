@@ -1,4 +1,4 @@
-"""A reader's function, ``package.module:function`` or ``./file.py:function``: import it, and call it for a module.
+"""A function, ``package.module:function`` or ``./file.py:function``: import it, and call it for a module.
 
 The module's numbers may not fit, and are not wanted: its large tensors lie on meta, which takes no memory.
 """
@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from mpdemo import models
 from mpdemo.errors import UserError, error_line
 from mpdemo.models.private_torch import (
     OptimizedModule,
@@ -56,6 +57,11 @@ def imported(name):
     finally:
         sys.path.remove(folder)
         sys.argv = given
+
+
+def of_course(name, **images):
+    """Return a model of the course as a list of its blocks: a list in a list, so that each is one layer for FSDP."""
+    return nn.Sequential(nn.Sequential(*models.build(name, **images).blocks()))
 
 
 def called(function, name) -> tuple:

@@ -1,39 +1,41 @@
-"""Every way to train a reader's own model: on one device, replicated, sharded, with its layers split, or in stages.
+"""Every way to train a model: on one device, replicated, sharded, with its layers split, or in stages.
 
-`mpdemo.tools.plan.choose` asks these rules instead of those for models of the course. Each answer comes from a step
-that is computed on fake tensors (own_step.py); where there is none, `NotPlanned` says why. Taught in
-notebooks/12_which_one.ipynb.
+Each answer comes from a step that is computed on fake tensors (own_step.py); where there is none, `NotPlanned` says
+why. Taught in notebooks/12_which_one.ipynb.
 """
 
 from functools import partial
 
-from mpdemo.predict.footprint import roof
+from mpdemo.predict.footprint import STATES, roof
 from mpdemo.predict.planner import balanced_cut, stage_slices
-from mpdemo.predict.request import (
+from mpdemo.settings.schedules import divisors
+from mpdemo.tools.plan.request import (
     ACCUMULATION,
     ALL,
     BOTH,
-    STATES,
-    WHOLE,
+    CHECKPOINTING,
+    IN_BLOCKS,
     NotNeeded,
     NotPlanned,
     Prediction,
     Rule,
     rules,
 )
-from mpdemo.settings.schedules import divisors
-from mpdemo.tools.plan.fits import IN_BLOCKS, STAGES_SHOWN, first_that_fits, ring_bytes
 from mpdemo.world.gpus import GPUS
 
 LORA = 16  # rank of the adapters
+STAGES_SHOWN = 8  # a longer pipeline's row has the memory of its fullest stage alone
+# An all-reduce is an all-gather and a reduce-scatter; a broadcast goes round the ring once.
+HALVES = {"all-reduce": 2, IN_BLOCKS: 2, "all-gather": 1, "reduce-scatter": 1, "broadcast": 1}
 
 
 def rules_of(request) -> list[Rule]:
     """Return the rules for a request, in the order in which their answers are preferred."""
     per_node = request.devices // request.nodes
     several = request.devices > 1
+    ways = "", ACCUMULATION, ", bf16", CHECKPOINTING, BOTH
     name, holds = ("ddp", "Each of {devices} devices holds") if several else ("single", "One device holds")
-    found = rules(name, f"{holds} the whole model, and its local batch fits", replicated, (*WHOLE, BOTH))
+    found = rules(name, f"{holds} the whole model, and its local batch fits", replicated, ways)
     if request.nodes > 1:
         why = f"Every node holds the model, sharded over its {per_node} devices, and the local batch fits"
         found += rules("hsdp", why, partial(sharded, hsdp=True), ("", BOTH))
@@ -131,43 +133,54 @@ def sharded_and_split(request, **way):
 
 
 def pipeline(request, parts=None, **way):
-    """Return how the equal blocks fit in stages, one for each device, with 1F1B.
+    """Return how the blocks fit in stages, one for each device, with 1F1B.
 
     Stages hold what the phases of a step of the whole model tell of each block; no stage is computed by itself.
     """
     model, ranks = request.model, request.devices
-    if not model.few:
+    if not model.few and not model.chain:
         raise NotPlanned("it has no list of more than five equal blocks, of which it also computes with fewer")
     if model.count < ranks:
-        raise NotPlanned(f"its {model.count} equal blocks are fewer than the devices")
+        what = "layers" if model.chain else "equal blocks"
+        raise NotPlanned(f"its {model.count} {what} are fewer than the devices")
     counts = [count for count in (4 * ranks, 2 * ranks, ranks) if request.batch % count == 0]
     if not counts:
         raise NotPlanned(f"a batch of {request.batch} does not divide into {ranks} microbatches")
+    found = []
+    for count in counts:
+        found.append(_stages(request, count, **way))
+        if found[-1].memory <= request.limit:
+            return found[-1]
+    return min(found, key=lambda f: f.memory)
 
-    found = [_stages(request, count, steps_of(request, request.batch // count, held=True, **way)) for count in counts]
-    return next((f for f in found if f.memory <= request.limit), min(found, key=lambda f: f.memory))
 
-
-def _stages(request, microbatches, steps):
+def _stages(request, microbatches, **way):
     """Return what the fullest device of a pipeline needs, whose stages take equally long as far as blocks allow."""
     from mpdemo.tools.plan import own_scaling
 
     size, ranks = request.batch // microbatches, request.devices
-    before, block, after, crossing = own_scaling.parts(steps, size, roof(request.gpu, "fp32"))
-    chain = [before, *[block] * request.model.count, after]
+    chain = own_scaling.chain(steps_of(request, size, held=True, **way), size, roof(request.gpu))
+    slices = cut(chain, ranks)
+    in_flight = [min(ranks - rank, microbatches) for rank in range(ranks)]
+    peaks = stage_peaks(request, chain, slices, in_flight)
     timed = all(part.seconds is not None for part in chain)
-    peaks, times = [], []
-    for rank, (start, stop) in enumerate(cut(chain, ranks)):
+    times = [sum(part.seconds for part in chain[start:stop]) for start, stop in slices] if timed else [0]
+    seconds = (microbatches + ranks - 1) * max(times) if timed else None  # 1F1B of equal stages
+    # In the middle: activations to the next stage, gradients to the one before.
+    sent = 2 * microbatches * max(chain[stop - 1].crossing for _, stop in slices[:-1])
+    shown = tuple(peaks) if ranks <= STAGES_SHOWN else ()
+    return Prediction(max(peaks), seconds, sent, sent / request.link, microbatches, shown)
+
+
+def stage_peaks(request, chain, slices, in_flight) -> list:
+    """Return the bytes at the peak of each stage of a chain of parts, with so many microbatches in flight."""
+    peaks = []
+    for (start, stop), count in zip(slices, in_flight, strict=True):
         stage = chain[start:stop]
-        in_flight = min(ranks - rank, microbatches)
         held = sum(part.weights + (1 + STATES[request.optimizer]) * part.trained for part in stage)
         saved = sum(part.saved for part in stage)
-        peaks.append(held + in_flight * saved + max(part.extra for part in stage))
-        times.append(sum(part.seconds for part in stage) if timed else 0)
-    seconds = (microbatches + ranks - 1) * max(times) if timed else None  # 1F1B of equal stages
-    sent = 2 * microbatches * crossing  # in the middle: activations to the next stage, gradients to the one before
-    settings, shown = {"microbatches": microbatches, "processes": ranks}, ranks <= STAGES_SHOWN
-    return Prediction(settings, max(peaks), seconds, sent, tuple(peaks) if shown else ())
+        peaks.append(held + count * saved + max(part.extra for part in stage))
+    return peaks
 
 
 def cut(chain, ranks) -> list:
@@ -187,7 +200,7 @@ def steps_of(request, size, **way):
 def one_device_seconds(request):
     """Return the seconds of a step on one device that had room for the whole batch, as the model is."""
     step = steps_of(request, max(1, request.batch // request.devices)).at(request.batch)
-    return step.seconds(roof(request.gpu, "fp32"))
+    return step.seconds(roof(request.gpu))
 
 
 def local_batch(request, replicas) -> int:
@@ -203,21 +216,27 @@ def predicted(request, steps, step, parts, replicas, used, extra=0) -> Predictio
     `used` has, for each collective, its number of ranks and the bytes per second of its link; `extra` bytes are held
     besides.
     """
-    sent = {kind: ring_bytes({kind: bytes_}, used[kind][0]) for kind, bytes_ in step.sent.items()}
-    computing = step.seconds(roof(request.gpu, "fp32"))
+    sent = {}  # by a device, around a ring
+    for kind, bytes_ in step.sent.items():
+        ranks = used[kind][0]
+        sent[kind] = HALVES[kind] * ((ranks - 1) / ranks) * bytes_
+    computing = step.seconds(roof(request.gpu))
 
     def most():
         size = steps.most(request.limit - extra)
         return None if size is None else size * parts * replicas
 
-    settings = {"microbatches": parts} if parts > 1 else {}
-    if request.devices > 1:
-        settings["processes"] = request.devices
-    return Prediction(
-        settings,
-        step.peak + extra,
-        None if computing is None else parts * computing,
-        sum(sent.values()),
-        sending=sum(bytes_ / used[kind][1] for kind, bytes_ in sent.items()),
-        most=most,
-    )
+    seconds = None if computing is None else parts * computing
+    sending = sum(bytes_ / used[kind][1] for kind, bytes_ in sent.items())
+    return Prediction(step.peak + extra, seconds, sum(sent.values()), sending, parts, most=most)
+
+
+def first_that_fits(request, find, numbers) -> Prediction:
+    """Return `find` of the first number that fits, or of the one that needs least; larger numbers need less memory."""
+    first = find(numbers[0])
+    if first.memory <= request.limit or len(numbers) == 1:
+        return first
+    last = find(numbers[-1])
+    if last.memory > request.limit:
+        return min(first, last, key=lambda found: found.memory)
+    return next(found for found in map(find, numbers[1:]) if found.memory <= request.limit)

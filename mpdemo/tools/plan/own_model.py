@@ -1,7 +1,7 @@
-"""A reader's own model, any module: ``package.module:function`` or ``./file.py:function``, which returns it.
+"""The model that is planned, any module: ``package.module:function`` or ``./file.py:function``, which returns it.
 
-It is built without its numbers, however large it is, and computes on fake tensors: shapes, and no memory. Used by
-``mpdemo plan --model``; taught in notebooks/12_which_one.ipynb.
+It may also be one of the course. It is built without its numbers, however large it is, and computes on fake tensors:
+shapes, and no memory. Used by ``mpdemo plan --model``; taught in notebooks/12_which_one.ipynb.
 """
 
 from functools import cache
@@ -18,6 +18,7 @@ from mpdemo.models.private_torch import (
     tree_flatten,
     tree_unflatten,
 )
+from mpdemo.predict.counting import size
 from mpdemo.tools.plan.layers import FEW, differentiable, equal_blocks, layers_entered, loss, shared
 from mpdemo.tools.plan.loading import WithoutNumbers, called, imported, quiet
 from mpdemo.tools.plan.variants import with_blocks, without_values
@@ -28,18 +29,18 @@ SAMPLES = 2  # of the batch on which a model is tried
 class OwnModel:
     """A model that computes batches of any size on fake tensors.
 
-    The function `name` takes no arguments and returns a module, or a module and its inputs. Without inputs the samples
-    have the `input_shape`, (C, S, S) of an image or (T,) of a row of tokens, which are whole numbers.
+    The function `name` takes no arguments and returns a module, or a module and its inputs; a model of the course
+    brings its own `function`. Without inputs the samples have the `input_shape`, (C, S, S) of an image or (T,) of a row
+    of tokens, which are whole numbers.
 
     `notes` are what the reader should know of the model. Where it has a list of more than five equal blocks and also
-    computes with fewer, `few` is true, and `list` and `count` are its name and its length. `layers` are what FSDP
-    divides one by one.
+    computes with fewer, `few` is true, and `list` and `count` are its name and its length. Otherwise `chain` tells
+    whether it is one layer after the other, `count` in all. `layers` are what FSDP divides one by one.
     """
 
-    def __init__(self, name, input_shape=None, tokens=False):
-        self.name, self.notes, self.returns_loss = name, [], False
-        self.not_planned = {}  # reason -> the strategies that are not planned for it, as keys
-        self.template, inputs = called(imported(name), name)
+    def __init__(self, name, input_shape=None, tokens=False, function=None):
+        self.name, self.notes, self.returns_loss, self.chain = name, [], False, False
+        self.template, inputs = called(function or imported(name), name)
         if inputs is None and input_shape is None:
             raise UserError("a model of your own needs --input, the shape of a sample, such as 3,224,224")
         if inputs is None:
@@ -61,7 +62,10 @@ class OwnModel:
         self.few = self.count > FEW[1] and self._learn(FEW[0]) is None
         if not self.few:
             self.list, self.count = None, 0
-            if error := self._learn(0):
+            chain = self.chain_of(self.template)
+            if isinstance(chain, nn.Sequential) and len(set(chain)) == len(chain) > 1:
+                self.chain, self.count = True, len(chain)
+            if error := self._learn(self.count):
                 raise self._refusal(error) from None
         self._note()
 
@@ -175,6 +179,20 @@ class OwnModel:
                 sizes[0][side] += tensor.nbytes
                 sizes[1][side] += tensor.nbytes * tensor.requires_grad
         return sizes
+
+    def sizes(self) -> list:
+        """Return the bytes of weights and of gradients of each layer of a chain."""
+        return [
+            (size([*layer.parameters(), *layer.buffers()]), size([p for p in layer.parameters() if p.requires_grad]))
+            for layer in self.chain_of(self.template)
+        ]
+
+    @staticmethod
+    def chain_of(module) -> nn.Module:
+        """Return the list that a module is, without lists that have nothing else in them."""
+        while isinstance(module, nn.Sequential) and len(module) == 1:
+            module = module[0]
+        return module
 
     def _in_list(self, name) -> bool:
         """Return whether a module is part of the list of equal blocks, which may be the whole model."""

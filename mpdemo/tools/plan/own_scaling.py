@@ -1,4 +1,4 @@
-"""A few steps of a reader's own model tell all others: those of more blocks, of other batches and of pipeline stages.
+"""A few steps of a model tell all others: those of more blocks, of other batches and of pipeline stages.
 
 A model with a list of many equal blocks is computed with 4 and with 5 of them. Each phase of the step then holds,
 computes and sends so much more for each further block, so that the two tell what the whole model does. In the same way
@@ -62,17 +62,24 @@ def whole_step(model, way, states, size) -> Step:
 
 
 class Part(NamedTuple):
-    """What one part of a model with equal blocks holds, needs and computes for a microbatch."""
+    """What one part of a model that is a chain of parts holds, needs and computes for a microbatch."""
 
     weights: int  # bytes, as the next ones
     trained: int  # gradients
     saved: float  # by a forward pass, for the backward pass
     extra: float  # at the peak of the backward pass, above that
     seconds: float | None
+    crossing: float  # bytes that it hands on
 
 
-def parts(steps, size, roof) -> tuple:
-    """Return what comes before the equal blocks, one of them, what comes after; and the bytes that one hands on."""
+def chain(steps, size, roof) -> list[Part]:
+    """Return the parts of a chain: its layers, or what comes before the equal blocks, each of these, what comes after.
+
+    A part's phases are those between its own borders; the first part also has what comes before, the last one the loss.
+    """
+    model = steps.model
+    if not model.few:
+        return _layers(whole_step(model, *steps[1:3], size), model.sizes(), roof)
     few, more = (computed(*steps[:3], size, count) for count in FEW)
     always, always_few = more.levels["before"][0], few.levels["before"][0]  # weights, gradients and states
     entered = {name: levels[0] for name, levels in more.levels.items()}
@@ -83,11 +90,29 @@ def parts(steps, size, roof) -> tuple:
         ("forward inner", "between inner", "backward inner"),
         ("after", "backward"),
     )
-    (before, after), (trained, trained_after) = steps.model.around()
+    (before, after), (trained, trained_after) = model.around()
     blocks = more.weights - few.weights, more.trained - few.trained
     found = []
     for held, kept, phases in zip(((before, trained), blocks, (after, trained_after)), saved, names, strict=True):
-        levels = more.levels.get(phases[-1].replace("inner", "second"), np.zeros(1))
-        seconds = more.seconds(roof, [name for name in phases if name in more.work])
-        found.append(Part(*held, kept, levels.max() - levels[0], seconds))
-    return *found, more.crossing
+        found.append(_part(more, held, kept, phases, phases[-1].replace("inner", "second"), roof))
+    return [found[0], *[found[1]] * model.count, found[2]]
+
+
+def _layers(step, sizes, roof) -> list[Part]:
+    """Return the parts of a model that is one layer after the other."""
+    last, found = len(sizes) - 1, []
+    borders = ["before", *(f"forward {number}" for number in range(1, len(sizes))), "backward"]
+    for number, held in enumerate(sizes):
+        phases = [f"{kind} {number}" for kind in ("forward", "between", "backward")]
+        phases += ["before"] if number == 0 else []
+        phases += ["after", "backward"] if number == last else []
+        start, end = (step.levels[border][0] for border in borders[number : number + 2])
+        found.append(_part(step, held, end - start, phases, f"backward {number}", roof))
+    return [part._replace(crossing=step.crossing[number]) for number, part in enumerate(found)]
+
+
+def _part(step, held, saved, phases, backward, roof) -> Part:
+    levels = step.levels.get(backward, np.zeros(1))
+    seconds = step.seconds(roof, [name for name in phases if name in step.work])
+    weights, trained = held
+    return Part(weights, trained, saved, levels.max() - levels[0], seconds, step.crossing[-1])

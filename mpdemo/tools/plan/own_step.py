@@ -1,31 +1,36 @@
-"""One step of a reader's own model on fake tensors: what a process holds, computes and sends, phase by phase.
+"""One step of a model on fake tensors: what a process holds, computes and sends, phase by phase.
 
+A fake tensor has a shape and no storage, and PyTorch's "fake" process group delivers nothing and waits for nothing. So
+one process on any machine plays each rank of any training, and counts what it allocates and hands to its neighbours.
 It is computed with a few of the equal blocks; own_scaling.py tells the whole model's step from two of these.
 """
 
+import gc
+import sys
+import warnings
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import NamedTuple
 
+import numpy as np
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mpdemo.errors import error_line
-from mpdemo.models.private_torch import FakeTensors, backward
-from mpdemo.predict.counting import CountMessages, LiveMemory, size
-from mpdemo.predict.dry_run import fake_world, local, without_surprises
+from mpdemo.models.private_torch import FakeStore, FakeTensors, backward, without_cuda_guards
+from mpdemo.predict.counting import CountMessages, LiveMemory, local, size
 from mpdemo.predict.footprint import kernel_seconds
 from mpdemo.predict.meter import Kernels
-from mpdemo.predict.request import NotPlanned
 from mpdemo.tools.plan import variants
-from mpdemo.tools.plan.fits import IN_BLOCKS
 from mpdemo.tools.plan.gpu_autocast import GpuAutocast
-from mpdemo.tools.plan.layers import FEW
+from mpdemo.tools.plan.layers import FEW, differentiable
 from mpdemo.tools.plan.loading import quiet
-from mpdemo.tools.plan.phases import Phases
+from mpdemo.tools.plan.request import IN_BLOCKS, NotPlanned
 
 
 class Way(NamedTuple):
@@ -54,7 +59,7 @@ class Step(NamedTuple):
     weights: int  # bytes, as the next ones; of one process
     trained: int  # the gradients
     buffers: int
-    crossing: int  # what one block hands to the next
+    crossing: list  # bytes that each layer hands to the next one; of equal blocks only the last one's
     inner: int = 1  # blocks that are computed as the phases called inner
 
     @property
@@ -77,8 +82,8 @@ class Step(NamedTuple):
         times = count - FEW[0]
         levels = {name: a + times * (more.levels[name] - a) for name, a in self.levels.items()}
         sent = {kind: bytes_ + times * (more.sent[kind] - bytes_) for kind, bytes_ in self.sent.items()}
-        sizes = [a + times * (b - a) for a, b in zip(self[3:7], more[3:7], strict=True)]
-        return Step(levels, more.work, sent, *sizes, inner=times)
+        weights, trained, buffers = (a + times * (b - a) for a, b in zip(self[3:6], more[3:6], strict=True))
+        return Step(levels, more.work, sent, weights, trained, buffers, more.crossing, inner=times)
 
     def towards(self, other, share):
         """Interpolate between this step and one with another batch; None where they do other operations."""
@@ -145,7 +150,9 @@ def _vary(model, module, way, fake, sent, phases):
     for linear in by_rows:
         linear.register_forward_hook(lambda linear, inputs, output: _count_reduction(sent, output))
     if model.few:
-        phases.follow(blocks)
+        phases.follow(blocks, ["first", "second", *["inner"] * (len(blocks) - 4), "last but one", "last"])
+    elif model.chain:
+        phases.follow(model.chain_of(module), map(str, range(model.count)))
 
 
 def _shard(module, layers, way):
@@ -164,3 +171,76 @@ def _count_reduction(sent, output):
     sent.messages.append((IN_BLOCKS, output.nbytes))
     if output.requires_grad:
         output.register_hook(lambda gradient: sent.messages.append((IN_BLOCKS, gradient.nbytes)))
+
+
+class Phases:
+    """What happens in each phase of a step: in the first block's forward pass, say, or the last one's backward pass."""
+
+    def __init__(self, memory, kernels):
+        self.memory, self.kernels, self.now, self.crossing = memory, kernels, None, []
+        self.levels, self.work = defaultdict(list), defaultdict(list)
+
+    def enter(self, name):
+        """Begin a phase; what happened since the last one began is that one's."""
+        self.levels[self.now] += self.memory.levels["cpu"]
+        self.work[self.now] += self.kernels.work
+        self.memory.start()
+        self.kernels.work, self.now = [], name
+
+    def follow(self, blocks, places):
+        """Begin a phase where a block begins and ends, forward and backward; `places` are the blocks' names."""
+        for block, place in zip(blocks, places, strict=True):
+            after = "after" if block is blocks[-1] else f"between {place}"
+            # Before FSDP's own hooks, which gather and free.
+            block.register_forward_pre_hook(lambda _, inputs, place=place: self._begin(place, inputs), prepend=True)
+            block.register_forward_hook(
+                lambda _, inputs, outputs, place=place, after=after: self._end(place, outputs, after)
+            )
+
+    def _begin(self, place, inputs):
+        self.enter(f"forward {place}")
+        if place == "first":
+            self._at_gradient(inputs, "backward before")
+
+    def _end(self, place, outputs, after):
+        self.enter(after)
+        self.crossing.append(next((t.nbytes for t in differentiable(outputs)), 0))
+        self._at_gradient(outputs, f"backward {place}")
+
+    def _at_gradient(self, values, name):
+        """Begin a phase when the gradient of the first tensor is there; a hook must return nothing."""
+        for tensor in list(differentiable(values))[:1]:
+            tensor.register_hook(lambda gradient: self.enter(name))
+
+    def found(self):
+        """Return levels and work by phase, as arrays."""
+        names = [name for name in self.levels if name not in (None, "end")]
+        kept = [name for name in names if not name.endswith("inner")]  # another block's peak is higher
+        levels = {name: np.array(self.levels[name], dtype=float) for name in kept}
+        return levels, {name: np.array(self.work[name], dtype=float).reshape(-1, 4) for name in names}
+
+
+@contextmanager
+def without_surprises():
+    """Free nothing at a moment that differs from run to run, compile nothing, warn of nothing."""
+    collected = gc.isenabled()
+    gc.disable()
+    eager, quiet = torch.compiler.set_stance("force_eager"), warnings.catch_warnings(action="ignore")
+    try:
+        with without_cuda_guards(), eager, quiet:
+            yield
+    finally:
+        if collected:
+            gc.enable()
+
+
+@contextmanager
+def fake_world(rank, processes):
+    """Be one of so many processes, none of which is there: a group that delivers nothing and waits for nothing."""
+    excepthook = sys.excepthook  # which PyTorch replaces
+    dist.init_process_group("fake", rank=rank, world_size=processes, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+        sys.excepthook = excepthook

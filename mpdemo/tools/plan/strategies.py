@@ -1,20 +1,21 @@
 """Every strategy for one training in one table: whether it fits, what it needs, sends and takes.
 
-    request = PlanRequest("resnet101", batch=512, devices=8)
+    request = PlanRequest(OwnModel("my_file.py:my_function", (4096,), tokens=True), batch=512, devices=8)
     print(table(request, compare(request)))
 
-The rules and their order are those of `mpdemo.tools.plan.choose`. ``mpdemo plan`` prints this table.
-Taught in notebooks/12_which_one.ipynb.
+``mpdemo plan`` prints this table. Taught in notebooks/12_which_one.ipynb.
 """
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from tabulate import tabulate
 
 from mpdemo import terminal
-from mpdemo.predict.request import MIB, PlanRequest, Prediction
+from mpdemo.errors import UserError
+from mpdemo.predict.footprint import MIB
 from mpdemo.tools.plan import own
-from mpdemo.tools.plan.choose import asked
+from mpdemo.tools.plan.request import NotNeeded, NotPlanned, PlanRequest, Prediction, Rule, mib
 
 HEADERS = (
     "",
@@ -27,27 +28,83 @@ HEADERS = (
     "speed-up",
 )
 NEEDED = 4  # columns that are always shown
+NOTHING = "none: more devices, or larger ones"
 
 
 class Strategy(NamedTuple):
-    """One way to train: the answer and the rung of a rule, whether it fits, and what it needs; None if it cannot be."""
+    """One way to train: its rule, whether it fits, what it needs; without that, the reason why it is not planned."""
 
-    answer: str
-    rung: str
+    rule: Rule
     fits: bool
     predicted: Prediction | None
+    reason: str = ""
+
+    @property
+    def answer(self) -> str:
+        """What the table calls it."""
+        return self.rule.answer
 
 
 def compare(request: PlanRequest) -> list[Strategy]:
-    """Return the strategies for a `request`: those that fit, in the order of the rules, then the others by memory."""
+    """Return the strategies for a `request`: those that fit, in the order of the rules, then the others by memory.
+
+    The first one is the recommended one, if it fits.
+
+    Raises
+    ------
+    UserError
+        The nodes do not divide the devices, or every device could hold the model but the batch does not divide.
+    """
+    _check(request)
     result = []
-    for rule, predicted in asked(request):
-        fits = predicted is not None and bool(predicted.memory <= request.limit)  # numpy's is no JSON
-        result.append(Strategy(rule.answer, rule.rung, fits, predicted))
+    for rule in own.rules_of(request):
+        request.progress(rule.answer)
+        try:
+            predicted = rule.find(request)
+            result.append(Strategy(rule, bool(predicted.memory <= request.limit), predicted))  # numpy's is no JSON
+        except NotNeeded:
+            continue
+        except NotPlanned as error:
+            result.append(Strategy(rule, False, None, str(error)))
     return sorted(result, key=lambda s: 0 if s.fits else s.predicted.memory if s.predicted else float("inf"))
 
 
-def as_row(request, strategy) -> dict:
+def _check(request):
+    """Refuse what cannot be shared out."""
+    if request.devices < 1 or request.nodes < 1 or request.devices % request.nodes:
+        raise UserError(
+            f"{request.devices} devices in {request.nodes} nodes; allowed: equally many in each node, 1 or more"
+        )
+    per_device = -(-request.batch // request.devices) * request.devices
+    if request.batch % request.devices and _replica_fits(replace(request, batch=per_device)):
+        raise UserError(
+            f"a batch of {request.batch} does not divide by {request.devices} devices, each of which could hold the "
+            f"model; allowed: a multiple of {request.devices}, such as {per_device}"
+        )
+
+
+def _replica_fits(request) -> bool:
+    """Return whether each device can hold the whole model."""
+    try:
+        return own.replicated(request).memory <= request.limit
+    except NotPlanned:
+        return False
+
+
+def recommended(request: PlanRequest, strategies: list[Strategy]) -> str:
+    """Return the answer and the reason for it, from what `compare` returns."""
+    (answer, why, _), fits, found, _ = strategies[0]
+    if fits and found:
+        why = why.format(parts=found.parts, devices=request.devices)
+        if found.parts > 1 and "{parts}" not in strategies[0].rule.why:
+            why += f", over {found.parts} microbatches"
+        return f"{answer}: {why}: {mib(found.memory)} of {mib(request.limit)} per device."
+    why = f"Weights, gradients and optimizer states need {mib(request.states())}; a device has {mib(request.limit)}"
+    why += ", too little also for one image." if request.states() <= request.limit else "."
+    return f"{NOTHING}: {why}"
+
+
+def as_row(strategy: Strategy) -> dict:
     """Return a strategy as a row of a JSON file, in which None stands for what is not known."""
     predicted = strategy.predicted
     row = {"strategy": strategy.answer, "fits": strategy.fits}
@@ -57,7 +114,7 @@ def as_row(request, strategy) -> dict:
         "memory_mib": predicted.memory / MIB,
         "stages_mib": [peak / MIB for peak in predicted.stages] or None,
         "messages_mib": predicted.sent / MIB,
-        "seconds": predicted.seconds and predicted.seconds + predicted.seconds_sending(request),
+        "seconds": predicted.seconds and predicted.seconds + predicted.sending,
     }
 
 
@@ -69,15 +126,14 @@ def table(request: PlanRequest, strategies: list[Strategy]) -> str:
     and kernels rarely reach a data sheet's peak. Speed-ups are over one device that computes in float32 and has room
     for everything.
     """
-    is_own, rows = request.spec.is_own, []
-    one_device = own.one_device_seconds(request) if is_own else request.one_device_seconds
+    rows, one_device = [], own.one_device_seconds(request)
     for number, strategy in enumerate(strategies):
-        predicted, row = strategy.predicted, as_row(request, strategy)
+        predicted, row = strategy.predicted, as_row(strategy)
         mark = "->" if number == 0 and strategy.fits else ""
         if predicted is None:
-            rows.append((mark, strategy.answer, "not planned" if is_own else "cannot", *[""] * 5))
+            rows.append((mark, strategy.answer, "not planned", *[""] * 5))
             continue
-        seconds, sending = row["seconds"], predicted.seconds_sending(request)
+        seconds = row["seconds"]
         rows.append(
             (
                 mark,
@@ -85,7 +141,7 @@ def table(request: PlanRequest, strategies: list[Strategy]) -> str:
                 "yes" if strategy.fits else f"{(predicted.memory - request.limit) / MIB:,.0f} MiB over",
                 "\n".join(f"{mib:,.0f}" for mib in row["stages_mib"] or [row["memory_mib"]]),
                 f"{row['messages_mib']:,.0f}",
-                f"{1000 * sending:,.1f}",
+                f"{1000 * predicted.sending:,.1f}",
                 f"{1000 * seconds:,.1f}" if seconds else "",
                 f"{one_device / seconds:.2f}" if seconds and one_device else "",
             )
@@ -102,4 +158,4 @@ def _as_wide_as_the_terminal(rows) -> str:
         if terminal.width() is None or len(text.splitlines()[-1]) <= terminal.width():
             break
     more = [" ".join(header.split()) for header in HEADERS[columns:]]
-    return text + f"\nA wider terminal, or --json, also has: {', '.join(more)}" * bool(more)
+    return f"{text}\nA wider terminal, or --json, also has: {', '.join(more)}" if more else text

@@ -1,0 +1,114 @@
+"""What is to be planned, the rules that try to make it fit, and what one way to train needs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+from mpdemo.errors import UserError
+from mpdemo.predict.footprint import MIB, RESERVE, STATES
+from mpdemo.world.gpus import GPUS
+
+IN_BLOCKS = "all-reduce in blocks"  # of tensor parallelism: a kind of message of its own, on another link
+
+
+class NotPlanned(UserError):
+    """Why a strategy is not planned for a model, in words."""
+
+
+class NotNeeded(NotPlanned):
+    """A strategy that has no row, since one that saves less memory fits."""
+
+
+class Rule(NamedTuple):
+    """One question of the decision, and the answer where it fits."""
+
+    answer: str
+    why: str  # a sentence with {parts} and {devices}
+    find: Callable  # request -> the first `Prediction` that fits, or that needs least
+
+
+ACCUMULATION, CHECKPOINTING = ", gradient accumulation", ", activation checkpointing"
+BOTH = ", bf16" + CHECKPOINTING
+ALL = BOTH + ACCUMULATION
+WAYS = {  # how an answer goes on: how its batch fits, and the options of its finder
+    "": ("at once", {"parts": (1,)}),
+    ACCUMULATION: ("with gradient accumulation over {parts} microbatches", {"parts": None}),
+    ", bf16": ("in bf16", {"bf16": True}),
+    CHECKPOINTING: ("with activation checkpointing", {"checkpointing": True}),
+    BOTH: ("in bf16, with activation checkpointing", {"bf16": True, "checkpointing": True}),
+    ALL: (
+        "in bf16, with activation checkpointing, over {parts} microbatches",
+        {"bf16": True, "checkpointing": True},
+    ),
+}
+
+
+def rules(answer, why, find, ways) -> list[Rule]:
+    """Return the rules of one strategy, for some of the `WAYS` in which its batch may fit."""
+    return [Rule(answer + way, f"{why} {WAYS[way][0]}", partial(find, **WAYS[way][1])) for way in ways]
+
+
+def _quiet(strategy: str) -> None:
+    """Say nothing of what is being planned."""
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """What is to be trained, and on what.
+
+    Attributes
+    ----------
+    model : OwnModel
+        A `mpdemo.tools.plan.own_model.OwnModel`.
+    batch : int
+        Samples of a whole step, over all devices together.
+    devices, nodes : int
+        How many there are, in how many machines.
+    memory : float
+        Bytes of one device; `RESERVE` of them are kept for CUDA.
+    optimizer : str
+        "sgd", "momentum" or "adamw".
+    gpu : str
+        One of `mpdemo.world.gpus.GPUS`, from whose data sheet the times are estimated. An A100 of 40 GiB by default.
+    """
+
+    model: Any
+    batch: int
+    devices: int = 1
+    nodes: int = 1
+    memory: float = 40 * 2**30
+    optimizer: str = "adamw"
+    gpu: str = "a100"
+    progress: Callable = field(default=_quiet, compare=False)  # is told what is being planned
+
+    @property
+    def limit(self) -> float:
+        """Bytes of one device that PyTorch may use."""
+        return self.memory - RESERVE
+
+    @property
+    def link(self) -> float:
+        """Bytes per second between two devices: of one node, or of the slower link between nodes."""
+        return GPUS[self.gpu].link if self.nodes == 1 else GPUS[self.gpu].between
+
+    def states(self) -> float:
+        """Return the bytes of weights, gradients and optimizer states, which no smaller batch makes smaller."""
+        return self.model.weights + (1 + STATES[self.optimizer]) * self.model.trained
+
+
+class Prediction(NamedTuple):
+    """What one way to train needs."""
+
+    memory: float  # bytes on the fullest device
+    seconds: float | None  # of a step without messages; None where no data sheet says it
+    sent: float  # bytes that this device sends in a step
+    sending: float  # seconds that this takes
+    parts: int = 1  # microbatches
+    stages: tuple = ()  # of a pipeline with few stages: bytes on each device, in order
+    most: Callable = lambda: None  # -> samples of the largest batch that fits; None where that cannot be told
+
+
+def mib(number: float) -> str:
+    """Return bytes as text, in MiB."""
+    return f"{number / MIB:,.0f} MiB"

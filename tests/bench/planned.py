@@ -1,0 +1,71 @@
+"""Whether a plan holds: memory and messages of real steps in two processes, beside what is planned of them.
+
+Every process takes part; rank 0 writes ``summary.json`` in the folder argv[1]. Nothing is timed.
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # tests
+from programs.real_step import measured, pipelined
+
+from mpdemo.measure.trial import join_world
+from mpdemo.predict.footprint import roof
+from mpdemo.tools.plan import own, own_scaling
+from mpdemo.tools.plan.own_model import OwnModel
+from mpdemo.tools.plan.request import PlanRequest
+from mpdemo.training.log import RunLog
+
+MODELS = Path(__file__).parents[1] / "programs" / "llama.py"
+BATCH, LENGTH = 4, 256
+BF16, TWICE = {"bf16": True}, {"checkpointing": True}
+CASES = [
+    {"name": "tied_20m"},
+    {"name": "untied_20m", **TWICE},
+    {"name": "tied_20m", **BF16},
+    {"name": "untied_20m", **BF16, **TWICE},
+    {"name": "bf16_20m"},
+    {"name": "tied_20m", "how": "fsdp"},
+    {"name": "untied_20m", "how": "fsdp", **BF16, **TWICE},
+    {"name": "untied_20m", "how": "tensor"},
+    {"name": "tied_20m", "how": "tensor", **TWICE},
+]
+PIPELINE = {"name": "untied_20m", "batch": 16, "length": LENGTH}
+
+
+def planned(name, how=None, **way) -> dict:
+    """Return what a plan says of a case, as `measured` does."""
+    if how:
+        way["shards" if how == "fsdp" else "tensor"] = 2
+    step = own.steps_of(PlanRequest(OwnModel(f"{MODELS}:{name}", (LENGTH,), tokens=True), BATCH), BATCH, **way).at(
+        BATCH
+    )
+    return {"peak": float(step.peak), "sent": step.sent}
+
+
+def stages() -> tuple:
+    """Return the planned peak of each stage of `PIPELINE`, and how it is cut."""
+    model = OwnModel(f"{MODELS}:{PIPELINE['name']}", (LENGTH,), tokens=True)
+    request = PlanRequest(model, PIPELINE["batch"], devices=2)
+    found = own.pipeline(request)
+    size = request.batch // found.parts
+    chain = own_scaling.chain(own.steps_of(request, size, held=True), size, roof(request.gpu))
+    return list(map(float, found.stages)), {"microbatches": found.parts, "stages": own.cut(chain, 2)}
+
+
+def main(out):
+    """Plan first, since a plan has a process group of its own; then count in every process."""
+    of_stages, how = stages()
+    rows = [{"case": case, "planned": planned(**case)} for case in CASES]
+    with join_world() as world:
+        for row in rows:
+            row["counted"] = measured(batch=BATCH, length=LENGTH, **row["case"])
+        of_processes = pipelined(**PIPELINE, **how)
+    for number, (plan, real) in enumerate(zip(of_stages, of_processes, strict=True)):
+        counts = {"planned": {"peak": plan, "sent": {}}, "counted": {"peak": real, "sent": {}}}
+        rows.append({"case": {"stage": number}} | counts)
+    RunLog(out, world.rank == 0).finish({"rows": rows})
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
