@@ -15,7 +15,7 @@ CASES = {name: [1, 2, 3] for name in KINDS} | {"train_single": [1]}  # on so man
 CASES["train_gpt"] = list(MESHES)
 LOCAL = ("rank", "launcher", "save", "stop", "disk", "blind", "damaged", "number")
 TOLERANCE = 2e-6  # of a loss printed with 6 digits, on another number of processes
-BOUND = 240  # s that a run may take; longer is a hang
+BOUND = 480  # s that a run may take, beside other work; longer is a hang
 
 
 def slowed(seconds) -> tuple:

@@ -87,6 +87,38 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(training, how)
     assert training.data("a") == kept and told(printed) == {}
 
 
+@pytest.mark.parametrize("begun", ["train_fsdp"], indirect=True)
+def test_neither_a_damaged_nor_an_unfinished_checkpoint_is_one_of_the_newest_two(training):
+    """Of 6 and 7 the second is damaged; from 6 it comes to 8, and dies in the middle of a save after 9."""
+    damage(training.saved("a")[-1], "flipped")
+    training.run("a", training.at(9, 0, "stop"), training.at(9, 1, "die_in_the_middle_of_a_file"), fails=True)
+    assert training.steps("a") == [6, 8] and (training.folder / "a-9").exists()
+    resumes(training, first=9)
+    assert {path.name for path in training.folder.glob("a-*") if path.is_dir()} == {"a-8", "a-10"}
+
+
+MORE = """    average = torch.optim.swa_utils.AveragedModel(torch.nn.Linear(2, 2), use_buffers=True)
+    schedule = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(average.parameters(), 1.0), 1)
+"""
+STEP = """        schedule.step()
+        average.update_parameters(average.module)
+        if run.done == 9:
+            print("steps:", schedule.last_epoch, average.n_averaged.item())
+"""
+
+
+@pytest.mark.parametrize("begun", ["train_fsdp"], indirect=True)
+def test_what_else_a_learner_saves_is_resumed(training):
+    run = "model.flops_per_token(), peak"
+    changes = [(f"{run})", f'{run}, more={{"schedule": schedule, "average": average}})'), (UPDATE, STEP + UPDATE)]
+    changes.append(("    train, check = ", f"{MORE}    train, check = "))
+    training.run("b", *changes, training.at(5, 1, "stop"))
+    printed = training.run("b", *changes)
+    assert "steps: 10 10" in printed
+    kept, printed = training.data("a"), training.run("a", *changes, fails=True)
+    assert in_one_line(printed, r"a-7 does not fit this model \(.*Missing key.*\)") and training.data("a") == kept
+
+
 def test_a_full_disk_ends_the_job_in_one_line_and_leaves_the_older_checkpoints(training):
     kept, (prefix, name) = training.data("a"), training.full_disk()
     printed = training.run(name, prefix=prefix, fails=True)

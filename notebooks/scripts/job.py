@@ -108,8 +108,8 @@ def parts(samples, batch, rank, ranks):
 
 def make_loader(dataset, todo, workers=0):
     """Return a loader of given batches."""
-    options = {"num_workers": workers, "pin_memory": GPU is not None}
-    return DataLoader(Seeded(dataset), batch_sampler=todo, **options)
+    dataset, pinned = Seeded(dataset), GPU is not None
+    return DataLoader(dataset, batch_sampler=todo, num_workers=workers, pin_memory=pinned)
 
 
 def copy_from_rank_0(whole, sharded):
@@ -132,10 +132,10 @@ def steps_of(folder):
     return int(folder.name.rpartition("-")[2])
 
 
-def saved(start):
-    """Return the complete checkpoints START-STEPS, the newest first; .metadata is written last."""
+def saved(start, end="/.metadata"):
+    """Return the folders START-STEPS, the newest first; complete ones, as .metadata is written last."""
     names = re.compile(re.escape(start.name) + r"-\d+")
-    found = (file.parent for file in start.parent.glob(f"{start.name}-*/.metadata"))
+    found = [path for path in start.parent.glob(f"{start.name}-*") if Path(f"{path}{end}").exists()]
     return sorted((path for path in found if names.fullmatch(path.name)), key=steps_of, reverse=True)
 
 
@@ -153,7 +153,7 @@ def damage(folder):
 
 
 def newest(start):
-    """Return the newest whole checkpoint, or None; every rank must see those that rank 0 sees."""
+    """Return the newest whole checkpoint, if any; every rank must see those that rank 0 sees."""
     node = os.environ.get("SLURMD_NODENAME", platform.node())
     seen = ", ".join(map(str, saved(start))) or f"no {start}-*"
     every = gather((seen, f"rank {dist.get_rank()} on {node} sees {seen}"))
@@ -185,26 +185,26 @@ def reason(error):
 class Run:
     """The log, the stops and the checkpoints of a run; all ranks make the same calls."""
 
-    def __init__(self, start, batches, operations, peak, unit="tokens", copies=1, last=0):
+    def __init__(self, start, batches, operations, peak, unit="tokens", copies=1, last=0, more=None):
         """Of checkpoints START-STEPS, which fit these batches; copies: ranks with the same samples.
 
         operations: of an item, for its speed as a fraction of a device's peak (MFU).
         last: the step after which the run ends, if that may be in the middle of an epoch.
+        more: what else to save, by name: all that has state_dict, such as a scheduler or an EMA.
         """
         self.start, self.batches, self.unit, self.copies = start, batches, unit, copies
-        self.operations, self.peak, self.last = operations, peak, last
+        self.operations, self.peak, self.last, self.more = operations, peak, last, more or {}
         self.done, self.lost, self.seen = 0, 0.0, 0  # steps; losses and items of this epoch, all ranks
         self.losses, self.items, self.stopping = [], 0, False  # since the last look
-        self.writing, self.timed, self.validating = None, False, 0.0
+        self.writing, self.whole, self.timed, self.validating = None, [], False, 0.0
         self.savers = dist.new_group(backend="gloo")  # where its thread disturbs no training
         self.began = self.wrote = time.monotonic()
 
     def state(self, model, optimizer):
-        """Return this rank's part of a checkpoint, by names that no mesh changes."""
+        """Return this rank's part of a checkpoint, by names that no mesh changes; dcp.load fills it."""
         weights, moments = dcp_state.get_state_dict(model, optimizer, options=OPTIONS)
-        progress = {"done": self.done, "lost": self.lost, "seen": self.seen}
-        progress["batches"] = dict(self.batches)  # a copy: dcp.load writes into what it is given
-        return {"model": weights, "optimizer": moments, "progress": progress}
+        state = {"model": weights, "optimizer": moments, "batches": dict(self.batches), **self.more}
+        return state | {"progress": {"done": self.done, "lost": self.lost, "seen": self.seen}}
 
     def resume(self, model, optimizer):
         """Load the newest checkpoint, if there is one."""
@@ -215,12 +215,11 @@ class Run:
             dcp.load(state, checkpoint_id=folder)  # each process reads what its shards need
         except dcp.CheckpointException as error:
             end(f"{folder} does not fit this model ({reason(error)})")
-        progress = state["progress"]
-        if progress["batches"] != self.batches:
-            end(f"{folder} has {progress['batches']}, this run {self.batches}: other data would follow")
+        if state["batches"] != self.batches:
+            end(f"{folder} has {state['batches']}, this run {self.batches}: other data would follow")
         weights = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
         dcp_state.set_state_dict(model, optimizer, **weights, options=OPTIONS)
-        self.done, self.lost, self.seen = progress["done"], progress["lost"], progress["seen"]
+        vars(self).update(state["progress"], whole=[folder])  # done, lost and seen
 
     def look(self, loss, items, norm, rate):
         """Note a step, with this rank's sum of losses; log if it is time; return whether to save."""
@@ -262,10 +261,10 @@ class Run:
     def save(self, model, optimizer):
         """Copy this rank's part of a checkpoint, which a thread then writes."""
         self.finish()
-        start = time.monotonic()
-        copied = {"checkpoint_id": f"{self.start}-{self.done}", "process_group": self.savers}
+        start, folder = time.monotonic(), Path(f"{self.start}-{self.done}")
+        copied = {"checkpoint_id": folder, "process_group": self.savers}
         self.writing = dcp.async_save(self.state(model, optimizer), **copied)
-        self.wrote = time.monotonic()
+        self.wrote, self.whole = time.monotonic(), [*self.whole, folder][-2:]
         if self.stopping or not self.timed:  # the first one, too, to know how long it takes
             self.finish()
             late, self.timed = self.looking + self.validating + time.monotonic() - start, True
@@ -274,7 +273,7 @@ class Run:
         self.began = time.monotonic()
 
     def finish(self):
-        """Wait until the last checkpoint is on the disk, and delete all but the newest two."""
+        """Wait until the last checkpoint is on the disk; keep the newest two that are whole."""
         if not self.writing:
             return
         try:
@@ -282,6 +281,6 @@ class Run:
         except dcp.CheckpointException as error:  # all ranks get it, as for a full disk
             end(f"{self.start}-... could not be written ({reason(error)}); those before it stay")
         self.writing = None
-        whole = [folder for folder in saved(self.start) if steps_of(folder) <= self.done]
-        for old in whole[2:] if dist.get_rank() == 0 else ():
-            shutil.rmtree(old)
+        for old in saved(self.start, end="") if dist.get_rank() == 0 else ():  # unfinished ones, too
+            if steps_of(old) < self.done and old not in self.whole:
+                shutil.rmtree(old)
