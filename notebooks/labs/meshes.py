@@ -2,8 +2,8 @@
 
     torchrun --standalone --nproc-per-node 4 -m mpdemo.labs.meshes runs/06_meshes "pp2 replicate2" "shard2 tp2"
 
-A mesh is written as the sizes of its dimensions; a schedule and other flags may follow. The plain loop uses nothing
-of the script. Taught in notebooks/06_hybrid.ipynb, and what the tests compare by.
+A mesh is written as the sizes of its dimensions; a schedule and other flags may follow. The tests compare by it as
+well. Taught in notebooks/06_hybrid.ipynb.
 """
 
 import importlib
@@ -31,12 +31,8 @@ from mpdemo.world.launch import end
 
 SCRIPTS = root() / "notebooks" / "scripts"
 NAMES = ("pp", "replicate", "shard", "cp", "tp")
-SCHEDULES = ("gpipe", "interleaved", "zbv")  # else 1f1b
 WIDTH, HEADS = 32, 8
 STEPS = 3  # of an epoch; there are two
-
-
-# --- a mesh by its name
 
 
 def sizes_of(mesh) -> dict:
@@ -47,7 +43,7 @@ def sizes_of(mesh) -> dict:
 def flags_of(mesh) -> tuple:
     """Return the flags of a mesh, its batch and its blocks; it has as many microbatches as its stages, or two."""
     sizes, words = sizes_of(mesh), mesh.split()
-    schedule = next((word for word in SCHEDULES if word in words), "1f1b")
+    schedule = next((word for word in ("gpipe", "interleaved", "zbv") if word in words), "1f1b")
     stages = sizes["pp"] * (2 if schedule in ("interleaved", "zbv") else 1)
     micro, blocks = max(2, stages), max(4, stages)
     parts = sizes["replicate"] * sizes["shard"] * micro
@@ -58,13 +54,9 @@ def flags_of(mesh) -> tuple:
     return [*flags, *(word for word in words if word.startswith("--"))], batch, blocks
 
 
-# --- what the script does
-
-
 def small_sets(make_datasets, batch) -> list:
     """Return sets of three batches to train on, and of one and a quarter to validate."""
-    rows = STEPS * batch, batch + batch // 4
-    pairs = zip(make_datasets(), rows, strict=True)
+    pairs = zip(make_datasets(), (STEPS * batch, batch + batch // 4), strict=True)
     return [TensorDataset(*(tensor[:most] for tensor in dataset.tensors)) for dataset, most in pairs]
 
 
@@ -95,25 +87,19 @@ def watch(script, job):
         noted["validations"].append(validation)
         return end_epoch(run, validation)
 
-    def small(**given):
-        return small_sets(partial(make_datasets, **given), batch)
-
     with (
-        patch.multiple(script, make_datasets=small, make_model=model),
+        patch.object(script, "make_datasets", lambda **given: small_sets(partial(make_datasets, **given), batch)),
+        patch.object(script, "make_model", model),
         patch.multiple(job.Run, look=looked, end_epoch=ended),
         patch.object(torch.nn.utils, "clip_grads_with_norm_", clipped),
     ):
         yield noted
 
 
-# --- one device
-
-
 def plain(batch, blocks, steps=STEPS, alone=None) -> dict:
-    """Train on one device; return what it comes to, as a rank notes it. `alone` unpacks documents into rows."""
-    sys.path.insert(0, str(SCRIPTS))
-    gpt = importlib.import_module("gpt")
-    sys.path.remove(str(SCRIPTS))
+    """Train on one device, without the script; return what a rank would note. `alone` unpacks documents into rows."""
+    with patch.object(sys, "path", [str(SCRIPTS), *sys.path]):
+        gpt = importlib.import_module("gpt")
     torch.manual_seed(0)
     model = gpt.GPT(WIDTH, blocks, HEADS)
     train, check = small_sets(partial(gpt.make_datasets, packed=alone is not None), batch)
@@ -138,9 +124,6 @@ def plain(batch, blocks, steps=STEPS, alone=None) -> dict:
             with torch.no_grad():
                 noted["validations"].append(model(*rows(*check.tensors)).item() / gpt.count(check.tensors[1]))
     return noted
-
-
-# --- both
 
 
 def far(a, b) -> float:
@@ -195,11 +178,10 @@ def compare_all(meshes, world) -> dict:
 
 def count(train_gpt, world) -> Counter:
     """Return the bytes of this rank's collectives in a step, by the dimension of the mesh."""
-    rehearse, args = importlib.import_module("rehearse"), train_gpt.read_flags()
+    rehearse, args, counted = importlib.import_module("rehearse"), train_gpt.read_flags(), Counter()
     mesh, ring = train_gpt.make_mesh(args, world.device)
     with patch.object(torch.UntypedStorage, "resize_", torch.UntypedStorage.resize_):  # which it replaces
-        calls = rehearse.count_step(args, world.device, mesh, ring)[1]
-    counted = Counter()
+        _, calls, _ = rehearse.count_step(args, world.device, mesh, ring)
     for dimension, _, size in calls:
         if dimension == "cp" or mesh[dimension].size() > 1:  # alone, a rank sends nothing
             counted[dimension] += size

@@ -98,6 +98,5 @@ def seconds_of_step(step, schedule) -> dict:
 
 if __name__ == "__main__":
     out, *names = sys.argv[1:]
-    timed = {function.__name__: partial(function, out=out) for function in (splits, schedules)}
-    functions = {"norms": norms} | timed
+    functions = {"norms": norms, "splits": partial(splits, out=out), "schedules": partial(schedules, out=out)}
     end(write_result(out, lambda world: {name: gather_objects(functions[name](world)) for name in names}))

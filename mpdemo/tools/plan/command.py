@@ -27,7 +27,7 @@ OF_COURSE = "image_size", "channels", "classes", "norm"  # options of a model of
 OF_OWN = "input", "tokens"
 TO_TRAIN = (
     "to train your own model: notebooks/scripts has train_single.py, train_ddp.py, train_fsdp.py and "
-    "train_pipeline.py, whole scripts in plain PyTorch"
+    "train_gpt.py, whole scripts in plain PyTorch"
 )
 
 

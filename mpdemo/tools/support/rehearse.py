@@ -141,12 +141,10 @@ def smallest(name, spec) -> JobSpec:
     """Return a job of the course with as many processes as ever, hardly any work and a folder of its own."""
     out = f"runs/rehearsal/{name}"
     command = [word.replace(spec.out, out) for word in spec.command]
-    if command[:3] == ["-m", "mpdemo", "train"]:
-        command += SMALL
-    elif "mpdemo.labs.lightning_training" in command:
+    if "mpdemo.labs.lightning_training" in command:
         command[-1] = "2"  # steps
-    elif "notebooks/scripts/train_gpt.py" in command:
-        command += SMALL[:2]
+    elif {"train", "notebooks/scripts/train_gpt.py"} & set(command):
+        command += SMALL if "train" in command else SMALL[:2]
     return dataclasses.replace(spec, out=out, command=tuple(command))
 
 
