@@ -118,7 +118,7 @@ def own(spoilt=()) -> Kind:
 
 
 def by_job(spoilt=()) -> Kind:
-    """Return the kind of a script that imports job.py: two epochs, of six steps with the short text."""
+    """Return the kind of a script that imports job.py: two epochs, of five steps with the short text."""
     changes = [("LOOK = 10", "LOOK = 1"), ("SAVE_MINUTES = 100", "SAVE_MINUTES = 2")]
     return Kind(2, "run.done + 1", "job.py", changes, spoilt)
 
@@ -161,12 +161,12 @@ class Training:
         return ["torchrun", "--standalone", f"--nproc-per-node={processes}", "run.py", *self.words(name, processes)]
 
     def words(self, name, processes=2) -> list:
-        """Return the script's arguments; a batch of 24 can be divided by any number of processes up to four."""
+        """Return the script's arguments; a batch of 30 can be divided by two processes and by three."""
         if self.name == "train_ddp":
             return [name]
         if self.name == "train_gpt":
             return [*MESHES[processes], "--checkpoint", name]
-        return ["--checkpoint", name, "--batch", "24", *(["--base", "base"] if self.name == "finetune_lora" else [])]
+        return ["--checkpoint", name, "--batch", "30", *(["--base", "base"] if self.name == "finetune_lora" else [])]
 
     def run(self, name, *changes, processes=2, prefix=(), **how) -> str:
         """Run it, in which some texts are changed; return what it printed."""
