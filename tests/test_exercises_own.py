@@ -53,6 +53,9 @@ class OneRun:
     def client(self, *words):
         return job_files.client(self.environment, *words)
 
+    def node(self):
+        return self.client("squeue", "-h", "-j", self.place[0], "-o", "%N").stdout.strip()
+
     def state(self, *wanted):
         """Wait until the job has one of these states."""
         return job_files.wait_for(*self.place, lambda state: state in wanted, f"become {wanted[0]}", SECONDS)
@@ -79,7 +82,8 @@ class OneRun:
 def test_the_solutions_survive_time_limits_a_lost_node_preemption_and_fewer_gpus(slurm_programs, solved, tmp_path):
     """The losses are those of a run that never stopped, to the last digit; on fewer GPUs up to rounding."""
     training, batch = solved
-    with tempfile.TemporaryDirectory(prefix="mp") as short, Cluster.up(nodes=2, cpus=40, gpus=4) as cluster:
+    size = {"nodes": 2, "cpus": 40, "gpus": 4, "urgent": True}
+    with tempfile.TemporaryDirectory(prefix="mp") as short, Cluster.up(**size) as cluster:
         never = OneRun(Path(short, "never"), cluster, training, batch, pause=0.0)
         never.state("completed")
         whole = own_job.losses_at(never.log())
@@ -103,14 +107,15 @@ def test_the_solutions_survive_time_limits_a_lost_node_preemption_and_fewer_gpus
         stopped()
         run.again()
         run.trains(3, steps=9)  # some of them after a checkpoint: they are lost
-        node = run.client("squeue", "-h", "-j", run.place[0], "-o", "%N").stdout.strip()
-        cluster.kill_node(node)
+        cluster.kill_node(node := run.node())
         run.client("scontrol", "update", f"nodename={node}", "state=down", "reason=power")
         run.state("pending")
         stopped()
         run.again()
         run.trains(4)
-        run.client("scancel", "--batch", "--signal=TERM", run.place[0])
+        run.client("scontrol", "update", "partition=debug", "GraceTime=60")
+        urgent = ["--partition=urgent", "--nodes=1", "--exclusive", "--output=/dev/null"]
+        run.client("sbatch", *urgent, "--nodelist", run.node(), "--wrap=sleep 2")
         run.state("pending")
         stopped()
         run.client("scancel", run.place[0])

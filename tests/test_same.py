@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import home_scripts
 import nbformat
 import psutil
 import pytest
@@ -380,6 +381,54 @@ def test_a_script_that_saves_rarely_runs_until_it_would_have_saved_twice(judge, 
     assert names == [] and "SIGKILL after step 26, and again after step 38" in str(found)
     assert [len(run.steps) for run in runs] == [24, 40, 26, 14, 17, 8, 8, 9, 2]
     assert watcher.args.batches == 8 and found["table"]["SIGTERM"] == [8, 16]
+
+
+HOME = ["train_single.py", "train_ddp.py", "train_accelerate.py", "train_fsdp.py", "finetune_lora.py"]
+HOME += [f"train_gpt.py --{name} {{n}}" for name in ("pp", "replicate", "shard", "cp", "tp")]
+HOME += ["experts.py --ep {n}"]
+SAVES_NOTHING, NOT_SHARED = "train_accelerate.py", "samples not shared"
+
+
+@pytest.fixture
+def at_home(tmp_path, monkeypatch):
+    """A learner's folder with all scripts, and the model that finetune_lora.py begins with."""
+    folder = tmp_path / "not" / "too" / "near" / "home"
+    shutil.copytree(TAKE_HOME.parent, folder)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("script", HOME)
+def test_a_script_to_take_home_is_the_same_training_and_resumes(watcher, at_home, script):
+    if "lora" in script:
+        home_scripts.shorten(at_home)
+        home_scripts.launch(at_home, "train_fsdp.py", "train_fsdp")
+        shutil.copy(TAKE_HOME.with_name("gpt.py"), at_home)
+    one = script == "train_single.py"  # which refuses to be started as several
+    watcher.aim(arguments("--timeout", "300", *script.split()))
+    if not one:
+        found = verdict.verdicts_of(watcher, [1, 2])[0]
+        command.show(found)
+        assert found["verdict"] == "same" and found["findings"] == found["harmless"] == []
+    found = resume.verdict(watcher, 1 if one else 2, 1)
+    command.show(found)
+    names = [finding.name for finding in found["findings"]]
+    assert names == (["no checkpoint"] if script == SAVES_NOTHING else [])
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("flag", "old", "new", "name"), [
+    ("shard", "averaged * args.tp / scored", "args.tp / scored", "gradients divided twice"),
+    ("cp", "place // args.cp, args.replicate * args.shard", "dist.get_rank(), dist.get_world_size()", NOT_SHARED),
+    ("tp", "place // args.cp, args.replicate * args.shard", "dist.get_rank(), dist.get_world_size()", NOT_SHARED),
+])  # fmt: skip
+def test_a_mistake_in_a_mesh_is_found(watcher, at_home, flag, old, new, name):
+    home_scripts.change(at_home / "train_gpt.py", [(old, new)])
+    watcher.aim(arguments("--timeout", "300", "train_gpt.py", f"--{flag}", "{n}"))
+    names = [finding.name for finding in verdict.verdicts_of(watcher, [1, 2])[0]["findings"]]
+    assert names[:1] == [name]
 
 
 # No optimizer's step can be seen.

@@ -68,6 +68,9 @@ def shown(names) -> str:
 
 def of_data(one, many):
     """Yield what is wrong with the samples that the ranks draw; each epoch's order is known whole."""
+    if other := not_shared(many):
+        yield Finding("samples not shared", f"rank {other[1]} trains on other samples than rank {other[0]}")
+        return
     trained = {ranks[0]["number"] for ranks in many.steps}
     passes = [[note for note in rank.passes(many.loader) if note["number"] in trained] for rank in many.replicas]
     if many.loader is None or not all(passes):
@@ -104,6 +107,13 @@ def of_shares(passes):
         yield Finding("another order per rank", what)
     if len(set(lengths)) > 1:
         yield Finding("unequal steps", f"an epoch has {lengths} batches in the ranks; the last steps hang")
+
+
+def not_shared(many):
+    """Return two ranks that have parts of one model or sequence, and draw other samples, if there are any."""
+    drawn = [[note["samples"] for note in rank.passes(many.loader)] for rank in many.ranks]
+    pairs = ((min(shared, default=k), k) for k, shared in enumerate(many.shared))
+    return next(((first, k) for first, k in pairs if drawn[k] != drawn[first]), None)
 
 
 def of_size(many, alone, together):

@@ -9,6 +9,7 @@ import math
 from mpdemo.tools.same.compare import Finding, apart, distance, norm, shown, tolerance
 
 EQUAL = 1e-5  # relative: ranks that did the same arithmetic
+SCALED = ("gradients summed", "gradients divided twice", "gradient scaled")  # found in the ranks alone
 GROWTH = 10.0  # from step to step: what begins as rounding may grow, a fault jumps
 
 

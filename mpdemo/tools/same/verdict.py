@@ -26,10 +26,15 @@ class Comparison:
         if failed := of_failure(many):
             self.findings = self.findings or [failed]
             return
-        self.findings += [*compare.of_model(one, many), *filter(None, [steps.of_ranks(one, many)])]
-        if all(finding.has("beside") for finding in self.findings):
+        ranks = [*filter(None, [steps.of_ranks(one, many)])]
+        scaled = ranks if ranks and ranks[0].name in steps.SCALED else []
+        self.findings += [*compare.of_model(one, many), *(scaled or ranks)]
+        if all(finding.has("beside") for finding in self.findings if finding not in scaled):
             self.give_same_rows()
-            self.findings += self.of_both()
+            found = [*self.of_both()]
+            if scaled and self.compared and not found:  # the loss is a sum, and the script divides its gradient later
+                self.findings.remove(*scaled)
+            self.findings += [] if scaled else found
         self.findings += [*compare.of_messages(many), *compare.of_files(many)]
 
     def give_same_rows(self):
@@ -47,7 +52,7 @@ class Comparison:
         """Return what differs in the steps of both worlds; of other rows, only what does not depend on them."""
         one, many = self.one, self.many
         if one.error or not one.steps:
-            self.notes.append(f"on the rows of {many.processes} processes one fails: {one.error}")
+            self.reason = f"on the rows of {many.processes} processes one fails: {one.error}"
             return []
         seen = any(one.in_rows) and any(many.in_rows)
         same = seen and not unequal(one.in_rows, many.in_rows)

@@ -63,8 +63,9 @@ class World:
         self.order, self.processes, self.folder = order, order["processes"], Path(order["folder"])
         self.how, self.statuses = answer["how"], answer["statuses"]
         self.ranks = [Rank(notes, rank) for rank in range(self.processes)]
-        meshes = [rank.names("tensor")[:1] or [(k,)] for k, rank in enumerate(self.ranks)]
-        self.replicas = [rank for k, rank in enumerate(self.ranks) if k == min(meshes[k][0])]  # a mesh shares its data
+        # for each rank, those with the same samples: they have parts of its model or of its sequences
+        self.shared = [sum(map(list, rank.names("tensor") + rank.names("shares")), []) for rank in self.ranks]
+        self.replicas = [rank for k, rank in enumerate(self.ranks) if k <= min(self.shared[k], default=k)]
         self.steps = list(zip(*(rank.steps for rank in self.ranks), strict=False))  # each of all ranks
         loaders = Counter(ranks[0]["loader"] for ranks in self.steps if ranks[0]["optimizer"] == 0)
         self.loader = loaders.most_common(1)[0][0] if loaders else None

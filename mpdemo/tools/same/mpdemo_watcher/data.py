@@ -1,5 +1,6 @@
 """Which samples a rank draws from a data set whose samples have numbers."""
 
+import ast
 import collections
 
 import torch
@@ -54,13 +55,18 @@ class Noted:
         note("pass", loader=self.key, number=self.number, batches=batches, samples=samples, root=root)
         replayed = ORDER["replay"].get(str(self.key), [])
         if len(replayed) >= self.number and self.in_batches:
-            whole = replayed[self.number - 1]
+            whole = [list(map(as_it_was, batch)) for batch in replayed[self.number - 1]]
         yield from whole[: ORDER["batches"]]
 
 
 def plain(index):
     """Return a sample's number as JSON can hold it."""
     return int(index) if hasattr(index, "__index__") else repr(index)
+
+
+def as_it_was(index):
+    """Return a sample's number from what `plain` made of it, such as a tuple of epoch and sample."""
+    return ast.literal_eval(index) if isinstance(index, str) else index
 
 
 def watch():

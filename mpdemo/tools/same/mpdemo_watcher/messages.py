@@ -1,11 +1,13 @@
 """Sees the collectives that a script and PyTorch's wrappers call, and runs what would start processes of its own."""
 
 import collections
+import math
 import os
 from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
+import torch.distributed.device_mesh as device_mesh
 import torch.distributed.fsdp
 import torch.distributed.tensor.parallel as tensor_parallel
 import torch.multiprocessing
@@ -19,6 +21,8 @@ calls = collections.Counter()  # since the last step
 COLLECTIVES = "all_reduce reduce_scatter reduce_scatter_tensor reduce_scatter_single all_gather all_gather_into_tensor"
 COLLECTIVES += " all_gather_tensor all_gather_single broadcast reduce gather scatter all_to_all_single send recv"
 
+SHARING = ("tp", "cp", "pp")  # parts of a layer, of a sequence, of the list of layers
+
 
 def watch():
     """Count the collectives called from Python; of DDP's own, note whether a backward pass has them."""
@@ -30,6 +34,8 @@ def watch():
     before(DistributedDataParallel, "register_comm_hook", lambda *_, **__: note_once("hook", "register_comm_hook"))
     before(torch.distributed.fsdp, "fully_shard", lambda *_, mesh=None, **__: averages_over(mesh and mesh.size()))
     before(tensor_parallel, "parallelize_module", split)
+    for module in (device_mesh, dist):
+        before(module, "init_device_mesh", arranged)
     for name in ("spawn", "start_processes"):
         setattr(torch.multiprocessing, name, spawn)
 
@@ -69,6 +75,15 @@ def split(module, device_mesh=None, *_, **__):
     """Note which ranks share their samples."""
     if device_mesh is not None:
         note_once("tensor", tuple(device_mesh.mesh.flatten().tolist()))
+
+
+def arranged(_, mesh_shape, *, mesh_dim_names=None, **__):
+    """Note which ranks share their samples, by the names that such dimensions of a mesh have."""
+    ranks = torch.arange(math.prod(mesh_shape)).view(*mesh_shape)
+    for dim, name in enumerate(mesh_dim_names or ()):
+        if name in SHARING and mesh_shape[dim] > 1:
+            lines = ranks.movedim(dim, -1).flatten(0, -2).tolist()
+            note_once("shares", next((tuple(line) for line in lines if ORDER["rank"] in line), ()))
 
 
 def spawn(fn, args=(), nprocs=1, join=True, **_):

@@ -36,7 +36,8 @@ def sketch(tensor):
         tensor = torch.view_as_real(tensor)
     part, offset = tensor, (0,) * tensor.dim()
     if hasattr(tensor, "placements"):
-        if not all(p.is_replicate() or type(p) is Shard and p.dim < 2 for p in tensor.placements):
+        split = [p for k, p in enumerate(tensor.placements) if tensor.device_mesh.size(k) > 1 and not p.is_replicate()]
+        if not all(type(p) is Shard and p.dim < 2 for p in split):
             return None
         _, offset = part_of(tensor.shape, tensor.device_mesh, tensor.placements)
         part = tensor.to_local()
@@ -155,8 +156,8 @@ def meet_model(model, number):
 
 def watch():
     """Note gradients before they are clipped, and FSDP2's, which it accumulates and averages itself."""
-    for name in ("clip_grad_norm_", "clip_grad_value_"):
-        clip = before_clipping(getattr(torch.nn.utils.clip_grad, name))
+    for name in ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_"):
+        clip = before_clipping(getattr(torch.nn.utils, name))
         setattr(torch.nn.utils.clip_grad, name, clip)
         setattr(torch.nn.utils, name, clip)
     reduce = of_fsdp.foreach_reduce
