@@ -6,6 +6,7 @@ notebooks/11_when_it_breaks.ipynb.
 
 import re
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from mpdemo import paths
 from mpdemo.jobs.known import KINDS, UNKNOWN, Known, known_in
@@ -18,6 +19,7 @@ ALSO = 4  # further findings that are shown, in one line each
 STEPS = 5000  # at the end, whose rank is looked up
 BEFORE = 20  # lines before a launcher's report in which a program's last words are looked for
 DOWNLOAD = " (in a download)"  # words of the table for what a line alone does not say
+BARE = re.compile(r"[\w.]+:$")  # an exception whose text begins in the next line
 SAYS_LITTLE = re.compile(r"(?:KeyError: .*|[\w.]+:?\s*)$")  # of an exception that a library caught by itself
 
 
@@ -110,9 +112,12 @@ def _after_the_end(log, s) -> bool:
 
 def _of_exception(s):
     """Take the line of an exception's message that says most of it, and what is known of this line."""
+    if BARE.match(s.text) and s.message:
+        s.text += f" {s.message.pop(0)[1]}"
     lines = [(s.numbers[0], s.text), *s.message]
     place, web = (" ".join(s.trace.inner), s.trace.web) if s.trace else ("", False)
     rows = [(known_in(text + DOWNLOAD * web, place=place), number, text) for number, text in lines]
+    rows += [(UNKNOWN["nccl"], *line) for (_, before), line in pairwise(lines) if before == "Last error:"]
     found = sorted((row for row in rows if row[0]), key=lambda row: KINDS.index(row[0].kind))
     s.known, number, text = found[0] if found else (unknown(s), *lines[0])
     if number != s.numbers[0]:
@@ -130,7 +135,7 @@ def _since_restart(log, seen) -> list:
 def _went_on(log, s) -> bool:
     """Whether the run made progress after lines that need not be a failure."""
     later = log.finite[-1:] if s.says == "nan" else log.steps[-2:-1]
-    return (s.warns or s.says in ("soft", "nccl", "error", "nan", "noise")) and any(n > s.last for n in later)
+    return (s.warns or s.says not in ("exception", "hard", "fault")) and any(n > s.last for n in later)
 
 
 def _survived(log, s) -> bool:
@@ -158,7 +163,7 @@ def _last_words(log, seen) -> list:
     first = max([0, report - BEFORE, *(n + 1 for n in log.steps if n < report)])
     for number in range(report - 1, first - 1, -1):
         _, text = log.split(number)
-        if text.strip() and not (HARMLESS.search(text) or text[:1].isspace() or WARNS.match(text)):
+        if text.strip(" -=*") and not (HARMLESS.search(text) or text[:1].isspace() or WARNS.match(text)):
             return [Seen([number], text.strip(), "words", UNKNOWN["words"])]
     return []
 

@@ -11,6 +11,7 @@ TIME = (
 LABEL = (  # of a launcher: [rank3]: [default3]: 3: [1,3]<stderr>: (Actor pid=1) [pod/a/b] worker-1  |
     r"\[(?:rank|default)?\d+\]:? ?|\[\d+,\d+\]<std\w+>: ?|\d+: ?|\(\w[^()]*pid=[^()]*\) ?|\[pod/\S+\] ?|[\w.-]+ +\| ?"
 )
+FIELDS = "log message msg text exc_info exception stack_trace traceback"  # of a line of JSON
 LOGGER = r"(?:- )?(?:[\w.]+ - )?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)(?: - |:[\w.]+:)"
 HOST = re.compile(
     r"(?!(?:srun|sbatch|salloc|slurm\w*|bash|sh|python\S*|\S+\.(?:py|sh|cpp)|mpdemo|wandb|pyxis|kernel|step|epoch|loss|"
@@ -28,7 +29,7 @@ IGNORED = re.compile(r"Logging error|Exception ignored|Error in (?:atexit|sys\.e
 THREAD = re.compile(r"^Exception in thread ")
 CHAIN = re.compile(r"During handling of the above exception|The above exception was the direct cause")
 
-EXCEPTION = re.compile(r"(?:^|[\]:|)] ?)(?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception|Interrupt)(?::|$)")
+EXCEPTION = re.compile(r"^\s*what\(\): |(?:^|[\]:|)] ?)(?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception|Interrupt)(?::|$)")
 NEVER = re.compile(r"\s*$|(?:wandb|mlflow)(?!\.|.*\bERROR\b)|frame #\d+: |#\d+ .+ from \S+:\d+$")  # or C++'s frames
 NOISE = re.compile(r"(?:wandb|mlflow)(?!\.)")  # only an exception of theirs ends a run
 HARMLESS = re.compile(
@@ -38,8 +39,11 @@ HARMLESS = re.compile(
 ERROR = re.compile(r"(?:^|[\s\[|:])(?:ERROR|FATAL|CRITICAL|[Ee]rror|[Ff]atal)(?:\]|:| -)|\bAbort\(-?[1-9]")
 HARD = re.compile(
     r"(?:^|: )(?:srun: |slurmstepd: )|exitcode|Killed|core dumped|Aborted|Abort\(|terminate called|atchdog|"
-    r"CANCELLED AT|^\[E|Segmentation fault|ssertion `|died from signal|"
-    r"\b(?:exit(?:ed)?|terminated|returned) (?:with |non-zero )?(?:exit )?(?:code|status)[ :=]*-?[1-9]"
+    r"CANCELLED AT|^\[E|Segmentation fault|ssertion `|died from signal"
+)
+EXITED = re.compile(
+    r"\b(?:exit(?:ed|s)?|terminated|returned|failed) (?:with |non-zero )*(?:exit )?(?:code|status)[ :=]*(?:-?[1-9]|no)|"
+    r"exited with non-zero|^\s*(?:[Ee]xit [Cc]ode|exit)[ :=]+-?[1-9]|BackoffLimitExceeded|^\s*Status: +Failed"
 )
 
 STEP = re.compile(
@@ -81,6 +85,8 @@ def looks_like(text) -> str:
         return ""
     if HARD.search(text):
         return "fault" if ERROR.search(text) else "hard"
+    if EXITED.search(text):
+        return "exit"
     return "nccl" if "NCCL WARN" in text else "error" if ERROR.search(text) else "soft"
 
 
@@ -136,5 +142,6 @@ def _from_json(line) -> str:
         found = json.loads(line)
     except ValueError:
         return line
-    texts = (found.get(name) for name in ("log", "message", "msg", "text"))
-    return next((text.rstrip("\n") for text in texts if isinstance(text, str)), line)
+    severe = "ERROR: " if re.match("error|crit|fatal", str(found.get("level")), re.I) else ""
+    texts = [found[name].rstrip("\n") for name in FIELDS.split() if isinstance(found.get(name), str)]
+    return severe + "\n".join(texts) if texts else line

@@ -18,7 +18,7 @@ ADVICE = re.compile(
     r"[Dd]isable|[Ii]ncrease|[Dd]ecrease|[Rr]educe|[Rr]emove|[Ii]nstall|[Pp]ass|[Cc]all|[Rr]un|[Aa]dd|[Cc]heck|[Ss]pecify|"
     r"[Pp]rovide|[Ss]ee|[Rr]efer) "
 )
-SENTENCE = re.compile(r"(?<=[\w)\]`'\"][.!?]) +(?=[A-Z`'\"])|\n")
+SENTENCE = re.compile(r"(?<=[\w)\]`'\"][.!?]) +(?=[A-Z`'\"])|(?<!:)\n")
 A, B = (rf"(?P<{name}>[^,;:.(]*?(?:\([^()]*\)|\[[^\[\]]*\]|[\w%`'\"-])(?:\.\d[^,;:.]*?)?)" for name in "ab")
 BEGIN, END, BE = r"(?:: |^|\. )", r"(?=$|[,;.)\n])", "(?:is|are|was|must be|should be)"
 MORE, NOT = "less|greater|smaller|larger|lower|higher|more|fewer|different", "does not|doesn't|do not|must|should"
@@ -30,6 +30,7 @@ AGREE = [  # two things of a message, and what must hold between them
     (rf"(?:{BEGIN}|\(){A} (?:vs\.?|versus|!=) {B}{END}", "{} and {} must agree"),
     (rf"{BEGIN}{A} (?:{NOT}) (?:match|equal|agree with|fit) {B}{END}", "{} and {} must agree"),
     (rf"{BEGIN}{A} {BE} (?:{MORE}) (?:than|from) {B}{END}", "{} and {} must fit"),
+    (rf"{BEGIN}{A} (?:only supports|supports only|is only supported (?:on|by|for|with)) {B}{END}", "{} needs {}"),
     (r"[Mm]ismatch(?:ed)? (?:between|of) (?P<a>.+?) and (?P<b>.+?)(?=$|[,;.:\n])", "{} and {} must agree"),
 ]  # fmt: skip
 WAITS = re.compile(r"\bRank (\d+)\]")
@@ -61,6 +62,8 @@ def unknown(seen) -> Known:
             break
     if said := advice(text):
         return Known((), what, f"the message says: {said}")
+    if not seen.trace:
+        return Known((), what, "search for the message's words; read the lines around it")
     if library:
         do = (
             f"look at this place in your own program, and at what it hands to {library}; search for the message's words"
@@ -72,8 +75,7 @@ def unknown(seen) -> Known:
 def advice(text) -> str:
     """Return the sentences of a message that say what to do; "" for none."""
     _, _, said = text.partition(": ")
-    found = [part.strip() for part in SENTENCE.split(said or text) if ADVICE.search(part)]
-    said = " ".join(found)
+    said = " ".join(" ".join(part.split()) for part in SENTENCE.split(said or text) if ADVICE.search(part))
     return said if len(said) <= LONGEST else said[: LONGEST - 4].rpartition(" ")[0] + " ..."
 
 
