@@ -66,6 +66,12 @@ def find(text: str | Log) -> list:
     A run that ended well has none: what went wrong before it resumed or went on is no failure.
     """
     log = text if isinstance(text, Log) else Log(text)
+    if log.findings is None:
+        log.findings = sorted(_found(log), key=lambda f: (KINDS.index(f.known.kind), f.number))
+    return log.findings
+
+
+def _found(log):
     seen = [s for s in _since_restart(log, _judged(log)) if not _went_on(log, s)]
     rest = [s for s in seen if not (s.says == "exception" and _survived(log, s))]
     for some in (rest, seen):
@@ -74,7 +80,7 @@ def find(text: str | Log) -> list:
         if any(s.known.kind in ("node", "cause") for s in some):
             seen = some
             break
-    return sorted(_findings(log, seen + _last_words(log, seen)), key=lambda f: (KINDS.index(f.known.kind), f.number))
+    return _findings(log, seen + _last_words(log, seen))
 
 
 def _judged(log) -> list:
@@ -88,21 +94,20 @@ def _judged(log) -> list:
             s.known = replace(s.known, kind="consequence")
         if rival := s.trace and s.trace.earlier:
             rival = best.get(rival, rival)
-            if _strength(s) > _strength(rival):
+            if _explains(s, rival):
                 rival.known = None
             else:
                 s.known, best[s] = replace(s.known, kind="consequence"), rival
     return sorted((s for s in log.seen if s.known), key=lambda s: s.numbers[0])
 
 
-def _strength(s) -> int:
-    """Say how well an exception explains what happened: a known cause and a message with advice do best."""
-    if s.known is None or s.known.kind == "consequence":
-        return 0
-    if SAYS_LITTLE.match(s.text) and s.trace and LIBRARY.search(s.trace.place):
-        return 0
-    first = s.trace is None or s.trace.earlier is None
-    return 2 + bool(s.known.seen and first or not s.known.seen and advice(s.text))
+def _explains(s, rival) -> bool:
+    """Whether an exception explains what happened, and the one before it in a chain doesn't: first come, first told."""
+    if s.known.kind == "consequence" or not rival.known or rival.known.kind == "consequence":
+        return s.known.kind != "consequence"
+    if SAYS_LITTLE.match(rival.text) and LIBRARY.search(rival.trace.place):
+        return True
+    return bool(not s.known.seen and advice(s.text)) > bool(rival.known.seen or advice(rival.text))
 
 
 def _after_the_end(log, s) -> bool:

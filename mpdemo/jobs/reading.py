@@ -90,6 +90,7 @@ class Log:
         self.label = looks.label_of([*self.lines[:BEGIN], *(self.lines[number] for number in sorted(traced))])
         self.seen, self.steps, self.finite, self.restarts, self.done, self.ended = ([] for _ in range(6))
         self.open, self.newest, self.message = {}, {}, {}  # of each label: a traceback, an exception, its message
+        self.findings = None  # see explain.py
         self.until = -1  # the line up to which each one is looked at
         self._read()
         self.done = [number for number in self.done if number >= len(self.lines) - LAST]

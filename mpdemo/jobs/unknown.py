@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from mpdemo.jobs.known import Known
 
-OTHERS = 2000  # steps of all ranks at the end in which one is looked for
+OTHERS = 2000  # lines in which other ranks are looked for
 LONGEST = 300  # characters of an advice that are quoted
 ADVICE = re.compile(
     r"\b(?:[Pp]lease (?!report)|[Mm]ake sure|[Ee]nsure|[Cc]onsider|[Tt]ry(?:ing)? |[Dd]id you|HINT|[Hh]int:|[Ii]f you|"
@@ -35,7 +35,7 @@ AGREE = [  # two things of a message, and what must hold between them
 ]  # fmt: skip
 WAITS = re.compile(r"\bRank (\d+)\]")
 RANK = re.compile(r"^\[?rank[ :=]*(\d+)\b", re.I)
-WORLD = re.compile(r"\b(?:world[ _]size|WORLD_SIZE|nranks)\b\W*(\d+)|\bMEMBER: \d+/(\d+)")
+WORLD = re.compile(r"\b(?:world[ _]size\W*|WORLD_SIZE\W*|nranks\W*|MEMBER: \d+/)(\d+)")
 STEP = re.compile(r"\bsteps?\b\W*(\d+)", re.I)
 
 
@@ -91,28 +91,28 @@ def with_ranks(log, seen) -> Known:
 
 def alone(log, seen) -> str:
     """Say which rank's loss is the first that is no number, if those of others are in the same step; "" if none is."""
-    label, text = log.split(seen.numbers[0])
-    step = STEP.search(text)
-    for number in log.finite[-OTHERS:] if step else ():
-        other, line = log.split(number)
-        if other != label and (found := STEP.search(line)) and found[1] == step[1]:
-            return f"the loss of {label.strip('[]: ')} is not a number in step {step[1]}, those of other ranks are"
+    line = log.split(seen.numbers[0])
+    own, step = rank_of(*line), STEP.search(line[1])
+    for number in log.finite[-OTHERS:] if step and own is not None else ():
+        line = log.split(number)
+        if rank_of(*line) != own and (found := STEP.search(line[1])) and found[1] == step[1]:
+            return f"the loss of rank {own} is not a number in step {step[1]}, those of other ranks are"
     return ""
 
 
 def missing(log, seen) -> str:
     """Say which rank is not among those that waited, and what it said last; "" if it cannot be told."""
-    waited, said, world = {rank_of(*log.split(number), WAITS) for s in seen for number in s.numbers}, {}, 0
-    for number in range(seen[0].numbers[0]):
+    waited = {rank_of(*log.split(number), WAITS) for s in seen for number in s.numbers} - {None}
+    first, said, world = seen[0].numbers[0], {}, max(waited, default=-1) + 1
+    for number in range(max(0, first - OTHERS), first):
         said[rank_of(*log.split(number))] = number
-        world = max([world, *(int(n) for found in WORLD.findall(log.line(number)) for n in found if n)])
-    ranks = {*waited, *said} - {None}
-    absent = sorted({*range(max([world, *(rank + 1 for rank in ranks)]))} - waited)
-    if not absent or len(absent) > len(waited - {None}):
+        world = max([world, *map(int, WORLD.findall(log.line(number)))])
+    absent = {*range(world), *said} - waited - {None}
+    if len(absent) != 1 or len(waited) < 2:
         return ""
-    lasts = [f"line {said[rank] + 1}: {log.split(said[rank])[1][:120]}" for rank in absent if rank in said]
-    last = f"; the last that it wrote is {lasts[0]}" if len(lasts) == len(absent) == 1 else ""
-    return f"rank {', '.join(map(str, absent))} is missing, all others waited{last}"
+    (rank,) = absent
+    last = f"line {said[rank] + 1}: {log.split(said[rank])[1][:120]}" if rank in said else "not in this log"
+    return f"rank {rank} is missing, all others waited; what it wrote last is {last}"
 
 
 def rank_of(label, text, expression=None):
