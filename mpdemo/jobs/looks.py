@@ -11,6 +11,7 @@ TIME = (
 LABEL = (  # of a launcher: [rank3]: [default3]: 3: [1,3]<stderr>: (Actor pid=1) [pod/a/b] worker-1  |
     r"\[(?:rank|default)?\d+\]:? ?|\[\d+,\d+\]<std\w+>: ?|\d+: ?|\(\w[^()]*pid=[^()]*\) ?|\[pod/\S+\] ?|[\w.-]+ +\| ?"
 )
+DEEP = 3  # JSON in the JSON of a container
 FIELDS = "log message msg text exc_info exception stack_trace traceback"  # of a line of JSON
 LOGGER = r"(?:- )?(?:[\w.]+ - )?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)(?: - |:[\w.]+:)"
 HOST = re.compile(
@@ -122,18 +123,22 @@ def label_of(lines):
         found = [match for text in texts if (match := expression.match(text))]
         shapes = {re.sub(r"\d+", r"\\d+", re.escape(match[0])) for match in found}
         ahead = any(match.string.startswith(TRACEBACK, match.end()) for match in found)
-        if ahead or 1 < len(texts) <= 1.1 * len(found) and (expression is not HOST or len(shapes) == 1):
+        one = expression is HOST and len(texts) > 1 == len(shapes) or expression.pattern == LOGGER
+        if ahead or one and len(texts) <= 1.1 * len(found):
             learned.append("|".join(shapes) if expression is HOST else expression.pattern)
     return re.compile(f"(?:{'|'.join([TIME, LABEL, *learned])})*")
 
 
 def split(raw, label) -> tuple:
     """Return a line's label, without times, and its text, which may be indented; `label` is the labels' expression."""
-    text = seen_text(raw)
-    if text[:2] == '{"' and text.rstrip()[-1:] == "}":
+    text, labels = seen_text(raw), ""
+    for _ in range(DEEP):
+        end = label.match(text).end()
+        labels, text = labels + text[:end], text[end:]
+        if text[:2] != '{"' or text.rstrip()[-1:] != "}":
+            break
         text = _from_json(text)
-    end = label.match(text).end()
-    return re.sub(f"{TIME}|{LOGGER}", "", GLOG.sub(r"\1", text[:end])).strip(), text[end:]
+    return re.sub(f"{TIME}|{LOGGER}", "", GLOG.sub(r"\1", labels)).strip(), text
 
 
 def _from_json(line) -> str:

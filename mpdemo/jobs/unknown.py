@@ -117,5 +117,5 @@ def missing(log, seen) -> str:
 
 def rank_of(label, text, expression=None):
     """Return the rank that wrote a line, by what its text or its label says; None if neither does."""
-    found = (expression or RANK).search(text) or RANK.search(label)
-    return int(found[1]) if found else None
+    found = (expression or RANK).findall(text) or re.findall(r"rank(\d+)", label)
+    return int(found[-1]) if found else None
