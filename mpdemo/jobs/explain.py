@@ -6,6 +6,7 @@ notebooks/11_when_it_breaks.ipynb.
 
 import re
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from mpdemo import paths
 from mpdemo.jobs.known import KINDS, UNKNOWN, Known, known_in
@@ -18,6 +19,7 @@ ALSO = 4  # further findings that are shown, in one line each
 STEPS = 5000  # at the end, whose rank is looked up
 BEFORE = 20  # lines before a launcher's report in which a program's last words are looked for
 DOWNLOAD = " (in a download)"  # words of the table for what a line alone does not say
+BARE = re.compile(r"[\w.]+:$")  # an exception whose text begins in the next line
 SAYS_LITTLE = re.compile(r"(?:KeyError: .*|[\w.]+:?\s*)$")  # of an exception that a library caught by itself
 
 
@@ -64,6 +66,12 @@ def find(text: str | Log) -> list:
     A run that ended well has none: what went wrong before it resumed or went on is no failure.
     """
     log = text if isinstance(text, Log) else Log(text)
+    if log.findings is None:
+        log.findings = sorted(_found(log), key=lambda f: (KINDS.index(f.known.kind), f.number))
+    return log.findings
+
+
+def _found(log):
     seen = [s for s in _since_restart(log, _judged(log)) if not _went_on(log, s)]
     rest = [s for s in seen if not (s.says == "exception" and _survived(log, s))]
     for some in (rest, seen):
@@ -72,7 +80,7 @@ def find(text: str | Log) -> list:
         if any(s.known.kind in ("node", "cause") for s in some):
             seen = some
             break
-    return sorted(_findings(log, seen + _last_words(log, seen)), key=lambda f: (KINDS.index(f.known.kind), f.number))
+    return _findings(log, seen + _last_words(log, seen))
 
 
 def _judged(log) -> list:
@@ -86,21 +94,20 @@ def _judged(log) -> list:
             s.known = replace(s.known, kind="consequence")
         if rival := s.trace and s.trace.earlier:
             rival = best.get(rival, rival)
-            if _strength(s) > _strength(rival):
+            if _explains(s, rival):
                 rival.known = None
             else:
                 s.known, best[s] = replace(s.known, kind="consequence"), rival
     return sorted((s for s in log.seen if s.known), key=lambda s: s.numbers[0])
 
 
-def _strength(s) -> int:
-    """Say how well an exception explains what happened: a known cause and a message with advice do best."""
-    if s.known is None or s.known.kind == "consequence":
-        return 0
-    if SAYS_LITTLE.match(s.text) and s.trace and LIBRARY.search(s.trace.place):
-        return 0
-    first = s.trace is None or s.trace.earlier is None
-    return 2 + bool(s.known.seen and first or not s.known.seen and advice(s.text))
+def _explains(s, rival) -> bool:
+    """Whether an exception explains what happened, and the one before it in a chain doesn't: first come, first told."""
+    if s.known.kind == "consequence" or not rival.known or rival.known.kind == "consequence":
+        return s.known.kind != "consequence"
+    if SAYS_LITTLE.match(rival.text) and LIBRARY.search(rival.trace.place):
+        return True
+    return bool(not s.known.seen and advice(s.text)) > bool(rival.known.seen or advice(rival.text))
 
 
 def _after_the_end(log, s) -> bool:
@@ -110,9 +117,12 @@ def _after_the_end(log, s) -> bool:
 
 def _of_exception(s):
     """Take the line of an exception's message that says most of it, and what is known of this line."""
+    if BARE.match(s.text) and s.message:
+        s.text += f" {s.message.pop(0)[1]}"
     lines = [(s.numbers[0], s.text), *s.message]
     place, web = (" ".join(s.trace.inner), s.trace.web) if s.trace else ("", False)
     rows = [(known_in(text + DOWNLOAD * web, place=place), number, text) for number, text in lines]
+    rows += [(UNKNOWN["nccl"], *line) for (_, before), line in pairwise(lines) if before == "Last error:"]
     found = sorted((row for row in rows if row[0]), key=lambda row: KINDS.index(row[0].kind))
     s.known, number, text = found[0] if found else (unknown(s), *lines[0])
     if number != s.numbers[0]:
@@ -130,7 +140,7 @@ def _since_restart(log, seen) -> list:
 def _went_on(log, s) -> bool:
     """Whether the run made progress after lines that need not be a failure."""
     later = log.finite[-1:] if s.says == "nan" else log.steps[-2:-1]
-    return (s.warns or s.says in ("soft", "nccl", "error", "nan", "noise")) and any(n > s.last for n in later)
+    return (s.warns or s.says not in ("exception", "hard", "fault")) and any(n > s.last for n in later)
 
 
 def _survived(log, s) -> bool:
@@ -158,7 +168,7 @@ def _last_words(log, seen) -> list:
     first = max([0, report - BEFORE, *(n + 1 for n in log.steps if n < report)])
     for number in range(report - 1, first - 1, -1):
         _, text = log.split(number)
-        if text.strip() and not (HARMLESS.search(text) or text[:1].isspace() or WARNS.match(text)):
+        if text.strip(" -=*") and not (HARMLESS.search(text) or text[:1].isspace() or WARNS.match(text)):
             return [Seen([number], text.strip(), "words", UNKNOWN["words"])]
     return []
 

@@ -59,6 +59,7 @@ UNKNOWN = {  # by what a line looks like that no row of the table fits; of excep
     "error": Known(
         (), "a line that looks like an error", "search for its words; read the lines around it", kind="unknown"
     ),
+    "exit": Known((), "a process failed; not said why", "look for its own error above", kind="consequence"),
     "words": Known((), "the program's last words before it failed", "search for its words", kind="unknown"),
 }
 

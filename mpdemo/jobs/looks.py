@@ -11,6 +11,8 @@ TIME = (
 LABEL = (  # of a launcher: [rank3]: [default3]: 3: [1,3]<stderr>: (Actor pid=1) [pod/a/b] worker-1  |
     r"\[(?:rank|default)?\d+\]:? ?|\[\d+,\d+\]<std\w+>: ?|\d+: ?|\(\w[^()]*pid=[^()]*\) ?|\[pod/\S+\] ?|[\w.-]+ +\| ?"
 )
+DEEP = 3  # JSON in the JSON of a container
+FIELDS = "log message msg text exc_info exception stack_trace traceback"  # of a line of JSON
 LOGGER = r"(?:- )?(?:[\w.]+ - )?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)(?: - |:[\w.]+:)"
 HOST = re.compile(
     r"(?!(?:srun|sbatch|salloc|slurm\w*|bash|sh|python\S*|\S+\.(?:py|sh|cpp)|mpdemo|wandb|pyxis|kernel|step|epoch|loss|"
@@ -28,7 +30,7 @@ IGNORED = re.compile(r"Logging error|Exception ignored|Error in (?:atexit|sys\.e
 THREAD = re.compile(r"^Exception in thread ")
 CHAIN = re.compile(r"During handling of the above exception|The above exception was the direct cause")
 
-EXCEPTION = re.compile(r"(?:^|[\]:|)] ?)(?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception|Interrupt)(?::|$)")
+EXCEPTION = re.compile(r"^\s*what\(\): |(?:^|[\]:|)] ?)(?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception|Interrupt)(?::|$)")
 NEVER = re.compile(r"\s*$|(?:wandb|mlflow)(?!\.|.*\bERROR\b)|frame #\d+: |#\d+ .+ from \S+:\d+$")  # or C++'s frames
 NOISE = re.compile(r"(?:wandb|mlflow)(?!\.)")  # only an exception of theirs ends a run
 HARMLESS = re.compile(
@@ -38,8 +40,11 @@ HARMLESS = re.compile(
 ERROR = re.compile(r"(?:^|[\s\[|:])(?:ERROR|FATAL|CRITICAL|[Ee]rror|[Ff]atal)(?:\]|:| -)|\bAbort\(-?[1-9]")
 HARD = re.compile(
     r"(?:^|: )(?:srun: |slurmstepd: )|exitcode|Killed|core dumped|Aborted|Abort\(|terminate called|atchdog|"
-    r"CANCELLED AT|^\[E|Segmentation fault|ssertion `|died from signal|"
-    r"\b(?:exit(?:ed)?|terminated|returned) (?:with |non-zero )?(?:exit )?(?:code|status)[ :=]*-?[1-9]"
+    r"CANCELLED AT|^\[E|Segmentation fault|ssertion `|died from signal"
+)
+EXITED = re.compile(
+    r"\b(?:exit(?:ed|s)?|terminated|returned|failed) (?:with |non-zero )*(?:exit )?(?:code|status)[ :=]*(?:-?[1-9]|no)|"
+    r"exited with non-zero|^\s*(?:[Ee]xit [Cc]ode|exit)[ :=]+-?[1-9]|BackoffLimitExceeded|^\s*Status: +Failed"
 )
 
 STEP = re.compile(
@@ -81,6 +86,8 @@ def looks_like(text) -> str:
         return ""
     if HARD.search(text):
         return "fault" if ERROR.search(text) else "hard"
+    if EXITED.search(text):
+        return "exit"
     return "nccl" if "NCCL WARN" in text else "error" if ERROR.search(text) else "soft"
 
 
@@ -116,18 +123,22 @@ def label_of(lines):
         found = [match for text in texts if (match := expression.match(text))]
         shapes = {re.sub(r"\d+", r"\\d+", re.escape(match[0])) for match in found}
         ahead = any(match.string.startswith(TRACEBACK, match.end()) for match in found)
-        if ahead or 1 < len(texts) <= 1.1 * len(found) and (expression is not HOST or len(shapes) == 1):
+        one = expression is HOST and len(texts) > 1 == len(shapes) or expression.pattern == LOGGER
+        if ahead or one and len(texts) <= 1.1 * len(found):
             learned.append("|".join(shapes) if expression is HOST else expression.pattern)
     return re.compile(f"(?:{'|'.join([TIME, LABEL, *learned])})*")
 
 
 def split(raw, label) -> tuple:
     """Return a line's label, without times, and its text, which may be indented; `label` is the labels' expression."""
-    text = seen_text(raw)
-    if text[:2] == '{"' and text.rstrip()[-1:] == "}":
+    text, labels = seen_text(raw), ""
+    for _ in range(DEEP):
+        end = label.match(text).end()
+        labels, text = labels + text[:end], text[end:]
+        if text[:2] != '{"' or text.rstrip()[-1:] != "}":
+            break
         text = _from_json(text)
-    end = label.match(text).end()
-    return re.sub(f"{TIME}|{LOGGER}", "", GLOG.sub(r"\1", text[:end])).strip(), text[end:]
+    return re.sub(f"{TIME}|{LOGGER}", "", GLOG.sub(r"\1", labels)).strip(), text
 
 
 def _from_json(line) -> str:
@@ -136,5 +147,6 @@ def _from_json(line) -> str:
         found = json.loads(line)
     except ValueError:
         return line
-    texts = (found.get(name) for name in ("log", "message", "msg", "text"))
-    return next((text.rstrip("\n") for text in texts if isinstance(text, str)), line)
+    severe = "ERROR: " if re.match("error|crit|fatal", str(found.get("level")), re.I) else ""
+    texts = [found[name].rstrip("\n") for name in FIELDS.split() if isinstance(found.get(name), str)]
+    return severe + "\n".join(texts) if texts else line

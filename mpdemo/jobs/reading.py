@@ -20,6 +20,7 @@ OPEN, MESSAGE = 400, 12  # lines of a traceback, with those of other ranks in be
 LAST = 200  # lines at the end in which the run may say that it is done
 ALARMS = b"Traceback rror xception ailed illed emory esum annot WARN CANCELLED Xid Evicted Abort fault exit".split()
 DIGITS = b"0123456789"
+UTF16 = b"\xff\xfe", b"\xfe\xff"  # its marks
 
 
 @dataclass(eq=False)
@@ -48,7 +49,7 @@ class Seen:
 
     numbers: list
     text: str
-    says: str  # exception, hard, fault, nccl, error, nan, soft, noise
+    says: str  # see `looks.looks_like`
     known: Known | None = None
     label: str = ""
     trace: Trace | None = None
@@ -87,8 +88,9 @@ class Log:
         self.starts = [0, *accumulate(len(line) + 1 for line in self.lines)]
         traced = self._having(TRACEBACK.encode(), 50)
         self.label = looks.label_of([*self.lines[:BEGIN], *(self.lines[number] for number in sorted(traced))])
-        self.seen, self.steps, self.finite, self.restarts, self.done, self.ended = [], [], [], [], [], []
+        self.seen, self.steps, self.finite, self.restarts, self.done, self.ended = ([] for _ in range(6))
         self.open, self.newest, self.message = {}, {}, {}  # of each label: a traceback, an exception, its message
+        self.findings = None  # see explain.py
         self.until = -1  # the line up to which each one is looked at
         self._read()
         self.done = [number for number in self.done if number >= len(self.lines) - LAST]
@@ -200,7 +202,7 @@ class Log:
         kind.looked += 1
         says = looks.looks_like(text)
         known = says and known_in("loss is nan" if says == "nan" else text)
-        if not says or not known and says not in ("exception", "nccl", "error", "fault"):
+        if not says or not known and says in ("hard", "soft", "nan", "noise"):
             return kind
         if known not in kind.seen:
             kind.seen[known] = Seen([], text.strip(), says, known, label)
@@ -216,4 +218,4 @@ def as_bytes(text) -> bytes:
     """Return a text as UTF-8, also if it is UTF-16 with a mark."""
     if isinstance(text, str):
         return text.encode(errors="replace")
-    return text.decode("utf-16", errors="replace").encode() if text[:2] in (b"\xff\xfe", b"\xfe\xff") else text
+    return text.decode("utf-16", errors="replace").encode() if text[:2] in UTF16 else text

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from mpdemo.jobs.known import Known
 
-OTHERS = 2000  # steps of all ranks at the end in which one is looked for
+OTHERS = 2000  # lines in which other ranks are looked for
 LONGEST = 300  # characters of an advice that are quoted
 ADVICE = re.compile(
     r"\b(?:[Pp]lease (?!report)|[Mm]ake sure|[Ee]nsure|[Cc]onsider|[Tt]ry(?:ing)? |[Dd]id you|HINT|[Hh]int:|[Ii]f you|"
@@ -18,7 +18,7 @@ ADVICE = re.compile(
     r"[Dd]isable|[Ii]ncrease|[Dd]ecrease|[Rr]educe|[Rr]emove|[Ii]nstall|[Pp]ass|[Cc]all|[Rr]un|[Aa]dd|[Cc]heck|[Ss]pecify|"
     r"[Pp]rovide|[Ss]ee|[Rr]efer) "
 )
-SENTENCE = re.compile(r"(?<=[\w)\]`'\"][.!?]) +(?=[A-Z`'\"])|\n")
+SENTENCE = re.compile(r"(?<=[\w)\]`'\"][.!?]) +(?=[A-Z`'\"])|(?<!:)\n")
 A, B = (rf"(?P<{name}>[^,;:.(]*?(?:\([^()]*\)|\[[^\[\]]*\]|[\w%`'\"-])(?:\.\d[^,;:.]*?)?)" for name in "ab")
 BEGIN, END, BE = r"(?:: |^|\. )", r"(?=$|[,;.)\n])", "(?:is|are|was|must be|should be)"
 MORE, NOT = "less|greater|smaller|larger|lower|higher|more|fewer|different", "does not|doesn't|do not|must|should"
@@ -30,11 +30,12 @@ AGREE = [  # two things of a message, and what must hold between them
     (rf"(?:{BEGIN}|\(){A} (?:vs\.?|versus|!=) {B}{END}", "{} and {} must agree"),
     (rf"{BEGIN}{A} (?:{NOT}) (?:match|equal|agree with|fit) {B}{END}", "{} and {} must agree"),
     (rf"{BEGIN}{A} {BE} (?:{MORE}) (?:than|from) {B}{END}", "{} and {} must fit"),
+    (rf"{BEGIN}{A} (?:only supports|supports only|is only supported (?:on|by|for|with)) {B}{END}", "{} needs {}"),
     (r"[Mm]ismatch(?:ed)? (?:between|of) (?P<a>.+?) and (?P<b>.+?)(?=$|[,;.:\n])", "{} and {} must agree"),
 ]  # fmt: skip
 WAITS = re.compile(r"\bRank (\d+)\]")
 RANK = re.compile(r"^\[?rank[ :=]*(\d+)\b", re.I)
-WORLD = re.compile(r"\b(?:world[ _]size|WORLD_SIZE|nranks)\b\W*(\d+)|\bMEMBER: \d+/(\d+)")
+WORLD = re.compile(r"\b(?:world[ _]size\W*|WORLD_SIZE\W*|nranks\W*|MEMBER: \d+/)(\d+)")
 STEP = re.compile(r"\bsteps?\b\W*(\d+)", re.I)
 
 
@@ -61,6 +62,8 @@ def unknown(seen) -> Known:
             break
     if said := advice(text):
         return Known((), what, f"the message says: {said}")
+    if not seen.trace:
+        return Known((), what, "search for the message's words; read the lines around it")
     if library:
         do = (
             f"look at this place in your own program, and at what it hands to {library}; search for the message's words"
@@ -72,8 +75,7 @@ def unknown(seen) -> Known:
 def advice(text) -> str:
     """Return the sentences of a message that say what to do; "" for none."""
     _, _, said = text.partition(": ")
-    found = [part.strip() for part in SENTENCE.split(said or text) if ADVICE.search(part)]
-    said = " ".join(found)
+    said = " ".join(" ".join(part.split()) for part in SENTENCE.split(said or text) if ADVICE.search(part))
     return said if len(said) <= LONGEST else said[: LONGEST - 4].rpartition(" ")[0] + " ..."
 
 
@@ -89,31 +91,31 @@ def with_ranks(log, seen) -> Known:
 
 def alone(log, seen) -> str:
     """Say which rank's loss is the first that is no number, if those of others are in the same step; "" if none is."""
-    label, text = log.split(seen.numbers[0])
-    step = STEP.search(text)
-    for number in log.finite[-OTHERS:] if step else ():
-        other, line = log.split(number)
-        if other != label and (found := STEP.search(line)) and found[1] == step[1]:
-            return f"the loss of {label.strip('[]: ')} is not a number in step {step[1]}, those of other ranks are"
+    line = log.split(seen.numbers[0])
+    own, step = rank_of(*line), STEP.search(line[1])
+    for number in log.finite[-OTHERS:] if step and own is not None else ():
+        line = log.split(number)
+        if rank_of(*line) != own and (found := STEP.search(line[1])) and found[1] == step[1]:
+            return f"the loss of rank {own} is not a number in step {step[1]}, those of other ranks are"
     return ""
 
 
 def missing(log, seen) -> str:
     """Say which rank is not among those that waited, and what it said last; "" if it cannot be told."""
-    waited, said, world = {rank_of(*log.split(number), WAITS) for s in seen for number in s.numbers}, {}, 0
-    for number in range(seen[0].numbers[0]):
+    waited = {rank_of(*log.split(number), WAITS) for s in seen for number in s.numbers} - {None}
+    first, said, world = seen[0].numbers[0], {}, max(waited, default=-1) + 1
+    for number in range(max(0, first - OTHERS), first):
         said[rank_of(*log.split(number))] = number
-        world = max([world, *(int(n) for found in WORLD.findall(log.line(number)) for n in found if n)])
-    ranks = {*waited, *said} - {None}
-    absent = sorted({*range(max([world, *(rank + 1 for rank in ranks)]))} - waited)
-    if not absent or len(absent) > len(waited - {None}):
+        world = max([world, *map(int, WORLD.findall(log.line(number)))])
+    absent = {*range(world), *said} - waited - {None}
+    if len(absent) != 1 or len(waited) < 2:
         return ""
-    lasts = [f"line {said[rank] + 1}: {log.split(said[rank])[1][:120]}" for rank in absent if rank in said]
-    last = f"; the last that it wrote is {lasts[0]}" if len(lasts) == len(absent) == 1 else ""
-    return f"rank {', '.join(map(str, absent))} is missing, all others waited{last}"
+    (rank,) = absent
+    last = f"line {said[rank] + 1}: {log.split(said[rank])[1][:120]}" if rank in said else "not in this log"
+    return f"rank {rank} is missing, all others waited; what it wrote last is {last}"
 
 
 def rank_of(label, text, expression=None):
     """Return the rank that wrote a line, by what its text or its label says; None if neither does."""
-    found = (expression or RANK).search(text) or RANK.search(label)
-    return int(found[1]) if found else None
+    found = (expression or RANK).findall(text) or re.findall(r"rank(\d+)", label)
+    return int(found[-1]) if found else None

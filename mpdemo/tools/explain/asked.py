@@ -11,10 +11,10 @@ from mpdemo import paths
 from mpdemo.errors import UserError
 from mpdemo.jobs import slurm, slurm_job
 from mpdemo.jobs.job import RECORD, Job, read_record
+from mpdemo.jobs.reading import UTF16
 
 BEGIN = 2**16  # bytes by which text is recognised
 NULS = re.compile(rb"\0{16,}")
-UTF16 = b"\xff\xfe", b"\xfe\xff"  # its marks
 MOST_BYTES = 64 * 2**20  # of a log that are read: of a larger one, its end
 
 

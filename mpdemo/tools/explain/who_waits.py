@@ -142,10 +142,10 @@ def sentence(found) -> tuple[str, str]:
 
 def missing(place) -> str:
     """Name a rank for which others wait, and where it is."""
-    if not place.node:
-        return f"rank {place.rank}, whose process is gone"
-    stopped = f"rank {place.rank}, whose process {place.pid} on {place.node} is stopped"
-    return stopped if place.stopped else f"rank {place.rank}, which is at {place.line or 'a place that is not known'}"
+    where = f"which is at {place.line or 'a place that is not known'}"
+    if place.stopped:
+        where = f"whose process {place.pid} on {place.node} is stopped"
+    return f"rank {place.rank}, {where if place.node else 'whose process is gone'}"
 
 
 def in_words(numbers) -> str:
