@@ -22,14 +22,14 @@ ROOMS = [
     ("/measure /paired.py", 541, "measure a step, compare by paired rounds, read what was recorded"),
     ("/plan", 2_553, "what fits: count on fake tensors, choose, split, simulate, scale"),
     ("/jobs", 3_152, "spec, fitted job, text, submission, following; sites; failures explained"),
-    ("/same", 2_670, "is a reader's script the same training on 1 and N processes?"),
+    ("/same", 2_731, "is a reader's script the same training on 1 and N processes?"),
     ("/notebook", 1_632, "what notebooks show: live view, ladder, plots, checks of exercises"),
     ("/cluster", 454, "a throw-away Slurm"),
     ("/trainers /demo.py /doctor.py", 589, "a class's rehearsal, the demo, the check of a machine"),
     ("/labs", 9, "where notebooks/labs is imported from"),
     (
         "notebooks/labs notebooks/checks notebooks/scripts",
-        6_600,  # the scripts carry what keeps a run alive on a cluster, and one has every dimension
+        6_539,  # the scripts carry what keeps a run alive on a cluster, and one has every dimension
         "what jobs measure, exercises run and readers take home",
     ),
     ("tests", 18_500, "each promise once by day, the rest by night"),
