@@ -12,7 +12,7 @@ from mpdemo.jobs.known import Known
 OTHERS = 2000  # lines in which other ranks are looked for
 LONGEST = 300  # characters of an advice that are quoted
 ADVICE = re.compile(
-    r"\b(?:[Pp]lease (?!report)|[Mm]ake sure|[Ee]nsure|[Cc]onsider|[Tt]ry(?:ing)? |[Dd]id you|HINT|[Hh]int:|[Ii]f you|"
+    r"\b(?:[Pp]lease (?!report)|[Mm]ake sure|[Ee]nsure|[Cc]onsider|[Tt]ry |[Dd]id you|HINT|[Hh]int:|[Ii]f you|"
     r"[Yy]ou (?:can|should|must|need|may|have to)|(?:[Nn]eed|[Rr]equired?) to\b|requires? (?!grad)|usually|[Uu]pgrade|"
     r"[Rr]einstall|instead\b|[Oo]ne option|[Ee]ither |help\b|[Tt]o \w+ [^.;]*,? (?:use|set|run|pass|add) )|"
     r"(?:^|[.;:,!?] +|\bor |\band )[`\"']?(?:[Ss]et|[Uu]se|[Ee]nable|"
@@ -26,8 +26,8 @@ MORE, NOT = "less|greater|smaller|larger|lower|higher|more|fewer|different", "do
 AGREE = [  # two things of a message, and what must hold between them
     (rf"{BEGIN}{A} {BE}(?: not)?(?: evenly)? (?:divisible by|a multiple of) {B}{END}",
      "{} must be a multiple of {}"),
-    (r"[Ee]xpected:? (?:to (?:be|have|get) )?(?P<a>.+?)[,;]? (?:but |instead |and )*"
-     r"(?:got|found|received|has|have|is|was):? (?P<b>.+?)(?=$|[;.] |\.$|\n)", "it expects {}, and gets {}"),
+    (r"[Ee]xpect(?:ed|s):? (?:to (?:be|have|get) )?(?P<a>.+?)[,;]? (?:but |instead |and )*"
+     r"(?:got|found|received|but (?:it )?(?:has|have|is|was)):? (?P<b>.+?)(?=$|[;.] |\.$|\n)", "it expects {}, and gets {}"),
     (rf"(?:{BEGIN}|\(){A} (?:vs\.?|versus|!=) {B}{END}", "{} and {} must agree"),
     (rf"{BEGIN}{A} (?:{NOT}) (?:match|equal|agree with|fit) {B}{END}", "{} and {} must agree"),
     (rf"{BEGIN}{A} {BE} (?:{MORE}) (?:than|from) {B}{END}", "{} and {} must fit"),
