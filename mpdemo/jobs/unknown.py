@@ -27,7 +27,8 @@ AGREE = [  # two things of a message, and what must hold between them
     (rf"{BEGIN}{A} {BE}(?: not)?(?: evenly)? (?:divisible by|a multiple of) {B}{END}",
      "{} must be a multiple of {}"),
     (r"[Ee]xpect(?:ed|s):? (?:to (?:be|have|get) )?(?P<a>.+?)[,;]? (?:but |instead |and )*"
-     r"(?:got|found|received|but (?:it )?(?:has|have|is|was)):? (?P<b>.+?)(?=$|[;.] |\.$|\n)", "it expects {}, and gets {}"),
+     r"(?:got|found|received|but (?:it )?(?:has|have|is|was)):? (?P<b>.+?)(?=$|[;.] |\.$|\n)",
+     "it expects {}, and gets {}"),
     (rf"(?:{BEGIN}|\(){A} (?:vs\.?|versus|!=) {B}{END}", "{} and {} must agree"),
     (rf"{BEGIN}{A} (?:{NOT}) (?:match|equal|agree with|fit) {B}{END}", "{} and {} must agree"),
     (rf"{BEGIN}{A} {BE} (?:{MORE}) (?:than|from) {B}{END}", "{} and {} must fit"),
