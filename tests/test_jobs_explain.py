@@ -249,11 +249,11 @@ def test_what_is_no_log_is_refused_in_one_line(tmp_path, call_mpdemo):
 
 @pytest.mark.parametrize(
     "data",
-    ["step 1 loss 0.5\nRuntimeError: CUDA out of memory.\n".encode("utf-16"), b"\0" * 700 + b"\nCUDA out of memory\n"],
+    ["step 1\nCUDA out of memory: é\n".encode("utf-16"), b"\0" * 700 + "\nCUDA out of memory: é\n".encode()],
     ids=["UTF-16 with a mark", "a block of NULs"],
 )
 def test_odd_text_is_read(tmp_path, call_mpdemo, data):
     """As PowerShell writes it, and as a node leaves it that crashed."""
     (tmp_path / "log").write_bytes(data)
     done = call_mpdemo("explain", tmp_path / "log")
-    assert done.returncode == 0 and done.stdout.startswith("line 2: ") and "activation checkpointing" in done.stdout
+    assert done.returncode == 0 and done.stdout.startswith("line 2: CUDA out of memory: é\n")

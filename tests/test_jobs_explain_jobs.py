@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -116,9 +117,13 @@ def test_a_rank_is_asked_by_a_signal_only_if_it_handles_it(tmp_path, begin, aske
             until(lambda: "up" in log.read_text())
             (place,), _ = live.look_here({0: rank.pid}, [log])
             assert rank.poll() is None and not probe.may_be_asked(rank.pid, {"SUBMITIT_EXECUTOR": "slurm"})
+            rank.send_signal(signal.SIGSTOP)
+            (stopped,), _ = live.look_here({0: rank.pid}, [log])
         finally:
             rank.kill()
     assert (place.line == "<string>, line 1 in <module>") == asked
+    assert (place.kind, stopped.kind) == ("elsewhere" if asked else "unseen", "stopped")
+    assert f"its process {rank.pid} is stopped" in str(stopped)
 
 
 # --- in one sentence

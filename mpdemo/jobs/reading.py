@@ -14,7 +14,7 @@ from mpdemo.jobs.looks import CHAIN, FILE, IGNORED, LIBRARY, RAISED, THREAD, TRA
 
 KINDS_OF_LINES = 3000  # that are looked at; from then on alarming ones, and as many lines at the end
 BEGIN = 500  # lines by which a label is recognised
-HITS = 1000  # lines with an alarming word at the beginning, and as many at the end, that are looked at
+HITS = 600  # lines with an alarming word at the beginning, and as many at the end, that are looked at
 AGAIN = 50  # lines of one kind that are looked at: a digit may decide, as in "exitcode: -9"
 OPEN, MESSAGE = 400, 12  # lines of a traceback, with those of other ranks in between; further lines of a message
 LAST = 200  # lines at the end in which the run may say that it is done

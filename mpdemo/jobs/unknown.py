@@ -12,25 +12,28 @@ from mpdemo.jobs.known import Known
 OTHERS = 2000  # lines in which other ranks are looked for
 LONGEST = 300  # characters of an advice that are quoted
 ADVICE = re.compile(
-    r"\b(?:[Pp]lease (?!report)|[Mm]ake sure|[Ee]nsure|[Cc]onsider|[Tt]ry(?:ing)? |[Dd]id you|HINT|[Hh]int:|[Ii]f you|"
+    r"\b(?:[Pp]lease (?!report)|[Mm]ake sure|[Ee]nsure|[Cc]onsider|[Tt]ry |[Dd]id you|HINT|[Hh]int:|[Ii]f you|"
     r"[Yy]ou (?:can|should|must|need|may|have to)|(?:[Nn]eed|[Rr]equired?) to\b|requires? (?!grad)|usually|[Uu]pgrade|"
-    r"[Rr]einstall|instead\b|[Oo]ne option|[Ee]ither )|(?:^|[.;:,!?] +|\bor |\band )[`\"']?(?:[Ss]et|[Uu]se|[Ee]nable|"
+    r"[Rr]einstall|instead\b|[Oo]ne option|[Ee]ither |help\b|[Tt]o \w+ [^.;]*,? (?:use|set|run|pass|add) )|"
+    r"(?:^|[.;:,!?] +|\bor |\band )[`\"']?(?:[Ss]et|[Uu]se|[Ee]nable|"
     r"[Dd]isable|[Ii]ncrease|[Dd]ecrease|[Rr]educe|[Rr]emove|[Ii]nstall|[Pp]ass|[Cc]all|[Rr]un|[Aa]dd|[Cc]heck|[Ss]pecify|"
     r"[Pp]rovide|[Ss]ee|[Rr]efer) "
 )
 SENTENCE = re.compile(r"(?<=[\w)\]`'\"][.!?]) +(?=[A-Z`'\"])|(?<!:)\n")
-A, B = (rf"(?P<{name}>[^,;:.(]*?(?:\([^()]*\)|\[[^\[\]]*\]|[\w%`'\"-])(?:\.\d[^,;:.]*?)?)" for name in "ab")
+A, B = (rf"(?P<{name}>(?:[^,;:.()\[\]\n]|\([^()]*\)|\[[^\[\]]*\]|\.\d)+?)" for name in "ab")
 BEGIN, END, BE = r"(?:: |^|\. )", r"(?=$|[,;.)\n])", "(?:is|are|was|must be|should be)"
 MORE, NOT = "less|greater|smaller|larger|lower|higher|more|fewer|different", "does not|doesn't|do not|must|should"
 AGREE = [  # two things of a message, and what must hold between them
     (rf"{BEGIN}{A} {BE}(?: not)?(?: evenly)? (?:divisible by|a multiple of) {B}{END}",
      "{} must be a multiple of {}"),
-    (r"[Ee]xpected:? (?:to (?:be|have|get) )?(?P<a>.+?)[,;]? (?:but |instead |and )*"
-     r"(?:got|found|received|has|have|is|was):? (?P<b>.+?)(?=$|[;.] |\.$|\n)", "it expects {}, and gets {}"),
+    (r"[Ee]xpect(?:ed|s):? (?:to (?:be|have|get) )?(?P<a>.+?)[,;]? (?:but |instead |and )*"
+     r"(?:got|found|received|but (?:it )?(?:has|have|is|was)):? (?P<b>.+?)(?=$|[;.] |\.$|\n)",
+     "it expects {}, and gets {}"),
     (rf"(?:{BEGIN}|\(){A} (?:vs\.?|versus|!=) {B}{END}", "{} and {} must agree"),
     (rf"{BEGIN}{A} (?:{NOT}) (?:match|equal|agree with|fit) {B}{END}", "{} and {} must agree"),
     (rf"{BEGIN}{A} {BE} (?:{MORE}) (?:than|from) {B}{END}", "{} and {} must fit"),
     (rf"{BEGIN}{A} (?:only supports|supports only|is only supported (?:on|by|for|with)) {B}{END}", "{} needs {}"),
+    (rf"{BEGIN}{A} {BE} (?:incompatible|not compatible) with {B}{END}", "{} can't be combined with {}"),
     (r"[Mm]ismatch(?:ed)? (?:between|of) (?P<a>.+?) and (?P<b>.+?)(?=$|[,;.:\n])", "{} and {} must agree"),
 ]  # fmt: skip
 WAITS = re.compile(r"\bRank (\d+)\]")

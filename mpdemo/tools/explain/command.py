@@ -89,18 +89,6 @@ def look(asked) -> tuple:
     return live.look_here(probe.ranks_of_launchers(local_job.ranks(asked.folder)), asked.logs)
 
 
-def where_it_hangs(what: Path | str | int) -> str:
-    """Return in one sentence who waits for whom in a running job, and which rank is elsewhere.
-
-    Parameters
-    ----------
-    what : Path, str or int
-        The folder of the run, or the job's number.
-    """
-    found, _ = look(resolve(str(what)))
-    return who_waits.sentence(found)[1]
-
-
 def verdict_live(kind, quiet) -> tuple:
     """Say what to do about a job that hangs in this way, and has been quiet for so long."""
     word, why = who_waits.ADVICE[kind]
