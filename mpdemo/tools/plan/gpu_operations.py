@@ -44,9 +44,11 @@ class OnGpu(TorchFunctionMode):
             return _rms_norm(func, *args, **kwargs)
         if func in DROPOUT and args:
             return _dropout(*args, **kwargs)
-        if func is functional.scaled_dot_product_attention and args:  # a GPU's draws what is dropped once more
-            args, kwargs = [*args[:4], 0.0, *args[5:]][: len(args)], kwargs | {"dropout_p": 0.0}
-            kwargs = kwargs if len(args) < 5 else {name: kwargs[name] for name in kwargs if name != "dropout_p"}
+        if func is functional.scaled_dot_product_attention:  # a GPU draws again what is dropped, and keeps no scores
+            if len(args) > 4:
+                args = (*args[:4], 0.0, *args[5:])
+            else:
+                kwargs = kwargs | {"dropout_p": 0.0}
         return func(*args, **kwargs)
 
 

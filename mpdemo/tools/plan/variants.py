@@ -92,19 +92,16 @@ def split_layers(layers, parts) -> list:
 
 def in_words(layers) -> str:
     """Say how the Linears of these layers would be split, for a model that does not run so."""
-    names = {name.rpartition(".")[2] for layer in layers for name, part in layer.named_modules() if _is_linear(part)}
-    kinds = {"columns": COLUMNS, "rows": ROWS}
-    split = {kind: sorted(name for name in names if name.lower() in known) for kind, known in kinds.items()}
-    whole = sorted(names.difference(*split.values())) or ["none"]
+    parts = [(name.rpartition(".")[2], part) for layer in layers for name, part in layer.named_modules() if name]
+    names = {name for name, part in parts if isinstance(part, nn.Linear)}
+    columns, rows = (sorted(name for name in names if name.lower() in known) for known in (COLUMNS, ROWS))
+    whole = sorted(names.difference(columns, rows)) or ["none"]
     return (
-        "tensor parallelism goes by the names of Linears, and with them a block does not run: by columns "
-        f"{', '.join(split['columns'])}, by rows {', '.join(split['rows'])}, whole {', '.join(whole)}; what follows "
-        "columns should be named like o_proj or down_proj, what comes before rows like q_proj or up_proj"
+        f"a block does not run with its Linears split by their names, {', '.join(columns)} by columns and "
+        f"{', '.join(rows)} by rows, and {', '.join(whole)} whole: either one should be named like q_proj, o_proj, "
+        "up_proj or down_proj, or its code says how wide the split values are, as in reshape(batch, length, width), "
+        "where -1 does"
     )
-
-
-def _is_linear(part) -> bool:
-    return isinstance(part, nn.Linear)
 
 
 def _part(name, linear, parts):
