@@ -324,7 +324,7 @@ def test_the_command_line_plans_an_own_model(capfd, tmp_path):
     ):
         assert words in out
     rows = {line.removeprefix("->").split()[0].rstrip(",") for line in out.splitlines() if " yes " in line}
-    assert rows == {"ddp", "fsdp"}
+    assert rows == {"ddp", "fsdp", "pipeline"}
     assert json.loads((tmp_path / "rows.json").read_text())["rows"][0]["fits"] is True
     for wrong, words in (
         (["--model", f"{FILE}:words", *limits], "needs --input"),
