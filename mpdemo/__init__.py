@@ -33,9 +33,6 @@ PUBLIC = {  # module of mpdemo: its public names
     "predict": "SCHEDULES Simulation placement simulate usual_stages_per_rank",
     "predict.counting": "LiveMemory",
     "predict.imagenet": "IMAGES RUNS",
-    "tools.plan.own_model": "OwnModel",
-    "tools.plan.request": "PlanRequest",
-    "tools.plan.strategies": "compare table",
     "training.checkpoint": "newest tensors",
 }
 

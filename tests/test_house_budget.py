@@ -30,7 +30,7 @@ COURSE = [
 ]
 TOOLS = [
     ("/tools/same", 24_400, "is a reader's script the same training on 1 and N processes, and does it resume?"),
-    ("/tools/plan", 13_500, "what fits: any model on fake tensors, every strategy, the recommended one"),
+    ("/tools/plan", 14_000, "what fits: any model on fake tensors, every strategy, the recommended one"),
     ("/tools/explain", 5_000, "which log, what Slurm says of the job, where the ranks of a hanging job are"),
     (
         "/tools/support /tools/__init__.py",

@@ -1,4 +1,4 @@
-"""Which strategy comes first: every answer for some case, models of the course like any other, and what is refused."""
+"""Which strategy comes first, with models of the course, which are planned like any other; and what is refused."""
 
 from dataclasses import replace
 from functools import partial
@@ -11,7 +11,7 @@ from mpdemo.tools.plan import own
 from mpdemo.tools.plan.loading import of_course
 from mpdemo.tools.plan.own_model import OwnModel
 from mpdemo.tools.plan.request import PlanRequest
-from mpdemo.tools.plan.strategies import NOTHING, compare, recommended, table
+from mpdemo.tools.plan.strategies import LORA, NOTHING, compare, recommended, table
 
 
 @pytest.fixture(scope="module")
@@ -30,28 +30,30 @@ def course():
     }
 
 
-CASES = [  # model, MiB that PyTorch may use, what else is asked for, the answer
-    ("small", 20, {}, "single"),
-    ("small", 10, {}, "single, gradient accumulation"),
-    ("small", 8, {}, "single, bf16"),
+CASES = [  # model, MiB that PyTorch may use, what else is asked for, the answer; a V100 has no times for bf16
+    ("small", 20, {"gpu": "v100"}, "single"),
+    ("small", 8, {}, "single, activation checkpointing"),
     ("small", 3, {}, NOTHING),
-    ("small", 13, {"devices": 2}, "ddp"),
+    ("small", 13, {"devices": 2, "gpu": "v100"}, "ddp"),
     ("large", 160, {"devices": 2}, "fsdp"),
     ("large", 30, {"devices": 2}, "ddp, LoRA, bf16, activation checkpointing"),
     ("large", 170, {"devices": 2, "batch": 7}, NOTHING),
     ("grouped", 125, {"devices": 2}, "fsdp, bf16"),
-    ("blocks", 45, {"devices": 2, "batch": 1}, "tensor"),
+    ("blocks", 45, {"devices": 2, "batch": 1, "gpu": "v100"}, "tensor"),
 ]
 
 
 @pytest.mark.parametrize(("model", "mib", "changes", "answer"), CASES)
-def test_the_first_row_is_that_of_the_first_rule_that_fits(course, model, mib, changes, answer):
+def test_the_first_row_is_the_fastest_that_fits(course, model, mib, changes, answer):
     request = replace(course[model], memory=RESERVE + mib * MIB, **changes)
     rows = compare(request)
     said = recommended(request, rows)
     assert said.startswith(f"{answer}: ") and said.endswith(".") and "{" not in said
     assert rows[0].fits == (answer != NOTHING)
     assert rows[0].answer == answer or answer == NOTHING
+    fits = [row.predicted.seconds for row in rows if row.fits and LORA not in row.answer]
+    timed = [seconds for seconds in fits if seconds is not None]
+    assert timed == sorted(timed) == fits[: len(timed)]
 
 
 @pytest.mark.parametrize(
@@ -74,7 +76,7 @@ def test_what_fits_comes_first_and_the_table_says_by_how_much_the_others_are_too
     text = table(tight, rows).splitlines()
     assert text[3].startswith("->") and " yes " in text[3]  # below the headers of two lines
     assert any("MiB over" in line for line in text)
-    assert ["tensor", "not", "planned"] in [line.split() for line in text]  # no layer of a convolutional net is split
+    assert not any(line.split()[:1] == ["tensor"] for line in text)  # no layer of a convolutional net is split
 
 
 def test_two_measured_gpus_are_met_within_two_percent():
@@ -90,7 +92,7 @@ def test_two_measured_gpus_are_met_within_two_percent():
     model = OwnModel("resnet101", (3, 224, 224), function=partial(of_course, "resnet101", **images))
     request = PlanRequest(model, 128, devices=2, optimizer="sgd")
     chain = own_scaling.chain(own.steps_of(request, 8, held=True), 8, roof("v100"))
-    first, second = own.stage_peaks(request, chain, [(0, 8), (8, len(chain))], [16, 16])
+    first, second = own.stage_peaks(request, chain, [(0, 8), (8, len(chain))], [16, 16], [0, 16 * chain[7].crossing])
     assert first / MIB == pytest.approx(7950, rel=0.02)
     assert second / MIB == pytest.approx(8224, rel=0.02)
     usual = sum(part.seconds for part in chain[:8]) / sum(part.seconds for part in chain)

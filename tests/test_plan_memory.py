@@ -62,7 +62,8 @@ def test_the_sum_over_blocks_is_near_the_plan_of_stages(schedule):
     plan = PlanRequest(model, 32, devices=2, optimizer="sgd")
     chain = own_scaling.chain(own.steps_of(plan, 4, held=True), 4, roof("v100"))
     in_flight = [2, 1] if schedule == "1F1B" else [8, 8]
-    found = own.stage_peaks(plan, chain, stage_slices([5], len(chain)), in_flight)
+    received = [8 * chain[4].crossing] * 2
+    found = own.stage_peaks(plan, chain, stage_slices([5], len(chain)), in_flight, received)
     assert evaluate(request, schedule, 8, [5]).peaks == pytest.approx(found, rel=0.15)
 
 

@@ -28,7 +28,7 @@ from mpdemo.models.private_torch import FakeTensors
 from mpdemo.predict.counting import size, tensors_in
 from mpdemo.predict.footprint import kernel_seconds, roof
 from mpdemo.predict.meter import Kernels
-from mpdemo.tools.plan.gpu_autocast import GpuAutocast
+from mpdemo.tools.plan.gpu_operations import OnGpu
 from mpdemo.world import clock
 from mpdemo.world.gpus import GPUS, named
 
@@ -168,7 +168,7 @@ def from_trace(trace, record) -> dict:
     length = len(spent) // TRACED[1]
     steps = [by_class(spent[begin : begin + length]) for begin in range(0, len(spent), length)]
     Language.size = LARGE
-    with FakeTensors(), Counted() as counted, GpuAutocast():
+    with FakeTensors(), Counted() as counted, OnGpu():
         step = training(Language(), (), TRACED[0])
         step.optimizer.param_groups[0]["foreach"] = True  # as on a GPU
         step()

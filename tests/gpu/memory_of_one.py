@@ -51,7 +51,8 @@ def planned(s, number) -> float:
     size = s.batch_size // parts
     chain = own_scaling.chain(own.steps_of(request, size, held=True), size, roof("h100"))
     slices = stage_slices(resolve_cut(block_names(s.model), s.cut, s.devices), len(chain))
-    return own.stage_peaks(request, chain, slices, [parts] * s.devices)[number]  # all are in flight
+    received = [0, parts * chain[slices[0][1] - 1].crossing]
+    return own.stage_peaks(request, chain, slices, [parts] * s.devices, received)[number]  # all are in flight
 
 
 def row(settings, world, number=0):

@@ -26,8 +26,8 @@ from mpdemo.world.gpus import GPUS
 OF_COURSE = "image_size", "channels", "classes", "norm"  # options of a model of the course
 OF_OWN = "input", "tokens"
 TO_TRAIN = (
-    "to train your own model: notebooks/scripts has train_single.py, train_ddp.py, train_fsdp.py and "
-    "train_gpt.py, whole scripts in plain PyTorch"
+    "to train so: notebooks/scripts/train_gpt.py takes the flags of a row; it is plain PyTorch with a GPT, which you "
+    "replace by your model. finetune_lora.py has LoRA, and train_ddp.py is a smaller script to begin with"
 )
 
 
@@ -128,7 +128,7 @@ def answer(options, progress) -> tuple:
     rows = strategies.compare(request)
     lines = [wrapped(strategies.recommended(request, rows)), "", strategies.table(request, rows)]
     lines += [wrapped(f"note: {note}") for note in notes(request, rows)]
-    return "\n".join([*lines, "", TO_TRAIN]), [strategies.as_row(row) for row in rows]
+    return "\n".join([*lines, "", wrapped(TO_TRAIN)]), [strategies.as_row(row) for row in rows]
 
 
 def notes(request, rows) -> list:
@@ -138,7 +138,7 @@ def notes(request, rows) -> list:
         f"a batch of {request.batch:,} samples is that of all devices together; optimizer {request.optimizer}; "
         f"{request.model.described()}, unless a row says bf16",
         f"a device has {mib(request.memory)}, of which {RESERVE // MIB} MiB are CUDA's; times are estimated from the "
-        f"data sheet of {request.gpu} ({sheet.source}), with no communication hidden",
+        f"data sheet of {request.gpu} ({sheet.source}); they are at best: no kernel is slower than its sheet",
     ]
     if best.fits and (most := best.predicted.most()):
         found.append(f"the largest batch that fits with {best.answer}: {most:,} samples")

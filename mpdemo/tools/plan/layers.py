@@ -9,6 +9,9 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.overrides import TorchFunctionMode
+
+from mpdemo.models.private_torch import tree_leaves
 
 LISTS = nn.Sequential, nn.ModuleList, nn.ModuleDict
 REPEATED = 3  # a list of so many layers of one kind is looked into, also inside another layer
@@ -19,10 +22,15 @@ def equal_blocks(module) -> tuple:
     """Return the name of the list of equal blocks with most parameters, and its length; None and 0 if there is none."""
     found = []
     for name, part in module.named_modules():
-        is_list = isinstance(part, nn.ModuleList | nn.Sequential) and len(part) > 1
-        if is_list and len({_kind(block) for block in part}) == 1 and any(True for _ in part.parameters()):
+        is_list = isinstance(part, LISTS) and len(part) > 1
+        if is_list and len({_kind(block) for block in blocks_in(part)}) == 1 and any(True for _ in part.parameters()):
             found.append((sum(p.numel() for p in part.parameters()), name, len(part)))
     return max(found)[1:] if found else (None, 0)
+
+
+def blocks_in(part) -> list:
+    """Return what is in a list of modules, or in a dictionary of them."""
+    return list(part.values() if isinstance(part, nn.ModuleDict) else part)
 
 
 def _kind(block) -> tuple:
@@ -35,19 +43,40 @@ def layers_entered(module, compute) -> tuple:
     """Call a function that computes with a module; return its result, and the layers that FSDP divides one by one.
 
     These are layers that the module enters once, in order: a whole list, where the module has a list of lists. All of
-    them have parameters.
+    them have parameters, and these are used nowhere else: FSDP leaves others, such as an embedding's weight that is an
+    output layer as well, to the module itself.
     """
-    entered, hooks = [], []
+    entered, uses, hooks = [], _Uses(), []
     for label in dict.fromkeys(_wide(module, label) for label in _layers(module)):
         layer = module.get_submodule(label)
-        if any(True for _ in layer.parameters()):
+        if own := list(layer.parameters()):
+            uses.layer_of |= dict.fromkeys(map(id, own), layer)
             hooks.append(layer.register_forward_pre_hook(lambda *_, label=label: entered.append(label)))
+            hooks.append(layer.register_forward_pre_hook(lambda layer, _: uses.inside.add(layer)))
+            hooks.append(layer.register_forward_hook(lambda layer, *_: uses.inside.discard(layer)))
     try:
-        outputs = compute()
+        with uses:
+            outputs = compute()
     finally:
         for hook in hooks:
             hook.remove()
-    return outputs, [label for label in entered if entered.count(label) == 1]
+    once = [label for label in entered if entered.count(label) == 1]
+    return outputs, [label for label in once if module.get_submodule(label) not in uses.outside]
+
+
+class _Uses(TorchFunctionMode):
+    """Note layers whose parameters are used while none of them computes."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer_of, self.inside, self.outside = {}, set(), set()
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):  # not a parameter's device, or its shape
+            used = {self.layer_of.get(id(value)) for value in tree_leaves((args, kwargs))}
+            self.outside |= used - self.inside - {None}
+        return result
 
 
 def _wide(module, label) -> str:

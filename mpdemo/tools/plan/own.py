@@ -38,7 +38,7 @@ def rules_of(request) -> list[Rule]:
     found = rules(name, f"{holds} the whole model, and its local batch fits", replicated, ways)
     if request.nodes > 1:
         why = f"Every node holds the model, sharded over its {per_node} devices, and the local batch fits"
-        found += rules("hsdp", why, partial(sharded, hsdp=True), ("", BOTH))
+        found += rules("hsdp", why, partial(sharded, hsdp=True), ("", ", bf16", BOTH))
     if several:
         why = "Weights, gradients and states are sharded over {devices} devices, and the local batch fits"
         found += rules("fsdp", why, sharded, ("", ", bf16", BOTH, ACCUMULATION))
@@ -65,7 +65,8 @@ def replicated(request, parts=None, **way):
         steps = steps_of(request, share, held=count > 1, **way)
         step, used = steps.at(share // count), {}
         if devices > 1:
-            used = {"all-reduce": (devices, request.link), "broadcast": (devices, request.link)}
+            link = request.link(devices // request.nodes)
+            used = {"all-reduce": (devices, link), "broadcast": (devices, link)}
             # DDP's buckets: the gradients once more, unless gradient_as_bucket_view=True makes them one.
             step = step._replace(sent={"all-reduce": step.trained, "broadcast": step.buffers})
         return predicted(request, steps, step, count, devices, used, extra=step.trained if devices > 1 else 0)
@@ -84,7 +85,7 @@ def sharded(request, parts=(1,), hsdp=False, tensor=1, **way):
     replicas = request.devices // tensor
     share, copies = local_batch(request, replicas), request.nodes if hsdp else 1
     shards = replicas // copies
-    link = sheet.link if hsdp or request.nodes == 1 else sheet.between
+    link = sheet.link if hsdp else request.link(per_node // tensor)
     used = dict.fromkeys(("all-gather", "reduce-scatter"), (shards, link))
     used |= dict.fromkeys(("all-reduce", "broadcast"), (copies, sheet.between)) | {IN_BLOCKS: (tensor, sheet.link)}
     if hsdp and per_node == 1:
@@ -112,7 +113,7 @@ def split_layers(request, parts=(1,), **way):
     if request.nodes > 1:
         raise NotPlanned("every block would send its activations between the nodes")
     steps = steps_of(request, request.batch, tensor=request.devices, **way)
-    used = {IN_BLOCKS: (request.devices, request.link)}
+    used = {IN_BLOCKS: (request.devices, request.link(request.devices))}
     return predicted(request, steps, steps.at(request.batch), 1, 1, used)
 
 
@@ -159,27 +160,35 @@ def _stages(request, microbatches, **way):
     from mpdemo.tools.plan import own_scaling
 
     size, ranks = request.batch // microbatches, request.devices
-    chain = own_scaling.chain(steps_of(request, size, held=True, **way), size, roof(request.gpu))
+    steps = steps_of(request, size, held=True, **way)
+    chain = own_scaling.chain(steps, size, roof(request.gpu))
     slices = cut(chain, ranks)
     in_flight = [min(ranks - rank, microbatches) for rank in range(ranks)]
-    peaks = stage_peaks(request, chain, slices, in_flight)
+    crossing = [0, *(chain[stop - 1].crossing for _, stop in slices[:-1]), 0]
+    # PyTorch's stages have a place for each microbatch's activations and gradients that they will receive.
+    received = [microbatches * (crossing[rank] + crossing[rank + 1]) for rank in range(ranks)]
+    peaks = stage_peaks(request, chain, slices, in_flight, received)
     timed = all(part.seconds is not None for part in chain)
     times = [sum(part.seconds for part in chain[start:stop]) for start, stop in slices] if timed else [0]
-    seconds = (microbatches + ranks - 1) * max(times) if timed else None  # 1F1B of equal stages
     # In the middle: activations to the next stage, gradients to the one before.
-    sent = 2 * microbatches * max(chain[stop - 1].crossing for _, stop in slices[:-1])
+    sent = 2 * microbatches * max(crossing)
     shown = tuple(peaks) if ranks <= STAGES_SHOWN else ()
-    return Prediction(max(peaks), seconds, sent, sent / request.link, microbatches, shown)
+    sending, flags = sent / request.link(1), flags_of(steps.way, microbatches, pp=ranks)
+    seconds = (microbatches + ranks - 1) * max(times) + sending if timed else None  # 1F1B of equal stages
+    return Prediction(max(peaks), seconds, sent, sending, microbatches, flags, shown)
 
 
-def stage_peaks(request, chain, slices, in_flight) -> list:
-    """Return the bytes at the peak of each stage of a chain of parts, with so many microbatches in flight."""
+def stage_peaks(request, chain, slices, in_flight, received) -> list:
+    """Return the bytes at the peak of each stage of a chain of parts.
+
+    Each has so many microbatches in flight, and bytes that it received.
+    """
     peaks = []
-    for (start, stop), count in zip(slices, in_flight, strict=True):
+    for (start, stop), count, places in zip(slices, in_flight, received, strict=True):
         stage = chain[start:stop]
         held = sum(part.weights + (1 + STATES[request.optimizer]) * part.trained for part in stage)
         saved = sum(part.saved for part in stage)
-        peaks.append(held + count * saved + max(part.extra for part in stage))
+        peaks.append(held + places + count * saved + max(part.extra for part in stage))
     return peaks
 
 
@@ -197,9 +206,12 @@ def steps_of(request, size, **way):
     return Line(request.model, Way(**way), STATES[request.optimizer], size)
 
 
-def one_device_seconds(request):
-    """Return the seconds of a step on one device that had room for the whole batch, as the model is."""
-    step = steps_of(request, max(1, request.batch // request.devices)).at(request.batch)
+def one_device_seconds(request, bf16):
+    """Return the seconds of a step on one device that had room for the whole batch; None where they are not known."""
+    try:
+        step = steps_of(request, max(1, request.batch // request.devices), bf16=bf16).at(request.batch)
+    except NotPlanned:
+        return None
     return step.seconds(roof(request.gpu))
 
 
@@ -226,9 +238,24 @@ def predicted(request, steps, step, parts, replicas, used, extra=0) -> Predictio
         size = steps.most(request.limit - extra)
         return None if size is None else size * parts * replicas
 
-    seconds = None if computing is None else parts * computing
-    sending = sum(bytes_ / used[kind][1] for kind, bytes_ in sent.items())
-    return Prediction(step.peak + extra, seconds, sum(sent.values()), sending, parts, most=most)
+    times = {kind: bytes_ / used[kind][1] for kind, bytes_ in sent.items()}
+    sending, layers = sum(times.values()), max(1, len(steps.model.layers), steps.model.count)
+    hidden = sending - times.get(IN_BLOCKS, 0.0)  # a block waits for its own messages
+    seconds = None
+    if computing is not None:  # of the others the first layer's gather, or the last one's reduction, is exposed
+        seconds = max(parts * computing, hidden) + hidden / layers + sending - hidden
+    flags = flags_of(steps.way, parts, replicate=replicas // steps.way.shards)
+    return Prediction(step.peak + extra, seconds, sum(sent.values()), sending, parts, flags, most=most)
+
+
+def flags_of(way, parts, replicate=1, pp=1) -> str:
+    """Return the flags with which notebooks/scripts/train_gpt.py computes in such a way; it has no adapters."""
+    if way.rank:
+        return ""
+    mesh = {"pp": pp, "replicate": replicate, "shard": way.shards, "tp": way.tensor, "microbatches": parts}
+    switches = {"bf16": way.bf16, "recompute": way.checkpointing}
+    used = [f"--{name} {number}" for name, number in mesh.items() if number > 1]
+    return " ".join([*used, *(f"--{name}" if on else f"--no-{name}" for name, on in switches.items())])
 
 
 def first_that_fits(request, find, numbers) -> Prediction:

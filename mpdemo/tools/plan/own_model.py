@@ -18,8 +18,9 @@ from mpdemo.models.private_torch import (
     tree_flatten,
     tree_unflatten,
 )
-from mpdemo.predict.counting import size
-from mpdemo.tools.plan.layers import FEW, differentiable, equal_blocks, layers_entered, loss, shared
+from mpdemo.predict.counting import LiveMemory, size
+from mpdemo.predict.meter import Kernels
+from mpdemo.tools.plan.layers import FEW, blocks_in, differentiable, equal_blocks, layers_entered, loss, shared
 from mpdemo.tools.plan.loading import WithoutNumbers, called, imported, quiet
 from mpdemo.tools.plan.variants import with_blocks, without_values
 
@@ -59,7 +60,7 @@ class OwnModel:
         self.list, self.count = equal_blocks(self.template)
         for count in FEW if self.count > FEW[1] else ():
             self._shortened(count)  # here, since a buffer on meta cannot be copied among fake tensors
-        self.few = self.count > FEW[1] and self._learn(FEW[0]) is None
+        self.few = self.count > FEW[1] and self._learn(FEW[0]) is None and self._alike()
         if not self.few:
             self.list, self.count = None, 0
             chain = self.chain_of(self.template)
@@ -81,6 +82,33 @@ class OwnModel:
         tied = [name for names in shared(module) for name in names]  # FSDP divides no part of them alone
         self.layers = [layer for layer in layers if not any(name.startswith(f"{layer}.") for name in tied)]
         return None
+
+    def _alike(self) -> bool:
+        """Return whether all blocks but the first compute, move and keep the same in a forward pass.
+
+        A flag may make equal parameters do different things: recomputation in every second block, say.
+        """
+        memory, kernels, found = LiveMemory(), Kernels(), []
+
+        def begin(*_):
+            found.append((len(kernels.work), memory.live["cpu"]))
+
+        def end(*_):
+            start, held = found[-1]
+            found[-1] = tuple(kernels.work[start:]), memory.live["cpu"] - held
+
+        with quiet(), memory, FakeTensors(allow_non_fake_inputs=True), torch.compiler.set_stance("force_eager"):
+            module = self.copy(self.count)
+            for block in blocks_in(module.get_submodule(self.list)):
+                block.register_forward_pre_hook(begin)
+                block.register_forward_hook(end)
+            try:
+                with kernels:
+                    outputs = self.compute(module, self.inputs(SAMPLES))  # which keep what the blocks keep
+            except Exception:  # of the reader's own code
+                return False
+            del outputs
+        return len(found) == self.count and len(set(found[1:])) == 1
 
     def _learn_loss(self, module, outputs):
         """Learn which parameters get a gradient, and whether the module computes its loss itself."""
@@ -211,5 +239,5 @@ class OwnModel:
     def blocks_of(self, module) -> list:
         """Return the equal blocks of a copy; of a module without such a list, its layers."""
         if self.few:
-            return list(module.get_submodule(self.list))
+            return blocks_in(module.get_submodule(self.list))
         return [module.get_submodule(name) for name in self.layers]

@@ -58,7 +58,7 @@ def whole_step(model, way, states, size) -> Step:
     if not model.few:
         return computed(model, way, states, size, model.count)
     few, more = (computed(model, way, states, size, count) for count in FEW)
-    return few.with_blocks(more, model.count)
+    return few.with_blocks(more, model.count) or computed(model, way, states, size, model.count)
 
 
 class Part(NamedTuple):

@@ -27,7 +27,7 @@ from mpdemo.predict.counting import CountMessages, LiveMemory, local, size
 from mpdemo.predict.footprint import kernel_seconds
 from mpdemo.predict.meter import Kernels
 from mpdemo.tools.plan import variants
-from mpdemo.tools.plan.gpu_autocast import GpuAutocast
+from mpdemo.tools.plan.gpu_operations import OnGpu
 from mpdemo.tools.plan.layers import FEW, differentiable
 from mpdemo.tools.plan.loading import quiet
 from mpdemo.tools.plan.request import IN_BLOCKS, NotPlanned
@@ -78,7 +78,12 @@ class Step(NamedTuple):
         return total
 
     def with_blocks(self, more, count):
-        """Return the step with `count` blocks, from this one with `FEW[0]` and another one with `FEW[1]`."""
+        """Return the step with `count` blocks, from this one with `FEW[0]` and another one with `FEW[1]`.
+
+        None where the two do other operations.
+        """
+        if any(len(more.levels.get(name, ())) != len(levels) for name, levels in self.levels.items()):
+            return None
         times = count - FEW[0]
         levels = {name: a + times * (more.levels[name] - a) for name, a in self.levels.items()}
         sent = {kind: bytes_ + times * (more.sent[kind] - bytes_) for kind, bytes_ in self.sent.items()}
@@ -104,6 +109,8 @@ def computed(model, way, states, size, count) -> Step:
         except (variants.NoVariant, NotPlanned) as error:
             raise NotPlanned(str(error)) from None
         except Exception as error:
+            if way.tensor > 1:
+                raise NotPlanned(variants.in_words(model.blocks_of(model.template))) from error
             raise NotPlanned(f"a step like that fails on tensors without numbers ({error_line(error)})") from error
 
 
@@ -122,7 +129,7 @@ def step(model, way, states, batch, count) -> Step:
             for p in trained if way.held else []:
                 p.grad = torch.empty_like(p)
             phases.enter("before")
-            with kernels, sent, GpuAutocast():
+            with kernels, sent, OnGpu():
                 inputs = model.inputs(batch)
                 with torch.autocast("cpu", torch.bfloat16, enabled=way.bf16 and not way.is_sharded):
                     outputs = model.compute(module, inputs)

@@ -87,10 +87,10 @@ class PlanRequest:
         """Bytes of one device that PyTorch may use."""
         return self.memory - RESERVE
 
-    @property
-    def link(self) -> float:
-        """Bytes per second between two devices: of one node, or of the slower link between nodes."""
-        return GPUS[self.gpu].link if self.nodes == 1 else GPUS[self.gpu].between
+    def link(self, devices: int) -> float:
+        """Bytes per second around a ring that enters each node through the ports of so many of its devices."""
+        sheet = GPUS[self.gpu]
+        return sheet.link if self.nodes == 1 else min(sheet.link, devices * sheet.between)
 
     def states(self) -> float:
         """Return the bytes of weights, gradients and optimizer states, which no smaller batch makes smaller."""
@@ -101,10 +101,11 @@ class Prediction(NamedTuple):
     """What one way to train needs."""
 
     memory: float  # bytes on the fullest device
-    seconds: float | None  # of a step without messages; None where no data sheet says it
+    seconds: float | None  # of a step; None where no data sheet says it
     sent: float  # bytes that this device sends in a step
-    sending: float  # seconds that this takes
+    sending: float  # seconds that this takes, hidden behind the computation or not
     parts: int = 1  # microbatches
+    flags: str = ""  # of notebooks/scripts/train_gpt.py, which computes so; "" where it can't
     stages: tuple = ()  # of a pipeline with few stages: bytes on each device, in order
     most: Callable = lambda: None  # -> samples of the largest batch that fits; None where that cannot be told
 

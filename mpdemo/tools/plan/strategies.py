@@ -26,8 +26,10 @@ HEADERS = (
     "communication\n(ms)",
     "step time\n(ms)",
     "speed-up",
+    "flags of\ntrain_gpt.py",
 )
 NEEDED = 4  # columns that are always shown
+LORA = ", LoRA"
 NOTHING = "none: more devices, or larger ones"
 
 
@@ -46,9 +48,10 @@ class Strategy(NamedTuple):
 
 
 def compare(request: PlanRequest) -> list[Strategy]:
-    """Return the strategies for a `request`: those that fit, in the order of the rules, then the others by memory.
+    """Return the strategies for a `request`: those that fit, the fastest first, then the others by memory.
 
-    The first one is the recommended one, if it fits.
+    The first one is the recommended one, if it fits. LoRA, which trains something else, and what no data sheet gives a
+    time come after what fits besides, in the order of the rules.
 
     Raises
     ------
@@ -66,7 +69,15 @@ def compare(request: PlanRequest) -> list[Strategy]:
             continue
         except NotPlanned as error:
             result.append(Strategy(rule, False, None, str(error)))
-    return sorted(result, key=lambda s: 0 if s.fits else s.predicted.memory if s.predicted else float("inf"))
+    return sorted(result, key=_place)
+
+
+def _place(strategy) -> tuple:
+    """Return what the strategies are sorted by."""
+    found = strategy.predicted
+    if not strategy.fits:
+        return 2, found.memory if found else float("inf")
+    return (1, 0.0) if LORA in strategy.answer or found.seconds is None else (0, found.seconds)
 
 
 def _check(request):
@@ -109,12 +120,13 @@ def as_row(strategy: Strategy) -> dict:
     predicted = strategy.predicted
     row = {"strategy": strategy.answer, "fits": strategy.fits}
     if predicted is None:
-        return row | dict.fromkeys(("memory_mib", "stages_mib", "messages_mib", "seconds"))
+        return row | dict.fromkeys(("memory_mib", "stages_mib", "messages_mib", "seconds", "flags"))
     return row | {
         "memory_mib": predicted.memory / MIB,
         "stages_mib": [peak / MIB for peak in predicted.stages] or None,
         "messages_mib": predicted.sent / MIB,
-        "seconds": predicted.seconds and predicted.seconds + predicted.sending,
+        "seconds": predicted.seconds,
+        "flags": predicted.flags or None,
     }
 
 
@@ -122,18 +134,17 @@ def table(request: PlanRequest, strategies: list[Strategy]) -> str:
     """Return the `strategies` for a `request`, as `compare` returns them, as text, a row each.
 
     Memory is what PyTorch allocates on the fullest device, and for a pipeline of at most eight stages on each of them,
-    in order. Times add up the estimates, with no communication hidden behind the computation: it can be hidden in part,
-    and kernels rarely reach a data sheet's peak. Speed-ups are over one device that computes in float32 and has room
-    for everything.
+    in order. Times are the best that data sheets allow: each kernel at its peak, and communication hidden behind the
+    computation but for a first gather or a last reduction, and inside blocks. Speed-ups are over one device that
+    computes in the same precision and has room for everything.
     """
-    rows, one_device = [], own.one_device_seconds(request)
+    rows, one_device = [], {bf16: own.one_device_seconds(request, bf16) for bf16 in (False, True)}
     for number, strategy in enumerate(strategies):
         predicted, row = strategy.predicted, as_row(strategy)
         mark = "->" if number == 0 and strategy.fits else ""
-        if predicted is None:
-            rows.append((mark, strategy.answer, "not planned", *[""] * 5))
+        if predicted is None:  # a note says why
             continue
-        seconds = row["seconds"]
+        seconds, alone = row["seconds"], one_device[", bf16" in strategy.answer]
         rows.append(
             (
                 mark,
@@ -143,7 +154,8 @@ def table(request: PlanRequest, strategies: list[Strategy]) -> str:
                 f"{row['messages_mib']:,.0f}",
                 f"{1000 * predicted.sending:,.1f}",
                 f"{1000 * seconds:,.1f}" if seconds else "",
-                f"{one_device / seconds:.2f}" if seconds and one_device else "",
+                f"{alone / seconds:.2f}" if seconds and alone else "",
+                predicted.flags,
             )
         )
     return _as_wide_as_the_terminal(rows)
@@ -151,7 +163,7 @@ def table(request: PlanRequest, strategies: list[Strategy]) -> str:
 
 def _as_wide_as_the_terminal(rows) -> str:
     """Return the rows as text, on a narrow terminal without the last columns."""
-    alignment = ("left", "left", "left", *["right"] * 5)
+    alignment = ("left", "left", "left", *["right"] * 5, "left")
     for columns in range(len(HEADERS), NEEDED - 1, -1):
         shown, headers = [row[:columns] for row in rows], HEADERS[:columns]
         text = tabulate(shown, headers, "simple", disable_numparse=True, colalign=alignment[:columns])

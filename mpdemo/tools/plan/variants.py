@@ -33,7 +33,8 @@ def with_blocks(module, name, count) -> nn.Module:
     whole = module.get_submodule(name)
     memo = {id(whole): type(whole)()}
     few = copy.deepcopy(module, memo)
-    few.get_submodule(name).extend(copy.deepcopy(whole[number], memo) for number in range(count))
+    for key, block in list(whole.named_children())[:count]:
+        few.get_submodule(name).add_module(key, copy.deepcopy(block, memo))
     return few
 
 
@@ -73,13 +74,13 @@ def split_layers(layers, parts) -> list:
     by_rows = []
     for owner in [part for layer in layers for part in layer.modules()]:
         linears = {name: child for name, child in owner.named_children() if isinstance(child, nn.Linear)}
-        columns, rows = (sorted(linears.keys() & names) for names in (COLUMNS, ROWS))
+        columns, rows = (sorted(name for name in linears if name.lower() in names) for names in (COLUMNS, ROWS))
         if isinstance(owner, nn.MultiheadAttention):
             raise NoVariant("nn.MultiheadAttention has query, key and value in one parameter, which is no Linear")
         if bool(columns) != bool(rows):
             alone, other = (columns, "o_proj, down_proj") if columns else (rows, "q_proj, up_proj")
             raise NoVariant(f"{type(owner).__name__} has {', '.join(alone)} and no Linear like {other} beside it")
-        if ATTENTION & set(columns):
+        if ATTENTION & {name.lower() for name in columns}:
             _share_heads(owner, parts)
         for name in columns + rows:
             setattr(owner, name, _part(name, linears[name], parts))
@@ -89,12 +90,27 @@ def split_layers(layers, parts) -> list:
     return by_rows
 
 
+def in_words(layers) -> str:
+    """Say how the Linears of these layers would be split, for a model that does not run so."""
+    parts = [(name.rpartition(".")[2], part) for layer in layers for name, part in layer.named_modules() if name]
+    names = {name for name, part in parts if isinstance(part, nn.Linear)}
+    columns, rows = (sorted(name for name in names if name.lower() in known) for known in (COLUMNS, ROWS))
+    whole = sorted(names.difference(columns, rows)) or ["none"]
+    return (
+        f"a block does not run with its Linears split by their names, {', '.join(columns)} by columns and "
+        f"{', '.join(rows)} by rows, and {', '.join(whole)} whole: either one should be named like q_proj, o_proj, "
+        "up_proj or down_proj, or its code says how wide the split values are, as in reshape(batch, length, width), "
+        "where -1 does"
+    )
+
+
 def _part(name, linear, parts):
     """Return one rank's part of a Linear."""
-    width, what = (linear.out_features, "columns") if name in COLUMNS else (linear.in_features, "rows")
+    by_columns = name.lower() in COLUMNS
+    width, what = (linear.out_features, "columns") if by_columns else (linear.in_features, "rows")
     if width % parts:
         raise NoVariant(f"{name} has {width} {what}, which do not divide by {parts}")
-    size = (linear.in_features, width // parts) if name in COLUMNS else (width // parts, linear.out_features)
+    size = (linear.in_features, width // parts) if by_columns else (width // parts, linear.out_features)
     kind = {"device": linear.weight.device, "dtype": linear.weight.dtype}
     return nn.Linear(*size, bias=linear.bias is not None, **kind).requires_grad_(linear.weight.requires_grad)
 
