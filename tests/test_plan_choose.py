@@ -32,7 +32,7 @@ def course():
 
 CASES = [  # model, MiB that PyTorch may use, what else is asked for, the answer; a V100 has no times for bf16
     ("small", 20, {"gpu": "v100"}, "single"),
-    ("small", 8, {}, "single, activation checkpointing"),
+    ("small", 8, {}, "single, bf16, activation checkpointing"),
     ("small", 3, {}, NOTHING),
     ("small", 13, {"devices": 2, "gpu": "v100"}, "ddp"),
     ("large", 160, {"devices": 2}, "fsdp"),

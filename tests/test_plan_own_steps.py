@@ -122,7 +122,7 @@ def test_a_model_of_eight_billion_weights_is_planned_without_any_of_them():
 @pytest.mark.parametrize(
     ("name", "words", "answer"),
     [
-        ("llama_8b", ("--devices", "8", "--batch", "8"), "fsdp: "),
+        ("llama_8b", ("--devices", "8", "--batch", "8"), "fsdp, bf16: "),
         ("llama_70b", ("--devices", "64", "--nodes", "8", "--batch", "64"), "fsdp, bf16, activation checkpointing: "),
     ],
 )
