@@ -66,7 +66,7 @@ def evaluate(request, schedule, microbatches, points) -> Candidate:
 
 def estimated_peaks(request, simulation, stages, size) -> list:
     """Add up what every device holds, in the order of the simulation; `stages` are lists of footprints."""
-    result, splits = [], SCHEDULES[simulation.schedule].splits_backward
+    result = []
     owners = placement(simulation.schedule, simulation.ranks, simulation.stages_per_rank)
     crossing = [0, *(size * stage[-1].output for stage in stages[:-1]), 0]
     for rank in range(simulation.ranks):
@@ -78,19 +78,26 @@ def estimated_peaks(request, simulation, stages, size) -> list:
         level = always + simulation.microbatches * places
         if rank == 0:
             level += request.batch * blocks[0].input
-        peak, created = level + gradients, 0.0
-        for row in events:
-            stage = stages[row["stage"]]
-            saved = sum(block.bytes("saved", size) for block in stage)
-            if row["kind"] == "F":
-                level += saved
-            elif row["kind"] != "I" or not splits:
-                peak = max(peak, level + created + max(block.bytes("backward", size) for block in stage))
-                level, created = level - saved, gradients
-            peak = max(peak, level + created)
+        splits = SCHEDULES[simulation.schedule].splits_backward
+        peak = peak_of_events(events, stages, size, level, gradients, splits)
         temporary = 2 * max(block.largest for block in blocks) if request.optimizer == "adamw" else 0
         result.append(max(peak, always + gradients + temporary))
     return result
+
+
+def peak_of_events(events, stages, size, level, gradients, splits) -> float:
+    """Return the most that a rank holds while it goes through its events, beginning at a level; its gradients stay."""
+    peak, created = level + gradients, 0.0
+    for row in events:
+        stage = stages[row["stage"]]
+        saved = sum(block.bytes("saved", size) for block in stage)
+        if row["kind"] == "F":
+            level += saved
+        elif row["kind"] != "I" or not splits:
+            peak = max(peak, level + created + max(block.bytes("backward", size) for block in stage))
+            level, created = level - saved, gradients
+        peak = max(peak, level + created)
+    return peak
 
 
 def best_split(request, schedule, microbatches) -> Candidate:

@@ -42,13 +42,7 @@ class OwnModel:
     def __init__(self, name, input_shape=None, tokens=False, function=None):
         self.name, self.notes, self.returns_loss, self.chain = name, [], False, False
         self.template, inputs = called(function or imported(name), name)
-        if inputs is None and input_shape is None:
-            raise UserError("a model of your own needs --input, the shape of a sample, such as 3,224,224")
-        if inputs is None:
-            kinds = [p.dtype for p in self.template.parameters() if p.is_floating_point()]
-            kind = torch.int64 if tokens else [*kinds, torch.float32][0]
-            inputs = torch.zeros(SAMPLES, *input_shape, dtype=kind, device="meta")
-        leaves, self.structure = tree_flatten(inputs)
+        leaves, self.structure = tree_flatten(self._zeros(input_shape, tokens) if inputs is None else inputs)
         self.like = [(leaf.shape, leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         self.samples = next((leaf[0] for leaf in self.like if isinstance(leaf, tuple)), None)
         if self.samples is None:
@@ -62,13 +56,16 @@ class OwnModel:
             self._shortened(count)  # here, since a buffer on meta cannot be copied among fake tensors
         self.few = self.count > FEW[1] and self._learn(FEW[0]) is None and self._alike()
         if not self.few:
-            self.list, self.count = None, 0
-            chain = self.chain_of(self.template)
-            if isinstance(chain, nn.Sequential) and len(set(chain)) == len(chain) > 1:
-                self.chain, self.count = True, len(chain)
-            if error := self._learn(self.count):
-                raise self._refusal(error) from None
+            self._learn_whole()
         self._note()
+
+    def _zeros(self, input_shape, tokens):
+        """Return a batch of the shape that the reader gives, of tokens or of the type of the weights."""
+        if input_shape is None:
+            raise UserError("a model of your own needs --input, the shape of a sample, such as 3,224,224")
+        kinds = [p.dtype for p in self.template.parameters() if p.is_floating_point()]
+        kind = torch.int64 if tokens else [*kinds, torch.float32][0]
+        return torch.zeros(SAMPLES, *input_shape, dtype=kind, device="meta")
 
     def _learn(self, count):
         """Compute a batch with so many of the equal blocks, and learn from it; return the error if that fails."""
@@ -82,6 +79,15 @@ class OwnModel:
         tied = [name for names in shared(module) for name in names]  # FSDP divides no part of them alone
         self.layers = [layer for layer in layers if not any(name.startswith(f"{layer}.") for name in tied)]
         return None
+
+    def _learn_whole(self):
+        """Learn from the model as it is, which may be one layer after the other."""
+        self.list, self.count = None, 0
+        chain = self.chain_of(self.template)
+        if isinstance(chain, nn.Sequential) and len(set(chain)) == len(chain) > 1:
+            self.chain, self.count = True, len(chain)
+        if error := self._learn(self.count):
+            raise self._refusal(error) from None
 
     def _alike(self) -> bool:
         """Return whether all blocks but the first compute, move and keep the same in a forward pass.

@@ -18,24 +18,13 @@ EQUAL = 1e-5  # relative: a resume in the same world repeats the same arithmetic
 
 def verdict(watcher, processes, other) -> dict:
     """Return what two stops by SIGKILL and two by SIGTERM change, and whether another number of processes can go on."""
-    run, usual = functools.partial(watcher.run, without=watcher.args.without), watcher.args.batches
-    whole = watcher.run_new(processes, without=watcher.args.without, epochs=EPOCHS)
-    refuse(whole)
-    if not whole.names("file"):  # many save every some hundred steps only: run until one would have saved twice
-        longer = {"batches": LONGER * usual}
-        run, more = functools.partial(run, **longer), longer | {"beyond": 2 * usual}
-        whole = watcher.run_new(processes, without=watcher.args.without, epochs=EPOCHS, **more)
-        refuse(whole)
+    run, whole = uninterrupted(watcher, processes)
     killed = StoppedTwice(run, whole, signal.SIGKILL, first_stop(whole))
     series, notes, rows = [killed], [], {"resumes with the weights of step": ["first", "second"]}
     if not whole.ranks[0].of("start")[0]["handler"]:
         notes.append("the script does not handle SIGTERM: judged by the resumes from its last checkpoints alone")
     elif killed.places:
-        early = usual if whole.order["batches"] > usual else first_stop(whole)
-        warned = StoppedTwice(run, whole, signal.SIGTERM, early)
-        if early < first_stop(whole) and not warned.copy:  # it saves nothing when it is warned: after its checkpoint
-            warned = StoppedTwice(run, whole, signal.SIGTERM, first_stop(whole))
-        series.append(warned)
+        series.append(stopped_by_a_warning(run, whole, watcher.args.batches))
     rows |= {stopped.number.name: [*stopped.places, "-"][:2] for stopped in series if stopped.places}
     first, second = (sum((stopped.found[k] for stopped in series), []) for k in range(2))
     if other != processes and any(killed.places[:1]):
@@ -51,6 +40,29 @@ def verdict(watcher, processes, other) -> dict:
     record = {"processes": processes, "said": said, "findings": findings, "harmless": [], "table": rows}
     notes += sum((stopped.notes for stopped in series), [])
     return record | {"verdict": "not the same" if findings else "same", "notes": notes}
+
+
+def uninterrupted(watcher, processes) -> tuple:
+    """Run the script to its end; return how to run it again as long, and that run."""
+    run, usual = functools.partial(watcher.run, without=watcher.args.without), watcher.args.batches
+    whole = watcher.run_new(processes, without=watcher.args.without, epochs=EPOCHS)
+    refuse(whole)
+    if not whole.names("file"):  # many save every some hundred steps only: run until one would have saved twice
+        longer = {"batches": LONGER * usual}
+        run, more = functools.partial(run, **longer), longer | {"beyond": 2 * usual}
+        whole = watcher.run_new(processes, without=watcher.args.without, epochs=EPOCHS, **more)
+        refuse(whole)
+    return run, whole
+
+
+def stopped_by_a_warning(run, whole, usual):
+    """Stop a run by SIGTERM; early, if it then saves something, else after its checkpoint."""
+    late = first_stop(whole)
+    early = usual if whole.order["batches"] > usual else late
+    warned = StoppedTwice(run, whole, signal.SIGTERM, early)
+    if early < late and not warned.copy:
+        warned = StoppedTwice(run, whole, signal.SIGTERM, late)
+    return warned
 
 
 class StoppedTwice:
@@ -152,23 +164,28 @@ def follow(whole, again) -> Finding | None:
         return Finding(name, f"the first weights are those of {start}")
     if first != place and place < len(expected) and drawn:
         return Finding(*wrong_start(whole, place, first))
-    for k, (a, b) in enumerate(zip(whole.steps[place:], again.steps, strict=False)):
-        where = f"in step {place + k + 1}"
-        if place + k < len(expected) and expected[place + k] != drawn[k]:
-            return Finding("another order after resume", f"other samples are drawn {where}")
-        rates = any(distance(*pair) > EQUAL for pair in zip(a[0]["rates"], b[0]["rates"], strict=False))
-        sums = whole.sums[place + k], again.sums[k]
-        if apart(sums[0]["weights"], sums[1]["weights"])[0] > EQUAL:  # the last step has changed them in another way
-            return Finding("optimizer not restored", f"the weights differ {where}")
-        if rates:
-            what = f"the learning rate is {b[0]['rates']} instead of {a[0]['rates']} {where}"
-            return Finding("scheduler not restored" if k else "learning rate not restored", what)
-        off, name = apart(sums[0]["gradients"], sums[1]["gradients"])
-        if off > EQUAL:
-            chance = again.names("chance")
-            what = f"the gradient of {name} differs {where}"
-            return Finding("random state not restored" if chance else "weights not restored", what)
-    return printed(whole, again, place)
+    both = range(min(len(whole.steps) - place, len(again.steps)))
+    return next(filter(None, (in_step(whole, again, place, k) for k in both)), None) or printed(whole, again, place)
+
+
+def in_step(whole, again, place, k) -> Finding | None:
+    """Return the first difference of a resume's step `k`, which is step `place` + `k` of the uninterrupted run."""
+    expected, drawn = whole.in_samples, again.in_samples
+    rates = whole.steps[place + k][0]["rates"], again.steps[k][0]["rates"]
+    where = f"in step {place + k + 1}"
+    if place + k < len(expected) and expected[place + k] != drawn[k]:
+        return Finding("another order after resume", f"other samples are drawn {where}")
+    sums = whole.sums[place + k], again.sums[k]
+    if apart(sums[0]["weights"], sums[1]["weights"])[0] > EQUAL:  # the last step has changed them in another way
+        return Finding("optimizer not restored", f"the weights differ {where}")
+    if any(distance(*pair) > EQUAL for pair in zip(*rates, strict=False)):
+        what = f"the learning rate is {rates[1]} instead of {rates[0]} {where}"
+        return Finding("scheduler not restored" if k else "learning rate not restored", what)
+    off, name = apart(sums[0]["gradients"], sums[1]["gradients"])
+    if off > EQUAL:
+        what = f"the gradient of {name} differs {where}"
+        return Finding("random state not restored" if again.names("chance") else "weights not restored", what)
+    return None
 
 
 def wrong_start(whole, place, first) -> tuple:
