@@ -404,7 +404,7 @@ def at_home(tmp_path, monkeypatch):
 def test_a_script_to_take_home_is_the_same_training_and_resumes(watcher, at_home, script):
     if "lora" in script:
         home_scripts.shorten(at_home)
-        home_scripts.launch(at_home, "train_fsdp.py", "train_fsdp")
+        home_scripts.launch(at_home, "train_fsdp.py", "--checkpoint", "train_fsdp")
         shutil.copy(TAKE_HOME.with_name("gpt.py"), at_home)
     one = script == "train_single.py"  # which refuses to be started as several
     watcher.aim(arguments("--timeout", "300", *script.split()))
@@ -420,9 +420,9 @@ def test_a_script_to_take_home_is_the_same_training_and_resumes(watcher, at_home
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("flag", "old", "new", "name"), [
-    ("shard", "averaged * args.tp / scored", "args.tp / scored", "gradients divided twice"),
-    ("cp", "place // args.cp, args.replicate * args.shard", "dist.get_rank(), dist.get_world_size()", NOT_SHARED),
-    ("tp", "place // args.cp, args.replicate * args.shard", "dist.get_rank(), dist.get_world_size()", NOT_SHARED),
+    ("shard", "ranks * args.cp * args.tp / scored", "args.tp / scored", "gradients divided twice"),
+    ("cp", "run.done, rank // args.cp, ranks", "run.done, dist.get_rank(), dist.get_world_size()", NOT_SHARED),
+    ("tp", "run.done, rank // args.cp, ranks", "run.done, dist.get_rank(), dist.get_world_size()", NOT_SHARED),
 ])  # fmt: skip
 def test_a_mistake_in_a_mesh_is_found(watcher, at_home, flag, old, new, name):
     home_scripts.change(at_home / "train_gpt.py", [(old, new)])
