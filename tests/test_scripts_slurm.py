@@ -74,7 +74,9 @@ def test_it_saves_before_its_time_limit_and_starts_again(copy, whole):
     job = begin(copy, "--signal=B:USR1@60")
     run(copy, "scontrol", "update", f"jobid={job}", "EndTime=now+45")  # Slurm looks every 30 s
     starts_again(copy, job, whole)
-    assert log_of(copy).count("saved; a stop may take") == 3  # at the signal, after 60 steps, at the end
+    log = log_of(copy)
+    saved = log.count("saved; a stop may take")  # at the signal, after 60 steps, which may be the same, and at the end
+    assert saved in (2, 3), log
 
 
 @pytest.mark.parametrize("grace", [20, 0])
