@@ -181,7 +181,7 @@ def _findings(log, seen):
         rows.setdefault(key, []).append(s)
     for some in rows.values():
         first, count = some[0], sum(len(s.numbers) for s in some)
-        place = next((s.trace.place for s in some if s.trace), "")
+        place = next((s.trace.place for s in some if s.trace and s.label == first.label), "")
         line = f"{first.label} {first.text}".strip()
         yield Finding(with_ranks(log, some), first.numbers[0] + 1, line, count, place, first.label)
 
