@@ -90,6 +90,8 @@ def _judged(log) -> list:
         if s.says == "exception":
             _of_exception(s)
         s.known = s.known or UNKNOWN.get(s.says.replace("fault", "error"))
+        if s.known is UNKNOWN["nccl"] and log.steps and s.numbers[0] > log.steps[-1]:
+            s.known = replace(s.known, kind="waiting")  # it warned when the training had run, not of its start
         if s.known and (s.says == "noise" or _after_the_end(log, s)):
             s.known = replace(s.known, kind="consequence")
         if rival := s.trace and s.trace.earlier:
@@ -98,7 +100,12 @@ def _judged(log) -> list:
                 rival.known = None
             else:
                 s.known, best[s] = replace(s.known, kind="consequence"), rival
-    return sorted((s for s in log.seen if s.known), key=lambda s: s.numbers[0])
+    seen = sorted((s for s in log.seen if s.known), key=lambda s: s.numbers[0])
+    errors = [s.last for s in seen if s.says in ("error", "fault") and s.known.kind == "unknown"]
+    for s in seen:
+        if s.known.kind == "vague" and any(0 < s.numbers[0] - number <= BEFORE for number in errors):
+            s.known = replace(s.known, kind="consequence")
+    return seen
 
 
 def _explains(s, rival) -> bool:
