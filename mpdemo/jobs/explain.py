@@ -89,7 +89,9 @@ def _judged(log) -> list:
     for s in log.seen:
         if s.says == "exception":
             _of_exception(s)
-        s.known = s.known or UNKNOWN.get(s.says.replace("fault", "error"))
+        if not s.known and s.says in ("error", "fault"):
+            s.known = replace(unknown(s), kind="unknown")
+        s.known = s.known or UNKNOWN.get(s.says)
         if s.known is UNKNOWN["nccl"] and log.steps and s.numbers[0] > log.steps[-1]:
             s.known = replace(s.known, kind="waiting")  # it warned when the training had run, not of its start
         if s.known and (s.says == "noise" or _after_the_end(log, s)):
@@ -103,7 +105,8 @@ def _judged(log) -> list:
     seen = sorted((s for s in log.seen if s.known), key=lambda s: s.numbers[0])
     errors = [s.last for s in seen if s.says in ("error", "fault") and s.known.kind == "unknown"]
     for s in seen:
-        if s.known.kind == "vague" and any(0 < s.numbers[0] - number <= BEFORE for number in errors):
+        begin = {"vague": s.numbers[0] - BEFORE, "ended": log.steps[-1] if log.steps else len(log.lines)}
+        if any(begin.get(s.known.kind, s.numbers[0]) <= number < s.numbers[0] for number in errors):
             s.known = replace(s.known, kind="consequence")
     return seen
 

@@ -13,7 +13,7 @@ LABEL = (  # of a launcher: [rank3]: [default3]: 3: [1,3]<stderr>: (Actor pid=1)
 )
 DEEP = 3  # JSON in the JSON of a container
 FIELDS = "log message msg text exc_info exception stack_trace traceback"  # of a line of JSON
-LOGGER = r"(?:- )?(?:[\w.]+ - )?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)(?: - |:[\w.]+:)"
+LOGGER = r"(?:- )?(?:[\w.]+ - )?(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) - |(?:DEBUG|INFO|WARNING):[\w.]+:)"
 HOST = re.compile(
     r"(?!(?:srun|sbatch|salloc|slurm\w*|bash|sh|python\S*|\S+\.(?:py|sh|cpp)|mpdemo|wandb|pyxis|kernel|step|epoch|loss|"
     r"error|\w*(?:Error|Exception|Warning)|[A-Z]+): )[A-Za-z][\w.-]*: "
@@ -39,7 +39,10 @@ HARMLESS = re.compile(
     r"alling back|[Ii]gnor|ing this combination|resource_tracker: |^\+ |"
     rf"{ASIDE}"
 )
-ERROR = re.compile(r"(?:^|[\s\[|:])(?:ERROR|FATAL|CRITICAL|[Ee]rror|[Ff]atal)(?:\]|:| -)|\bAbort\(-?[1-9]|^(?:: )?F(?:\d{4} \S+ +\d+)? \S+:\d+\] ")
+ERROR = re.compile(
+    r"(?:^|[\s\[|:])(?:ERROR|FATAL|CRITICAL|[Ee]rror|[Ff]atal)(?:\]|:| -)|\bAbort\(-?[1-9]|"
+    r"^(?:: )?F(?:\d{4} \S+ +\d+)? \S+:\d+\] "
+)
 HARD = re.compile(
     r"(?:^|: )(?:srun: |slurmstepd: )|exitcode|Killed|core dumped|Aborted|Abort\(|terminate called|atchdog|"
     r"CANCELLED AT|^\[E|Segmentation fault|ssertion `|died from signal"
@@ -95,7 +98,11 @@ def looks_like(text) -> str:
 
 def notes(text) -> tuple:
     """Return whether a line is a step, a step whose loss is a number, a restart, a last word, the program's own one."""
-    step = STEP.search(text) and not HARMLESS.search(text.removeprefix("[").removeprefix("INFO")) and not EXCEPTION.search(text)
+    step = (
+        STEP.search(text)
+        and not HARMLESS.search(text.removeprefix("[").removeprefix("INFO"))
+        and not EXCEPTION.search(text)
+    )
     ended = ENDED.search(text) and not NOT_ENDED.search(text)
     done = ended or DONE.search(text) and not NOT_DONE.search(text)
     finite = step and LOSS.search(text) and not NAN.search(text)
