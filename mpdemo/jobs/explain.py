@@ -102,11 +102,16 @@ def _judged(log) -> list:
                 rival.known = None
             else:
                 s.known, best[s] = replace(s.known, kind="consequence"), rival
-    seen = sorted((s for s in log.seen if s.known), key=lambda s: s.numbers[0])
+    return _reasons_first(log, sorted((s for s in log.seen if s.known), key=lambda s: s.numbers[0]))
+
+
+def _reasons_first(log, seen) -> list:
+    """Return what was seen, an abort or a cancellation as the consequence of error lines that stand before it."""
     errors = [s.last for s in seen if s.says in ("error", "fault") and s.known.kind == "unknown"]
     for s in seen:
-        begin = {"vague": s.numbers[0] - BEFORE, "ended": log.steps[-1] if log.steps else len(log.lines)}
-        if any(begin.get(s.known.kind, s.numbers[0]) <= number < s.numbers[0] for number in errors):
+        number = s.numbers[0]
+        begin = {"vague": number - BEFORE, "ended": log.steps[-1] if log.steps else number}.get(s.known.kind, number)
+        if any(begin <= error < number for error in errors):
             s.known = replace(s.known, kind="consequence")
     return seen
 
