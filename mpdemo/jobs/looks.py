@@ -36,7 +36,7 @@ NEVER = re.compile(r"\s*$|(?:wandb|mlflow)(?!\.|.*\bERROR\b)|frame #\d+: |#\d+ .
 NOISE = re.compile(r"(?:wandb|mlflow)(?!\.)")  # only an exception of theirs ends a run
 HARMLESS = re.compile(
     r"^(?:wandb:|mlflow|\[?INFO|\[?DEBUG)\b|NCCL INFO|\[I |ServerApp|[Rr]etrying|trying (?!to)\w|will retry|"
-    r"alling back|[Ii]gnor|ing this combination|resource_tracker: |^\+ |"
+    r"alling back|[Ii]gnor|ing this combination|^\+ |"
     rf"{ASIDE}"
 )
 ERROR = re.compile(
