@@ -89,7 +89,11 @@ def _judged(log) -> list:
     for s in log.seen:
         if s.says == "exception":
             _of_exception(s)
-        s.known = s.known or UNKNOWN.get(s.says.replace("fault", "error"))
+        if not s.known and s.says in ("error", "fault"):
+            s.known = replace(unknown(s), kind="unknown")
+        s.known = s.known or UNKNOWN.get(s.says)
+        if s.known is UNKNOWN["nccl"] and log.steps and s.numbers[0] > log.steps[-1]:
+            s.known = replace(s.known, kind="waiting")  # it warned when the training had run, not of its start
         if s.known and (s.says == "noise" or _after_the_end(log, s)):
             s.known = replace(s.known, kind="consequence")
         if rival := s.trace and s.trace.earlier:
@@ -98,7 +102,18 @@ def _judged(log) -> list:
                 rival.known = None
             else:
                 s.known, best[s] = replace(s.known, kind="consequence"), rival
-    return sorted((s for s in log.seen if s.known), key=lambda s: s.numbers[0])
+    return _reasons_first(log, sorted((s for s in log.seen if s.known), key=lambda s: s.numbers[0]))
+
+
+def _reasons_first(log, seen) -> list:
+    """Return what was seen, an abort or a cancellation as the consequence of error lines that stand before it."""
+    errors = [s.last for s in seen if s.says in ("error", "fault") and s.known.kind == "unknown"]
+    for s in seen:
+        number = s.numbers[0]
+        begin = {"vague": number - BEFORE, "ended": log.steps[-1] if log.steps else number}.get(s.known.kind, number)
+        if any(begin <= error < number for error in errors):
+            s.known = replace(s.known, kind="consequence")
+    return seen
 
 
 def _explains(s, rival) -> bool:
@@ -181,7 +196,7 @@ def _findings(log, seen):
         rows.setdefault(key, []).append(s)
     for some in rows.values():
         first, count = some[0], sum(len(s.numbers) for s in some)
-        place = next((s.trace.place for s in some if s.trace), "")
+        place = next((s.trace.place for s in some if s.trace and s.label == first.label), "")
         line = f"{first.label} {first.text}".strip()
         yield Finding(with_ranks(log, some), first.numbers[0] + 1, line, count, place, first.label)
 

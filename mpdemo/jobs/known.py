@@ -56,9 +56,6 @@ def _expression(words) -> str:
 
 UNKNOWN = {  # by what a line looks like that no row of the table fits; of exceptions see unknown.py
     "nccl": Known((), "NCCL's own reason", "search for these words and NCCL; NCCL_DEBUG=INFO says more", kind="hint"),
-    "error": Known(
-        (), "a line that looks like an error", "search for its words; read the lines around it", kind="unknown"
-    ),
     "exit": Known((), "a process failed; not said why", "look for its own error above", kind="consequence"),
     "words": Known((), "the program's last words before it failed", "search for its words", kind="unknown"),
 }

@@ -13,12 +13,12 @@ LABEL = (  # of a launcher: [rank3]: [default3]: 3: [1,3]<stderr>: (Actor pid=1)
 )
 DEEP = 3  # JSON in the JSON of a container
 FIELDS = "log message msg text exc_info exception stack_trace traceback"  # of a line of JSON
-LOGGER = r"(?:- )?(?:[\w.]+ - )?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)(?: - |:[\w.]+:)"
+LOGGER = r"(?:- )?(?:[\w.]+ - )?(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) - |(?:DEBUG|INFO|WARNING):[\w.]+:)"
 HOST = re.compile(
     r"(?!(?:srun|sbatch|salloc|slurm\w*|bash|sh|python\S*|\S+\.(?:py|sh|cpp)|mpdemo|wandb|pyxis|kernel|step|epoch|loss|"
     r"error|\w*(?:Error|Exception|Warning)|[A-Z]+): )[A-Za-z][\w.-]*: "
 )
-WARNS = re.compile(r"\[?W(?:\d{4}|[ \]])|\[?WARNING\b|(?:User|Future|Deprecation|Runtime)?Warning\b")
+WARNS = re.compile(r"(?:: )?\[?W(?:\d{4}|[ \]])|\[?WARNING\b|(?:\S+:\d+: )?[A-Z]\w*Warning\b")
 GLOG = re.compile(r"\[?([IWEF])\d{4} \d\d:\d\d:[\d.]+ (?:\d+ )?\S+\] ?")
 
 TRACEBACK = "Traceback (most recent call last)"
@@ -27,17 +27,22 @@ LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python\d|^<|/bin/(?:torc
 WEB = re.compile(r"/(?:urllib3?|requests|http|httpx|httpcore|aiohttp)/")
 RAISED = re.compile(r"(?!srun: |slurmstepd: |(?:INFO|DEBUG|WARNING|ERROR|wandb)\b)[A-Za-z_][\w.]*(?::\s|:?$)")
 IGNORED = re.compile(r"Logging error|Exception ignored|Error in (?:atexit|sys\.excepthook)")  # above a traceback
-THREAD = re.compile(r"^Exception in thread ")
+ASIDE = r"Exception (?:while handling|in callback)|exception was never retrieved"  # of a service beside the program
+THREAD = re.compile(rf"^Exception in thread |{ASIDE}")
 CHAIN = re.compile(r"During handling of the above exception|The above exception was the direct cause")
 
 EXCEPTION = re.compile(r"^\s*what\(\): |(?:^|[\]:|)] ?)(?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception|Interrupt)(?::|$)")
 NEVER = re.compile(r"\s*$|(?:wandb|mlflow)(?!\.|.*\bERROR\b)|frame #\d+: |#\d+ .+ from \S+:\d+$")  # or C++'s frames
 NOISE = re.compile(r"(?:wandb|mlflow)(?!\.)")  # only an exception of theirs ends a run
 HARMLESS = re.compile(
-    r"^(?:wandb:|mlflow|INFO|DEBUG)\b|NCCL INFO|\[I |ServerApp|[Rr]etrying|trying (?!to)\w|will retry|"
-    r"alling back|[Ii]gnor|ing this combination|^\+ "
+    r"^(?:wandb:|mlflow|\[?INFO|\[?DEBUG)\b|NCCL INFO|\[I |ServerApp|[Rr]etrying|trying (?!to)\w|will retry|"
+    r"alling back|[Ii]gnor|ing this combination|^\+ |"
+    rf"{ASIDE}"
 )
-ERROR = re.compile(r"(?:^|[\s\[|:])(?:ERROR|FATAL|CRITICAL|[Ee]rror|[Ff]atal)(?:\]|:| -)|\bAbort\(-?[1-9]")
+ERROR = re.compile(
+    r"(?:^|[\s\[|:])(?:ERROR|FATAL|CRITICAL|[Ee]rror|[Ff]atal)(?:\]|:| -)|\bAbort\(-?[1-9]|"
+    r"^(?:: )?F(?:\d{4} \S+ +\d+)? \S+:\d+\] "
+)
 HARD = re.compile(
     r"(?:^|: )(?:srun: |slurmstepd: )|exitcode|Killed|core dumped|Aborted|Abort\(|terminate called|atchdog|"
     r"CANCELLED AT|^\[E|Segmentation fault|ssertion `|died from signal"
@@ -68,7 +73,7 @@ NOT_ENDED = re.compile(r"fail|error|exception|abort|interrupt", re.I)
 NOT_DONE = re.compile(r"\b(?:not|un|never|before)\b|fail|error|^wandb", re.I)
 NEW = [  # no part of an exception's message
     *(re.compile(f"^(?:{GLOG.pattern})|^[-=*]{{9}}"), HARD, CHAIN, STEP),
-    *(ENDED, RESTART, EXCEPTION),
+    *(ENDED, RESTART, EXCEPTION, re.compile(f"^(?:{WARNS.pattern})")),
 ]
 
 
@@ -93,7 +98,11 @@ def looks_like(text) -> str:
 
 def notes(text) -> tuple:
     """Return whether a line is a step, a step whose loss is a number, a restart, a last word, the program's own one."""
-    step = STEP.search(text) and not HARMLESS.search(text.removeprefix("INFO")) and not EXCEPTION.search(text)
+    step = (
+        STEP.search(text)
+        and not HARMLESS.search(text.removeprefix("[").removeprefix("INFO"))
+        and not EXCEPTION.search(text)
+    )
     ended = ENDED.search(text) and not NOT_ENDED.search(text)
     done = ended or DONE.search(text) and not NOT_DONE.search(text)
     finite = step and LOSS.search(text) and not NAN.search(text)

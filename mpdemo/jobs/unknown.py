@@ -14,28 +14,34 @@ LONGEST = 300  # characters of an advice that are quoted
 ADVICE = re.compile(
     r"\b(?:[Pp]lease (?!report)|[Mm]ake sure|[Ee]nsure|[Cc]onsider|[Tt]ry |[Dd]id you|HINT|[Hh]int:|[Ii]f you|"
     r"[Yy]ou (?:can|should|must|need|may|have to)|(?:[Nn]eed|[Rr]equired?) to\b|requires? (?!grad)|usually|[Uu]pgrade|"
-    r"[Rr]einstall|instead\b|[Oo]ne option|[Ee]ither |help\b|[Tt]o \w+ [^.;]*,? (?:use|set|run|pass|add) )|"
+    r"[Rr]einstall|instead\b|[Oo]ne option|[Ee]ither |help\b|(?:may|might) be (?!async|incorr)|likely|probably|"
+    r"[Tt]o \w+ [^.;]*,? (?:use|set|run|pass|add) )|"
     r"(?:^|[.;:,!?] +|\bor |\band )[`\"']?(?:[Ss]et|[Uu]se|[Ee]nable|"
     r"[Dd]isable|[Ii]ncrease|[Dd]ecrease|[Rr]educe|[Rr]emove|[Ii]nstall|[Pp]ass|[Cc]all|[Rr]un|[Aa]dd|[Cc]heck|[Ss]pecify|"
     r"[Pp]rovide|[Ss]ee|[Rr]efer) "
 )
-SENTENCE = re.compile(r"(?<=[\w)\]`'\"][.!?]) +(?=[A-Z`'\"])|(?<!:)\n")
-A, B = (rf"(?P<{name}>(?:[^,;:.()\[\]\n]|\([^()]*\)|\[[^\[\]]*\]|\.\d)+?)" for name in "ab")
+SENTENCE = re.compile(r"(?<=[\w)\]`'\"][.!?]) +(?=[A-Z`'\"])|(?<!:)\n(?![a-z])")
+A, B = (rf"(?P<{name}>(?:[^,;:.()\[\]\n]|\([^()]*\)|\[[^\[\]]*\]|[.:]\d)+?)" for name in "ab")
 BEGIN, END, BE = r"(?:: |^|\. )", r"(?=$|[,;.)\n])", "(?:is|are|was|must be|should be)"
 MORE, NOT = "less|greater|smaller|larger|lower|higher|more|fewer|different", "does not|doesn't|do not|must|should"
 AGREE = [  # two things of a message, and what must hold between them
     (rf"{BEGIN}{A} {BE}(?: not)?(?: evenly)? (?:divisible by|a multiple of) {B}{END}",
      "{} must be a multiple of {}"),
-    (r"[Ee]xpect(?:ed|s):? (?:to (?:be|have|get) )?(?P<a>.+?)[,;]? (?:but |instead |and )*"
+    (r"[Ee]xpect(?:ed|s):? (?:to (?:be|have|get) )?(?P<a>(?:(?!\. ).)+?)[,;]? (?:but |instead |and )*"
      r"(?:got|found|received|but (?:it )?(?:has|have|is|was)):? (?P<b>.+?)(?=$|[;.] |\.$|\n)",
      "it expects {}, and gets {}"),
     (rf"(?:{BEGIN}|\(){A} (?:vs\.?|versus|!=) {B}{END}", "{} and {} must agree"),
-    (rf"{BEGIN}{A} (?:{NOT}) (?:match|equal|agree with|fit) {B}{END}", "{} and {} must agree"),
+    (rf"{BEGIN}{A} (?:{NOT}) (?:match|(?:be )?equal(?: to)?|agree with|fit) {B}{END}", "{} and {} must agree"),
     (rf"{BEGIN}{A} {BE} (?:{MORE}) (?:than|from) {B}{END}", "{} and {} must fit"),
+    (rf"{BEGIN}{A} exceeds? {B}{END}", "{} must not exceed {}"),
     (rf"{BEGIN}{A} (?:only supports|supports only|is only supported (?:on|by|for|with)) {B}{END}", "{} needs {}"),
     (rf"{BEGIN}{A} {BE} (?:incompatible|not compatible) with {B}{END}", "{} can't be combined with {}"),
+    (r"(?:^KeyError: |\b[Kk]ey )(?P<a>(['\"]).{1,60}?\2)(?P<b>)(?= (?:is )?not (?:in|found)|\n|$)",
+     "there is no entry {} in a dictionary, a configuration or a record of the data"),
     (r"[Mm]ismatch(?:ed)? (?:between|of) (?P<a>.+?) and (?P<b>.+?)(?=$|[,;.:\n])", "{} and {} must agree"),
 ]  # fmt: skip
+LATE = re.compile(r"[Tt]imed? ?[Oo]ut|DEADLINE_EXCEEDED|[Dd]eadline [Ee]xceeded")
+ABSENT = re.compile(r"(?:[Tt]imed out|[Mm]issing|[Ll]ost|[Dd]ead) (\w+?)s?(?: names| ids)?:\s*((?:\S*\d[,\s]*)+)")
 WAITS = re.compile(r"\bRank (\d+)\]")
 RANK = re.compile(r"^\[?rank[ :=]*(\d+)\b", re.I)
 WORLD = re.compile(r"\b(?:world[ _]size\W*|WORLD_SIZE\W*|nranks\W*|MEMBER: \d+/)(\d+)")
@@ -55,16 +61,23 @@ def library_of(places) -> str:
 
 
 def unknown(seen) -> Known:
-    """Return what an exception says of itself."""
-    text = "\n".join([seen.text, *(line for _, line in seen.message)])
+    """Return what an exception, or a line that looks like an error, says of itself."""
+    text = "\n".join(line for line in (seen.text, *(line for _, line in seen.message)) if line)
     library = library_of(seen.trace.inner) if seen.trace else ""
-    what = f"an error that {library} raised" if library else "an error in the program"
+    plain = "an error in the program" if seen.says == "exception" else "a line that looks like an error"
+    what = f"an error that {library} raised" if library else plain
     for expression, relation in AGREE:
         if match := re.search(expression, text):
             what += f": {relation.format(match['a'].strip(), match['b'].strip())}"
             break
+    if absent := ABSENT.search(text):
+        numbers = ", ".join(re.findall(r"\d+(?=[,\s]|$)", absent[2]))
+        what += f"; missing: {absent[1]} {numbers}"
     if said := advice(text):
         return Known((), what, f"the message says: {said}")
+    if LATE.search(text):
+        do = "find what it waited for: another rank (see its own last lines), the disk or the network; "
+        return Known((), what, do + "a longer timeout helps only if that is slow")
     if not seen.trace:
         return Known((), what, "search for the message's words; read the lines around it")
     if library:
