@@ -46,7 +46,7 @@ def test_failures_that_are_caused_here_are_known_and_quoted_as_they_are(run_once
     done = run_once("tests/programs/known_failures.py", tmp_path, timeout=240, PYTHONPATH=str(root()))
     said, page = done.stdout + done.stderr, (root() / "notebooks/scripts/nine_steps.md").read_text()
     findings = explain.find(said)
-    assert "did not fail" not in said and len(findings) >= 16, said
+    assert "did not fail" not in said and len(findings) >= 15, said
     assert [finding.line for finding in findings if not finding.known.seen] == []
     for text in (said, page):
         assert [quoted for quoted in QUOTED if quoted not in " ".join(text.split())] == []

@@ -101,7 +101,8 @@ def _judged(log) -> list:
             if _explains(s, rival):
                 rival.known = None
             else:
-                s.known, best[s] = replace(s.known, kind="consequence"), rival
+                best[s] = rival
+                s.known = s.known and replace(s.known, kind="consequence")
     return _reasons_first(log, sorted((s for s in log.seen if s.known), key=lambda s: s.numbers[0]))
 
 

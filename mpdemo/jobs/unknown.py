@@ -118,7 +118,7 @@ def alone(log, seen) -> str:
 
 def missing(log, seen) -> str:
     """Say which rank is not among those that waited, and what it said last; "" if it cannot be told."""
-    waited = {rank_of(*log.split(number), WAITS) for s in seen for number in s.numbers} - {None}
+    waited = {rank_of(*log.split(number), expression=WAITS) for s in seen for number in s.numbers} - {None}
     first, said, world = seen[0].numbers[0], {}, max(waited, default=-1) + 1
     for number in range(max(0, first - OTHERS), first):
         said[rank_of(*log.split(number))] = number
