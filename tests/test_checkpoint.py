@@ -16,10 +16,10 @@ import torch
 from test_training import losses, run_here, summary
 from worlds import forked
 
-from mpdemo import data, models
+from mpdemo import models
 from mpdemo.errors import RunFailed, UserError
 from mpdemo.paths import root
-from mpdemo.training import checkpoint
+from mpdemo.training import checkpoint, setup
 from mpdemo.training.log import RunLog
 
 TOY = {"model": "toy", "batch_size": 512}
@@ -110,8 +110,8 @@ def test_a_checkpoint_that_names_settings_that_are_gone_is_resumed(runs):
 def test_another_model_is_refused(runs, monkeypatch):
     """The settings are the same, as where a folder of images has one class more than before."""
     out = runs("run", **TOY, steps=1, checkpoint_every=1)
-    load = data.load
-    monkeypatch.setattr(data, "load", lambda *place: replace(load(*place), classes=11))
+    load = setup.load
+    monkeypatch.setattr(setup, "load", lambda *place: replace(load(*place), classes=11))
     with pytest.raises(UserError, match="the checkpoint is of another model: .* is missing or of another shape"):
         runs("other", **TOY | {"steps": 2}, resume=str(out))
 
