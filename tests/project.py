@@ -1,11 +1,16 @@
-"""The project's files as a new clone has them."""
+"""The project's files as a new clone has them, and how much is in them."""
 
+import ast
+import io
 import os
 import shutil
 import subprocess
+import tokenize
 from pathlib import Path
 
 from mpdemo.paths import root
+
+SKIPPED = {tokenize.COMMENT, tokenize.NEWLINE, tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 
 def files() -> list:
@@ -38,3 +43,18 @@ def environment(folder, **more) -> dict:
     }
     dropped = {"PYTEST_CURRENT_TEST", "JPY_SESSION_NAME", "JPY_PARENT_PID"}
     return {name: value for name, value in os.environ.items() if name not in dropped} | private | more
+
+
+def tokens(text) -> int:
+    """Count the tokens of a program that stand for something."""
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    docstrings = {
+        node.body[0].lineno
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, documented) and ast.get_docstring(node)
+    }
+    found = tokenize.generate_tokens(io.StringIO(text).readline)
+    return sum(
+        token.type not in SKIPPED and not (token.type == tokenize.STRING and token.start[0] in docstrings)
+        for token in found
+    )

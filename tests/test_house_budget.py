@@ -1,11 +1,7 @@
 """How large each room may be, and what it is for: lowered as a room shrinks, raised only with a reason."""
 
-import ast
-import io
-import tokenize
-
 import pytest
-from project import files
+from project import files, tokens
 
 from mpdemo.paths import root
 
@@ -49,7 +45,6 @@ REST = [
 # Tokens and files. What fails in a log is read by the course and by `explain`, so its reader is among the course's.
 ALL = {"course": (COURSE, 77_000, 107), "tools": (TOOLS, 47_700, 44)}
 LARGEST = 300  # lines of a module
-SKIPPED = {tokenize.COMMENT, tokenize.NEWLINE, tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 PYTHON = [file for file in files() if file.suffix == ".py"]
 
 
@@ -57,21 +52,6 @@ def inside(places) -> list:
     """Return the Python files of some files and folders."""
     folders = [f"mpdemo{place}" if place[0] == "/" else place for place in places.split()]
     return [file for file in PYTHON if any(file.is_relative_to(folder) for folder in folders)]
-
-
-def tokens(text) -> int:
-    """Count the tokens of a program that stand for something."""
-    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-    docstrings = {
-        node.body[0].lineno
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, documented) and ast.get_docstring(node)
-    }
-    found = tokenize.generate_tokens(io.StringIO(text).readline)
-    return sum(
-        token.type not in SKIPPED and not (token.type == tokenize.STRING and token.start[0] in docstrings)
-        for token in found
-    )
 
 
 def tokens_of(places) -> int:

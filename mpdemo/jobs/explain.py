@@ -48,7 +48,7 @@ class Finding:
     @property
     def paragraph(self) -> str:
         """The line, what it is and what to do."""
-        more = f" (and {self.count - 1} more)" * (self.count > 1)
+        more = f" (and {self.count - 1} more)" if self.count > 1 else ""
         match = self.known.pattern.search(self.line)
         lines = [_shown(self.number, self.line, match.start() if match else 0) + more]
         if self.place:
@@ -137,7 +137,8 @@ def _of_exception(s):
         s.text += f" {s.message.pop(0)[1]}"
     lines = [(s.numbers[0], s.text), *s.message]
     place, web = (" ".join(s.trace.inner), s.trace.web) if s.trace else ("", False)
-    rows = [(known_in(text + DOWNLOAD * web, place=place), number, text) for number, text in lines]
+    besides = DOWNLOAD if web else ""
+    rows = [(known_in(text + besides, place=place), number, text) for number, text in lines]
     rows += [(UNKNOWN["nccl"], *line) for (_, before), line in pairwise(lines) if before == "Last error:"]
     found = sorted((row for row in rows if row[0]), key=lambda row: KINDS.index(row[0].kind))
     s.known, number, text = found[0] if found else (unknown(s), *lines[0])
@@ -229,7 +230,8 @@ def _shown(number, line, place=0) -> str:
     """A line as it is printed: of a long one the part around a place."""
     start = place - 40 if place > LONGEST // 2 and len(line) > LONGEST else 0
     part = line[start : start + LONGEST - 8]
-    return f"line {number}: {'... ' * (start > 0)}{line if len(line) <= LONGEST else part + ' ...'}"
+    begin, end = "... " if start else "", " ..." if len(line) > LONGEST else ""
+    return f"line {number}: {begin}{part if end else line}{end}"
 
 
 def verdict(findings, state="", resumes=False) -> tuple:

@@ -36,7 +36,7 @@ def commands(spec, site, of_srun) -> list[str]:
         [f"{COURSE}mkdir -p {out}", *([trap, FAILED] if site.setup else [VENV, trap])],
         map(setup_line, site.setup),
         [MASTER_ADDR + site.master_suffix, MASTER_PORT, *exports(spec, site)],
-        [launch(spec, site, of_srun), REQUEUE] if spec.requeue else [launch(spec, site, of_srun)],
+        [launch(spec, site, of_srun), *([REQUEUE] if spec.requeue else [])],
     ]
     return "\n\n".join(filter(None, map("\n".join, blocks))).splitlines()
 

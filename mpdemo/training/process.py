@@ -36,7 +36,7 @@ def run_script(doc, rung, train):
             report(error, None)
         else:
             time.sleep(MANNERS)
-        end(error.status if isinstance(error, UserError) else 1)
+        end(status_of(error))
     run_process(settings, train)
 
 
@@ -52,9 +52,14 @@ def run_process(settings, train):
         with process_group(place, timeout=PATIENCE):
             status = train(settings, place)
     except Exception as error:
-        status = error.status if isinstance(error, UserError) else 1
+        status = status_of(error)
         report(error, place)
     end(status)  # tearing down a broken process group may hang, and the others are waiting for this end
+
+
+def status_of(error) -> int:
+    """Return the exit status that tells an error."""
+    return error.status if isinstance(error, UserError) else 1
 
 
 def settings_of(args) -> tuple:

@@ -135,8 +135,8 @@ def table(request: PlanRequest, strategies: list[Strategy]) -> str:
 
     Memory is what PyTorch allocates on the fullest device, and for a pipeline of at most eight stages on each of them,
     in order. Times are the best that data sheets allow: each kernel at its peak, and communication hidden behind the
-    computation but for a first gather or a last reduction, and inside blocks. Speed-ups are over one device that
-    computes in the same precision and has room for everything.
+    computation but for a first gather or a last reduction, and inside blocks. Speed-ups are over one device in
+    the same precision, in whose memory everything fits.
     """
     rows, one_device = [], {bf16: own.one_device_seconds(request, bf16) for bf16 in (False, True)}
     for number, strategy in enumerate(strategies):

@@ -16,7 +16,7 @@ from torch.utils.data._utils.fetch import _MapDatasetFetcher as Fetcher
 from torch.utils.data.dataloader import _BaseDataLoaderIter as LoaderIterator
 
 __all__ = ["Fetcher", "LoaderIterator", "of_dtensors", "of_fsdp", "part_of", "tree_leaves", "tree_map"]
-SentTensor = of_dtensors.AsyncCollectiveTensor  # a tensor that is on its way, until somebody looks at it
+SentTensor = of_dtensors.AsyncCollectiveTensor  # a tensor that is on its way, until its values are used
 COMPILED = "_orig_mod"  # where a compiled model holds the one that was given
 
 
