@@ -674,7 +674,9 @@ def test_a_gradient_is_cut_off_if_it_is_zero_in_all_steps_of_all_ranks(one, firs
     assert found is None if not is_cut else found.name == "gradient cut off" and "gradient of b is" in found.what
 
 
-def test_each_finding_has_its_section_in_a_notebook():
+def test_each_finding_has_a_code_of_its_own_and_its_section_in_a_notebook():
+    codes = [row["code"] for row in TABLE.values()]
+    assert len(set(codes)) == len(codes) and all(re.fullmatch(r"S[1-6]\d\d", code) for code in codes)
     for name, row in TABLE.items():
         number, section = re.fullmatch(r"notebook (\d\d), section (\d)", row["section"]).groups()
         (file,) = (root() / "notebooks").glob(f"{number}_*.ipynb")
