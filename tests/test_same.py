@@ -20,9 +20,10 @@ from torch.nn import functional
 
 from mpdemo.errors import UserError
 from mpdemo.paths import root
-from mpdemo.tools.same import command, resume, steps, verdict
+from mpdemo.tools.same import NotTheSame, command, resume, steps, verdict
 from mpdemo.tools.same.compare import TABLE
 from mpdemo.tools.same.mpdemo_watcher import chance
+from mpdemo.tools.same.mpdemo_watcher.rows import rows_of
 from mpdemo.tools.same.watcher import Watcher
 from mpdemo.tools.same.worlds import Rank
 
@@ -524,17 +525,82 @@ STATUS = {  # option: script, exit status, a sentence that is printed
 }
 
 
-@pytest.mark.parametrize("option", STATUS)
-def test_the_exit_status_tells_three_verdicts(watcher, tmp_path, monkeypatch, capsys, option):
-    case, status, sentence = STATUS[option]
+@pytest.fixture
+def shared(watcher, tmp_path, monkeypatch):
+    """A folder in which the command uses the watcher that all tests share."""
+
+    def aimed(args):
+        watcher.aim(args)
+        return contextlib.nullcontext(watcher)
+
+    monkeypatch.setattr(command, "Watcher", aimed)
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("option", STATUS)
+def test_the_exit_status_tells_three_verdicts(shared, capsys, option):
+    case, status, sentence = STATUS[option]
     Path("train.py").write_text(planted(*case))
-    monkeypatch.setattr(command, "Watcher", lambda args: contextlib.nullcontext(watcher))
-    args = parsed(*option.split(), "--json", "found.json", "train.py")
-    watcher.aim(args)
-    assert command.main(args) == status
+    assert command.main(parsed(*option.split(), "--json", "found.json", "train.py")) == status
     assert sentence in capsys.readouterr().out
-    assert json.loads(Path("found.json").read_text())["same"] == (status == 0)
+    found = json.loads(Path("found.json").read_text())
+    assert found["same"] == (status == 0) and found["format"] == 1
+    assert found["versions"]["torch"] == torch.__version__ and found["versions"].keys() == {"mpdemo", "torch", "python"}
+
+
+def test_a_call_returns_what_json_has_or_raises_what_was_found(same, shared):
+    """The fixture is the plugin's; its script stands in a folder below."""
+    Path("scripts").mkdir()
+    script, faults = Path("scripts", "train.py"), FAULTS["gradients summed"]
+    script.write_text(planted(*faults))
+    with pytest.raises(
+        NotTheSame, match=r"(?s)train.py --epochs 2\n2 .* NOT .*\n  gradients summed: .*Remedy: .*S205"
+    ) as found:
+        same("scripts/train.py", "--epochs", 2)
+    assert found.value.record["worlds"][0]["findings"][0]["code"] == "S205"
+    Path("scripts", "same.toml").write_text('[accepted]\nS205 = "the loss is a sum"\nS103 = "one order"')
+    record = same(script, "--epochs", "2", processes=[1, 2], timeout=60)
+    (row,) = record["worlds"][0]["accepted"]
+    assert (record["verdict"], record["same"], record["unmatched"]) == ("accepted", False, ["S103"])
+    assert row["reason"] == "the loss is a sum" and record["worlds"][0]["findings"] == []
+    with pytest.raises(UserError, match="no option 'time_out'; allowed: .*did you mean 'timeout'"):
+        same("scripts/train.py", time_out=60)
+
+
+def test_what_is_accepted_is_printed_with_its_reason_and_does_not_fail(shared, capsys):
+    Path("train.py").write_text(planted("plain.py", SHOWN, "shown = total"))
+    Path("same.toml").write_text('[accepted]\nS402 = "one loss is enough"\nS501 = "never seen"')
+    assert command.main(parsed("--strict", "train.py")) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "NOT the same training, as same.toml accepts loss of one rank: " in said
+    assert "Accepted (S402): one loss is enough" in said and "accepts S501, which is not found any more" in said
+
+
+NOT_ACCEPTED = {  # same.toml: what the line says
+    "[accepted]\nS999 = 'x'": "'S999' is the code of no finding",
+    "[accepted]\nS402 = ' '": "S402 has no reason",
+    "[accepted]\nS402 = 1": "S402 has no reason",
+    "S402 = 'x'": r"holds S402; allowed: \[accepted\]",
+    "": "has no table",
+    "[accepted": "same.toml: Expected",
+}
+
+
+@pytest.mark.parametrize("text", NOT_ACCEPTED)
+def test_a_bad_file_of_what_is_accepted_is_one_line_before_the_script_starts(tmp_path, monkeypatch, text):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("open('started', 'w')")
+    Path("same.toml").write_text(text)
+    with pytest.raises(UserError, match=NOT_ACCEPTED[text]) as refusal:
+        command.main(parsed("train.py"))
+    assert "\n" not in str(refusal.value) and not Path("started").exists()
+
+
+def test_rows_are_told_apart_without_numpy(monkeypatch):
+    wanted = rows_of((X, X.long()))
+    monkeypatch.setattr(torch.Tensor, "numpy", None, raising=False)
+    assert rows_of((X, X.long())) == wanted and len(set(wanted)) == 4
+    assert rows_of((X[[2, 0]], X.long()[[2, 0]])) == [wanted[2], wanted[0]] and rows_of(()) == []
 
 
 WRITES = """    assert open("notes.txt").read() == "mine\\n"
