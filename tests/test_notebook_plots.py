@@ -98,7 +98,10 @@ def test_a_limit_is_seen_on_every_part_of_a_bar():
 
 def test_texts_hold_no_measured_number_and_a_picture_can_be_saved(tmp_path):
     bars = plots.bars({"a": 1.234, "b": 2}, "time of a step (s)")
-    assert repr(bars) == bars.metadata["image/png"]["alt"] == "time of a step (s): a, b"
+    assert repr(bars) == "time of a step (s): a, b"
+    assert bars.metadata["image/png"]["alt"] == "time of a step (s). a: 1.23; b: 2.00"
+    said = plots.curves({"one": [{"step": step, "loss": 2 / step} for step in (1, 2, 4)]}).metadata["image/png"]["alt"]
+    assert said == "loss against step: one from 2 (step 1) to 0.5 (step 4)"
     bars.save(tmp_path / "bars.png")
     assert (tmp_path / "bars.png").read_bytes()[1:4] == b"PNG"
 
