@@ -30,6 +30,13 @@ def test_front_end_modules_load_without_torch_and_every_module_can_be_imported()
            f"for name in {modules()}: importlib.import_module(name)")  # fmt: skip
 
 
+def test_the_plugin_costs_a_pytest_of_others_nothing():
+    """Each run of pytest in an environment with mpdemo imports it."""
+    import_it = "import sys, pytest; old = set(sys.modules); import mpdemo.tools.same.pytest_plugin"
+    new = python(f"{import_it}\nprint(*sorted(set(sys.modules) - old))").split()
+    assert new == ["mpdemo", "mpdemo.tools", "mpdemo.tools.same", "mpdemo.tools.same.pytest_plugin"]
+
+
 def modules() -> list:
     """Return the names of the package's modules."""
     return [info.name for info in pkgutil.walk_packages([str(PACKAGE)], "mpdemo.") if info.name != "mpdemo.__main__"]

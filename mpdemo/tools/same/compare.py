@@ -28,7 +28,7 @@ class Finding:
         return asdict(self) | TABLE[self.name]
 
     def __str__(self):
-        return "  {name}: {what}\n    Remedy: {remedy} ({section})".format(**self.record())
+        return "  {name}: {what}\n    Remedy: {remedy} ({code}, {section})".format(**self.record())
 
 
 def distance(a, b) -> float:
