@@ -18,7 +18,16 @@ COURSE = [
     ("/training", 9_000, "what stands around a step: checkpoints, log, recorder, stop signal"),
     ("/world /ranks", 9_500, "who am I; start and end processes; ranks beside a kernel"),
     ("/models /data", 5_300, "the course's models as lists of blocks; data sets and batches, a share per replica"),
-    ("/measure", 3_900, "measure a step, compare by paired rounds, read what was recorded"),
+    (
+        "/measure/__init__.py /measure/compare.py /measure/paired.py /measure/timeline.py /measure/trial.py",
+        4_250,
+        "measure a step, compare by paired rounds, what a recorded step waits for",
+    ),
+    (
+        "/measure/spans.py /measure/traces.py",
+        4_400,
+        "traces of torch.profiler, of all ranks, on gloo and on GPUs: events, messages and memory of a step",
+    ),
     ("/predict", 6_100, "before a run: the simulator, the best split, memory and messages of a step, scaling"),
     ("/jobs", 18_500, "spec, fitted job, text, submission, following; sites; the first cause in a log"),
     ("/notebook /demo.py", 12_300, "what notebooks show: live view, ladder, plots, checks of exercises; the demo"),
@@ -40,10 +49,10 @@ REST = [
         52_900,  # the scripts carry what keeps a run alive on a cluster, and one has every dimension
         "what jobs measure, exercises run and readers take home",
     ),
-    ("tests", 149_000, "each promise once by day, the rest by night"),
+    ("tests", 150_600, "each promise once by day, the rest by night"),
 ]
 # Tokens and files. What fails in a log is read by the course and by `explain`, so its reader is among the course's.
-ALL = {"course": (COURSE, 77_000, 107), "tools": (TOOLS, 47_700, 44)}
+ALL = {"course": (COURSE, 81_300, 109), "tools": (TOOLS, 47_700, 44)}
 LARGEST = 300  # lines of a module
 PYTHON = [file for file in files() if file.suffix == ".py"]
 
