@@ -30,7 +30,11 @@ COURSE = [
     ),
     ("/predict", 6_100, "before a run: the simulator, the best split, memory and messages of a step, scaling"),
     ("/jobs", 18_500, "spec, fitted job, text, submission, following; sites; the first cause in a log"),
-    ("/notebook /demo.py", 12_300, "what notebooks show: live view, ladder, plots, checks of exercises; the demo"),
+    (
+        "/notebook /demo.py",
+        12_800,
+        "what notebooks show: live view, ladder, plots, the step player's page, checks of exercises; the demo",
+    ),
     ("/cluster", 3_050, "a throw-away Slurm"),
 ]
 TOOLS = [
@@ -49,11 +53,12 @@ REST = [
         52_900,  # the scripts carry what keeps a run alive on a cluster, and one has every dimension
         "what jobs measure, exercises run and readers take home",
     ),
-    ("tests", 150_600, "each promise once by day, the rest by night"),
+    ("tests", 154_000, "each promise once by day, the rest by night; the player, in a browser"),
 ]
 # Tokens and files. What fails in a log is read by the course and by `explain`, so its reader is among the course's.
-ALL = {"course": (COURSE, 81_300, 109), "tools": (TOOLS, 47_700, 44)}
+ALL = {"course": (COURSE, 81_900, 110), "tools": (TOOLS, 47_700, 44)}
 LARGEST = 300  # lines of a module
+PLAYER = 1_220  # lines of its script and style sheet: eleven strategies modelled, drawn, played, guessed and broken
 PYTHON = [file for file in files() if file.suffix == ".py"]
 
 
@@ -85,6 +90,13 @@ def test_the_course_and_the_tools_keep_to_theirs(whole):
     rooms, budget, number = ALL[whole]
     assert sum(tokens_of(places) for places, *_ in rooms) <= budget
     assert sum(len(inside(places)) for places, *_ in rooms) <= number, "merge modules that have one user"
+
+
+def test_the_player_keeps_to_its_lines():
+    """A script that a reader can read, and not a library: it has no tokens of Python, so its lines are counted."""
+    found = [file for file in files() if file.suffix in (".js", ".css") and file.is_relative_to("mpdemo")]
+    lines = [line for file in found for line in (root() / file).read_text().splitlines()]
+    assert len(found) == 2 and len(lines) <= PLAYER and max(map(len, lines)) <= 120
 
 
 def test_each_file_of_the_package_belongs_to_one_room():
