@@ -2,10 +2,12 @@
 
 import os
 import pkgutil
+import re
 import subprocess
 import sys
 import tomllib
 
+import mpdemo
 from mpdemo.paths import root
 
 PACKAGE = root() / "mpdemo"
@@ -102,3 +104,9 @@ def test_in_ci_a_skip_fails_the_run_and_is_named(tmp_path):
     (tmp_path / "test_1.py").write_text("import pytest\ndef test_one():\n    pytest.skip('no such program')\n")
     (tmp_path / "test_2.py").write_text("import pytest\npytest.skip('no module', allow_module_level=True)\n")
     assert run("true") == (1, True) and run("") == (0, False)
+
+
+def test_an_action_of_others_is_pinned_by_its_commit_and_the_citation_names_this_version():
+    used = [use for file in (root() / ".github").rglob("*.yml") for use in re.findall(r"uses: (\S+)", file.read_text())]
+    assert used and all(re.fullmatch(r"\./.*|[\w./-]+@[0-9a-f]{40}", use) for use in used), used
+    assert f"\nversion: {mpdemo.__version__}\n" in (root() / "CITATION.cff").read_text()
