@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from statistics import median
 
-from tabulate import tabulate
+import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import test_same
@@ -105,27 +105,29 @@ def score(tool) -> dict:
     return rows
 
 
+def table(heads, rows):
+    """Print a table, in Markdown."""
+    print(*(f"| {' | '.join(row)} |" for row in (heads, ["---"] * len(heads), *rows)), sep="\n", end="\n\n")
+
+
 def main(preflight=None):
-    """Score all tools that there are; print the table, then each bug with what `same` says of it."""
+    """Score the tools that there are; print the table, then each bug with what `same` says of it."""
     tools = {"`mpdemo same`": of_same}
     if preflight:
         tools["torch-preflight"] = lambda *given: of_preflight(preflight, *given)
     scores = {title: score(tool) for title, tool in tools.items()}
-    heads = ["tool", "bugs found", "named", "at the line", "right twins condemned", "seconds, median"]
     lines = []
     for title, rows in scores.items():
         *counts, seconds, _ = zip(*rows.values(), strict=True)
         lines.append([title, *(f"{sum(of)} of {len(rows)}" for of in counts), f"{median(seconds):.1f}"])
-    print(tabulate(lines, heads, tablefmt="github", disable_numparse=True), end="\n\n")
-    marks = {True: "yes", False: "**no**"}
-    bugs = []
+    print(f"{time.strftime('%Y-%m-%d')}, PyTorch {torch.__version__}:\n")
+    table(["tool", "bugs found", "named", "at the line", "right twins condemned", "seconds, median"], lines)
+    marks, bugs = {True: "yes", False: "**no**"}, []
     for name, (found, named, *_, said) in scores["`mpdemo same`"].items():
         address = test_same.ABOUT.match((test_same.ZOO / f"{name}.py").read_text())[1]
         place = "/".join(address.split("/")[3:5]) + "#" + address.rpartition("/")[2]
-        bugs.append([f"[{name}](same/zoo/{name}.py)", f"[{place}]({address})", marks[found], marks[named], said])
-    print(
-        tabulate(bugs, ["bug", "reported", "found", "named", "`same` says"], tablefmt="github", disable_numparse=True)
-    )
+        bugs.append([f"[{name}]({name}.py)", f"[{place}]({address})", marks[found], marks[named], said or "the same"])
+    table(["bug", "reported", "found", "named", "`same` says"], bugs)
 
 
 if __name__ == "__main__":
