@@ -33,6 +33,7 @@ PUBLIC = {  # module of mpdemo: its public names
     "predict": "SCHEDULES Simulation placement simulate usual_stages_per_rank",
     "predict.counting": "LiveMemory",
     "predict.imagenet": "IMAGES RUNS",
+    "tools.same": "NotTheSame check",
     "training.checkpoint": "newest tensors",
 }
 
