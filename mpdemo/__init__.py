@@ -27,7 +27,7 @@ PUBLIC = {  # module of mpdemo: its public names
     "models": "Blocks build",
     "models.transformer": "Block Embed Head",
     "notebook.check": "check",
-    "notebook.course": "check diff follow ladder launch measure run show start_ranks train",
+    "notebook.course": "check diff follow ladder launch measure player run show start_ranks train",
     "notebook.plots": "bars curves step_parts timelines where",
     "paths": "root",
     "predict": "SCHEDULES Simulation placement simulate usual_stages_per_rank",

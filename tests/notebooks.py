@@ -84,8 +84,8 @@ def _normal_output(output, count):
     if output.output_type == "execute_result":
         output.execution_count = count
     if "data" in output:
-        width = output.metadata.get("image/png", {}).get("width")
-        output.metadata = nbformat.from_dict({"image/png": {"width": width}} if width else {})
+        kept = {key: value for key, value in output.metadata.get("image/png", {}).items() if key in ("alt", "width")}
+        output.metadata = nbformat.from_dict({"image/png": kept} if kept else {})
     return output
 
 

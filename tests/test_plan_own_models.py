@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from dataclasses import replace
 
 import pytest
 from project import root
@@ -14,7 +15,7 @@ from mpdemo.tools.plan import own
 from mpdemo.tools.plan.command import PlanOptions, answer
 from mpdemo.tools.plan.own_model import OwnModel
 from mpdemo.tools.plan.request import ALL, BOTH, NotPlanned, PlanRequest
-from mpdemo.tools.plan.strategies import compare, table
+from mpdemo.tools.plan.strategies import as_rows, compare, table
 
 CASES = [  # function, shape of a sample (t: of tokens), parameters that train, whether it has its own loss, a note
     ("Tied", "64t", 153_216, False, "embed.weight and head.weight are one parameter"),
@@ -280,6 +281,24 @@ def test_the_flags_of_a_row_are_those_of_the_script(blocks, monkeypatch):
         if text:
             read = read_flags([*text.split(), *size])  # it refuses what does not go together
             assert read.pp * read.replicate * read.shard * read.tp == 8, name
+
+
+def test_a_row_says_what_its_step_time_means_for_a_whole_run(llama):
+    """Products of a Llama: 6 operations per token for each weight but the embedding's, and those of attention."""
+    asked = request(llama, batch=64, devices=8, gpu="h100", total=3e9, price=2.5)
+    for row in as_rows(asked, compare(asked)):
+        if row["seconds"] and "LoRA" not in row["strategy"]:
+            assert row["per_second"] == 64 * 64 / row["seconds"]
+            assert row["gpu_hours"] == pytest.approx(8 * 3e9 / row["per_second"] / 3600)
+            assert row["price"] == 2.5 * row["gpu_hours"]
+            peak = 989e12 if "bf16" in row["strategy"] else 67e12
+            attention = 8 * 12 * 64 * 384  # blocks; two products, forward and backward, of all scores
+            products = 6 * llama.weights / 4 + attention
+            assert row["mfu"] == pytest.approx(products * row["per_second"] / (8 * peak), rel=0.02), row
+    shown = table(asked, compare(asked))
+    assert all(word in shown for word in ("tokens", "MFU", "GPU hours", "(EUR)"))
+    assert "GPU hours" not in table(replace(asked, total=None, price=None), compare(asked))
+    assert made("Unet", "3,32,32").unit == ("images", 1) and made("Density", "8").unit == ("samples", 1)
 
 
 def test_a_model_that_is_larger_than_this_machine_takes_no_memory():

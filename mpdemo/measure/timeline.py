@@ -8,6 +8,7 @@ all-gather) or R (a reduce-scatter). PyTorch is not needed. Taught in notebooks/
 
 import json
 from collections import defaultdict
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -45,6 +46,33 @@ def idle_share(rows):
     computing = [row for row in rows if row["kind"] in COMPUTES]
     busy = sum(row["end"] - row["start"] for row in computing)
     return 1 - busy / len({row["rank"] for row in computing}) / step_time(rows)
+
+
+def waiting(rows) -> list[dict]:
+    """Return when each rank computed nothing, and why: `kind` "exposed" (its bytes moved) or "waits" (`on` a rank).
+
+    `rows` are a step of `mpdemo.measure.traces`. In what is left of a rank's time it did neither: Python, for example.
+    """
+    found, groups = [], defaultdict(list)
+    for row in rows:
+        if "moves" in row:
+            groups[row["group"]].append(row)
+    for rank in sorted({row["rank"] for row in rows}):
+        busy = [(row["start"], row["end"]) for row in rows if row["rank"] == rank and row["lane"] == "compute"]
+        parts = []  # (begin, end, kind, on)
+        for row in (row for row in rows if "moves" in row and rank in (row["rank"], row.get("to"))):
+            last = row.get("to") if row["rank"] == rank else row["rank"]  # of a message, the other one
+            last = max(groups[row["group"]], key=lambda other: other["start"])["rank"] if last is None else last
+            begin = row["start"] if row["rank"] == rank else row["posted"]
+            parts += [(row["moves"], row["end"], "exposed", None), (begin, row["moves"], "waits", last)]
+        edges = sorted({time for part in parts for time in part[:2]} | {time for span in busy for time in span})
+        for begin, end in pairwise(edges):
+            middle = (begin + end) / 2
+            if not any(a < middle < b for a, b in busy):
+                now = sorted((part for part in parts if part[0] < middle < part[1]), key=lambda part: part[2])
+                if now:
+                    found.append({"rank": rank, "kind": now[0][2], "on": now[0][3], "start": begin, "end": end})
+    return found
 
 
 def typical(steps):

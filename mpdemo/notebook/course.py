@@ -22,12 +22,13 @@ from mpdemo.jobs.looks import unlabelled
 from mpdemo.notebook.check import check
 from mpdemo.notebook.ladder import in_words, ladder_chart, ladder_table
 from mpdemo.notebook.live_view import follow
+from mpdemo.notebook.player import player
 from mpdemo.notebook.ranks import start_ranks
 from mpdemo.notebook.show import diff, show
 from mpdemo.settings import recipe
 
 __all__ = ["check", "diff", "follow", "ladder", "launch", "measure"]
-__all__ += ["run", "show", "start_ranks", "train"]
+__all__ += ["player", "run", "show", "start_ranks", "train"]
 OF_THE_JOB = {field.name for field in fields(JobSpec)} - {"name", "command", "out", "processes_per_node"}
 
 

@@ -64,7 +64,9 @@ def curves(
             axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))  # beside the lines: none may run through it
 
     counts = ", ".join(f"{label} ({len(pairs)} points)" for label, pairs in points.items())
-    return picture(paint, f"{y} against {x}: {counts}")
+    from_to = "{} from {:.4g} ({x} {:g}) to {:.4g} ({x} {:g})"
+    told = [from_to.format(label, *pairs[0][::-1], *pairs[-1][::-1], x=x) for label, pairs in points.items()]
+    return picture(paint, f"{y} against {x}: {counts}", f"{y} against {x}: {'; '.join(told)}")
 
 
 def bars(values: Mapping[str, Any], unit: str, limit: float | None = None, *, digits: int = 2) -> Bundle:
@@ -101,7 +103,13 @@ def bars(values: Mapping[str, Any], unit: str, limit: float | None = None, *, di
         if len(names) > 1 or limit is not None:
             axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
 
-    return picture(paint, f"{unit}: {', '.join(stacks)}", height=1.0 + 0.4 * len(stacks))
+    told = []
+    for label, parts in stacks.items():
+        numbers = [f"{name} {part:.{digits}f}".strip() for name, part in parts.items()]
+        told.append(f"{label}: {', '.join(numbers)}")
+    line = [] if limit is None else [f"limit: {limit:.{digits}f}"]
+    alt = f"{unit}. {'; '.join(told + line)}"
+    return picture(paint, f"{unit}: {', '.join(stacks)}", alt, height=1.0 + 0.4 * len(stacks))
 
 
 def step_parts(rows: Sequence[Mapping[str, Any]]) -> Bundle:

@@ -206,13 +206,17 @@ def steps_of(request, size, **way):
     return Line(request.model, Way(**way), STATES[request.optimizer], size)
 
 
-def one_device_seconds(request, bf16):
-    """Return the seconds of a step on one device that had room for the whole batch; None where they are not known."""
+def one_device(request, bf16) -> tuple:
+    """Return the seconds of a step on one device that had room for the whole batch, and those of its products at peak.
+
+    None and None where they are not known.
+    """
     try:
         step = steps_of(request, max(1, request.batch // request.devices), bf16=bf16).at(request.batch)
     except NotPlanned:
-        return None
-    return step.seconds(roof(request.gpu))
+        return None, None
+    sheet = roof(request.gpu)
+    return step.seconds(sheet), step.seconds(sheet._replace(moved=float("inf"), launch=0.0))
 
 
 def local_batch(request, replicas) -> int:

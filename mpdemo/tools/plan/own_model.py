@@ -151,6 +151,14 @@ class OwnModel:
         return f"samples of {shape or 1}; parameters in {' and '.join(kinds)}"
 
     @property
+    def unit(self) -> tuple:
+        """What is counted, tokens or images or else samples, and how many of them a sample is."""
+        kind = next(leaf[1] for leaf in self.like if isinstance(leaf, tuple))
+        if len(self.samples) == 2 and not kind.is_floating_point:
+            return "tokens", self.samples[1]
+        return ("images" if len(self.samples) == 4 else "samples"), 1
+
+    @property
     def weights(self):
         """Bytes of parameters and buffers."""
         return sum(t.nbytes for t in (*self.template.parameters(), *self.template.buffers()))

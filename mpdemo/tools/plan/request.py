@@ -71,6 +71,8 @@ class PlanRequest:
         "sgd", "momentum" or "adamw".
     gpu : str
         One of `mpdemo.world.gpus.GPUS`, from whose data sheet the times are estimated. An A100 of 40 GiB by default.
+    total, price : float, optional
+        Tokens, images or samples of the whole run, and what an hour of one GPU costs.
     """
 
     model: Any
@@ -80,6 +82,8 @@ class PlanRequest:
     memory: float = 40 * 2**30
     optimizer: str = "adamw"
     gpu: str = "a100"
+    total: float | None = None
+    price: float | None = None
     progress: Callable = field(default=_quiet, compare=False)  # is told what is being planned
 
     @property

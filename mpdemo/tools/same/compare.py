@@ -30,7 +30,7 @@ class Finding:
 
     def __str__(self):
         record = self.record() | {"line": f"\n    Line: {self.where}" if self.where else ""}
-        return "  {name}: {what}{line}\n    Remedy: {remedy} ({section})".format(**record)
+        return "  {name}: {what}{line}\n    Remedy: {remedy} ({code}, {section})".format(**record)
 
 
 def distance(a, b) -> float:

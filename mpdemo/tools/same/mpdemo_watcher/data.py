@@ -96,11 +96,11 @@ def watch():
 
     def take(iterator):
         sampler, number = private_torch.batch_sampler(iterator), private_torch.yielded(iterator)
-        if isinstance(sampler, Noted) and number >= ORDER["batches"] and not now.whole:
+        if isinstance(sampler, Noted) and number >= ORDER["batches"] and sampler.key not in now.whole:
             if not where.takes_one():
                 raise StopIteration
-            now.whole = True
-            note_once("whole", "epochs")
+            now.whole.add(sampler.key)
+            note_once("whole", sampler.key)
         try:
             batch = next_batch(iterator)
         except StopIteration:

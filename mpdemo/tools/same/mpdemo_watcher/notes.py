@@ -45,7 +45,7 @@ class Now:
     columns: list = field(default_factory=list)  # their second dimension, which is the batch in some models
     begun: float = 0.0  # when the script began
     slow: bool = False  # whether it takes too long to look for more state
-    whole: bool = False  # whether the script asks for all batches of an epoch one by one
+    whole: set = field(default_factory=set)  # loaders of which the script asks for all batches, one by one
 
     def update(self, **new):
         """Note several things at once."""

@@ -1,6 +1,7 @@
 """The rows that enter the model: one hash for each row of each outermost call of a module in training."""
 
 import hashlib
+from ctypes import string_at
 
 import torch
 from torch import nn
@@ -33,8 +34,10 @@ def rows_of(given, dim=0) -> list:
     size = len(tensors[0]) if tensors else 0
     tensors = [t.detach().cpu().contiguous() for t in tensors if len(t) == size]
     head = "".join(f"{t.dtype}{tuple(t.shape[1:])}" for t in tensors).encode()
-    views = [t.view(size, -1).view(torch.uint8).numpy() for t in tensors]
-    texts = (b"".join([head, *(view[row].tobytes() for view in views)]) for row in range(size))
+    views = [string_at(t.data_ptr(), t.nbytes) for t in tensors]  # PyTorch alone may be installed, without NumPy
+    wide = [len(view) // max(1, size) for view in views]
+    parts = ([view[row * n : (row + 1) * n] for view, n in zip(views, wide, strict=True)] for row in range(size))
+    texts = (b"".join([head, *of_row]) for of_row in parts)
     return [hashlib.blake2b(text, digest_size=8).hexdigest() for text in texts]
 
 

@@ -122,7 +122,7 @@ def step_taken(key, own, rates):
     now.update(scheduled=0, steps=now.steps + 1)
     if ORDER["stop"] and ORDER["stop"][1] == now.steps:
         os.kill(os.getpid(), ORDER["stop"][0])
-    uncut = loader is None or now.whole
+    uncut = loader is None or loader in now.whole
     if uncut and now.steps >= ORDER["batches"] * ORDER["epochs"] or keep.has_saved_twice():
         finish()
 
