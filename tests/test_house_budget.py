@@ -15,18 +15,95 @@ COURSE = [
     ),
     ("/settings", 3_200, "every setting said once and checked once"),
     ("/rungs /run.py /train.py", 3_900, "the strategies and their loop: model, optimizer, step"),
-    ("/training", 8_900, "what stands around a step: checkpoints, log, recorder, stop signal"),
+    ("/training", 9_000, "what stands around a step: checkpoints, log, recorder, stop signal"),
     ("/world /ranks", 9_500, "who am I; start and end processes; ranks beside a kernel"),
     ("/models /data", 5_300, "the course's models as lists of blocks; data sets and batches, a share per replica"),
     (
         "/measure/__init__.py /measure/compare.py /measure/paired.py /measure/timeline.py /measure/trial.py",
-        4_650,
+        4_250,
         "measure a step, compare by paired rounds, what a recorded step waits for",
     ),
     (
         "/measure/spans.py /measure/traces.py",
-        4_600,
+        4_400,
         "traces of torch.profiler, of all ranks, on gloo and on GPUs: events, messages and memory of a step",
     ),
     ("/predict", 6_100, "before a run: the simulator, the best split, memory and messages of a step, scaling"),
     ("/jobs", 18_500, "spec, fitted job, text, submission, following; sites; the first cause in a log"),
+    (
+        "/notebook /demo.py",
+        12_900,
+        "what notebooks show: live view, ladder, plots, the step player's page, checks of exercises; the demo",
+    ),
+    ("/cluster", 3_050, "a throw-away Slurm"),
+]
+TOOLS = [
+    ("/tools/same", 25_200, "is a reader's script the same training on 1 and N processes, does it resume; in CI, too"),
+    (
+        "/tools/plan",
+        15_900,  # each operation as a GPU computes it, selective recomputation, offload, and what a run costs
+        "what fits: any model on fake tensors, every strategy, the recommended one",
+    ),
+    ("/tools/explain", 5_000, "which log, what Slurm says of the job, where the ranks of a hanging job are"),
+    (
+        "/tools/support /tools/__init__.py",
+        4_600,
+        "a machine and a site tried, batch scripts rendered, the course's jobs rehearsed",
+    ),
+]
+REST = [
+    (
+        "notebooks/labs notebooks/checks notebooks/scripts",
+        52_900,  # the scripts carry what keeps a run alive on a cluster, and one has every dimension
+        "what jobs measure, exercises run and readers take home",
+    ),
+    ("tests", 168_500, "each promise once by day, the rest by night; 11,400 of it are public bugs to score a tool on"),
+]
+# How many files each may have. The reader of logs is among those of the course, which reads them as `explain` does.
+FILES = {"course": (COURSE, 110), "tools": (TOOLS, 46)}
+LARGEST = 300  # lines of a module
+PLAYER = 1_220  # lines of its script and style sheet: eleven strategies modelled, drawn, played, guessed and broken
+PYTHON = [file for file in files() if file.suffix == ".py"]
+
+
+def inside(places) -> list:
+    """Return the Python files of some files and folders."""
+    folders = [f"mpdemo{place}" if place[0] == "/" else place for place in places.split()]
+    return [file for file in PYTHON if any(file.is_relative_to(folder) for folder in folders)]
+
+
+def tokens_of(places) -> int:
+    """Count the tokens of some files and folders."""
+    return sum(tokens((root() / file).read_text()) for file in inside(places))
+
+
+def test_docstrings_comments_and_layout_cost_nothing():
+    dense, sparse = 'x = f(1, "a")', '"""Say why."""\n\nx = f(\n    1,  # one\n    "a"\n)\n'
+    assert tokens(dense) == tokens(sparse) == 8
+
+
+@pytest.mark.parametrize(("places", "budget", "what"), [*COURSE, *TOOLS, *REST])
+def test_a_room_keeps_to_its_budget(places, budget, what):
+    assert tokens_of(places) <= budget, (
+        f"{places} ({what}): make it smaller; what is given to it, another room gives up"
+    )
+
+
+@pytest.mark.parametrize("whole", FILES)
+def test_the_course_and_the_tools_have_few_files(whole):
+    rooms, number = FILES[whole]
+    assert sum(len(inside(places)) for places, *_ in rooms) <= number, "merge modules that have one user"
+
+
+def test_the_player_keeps_to_its_lines():
+    """A script that a reader can read, and not a library: it has no tokens of Python, so its lines are counted."""
+    found = [file for file in files() if file.suffix in (".js", ".css") and file.is_relative_to("mpdemo")]
+    lines = [line for file in found for line in (root() / file).read_text().splitlines()]
+    assert len(found) == 2 and len(lines) <= PLAYER and max(map(len, lines)) <= 120
+
+
+def test_each_file_of_the_package_belongs_to_one_room():
+    package = [file for file in PYTHON if file.is_relative_to("mpdemo")]
+    assert sorted(package) == sorted(file for places, *_ in [*COURSE, *TOOLS] for file in inside(places))
+    long = [file for file in package if len((root() / file).read_text().splitlines()) > LARGEST]
+    assert not long, f"longer than {LARGEST} lines: {long}"
