@@ -13,15 +13,15 @@ COURSE = [
         2_900,
         "what is public; commands, options, and how errors are told",
     ),
-    ("/settings", 3_200, "every setting said once and checked once"),
+    ("/settings", 3_230, "every setting said once and checked once"),
     ("/rungs /run.py /train.py", 3_900, "the strategies and their loop: model, optimizer, step"),
     ("/training", 9_000, "what stands around a step: checkpoints, log, recorder, stop signal"),
     ("/world /ranks", 9_500, "who am I; start and end processes; ranks beside a kernel"),
     ("/models /data", 5_300, "the course's models as lists of blocks; data sets and batches, a share per replica"),
     ("/measure", 3_900, "measure a step, compare by paired rounds, read what was recorded"),
     ("/predict", 6_100, "before a run: the simulator, the best split, memory and messages of a step, scaling"),
-    ("/jobs", 18_500, "spec, fitted job, text, submission, following; sites; the first cause in a log"),
-    ("/notebook /demo.py", 12_300, "what notebooks show: live view, ladder, plots, checks of exercises; the demo"),
+    ("/jobs", 18_750, "a command as a job, fitted, as text, submitted, followed; sites; the first cause in a log"),
+    ("/notebook /demo.py", 12_000, "what notebooks show: live view, ladder, plots, checks of exercises; the demo"),
     ("/cluster", 3_050, "a throw-away Slurm"),
 ]
 TOOLS = [
