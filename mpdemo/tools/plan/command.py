@@ -8,6 +8,7 @@ No GPU is needed, and no model is trained. Taught in notebooks/12_which_one.ipyn
 
 import json
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -49,6 +50,17 @@ def _with_unit(size):
     return size
 
 
+def _total(text):
+    parts = str(text).split("x")
+    try:
+        total = prod(map(float, parts))
+    except ValueError:
+        total = 0.0
+    if not (1 <= total < float("inf") and len(parts) <= 2):
+        raise ValueError("allowed: how many tokens or images, such as 300e9, or epochs x images, such as 90x1281167")
+    return total
+
+
 @one_line_errors(option_name)
 @dataclass(frozen=True, config={"extra": "forbid"})
 class PlanOptions:
@@ -75,6 +87,10 @@ class PlanOptions:
         None, description="of one device, such as 16GiB, where it is another one's than --gpu's"
     )
     optimizer: Literal[tuple(STATES)] = Field("sgd", description="for its memory")
+    total: Annotated[float, BeforeValidator(_total)] | None = Field(
+        None, description="tokens or images of the whole run, 300e9, or epochs x images, 90x1281167: tells GPU hours"
+    )
+    price: float | None = Field(None, gt=0, allow_inf_nan=False, description="of a GPU hour, for that of the run")
     json: str | None = Field(None, description="also write the rows to this file")
 
     @property
@@ -91,6 +107,8 @@ def check_together(options, given):
         raise UserError(f"{option_name(name)} is for a model {whose}; leave it out")
     if options.devices is None:
         raise UserError("--devices is missing; say how many devices there are, such as --devices 8")
+    if options.price is not None and options.total is None:
+        raise UserError("--price is that of a whole run; say how long it is, such as --total 300e9")
     if options.gpu is None and options.gpu_memory is None:
         raise UserError(
             f"--gpu is missing; say what the devices are, {', '.join(GPUS)}, or how large, such as --gpu-memory 16GiB"
@@ -128,7 +146,7 @@ def answer(options, progress) -> tuple:
     rows = strategies.compare(request)
     lines = [wrapped(strategies.recommended(request, rows)), "", strategies.table(request, rows)]
     lines += [wrapped(f"note: {note}") for note in notes(request, rows)]
-    return "\n".join([*lines, "", wrapped(TO_TRAIN)]), [strategies.as_row(row) for row in rows]
+    return "\n".join([*lines, "", wrapped(TO_TRAIN)]), strategies.as_rows(request, rows)
 
 
 def notes(request, rows) -> list:
@@ -142,6 +160,12 @@ def notes(request, rows) -> list:
     ]
     if best.fits and (most := best.predicted.most()):
         found.append(f"the largest batch that fits with {best.answer}: {most:,} samples")
+    found += [
+        f"{row.answer} moves {row.predicted.moved / 1e9:,.1f} GB per step between a device and its host: at least "
+        f"{1000 * row.predicted.least:,.0f} ms; the host also updates the weights, which takes time that is not planned"
+        for row in rows
+        if row.predicted and row.predicted.moved
+    ]
     found += request.model.notes
     if request.optimizer == "adamw":
         found.append("AdamW(fused=True); without it, an update takes once more the memory of what it updates")
@@ -170,7 +194,7 @@ def request_of(options, progress) -> PlanRequest:
         images = {name: getattr(options, name) for name in OF_COURSE}
         shape = options.channels, options.image_size, options.image_size
         model = OwnModel(options.model, shape, function=partial(of_course, options.model, **images))
-    same = {name: getattr(options, name) for name in ("batch", "devices", "nodes", "optimizer")}
+    same = {name: getattr(options, name) for name in ("batch", "devices", "nodes", "optimizer", "total", "price")}
     gpu = options.gpu or "a100"
     memory = options.gpu_memory or GPUS[gpu].memory
     return PlanRequest(model, memory=memory, gpu=gpu, progress=progress, **same)

@@ -99,7 +99,7 @@ class Watcher:
         order = {"processes": processes, "command": command, "epochs": epochs, "batches": self.args.batches}
         order |= {"cwd": f"{run}{self.real}", "folder": str(run), "real": str(self.real), "notes": str(notes)}
         order |= {"without": sorted(without), "limit": self.args.timeout, "device": self.args.device}
-        order |= {"replay": {}, "rows": [], "record": False, "beyond": 0} | given
+        order |= {"replay": {}, "rows": [], "record": False, "beyond": 0, "longest": 0} | given
         order |= {"devices": max(self.devices, processes)}
         order |= {"stop": stop}  # a signal, and the step after which it is sent
         order |= {"seed": 1000 if folder else 0}  # a script that is started again draws other numbers

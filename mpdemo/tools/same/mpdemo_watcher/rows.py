@@ -6,15 +6,19 @@ from ctypes import string_at
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
 
-from . import chance, sketch
+from . import chance, sketch, where
 from .notes import ORDER, note, now, number_of
 from .private_torch import number_of_storage, tree_leaves, tree_map
 
 LOSSES = "cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy kl_div"
 LOSSES += " binary_cross_entropy_with_logits"
 ROOM = 256 * 2**20  # bytes of rows that a rank keeps for a replay
+MEASURED = 4096  # rows of a call of which norm and projection are noted
 RECENT = 8  # results of modules that are known when they enter another one
+WRAPPERS = (DistributedDataParallel,)
+begin = []  # what is done before an outermost call
 models, inside = {}, {}  # by id: those called outermost; the names of the modules of the one that runs
 made = {}  # the last storages that modules with weights have returned: no rows of the data
 kept = []  # for a replay by another world: [step, number of the model, tensors of a call, targets of its losses]
@@ -22,10 +26,11 @@ source = []  # of a replay: those of all ranks, in order of (call, rank)
 used, room = {}, [ROOM]
 
 
-def rows_of(given) -> list:
+def rows_of(given, dim=0) -> list:
     """Return one hash for each row, over all tensors that are as long as the first."""
     tensors = [local(leaf) for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor) and leaf.dim()]
     tensors = [t for t in tensors if t.numel() and t.layout is torch.strided and not t.requires_grad and not is_made(t)]
+    tensors = [t.movedim(dim, 0) for t in tensors if t.dim() > dim]
     size = len(tensors[0]) if tensors else 0
     tensors = [t.detach().cpu().contiguous() for t in tensors if len(t) == size]
     head = "".join(f"{t.dtype}{tuple(t.shape[1:])}" for t in tensors).encode()
@@ -85,13 +90,19 @@ def watch():
 
 def enter(module, args, options):
     """Note the rows of an outermost call, or give it those of a replay."""
+    for action in begin:
+        action()
     chance.drawn("loop")
     if id(module) not in models:
-        sketch.meet_model(module, number_of(models, module))
+        meet(module)
     number = models[id(module)][0]
     if ORDER["rows"] and module.training:
         args, options = replayed(number, (args, options))
     now.row = rows_of((args, options))
+    if module.training and inside_is_time_first(module):
+        now.columns.append(rows_of((args, options), 1))
+    if module.training:
+        now.values.append(measured((args, options), len(now.row))[:MEASURED] if now.row else [])
     (now.rows if module.training else now.eval_rows).append(now.row)
     if not now.steps:
         inside.clear()
@@ -101,6 +112,18 @@ def enter(module, args, options):
     now.draws = 1000
     chance.look()
     return args, options
+
+
+def inside_is_time_first(module) -> bool:
+    """Whether a model may take its batch in the second dimension."""
+    return any(isinstance(child, (nn.RNNBase, nn.Transformer)) and not child.batch_first for child in module.modules())
+
+
+def meet(module):
+    """Know a model by the names of its parameters, and note which line calls it, and whether a wrapper averages it."""
+    number = number_of(models, module)
+    sketch.meet_model(module, number)
+    note("called", number=number, type=type(module).__name__, where=where.here(), wrapper=type(module) in WRAPPERS)
 
 
 def remember(module, output):
