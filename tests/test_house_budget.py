@@ -40,7 +40,7 @@ COURSE = [
 TOOLS = [
     (
         "/tools/same",
-        33_700,  # of it 8,400 name a cause by line and compare what is no weight: buffers, copies, files
+        34_150,  # of it 8,900 name a cause by line and compare what is no weight: buffers, copies, files
         "is a reader's script the same training on 1 and N processes, does it resume, in which line not; in CI, too",
     ),
     (

@@ -414,6 +414,9 @@ LINES = {  # the line that is named
     "gradients summed": "loss.backward()",
     "wrapper bypassed": "model.module(x)",
     "unfrozen after wrapping": "DistributedDataParallel(net)",
+    "no sampler": "loader = DataLoader",
+    "parameters in no optimizer": "torch.optim.AdamW(",
+    "same file from every rank": "open('log.txt', 'a')",
 }
 
 
@@ -421,7 +424,7 @@ LINES = {  # the line that is named
 def test_a_planted_fault_is_found_under_its_name(judge, name):
     names, found = judge(*FAULTS[name])
     assert names == re.sub(r" \(.*\)", "", name).split(", ")
-    lines = [finding.where for finding in found["findings"] if finding.where]
+    lines = [finding.where for finding in (*found["findings"], *found["harmless"]) if finding.where]
     assert all(re.fullmatch(r"train.py:\d+", line) for line in lines)
     if name in LINES:
         (line,) = lines
