@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from mpdemo.errors import UserError
 from mpdemo.paths import root
-from mpdemo.tools.same import NotTheSame, command, resume, steps, verdict
+from mpdemo.tools.same import NotTheSame, causes, command, resume, steps, verdict
 from mpdemo.tools.same.compare import TABLE
 from mpdemo.tools.same.mpdemo_watcher import chance
 from mpdemo.tools.same.mpdemo_watcher.rows import rows_of
@@ -116,6 +116,25 @@ BY_HAND_TOO += "                [p.sub_(0.01 * (1 + rank) * p.grad) for p in mod
 RELU = "self.norm(self.inside(x)).relu()"
 NEEDS_CUDA = 'assert torch.cuda.is_available(), "CUDA is required"'
 NEEDS_TWO = "if torch.accelerator.device_count() < 2:\n        raise SystemExit"
+BY_HAND = ("optimizer.step()", "[p.data.sub_(0.1 * p.grad) for p in model.parameters()]")
+EACH, ONE_BY_ONE = (
+    "        for k, (x, y) in enumerate(loader, 1):\n",
+    "        batches = iter(loader)\n        for k in range(1, len(loader) + 1):\n            x, y = next(batches)\n",
+)
+OF_ALL = "lambda epoch: 0.9**epoch", "lambda epoch: 0.9 ** (epoch / (len(loader) * part * world))"
+SYNCED = (
+    "nn.GroupNorm(2, 8)",
+    "nn.BatchNorm2d(8)",
+    "    model = Dist",
+    "    model = nn.SyncBatchNorm.convert_sync_batchnorm(model)\n    model = Dist",
+)
+OF_ONE = STEP + "            if rank == 0 and k == 3:\n                dist.all_reduce(torch.zeros(5))\n"
+AVERAGE = (DDP, DDP + "\n    average = {n: p.detach().clone() for n, p in model.module.named_parameters()}", STEP)
+AVERAGE += (
+    STEP + "                [average[n].lerp_(p.detach(), 0.1 * world) for n, p in model.module.named_parameters()]\n",
+)
+LATE = (DDP, "net = Net()\n    net.inside.requires_grad_(False)\n    model = DistributedDataParallel(net)")
+LATE += ("        total = torch", "        net.inside.requires_grad_(epoch == 4)\n        total = torch")
 # name: (a note that is expected, script and arguments, what stands there and what is written instead, ...)
 RIGHT = {
     "functions": ("", "plain.py"),
@@ -146,6 +165,9 @@ RIGHT = {
     "a model for a metric": ("", "plain.py", *EXTRA, *SCORE),
     "a model that only counts on meta": ("", "plain.py", DDP, ON_META),
     "a loss over all ranks": ("", "styles.py --style contrast"),
+    "an update by hand": ("", "plain.py", *BY_HAND),
+    "all batches by next": ("", "plain.py", EACH, ONE_BY_ONE, *OF_ALL),
+    "SyncBatchNorm": ("all-reduces on CPUs", "--device cpu -- cuda.py", *SYNCED),
     "for GPUs": ("", "--device cpu -- cuda.py", NEEDS_CUDA, NEEDS_TWO),
     "for GPUs, mp.spawn": ("", "--device cpu -- cuda.py --spawn"),
 }
@@ -207,6 +229,9 @@ FAULTS = {
         "            if stopped:",
         "            if rank == 0 and k == 3:\n                return\n            if stopped:",
     ),
+    "collectives differ": ("plain.py", STEP, OF_ONE),
+    "copy of the weights differs": ("plain.py", *AVERAGE),
+    "unfrozen after wrapping": ("plain.py", *LATE),
     "no weight changes": ("plain.py", STEP.replace("    optimizer", "        optimizer"), KEEPS),
     "module over the batch": ("plain.py", "nn.LayerNorm(16)", "OverBatch()", "class Net", OVER_BATCH + "class Net"),
     "no sampler (of a stream)": ("styles.py --style stream", "number % world == rank", "number >= 0"),
@@ -278,6 +303,13 @@ NIGHTLY = {  # what others of this list cover nearly, and each resume of four or
     "parameters in no optimizer, weights differ (an update by hand)",
     "untrained weights differ",
     "a model that only counts on meta",
+    "an update by hand",
+    "all batches by next",
+    "SyncBatchNorm",
+    "copy of the weights differs",
+    "unfrozen after wrapping",
+    "loss of one rank",
+    "untrained weights differ (of a teacher)",
     # a public bug has the same fault by day
     "a loss over all ranks",
     "no set_epoch",
@@ -376,9 +408,27 @@ def test_a_right_script_is_the_same_training(judge, name):
         assert found["table"]["messages per step"] == ["0", "1"]  # of DTensors
 
 
+LINES = {  # the line that is named
+    "collectives differ": "dist.all_reduce(torch.zeros(5))",
+    "learning rates differ": "optimizer.step()",
+    "gradients summed": "loss.backward()",
+    "wrapper bypassed": "model.module(x)",
+    "unfrozen after wrapping": "DistributedDataParallel(net)",
+    "no sampler": "loader = DataLoader",
+    "parameters in no optimizer": "torch.optim.AdamW(",
+    "same file from every rank": "open('log.txt', 'a')",
+}
+
+
 @pytest.mark.parametrize("name", each(FAULTS))
 def test_a_planted_fault_is_found_under_its_name(judge, name):
-    assert judge(*FAULTS[name])[0] == re.sub(r" \(.*\)", "", name).split(", ")
+    names, found = judge(*FAULTS[name])
+    assert names == re.sub(r" \(.*\)", "", name).split(", ")
+    lines = [finding.where for finding in (*found["findings"], *found["harmless"]) if finding.where]
+    assert all(re.fullmatch(r"train.py:\d+", line) for line in lines)
+    if name in LINES:
+        (line,) = lines
+        assert LINES[name] in Path("train.py").read_text().splitlines()[int(line.partition(":")[2]) - 1]
 
 
 @pytest.mark.parametrize("name", each(RESUMES))
@@ -502,7 +552,6 @@ def test_a_mistake_in_a_mesh_is_found(watcher, at_home, flag, old, new, name):
     assert names[:1] == [name]
 
 
-BY_HAND = ("optimizer.step()", "[p.data.sub_(0.1 * p.grad) for p in model.parameters()]")
 UNTRAINED = ("optimizer.step()", "pass")  # no step can be seen
 STATUS = {  # option: script, exit status, a sentence that is printed
     "": (("plain.py", SHOWN, "shown = total"), 0, "The training is the same, but:\n  loss of one rank"),
@@ -745,6 +794,35 @@ def test_bad_input_is_one_line_before_the_script_starts(tmp_path, monkeypatch, w
     with pytest.raises(UserError, match=BAD[words]) as refusal:
         command.main(parsed(*words.split()))
     assert "\n" not in str(refusal.value) and [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+ALONE = """import torch
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(3):
+    optimizer.zero_grad()
+    model(torch.ones(4, 2)).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_script_that_is_not_distributed_is_told_so_and_nothing_else(watcher, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(ALONE)
+    watcher.aim(arguments("train.py"))
+    (found,) = verdict.verdicts_of(watcher, [1, 2])[0]["findings"]
+    assert (found.name, found.where) == ("not distributed", "train.py:7")
+
+
+def test_the_weights_by_which_gradients_make_another_one_are_found():
+    """A mean over unequal counts is a weighted mean of the ranks'; what is over the batch is none."""
+    a, b = ({name: [1.0, torch.randn(()).item(), torch.randn(()).item(), ""] for name in "xyz"} for _ in range(2))
+    mean = {
+        name: [1.0, *(0.6 * p + 0.4 * q for p, q in zip(a[name][1:3], b[name][1:3], strict=True)), ""] for name in a
+    }
+    weights, left = causes.weights_of([a, b], mean)
+    assert weights == pytest.approx([0.6, 0.4]) and left < 1e-9
+    assert causes.weights_of([a, b], mean | {"x": [1.0, 9.0, -9.0, ""]})[1] > 0.1
 
 
 REFUSED = {  # script: what the line says

@@ -241,7 +241,8 @@ def of_files(many):
     """Yield what several ranks write."""
     times = Counter(name for rank in many.ranks for name in set(rank.names("file")))
     if twice := sorted(name for name, number in times.items() if number > 1):
-        yield Finding("same file from every rank", shown(twice))
+        places = [rank.names("file at") for rank in many.ranks]
+        yield Finding("same file from every rank", shown(twice), next((p for p in places[-1] if p in places[0]), ""))
 
 
 def of_log(one, many):

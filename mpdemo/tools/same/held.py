@@ -36,12 +36,13 @@ def kinds(step, *names) -> dict:
 def before(one, many, k) -> list:
     """Return what of the state differs between the ranks, or from one process, when step k is computed.
 
-    In the first step that is a buffer; what else differs there may come from this step's batch alone.
+    What is neither in a module nor a copy of one may come, in the first step, from this step's batch alone.
     """
-    kept = ("buffers", "other") if k else ("buffers",)
-    for place, names in [(k, kept), (k - 1, (*kept, "copies"))][: 1 + bool(k)]:
+    names = ("buffers", "copies", "other") if k else ("buffers", "copies")
+    for place in (k, k - 1)[: 1 + bool(k)]:
         alone, *ranks = (kinds(step, *names) for step in (one.steps[place][0], *many.steps[place]))
         found = other(ranks[0], ranks[-1], SAME) + other(alone, ranks[0], 10 * tolerance(one, many))
+        found = [name for name in found if name in alone and alone[name][3] == ranks[0][name][3]]  # no part of a batch
         if found := [name for name in dict.fromkeys(found) if not name.endswith(STATISTICS)]:
             return found
     return []

@@ -21,6 +21,8 @@ class Comparison:
         self.reason = incomparable(one, many)  # why nothing can be said
         if not self.reason:
             self.compare()
+        for finding in self.findings:
+            finding.where = finding.where or place_of(many, finding)
 
     def compare(self):
         """Look at the data, at the ranks of the larger world, and then at the steps of both."""
@@ -86,6 +88,13 @@ class Comparison:
         drawn = (self.many if self.order == "order" else self.one).batches()
         batches = [[batch[::-1] for batch in batches] for batches in drawn]
         return self.watcher.run_new(self.one.processes, without=self.without, replay={str(self.one.loader): batches})
+
+
+def place_of(many, finding) -> str:
+    """Return the line where the loader or the optimizer is made that a finding is about."""
+    first = many.ranks[0]
+    places = {"S1": [note["line"] for note in first.passes(many.loader)], "S3": first.names("optimizer at")}
+    return next(iter(places.get(finding.record()["code"][:2], [])), "")
 
 
 def incomparable(one, many) -> str:

@@ -63,7 +63,7 @@ class World:
 
     def __init__(self, notes, order, answer):
         self.order, self.processes, self.folder = order, order["processes"], Path(order["folder"])
-        self.turned = False  # whether the batch is the second dimension of what enters the model
+        self.turned = False  # whether rows are told by their second dimension, or without padding
         self.how, self.statuses = answer["how"], answer["statuses"]
         self.ranks = [Rank(notes, rank) for rank in range(self.processes)]
         # for each rank, those with the same samples: they have parts of its model or of its sequences
@@ -133,7 +133,7 @@ class World:
         return [sum(ranks, Counter()) for ranks in self.rows]
 
     def turn(self, one):
-        """Take the second dimension for the batch, where the model allows it and only so the rows are those of one."""
+        """Tell rows by the second dimension, or without padding, where only so they are those of one process."""
         if not one.steps or not self.steps:
             return
         drawn = [Counter(sum((sum(step["columns"], []) for step in world.steps[0]), [])) for world in (one, self)]

@@ -7,7 +7,7 @@ import os
 import time
 
 import torch
-from torch.utils.data import IterableDataset, Subset
+from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from . import chance, private_torch, where
 from .notes import ORDER, before, finish, note, note_once, now, number_of
@@ -17,6 +17,7 @@ MOST = 100_000  # samples of an epoch whose numbers are noted
 ENOUGH = 8  # epochs in which a scheduler should have acted
 QUICK = 6.0  # seconds in which a world may look at more epochs
 loaders, datasets, passes = [], {}, collections.Counter()
+lines = {}  # by id of a loader: where it was made
 trained = collections.defaultdict(set)  # by loader: the passes over it in which there was a step
 taken = collections.Counter()  # batches of each pass over a loader
 
@@ -29,7 +30,7 @@ class Noted:
         kind = number_of(datasets, loader.dataset), loader.batch_size, type(loader.sampler).__name__
         if kind not in loaders:  # many scripts build a new loader for each epoch
             loaders.append(kind)
-        self.key, self.number = loaders.index(kind), 0
+        self.key, self.number, self.line = loaders.index(kind), 0, lines.get(id(loader), "")
 
     def __len__(self):
         return len(self.sampler)  # the script may compute a schedule from it; `take` ends the epoch
@@ -56,7 +57,7 @@ class Noted:
             samples = [[plain(root.indices[index]) for index in batch] for batch in samples]
             root = root.dataset
         root = number_of(datasets, root)
-        note("pass", loader=self.key, number=self.number, batches=batches, samples=samples, root=root)
+        note("pass", loader=self.key, number=self.number, batches=batches, samples=samples, root=root, line=self.line)
         replayed = ORDER["replay"].get(str(self.key), [])
         if len(replayed) >= self.number and self.in_batches:
             given = [list(map(as_it_was, batch)) for batch in replayed[self.number - 1]]
@@ -121,7 +122,7 @@ def watch():
     private_torch.replace_batch_samplers(noted)
     private_torch.LoaderIterator.__next__ = take
     fetcher.fetch = fetch(fetcher.fetch, "augmentation" in ORDER["without"])
-    before(torch.utils.data.DataLoader, "__init__", lambda *_, **__: note_once("loader at", where.here()))
+    before(DataLoader, "__init__", lambda loader, *_, **__: lines.update({id(loader): where.here()}))
     before(torch.optim.lr_scheduler.LRScheduler, "step", scheduled)
 
 

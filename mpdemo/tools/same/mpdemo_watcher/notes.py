@@ -42,7 +42,9 @@ class Now:
     backwards: int = 0  # passes so far
     averaged: dict = field(default_factory=dict)  # sketches of the gradients when the last backward pass was over
     values: list = field(default_factory=list)  # of the rows: norm and projection of each
-    columns: list = field(default_factory=list)  # their second dimension, which is the batch in some models
+    columns: list = field(
+        default_factory=list
+    )  # the same by second dimension, which is the batch in some models, or without padding
     begun: float = 0.0  # when the script began
     slow: bool = False  # whether it takes too long to look for more state
     whole: set = field(default_factory=set)  # loaders of which the script asks for all batches, one by one

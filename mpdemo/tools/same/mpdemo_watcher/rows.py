@@ -26,19 +26,36 @@ source = []  # of a replay: those of all ranks, in order of (call, rank)
 used, room = {}, [ROOM]
 
 
-def rows_of(given, dim=0) -> list:
-    """Return one hash for each row, over all tensors that are as long as the first."""
+def rows_of(given, dim=0, padded=False) -> list:
+    """Return one hash for each row, over all tensors that are as long as the first; of what is before padding."""
+    tensors = data_in(given, dim)
+    size = len(tensors[0]) if tensors else 0
+    head = "".join(f"{t.dtype}{() if padded else tuple(t.shape[1:])}" for t in tensors).encode()
+    ends = [lengths(t) if padded else [None] * size for t in tensors]
+    views = [string_at(t.data_ptr(), t.nbytes) for t in tensors]  # PyTorch alone may be installed, without NumPy
+    wide = [len(view) // max(1, size) for view in views]
+    all_of = list(zip(views, wide, ends, strict=True))
+    parts = ([view[row * n : (row + 1) * n][: end[row]] for view, n, end in all_of] for row in range(size))
+    texts = (b"".join([head, *of_row]) for of_row in parts)
+    return [hashlib.blake2b(text, digest_size=8).hexdigest() for text in texts]
+
+
+def data_in(given, dim) -> list:
+    """Return the tensors of data that a model is given, as long as the first in a dimension, which then comes first."""
     tensors = [local(leaf) for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor) and leaf.dim()]
     tensors = [t for t in tensors if t.numel() and t.layout is torch.strided and not t.requires_grad and not is_made(t)]
     tensors = [t.movedim(dim, 0) for t in tensors if t.dim() > dim]
-    size = len(tensors[0]) if tensors else 0
-    tensors = [t.detach().cpu().contiguous() for t in tensors if len(t) == size]
-    head = "".join(f"{t.dtype}{tuple(t.shape[1:])}" for t in tensors).encode()
-    views = [string_at(t.data_ptr(), t.nbytes) for t in tensors]  # PyTorch alone may be installed, without NumPy
-    wide = [len(view) // max(1, size) for view in views]
-    parts = ([view[row * n : (row + 1) * n] for view, n in zip(views, wide, strict=True)] for row in range(size))
-    texts = (b"".join([head, *of_row]) for of_row in parts)
-    return [hashlib.blake2b(text, digest_size=8).hexdigest() for text in texts]
+    return [t.detach().cpu().contiguous() for t in tensors if len(t) == len(tensors[0])]
+
+
+def lengths(tensor) -> list:
+    """Return how many bytes of each row of whole numbers stand before its padding."""
+    if tensor.dim() != 2 or tensor.is_floating_point():
+        return [None] * len(tensor)
+    runs = (tensor == tensor[:, -1:]).flip(1).int().cumprod(1).sum(1)
+    padding = tensor[runs.argmax(), -1] if runs.max() > 1 else None
+    padded = (tensor[:, -1] == padding).int() if padding is not None else torch.zeros_like(runs)
+    return ((tensor.shape[1] - runs * padded) * tensor.element_size()).tolist()
 
 
 def is_made(tensor) -> bool:
@@ -99,8 +116,9 @@ def enter(module, args, options):
     if ORDER["rows"] and module.training:
         args, options = replayed(number, (args, options))
     now.row = rows_of((args, options))
-    if module.training and inside_is_time_first(module):
-        now.columns.append(rows_of((args, options), 1))
+    if module.training:
+        first = inside_is_time_first(module)
+        now.columns.append(rows_of((args, options), int(first), padded=not first))
     if module.training:
         now.values.append(measured((args, options), len(now.row))[:MEASURED] if now.row else [])
     (now.rows if module.training else now.eval_rows).append(now.row)

@@ -168,6 +168,7 @@ def watch():
     @functools.wraps(add_group)
     def added(optimizer, param_group):
         add_group(optimizer, param_group)
+        note_once("optimizer at", where.here())
         sketch.meet_held(optimizer.param_groups[-1]["params"])  # a list by now, whatever was given
 
     torch.autograd.backward = noted
