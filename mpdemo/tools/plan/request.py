@@ -6,7 +6,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from mpdemo.errors import UserError
-from mpdemo.predict.footprint import MIB, RESERVE, STATES
+from mpdemo.predict.efficiency import AT_BEST, MEASURED, Efficiency
+from mpdemo.predict.footprint import MIB, RESERVE, STATES, roof
 from mpdemo.world.gpus import GPUS
 
 IN_BLOCKS = "all-reduce in blocks"  # of tensor parallelism: a kind of message of its own, on another link
@@ -71,6 +72,8 @@ class PlanRequest:
         "sgd", "momentum" or "adamw".
     gpu : str
         One of `mpdemo.world.gpus.GPUS`, from whose data sheet the times are estimated. An A100 of 40 GiB by default.
+    efficiency : Efficiency
+        What its kernels reach of the data sheet; without it what is known of that GPU.
     """
 
     model: Any
@@ -80,7 +83,22 @@ class PlanRequest:
     memory: float = 40 * 2**30
     optimizer: str = "adamw"
     gpu: str = "a100"
+    efficiency: Efficiency | None = None
     progress: Callable = field(default=_quiet, compare=False)  # is told what is being planned
+
+    def __post_init__(self):
+        known = self.efficiency or MEASURED.get(self.gpu, AT_BEST)
+        object.__setattr__(self, "efficiency", known)
+
+    @property
+    def roof(self):
+        """What a device does per second."""
+        return roof(self.gpu, self.efficiency)
+
+    @property
+    def several(self) -> float:
+        """What is left of the speed of kernels."""
+        return self.efficiency.several if self.devices > 1 else 1.0
 
     @property
     def limit(self) -> float:
@@ -107,6 +125,7 @@ class Prediction(NamedTuple):
     parts: int = 1  # microbatches
     flags: str = ""  # of notebooks/scripts/train_gpt.py, which computes so; "" where it can't
     stages: tuple = ()  # of a pipeline with few stages: bytes on each device, in order
+    spread: float = 0.0  # of the seconds, to either side, as a fraction
     most: Callable = lambda: None  # -> samples of the largest batch that fits; None where that cannot be told
 
 

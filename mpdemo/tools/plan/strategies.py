@@ -63,7 +63,7 @@ def compare(request: PlanRequest) -> list[Strategy]:
     for rule in own.rules_of(request):
         request.progress(rule.answer)
         try:
-            predicted = rule.find(request)
+            predicted = own.with_spread(request, rule)
             result.append(Strategy(rule, bool(predicted.memory <= request.limit), predicted))  # numpy's is no JSON
         except NotNeeded:
             continue
@@ -120,12 +120,13 @@ def as_row(strategy: Strategy) -> dict:
     predicted = strategy.predicted
     row = {"strategy": strategy.answer, "fits": strategy.fits}
     if predicted is None:
-        return row | dict.fromkeys(("memory_mib", "stages_mib", "messages_mib", "seconds", "flags"))
+        return row | dict.fromkeys(("memory_mib", "stages_mib", "messages_mib", "seconds", "spread", "flags"))
     return row | {
         "memory_mib": predicted.memory / MIB,
         "stages_mib": [peak / MIB for peak in predicted.stages] or None,
         "messages_mib": predicted.sent / MIB,
         "seconds": predicted.seconds,
+        "spread": predicted.spread,
         "flags": predicted.flags or None,
     }
 
@@ -134,9 +135,9 @@ def table(request: PlanRequest, strategies: list[Strategy]) -> str:
     """Return the `strategies` for a `request`, as `compare` returns them, as text, a row each.
 
     Memory is what PyTorch allocates on the fullest device, and for a pipeline of at most eight stages on each of them,
-    in order. Times are the best that data sheets allow: each kernel at its peak, and communication hidden behind the
-    computation but for a first gather or a last reduction, and inside blocks. Speed-ups are over one device in
-    the same precision, in whose memory everything fits.
+    in order. Times are those of kernels that reach what `PlanRequest.efficiency` says, with the interval in which its
+    spread puts them, and communication is hidden behind the computation but for a first gather or a last reduction,
+    and inside blocks. Speed-ups are over one device in the same precision, in whose memory everything fits.
     """
     rows, one_device = [], {bf16: own.one_device_seconds(request, bf16) for bf16 in (False, True)}
     for number, strategy in enumerate(strategies):
@@ -153,12 +154,19 @@ def table(request: PlanRequest, strategies: list[Strategy]) -> str:
                 "\n".join(f"{mib:,.0f}" for mib in row["stages_mib"] or [row["memory_mib"]]),
                 f"{row['messages_mib']:,.0f}",
                 f"{1000 * predicted.sending:,.1f}",
-                f"{1000 * seconds:,.1f}" if seconds else "",
+                _time(predicted),
                 f"{alone / seconds:.2f}" if seconds and alone else "",
                 predicted.flags,
             )
         )
     return _as_wide_as_the_terminal(rows)
+
+
+def _time(predicted) -> str:
+    """Return the milliseconds of a step, and their interval where one is known."""
+    if not predicted.seconds:
+        return ""
+    return f"{1000 * predicted.seconds:,.1f}" + (f" ± {predicted.spread:.0%}" if predicted.spread else "")
 
 
 def _as_wide_as_the_terminal(rows) -> str:
