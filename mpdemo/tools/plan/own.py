@@ -4,9 +4,11 @@ Each answer comes from a step that is computed on fake tensors (own_step.py); wh
 why. Taught in notebooks/12_which_one.ipynb.
 """
 
+from dataclasses import replace
 from functools import partial
 
-from mpdemo.predict.footprint import STATES, roof
+from mpdemo.predict.efficiency import AT_BEST
+from mpdemo.predict.footprint import STATES, roof, update_seconds
 from mpdemo.predict.planner import balanced_cut, stage_slices
 from mpdemo.settings.schedules import divisors
 from mpdemo.tools.plan.request import (
@@ -22,11 +24,13 @@ from mpdemo.tools.plan.request import (
     Prediction,
     Rule,
     first_that_fits,
+    flags_of,
     local_batch,
     rules,
 )
 from mpdemo.world.gpus import GPUS
 
+WIDEST = 0.25  # of the interval of a step time, to either side
 LORA = 16  # rank of the adapters
 STAGES_SHOWN = 8  # a longer pipeline's row has the memory of its fullest stage alone
 # An all-reduce is an all-gather and a reduce-scatter; a broadcast goes round the ring once.
@@ -186,7 +190,7 @@ def _stages(request, microbatches, **way):
 
     size, ranks = request.batch // microbatches, request.devices
     steps = steps_of(request, size, held=True, **way)
-    chain = own_scaling.chain(steps, size, roof(request.gpu))
+    chain = own_scaling.chain(steps, size, request.roof)
     slices = cut(chain, ranks)
     in_flight = [min(ranks - rank, microbatches) for rank in range(ranks)]
     crossing = [0, *(chain[stop - 1].crossing for _, stop in slices[:-1]), 0]
@@ -199,7 +203,10 @@ def _stages(request, microbatches, **way):
     sent = 2 * microbatches * max(crossing)
     shown = tuple(peaks) if ranks <= STAGES_SHOWN else ()
     sending, flags = sent / request.link(1), flags_of(steps.way, microbatches, pp=ranks)
-    seconds = (microbatches + ranks - 1) * max(times) + sending if timed else None  # 1F1B of equal stages
+    trained = max(sum(part.trained for part in chain[start:stop]) for start, stop in slices)
+    updating = update_seconds(request.optimizer, trained, request.roof)
+    computing = (microbatches + ranks - 1) * max(times) / request.several  # 1F1B of equal stages
+    seconds = computing + sending + updating if timed else None
     return Prediction(max(peaks), seconds, sent, sending, microbatches, flags, shown)
 
 
@@ -234,14 +241,25 @@ def steps_of(request, size, **way):
 def one_device(request, bf16) -> tuple:
     """Return the seconds of a step on one device that had room for the whole batch, and those of its products at peak.
 
-    None and None where they are not known.
+    None and None where they are not known. The kernels are as slow as on several devices, since what is known of these
+    is published, and of other software.
     """
     try:
         step = steps_of(request, max(1, request.batch // request.devices), bf16=bf16).at(request.batch)
     except NotPlanned:
         return None, None
-    sheet = roof(request.gpu)
-    return step.seconds(sheet), step.seconds(sheet._replace(moved=float("inf"), launch=0.0))
+    computing, updating = step.seconds(request.roof), update_seconds(request.optimizer, step.trained, request.roof)
+    at_peak = step.seconds(roof(request.gpu, AT_BEST)._replace(moved=float("inf"), launch=0.0))
+    return None if computing is None else computing / request.several + updating, at_peak
+
+
+def with_spread(request, rule) -> Prediction:
+    """Return what a rule finds, and how far its time may be off if all kernels are as slow as some were."""
+    found = rule.find(request)
+    if found.seconds is None:
+        return found
+    slower = rule.find(replace(request, efficiency=request.efficiency.slower()))
+    return found._replace(spread=min(WIDEST, slower.seconds / found.seconds - 1))
 
 
 def predicted(request, steps, step, parts, replicas, used, extra=0) -> Prediction:
@@ -254,7 +272,7 @@ def predicted(request, steps, step, parts, replicas, used, extra=0) -> Predictio
     for kind, bytes_ in step.sent.items():
         ranks = used[kind][0]
         sent[kind] = HALVES[kind] * ((ranks - 1) / ranks) * bytes_
-    computing = step.seconds(roof(request.gpu))
+    computing = step.seconds(request.roof)
 
     def most():
         size = steps.most(request.limit - extra)
@@ -265,7 +283,8 @@ def predicted(request, steps, step, parts, replicas, used, extra=0) -> Predictio
     hidden = sending - times.get(IN_BLOCKS, 0.0)  # a block waits for its own messages
     seconds = None
     if computing is not None:  # of the others the first layer's gather, or the last one's reduction, is exposed
-        seconds = max(parts * computing, hidden) + hidden / layers + sending - hidden
+        seconds = max(parts * computing / request.several, hidden) + hidden / layers + sending - hidden
+        seconds += 0.0 if steps.way.offload else update_seconds(request.optimizer, step.trained, request.roof)
     flags = flags_of(steps.way, parts, replicate=replicas // steps.way.shards)
     found = Prediction(step.peak + extra, seconds, sum(sent.values()), sending, parts, flags, most=most)
     if not steps.way.offload:
@@ -273,13 +292,3 @@ def predicted(request, steps, step, parts, replicas, used, extra=0) -> Predictio
     loaded, stored = (parts * bytes_ for bytes_ in steps.with_host(step))
     least = max(loaded, stored) / GPUS[request.gpu].host  # both directions at once
     return found._replace(seconds=seconds and max(seconds, least), moved=loaded + stored, least=least)
-
-
-def flags_of(way, parts, replicate=1, pp=1) -> str:
-    """Return the flags with which notebooks/scripts/train_gpt.py computes in such a way; "" where it can't."""
-    if way.rank or way.selective or way.offload:
-        return ""
-    mesh = {"pp": pp, "replicate": replicate, "shard": way.shards, "tp": way.tensor, "microbatches": parts}
-    switches = {"bf16": way.bf16, "recompute": way.checkpointing}
-    used = [f"--{name} {number}" for name, number in mesh.items() if number > 1]
-    return " ".join([*used, *(f"--{name}" if on else f"--no-{name}" for name, on in switches.items())])

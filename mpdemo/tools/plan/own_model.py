@@ -173,6 +173,12 @@ class OwnModel:
         """Bytes of all gradients."""
         return sum(p.nbytes for p in self.template.parameters() if p.requires_grad)
 
+    @property
+    def channels_first(self):
+        """Whether a convolution has its weights, and so its images, with the channels first."""
+        convolutions = [part for part in self.template.modules() if isinstance(part, nn.Conv2d)]
+        return not all(part.weight.is_contiguous(memory_format=torch.channels_last) for part in convolutions)
+
     def _note(self):
         """Note what the reader may not know."""
         for names in shared(self.template):

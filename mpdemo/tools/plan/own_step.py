@@ -237,7 +237,7 @@ class Phases:
         names = [name for name in self.levels if name not in (None, "end")]
         kept = [name for name in names if not name.endswith("inner")]  # another block's peak is higher
         levels = {name: np.array(self.levels[name], dtype=float) for name in kept}
-        return levels, {name: np.array(self.work[name], dtype=float).reshape(-1, 4) for name in names}
+        return levels, {name: np.array(self.work[name], dtype=float).reshape(-1, 5) for name in names}
 
 
 @contextmanager

@@ -6,7 +6,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from mpdemo.errors import UserError
-from mpdemo.predict.footprint import MIB, RESERVE, STATES
+from mpdemo.predict.efficiency import AT_BEST, MEASURED, Efficiency
+from mpdemo.predict.footprint import MIB, RESERVE, STATES, roof
 from mpdemo.world.gpus import GPUS
 
 IN_BLOCKS = "all-reduce in blocks"  # of tensor parallelism: a kind of message of its own, on another link
@@ -82,6 +83,8 @@ class PlanRequest:
         One of `mpdemo.world.gpus.GPUS`, from whose data sheet the times are estimated. An A100 of 40 GiB by default.
     total, price : float, optional
         Tokens, images or samples of the whole run, and what an hour of one GPU costs.
+    efficiency : Efficiency
+        What its kernels reach of the data sheet; without it what is known of that GPU.
     """
 
     model: Any
@@ -93,7 +96,22 @@ class PlanRequest:
     gpu: str = "a100"
     total: float | None = None
     price: float | None = None
+    efficiency: Efficiency | None = None
     progress: Callable = field(default=_quiet, compare=False)  # is told what is being planned
+
+    def __post_init__(self):
+        known = self.efficiency or MEASURED.get(self.gpu, AT_BEST)
+        object.__setattr__(self, "efficiency", known)
+
+    @property
+    def roof(self):
+        """What a device does per second."""
+        return roof(self.gpu, self.efficiency)
+
+    @property
+    def several(self) -> float:
+        """What is left of the speed of kernels."""
+        return self.efficiency.several if self.devices > 1 else 1.0
 
     @property
     def limit(self) -> float:
@@ -120,6 +138,7 @@ class Prediction(NamedTuple):
     parts: int = 1  # microbatches
     flags: str = ""  # of notebooks/scripts/train_gpt.py, which computes so; "" where it can't
     stages: tuple = ()  # of a pipeline with few stages: bytes on each device, in order
+    spread: float = 0.0  # of the seconds, to either side, as a fraction
     most: Callable = lambda: None  # -> samples of the largest batch that fits; None where that cannot be told
     moved: float = 0.0  # bytes that go between this device and its host in a step, and the least seconds it takes
     least: float = 0.0
@@ -146,3 +165,13 @@ def first_that_fits(request, find, numbers) -> Prediction:
     if last.memory > request.limit:
         return min(first, last, key=lambda found: found.memory)
     return next(found for found in map(find, numbers[1:]) if found.memory <= request.limit)
+
+
+def flags_of(way, parts, replicate=1, pp=1) -> str:
+    """Return the flags with which notebooks/scripts/train_gpt.py computes in such a way; "" where it can't."""
+    if way.rank or way.selective or way.offload:
+        return ""
+    mesh = {"pp": pp, "replicate": replicate, "shard": way.shards, "tp": way.tensor, "microbatches": parts}
+    switches = {"bf16": way.bf16, "recompute": way.checkpointing}
+    used = [f"--{name} {number}" for name, number in mesh.items() if number > 1]
+    return " ".join([*used, *(f"--{name}" if on else f"--no-{name}" for name, on in switches.items())])

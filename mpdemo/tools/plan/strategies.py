@@ -22,7 +22,7 @@ COLUMNS = {  # of a row as `as_rows` returns it -> header, and how a value is wr
     "strategy": ("strategy", "{}"),
     "room": ("fits", "{}"),
     "peaks": ("peak memory\n(MiB)", "{}"),
-    "milliseconds": ("step time\n(ms)", "{:,.1f}"),
+    "milliseconds": ("step time\n(ms)", "{}"),
     "per_second": ("{unit}\nper second", "{:,.0f}"),
     "mfu": ("MFU", "{:.0%}"),
     "speed_up": ("speed-up", "{:.2f}"),
@@ -33,7 +33,7 @@ COLUMNS = {  # of a row as `as_rows` returns it -> header, and how a value is wr
     "flags": ("flags of\ntrain_gpt.py", "{}"),
 }
 NEEDED, TEXTS = 4, ("mark", "strategy", "room", "flags")  # columns that are always shown; those that are no numbers
-TIMED = "seconds", "per_second", "mfu", "speed_up", "gpu_hours", "price"  # of a row
+TIMED = "seconds", "spread", "per_second", "mfu", "speed_up", "gpu_hours", "price"  # of a row
 LORA = ", LoRA"
 NOTHING = "none: more devices, or larger ones"
 
@@ -70,7 +70,7 @@ def compare(request: PlanRequest) -> list[Strategy]:
             continue
         request.progress(rule.answer)
         try:
-            predicted = rule.find(request)
+            predicted = own.with_spread(request, rule)
             result.append(Strategy(rule, bool(predicted.memory <= request.limit), predicted))  # numpy's is no JSON
         except NotNeeded:
             continue
@@ -151,6 +151,7 @@ def _as_row(request, strategy, alone, at_peak):
     is_whole = alone and LORA not in strategy.answer
     return row | {
         "seconds": found.seconds,
+        "spread": found.spread,
         "per_second": per_second,
         "mfu": at_peak / request.devices / found.seconds if is_whole else None,
         "speed_up": alone / found.seconds if is_whole else None,
@@ -163,8 +164,9 @@ def table(request: PlanRequest, strategies: list[Strategy]) -> str:
     """Return the `strategies` for a `request`, as `compare` returns them, as text, a row each.
 
     Memory is what PyTorch allocates on the fullest device, and for a pipeline of at most eight stages on each of them,
-    in order. Times are the best that data sheets allow: each kernel at its peak, and communication hidden behind the
-    computation but for a first gather or a last reduction, and inside blocks.
+    in order. Times are those of kernels that reach what `PlanRequest.efficiency` says, with the interval in which its
+    spread puts them, and communication is hidden behind the computation but for a first gather or a last reduction,
+    and inside blocks.
     """
     rows = [row for row in as_rows(request, strategies) if row["memory_mib"]]  # a note says why there is no number
     for number, row in enumerate(rows):
@@ -172,12 +174,17 @@ def table(request: PlanRequest, strategies: list[Strategy]) -> str:
         row["mark"] = "->" if number == 0 and row["fits"] else ""
         row["room"] = "yes" if row["fits"] else f"{over:,.0f} MiB over"
         row["peaks"] = "\n".join(f"{peak:,.0f}" for peak in row["stages_mib"] or [row["memory_mib"]])
-        row["milliseconds"] = row["seconds"] and 1000 * row["seconds"]
+        row["milliseconds"] = row["seconds"] and _milliseconds(row)
     asked = {"gpu_hours": request.total, "price": request.price}
     columns = [name for name in COLUMNS if asked.get(name, True)]
     headers = [COLUMNS[name][0].format(unit=request.model.unit[0]) for name in columns]
     texts = [["" if row[name] is None else COLUMNS[name][1].format(row[name]) for name in columns] for row in rows]
     return _as_wide_as_the_terminal(texts, headers, ["left" if name in TEXTS else "right" for name in columns])
+
+
+def _milliseconds(row) -> str:
+    """Return the milliseconds of a step, and their interval where one is known."""
+    return f"{1000 * row['seconds']:,.1f}" + (f" ± {row['spread']:.0%}" if row["spread"] else "")
 
 
 def _as_wide_as_the_terminal(rows, headers, alignment) -> str:
