@@ -66,10 +66,20 @@ def transfer(rows, group) -> list[dict]:
     if rows[0]["kind"] in "AGR" and moves - min(row["end"] for row in rows) > APART:
         raise UserError("a rank leaves a collective before the last one joins: the traces' clocks differ")
     if rows[0]["kind"] in MESSAGE:
-        send, receive = sorted(rows, key=lambda row: row["kind"])
+        receive, send = sorted(rows, key=lambda row: row["kind"])
         end, bytes_ = max(receive["end"], send["start"]), max(send["bytes"], receive["bytes"])
         name = f"message to rank {receive['rank']}"
-        rows = [send | {"to": receive["rank"], "posted": receive["start"], "end": end, "bytes": bytes_, "name": name}]
+        rows = [
+            send
+            | {
+                "kind": "S",
+                "to": receive["rank"],
+                "posted": receive["start"],
+                "end": end,
+                "bytes": bytes_,
+                "name": name,
+            }
+        ]
     rows = [row | {"moves": min(moves, row["end"]), "group": group} for row in rows]
     return [{key: value for key, value in row.items() if key not in ("asked", "members")} for row in rows]
 
