@@ -92,6 +92,18 @@ def test_the_bytes_of_a_collective_move_once_the_last_rank_has_joined_and_until_
     assert waits(step, 1) == [("exposed", None, 21, 22)]
 
 
+def test_of_several_steps_the_one_of_median_length_is_shown_and_with_memory_none_at_an_end(written):
+    def rows(*more):
+        steps = [(0, 10), (20, 24), (30, 36), (40, 48)]
+        spans = [[span("ProfilerStep#1", *times, "user_annotation"), span("aten::mm", *times)] for times in steps]
+        return [row for pair in spans for row in pair] + [*more]
+
+    step = traces.read(written(rows(), rows()))
+    assert step["end"] == 0.006 and step["memory"] is None
+    assert step["note"] == "From trace-rank0.json.gz and 1 more: of 4 steps the one of median length."
+    assert traces.read(written(rows(memory(1, 1, 1))))["end"] == 0.004  # of the two in the middle
+
+
 def test_a_thread_that_gathers_or_waits_for_a_tensor_computes_nothing(written):
     rows = [
         span("aten::mm", 0, 10),
