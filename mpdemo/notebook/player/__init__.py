@@ -71,7 +71,8 @@ def player(
         with Image.open(path) as image:
             text, width = image.info["alt"], image.info["width"]
         data = base64.b64encode(path.read_bytes()).decode()
-        picture = f'<img data-still width="{width}" alt="{html.escape(text)}" src="data:image/png;base64,{data}">'
+        look = f'width="{width}" style="max-width:100%" alt="{html.escape(text)}"'
+        picture = f'<img data-still {look} src="data:image/png;base64,{data}">'
     source = page.replace("&", "&amp;").replace("'", "&#39;").replace("<", "&lt;").replace(">", "&gt;")
     look = f'height="{HEIGHT}" style="width:100%;border:0"'
     frame = f"<iframe title=\"{html.escape(text)}\" {look} srcdoc='{source}'></iframe>"
@@ -115,7 +116,8 @@ def _recordings(what, recorded) -> list:
 
         return [read(what)]
     if what == "all" and recorded:
-        return [recording(key) for key in STRATEGIES if (HERE / "recordings" / f"{key}.json").exists()]
+        names = [key for key in STRATEGIES if (HERE / "recordings" / f"{key}.json").exists()]
+        return [recording(key) for key in names or ["ddp"]]
     return [recording(what)] if recorded or what not in STRATEGIES else []
 
 
