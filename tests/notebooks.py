@@ -3,6 +3,7 @@
     python tests/notebooks.py               execute all, save what changed (this is ``make notebooks``)
     python tests/notebooks.py 03 04         only those whose names begin so
     python tests/notebooks.py --all 03      save also where only measured numbers or pictures changed
+    python tests/notebooks.py recordings    only the player's recordings, which ``make notebooks`` makes last
     python tests/notebooks.py --check       execute nothing: normal form and house rules
 
 Notebooks are executed in a fresh copy of the project, so that no run of another day is found; the job scripts
@@ -37,6 +38,7 @@ from project import environment, fresh_copy
 
 from mpdemo.cluster import Cluster
 from mpdemo.paths import root
+from mpdemo.world.launch import start
 
 CELL_LIMIT, NBVAL_LIMIT = 300, 900  # s, for one cell and for one notebook
 RUNS_OF_THE_LADDER = "train_*", "speed_*"
@@ -216,6 +218,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("prefixes", nargs="*", help="beginnings of the names, such as 03; default: all")
     parser.add_argument("--check", action="store_true", help="execute nothing")
+    load = "mark recordings that are made while other processes run, rather than refuse them"
+    parser.add_argument("--under-load", action="store_true", help=load)
     parser.add_argument("--all", action="store_true", help="save also where only numbers and pictures changed")
     args, status = parser.parse_args(), 0
     with tempfile.TemporaryDirectory(prefix="mpdemo-ladder-") as ladder:
@@ -232,6 +236,11 @@ def main() -> int:
             status = status or int(bool(problems))
         if Path(ladder, "speed_tensor").exists():  # the last strategy, after all others
             draw_ladder(ladder)
+    if not args.check and (not args.prefixes or "recordings" in args.prefixes):
+        folder = root() / "mpdemo/notebook/player/recordings"
+        folder.mkdir(parents=True, exist_ok=True)
+        status = start(["-m", "mpdemo.labs.recordings", str(folder), *["--under-load"] * args.under_load], 2) or status
+        subprocess.run([sys.executable, "tests/players.py"], cwd=root(), check=True)  # what shows these recordings
     return status
 
 

@@ -43,6 +43,8 @@ def written(tmp_path):
     """A function that writes the rows of each rank into a file, and returns the pattern of their names."""
 
     def write(*ranks):
+        for old in tmp_path.glob("trace-rank*"):
+            old.unlink()
         for rank, rows in enumerate(ranks):
             trace = {"distributedInfo": {"rank": rank, "world_size": len(ranks)}, "traceEvents": rows}
             (tmp_path / f"trace-rank{rank}.json.gz").write_bytes(gzip.compress(json.dumps(trace).encode()))
@@ -90,6 +92,18 @@ def test_the_bytes_of_a_collective_move_once_the_last_rank_has_joined_and_until_
     assert waits(step, 1) == [("exposed", None, 21, 22)]
 
 
+def test_of_several_steps_the_one_of_median_length_is_shown_and_with_memory_none_at_an_end(written):
+    def rows(*more):
+        steps = [(0, 10), (20, 24), (30, 36), (40, 48)]
+        spans = [[span("ProfilerStep#1", *times, "user_annotation"), span("aten::mm", *times)] for times in steps]
+        return [row for pair in spans for row in pair] + [*more]
+
+    step = traces.read(written(rows(), rows()))
+    assert step["end"] == 0.006 and step["memory"] is None
+    assert step["note"] == "From trace-rank0.json.gz and 1 more: of 4 steps the one of median length."
+    assert traces.read(written(rows(memory(1, 1, 1))))["end"] == 0.004  # of the two in the middle
+
+
 def test_a_thread_that_gathers_or_waits_for_a_tensor_computes_nothing(written):
     rows = [
         span("aten::mm", 0, 10),
@@ -116,6 +130,9 @@ def test_a_message_is_one_event_of_the_rank_that_the_sender_names_and_its_receiv
     assert [(row["rank"], row["to"], row["bytes"]) for row in rows] == [(0, 2, 4), (2, 1, 4)]
     assert (rows[0]["posted"], rows[0]["start"], rows[0]["moves"], rows[0]["end"]) == (0.001, 0.004, 0.004, 0.009)
     assert waits(step, 1) == [("waits", 2, 2, 4), ("exposed", None, 4, 9)]
+    alone = [[*begin, row] for row in (send(1)[1], receive(0, 2)[1])]  # without what c10d was asked for
+    (row,) = (row for row in traces.read(written(*alone))["events"] if row["lane"] == "comm")
+    assert (row["rank"], row["to"]) == (0, 1)
 
 
 def test_on_gpus_a_kernel_belongs_to_the_operation_that_launched_it_and_nccls_kernels_name_their_group(written):

@@ -25,11 +25,11 @@ from typing import NamedTuple
 from mpdemo.errors import UserError
 
 STEP, MARK = "mpdemo step", "mpdemo: "  # marks of a step, else the profiler's are used; and of the fields of an event
-KINDS = {"allreduce": "A", "allgather": "G", "reducescatter": "R", "send": "S", "recv": "recv"}
+KINDS = {"allreduce": "A", "allgather": "G", "reducescatter": "R", "send": "send", "recv": "recv"}
 NAMES = {"A": "all-reduce", "G": "all-gather", "R": "reduce-scatter", "F": "forward", "B": "backward"}
 NAMES |= {"I": "backward, inputs", "W": "backward, weights", "O": "optimizer's step", "L": "loading"}
 COMPUTES = "L", "F", "B", "I", "W", "O"
-MESSAGE = "S", "recv"  # between two ranks; joined, it is one event
+MESSAGE = "send", "recv"  # between two ranks; joined, it is one event, S
 BLOCKED = re.compile(r"FSDP::|_c10d_functional::wait_tensor")  # the thread waits for tensors, or copies them
 SILENT = re.compile(r"c10d::|_c10d_functional|profiler::")  # operations that compute nothing
 BYTES = {"double": 8, "long": 8, "bfloat16": 2, "half": 2, "char": 1, "byte": 1, "bool": 1, "float8": 1}  # else 4
@@ -232,7 +232,7 @@ def transfers_of(trace):
         row |= {"start": span.start, "end": span.end, "bytes": about["bytes"]}
         if kind in MESSAGE:
             peer = 1 - trace.rank if about["peer"] is None else about["peer"]
-            ranks = (trace.rank, peer) if kind == "S" else (peer, trace.rank)
+            ranks = (trace.rank, peer) if kind == "send" else (peer, trace.rank)
         if kind == "R" and "all_reduce" in span.name:
             row["name"] += " (gloo makes it of an all-reduce)"
         yield row | {"members": ranks}
@@ -247,12 +247,10 @@ def by_gloo(spans):
             numbers = [number for dims in (ask, span) for number in sizes(dims.args.get("Input Dims", []))]
             kind = next(iter(span.args.get("Input type", [])), "")
             inputs = ask.args.get("Concrete Inputs", [])
-            peer = int(inputs[2]) if what in ("send", "recv") and len(inputs) > 2 else None
-            about = {
-                "name": ask.name.replace("gloo:", ""),
-                "bytes": max(numbers, default=0) * width(kind),
-                "peer": peer,
-            }
+            about = {"name": ask.name.replace("gloo:", ""), "bytes": max(numbers, default=0) * width(kind)}
+            about["peer"] = int(inputs[2]) if what in MESSAGE and len(inputs) > 2 else None
+            if what in MESSAGE:
+                span = span._replace(start=ask.start)  # gloo's span may begin after its bytes have left
             yield ask.start, span, about
 
 

@@ -9,6 +9,7 @@ from bisect import bisect
 from collections import defaultdict
 from glob import glob
 from itertools import accumulate
+from pathlib import Path
 
 from mpdemo.errors import UserError
 from mpdemo.measure.spans import MESSAGE, load, rank_steps
@@ -25,16 +26,19 @@ def read(paths) -> dict:
 
     `paths` is a pattern such as ``trace-rank*.json.gz``, or a list of files, one per rank.
     """
-    found = sorted(glob(str(paths))) if isinstance(paths, str) or hasattr(paths, "name") else list(map(str, paths))
+    found = sorted(glob(str(paths))) if isinstance(paths, str | Path) else list(map(str, paths))
     if not found:
         raise UserError(f"no trace {paths}; write one per rank: profiler.export_chrome_trace('trace-rank0.json.gz')")
     traces = sorted((load(path) for path in found), key=lambda trace: trace.rank)
     if [trace.rank for trace in traces] != list(range(traces[0].world)):
         ranks = ", ".join(str(trace.rank) for trace in traces)
         raise UserError(f"these are traces of ranks {ranks} of {traces[0].world}; give one of each")
-    ranks = [inner(with_memory(trace)) for trace in traces]
+    ranks = [
+        inner(steps) if trace.memory else steps for trace, steps in zip(traces, map(with_memory, traces), strict=True)
+    ]
     step = typical([merge(parts) for parts in zip(*ranks, strict=False)])
-    note = f"From {found[0]}{' and others' if len(found) > 1 else ''}: the step of median length of {len(ranks[0])}."
+    others = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    note = f"From {Path(found[0]).name}{others}: of {len(ranks[0])} steps the one of median length."
     about = {"source": "recorded", "strategy": "trace", "tab": "Yours", "title": "Your own trace", "note": note}
     return about | {"parts": OF_A_TRACE, "hang": None} | step
 
@@ -66,10 +70,20 @@ def transfer(rows, group) -> list[dict]:
     if rows[0]["kind"] in "AGR" and moves - min(row["end"] for row in rows) > APART:
         raise UserError("a rank leaves a collective before the last one joins: the traces' clocks differ")
     if rows[0]["kind"] in MESSAGE:
-        send, receive = sorted(rows, key=lambda row: row["kind"])
+        receive, send = sorted(rows, key=lambda row: row["kind"])
         end, bytes_ = max(receive["end"], send["start"]), max(send["bytes"], receive["bytes"])
         name = f"message to rank {receive['rank']}"
-        rows = [send | {"to": receive["rank"], "posted": receive["start"], "end": end, "bytes": bytes_, "name": name}]
+        rows = [
+            send
+            | {
+                "kind": "S",
+                "to": receive["rank"],
+                "posted": receive["start"],
+                "end": end,
+                "bytes": bytes_,
+                "name": name,
+            }
+        ]
     rows = [row | {"moves": min(moves, row["end"]), "group": group} for row in rows]
     return [{key: value for key, value in row.items() if key not in ("asked", "members")} for row in rows]
 

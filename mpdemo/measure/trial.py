@@ -5,6 +5,7 @@ file stays as the notebooks show it.
 """
 
 import copy
+import math
 import os
 import time
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -28,7 +29,7 @@ from mpdemo.world.collectives import gather_objects, rest, whole
 from mpdemo.world.env import ALLOWED_CORES, World, claim_cores, process_group, where_am_i
 from mpdemo.world.processes import end_with_parent
 
-RECORDED = 7  # steps under the profiler; the first and the last are not used
+RECORDED = 5  # steps under the profiler; the first and the last are not used
 STEADY = 1e-4  # learning rate: a trial does hundreds of steps on one batch
 
 
@@ -93,7 +94,7 @@ class Trial:
 
 
 def record(trial) -> list[dict]:
-    """Record some steps of a trial; all ranks must call this, those of another world's trial with None."""
+    """Record some steps of a trial that has done one; all ranks must call this, those without this trial with None."""
     if not trial:
         return record_steps(None)
     model, handles = trial.rung.model, []
@@ -135,8 +136,9 @@ def record_steps(step, base=None, words=None, steps=RECORDED) -> list[dict]:
 
 
 def delay() -> float:
-    """Return the seconds for which this thread was ready, but other processes had its core, as Linux counts them."""
-    waited = int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    """Return the seconds for which this thread was ready, but other processes had its core; NaN if Linux can't tell."""
+    counts = Path("/proc/thread-self/schedstat")  # ns on a core, ns ready without one
+    waited = int(counts.read_text().split()[1]) / 1e9 if counts.exists() else math.nan
     return waited - (time.process_time() - time.thread_time())  # its own other threads may have had it
 
 

@@ -123,7 +123,8 @@ def _recordings(what, recorded) -> list:
 
 def page(options: dict[str, Any], steps: list, only: bool = False) -> str:
     """Return the player as one HTML page that loads nothing; `only` recorded steps are offered in it."""
-    data = json.dumps({"options": options, "recordings": steps, "only": only}).replace("<", "\\u003c")
+    data = json.dumps({"options": options, "recordings": steps, "only": only}, separators=(",", ":"))
+    data = data.replace("<", "\\u003c")
     script = " ".join(re.sub(r"(^|\s+)//\s.*", "", line.strip()) for line in _lines("player.js"))
     look = " ".join(line.strip() for line in _lines("player.css"))  # one line, so that a notebook's diff has one
     return (
