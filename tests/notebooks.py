@@ -235,6 +235,7 @@ def main() -> int:
         folder = root() / "mpdemo/notebook/player/recordings"
         folder.mkdir(parents=True, exist_ok=True)
         status = start(["-m", "mpdemo.labs.recordings", str(folder), *["--under-load"] * args.under_load], 2) or status
+        subprocess.run([sys.executable, "tests/players.py"], cwd=root(), check=True)  # what shows these recordings
     return status
 
 

@@ -3,8 +3,12 @@
 import json
 import math
 import tempfile
+from collections import defaultdict
 from pathlib import Path
 from statistics import mean, median
+
+from mpdemo.measure.timeline import waiting
+from mpdemo.notebook.player import recording
 
 
 def close(value, right, tolerance=1e-6):
@@ -105,3 +109,25 @@ def check_09_4(straggler):
         assert got == right or got != now.index(min(now)), shortest
         hiccup = "Count quarters: in each trace, one all-reduce took thirty times as long as the others."
         assert got == right, f"{said}, but rank {right} is the only one that doesn't wait. {hiccup}"
+
+
+WORDS = {"forward": "F", "backward": "B", "optimizer": "O"}
+
+
+def check_09_5(answer):
+    waiter, slow, word = answer
+    events, waits, works = recording("puzzle")["events"], defaultdict(float), defaultdict(float)
+    for row in events:
+        works[row["rank"], row["kind"]] += row["end"] - row["start"]
+    for row in waiting(events):
+        waits[row["rank"], row["on"]] += (row["end"] - row["start"]) * (row["kind"] == "waits")
+    pair = max(waits, key=waits.get)
+    longer = {name: works[pair[1], kind] - works[pair[0], kind] for name, kind in WORDS.items()}
+    assert waiter != slow, f"Rank {waiter} doesn't wait for itself."
+    most = f"Rank {pair[0]} waits {1e3 * waits[pair]:.0f} ms in all."
+    assert waiter != pair[1], f"Rank {waiter} is the one that the others wait for. {most}"
+    assert (waiter, slow) == pair, f"There is no rank {max(waiter, slow)} in it."
+    assert word in WORDS, f"{word!r} is none of: {', '.join(WORDS)}."
+    right = max(longer, key=longer.get)
+    assert word == right, f"Compare the two ranks: in another part they differ more than in {word}."
+    return f"A profile of rank {waiter} alone shows slow communication. The cause is in {right}, on rank {slow}."

@@ -71,7 +71,8 @@ def player(
         with Image.open(path) as image:
             text, width = image.info["alt"], image.info["width"]
         data = base64.b64encode(path.read_bytes()).decode()
-        picture = f'<img data-still width="{width}" alt="{html.escape(text)}" src="data:image/png;base64,{data}">'
+        look = f'width="{width}" style="max-width:100%" alt="{html.escape(text)}"'
+        picture = f'<img data-still {look} src="data:image/png;base64,{data}">'
     source = page.replace("&", "&amp;").replace("'", "&#39;").replace("<", "&lt;").replace(">", "&gt;")
     look = f'height="{HEIGHT}" style="width:100%;border:0"'
     frame = f"<iframe title=\"{html.escape(text)}\" {look} srcdoc='{source}'></iframe>"
@@ -115,13 +116,15 @@ def _recordings(what, recorded) -> list:
 
         return [read(what)]
     if what == "all" and recorded:
-        return [recording(key) for key in STRATEGIES if (HERE / "recordings" / f"{key}.json").exists()]
+        names = [key for key in STRATEGIES if (HERE / "recordings" / f"{key}.json").exists()]
+        return [recording(key) for key in names or ["ddp"]]
     return [recording(what)] if recorded or what not in STRATEGIES else []
 
 
 def page(options: dict[str, Any], steps: list, only: bool = False) -> str:
     """Return the player as one HTML page that loads nothing; `only` recorded steps are offered in it."""
-    data = json.dumps({"options": options, "recordings": steps, "only": only}).replace("<", "\\u003c")
+    data = json.dumps({"options": options, "recordings": steps, "only": only}, separators=(",", ":"))
+    data = data.replace("<", "\\u003c")
     script = " ".join(re.sub(r"(^|\s+)//\s.*", "", line.strip()) for line in _lines("player.js"))
     look = " ".join(line.strip() for line in _lines("player.css"))  # one line, so that a notebook's diff has one
     return (

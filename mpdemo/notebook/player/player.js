@@ -633,7 +633,7 @@ function drawAxis({ x, top, height, wide }, under) {
 
 function drawHead({ wide, y }, team, shown) {
   shown.append(label(0, y(team.first)-6, team.name, { class: "head" }));
-  shown.append(label(122, y(team.first)-6, wide ? team.line : timeText(team.end), { class: "small" }));
+  shown.append(label(142, y(team.first)-6, wide ? team.line : timeText(team.end), { class: "small" }));
 }
 
 function drawRank(place, rank, layers) {
