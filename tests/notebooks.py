@@ -234,6 +234,7 @@ def main() -> int:
     if not args.check and (not args.prefixes or "recordings" in args.prefixes):
         folder = root() / "mpdemo/notebook/player/recordings"
         folder.mkdir(parents=True, exist_ok=True)
+        os.environ["KINETO_LOG_LEVEL"] = "6"  # the profiler's own messages
         status = start(["-m", "mpdemo.labs.recordings", str(folder), *["--under-load"] * args.under_load], 2) or status
         subprocess.run([sys.executable, "tests/players.py"], cwd=root(), check=True)  # what shows these recordings
     return status
