@@ -133,7 +133,7 @@ def step(model, way, states, batch, count) -> Step:
             if way.offload:
                 phases.offload(module)
             phases.enter("before")
-            with kernels, sent, OnGpu():
+            with kernels, sent if way.is_sharded else nullcontext(), OnGpu():
                 inputs = model.inputs(batch)
                 with torch.autocast("cpu", torch.bfloat16, enabled=way.bf16 and not way.is_sharded):
                     outputs = model.compute(module, inputs)

@@ -127,10 +127,12 @@ def as_rows(request: PlanRequest, strategies: list[Strategy]) -> list[dict]:
 
     Speed-ups are over one device in the same precision, in whose memory everything fits. The MFU (model FLOPs
     utilisation) is the time that the model's matrix products and convolutions would take at the peak of the data sheet
-    in that precision, without what is recomputed, over the step's. LoRA's row has neither, since it computes less.
+    in that precision, without what is recomputed, over the step's. What doesn't fit has neither, nor has LoRA's row,
+    since it computes less.
     """
-    one_device = {bf16: own.one_device(request, bf16) for bf16 in (False, True)}
-    return [_as_row(request, strategy, *one_device[", bf16" in strategy.answer]) for strategy in strategies]
+    whole = [", bf16" in row.answer for row in strategies if row.fits and LORA not in row.answer]
+    alone = {bf16: own.one_device(request, bf16) for bf16 in set(whole)}
+    return [_as_row(request, row, *alone.get(", bf16" in row.answer, (None, None))) for row in strategies]
 
 
 def _as_row(request, strategy, alone, at_peak):
@@ -148,7 +150,7 @@ def _as_row(request, strategy, alone, at_peak):
         return row | dict.fromkeys(TIMED)
     per_second = request.batch * request.model.unit[1] / found.seconds
     hours = request.total and request.total / per_second / 3600 * request.devices
-    is_whole = alone and LORA not in strategy.answer
+    is_whole = alone and strategy.fits and LORA not in strategy.answer
     return row | {
         "seconds": found.seconds,
         "spread": found.spread,
