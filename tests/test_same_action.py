@@ -113,10 +113,9 @@ def test_its_steps_run_one_by_one(project, monkeypatch):
     status, out, _ = run_step("compare", **given)
     assert status == 0 and "2 processes: the same training" in out and "::" not in out
     status, out, _ = run_step("compare", args="--bypass", **given)
-    line = 1 + next(number for number, text in enumerate(TRAIN.splitlines()) if "--bypass" in text)
+    line = len(TRAIN.partition("--bypass")[0].splitlines())
     assert status == 1 and f"::error file=scripts/train.py,line={line},title=S202 " in out
     assert "| error | S2" in (project / "summary").read_text()
     status, out, err = run_step("compare", **given | {"script": "scripts/none.py"})
-    said = "script 'scripts/none.py' is no file; give the path of a Python script"
-    assert status == 2 and f"::error file=scripts/none.py,line=1,title=mpdemo same::mpdemo: error: {said}" in out
-    assert said in err and {path.name for path in Path().iterdir()} == {"src", "scripts", "configs"}
+    assert status == 2 and "::error file=scripts/none.py,line=1,title=mpdemo same::mpdemo: error: script" in out
+    assert "is no file" in err and {path.name for path in Path().iterdir()} == {"src", "scripts", "configs"}

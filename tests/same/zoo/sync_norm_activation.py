@@ -1,7 +1,7 @@
 """A conversion for several processes replaces a norm together with the activation inside it.
 
 https://github.com/pytorch/pytorch/issues/187298 (2026-06-15)
-named: another module
+named: another module|convert|returns something else
 """
 
 from common import Net, samples, start
