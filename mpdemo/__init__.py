@@ -21,18 +21,19 @@ __all__ = ["data", "jobs", "models", "notebook", "predict", "training"]
 
 PUBLIC = {  # module of mpdemo: its public names
     "data": "SplitDataset load",
-    "jobs": "Job JobFailed JobSpec Site SlurmError attach check load_site render submit train_command",
+    "jobs": "Job JobFailed JobSpec Site SlurmError attach check load_site render spec_of submit",
     "jobs.explain": "find report",
     "measure.paired": "ROUNDS Median Ratio difference median ratio",
     "models": "Blocks build",
     "models.transformer": "Block Embed Head",
     "notebook.check": "check",
-    "notebook.course": "check diff follow ladder launch measure player run show start_ranks train",
+    "notebook.course": "check diff ladder measure player run show start_ranks",
     "notebook.plots": "bars curves step_parts timelines where",
     "paths": "root",
     "predict": "SCHEDULES Simulation placement simulate usual_stages_per_rank",
     "predict.counting": "LiveMemory",
     "predict.imagenet": "IMAGES RUNS",
+    "tools.same": "NotTheSame check",
     "training.checkpoint": "newest tensors",
 }
 

@@ -5,8 +5,8 @@
     python tests/notebooks.py --all 03      save also where only measured numbers or pictures changed
     python tests/notebooks.py --check       execute nothing: normal form and house rules
 
-Notebooks are executed in a fresh copy of the project, so that no run of another day is found; the job scripts
-they write (``slurm/*.sbatch``) are brought back too. 03, 06 and 10 run on a throw-away Slurm of two nodes. Outputs
+Notebooks are executed in a fresh copy of the project, so that no run of another day is found. 03, 06 and 10 run on a
+throw-away Slurm of two nodes. Outputs
 that differ only in what tests/nbval.cfg lets differ stay as they are: without a change, git sees none.
 """
 
@@ -42,7 +42,7 @@ CELL_LIMIT, NBVAL_LIMIT = 300, 900  # s, for one cell and for one notebook
 RUNS_OF_THE_LADDER = "train_*", "speed_*"
 ON_TWO_NODES = ("03", "06", "10")  # of a throw-away Slurm, 1 Gbit/s apart
 TIMES_DDP_ITSELF = "12_which_one"
-TRAINS_SINGLE = r"train(\"single\""  # in a notebook's file
+TRAINS_SINGLE = "--rung single --recipe course"  # in a notebook's file
 SOURCES = tomllib.loads((root() / "tests" / "numbers.toml").read_text())  # of numbers that no cell shows
 TRAINERS = root() / "notebooks" / "for_trainers.md"  # has a table of how long each notebook takes
 SKIP = "nbval-skip"  # nbval's own tag
@@ -125,7 +125,6 @@ def refresh(path, ladder, everything=False) -> str:
     fresh = copy.deepcopy(saved)
     with tempfile.TemporaryDirectory(prefix="mpdemo-") as name:
         folder = fresh_copy(name)
-        before = {script.name: script.read_text() for script in (folder / "slurm").glob("*.sbatch")}
         if "ladder" in path.read_text():
             own = ["speed_ddp"] if path.stem == TIMES_DDP_ITSELF else []
             own += ["train_single"] if TRAINS_SINGLE in path.read_text() else []  # else it only finds that job
@@ -135,19 +134,15 @@ def refresh(path, ladder, everything=False) -> str:
         client = NotebookClient(fresh, timeout=CELL_LIMIT, resources={"metadata": {"path": str(where)}}, **options)
         with slurm_of(path) as slurm:
             client.execute(env=environment(folder, NBVAL="1", **slurm))
-        # only the scripts that it changed: another notebook may have written its own in the meantime
-        scripts = [s for s in sorted((folder / "slurm").glob("*.sbatch")) if before.get(s.name) != s.read_text()]
-        for script in scripts:
-            shutil.copy(script, root() / "slurm")
         for run_folder in (run for pattern in RUNS_OF_THE_LADDER for run in (folder / "runs").glob(pattern)):
             shutil.copytree(run_folder, Path(ladder, run_folder.name), dirs_exist_ok=True)
     normalise(fresh)
-    if not everything and compared(saved) == compared(fresh) and not scripts:
+    if not everything and compared(saved) == compared(fresh):
         fresh = normalise(saved)
     if text_of(fresh) == path.read_text():
         return "same"
     path.write_text(text_of(fresh))
-    return ", ".join(["changed", *(f"with slurm/{script.name}" for script in scripts)])
+    return "changed"
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ from mpdemo.notebook import player as package
 from mpdemo.notebook.player import player
 from mpdemo.paths import root
 
-WIDTH, SCALE, COLOURS = 760, 1.2, 40  # of the page in pixels, of the picture for each of the page; of a palette
+WIDTH, COLOURS = 760, 24  # of the page in pixels, which are those of the picture; of a palette
 ONLY = "nav, .controls, .say, .card, details { display: none !important } main { padding: 8px 10px }"
 
 
@@ -96,7 +96,7 @@ if __name__ == "__main__":
     for path in folder.glob("*.png"):
         if path.stem not in pages:
             path.unlink()
-    with chromium_page(WIDTH, 900, SCALE) as window:
+    with chromium_page(WIDTH, 900) as window:
         for key, page in pages.items():
             take(window, page, folder / f"{key}.png")
             print(folder / f"{key}.png", flush=True)

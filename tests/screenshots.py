@@ -27,7 +27,7 @@ PICTURES = {  # the notebook, its cells, and what an output says when the pictur
     "exercise": ("03_ddp", ("turn-03-3", "answer-03-3"), "still waits"),
     "live": ("01_single_device", ("story-job",), r"/step 2\d of/"),
 }
-SETUP = "from mpdemo.notebook.course import check, follow, train"
+SETUP = "from mpdemo.notebook.course import check, run"
 TO_DELETE = "...  # delete this line when you have repaired the program\n"  # whoever deletes only this gets a verdict
 IDLE = "text=Python 3 (ipykernel) | Idle"
 MARGIN = 2  # pixels of the page

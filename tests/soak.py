@@ -28,9 +28,10 @@ from worker_jobs import came
 from mpdemo import paths
 from mpdemo.cluster import Cluster
 from mpdemo.errors import UserError
-from mpdemo.jobs import JobSpec, load_site, slurm, submit, train_command
+from mpdemo.jobs import JobSpec, load_site, slurm, submit
 from mpdemo.jobs.sbatch_text import fitted
 from mpdemo.jobs.submit import make_folder, start
+from mpdemo.options import as_arguments
 from mpdemo.training import checkpoint
 
 STEPS = 24
@@ -163,7 +164,7 @@ class Life:
 
 def spec_of(case, out, name, requeue=False) -> JobSpec:
     settings, processes_per_node = CASES[case]
-    command = train_command(**COMMON, **settings, out=out)
+    command = ("-m", "mpdemo", "train", *as_arguments({**COMMON, **settings, "out": out}))
     options = {"requeue": requeue, "signal": "USR1@60", "oversubscribe": True, "gpus_per_process": 0}
     options["cpus_per_process"] = int(CPUS) // processes_per_node  # a node for each job: what hits one hits no other
     return JobSpec(name, command, out, processes_per_node=processes_per_node, time_limit="00:30:00", **options)

@@ -13,26 +13,26 @@ COURSE = [
         2_900,
         "what is public; commands, options, and how errors are told",
     ),
-    ("/settings", 3_200, "every setting said once and checked once"),
+    ("/settings", 3_250, "every setting said once and checked once"),
     ("/rungs /run.py /train.py", 3_900, "the strategies and their loop: model, optimizer, step"),
     ("/training", 9_000, "what stands around a step: checkpoints, log, recorder, stop signal"),
-    ("/world /ranks", 9_500, "who am I; start and end processes; ranks beside a kernel"),
+    ("/world /ranks", 9_550, "who am I; start and end processes; ranks beside a kernel"),
     ("/models /data", 5_300, "the course's models as lists of blocks; data sets and batches, a share per replica"),
     (
         "/measure/__init__.py /measure/compare.py /measure/paired.py /measure/timeline.py /measure/trial.py",
-        4_250,
+        4_650,
         "measure a step, compare by paired rounds, what a recorded step waits for",
     ),
     (
         "/measure/spans.py /measure/traces.py",
-        4_400,
+        4_550,
         "traces of torch.profiler, of all ranks, on gloo and on GPUs: events, messages and memory of a step",
     ),
-    ("/predict", 6_100, "before a run: the simulator, the best split, memory and messages of a step, scaling"),
-    ("/jobs", 18_500, "spec, fitted job, text, submission, following; sites; the first cause in a log"),
+    ("/predict", 6_150, "before a run: the simulator, the best split, memory and messages of a step, scaling"),
+    ("/jobs", 18_750, "spec, fitted job, text, submission, following; sites; the first cause in a log"),
     (
         "/notebook /demo.py",
-        12_800,
+        12_900,
         "what notebooks show: live view, ladder, plots, the step player's page, checks of exercises; the demo",
     ),
     ("/cluster", 3_050, "a throw-away Slurm"),
@@ -40,7 +40,7 @@ COURSE = [
 TOOLS = [
     (
         "/tools/same",
-        34_150,  # of it 8,900 name a cause by line and compare what is no weight: buffers, copies, files
+        34_200,  # of it 8,900 name a cause by line and compare what is no weight: buffers, copies, files
         "is a reader's script the same training on 1 and N processes, does it resume, in which line not; in CI, too",
     ),
     (
@@ -61,9 +61,9 @@ REST = [
         52_900,  # the scripts carry what keeps a run alive on a cluster, and one has every dimension
         "what jobs measure, exercises run and readers take home",
     ),
-    ("tests", 167_300, "each promise once by day, the rest by night; 11,400 of it are public bugs to score a tool on"),
+    ("tests", 172_050, "each promise once by day, the rest by night; 11,400 of it are public bugs to score a tool on"),
 ]
-# How many files each may have. What fails in a log is read by the course and by `explain`, so its reader is among the course's.
+# How many files each may have. The reader of logs is among those of the course, which reads them as `explain` does.
 FILES = {"course": (COURSE, 110), "tools": (TOOLS, 52)}
 LARGEST = 300  # lines of a module
 PLAYER = 1_220  # lines of its script and style sheet: eleven strategies modelled, drawn, played, guessed and broken

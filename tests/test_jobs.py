@@ -21,13 +21,13 @@ def place(request, project):
 
 
 def test_a_job_that_is_done_has_metrics_a_log_and_a_result(place, capsys):
-    job = submit(spec(processes_per_node=2), script="slurm/toy.sbatch")
-    said = {"slurm": "submitted toy to cluster throwaway: job {} (slurm/toy.sbatch)\n",
+    job = submit(spec(processes_per_node=2))
+    said = {"slurm": "submitted toy to cluster throwaway: job {} (runs/toy/job.sbatch)\n",
             "here": "Slurm not found: toy runs on this machine, 2 processes (job {})\n"}  # fmt: skip
     assert capsys.readouterr().out == said[place].format(job.id)
     assert (job.wait(60), job.exit_status, job.queue) == ("done", 0, None)
     assert job.where == {"slurm": "cluster throwaway", "here": "this machine"}[place] and 0 <= job.run_time < 60
-    assert "--ntasks-per-node" in (paths.root() / "slurm/toy.sbatch").read_text()
+    assert "--ntasks-per-node" in (paths.root() / job.script).read_text()
     assert sorted(line.split(" on ")[0][-11:] for line in job.log().splitlines()) == ["rank 0 of 2", "rank 1 of 2"]
     assert [row["step"] for row in job.metrics()] == [1, 2, 3]
     assert job.result()["processes"] == 2
@@ -57,7 +57,7 @@ def test_a_folder_is_busy_while_its_job_runs(place):
     until(lambda: first.state == "running")
     with pytest.raises(UserError, match=f"job {first.id} .* is running and writes to runs/toy"):
         submit(spec("train"))
-    with pytest.raises(TimeoutError, match=r"job \d+ \(toy\) is still running after 0.3 s; follow it again"):
+    with pytest.raises(TimeoutError, match=r"job \d+ \(toy\) is still running after 0.3 s; it runs on"):
         first.wait(0.3)
     first.cancel()
     assert first.wait(30) == "cancelled"

@@ -11,15 +11,15 @@ import pytest
 from worker_jobs import PROGRAMS
 
 from mpdemo.errors import UserError
-from mpdemo.jobs import JobSpec, check, load_site, render, slurm, submit, train_command
+from mpdemo.jobs import JobSpec, check, load_site, render, slurm, spec_of, submit
 from mpdemo.jobs import spec as job_spec
 
 WORKER = str(PROGRAMS / "worker.py")
 
 
 def spec(**changes):
-    command = train_command(rung="ddp", out="runs/toy", resume="auto" if changes.get("requeue") else None)
-    values = {"name": "toy", "command": command, "out": "runs/toy"}
+    command = f"-m mpdemo train --rung ddp --out runs/toy {'--resume auto' if changes.get('requeue') else ''}"
+    values = {"name": "toy", "command": command.split(), "out": "runs/toy"}
     return JobSpec(**(values | changes))
 
 
@@ -33,8 +33,8 @@ def test_generic_and_throwaway_render_the_same_text():
 def test_requeue_needs_a_checkpoint_and_the_exit_status_that_torchrun_hides():
     with pytest.raises(UserError, match='do: launcher="srun"'):
         render(spec(launcher="torchrun", requeue=True), load_site("generic"))
-    with pytest.raises(UserError, match='resume="auto"'):
-        render(JobSpec("x", train_command(rung="single", out="runs/x"), "runs/x", requeue=True), load_site("generic"))
+    with pytest.raises(UserError, match="--resume auto"):
+        render(spec_of("mpdemo train --rung single --out runs/x", requeue=True), load_site("generic"))
 
 
 def test_torchrun_waits_as_long_as_the_warning_gives():

@@ -7,14 +7,13 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from worker_jobs import stand_in
 
 from mpdemo import paths
-from mpdemo.jobs import check, load_site, render
+from mpdemo.jobs import check, load_site, render, spec_of
 from mpdemo.jobs.slurm_job import look_up
 from mpdemo.options import options_from
 from mpdemo.settings import Settings, checked
@@ -23,11 +22,10 @@ from mpdemo.train import add_arguments
 
 FOLDER = paths.root() / "slurm"
 COURSE = jobs_of_course()
-DDP = COURSE["03_ddp"]
 KINDS = {name: COURSE[name] for name in ("03_ddp", "03_two_nodes", "02_data_parallel")}
-for kind, words in {"03_torchrun": {"launcher": "torchrun", "nodes": 2}, "03_cpu": {"gpus_per_process": 0}}.items():
-    command = tuple(f"runs/{kind}" if word == DDP.out else word for word in DDP.command)
-    KINDS[kind] = replace(DDP, name=kind, command=command, out=f"runs/{kind}", **words)
+TRAIN = "-m mpdemo train --rung ddp --recipe course --out runs"
+KINDS["03_torchrun"] = spec_of(f"torchrun --nproc-per-node=2 {TRAIN}/03_torchrun", nodes=2)
+KINDS["03_cpu"] = spec_of(f"torchrun --standalone --nproc-per-node=2 {TRAIN}/03_cpu", gpus_per_process=0)
 FOLDERS = (".", "slurm", "notebooks")  # of the project, from which the files are submitted in turn
 # What stands for Python: a training run is too long for every file; test_notebooks.py runs them whole. Some really
 # train, for a few steps.
@@ -78,7 +76,8 @@ def wait_for(jobs, seconds=600) -> dict:
 )
 def test_each_runs_when_it_is_submitted_by_hand_from_any_folder_of_the_project(cluster, clone, trained):
     """With the project's own Python, not activated; also a sharded rung, over two nodes by sbatch's command line."""
-    stand_in(clone / ".venv/bin/python", PYTHON.format(trained="|".join(trained)))
+    specs = KINDS | {"07_fsdp": COURSE["07_fsdp"]}
+    stand_in(clone / ".venv/bin/python", PYTHON.format(trained="|".join(specs[name].name for name in trained)))
     sharded = clone / "slurm/07_fsdp.sbatch"
     sharded.write_text(render(COURSE["07_fsdp"], load_site("generic")))
     jobs = {submit_by_hand(sharded, clone, "--nodes=2", "--ntasks-per-node=1", "--gres=gpu:1"): ("07_fsdp", clone)}
@@ -88,7 +87,6 @@ def test_each_runs_when_it_is_submitted_by_hand_from_any_folder_of_the_project(c
     for job, state in wait_for(jobs).items():
         name, folder = jobs[job]
         assert state == "done", f"{name}: {(folder / f'slurm-{job}.out').read_text()}"
-    specs = KINDS | {"07_fsdp": COURSE["07_fsdp"]}
     written = {file.parent.name: file.read_text().split() for file in (clone / "runs").glob("*/exit-status.txt")}
     assert written.keys() == {spec.out.removeprefix("runs/") for spec in specs.values()}
     assert all(job in jobs and status == "0" for job, status in written.values())

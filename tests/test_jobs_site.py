@@ -144,7 +144,7 @@ def test_the_file_says_which_pytorch_the_site_has(project):
 
 def test_under_torchrun_no_task_is_bound_and_the_prefix_stands_in_the_quotes():
     words = {"binding": ("--cpu-bind=cores",), "python": "run 'my image' python"}
-    text = render(spec(launcher="torchrun"), site(**words))
+    text = render(spec(launcher="torchrun", nodes=2), site(**words))
     assert "--cpu-bind" not in text
     assert r"exec run '\''my image'\'' python -m torch.distributed.run" in text
     assert check(text, "throwaway", ask_slurm=False) == []

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mpdemo import paths
-from mpdemo.jobs import JobSpec, Site, check, load_site, render, train_command
+from mpdemo.jobs import JobSpec, Site, check, load_site, render
 from mpdemo.jobs.site import site_files
 from mpdemo.tools.support.site_trial import try_site
 
@@ -46,7 +46,7 @@ def job(site):
     """A training run on two whole nodes."""
     out = "runs/toy"
     shape = {"nodes": 2, "processes_per_node": site.gpus_per_node or 4}
-    return JobSpec(name="toy", command=train_command(rung="ddp", out=out), out=out, **shape)
+    return JobSpec(name="toy", command=f"-m mpdemo train --rung ddp --out {out}".split(), out=out, **shape)
 
 
 @pytest.fixture

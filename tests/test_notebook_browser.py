@@ -142,10 +142,11 @@ def test_jobs_are_live_and_then_pictures(page, server, project, outside, tmp_pat
 
 
 JOB = """
-from mpdemo.jobs import JobSpec, submit
-from mpdemo.notebook.live_view import follow
+from pathlib import Path
+from mpdemo.notebook.course import run
 code = "import time; [(print('line', n, '=' * 300), time.sleep(0.1)) for n in range(3000)]"
-await follow(submit(JobSpec("toy", ("-c", code), "runs/cloned")))
+Path("../lines.py").exists() or Path("../lines.py").write_text(code)
+await run("python lines.py", name="cloned")
 """
 PICTURE = [nbformat.v4.new_output("display_data", {"text/html": "<b>a picture</b>"})]  # not signed: not trusted
 AT_ITS_END = """
@@ -157,7 +158,7 @@ pre => pre.scrollHeight <= pre.clientHeight + 1
 @pytest.mark.nightly
 def test_a_cloned_notebook_that_is_reloaded_in_the_middle_of_a_job_attaches_and_cancels(page, server, project, outside):
     """Nobody has trusted its saved outputs, so the text of the view says what to do after the reload."""
-    write(project, "cloned.ipynb", [JOB, 'await follow("runs/cloned")', "'<b>a picture</b>'"])
+    write(project, "cloned.ipynb", [JOB, JOB, "'<b>a picture</b>'"])
     file = project / "notebooks" / "cloned.ipynb"
     notebook = nbformat.read(file, as_version=4)
     notebook.cells[2].outputs = PICTURE

@@ -151,8 +151,10 @@ def test_only_what_the_sanitizer_names_may_change():
     assert printing("1.87 times the speed") == printing("1.9 times the speed")
     assert printing("loss 3.1") != printing("loss 3.2")
     assert printing("97 % of the bound") == printing("93.5 % of the bound")
-    on_this_machine = "Slurm not found: ddp runs on this machine, 2 processes under torchrun (job 16)\n"
-    assert printing(on_this_machine) == printing("submitted ddp to cluster box: job 7 (slurm/03_ddp.sbatch)\n")
+    on_this_machine = "Slurm not found: ddp runs on this machine, 2 processes in place of 2 nodes (job 16)\n"
+    assert printing(on_this_machine) == printing("submitted ddp to cluster box: job 7 (runs/ddp/job.sbatch)\n")
+    found = "found job 16 (done) in runs/train_single: not submitted again; resubmit=True runs it again\n"
+    assert printing(f"{found}48 steps") == printing("48 steps")
     assert printing("found job 16 (done)") == printing("found job 7 (done)") != printing("found job 7 (failed)")
     assert printing("accuracy 97 %") != printing("accuracy 93 %")
 

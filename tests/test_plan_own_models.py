@@ -14,7 +14,7 @@ from mpdemo.predict.footprint import RESERVE
 from mpdemo.tools.plan import own
 from mpdemo.tools.plan.command import PlanOptions, answer
 from mpdemo.tools.plan.own_model import OwnModel
-from mpdemo.tools.plan.request import ALL, BOTH, NotPlanned, PlanRequest
+from mpdemo.tools.plan.request import ALL, BOTH, OFFLOAD, SELECTIVE, NotPlanned, PlanRequest
 from mpdemo.tools.plan.strategies import as_rows, compare, table
 
 CASES = [  # function, shape of a sample (t: of tokens), parameters that train, whether it has its own loss, a note
@@ -38,7 +38,7 @@ CASES = [  # function, shape of a sample (t: of tokens), parameters that train, 
     ("Moco", "3,4,4", 784, False, ""),
     ("recommender", None, 8_583, False, ""),
     ("Rivals", "3,4,4", 481, True, ""),
-    ("Recurrent", "6t", 5_090, False, ""),
+    ("Recurrent", "6t", 5_090, False, "cuDNN may keep more"),
     ("gpt_with_targets", None, 71_616, True, ""),
     ("triplet", None, 784, True, ""),
     ("Fourier", "3,16,16", 960, False, ""),
@@ -156,6 +156,30 @@ def test_parts_of_a_batch_have_a_row_where_shards_fit_in_no_other_way(llama, mon
     in_parts, at_once = compare(smaller)
     assert (in_parts.answer, at_once.answer) == (f"fsdp{ALL}", both)
     assert in_parts.fits and in_parts.predicted.parts == 2
+
+
+def test_selective_checkpointing_and_offload_have_rows_where_they_help(llama, monkeypatch):
+    asked = request(llama, batch=64)
+    way = {"bf16": True, "checkpointing": True}
+    plain, some, again = (
+        own.sharded(asked, **each).memory for each in ({"bf16": True}, way | {"selective": True}, way)
+    )
+    host = own.offloaded(asked, **way, offload=True)
+    assert again < 0.8 * some < 0.7 * plain and host.memory < again
+    # A layer's parameters come twice, what is the module's own once, and each gradient goes: of half the model.
+    own_ones = llama.weights - sum(p.nbytes for layer in llama.layers_of(llama.template) for p in layer.parameters())
+    assert host.moved == pytest.approx((3 * llama.weights - own_ones) / 2, rel=0.001)
+    assert (
+        host.least == pytest.approx((2 * llama.weights - own_ones) / 2 / 32e9, rel=0.001) and host.seconds >= host.least
+    )
+    rules, ways = own.rules_of, (", bf16", BOTH, SELECTIVE, OFFLOAD)
+    monkeypatch.setattr(
+        own, "rules_of", lambda of: [r for r in rules(of) if r.answer in [f"fsdp{way}" for way in ways]]
+    )
+    for memory, way in ((plain, ", bf16"), (some, SELECTIVE), (again, BOTH), (host.memory, OFFLOAD)):
+        rows = compare(replace(asked, memory=RESERVE + memory))
+        assert [row.answer for row in rows if row.fits][0] == f"fsdp{way}"
+        assert sum(row.answer.endswith((SELECTIVE, OFFLOAD)) for row in rows) == (way in (SELECTIVE, OFFLOAD))
 
 
 def test_a_pipeline_spreads_the_blocks_and_its_bubble_takes_time(llama):
@@ -316,6 +340,7 @@ def test_a_model_that_is_larger_than_this_machine_takes_no_memory():
         ("checkpointed", "4,8,8", "a step of --model"),
         ("nothing", "8", "cannot be imported"),
         ("MixtureAsInPublicCode", "6,16", "asks for values"),
+        ("Speech", "6,8", "asks for values"),
         ("Nested", "6,8", "does not run without numbers"),
         ("read_large", "32768", "asks for numbers while it is built, and is larger than 1 GiB"),
     ],

@@ -10,7 +10,6 @@ import pytest
 
 from mpdemo.__main__ import Parser
 from mpdemo.errors import UserError
-from mpdemo.jobs import train_command
 from mpdemo.options import add_options, options_from
 from mpdemo.paths import root
 from mpdemo.settings import MODELS, RUNGS, Settings, checked
@@ -220,9 +219,9 @@ def test_settings_go_through_the_command_line():
         assert options_from(parser.parse_args(settings.arguments()), Settings) == settings
 
 
-def test_a_wrong_setting_of_a_job_is_refused_where_it_is_written():
+def test_a_wrong_name_of_a_setting_is_refused_with_its_neighbour():
     with pytest.raises(UserError, match="unknown name 'batchsize'; allowed: .*; did you mean 'batch_size'?"):
-        train_command(rung="ddp", batchsize=128)
+        Settings(rung="ddp", batchsize=128)
 
 
 def test_the_help_shows_description_default_and_choices():

@@ -2,7 +2,6 @@
 
 import pytest
 
-from mpdemo.jobs import train_command
 from mpdemo.settings import RUNG_FORMS, Settings, checked, equal_cut, recipe
 from mpdemo.settings.cuts import block_names, resolve_cut
 from mpdemo.settings.train import RECIPE
@@ -13,8 +12,8 @@ FORMS = [(rung, form) for rung, forms in RUNG_FORMS.items() for form in (None, *
 @pytest.mark.parametrize(("rung", "form"), FORMS)
 def test_every_rung_and_form(rung, form):
     settings = recipe(rung, form=form, lr=0.5)
-    assert train_command(**settings)[:5] == ("-m", "mpdemo", "train", "--rung", rung)
     s = checked(Settings(**settings))
+    assert s == checked(Settings(rung=rung, form=form, lr=0.5, recipe="course"))
     assert {name: getattr(s, name) for name in RECIPE} == RECIPE | {"lr": 0.5}  # changes come last
     assert s.out == f"runs/train_{rung}"
     assert s.timeline == (s.form == "per-device" and rung in ("model_parallel", "pipeline", "hybrid"))

@@ -63,7 +63,7 @@ def waits(step, rank):
 
 def ddp(late):
     """A step of one rank whose forward pass takes `late` ms more; the bytes are reduced while it computes."""
-    mark = json.dumps({"layer": 3, "kind": "F"})
+    mark = "mpdemo: kind=F layer=3"
     return [
         span("ProfilerStep#5", 0, 30, "user_annotation"),
         span("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, 1, "user_annotation"),

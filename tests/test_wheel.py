@@ -30,9 +30,9 @@ Path("work/00_1.py").write_text({program!r})
 check("00.1")
 """
 ALONE = """
-from mpdemo.notebook.course import diff, launch
+from mpdemo.notebook.course import diff, run
 assert "DistributedDataParallel" in repr(diff("scripts/train_single.py", "scripts/train_ddp.py"))
-print(launch("notebooks/scripts/first_single.py", processes=1))
+print(run("python notebooks/scripts/first_single.py").output())
 """
 
 

@@ -14,6 +14,7 @@ from mpdemo.errors import UserError
 from mpdemo.front_end import waiting_for
 from mpdemo.jobs import local_job, slurm_job
 from mpdemo.jobs.explain import find, in_words
+from mpdemo.jobs.looks import unlabelled
 from mpdemo.jobs.slurm import Answer
 from mpdemo.training.log import rows_in
 
@@ -108,6 +109,20 @@ class Job:
         """What the job has printed so far (a separate file of errors comes last)."""
         return "".join(file.read_text(encoding="utf-8", errors="replace") for file in self.log_files)
 
+    def output(self, fails: bool = False) -> str:
+        """Wait for the end and return what the job printed, without the labels and notes of its launcher.
+
+        `JobFailed` if it failed, unless `fails` says that it may. An interrupt ends the job, as in a terminal.
+        """
+        try:
+            state = self.wait()
+        finally:
+            self.cancel()  # one that has ended stays as it is
+        if state != "done" and not fails:
+            raise JobFailed(self.failure())
+        lines = (line for line in unlabelled(self.log()) if not line.startswith("srun:") and "socket.cpp" not in line)
+        return "\n".join(lines).strip()
+
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl so far; a line that is half written waits for the next call."""
         return rows_in(self.out)
@@ -160,8 +175,7 @@ class Job:
                 state, begin = self.state, time.monotonic()
             limit = limits.get(state, math.inf)
             if time.monotonic() - begin > limit:
-                again = f'after {limit:g} s; follow it again: await follow("{self.folder}")'
-                raise TimeoutError(f"job {self.id} ({self.name}) is still {self.answer} {again}")
+                raise TimeoutError(f"job {self.id} ({self.name}) is still {self.answer} after {limit:g} s; it runs on")
             if state == "pending" and time.monotonic() - begin > SAY_AFTER and not said:
                 print(f"job {self.id} ({self.name}) waits in the queue: {self.answer}", file=sys.stderr)
                 said = True
@@ -175,11 +189,15 @@ class Job:
             return json.loads(file.read_text())
         if state == "done":
             raise JobFailed(f"{self.title} is done but wrote no {file.name} in its folder")
+        raise JobFailed(self.failure())
+
+    def failure(self) -> str:
+        """Return how the job ended, where its log is, and what `mpdemo.jobs.explain` finds in it."""
         files = ", ".join(map(str, self.log_files)) or "none"
         log = self.log()
         findings = find(log)
         said = in_words(findings) if findings else "its last lines:\n" + "\n".join(log.splitlines()[-LAST_LINES:])
-        raise JobFailed(f"{self.title}: {self.answer}; log: {files}\n{said}")
+        return f"{self.title}: {self.answer}; log: {files}\n{said}"
 
     def remember(self, answer: Answer) -> None:
         """Write down the last answer for the day when Slurm has forgotten the job, if the folder still has it."""

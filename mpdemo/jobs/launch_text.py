@@ -35,7 +35,7 @@ def commands(spec, site, of_srun) -> list[str]:
     blocks = [
         [f"{COURSE}mkdir -p {out}", *([trap, FAILED] if site.setup else [VENV, trap])],
         map(setup_line, site.setup),
-        [MASTER_ADDR + site.master_suffix, MASTER_PORT, *exports(spec, site)],
+        [*([] if by_itself(spec) else [MASTER_ADDR + site.master_suffix, MASTER_PORT]), *exports(spec, site)],
         [launch(spec, site, of_srun), *([REQUEUE] if spec.requeue else [])],
     ]
     return "\n\n".join(filter(None, map("\n".join, blocks))).splitlines()
@@ -66,6 +66,11 @@ def exports(spec, site) -> list[str]:
     return lines
 
 
+def by_itself(spec) -> bool:
+    """Whether one torchrun starts every process: they meet without an address."""
+    return spec.launcher == "torchrun" and spec.nodes == 1
+
+
 def launch(spec, site, of_srun) -> str:
     """Return the one command that starts every process: a task each, or one torchrun per node that starts them."""
     ours = ['--cpus-per-task="$SLURM_CPUS_PER_TASK"', "--kill-on-bad-exit=1", "--label"]
@@ -74,15 +79,18 @@ def launch(spec, site, of_srun) -> str:
     srun = " ".join(["srun", *(option for option in ours if option_name(option) not in names), *given])
     if spec.launcher == "srun":
         return f"{srun} \\\n  {site.python} {lines_of(spec.command)}"
-    python = site.python.replace("'", "'\\''")  # as it stands between single quotes
-    torchrun = f"bash -c 'exec {python} -m torch.distributed.run"
     as_it_is = spec.command[0] == "-m" or spec.command[0].endswith(".py")  # torchrun starts no option such as -c
     program = "" if as_it_is else "--no-python python "
     unchanged = [word.replace("$", "$$") for word in spec.command]  # it reads $$ and ${local_rank} as its own
-    script = f"torchrun {program}{lines_of(unchanged)}"
+    started = f"{program}{lines_of(unchanged)}"
+    if by_itself(spec):
+        torchrun = f"{site.python} -m torch.distributed.run --standalone --nproc-per-node={spec.processes_per_node}"
+        return " \\\n  ".join([srun, torchrun, started])
+    python = site.python.replace("'", "'\\''")  # as it stands between single quotes
+    torchrun = f"bash -c 'exec {python} -m torch.distributed.run"
     nodes = f'--nnodes="$SLURM_NNODES" --node-rank="$SLURM_NODEID" --nproc-per-node={spec.processes_per_node}'
     meet = '--master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" "$@"\''
-    return f"{QUOTES}\n" + " \\\n  ".join([srun, torchrun, nodes, meet, script])
+    return f"{QUOTES}\n" + " \\\n  ".join([srun, torchrun, nodes, meet, f"torchrun {started}"])
 
 
 def option_name(text) -> str:

@@ -60,7 +60,7 @@ def refuse_what_cannot_restart(spec):
         return
     resumes = any(word.startswith("--resume") for word in spec.command)
     if spec.command[:3] == ("-m", "mpdemo", "train") and not resumes:
-        raise UserError('requeue=True with a training run that starts anew; do: train_command(..., resume="auto")')
+        raise UserError("requeue=True with a training run that starts anew; do: add --resume auto")
     if spec.launcher == "torchrun":  # so the script cannot tell
         raise UserError('requeue=True: torchrun hides that a run stopped with a checkpoint; do: launcher="srun"')
 

@@ -54,7 +54,7 @@ def warn(job):
     file = paths.root() / job.script
     script = file.read_text(encoding="utf-8") if file.exists() else ""
     if "torch.distributed.run" in script and "SIGUSR1" not in script:
-        raise UserError(f'torchrun passes no warning on in job {job.id}; do: JobSpec(..., signal="USR1@60")')
+        raise UserError(f'torchrun passes no warning on in job {job.id}; do: run(..., signal="USR1@60")')
     slurm.client("scancel", "--signal=USR1", job.id)
 
 

@@ -1,16 +1,27 @@
-"""What a learner requests: a job, described once, for Slurm and for this machine."""
+"""What a learner requests: a job, described once, for Slurm and for this machine.
 
-from pathlib import PurePosixPath
+`spec_of` reads it from the line that a terminal takes in the project's folder: ``torchrun``, ``python`` or ``mpdemo``.
+On several nodes the line counts for each node, and the batch script adds what srun and torchrun need there.
+"""
+
+import re
+import shlex
+import zlib
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from mpdemo.errors import UserError, one_line_errors
+from mpdemo.errors import UserError, did_you_mean, one_line_errors
 from mpdemo.jobs import slurm
 from mpdemo.jobs.site import Launcher, Line, TimeLimit
-from mpdemo.options import as_arguments
-from mpdemo.settings import Settings
+from mpdemo.options import Parser, add_options, as_arguments
+from mpdemo.settings import Settings, checked
+
+COURSE = ("-m", "mpdemo")
+# `same` starts two processes itself, and `explain` only reads.
+NEEDS = {"same": {"cpus_per_process": 2}, "explain": {"gpus_per_process": 0}}
 
 
 def as_texts(command: Any) -> Any:
@@ -85,22 +96,84 @@ class JobSpec:
         return self.processes_per_node * self.gpus_per_process
 
 
-def train_command(**settings: Any) -> tuple[str, ...]:
-    """Return the command of a training run, for `JobSpec`.
+class LineParser(Parser):
+    """A parser that raises its mistakes, for a cell."""
 
-    Parameters
-    ----------
-    **settings
-        Options of ``mpdemo train``: ``batch_size=128`` becomes ``--batch-size 128``, ``True`` a bare option;
-        ``None`` and ``False`` leave it out; a list is joined with commas.
+    def error(self, message):
+        """Raise what was wrong."""
+        raise UserError(f"{self.prog}: {message}")
+
+
+def spec_of(command: str, nodes: int = 1, name: str | None = None, **words: Any) -> JobSpec:
+    """Return the job of a command; see `mpdemo.notebook.course.run`, which also takes `nodes`, `name` and `words`.
 
     Raises
     ------
     UserError
-        An unknown name or a wrong value: here, not only on the compute node.
+        Another program, an option of torchrun that the batch script writes, more than one command.
     """
-    values: dict[str, Any] = {}
-    for name, value in settings.items():
-        values[name] = ",".join(map(str, value)) if isinstance(value, list | tuple) else value
-    Settings(**values)
-    return ("-m", "mpdemo", "train", *as_arguments(values))
+    program, *rest = words_of(command)
+    if program == "torchrun":
+        arguments, processes = by_torchrun(rest, nodes)
+        words = {"launcher": "torchrun", "processes_per_node": processes} | words
+    else:
+        arguments = (*COURSE, *rest) if program == "mpdemo" else tuple(rest)
+    if arguments[:3] == (*COURSE, "train"):
+        arguments, found = training(arguments[3:], nodes)
+        return JobSpec(name or found["out"].rpartition("/")[2], arguments, nodes=nodes, **found | words)
+    of_course = arguments[2] if arguments[:2] == COURSE else ""
+    words = {"launcher": "srun"} | NEEDS.get(of_course, {}) | words
+    what = of_course or Path(arguments[arguments[0] == "-m"]).name.removesuffix(".py").rpartition(".")[2].strip("-")
+    name = name or f"{what}-{zlib.crc32(f'{nodes} {command}'.encode()) & 0xFFFF:04x}"
+    return JobSpec(name, arguments, f"runs/{name}", nodes=nodes, **words)
+
+
+def words_of(command) -> list[str]:
+    """Return the words of one command, as a shell splits it."""
+    lexer = shlex.shlex(command.replace("\\\n", " ").strip(), posix=True, punctuation_chars=True)
+    lexer.whitespace_split, lexer.commenters, lexer.whitespace = True, "", " \t"
+    try:
+        words = list(lexer)
+    except ValueError as error:
+        raise UserError(f"{command!r}: {error}") from None
+    if strange := [word for word in words if re.fullmatch(r"[();<>|&\n]+|.*[\n`].*|\$\w.*", word)]:
+        raise UserError(f"run takes one command, without a shell's {strange[0]!r}: {command!r}")
+    if len(words) < 2 or words[0] not in ("torchrun", "python", "mpdemo"):
+        raise UserError(f"run starts torchrun, python or mpdemo, with what follows it; not {command!r}")
+    return words
+
+
+def by_torchrun(words, nodes) -> tuple:
+    """Return what torchrun starts, and in how many processes on each node."""
+    parser = LineParser(prog="torchrun", add_help=False, allow_abbrev=False)
+    parser.add_argument("--standalone", action="store_true")
+    parser.add_argument("--nproc-per-node", "--nproc_per_node", type=int, default=1)
+    parser.add_argument("-m", action="store_true")
+    parser.add_argument("program", nargs="...")
+    given, unknown = parser.parse_known_args(words)
+    if unknown:
+        why = "on several nodes the batch script writes the others: run(..., nodes=2)"
+        raise UserError(f"torchrun {unknown[0]}: run takes --standalone, --nproc-per-node and -m; {why}")
+    if given.standalone and nodes > 1:
+        raise UserError(f"torchrun --standalone stays on one node; leave it out with nodes={nodes}")
+    if not given.program:
+        raise UserError("torchrun: which script?")
+    return (*["-m"][: given.m], *given.program), given.nproc_per_node
+
+
+def training(words, nodes) -> tuple:
+    """Return the arguments of a training run without ``--processes``, which the batch script starts, and its words."""
+    parser = LineParser(prog="mpdemo train", add_help=False)
+    add_options(parser, Settings)
+    options, unknown = parser.parse_known_args(words)
+    if unknown:
+        raise UserError(f"mpdemo train takes no {unknown[0]!r}{did_you_mean(unknown[0], parser.option_strings())}")
+    settings = checked(Settings(**vars(options)))
+    vars(options).pop("processes", None)
+    found = {"out": settings.out}
+    if settings.form == "one-process":
+        found["gpus_per_process"] = settings.devices
+    else:
+        found["processes_per_node"] = settings.processes
+        checked(Settings(**vars(options)), nodes * settings.processes)
+    return (*COURSE, "train", *as_arguments(vars(options))), found

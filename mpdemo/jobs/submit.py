@@ -8,8 +8,8 @@ import json
 import os
 import time
 from collections.abc import Generator
-from pathlib import Path, PurePosixPath
-from typing import Any, Literal, overload
+from pathlib import Path
+from typing import Any
 
 from mpdemo import paths
 from mpdemo.errors import UserError, wrapped
@@ -24,16 +24,9 @@ from mpdemo.world.processes import check_room
 
 AnySite = Site | str | None
 RESULTS = ("exit-status.txt", "exit-status.json", "summary.json")
-PLAIN_SITES = ("generic", "throwaway")  # they render the same text: the committed one
 
 
-@overload
-def submit(spec: JobSpec, site: AnySite = None, script: str | None = None, resubmit: bool = False) -> Job: ...
-@overload
-def submit(spec: JobSpec, site: AnySite = None, *, debug: Literal[True]) -> None: ...
-def submit(
-    spec: JobSpec, site: AnySite = None, script: str | None = None, resubmit: bool = False, debug: bool = False
-) -> Job | None:
+def submit(spec: JobSpec, site: AnySite = None, resubmit: bool = False, announce: bool = True) -> Job:
     """Write a job's batch script and submit it; without a Slurm in reach, run the same command on this machine.
 
     Running the cell again does not submit again: the run's folder knows its job.
@@ -43,13 +36,10 @@ def submit(
     spec : JobSpec
     site : Site or str, optional
         Default: `mpdemo.jobs.load_site`'s choice.
-    script : str, optional
-        Where to write the batch script, as ``"slurm/03_ddp.sbatch"``; by default in the run's folder. For a site other
-        than the plain ones it goes to a folder with the site's name, so that the committed files stay as they are.
     resubmit : bool
         Submit although the run's folder already has such a job.
-    debug : bool
-        Print the file and submit nothing; returns None.
+    announce : bool
+        Whether to print where the job went. That is printed in any case if it has several nodes, or GPUs are missing.
 
     Raises
     ------
@@ -57,9 +47,6 @@ def submit(
         The job cannot run on this site (see `check`), Slurm refused it (with its message), or the folder is busy.
     """
     job = fitted(spec, site if isinstance(site, Site) else load_site(site))
-    if debug:
-        print(job.text, end="")
-        return None
     if problems := problems_in(job.text, job.site, False, job.spec):
         raise UserError(f"{spec.name} was not submitted: " + "; ".join(map(str, problems)))
     identity = slurm.identity() if slurm.in_reach() else None
@@ -68,20 +55,22 @@ def submit(
             known = f"found job {earlier.id} ({earlier.state}) in {spec.out}"
             print(wrapped(f"{known}: not submitted again; resubmit=True runs it again"))
             return earlier
-        return start(job, identity, out, script)
+        return start(job, identity, out, announce)
 
 
-def start(job: FittedJob, identity: Any, out: Path, script: str | None = None) -> Job:
+def start(job: FittedJob, identity: Any, out: Path, announce: bool = True) -> Job:
     """Start a fitted job with the folder `out` on the cluster of this identity; without one, on this machine."""
     spec = job.asked
     if identity is None:
         check_room(spec.world_size, spec.oversubscribe)
     with results_aside(spec, out):
-        path = write_script(job, script)
+        path = Path(spec.out, "job.sbatch")
+        (paths.root() / path).write_text(job.text, encoding="utf-8")
         started = slurm_job.start(job, path, identity) if identity else local_job.start(spec)
     record = {**started, "script": str(path), "spec": dataclasses.asdict(spec), "submitted": time.time()}
     record["polling_seconds"] = job.site.polling_seconds
-    print(wrapped(announcement(spec, record)))  # first: a full disk takes no record
+    if announce or spec.nodes > 1 or (identity is None and too_few_gpus(spec.devices)):
+        print(wrapped(announcement(spec, record)))  # first: a full disk takes no record
     write_record(out, record)
     return Job(record, out)
 
@@ -108,31 +97,26 @@ def find_earlier(spec: JobSpec, identity: Any, resubmit: bool) -> Job | None:
     job = Job(record, folder)
     same_place = identity == record.get("identity")
     same = same_place and record["spec"] == json.loads(json.dumps(dataclasses.asdict(spec)))
-    if same and not resubmit:
+    edited = changed_since(record.get("submitted", 0), spec) if same and not resubmit and job.finished else ""
+    if same and not resubmit and not edited:
         return job
     if not job.finished:
         busy = f"{job.title} is {job.state} and writes to {spec.out}"
-        raise UserError(f"{busy}; do: attach({spec.out!r}).cancel(), or give another out=")
+        raise UserError(f"{busy}; do: cancel it, or give another name or out")
     if job.state == "unknown" and not job.own_cluster and not resubmit:
         what = f"{job.title} may still write to {spec.out}: {job.reason}"
         raise UserError(f"{what}; do: give another out=, or resubmit=True if it has ended")
     why = "resubmit=True" if same else "the spec has changed" if same_place else "another place"
+    why = f"{edited} has changed" if edited else why
     print(wrapped(f"job {job.id} ({job.state}) was there before; submitting a new one: {why}"))
     return None
 
 
-def write_script(job: FittedJob, script: str | None) -> Path:
-    """Write the batch script and return its path relative to the project's root."""
-    path = PurePosixPath(script or f"{job.spec.out}/job.sbatch")
-    if path.is_absolute() or ".." in path.parts or path.suffix != ".sbatch":
-        raise UserError(f"script = {script!r}; it takes a name below the project's root, as slurm/03_ddp.sbatch")
-    if script and job.site.name not in PLAIN_SITES:
-        path = path.parent / job.site.name / path.name
-    file = paths.root() / path
-    file.parent.mkdir(parents=True, exist_ok=True)
-    if not file.exists() or file.read_text(encoding="utf-8") != job.text:  # the committed one keeps its time
-        file.write_text(job.text, encoding="utf-8")
-    return Path(path)
+def changed_since(moment, spec) -> str:
+    """Return a file of Python beside a script of the command that is younger than this moment; "" if there is none."""
+    scripts = (paths.root() / word.partition(":")[0] for word in spec.command if ".py" in word)
+    files = (file for script in scripts if script.is_file() for file in script.parent.glob("*.py"))
+    return next((file.name for file in files if file.stat().st_mtime > moment), "")
 
 
 def announcement(spec: JobSpec, record: dict[str, Any]) -> str:

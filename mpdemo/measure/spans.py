@@ -24,10 +24,11 @@ from typing import NamedTuple
 
 from mpdemo.errors import UserError
 
-STEP = "mpdemo step"  # the mark of a step; others have the profiler's own
+STEP, MARK = "mpdemo step", "mpdemo: "  # marks of a step, else the profiler's are used; and of the fields of an event
 KINDS = {"allreduce": "A", "allgather": "G", "reducescatter": "R", "send": "S", "recv": "recv"}
 NAMES = {"A": "all-reduce", "G": "all-gather", "R": "reduce-scatter", "F": "forward", "B": "backward"}
 NAMES |= {"I": "backward, inputs", "W": "backward, weights", "O": "optimizer's step", "L": "loading"}
+COMPUTES = "L", "F", "B", "I", "W", "O"
 MESSAGE = "S", "recv"  # between two ranks; joined, it is one event
 BLOCKED = re.compile(r"FSDP::|_c10d_functional::wait_tensor")  # the thread waits for tensors, or copies them
 SILENT = re.compile(r"c10d::|_c10d_functional|profiler::")  # operations that compute nothing
@@ -116,10 +117,10 @@ def blocks_of(spans) -> dict:
     """
     blocks, mark = {}, None
     for span in spans:
-        if span.name.startswith('{"layer"'):
+        if span.name.startswith(MARK) and "layer" in span.name:
             mark = span
         if mark and span.thread == mark.thread and span.start < mark.end and "Sequence number" in span.args:
-            blocks.setdefault(span.args["Sequence number"], {"layer": json.loads(mark.name)["layer"]})
+            blocks.setdefault(span.args["Sequence number"], {"layer": fields_of(mark)["layer"]})
     return blocks
 
 
@@ -130,8 +131,10 @@ def labelled(spans, thread, blocks) -> list:
     for span in spans:
         if span.thread != thread or span.start < until:
             continue
-        if span.name.startswith("{"):
-            fields = json.loads(span.name)
+        if span.name.startswith(MARK):
+            fields = fields_of(span)
+            if fields["kind"] not in COMPUTES:  # a message, which has spans of its own
+                continue
         elif span.name.startswith("Optimizer.step#"):
             fields = {"kind": "O"}
         elif span.name.startswith("enumerate(DataLoader)"):
@@ -143,6 +146,7 @@ def labelled(spans, thread, blocks) -> list:
             fields = {"kind": "F" if span.start < last else "O"}  # after the backward pass: clipping, or a score
         else:
             continue
+        block = block if fields["kind"] == "B" else {}
         pieces.append((span.start, span.end, fields))
         until = span.end
     return pieces
@@ -150,7 +154,13 @@ def labelled(spans, thread, blocks) -> list:
 
 def is_backward(span) -> bool:
     """Whether a span is a piece of the backward pass."""
-    return span.name.startswith(("autograd::engine::evaluate_function", '{"kind": "B"', '{"kind": "W"'))
+    return span.name.startswith(("autograd::engine::evaluate_function", f"{MARK}kind=B", f"{MARK}kind=W"))
+
+
+def fields_of(mark) -> dict:
+    """Return the fields of an event that a mark names: its kind, and numbers."""
+    pairs = (pair.split("=") for pair in mark.name.removeprefix(MARK).split())
+    return {name: int(value) if value.isdecimal() else value for name, value in pairs}
 
 
 def computed(spans, thread, blocks, transfers):

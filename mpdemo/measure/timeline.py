@@ -51,27 +51,31 @@ def idle_share(rows):
 def waiting(rows) -> list[dict]:
     """Return when each rank computed nothing, and why: `kind` "exposed" (its bytes moved) or "waits" (`on` a rank).
 
-    `rows` are a step of `mpdemo.measure.traces`. In what is left of a rank's time it did neither: Python, for example.
+    `rows` are a step of `mpdemo.measure.traces`. A rank that is through with it waits for the last one. In what is left
+    of its time a rank did neither: it copied, for example, or was in Python.
     """
     found, groups = [], defaultdict(list)
     for row in rows:
         if "moves" in row:
             groups[row["group"]].append(row)
+    last = max(rows, key=lambda row: row["end"])
     for rank in sorted({row["rank"] for row in rows}):
         busy = [(row["start"], row["end"]) for row in rows if row["rank"] == rank and row["lane"] == "compute"]
-        parts = []  # (begin, end, kind, on)
-        for row in (row for row in rows if "moves" in row and rank in (row["rank"], row.get("to"))):
-            last = row.get("to") if row["rank"] == rank else row["rank"]  # of a message, the other one
-            last = max(groups[row["group"]], key=lambda other: other["start"])["rank"] if last is None else last
-            begin = row["start"] if row["rank"] == rank else row["posted"]
-            parts += [(row["moves"], row["end"], "exposed", None), (begin, row["moves"], "waits", last)]
-        edges = sorted({time for part in parts for time in part[:2]} | {time for span in busy for time in span})
+        own = [row for row in rows if rank in (row["rank"], row.get("to"))]
+        parts = [(max(row["end"] for row in own), last["end"], "waits", last["rank"])]
+        for row in (row for row in own if "moves" in row):
+            on = max(groups[row["group"]], key=lambda other: other["start"])["rank"]
+            begin = row["start"]
+            if "to" in row:  # a message
+                on, begin = (row["to"], begin) if row["rank"] == rank else (row["rank"], row["posted"])
+            parts += [(row["moves"], row["end"], "exposed", None), (begin, row["moves"], "waits", on)]
+        edges = sorted({time for part in parts + busy for time in part[:2]})
         for begin, end in pairwise(edges):
             middle = (begin + end) / 2
-            if not any(a < middle < b for a, b in busy):
-                now = sorted((part for part in parts if part[0] < middle < part[1]), key=lambda part: part[2])
-                if now:
-                    found.append({"rank": rank, "kind": now[0][2], "on": now[0][3], "start": begin, "end": end})
+            now = [part[2:] for part in parts if part[0] < middle < part[1]]
+            if now and not any(a < middle < b for a, b in busy):
+                kind, on = min(now, key=lambda why: why[0])
+                found.append({"rank": rank, "kind": kind, "on": on, "start": begin, "end": end})
     return found
 
 

@@ -32,7 +32,7 @@ def read(paths) -> dict:
     if [trace.rank for trace in traces] != list(range(traces[0].world)):
         ranks = ", ".join(str(trace.rank) for trace in traces)
         raise UserError(f"these are traces of ranks {ranks} of {traces[0].world}; give one of each")
-    ranks = [with_memory(trace) for trace in traces]
+    ranks = [inner(with_memory(trace)) for trace in traces]
     step = typical([merge(parts) for parts in zip(*ranks, strict=False)])
     note = f"From {found[0]}{' and others' if len(found) > 1 else ''}: the step of median length of {len(ranks[0])}."
     about = {"source": "recorded", "strategy": "trace", "tab": "Yours", "title": "Your own trace", "note": note}
@@ -74,6 +74,11 @@ def transfer(rows, group) -> list[dict]:
     return [{key: value for key, value in row.items() if key not in ("asked", "members")} for row in rows]
 
 
+def inner(steps) -> list:
+    """Return the steps but the first and the last, whose memory is half known: what outlives them is not seen."""
+    return steps[1:-1] if len(steps) > 2 else steps
+
+
 def typical(steps) -> dict:
     """Return the step of median length: neither the first one's start-up nor a disturbed one."""
     return sorted(steps, key=lambda step: step["end"])[(len(steps) - 1) // 2]
@@ -110,27 +115,36 @@ def step_of(now, part, bytes_) -> tuple:
 def blocks_of_memory(trace, steps, events) -> list:
     """Return (start, end, bytes, number of the part) of each block.
 
-    FSDP allocates weights that it gathers and gradients that it shards. Of a backward pass, the gradients are what
-    outlives it. gloo's threads free blocks without a word, but then their place is given away again.
+    FSDP allocates weights that it gathers and gradients that it reduces. Of a backward pass, the gradients are what
+    is freed after it. gloo's threads free blocks without a word, at the latest when the optimizer begins.
     """
-    gathers, shards = ([(s.start, s.end) for s in trace.spans if s.name.startswith(names)] for names in FSDP)
-    passes = [[(r["start"], r["end"]) for r in step["events"] if r["kind"] in "BW"] for step in steps]
-    ends = [(spans[0][0], max(end for _, end in spans)) for spans in map(sorted, passes) if spans]
-    blocks, live = [], {}
+    gathers, reduces = ([(s.start, s.end) for s in trace.spans if s.name.startswith(names)] for names in FSDP)
+    passes, blocks, live = list(backward_passes(steps)), [], {}
     for time, _, address, bytes_, _ in events:
-        over = [a for a, row in live.items() if a < address + max(bytes_, 1) and address < a + row[2]]
-        for gone in over:
-            live.pop(gone)[1] = time
+        for other in [a for a, row in live.items() if a < address + max(bytes_, 1) and address < a + row[2]]:
+            row = live.pop(other)
+            row[1], row[4] = time, bytes_ < 0
         if bytes_ > 0:
-            live[address] = [time, math.inf, bytes_, 3]
+            live[address] = [time, math.inf, bytes_, 3, False]
             blocks.append(live[address])
-    for block in blocks:
-        backward = inside(block[0], ends)
-        if inside(block[0], gathers):
-            block[3] = 0
-        elif inside(block[0], shards) or (backward and block[1] > backward[1]):
-            block[3] = 2
+    for row in blocks:
+        backward, told = inside(row[0], passes), row.pop()
+        if backward and not told and backward != passes[-1]:
+            row[1] = min(row[1], backward[1])
+        if inside(row[0], gathers):
+            row[3] = 0
+        elif backward and (row[1] > backward[1] or inside(row[0], reduces)):
+            row[3] = 2
     return blocks
+
+
+def backward_passes(steps):
+    """Yield when each step's backward pass begins, and when it has ended: then the optimizer begins."""
+    for step in steps:
+        begin = min((row["start"] for row in step["events"] if row["kind"] in "BIW"), default=None)
+        if begin is not None:
+            updates = [row["start"] for row in step["events"] if row["kind"] == "O" and row["start"] > begin]
+            yield begin, min(updates, default=step["end"])
 
 
 def inside(time, spans):

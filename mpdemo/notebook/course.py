@@ -1,136 +1,68 @@
-"""The course model: one small transformer on one data set, which every notebook trains with another strategy.
+"""What every notebook uses: `run` starts a job, `measure` times a strategy, `show` displays source, `check` judges.
 
-    job = train("ddp", processes=2)          # the training run: a batch script, submitted, in runs/train_ddp
-    await follow(job)
+    job = run("torchrun --standalone --nproc-per-node=2 notebooks/scripts/first_ddp.py")
+    print(job.output())                      # waits for the end
+    job = run("mpdemo train --rung ddp --recipe course")
+    await job                                # live
     row = await measure("ddp")               # its speed beside the single device's, in runs/speed_ddp
     ladder()                                 # every strategy so far
 
-Its settings are those of `mpdemo.settings.recipe`.
+The settings of ``--recipe course`` are those of `mpdemo.settings.recipe`.
 """
 
-import contextlib
-import io
-from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 from IPython.display import display
 
-from mpdemo.errors import wrapped
-from mpdemo.jobs import Job, JobFailed, JobSpec, submit, train_command
-from mpdemo.jobs.looks import unlabelled
+from mpdemo import paths
+from mpdemo.errors import UserError, wrapped
+from mpdemo.jobs import spec_of, submit
 from mpdemo.notebook.check import check
 from mpdemo.notebook.ladder import in_words, ladder_chart, ladder_table
-from mpdemo.notebook.live_view import follow
+from mpdemo.notebook.live_view import Run
 from mpdemo.notebook.player import player
 from mpdemo.notebook.ranks import start_ranks
 from mpdemo.notebook.show import diff, show
-from mpdemo.settings import recipe
 
-__all__ = ["check", "diff", "follow", "ladder", "launch", "measure"]
-__all__ += ["player", "run", "show", "start_ranks", "train"]
-OF_THE_JOB = {field.name for field in fields(JobSpec)} - {"name", "command", "out", "processes_per_node"}
+__all__ = ["check", "diff", "ladder", "measure", "player", "run", "show", "start_ranks"]
 
 
-def train(
-    rung: str,
-    processes: int = 1,
-    nodes: int = 1,
-    *,
-    name: str | None = None,
-    script: str | None = None,
-    resubmit: bool = False,
-    **changes: Any,
-) -> Job:
-    """Submit the course model's training run with a strategy; return its `mpdemo.jobs.Job`.
+def run(command: str, nodes: int = 1, name: str | None = None, *, resubmit: bool = False, **words: Any) -> Run:
+    """Start a command as a job, on the cluster or on this machine, and return it: a `mpdemo.jobs.Job` to be awaited.
+
+    A cell that is run again finds its job, which runs anew only if a script has changed.
 
     Parameters
     ----------
-    rung : str
-        A name of `mpdemo.settings.RUNGS`.
-    processes, nodes : int
-        Processes per node, and nodes.
+    command : str
+        What a terminal takes in the project's folder: ``torchrun``, ``python`` or ``mpdemo``, and what follows it.
+    nodes : int
+        How many nodes run it. The batch script adds what srun and torchrun need on several.
     name : str, optional
-        The job's name in the queue; by default that of the run's folder.
-    script : str, optional
-        Where the batch script is written, as ``"slurm/03_ddp.sbatch"``; by default in the run's folder.
+        Of the job and of its folder in ``runs``; a training run's folder is its ``--out``.
     resubmit : bool
         Run it again although it has run.
-    **changes
-        Words of `mpdemo.jobs.JobSpec`, and settings that are added to the recipe or replace it (see recipe.py).
-    """
-    words = {key: changes.pop(key) for key in OF_THE_JOB & changes.keys()}
-    settings = recipe(rung, **changes)
-    out = settings["out"]
-    spec = JobSpec(name or out.split("/")[-1], train_command(**settings), out, nodes, processes, **words)
-    return submit(spec, script=script, resubmit=resubmit)
-
-
-def run(name: str, *command: Any, processes: int = 1, nodes: int = 1, resubmit: bool = False, **words: Any) -> Job:
-    """Submit any program as a job in the folder ``runs/NAME``; return its `mpdemo.jobs.Job`.
-
-    Parameters
-    ----------
-    name : str
-        Of the job and of its folder.
-    *command
-        A script or ``"-m"`` and a module, and its arguments: what stands after ``python``.
-    processes, nodes, resubmit
-        As for `train`.
     **words
-        Further words of `mpdemo.jobs.JobSpec`.
+        Further words of `mpdemo.jobs.JobSpec`: ``time_limit``, ``signal``, ``requeue``, ``oversubscribe``.
     """
-    return submit(JobSpec(name, command, f"runs/{name}", nodes, processes, **words), resubmit=resubmit)
+    spec = spec_of(command, nodes, name, **words)
+    if (script := spec.command[0]).endswith(".py") and not (paths.root() / script).is_file():
+        raise UserError(f"no script {script!r} in the project's folder, {paths.root()}")
+    job = submit(spec, resubmit=resubmit, announce=False)
+    return Run(job.record, job.out)
 
 
-def launch(*command: Any, processes: int = 1, fails: bool = False, timeout: float = 120.0, **words: Any) -> str:
-    """Run a script as ``torchrun --standalone --nproc-per-node N`` does, in a job; return what it printed.
-
-    A job, since a process that a cell starts itself would outlive the kernel, and on a cluster run on the login node.
-
-    Parameters
-    ----------
-    *command, processes, **words
-        As for `run`, on one node.
-    fails : bool
-        Whether it may fail.
-    timeout : float
-        Seconds that it may run.
-
-    Raises
-    ------
-    JobFailed
-        It failed, and must not; with the end of its log.
-    TimeoutError
-        It still runs after `timeout`. It is ended.
-    """
-    name = f"launch_{Path(command[1 if command[0] == '-m' else 0]).stem}"
-    words.setdefault("launcher", "torchrun")
-    with contextlib.redirect_stdout(io.StringIO()):  # where it runs, which is not what the cell is about
-        job = run(name, *command, processes=processes, resubmit=True, **words)
-    try:
-        state = job.wait(timeout)
-    finally:
-        job.cancel()  # where it hangs; one that has ended stays as it is
-    if state != "done" and not fails:
-        raise JobFailed(f"{' '.join(map(str, command))} failed: {job.log()[-2000:]}")
-    lines = unlabelled(job.log())  # without the labels of srun, what it says of a failed task, c10d's warnings of IPv6
-    return "\n".join(line for line in lines if not line.startswith("srun:") and "socket.cpp" not in line).strip()
-
-
-async def measure(rung: str, processes: int = 2, nodes: int = 1, *rounds: int, **words: Any) -> dict[str, Any]:
+async def measure(rung: str, processes: int = 2, rounds: int | None = None) -> dict[str, Any]:
     """Time steps of a strategy alternately with the single device's, in a job; say what came out, and return it.
 
     Parameters
     ----------
     rung : str
         A name of `mpdemo.settings.RUNGS`.
-    processes, nodes : int
-        Processes per node, and nodes.
-    *rounds : int
+    processes : int
+        How many, on one node.
+    rounds : int, optional
         How often each is timed: 9 times by default. Fewer than 6 give no interval and so no verdict.
-    **words
-        As for `run`.
 
     Returns
     -------
@@ -138,10 +70,9 @@ async def measure(rung: str, processes: int = 2, nodes: int = 1, *rounds: int, *
         The row of the strategy in what the job, `mpdemo.labs.speed`, wrote into ``runs/speed_RUNG``: times in seconds,
         memory in bytes.
     """
-    name = f"speed_{rung}"
-    command = ("-m", "mpdemo.labs.speed", f"runs/{name}", rung, *rounds)
-    job = run(name, *command, processes=processes, nodes=nodes, **words)
-    await follow(job)
+    lab = f"-m mpdemo.labs.speed runs/speed_{rung} {rung} {rounds or ''}"
+    job = run(f"torchrun --standalone --nproc-per-node={processes} {lab}", name=f"speed_{rung}")
+    await job
     row = next(row for row in job.result()["rows"] if row["rung"] == rung)
     print(wrapped(in_words(row)))
     return row

@@ -2,7 +2,6 @@
 
 import asyncio
 import html
-import json
 import threading
 import time
 from collections import ChainMap
@@ -134,17 +133,15 @@ class JobWidget:
         self.cancelling = None  # the thread that ends the job, once the Cancel button was pressed
         self.button = w.Button(description="Cancel", icon="stop", button_style="danger")
         self.button.on_click(self._press)
-        again = f"await follow({json.dumps(job.folder)})"
-        first = "interrupt the kernel, which leaves the job running, then run"
-        hint = f"Page reloaded? If the view is gone, {first} <code>{html.escape(again)}</code>"
-        hint = w.HTML(f'<small style="opacity:.75">{hint}</small>')
+        again = "interrupt the kernel, which leaves the job running, then run the cell again"
+        hint = w.HTML(f'<small style="opacity:.75">Page reloaded? If the view is gone, {again}</small>')
         self.shown = w.HTML()
         row = w.HBox([self.button, hint])
         self.parts = [self.button, hint, row, self.shown]
         self.box = w.VBox([self.shown, row])
         # A page that shows no widgets, as that of a notebook that is not trusted, shows this text.
         live = f"Live view of {job.folder} (job {job.id} on {job.where})"
-        text = f"{live}. If this text is all you see, {first}: {again}"
+        text = f"{live}. If this text is all you see, {again}."
         self.handle = display(self.box._repr_mimebundle_() | {"text/plain": text}, raw=True, display_id=True)
 
     def _press(self, button):

@@ -1,4 +1,4 @@
-"""The live view of a job: ``await follow(job)`` in a cell.
+"""The live view of a job: ``await job`` in a cell.
 
 In JupyterLab it shows a widget until the job has ended; then a picture and a line of text replace it, and are what a
 saved notebook keeps. Without one (a test, nbconvert) it waits, and displays the same picture and line once.
@@ -9,14 +9,14 @@ the wait, because a page that was reloaded has lost its view, and the kernel run
 """
 
 import asyncio
-import json
-from pathlib import Path
+from collections.abc import Generator
+from typing import Any
 
 from IPython.display import display
 
 from mpdemo.errors import UserError
 from mpdemo.front_end import has_front_end
-from mpdemo.jobs import Job, attach
+from mpdemo.jobs import Job
 from mpdemo.notebook.job_widget import JobWidget, picture_of, view_of
 
 
@@ -28,17 +28,19 @@ class Detached(UserError):
     """The interrupt button was pressed, and the job runs on; raised so that the cells below do not run."""
 
 
-async def follow(job: Job | str | Path, timeout: float = 3600.0) -> None:
+class Run(Job):
+    """A job that a cell has started: awaited, it shows itself until it has ended."""
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return follow(self).__await__()
+
+
+async def follow(job: Job, timeout: float = 3600.0) -> None:
     """Show a job until it has ended: live in JupyterLab and the like (`has_front_end`), else at its end.
 
-    Parameters
-    ----------
-    job : Job, str or Path
-        A job, or the folder of a run: ``await follow("runs/03_ddp")`` follows a run again, on another day or after
-        the page of a notebook that was not saved was reloaded (interrupt the kernel first); a saved and trusted one
-        shows the view again by itself.
-    timeout : float
-        Seconds that a job may run (and a day in the queue) where there is no widget, which waits without limit.
+    A cell that is run again after the page was reloaded finds its job (interrupt the kernel first); the page of a saved
+    and trusted notebook shows the view again by itself. The job may run for `timeout` seconds (and wait a day in the
+    queue) where there is no widget, which waits without limit.
 
     Raises
     ------
@@ -49,8 +51,6 @@ async def follow(job: Job | str | Path, timeout: float = 3600.0) -> None:
     TimeoutError
         The job still waits or runs after `timeout`. It continues.
     """
-    if isinstance(job, str | Path):
-        job = attach(job)
     widget = JobWidget(job) if has_front_end() else None
     interrupted = False
     try:
@@ -84,5 +84,5 @@ def detached(job) -> str:
         end = f"kill {number}; it also ends with the kernel that started it"
     return (
         f"job {number} ({job.name}) is still {job.state} on {job.where}. "
-        f"Follow it again: await follow({json.dumps(job.folder)}). Cancel it: {end}."
+        f"Run the cell again to follow it. Cancel it: {end}."
     )

@@ -52,13 +52,13 @@ class Bundle:
 
 
 def show(
-    target: str, name: str | None = None, *, lines: tuple[str, ...] | None = None, docstrings: bool = True
+    target: str | Path, name: str | None = None, *, lines: tuple[str, ...] | None = None, docstrings: bool = True
 ) -> Bundle:
     """Display the source of a file, or of one thing in it.
 
     Parameters
     ----------
-    target : str
+    target : str or Path
         A file, relative to ``mpdemo/``, to ``notebooks/`` or to the project's root: ``"rungs/ddp.py"``,
         ``"slurm/03_ddp.sbatch"``.
     name : str, optional
@@ -107,7 +107,7 @@ def _coloured(line: str) -> str:
     return f'<span style="background-color:{COLOURS[line[0]]}">{text}</span>' if line[:1] in COLOURS else text
 
 
-def find(target: str, name: str | None = None, *, docstrings: bool = True) -> tuple[str, str, str]:
+def find(target: str | Path, name: str | None = None, *, docstrings: bool = True) -> tuple[str, str, str]:
     """Return the title, the text and the language of what `show` displays."""
     places = paths.source() / "mpdemo", paths.root(), paths.root() / "notebooks", paths.source() / "notebooks"
     path = next((folder / target for folder in places if (folder / target).is_file()), None)

@@ -1,14 +1,14 @@
 """Every setting of a training run, said once: its type, its unit, what is allowed, its default. Needs no PyTorch.
 
-The command line of ``mpdemo train`` and of every rung, `mpdemo.jobs.train_command` and the checks are made
-from this class. The course model's own settings are those of `recipe`.
+The command line of ``mpdemo train`` and of every rung, `mpdemo.jobs.spec_of` and the checks are made from this class.
+The course model's own settings are those of `recipe`.
 """
 
 import os
 from dataclasses import asdict, fields, replace
 from typing import Annotated, Literal, get_args
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from mpdemo.errors import UserError, one_line_errors
@@ -78,6 +78,7 @@ class Settings:
     """What to train, how, and where to write it. `checked` fills in what is None."""
 
     rung: Rung = Field(description="how the training is spread over devices")
+    recipe: Literal["course"] | None = setting(None, "the course model's settings, which other options change")
     form: Form | None = setting(None, "one process drives all devices, or one process per device")
     model: Model = setting("convnet", "the network")
     norm: Norm = setting("batch", "normalisation of convolutional models")
@@ -118,6 +119,15 @@ class Settings:
         None, "record so many steps of each rank, after the first two, into --out (traces that ui.perfetto.dev shows)"
     )
     timeline: bool = setting(False, "record what each rank did when (per-device forms of a cut model)")
+
+    @model_validator(mode="before")
+    @classmethod
+    def from_recipe(cls, data):
+        """Put the settings of a recipe in place of its name; what is given beside it counts more."""
+        given = data.kwargs or {}
+        if given.get("recipe") != "course" or given.get("rung") not in RUNGS:
+            return data
+        return recipe(**{name: value for name, value in given.items() if name != "recipe"})
 
     def as_dict(self) -> dict:
         """Return the settings as plain values."""

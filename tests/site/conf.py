@@ -49,6 +49,7 @@ CHAPTERS = {
         "notebooks/for_trainers",
         "slurm/README",
         "tests/README",
+        "tests/same/zoo/README",
         "CONTRIBUTING",
         "CHANGELOG",
         "SECURITY",

@@ -15,7 +15,8 @@ PARTS = {  # of a step: name in the legend, look; the colours are those of the t
     "loading": ("loading", {"color": paler(style.ORANGE, 0.85), "hatch": "...."}),
     "forward": ("forward", {"color": paler(style.SKY, 0.85)}),
     "backward": ("backward", {"color": paler(style.GREEN, 0.85)}),
-    "exposed": ("communication, exposed", {"color": paler(style.VERMILLION, 0.7), "hatch": "////"}),
+    "exposed": ("communication, exposed", {"color": paler(style.VERMILLION, 0.7), "hatch": "\\\\\\\\"}),
+    "waits": ("waiting for a rank", {"color": style.PAPER, "hatch": "////"}),
     "optimizer": ("optimizer", {"color": paler(style.PURPLE, 0.85)}),
     "other": ("Python between them", {"color": style.PAPER}),
 }
@@ -118,8 +119,8 @@ def step_parts(rows: Sequence[Mapping[str, Any]]) -> Bundle:
     Parameters
     ----------
     rows : list of dict
-        `case`, `rank`, and the seconds of each part: `loading`, `forward`, `backward`, `optimizer`, `exposed`,
-        `other`, and `hidden`.
+        `case`, `rank`, and the seconds of each part: `loading`, `forward`, `backward`, `exposed`, `waits`,
+        `optimizer`, `other`, and `hidden`.
     """
     stacks = {
         f"{row['case']}, rank {row['rank']} ({1000 * row['hidden']:.0f} ms hidden)": {

@@ -160,6 +160,12 @@ def notes(request, rows) -> list:
     ]
     if best.fits and (most := best.predicted.most()):
         found.append(f"the largest batch that fits with {best.answer}: {most:,} samples")
+    found += [
+        f"{row.answer} moves {row.predicted.moved / 1e9:,.1f} GB per step between a device and its host: at least "
+        f"{1000 * row.predicted.least:,.0f} ms; the host also updates the weights, which takes time that is not planned"
+        for row in rows
+        if row.predicted and row.predicted.moved
+    ]
     found += request.model.notes
     if request.optimizer == "adamw":
         found.append("AdamW(fused=True); without it, an update takes once more the memory of what it updates")

@@ -15,10 +15,14 @@ from mpdemo.tools.plan.request import (
     BOTH,
     CHECKPOINTING,
     IN_BLOCKS,
+    OFFLOAD,
+    SELECTIVE,
     NotNeeded,
     NotPlanned,
     Prediction,
     Rule,
+    first_that_fits,
+    local_batch,
     rules,
 )
 from mpdemo.world.gpus import GPUS
@@ -35,13 +39,17 @@ def rules_of(request) -> list[Rule]:
     several = request.devices > 1
     ways = "", ACCUMULATION, ", bf16", CHECKPOINTING, BOTH
     name, holds = ("ddp", "Each of {devices} devices holds") if several else ("single", "One device holds")
-    found = rules(name, f"{holds} the whole model, and its local batch fits", replicated, ways)
+    why = f"{holds} the whole model, and its local batch fits"
+    found = rules(name, why, replicated, ways) + rules(name, why, partial(selective, replicated), (SELECTIVE,))
     if request.nodes > 1:
         why = f"Every node holds the model, sharded over its {per_node} devices, and the local batch fits"
-        found += rules("hsdp", why, partial(sharded, hsdp=True), ("", ", bf16", BOTH))
+        within = partial(sharded, hsdp=True)
+        found += rules("hsdp", why, within, ("", ", bf16", BOTH))
+        found += rules("hsdp", why, partial(selective, within), (SELECTIVE,))
     if several:
         why = "Weights, gradients and states are sharded over {devices} devices, and the local batch fits"
         found += rules("fsdp", why, sharded, ("", ", bf16", BOTH, ACCUMULATION))
+        found += rules("fsdp", why, partial(selective, sharded), (SELECTIVE,))
         found += rules("fsdp", why, sharded_in_parts, (ALL,))
         why = "All devices split the Linears of every block, and the batch fits"
         found += rules("tensor", why, split_layers, ("", BOTH))
@@ -49,6 +57,8 @@ def rules_of(request) -> list[Rule]:
         found += rules("fsdp x tensor", f"{why} and the local batch fits", sharded_and_split, (BOTH,))
         why = "The blocks are spread over {devices} devices, and {parts} microbatches fit"
         found += rules("pipeline", why, pipeline, ("", BOTH))
+    why = "A device holds what it computes with, and the local batch fits"
+    found += rules("fsdp" if several else name, why, offloaded, (OFFLOAD,))
     if request.model.all_trained:
         why = (
             f"Only LoRA's adapters of rank {LORA} are trained, beside frozen weights in bf16, and the local batch fits"
@@ -106,6 +116,21 @@ def sharded_in_parts(request, **way):
     if sharded(request, **way).memory <= request.limit:
         raise NotNeeded("it fits without gradient accumulation")
     return sharded(request, parts=None, **way)
+
+
+def selective(find, request, **way):
+    """Return how selective activation checkpointing fits, where it does and a faster way does not."""
+    faster, smaller = ({"bf16": True, "checkpointing": again} for again in (False, True))
+    if find(request, **faster).memory > request.limit >= find(request, **smaller).memory:
+        found = find(request, **way)
+        if found.memory <= request.limit:
+            return found
+    raise NotNeeded("it does not fit, or it fits without")
+
+
+def offloaded(request, **way):
+    """Return how FSDP fits, over one device or all, that keeps in the host's memory what no layer computes with."""
+    return sharded(request, parts=None if request.nodes == 1 else (1,), **way)
 
 
 def split_layers(request, parts=(1,), **way):
@@ -219,13 +244,6 @@ def one_device(request, bf16) -> tuple:
     return step.seconds(sheet), step.seconds(sheet._replace(moved=float("inf"), launch=0.0))
 
 
-def local_batch(request, replicas) -> int:
-    """Return how many samples each of so many replicas computes."""
-    if request.batch % replicas:
-        raise NotPlanned(f"a batch of {request.batch} does not divide by {replicas}")
-    return request.batch // replicas
-
-
 def predicted(request, steps, step, parts, replicas, used, extra=0) -> Prediction:
     """Return what a way needs whose microbatches are such a `step`, which has sent what all of them send.
 
@@ -249,25 +267,19 @@ def predicted(request, steps, step, parts, replicas, used, extra=0) -> Predictio
     if computing is not None:  # of the others the first layer's gather, or the last one's reduction, is exposed
         seconds = max(parts * computing, hidden) + hidden / layers + sending - hidden
     flags = flags_of(steps.way, parts, replicate=replicas // steps.way.shards)
-    return Prediction(step.peak + extra, seconds, sum(sent.values()), sending, parts, flags, most=most)
+    found = Prediction(step.peak + extra, seconds, sum(sent.values()), sending, parts, flags, most=most)
+    if not steps.way.offload:
+        return found
+    loaded, stored = (parts * bytes_ for bytes_ in steps.with_host(step))
+    least = max(loaded, stored) / GPUS[request.gpu].host  # both directions at once
+    return found._replace(seconds=seconds and max(seconds, least), moved=loaded + stored, least=least)
 
 
 def flags_of(way, parts, replicate=1, pp=1) -> str:
-    """Return the flags with which notebooks/scripts/train_gpt.py computes in such a way; it has no adapters."""
-    if way.rank:
+    """Return the flags with which notebooks/scripts/train_gpt.py computes in such a way; "" where it can't."""
+    if way.rank or way.selective or way.offload:
         return ""
     mesh = {"pp": pp, "replicate": replicate, "shard": way.shards, "tp": way.tensor, "microbatches": parts}
     switches = {"bf16": way.bf16, "recompute": way.checkpointing}
     used = [f"--{name} {number}" for name, number in mesh.items() if number > 1]
     return " ".join([*used, *(f"--{name}" if on else f"--no-{name}" for name, on in switches.items())])
-
-
-def first_that_fits(request, find, numbers) -> Prediction:
-    """Return `find` of the first number that fits, or of the one that needs least; larger numbers need less memory."""
-    first = find(numbers[0])
-    if first.memory <= request.limit or len(numbers) == 1:
-        return first
-    last = find(numbers[-1])
-    if last.memory > request.limit:
-        return min(first, last, key=lambda found: found.memory)
-    return next(found for found in map(find, numbers[1:]) if found.memory <= request.limit)

@@ -177,6 +177,8 @@ class OwnModel:
         """Note what the reader may not know."""
         for names in shared(self.template):
             self.notes.append(f"{' and '.join(names)} are one parameter, which is counted once")
+        if any(isinstance(part, nn.RNNBase) for part in self.template.modules()):
+            self.notes.append("of recurrent layers the gates and states are counted; cuDNN may keep more")
         if self.unused:
             some = ", ".join(self.unused[:4]) + (", ..." if len(self.unused) > 4 else "")
             self.notes.append(

@@ -31,12 +31,21 @@ class Rule(NamedTuple):
 ACCUMULATION, CHECKPOINTING = ", gradient accumulation", ", activation checkpointing"
 BOTH = ", bf16" + CHECKPOINTING
 ALL = BOTH + ACCUMULATION
+SELECTIVE, OFFLOAD = ", bf16, selective checkpointing", BOTH + ", offload"
 WAYS = {  # how an answer goes on: how its batch fits, and the options of its finder
     "": ("at once", {"parts": (1,)}),
     ACCUMULATION: ("with gradient accumulation over {parts} microbatches", {"parts": None}),
     ", bf16": ("in bf16", {"bf16": True}),
     CHECKPOINTING: ("with activation checkpointing", {"checkpointing": True}),
     BOTH: ("in bf16, with activation checkpointing", {"bf16": True, "checkpointing": True}),
+    SELECTIVE: (
+        "in bf16, with activation checkpointing that keeps what matrix products, convolutions and attention computed",
+        {"bf16": True, "checkpointing": True, "selective": True},
+    ),
+    OFFLOAD: (
+        "in bf16, with activation checkpointing, and weights, gradients and states in the host's memory",
+        {"bf16": True, "checkpointing": True, "offload": True},
+    ),
     ALL: (
         "in bf16, with activation checkpointing, over {parts} microbatches",
         {"bf16": True, "checkpointing": True},
@@ -112,8 +121,28 @@ class Prediction(NamedTuple):
     flags: str = ""  # of notebooks/scripts/train_gpt.py, which computes so; "" where it can't
     stages: tuple = ()  # of a pipeline with few stages: bytes on each device, in order
     most: Callable = lambda: None  # -> samples of the largest batch that fits; None where that cannot be told
+    moved: float = 0.0  # bytes that go between this device and its host in a step, and the least seconds it takes
+    least: float = 0.0
 
 
 def mib(number: float) -> str:
     """Return bytes as text, in MiB."""
     return f"{number / MIB:,.0f} MiB"
+
+
+def local_batch(request, replicas) -> int:
+    """Return how many samples each of so many replicas computes."""
+    if request.batch % replicas:
+        raise NotPlanned(f"a batch of {request.batch} does not divide by {replicas}")
+    return request.batch // replicas
+
+
+def first_that_fits(request, find, numbers) -> Prediction:
+    """Return `find` of the first number that fits, or of the one that needs least; larger numbers need less memory."""
+    first = find(numbers[0])
+    if first.memory <= request.limit or len(numbers) == 1:
+        return first
+    last = find(numbers[-1])
+    if last.memory > request.limit:
+        return min(first, last, key=lambda found: found.memory)
+    return next(found for found in map(find, numbers[1:]) if found.memory <= request.limit)

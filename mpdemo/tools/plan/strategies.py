@@ -15,7 +15,7 @@ from mpdemo import terminal
 from mpdemo.errors import UserError
 from mpdemo.predict.footprint import MIB
 from mpdemo.tools.plan import own
-from mpdemo.tools.plan.request import NotNeeded, NotPlanned, PlanRequest, Prediction, Rule, mib
+from mpdemo.tools.plan.request import OFFLOAD, NotNeeded, NotPlanned, PlanRequest, Prediction, Rule, mib
 
 COLUMNS = {  # of a row as `as_rows` returns it -> header, and how a value is written
     "mark": ("", "{}"),
@@ -66,6 +66,8 @@ def compare(request: PlanRequest) -> list[Strategy]:
     _check(request)
     result = []
     for rule in own.rules_of(request):
+        if rule.answer.endswith(OFFLOAD) and any(row.fits and LORA not in row.answer for row in result):
+            continue
         request.progress(rule.answer)
         try:
             predicted = rule.find(request)

@@ -1,15 +1,27 @@
 """Is a script of the reader's own the same training with several processes, and does it resume?"""
 
+import os
+from collections.abc import Sequence
+from typing import Any
+
 
 class NotTheSame(AssertionError):
-    """A script is another training on several processes, or nothing could be compared; `record` is what --json has."""
+    """A script is another training on several processes, or nothing could be compared.
 
-    def __init__(self, text, record):
+    Attributes
+    ----------
+    record
+        What ``mpdemo same --json`` writes.
+    """
+
+    def __init__(self, text: str, record: dict[str, Any]) -> None:
         super().__init__(text)
         self.record = record
 
 
-def check(script, *args, processes=(1, 2), **options) -> dict:
+def check(
+    script: str | os.PathLike[str], *args: object, processes: Sequence[int] = (1, 2), **options: object
+) -> dict[str, Any]:
     """Run a script as ``mpdemo same`` does, and return what --json writes; raise if it isn't the same training.
 
     Parameters
@@ -31,7 +43,7 @@ def check(script, *args, processes=(1, 2), **options) -> dict:
     __tracebackhide__ = True  # pytest shows the line of the test
     from mpdemo.tools.same import accepted, command
 
-    numbers = processes if isinstance(processes, tuple | list) else [processes]
+    numbers = processes if isinstance(processes, Sequence) else [processes]
     given = options | {"processes": ",".join(map(str, numbers))}
     verdicts, record = command.run(command.arguments(script, args, given))
     lines = [line for verdict in verdicts for line in command.told(verdict)] + accepted.stale(record)

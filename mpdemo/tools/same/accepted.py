@@ -1,7 +1,7 @@
 """What a project accepts: ``same.toml`` beside the script or in the current folder, a reason for each code.
 
 [accepted]
-S202 = "DiLoCo: the ranks average their weights every 50 steps, by design"
+S201 = "DiLoCo: the ranks average their weights every 50 steps, by design"
 """
 
 import tomllib

@@ -144,7 +144,7 @@ def smallest(name, spec) -> JobSpec:
     if "mpdemo.labs.lightning_training" in command:
         command[-1] = "2"  # steps
     elif {"train", "notebooks/scripts/train_gpt.py"} & set(command):
-        command += SMALL if "train" in command else SMALL[:2]
+        command += [*SMALL, "--out", out] if "train" in command else SMALL[:2]
     return dataclasses.replace(spec, out=out, command=tuple(command))
 
 

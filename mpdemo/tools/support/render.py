@@ -3,13 +3,12 @@
 mpdemo render --site leonardo        into slurm/leonardo/
 """
 
-import shlex
 import tomllib
 from pathlib import Path
 
 from mpdemo import paths
 from mpdemo.errors import UserError
-from mpdemo.jobs import JobSpec, load_site, slurm
+from mpdemo.jobs import load_site, slurm, spec_of
 from mpdemo.jobs.check import problems_in
 from mpdemo.jobs.sbatch_text import cpus_per_task, fitted, gpus_on_node
 from mpdemo.jobs.site import find_site
@@ -62,7 +61,7 @@ def jobs_of_course() -> dict:
     try:
         jobs = tomllib.loads(file.read_text(encoding="utf-8"))
         for name, words in jobs.items():
-            jobs[name] = JobSpec(**{"name": name} | words | {"command": shlex.split(words["command"])})
+            jobs[name] = spec_of(**words)
     except (KeyError, TypeError, ValueError, AttributeError, UserError) as error:
         raise UserError(f"{file} {name}: {error}; do: write it as its other jobs are") from None
     return jobs

@@ -1,0 +1,110 @@
+"""A command as a terminal takes it, as a job: what the batch script makes of it, and what is refused in one line."""
+
+import os
+import time
+
+import pytest
+
+from mpdemo.errors import UserError
+from mpdemo.jobs import load_site, render, spec_of
+from mpdemo.notebook.course import run
+
+SCRIPT = "notebooks/scripts/first_ddp.py"
+
+
+def launched(command, **words) -> str:
+    """Return the end of a command's batch script, from srun on, in one line."""
+    text = render(spec_of(command, **words), load_site("generic"))
+    assert ("export MASTER_ADDR" in text) == ("--standalone" not in text)
+    return " ".join(text[text.index("\nsrun") :].replace("\\\n", " ").split())
+
+
+STANDALONE = "python -m torch.distributed.run --standalone --nproc-per-node"
+TRAIN = "mpdemo train --rung ddp"
+MEET = '--master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" "$@"\' torchrun'
+
+
+@pytest.mark.parametrize(
+    ("command", "nodes", "end"),
+    [
+        ("torchrun --standalone --nproc-per-node=2 a.py --lr 1", 1, f"{STANDALONE}=2 a.py --lr 1"),
+        ("torchrun --nproc_per_node 2 -m a --lr 1", 2, f"--nproc-per-node=2 {MEET} -m a --lr 1"),
+        ("torchrun \\\n  a.py 'two words'", 1, f"{STANDALONE}=1 a.py 'two words'"),
+        ("python -m a 1", 2, "--label python -m a 1"),
+        (f"{TRAIN} --processes 2 --recipe course", 1, f"python -m {TRAIN} --recipe course"),
+        ("mpdemo same --device cpu -- a.py", 1, "python -m mpdemo same --device cpu -- a.py"),
+    ],
+)
+def test_the_batch_script_runs_what_the_terminal_runs(command, nodes, end):
+    assert launched(command, nodes=nodes).endswith(end)
+
+
+def test_a_training_run_has_the_processes_devices_and_folder_that_its_command_says():
+    two = spec_of("mpdemo train --rung ddp --processes=2 --recipe course")
+    assert (two.processes_per_node, two.out, two.name) == (2, "runs/train_ddp", "train_ddp")
+    assert spec_of("mpdemo train --rung ddp --recipe course") == two  # its default
+    assert spec_of("mpdemo train --rung hybrid --recipe course").world_size == 4
+    one = spec_of("mpdemo train --rung data_parallel --devices 2 --out runs/a", name="b")
+    assert (one.processes_per_node, one.gpus_per_process, one.out, one.name) == (1, 2, "runs/a", "b")
+    assert spec_of("mpdemo train --rung ddp --processes 1", nodes=2).world_size == 2
+
+
+def test_each_command_has_a_folder_of_its_own_by_default():
+    names = [spec_of(f"torchrun --nproc-per-node={count} a.py").out for count in (1, 2, 2)]
+    assert names[0] != names[1] == names[2] and names[0].startswith("runs/a-")
+    assert spec_of("torchrun a.py", nodes=2).out != spec_of("torchrun a.py").out
+    assert spec_of("torchrun a.py", name="05_one").out == "runs/05_one"
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("bash a.sh", "run starts torchrun, python or mpdemo, with what follows it; not 'bash a.sh'"),
+        ("NCCL_DEBUG=INFO torchrun a.py", "run starts torchrun, python or mpdemo"),
+        ("torchrun", "with what follows it"),
+        ("torchrun a.py | tee log", r"without a shell's '\|'"),
+        ("torchrun a.py && ls", "without a shell's '&&'"),
+        ("torchrun a.py $FLAGS", r"without a shell's '\$FLAGS'"),
+        ("python a.py\npython b.py", "one command"),
+        ("python 'a.py", "No closing quotation"),
+        (
+            "torchrun --nnodes=2 a.py",
+            r"torchrun --nnodes=2: .* the batch script writes the others: run\(..., nodes=2\)",
+        ),
+        ("torchrun --max-restarts 3 a.py", "run takes --standalone, --nproc-per-node and -m"),
+        ("torchrun --nproc-per-node=gpu a.py", "invalid int value: 'gpu'"),
+        ("torchrun --nproc-per-node=0 a.py", "0 is not allowed"),
+        ("torchrun --standalone", "which script"),
+        ("mpdemo train --rung dpp", "did you mean 'ddp'"),
+        ("mpdemo train --rung ddp --batchsize 2", "no '--batchsize'; did you mean '--batch-size'"),
+    ],
+)
+def test_what_is_refused_takes_one_line(command, said):
+    with pytest.raises(UserError, match=said) as error:
+        spec_of(command)
+    assert "\n" not in str(error.value).replace(command, "")
+    with pytest.raises(UserError, match="leave it out with nodes=2"):
+        spec_of("torchrun --standalone a.py", nodes=2)
+
+
+def test_a_cell_finds_its_job_again_unless_a_script_has_changed(no_slurm, project, capsys):
+    with pytest.raises(UserError, match="no script 'a.py' in the project's folder"):
+        run("python a.py")
+    (project / "a.py").write_text("print('one')")
+    command = "torchrun --standalone --nproc-per-node=2 a.py"
+    first = run(command)
+    assert first.output() == "one\none" and capsys.readouterr().out == ""
+    assert run(command).id == first.id and "not submitted again" in capsys.readouterr().out
+    (project / "b.py").write_text("print('a module of it')")
+    os.utime(project / "b.py", (time.time() + 1,) * 2)
+    again = run(command)
+    assert again.id != first.id and "submitting a new one: b.py has changed" in capsys.readouterr().out
+    assert again.output() == "one\none"
+
+
+def test_a_failed_job_tells_its_cause_unless_it_may_fail(no_slurm, project):
+    (project / "a.py").write_text("print('so far')\nraise SystemExit(7)")
+    job = run("python a.py")
+    with pytest.raises(Exception, match="(?s)failed, exit status 7; log: .*so far"):
+        job.output()
+    assert job.output(fails=True) == "so far"
