@@ -121,7 +121,7 @@ EACH, ONE_BY_ONE = (
     "        for k, (x, y) in enumerate(loader, 1):\n",
     "        batches = iter(loader)\n        for k in range(1, len(loader) + 1):\n            x, y = next(batches)\n",
 )
-OF_ALL = "lambda epoch: 0.9**epoch", "lambda epoch: 0.9 ** (epoch / (len(loader) * part * world))"
+OF_ALL = "    signal.signal", "    assert len(loader) == len(train) // (part * world) == 14\n    signal.signal"
 SYNCED = (
     "nn.GroupNorm(2, 8)",
     "nn.BatchNorm2d(8)",
@@ -166,7 +166,7 @@ RIGHT = {
     "a model that only counts on meta": ("", "plain.py", DDP, ON_META),
     "a loss over all ranks": ("", "styles.py --style contrast"),
     "an update by hand": ("", "plain.py", *BY_HAND),
-    "all batches by next": ("", "plain.py", EACH, ONE_BY_ONE, *OF_ALL),
+    "all batches by next": ("", "plain.py --batch-size 8", EACH, ONE_BY_ONE, *OF_ALL),
     "SyncBatchNorm": ("all-reduces on CPUs", "--device cpu -- cuda.py", *SYNCED),
     "for GPUs": ("", "--device cpu -- cuda.py", NEEDS_CUDA, NEEDS_TWO),
     "for GPUs, mp.spawn": ("", "--device cpu -- cuda.py --spawn"),
