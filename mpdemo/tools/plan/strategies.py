@@ -63,7 +63,7 @@ def compare(request: PlanRequest) -> list[Strategy]:
     for rule in own.rules_of(request):
         request.progress(rule.answer)
         try:
-            predicted = own.with_spread(request, rule)
+            predicted = own.with_spread(request, rule.find)
             result.append(Strategy(rule, bool(predicted.memory <= request.limit), predicted))  # numpy's is no JSON
         except NotNeeded:
             continue
