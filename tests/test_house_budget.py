@@ -32,7 +32,7 @@ TOOLS = [
     ("/tools/same", 24_400, "is a reader's script the same training on 1 and N processes, and does it resume?"),
     (
         "/tools/plan",
-        15_750,  # a record or a user's trace says how fast kernels are
+        15_800,  # a record or a user's trace says how fast kernels are
         "what fits, and how fast: any model on fake tensors, every strategy, the recommended one",
     ),
     ("/tools/explain", 5_000, "which log, what Slurm says of the job, where the ranks of a hanging job are"),

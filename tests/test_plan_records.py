@@ -133,6 +133,8 @@ def test_our_record_of_an_h100_is_what_the_table_has():
         {"cat": "cpu_op", "name": "aten::mm", "args": {"External id": 1}},
         {"cat": "kernel", "name": "sm90", "dur": 1.0, "args": {"External id": 1}},
     ]}).encode(), "has no shapes; allowed: a trace of torch.profiler.profile(record_shapes=True)"),
+    (b'{"parts": [{"part": "efficiency", "rows": [{}]}]}', "has other things in it than it should (KeyError: 'class')"),
+    (b'{"traceEvents": ["x"]}', "has other things in it than it should (AttributeError"),
     (json.dumps({"device": "NVIDIA A100-SXM4-80GB", "parts": []}).encode(), "was measured on NVIDIA A100-SXM4-80GB"),
 ])  # fmt: skip
 def test_a_file_that_tells_nothing_is_one_line(content, line, tmp_path):
