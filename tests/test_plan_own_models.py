@@ -3,12 +3,14 @@
 import json
 import re
 import sys
+from functools import partial
 
 import pytest
 from project import root
 
 from mpdemo.__main__ import main
 from mpdemo.errors import UserError
+from mpdemo.predict.efficiency import AT_BEST
 from mpdemo.predict.footprint import RESERVE
 from mpdemo.tools.plan import own
 from mpdemo.tools.plan.command import PlanOptions, answer
@@ -132,10 +134,11 @@ def test_shards_within_a_node_are_larger_than_across_nodes(llama):
 
 
 def test_messages_hide_behind_the_computation_but_for_one_layers_and_those_inside_blocks(llama):
-    alone = own.replicated(request(llama, batch=8, devices=1, gpu="h100"), parts=(1,)).seconds
-    ddp = own.replicated(request(llama, batch=64, devices=8, gpu="h100"), parts=(1,))
+    asked = partial(request, llama, gpu="h100", efficiency=AT_BEST)
+    alone = own.replicated(asked(batch=8, devices=1), parts=(1,)).seconds
+    ddp = own.replicated(asked(batch=64, devices=8), parts=(1,))
     assert ddp.sending < alone < ddp.seconds < alone + 0.2 * ddp.sending
-    split = own.split_layers(request(llama, batch=8, gpu="h100"))
+    split = own.split_layers(asked(batch=8))
     assert split.seconds > 0.5 * alone + split.sending
 
 
