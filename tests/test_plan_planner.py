@@ -60,11 +60,12 @@ def test_a_split_that_cannot_be_is_refused(devices, schedule, microbatches, mess
         planner.best_split(replace(CASE, devices=devices), schedule, microbatches)
 
 
-@pytest.mark.parametrize(("gpu", "share"), [("v100", 0.285), ("a100", 0.36), ("h100", 0.35)])
+@pytest.mark.parametrize(("gpu", "share"), [("v100", 0.285), ("a100", 0.33), ("h100", 0.375)])
 def test_the_usual_cut_of_resnet101_is_unbalanced_on_every_gpu(gpu, share):
     """Measured on a CPU, the blocks up to layer2 are 0.285 of the work, which a GPU without TF32 should confirm.
 
-    TF32 speeds up the convolutions alone, so reading and writing the large early activations weighs more.
+    TF32 speeds up the convolutions alone, so reading and writing the large early activations weighs more: most on an
+    H100, whose memory-bound kernels reach less of the data sheet than its convolutions.
     """
     seconds = [block.both for block in footprint.costs(ModelSpec("resnet101"), 16, gpu)]
     assert sum(seconds[:8]) / sum(seconds) == pytest.approx(share, abs=0.02)

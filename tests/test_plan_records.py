@@ -4,8 +4,8 @@ import gzip
 import json
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,6 +20,7 @@ from mpdemo.paths import root
 from mpdemo.predict.efficiency import (
     AT_BEST,
     ATTENTION,
+    COMPILED,
     CONVOLUTION,
     KINDS,
     MEASURED,
@@ -31,6 +32,7 @@ from mpdemo.predict.efficiency import (
 from mpdemo.predict.footprint import kernel_seconds, roof
 from mpdemo.predict.meter import Kernels
 from mpdemo.tools.plan import own
+from mpdemo.tools.plan.command import PlanOptions, answer
 from mpdemo.tools.plan.own_model import OwnModel
 from mpdemo.tools.plan.records import efficiency_of
 from mpdemo.tools.plan.request import PlanRequest
@@ -131,6 +133,8 @@ def test_our_record_of_an_h100_is_what_the_table_has():
         {"cat": "cpu_op", "name": "aten::mm", "args": {"External id": 1}},
         {"cat": "kernel", "name": "sm90", "dur": 1.0, "args": {"External id": 1}},
     ]}).encode(), "has no shapes; allowed: a trace of torch.profiler.profile(record_shapes=True)"),
+    (b'{"parts": [{"part": "efficiency", "rows": [{}]}]}', "has other things in it than it should (KeyError: 'class')"),
+    (b'{"traceEvents": ["x"]}', "has other things in it than it should (AttributeError"),
     (json.dumps({"device": "NVIDIA A100-SXM4-80GB", "parts": []}).encode(), "was measured on NVIDIA A100-SXM4-80GB"),
 ])  # fmt: skip
 def test_a_file_that_tells_nothing_is_one_line(content, line, tmp_path):
@@ -142,6 +146,63 @@ def test_a_file_that_tells_nothing_is_one_line(content, line, tmp_path):
     assert line in str(raised.value) and "\n" not in str(raised.value) and str(file) in str(raised.value)
 
 
+MODELS = root() / "tests/programs/own_models.py"
+OF_H100 = "kernels are as slow as those of a GPT on an H100 (PyTorch 2.11, November 2026)"
+
+
+@pytest.mark.parametrize(("more", "said", "interval"), [
+    ({"gpu": "h100"}, OF_H100, True),
+    ({"gpu": "h100", "record": str(RECORD)}, f"kernels reach of it what {RECORD.name} (NVIDIA H100", True),
+    ({"gpu": "h100", "compile": True}, "torch.compile fuses memory-bound kernels, which then take 57% of", True),
+    ({"gpu": "a100"}, "MosaicML and NVIDIA have published", True),
+    ({"gpu": "v100"}, "they are at best: no kernel is slower than its data sheet", False),
+])  # fmt: skip
+def test_a_plan_says_what_its_times_are_taken_from(more, said, interval):
+    options = PlanOptions(model=f"{MODELS}:words", input="6", tokens=True, devices=1, batch=8, **more)
+    text, rows = answer(options, lambda told: None)
+    text = " ".join(text.split())
+    assert said in text and (" ± " in text) is interval and "channels" not in text
+    assert all(row["spread"] == 0 for row in rows if row["seconds"]) is not interval
+
+
+def test_channels_first_is_warned_about_where_it_costs():
+    notes = {}
+    for gpu in ("h100", "v100"):
+        text, _ = answer(PlanOptions(model="convnet", image_size=32, devices=1, batch=8, gpu=gpu), lambda told: None)
+        notes[gpu] = "Channels-first, a ResNet-50 on an H100 took 1.8 times as long" in " ".join(text.split())
+    assert notes == {"h100": True, "v100": False}
+    found = {row["options"][0] if row["options"] else "": row["median_seconds"] for row in rows_of("resnet")[:2]}
+    assert found[""] / found["channels_last"] == pytest.approx(1.8, abs=0.05)
+    layout = torch.channels_last
+    last = OwnModel("last", (3, 16, 16), function=lambda: torch.nn.Conv2d(3, 4, 3).to(memory_format=layout))
+    assert not last.channels_first
+
+
+def rows_of(part) -> list:
+    """What the record of the H100 has of a part."""
+    parts = json.loads((root() / "notebooks/gpu/2026-11-27-4-h100.json").read_text())["parts"]
+    return next(found["rows"] for found in parts if found["part"] == part)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("model", "bar"), [("gpt", 0.05), ("resnet", 0.15)])
+def test_what_an_h100_measured_is_what_was_planned(model, bar, monkeypatch):
+    """Eager and compiled; the ladder's GPT has PyTorch's default AdamW, and ResNet-50 its channels last."""
+    monkeypatch.syspath_prepend(str(root() / "tests/gpu"))
+    predicted, throughput = import_module("predicted"), import_module("throughput")
+    monkeypatch.setattr(throughput.Language, "size", throughput.LARGE)
+    monkeypatch.setattr(throughput.Images, "name", "resnet50")
+    monkeypatch.setattr(throughput.Images, "pixels", 224)
+    planned = OwnModel(model, function=getattr(predicted, model))
+    measured = [row for row in rows_of(model) if "fused" not in row["options"]]
+    for row in [row for row in measured if model == "gpt" or "channels_last" in row["options"]]:
+        efficiency = MEASURED["h100"]._replace(compiled=COMPILED if "compile" in row["options"] else 1.0)
+        request = PlanRequest(planned, row["batch"], gpu="h100", efficiency=efficiency)
+        of_step = found(request, bf16=True, checkpointing="checkpointing" in row["options"])
+        assert of_step.seconds == pytest.approx(row["median_seconds"], rel=bar), row["options"]
+        assert abs(of_step.seconds / row["median_seconds"] - 1) < of_step.spread <= 0.25
+
+
 @pytest.fixture(scope="module")
 def small():
     """A small model of equal blocks, on a device alone."""
@@ -150,8 +211,7 @@ def small():
 
 def found(request, **way):
     """What the plan says of a model on every device, and how far its time may be off."""
-    rule = SimpleNamespace(find=partial(own.replicated, parts=(1,), **way))
-    return own.with_spread(request, rule)
+    return own.with_spread(request, partial(own.replicated, parts=(1,), **way))
 
 
 def test_each_class_slows_its_own_kernels_down(small):

@@ -41,4 +41,4 @@ def best_split(model, usual, gpu, batch, microbatches):
         panels[title := f"split before {names[found.points[0]]}"] = in_milliseconds(found.simulation.events)
         peaks = " and ".join(f"{peak / 2**30:.1f} GiB" for peak in found.peaks)
         print(f"{title}: a planned step of {found.step_time / given.step_time:.2f}, peak memory {peaks}")
-    return timelines(panels, unit="ms by the data sheet")
+    return timelines(panels, unit="ms, estimated")

@@ -171,6 +171,7 @@ def interval(ends, form) -> str:
 def prediction(row) -> tuple:
     """Return a variant's memory and time, each as measured and as planned."""
     times = [f"{1000 * row[key]:.0f} ms" for key in ("measured_seconds", "predicted_seconds")]
+    times[1] += f" ± {row['predicted_spread']:.0%}" if "predicted_spread" in row else ""
     name = f"{row['model']}, {' + '.join(row['options']) or 'eager'}"
     return name, in_gib(row["measured_gib"]), in_gib(row["predicted_gib"]), *times
 

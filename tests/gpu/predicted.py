@@ -2,12 +2,13 @@
 
     python tests/gpu/predicted.py ROWS gpt.jsonl resnet.jsonl
 
-The plan knows bf16 and activation checkpointing, but not compilation, whose rows are left out. It needs no GPU: rows
-of another machine can be planned afterwards.
+Compiled rows are left out: the plan doesn't know how much memory they save. It needs no GPU: rows of another machine
+can be planned afterwards.
 """
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 from record import append
@@ -32,10 +33,12 @@ def resnet():
 def predict(model, row, gpu) -> dict:
     """Return a measured row's memory in GiB and seconds per step, each beside what the plan says of it."""
     way = {"bf16": True, "checkpointing": "checkpointing" in row["options"]}
-    plan = own.replicated(PlanRequest(model, batch=row["batch"], gpu=gpu), parts=(1,), **way)
+    request = PlanRequest(model, batch=row["batch"], gpu=gpu)
+    plan = own.with_spread(request, partial(own.replicated, parts=(1,), **way))
     facts = {name: row[name] for name in ("model", "options", "batch")} | {"gpu": gpu}
     memory = {"measured_gib": row["peak_memory_gib"], "predicted_gib": plan.memory / 2**30}
-    return facts | memory | {"measured_seconds": row["median_seconds"], "predicted_seconds": plan.seconds}
+    times = {"measured_seconds": row["median_seconds"], "predicted_seconds": plan.seconds}
+    return facts | memory | times | {"predicted_spread": plan.spread}
 
 
 def main():

@@ -101,10 +101,11 @@ class WithoutNumbers(TorchFunctionMode):
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
-        if function in (torch.Tensor.cuda, torch.Tensor.to):  # only the type changes, not the device
+        if function in (torch.Tensor.cuda, torch.Tensor.to):  # type and layout change, not the device
             given = [getattr(value, "dtype", value) for value in (*args[1:], *kwargs.values())]
             kinds = [value for value in given if isinstance(value, torch.dtype)]
-            return torch.Tensor.to(args[0], *kinds) if kinds else args[0]
+            form = {name: kwargs[name] for name in ("memory_format",) if kwargs.get(name)}
+            return torch.Tensor.to(args[0], *(kinds or [args[0].dtype]), **form)
         if function in device_constructors():
             on_meta = function(*args, **kwargs | {"device": "meta"})
             read = function in RANGES or 0 < on_meta.numel() <= LARGEST_READ

@@ -253,12 +253,12 @@ def one_device(request, bf16) -> tuple:
     return None if computing is None else computing / request.several + updating, at_peak
 
 
-def with_spread(request, rule) -> Prediction:
-    """Return what a rule finds, and how far its time may be off if all kernels are as slow as some were."""
-    found = rule.find(request)
+def with_spread(request, find) -> Prediction:
+    """Return what `find` finds, and how far its time may be off if all kernels are as slow as some were."""
+    found = find(request)
     if found.seconds is None:
         return found
-    slower = rule.find(replace(request, efficiency=request.efficiency.slower()))
+    slower = find(replace(request, efficiency=request.efficiency.slower()))
     return found._replace(spread=min(WIDEST, slower.seconds / found.seconds - 1))
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mpdemo.errors import UserError
+from mpdemo.errors import UserError, error_line
 from mpdemo.predict.efficiency import (
     AT_BEST,
     ATTENTION,
@@ -38,7 +38,17 @@ ALLOWED = "allowed: a record of make gpu-record, or a trace of torch.profiler, a
 
 def efficiency_of(file, gpu):
     """Return the `Efficiency` that a file shows; what it does not have stays as it is known of the GPU."""
-    content, known = _content(file), MEASURED.get(gpu, AT_BEST)
+    content = _content(file)
+    try:
+        return _shown(file, content, gpu)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(
+            f"--record {file} has other things in it than it should ({error_line(error)}); {ALLOWED}"
+        ) from None
+
+
+def _shown(file, content, gpu):
+    known = MEASURED.get(gpu, AT_BEST)
     device, when = content.get("device"), f"PyTorch {content.get('torch')}, {str(content.get('date'))[:10]}"
     if "traceEvents" in content:
         device, when = (content.get("deviceProperties") or [{}])[0].get("name"), "trace"

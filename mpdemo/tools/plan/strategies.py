@@ -70,7 +70,7 @@ def compare(request: PlanRequest) -> list[Strategy]:
             continue
         request.progress(rule.answer)
         try:
-            predicted = own.with_spread(request, rule)
+            predicted = own.with_spread(request, rule.find)
             result.append(Strategy(rule, bool(predicted.memory <= request.limit), predicted))  # numpy's is no JSON
         except NotNeeded:
             continue
